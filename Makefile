@@ -1,0 +1,45 @@
+# Every target creates .venv by itself. `make demo` trains the digits; `make test` is the test command of README.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+# One thread per process: tests and the demo run several ranks on few cores.
+export OMP_NUM_THREADS ?= 1
+
+# A demo that was interrupted goes on; one that is finished exports and scores again.
+RESUME_DIGITS = $(if $(wildcard runs/digits/checkpoints/step-*),--resume latest)
+
+.PHONY: demo test test-all check docs format install clean
+
+install: $(VENV)/installed
+
+$(VENV)/installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	touch $@
+
+demo: install
+	$(BIN)/python examples/digits/dataset.py --out runs/digits-data
+	$(BIN)/diffusionpipe train examples/digits/recipe.toml --ranks 2 $(RESUME_DIGITS)
+	$(BIN)/python examples/digits/score.py --export runs/digits/export --count 200 --guidance 1.5
+
+test: install
+	$(BIN)/python -m pytest -m 'not slow' -n 2 --dist loadgroup
+
+test-all: install
+	$(BIN)/python -m pytest -n 2 --dist loadgroup
+
+check: install
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+docs: install
+	$(BIN)/python docs/make_schedules.py
+
+format: install
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean:
+	rm -rf $(VENV) .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,1 @@
+"""One package per table; each runs as `python -m benchmarks.<name>`."""

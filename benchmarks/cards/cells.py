@@ -1,0 +1,234 @@
+"""One cell: a model on a machine, trained in every way that is compared, encoders on the fly."""
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+
+from benchmarks.cards import profiles
+from diffusionpipe.costs import Workload
+from diffusionpipe.costs.clusters import load_cluster
+from diffusionpipe.planner.baselines import Baseline, data_parallel, zero3
+from diffusionpipe.planner.candidates import Judge
+from diffusionpipe.planner.explain import name_of, sizes_of
+from diffusionpipe.planner.filling import filler_of
+from diffusionpipe.planner.search import least_overflow, search
+from diffusionpipe.planner.split_baselines import diffusion_pipe, naive_split
+from diffusionpipe.planner.stage_costs import Setting
+from diffusionpipe.units import Bytes
+
+OURS = "DiffusionPipe"
+DDP = "DDP"
+FSDP = "FSDP / ZeRO-3"
+NAIVE = "naive split"
+PEER = "diffusion-pipe"
+PEER_SPLIT = "diffusion-pipe, 2+ stages"
+SYSTEMS = (OURS, DDP, FSDP, NAIVE, PEER, PEER_SPLIT)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Model:
+    """What is trained."""
+
+    profile: str
+    is_lora: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Machine:
+    """Where."""
+
+    cluster: str
+    device: str
+    """The device of the profile; a slower one in the cluster says by how much."""
+    lora: int
+    """Samples of a step, for an adapter"""
+    full: int
+    """and for a whole model."""
+
+
+MODELS = {
+    "FLUX.1-dev LoRA": Model(profile="flux.1-dev-lora", is_lora=True),
+    "FLUX.1-dev": Model(profile="flux.1-dev"),
+    "SDXL": Model(profile="sdxl"),
+    "SD3-medium": Model(profile="sd3-medium"),
+}
+MACHINES = {
+    "RTX 4090 + 4080": Machine(cluster="rtx4090-rtx4080", device="rtx4090", lora=4, full=8),
+    "2 x RTX 4090": Machine(cluster="rtx4090x2", device="rtx4090", lora=4, full=8),
+    "4 x RTX 4090": Machine(cluster="rtx4090x4", device="rtx4090", lora=8, full=16),
+    "8 x L40S": Machine(cluster="l40sx8", device="l40s", lora=32, full=64),
+    "8 x H100": Machine(cluster="h100x8", device="h100", lora=64, full=128),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class State:
+    """How wide what is kept of a trained parameter is."""
+
+    name: str
+    parameter: int
+    gradient: int
+    optimizer: int
+
+
+STATES = (
+    State(name="float32", parameter=4, gradient=4, optimizer=8),
+    State(name="narrow", parameter=2, gradient=2, optimizer=2),
+)
+"""Adam in float32; bfloat16 weights and gradients with Adam's moments in 8 bits, where nothing fits otherwise."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """Which cell."""
+
+    model: str
+    machine: str
+
+    @property
+    def batch(self) -> int:
+        """Samples of one step."""
+        machine = MACHINES[self.machine]
+        return machine.lora if MODELS[self.model].is_lora else machine.full
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """One way of training in a cell, at its own best sizes."""
+
+    system: str
+    layout: str
+    is_recomputed: bool
+    """Whether layers are recomputed in the backward."""
+    samples_per_second: float
+    bubble: float
+    """Idle part of all devices' time."""
+    held: tuple[Bytes, ...]
+    """Peak memory of each device of one pipeline; one figure where all hold the same."""
+    overflow: Bytes
+    """Beyond the memory of the fullest device; 0 or less: it fits."""
+
+    @property
+    def fits(self) -> bool:
+        """Whether it can be run."""
+        return self.overflow <= 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cell:
+    """Everything about one case."""
+
+    case: Case
+    state: str
+    """The name of its `State`."""
+    frozen_share: float
+    """Encoders' part of all compute, nothing recomputed."""
+    entries: tuple[Entry, ...]
+
+    def entry(self, system: str) -> Entry | None:
+        """The entry of that name."""
+        return next((one for one in self.entries if one.system == system), None)
+
+    def fitting(self, system: str) -> Entry | None:
+        """The same if it fits."""
+        entry = self.entry(system)
+        return entry if entry and entry.fits else None
+
+    @property
+    def fits(self) -> bool:
+        """Whether anything does."""
+        return any(one.fits for one in self.entries)
+
+    @property
+    def best_other(self) -> Entry | None:
+        """The fastest alternative that fits."""
+        others = [one for one in self.entries if one.fits and one.system != OURS]
+        return max(others, key=lambda one: one.samples_per_second, default=None)
+
+    def over(self, other: Entry | None) -> float | None:
+        """How many times as fast ours is; None where one of them does not fit."""
+        ours = self.fitting(OURS)
+        return ours.samples_per_second / other.samples_per_second if ours and other and other.fits else None
+
+
+def setting_of(case: Case, state: State, *, is_recomputed: bool) -> Setting:
+    """Frozen weights in bfloat16."""
+    machine = MACHINES[case.machine]
+    return Setting(
+        profile=profiles.load(MODELS[case.model].profile, machine.device),
+        cluster=load_cluster(machine.cluster),
+        workload=Workload(
+            batch=case.batch,
+            parameter_bytes=state.parameter,
+            gradient_bytes=state.gradient,
+            optimizer_bytes=state.optimizer,
+            frozen_bytes=2,
+            checkpointed=("*",) if is_recomputed else (),
+        ),
+    )
+
+
+def measure(case: Case) -> Cell:
+    """Simulate the cell, with narrower states only if nothing fits without."""
+    cell = measure_in(case, STATES[0])
+    return cell if cell.fits or MODELS[case.model].is_lora else measure_in(case, STATES[1])
+
+
+def measure_in(case: Case, state: State) -> Cell:
+    """Simulate the cell; every system recomputes in the backward or not, whichever is better for it."""
+    settings = {again: setting_of(case, state, is_recomputed=again) for again in (False, True)}
+    found = [entry for again, setting in settings.items() for entry in _entries(setting, is_recomputed=again)]
+    plain = Judge(setting=settings[False])
+    samples = max(1, case.batch // settings[False].cluster.num_ranks)
+    sums = plain.table.sums(samples)
+    frozen = plain.encoding(samples)
+    return Cell(
+        case=case,
+        state=state.name,
+        frozen_share=frozen / (frozen + sums.forward[-1] + sums.backward[-1]),
+        entries=tuple(_best(one for one in found if one.system == name) for name in SYSTEMS),
+    )
+
+
+def _best(entries: Iterable[Entry]) -> Entry:
+    return min(entries, key=lambda one: (max(0, one.overflow), -one.samples_per_second))
+
+
+def _entries(setting: Setting, *, is_recomputed: bool) -> Iterator[Entry]:
+    yield _ours(setting, is_recomputed)
+    judge = Judge(setting=setting)
+    others: dict[str, Callable[[], Baseline | None]] = {
+        DDP: lambda: data_parallel(judge, is_overlapped=True),
+        FSDP: lambda: zero3(judge),
+        NAIVE: lambda: naive_split(judge),
+        PEER: lambda: diffusion_pipe(judge),
+        PEER_SPLIT: lambda: diffusion_pipe(judge, least=2),
+    }
+    for name, baseline in others.items():
+        one = baseline()
+        if one:
+            yield Entry(
+                system=name,
+                layout=one.sizes,
+                is_recomputed=is_recomputed,
+                samples_per_second=setting.workload.batch / one.step,
+                bubble=max(0.0, 1 - one.busy / one.step),
+                held=one.held,
+                overflow=one.overflow,
+            )
+
+
+def _ours(setting: Setting, is_recomputed: bool) -> Entry:
+    """The plan of `diffusionpipe plan`; where none fits, the one that misses by least."""
+    winner = search(setting, filler=filler_of(setting)).winner or least_overflow(setting)
+    if winner is None:
+        raise ValueError("no layout cuts the batch")
+    candidate, proposal = winner
+    return Entry(
+        system=OURS,
+        layout=f"{name_of(candidate)}, {sizes_of(candidate)}",
+        is_recomputed=is_recomputed,
+        samples_per_second=setting.workload.batch / proposal.step,
+        bubble=proposal.timeline.bubble,
+        held=tuple(use.total for use in proposal.memory),
+        overflow=proposal.overflow,
+    )

@@ -1,0 +1,29 @@
+"""What all cells say together."""
+
+from collections.abc import Iterable, Sequence
+from statistics import median
+
+from benchmarks.cards.cells import PEER, PEER_SPLIT, Cell
+
+
+def summary(cells: Sequence[Cell]) -> dict[str, float | None]:
+    """The headline figures by name; None where no cell has one. Only what fits in memory counts."""
+    over_best = _present(cell.over(cell.best_other) for cell in cells)
+    over_peer = _present(cell.over(cell.fitting(PEER)) for cell in cells)
+    over_split = _present(cell.over(cell.fitting(PEER_SPLIT)) for cell in cells)
+    return {
+        "cells": len(cells),
+        "cells_in_which_ours_fits": sum(cell.fitting("DiffusionPipe") is not None for cell in cells),
+        "cells_in_which_diffusion_pipe_fits": len(over_peer),
+        "over_the_best_other_min": min(over_best, default=None),
+        "over_the_best_other_median": median(over_best) if over_best else None,
+        "over_the_best_other_max": max(over_best, default=None),
+        "over_diffusion_pipe_min": min(over_peer, default=None),
+        "over_diffusion_pipe_median": median(over_peer) if over_peer else None,
+        "over_diffusion_pipe_max": max(over_peer, default=None),
+        "over_diffusion_pipe_in_stages_median": median(over_split) if over_split else None,
+    }
+
+
+def _present(values: Iterable[float | None]) -> list[float]:
+    return [value for value in values if value is not None]

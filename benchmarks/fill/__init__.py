@@ -1,0 +1,1 @@
+"""Filled bubbles beside encoders before the backbone."""

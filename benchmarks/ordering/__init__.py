@@ -1,0 +1,1 @@
+"""How far the searched orders are from the best ones."""

@@ -1,0 +1,78 @@
+"""What all cells say together."""
+
+from collections.abc import Iterable, Sequence
+
+from benchmarks.paper.bandwidth import Threshold
+from benchmarks.paper.cells import BEST, PIPELINE, Cell, Entry
+
+DDP = "data parallel (overlapped)"
+DDP_AFTER = "data parallel"
+
+
+def summary(cells: Sequence[Cell], thresholds: Sequence[Threshold]) -> dict[str, float | None]:
+    """The headline figures by name; None where no cell has one. Only what fits in memory counts."""
+    same = [one for cell in cells for one in cell.same_layout]
+    over_ddp, over_ddp_after = _over(cells, DDP), _over(cells, DDP_AFTER)
+    bandwidths = [one.bandwidth for one in thresholds if one.bandwidth is not None]
+    highest = _max(bandwidths)
+    return {
+        "bubble_after_fill_max": _max(_bubbles(cells, BEST)),
+        "pipeline_bubble_after_fill_max": _max(_bubbles(cells, PIPELINE)),
+        "pipeline_bubble_after_fill_min": _min(_bubbles(cells, PIPELINE)),
+        "speedup_same_layout_max": _max(one.speedup for one in same),
+        "speedup_same_layout_without_buckets_max": _max(one.speedup_unbucketed for one in same),
+        "speedup_same_layout_min": _min(one.speedup for one in same),
+        "speedup_best_baseline_min": _min(speedup_over_best(cell) for cell in cells),
+        "speedup_best_baseline_max": _max(speedup_over_best(cell) for cell in cells),
+        "speedup_over_ddp_max": _max(over_ddp),
+        "speedup_over_ddp_min": _min(over_ddp),
+        "speedup_over_ddp_after_max": _max(over_ddp_after),
+        "speedup_over_ddp_after_min": _min(over_ddp_after),
+        "ddp_128_bus_bandwidth_gbps": highest * 8 / 1e9 if highest else None,
+        "ceiling_max": _max(cell.ceiling for cell in cells),
+        "ceiling_min": _min(cell.ceiling for cell in cells),
+        "cells_where_the_best_is_data_parallel": sum(is_data_parallel(cell) for cell in cells),
+        "cells": len(cells),
+    }
+
+
+def speedup_over_best(cell: Cell) -> float | None:
+    """Over the fastest baseline that fits, at its own best sizes."""
+    rivals = [one.step for one in cell.others if one.fits]
+    ours = fitting(cell, BEST)
+    return min(rivals) / ours.step if ours and rivals else None
+
+
+def speedup_over(cell: Cell, system: str) -> float | None:
+    """Ours over the system of that name; None where one of them does not fit."""
+    ours, theirs = fitting(cell, BEST), fitting(cell, system)
+    return theirs.step / ours.step if ours and theirs else None
+
+
+def fitting(cell: Cell, system: str) -> Entry | None:
+    """The cell's entry of that name if it fits."""
+    entry = cell.entry(system)
+    return entry if entry and entry.fits else None
+
+
+def is_data_parallel(cell: Cell) -> bool:
+    """Whether the best of all that ours considers are copies of the model."""
+    ours = cell.entry(BEST)
+    return ours is not None and ours.layout.startswith("data parallel")
+
+
+def _over(cells: Sequence[Cell], system: str) -> list[float | None]:
+    return [speedup_over(cell, system) for cell in cells]
+
+
+def _bubbles(cells: Sequence[Cell], system: str) -> list[float | None]:
+    found = [fitting(cell, system) for cell in cells]
+    return [entry.bubble if entry else None for entry in found]
+
+
+def _max(values: Iterable[float | None]) -> float | None:
+    return max((value for value in values if value is not None), default=None)
+
+
+def _min(values: Iterable[float | None]) -> float | None:
+    return min((value for value in values if value is not None), default=None)

@@ -1,0 +1,114 @@
+"""The cells as tables."""
+
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.paper.bandwidth import FACTOR, Threshold
+from benchmarks.paper.cells import BEST, PIPELINE, UNFILLED, Cell, Entry, SameLayout
+from benchmarks.paper.summary import speedup_over_best
+from benchmarks.tables import table
+
+SYSTEMS = ("data parallel (overlapped)", "data parallel", "ZeRO-3 / FSDP", "GPipe", "1F1B + SPP")
+WIDTH = 200
+GIB = 2**30
+SHORT = {
+    "data parallel (overlapped)": "DDP overlapped",
+    "data parallel": "DDP after",
+    "ZeRO-3 / FSDP": "ZeRO-3",
+    UNFILLED: "pipeline unfilled",
+    PIPELINE: "pipeline filled",
+    BEST: "best of all",
+}
+
+
+def show(cells: Sequence[Cell], thresholds: Sequence[Threshold], figures: dict[str, float | None]) -> None:
+    """Times, layouts, the comparison at equal layouts, bandwidths, and the summary."""
+    console = Console(width=WIDTH, highlight=False)
+    for model in dict.fromkeys(cell.case.model for cell in cells):
+        mine = [cell for cell in cells if cell.case.model == model]
+        console.print(_times(model, mine), _layouts(model, mine), _same(model, mine))
+    if thresholds:
+        console.print(_bandwidths(thresholds))
+    console.print(_summary(figures))
+    console.print(
+        "Simulated on analytic profiles: no A100 was used. A time with * does not fit in the device's memory."
+    )
+
+
+def _place(cell: Cell) -> tuple[str, str]:
+    return str(cell.case.devices), str(cell.case.per_device)
+
+
+def _times(model: str, cells: Sequence[Cell]) -> Table:
+    systems = (*SYSTEMS, UNFILLED, PIPELINE, BEST)
+    columns = (
+        "A100s",
+        "each",
+        *(SHORT.get(name, name) for name in systems),
+        "pipeline idle",
+        "best idle",
+        "x best",
+        "r",
+    )
+    made = table(f"{model}: ms of a step, each at its own best sizes", columns)
+    for cell in cells:
+        entries = [cell.entry(name) for name in systems]
+        idle = [_idle(cell.entry(PIPELINE)), _idle(cell.entry(BEST))]
+        over = _ratio(speedup_over_best(cell))
+        made.add_row(*_place(cell), *map(_time, entries), *idle, over, f"{cell.frozen_over_busy:.2f}")
+    return made
+
+
+def _layouts(model: str, cells: Sequence[Cell]) -> Table:
+    made = table(f"\n{model}: layouts", ("A100s", "each", "what", "layout", "idle", "GiB beyond memory"), num_left=4)
+    for cell in cells:
+        for entry in (*cell.ours, *cell.others):
+            beyond = "" if entry.fits else f"{entry.overflow / GIB:.1f}"
+            made.add_row(*_place(cell), entry.system, entry.layout, _idle(entry), beyond)
+    return made
+
+
+def _same(model: str, cells: Sequence[Cell]) -> Table:
+    columns = ("A100s", "each", "ours", "filled", "no buckets", "unfilled", "GPipe", "1F1B + SPP", "x", "x no buckets")
+    made = table(f"\n{model}: ms of a step at the same stages, groups and micro-batches", columns)
+    made.columns[2].justify = "left"
+    for cell in cells:
+        for one in cell.same_layout:
+            made.add_row(*_place(cell), one.ours.layout, *_same_times(one))
+    return made
+
+
+def _same_times(one: SameLayout) -> list[str]:
+    entries = (one.ours, one.unbucketed, one.unfilled, one.gpipe, one.spp)
+    return [*map(_time, entries), _ratio(one.speedup), _ratio(one.speedup_unbucketed)]
+
+
+def _bandwidths(thresholds: Sequence[Threshold]) -> Table:
+    title = f"\nBus bandwidth between nodes below which ours is {FACTOR} x overlapped data parallelism"
+    made = table(title, ("model", "A100s", "each", "GB/s", "Gb/s"), num_left=1)
+    for one in thresholds:
+        rate = one.bandwidth
+        figures = ("never", "never") if rate is None else (f"{rate / 1e9:.1f}", f"{rate * 8 / 1e9:.0f}")
+        made.add_row(one.case.model, str(one.case.devices), str(one.case.per_device), *figures)
+    return made
+
+
+def _summary(figures: dict[str, float | None]) -> Table:
+    made = table("\nSummary", ("", ""), num_left=1)
+    for name, value in figures.items():
+        made.add_row(name, "-" if value is None else f"{value:.4g}")
+    return made
+
+
+def _time(entry: Entry | None) -> str:
+    return "-" if entry is None else f"{entry.step * 1e3:.1f}" + ("" if entry.fits else "*")
+
+
+def _idle(entry: Entry | None) -> str:
+    return "-" if entry is None else f"{entry.bubble:.1%}"
+
+
+def _ratio(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3f}"

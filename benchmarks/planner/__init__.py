@@ -1,0 +1,1 @@
+"""Seconds that planning takes."""

@@ -1,0 +1,101 @@
+"""Seconds to plan against the number of devices: `python -m benchmarks.planner [--json] [--quick]`."""
+
+import argparse
+import json
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.paper import profiles
+from diffusionpipe.costs import Workload
+from diffusionpipe.costs.clusters import load_cluster
+from diffusionpipe.planner.explain import compare, name_of, sizes_of
+from diffusionpipe.planner.filling import filler_of
+from diffusionpipe.planner.search import search
+from diffusionpipe.planner.stage_costs import Setting
+from diffusionpipe.units import Seconds
+
+NODE = 8
+PER_DEVICE = (8, 32, 64)
+SIZES = (8, 16, 32, 64, 128, 256, 512, 1024)
+QUICK = (8, 16)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Planned:
+    """One plan and the time that it took."""
+
+    model: str
+    devices: int
+    batch: int
+    search: Seconds
+    """With filling: what it takes to know the plan."""
+    compare: Seconds
+    """Of the baselines that `diffusionpipe plan` prints beside it."""
+    num_estimated: int
+    winner: str
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.planner", description=__doc__)
+    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    parser.add_argument("--quick", action="store_true", help="8 and 16 devices only")
+    arguments = parser.parse_args()
+    found = []
+    with Console(stderr=True).status("starting") as status:
+        for one in measure(QUICK if arguments.quick else SIZES):
+            found.append(one)
+            status.update(f"done: {one.model} on {one.devices}")
+    if arguments.json:
+        print(json.dumps([asdict(one) for one in found], indent=1))
+    else:
+        Console(width=160, highlight=False).print(table(found))
+
+
+def measure(sizes: tuple[int, ...]) -> Iterator[Planned]:
+    """SD 2.1 on so many A100s, and FLUX.1-dev on 8."""
+    for per_device in PER_DEVICE:
+        for devices in sizes:
+            yield planned("sd-2.1", devices, Workload(batch=per_device * devices, frozen_bytes=2))
+    flux = Workload(batch=64, frozen_bytes=2, checkpointed=("*",))
+    yield planned("flux.1-dev", NODE, flux)
+
+
+def planned(name: str, devices: int, workload: Workload) -> Planned:
+    """The plan of a stored profile's model, and the seconds that it took; the profile is read before."""
+    cluster = load_cluster(f"a100-80x8:{devices // NODE}")
+    setting = Setting(profile=profiles.load(name), cluster=cluster, workload=workload)
+    started = time.perf_counter()
+    found = search(setting, filler=filler_of(setting))
+    searched = time.perf_counter()
+    compare(setting, found)
+    ended = time.perf_counter()
+    winner = found.winner
+    return Planned(
+        model=name,
+        devices=devices,
+        batch=workload.batch,
+        search=searched - started,
+        compare=ended - searched,
+        num_estimated=found.num_estimated,
+        winner=f"{name_of(winner[0])}, {sizes_of(winner[0])}" if winner else "nothing fits",
+    )
+
+
+def table(found: list[Planned]) -> Table:
+    """One line for each plan."""
+    made = Table(title="Seconds to plan, one process", title_justify="left", box=None, pad_edge=False)
+    for column in ("model", "A100s", "batch", "search s", "baselines s", "estimated", "winner"):
+        made.add_column(column, justify="left" if column in ("model", "winner") else "right")
+    for one in found:
+        sizes = (str(one.devices), str(one.batch))
+        seconds = (f"{one.search:.2f}", f"{one.compare:.2f}")
+        made.add_row(one.model, *sizes, *seconds, str(one.num_estimated), one.winner)
+    return made
+
+
+if __name__ == "__main__":
+    main()

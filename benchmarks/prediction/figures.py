@@ -1,0 +1,116 @@
+"""Predicted beside measured: iterations, steps, kinds of actions, bytes."""
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from benchmarks.prediction.training import Profiles, StepTrace
+from diffusionpipe.ir import Op, Plan, Timeline
+from diffusionpipe.planner import predicted_timeline
+from diffusionpipe.planner.from_profile import setting_of
+from diffusionpipe.planner.proposal import predict
+from diffusionpipe.planner.stage_costs import update_time
+from diffusionpipe.units import Bytes, Seconds
+
+SHORT = 0.03
+"""Of a step: one in which a rank waited longer for a core does not count."""
+ENOUGH = 8
+"""Steps that must count, or all do."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pair:
+    """A figure predicted and measured."""
+
+    predicted: float
+    measured: float
+
+    @property
+    def ratio(self) -> float:
+        """Measured over predicted."""
+        return self.measured / self.predicted if self.predicted else float("nan")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """Everything about one plan of one model."""
+
+    iteration: Pair
+    """Of the schedule: from the common start to the end of the last rank."""
+    before: Seconds
+    """The iteration as predicted from a profile of rank 0 alone, with assumed links."""
+    step: Pair
+    """With agreement, clipping, optimizer and average."""
+    kinds: dict[str, Pair]
+    """Time by kind of action, summed over the ranks of the first pipeline."""
+    held: tuple[Pair, ...]
+    """Bytes of activations and messages at the peak of each rank."""
+    quiet: int
+    """Steps that count,"""
+    steps: int
+    """of so many."""
+    fastest: Seconds
+    """The shortest iteration."""
+    delay: float
+    """Part of a step in which the rank that waited longest had no core, median over all steps."""
+    predicted: Timeline
+    measured: Timeline
+    """The counted iteration of median length."""
+
+
+def compare(plan: Plan, profiles: Profiles, ranks: Sequence[tuple[list[StepTrace], Bytes]]) -> Found:
+    """One plan's predictions beside what its ranks did."""
+    traces = [trace for trace, _ in ranks]
+    lengths = [max(rank.iteration for rank in step) for step in zip(*traces, strict=True)]
+    shares = [max(rank.delay / rank.step for rank in step) for step in zip(*traces, strict=True)]
+    quiet = [index for index, share in enumerate(shares) if share <= SHORT]
+    counted = quiet if len(quiet) >= ENOUGH else list(range(len(shares)))
+    predicted = predicted_timeline(profiles.together, plan)
+    measured = sorted(counted, key=lambda index: lengths[index])[len(counted) // 2]
+    spans = tuple(span for trace in traces[: plan.mesh.pipeline] for span in trace[measured].spans)
+    steps = [max(rank.step for rank in step) for step in zip(*traces, strict=True)]
+    update = update_time(plan.train, plan.blocks, profiles.together)
+    return Found(
+        iteration=Pair(predicted=predicted.makespan, measured=median(lengths[index] for index in counted)),
+        before=predicted_timeline(profiles.alone, plan).makespan,
+        step=Pair(predicted=predicted.makespan + update, measured=median(steps[index] for index in counted)),
+        kinds=_kinds(plan, predicted, [[trace[index] for index in counted] for trace in traces]),
+        held=_held(plan, profiles, [held for _, held in ranks]),
+        quiet=len(quiet),
+        steps=len(shares),
+        fastest=min(lengths),
+        delay=median(shares),
+        predicted=predicted,
+        measured=Timeline(num_workers=plan.mesh.pipeline, spans=spans, source="measured"),
+    )
+
+
+def _kinds(plan: Plan, predicted: Timeline, traces: Sequence[Sequence[StepTrace]]) -> dict[str, Pair]:
+    """Sums over all actions of medians over the steps."""
+    expected: dict[str, Seconds] = defaultdict(float)
+    found: dict[str, Seconds] = defaultdict(float)
+    for span in predicted.spans:
+        expected[_kind(span.action.op)] += span.end - span.start if span.action.op in _COMPUTE else 0.0
+    for steps in traces[: plan.mesh.pipeline]:
+        for same in zip(*(step.spans for step in steps), strict=True):
+            found[_kind(same[0].action.op)] += median(span.end - span.start for span in same)
+    return {kind: Pair(predicted=expected[kind], measured=found[kind]) for kind in _KINDS if kind in found}
+
+
+_COMPUTE = (Op.F, Op.B, Op.ENCODE)
+_KINDS = ("F", "B", "ENCODE", "messages", "REDUCE_GRAD")
+
+
+def _kind(op: Op) -> str:
+    return "messages" if op in (Op.SEND_F, Op.RECV_F, Op.SEND_B, Op.RECV_B) else str(op)
+
+
+def _held(plan: Plan, profiles: Profiles, counted: Sequence[Bytes]) -> tuple[Pair, ...]:
+    setting = setting_of(profiles.together, plan.mesh, plan.batch, checkpointed=plan.checkpointed)
+    uses = predict(setting, plan.train, plan.blocks, plan.mesh).memory
+    places = [plan.mesh.place(rank)[1] for rank in range(plan.mesh.num_ranks)]
+    return tuple(
+        Pair(predicted=uses[worker].activations + uses[worker].messages, measured=num_bytes)
+        for worker, num_bytes in zip(places, counted, strict=True)
+    )

@@ -1,0 +1,166 @@
+"""Training by the trainer's own parts on two ranks, every step timed from a common start."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from time import perf_counter
+
+import torch
+import torch.distributed as dist
+
+from benchmarks.prediction.delays import delay
+from benchmarks.prediction.plans import BATCH_SIZES
+from diffusionpipe.costs import Profile
+from diffusionpipe.ir import Plan, Span
+from diffusionpipe.models.folder import resolve_folder, weight_sources
+from diffusionpipe.models.weights import materialize
+from diffusionpipe.profiler import profile_job, profile_model
+from diffusionpipe.profiler.held import NotingTransport, count_held
+from diffusionpipe.runtime.process_group import Job
+from diffusionpipe.runtime.transport import ProcessTransport
+from diffusionpipe.runtime.worker import build_worker, channels_of, holders_of, layers_of_rank
+from diffusionpipe.trainer.batch import TOKENS, BatchSource
+from diffusionpipe.trainer.dataset import Condition, scan
+from diffusionpipe.trainer.drawing import open_tokenizer
+from diffusionpipe.trainer.ema import Ema
+from diffusionpipe.trainer.loader import StepLoader
+from diffusionpipe.trainer.loop import Stepper
+from diffusionpipe.trainer.optimizer import build_optimizer
+from diffusionpipe.trainer.recipe import Recipe
+from diffusionpipe.trainer.recipe_file import load_recipe
+from diffusionpipe.trainer.session import Session, build_model, prediction_of, update_of
+from diffusionpipe.trainer.stopping import Stopping
+from diffusionpipe.units import Bytes, Seconds
+
+WARM_UP = 3
+BLOCK = 10
+"""Steps in a row of one plan; then comes the next plan's turn."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepTrace:
+    """One step of one rank."""
+
+    spans: tuple[Span, ...]
+    iteration: Seconds
+    """Of the schedule, from the common start to the end on this rank."""
+    step: Seconds
+    """With the agreement of the ranks, clipping, optimizer and average."""
+    delay: Seconds
+    """Of it, ready to run but without a core."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Profiles:
+    """What the predictions are made from."""
+
+    alone: Profile
+    """Measured by rank 0 while the other waited, links and update unknown."""
+    together: Profile
+
+
+def measure_profiles(job: Job, recipe: Path, overrides: tuple[str, ...]) -> Profiles:
+    """Both profiles; the same on all ranks."""
+    loaded = load_recipe(recipe, overrides)
+    graph, model = build_model(loaded, resolve_folder(loaded.model.path), "cpu")
+    alone: list[Profile | None] = [None]
+    if job.membership.rank == 0:
+        alone = [profile_model(graph, model, batch_sizes=BATCH_SIZES, repeats=3)]
+    dist.broadcast_object_list(alone, src=0)
+    assert alone[0] is not None
+    together = profile_job(job, graph, model, batch_sizes=BATCH_SIZES, make_update=partial(update_of, loaded))
+    return Profiles(alone=alone[0], together=together)
+
+
+def train(
+    job: Job, recipe: Path, overrides: tuple[str, ...], plans: Mapping[str, Plan], num_steps: int
+) -> dict[str, tuple[list[StepTrace], Bytes]]:
+    """For each plan this rank's steps and the bytes that it holds at its peak."""
+    loaded = load_recipe(recipe, overrides)
+    runs = {name: _Training(job, loaded, plan) for name, plan in plans.items()}
+    held = {name: run.held for name, run in runs.items()}
+    traces: dict[str, list[StepTrace]] = {name: [] for name in plans}
+    for _ in range(0, num_steps, BLOCK):
+        for name, run in runs.items():
+            run.step()
+            traces[name] += [run.traced() for _ in range(BLOCK)]
+    return {name: (traces[name], held[name]) for name in plans}
+
+
+class _Training:
+    """One plan in training on one rank, always on the same batch, so that no data loader runs beside it."""
+
+    def __init__(self, job: Job, recipe: Recipe, plan: Plan) -> None:
+        folder = resolve_folder(recipe.model.path)
+        transport = NotingTransport(ProcessTransport(summing=tuple(holders_of(plan).values())))
+        self._session = _session(job, recipe, folder, plan, transport)
+        worker = self._session.worker
+        self._inputs = _batch(self._session, folder)
+        self._number = 0
+        stopping = Stopping(folder=None)
+        self._stepper = Stepper(self._session, stopping, lambda step, positions: ())
+        if worker.prologue is not None:
+            worker.feed(worker.prologue, self._inputs)
+            worker.prologue.run()
+        for _ in range(WARM_UP):
+            self.step()
+        worker.reset_gradients()
+        worker.feed(worker.train, self._inputs)
+        self.held = count_held(worker, self._session.graph, transport)
+
+    def step(self) -> None:
+        """One step."""
+        self._stepper.step(self._number, self._inputs)
+        self._number += 1
+
+    def traced(self) -> StepTrace:
+        """One step with its times, from a start that all ranks share."""
+        dist.barrier()
+        start, waited = perf_counter(), delay()
+        self.step()
+        seconds, waited = perf_counter() - start, delay() - waited
+        spans, iteration = self._session.worker.train.spans()
+        return StepTrace(spans=spans, iteration=iteration, step=seconds, delay=waited)
+
+
+def _session(job: Job, recipe: Recipe, folder: Path, plan: Plan, transport: NotingTransport) -> Session:
+    """What `trainer.session.open_session` makes, with a plan and a transport that are given."""
+    graph, model = build_model(recipe, folder, job.device.type)
+    rank = job.membership.rank
+    trained = {parameter.name.partition(".")[0] for parameter in model.parameters if parameter.is_trainable}
+    sources = weight_sources(folder, graph) | dict.fromkeys(trained)
+    layers = {*layers_of_rank(plan, rank), *model.frozen_layers}
+    materialize(graph, layers, sources, device=job.device, dtype=torch.float32, seed=recipe.training.seed)
+    ProcessTransport().warm_up(channels_of(plan), job.device)
+    worker = build_worker(graph, model, plan, rank, transport, device=job.device)
+    settings, decay = recipe.optimizer, recipe.training.ema_decay
+    return Session(
+        recipe=recipe,
+        job=job,
+        folder=folder,
+        prediction=prediction_of(recipe, folder),
+        graph=graph,
+        model=model,
+        plan=plan,
+        transport=transport,
+        worker=worker,
+        optimizer=build_optimizer(settings.name, worker.parameters, settings.learning_rate, settings.arguments),
+        ema=Ema(worker.parameters, decay) if decay is not None else None,
+    )
+
+
+def _batch(session: Session, folder: Path) -> dict[str, torch.Tensor]:
+    """The raw inputs that this rank encodes in the first step."""
+    names = session.model.inputs
+    source = BatchSource(
+        dataset=scan(session.recipe.data.train, Condition.TEXT),
+        inputs=session.graph.inputs,
+        seed=session.recipe.training.seed,
+        tokenizers={name: open_tokenizer(folder, name) for name in TOKENS if name in names},
+        null_label=None,
+    )
+    loader = StepLoader(
+        source=source, batch=session.plan.batch, positions=session.positions, first_step=0, num_steps=1, workers=0
+    )
+    return loader.load(0)

@@ -1,0 +1,1 @@
+"""What splitting the backward costs."""

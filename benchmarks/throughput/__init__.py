@@ -1,0 +1,1 @@
+"""Speed beside torch.distributed.pipelining: real compute, waits, and Python time per action."""

@@ -1,0 +1,91 @@
+"""The command `diffusionpipe`: one module per verb, imported when it is called.
+
+A verb is a module of this package with its name in VERBS. The module's function of the same name is the verb; a verb
+with sub-verbs is a `typer.Typer` called `app` instead (see `schedule`).
+At its top it imports typer and the standard library only, whatever is heavy inside its functions, so that `--help`
+shows every verb's signature in a fraction of a second. A verb raises `diffusionpipe.errors`; `main` prints them.
+"""
+
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from typer.core import TyperGroup
+
+from diffusionpipe import __version__
+from diffusionpipe.errors import DiffusionPipeError, NonFiniteLossError, PeerError
+
+if TYPE_CHECKING:  # typer has its own copy of click and does not export its types
+    from typer._click import Command, Context
+
+VERBS = ("train", "sample", "schedule", "profile", "cluster", "plan", "rehearse")
+"""In the order in which help lists them."""
+
+
+def _load(verb: str) -> "Command":
+    module = import_module(f"diffusionpipe.cli.{verb}")
+    if hasattr(module, "app"):
+        verb_app: typer.Typer = module.app
+    else:
+        verb_app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="rich")
+        verb_app.command()(getattr(module, verb))
+    command = typer.main.get_command(verb_app)
+    command.name = verb
+    return command
+
+
+class _Verbs(TyperGroup):
+    """A group whose commands are modules."""
+
+    def list_commands(self, ctx: "Context") -> list[str]:
+        return list(VERBS)
+
+    def get_command(self, ctx: "Context", cmd_name: str) -> "Command | None":
+        wanted = (cmd_name,) if cmd_name in VERBS else VERBS  # all, so that typer can suggest the right one
+        for verb in wanted:
+            if verb not in self.commands:
+                self.commands[verb] = _load(verb)
+        return self.commands.get(cmd_name)
+
+
+app = typer.Typer(
+    cls=_Verbs, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="rich"
+)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"diffusionpipe {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def diffusionpipe(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version and exit.", callback=_print_version, is_eager=True)
+    ] = False,
+) -> None:
+    """Train large diffusion models on several devices by pipeline parallelism."""
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command line and exit: 0 done, 1 the run failed, 2 something to fix for the user, 130 interrupted."""
+    try:
+        app(args=None if arguments is None else list(arguments), prog_name="diffusionpipe")
+    except DiffusionPipeError as error:
+        _print_error(error)
+        sys.exit(1 if isinstance(error, PeerError | NonFiniteLossError) else 2)
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
+def _print_error(error: DiffusionPipeError) -> None:
+    """One block on stderr. Lines are not wrapped, so that paths and commands can be copied."""
+    from rich.console import Console
+    from rich.text import Text
+
+    first, *rest = str(error).splitlines() or [type(error).__name__]
+    block = Text.assemble(("error: ", "bold red"), first, *(f"\n  {line.strip()}" for line in rest))
+    Console(stderr=True).print(block, soft_wrap=True, highlight=False)

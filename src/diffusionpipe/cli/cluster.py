@@ -1,0 +1,149 @@
+"""`diffusionpipe cluster`: measure the links between ranks, or list the clusters that come with the package."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from diffusionpipe.costs import AllReduce, Cluster, Link
+    from diffusionpipe.profiler import Links
+
+
+def cluster(
+    name: Annotated[
+        str | None,
+        typer.Argument(help='Show this cluster: a file or a name of --list, with ":4" for four such nodes.'),
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Write the cluster file.")] = None,
+    ranks: Annotated[
+        int | None, typer.Option(min=2, help="Processes to measure between; default: one per GPU. Not under torchrun.")
+    ] = None,
+    show_list: Annotated[bool, typer.Option("--list", help="List the clusters that come with DiffusionPipe.")] = False,
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    port: Annotated[
+        int | None, typer.Option(help="Port of the ranks' meeting point; default: any free one. Not under torchrun.")
+    ] = None,
+) -> None:
+    """Measure latency and bandwidth between ranks into a cluster file, which `plan` reads; or show known clusters."""
+    from diffusionpipe.costs.clusters import load_cluster
+
+    if show_list:
+        _print_list()
+    elif name is not None:
+        chosen = load_cluster(name)
+        _print_cluster(chosen)
+        _write(chosen, out)
+    else:
+        _measure(out, ranks, device, port)
+
+
+def _print_list() -> None:
+    from diffusionpipe.costs.clusters import load_cluster, shipped_clusters
+
+    names = shipped_clusters()
+    width = max(map(len, names))
+    for name in names:
+        typer.echo(f"{name:{width}}  {_devices(load_cluster(name))}")
+    typer.echo(f'\nAdd ":4" for four such nodes, e.g. {names[0]}:4.')
+
+
+def _devices(cluster: Cluster) -> str:
+    """The devices of a cluster in words."""
+    counts: dict[tuple[str, int], int] = {}
+    for device in cluster.devices:
+        counts[device.name, device.memory] = counts.get((device.name, device.memory), 0) + 1
+    return ", ".join(f"{count} x {name} ({memory / 2**30:.1f} GiB)" for (name, memory), count in counts.items())
+
+
+def _print_cluster(cluster: Cluster) -> None:
+    typer.echo(f"{cluster.name}: {_devices(cluster)} in {cluster.nodes[-1] + 1} node(s)")
+    rows: list[tuple[str, Link | AllReduce]] = [
+        ("messages in a node", cluster.intra),
+        ("sums in a node", cluster.intra_reduce),
+    ]
+    if cluster.nodes[-1]:
+        rows += [("messages between nodes", cluster.inter), ("sums between nodes", cluster.inter_reduce)]
+    for what, line in rows:
+        typer.echo(f"{what:23} {line.latency * 1e6:9.1f} us + bytes / {line.bandwidth / 1e9:.2f} GB/s")
+
+
+def _write(cluster: Cluster, out: Path | None) -> None:
+    from diffusionpipe.costs.files import write_cluster
+
+    if out is not None:
+        write_cluster(cluster, out)
+        typer.echo(f"Written to {out}")
+
+
+def _measure(out: Path | None, ranks: int | None, device: str, port: int | None) -> None:
+    """Start the ranks, or be one of them."""
+    from tempfile import TemporaryDirectory
+
+    from diffusionpipe.errors import ConfigError
+    from diffusionpipe.trainer.launch import is_under_torchrun, launch
+
+    if is_under_torchrun(os.environ):
+        if ranks is not None or port is not None:
+            raise ConfigError("torchrun has started the ranks already; leave out --ranks and --port")
+        _join(out, device)
+        return
+    count = ranks or _default_ranks(device)
+    if count < 2:
+        raise ConfigError("one rank has no links to measure; use --ranks 2 or more, or --list for known clusters")
+    arguments = ["cluster", "--device", device, *(["--out", str(out)] if out is not None else [])]
+    with TemporaryDirectory() as logs:
+        status = launch(
+            [sys.executable, "-m", "diffusionpipe", *arguments],
+            ranks=count,
+            log_folder=Path(logs),
+            environ=os.environ,
+            port=port,
+        )
+    if status:
+        raise typer.Exit(status)
+
+
+def _default_ranks(device: str) -> int:
+    import torch
+
+    return torch.cuda.device_count() if device != "cpu" else 1
+
+
+def _join(out: Path | None, device: str) -> None:
+    """Be one rank of the measurement."""
+    import socket
+
+    import torch
+
+    from diffusionpipe.profiler import measure_links
+    from diffusionpipe.runtime.process_group import joined, leave, membership
+
+    member = membership(os.environ)
+    if device == "auto":
+        device = "cuda" if torch.cuda.device_count() > member.local_rank else "cpu"
+    try:
+        with joined(member, device=device) as job:
+            name = out.stem if out is not None else socket.gethostname()
+            links = measure_links(job, name=name)
+            if member.rank == 0:
+                _print_links(links)
+                _write(links.cluster, out)
+    except (Exception, KeyboardInterrupt) as error:
+        leave(error, member)
+
+
+def _print_links(links: Links) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table("transfer", "ranks", "bytes", "microseconds", "GB/s")
+    for trial in links.trials:
+        rate = trial.num_bytes / trial.seconds / 1e9
+        table.add_row(trial.what, str(trial.ranks), f"{trial.num_bytes:,}", f"{trial.seconds * 1e6:.1f}", f"{rate:.3f}")
+    Console().print(table)
+    _print_cluster(links.cluster)

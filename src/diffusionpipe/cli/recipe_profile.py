@@ -1,0 +1,105 @@
+"""The profile of a recipe's model for a cluster: read and checked, computed, or measured here."""
+
+import os
+from pathlib import Path
+
+import torch
+import typer
+
+from diffusionpipe.cli.profile_cache import ProfileKey, cache_folder, cached_profile
+from diffusionpipe.costs import Cluster, Profile
+from diffusionpipe.costs.devices import DEVICES, DeviceRates
+from diffusionpipe.costs.files import ANY_CPU, check_device, check_model, has_device, read_profile
+from diffusionpipe.errors import ConfigError
+from diffusionpipe.models.folder import resolve_folder
+from diffusionpipe.profiler import analytic_profile, profile_model
+from diffusionpipe.profiler.measured import device_name, package_versions
+from diffusionpipe.trainer.recipe import Recipe
+from diffusionpipe.trainer.session import build_model
+
+LARGEST = 128
+
+
+def read_profile_of(recipe: Recipe, cluster: Cluster, path: Path) -> Profile:
+    """The profile of a file, if it is of this model and precision and of a device of the cluster.
+
+    Raises:
+        FileFormatError: it cannot be read, or is of another model or device.
+        ConfigError: it is of another precision.
+    """
+    profile = read_profile(path)
+    check_device(profile, cluster, source=str(path))
+    precision = recipe.training.precision.value
+    if profile.precision != precision:
+        raise ConfigError(
+            f"{path} is a profile in {profile.precision}, the recipe trains in {precision}; profile again, or set "
+            f"training.precision = {profile.precision}"
+        )
+    # A computed profile is described on the CPU, since its device need not be here.
+    device = "cpu" if profile.source == "analytic" else profile.device_type
+    _, model = build_model(recipe, resolve_folder(recipe.model.path), device)
+    check_model(profile, model, source=str(path))
+    return profile
+
+
+def make_profile_of(recipe: Recipe, cluster: Cluster, *, uses_cache: bool) -> Profile:
+    """The profile of a recipe for the cluster's device: computed if that is a known one, else measured here.
+
+    Raises:
+        ConfigError: the device is neither known nor here.
+    """
+    rates = _known_rates(cluster)
+    device = "cpu" if rates is not None else _device_here(cluster)
+    graph, model = build_model(recipe, resolve_folder(recipe.model.path), device)
+    sizes, precision = _batch_sizes(recipe, cluster), recipe.training.precision.value
+
+    def make() -> Profile:
+        from diffusionpipe.cli.profile import progress_bar
+
+        with progress_bar() as report:
+            if rates is not None:
+                return analytic_profile(
+                    graph, model, device=rates.name, precision=precision, batch_sizes=sizes, progress=report
+                )
+            return profile_model(graph, model, device=device, precision=precision, batch_sizes=sizes, progress=report)
+
+    key = ProfileKey(
+        model=model,
+        precision=precision,
+        batch_sizes=sizes,
+        device=rates.title if rates is not None else device_name(torch.device(device)),
+        rates=rates,
+        versions=package_versions(),
+    )
+    profile, path = cached_profile(key, make, cache_folder(os.environ) if uses_cache else None)
+    typer.echo(f"profile: {profile.source}, {profile.device}{f', kept as {path}' if path else ''}", err=True)
+    return profile
+
+
+def _known_rates(cluster: Cluster) -> DeviceRates | None:
+    """The rates of the device that the others' speeds are relative to."""
+    reference = next((device for device in cluster.devices if device.speed == 1.0), cluster.devices[0])
+    return next((rates for rates in DEVICES.values() if rates.title == reference.name), None)
+
+
+def _device_here(cluster: Cluster) -> str:
+    """Which of this machine's devices the cluster has: "cuda" or "cpu"."""
+    here = {"cuda": torch.device("cuda")} if torch.cuda.is_available() else {}
+    here["cpu"] = torch.device("cpu")
+    for kind, device in here.items():
+        if has_device(cluster, device_name(device), kind):
+            return kind
+    names = ", ".join(sorted({device.name for device in cluster.devices}))
+    raise ConfigError(
+        f"no layer can be profiled for the cluster {cluster.name}: its devices ({names}) are not on this machine, "
+        f"which has {', '.join(map(device_name, here.values()))}, and not in the table of known ones "
+        f"({', '.join(rates.title for rates in DEVICES.values())})\n"
+        f'Run "diffusionpipe profile RECIPE" on such a device and give --profile, or name {ANY_CPU} in the file.'
+    )
+
+
+def _batch_sizes(recipe: Recipe, cluster: Cluster) -> tuple[int, ...]:
+    """Powers of two up to a rank's equal share of the batch, that share, and the frozen layers' chunk."""
+    share = -(-recipe.training.batch // cluster.num_ranks)
+    most = min(LARGEST, max(share, recipe.pipeline.sizes.encode_chunk))
+    return tuple(sorted({1, most, *(2**i for i in range(1, 8) if 2**i < most)}))

@@ -1,0 +1,34 @@
+"""What the search is asked for a recipe."""
+
+from diffusionpipe.costs import Cluster, Profile
+from diffusionpipe.planner.given import NOTHING, Given, check_given
+from diffusionpipe.planner.stage_costs import Setting
+from diffusionpipe.trainer.recipe import Recipe
+from diffusionpipe.trainer.workload import workload_of
+
+
+def given_of(recipe: Recipe) -> Given:
+    """The sizes that a recipe with `plan = "auto"` states; none of any other."""
+    pipeline = recipe.pipeline
+    if not pipeline.is_searched:
+        return NOTHING
+    return Given(
+        stages=pipeline.stages,
+        microbatches=pipeline.microbatches,
+        schedule=pipeline.schedule,
+        data_parallel=pipeline.data_parallel,
+    )
+
+
+def setting_of(recipe: Recipe, profile: Profile, cluster: Cluster) -> Setting:
+    """A recipe's training on a cluster."""
+    return Setting(profile=profile, cluster=cluster, workload=workload_of(recipe), given=given_of(recipe))
+
+
+def check_search(recipe: Recipe, num_ranks: int) -> None:
+    """Refuse sizes that no search could find, before anything is measured.
+
+    Raises:
+        ConfigError: the sizes do not fit each other, the batch or the ranks.
+    """
+    check_given(given_of(recipe), batch=recipe.training.batch, num_ranks=num_ranks)

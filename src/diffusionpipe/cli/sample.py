@@ -1,0 +1,97 @@
+"""`diffusionpipe sample RUN`: draw pictures from a trained model."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def sample(
+    run: Annotated[
+        Path, typer.Argument(help="The run's folder, its export/, or any diffusers folder.", show_default=False)
+    ],
+    prompt: Annotated[list[str] | None, typer.Option(help="A caption to draw; may be given several times.")] = None,
+    label: Annotated[list[int] | None, typer.Option(help="A class to draw; may be given several times.")] = None,
+    out: Annotated[Path, typer.Option(help="The picture to write: a captioned grid.")] = Path("grid.png"),
+    count: Annotated[int, typer.Option(min=1, help="Pictures of each prompt or label.")] = 1,
+    steps: Annotated[int, typer.Option(min=1, help="Denoising steps.")] = 30,
+    guidance: Annotated[float, typer.Option(min=0.0, help="Scale of classifier-free guidance; 1 is without.")] = 2.0,
+    seed: Annotated[int, typer.Option(help="Keys the noise.")] = 0,
+    resolution: Annotated[
+        int | None, typer.Option(min=8, help="Pixels; default: as the run was trained.", show_default=False)
+    ] = None,
+    scheduler: Annotated[str | None, typer.Option(help="A diffusers scheduler, e.g. DDIMScheduler.")] = None,
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+) -> None:
+    """Draw pictures from a run's export, also of a U-Net that was trained by flow matching."""
+    import torch
+    from rich.progress import Progress
+
+    from diffusionpipe.cli.train import grid_columns
+    from diffusionpipe.models.folder import scheduler_config
+    from diffusionpipe.trainer.drawing import Wish, draw_from_folder
+    from diffusionpipe.trainer.sampling import SamplingSettings
+    from diffusionpipe.viz.grid import sample_grid
+
+    folder = _model_folder(run)
+    prompts = tuple(text for text in prompt or () for _ in range(count))
+    wish = Wish(prompts=prompts, labels=tuple(number for number in label or () for _ in range(count)))
+    _check(wish.prompts, wish.labels)
+    settings = SamplingSettings(
+        steps=steps,
+        guidance=guidance,
+        seed=seed,
+        scheduler=scheduler_config(folder),
+        scheduler_class=scheduler,
+    )
+    chosen = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
+    with Progress(transient=True) as progress:
+        task = progress.add_task("drawing", total=steps)
+        pictures = draw_from_folder(
+            folder,
+            wish,
+            settings,
+            resolution=resolution or _resolution(run, folder),
+            device=torch.device(chosen),
+            on_step=lambda done, total: progress.update(task, completed=done, total=total),
+        )
+    sample_grid(list(zip(wish.captions, pictures, strict=True)), out, columns=grid_columns(len(pictures)))
+    typer.echo(f"{len(pictures)} pictures in {out}")
+
+
+def _check(prompts: tuple[str, ...], labels: tuple[int, ...]) -> None:
+    from diffusionpipe.errors import ConfigError
+
+    if bool(prompts) == bool(labels):
+        raise ConfigError('say what to draw: --prompt "..." for a text model, or --label N for a class model')
+
+
+def _model_folder(run: Path) -> Path:
+    """The diffusers folder of a run.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    from diffusionpipe.errors import ConfigError
+
+    for folder in (run / "export", run):
+        if (folder / "model_index.json").is_file():
+            return folder
+    if not run.is_dir():
+        raise ConfigError(f"there is no folder {run}; give a run's folder or a diffusers folder")
+    raise ConfigError(f"{run} holds no export/ yet: let the run finish (diffusionpipe train RECIPE --resume latest)")
+
+
+def _resolution(run: Path, folder: Path) -> int:
+    """The resolution that the run was trained at, or what the folder's denoiser is made for."""
+    import json
+    import tomllib
+
+    recipe = run / "recipe.toml" if (run / "recipe.toml").is_file() else run.parent / "recipe.toml"
+    if recipe.is_file():
+        return int(tomllib.loads(recipe.read_text(encoding="utf-8"))["data"]["resolution"])
+    vae = json.loads((folder / "vae" / "config.json").read_text(encoding="utf-8"))
+    denoiser = next(folder / name for name in ("unet", "transformer") if (folder / name).is_dir())
+    size = json.loads((denoiser / "config.json").read_text(encoding="utf-8"))["sample_size"]
+    halvings = len(vae["block_out_channels"]) - 1
+    return int(size) << halvings

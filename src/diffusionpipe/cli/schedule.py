@@ -1,0 +1,247 @@
+"""`diffusionpipe schedule`: what a schedule looks like and what it costs, with a model cut into equal parts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import isfinite
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from diffusionpipe.cli.default_verb import DEFAULT, DefaultVerb
+from diffusionpipe.cli.schedule_compare import compare
+from diffusionpipe.cli.schedule_search import search
+
+if TYPE_CHECKING:
+    from diffusionpipe.ir import Schedule, Timeline
+    from diffusionpipe.units import Seconds
+
+MAX_FORWARDS = 1_000_000
+
+app = typer.Typer(cls=DefaultVerb, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="rich")
+app.command("compare")(compare)
+app.command("search")(search)
+
+
+@app.callback()
+def schedule() -> None:
+    """Draw a schedule; its makespan, bubble and activations."""
+
+
+@app.command("list")
+def list_names() -> None:
+    """List the schedules that have a name."""
+    from diffusionpipe.schedules import REGISTRY
+
+    width = max(map(len, REGISTRY))
+    for name, generator in REGISTRY.items():
+        first_line = (generator.__doc__ or "").partition("\n")[0]
+        typer.echo(f"{name:{width}}  {first_line}")
+
+
+@app.command(
+    DEFAULT, epilog="[bold]diffusionpipe schedule list[/bold] lists the names, [bold]compare[/bold] compares them all."
+)
+def show(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="The schedule, e.g. 1f1b or gpipe.")],
+    ranks: Annotated[int, typer.Option(metavar="P", help="Number of ranks.")],
+    microbatches: Annotated[int, typer.Option(metavar="M", help="Micro-batches of one iteration.")],
+    forward: Annotated[str, typer.Option(metavar="t", help="Time of a forward of one rank's part of the model.")] = "1",
+    input_grad: Annotated[str, typer.Option(metavar="t", help="Time of the gradient of the inputs.")] = "1",
+    weight_grad: Annotated[
+        str, typer.Option(metavar="t", help="Time of the gradient of the weights; a backward takes both.")
+    ] = "1",
+    comm: Annotated[str, typer.Option(metavar="t", help="Time of a transfer between two ranks.")] = "0",
+    as_json: Annotated[bool, typer.Option("--json", help="Print the figures and orders as JSON.")] = False,
+    as_csv: Annotated[
+        bool, typer.Option("--csv", help="Print the orders as torch.distributed.pipelining's CSV.")
+    ] = False,
+    png: Annotated[Path | None, typer.Option(help="Write a picture (.png, .svg, .pdf).")] = None,
+    perfetto: Annotated[Path | None, typer.Option(help="Write a trace for ui.perfetto.dev.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Write the schedule file.")] = None,
+) -> None:
+    """Draw a schedule of a model in equal parts, and print its makespan, bubble and activations.
+
+    One rank's part of the model is 1/P, also where a schedule cuts it finer. Times are in any unit, the figures are in
+    the same.
+    """
+    texts = {"forward": forward, "input-grad": input_grad, "weight-grad": weight_grad, "comm": comm}
+    question = _question(name, ranks, microbatches, texts, is_ambiguous=as_json and as_csv)
+    answer = _answer(question)
+    if as_json:
+        _print_json(question, answer)
+    elif as_csv:
+        from diffusionpipe.ir.torch_csv import schedule_to_csv
+
+        typer.echo(schedule_to_csv(answer.schedule), nl=False)
+    else:
+        _print_report(question, answer)
+    _write_files(question, answer, png=png, perfetto=perfetto, out=out)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Question:
+    name: str
+    ranks: int
+    microbatches: int
+    forward: Seconds
+    input_grad: Seconds
+    weight_grad: Seconds
+    comm: Seconds
+
+    @property
+    def heading(self) -> str:
+        """One line that says what is asked."""
+        return f"{self.name}, {_count(self.ranks, 'rank')}, {_count(self.microbatches, 'micro-batch')}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Answer:
+    schedule: Schedule
+    timeline: Timeline
+    peaks: tuple[float, ...]
+    """Activations that each rank holds at most, in those of its part of the model."""
+
+
+def _question(name: str, ranks: int, microbatches: int, texts: dict[str, str], *, is_ambiguous: bool) -> _Question:
+    """The question, once every part of it is sound; all that is wrong is said at once."""
+    from diffusionpipe.errors import ConfigError
+
+    problems = _wrong_name(name)
+    problems += [
+        f"--{option} is {size}; use a number from 1 up"
+        for option, size in (("ranks", ranks), ("microbatches", microbatches))
+        if size < 1
+    ]
+    if min(ranks, microbatches) > 0 and ranks * microbatches > MAX_FORWARDS:
+        problems.append(
+            f"{ranks} ranks x {microbatches} micro-batches are more than {MAX_FORWARDS:,} forwards; use fewer"
+        )
+    times = {option: _time(text) for option, text in texts.items()}
+    problems += [
+        f"--{option} is {texts[option]}; use a finite number from 0 up"
+        for option, time in times.items()
+        if time is None
+    ]
+    if is_ambiguous:
+        problems.append("--json and --csv exclude each other; use one of them")
+    if problems:
+        raise ConfigError("\n".join(problems))
+    forward, input_grad, weight_grad, comm = (time or 0 for time in times.values())
+    return _Question(
+        name=name,
+        ranks=ranks,
+        microbatches=microbatches,
+        forward=forward,
+        input_grad=input_grad,
+        weight_grad=weight_grad,
+        comm=comm,
+    )
+
+
+def _wrong_name(name: str) -> list[str]:
+    from difflib import get_close_matches
+
+    from diffusionpipe.schedules import REGISTRY
+
+    if name in REGISTRY:
+        return []
+    close = get_close_matches(name.lower(), REGISTRY, n=1)
+    hint = f"did you mean {close[0]}?" if close else "`diffusionpipe schedule list` lists the names"
+    return [f"no schedule is called {name!r}; {hint}"]
+
+
+def _time(text: str) -> Seconds | None:
+    """The number, an int where it is written as one; None if it is no time."""
+    try:
+        time = int(text) if text.strip().lstrip("+").isdecimal() else float(text)
+    except ValueError:
+        return None
+    return time if isfinite(time) and time >= 0 else None
+
+
+def _answer(question: _Question) -> _Answer:
+    from diffusionpipe.schedules import REGISTRY
+    from diffusionpipe.simulator.comparison import WorkerCosts, measure
+
+    schedule = REGISTRY[question.name](question.ranks, question.microbatches)
+    costs = WorkerCosts(
+        forward=question.forward,
+        input_grad=question.input_grad,
+        weight_grad=question.weight_grad,
+        latency=question.comm,
+    )
+    result = measure(question.name, schedule, costs)
+    return _Answer(schedule=schedule, timeline=result.timeline, peaks=result.peaks)
+
+
+def _count(number: int, noun: str) -> str:
+    plural = f"{noun}es" if noun.endswith("ch") else f"{noun}s"
+    return f"{number} {noun if number == 1 else plural}"
+
+
+def _number(value: float) -> str:
+    """Up to ten digits; integers stay integers."""
+    return str(value) if isinstance(value, int) else f"{value:.10g}"
+
+
+def _rounded(value: float) -> float:
+    """Without the noise of sums of decimal fractions; integers stay integers."""
+    return value if isinstance(value, int) else round(value, 12)
+
+
+def _print_report(question: _Question, answer: _Answer) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    from diffusionpipe.viz import sketch
+
+    console = Console(highlight=False)
+    timeline = answer.timeline
+    backward = question.input_grad + question.weight_grad
+    times = f"forward {_number(question.forward)}, backward {_number(backward)}, transfer {_number(question.comm)}"
+    console.print(f"[bold]{question.heading}[/bold]: {times}\n", soft_wrap=True)
+    console.print(sketch(timeline, width=console.width if console.is_terminal else 120), markup=False, soft_wrap=True)
+    console.print(f"\nmakespan      {_number(timeline.makespan)}\nbubble ratio  {timeline.bubble:.2%}\n")
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for heading in ("rank", "busy", "idle", "peak activations"):
+        table.add_column(heading, justify="right")
+    for rank, peak in enumerate(answer.peaks):
+        busy = timeline.busy(rank)
+        table.add_row(str(rank), _number(busy), _number(timeline.makespan - busy), _number(peak))
+    console.print(table)
+
+
+def _print_json(question: _Question, answer: _Answer) -> None:
+    from dataclasses import asdict
+
+    from diffusionpipe.ir.codec import layout
+
+    ranks = range(question.ranks)
+    figures = asdict(question) | {
+        "makespan": _rounded(answer.timeline.makespan),
+        "bubble": _rounded(answer.timeline.bubble),
+        "busy": [_rounded(answer.timeline.busy(rank)) for rank in ranks],
+        "peak_activations": list(answer.peaks),
+        "orders": [" ".join(map(str, order)) for order in answer.schedule.orders],
+    }
+    typer.echo(layout(figures))
+
+
+def _write_files(
+    question: _Question, answer: _Answer, *, png: Path | None, perfetto: Path | None, out: Path | None
+) -> None:
+    """Write what was asked for; the notices go to stderr, so that stdout stays what was asked to be printed."""
+    from diffusionpipe import viz
+    from diffusionpipe.ir.files import write_schedule
+
+    if png:
+        viz.gantt([("", answer.timeline)], png, title=question.heading, schedule=answer.schedule, axis=viz.UNITS)
+    if perfetto:
+        viz.perfetto(answer.timeline, perfetto, schedule=answer.schedule)
+    if out:
+        write_schedule(answer.schedule, out)
+    for path in (png, perfetto, out):
+        if path:
+            typer.echo(f"wrote {path}", err=True)

@@ -1,0 +1,123 @@
+"""`diffusionpipe schedule search`: the best order for given stages, ranks and memory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from diffusionpipe.ir import Schedule, Timeline
+    from diffusionpipe.ordering import Answer, Instance
+
+
+def search(
+    instance: Annotated[Path, typer.Argument(metavar="INSTANCE", help="The instance, a JSON file.")],
+    as_json: Annotated[bool, typer.Option("--json", help="Print the figures and orders as JSON.")] = False,
+    png: Annotated[Path | None, typer.Option(help="Write a picture (.png, .svg, .pdf).")] = None,
+    svg: Annotated[Path | None, typer.Option(help="Write a picture (.svg).")] = None,
+    perfetto: Annotated[Path | None, typer.Option(help="Write a trace for ui.perfetto.dev.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Write the schedule file.")] = None,
+) -> None:
+    """Search the order with the shortest iteration for uneven stages, slow links and little memory.
+
+    docs/schedule-search.md describes the instance and the answer.
+    """
+    from diffusionpipe.ordering import costs_of, schedule_of
+    from diffusionpipe.ordering import search as search_order
+    from diffusionpipe.ordering.instance_file import read_instance
+    from diffusionpipe.simulator import simulate
+
+    question = read_instance(instance)
+    answer = search_order(question)
+    schedule = schedule_of(answer)
+    timeline = simulate(schedule, costs_of(question, answer.placement))
+    if as_json:
+        _print_json(answer)
+    else:
+        _print_report(question, answer, timeline)
+    _write_files(question, schedule, timeline, pictures=(png, svg), perfetto=perfetto, out=out)
+
+
+def _heading(question: Instance) -> str:
+    ranks, microbatches = question.ranks, question.microbatches
+    return f"{ranks} rank{'s' * (ranks > 1)}, {microbatches} micro-batch{'es' * (microbatches > 1)}"
+
+
+def _number(value: float) -> str:
+    """Up to ten digits; integers stay integers."""
+    return str(value) if isinstance(value, int) else f"{value:.10g}"
+
+
+def _print_json(answer: Answer) -> None:
+    import json
+
+    figures = {
+        "placement": str(answer.placement),
+        "makespan": answer.makespan,
+        "window": answer.window,
+        "bubble": round(answer.bubble, 12),
+        "peak_memory": list(answer.peak_memory),
+        "orders": [],
+        "lower_bound": answer.lower_bound,
+        "optimal": answer.optimal,
+        "family": answer.family,
+    }
+    text = json.dumps(figures, indent=2)
+    orders = ",\n    ".join(json.dumps([str(action) for action in order]) for order in answer.orders)
+    typer.echo(text.replace('"orders": []', f'"orders": [\n    {orders}\n  ]'))
+
+
+def _print_report(question: Instance, answer: Answer, timeline: Timeline) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    from diffusionpipe.viz import sketch
+
+    console = Console(highlight=False)
+    console.print(f"[bold]{_heading(question)}[/bold]: placement {answer.placement}, from {answer.family}\n")
+    console.print(sketch(timeline, width=console.width if console.is_terminal else 120), markup=False, soft_wrap=True)
+    value = answer.window if question.objective == "window" else answer.makespan
+    proof = "proven to be the least" if answer.optimal else f"no order is below {_number(answer.lower_bound)}"
+    rows = {
+        "makespan": _number(answer.makespan),
+        "window": _number(answer.window),
+        "bubble ratio": f"{answer.bubble:.2%} of the {question.objective}",
+        "": f"{question.objective} {_number(value)}: {proof}",
+    }
+    console.print("\n" + "\n".join(f"{name:12}  {text}" for name, text in rows.items()) + "\n", soft_wrap=True)
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for heading in ("rank", "busy", "idle", "peak memory", "limit"):
+        table.add_column(heading, justify="right")
+    limits = question.memory_limit or ("none",) * question.ranks
+    for rank, (peak, limit) in enumerate(zip(answer.peak_memory, limits, strict=True)):
+        busy = timeline.busy(rank)
+        limit_text = limit if isinstance(limit, str) else _number(limit)
+        table.add_row(str(rank), _number(busy), _number(timeline.makespan - busy), _number(peak), limit_text)
+    console.print(table)
+
+
+def _write_files(
+    question: Instance,
+    schedule: Schedule,
+    timeline: Timeline,
+    *,
+    pictures: tuple[Path | None, ...],
+    perfetto: Path | None,
+    out: Path | None,
+) -> None:
+    """Write what was asked for; the notices go to stderr, so that stdout stays what was asked to be printed."""
+    from diffusionpipe import viz
+    from diffusionpipe.ir.files import write_schedule
+
+    for picture in pictures:
+        if picture:
+            viz.gantt([("", timeline)], picture, title=_heading(question), schedule=schedule, axis=viz.UNITS)
+    if perfetto:
+        viz.perfetto(timeline, perfetto, schedule=schedule)
+    if out:
+        write_schedule(schedule, out)
+    for path in (*pictures, perfetto, out):
+        if path:
+            typer.echo(f"wrote {path}", err=True)

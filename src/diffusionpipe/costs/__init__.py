@@ -1,0 +1,23 @@
+"""What things cost: models as plain data, profiles, clusters, workloads, costs of actions. No torch."""
+
+from diffusionpipe.costs.actions import Costs, Link, StageCosts
+from diffusionpipe.costs.cluster import AllReduce, Cluster, Device
+from diffusionpipe.costs.graph import LayerSpec, ModelGraph, ParameterSpec, TensorSpec
+from diffusionpipe.costs.profile import LayerProfile, Profile
+from diffusionpipe.costs.workload import Workload
+
+__all__ = [
+    "AllReduce",
+    "Cluster",
+    "Costs",
+    "Device",
+    "LayerProfile",
+    "LayerSpec",
+    "Link",
+    "ModelGraph",
+    "ParameterSpec",
+    "Profile",
+    "StageCosts",
+    "TensorSpec",
+    "Workload",
+]

@@ -1,0 +1,89 @@
+"""What the actions of a schedule cost: the simulator's input."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from math import inf
+
+from diffusionpipe.ir import Action, Op
+from diffusionpipe.units import Bytes, Seconds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageCosts:
+    """Costs of one stage for one micro-batch (its own share of it)."""
+
+    forward: Seconds = 1
+    backward: Seconds = 2
+    """Whole backward, op B."""
+    input_grad: Seconds = 1
+    """Op I."""
+    weight_grad: Seconds = 1
+    """Op W."""
+    activation: Bytes = 1
+    """Bytes held from the start of F to the end of B (or of I, W)."""
+    kept_after_input_grad: Bytes = 1
+    """What of it is held on from the end of I to the end of W."""
+
+    def __post_init__(self) -> None:
+        negative = [n for n in self.__dataclass_fields__ if getattr(self, n) < 0]
+        if negative:
+            raise ValueError(f"stage costs must not be negative: {', '.join(negative)}")
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """A directed link between two workers."""
+
+    latency: Seconds = 0
+    bandwidth: float = inf
+    """Bytes per second."""
+    overhead: Seconds = 0
+    """Time that each end cannot compute for one tensor of a message (o in LogP: Culler et al., PPoPP 1993),"""
+    overhead_per_byte: Seconds = 0
+    """and for each of its bytes. 0 where what computes is not what copies."""
+
+    def transfer(self, num_bytes: Bytes) -> Seconds:
+        """Time of one message."""
+        return self.latency + (num_bytes / self.bandwidth if self.bandwidth != inf else 0)
+
+    def occupancy(self, num_bytes: Bytes, num_tensors: int) -> Seconds:
+        """Time that one message takes from the compute of each of its ends."""
+        return num_tensors * self.overhead + num_bytes * self.overhead_per_byte
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Costs:
+    """Costs of every action of one schedule."""
+
+    stages: tuple[StageCosts, ...]
+    """One per stage of the placement (encoder stages too: any value, their cost stands in `fills`)."""
+    fills: tuple[Seconds, ...] = ()
+    """One per fill of the schedule."""
+    reduces: tuple[Seconds, ...] = ()
+    """Time of each stage's gradient reduction; () for none."""
+    tensor_bytes: Mapping[str, Bytes] = field(default_factory=dict)
+    """Bytes of one sample of each named tensor; absent names count 0."""
+    link: Link = Link()
+    """The link between any two workers,"""
+    links: Mapping[tuple[int, int], Link] = field(default_factory=dict)
+    """unless the pair (source, destination) stands here."""
+
+    def seconds(self, action: Action) -> Seconds:
+        """Time of a compute action or a fill."""
+        if action.op is Op.ENCODE:
+            assert action.slot is not None
+            return self.fills[action.slot]
+        stage = self.stages[action.stage]
+        match action.op:
+            case Op.B:
+                return stage.backward
+            case Op.I:
+                return stage.input_grad
+            case Op.W:
+                return stage.weight_grad
+            case _:
+                return stage.forward
+
+    def link_between(self, source: int, destination: int) -> Link:
+        """The link from worker `source` to worker `destination`."""
+        return self.links.get((source, destination), self.link)

@@ -1,0 +1,151 @@
+"""Files of profiles and clusters: the same JSON as schedules and plans (see `diffusionpipe.ir.files`).
+
+A number that reading accepts is one that planning can use: no time is negative, and none is 0 where work is done.
+"""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from diffusionpipe.costs.cluster import Cluster
+from diffusionpipe.costs.graph import LayerSpec, ModelGraph, ParameterSpec, TensorSpec
+from diffusionpipe.costs.profile import Profile
+from diffusionpipe.errors import FileFormatError
+from diffusionpipe.ir.files import MAX_PROBLEMS, Format, from_text, read_file, to_text, write_file
+
+PROFILE = Format("diffusionpipe-profile", 1, Profile)
+CLUSTER = Format("diffusionpipe-cluster", 1, Cluster)
+
+_Named = LayerSpec | TensorSpec | ParameterSpec
+ANY_CPU = "CPU"
+"""A device of this name in a cluster stands for whatever CPU the profile was made on."""
+
+
+def profile_to_text(profile: Profile) -> str:
+    """The text of a profile file."""
+    return to_text(profile, PROFILE)
+
+
+def profile_from_text(text: str, *, source: str = "profile") -> Profile:
+    """The profile of a text.
+
+    Raises:
+        FileFormatError: it is none, or a time is missing, negative, or 0 where work is done; layer and field are named.
+    """
+    profile = from_text(text, PROFILE, source=source)
+    _refuse(list(_zero_times(profile)), source)
+    return profile
+
+
+def write_profile(profile: Profile, path: Path) -> None:
+    """Write a profile file atomically."""
+    write_file(profile, path, PROFILE)
+
+
+def read_profile(path: Path) -> Profile:
+    """Read a profile file.
+
+    Raises:
+        FileFormatError: as `profile_from_text`, or the file cannot be read.
+    """
+    profile = read_file(path, PROFILE)
+    _refuse(list(_zero_times(profile)), str(path))
+    return profile
+
+
+def cluster_to_text(cluster: Cluster) -> str:
+    """The text of a cluster file."""
+    return to_text(cluster, CLUSTER)
+
+
+def cluster_from_text(text: str, *, source: str = "cluster") -> Cluster:
+    """The cluster of a text.
+
+    Raises:
+        FileFormatError: it is none, or a latency, a bandwidth or a memory makes no sense.
+    """
+    return from_text(text, CLUSTER, source=source)
+
+
+def write_cluster(cluster: Cluster, path: Path) -> None:
+    """Write a cluster file atomically."""
+    write_file(cluster, path, CLUSTER)
+
+
+def check_model(profile: Profile, model: ModelGraph, *, source: str) -> None:
+    """Check that the profile is one of this model.
+
+    Raises:
+        FileFormatError: it is of another; says in what they differ first.
+    """
+    if profile.graph != model:
+        raise FileFormatError(
+            f"{source}: is a profile of another model: {_difference(profile.graph, model)}\n"
+            "Profile this recipe: diffusionpipe profile RECIPE --out FILE"
+        )
+
+
+def has_device(cluster: Cluster, name: str, device_type: str) -> bool:
+    """Whether the cluster has a device of that name; a CPU is also found under `ANY_CPU`."""
+    names = {device.name for device in cluster.devices}
+    return name in names or (device_type == "cpu" and ANY_CPU in names)
+
+
+def check_device(profile: Profile, cluster: Cluster, *, source: str) -> None:
+    """Check that the cluster has a device of the kind that was profiled; speeds are relative to it.
+
+    Raises:
+        FileFormatError: it has none.
+    """
+    if not has_device(cluster, profile.device, profile.device_type):
+        names = ", ".join(sorted({device.name for device in cluster.devices}))
+        raise FileFormatError(
+            f"{source}: is a profile of {profile.device}, but the cluster {cluster.name} has {names}\n"
+            "Profile on that device, or use --analytic; or name the profiled device in the cluster file and give the "
+            "others their speed relative to it."
+        )
+
+
+def _refuse(problems: list[str], source: str) -> None:
+    if problems:
+        rest = [f"and {len(problems) - MAX_PROBLEMS} more"] if len(problems) > MAX_PROBLEMS else []
+        raise FileFormatError("\n  ".join([f"{source}: no valid {PROFILE.name}", *problems[:MAX_PROBLEMS], *rest]))
+
+
+def _zero_times(profile: Profile) -> Iterator[str]:
+    """Times of 0 where a layer does work."""
+    graph = profile.graph
+    trained = {parameter.name for parameter in graph.parameters if parameter.is_trainable}
+    for spec, layer in zip(graph.layers, profile.layers, strict=True):
+        is_backward = any(graph.tensor(name).needs_gradient for name in spec.writes)
+        has_input_grad = is_backward and any(graph.tensor(name).needs_gradient for name in spec.reads)
+        has_weight_grad = is_backward and not trained.isdisjoint(spec.parameters)
+        columns = (
+            ("forward", layer.forward, True),
+            ("input_grad", layer.input_grad, has_input_grad),
+            ("weight_grad", layer.weight_grad, has_weight_grad),
+        )
+        for field, values, is_work in columns:
+            for batch, value in zip(profile.batch_sizes, values, strict=True):
+                if is_work and value == 0:
+                    yield f"{layer.name}: {field} is 0 for {batch} samples; it must be positive: profile again"
+
+
+def _difference(profiled: ModelGraph, model: ModelGraph) -> str:
+    """The first difference, in words."""
+    names = [layer.name for layer in profiled.layers], [layer.name for layer in model.layers]
+    if names[0] != names[1]:
+        only = [[n for n in mine if n not in set(other)] for mine, other in (names, names[::-1])]
+        extra = "; ".join(f"{who} has {n[0]}" for who, n in zip(("only it", "only the model"), only, strict=True) if n)
+        return f"it has {len(names[0])} layers, the model {len(names[1])}{'; ' + extra if extra else ''}"
+    kinds: tuple[tuple[str, Sequence[_Named], Sequence[_Named]], ...] = (
+        ("layer", profiled.layers, model.layers),
+        ("tensor", profiled.tensors, model.tensors),
+        ("parameter", profiled.parameters, model.parameters),
+    )
+    for kind, mine, others in kinds:
+        for one, other in zip(mine, others, strict=False):
+            if one != other:
+                return f"{kind} {one.name} was {one}, and is {other}"
+        if len(mine) != len(others):
+            return f"it has {len(mine)} {kind}s, the model {len(others)}"
+    return "its inputs or outputs have other names"

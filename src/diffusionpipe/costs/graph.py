@@ -1,0 +1,162 @@
+"""A model as plain data: layers in order, the named tensors between them, their parameters.
+
+The planning half sees a model only through this. From the names alone follow which tensors cross a cut, which layers
+are frozen and can fill bubbles, and which tensors carry a gradient.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from math import prod
+
+from diffusionpipe.units import Bytes
+
+BYTES_OF_DTYPE = {
+    "float64": 8,
+    "float32": 4,
+    "bfloat16": 2,
+    "float16": 2,
+    "int64": 8,
+    "int32": 4,
+    "uint8": 1,
+    "bool": 1,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TensorSpec:
+    """A tensor between layers, without its batch dimension, which is always the first."""
+
+    name: str
+    shape: tuple[int, ...]
+    """Per sample; () for one number a sample."""
+    dtype: str = "float32"
+    needs_gradient: bool = False
+    """Whether something trainable lies upstream."""
+
+    @property
+    def num_bytes(self) -> Bytes:
+        """Bytes of one sample."""
+        return prod(self.shape) * BYTES_OF_DTYPE[self.dtype]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParameterSpec:
+    """One parameter under its canonical name, e.g. "unet.conv_in.weight"."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str = "float32"
+    is_trainable: bool = True
+
+    @property
+    def num_bytes(self) -> Bytes:
+        """Bytes of the parameter itself."""
+        return prod(self.shape) * BYTES_OF_DTYPE[self.dtype]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerSpec:
+    """The smallest piece that is profiled and placed."""
+
+    name: str
+    component: str
+    """"vae", "text_encoder", "unet", "objective", ..."""
+    reads: tuple[str, ...]
+    writes: tuple[str, ...]
+    parameters: tuple[str, ...] = ()
+    """Canonical names; a parameter that two layers name is tied."""
+    flops: int = 0
+    """Floating-point operations of one sample's forward; 0 where nothing was counted."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelGraph:
+    """A model and its data path: raw inputs, frozen layers, backbone, loss."""
+
+    layers: tuple[LayerSpec, ...]
+    """In an order in which they can run."""
+    tensors: tuple[TensorSpec, ...]
+    """Every tensor that a layer reads or writes, raw inputs included."""
+    parameters: tuple[ParameterSpec, ...]
+    inputs: tuple[str, ...]
+    """Raw inputs: what the data loader yields."""
+    output: str = "loss"
+    """Per-sample losses: shape () a sample."""
+    prediction: str | None = "prediction"
+    """What the denoiser writes, read by the loss; None if the model cannot be sampled from."""
+
+    @cached_property
+    def _tensor(self) -> dict[str, TensorSpec]:
+        return {tensor.name: tensor for tensor in self.tensors}
+
+    @cached_property
+    def _trainable(self) -> frozenset[str]:
+        return frozenset(p.name for p in self.parameters if p.is_trainable)
+
+    def tensor(self, name: str) -> TensorSpec:
+        """The tensor of that name."""
+        return self._tensor[name]
+
+    @cached_property
+    def frozen_layers(self) -> tuple[str, ...]:
+        """Layers that are fillable: neither they nor anything they depend on is trainable, in order."""
+        tainted: set[str] = set()
+        frozen = []
+        for layer in self.layers:
+            if any(p in self._trainable for p in layer.parameters) or not tainted.isdisjoint(layer.reads):
+                tainted.update(layer.writes)
+            else:
+                frozen.append(layer.name)
+        return tuple(frozen)
+
+    @cached_property
+    def backbone_layers(self) -> tuple[str, ...]:
+        """All other layers, in order."""
+        frozen = set(self.frozen_layers)
+        return tuple(layer.name for layer in self.layers if layer.name not in frozen)
+
+    @cached_property
+    def frozen_tensors(self) -> frozenset[str]:
+        """Raw inputs, and what the frozen layers write."""
+        return frozenset({*self.inputs, *self.writes_of(self.frozen_layers)})
+
+    @cached_property
+    def read_tensors(self) -> frozenset[str]:
+        """Every tensor that a layer reads."""
+        return frozenset(name for layer in self.layers for name in layer.reads)
+
+    def reads_of(self, layers: Iterable[str]) -> tuple[str, ...]:
+        """Tensors that the layers read but do not write themselves, in the order of first reading."""
+        wanted = set(layers)
+        written: set[str] = set()
+        reads: dict[str, None] = {}
+        for layer in self.layers:
+            if layer.name in wanted:
+                reads.update(dict.fromkeys(name for name in layer.reads if name not in written))
+                written.update(layer.writes)
+        return tuple(reads)
+
+    def writes_of(self, layers: Iterable[str]) -> tuple[str, ...]:
+        """Tensors that the layers write, in order."""
+        wanted = set(layers)
+        return tuple(name for layer in self.layers if layer.name in wanted for name in layer.writes)
+
+    def flows(self, blocks: Sequence[Sequence[str]]) -> dict[tuple[int, int], tuple[str, ...]]:
+        """For each pair of blocks (producer, consumer) the tensors that the second reads from the first.
+
+        A tensor goes straight from the block that writes it to each block that reads it, never through others. Raw
+        inputs belong to no block; the frozen block passes them on (see `frozen_outputs`).
+        """
+        writer = {name: block for block, layers in enumerate(blocks) for name in self.writes_of(layers)}
+        flows: dict[tuple[int, int], tuple[str, ...]] = {}
+        for consumer, layers in enumerate(blocks):
+            for name in self.reads_of(layers):
+                producer = writer.get(name)
+                if producer is not None and producer != consumer:
+                    flows[producer, consumer] = (*flows.get((producer, consumer), ()), name)
+        return flows
+
+    def frozen_outputs(self, layers: Iterable[str]) -> tuple[str, ...]:
+        """Tensors that these backbone layers read from the frozen part or from the raw inputs, in order."""
+        return tuple(name for name in self.reads_of(layers) if name in self.frozen_tensors)

@@ -1,0 +1,133 @@
+"""What every layer of a model costs on one device, by batch size."""
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from diffusionpipe.costs.actions import Link
+from diffusionpipe.costs.cluster import AllReduce
+from diffusionpipe.costs.graph import ModelGraph
+from diffusionpipe.units import Bytes, Seconds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerProfile:
+    """One layer's costs; every tuple has one entry per batch size of the profile."""
+
+    name: str
+    forward: tuple[Seconds, ...]
+    input_grad: tuple[Seconds, ...]
+    """Time of the gradient with respect to the inputs; 0 where no input needs one."""
+    weight_grad: tuple[Seconds, ...]
+    """Time of the gradient with respect to the trained parameters; 0 where none is trained."""
+    activation: tuple[Bytes, ...]
+    """Bytes kept from the forward for the backward: what the layer made, its outputs included, each storage once. Its
+    inputs belong to the layers that wrote them, so a stage keeps the sum over its layers and what it reads from
+    outside. 0 for a frozen layer."""
+    workspace: tuple[Bytes, ...]
+    """Bytes beyond that at the peak of the layer's forward or backward; inputs and outputs do not count."""
+    forward_spread: tuple[Seconds, ...] = ()
+    """Half the distance between the quartiles of the measured forward times; () where nothing was measured."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Profile:
+    """A model's layers on one device."""
+
+    graph: ModelGraph
+    batch_sizes: tuple[int, ...]
+    """Samples, ascending."""
+    layers: tuple[LayerProfile, ...]
+    """In the order of the graph's layers."""
+    device: str
+    """Name of the device, e.g. "NVIDIA H200" or "AMD EPYC 7B13, 1 thread"."""
+    device_type: str
+    """"cpu" or "cuda"."""
+    precision: str
+    """"float32", "bfloat16" (autocast) or "float64"."""
+    source: str
+    """"measured" or "analytic"."""
+    versions: tuple[tuple[str, str], ...] = ()
+    """(package, version) of what it was made with."""
+    link: Link | None = None
+    """Between the ranks of the machine that measured it together; None where one measured alone."""
+    reduce: AllReduce | None = None
+    """A sum over these ranks."""
+    update: Seconds = 0.0
+    """Time of clipping, optimizer and average for each trained parameter of a rank; 0 where it was not measured."""
+
+    def __post_init__(self) -> None:
+        problems = []
+        if tuple(layer.name for layer in self.layers) != tuple(layer.name for layer in self.graph.layers):
+            problems.append("the profiled layers are not the layers of the model")
+        if not self.batch_sizes or list(self.batch_sizes) != sorted({b for b in self.batch_sizes if b > 0}):
+            problems.append(f"batch sizes must be positive and ascending; got {self.batch_sizes}")
+        for layer in self.layers:
+            columns = {
+                "forward": layer.forward,
+                "input_grad": layer.input_grad,
+                "weight_grad": layer.weight_grad,
+                "activation": layer.activation,
+                "workspace": layer.workspace,
+            }
+            for name, values in columns.items():
+                if len(values) != len(self.batch_sizes):
+                    problems.append(f"{layer.name}: {name} has {len(values)} entries for {len(self.batch_sizes)} sizes")
+                if any(not value >= 0 for value in values):
+                    problems.append(f"{layer.name}: {name} holds a negative value or NaN")
+            if not any(layer.forward):
+                problems.append(f"{layer.name}: every forward time is 0; a layer takes time")
+        if not self.update >= 0:
+            problems.append(f"update must not be negative; got {self.update}")
+        if problems:
+            raise ValueError("\n".join(problems))
+
+    @cached_property
+    def _layer(self) -> dict[str, LayerProfile]:
+        return {layer.name: layer for layer in self.layers}
+
+    def layer(self, name: str) -> LayerProfile:
+        """The layer of that name."""
+        return self._layer[name]
+
+    def at(self, values: Sequence[float], batch: float) -> float:
+        """A cost at a batch size: linear between the profiled sizes.
+
+        Below the smallest size it falls linearly towards the intercept that the first two sizes give, but not below 0;
+        beyond the largest it grows with the slope of the last two (with one size: in proportion).
+
+        Raises:
+            ValueError: the batch is negative.
+        """
+        if batch < 0:
+            raise ValueError(f"a batch of {batch} samples has no cost")
+        sizes = self.batch_sizes
+        if batch == 0:
+            return 0.0
+        if len(sizes) == 1:
+            return values[0] * batch / sizes[0]
+        right = min(max(bisect_left(sizes, batch), 1), len(sizes) - 1)
+        left = right - 1
+        slope = (values[right] - values[left]) / (sizes[right] - sizes[left])
+        return max(0.0, values[left] + slope * (batch - sizes[left]))
+
+    def forward(self, name: str, batch: float) -> Seconds:
+        """Forward time of a layer for a batch."""
+        return self.at(self._layer[name].forward, batch)
+
+    def input_grad(self, name: str, batch: float) -> Seconds:
+        """Time of the layer's input gradient for a batch."""
+        return self.at(self._layer[name].input_grad, batch)
+
+    def weight_grad(self, name: str, batch: float) -> Seconds:
+        """Time of the layer's weight gradient for a batch."""
+        return self.at(self._layer[name].weight_grad, batch)
+
+    def activation(self, name: str, batch: float) -> Bytes:
+        """Bytes that the layer keeps for its backward."""
+        return round(self.at(self._layer[name].activation, batch))
+
+    def workspace(self, name: str, batch: float) -> Bytes:
+        """Bytes beyond that at the layer's own peak."""
+        return round(self.at(self._layer[name].workspace, batch))

@@ -1,0 +1,76 @@
+"""What training holds besides the model: optimizer state, master weights, averages, batch."""
+
+from dataclasses import dataclass
+from difflib import get_close_matches
+
+from diffusionpipe.errors import ConfigError
+from diffusionpipe.units import Bytes
+
+STATE_OF_OPTIMIZER = {
+    "ASGD": 1,
+    "Adadelta": 2,
+    "Adafactor": 0,
+    "Adagrad": 1,
+    "Adam": 2,
+    "AdamW": 2,
+    "Adamax": 2,
+    "Muon": 1,
+    "NAdam": 2,
+    "RAdam": 2,
+    "RMSprop": 1,
+    "Rprop": 2,
+    "SGD": 0,
+}
+"""Numbers that an optimizer of torch.optim with default arguments keeps for each parameter, as wide as it is. What
+Adafactor keeps for rows and columns is not counted."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workload:
+    """The training around a model."""
+
+    batch: int
+    """Samples of one step over all ranks."""
+    parameter_bytes: int = 4
+    """Bytes of one trained parameter as the layers read it."""
+    gradient_bytes: int = 4
+    master_bytes: int = 0
+    """Bytes of a float32 copy beside narrower parameters; 0 for none."""
+    optimizer_bytes: int = 8
+    """Bytes of optimizer state per trained parameter; 8 for Adam's two float32 moments."""
+    ema_bytes: int = 0
+    """4 with a float32 average."""
+    frozen_bytes: int = 4
+    """Bytes of one frozen parameter."""
+    checkpointed: tuple[str, ...] = ()
+    """Patterns of layers that are recomputed in the backward."""
+    has_backup: bool = False
+    """Whether a copy of trained parameters, gradients and optimizer state is kept (post-validated steps)."""
+    encode_chunk: int = 16
+    """Samples that go through the frozen layers at a time, at most."""
+
+    @property
+    def bytes_per_trained(self) -> Bytes:
+        """Everything that one trained parameter takes."""
+        widths = (self.parameter_bytes, self.gradient_bytes, self.master_bytes, self.optimizer_bytes, self.ema_bytes)
+        return sum(widths) + self.backup_bytes
+
+    @property
+    def backup_bytes(self) -> int:
+        """Bytes of the copy per trained parameter; 0 without it."""
+        kept = self.parameter_bytes + self.gradient_bytes + self.master_bytes + self.optimizer_bytes
+        return kept if self.has_backup else 0
+
+
+def state_of_optimizer(name: str) -> int:
+    """Numbers that the optimizer of that name keeps for each parameter, with its default arguments.
+
+    Raises:
+        ConfigError: it is not known.
+    """
+    if name not in STATE_OF_OPTIMIZER:
+        of_lower = {known.lower(): known for known in STATE_OF_OPTIMIZER}
+        close = get_close_matches(name.lower(), of_lower, n=1)
+        hint = f"did you mean {of_lower[close[0]]}? " if close else ""
+        raise ConfigError(f"there is no optimizer {name!r}; {hint}Known are {', '.join(STATE_OF_OPTIMIZER)}")
+    return STATE_OF_OPTIMIZER[name]

@@ -1,0 +1,33 @@
+"""What a rank does: actions, placements, schedules, fills, plans, timelines. Plain frozen data with file formats."""
+
+from diffusionpipe.ir.action import COMPUTE_OPS, MESSAGE_OPS, RECV_OPS, SEND_OPS, STAGE_OPS, Action, Op, parse_action
+from diffusionpipe.ir.placement import WHOLE, Edge, Pipeline, Placement, Range, Share, Stage
+from diffusionpipe.ir.plan import Mesh, Plan
+from diffusionpipe.ir.schedule import Fill, Message, Schedule
+from diffusionpipe.ir.timeline import MemorySample, Span, Timeline
+
+__all__ = [
+    "COMPUTE_OPS",
+    "MESSAGE_OPS",
+    "RECV_OPS",
+    "SEND_OPS",
+    "STAGE_OPS",
+    "WHOLE",
+    "Action",
+    "Edge",
+    "Fill",
+    "MemorySample",
+    "Mesh",
+    "Message",
+    "Op",
+    "Pipeline",
+    "Placement",
+    "Plan",
+    "Range",
+    "Schedule",
+    "Share",
+    "Span",
+    "Stage",
+    "Timeline",
+    "parse_action",
+]

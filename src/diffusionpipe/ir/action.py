@@ -1,0 +1,106 @@
+"""One action of one worker, and its text form.
+
+Compute actions are written as torch.distributed.pipelining writes them: `2F0` is the forward of micro-batch 0 on
+stage 2. What torch's form cannot say is appended: `2SEND_F0>5` sends message 5 of the schedule, `1ENCODE#4` runs
+fill 4 on encoder stage 1, `2REDUCE_GRAD` has no micro-batch.
+"""
+
+import re
+from dataclasses import dataclass
+from enum import StrEnum
+
+from diffusionpipe.errors import ScheduleError
+
+
+class Op(StrEnum):
+    """What an action does. The zero-bubble papers write B for `I`."""
+
+    F = "F"
+    """Forward."""
+    B = "B"
+    """Whole backward: input and weight gradients."""
+    I = "I"  # noqa: E741
+    """Gradient with respect to the stage's inputs."""
+    W = "W"
+    """Gradient with respect to the stage's weights."""
+    T = "T"
+    """Forward without gradient (self-conditioning, teachers)."""
+    SEND_F = "SEND_F"
+    """Start sending an activation."""
+    RECV_F = "RECV_F"
+    """Start receiving an activation."""
+    SEND_B = "SEND_B"
+    """Start sending the gradient of an activation."""
+    RECV_B = "RECV_B"
+    """Start receiving the gradient of an activation."""
+    REDUCE_GRAD = "REDUCE_GRAD"
+    """Start summing the stage's gradients over everyone who holds the same weights."""
+    ENCODE = "ENCODE"
+    """Frozen work: one fill."""
+    STEP = "STEP"
+    """Optimizer step of one stage's weights (reserved)."""
+    UNSHARD = "UNSHARD"
+    """Gather the stage's sharded parameters (reserved)."""
+    RESHARD = "RESHARD"
+    """Drop the gathered parameters (reserved)."""
+
+
+COMPUTE_OPS = frozenset({Op.F, Op.B, Op.I, Op.W, Op.T})
+SEND_OPS = frozenset({Op.SEND_F, Op.SEND_B})
+RECV_OPS = frozenset({Op.RECV_F, Op.RECV_B})
+MESSAGE_OPS = SEND_OPS | RECV_OPS
+STAGE_OPS = frozenset({Op.REDUCE_GRAD, Op.STEP, Op.UNSHARD, Op.RESHARD})
+"""Ops of a whole stage: they have no micro-batch."""
+
+_TEXT = re.compile(
+    r"(?P<stage>\d+)(?P<op>SEND_F|RECV_F|SEND_B|RECV_B|REDUCE_GRAD|ENCODE|STEP|UNSHARD|RESHARD|F|B|I|W|T)"
+    r"(?P<microbatch>\d+)?(?:[>#](?P<slot>\d+))?"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Action:
+    """One entry of a worker's order."""
+
+    stage: int
+    """The stage it belongs to, an index into `Placement.stages`."""
+    op: Op
+    microbatch: int | None = None
+    """The micro-batch, counted within the stage's pipeline; None for ops of a whole stage and for ENCODE."""
+    slot: int | None = None
+    """Sends and receives: index into `Schedule.messages`. ENCODE: index into `Schedule.fills`. Else None."""
+
+    def __post_init__(self) -> None:
+        needs_microbatch = self.op in COMPUTE_OPS or self.op in MESSAGE_OPS
+        needs_slot = self.op in MESSAGE_OPS or self.op is Op.ENCODE
+        if (self.microbatch is not None) != needs_microbatch or (self.slot is not None) != needs_slot:
+            wants = f"{'a' if needs_microbatch else 'no'} micro-batch and {'a' if needs_slot else 'no'} slot"
+            raise ScheduleError([f"{self.op} of stage {self.stage} takes {wants}; got {self.microbatch}, {self.slot}"])
+
+    def __str__(self) -> str:
+        microbatch = "" if self.microbatch is None else self.microbatch
+        slot = "" if self.slot is None else f"{'#' if self.op is Op.ENCODE else '>'}{self.slot}"
+        return f"{self.stage}{self.op.value}{microbatch}{slot}"
+
+
+def parse_action(text: str) -> Action:
+    """The action that `text` writes; the inverse of `str(action)`.
+
+    >>> parse_action("2F0")
+    Action(stage=2, op=<Op.F: 'F'>, microbatch=0, slot=None)
+    >>> str(parse_action("2SEND_F0>5")), str(parse_action("1ENCODE#4")), str(parse_action("3REDUCE_GRAD"))
+    ('2SEND_F0>5', '1ENCODE#4', '3REDUCE_GRAD')
+
+    Raises:
+        ScheduleError: `text` is no action.
+    """
+    match = _TEXT.fullmatch(text.strip())
+    if match is None:
+        raise ScheduleError([f"{text!r} is no action; write e.g. 2F0, 2B0, 2SEND_F0>5, 2REDUCE_GRAD or 1ENCODE#4"])
+    microbatch, slot = match["microbatch"], match["slot"]
+    return Action(
+        stage=int(match["stage"]),
+        op=Op(match["op"]),
+        microbatch=None if microbatch is None else int(microbatch),
+        slot=None if slot is None else int(slot),
+    )

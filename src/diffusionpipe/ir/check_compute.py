@@ -1,0 +1,117 @@
+"""The rules of compute actions, fills and reductions."""
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping
+from itertools import pairwise
+
+from diffusionpipe.ir.action import COMPUTE_OPS, Action, Op
+from diffusionpipe.ir.flows import TIMED_OPS
+from diffusionpipe.ir.placement import Range
+from diffusionpipe.ir.ranges import tiles
+from diffusionpipe.ir.schedule import Schedule
+
+ORDER_OF_OPS = (Op.T, Op.F, Op.B, Op.I, Op.W)
+"""Every stage does its ops for a micro-batch in this order."""
+
+
+def completeness_problems(schedule: Schedule) -> Iterator[str]:
+    """Actions that are missing, done twice, on a wrong worker, or not part of the work."""
+    stages = schedule.placement.stages
+    for worker, action in schedule.actions():
+        home = stages[action.stage].worker
+        if worker != home:
+            yield f"worker {worker}: {action} belongs to worker {home}, where stage {action.stage} lives"
+    counts = Counter(action for _, action in schedule.actions() if action.op in TIMED_OPS)
+    expected = {
+        Action(stage=stage, op=op, microbatch=microbatch): None
+        for pipeline in schedule.placement.pipelines
+        for stage in pipeline.stages
+        for op in pipeline.ops & COMPUTE_OPS
+        for microbatch in range(len(pipeline.microbatches))
+    }
+    for slot, fill in enumerate(schedule.fills):
+        expected[Action(stage=fill.stage, op=Op.ENCODE, slot=slot)] = None
+    for action in expected:
+        if action not in counts:
+            yield f"worker {stages[action.stage].worker}: {action} is missing"
+    for action, count in counts.items():
+        if action not in expected:
+            yield f"worker {stages[action.stage].worker}: {action} is no part of the work of stage {action.stage}"
+        elif count > 1:
+            yield f"worker {stages[action.stage].worker}: {action} is done {count} times"
+
+
+def fill_problems(schedule: Schedule) -> Iterator[str]:
+    """Samples that an encoder stage's fills miss, repeat, or take from others."""
+    placement = schedule.placement
+    num_layers: dict[int, int] = defaultdict(int)
+    for fill in schedule.fills:
+        weights = placement.stages[fill.stage].weights
+        num_layers[weights] = max(num_layers[weights], fill.layers.stop)
+    for stage in (s for p in placement.pipelines if Op.ENCODE in p.ops for s in p.stages):
+        done: dict[int, list[Range]] = defaultdict(list)
+        for fill in schedule.fills:
+            if fill.stage == stage:
+                for sample in range(fill.samples.start, fill.samples.stop):
+                    done[sample].append(fill.layers)
+        rows = placement.rows(stage, 0)
+        layers = Range(0, num_layers[placement.stages[stage].weights])
+        where = f"worker {placement.stages[stage].worker}: the fills of encoder stage {stage}"
+        for sample in range(rows.start, rows.stop):
+            ranges = done.pop(sample, [])
+            is_once = tiles(ranges, layers) if layers else len(ranges) == 1  # no layers: raw inputs are passed on
+            if not is_once:
+                have = ", ".join(map(str, ranges)) or "none"
+                yield f"{where} run layers {have} on sample {sample}; each of {layers} must run exactly once"
+        for sample in sorted(done):
+            yield f"{where} take sample {sample}, which is not in its share {rows}"
+
+
+def order_problems(schedule: Schedule, positions: Mapping[Action, int]) -> Iterator[str]:
+    """Ops of a stage in the wrong order, and layers of a component that run before earlier ones."""
+    for pipeline in schedule.placement.pipelines:
+        ops = [op for op in ORDER_OF_OPS if op in pipeline.ops]
+        for stage in pipeline.stages:
+            worker = schedule.placement.stages[stage].worker
+            for microbatch in range(len(pipeline.microbatches)):
+                actions = [Action(stage=stage, op=op, microbatch=microbatch) for op in ops]
+                for first, second in pairwise(a for a in actions if a in positions):
+                    if positions[first] > positions[second]:
+                        yield f"worker {worker}: {second} comes before {first}"
+    yield from _layer_order_problems(schedule)
+
+
+def _layer_order_problems(schedule: Schedule) -> Iterator[str]:
+    reached: dict[tuple[int, str, int], int] = defaultdict(int)
+    for worker, action in schedule.actions():
+        if action.op is not Op.ENCODE:
+            continue
+        assert action.slot is not None
+        fill = schedule.fills[action.slot]
+        samples = range(fill.samples.start, fill.samples.stop)
+        if any(reached[fill.stage, fill.component, sample] > fill.layers.start for sample in samples):
+            yield f"worker {worker}: {action} runs layers {fill.layers} after later ones of the same samples"
+        for sample in samples:
+            reached[fill.stage, fill.component, sample] = fill.layers.stop
+
+
+def reduction_problems(schedule: Schedule) -> Iterator[str]:
+    """Reductions that are early, doubled, or not on every worker that holds the block."""
+    stages = schedule.placement.stages
+    trained = {s for p in schedule.placement.pipelines if p.ops & {Op.B, Op.W} for s in p.stages}
+    holders: dict[int, set[int]] = defaultdict(set)
+    for stage in sorted(trained):
+        holders[stages[stage].weights].add(stages[stage].worker)
+    seen: dict[int, Counter[int]] = defaultdict(Counter)  # block -> worker -> reductions
+    for worker, action in schedule.actions():
+        block = stages[action.stage].weights
+        if action.op is Op.REDUCE_GRAD:
+            seen[block][worker] += 1
+            if action.stage not in trained:
+                yield f"worker {worker}: {action} reduces a stage that has no gradients"
+        elif action.op in (Op.B, Op.W) and seen[block][worker]:
+            yield f"worker {worker}: {action} comes after the reduction of block {block}"
+    for block, counts in seen.items():
+        for worker in sorted(holders[block]) if sum(counts.values()) else ():
+            if counts[worker] != 1:
+                yield f"worker {worker}: the gradients of block {block} are reduced {counts[worker]} times, not once"

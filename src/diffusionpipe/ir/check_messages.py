@@ -1,0 +1,118 @@
+"""The rules of explicit messages."""
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from math import inf
+
+from diffusionpipe.ir.action import MESSAGE_OPS, SEND_OPS, Action, Op
+from diffusionpipe.ir.execution import serving
+from diffusionpipe.ir.flows import Flow, ends
+from diffusionpipe.ir.placement import Range
+from diffusionpipe.ir.ranges import is_disjoint, is_within, merged
+from diffusionpipe.ir.schedule import Message, Schedule
+
+
+def message_problems(schedule: Schedule, flows: Sequence[Flow]) -> Iterator[str]:
+    """Sends and receives that do not pair up, and flows that are not carried exactly once."""
+    yield from _pairing(schedule)
+    yield from _carried(schedule, flows)
+
+
+def _pairing(schedule: Schedule) -> Iterator[str]:
+    stages = schedule.placement.stages
+    counts = Counter(action for _, action in schedule.actions() if action.op in MESSAGE_OPS)
+    expected = {action for slot, message in enumerate(schedule.messages) for action in ends(message, slot)}
+    for slot, message in enumerate(schedule.messages):
+        if stages[message.source].worker == stages[message.destination].worker:
+            yield f"message {slot} stays on worker {stages[message.source].worker}; nothing is to be sent"
+        for action in ends(message, slot):
+            if counts[action] != 1:
+                yield f"worker {stages[action.stage].worker}: {action} stands there {counts[action]} times, not once"
+    for action in counts:
+        if action not in expected:
+            assert action.slot is not None
+            send, recv = ends(schedule.messages[action.slot], action.slot)
+            worker = stages[action.stage].worker
+            yield f"worker {worker}: {action} is no end of message {action.slot}, whose ends are {send} and {recv}"
+
+
+def _carried(schedule: Schedule, flows: Sequence[Flow]) -> Iterator[str]:
+    """What a worker reads of a source arrives once, for every tensor and sample; and nothing else is sent."""
+    stages = schedule.placement.stages
+    wanted: dict[tuple[object, ...], dict[str, list[Range]]] = defaultdict(lambda: defaultdict(list))
+    readers: dict[tuple[object, ...], Action] = {}
+    frozen = {s for p in schedule.placement.pipelines if Op.ENCODE in p.ops for s in p.stages}
+
+    def key(source: int, destination: int, microbatch: int, is_gradient: bool) -> tuple[object, ...]:
+        # A worker receives an encoder's output once for all its stages; everything else goes edge by edge.
+        if source in frozen:
+            return source, stages[destination].worker
+        return source, destination, microbatch, is_gradient
+
+    for flow in flows:
+        if stages[flow.source].worker != stages[flow.destination].worker:
+            group = key(flow.source, flow.destination, flow.microbatch, flow.is_gradient)
+            readers.setdefault(group, flow.consumer)
+            for name in flow.tensors:
+                wanted[group][name].append(flow.samples)
+    sent: dict[tuple[object, ...], list[tuple[int, Message]]] = defaultdict(list)
+    for slot, message in enumerate(schedule.messages):
+        sent[key(message.source, message.destination, message.microbatch, message.is_gradient)].append((slot, message))
+    for group, tensors in wanted.items():
+        worker = stages[readers[group].stage].worker
+        where = f"worker {worker}: {readers[group]} reads from stage {group[0]}"
+        yield from _exactly(where, tensors, [message for _, message in sent[group]])
+    for group, messages in sent.items():
+        if group not in wanted:
+            for slot, message in messages:
+                worker = stages[message.source].worker
+                yield f"worker {worker}: message {slot} ({ends(message, slot)[0]}) is read by nobody"
+
+
+def _exactly(where: str, tensors: Mapping[str, Sequence[Range]], messages: Sequence[Message]) -> Iterator[str]:
+    names = {name for message in messages for name in message.tensors}
+    for name in sorted(names - tensors.keys()):
+        yield f"{where} no {name!r}, but it is sent"
+    # Stages of one worker may read different tensors of an encoder for different rows: each is sent for all of them.
+    needed = [part for ranges in tensors.values() for part in ranges]
+    for name, ranges in tensors.items():
+        sent = [message.samples for message in messages if name in message.tensors]
+        if not (is_disjoint(sent) and is_within(ranges, sent) and is_within(sent, needed)):
+            yield f"{where} samples {_text(merged(ranges))} of {name!r}, messages bring {_text(sent)}"
+
+
+def _text(ranges: Sequence[Range]) -> str:
+    return ", ".join(map(str, ranges)) or "none"
+
+
+def timing_problems(schedule: Schedule, flows: Sequence[Flow], positions: Mapping[Action, int]) -> Iterator[str]:
+    """Sends before what they send is there, and receives after what reads it."""
+    stages = schedule.placement.stages
+    for index, slots in serving(schedule, flows).items():
+        flow = flows[index]
+        for slot in slots:
+            send, recv = ends(schedule.messages[slot], slot)
+            for producer in flow.producers:
+                if positions.get(send, inf) < positions.get(producer, -1):
+                    yield f"worker {stages[flow.source].worker}: {send} comes before {producer}, which produces it"
+            if not flow.is_ahead and positions.get(flow.consumer, inf) < positions.get(recv, -1):
+                yield f"worker {stages[flow.destination].worker}: {recv} comes after {flow.consumer}, which reads it"
+
+
+def channel_problems(schedule: Schedule) -> Iterator[str]:
+    """Channels whose two ends have their messages in different orders."""
+    stages = schedule.placement.stages
+    sent: dict[tuple[int, int], list[Action]] = defaultdict(list)
+    received: dict[tuple[int, int], list[Action]] = defaultdict(list)
+    for _, action in schedule.actions():
+        if action.op in MESSAGE_OPS:
+            assert action.slot is not None
+            message = schedule.messages[action.slot]
+            channel = stages[message.source].worker, stages[message.destination].worker
+            (sent if action.op in SEND_OPS else received)[channel].append(action)
+    for channel in sorted(sent.keys() | received.keys()):
+        for send, recv in zip(sent[channel], received[channel], strict=False):
+            if send.slot != recv.slot:
+                source, destination = channel
+                yield f"worker {source} comes to {send} where worker {destination} comes to {recv}: the order differs"
+                break

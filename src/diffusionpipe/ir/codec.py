@@ -1,0 +1,183 @@
+"""Frozen dataclasses as JSON values, and back: what every file format of ours is made of.
+
+The dataclass is the format: its fields are the keys, in order. Values that have a text form are strings:
+
+    Action "2F0"    an order of actions "0F0 1F0 0B0"    Range "0:4"    Share "0:1/2"    StrEnum "F"
+
+A key that is absent takes the field's default; without a default it is a problem. An unknown key always is one.
+To store a new dataclass, nothing is to be done here unless one of its fields has a type that `decode` does not know.
+"""
+
+import json
+import types
+import typing
+from collections.abc import Callable
+from dataclasses import MISSING, fields, is_dataclass
+from enum import StrEnum
+from fractions import Fraction
+from functools import cache
+from math import isfinite
+
+from diffusionpipe.errors import ScheduleError
+from diffusionpipe.ir.action import Action, parse_action
+from diffusionpipe.ir.placement import Range, Share
+
+LINE_WIDTH = 120
+
+
+def _parse_range(text: str) -> Range:
+    start, _, stop = text.partition(":")
+    return Range(int(start), int(stop))
+
+
+def _parse_share(text: str) -> Share:
+    start, _, stop = text.partition(":")
+    return Share(Fraction(start), Fraction(stop))
+
+
+_PARSERS: dict[type, tuple[Callable[[str], object], str]] = {
+    Action: (parse_action, "2F0"),
+    Range: (_parse_range, "0:4"),
+    Share: (_parse_share, "0:1/2"),
+}
+
+
+@cache  # a profile holds thousands of values of few classes
+def _hints(kind: type) -> dict[str, object]:
+    """Types of a dataclass's fields by name."""
+    return typing.get_type_hints(kind)
+
+
+class _Bad:
+    """What `decode` returns after it has noted a problem."""
+
+
+_BAD = _Bad()
+
+
+def encode(value: object, kind: object) -> object:
+    """The JSON value of `value`, of type `kind` (see `decode`)."""
+    arguments = typing.get_args(kind)
+    if kind == tuple[Action, ...] and isinstance(value, tuple):
+        return " ".join(map(str, value))
+    if isinstance(value, tuple):
+        return [encode(item, arguments[0]) for item in value]
+    if isinstance(value, frozenset):
+        return sorted(str(item) for item in value)
+    if type(value) in _PARSERS or isinstance(value, StrEnum):
+        return str(value)
+    if is_dataclass(value):
+        hints = _hints(type(value))  # type: ignore[arg-type]
+        return {field.name: encode(getattr(value, field.name), hints[field.name]) for field in fields(value)}
+    assert value is None or isinstance(value, bool | int | float | str), f"no JSON form for {type(value).__name__}"
+    return value
+
+
+def decode(kind: object, data: object, where: str, problems: list[str]) -> object:
+    """The value of type `kind` that the JSON value `data` stands for.
+
+    `kind` is a dataclass, int, float, str, bool, a StrEnum, Action, Range, Share, or one of these in `tuple[X, ...]`,
+    `frozenset[X]` or `X | None`. What is wrong is added to `problems`, each with the path of the field (`where`); the
+    result then means nothing.
+    """
+    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    if kind == tuple[Action, ...]:
+        return _decode_order(data, where, problems)
+    if origin in (tuple, frozenset):
+        return _decode_list(origin, arguments[0], data, where, problems)
+    if origin in (types.UnionType, typing.Union):
+        inner = next(argument for argument in arguments if argument is not types.NoneType)
+        return None if data is None else decode(inner, data, where, problems)
+    assert isinstance(kind, type), f"decode does not know {kind!r}"
+    if kind in _PARSERS or issubclass(kind, StrEnum):
+        return _decode_text(kind, data, where, problems)
+    if is_dataclass(kind):
+        return _decode_dataclass(kind, data, where, problems)
+    return _decode_plain(kind, data, where, problems)
+
+
+def _refuse(where: str, wanted: str, data: object, problems: list[str]) -> _Bad:
+    shown = json.dumps(data)
+    shown = shown if len(shown) <= 60 else shown[:57] + "..."
+    problems.append(f"{where or 'the file'}: must be {wanted}; got {shown}")
+    return _BAD
+
+
+def _decode_plain(kind: type, data: object, where: str, problems: list[str]) -> object:
+    match kind:
+        case builtins if builtins is bool:
+            return data if isinstance(data, bool) else _refuse(where, "true or false", data, problems)
+        case builtins if builtins is int:
+            is_int = isinstance(data, int) and not isinstance(data, bool)
+            return data if is_int else _refuse(where, "a whole number", data, problems)
+        case builtins if builtins is float:
+            is_number = isinstance(data, int | float) and not isinstance(data, bool) and isfinite(data)
+            return data if is_number else _refuse(where, "a finite number", data, problems)
+        case _:
+            assert kind is str, f"decode does not know {kind!r}"
+            return data if isinstance(data, str) else _refuse(where, "a text", data, problems)
+
+
+def _decode_text(kind: type, data: object, where: str, problems: list[str]) -> object:
+    if issubclass(kind, StrEnum):
+        known = [str(member.value) for member in kind]
+        return kind(data) if data in known else _refuse(where, f"one of {', '.join(known)}", data, problems)
+    parse, example = _PARSERS[kind]
+    if not isinstance(data, str):
+        return _refuse(where, f"a text like {json.dumps(example)}", data, problems)
+    try:
+        return parse(data)
+    except (ValueError, ZeroDivisionError, ScheduleError) as error:
+        return _refuse(where, f"a text like {json.dumps(example)} ({error})", data, problems)
+
+
+def _decode_order(data: object, where: str, problems: list[str]) -> object:
+    if not isinstance(data, str):
+        return _refuse(where, 'one text of actions like "0F0 1F0 0B0"', data, problems)
+    return tuple(_decode_text(Action, word, f"{where}, action {i}", problems) for i, word in enumerate(data.split()))
+
+
+def _decode_list(origin: object, item: object, data: object, where: str, problems: list[str]) -> object:
+    if not isinstance(data, list):
+        return _refuse(where, "a list", data, problems)
+    values = [decode(item, value, f"{where}[{i}]", problems) for i, value in enumerate(data)]
+    if origin is tuple or _BAD in values:
+        return tuple(values)
+    if len(set(values)) != len(values):
+        return _refuse(where, "a list without repetitions", data, problems)
+    return frozenset(values)
+
+
+def _decode_dataclass(kind: type, data: object, where: str, problems: list[str]) -> object:
+    assert is_dataclass(kind)
+    known = {field.name: field for field in fields(kind)}
+    if not isinstance(data, dict):
+        return _refuse(where, f"an object with {', '.join(known)}", data, problems)
+    prefix = f"{where}." if where else ""
+    num_problems = len(problems)
+    unknown = sorted(data.keys() - known.keys())
+    problems.extend(f"{prefix}{key}: unknown key; known are {', '.join(known)}" for key in unknown)
+    for name, field in known.items():
+        if name not in data and field.default is MISSING and field.default_factory is MISSING:
+            problems.append(f"{prefix}{name}: is missing")
+    hints = _hints(kind)
+    values = {name: decode(hints[name], data[name], prefix + name, problems) for name in known if name in data}
+    if len(problems) > num_problems:
+        return _BAD
+    try:
+        return kind(**values)
+    except (ValueError, ScheduleError) as error:
+        problems.append(f"{where or 'the file'}: {error}")
+        return _BAD
+
+
+def layout(value: object, indent: int = 0) -> str:
+    """JSON text in which whatever fits on one line stands on one line."""
+    flat = json.dumps(value, ensure_ascii=False, allow_nan=False)
+    if indent + len(flat) <= LINE_WIDTH or not isinstance(value, dict | list):
+        return flat
+    inner = " " * (indent + 2)
+    if isinstance(value, dict):
+        lines = [f"{json.dumps(key, ensure_ascii=False)}: {layout(item, indent + 2)}" for key, item in value.items()]
+        return "{\n" + ",\n".join(inner + line for line in lines) + "\n" + " " * indent + "}"
+    return "[\n" + ",\n".join(inner + layout(item, indent + 2) for item in value) + "\n" + " " * indent + "]"

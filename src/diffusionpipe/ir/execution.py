@@ -1,0 +1,289 @@
+"""The abstract machine that runs a schedule: what a worker's host, its compute and its streams wait for.
+
+    host of a worker    issues its actions in order. At a compute action it waits until the action's inputs are there
+                        and until the action has ended; sends, receives and reductions it only puts on their stream.
+    stream              transfers run one after the other in the order of issue. A transfer is the head of a stream
+                        at both ends and issued at both ends, or it does not start: sends are never buffered.
+
+           host 0   F0 | F1 |                      SEND and RECV of one message start together (rendezvous),
+      stream 0->1      s0======                    when the later end is ready,
+                       |                           and the next transfer on either stream waits for their end
+      stream 0->1      r0======
+           host 1      .......F0 |
+
+Nothing in this machine chooses: every host and every stream has a fixed sequence. So whether it gets stuck does not
+depend on durations, and times are longest paths. The checker runs it for the first reason, the simulator for the
+second. Cost: one visit for each action, message and flow.
+"""
+
+from collections import defaultdict, deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Protocol
+
+from diffusionpipe.ir.action import MESSAGE_OPS, Action, Op
+from diffusionpipe.ir.flows import TIMED_OPS, Flow, flows
+from diffusionpipe.ir.schedule import Schedule
+from diffusionpipe.units import Seconds
+
+
+class Streams(StrEnum):
+    """Which transfers of a worker run one after the other."""
+
+    PAIR = "pair"
+    """Every ordered pair of workers has a stream of its own."""
+    DIRECTION = "direction"
+    """A worker has one stream for all transfers towards higher workers and one for all towards lower ones, its
+    receives and its sends alike: one NCCL communicator per direction."""
+
+
+class Durations(Protocol):
+    """How long things take."""
+
+    def compute(self, action: Action) -> Seconds:
+        """Time of a compute action or a fill."""
+
+    def message(self, slot: int) -> Seconds:
+        """Time of a message on its link."""
+
+    def flow(self, flow: Flow) -> Seconds:
+        """Time of a flow between workers where messages are not explicit."""
+
+    def reduce(self, stage: int) -> Seconds:
+        """Time of a stage's gradient reduction."""
+
+
+class _NoTime:
+    """Durations of zero, for where only the order matters."""
+
+    def compute(self, action: Action) -> Seconds:
+        return 0
+
+    def message(self, slot: int) -> Seconds:
+        return 0
+
+    def flow(self, flow: Flow) -> Seconds:
+        return 0
+
+    def reduce(self, stage: int) -> Seconds:
+        return 0
+
+
+NO_TIME: Durations = _NoTime()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Execution:
+    """What happened. Times stand worker by worker in the order of the actions; None: it never happened."""
+
+    starts: tuple[tuple[Seconds | None, ...], ...]
+    ends: tuple[tuple[Seconds | None, ...], ...]
+    finished: tuple[tuple[int, int], ...]
+    """(worker, index) of the compute actions in an order in which one processor could run them all."""
+    blocked: tuple[str, ...]
+    """For each worker that did not come to its end, the action it waits at; for each stream, its head."""
+
+
+def execute(schedule: Schedule, durations: Durations, *, streams: Streams = Streams.DIRECTION) -> Execution:
+    """Run the schedule until nothing can go on.
+
+    Every send needs its receive, and every reduction its replicas; `check` looks at that first.
+    """
+    machine = _Machine(schedule, durations, streams)
+    machine.run()
+    return machine.result()
+
+
+def serving(schedule: Schedule, all_flows: Sequence[Flow]) -> dict[int, tuple[int, ...]]:
+    """Index of each flow between workers -> the messages that carry it."""
+    stages = schedule.placement.stages
+    frozen = {s for p in schedule.placement.pipelines if Op.ENCODE in p.ops for s in p.stages}
+    of_edge: dict[tuple[int, int, int, bool], list[int]] = defaultdict(list)
+    of_encoder: dict[tuple[int, int], list[int]] = defaultdict(list)
+    for slot, message in enumerate(schedule.messages):
+        if message.source in frozen:
+            of_encoder[message.source, stages[message.destination].worker].append(slot)
+        else:
+            of_edge[message.source, message.destination, message.microbatch, message.is_gradient].append(slot)
+    served = {}
+    for index, flow in enumerate(all_flows):
+        worker = stages[flow.destination].worker
+        if stages[flow.source].worker == worker:
+            continue
+        if flow.is_frozen:
+            candidates = of_encoder[flow.source, worker]
+        else:
+            candidates = of_edge[flow.source, flow.destination, flow.microbatch, flow.is_gradient]
+        served[index] = tuple(s for s in candidates if schedule.messages[s].samples.intersection(flow.samples))
+    return served
+
+
+class _Machine:
+    """The state of one run. Events are numbered: first all actions worker by worker, then all transfers."""
+
+    def __init__(self, schedule: Schedule, durations: Durations, streams: Streams) -> None:
+        self.schedule, self.durations, self.streams = schedule, durations, streams
+        self.offsets = [0]
+        for order in schedule.orders:
+            self.offsets.append(self.offsets[-1] + len(order))
+        num_actions, num_messages = self.offsets[-1], len(schedule.messages)
+        num_events = num_actions + num_messages + 1 + max(s.weights for s in schedule.placement.stages)
+        self.first_message, self.first_reduce = num_actions, num_actions + num_messages
+        self.starts: list[Seconds | None] = [None] * num_events
+        self.ends: list[Seconds | None] = [None] * num_events
+        self.next = [0] * schedule.num_workers
+        self.host: list[Seconds] = [0] * schedule.num_workers
+        self.finished: list[tuple[int, int]] = []
+        self.waiting: dict[int, list[int]] = defaultdict(list)  # event -> workers
+        self.queues: dict[tuple[int, ...], deque[int]] = defaultdict(deque)
+        self.free: dict[tuple[int, ...], Seconds] = defaultdict(int)
+        self.issued: dict[int, list[tuple[tuple[int, ...], int, Seconds]]] = defaultdict(list)  # stream, action, time
+        self.transfer_of = {}
+        num_reduces: dict[int, int] = defaultdict(int)
+        for worker, order in enumerate(schedule.orders):
+            for i, action in enumerate(order):
+                transfer = self._transfer(action)
+                if transfer is not None:
+                    self.transfer_of[self.offsets[worker] + i] = transfer
+                    num_reduces[transfer] += action.op is Op.REDUCE_GRAD
+        self.num_ends = {t: num_reduces[t] or 2 for t in self.transfer_of.values()}
+        self.inputs = self._inputs()
+
+    def _transfer(self, action: Action) -> int | None:
+        if action.op in MESSAGE_OPS:
+            assert action.slot is not None
+            return self.first_message + action.slot
+        if action.op is Op.REDUCE_GRAD:
+            return self.first_reduce + self.schedule.placement.stages[action.stage].weights
+        return None
+
+    def _inputs(self) -> Mapping[Action, list[tuple[int, Seconds]]]:
+        """Compute action -> the events it waits for, and how long after each of them."""
+        schedule, stages = self.schedule, self.schedule.placement.stages
+        event_of = {
+            action: self.offsets[worker] + i
+            for worker, order in enumerate(schedule.orders)
+            for i, action in enumerate(order)
+            if action.op in TIMED_OPS
+        }
+        all_flows = flows(schedule)
+        served = serving(schedule, all_flows) if schedule.has_communication else {}
+        inputs: dict[Action, list[tuple[int, Seconds]]] = defaultdict(list)
+        for index, flow in enumerate(all_flows):
+            if flow.is_ahead:
+                continue
+            is_local = stages[flow.source].worker == stages[flow.destination].worker
+            if index in served:
+                inputs[flow.consumer].extend((self.first_message + slot, 0) for slot in served[index])
+            else:
+                lag = 0 if is_local else self.durations.flow(flow)
+                inputs[flow.consumer].extend((event_of[p], lag) for p in flow.producers)
+        return inputs
+
+    def run(self) -> None:
+        """Let every worker go as far as it can, again whenever something it waits for has ended."""
+        ready = deque(range(self.schedule.num_workers))
+        while ready:
+            self._advance(ready.popleft(), ready)
+
+    def _advance(self, worker: int, ready: deque[int]) -> None:
+        order = self.schedule.orders[worker]
+        while self.next[worker] < len(order):
+            event = self.offsets[worker] + self.next[worker]
+            action = order[self.next[worker]]
+            if event in self.transfer_of:
+                self._issue(worker, event, ready)
+            elif not self._compute(worker, event, action, ready):
+                return
+            self.next[worker] += 1
+
+    def _compute(self, worker: int, event: int, action: Action, ready: deque[int]) -> bool:
+        start = self.host[worker]
+        for source, lag in self.inputs.get(action, ()) if action.op in TIMED_OPS else ():
+            end = self.ends[source]
+            if end is None:
+                self.waiting[source].append(worker)
+                return False
+            start = max(start, end + lag)
+        is_timed = action.op in TIMED_OPS
+        self.starts[event] = start
+        self.ends[event] = self.host[worker] = start + (self.durations.compute(action) if is_timed else 0)
+        if is_timed:
+            self.finished.append((worker, self.next[worker]))
+        ready.extend(self.waiting.pop(event, ()))
+        return True
+
+    def _issue(self, worker: int, event: int, ready: deque[int]) -> None:
+        transfer = self.transfer_of[event]
+        stream = self._stream(worker, transfer)
+        self.queues[stream].append(transfer)
+        self.issued[transfer].append((stream, event, self.host[worker]))
+        candidates = [transfer]
+        while candidates:
+            candidates.extend(self._start(candidates.pop(), ready))
+
+    def _stream(self, worker: int, transfer: int) -> tuple[int, ...]:
+        if transfer >= self.first_reduce:
+            return (worker,)
+        message = self.schedule.messages[transfer - self.first_message]
+        stages = self.schedule.placement.stages
+        source, destination = stages[message.source].worker, stages[message.destination].worker
+        if self.streams is Streams.PAIR:
+            return (worker, source, destination)
+        return (worker, int(source < destination))
+
+    def _start(self, transfer: int, ready: deque[int]) -> list[int]:
+        """Run the transfer if it is the head of its streams at all ends; the transfers that come to the head by it."""
+        issued = self.issued[transfer]
+        if self.ends[transfer] is not None:  # it came to the head of two streams at once
+            return []
+        if len(issued) < self.num_ends[transfer] or any(self.queues[s][0] != transfer for s, _, _ in issued):
+            return []
+        start = max(max(time, self.free[stream]) for stream, _, time in issued)
+        if transfer < self.first_reduce:
+            end = start + self.durations.message(transfer - self.first_message)
+        else:
+            end = start + max(self.durations.reduce(self._action(event).stage) for _, event, _ in issued)
+        self.starts[transfer], self.ends[transfer] = start, end
+        heads = []
+        for stream, event, _ in issued:
+            self.starts[event], self.ends[event], self.free[stream] = start, end, end
+            queue = self.queues[stream]
+            queue.popleft()
+            if queue:
+                heads.append(queue[0])
+        ready.extend(self.waiting.pop(transfer, ()))
+        return heads
+
+    def _action(self, event: int) -> Action:
+        worker = next(w for w in range(self.schedule.num_workers) if event < self.offsets[w + 1])
+        return self.schedule.orders[worker][event - self.offsets[worker]]
+
+    def _blocked(self) -> tuple[str, ...]:
+        lines = []
+        for worker, order in enumerate(self.schedule.orders):
+            if self.next[worker] < len(order):
+                lines.append(f"worker {worker} waits at {order[self.next[worker]]} for its inputs")
+        for stream, queue in sorted(self.queues.items()):
+            if queue:
+                head = next(self._action(event) for s, event, _ in self.issued[queue[0]] if s == stream)
+                lines.append(f"worker {stream[0]} has {head} at the head of its stream {self._name(stream)}")
+        return tuple(lines)
+
+    def _name(self, stream: tuple[int, ...]) -> str:
+        if len(stream) == 1:
+            return "of reductions"
+        if len(stream) == 2:
+            return f"towards {'higher' if stream[1] else 'lower'} workers"
+        return f"from worker {stream[1]} to worker {stream[2]}"
+
+    def result(self) -> Execution:
+        """The times, and what is stuck."""
+        borders = list(zip(self.offsets, self.offsets[1:], strict=False))
+        return Execution(
+            starts=tuple(tuple(self.starts[a:b]) for a, b in borders),
+            ends=tuple(tuple(self.ends[a:b]) for a, b in borders),
+            finished=tuple(self.finished),
+            blocked=self._blocked(),
+        )

@@ -1,0 +1,214 @@
+"""Files of schedules, plans and timelines: versioned JSON that people can read and that round-trips exactly.
+
+    {
+      "format": "diffusionpipe-schedule",
+      "version": 1,
+      "name": "1f1b",
+      "placement": {"stages": [...], "pipelines": [...]},
+      "orders": [
+        "0F0 0F1 0B0 0B1",
+        "1F0 1B0 1F1 1B1"
+      ],
+      "messages": [],
+      "fills": []
+    }
+
+Equal values have equal text, so a text can be compared, hashed and broadcast. A new kind of file is one more `Format`
+beside its dataclass. Reading checks that the text is such a value, not that its orders are legal: **whoever reads a
+schedule or a plan passes its schedules to `diffusionpipe.ir.check.check` before using them.**
+"""
+
+import json
+import os
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Generic, NoReturn, TypeVar
+
+from diffusionpipe.errors import ConfigError, FileFormatError
+from diffusionpipe.ir.codec import decode, encode, layout
+from diffusionpipe.ir.plan import Plan
+from diffusionpipe.ir.schedule import Schedule
+from diffusionpipe.ir.timeline import Timeline
+
+T = TypeVar("T")
+MAX_PROBLEMS = 12
+
+
+@dataclass(frozen=True, slots=True)
+class Format(Generic[T]):
+    """A kind of file. A field with a default may be added without a new version; anything else needs one."""
+
+    name: str
+    version: int
+    kind: type[T]
+
+
+SCHEDULE = Format("diffusionpipe-schedule", 1, Schedule)
+PLAN = Format("diffusionpipe-plan", 1, Plan)
+TIMELINE = Format("diffusionpipe-timeline", 1, Timeline)
+
+
+def to_text(value: T, form: Format[T]) -> str:
+    """The file's text, with a final newline.
+
+    Raises:
+        ValueError: a number is NaN or infinite.
+    """
+    body = encode(value, form.kind)
+    assert isinstance(body, dict)
+    header = {"format": form.name, "version": form.version}
+    entries = [f"  {json.dumps(key)}: {layout(item, 2)}" for key, item in {**header, **body}.items()]
+    return "{\n" + ",\n".join(entries) + "\n}\n"
+
+
+def from_text(text: str, form: Format[T], *, source: str) -> T:
+    """The value that the text stands for; `source` names the text in errors.
+
+    Raises:
+        FileFormatError: no JSON, another format or version, an unknown or missing key, a wrong value; all named.
+    """
+    data = _parse(text, source)
+    if not isinstance(data, dict):
+        raise FileFormatError(f"{source}: must be a JSON object, as {form.name} files are; got {type(data).__name__}")
+    found, version = data.pop("format", None), data.pop("version", None)
+    if found != form.name:
+        holds = f"holds {found!r}" if found is not None else 'has no key "format"'
+        raise FileFormatError(f"{source}: {holds}; a file of format {form.name!r} is needed here")
+    if version != form.version or isinstance(version, bool):
+        raise FileFormatError(
+            f"{source}: {form.name} version {version!r} is unknown, this DiffusionPipe reads version {form.version}; "
+            "write the file again with this version, or use the DiffusionPipe that wrote it"
+        )
+    problems: list[str] = []
+    value = decode(form.kind, data, "", problems)
+    if problems:
+        rest = [f"and {len(problems) - MAX_PROBLEMS} more"] if len(problems) > MAX_PROBLEMS else []
+        raise FileFormatError("\n  ".join([f"{source}: no valid {form.name}", *problems[:MAX_PROBLEMS], *rest]))
+    assert isinstance(value, form.kind)
+    return value
+
+
+def _parse(text: str, source: str) -> object:
+    try:
+        return json.loads(text, object_pairs_hook=_unique, parse_constant=_no_constant)
+    except (ValueError, RecursionError) as error:
+        raise FileFormatError(f"{source}: is no JSON: {error}; it may be truncated, write it again") from None
+
+
+def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    keys = [key for key, _ in pairs]
+    repeated = sorted({key for key in keys if keys.count(key) > 1})
+    if repeated:
+        raise ValueError(f"key {repeated[0]!r} stands twice in one object")
+    return dict(pairs)
+
+
+def _no_constant(constant: str) -> NoReturn:
+    raise ValueError(f"{constant} is no number")
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Write `text` so that the file holds either its old content or all of the new one, also after a crash.
+
+    Raises:
+        ConfigError: the file cannot be written; the old one is untouched.
+    """
+    draft = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with draft.open("w", encoding="utf-8", newline="\n") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        draft.replace(path)
+        folder = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)  # the rename itself
+        finally:
+            os.close(folder)
+    except OSError as error:
+        with suppress(OSError):
+            draft.unlink()
+        raise ConfigError(
+            f"cannot write {path}: {error.strerror}; check the folder, its rights and its space"
+        ) from error
+
+
+def write_file(value: T, path: Path, form: Format[T]) -> None:
+    """Write a file of this format atomically."""
+    write_atomically(path, to_text(value, form))
+
+
+def read_file(path: Path, form: Format[T]) -> T:
+    """Read a file of this format.
+
+    Raises:
+        FileFormatError: the file is missing, unreadable or not of this format and version.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise FileFormatError(f"cannot read {path}: {error.strerror}; check the path") from error
+    except UnicodeDecodeError:
+        raise FileFormatError(f"{path}: is no UTF-8 text, so no {form.name}; check the path") from None
+    return from_text(text, form, source=str(path))
+
+
+def schedule_to_text(schedule: Schedule) -> str:
+    """The text of a schedule file."""
+    return to_text(schedule, SCHEDULE)
+
+
+def schedule_from_text(text: str, *, source: str = "schedule") -> Schedule:
+    """The schedule of a text; not checked for legality."""
+    return from_text(text, SCHEDULE, source=source)
+
+
+def write_schedule(schedule: Schedule, path: Path) -> None:
+    """Write a schedule file atomically."""
+    write_file(schedule, path, SCHEDULE)
+
+
+def read_schedule(path: Path) -> Schedule:
+    """Read a schedule file; not checked for legality."""
+    return read_file(path, SCHEDULE)
+
+
+def plan_to_text(plan: Plan) -> str:
+    """The text of a plan file."""
+    return to_text(plan, PLAN)
+
+
+def plan_from_text(text: str, *, source: str = "plan") -> Plan:
+    """The plan of a text; its schedules are not checked for legality."""
+    return from_text(text, PLAN, source=source)
+
+
+def write_plan(plan: Plan, path: Path) -> None:
+    """Write a plan file atomically."""
+    write_file(plan, path, PLAN)
+
+
+def read_plan(path: Path) -> Plan:
+    """Read a plan file; its schedules are not checked for legality."""
+    return read_file(path, PLAN)
+
+
+def timeline_to_text(timeline: Timeline) -> str:
+    """The text of a timeline file."""
+    return to_text(timeline, TIMELINE)
+
+
+def timeline_from_text(text: str, *, source: str = "timeline") -> Timeline:
+    """The timeline of a text."""
+    return from_text(text, TIMELINE, source=source)
+
+
+def write_timeline(timeline: Timeline, path: Path) -> None:
+    """Write a timeline file atomically."""
+    write_file(timeline, path, TIMELINE)
+
+
+def read_timeline(path: Path) -> Timeline:
+    """Read a timeline file."""
+    return read_file(path, TIMELINE)

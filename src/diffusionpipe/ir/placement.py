@@ -1,0 +1,165 @@
+"""Where stages live and what flows between them.
+
+    Stage     a block of weights on a worker, handling a share of every micro-batch's samples
+    Edge      which stage's output which stage reads, by tensor name
+    Pipeline  stages in forward order with their own micro-batches and ops
+    Placement all stages and pipelines of one schedule
+
+Two stages with equal `weights` hold copies of the same parameters: as replicas (disjoint shares, same pipeline) or as
+the two directions of Chimera (different pipelines). Frozen work is a pipeline too: its ops are {ENCODE}, it has one
+micro-batch, the whole batch, and one stage per worker whose share are the samples which that worker encodes.
+"""
+
+from dataclasses import dataclass
+from fractions import Fraction
+
+from diffusionpipe.ir.action import Op
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """A half-open range of samples or layers."""
+
+    start: int
+    stop: int
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.start <= self.stop:
+            raise ValueError(f"a range needs 0 <= start <= stop; got {self.start}, {self.stop}")
+
+    def __len__(self) -> int:
+        return self.stop - self.start
+
+    def __str__(self) -> str:
+        return f"{self.start}:{self.stop}"
+
+    def intersection(self, other: "Range") -> "Range":
+        """The common part; empty ranges have length 0."""
+        start = max(self.start, other.start)
+        return Range(start, max(start, min(self.stop, other.stop)))
+
+    def shifted(self, offset: int) -> "Range":
+        """The range moved by `offset`."""
+        return Range(self.start + offset, self.stop + offset)
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """The part of every micro-batch that a stage handles, as a half-open range of fractions of it."""
+
+    start: Fraction = Fraction(0)
+    stop: Fraction = Fraction(1)
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.start < self.stop <= 1:
+            raise ValueError(f"a share needs 0 <= start < stop <= 1; got {self.start}, {self.stop}")
+
+    def __str__(self) -> str:
+        return f"{self.start}:{self.stop}"
+
+    def samples(self, size: int) -> Range:
+        """The samples of a micro-batch of `size` samples that fall in this share.
+
+        Raises:
+            ValueError: the share's borders fall inside a sample.
+        """
+        start, stop = self.start * size, self.stop * size
+        if start.denominator != 1 or stop.denominator != 1:
+            raise ValueError(f"a micro-batch of {size} samples cannot be cut at {self.start} and {self.stop} of it")
+        return Range(int(start), int(stop))
+
+
+WHOLE = Share()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stage:
+    """A block of weights on a worker."""
+
+    worker: int
+    """Coordinate on the mesh's pipeline axis, never a global rank."""
+    weights: int
+    """Block id: `Plan.blocks` maps it to layers. Stages with equal ids share parameters."""
+    share: Share = WHOLE
+    """The part of every micro-batch's samples that this stage handles."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Edge:
+    """The named tensors that `consumer` reads from `producer`."""
+
+    producer: int
+    consumer: int
+    tensors: tuple[str, ...] = ("hidden",)
+    gradients: tuple[str, ...] = ("hidden",)
+    """The tensors among them whose gradient flows back."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pipeline:
+    """Stages in forward order and the micro-batches that pass through them."""
+
+    stages: tuple[int, ...]
+    microbatches: tuple[int, ...]
+    """Samples of each micro-batch; a micro-batch's id is its index."""
+    ops: frozenset[Op]
+    """What every stage does for every micro-batch: {F}, {F, B}, {F, I, W}, {T, F, B}; or {ENCODE}."""
+    edges: tuple[Edge, ...] = ()
+    """Edges into this pipeline's stages, also from a frozen pipeline's stages."""
+    model: str = ""
+    """The name of the backbone, or of the frozen part."""
+    is_ahead: bool = False
+    """Frozen pipelines only: they encode the next iteration's batch, so nothing in this iteration waits for them."""
+    first_sample: int = 0
+    """Where its samples begin in the batch: pipelines that train the same weights share the batch."""
+
+    @property
+    def num_samples(self) -> int:
+        """Samples of all its micro-batches."""
+        return sum(self.microbatches)
+
+    def rows(self, microbatch: int) -> Range:
+        """The micro-batch's samples, counted within the batch."""
+        start = self.first_sample + sum(self.microbatches[:microbatch])
+        return Range(start, start + self.microbatches[microbatch])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placement:
+    """Every stage and every pipeline of a schedule."""
+
+    stages: tuple[Stage, ...]
+    pipelines: tuple[Pipeline, ...]
+
+    @property
+    def num_workers(self) -> int:
+        """One more than the highest worker."""
+        return 1 + max(stage.worker for stage in self.stages)
+
+    @property
+    def num_samples(self) -> int:
+        """Samples of the batch."""
+        return max(pipeline.first_sample + pipeline.num_samples for pipeline in self.pipelines)
+
+    def pipeline_of(self, stage: int) -> Pipeline:
+        """The pipeline that the stage belongs to."""
+        return next(pipeline for pipeline in self.pipelines if stage in pipeline.stages)
+
+    def samples(self, stage: int, microbatch: int) -> Range:
+        """The samples of the micro-batch that the stage handles, counted within the micro-batch."""
+        return self.stages[stage].share.samples(self.pipeline_of(stage).microbatches[microbatch])
+
+    def rows(self, stage: int, microbatch: int) -> Range:
+        """The samples of the micro-batch that the stage handles, counted within the batch."""
+        pipeline = self.pipeline_of(stage)
+        start = pipeline.rows(microbatch).start
+        return self.samples(stage, microbatch).shifted(start)
+
+    def is_frozen(self, stage: int) -> bool:
+        """Whether the stage belongs to a frozen pipeline."""
+        return Op.ENCODE in self.pipeline_of(stage).ops
+
+    def replicas(self, stage: int) -> tuple[int, ...]:
+        """All stages that hold the same weights, itself included, in order."""
+        weights = self.stages[stage].weights
+        return tuple(i for i, other in enumerate(self.stages) if other.weights == weights)

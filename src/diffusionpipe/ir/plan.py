@@ -1,0 +1,67 @@
+"""A plan: everything that the ranks must agree on before the first step."""
+
+from dataclasses import dataclass
+
+from diffusionpipe.ir.schedule import Schedule
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mesh:
+    """How the ranks are laid out: which global rank is which worker of which data-parallel group.
+
+        data_parallel 2, pipeline 2, adjacent 1   ranks 0 1 | 2 3    group 0: workers 0, 1; then group 1
+        data_parallel 2, pipeline 2, adjacent 2   ranks 0 1 | 2 3    worker 0 of groups 0, 1; then worker 1
+
+    With nodes of two ranks a pipeline stays in its node in the first, and crosses nodes in the second.
+    """
+
+    data_parallel: int = 1
+    pipeline: int = 1
+    shard: int = 1
+    tensor: int = 1
+    adjacent: int = 1
+    """So many data-parallel groups have their ranks interleaved, worker by worker; divides `data_parallel`."""
+
+    def __post_init__(self) -> None:
+        if self.adjacent < 1 or self.data_parallel % self.adjacent:
+            raise ValueError(f"adjacent={self.adjacent} must divide data_parallel={self.data_parallel}")
+
+    @property
+    def num_ranks(self) -> int:
+        """Ranks of the whole job."""
+        return self.data_parallel * self.pipeline * self.shard * self.tensor
+
+    def rank(self, group: int, worker: int) -> int:
+        """The global rank of a worker of a data-parallel group."""
+        outer, inner = divmod(group, self.adjacent)
+        return (outer * self.pipeline + worker) * self.adjacent + inner
+
+    def place(self, rank: int) -> tuple[int, int]:
+        """(group, worker) of a global rank; the inverse of `rank`."""
+        rest, inner = divmod(rank, self.adjacent)
+        outer, worker = divmod(rest, self.pipeline)
+        return outer * self.adjacent + inner, worker
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """A partition, its schedules and the mesh."""
+
+    mesh: Mesh
+    blocks: tuple[tuple[str, ...], ...]
+    """Block id -> names of its layers, in order. Every stage's `weights` is a block id."""
+    train: Schedule
+    """One training iteration: encode, forward, backward, reduce."""
+    prologue: Schedule | None = None
+    """Encoding of the first batch, where `train` encodes ahead; None where it does not."""
+    validate: Schedule
+    """The same batch forward only, up to the loss."""
+    sample: Schedule
+    """The denoiser alone, forward only, for drawing samples."""
+    checkpointed: tuple[str, ...] = ()
+    """Layers whose activations are recomputed in the backward."""
+
+    @property
+    def batch(self) -> int:
+        """Samples of one step over all data-parallel groups."""
+        return self.mesh.data_parallel * self.train.placement.num_samples

@@ -1,0 +1,38 @@
+"""Sets of samples or layers as lists of ranges."""
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+from diffusionpipe.ir.placement import Range
+
+
+def merged(ranges: Sequence[Range]) -> list[Range]:
+    """The union as disjoint runs that do not touch, in order.
+
+    >>> print(*merged([Range(4, 6), Range(0, 2), Range(1, 4), Range(8, 9)]))
+    0:6 8:9
+    """
+    runs: list[Range] = []
+    for part in sorted((r for r in ranges if r), key=lambda r: r.start):
+        if runs and part.start <= runs[-1].stop:
+            runs[-1] = Range(runs[-1].start, max(runs[-1].stop, part.stop))
+        else:
+            runs.append(part)
+    return runs
+
+
+def is_disjoint(ranges: Sequence[Range]) -> bool:
+    """Whether no two of the ranges overlap."""
+    parts = sorted((r for r in ranges if r), key=lambda r: r.start)
+    return all(one.stop <= other.start for one, other in pairwise(parts))
+
+
+def tiles(ranges: Sequence[Range], whole: Range) -> bool:
+    """Whether the ranges, in any order, cover the whole and nothing else, without overlap."""
+    return is_disjoint(ranges) and merged(ranges) == merged([whole])
+
+
+def is_within(inner: Sequence[Range], outer: Sequence[Range]) -> bool:
+    """Whether every element of the inner ranges is one of the outer ranges."""
+    runs = merged(outer)
+    return all(any(run.intersection(part) == part for run in runs) for part in merged(inner))

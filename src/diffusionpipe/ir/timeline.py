@@ -1,0 +1,66 @@
+"""When every action started and ended: simulated and measured timelines are this one type."""
+
+from dataclasses import dataclass
+
+from diffusionpipe.ir.action import COMPUTE_OPS, Action, Op
+from diffusionpipe.units import Bytes, Seconds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Span:
+    """One action of one worker in time."""
+
+    worker: int
+    action: Action
+    start: Seconds
+    end: Seconds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemorySample:
+    """Bytes that a worker holds in activations from `time` until its next sample."""
+
+    worker: int
+    time: Seconds
+    held: Bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timeline:
+    """One iteration. Time 0 is its start; spans of a worker are in the order of its actions."""
+
+    num_workers: int
+    spans: tuple[Span, ...]
+    memory: tuple[MemorySample, ...] = ()
+    source: str = "simulated"
+    """"simulated" or "measured"."""
+
+    @property
+    def makespan(self) -> Seconds:
+        """From 0 to the last end."""
+        return max((span.end for span in self.spans), default=0.0)
+
+    def busy(self, worker: int) -> Seconds:
+        """Time that the worker computes: F, B, I, W, T and ENCODE."""
+        return sum(
+            span.end - span.start
+            for span in self.spans
+            if span.worker == worker and (span.action.op in COMPUTE_OPS or span.action.op is Op.ENCODE)
+        )
+
+    @property
+    def bubble(self) -> float:
+        """The idle part of all workers' time: 1 - busy / (workers x makespan)."""
+        if not self.makespan:
+            return 0.0
+        busy = sum(self.busy(worker) for worker in range(self.num_workers))
+        return 1.0 - busy / (self.num_workers * self.makespan)
+
+    def window(self, worker: int) -> Seconds:
+        """From the worker's first start to its last end."""
+        spans = [span for span in self.spans if span.worker == worker]
+        return max((s.end for s in spans), default=0.0) - min((s.start for s in spans), default=0.0)
+
+    def peak_memory(self, worker: int) -> Bytes:
+        """The most that the worker holds in activations."""
+        return max((sample.held for sample in self.memory if sample.worker == worker), default=0)

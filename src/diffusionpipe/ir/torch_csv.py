@@ -1,0 +1,163 @@
+"""Exchange of schedules with torch.distributed.pipelining: its compute-only CSV dialect. No torch is needed.
+
+One row per rank, one action per cell, an empty cell is a tick without work (its place says nothing about time, so it
+is dropped):
+
+    0F0,0F1,0B0,0B1
+    1F0,1B0,1F1,1B1
+
+torch reads it with `_load_csv(path, format="compute_only")`, torchtitan through `pipeline_parallel_schedule_csv`. The
+dialect knows one chain of stages, each on one rank, and micro-batches of one size; everything else is refused by name.
+"""
+
+import csv
+import io
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+from diffusionpipe.errors import ScheduleError
+from diffusionpipe.ir.action import Action, Op, parse_action
+from diffusionpipe.ir.placement import WHOLE, Edge, Pipeline, Placement, Stage
+from diffusionpipe.ir.schedule import Schedule
+
+_OPS = (Op.F, Op.B, Op.I, Op.W)
+_COMMUNICATION = ("SEND_F", "RECV_F", "SEND_B", "RECV_B", "UNSHARD", "RESHARD", "REDUCE_GRAD")
+
+
+def schedule_to_csv(schedule: Schedule) -> str:
+    """The compute-only CSV of a schedule over a chain of stages.
+
+    Raises:
+        ScheduleError: the schedule says something that the dialect cannot say; every such thing is named.
+    """
+    problems = list(_inexpressible(schedule))
+    if problems:
+        raise ScheduleError([f"schedule {schedule.name!r} has no torch CSV: {problem}" for problem in problems])
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(schedule.orders)
+    return text.getvalue()
+
+
+def _inexpressible(schedule: Schedule) -> Iterator[str]:
+    placement = schedule.placement
+    if len(placement.pipelines) != 1:
+        yield f"it has {len(placement.pipelines)} pipelines, the dialect knows one"
+        return
+    pipeline = placement.pipelines[0]
+    if pipeline.stages != tuple(range(len(placement.stages))):
+        order = ", ".join(map(str, pipeline.stages))
+        yield f"its stages run in the order {order}, the dialect counts them upwards from 0"
+    if len(set(pipeline.microbatches)) > 1:
+        yield f"its micro-batches have different sizes {', '.join(map(str, pipeline.microbatches))}"
+    for edge in pipeline.edges:
+        if edge.consumer != edge.producer + 1:
+            yield f"stage {edge.consumer} reads from stage {edge.producer}, the dialect knows neighbours only"
+    for index, stage in enumerate(placement.stages):
+        if stage.share != WHOLE:
+            yield f"stage {index} handles the share {stage.share} of the samples, the dialect knows whole micro-batches"
+        if len(placement.replicas(index)) > 1:
+            yield f"stages {', '.join(map(str, placement.replicas(index)))} share weights"
+    beyond = ", ".join(dict.fromkeys(action.op.value for _, action in schedule.actions() if action.op not in _OPS))
+    if beyond:
+        yield f"it has the actions {beyond}, the compute-only dialect knows F, B, I, W; export before the passes"
+
+
+def schedule_from_csv(text: str, *, name: str = "csv", microbatch_size: int = 1) -> Schedule:
+    """The schedule of a compute-only CSV, over a chain of stages with neighbour edges.
+
+    Where some backwards are whole (B) and others split (I, W), as torch's V schedules mix them, each B becomes I and W
+    in its place, which does the same work in the same order. Whether the order is legal is `ir.check`'s to say.
+
+    Raises:
+        ScheduleError: a cell is no compute action, a stage stands on two ranks, or stages or micro-batches are missing;
+            every problem with line and cell.
+    """
+    problems: list[str] = []
+    orders = [_parse_row(line, row, problems) for line, row in enumerate(csv.reader(io.StringIO(text)), start=1)]
+    while orders and not orders[-1]:
+        orders.pop()
+    worker_of_stage = _place(orders, problems)
+    num_microbatches = 1 + max(
+        (a.microbatch for order in orders for a in order if a.microbatch is not None), default=-1
+    )
+    problems.extend(_missing(orders, num_microbatches))
+    if problems:
+        raise ScheduleError([f"torch CSV: {problem}" for problem in problems])
+    ops = frozenset(a.op for order in orders for a in order)
+    if ops > {Op.B, Op.I}:
+        orders = [_split_backwards(order) for order in orders]
+        ops -= {Op.B}
+    num_stages = len(worker_of_stage)
+    pipeline = Pipeline(
+        stages=tuple(range(num_stages)),
+        microbatches=(microbatch_size,) * num_microbatches,
+        ops=ops,
+        edges=tuple(Edge(producer=stage, consumer=stage + 1) for stage in range(num_stages - 1)),
+    )
+    stages = tuple(Stage(worker=worker_of_stage[stage], weights=stage) for stage in range(num_stages))
+    placement = Placement(stages=stages, pipelines=(pipeline,))
+    return Schedule(name=name, placement=placement, orders=tuple(tuple(order) for order in orders))
+
+
+def _parse_row(line: int, row: Sequence[str], problems: list[str]) -> list[Action]:
+    order = []
+    for column, cell in enumerate(row, start=1):
+        word = cell.strip()
+        if not word:
+            continue
+        where = f"line {line}, cell {column}: {word!r}"
+        if word.startswith("(") or "OVERLAP" in word:
+            problems.append(f"{where} overlaps two actions; write them one after the other in cells of their own")
+            continue
+        if any(op in word for op in _COMMUNICATION):
+            problems.append(f'{where} is no computation; write the file with format="compute_only"')
+            continue
+        try:
+            action = parse_action(word)
+        except ScheduleError:
+            problems.append(f"{where} is no action; write e.g. 2F0, 2B0, 2I0 or 2W0")
+            continue
+        if action.op in _OPS:
+            order.append(action)
+        else:
+            problems.append(f"{where} is unknown to torch's dialect; it knows F, B, I, W")
+    return order
+
+
+def _place(orders: Sequence[Sequence[Action]], problems: list[str]) -> dict[int, int]:
+    worker_of_stage: dict[int, int] = {}
+    for worker, order in enumerate(orders):
+        for stage in dict.fromkeys(action.stage for action in order):
+            first = worker_of_stage.setdefault(stage, worker)
+            if first != worker:
+                problems.append(
+                    f"stage {stage} stands on line {first + 1} and on line {worker + 1}; a stage has one rank"
+                )
+    return worker_of_stage
+
+
+def _missing(orders: Sequence[Sequence[Action]], num_microbatches: int) -> Iterator[str]:
+    forwards = Counter((a.stage, a.microbatch) for order in orders for a in order if a.op is Op.F)
+    if not forwards:
+        yield "holds no forward; give one row of actions per rank"
+        return
+    for (stage, microbatch), count in forwards.items():
+        if count > 1:
+            yield f"the forward {stage}F{microbatch} stands there {count} times"
+    num_stages = 1 + max(a.stage for order in orders for a in order)
+    num_absent = num_stages * num_microbatches - len(forwards)
+    if num_absent:
+        pairs = ((stage, microbatch) for stage in range(num_stages) for microbatch in range(num_microbatches))
+        stage, microbatch = next(pair for pair in pairs if pair not in forwards)
+        yield (
+            f"{num_stages} stages and {num_microbatches} micro-batches need {num_stages * num_microbatches} forwards, "
+            f"{num_absent} are missing, the first is {stage}F{microbatch}"
+        )
+
+
+def _split_backwards(order: Sequence[Action]) -> list[Action]:
+    split: list[Action] = []
+    for action in order:
+        ops = (Op.I, Op.W) if action.op is Op.B else (action.op,)
+        split.extend(Action(stage=action.stage, op=op, microbatch=action.microbatch) for op in ops)
+    return split

@@ -1,0 +1,1 @@
+"""diffusers and transformers models as layer graphs."""

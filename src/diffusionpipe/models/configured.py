@@ -1,0 +1,71 @@
+"""Published models at their real size, from configurations that are shipped, without weights and without a network.
+
+`configurations/<name>.json` says pipeline, resolution, objective and the configuration of each component;
+`configurations/components` holds those, as diffusers and transformers store them in config.json.
+"""
+
+import json
+from collections.abc import Collection, Mapping
+from importlib.resources import files
+from importlib.resources.abc import Traversable
+from typing import Any
+
+from torch import nn
+
+from diffusionpipe.errors import ModelError
+from diffusionpipe.models.folder import REGISTRY, family_graph
+from diffusionpipe.models.graph import LayerGraph
+from diffusionpipe.models.lora import LoraSettings
+from diffusionpipe.models.meta import module_on_meta
+from diffusionpipe.models.objective import Objective, ObjectiveSettings, Prediction
+
+
+def configured_models() -> tuple[str, ...]:
+    """The names that `configured_graph` knows."""
+    return tuple(sorted(f.name.removesuffix(".json") for f in _folder().iterdir() if f.name.endswith(".json")))
+
+
+def configured_graph(
+    name: str,
+    *,
+    resolution: int | None = None,
+    train: Collection[str] | None = None,
+    lora: LoraSettings | None = None,
+) -> LayerGraph:
+    """The published model of that name, with parameters on the meta device.
+
+    None stands for what the configuration says: the resolution of the publication, the denoiser or its adapters.
+
+    Raises ModelError for an unknown name, and whatever the model's family refuses.
+    """
+    if name not in configured_models():
+        raise ModelError(f"there is no configuration {name!r}; choose from {', '.join(configured_models())}")
+    config = _read(_folder() / f"{name}.json")
+    family = REGISTRY[config["pipeline"]]
+    if lora is None and "lora" in config:
+        lora = LoraSettings(**config["lora"])
+    objective = Objective(ObjectiveSettings(prediction=Prediction(config["prediction"])), config["scheduler"])
+    return family_graph(
+        family,
+        {part: _component(config["components"][part]) for part in family.components},
+        objective,
+        resolution=config["resolution"] if resolution is None else resolution,
+        train=train,
+        dtype="float32",
+        lora=lora,
+    )
+
+
+def _component(name: str) -> nn.Module:
+    config = _read(_folder() / "components" / f"{name}.json")
+    kind = config["_class_name"]
+    return module_on_meta(kind, config, source=f"the configuration {name}")
+
+
+def _folder() -> Traversable:
+    return files("diffusionpipe.models") / "configurations"
+
+
+def _read(file: Traversable) -> Mapping[str, Any]:
+    content: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+    return content

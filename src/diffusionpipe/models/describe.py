@@ -1,0 +1,220 @@
+"""A layer graph as plain data: what the planning half sees of a model.
+
+The layers run on fake tensors, which have a shape, a dtype and a device but no memory, so a model of any size is
+described within seconds and without weights.
+"""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
+
+from diffusionpipe.costs import LayerSpec, ModelGraph, ParameterSpec, TensorSpec
+from diffusionpipe.costs.graph import BYTES_OF_DTYPE
+from diffusionpipe.errors import ConfigError, ModelError
+from diffusionpipe.models.graph import Layer, LayerGraph, attribute, canonical_names, own_parameters
+
+_ATTENTION_OF_CPUS = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+"""torch's counter knows the attention of GPUs alone."""
+
+
+def describe(
+    graph: LayerGraph, batch: int = 2, autocast: torch.dtype | None = None, *, device: str = "cpu"
+) -> ModelGraph:
+    """The graph with shape, dtype and need of a gradient of every tensor, and the parameters of every layer.
+
+    `autocast` is the dtype of torch.autocast that the layers will run under on `device` (torch casts other
+    operations on a GPU than on a CPU, so the dtypes between layers depend on it); None for none. Parameters that no
+    layer uses, such as a VAE's decoder, are left out.
+
+    Raises ModelError with every problem found, ConfigError for a device that this machine does not have.
+    """
+    if device != "cpu" and not torch.get_device_module(device).is_available():
+        raise ConfigError(f"a model for {device} is described on a machine that has {device}; this one has none")
+    _raise(_problems_of_names(graph) + _problems_of_parameters(graph))
+    fake = FakeTensorMode(allow_non_fake_inputs=True)
+    with fake, _fake_weights(graph.components, device), torch.no_grad():
+        first, flops = _run_fake(graph, batch, autocast, device)
+        second, _ = _run_fake(graph, batch + 1, autocast, device)
+    _raise(_problems_of_shapes(graph, first, second, batch))
+    return _model_graph(graph, first, {name: count // batch for name, count in flops.items()})
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """The dtype as `TensorSpec` writes it, "float32"."""
+    return str(dtype).removeprefix("torch.")
+
+
+def _raise(problems: list[str]) -> None:
+    if problems:
+        raise ModelError("the layers do not form a model:\n" + "\n".join(f"  {problem}" for problem in problems))
+
+
+def _problems_of_names(graph: LayerGraph) -> list[str]:
+    problems = []
+    seen: set[str] = set()
+    written = {spec.name: "the raw inputs" for spec in graph.inputs}
+    for layer in graph.layers:
+        if layer.name in seen:
+            problems.append(f"two layers have the name {layer.name}")
+        if layer.component not in graph.components:
+            problems.append(f"{layer.name} belongs to the component {layer.component}, which the graph does not have")
+        seen.add(layer.name)
+        problems += [f"{layer.name} reads {name}, which nothing before it writes" for name in layer.reads
+                     if name not in written]  # fmt: skip
+        for name in layer.writes:
+            if name in written:
+                problems.append(f"{layer.name} writes {name}, which {written[name]} wrote before")
+            written[name] = layer.name
+    wanted = [graph.output] if graph.prediction is None else [graph.output, graph.prediction]
+    return problems + [f"no layer writes {name}" for name in wanted if name not in written]
+
+
+def _problems_of_parameters(graph: LayerGraph) -> list[str]:
+    problems = []
+    owned: set[nn.Parameter] = set()
+    for layer in graph.layers:
+        component = graph.components.get(layer.component)
+        if component is None:
+            continue
+        for name in layer.modules:
+            try:
+                attribute(component, name)
+            except AttributeError:
+                problems.append(f"{layer.name} names {layer.component}.{name}, which does not exist")
+                break
+        else:
+            owned.update(own_parameters(layer, component))
+    return problems + [
+        f"{name} is trainable, but no layer uses it"
+        for parameter, name in canonical_names(graph.components).items()
+        if parameter.requires_grad and parameter not in owned
+    ]
+
+
+@contextmanager
+def _fake_weights(components: Mapping[str, nn.Module], device: str) -> Iterator[None]:
+    """Puts fake tensors on `device` in place of all parameters and buffers; must be entered under the fake mode."""
+    # nn.Module has no public way to hold a tensor of another device in a parameter's place for a while.
+    tables: list[dict[str, Any]] = [
+        table
+        for component in components.values()
+        for module in component.modules()
+        for table in (module._parameters, module._buffers)
+    ]
+    originals = [dict(table) for table in tables]
+    try:
+        for table in tables:
+            for name, tensor in table.items():
+                if tensor is not None:
+                    table[name] = torch.empty(tensor.shape, dtype=tensor.dtype, device=device)
+        yield
+    finally:
+        for table, original in zip(tables, originals, strict=True):
+            table.update(original)
+
+
+def _run_fake(
+    graph: LayerGraph, batch: int, autocast: torch.dtype | None, device: str
+) -> tuple[dict[str, Tensor], dict[str, int]]:
+    """All tensors, and the floating-point operations of each layer."""
+    tensors = {
+        spec.name: torch.zeros((batch, *spec.shape), dtype=getattr(torch, spec.dtype), device=device)
+        for spec in graph.inputs
+    }
+    flops: dict[str, int] = {}
+    with torch.autocast(device, dtype=autocast, enabled=autocast is not None, cache_enabled=False):
+        for layer in graph.layers:
+            with FlopCounterMode(display=False, custom_mapping={_ATTENTION_OF_CPUS: _attention_flops}) as counter:
+                written = _run_layer(layer, graph, tensors)
+            flops[layer.name] = counter.get_total_flops()
+            tensors.update(zip(layer.writes, written, strict=True))
+    return tensors, flops
+
+
+def _attention_flops(query: list[int], key: list[int], value: list[int], *_: object, **__: object) -> int:
+    count: int = sdpa_flop_count(query, key, value)
+    return count
+
+
+def _run_layer(layer: Layer, graph: LayerGraph, tensors: dict[str, Tensor]) -> tuple[Tensor, ...]:
+    reads = [tensors[name] for name in layer.reads]
+    versions = [tensor._version for tensor in reads]
+    try:
+        written = layer.run(graph.components[layer.component], *reads)
+    except (RuntimeError, TypeError, ValueError, IndexError) as error:
+        shapes = ", ".join(f"{name} {tuple(tensors[name].shape)}" for name in layer.reads)
+        raise ModelError(f"{layer.name} cannot run on {shapes}: {error}") from error
+    if len(written) != len(layer.writes):
+        raise ModelError(f"{layer.name} returned {len(written)} tensors for its {len(layer.writes)} writes")
+    changed = [name for name, tensor, v in zip(layer.reads, reads, versions, strict=True) if tensor._version != v]
+    if changed:
+        raise ModelError(f"{layer.name} changes in place what it reads: {', '.join(changed)}")
+    return written
+
+
+def _problems_of_shapes(
+    graph: LayerGraph, first: Mapping[str, Tensor], second: Mapping[str, Tensor], batch: int
+) -> list[str]:
+    problems = []
+    for name, tensor in first.items():
+        shapes = tuple(tensor.shape), tuple(second[name].shape)
+        if shapes[0][:1] != (batch,) or shapes[1] != (batch + 1, *shapes[0][1:]):
+            problems.append(
+                f"dimension 0 of {name} is not the batch: {shapes[0]} for {batch} samples, {shapes[1]} for {batch + 1}"
+            )
+        if dtype_name(tensor.dtype) not in BYTES_OF_DTYPE:
+            problems.append(f"{name} has the dtype {dtype_name(tensor.dtype)}; known are {', '.join(BYTES_OF_DTYPE)}")
+    if first[graph.output].ndim != 1:
+        problems.append(f"{graph.output} must hold one loss a sample, but has {tuple(first[graph.output].shape)}")
+    return problems
+
+
+def _model_graph(graph: LayerGraph, tensors: Mapping[str, Tensor], flops: Mapping[str, int]) -> ModelGraph:
+    names = canonical_names(graph.components)
+    layers: list[LayerSpec] = []
+    needs_gradient: set[str] = set()
+    used: dict[nn.Parameter, None] = {}
+    for layer in graph.layers:
+        parameters = dict.fromkeys(own_parameters(layer, graph.components[layer.component]))
+        used.update(parameters)
+        if any(p.requires_grad for p in parameters) or not needs_gradient.isdisjoint(layer.reads):
+            needs_gradient.update(name for name in layer.writes if tensors[name].is_floating_point())
+        layers.append(
+            LayerSpec(
+                name=layer.name,
+                component=layer.component,
+                reads=layer.reads,
+                writes=layer.writes,
+                parameters=tuple(names[parameter] for parameter in parameters),
+                flops=flops[layer.name],
+            )
+        )
+    return ModelGraph(
+        layers=tuple(layers),
+        tensors=tuple(
+            TensorSpec(
+                name=name,
+                shape=tuple(tensor.shape[1:]),
+                dtype=dtype_name(tensor.dtype),
+                needs_gradient=name in needs_gradient,
+            )
+            for name, tensor in tensors.items()
+        ),
+        parameters=tuple(
+            ParameterSpec(
+                name=names[parameter],
+                shape=tuple(parameter.shape),
+                dtype=dtype_name(parameter.dtype),
+                is_trainable=parameter.requires_grad,
+            )
+            for parameter in used
+        ),
+        inputs=tuple(spec.name for spec in graph.inputs),
+        output=graph.output,
+        prediction=graph.prediction,
+    )

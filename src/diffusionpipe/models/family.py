@@ -1,0 +1,130 @@
+"""What adapters share: their entry in the registry, chains of layers, checks of configurations."""
+
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from diffusionpipe.errors import ModelError
+from diffusionpipe.models.graph import Layer, LayerGraph
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Family:
+    """One kind of diffusers pipeline."""
+
+    components: Mapping[str, str]
+    """The classes by the names that model_index.json gives them, e.g. "unet": "UNet2DConditionModel"."""
+    trainable: tuple[str, ...]
+    """Components that can be trained; the first is the denoiser, trained unless the recipe says otherwise."""
+    graph: Callable[..., LayerGraph]
+    """`graph(components, objective=Objective, resolution=pixels, train=components, dtype="float32")`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """One layer of a chain: it reads what the layer before it wrote, and `reads`."""
+
+    name: str
+    """Below the component; also names the tensor that the layer writes."""
+    run: Callable[..., Tensor]
+    """`run(component, hidden, *reads)`."""
+    modules: tuple[str, ...]
+    reads: tuple[str, ...] = ()
+
+
+def chain(component: str, read: str, steps: Iterable[Step], write: str) -> tuple[Layer, ...]:
+    """The steps as layers of `component`: the first reads `read`, the last writes `write`, the others their name."""
+    steps = tuple(steps)
+    names = [f"{component}.{step.name}" for step in steps]
+    return tuple(
+        Layer(
+            name=name,
+            component=component,
+            reads=(hidden, *step.reads),
+            writes=(written,),
+            modules=step.modules,
+            run=_Single(step.run),
+        )
+        for step, name, hidden, written in zip(steps, names, [read, *names], [*names[:-1], write], strict=False)
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Single:
+    """A layer's `run` from a function that returns one tensor."""
+
+    function: Callable[..., Tensor]
+
+    def __call__(self, component: nn.Module, *tensors: Tensor) -> tuple[Tensor, ...]:
+        return (self.function(component, *tensors),)
+
+
+@dataclass(frozen=True, slots=True)
+class _Joint:
+    """A joint block's `run` without the stream of the text."""
+
+    function: Callable[..., tuple[Tensor, Tensor]]
+
+    def __call__(self, component: nn.Module, *tensors: Tensor) -> tuple[Tensor, ...]:
+        return self.function(component, *tensors)[:1]
+
+
+def joint_layers(
+    component: str, blocks: Mapping[str, Callable[..., tuple[Tensor, Tensor]]], *, extra: tuple[str, ...] = ()
+) -> tuple[Layer, ...]:
+    """Blocks over two streams of tokens, picture and text, as layers.
+
+    `blocks` are the names below the component and `run(component, picture, text, temb)` -> (picture, text) of each;
+    `extra` further modules that all use. The first reads "<component>.picture" and "<component>.text"; the last writes
+    the picture's stream alone, since nothing reads the text's any more.
+    """
+    layers: list[Layer] = []
+    streams = (f"{component}.picture", f"{component}.text")
+    for name, run in blocks.items():
+        is_last = len(layers) == len(blocks) - 1
+        written = (f"{component}.{name}",) if is_last else (f"{component}.{name}", f"{component}.{name}.text")
+        layers.append(
+            Layer(
+                name=f"{component}.{name}",
+                component=component,
+                reads=(*streams, "temb"),
+                writes=written,
+                modules=(name, *extra),
+                run=_Joint(run) if is_last else run,
+            )
+        )
+        streams = (written[0], written[-1])
+    return tuple(layers)
+
+
+def unsupported(component: str, config: Mapping[str, object], allowed: Mapping[str, tuple[object, ...]]) -> list[str]:
+    """A problem for each field of the configuration whose value the adapter would not run exactly.
+
+    A field that is absent has its default, and the defaults are all supported.
+    """
+    return [
+        f"{component}: {field} = {config[field]!r} is not supported; supported: {', '.join(map(repr, values))}"
+        for field, values in allowed.items()
+        if field in config and config[field] not in values
+    ]
+
+
+def set_trainable(components: Mapping[str, nn.Module], train: Collection[str], trainable: Collection[str]) -> None:
+    """Puts the components to train into training mode and all others into evaluation mode without gradients.
+
+    Raises ModelError for a component that cannot be trained.
+    """
+    unknown = [name for name in train if name not in trainable]
+    if unknown or not train:
+        what = f"{', '.join(unknown)} cannot be trained" if unknown else "nothing is trained"
+        raise ModelError(f"{what}; choose from {', '.join(trainable)}")
+    for name, component in components.items():
+        component.train(name in train)
+        component.requires_grad_(name in train)
+
+
+def dtype_of(module: nn.Module) -> torch.dtype:
+    """The dtype of the module's weights, which is the one that it reads outside autocast."""
+    return next(module.parameters()).dtype

@@ -1,0 +1,180 @@
+"""A diffusers folder or hub id as a layer graph on the meta device."""
+
+import json
+import re
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from diffusionpipe.errors import ModelError
+from diffusionpipe.models import controlnet, dit, flux, sd3, sdxl, stable_diffusion
+from diffusionpipe.models.family import Family
+from diffusionpipe.models.graph import LayerGraph
+from diffusionpipe.models.lora import LoraSettings, add_lora
+from diffusionpipe.models.meta import module_on_meta
+from diffusionpipe.models.objective import Objective, ObjectiveSettings
+from diffusionpipe.models.weights import weight_files
+
+REGISTRY: Mapping[str, Family] = {
+    "StableDiffusionPipeline": stable_diffusion.FAMILY,
+    "StableDiffusionXLPipeline": sdxl.FAMILY,
+    "StableDiffusionControlNetPipeline": controlnet.FAMILY,
+    "StableDiffusion3Pipeline": sd3.FAMILY,
+    "FluxPipeline": flux.FAMILY,
+    "DiTPipeline": dit.FAMILY,
+}
+"""Adapters by the pipeline class in model_index.json."""
+
+
+def build_graph(
+    folder_or_id: str | Path,
+    *,
+    objective: ObjectiveSettings,
+    resolution: int,
+    train: Collection[str] | None = None,
+    dtype: str = "float32",
+    lora: LoraSettings | None = None,
+) -> LayerGraph:
+    """The model in a diffusers folder, or of a hub id, as a graph whose parameters are on the meta device.
+
+    `train` are the components to train; None for the denoiser alone. With `lora` only its adapters are trained.
+
+    Raises ModelError.
+    """
+    folder = resolve_folder(folder_or_id)
+    return family_graph(
+        _family(folder),
+        open_components(folder),
+        Objective(objective, scheduler_config(folder)),
+        resolution=resolution,
+        train=train,
+        dtype=dtype,
+        lora=lora,
+    )
+
+
+def family_graph(
+    family: Family,
+    components: Mapping[str, nn.Module],
+    objective: Objective,
+    *,
+    resolution: int,
+    train: Collection[str] | None,
+    dtype: str,
+    lora: LoraSettings | None,
+) -> LayerGraph:
+    """The graph of a family's components, with adapters if `lora` says so; else as in `build_graph`.
+
+    Raises ModelError.
+    """
+    chosen = tuple(train) if train is not None else family.trainable[:1]
+    if lora is not None and chosen != family.trainable[:1]:
+        raise ModelError(f"lora: adapters are trained on {family.trainable[0]} alone, not on {', '.join(chosen)}")
+    graph = family.graph(components, objective=objective, resolution=resolution, train=chosen, dtype=dtype)
+    if lora is not None:
+        add_lora(graph.components, chosen[0], lora)
+    return graph
+
+
+def resolve_folder(folder_or_id: str | Path) -> Path:
+    """The folder itself, or the local copy of the hub's repository where no such folder exists.
+
+    Of a repository only the components' configurations and safetensors are fetched.
+
+    Raises ModelError if there is neither.
+    """
+    path = Path(folder_or_id).expanduser()
+    if path.is_dir():
+        return path
+    if path.exists() or not re.fullmatch(r"[\w-][\w.-]*/[\w-][\w.-]*", str(folder_or_id)):
+        raise ModelError(f"there is no model folder {folder_or_id}; give a diffusers folder or a hub id owner/name")
+    import huggingface_hub
+    from huggingface_hub.errors import HfHubHTTPError
+
+    folders = {name for family in REGISTRY.values() for name in family.components}
+    folders |= {"scheduler", "tokenizer", "tokenizer_2", "tokenizer_3"}
+    patterns = [f"{name}/*{end}" for name in folders for end in (".json", ".txt", ".safetensors")]
+    try:
+        found = huggingface_hub.snapshot_download(
+            str(folder_or_id),
+            allow_patterns=["model_index.json", *patterns],
+            ignore_patterns=["*.fp16.*", "*.non_ema.*"],
+        )
+    except (OSError, HfHubHTTPError) as error:
+        raise ModelError(
+            f"there is no folder {folder_or_id}, and the hub does not give a model of that name: {error}\n"
+            "Check the spelling and the network, or download the model and give its folder."
+        ) from error
+    return Path(found)
+
+
+def open_components(folder: Path) -> dict[str, nn.Module]:
+    """The components of a diffusers folder that its adapter uses, with parameters on the meta device.
+
+    Buffers are real: what is not stored among the weights, such as position tables, is computed by the constructors.
+
+    Raises ModelError with every problem found.
+    """
+    family = _family(folder)
+    index = _read_json(folder / "model_index.json")
+    problems = []
+    for name, kind in family.components.items():
+        entry = index.get(name)
+        found = entry[1] if isinstance(entry, list) and len(entry) == 2 else None
+        if found != kind:
+            problems.append(f"{folder / 'model_index.json'}: {name} is {found}; supported: {kind}")
+        elif not (folder / name / "config.json").is_file():
+            problems.append(f"{folder / name / 'config.json'} is missing")
+    if problems:
+        raise ModelError("\n".join(problems))
+    return {name: _open(kind, folder / name / "config.json") for name, kind in family.components.items()}
+
+
+def scheduler_config(folder: Path) -> dict[str, Any]:
+    """The configuration of the folder's scheduler. Raises ModelError if it is missing."""
+    return _read_json(folder / "scheduler" / "scheduler_config.json")
+
+
+def weight_sources(folder: Path, graph: LayerGraph) -> dict[str, Path | None]:
+    """Where the weights of each component lie; None for a component to be trained from scratch, which has none.
+
+    Raises ModelError for a frozen component without weights.
+    """
+    sources: dict[str, Path | None] = {}
+    problems = []
+    for name, component in graph.components.items():
+        parameters = list(component.parameters())
+        if not parameters:
+            continue
+        sources[name] = folder / name if weight_files(folder / name) else None
+        if sources[name] is None and not any(parameter.requires_grad for parameter in parameters):
+            problems.append(f"{folder / name} has no safetensors file, and {name} is not trained")
+    if problems:
+        raise ModelError("\n".join(problems))
+    return sources
+
+
+def _family(folder: Path) -> Family:
+    index = _read_json(folder / "model_index.json")
+    name = str(index.get("_class_name"))
+    if name not in REGISTRY:
+        raise ModelError(f"{folder} is a {name}; supported pipelines: {', '.join(sorted(REGISTRY))}")
+    return REGISTRY[name]
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        raise ModelError(f"{path} is missing; a model is a folder as diffusers' save_pretrained writes it")
+    try:
+        content = json.loads(path.read_text())
+    except ValueError as error:
+        raise ModelError(f"{path} is no JSON file: {error}") from error
+    if not isinstance(content, dict):
+        raise ModelError(f"{path} must hold a JSON object")
+    return content
+
+
+def _open(kind: str, config: Path) -> nn.Module:
+    return module_on_meta(kind, _read_json(config), source=config)

@@ -1,0 +1,94 @@
+"""A model as layers that torch can run.
+
+An adapter turns a diffusers or transformers model into a `LayerGraph`: layers with the names of the tensors that they
+read and write, over modules that stay diffusers' own. The data path is part of the graph: adding noise is a frozen
+layer, the loss is the last layer.
+"""
+
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass
+from functools import reduce
+
+from torch import Tensor, nn
+
+from diffusionpipe.costs import TensorSpec
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layer:
+    """The smallest piece that is profiled and placed."""
+
+    name: str
+    """Unique in the graph, e.g. "unet.down_blocks.0.resnets.1"."""
+    component: str
+    """Key into `LayerGraph.components`."""
+    reads: tuple[str, ...]
+    writes: tuple[str, ...]
+    modules: tuple[str, ...] = ()
+    """Dotted names below the component of the submodules or parameters that `run` uses; "" is the component itself."""
+    run: Callable[..., tuple[Tensor, ...]]
+    """`run(component, *tensors in the order of reads)` returns the tensors in the order of `writes`. Dimension 0 of
+    every tensor is the batch. It must not read the global random generator and must not write to its inputs."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerGraph:
+    """A model with its data path."""
+
+    layers: tuple[Layer, ...]
+    """In an order in which they can run."""
+    components: Mapping[str, nn.Module]
+    """The modules, whole; parameters may be on the meta device. A canonical parameter name is
+    "<component>.<name in the component>"."""
+    inputs: tuple[TensorSpec, ...]
+    """Raw inputs: what the data loader yields."""
+    output: str = "loss"
+    """Per-sample losses, shape (B,)."""
+    prediction: str | None = "prediction"
+    """What the denoiser writes and the loss reads; None if the model cannot be sampled from."""
+
+
+def canonical_names(components: Mapping[str, nn.Module]) -> dict[nn.Parameter, str]:
+    """The canonical name of every parameter of the components; a tied parameter has the first of its names."""
+    names: dict[nn.Parameter, str] = {}
+    for component, module in components.items():
+        for name, parameter in module.named_parameters():
+            names.setdefault(parameter, f"{component}.{name}")
+    return names
+
+
+def layer_parameters(graph: LayerGraph, layers: Collection[str]) -> dict[str, nn.Parameter]:
+    """The parameters that these layers use, by canonical name, in the order of the layers."""
+    names = canonical_names(graph.components)
+    return {
+        names[parameter]: parameter
+        for layer in graph.layers
+        if layer.name in layers
+        for parameter in own_parameters(layer, graph.components[layer.component])
+    }
+
+
+def parameter_names(graph: LayerGraph, layers: Collection[str]) -> tuple[str, ...]:
+    """The canonical names of the parameters that these layers use, in the order of the layers."""
+    return tuple(layer_parameters(graph, layers))
+
+
+def own_parameters(layer: Layer, component: nn.Module) -> Iterator[nn.Parameter]:
+    """The parameters of the submodules that the layer names.
+
+    Raises AttributeError for a name that the component does not have.
+    """
+    for name in layer.modules:
+        owned = attribute(component, name)
+        if isinstance(owned, nn.Module):
+            yield from owned.parameters()
+        elif isinstance(owned, nn.Parameter):
+            yield owned
+
+
+def attribute(component: nn.Module, name: str) -> object:
+    """The submodule, parameter or buffer of that dotted name; the component itself for "".
+
+    Raises AttributeError.
+    """
+    return reduce(getattr, name.split("."), component) if name else component

@@ -1,0 +1,83 @@
+"""Low-rank adapters (Hu et al., 2022, https://arxiv.org/abs/2106.09685) through peft.
+
+peft replaces linear layers in place, by modules that hold the old one as "base_layer" and two small trainable matrices.
+The layers of a graph name whole blocks, so they find both; only trainability and the names of parameters change.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from diffusionpipe.errors import ModelError
+
+ATTENTION = ("to_q", "to_k", "to_v", "to_out.0")
+"""The projections of every attention of diffusers' denoisers."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoraSettings:
+    """The adapters as the recipe states them."""
+
+    rank: int = 16
+    alpha: float | None = None
+    """What the adapters are added with is alpha / rank; None for alpha = rank."""
+    target_modules: tuple[str, ...] = ATTENTION
+    """Ends of the names of the linear layers and convolutions that get an adapter."""
+
+    def __post_init__(self) -> None:
+        if self.rank < 1:
+            raise ModelError(f"lora: rank {self.rank} must be at least 1, e.g. 16")
+        if self.alpha is not None and self.alpha <= 0:
+            raise ModelError(f"lora: alpha {self.alpha} must be positive, e.g. the rank, {self.rank}")
+        if not self.target_modules:
+            raise ModelError(f"lora: no target_modules; use e.g. {', '.join(ATTENTION)}")
+
+
+def add_lora(components: Mapping[str, nn.Module], trained: str, settings: LoraSettings) -> None:
+    """Adds adapters to the component `trained` and freezes all that it had before.
+
+    The adapters' parameters are on the meta device, for `materialize` to initialise them by name: no output changes
+    until the first step, because the second matrix is zero.
+
+    Raises ModelError without peft, for a class that takes no adapters, or if a target names nothing.
+    """
+    component: Any = components[trained]
+    if not hasattr(component, "add_adapter"):
+        raise ModelError(f"lora: {trained} is a {type(component).__name__}, which takes no adapters; train all of it")
+    try:
+        from peft import LoraConfig
+    except ImportError as error:
+        raise ModelError("lora needs peft; install it with pip install 'diffusionpipe[lora]'") from error
+    names = [name for name, _ in component.named_modules()]
+    unused = [t for t in settings.target_modules if not any(n == t or n.endswith(f".{t}") for n in names)]
+    if unused:
+        raise ModelError(
+            f"lora: {trained} has no modules named {', '.join(unused)}; attention has {', '.join(ATTENTION)}"
+        )
+    config = LoraConfig(
+        r=settings.rank,
+        lora_alpha=settings.rank if settings.alpha is None else settings.alpha,
+        target_modules=list(settings.target_modules),
+    )
+    with torch.device("meta"):  # nothing is drawn from the global generator
+        component.add_adapter(config)
+    for name, parameter in component.named_parameters():
+        parameter.requires_grad_(is_adapter(name))
+
+
+def is_adapter(name: str) -> bool:
+    """Whether a parameter or module of that name belongs to an adapter."""
+    return ".lora_A." in name or is_second_matrix(name)
+
+
+def is_second_matrix(name: str) -> bool:
+    """Whether it belongs to the matrix that starts as zero."""
+    return ".lora_B." in name
+
+
+def stored_name(name: str) -> str:
+    """The name under which a model without adapters holds that parameter."""
+    return name.replace(".base_layer.", ".")

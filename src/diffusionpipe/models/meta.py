@@ -1,0 +1,43 @@
+"""diffusers' and transformers' classes from their configurations, with parameters on the meta device."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import nn
+
+from diffusionpipe.errors import ModelError
+
+_OF_TRANSFORMERS = {
+    "CLIPTextModel": "CLIPTextConfig",
+    "CLIPTextModelWithProjection": "CLIPTextConfig",
+    "T5EncoderModel": "T5Config",
+}
+
+
+def module_on_meta(kind: str, config: Mapping[str, Any], *, source: object) -> nn.Module:
+    """The module of class `kind` that the configuration describes.
+
+    Buffers are real: what is not stored among the weights, such as position tables, is computed by the constructors.
+    `source` is what an error names.
+
+    Raises ModelError if the configuration makes no such module.
+    """
+    import accelerate
+    import diffusers
+    import transformers
+
+    module: Any
+    try:
+        with accelerate.init_empty_weights(include_buffers=False):
+            if kind in _OF_TRANSFORMERS:
+                settings = getattr(transformers, _OF_TRANSFORMERS[kind]).from_dict(dict(config))
+                settings._attn_implementation = "sdpa"
+                module = getattr(transformers, kind)(settings)
+            else:
+                module = getattr(diffusers, kind).from_config(dict(config))
+    except (ValueError, TypeError, KeyError, NotImplementedError) as error:
+        raise ModelError(f"{source} does not make a {kind}: {error}") from error
+    if kind in _OF_TRANSFORMERS:
+        module.tie_weights()  # accelerate makes a new meta parameter at every place that a tied one stands
+    assert isinstance(module, nn.Module)
+    return module

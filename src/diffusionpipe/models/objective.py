@@ -1,0 +1,184 @@
+"""What is learnt: how noise is added to latents, what the denoiser predicts, and the loss of each sample.
+
+Both ends of the data path are layers of the graph: `noise` is frozen, so it is computed ahead like everything else that
+is frozen, and `loss` is the last layer.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+import torch
+from torch import Tensor, nn
+
+from diffusionpipe.costs import TensorSpec
+from diffusionpipe.errors import RecipeError
+from diffusionpipe.models.graph import Layer
+
+
+class Prediction(StrEnum):
+    """What the denoiser predicts."""
+
+    EPSILON = "epsilon"
+    """The noise (Ho et al., 2020, https://arxiv.org/abs/2006.11239)."""
+    V_PREDICTION = "v_prediction"
+    """sqrt(abar) * noise - sqrt(1 - abar) * latents (Salimans & Ho, 2022, https://arxiv.org/abs/2202.00512)."""
+    FLOW_MATCHING = "flow_matching"
+    """noise - latents on the straight path between them (Lipman et al., 2023, https://arxiv.org/abs/2210.02747;
+    Liu et al., 2023, https://arxiv.org/abs/2209.03003)."""
+
+
+class TimeSampling(StrEnum):
+    """How a uniform number becomes the time of a flow."""
+
+    UNIFORM = "uniform"
+    LOGIT_NORMAL = "logit_normal"
+    """sigmoid of a normal number (Esser et al., 2024, section 3.1, https://arxiv.org/abs/2403.03206)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ObjectiveSettings:
+    """The objective as the recipe states it."""
+
+    prediction: Prediction = Prediction.EPSILON
+    min_snr_gamma: float | None = None
+    """Weight of a sample capped by its signal-to-noise ratio (Hang et al., 2023, https://arxiv.org/abs/2303.09556)."""
+    time_sampling: TimeSampling = TimeSampling.UNIFORM
+    logit_mean: float = 0.0
+    """Of the normal number of `logit_normal`."""
+    logit_std: float = 1.0
+    shift: float = 1.0
+    """Of flow times towards noise: t becomes shift * t / (1 + (shift - 1) * t) (Esser et al., 2024, section 5.3.2)."""
+
+    def __post_init__(self) -> None:
+        is_flow = self.prediction is Prediction.FLOW_MATCHING
+        is_logit = self.time_sampling is TimeSampling.LOGIT_NORMAL
+        problems = [
+            (
+                is_flow and self.min_snr_gamma is not None,
+                "min_snr_gamma has no meaning for flow_matching; leave it out",
+            ),
+            (self.min_snr_gamma is not None and self.min_snr_gamma <= 0, "min_snr_gamma must be positive, e.g. 5"),
+            (not is_flow and is_logit, f"time_sampling = logit_normal needs flow_matching, not {self.prediction}"),
+            (not is_flow and self.shift != 1, f"shift needs flow_matching, not {self.prediction}"),
+            (
+                not is_logit and (self.logit_mean, self.logit_std) != (0, 1),
+                "logit_mean and logit_std need logit_normal",
+            ),
+            (self.shift <= 0 or self.logit_std <= 0, "shift and logit_std must be positive"),
+        ]
+        found = [text for is_found, text in problems if is_found]
+        if found:
+            raise RecipeError("\n".join(f"objective: {text}" for text in found))
+
+
+class Objective(nn.Module):
+    """Adds noise, makes the target and weighs the loss; its only state are the cumulative alphas."""
+
+    alphas_cumprod: Tensor
+
+    def __init__(self, settings: ObjectiveSettings, scheduler: Mapping[str, object]) -> None:
+        """`scheduler` is the configuration of a diffusers scheduler, from which the betas come; {} for its defaults."""
+        super().__init__()
+        self.settings = settings
+        # Never cast, unlike the buffers of models: bfloat16 alphas would be other noise levels.
+        self.register_buffer("alphas_cumprod", _alphas_cumprod(scheduler), persistent=False)
+        self.num_timesteps = len(self.alphas_cumprod)
+
+    def add_noise(self, latents: Tensor, noise: Tensor, time: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """The noisy latents, the timesteps that the denoiser reads, its target and the weight of each sample's loss.
+
+        `time` are uniform numbers in [0, 1), shape (B,). Timesteps are int64, for flows float32.
+        """
+        if self.settings.prediction is Prediction.FLOW_MATCHING:
+            return self._add_flow_noise(latents, noise, time)
+        # A float32 number just below 1 times 1000 rounds to 1000.
+        timesteps = (time * self.num_timesteps).long().clamp(max=self.num_timesteps - 1)
+        alphas = self.alphas_cumprod[timesteps]  # (B,)
+        signal = _per_sample(alphas.to(latents.dtype) ** 0.5, latents)
+        sigma = _per_sample((1 - alphas.to(latents.dtype)) ** 0.5, latents)
+        noisy = signal * latents + sigma * noise
+        target = noise if self.settings.prediction is Prediction.EPSILON else signal * noise - sigma * latents
+        return noisy, timesteps, target, self._weight(alphas)
+
+    def _add_flow_noise(self, latents: Tensor, noise: Tensor, time: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        t = self.flow_time(time)
+        sigma = _per_sample(t.to(latents.dtype), latents)
+        noisy = sigma * noise + (1.0 - sigma) * latents
+        return noisy, t * self.num_timesteps, noise - latents, torch.ones_like(t)
+
+    def flow_time(self, time: Tensor) -> Tensor:
+        """Uniform numbers in [0, 1) as the times of a flow, 0 is data and 1 noise."""
+        settings = self.settings
+        if settings.time_sampling is TimeSampling.LOGIT_NORMAL:
+            time = torch.sigmoid(settings.logit_mean + settings.logit_std * torch.special.ndtri(time))
+        return settings.shift * time / (1 + (settings.shift - 1) * time) if settings.shift != 1 else time
+
+    def _weight(self, alphas: Tensor) -> Tensor:
+        """Hang et al., section 3.4: min(snr, gamma) / snr for epsilon, min(snr, gamma) / (snr + 1) for v."""
+        gamma = self.settings.min_snr_gamma
+        if gamma is None:
+            return torch.ones_like(alphas)
+        snr = alphas / (1 - alphas)
+        if self.settings.prediction is Prediction.EPSILON:
+            return (gamma / snr).clamp(max=1)  # not min(snr, gamma) / snr, which is 0 / 0 at zero terminal SNR
+        return snr.clamp(max=gamma) / (snr + 1)
+
+    def loss(self, prediction: Tensor, target: Tensor, weight: Tensor) -> Tensor:
+        """Weighted mean squared error of each sample, shape (B,), in float32 (float64 where an input is)."""
+        is_double = torch.float64 in (prediction.dtype, target.dtype)
+        dtype = torch.float64 if is_double else torch.float32
+        error = prediction.to(dtype) - target.to(dtype)
+        return (error * error).flatten(1).mean(1) * weight.to(dtype)
+
+
+def _alphas_cumprod(scheduler: Mapping[str, object]) -> Tensor:
+    from diffusers import DDPMScheduler
+
+    names = (
+        "num_train_timesteps",
+        "beta_start",
+        "beta_end",
+        "beta_schedule",
+        "trained_betas",
+        "rescale_betas_zero_snr",
+    )
+    alphas: Tensor = DDPMScheduler(**{name: scheduler[name] for name in names if name in scheduler}).alphas_cumprod
+    return alphas.clone()
+
+
+def _per_sample(values: Tensor, like: Tensor) -> Tensor:
+    return values.reshape(-1, *[1] * (like.ndim - 1))
+
+
+def objective_inputs(latents: tuple[int, ...], dtype: str = "float32") -> tuple[TensorSpec, ...]:
+    """The raw inputs of the `noise` layer beside the latents: keyed noise and a uniform number a sample."""
+    return TensorSpec(name="noise", shape=latents, dtype=dtype), TensorSpec(name="time", shape=())
+
+
+def noise_layer() -> Layer:
+    """Latents, noise and time to what the denoiser reads and what it must predict."""
+    return Layer(
+        name="objective.noise",
+        component="objective",
+        reads=("latents", "noise", "time"),
+        writes=("noisy", "timesteps", "target", "loss_weight"),
+        modules=("alphas_cumprod",),
+        run=Objective.add_noise,
+    )
+
+
+def loss_layer() -> Layer:
+    """The last layer: one loss a sample."""
+    return Layer(
+        name="objective.loss",
+        component="objective",
+        reads=("prediction", "target", "loss_weight"),
+        writes=("loss",),
+        run=_run_loss,
+    )
+
+
+def _run_loss(objective: nn.Module, prediction: Tensor, target: Tensor, weight: Tensor) -> tuple[Tensor, ...]:
+    assert isinstance(objective, Objective)
+    return (objective.loss(prediction, target, weight),)

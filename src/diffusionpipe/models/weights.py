@@ -1,0 +1,218 @@
+"""Weights of the layers that one rank runs: read from safetensors, or initialised by name."""
+
+import hashlib
+import json
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from diffusionpipe.errors import ModelError
+from diffusionpipe.models.graph import LayerGraph, attribute, own_parameters
+from diffusionpipe.models.lora import is_adapter, is_second_matrix, stored_name
+
+_RENAMED_IN_ATTENTION = {".query.": ".to_q.", ".key.": ".to_k.", ".value.": ".to_v.", ".proj_attn.": ".to_out.0."}
+_NOT_STORED_ANY_MORE = "position_ids"
+_FILES = ("diffusion_pytorch_model.safetensors", "model.safetensors")
+
+
+def materialize(
+    graph: LayerGraph,
+    layers: Collection[str],
+    sources: Mapping[str, Path | None],
+    *,
+    device: torch.device | str,
+    dtype: torch.dtype,
+    seed: int,
+) -> None:
+    """Gives the parameters and buffers of the submodules that these layers use real values, in place.
+
+    Of a component with a source only the tensors of these layers are read from its safetensors files. Parameters of a
+    component without one are initialised by the `reset_parameters` of their modules, on the CPU, under a generator
+    keyed by (seed, canonical name of the module): the values depend on nothing else, above all not on which layers are
+    here, and the global generator stays as it was. So are adapters, which no source holds; their second matrix is zero.
+    Parameters that are real already keep their values. Floating parameters and buffers take `dtype`; the buffers of a
+    component without parameters keep theirs.
+
+    Raises ModelError with everything that is missing, unexpected, of another shape, or cannot be initialised.
+    """
+    problems: list[str] = []
+    values: dict[str, dict[str, Tensor]] = {}
+    for name, component in graph.components.items():
+        needed = _needed(graph, name, layers)
+        source = sources.get(name)
+        if not any(tensor.is_meta for tensor in needed.values()):
+            values[name] = needed
+        elif source is None:
+            values[name] = needed | _initialised(name, component, needed, seed, problems)
+        else:
+            added = {key: tensor for key, tensor in needed.items() if is_adapter(key)}
+            base = {key: tensor for key, tensor in needed.items() if key not in added}
+            values[name] = base | _stored(name, component, base, source, problems)
+            values[name] |= added | _initialised(name, component, added, seed, problems)
+        if not problems:
+            problems += [f"{name}.{key} has no value: build the buffers of {name} off the meta device"
+                         for key, tensor in values[name].items() if tensor.is_meta]  # fmt: skip
+    if problems:
+        raise ModelError("\n".join(problems))
+    for name, tensors in values.items():
+        _place(graph.components[name], tensors, torch.device(device), dtype)
+
+
+def weight_files(folder: Path) -> tuple[Path, ...]:
+    """The safetensors files of a component: the shards of an index, else the one file; () if there is none.
+
+    Raises ModelError for an index that cannot be read.
+    """
+    for name in _FILES:
+        index = folder / f"{name}.index.json"
+        if index.is_file():
+            try:
+                shards = set(json.loads(index.read_text())["weight_map"].values())
+            except (ValueError, KeyError, AttributeError) as error:
+                raise ModelError(f"{index} is no index of safetensors shards: {error!r}") from error
+            return tuple(folder / shard for shard in sorted(shards))
+    for name in _FILES:
+        if (folder / name).is_file():
+            return (folder / name,)
+    others = tuple(folder.glob("*.safetensors"))
+    return others if len(others) == 1 else ()
+
+
+def _needed(graph: LayerGraph, component_name: str, layers: Collection[str]) -> dict[str, Tensor]:
+    """Parameters and buffers that the layers use of one component, by canonical name within the component."""
+    component = graph.components[component_name]
+    here = [layer for layer in graph.layers if layer.component == component_name and layer.name in layers]
+    parameters = {parameter for layer in here for parameter in own_parameters(layer, component)}
+    used = [name for layer in here for name in layer.modules]
+    needed: dict[str, Tensor] = {name: p for name, p in component.named_parameters() if p in parameters}
+    return needed | {
+        name: buffer
+        for name, buffer in component.named_buffers()
+        if any(not top or f"{name}.".startswith(f"{top}.") for top in used)
+    }
+
+
+def _place(component: nn.Module, values: Mapping[str, Tensor], device: torch.device, dtype: torch.dtype) -> None:
+    """Puts the values, moved and cast, in place of the tensors of these names, wherever those are tied to."""
+    has_parameters = any(True for _ in component.parameters())
+    tied: dict[int, list[tuple[dict[str, Any], str]]] = {}
+    for module in component.modules():
+        tables: tuple[dict[str, Any], ...] = (module._parameters, module._buffers)
+        for table in tables:
+            for key, tensor in table.items():
+                tied.setdefault(id(tensor), []).append((table, key))
+    for name, value in values.items():
+        old = attribute(component, name)
+        assert isinstance(old, Tensor)
+        cast = value.detach().to(device, dtype if value.is_floating_point() and has_parameters else None)
+        if isinstance(old, nn.Parameter) and not old.is_meta:
+            old.data = cast  # keeps the parameter that an optimizer may hold already
+            continue
+        new = nn.Parameter(cast, requires_grad=old.requires_grad) if isinstance(old, nn.Parameter) else cast
+        for table, key in tied[id(old)]:
+            table[key] = new
+
+
+def _initialised(
+    component_name: str, component: nn.Module, needed: Mapping[str, Tensor], seed: int, problems: list[str]
+) -> dict[str, Tensor]:
+    """Values of the needed parameters that are on the meta device."""
+    values: dict[str, Tensor] = {}
+    missing = [name for name, tensor in needed.items() if tensor.is_meta]
+    for path in dict.fromkeys(name.rpartition(".")[0] for name in missing):
+        module: Any = attribute(component, path)
+        names = {f"{path}.{name}" if path else name: name for name, _ in module.named_parameters(recurse=False)}
+        if hasattr(module, "reset_parameters"):
+            values |= _reset(module, names, f"{component_name}.{path}", seed)
+            continue
+        problems += [
+            f"{component_name}.{name} cannot be initialised: {type(module).__name__} has no reset_parameters; "
+            "give the component stored weights"
+            for name in missing
+            if name in names
+        ]
+    return {name: values[name] for name in missing if name in values}
+
+
+def _reset(module: Any, own: Mapping[str, str], canonical: str, seed: int) -> dict[str, Tensor]:
+    """The values of a module's own parameters after `reset_parameters` on the CPU; the module stays as it was."""
+    before = dict(module._parameters)
+    digest = hashlib.blake2b(f"{seed} {canonical}".encode(), digest_size=8).digest()
+    try:
+        for name in own.values():
+            module._parameters[name] = nn.Parameter(torch.empty(before[name].shape, dtype=torch.float32))
+        with torch.random.fork_rng(devices=[]), torch.no_grad():
+            torch.default_generator.manual_seed(int.from_bytes(digest, "big") >> 1)
+            module.reset_parameters()
+            if is_second_matrix(f"{canonical}."):
+                nn.init.zeros_(module.weight)
+        return {path: module._parameters[name].detach() for path, name in own.items()}
+    finally:
+        module._parameters.update(before)
+
+
+def _stored(
+    component_name: str, component: nn.Module, needed: Mapping[str, Tensor], source: Path, problems: list[str]
+) -> dict[str, Tensor]:
+    """The needed tensors that the component's state has, from its safetensors files."""
+    from safetensors import SafetensorError
+
+    files = weight_files(source)
+    if not files:
+        problems.append(f"{source} holds no safetensors file; save the model with safe_serialization=True")
+        return {}
+    names = _state_names(component)
+    wanted = {
+        name: tensor
+        for name, tensor in needed.items()
+        if name in names.values() and (tensor.is_meta or not isinstance(tensor, nn.Parameter))
+    }
+    values: dict[str, Tensor] = {}
+    for file in files:
+        try:
+            _read(file, names, wanted, values, problems)
+        except (SafetensorError, OSError) as error:
+            problems.append(f"{file} cannot be read: {error}")
+    problems += [f"{source}: no tensor for {component_name}.{name}" for name in wanted if name not in values]
+    return values
+
+
+def _read(
+    file: Path,
+    names: Mapping[str, str],
+    wanted: Mapping[str, Tensor],
+    values: dict[str, Tensor],
+    problems: list[str],
+) -> None:
+    from safetensors import safe_open
+
+    with safe_open(file, framework="pt") as tensors:
+        for key in tensors.keys():  # noqa: SIM118 (it is no mapping)
+            name = names.get(key) or names.get(_new_name(key))
+            if name is None:
+                if not key.endswith(_NOT_STORED_ANY_MORE):
+                    problems.append(f"{file}: unexpected tensor {key}")
+            elif name in wanted:
+                shape, expected = tuple(tensors.get_slice(key).get_shape()), tuple(wanted[name].shape)
+                if shape != expected:
+                    problems.append(f"{file}: {key} has shape {shape}, but the configuration says {expected}")
+                values[name] = tensors.get_tensor(key)
+
+
+def _state_names(component: nn.Module) -> dict[str, str]:
+    """Names in the component's state; a tied parameter's other names lead to its canonical one."""
+    canonical: dict[int, str] = {}
+    state = component.state_dict(keep_vars=True)
+    return {stored_name(name): canonical.setdefault(id(tensor), name) for name, tensor in state.items()}
+
+
+def _new_name(key: str) -> str:
+    """Today's name of a tensor that an older diffusers or transformers wrote."""
+    key = key.removeprefix("text_model.")
+    if ".attentions." in key:
+        for old, new in _RENAMED_IN_ATTENTION.items():
+            key = key.replace(old, new)
+    return key

@@ -1,0 +1,105 @@
+"""What the search found, and the schedule that it is."""
+
+from dataclasses import dataclass
+from math import ceil
+
+from diffusionpipe.costs import Costs, Link, StageCosts
+from diffusionpipe.ir import Action, Edge, Op, Pipeline, Placement, Schedule, Stage
+from diffusionpipe.ordering.evaluation import figures_of
+from diffusionpipe.ordering.instance import Instance, Number, Placing
+from diffusionpipe.ordering.problem import Letters, Problem, home_of, number_of, placed_stages
+
+OPS = (Op.F, Op.I, Op.W)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """Orders with their figures, all in the units of the instance."""
+
+    placement: Placing
+    """One of the three."""
+    makespan: Number
+    """From 0 to the last end, if everything starts as early as the orders let it."""
+    window: Number
+    """The largest (last end - first start) of a rank then."""
+    bubble: float
+    """The share of the objective's time in which a rank is idle, on average over the ranks."""
+    peak_memory: tuple[Number, ...]
+    """The most that each rank holds."""
+    orders: tuple[tuple[Action, ...], ...]
+    """For each rank its actions, over the stages of the placement: p whole stages (linear) or 2p half-stages."""
+    lower_bound: Number
+    """What no order can beat, of the objective."""
+    optimal: bool
+    """Whether the objective is proven to be the least possible."""
+    family: str
+    """Where the orders come from: a published family, or the search's own rule; "+" if they were improved."""
+
+
+def answer_of(problem: Problem, orders: Letters, *, lower_bound: int, family: str) -> Answer:
+    """The orders with their figures; they must be legal."""
+    figures = figures_of(problem, orders)
+    assert figures is not None, "the orders wait for each other in a circle"
+    value = figures.window if problem.is_window else figures.makespan
+    work = sum(problem.work(rank) for rank in range(problem.num_ranks))
+    return Answer(
+        placement=problem.placing,
+        makespan=number_of(figures.makespan, problem.time_scale),
+        window=number_of(figures.window, problem.time_scale),
+        bubble=1 - work / (problem.num_ranks * value) if value else 0.0,
+        peak_memory=tuple(number_of(peak, problem.memory_scale) for peak in figures.peaks),
+        orders=tuple(actions_of(order) for order in orders),
+        lower_bound=number_of(lower_bound, problem.time_scale),
+        optimal=value == lower_bound,
+        family=family,
+    )
+
+
+def actions_of(letters: tuple[int, ...]) -> tuple[Action, ...]:
+    """A rank's sequence of letters as actions."""
+    counts: dict[int, int] = {}
+    actions = []
+    for letter in letters:
+        microbatch = counts.get(letter, 0)
+        counts[letter] = microbatch + 1
+        actions.append(Action(stage=letter // 3, op=OPS[letter % 3], microbatch=microbatch))
+    return tuple(actions)
+
+
+def schedule_of(answer: Answer, *, microbatch_size: int = 1) -> Schedule:
+    """The answer as a schedule of compute actions over a chain of stages, with ops F, I and W."""
+    rank = home_of(answer.placement, len(answer.orders))
+    num_microbatches = sum(len(order) for order in answer.orders) // (3 * len(rank))
+    pipeline = Pipeline(
+        stages=tuple(range(len(rank))),
+        microbatches=(microbatch_size,) * num_microbatches,
+        ops=frozenset(OPS),
+        edges=tuple(Edge(producer=stage, consumer=stage + 1) for stage in range(len(rank) - 1)),
+    )
+    stages = tuple(Stage(worker=worker, weights=stage) for stage, worker in enumerate(rank))
+    return Schedule(
+        name=f"search-{answer.placement}",
+        placement=Placement(stages=stages, pipelines=(pipeline,)),
+        orders=answer.orders,
+    )
+
+
+def costs_of(instance: Instance, placing: Placing) -> Costs:
+    """The instance's costs for the stages of a placement, for `simulator.simulate`.
+
+    Memory that is no whole number is rounded up, because bytes are whole.
+    """
+    return Costs(
+        stages=tuple(
+            StageCosts(
+                forward=stage.forward,
+                backward=stage.input_grad + stage.weight_grad,
+                input_grad=stage.input_grad,
+                weight_grad=stage.weight_grad,
+                activation=ceil(stage.activation),
+                kept_after_input_grad=ceil(stage.kept_after_input_grad),
+            )
+            for stage in placed_stages(instance, placing)
+        ),
+        link=Link(latency=instance.comm),
+    )

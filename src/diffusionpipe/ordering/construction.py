@@ -1,0 +1,124 @@
+"""Orders made action by action: at each moment the most urgent one that memory admits.
+
+Memory admits a forward of a rank's only stage s, or of its later stage s', if it fits beside what is held. A forward
+of the earlier stage s of two also has to leave a way out: all micro-batches that have been through s but not through s'
+are held until they have been through s', so beside them there must be room for one activation of s':
+
+    (started on s - started on s') activation(s) + activation(s')  <=  limit
+
+More is not needed, and less would not do. What has been through s' can be finished by input and weight gradients alone,
+which take no memory; by induction from the last stage on, every rank gets the room for its next s'. So a rank never
+waits for memory for ever, whatever the keys say, and with room for one micro-batch on all its stages every order ends.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from heapq import heappop, heappush
+
+from diffusionpipe.ordering.evaluation import changes_of
+from diffusionpipe.ordering.problem import NO_LETTER, Letters, Problem
+
+Keys = Sequence[Sequence[float]]
+"""By letter and micro-batch how urgent an action is; the least comes first."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rule:
+    """How to choose."""
+
+    keys: Keys
+    patience: float
+    """From 0 to 1: which actions compete. 0: those that can start first. 1: those that can start before the first of
+    them could end (Giffler and Thompson, "Algorithms for Solving Production-Scheduling Problems", Operations Research
+    8(4), 1960, https://doi.org/10.1287/opre.8.4.487)."""
+    leads: Sequence[int]
+    """By rank: the most micro-batches between its earlier and its later stage, where it has two."""
+
+
+class Builder:
+    """Holds what all orders of a problem share."""
+
+    def __init__(self, problem: Problem) -> None:
+        self._problem = problem
+        self._changes = changes_of(problem)
+        self._readers = [NO_LETTER] * len(problem.durations)
+        for letter, before in enumerate(problem.waits_for):
+            if before >= 0:
+                self._readers[before] = letter
+        self._stages = [problem.stages_of(rank) for rank in range(problem.num_ranks)]
+
+    def build(self, rule: Rule) -> Letters:
+        """The order of this rule. Cost: linear in the actions, about five times that of `evaluation.ends_of`."""
+        problem, keys, patience, leads = self._problem, rule.keys, rule.patience, rule.leads
+        durations, lags, home, activation = problem.durations, problem.lags, problem.rank, problem.activation
+        changes, readers, stages = self._changes, self._readers, self._stages
+        num_ranks, last_forward = problem.num_ranks, len(durations) - 3
+        arrivals: list[list[int]] = [[] for _ in durations]  # when the next ones can start, as far as is known
+        arrivals[0] = [0] * problem.num_microbatches
+        counts = [0] * len(durations)
+        room = list(problem.limits)
+        free = [0] * num_ranks
+        orders: list[list[int]] = [[] for _ in range(num_ranks)]
+        events = [(0, rank) for rank in range(num_ranks)]
+        while events:
+            now, rank = heappop(events)
+            if free[rank] > now:
+                continue
+            own = stages[rank]
+            late = own[-1]
+            found = []  # (start, letter) of what can be next
+            for stage in own:
+                letter = 3 * stage
+                count = counts[letter]
+                if count < len(arrivals[letter]) and activation[stage] <= room[rank]:
+                    between = count - counts[3 * late]
+                    if stage == late or (
+                        between < leads[rank]
+                        and (between + 1) * activation[stage] + activation[late] <= problem.limits[rank]
+                    ):
+                        start = arrivals[letter][count]
+                        found.append((start if start > now else now, letter))
+                letter += 1
+                count = counts[letter]
+                if count < len(arrivals[letter]):
+                    start = arrivals[letter][count]
+                    found.append((start if start > now else now, letter))
+                if counts[letter + 1] < count:
+                    found.append((now, letter + 1))
+            if not found:
+                continue
+            start, letter = _chosen(found, keys, counts, durations, patience) if len(found) > 1 else found[0]
+            if start > now and not patience:  # until then something more urgent may come
+                heappush(events, (start, rank))
+                continue
+            end = start + durations[letter]
+            free[rank] = end
+            counts[letter] += 1
+            room[rank] -= changes[letter]
+            orders[rank].append(letter)
+            reader = letter + 1 if letter == last_forward else readers[letter]
+            if reader >= 0:
+                arrival = end + lags[reader]
+                arrivals[reader].append(arrival)
+                other = home[reader // 3]
+                if other != rank and free[other] <= arrival:
+                    heappush(events, (arrival if arrival > now else now, other))
+            heappush(events, (end, rank))
+        return tuple(map(tuple, orders))
+
+
+def _chosen(
+    found: Sequence[tuple[int, int]], keys: Keys, counts: Sequence[int], durations: Sequence[int], patience: float
+) -> tuple[int, int]:
+    """The most urgent of those that can start soon enough."""
+    soonest = min(found)[0]
+    latest: float = soonest
+    if patience:
+        latest += patience * (min([start + durations[letter] for start, letter in found]) - soonest)
+    choice, least = found[0], None
+    for start, letter in found:
+        if start <= latest:
+            key = keys[letter][counts[letter]]
+            if least is None or key < least:
+                least, choice = key, (start, letter)
+    return choice

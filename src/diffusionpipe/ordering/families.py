@@ -1,0 +1,94 @@
+"""The published families as orders to start from."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
+from inspect import signature
+from typing import Protocol, cast
+
+from diffusionpipe.costs import StageCosts
+from diffusionpipe.errors import ConfigError
+from diffusionpipe.ir import Op, Schedule
+from diffusionpipe.ordering.problem import Letters, Problem
+from diffusionpipe.schedules import REGISTRY
+from diffusionpipe.units import Seconds
+
+LETTERS_OF_OP: Mapping[Op, tuple[int, ...]] = {Op.F: (0,), Op.B: (1, 2), Op.I: (1,), Op.W: (2,)}
+"""A whole backward is an input gradient with the weight gradient right behind it: its result is there no later."""
+
+
+def family_orders(problem: Problem) -> Iterator[tuple[str, Letters]]:
+    """(name, order) of every family that stands on this placement and can do these sizes.
+
+    Those that look at times are asked twice: as they are, and with the problem's.
+    """
+    for name in REGISTRY:
+        for schedule in _schedules(problem, name):
+            orders = _letters(problem, schedule)
+            if orders is not None:
+                yield name, orders
+
+
+def _schedules(problem: Problem, name: str) -> Iterator[Schedule]:
+    """The family's schedules of these sizes on these places."""
+    sizes = (problem.num_ranks, problem.num_microbatches)
+    schedule = _generated(name, *sizes)
+    if schedule is None or _home(schedule) != problem.rank:
+        return
+    yield schedule
+    is_even = len(set(problem.durations)) == 1 and not any(problem.lags)
+    if not is_even and {"costs", "latency"} <= signature(REGISTRY[name]).parameters.keys():
+        timed = cast("_Timed", REGISTRY[name])
+        yield timed(*sizes, costs=_costs(problem), latency=max(problem.lags))
+
+
+@lru_cache(maxsize=64)  # a search over all placements asks once for each
+def _generated(name: str, num_ranks: int, num_microbatches: int) -> Schedule | None:
+    """The family's schedule; None for sizes that it cannot do."""
+    try:
+        return REGISTRY[name](num_ranks, num_microbatches)
+    except ConfigError:
+        return None
+
+
+class _Timed(Protocol):
+    def __call__(
+        self, num_workers: int, num_microbatches: int, *, costs: Sequence[StageCosts], latency: Seconds
+    ) -> Schedule: ...
+
+
+def _costs(problem: Problem) -> list[StageCosts]:
+    times = problem.durations
+    return [
+        StageCosts(
+            forward=times[3 * stage],
+            backward=times[3 * stage + 1] + times[3 * stage + 2],
+            input_grad=times[3 * stage + 1],
+            weight_grad=times[3 * stage + 2],
+            activation=problem.activation[stage],
+            kept_after_input_grad=problem.kept[stage],
+        )
+        for stage in range(problem.num_stages)
+    ]
+
+
+def _home(schedule: Schedule) -> tuple[int, ...]:
+    """The worker of each stage of the first pipeline."""
+    placement = schedule.placement
+    return tuple(placement.stages[stage].worker for stage in placement.pipelines[0].stages)
+
+
+def _letters(problem: Problem, schedule: Schedule) -> Letters | None:
+    """The schedule's order by letters; None if it stands on another placement or does something else besides."""
+    placement = schedule.placement
+    if len(placement.pipelines) != 1:
+        return None
+    stages = placement.pipelines[0].stages
+    if len(placement.pipelines[0].microbatches) != problem.num_microbatches:
+        return None
+    place = {stage: 3 * i for i, stage in enumerate(stages)}
+    if any(action.op not in LETTERS_OF_OP for _, action in schedule.actions()):
+        return None
+    return tuple(
+        tuple(place[action.stage] + kind for action in order for kind in LETTERS_OF_OP[action.op])
+        for order in schedule.orders
+    )

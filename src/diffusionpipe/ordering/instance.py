@@ -1,0 +1,64 @@
+"""The question of the search: stages with their costs, ranks with their memory, and what is to be short."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TypeAlias
+
+Number: TypeAlias = int | float
+"""A time or an amount of memory, in any unit. The search works with the decimal that is written, exactly."""
+
+
+class Placing(StrEnum):
+    """Which rank holds which of the 2p half-stages, numbered in forward order.
+
+    linear    0 0   1 1   2 2   3 3        both halves of a rank's stage run as one
+    v         0 7   1 6   2 5   3 4        down and up again
+    loop      0 4   1 5   2 6   3 7        round and round
+    """
+
+    LINEAR = "linear"
+    V = "v"
+    LOOP = "loop"
+    ANY = "any"
+    """The best of the three."""
+
+
+class Objective(StrEnum):
+    """What is to be short. The two differ wherever ranks do not all start and end together."""
+
+    MAKESPAN = "makespan"
+    """From 0 to the last end."""
+    WINDOW = "window"
+    """The largest (last end - first start) of a rank: what an iteration costs where the ranks do not wait for each
+    other between two of them, and what "zero bubble" speaks of."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HalfStage:
+    """Costs of half a stage for one micro-batch."""
+
+    forward: Number
+    input_grad: Number
+    weight_grad: Number
+    activation: Number
+    """Held from the start of the forward."""
+    kept_after_input_grad: Number
+    """What of it is held on from the end of the input gradient to the end of the weight gradient."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Instance:
+    """One question; `instance_file.read_instance` checks it."""
+
+    ranks: int
+    microbatches: int
+    placement: Placing
+    stages: tuple[HalfStage, ...]
+    """The 2 x ranks half-stages in forward order."""
+    comm: Number
+    """Time of a transfer between two ranks, beside everything else."""
+    memory_limit: tuple[Number, ...] | None
+    """The most that each rank may hold; None for no limit."""
+    objective: Objective
+    seconds: Number
+    """What the search may take: a number of evaluations that a slow core does in this time."""

@@ -1,0 +1,29 @@
+"""Schedule -> Schedule: real edges, replicas, encoding, gradient reduction, communication.
+
+In the order in which they are applied; each is pure and optional, and each result satisfies `ir.check`:
+
+    connect           a model's edges and micro-batch sizes in place of the generator's chain
+    replicate         several workers per stage
+    insert_encoding   frozen work before the first forward, or
+    insert_fills      frozen work of the next batch between the compute of this one
+    reduce_gradients  REDUCE_GRAD after the last backward
+    communicate       sends and receives, ordered by a simulated timeline
+"""
+
+from diffusionpipe.passes.communication import communicate
+from diffusionpipe.passes.connect import connect
+from diffusionpipe.passes.encoding import insert_encoding
+from diffusionpipe.passes.filling import PlacedFill, insert_fills, prologue
+from diffusionpipe.passes.reduction import reduce_gradients
+from diffusionpipe.passes.replicate import replicate
+
+__all__ = [
+    "PlacedFill",
+    "communicate",
+    "connect",
+    "insert_encoding",
+    "insert_fills",
+    "prologue",
+    "reduce_gradients",
+    "replicate",
+]

@@ -1,0 +1,47 @@
+"""A model's real edges in place of the generator's chain."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from diffusionpipe.errors import ConfigError, ScheduleError
+from diffusionpipe.ir import Edge, Schedule
+
+
+def connect(
+    schedule: Schedule,
+    edges: Sequence[Edge],
+    *,
+    microbatches: Sequence[int] | None = None,
+    model: str | None = None,
+    pipeline: int = 0,
+) -> Schedule:
+    """The schedule with these edges between the stages of one pipeline; the orders stay as they are.
+
+        chain   0 --> 1 --> 2          U-Net   0 --> 1 --> 2
+                                               |___________^  skip, straight to its reader
+
+    `microbatches` are the samples of each of the pipeline's micro-batches, `model` is its name; None keeps them. Where
+    the pipeline becomes longer or shorter by that, those whose samples follow its own in the batch move on or back.
+
+    Raises:
+        ScheduleError: the messages are explicit already.
+        ConfigError: an edge names a stage outside of the pipeline, or the number of micro-batches differs.
+    """
+    if schedule.has_communication:
+        raise ScheduleError(["connect a schedule before its messages are made explicit"])
+    old = schedule.placement.pipelines[pipeline]
+    outside = [e for e in edges if e.producer not in old.stages or e.consumer not in old.stages]
+    if outside:
+        pairs = ", ".join(f"{e.producer}->{e.consumer}" for e in outside)
+        raise ConfigError(f"edges {pairs} leave the pipeline; its stages are {', '.join(map(str, old.stages))}")
+    sizes = old.microbatches if microbatches is None else tuple(microbatches)
+    if len(sizes) != len(old.microbatches):
+        raise ConfigError(f"{len(sizes)} micro-batch sizes for a schedule of {len(old.microbatches)} micro-batches")
+    new = replace(old, edges=tuple(edges), microbatches=sizes, model=old.model if model is None else model)
+    end = old.first_sample + old.num_samples
+    pipelines = [
+        replace(p, first_sample=p.first_sample + new.num_samples - old.num_samples) if p.first_sample >= end else p
+        for p in schedule.placement.pipelines
+    ]
+    pipelines[pipeline] = new
+    return replace(schedule, placement=replace(schedule.placement, pipelines=tuple(pipelines)))

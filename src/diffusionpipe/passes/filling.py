@@ -1,0 +1,147 @@
+"""Frozen work of the next batch, at chosen places between the compute of this one."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
+
+from diffusionpipe.errors import ConfigError, ScheduleError
+from diffusionpipe.ir import Action, Fill, Op, Pipeline, Range, Schedule, Share, Stage
+from diffusionpipe.passes.frozen_edges import reading_frozen
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlacedFill:
+    """Frozen work at a place in a worker's order."""
+
+    position: int
+    """Index into the worker's order without fills: the fill runs before that action; the order's length: at its end."""
+    component: str
+    layers: Range
+    """Layers, counted within the frozen block."""
+    samples: Range
+    """Samples of the batch."""
+
+
+def insert_fills(
+    schedule: Schedule,
+    fills: Mapping[int, Sequence[PlacedFill]],
+    *,
+    block: int,
+    outputs: Mapping[int, tuple[str, ...]],
+) -> Schedule:
+    """The schedule with a frozen pipeline that works ahead: its fills encode the next iteration's batch.
+
+        worker 0   F0 F1 [vae 0:8] B0 F2 ...        samples 0 to 8 of the next batch in a bubble of this one
+        worker 1   [text 8:16] F0 B0 ...
+
+    Args:
+        schedule: compute only, without any frozen pipeline.
+        fills: worker -> its fills in the order in which they run. The samples of one worker are one range, all workers
+            together cover the batch.
+        block: the frozen layers' block id, which becomes the `weights` of the encoder stages.
+        outputs: block id of a stage -> the frozen tensors that it reads; blocks that read none may be absent.
+
+    Raises:
+        ScheduleError: messages are explicit already.
+        ConfigError: positions or samples do not fit the schedule.
+    """
+    if schedule.has_communication:
+        raise ScheduleError(["insert the fills before the messages are made explicit"])
+    placement = schedule.placement
+    batch = placement.num_samples
+    workers = [worker for worker in sorted(fills) if fills[worker]]
+    parts = {worker: _part(fills[worker], worker) for worker in workers}
+    _check_parts(list(parts.values()), batch)
+    first = len(placement.stages)
+    encoders = {worker: first + i for i, worker in enumerate(workers)}
+    stages = tuple(
+        Stage(worker=w, weights=block, share=Share(Fraction(parts[w].start, batch), Fraction(parts[w].stop, batch)))
+        for w in workers
+    )
+    frozen = Pipeline(
+        stages=tuple(encoders.values()),
+        microbatches=(batch,),
+        ops=frozenset({Op.ENCODE}),
+        model="frozen",
+        is_ahead=True,
+    )
+    orders = list(schedule.orders)
+    all_fills = list(schedule.fills)
+    for worker in workers:
+        orders[worker] = _merged(orders[worker], fills[worker], encoders[worker], all_fills)
+    readers = (reading_frozen(pipeline, placement, outputs, frozen.stages) for pipeline in placement.pipelines)
+    return replace(
+        schedule,
+        placement=replace(placement, stages=placement.stages + stages, pipelines=(*readers, frozen)),
+        orders=tuple(orders),
+        fills=tuple(all_fills),
+    )
+
+
+def _part(fills: Sequence[PlacedFill], worker: int) -> Range:
+    positions = [fill.position for fill in fills]
+    if positions != sorted(positions):
+        raise ConfigError(f"the fills of worker {worker} are not in the order of their places: {positions}")
+    return Range(min(fill.samples.start for fill in fills), max(fill.samples.stop for fill in fills))
+
+
+def _check_parts(parts: Sequence[Range], batch: int) -> None:
+    reached = 0
+    for part in sorted(parts, key=lambda part: part.start):
+        if part.start != reached:
+            raise ConfigError(f"the fills of all workers leave a gap or overlap at sample {reached} of {batch}")
+        reached = part.stop
+    if reached != batch:
+        raise ConfigError(f"the fills of all workers end at sample {reached} of {batch}")
+
+
+def _merged(
+    order: Sequence[Action], fills: Sequence[PlacedFill], encoder: int, all_fills: list[Fill]
+) -> tuple[Action, ...]:
+    """The order with ENCODE actions at their places; the fills are appended to `all_fills`."""
+    merged: list[Action] = []
+    reached = 0
+    for fill in fills:
+        if fill.position > len(order):
+            raise ConfigError(f"a fill stands before action {fill.position} of an order of {len(order)}")
+        merged += order[reached : fill.position]
+        reached = fill.position
+        merged.append(Action(stage=encoder, op=Op.ENCODE, slot=len(all_fills)))
+        all_fills.append(Fill(stage=encoder, component=fill.component, layers=fill.layers, samples=fill.samples))
+    return (*merged, *order[reached:])
+
+
+def prologue(schedule: Schedule) -> Schedule:
+    """What must run before the first iteration of a schedule that works ahead: its fills and their messages alone.
+
+    The same fills in the same chunks on the same workers, so the first batch is encoded bit for bit as all others.
+    """
+    placement = schedule.placement
+    encoders = {s for p in placement.pipelines if Op.ENCODE in p.ops for s in p.stages}
+    kept = tuple(slot for slot, message in enumerate(schedule.messages) if message.source in encoders)
+    number = {slot: i for i, slot in enumerate(kept)}
+    pipelines = tuple(
+        pipeline
+        if Op.ENCODE in pipeline.ops
+        else replace(
+            pipeline, ops=frozenset(), edges=tuple(edge for edge in pipeline.edges if edge.producer in encoders)
+        )
+        for pipeline in placement.pipelines
+    )
+    orders = tuple(tuple(_renumbered(order, number)) for order in schedule.orders)
+    return replace(
+        schedule,
+        name=f"{schedule.name}-prologue",
+        placement=replace(placement, pipelines=pipelines),
+        orders=orders,
+        messages=tuple(schedule.messages[slot] for slot in kept),
+    )
+
+
+def _renumbered(order: Sequence[Action], number: Mapping[int, int]) -> Iterator[Action]:
+    """ENCODE actions, and the sends and receives of the messages in `number`, with their new numbers."""
+    for action in order:
+        if action.op is Op.ENCODE:
+            yield action
+        elif action.slot is not None and action.slot in number:
+            yield replace(action, slot=number[action.slot])

@@ -1,0 +1,80 @@
+"""Gradient reductions, as early as they can start."""
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from diffusionpipe.errors import ScheduleError
+from diffusionpipe.ir import Action, Op, Schedule
+from diffusionpipe.ir.execution import execute
+from diffusionpipe.ir.flows import Flow
+from diffusionpipe.units import Seconds
+
+
+def reduce_gradients(schedule: Schedule, is_data_parallel: bool) -> Schedule:
+    """The schedule with a REDUCE_GRAD behind the last backward of every block whose gradients must be summed.
+
+        worker 1   F0 F1 B0 B1 REDUCE          stage 1 is done early: its reduction runs beside the other backwards
+        worker 0   F0 F1 F2 B0 B1 B2 REDUCE
+
+    These are the blocks that several stages hold, or all blocks under data parallelism around the pipeline. Where
+    two stages of one worker hold the same block there is one reduction, after the last backward of either.
+
+    A worker's reductions run one after the other, and each waits for all holders of its block. So all workers have them
+    in one order, that of the ends of the blocks' last backwards anywhere, where a forward takes one unit of time and a
+    backward two. A block that a worker is done with early stands behind those that are complete before it, which delays
+    nothing. Without that, two workers could each wait for the other: in Chimera with an odd number of micro-batches the
+    middle two finish the blocks that they share in opposite orders.
+
+    Raises:
+        ScheduleError: the schedule gets stuck.
+    """
+    stages = schedule.placement.stages
+    holders: dict[int, int] = defaultdict(int)
+    for pipeline in schedule.placement.pipelines:
+        for stage in pipeline.stages:
+            holders[stages[stage].weights] += 1
+    last = [
+        {stages[a.stage].weights: i for i, a in enumerate(order) if a.op in (Op.B, Op.W)} for order in schedule.orders
+    ]
+    complete = _complete(schedule, last)
+    orders = []
+    for order, index in zip(schedule.orders, last, strict=True):
+        behind: dict[int, list[Action]] = defaultdict(list)
+        position = 0
+        for block in sorted(index, key=lambda block: (complete[block], block)):
+            if is_data_parallel or holders[block] > 1:
+                position = max(position, index[block])
+                behind[position].append(Action(stage=order[index[block]].stage, op=Op.REDUCE_GRAD))
+        orders.append(tuple(a for i, action in enumerate(order) for a in (action, *behind[i])))
+    return replace(schedule, orders=tuple(orders))
+
+
+class _Units:
+    """Times for comparing ends: backwards take two units, everything else that computes one."""
+
+    def compute(self, action: Action) -> Seconds:
+        return 2 if action.op is Op.B else 1
+
+    def message(self, slot: int) -> Seconds:
+        return 0
+
+    def flow(self, flow: Flow) -> Seconds:
+        return 0
+
+    def reduce(self, stage: int) -> Seconds:
+        return 0
+
+
+def _complete(schedule: Schedule, last: Sequence[Mapping[int, int]]) -> dict[int, Seconds]:
+    """Block -> when its last backward on any worker ends; `last` says where it stands on each."""
+    execution = execute(schedule, _Units())
+    if execution.blocked:
+        raise ScheduleError([f"deadlock: {line}" for line in execution.blocked])
+    complete: dict[int, Seconds] = defaultdict(int)
+    for worker, index in enumerate(last):
+        for block, i in index.items():
+            end = execution.ends[worker][i]
+            assert end is not None, schedule.orders[worker][i]
+            complete[block] = max(complete[block], end)
+    return complete

@@ -1,0 +1,65 @@
+"""Stages in several blocks, so that the first gradients are reduced while the last ones are computed."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import accumulate, pairwise
+
+from diffusionpipe.errors import ScheduleError
+from diffusionpipe.ir import Action, Edge, Op, Placement, Schedule, Stage
+
+
+def subdivide(schedule: Schedule, parts: int) -> Schedule:
+    """The schedule with every stage cut into `parts` stages on the same worker, run one after the other.
+
+        parts = 2      F0         becomes   0F0 1F0
+                       B0                   1B0 0B0    after 1B0 of the last micro-batch the gradients of block 1
+                                                       are complete; their reduction runs beside 0B0
+
+    Stage s becomes stages s x parts, ..., s x parts + parts - 1, which hold the blocks of the same numbers. Their
+    edges are the chain; `connect` puts the model's in its place. Apply it right after the generator.
+
+    Raises:
+        ScheduleError: something else than compute actions stands in the orders.
+    """
+    if any(action.op not in (Op.F, Op.B, Op.I, Op.W) for _, action in schedule.actions()):
+        raise ScheduleError(["subdivide a schedule of F, B, I and W, before all other passes"])
+    if parts == 1:
+        return schedule
+    old = schedule.placement
+    stages = tuple(
+        Stage(worker=stage.worker, weights=stage.weights * parts + part, share=stage.share)
+        for stage in old.stages
+        for part in range(parts)
+    )
+    pipelines = tuple(
+        replace(
+            pipeline,
+            stages=(numbers := tuple(stage * parts + part for stage in pipeline.stages for part in range(parts))),
+            edges=tuple(Edge(producer=a, consumer=b) for a, b in pairwise(numbers)),
+        )
+        for pipeline in old.pipelines
+    )
+    orders = tuple(tuple(a for action in order for a in _parts(action, parts)) for order in schedule.orders)
+    return replace(schedule, placement=Placement(stages=stages, pipelines=pipelines), orders=orders)
+
+
+def _parts(action: Action, parts: int) -> list[Action]:
+    numbers = range(parts) if action.op is Op.F else range(parts - 1, -1, -1)
+    return [replace(action, stage=action.stage * parts + part) for part in numbers]
+
+
+def bucket_starts(weights: Sequence[int], parts: int) -> tuple[int, ...]:
+    """Where each of `parts` contiguous buckets of a stage's layers starts, so that their gradients are about equal.
+
+    Every bucket has at least one layer; bucket k ends at the first layer where its part of all weights is reached.
+
+    >>> bucket_starts([4, 0, 1, 3, 8], 2)
+    (0, 4)
+    """
+    total, running = sum(weights), list(accumulate(weights, initial=0))
+    starts = [0]
+    for part in range(1, parts):
+        earliest, latest = starts[-1] + 1, len(weights) - (parts - part)
+        cut = next((i for i in range(earliest, latest) if running[i] * parts >= total * part), latest)
+        starts.append(cut)
+    return tuple(starts)

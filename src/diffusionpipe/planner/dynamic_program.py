@@ -1,0 +1,188 @@
+"""Cutting layers into stages and giving each stage its devices, by dynamic programs over suffixes of the layers.
+
+    layers    0 1 2 | 3 4 | 5 6 7 8          a suffix (first layer, stages, replicas of its first stage, devices) knows
+    devices   0 1   | 2   | 3                everything that stages put before it can change
+    replicas  2       1     1
+
+All objectives that are built on one chain of stages fit this one program: what differs is which few numbers describe
+a suffix, and how a stage put before it changes them. If smaller numbers of a suffix never make a whole partition
+worse, then keeping for every state those suffixes that no other beats in all numbers (its Pareto front) loses no
+optimum. This is the exact form of what DiffusionPipe (Tian et al., MLSys 2024) does for T^max, of SPP's PRM (Luo et
+al.) and of DAPPLE's planner (Fan et al., PPoPP 2021), whose own programs keep one suffix per state; see `objectives`.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol, TypeAlias
+
+from diffusionpipe.units import Seconds
+
+Numbers: TypeAlias = tuple[float, ...]
+"""What describes a suffix of stages to an objective; smaller is better in each."""
+StageTime: TypeAlias = tuple[Seconds, Seconds, Seconds]
+"""Forward and backward of one micro-batch, and the reduction of the stage's gradients."""
+LinkTime: TypeAlias = tuple[Seconds, Seconds]
+"""Transfer of one micro-batch's activations forward and of their gradients back."""
+
+
+class Objective(Protocol):
+    """What a partition is judged by."""
+
+    def prepend(self, rest: Numbers | None, stage: StageTime, link: LinkTime) -> Numbers:
+        """The numbers of a suffix with one more stage at its front; `rest` None: the stage is the last of all.
+
+        Must not get smaller when a number of `rest` gets larger.
+        """
+
+    def value(self, numbers: Numbers, num_stages: int) -> Seconds:
+        """The objective of a whole partition; must not get smaller when a number gets larger."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """What is to be cut, over what. Devices stand in a row; each stage takes the next ones."""
+
+    num_layers: int
+    num_devices: int
+    max_stages: int
+    replicas: tuple[int, ...]
+    """How many devices a stage may take."""
+    stage: Callable[[int, int, int, int, int], StageTime | None]
+    """(first layer, stop layer, first device, replicas, stages from this one to the last) -> times; None: such a
+    stage is not allowed, it does not fit in memory. A longer stage must not fit where a shorter one does not."""
+    link: Callable[[int, int, int, int], LinkTime]
+    """(cut, first device behind the cut, senders before it, receivers behind it) -> times."""
+    min_stages: int = 1
+    reach: Callable[[int, int], bool] = lambda layers, devices: True
+    """Whether the layers 0, ..., layers - 1 can be done by that many devices at all; True where unknown."""
+    longest: Callable[[int, int], int] | None = None
+    """(first layer, replicas) -> the last layer at which a stage may stop; None: any."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Partition:
+    """Where stages start, how many devices each takes, and what the objective says."""
+
+    starts: tuple[int, ...]
+    replicas: tuple[int, ...]
+    value: Seconds
+    numbers: Numbers = ()
+
+
+_Node: TypeAlias = tuple[Numbers, int, int, "_Node | None"]
+"""Numbers of a suffix, its first layer, the replicas of its first stage, the suffix behind that stage."""
+
+
+def best_partitions(question: Question, objective: Objective, *, width: int = 16) -> tuple[Partition, ...]:
+    """The partitions on the Pareto fronts of all numbers of stages, best value first; () where nothing fits.
+
+    The first one is optimal as long as no front is longer than `width`; a longer one keeps its best values. Ties are
+    broken by fewer stages, then by later starts, so the result is unique.
+
+    Cost: O(layers² x stages x devices x replicas² x width) steps in the worst case; `reach` and stages that are not
+    allowed cut most of it away.
+    """
+    fronts = _fronts(question, objective, width)
+    found = [
+        Partition(
+            starts=_starts(node),
+            replicas=_replicas(node),
+            value=objective.value(node[0], stages),
+            numbers=node[0],
+        )
+        for (devices, stages, _), nodes in fronts.items()
+        if devices == question.num_devices and stages >= question.min_stages
+        for node in nodes
+    ]
+    unique = {(p.starts, p.replicas): p for p in found}
+    return tuple(
+        sorted(unique.values(), key=lambda p: (p.value, len(p.starts), tuple(-s for s in p.starts), p.replicas))
+    )
+
+
+_State: TypeAlias = tuple[int, int, int]
+"""Devices of a suffix, its stages, replicas of its first stage."""
+
+
+def _fronts(question: Question, objective: Objective, width: int) -> dict[_State, list[_Node]]:
+    """The fronts of the suffixes that begin at layer 0."""
+    num_layers, num_devices = question.num_layers, question.num_devices
+    fronts: list[dict[_State, list[_Node]]] = [{} for _ in range(num_layers + 1)]
+    for first in range(num_layers - 1, -1, -1):
+        grown: dict[_State, list[_Node]] = defaultdict(list)
+        for replicas in question.replicas:
+            if replicas <= num_devices:
+                _grow_last(question, objective, first, replicas, grown)
+                _grow(question, objective, fronts, first, replicas, grown)
+        fronts[first] = {state: _front(nodes, objective, state[1], width) for state, nodes in grown.items()}
+    return fronts[0]
+
+
+def _grow_last(
+    question: Question, objective: Objective, first: int, replicas: int, grown: dict[_State, list[_Node]]
+) -> None:
+    """The stage of all layers from `first` on, as the last one."""
+    before = question.num_devices - replicas
+    if not _can_precede(question, first, before):
+        return
+    times = question.stage(first, question.num_layers, before, replicas, 1)
+    if times is not None:
+        grown[replicas, 1, replicas].append((objective.prepend(None, times, (0.0, 0.0)), first, replicas, None))
+
+
+def _grow(
+    question: Question,
+    objective: Objective,
+    fronts: Sequence[dict[_State, list[_Node]]],
+    first: int,
+    replicas: int,
+    grown: dict[_State, list[_Node]],
+) -> None:
+    """The stages that begin at `first`, before every suffix that they can stand before."""
+    stage, link, prepend = question.stage, question.link, objective.prepend
+    closed: set[tuple[int, int]] = set()  # (devices, stages) behind which not even a shorter stage was allowed
+    last = question.longest(first, replicas) if question.longest else question.num_layers
+    for stop in range(first + 1, min(last + 1, question.num_layers)):
+        for (behind, stages, receivers), nodes in fronts[stop].items():
+            position = question.num_devices - behind - replicas
+            if stages >= question.max_stages or (behind, stages) in closed:
+                continue
+            if position < 0 or not _can_precede(question, first, position):
+                continue
+            times = stage(first, stop, position, replicas, stages + 1)
+            if times is None:
+                closed.add((behind, stages))
+                continue
+            transfer = link(stop, position + replicas, replicas, receivers)
+            bucket = grown[behind + replicas, stages + 1, replicas]
+            for node in nodes:
+                bucket.append((prepend(node[0], times, transfer), first, replicas, node))
+
+
+def _can_precede(question: Question, first: int, devices: int) -> bool:
+    """Whether the layers before `first` and the devices before the suffix can make stages of their own."""
+    if not first or not devices:
+        return not first and not devices
+    return devices >= min(question.replicas) and question.reach(first, devices)
+
+
+def _front(nodes: list[_Node], objective: Objective, stages: int, width: int) -> list[_Node]:
+    """Those that no other beats, at most `width`: the ones of the best values."""
+    nodes.sort(key=lambda node: node[0])  # stable: earlier found, that is shorter first stages, win ties
+    kept: list[_Node] = []
+    for node in nodes:
+        numbers = node[0]
+        if not any(all(a <= b for a, b in zip(other[0], numbers, strict=True)) for other in kept):
+            kept.append(node)
+    if len(kept) > width:
+        kept = sorted(kept, key=lambda node: objective.value(node[0], stages))[:width]
+    return kept
+
+
+def _starts(node: _Node) -> tuple[int, ...]:
+    return (node[1], *(_starts(node[3]) if node[3] else ()))
+
+
+def _replicas(node: _Node) -> tuple[int, ...]:
+    return (node[2], *(_replicas(node[3]) if node[3] else ()))

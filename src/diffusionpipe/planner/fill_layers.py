@@ -1,0 +1,134 @@
+"""The frozen layers as the fill sees them: a chain with a time for every layer and number of samples."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import accumulate
+
+from diffusionpipe.costs import Profile
+from diffusionpipe.errors import ConfigError
+from diffusionpipe.ir import Range
+from diffusionpipe.units import Seconds
+
+
+@dataclass(frozen=True, kw_only=True)
+class FrozenLayers:
+    """Layers in an order in which they can run, so that any samples may go through them front to back.
+
+        vae.0 vae.1 | noise | text.0 text.1 text.2        runs of one component; a fill never crosses their borders
+
+    Times are remembered, so one object should serve all calls for a model.
+    """
+
+    components: tuple[str, ...]
+    """The component of each layer."""
+    forward: Callable[[int, int], Seconds]
+    """(layer, samples) -> time on the profiled device; it must not fall with the samples."""
+    needs: tuple[tuple[int, ...], ...] = ()
+    """For each layer the earlier ones that it reads from, which `paper_fill` asks; () if all read the one before."""
+    _running: dict[tuple[int, Seconds], tuple[Seconds, ...]] = field(default_factory=dict, repr=False, compare=False)
+
+    @property
+    def num_layers(self) -> int:
+        """All layers."""
+        return len(self.components)
+
+    @cached_property
+    def runs(self) -> tuple[Range, ...]:
+        """The longest ranges of layers of one component, in order."""
+        starts = [i for i, name in enumerate(self.components) if i == 0 or name != self.components[i - 1]]
+        return tuple(Range(a, b) for a, b in zip(starts, [*starts[1:], self.num_layers], strict=True))
+
+    @cached_property
+    def starts_run(self) -> tuple[bool, ...]:
+        """Whether each layer is the first of its run; one more entry, True, for the end."""
+        starts = {run.start for run in self.runs}
+        return (*(layer in starts for layer in range(self.num_layers)), True)
+
+    def running(self, samples: int, overhead: Seconds = 0.0) -> tuple[Seconds, ...]:
+        """Entry l: the time of layers 0, ..., l - 1 as one fill for each run, with the overhead of each fill."""
+        key = samples, overhead
+        if key not in self._running:
+            times = (self.forward(layer, samples) + overhead * self.starts_run[layer] for layer in self._layers)
+            self._running[key] = tuple(accumulate(times, initial=0.0))
+        return self._running[key]
+
+    @property
+    def _layers(self) -> range:
+        return range(self.num_layers)
+
+    def seconds(self, layers: Range, samples: int) -> Seconds:
+        """Time of some layers on some samples, without overhead."""
+        running = self.running(samples)
+        return running[layers.stop] - running[layers.start]
+
+    def split_at_runs(self, layers: Range) -> tuple[Range, ...]:
+        """The range cut where components change."""
+        return tuple(common for run in self.runs if (common := layers.intersection(run)))
+
+
+def frozen_layers(profile: Profile) -> FrozenLayers:
+    """The frozen layers of a profiled model, in the order of its graph."""
+    names = profile.graph.frozen_layers
+    spec = {layer.name: layer for layer in profile.graph.layers}
+    writer = {tensor: i for i, name in enumerate(names) for tensor in spec[name].writes}
+    return FrozenLayers(
+        components=tuple(spec[name].component for name in names),
+        forward=lambda layer, samples: profile.forward(names[layer], samples),
+        needs=tuple(tuple(sorted({writer[t] for t in spec[name].reads if t in writer})) for name in names),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FillOptions:
+    """What a fill may use."""
+
+    chunks: tuple[int, ...] = (1, 2, 4, 8, 16, 32, 64)
+    """Most samples that go through the layers together, each tried: the profiled batch sizes."""
+    max_chunk: int | None = None
+    """What memory allows of them; None for no limit."""
+    workers: tuple[int, ...] | None = None
+    """Workers that hold the frozen layers; None for all."""
+    speeds: tuple[float, ...] = ()
+    """Speed of each worker relative to the profiled device; () for 1."""
+    overhead: Seconds = 0.0
+    """Time that each fill takes besides its layers."""
+    open_chunks: int = 2
+    """Chunks of one worker that may be unfinished at a time; their tensors between layers are held."""
+    is_thorough: bool = True
+    """Whether to search on, also by delaying compute, where something stays exposed; a search over plans says no
+    for its candidates and yes for the best."""
+
+    def speed(self, worker: int) -> float:
+        """The speed of a worker."""
+        return self.speeds[worker] if self.speeds else 1.0
+
+    def allowed_chunks(self, batch: int) -> tuple[int, ...]:
+        """Chunk sizes to try, descending, without those that the batch cannot tell apart."""
+        limit = min(batch, self.max_chunk or batch)
+        return tuple(sorted({min(chunk, limit) for chunk in self.chunks}, reverse=True))
+
+
+def check_options(options: FillOptions, frozen: FrozenLayers, num_workers: int) -> None:
+    """Do nothing if the options fit.
+
+    Raises:
+        ConfigError: sizes below 1, unknown workers, a speed that is not positive, no frozen layers.
+    """
+    problems = []
+    if not frozen.num_layers:
+        problems.append("there are no frozen layers to fill with; run the schedule as it is")
+    if not options.chunks or min(options.chunks) < 1 or (options.max_chunk is not None and options.max_chunk < 1):
+        problems.append(f"chunks {options.chunks} of at most {options.max_chunk}: a chunk has at least 1 sample")
+    if options.open_chunks < 1 or not options.overhead >= 0:
+        problems.append(f"open_chunks={options.open_chunks}, overhead={options.overhead}: at least 1 and 0 are needed")
+    if options.workers is not None and not (options.workers and set(options.workers) <= set(range(num_workers))):
+        problems.append(f"workers {options.workers} hold the frozen layers; name some of 0 to {num_workers - 1}")
+    if options.speeds and (len(options.speeds) != num_workers or not _are_positive(options.speeds)):
+        problems.append(f"speeds {options.speeds} for {num_workers} workers; give each a positive one")
+    if problems:
+        raise ConfigError("\n".join(problems))
+
+
+def _are_positive(values: Sequence[float]) -> bool:
+    return all(value > 0 for value in values)

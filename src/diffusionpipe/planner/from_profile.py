@@ -1,0 +1,92 @@
+"""The plan of chosen sizes on a measured model: cut by time, messages ordered by time, bubbles filled."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from diffusionpipe.costs import AllReduce, Cluster, Device, Link, Profile, Workload
+from diffusionpipe.errors import ConfigError
+from diffusionpipe.ir import Mesh, Plan, Timeline
+from diffusionpipe.passes import PlacedFill
+from diffusionpipe.planner.build import Layout, Unfilled, build_plan
+from diffusionpipe.planner.fill import FillOptions, frozen_layers, plan_fills
+from diffusionpipe.planner.folded import stage_starts
+from diffusionpipe.planner.proposal import pricing_of
+from diffusionpipe.planner.stage_costs import Setting, costs_of
+from diffusionpipe.simulator import simulate
+from diffusionpipe.units import Bytes, Seconds
+
+LINKS = {"cpu": Link(1e-4, 1.5e9), "cuda": Link(1e-5, 2.5e10)}
+"""What links between ranks of one machine cost where the profile does not know."""
+
+FILL_OVERHEAD: Seconds = 2e-4
+"""What starting a fill takes besides its layers."""
+
+_UNKNOWN_MEMORY: Bytes = 2**50
+"""Sizes are chosen by the user here, so no memory limit is applied."""
+
+
+def plan_from_profile(profile: Profile, layout: Layout) -> Plan:
+    """The plan of a layout whose frozen work of the next batch fills the bubbles of this one.
+
+    Stages are cut by measured time, unless the layout names the splits. A model without frozen layers has nothing to
+    fill with and gets a plan without fills.
+
+    Raises:
+        ConfigError: the sizes do not fit each other or the model.
+    """
+    setting = setting_of(profile, layout.mesh, layout.batch, checkpointed=layout.checkpointed)
+    if not layout.splits:
+        layout = replace(layout, splits=_splits(profile, layout))
+    if not profile.graph.frozen_layers:
+        return build_plan(profile.graph, layout, pricing=pricing_of(setting))
+    frozen = frozen_layers(profile)
+    chunks = tuple(size for size in profile.batch_sizes if size <= layout.encode_chunk) or (1,)
+    options = FillOptions(chunks=chunks, max_chunk=layout.encode_chunk, overhead=FILL_OVERHEAD)
+
+    def filler(unfilled: Unfilled) -> Mapping[int, Sequence[PlacedFill]]:
+        costs = costs_of(unfilled.schedule, unfilled.blocks, unfilled.mesh, setting)
+        return plan_fills(unfilled.schedule, costs, frozen, options).fills
+
+    return build_plan(profile.graph, layout, pricing=pricing_of(setting), filler=filler)
+
+
+def predicted_timeline(profile: Profile, plan: Plan, cluster: Cluster | None = None) -> Timeline:
+    """The timeline that a profile predicts for a plan's training iteration.
+
+    Without a cluster, on one machine with devices like the profiled one.
+    """
+    setting = setting_of(profile, plan.mesh, plan.batch, checkpointed=plan.checkpointed)
+    if cluster is not None:
+        setting = replace(setting, cluster=cluster)
+    return simulate(plan.train, costs_of(plan.train, plan.blocks, plan.mesh, setting))
+
+
+def setting_of(profile: Profile, mesh: Mesh, batch: int, *, checkpointed: tuple[str, ...] = ()) -> Setting:
+    """One machine with as many devices like the profiled one as the mesh has ranks."""
+    link = profile.link or LINKS.get(profile.device_type, LINKS["cuda"])
+    reduce = profile.reduce or AllReduce(latency=link.latency, bandwidth=link.bandwidth / 2)
+    cluster = Cluster(
+        name="this machine",
+        devices=(Device(name=profile.device, memory=_UNKNOWN_MEMORY),) * mesh.num_ranks,
+        nodes=(0,) * mesh.num_ranks,
+        intra=link,
+        inter=link,
+        intra_reduce=reduce,
+        inter_reduce=reduce,
+    )
+    workload = Workload(batch=batch, checkpointed=checkpointed)
+    return Setting(profile=profile, cluster=cluster, workload=workload)
+
+
+def _splits(profile: Profile, layout: Layout) -> tuple[str, ...]:
+    """First layers of stages 1, 2, ... so that the slowest stage is as fast as possible; replicas are not looked at."""
+    layers = profile.graph.backbone_layers
+    size = layout.batch / (layout.data_parallel * layout.microbatches)
+    num_blocks = layout.num_blocks()
+    if num_blocks > len(layers):
+        raise ConfigError(f"{num_blocks} stages but only {len(layers)} trained layers; use fewer stages")
+    times = [
+        profile.forward(name, size) + profile.input_grad(name, size) + profile.weight_grad(name, size)
+        for name in layers
+    ]
+    return tuple(layers[start] for start in stage_starts(profile.graph, times, layout.places())[1:])

@@ -1,0 +1,81 @@
+"""Sizes that the user keeps to while the search chooses the others."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from difflib import get_close_matches
+from functools import cache
+
+from diffusionpipe.errors import ConfigError
+from diffusionpipe.schedules import REGISTRY
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Given:
+    """What a search must keep to; None leaves a size to it."""
+
+    stages: int | None = None
+    """Stages of one rank each; so the search replicates none of them."""
+    microbatches: int | None = None
+    schedule: str | None = None
+    data_parallel: int | None = None
+    """Copies of the whole pipeline."""
+
+    def allows(self, *, units: int, data_parallel: int) -> bool:
+        """Whether pipelines of so many ranks, and so many of them, are what is asked for."""
+        return self.stages in (None, units) and self.data_parallel in (None, data_parallel)
+
+
+NOTHING = Given()
+
+
+def check_given(given: Given, *, batch: int, num_ranks: int) -> None:
+    """Refuse what no search could find, before anything is profiled.
+
+    Raises:
+        ConfigError: the sizes do not fit each other, the ranks or the batch; all problems are listed.
+    """
+    if problems := list(_problems(given, batch, num_ranks)):
+        raise ConfigError("\n".join(problems))
+
+
+@cache
+def is_chain(name: str) -> bool:
+    """Whether the family of schedules puts one stage on each worker, in order: those the search looks at."""
+    schedule = REGISTRY[name](4, 8)  # sizes that every family can do
+    return [stage.worker for stage in schedule.placement.stages] == [0, 1, 2, 3]
+
+
+def _problems(given: Given, batch: int, num_ranks: int) -> Iterator[str]:
+    if given.schedule is not None:
+        yield from _schedule_problems(given.schedule)
+    groups = [copies for copies in range(1, num_ranks + 1) if num_ranks % copies == 0]
+    ranks = f"{num_ranks} rank{'s' if num_ranks > 1 else ''}"
+    allowed = [c for c in groups if given.allows(units=num_ranks // c, data_parallel=c)]
+    if not allowed:
+        wanted = [f"{given.stages} stages"] if given.stages else []
+        wanted += [f"{given.data_parallel} data-parallel copies"] if given.data_parallel else []
+        least = (given.stages or 1) * (given.data_parallel or 1)
+        yield (
+            f"{ranks} cannot form pipelines of {' and '.join(wanted)}; start "
+            f"{least if given.stages and given.data_parallel else f'a multiple of {least}'} ranks, or leave a size out"
+        )
+        return
+    parts = [copies * (given.microbatches or 1) for copies in allowed]
+    if all(batch % part for part in parts):
+        least = min(parts)
+        cut = f" into {given.microbatches} micro-batches" if given.microbatches else ""
+        yield (
+            f"a batch of {batch} samples cannot be cut{cut} over {ranks}; use a multiple of {least}, "
+            f"e.g. {-(-batch // least) * least}"
+        )
+
+
+def _schedule_problems(name: str) -> Iterator[str]:
+    searched = [known for known in sorted(REGISTRY) if is_chain(known)]
+    if name in REGISTRY:
+        if name not in searched:
+            yield f"the search does not look at the schedule {name!r}; choose one of {', '.join(searched)}, or none"
+        return
+    close = get_close_matches(name, searched, n=1, cutoff=0.4)
+    hint = f"did you mean {close[0]!r}?" if close else f"choose one of {', '.join(searched)}"
+    yield f"there is no schedule {name!r}; {hint}"

@@ -1,0 +1,194 @@
+"""Sums over ranges of layers: what the dynamic programs ask for millions of times."""
+
+from bisect import bisect_right
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from functools import cached_property
+from itertools import accumulate, pairwise
+from math import prod
+
+from diffusionpipe.costs import LayerSpec, ModelGraph, Profile, Workload
+from diffusionpipe.units import Bytes, Seconds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sums:
+    """Running sums over the backbone's layers for one number of samples: entry l is the sum of layers 0, ..., l - 1."""
+
+    forward: tuple[Seconds, ...]
+    backward: tuple[Seconds, ...]
+    """Input and weight gradients, and what is recomputed."""
+    activation: tuple[Bytes, ...]
+    """Bytes that layers keep of what they made; 0 for a recomputed one (see `LayerTable.held_bytes`)."""
+
+    def steps(self) -> tuple[Seconds, ...]:
+        """Forward and backward of each layer."""
+        both = [f + b for f, b in zip(self.forward, self.backward, strict=True)]
+        return tuple(after - before for before, after in pairwise(both))
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerTable:
+    """A profile and a workload as sums over ranges of the trained part's layers."""
+
+    profile: Profile
+    workload: Workload
+    _sums: dict[float, Sums] = field(default_factory=dict, repr=False, compare=False)
+    _workspace: dict[float, tuple[Bytes, ...]] = field(default_factory=dict, repr=False, compare=False)
+
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        """The trained part's layers, in order."""
+        return self.profile.graph.backbone_layers
+
+    @cached_property
+    def layers(self) -> tuple[LayerSpec, ...]:
+        """Their specifications."""
+        of_name = {layer.name: layer for layer in self.profile.graph.layers}
+        return tuple(of_name[name] for name in self.names)
+
+    @cached_property
+    def checkpointed(self) -> frozenset[str]:
+        """The layers that are recomputed in the backward."""
+        return checkpointed_layers(self.workload, self.names)
+
+    def sums(self, samples: float) -> Sums:
+        """The sums for a number of samples; each is made once."""
+        if samples not in self._sums:
+            self._sums[samples] = Sums(
+                forward=self._running(lambda name: self.profile.forward(name, samples)),
+                backward=self._running(lambda name: self._backward(name, samples)),
+                activation=tuple(accumulate((self._activation(layer, samples) for layer in self.layers), initial=0)),
+            )
+        return self._sums[samples]
+
+    def _running(self, cost: Callable[[str], float]) -> tuple[float, ...]:
+        return tuple(accumulate((cost(name) for name in self.names), initial=0.0))
+
+    def _backward(self, name: str, samples: float) -> Seconds:
+        again = self.profile.forward(name, samples) if name in self.checkpointed else 0.0
+        return again + self.profile.input_grad(name, samples) + self.profile.weight_grad(name, samples)
+
+    def _activation(self, layer: LayerSpec, samples: float) -> Bytes:
+        return 0 if layer.name in self.checkpointed else self.profile.activation(layer.name, samples)
+
+    @cached_property
+    def trained(self) -> tuple[int, ...]:
+        """Running sums of trained parameters; a tied one counts where it comes first."""
+        return tuple(accumulate(self._new_parameters(is_trainable=True), initial=0))
+
+    @cached_property
+    def frozen(self) -> tuple[int, ...]:
+        """Running sums of frozen parameters inside the trained part."""
+        return tuple(accumulate(self._new_parameters(is_trainable=False), initial=0))
+
+    def _new_parameters(self, *, is_trainable: bool) -> Iterator[int]:
+        sizes = {p.name: prod(p.shape) for p in self.profile.graph.parameters if p.is_trainable is is_trainable}
+        seen: set[str] = set()
+        for layer in self.layers:
+            new = {name for name in layer.parameters if name in sizes} - seen
+            seen |= new
+            yield sum(sizes[name] for name in new)
+
+    @cached_property
+    def crossing(self) -> tuple[tuple[Bytes, Bytes], ...]:
+        """For each cut l, before layer l: bytes of one sample that cross it forward, and of the gradients back.
+
+        A tensor crosses every cut between the layer that writes it and the last that reads it, each one once: the
+        skips of a U-Net count at every cut below their arc. Frozen tensors and raw inputs cross no cut.
+        """
+        written = {name: i for i, layer in enumerate(self.layers) for name in layer.writes}
+        last = {name: i for i, layer in enumerate(self.layers) for name in layer.reads if name in written}
+        cuts = [[0, 0] for _ in range(len(self.layers) + 1)]
+        for name, stop in last.items():
+            tensor = self.profile.graph.tensor(name)
+            for cut in range(written[name] + 1, stop + 1):
+                cuts[cut][0] += tensor.num_bytes
+                cuts[cut][1] += tensor.num_bytes if tensor.needs_gradient else 0
+        return tuple((forward, backward) for forward, backward in cuts)
+
+    @cached_property
+    def held_bytes(self) -> tuple[tuple[Bytes, ...], ...]:
+        """Entry [first][stop]: bytes of one sample that layers first, ..., stop - 1 hold beside what they keep.
+
+        That is what they read from other trained layers, and what a recomputed one of them writes for another.
+        """
+        graph, table = self.profile.graph, []
+        for first in range(len(self.layers) + 1):
+            row, held = [0] * (first + 1), set[str]()
+            outside = trained_reads(graph, self.names[first:])
+            for layer in self.layers[first:]:
+                new = outside.intersection(layer.reads)
+                if layer.name in self.checkpointed:
+                    new |= graph.read_tensors.intersection(layer.writes)
+                row.append(row[-1] + sum(graph.tensor(name).num_bytes for name in new - held))
+                held |= new
+            table.append(tuple(row))
+        return tuple(table)
+
+    @cached_property
+    def frozen_reads(self) -> tuple[tuple[Bytes, ...], ...]:
+        """Entry [first][stop]: bytes of one sample that these layers read from the frozen part or the raw inputs."""
+        graph = self.profile.graph
+        own = {name for layer in self.layers for name in layer.writes}
+        table = []
+        for first in range(len(self.layers) + 1):
+            row, seen = [0] * (first + 1), set[str]()
+            for layer in self.layers[first:]:
+                new = set(layer.reads) - own - seen
+                seen |= new
+                row.append(row[-1] + sum(graph.tensor(name).num_bytes for name in new))
+            table.append(tuple(row))
+        return tuple(table)
+
+    @cached_property
+    def _readers(self) -> tuple[tuple[int, tuple[int, ...], Bytes, Bytes], ...]:
+        """For each tensor between layers its writer, its readers, its bytes, and those of its gradient."""
+        written = {name: i for i, layer in enumerate(self.layers) for name in layer.writes}
+        readers: dict[str, list[int]] = {}
+        for i, layer in enumerate(self.layers):
+            for name in dict.fromkeys(layer.reads):
+                if name in written:
+                    readers.setdefault(name, []).append(i)
+        tensors = [self.profile.graph.tensor(name) for name in readers]
+        return tuple(
+            (written[t.name], tuple(readers[t.name]), t.num_bytes, t.num_bytes if t.needs_gradient else 0)
+            for t in tensors
+        )
+
+    def flows(self, starts: Sequence[int]) -> dict[tuple[int, int], tuple[Bytes, Bytes]]:
+        """For each pair of stages (producer, consumer) bytes of one sample forward, and of the gradients back."""
+        found: dict[tuple[int, int], tuple[Bytes, Bytes]] = {}
+        for writer, readers, forward, backward in self._readers:
+            source = bisect_right(starts, writer) - 1
+            for target in dict.fromkeys(bisect_right(starts, reader) - 1 for reader in readers):
+                if target != source:
+                    have = found.get((source, target), (0, 0))
+                    found[source, target] = have[0] + forward, have[1] + backward
+        return dict(sorted(found.items()))
+
+    def workspace(self, first: int, stop: int, samples: float) -> Bytes:
+        """The most that one of these layers needs beyond what is kept; a recomputed one needs its activation too."""
+        if samples not in self._workspace:
+            profile = self.profile
+            self._workspace[samples] = tuple(
+                profile.workspace(n, samples) + (profile.activation(n, samples) if n in self.checkpointed else 0)
+                for n in self.names
+            )
+        return max(self._workspace[samples][first:stop])
+
+    def activation(self, first: int, stop: int, samples: float) -> Bytes:
+        """Bytes that these layers keep for the backward of one micro-batch of so many samples."""
+        sums = self.sums(samples).activation
+        return sums[stop] - sums[first] + round(samples * self.held_bytes[first][stop])
+
+
+def trained_reads(graph: ModelGraph, layers: Collection[str]) -> frozenset[str]:
+    """Tensors that these layers read from other trained layers."""
+    return frozenset(graph.reads_of(layers)) - graph.frozen_tensors
+
+
+def checkpointed_layers(workload: Workload, names: tuple[str, ...]) -> frozenset[str]:
+    """Those of the layers that one of the workload's patterns (as of file names) matches."""
+    return frozenset(n for n in names if any(fnmatchcase(n, pattern) for pattern in workload.checkpointed))

@@ -1,0 +1,16 @@
+"""What every layer of a model costs: measured on a device, or computed for one that is not there.
+
+What it offers:
+
+    profile_model      times layers one by one, forward and backward, at several batch sizes
+    profile_job        the same on all ranks of a job at once, with its links and its optimizer
+    analytic_profile   counts operations and bytes on fake tensors, over the rates of a known device
+    measure_links      latency and bandwidth between ranks
+"""
+
+from diffusionpipe.profiler.analytic import analytic_profile
+from diffusionpipe.profiler.links import Links, Trial, measure_links
+from diffusionpipe.profiler.measured import profile_model
+from diffusionpipe.profiler.together import profile_job
+
+__all__ = ["Links", "Trial", "analytic_profile", "measure_links", "profile_job", "profile_model"]

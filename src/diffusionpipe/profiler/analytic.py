@@ -1,0 +1,129 @@
+"""A profile of a device that is not there: operations and bytes counted on fake tensors, over the device's rates.
+
+Every operation's work is affine in the batch size, so two counts give all sizes; where torch chooses other operations
+for another size, that size is counted by itself.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from diffusionpipe.costs import LayerProfile, ModelGraph, Profile
+from diffusionpipe.costs.devices import DeviceRates, device_rates
+from diffusionpipe.errors import ConfigError
+from diffusionpipe.models.graph import LayerGraph
+from diffusionpipe.profiler.counted import LayerCount, count_layers
+from diffusionpipe.profiler.layer_run import split_backward
+from diffusionpipe.profiler.measured import BATCH_SIZES, Report, package_versions
+from diffusionpipe.profiler.operations import Operation
+from diffusionpipe.profiler.roofline import layer_seconds
+from diffusionpipe.units import Seconds
+
+_COUNTED = (2, 4)
+"""Batch sizes that are counted; 1 is none of them because torch treats dimensions of size 1 in other ways."""
+
+Counts = dict[str, LayerCount]
+
+
+def analytic_profile(
+    graph: LayerGraph,
+    model: ModelGraph,
+    *,
+    device: str,
+    precision: str = "float32",
+    batch_sizes: Sequence[int] = BATCH_SIZES,
+    progress: Report | None = None,
+) -> Profile:
+    """The computed costs of every layer on the device of that name (see `diffusionpipe.costs.devices`).
+
+    I and W are as in a measured profile: W is the whole backward less I. `progress` is told (layers counted, all).
+
+    Raises:
+        ConfigError: the device is not known, or there is no batch size.
+    """
+    rates = device_rates(device)
+    sizes = tuple(sorted(set(batch_sizes)))
+    if not sizes or sizes[0] < 1:
+        raise ConfigError(f"batch sizes must be positive, e.g. 1,2,4,8; got {', '.join(map(str, batch_sizes)) or '-'}")
+
+    counted = 0
+
+    def step() -> None:
+        nonlocal counted
+        counted += 1
+        if progress is not None:
+            progress(counted, max(counted, len(graph.layers) * min(len(sizes), len(_COUNTED))))
+
+    def count(batch: int) -> Counts:
+        return count_layers(graph, model, batch, precision=precision, device_type=rates.device_type, step=step)
+
+    columns = _all_sizes(count, sizes)
+    return Profile(
+        graph=model,
+        batch_sizes=sizes,
+        layers=tuple(_layer_profile(layer.name, [column[layer.name] for column in columns], rates)
+                     for layer in graph.layers),
+        device=rates.title,
+        device_type=rates.device_type,
+        precision=precision,
+        source="analytic",
+        versions=package_versions(),
+    )  # fmt: skip
+
+
+def _all_sizes(count: Callable[[int], Counts], sizes: Sequence[int]) -> list[Counts]:
+    if len(sizes) <= len(_COUNTED):
+        return [count(size) for size in sizes]
+    low, high = (count(size) for size in _COUNTED)
+    if any(_names(low[name]) != _names(high[name]) for name in low):
+        return [count(size) for size in sizes]
+    return [{name: _between(low[name], high[name], size) for name in low} for size in sizes]
+
+
+def _names(count: LayerCount) -> list[tuple[str, str]]:
+    return [(op.name, op.dtype) for op in (*count.forward, *count.input_grad, *count.backward)]
+
+
+def _between(low: LayerCount, high: LayerCount, batch: int) -> LayerCount:
+    """The count for a batch on the straight line through both."""
+    share = (batch - _COUNTED[0]) / (_COUNTED[1] - _COUNTED[0])
+
+    def at(one: float, other: float) -> float:
+        return max(0.0, one + share * (other - one))
+
+    def operations(one: Sequence[Operation], other: Sequence[Operation]) -> tuple[Operation, ...]:
+        return tuple(
+            replace(a, flops=at(a.flops, b.flops), num_bytes=at(a.num_bytes, b.num_bytes))
+            for a, b in zip(one, other, strict=True)
+        )
+
+    return LayerCount(
+        has_inputs=low.has_inputs,
+        is_trained=low.is_trained,
+        forward=operations(low.forward, high.forward),
+        input_grad=operations(low.input_grad, high.input_grad),
+        backward=operations(low.backward, high.backward),
+        activation=round(at(low.activation, high.activation)),
+        workspace=round(at(low.workspace, high.workspace)),
+    )
+
+
+def _layer_profile(name: str, counts: Sequence[LayerCount], rates: DeviceRates) -> LayerProfile:
+    backward = [_backward(count, rates) for count in counts]
+    return LayerProfile(
+        name=name,
+        # A layer that only passes views on still costs the host one call.
+        forward=tuple(layer_seconds(count.forward, rates) or rates.dispatch for count in counts),
+        input_grad=tuple(input_grad for input_grad, _ in backward),
+        weight_grad=tuple(weight_grad for _, weight_grad in backward),
+        activation=tuple(count.activation for count in counts),
+        workspace=tuple(count.workspace for count in counts),
+    )
+
+
+def _backward(count: LayerCount, rates: DeviceRates) -> tuple[Seconds, Seconds]:
+    """I and W; passing views on still costs the host a call."""
+    whole = layer_seconds(count.backward, rates)
+    if count.has_inputs or count.is_trained:
+        whole = max(whole, rates.dispatch)
+    input_grad = layer_seconds(count.input_grad, rates) or rates.dispatch / 2
+    return split_backward(whole, input_grad, has_inputs=count.has_inputs, is_trained=count.is_trained)

@@ -1,0 +1,117 @@
+"""The operations and bytes of every layer at one batch size, counted on fake tensors."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from diffusionpipe.costs import ModelGraph
+from diffusionpipe.models.graph import Layer, LayerGraph
+from diffusionpipe.profiler.counted_memory import Watch, run_for_memory
+from diffusionpipe.profiler.layer_run import LayerRun, forget_gradients, layer_run, weight_keys
+from diffusionpipe.profiler.memory import KeptBytes, LiveBytes
+from diffusionpipe.profiler.operations import CudaCasts, Operation, OperationTrace
+from diffusionpipe.profiler.substitution import fake_weights
+from diffusionpipe.units import Bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerCount:
+    """One layer at one batch size."""
+
+    forward: tuple[Operation, ...]
+    input_grad: tuple[Operation, ...]
+    backward: tuple[Operation, ...]
+    """The whole backward."""
+    has_inputs: bool
+    """Whether an input needs a gradient."""
+    is_trained: bool
+    activation: Bytes
+    workspace: Bytes
+
+
+def count_layers(
+    graph: LayerGraph,
+    model: ModelGraph,
+    batch: int,
+    *,
+    precision: str,
+    device_type: str,
+    step: Callable[[], None],
+) -> dict[str, LayerCount]:
+    """What every layer does with `batch` samples; needs neither weights nor the device. Calls `step` after each."""
+    ledger = KeptBytes(model)
+    counted: dict[str, tuple[_Traces, Bytes]] = {}
+    with FakeTensorMode(allow_non_fake_inputs=True), fake_weights(graph):
+        tensors = {
+            spec.name: torch.zeros((batch, *spec.shape), dtype=getattr(torch, spec.dtype)) for spec in graph.inputs
+        }
+        for layer in graph.layers:
+            run = layer_run(graph, model, layer, tensors, _casts(precision, device_type))
+            written, traces, workspace = _count(graph, layer, run, ledger)
+            counted[layer.name] = traces, workspace
+            tensors.update(written)
+            forget_gradients(run)
+            step()
+    activation = ledger.totals()
+    return {name: traces.count(activation[name], workspace) for name, (traces, workspace) in counted.items()}
+
+
+def _casts(precision: str, device_type: str) -> Callable[[], AbstractContextManager[object]]:
+    """Autocast as on a device of that type."""
+
+    @contextmanager
+    def context() -> Iterator[None]:
+        with ExitStack() as stack:
+            if precision == "bfloat16":
+                stack.enter_context(torch.autocast("cpu", dtype=torch.bfloat16))
+                if device_type == "cuda":
+                    stack.enter_context(CudaCasts())
+            yield
+
+    return context
+
+
+@dataclass(slots=True)
+class _Traces:
+    """The operations of one run. Mutable: filled by it."""
+
+    run: LayerRun
+    forward: OperationTrace = field(default_factory=OperationTrace)
+    input_grad: OperationTrace = field(default_factory=OperationTrace)
+    backward: OperationTrace = field(default_factory=OperationTrace)
+    is_differentiated: bool = False
+
+    def trace_input_grad(self, starts: Sequence[Tensor], gradients: Sequence[Tensor]) -> None:
+        """The gradient of the inputs alone, which leaves the graph for the whole backward."""
+        self.is_differentiated = True
+        if self.run.differentiable:
+            with self.input_grad:
+                torch.autograd.grad(starts, self.run.differentiable, gradients, retain_graph=True, allow_unused=True)
+
+    def count(self, activation: Bytes, workspace: Bytes) -> LayerCount:
+        """All that was counted."""
+        return LayerCount(
+            forward=tuple(self.forward.operations),
+            input_grad=tuple(self.input_grad.operations),
+            backward=tuple(self.backward.operations),
+            has_inputs=self.is_differentiated and bool(self.run.differentiable),
+            is_trained=self.is_differentiated and bool(self.run.trained),
+            activation=activation,
+            workspace=workspace,
+        )
+
+
+def _count(
+    graph: LayerGraph, layer: Layer, run: LayerRun, ledger: KeptBytes
+) -> tuple[dict[str, Tensor], _Traces, Bytes]:
+    """What the layer wrote, its operations and its workspace."""
+    traces = _Traces(run=run)
+    watch = Watch(forward=traces.forward, backward=traces.backward, before_backward=traces.trace_input_grad)
+    memory = run_for_memory(run, LiveBytes(), watch)
+    written = dict(zip(layer.writes, memory.written, strict=True))
+    ledger.add(layer, memory.kept, run.reads, written, weight_keys(graph, layer))
+    return written, traces, memory.workspace

@@ -1,0 +1,86 @@
+"""What one layer keeps and what it needs besides, from one run of it; on real and on fake tensors alike."""
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+from diffusionpipe.profiler.layer_run import LayerRun
+from diffusionpipe.profiler.memory import Kept, LiveBytes
+from diffusionpipe.units import Bytes
+
+BeforeBackward = Callable[[Sequence[Tensor], Sequence[Tensor]], None]
+"""Called with the outputs that a backward starts from and their gradients."""
+
+
+class Gauge(Protocol):
+    """Counts live bytes."""
+
+    @property
+    def live(self) -> Bytes:
+        """Bytes that live now."""
+        ...
+
+    @property
+    def peak(self) -> Bytes:
+        """The most since the last restart."""
+        ...
+
+    def restart_peak(self) -> None:
+        """Let the peak start from what lives now."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryRun:
+    """The result of one run."""
+
+    written: tuple[Tensor, ...]
+    """What the layer wrote, detached."""
+    kept: Kept
+    workspace: Bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Watch:
+    """What else happens during the run."""
+
+    forward: AbstractContextManager[object]
+    backward: AbstractContextManager[object]
+    before_backward: BeforeBackward
+
+
+def run_for_memory(run: LayerRun, gauge: Gauge, watch: Watch | None = None) -> MemoryRun:
+    """Forward and backward of the layer, with its kept storages and its workspace.
+
+    The workspace is the larger of what the forward had at its peak beyond what is left at its end, and what the
+    backward had at its peak beyond what was there at its start (the gradients of the outputs included).
+    """
+    watch = watch or Watch(forward=nullcontext(), backward=nullcontext(), before_backward=_nothing)
+    kept = Kept()
+    with gauge if isinstance(gauge, LiveBytes) else nullcontext():
+        gauge.restart_peak()
+        with kept, watch.forward:
+            outputs = run.forward()
+        forward = gauge.peak - gauge.live
+        written = tuple(tensor.detach() for tensor in outputs)
+        backward = _backward_workspace(run, outputs, gauge, watch)
+    return MemoryRun(written=written, kept=kept, workspace=max(forward, backward))
+
+
+def _nothing(outputs: Sequence[Tensor], gradients: Sequence[Tensor]) -> None:
+    pass
+
+
+def _backward_workspace(run: LayerRun, outputs: Sequence[Tensor], gauge: Gauge, watch: Watch) -> Bytes:
+    starts, gradients = run.gradients_like(outputs)
+    if run.is_frozen or not starts:
+        return 0
+    watch.before_backward(starts, gradients)
+    gauge.restart_peak()
+    before = gauge.live
+    with watch.backward:
+        run.backward(starts, gradients)
+    return gauge.peak - before

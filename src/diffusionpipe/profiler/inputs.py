@@ -1,0 +1,40 @@
+"""Raw inputs to run a model on when there is no data: of the right shapes, with values that a layer can read."""
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
+
+from diffusionpipe.costs import TensorSpec
+from diffusionpipe.models.graph import LayerGraph, attribute
+
+
+def random_inputs(
+    graph: LayerGraph, batch: int, device: torch.device | str = "cpu", seed: int = 0
+) -> dict[str, Tensor]:
+    """One batch of the graph's raw inputs, a function of the arguments.
+
+    Numbers without dimensions (times) are uniform in [0, 1), others normal; whole numbers lie below the smallest table
+    of embeddings among the layers that read them, so that each of them can be looked up.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    return {spec.name: _random(graph, spec, batch, generator).to(device) for spec in graph.inputs}
+
+
+def _random(graph: LayerGraph, spec: TensorSpec, batch: int, generator: torch.Generator) -> Tensor:
+    shape, dtype = (batch, *spec.shape), getattr(torch, spec.dtype)
+    if not dtype.is_floating_point:
+        bound = 2 if dtype is torch.bool else min(_table_sizes(graph, spec.name), default=2)
+        return torch.randint(bound, shape, generator=generator).to(dtype)
+    if spec.shape == ():
+        return torch.rand(shape, generator=generator, dtype=dtype)
+    return torch.randn(shape, generator=generator, dtype=dtype)
+
+
+def _table_sizes(graph: LayerGraph, tensor: str) -> Iterator[int]:
+    for layer in graph.layers:
+        if tensor in layer.reads:
+            for name in layer.modules:
+                owned = attribute(graph.components[layer.component], name)
+                if isinstance(owned, nn.Module):
+                    yield from (m.num_embeddings for m in owned.modules() if isinstance(m, nn.Embedding))

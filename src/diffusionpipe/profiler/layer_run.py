@@ -1,0 +1,106 @@
+"""One layer, run by itself as a stage runs it: forward, gradient of its inputs, whole backward."""
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from diffusionpipe.costs import ModelGraph
+from diffusionpipe.models.graph import Layer, LayerGraph, own_parameters
+from diffusionpipe.profiler.memory import storage_key
+from diffusionpipe.units import Seconds
+
+MIN_SHARE = 0.02
+"""Of a whole backward, for W where anything is trained: noise must not make it 0 or negative."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerRun:
+    """A layer on one batch of its inputs. Its parameters must be where `reads` are."""
+
+    layer: Layer
+    component: nn.Module
+    reads: Mapping[str, Tensor]
+    """Detached; those that need a gradient require one."""
+    trained: tuple[nn.Parameter, ...]
+    is_frozen: bool
+    context: Callable[[], AbstractContextManager[object]]
+    """Autocast, entered for each forward."""
+
+    @property
+    def differentiable(self) -> list[Tensor]:
+        """The inputs that need a gradient."""
+        return [tensor for tensor in self.reads.values() if tensor.requires_grad]
+
+    def forward(self) -> tuple[Tensor, ...]:
+        """What the layer writes."""
+        with torch.set_grad_enabled(not self.is_frozen), self.context():
+            return self.layer.run(self.component, *(self.reads[name] for name in self.layer.reads))
+
+    def input_grad(self, outputs: Sequence[Tensor], gradients: Sequence[Tensor]) -> tuple[Tensor | None, ...]:
+        """The gradients of the inputs alone."""
+        return torch.autograd.grad(outputs, self.differentiable, gradients, allow_unused=True)
+
+    def backward(self, outputs: Sequence[Tensor], gradients: Sequence[Tensor]) -> None:
+        """The gradients of inputs and parameters, added to `.grad` as training does it."""
+        torch.autograd.backward(outputs, gradients)
+        for tensor in self.reads.values():
+            tensor.grad = None
+
+    def gradients_like(self, outputs: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
+        """The outputs that a backward starts from, and a gradient for each."""
+        starts = [tensor for tensor in outputs if tensor.requires_grad]
+        return starts, [torch.randn_like(tensor) for tensor in starts]
+
+
+def layer_run(
+    graph: LayerGraph,
+    model: ModelGraph,
+    layer: Layer,
+    tensors: Mapping[str, Tensor],
+    context: Callable[[], AbstractContextManager[object]],
+) -> LayerRun:
+    """The run of a layer; gradients of its parameters exist already, as after a first micro-batch."""
+    component = graph.components[layer.component]
+    is_frozen = layer.name in model.frozen_layers
+    reads = {
+        name: tensors[name].detach().requires_grad_(model.tensor(name).needs_gradient and not is_frozen)
+        for name in layer.reads
+    }
+    trained = tuple(dict.fromkeys(p for p in own_parameters(layer, component) if p.requires_grad))
+    for parameter in trained:
+        parameter.grad = torch.zeros_like(parameter)
+    return LayerRun(
+        layer=layer, component=component, reads=reads, trained=trained, is_frozen=is_frozen, context=context
+    )
+
+
+def forget_gradients(run: LayerRun) -> None:
+    """Free the gradients of the parameters."""
+    for parameter in run.trained:
+        parameter.grad = None
+
+
+def weight_keys(graph: LayerGraph, layer: Layer) -> set[int]:
+    """Keys of the storages of all parameters and buffers that the layer may read."""
+    component = graph.components[layer.component]
+    own = (p for p in own_parameters(layer, component) if p.device.type != "meta")
+    return {storage_key(tensor) for tensor in (*own, *component.buffers())}
+
+
+def split_backward(
+    whole: Seconds, input_grad: Seconds, *, has_inputs: bool, is_trained: bool
+) -> tuple[Seconds, Seconds]:
+    """Times of I and W, which add up to the whole backward.
+
+    I is the gradient of the inputs alone, measured or counted; W is the rest, at least `MIN_SHARE` of the whole. A
+    layer without trained parameters has no W, one whose inputs need no gradient no I.
+    """
+    if not is_trained:
+        return (whole, 0.0) if has_inputs else (0.0, 0.0)
+    if not has_inputs:
+        return 0.0, whole
+    input_grad = min(input_grad, (1 - MIN_SHARE) * whole)
+    return input_grad, whole - input_grad

@@ -1,0 +1,234 @@
+"""Latency and bandwidth between the ranks of a job, measured by all of them together.
+
+Messages go back and forth between pairs of ranks, all pairs at once, as in a pipeline whose stages all send; sums run
+over the ranks of the first node and over all ranks. Each is tried with several sizes, and a line is fitted:
+
+    message    latency + bytes / bandwidth
+    sum        latency + 2 (n - 1) / n x bytes / bandwidth        (n ranks)
+
+Where the processor computes, a message takes from it: copying, and posting each tensor. That is the processor time of a
+rank, waiting excluded, for half a round trip; a line through it gives a link's overhead per tensor and per byte.
+"""
+
+import os
+import socket
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+import torch
+import torch.distributed as dist
+
+from diffusionpipe.costs import AllReduce, Cluster, Device, Link
+from diffusionpipe.errors import ConfigError
+from diffusionpipe.profiler.measured import device_name
+from diffusionpipe.runtime.process_group import Job
+from diffusionpipe.runtime.transport import ProcessTransport
+from diffusionpipe.units import Bytes, Seconds
+
+MESSAGE_SIZES: tuple[Bytes, ...] = (64, 2**16, 2**20, 2**22, 2**24)
+SUM_SIZES: tuple[Bytes, ...] = (64, 2**18, 2**22, 2**24, 2**26)
+USABLE = 0.92
+"""Of a GPU's memory; the rest is torch's context and fragmentation."""
+USABLE_OF_HOST = 0.8
+"""Of a machine's memory, shared by its ranks."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trial:
+    """One size of one kind of transfer."""
+
+    what: str
+    """"message" or "sum", within a node or between nodes."""
+    ranks: int
+    """That took part in each transfer."""
+    num_bytes: Bytes
+    seconds: Seconds
+    """Median of the slowest ranks."""
+    busy: Seconds = 0.0
+    """Processor time of the busiest rank's end of a message, all its threads; 0 on GPUs."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Links:
+    """What was measured."""
+
+    cluster: Cluster
+    trials: tuple[Trial, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Rank:
+    host: str
+    device: str
+    memory: Bytes
+
+
+def measure_links(job: Job, *, name: str, repeats: int = 7) -> Links:
+    """The cluster of the job's ranks; every rank calls this and all get the same.
+
+    Raises:
+        ConfigError: there is only one rank, or the ranks of one machine do not follow each other.
+    """
+    world_size = job.membership.world_size
+    if world_size < 2:
+        raise ConfigError("one rank has no links to measure; use --ranks 2 or more")
+    ranks = _gather(_Rank(host=socket.gethostname(), device=device_name(job.device), memory=_memory(job)))
+    nodes = _nodes([rank.host for rank in ranks])
+    first_node, everyone = tuple(r for r in range(world_size) if nodes[r] == 0), tuple(range(world_size))
+    transport = ProcessTransport(summing=(first_node, everyone))
+    measure = _Measure(job=job, transport=transport, repeats=repeats)
+    trials: list[Trial] = []
+    inside, across = _pairs_inside(nodes), _pairs_across(nodes)
+    for what, pairs in (("message in a node", inside), ("message between nodes", across)):
+        trials += [measure.message(what, pairs, size) for size in MESSAGE_SIZES if pairs]
+    for what, members in (("sum in a node", first_node), ("sum between nodes", everyone if across else ())):
+        trials += [measure.sum(what, members, size) for size in SUM_SIZES if len(members) > 1]
+    links = {what: _fit(trials, what) for what in dict.fromkeys(trial.what for trial in trials)}
+    overheads = {what: _fit_overhead(trials, what) for what in links}
+    near = "message in a node" if inside else "message between nodes"
+    far = "message between nodes" if across else near
+    intra = links.get("message in a node") or links["message between nodes"]
+    intra_sum = links.get("sum in a node") or links["sum between nodes"]
+    inter, inter_sum = links.get("message between nodes", intra), links.get("sum between nodes", intra_sum)
+    cluster = Cluster(
+        name=name,
+        devices=tuple(Device(name=rank.device, memory=rank.memory) for rank in ranks),
+        nodes=nodes,
+        intra=Link(*intra, *overheads[near]),
+        inter=Link(*inter, *overheads[far]),
+        intra_reduce=AllReduce(latency=intra_sum[0], bandwidth=intra_sum[1]),
+        inter_reduce=AllReduce(latency=inter_sum[0], bandwidth=inter_sum[1]),
+    )
+    return Links(cluster=cluster, trials=tuple(trials))
+
+
+def _gather(mine: _Rank) -> list[_Rank]:
+    ranks: list[_Rank] = [mine] * dist.get_world_size()
+    dist.all_gather_object(ranks, mine)
+    return ranks
+
+
+def _memory(job: Job) -> Bytes:
+    if job.device.type == "cuda":
+        return int(torch.cuda.get_device_properties(job.device).total_memory * USABLE)
+    on_this_machine = int(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") * USABLE_OF_HOST)
+    hosts: list[str] = [""] * dist.get_world_size()
+    dist.all_gather_object(hosts, socket.gethostname())
+    return on_this_machine // hosts.count(socket.gethostname())
+
+
+def _nodes(hosts: Sequence[str]) -> tuple[int, ...]:
+    """The node of each rank by its host's name."""
+    order = list(dict.fromkeys(hosts))
+    nodes = tuple(order.index(host) for host in hosts)
+    if list(nodes) != sorted(nodes):
+        raise ConfigError(f"the ranks of a machine must follow each other; their machines are {', '.join(hosts)}")
+    return nodes
+
+
+def _pairs_inside(nodes: Sequence[int]) -> list[tuple[int, int]]:
+    """Neighbours of one node, each rank in one pair at most."""
+    pairs: list[tuple[int, int]] = []
+    for rank in range(len(nodes) - 1):
+        if nodes[rank] == nodes[rank + 1] and not (pairs and pairs[-1][1] == rank):
+            pairs.append((rank, rank + 1))
+    return pairs
+
+
+def _pairs_across(nodes: Sequence[int]) -> list[tuple[int, int]]:
+    """Ranks of the first node with those of the second."""
+    first, second = ([rank for rank, node in enumerate(nodes) if node == wanted] for wanted in (0, 1))
+    return list(zip(first, second, strict=False))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Measure:
+    job: Job
+    transport: ProcessTransport
+    repeats: int
+
+    def message(self, what: str, pairs: Sequence[tuple[int, int]], size: Bytes) -> Trial:
+        """Half a round trip between the ranks of each pair, all at once."""
+        me = self.job.membership.rank
+        pair = next((pair for pair in pairs if me in pair), None)
+        buffer = torch.zeros(size, dtype=torch.uint8, device=self.job.device)
+
+        def round_trip() -> None:
+            if pair is None:
+                return
+            low, high = pair
+            if me == low:
+                self.transport.send(buffer, high).wait()
+                self.transport.recv(buffer, high).wait()
+            else:
+                self.transport.recv(buffer, low).wait()
+                self.transport.send(buffer, low).wait()
+
+        seconds, busy = self._slowest(round_trip)
+        return Trial(what=what, ranks=2, num_bytes=size, seconds=seconds / 2, busy=busy / 2)
+
+    def sum(self, what: str, members: tuple[int, ...], size: Bytes) -> Trial:
+        """A sum over these ranks."""
+        buffer = torch.zeros(size // 4, device=self.job.device)
+
+        def add() -> None:
+            if self.job.membership.rank in members:
+                self.transport.all_reduce(buffer, members).wait()
+
+        return Trial(what=what, ranks=len(members), num_bytes=size, seconds=self._slowest(add)[0])
+
+    def _slowest(self, transfer: Callable[[], None]) -> tuple[Seconds, Seconds]:
+        """Medians over the repetitions of the slowest rank's time and of the most processor time, after a warm-up."""
+        is_cuda = self.job.device.type == "cuda"
+        times: list[tuple[Seconds, Seconds]] = []
+        for _ in range(self.repeats + 1):
+            dist.barrier()
+            start, busy = time.perf_counter(), time.process_time()
+            transfer()
+            if is_cuda:
+                torch.cuda.synchronize(self.job.device)
+            times.append((time.perf_counter() - start, 0.0 if is_cuda else time.process_time() - busy))
+        everyone: list[list[tuple[Seconds, Seconds]]] = [[]] * dist.get_world_size()
+        dist.all_gather_object(everyone, times[1:])
+        rounds = list(zip(*everyone, strict=True))
+        return median(max(t for t, _ in ranks) for ranks in rounds), median(
+            max(b for _, b in ranks) for ranks in rounds
+        )
+
+
+def _fit(trials: Sequence[Trial], what: str) -> tuple[Seconds, float]:
+    """Latency and bandwidth of these trials."""
+    mine = [trial for trial in trials if trial.what == what]
+    is_sum = what.startswith("sum")
+    factor = 2 * (mine[0].ranks - 1) / mine[0].ranks if is_sum else 1.0
+    return fit_line([(factor * trial.num_bytes, trial.seconds) for trial in mine])
+
+
+def _fit_overhead(trials: Sequence[Trial], what: str) -> tuple[Seconds, Seconds]:
+    """Processor time of an end for each tensor, and for each byte."""
+    points = [(float(trial.num_bytes), trial.busy) for trial in trials if trial.what == what and trial.busy > 0]
+    if not points:
+        return 0.0, 0.0
+    overhead, rate = fit_line(points)
+    return overhead, 1 / rate
+
+
+def fit_line(points: Sequence[tuple[float, Seconds]]) -> tuple[Seconds, float]:
+    """Latency and bandwidth of the line through (bytes, seconds) with the least squared relative error.
+
+    The latency is at least 0 and at most the shortest time; the line rises.
+    """
+    weights = [1 / seconds**2 for _, seconds in points]
+    total = sum(weights)
+    mean_x = sum(w * x for w, (x, _) in zip(weights, points, strict=True)) / total
+    mean_y = sum(w * y for w, (_, y) in zip(weights, points, strict=True)) / total
+    over = sum(w * (x - mean_x) * (y - mean_y) for w, (x, y) in zip(weights, points, strict=True))
+    under = sum(w * (x - mean_x) ** 2 for w, (x, _) in zip(weights, points, strict=True))
+    slope = over / under if under else 0.0
+    largest, longest = max(points)
+    if slope <= 0:  # noise: all that is known is the time of the largest
+        slope = longest / largest
+    latency = min(max(0.0, mean_y - slope * mean_x), min(seconds for _, seconds in points))
+    return latency, 1 / slope

@@ -1,0 +1,275 @@
+"""A profile measured on a device, layer by layer.
+
+    F   the forward, under autocast where training uses it
+    B   the whole backward: gradients of inputs and parameters, added to existing `.grad` as micro-batches do
+    I   the gradient of the inputs alone, from `torch.autograd.grad` with the inputs as its only targets
+    W   B - I: what the weights add, at least `MIN_SHARE` of B where anything is trained
+
+So F + I + W is what training spends, whether or not a schedule splits the backward. The layers run in the order of the
+graph on random inputs, each on what the layers before it wrote. As many at a time as `GROUP_BYTES` allow are measured
+in passes (`profiler/passes.py`); weights are random where the graph has none, and only one group's are there at a time.
+Each figure is a median after a warm-up.
+"""
+
+import logging
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
+from importlib.metadata import version
+from math import inf
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from diffusionpipe.costs import LayerProfile, ModelGraph, Profile
+from diffusionpipe.errors import ConfigError
+from diffusionpipe.models.graph import Layer, LayerGraph, own_parameters
+from diffusionpipe.profiler.clock import Clock, CudaPeak
+from diffusionpipe.profiler.counted_memory import Gauge, run_for_memory
+from diffusionpipe.profiler.heap import keep_heap
+from diffusionpipe.profiler.inputs import random_inputs
+from diffusionpipe.profiler.layer_run import LayerRun, forget_gradients, layer_run, weight_keys
+from diffusionpipe.profiler.memory import KeptBytes, LiveBytes
+from diffusionpipe.profiler.passes import Agree, LayerTimes, alone, time_passes
+from diffusionpipe.profiler.substitution import buffers_on, weights_on
+from diffusionpipe.runtime.stage import Precision
+from diffusionpipe.units import Bytes, Seconds
+
+logger = logging.getLogger(__name__)
+
+BATCH_SIZES = (1, 2, 4, 8, 16, 32)
+GROUP_BYTES: Bytes = 2**30
+"""Weights, gradients and activations of the layers that are measured together, about."""
+
+Report = Callable[[int, int], None]
+"""Called with (work done, all work) in samples times layers."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Setting:
+    graph: LayerGraph
+    model: ModelGraph
+    device: torch.device
+    precision: Precision
+    repeats: int
+    agree: Agree
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Column:
+    """All layers at one batch size."""
+
+    times: Mapping[str, LayerTimes]
+    activation: Mapping[str, Bytes]
+    workspace: Mapping[str, Bytes]
+
+
+def profile_model(
+    graph: LayerGraph,
+    model: ModelGraph,
+    *,
+    batch_sizes: Sequence[int] = BATCH_SIZES,
+    device: torch.device | str = "cpu",
+    precision: str = "float32",
+    repeats: int = 5,
+    time_budget: Seconds = 120.0,
+    progress: Report | None = None,
+    agree: Agree = alone,
+) -> Profile:
+    """The measured costs of every layer.
+
+    On a CPU this process keeps its freed memory from then on (`profiler/heap.py`), as training in it will.
+
+    Args:
+        graph: the model; parameters may be on the meta device, their dtype is the one that is measured.
+        model: its description, for the same precision.
+        batch_sizes: samples, in any order. A size is left out, with a warning, when the budget would not last for
+            it or the device's memory does not; the smallest one is always measured.
+        device: where to measure.
+        precision: "float32", "bfloat16" (autocast) or "float64".
+        repeats: of each measurement, at least.
+        time_budget: seconds after which no further size is begun.
+        progress: told after each layer.
+        agree: joins ranks that measure the same at the same time, see `profiler/together.py`.
+
+    Raises:
+        ConfigError: no batch size, or not even the smallest fits into the device's memory.
+    """
+    sizes = tuple(sorted(set(batch_sizes)))
+    if not sizes or sizes[0] < 1:
+        raise ConfigError(f"batch sizes must be positive, e.g. 1,2,4,8; got {', '.join(map(str, batch_sizes)) or '-'}")
+    place = torch.device(device)
+    setting = _Setting(
+        graph=graph,
+        model=model,
+        device=place,
+        precision=Precision(device=place.type, autocast=torch.bfloat16 if precision == "bfloat16" else None),
+        repeats=repeats,
+        agree=agree,
+    )
+    if place.type == "cpu":
+        keep_heap()
+    with buffers_on(graph, place):
+        columns = _columns(setting, sizes, time_budget, progress or _silent)
+    return Profile(
+        graph=model,
+        batch_sizes=tuple(columns),
+        layers=tuple(_layer_profile(layer.name, list(columns.values())) for layer in graph.layers),
+        device=device_name(place),
+        device_type=place.type,
+        precision=precision,
+        source="measured",
+        versions=package_versions(),
+    )
+
+
+def _silent(done: int, total: int) -> None:
+    pass
+
+
+def _columns(setting: _Setting, sizes: Sequence[int], budget: Seconds, progress: Report) -> dict[int, _Column]:
+    columns: dict[int, _Column] = {}
+    began = time.perf_counter()
+    last: Seconds = 0.0
+    num_layers = len(setting.graph.layers)
+    for index, size in enumerate(sizes):
+        start = time.perf_counter()
+        expected = last * size / sizes[index - 1] if index else 0.0
+        if index and setting.agree(start - began + expected) > budget:
+            _warn_left_out(sizes[index:], f"{size} samples would take about {expected:.0f} s more than the time budget")
+            break
+        done, total = sum(sizes[:index]) * num_layers, sum(sizes) * num_layers
+        try:
+            columns[size] = _column(setting, size, lambda n, d=done, t=total, s=size: progress(d + n * s, t))  # type: ignore[misc]
+        except torch.cuda.OutOfMemoryError as error:
+            torch.cuda.empty_cache()
+            _tell_full(setting, error)
+            if not columns:
+                raise ConfigError(
+                    f"not even {size} sample(s) of one layer fit into the memory of {device_name(setting.device)}; "
+                    "use a lower resolution or --analytic"
+                ) from error
+            _warn_left_out(sizes[index:], "the device's memory does not hold more")
+            break
+        last = time.perf_counter() - start
+    progress(1, 1)
+    return columns
+
+
+def _warn_left_out(sizes: Sequence[int], reason: str) -> None:
+    logger.warning("batch sizes %s are not profiled: %s", ", ".join(map(str, sizes)), reason)
+
+
+class _FullElsewhereError(torch.cuda.OutOfMemoryError):
+    """Another rank's device has no memory left."""
+
+
+def _tell_full(setting: _Setting, error: torch.cuda.OutOfMemoryError) -> None:
+    """Let the ranks that measure along give up too: a value that no time reaches."""
+    if not isinstance(error, _FullElsewhereError):
+        setting.agree(inf)
+
+
+def _agree(setting: _Setting, value: float) -> float:
+    largest = setting.agree(value)
+    if largest == inf:
+        raise _FullElsewhereError
+    return largest
+
+
+def _column(setting: _Setting, batch: int, progress: Callable[[int], None]) -> _Column:
+    graph, model = setting.graph, setting.model
+    tensors = random_inputs(graph, batch, setting.device)
+    last_reader = {name: index for index, layer in enumerate(graph.layers) for name in layer.reads}
+    ledger = KeptBytes(model)
+    times: dict[str, LayerTimes] = {}
+    workspace: dict[str, Bytes] = {}
+    stop = 0
+    while stop < len(graph.layers):
+        with ExitStack() as weights:
+            group, stop = _group(setting, stop, weights, tensors, ledger)
+            workspace |= {run.layer.name: memory for run, memory in group}
+            runs = [run for run, _ in group]
+            times |= time_passes(runs, Clock(setting.device), setting.repeats, partial(_agree, setting))
+        for name in [name for name in tensors if last_reader.get(name, -1) < stop]:
+            del tensors[name]
+        progress(stop)
+    _agree(setting, 0.0)
+    return _Column(times=times, activation=ledger.totals(), workspace=workspace)
+
+
+def _group(
+    setting: _Setting, start: int, weights: ExitStack, tensors: dict[str, Tensor], ledger: KeptBytes
+) -> tuple[list[tuple[LayerRun, Bytes]], int]:
+    """Layers from `start` on with their workspaces, and the index behind the last; each has run once.
+
+    Their weights and gradients stay as long as `weights`; what they write is added to `tensors`.
+    """
+    group: list[tuple[LayerRun, Bytes]] = []
+    held: Bytes = 0
+    stop = start
+    for layer in setting.graph.layers[start:]:
+        weights.enter_context(weights_on(setting.graph, layer, setting.device))
+        run, written, workspace, kept = _run_once(setting, layer, tensors, ledger)
+        weights.callback(forget_gradients, run)
+        tensors.update(written)
+        group.append((run, workspace))
+        stop += 1
+        held += kept
+        if held >= GROUP_BYTES:
+            break
+    return group, stop
+
+
+def _run_once(
+    setting: _Setting, layer: Layer, tensors: Mapping[str, Tensor], ledger: KeptBytes
+) -> tuple[LayerRun, dict[str, Tensor], Bytes, Bytes]:
+    """The layer's run, what it wrote, its workspace, and the bytes that measuring it again will hold."""
+    run = layer_run(setting.graph, setting.model, layer, tensors, setting.precision.context)
+    gauge: Gauge = CudaPeak(setting.device) if setting.device.type == "cuda" else LiveBytes()
+    memory = run_for_memory(run, gauge)
+    written = dict(zip(layer.writes, memory.written, strict=True))
+    ledger.add(layer, memory.kept, run.reads, written, weight_keys(setting.graph, layer))
+    parameters = own_parameters(layer, run.component)
+    num_bytes = sum(p.nbytes * (2 if p.requires_grad else 1) for p in parameters)
+    tensors_bytes = sum(tensor.nbytes for tensor in written.values())
+    return run, written, memory.workspace, num_bytes + tensors_bytes + sum(memory.kept.storages.values())
+
+
+def _layer_profile(name: str, columns: Sequence[_Column]) -> LayerProfile:
+    times = [column.times[name] for column in columns]
+    return LayerProfile(
+        name=name,
+        forward=tuple(t.forward for t in times),
+        input_grad=tuple(t.input_grad for t in times),
+        weight_grad=tuple(t.weight_grad for t in times),
+        activation=tuple(column.activation[name] for column in columns),
+        workspace=tuple(column.workspace[name] for column in columns),
+        forward_spread=tuple(t.forward_spread for t in times),
+    )
+
+
+def device_name(device: torch.device) -> str:
+    """The device as profiles and clusters call it, e.g. "NVIDIA H200" or "AMD EPYC 7B13, 1 thread"."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    threads = torch.get_num_threads()
+    return f"{_cpu_name()}, {threads} thread{'s' if threads > 1 else ''}"
+
+
+def _cpu_name() -> str:
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text(encoding="utf-8").splitlines() if info.is_file() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else os.uname().machine
+
+
+def package_versions() -> tuple[tuple[str, str], ...]:
+    """(package, version) of what a profile depends on."""
+    versions = [(name, version(name)) for name in ("diffusionpipe", "torch", "diffusers", "transformers")]
+    cuda = torch.version.cuda
+    return (*versions, ("cuda", cuda)) if cuda else tuple(versions)

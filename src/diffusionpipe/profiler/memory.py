@@ -1,0 +1,172 @@
+"""Bytes that layers keep for their backward, and bytes that live while they run."""
+
+import weakref
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from diffusionpipe.costs import ModelGraph
+from diffusionpipe.models.graph import Layer
+from diffusionpipe.units import Bytes
+
+
+def storage_key(tensor: Tensor) -> int:
+    """The same for all tensors that share a storage, as long as one of them lives."""
+    key: int = tensor.untyped_storage()._cdata
+    return key
+
+
+class Kept(saved_tensors_hooks):
+    """Notes, while entered, the storages of everything that autograd saves for a backward."""
+
+    def __init__(self) -> None:
+        self.storages: dict[int, Bytes] = {}
+        """Bytes of each storage by its key."""
+        super().__init__(self._note, _unchanged)
+
+    def _note(self, tensor: Tensor) -> Tensor:
+        self.storages[storage_key(tensor)] = tensor.untyped_storage().nbytes()
+        return tensor
+
+
+def _unchanged(tensor: Tensor) -> Tensor:
+    return tensor
+
+
+@dataclass(slots=True)
+class KeptBytes:
+    """Which layer's share of the kept bytes is how large, over one run through all layers. Mutable: grows.
+
+    What a layer keeps of its inputs is charged to the layer that wrote them, once, however many layers keep it; inputs
+    that come from the frozen part are charged to none.
+    """
+
+    model: ModelGraph
+    own: dict[str, Bytes] = field(default_factory=dict)
+    """Bytes by layer."""
+    _outputs: dict[str, Bytes] = field(default_factory=dict)
+    _alias: dict[str, str] = field(default_factory=dict)
+    _kept: set[str] = field(default_factory=set)
+
+    def add(
+        self, layer: Layer, kept: Kept, reads: Mapping[str, Tensor], writes: Mapping[str, Tensor], weights: set[int]
+    ) -> None:
+        """Note what one layer kept; `weights` are the keys of its parameters and buffers, which do not count."""
+        read_as = {storage_key(tensor): name for name, tensor in reads.items()}
+        written_as: dict[int, str] = {}
+        for name, tensor in writes.items():
+            key = storage_key(tensor)
+            original = read_as.get(key) or written_as.get(key)
+            if original is not None:
+                self._alias[name] = original
+            elif key not in weights:
+                written_as[key] = name
+                self._outputs[name] = tensor.untyped_storage().nbytes()
+        own = 0
+        for key, num_bytes in kept.storages.items():
+            if key in read_as:
+                self._keep(read_as[key])
+            elif key in written_as:
+                self._keep(written_as[key])
+            elif key not in weights:
+                own += num_bytes
+        self.own[layer.name] = own
+
+    def _keep(self, name: str) -> None:
+        while name in self._alias:
+            name = self._alias[name]
+        self._kept.add(name)
+
+    def totals(self) -> dict[str, Bytes]:
+        """Bytes by layer, outputs that anyone keeps included; 0 for frozen layers."""
+        frozen = set(self.model.frozen_layers)
+        return {
+            spec.name: 0
+            if spec.name in frozen
+            else self.own.get(spec.name, 0) + sum(self._outputs.get(n, 0) for n in spec.writes if n in self._kept)
+            for spec in self.model.layers
+        }
+
+
+class HeldBytes(saved_tensors_hooks):
+    """Counts, while entered, the bytes that a rank holds for its backwards, each storage once, and their peak.
+
+    These are what autograd saves until nothing refers to it any more, and what is noted besides (messages). Storages in
+    `without` (weights, buffers of raw inputs and frozen outputs) do not count.
+    """
+
+    def __init__(self, without: Iterable[Tensor]) -> None:
+        self.live: Bytes = 0
+        self.peak: Bytes = 0
+        self._without = {storage_key(tensor) for tensor in without}
+        self._known: dict[int, weakref.ref[Any]] = {}
+        super().__init__(self._pack, _unchanged)
+
+    def _pack(self, tensor: Tensor) -> Tensor:
+        self.note(tensor)
+        return tensor.detach()  # an operation that saves its own output must not hold itself
+
+    def note(self, tensor: Tensor) -> None:
+        """Count the tensor's storage for as long as it lives."""
+        key, storage = storage_key(tensor), tensor.untyped_storage()
+        if key in self._without or key in self._known:
+            return
+        num_bytes = storage.nbytes()
+
+        def forget(_: object) -> None:
+            self.live -= num_bytes
+            self._known.pop(key, None)
+
+        self._known[key] = weakref.ref(storage, forget)
+        self.live += num_bytes
+        self.peak = max(self.peak, self.live)
+
+
+class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has no annotations here
+    """Counts, while entered, the bytes of storages that operations make and that still live, and their peak.
+
+    What existed before does not count. Memory that a kernel takes and returns by itself is not seen.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.live: Bytes = 0
+        self.peak: Bytes = 0
+        self._known: dict[int, weakref.ref[Any]] = {}
+
+    def restart_peak(self) -> None:
+        """Let the peak start from what lives now."""
+        self.peak = self.live
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        arguments = tree_leaves((args, kwargs or {}))
+        for tensor in _tensors(arguments):
+            self._see(tensor, counts=False)
+        result = func(*args, **kwargs or {})
+        for tensor in _tensors(tree_leaves(result)):
+            self._see(tensor, counts=True)
+        return result
+
+    def _see(self, tensor: Tensor, *, counts: bool) -> None:
+        storage = tensor.untyped_storage()
+        key = storage._cdata
+        if key in self._known:
+            return
+        num_bytes = storage.nbytes() if counts else 0
+
+        def forget(_: object) -> None:
+            self.live -= num_bytes
+            self._known.pop(key, None)
+
+        self._known[key] = weakref.ref(storage, forget)
+        self.live += num_bytes
+        self.peak = max(self.peak, self.live)
+
+
+def _tensors(values: Iterable[object]) -> Iterable[Tensor]:
+    return (value for value in values if isinstance(value, Tensor))

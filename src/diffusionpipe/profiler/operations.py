@@ -1,0 +1,136 @@
+"""The operations of a layer and what each of them needs: floating-point operations and bytes to and from memory."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
+
+from diffusionpipe.models.describe import dtype_name
+from diffusionpipe.units import Bytes
+
+_ATEN = torch.ops.aten
+
+
+class Kind(StrEnum):
+    """What limits an operation."""
+
+    MATMUL = "matmul"
+    CONVOLUTION = "convolution"
+    ATTENTION = "attention"
+    ATTENTION_BACKWARD = "attention_backward"
+    MEMORY = "memory"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Operation:
+    """One kernel."""
+
+    name: str
+    """As torch calls it, e.g. "addmm"."""
+    kind: Kind
+    dtype: str
+    """Of its first floating input."""
+    flops: float
+    num_bytes: float
+
+
+_CONVOLUTIONS = (_ATEN.convolution, _ATEN.convolution_backward)
+_ATTENTIONS: dict[Any, tuple[Kind, Callable[..., int], slice]] = {
+    _ATEN._scaled_dot_product_flash_attention_for_cpu: (Kind.ATTENTION, sdpa_flop_count, slice(0, 3)),
+    _ATEN._scaled_dot_product_flash_attention_for_cpu_backward: (
+        Kind.ATTENTION_BACKWARD,
+        sdpa_backward_flop_count,
+        slice(0, 4),
+    ),
+}
+"""torch's counter does not know the kernels that fake tensors on a CPU choose; the slice: shapes to count by."""
+_LOOKUPS = (_ATEN.embedding, _ATEN.index, _ATEN.index_select, _ATEN.gather)
+_WITHOUT_KERNEL = (_ATEN.empty, _ATEN.empty_like, _ATEN.empty_strided, _ATEN.new_empty, _ATEN.new_empty_strided)
+
+
+class OperationTrace(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has no annotations here
+    """Notes, while entered, every operation that runs a kernel; views run none."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.operations: list[Operation] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        result = func(*args, **kwargs)
+        packet = func._overloadpacket
+        read = [value for value in tree_leaves((args, kwargs)) if isinstance(value, Tensor)]
+        written = [value for value in tree_leaves(result) if isinstance(value, Tensor)]
+        if packet not in _WITHOUT_KERNEL and written and not _is_view(func, read, written):
+            kind, flops = _work(packet, args, kwargs, result)
+            moved = 2 * _bytes(written) if packet in _LOOKUPS else _bytes(read) + _bytes(written)
+            dtype = next((t.dtype for t in read if t.is_floating_point()), written[0].dtype)
+            self.operations.append(
+                Operation(
+                    name=packet.__name__, kind=kind, dtype=dtype_name(dtype), flops=float(flops), num_bytes=float(moved)
+                )
+            )
+        return result
+
+
+def _is_view(func: Any, read: Sequence[Tensor], written: Sequence[Tensor]) -> bool:
+    if func._schema.is_mutable:
+        return False
+    storages = {tensor.untyped_storage()._cdata for tensor in read}
+    return all(tensor.untyped_storage()._cdata in storages for tensor in written)
+
+
+def _work(packet: Any, args: Any, kwargs: Any, result: object) -> tuple[Kind, int]:
+    if packet in _ATTENTIONS:
+        kind, count, shapes = _ATTENTIONS[packet]
+        return kind, count(*(tensor.shape for tensor in args[shapes]))
+    if packet not in flop_registry:
+        return Kind.MEMORY, 0
+    flops: int = flop_registry[packet](*args, **kwargs, out_val=result)
+    name = packet.__name__
+    if packet in _CONVOLUTIONS:
+        return Kind.CONVOLUTION, flops
+    if "attention" in name:
+        return (Kind.ATTENTION_BACKWARD if name.endswith("backward") else Kind.ATTENTION), flops
+    return Kind.MATMUL, flops
+
+
+def _bytes(tensors: Sequence[Tensor]) -> Bytes:
+    """An expanded tensor is read once."""
+    return sum(min(t.numel() * t.element_size(), t.untyped_storage().nbytes()) for t in tensors)
+
+
+class CudaCasts(TorchFunctionMode):
+    """Computes in float32 what autocast computes in float32 on a GPU but not on a CPU, for fake tensors on a CPU."""
+
+    _IN_FLOAT32 = (
+        functional.layer_norm,
+        functional.group_norm,
+        functional.rms_norm,
+        functional.softmax,
+        functional.mse_loss,
+        torch.softmax,
+        Tensor.softmax,
+        torch.pow,
+        Tensor.pow,
+    )
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func in self._IN_FLOAT32:
+            args = tuple(_to_float32(value) for value in args)
+            kwargs = {name: _to_float32(value) for name, value in kwargs.items()}
+        return func(*args, **kwargs)
+
+
+def _to_float32(value: object) -> object:
+    is_narrow = isinstance(value, Tensor) and value.dtype in (torch.bfloat16, torch.float16)
+    return value.float() if is_narrow else value  # type: ignore[attr-defined]  # it is a tensor here

@@ -1,0 +1,98 @@
+"""One profile, measured by all ranks of a job at the same time, as they will train.
+
+Ranks that compute at once share a machine's caches, its memory and its clock rate. So a rank that measures while the
+others wait finds layers faster than they will be.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from statistics import mean
+
+import torch
+import torch.distributed as dist
+
+from diffusionpipe.costs import LayerProfile, ModelGraph, Profile
+from diffusionpipe.models.graph import LayerGraph
+from diffusionpipe.profiler.links import measure_links
+from diffusionpipe.profiler.measured import profile_model
+from diffusionpipe.profiler.passes import Agree
+from diffusionpipe.profiler.update import MakeUpdate, time_update
+from diffusionpipe.runtime.process_group import Job
+from diffusionpipe.units import Seconds
+
+
+def profile_job(
+    job: Job,
+    graph: LayerGraph,
+    model: ModelGraph,
+    *,
+    batch_sizes: Sequence[int],
+    precision: str = "float32",
+    repeats: int = 3,
+    time_budget: Seconds = 120.0,
+    make_update: MakeUpdate | None = None,
+) -> Profile:
+    """Layers, links and update of a job, measured by all its ranks at once; all call this and all get the same.
+
+    `make_update`: what a step does with the parameters of a rank; None: it is not measured.
+
+    Raises:
+        ConfigError: on every rank, as `profile_model`.
+    """
+    profile = profile_together(
+        lambda agree: profile_model(
+            graph,
+            model,
+            batch_sizes=batch_sizes,
+            device=job.device,
+            precision=precision,
+            repeats=repeats,
+            time_budget=time_budget,
+            agree=agree,
+        )
+    )
+    if make_update is not None:
+        profile = replace(profile, update=time_update(model, make_update, job.device, agree=_largest))
+    if job.membership.world_size > 1:
+        cluster = measure_links(job, name="this job").cluster
+        profile = replace(profile, link=cluster.intra, reduce=cluster.intra_reduce)
+    return profile
+
+
+def profile_together(measure: Callable[[Agree], Profile]) -> Profile:
+    """The mean of the ranks' profiles, the same on all; every rank of the job calls this.
+
+    `measure` is `profile_model` with the same arguments on all ranks, but for `agree`, which keeps them in step.
+    """
+    mine = measure(_largest)
+    everyone: list[Profile] = [mine] * dist.get_world_size()
+    dist.all_gather_object(everyone, mine)
+    return combined(everyone)
+
+
+def _largest(value: float) -> float:
+    """The largest of all ranks' values."""
+    largest = torch.tensor([value], dtype=torch.float64)
+    dist.all_reduce(largest, op=dist.ReduceOp.MAX)
+    return float(largest)
+
+
+def combined(profiles: Sequence[Profile]) -> Profile:
+    """The profile whose times are the means of these, which are of the same model at the same batch sizes."""
+    assert len({profile.batch_sizes for profile in profiles}) == 1
+    layers = [_combined_layer(same) for same in zip(*(profile.layers for profile in profiles), strict=True)]
+    return replace(profiles[0], layers=tuple(layers))
+
+
+def _combined_layer(layers: Sequence[LayerProfile]) -> LayerProfile:
+    return replace(
+        layers[0],
+        forward=_means([layer.forward for layer in layers]),
+        input_grad=_means([layer.input_grad for layer in layers]),
+        weight_grad=_means([layer.weight_grad for layer in layers]),
+        forward_spread=_means([layer.forward_spread for layer in layers]),
+    )
+
+
+def _means(columns: Sequence[Sequence[Seconds]]) -> tuple[Seconds, ...]:
+    return tuple(mean(same) for same in zip(*columns, strict=True))

@@ -1,0 +1,41 @@
+"""What a rank does between two iterations with each of its parameters: clipping, the optimizer's step, the average."""
+
+from collections.abc import Callable, Mapping
+
+import torch
+from torch import nn
+
+from diffusionpipe.costs import ModelGraph
+from diffusionpipe.profiler.clock import Clock, middle
+from diffusionpipe.profiler.passes import Agree, alone
+from diffusionpipe.units import Bytes, Seconds
+
+LIMIT: Bytes = 2**28
+"""Of the parameters that are updated; more of them take in proportion longer."""
+
+Update = Callable[[], object]
+MakeUpdate = Callable[[Mapping[str, nn.Parameter]], Update]
+"""Parameters with gradients, by canonical name, to what updates them all once."""
+
+
+def time_update(
+    model: ModelGraph, make_update: MakeUpdate, device: torch.device, *, repeats: int = 5, agree: Agree = alone
+) -> Seconds:
+    """Time of an update for each trained parameter, from parameters of the model's shapes; 0 without any."""
+    parameters: dict[str, nn.Parameter] = {}
+    held: Bytes = 0
+    for spec in model.parameters:
+        if spec.is_trainable and (not parameters or held + spec.num_bytes <= LIMIT):
+            dtype = getattr(torch, spec.dtype)
+            parameters[spec.name] = nn.Parameter(torch.full(spec.shape, 0.01, dtype=dtype, device=device))
+            parameters[spec.name].grad = torch.full(spec.shape, 0.01, dtype=dtype, device=device)
+            held += spec.num_bytes
+    if not parameters:
+        return 0.0
+    update, clock = make_update(parameters), Clock(device)
+    update()  # makes the optimizer's state
+    times = []
+    for _ in range(repeats):
+        agree(0.0)
+        times.append(clock.time(update)[1])
+    return agree(middle(times)) / sum(parameter.numel() for parameter in parameters.values())

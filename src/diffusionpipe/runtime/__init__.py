@@ -1,0 +1,1 @@
+"""Plan -> gradients: mesh, transport, stages, executor, trace."""

@@ -1,0 +1,17 @@
+"""The backward of one stage and micro-batch."""
+
+from collections.abc import Iterable
+
+from torch import Tensor
+from torch.autograd.graph import GradientEdge, _engine_run_backward
+
+
+def run_backward(outputs: Iterable[GradientEdge], gradients: Iterable[Tensor]) -> None:
+    """Add the gradients of everything upstream to the leaves' `.grad`; frees the graph.
+
+    Does what `torch.autograd.backward` does for given gradients, without its checks in Python, which take as long as
+    all other work of the executor for a micro-batch. The engine checks shapes, dtypes and devices once more itself.
+    """
+    _engine_run_backward(
+        tuple(outputs), tuple(gradients), False, False, (), allow_unreachable=True, accumulate_grad=True
+    )

@@ -1,0 +1,339 @@
+"""Actions to instructions: every route is resolved once, before the first iteration.
+
+An instruction is a pair of closures (wait, run); `runtime.executor` says what happens to them.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import get_gradient_edge
+
+from diffusionpipe.costs import TensorSpec
+from diffusionpipe.errors import ScheduleError
+from diffusionpipe.ir import Action, Message, Op, Schedule
+from diffusionpipe.runtime.backward import run_backward
+from diffusionpipe.runtime.buffers import BufferPool
+from diffusionpipe.runtime.frozen import FillRunner
+from diffusionpipe.runtime.gradients import BlockGradients
+from diffusionpipe.runtime.routing import Part, Route
+from diffusionpipe.runtime.slot import Output, Slot, count_read
+from diffusionpipe.runtime.stage import StageModule
+from diffusionpipe.runtime.store import RowStore
+from diffusionpipe.runtime.transport import Transport, Work
+
+Instruction = tuple[Callable[[], None] | None, Callable[[], None]]
+"""What an action waits for, None for nothing, and what it does then."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compiler:
+    """Everything that one worker's instructions refer to, and how they are made."""
+
+    schedule: Schedule
+    worker: int
+    stages: Mapping[int, StageModule]
+    tensors: Mapping[str, TensorSpec]
+    transport: Transport
+    device: torch.device
+    rank_of_worker: tuple[int, ...]
+    encoder: FillRunner | None
+    gradients: Mapping[int, BlockGradients]
+    loss_scale: float
+    pool: BufferPool
+    routes: Mapping[tuple[int, int], Route]
+    releases: Mapping[int, tuple[int, ...]]
+    slots: Mapping[tuple[int, int], Slot]
+    works: tuple[list[Work], ...]
+    """Per message what is under way."""
+    held: tuple[list[Tensor], ...]
+    """Per message the tensors that are being sent."""
+    outputs: list[Output]
+    """Where results of the iteration go."""
+    reading: RowStore
+    """Where forwards read frozen outputs."""
+    writing: RowStore
+    """Where fills and frozen messages write: another store if they work ahead."""
+    trained: frozenset[int]
+    """Stages with a backward."""
+
+    def instruction(self, action: Action) -> Instruction:
+        """What an action waits for and does.
+
+        Raises:
+            ScheduleError: an op that the executor does not know.
+        """
+        match action.op:
+            case Op.F:
+                return self._compile_forward(action)
+            case Op.B | Op.I:
+                return self._compile_backward(action)
+            case Op.W:
+                return None, self._compile_weight_gradients(action)
+            case Op.SEND_F | Op.SEND_B:
+                return None, self._compile_send(action)
+            case Op.RECV_F | Op.RECV_B:
+                return None, self._compile_receive(action)
+            case Op.ENCODE:
+                return None, self._compile_encode(action)
+            case Op.REDUCE_GRAD:
+                block = self.gradients[self.schedule.placement.stages[action.stage].weights]
+                return None, block.reduce
+        raise ScheduleError([f"worker {self.worker}: {action}: the executor does not run {action.op} yet"])
+
+    def _wait_for(self, messages: tuple[int, ...]) -> Callable[[], None] | None:
+        """Wait for arrivals, then drop the sends that are over by then."""
+        over = sorted({sent for k in messages for sent in self.releases.get(k, ())})
+        pending = [self.works[k] for k in (*messages, *over)]
+        held = [self.held[k] for k in over]
+        if not pending:
+            return None
+
+        def wait() -> None:
+            for works in pending:
+                for work in works:
+                    work.wait()
+                works.clear()
+            for tensors in held:
+                tensors.clear()
+
+        return wait
+
+    def _compile_forward(self, action: Action) -> Instruction:
+        assert action.microbatch is not None
+        key = (action.stage, action.microbatch)
+        slot, route, module = self.slots[key], self.routes[key], self.stages[action.stage]
+        trains = action.stage in self.trained
+        splits = Op.W in self.schedule.placement.pipeline_of(action.stage).ops
+        deferred = slot.deferred if splits else None
+        gather = [(name, self._compile_input(slot, route, name, trains)) for name in module.reads]
+        producers = [self.slots[peer, action.microbatch] for peer in route.local_producers]
+        read, with_gradient = route.read, frozenset(route.gradients)
+
+        def forward() -> None:
+            slot.num_reads, slot.num_gradient_reads = route.num_reads, route.num_gradient_reads
+            tensors = {name: get() for name, get in gather}
+            for producer in producers:
+                count_read(producer, is_gradient=False)
+            if trains:
+                outputs = module(tensors, deferred)
+            else:
+                with torch.no_grad():
+                    outputs = module(tensors)
+                slot.inputs.clear()  # not back to the pool: an output may be a view of an input
+            for name, value in outputs.items():
+                if name in read:
+                    slot.outputs[name] = value.detach()
+                    if trains and name in with_gradient:
+                        slot.graph[name] = get_gradient_edge(value)
+                else:
+                    self.outputs.append(Output(name, route.microbatch, route.batch_rows, value.detach()))
+                    if trains:
+                        slot.graph[name] = get_gradient_edge(value)
+
+        return self._wait_for(route.arrivals), forward
+
+    def _compile_input(self, slot: Slot, route: Route, name: str, trains: bool) -> Callable[[], Tensor]:
+        """How a forward gets one input: a row range of the store, a neighbour's output, or received parts."""
+        parts = route.inputs.get(name)
+        if parts is None:
+            view = self.reading.view(name, route.batch_rows)
+            return lambda: view
+        value = self._compile_value(slot, route, name, parts)
+        if not (trains and name in route.with_gradient and self.tensors[name].needs_gradient):
+            return value
+
+        def leaf() -> Tensor:
+            tensor = slot.leaves[name] = value().detach().requires_grad_()
+            return tensor
+
+        return leaf
+
+    def _compile_value(self, slot: Slot, route: Route, name: str, parts: tuple[Part, ...]) -> Callable[[], Tensor]:
+        local = [
+            (part.rows, part.peer_rows, self.slots[part.peer, route.microbatch].outputs)
+            for part in parts
+            if part.message is None
+        ]
+        if len(parts) == 1 and local:
+            _, rows, outputs = local[0]
+            return lambda: outputs[name][rows.start : rows.stop]
+        if not local:
+            return lambda: slot.inputs[name]
+        buffer = self._compile_buffer(slot, route, name)
+
+        def gather() -> Tensor:
+            value = buffer()
+            for rows, peer_rows, outputs in local:
+                value[rows.start : rows.stop].copy_(outputs[name][peer_rows.start : peer_rows.stop])
+            return value
+
+        return gather
+
+    def _compile_buffer(self, slot: Slot, route: Route, name: str) -> Callable[[], Tensor]:
+        """Makes the buffer of an input that arrives in parts when the first part needs it."""
+        shape, dtype = (route.num_rows, *self.tensors[name].shape), self._dtype(name)
+        inputs, take = slot.inputs, self.pool.take
+
+        def buffer() -> Tensor:
+            found = inputs.get(name)
+            if found is None:
+                found = inputs[name] = take(shape, dtype)
+            return found
+
+        return buffer
+
+    def _compile_backward(self, action: Action) -> Instruction:
+        """B, or I: the walk is the same, but where the forward was told to defer, weight gradients are put aside."""
+        assert action.microbatch is not None
+        key = (action.stage, action.microbatch)
+        slot, route, pool = self.slots[key], self.routes[key], self.pool
+        consumers = [self.slots[peer, action.microbatch] for peer in route.local_consumers]
+        gradient_of = {name: self._compile_gradient(slot, route, name) for name in route.gradients}
+        keeps_gradients = route.num_gradient_reads > 0
+
+        def backward() -> None:
+            graph, leaves = slot.graph, slot.leaves
+            gradients = [
+                gradient_of[name]() if name in gradient_of else self._loss_gradient(route, name) for name in graph
+            ]
+            for consumer in consumers:
+                count_read(consumer, is_gradient=True)
+            run_backward(graph.values(), gradients)
+            graph.clear()
+            slot.arrived.clear()
+            if keeps_gradients:
+                for name, leaf in leaves.items():
+                    gradient = leaf.grad
+                    slot.input_gradients[name] = torch.zeros_like(leaf) if gradient is None else gradient
+            leaves.clear()
+            for name in [name for name, buffer in slot.inputs.items() if not slot.deferred.holds(buffer)]:
+                pool.give_back(slot.inputs.pop(name))
+
+        return self._wait_for(route.gradient_arrivals), backward
+
+    def _compile_weight_gradients(self, action: Action) -> Callable[[], None]:
+        assert action.microbatch is not None
+        slot, pool = self.slots[action.stage, action.microbatch], self.pool
+
+        def weight_gradients() -> None:
+            slot.deferred.run()
+            for buffer in slot.inputs.values():
+                pool.give_back(buffer)
+            slot.inputs.clear()
+
+        return weight_gradients
+
+    def _dtype(self, name: str) -> torch.dtype:
+        dtype = getattr(torch, self.tensors[name].dtype)
+        assert isinstance(dtype, torch.dtype)
+        return dtype
+
+    def _loss_gradient(self, route: Route, name: str) -> Tensor:
+        """The step's loss is `loss_scale` times the sum of the samples' losses."""
+        return torch.full((route.num_rows,), self.loss_scale, dtype=self._dtype(name), device=self.device)
+
+    def _compile_gradient(self, slot: Slot, route: Route, name: str) -> Callable[[], Tensor]:
+        """The gradient of one output: the sum over everyone who read it, in edge order."""
+        parts = route.gradients[name]
+        getters = [(part.rows, self._compile_part(slot, route, name, part)) for part in parts]
+        if len(parts) == 1 and len(parts[0].rows) == route.num_rows:
+            return getters[0][1]
+        is_whole = all(len(part.rows) == route.num_rows for part in parts)
+
+        def gradient() -> Tensor:
+            total: Tensor | None = None
+            for rows, get in getters:
+                part = get()
+                if len(rows) == route.num_rows:
+                    total = (part if is_whole else part.clone()) if total is None else total + part
+                else:
+                    if total is None:
+                        total = part.new_zeros((route.num_rows, *part.shape[1:]))
+                    total[rows.start : rows.stop] += part
+            assert total is not None
+            return total
+
+        return gradient
+
+    def _compile_part(self, slot: Slot, route: Route, name: str, part: Part) -> Callable[[], Tensor]:
+        """What one reader of an output gives back."""
+        if part.message is not None:
+            arrived, key = slot.arrived, (name, part.peer)
+            return lambda: arrived[key]
+        gradients, rows = self.slots[part.peer, route.microbatch].input_gradients, part.peer_rows
+        return lambda: gradients[name][rows.start : rows.stop]
+
+    def _compile_send(self, action: Action) -> Callable[[], None]:
+        assert action.slot is not None
+        k, message = action.slot, self.schedule.messages[action.slot]
+        placement = self.schedule.placement
+        works, held, send = self.works[k], self.held[k], self.transport.send
+        destination = self.rank_of_worker[placement.stages[message.destination].worker]
+        if placement.is_frozen(message.source):
+            views = [self.writing.view(name, message.samples) for name in message.tensors]
+            return lambda: works.extend([send(view, destination) for view in views])
+        key = (message.source, message.microbatch)
+        slot, names, is_gradient = self.slots[key], message.tensors, message.is_gradient
+        source = slot.input_gradients if is_gradient else slot.outputs
+        rows = message.samples.shifted(-placement.samples(*key).start)
+        is_whole = len(rows) == self.routes[key].num_rows
+
+        def run() -> None:
+            for name in names:
+                tensor = source[name] if is_whole else source[name][rows.start : rows.stop]
+                tensor = tensor.contiguous()
+                held.append(tensor)
+                works.append(send(tensor, destination))
+            count_read(slot, is_gradient)
+
+        return run
+
+    def _compile_receive(self, action: Action) -> Callable[[], None]:
+        assert action.slot is not None
+        message = self.schedule.messages[action.slot]
+        placement = self.schedule.placement
+        works, recv = self.works[action.slot], self.transport.recv
+        source = self.rank_of_worker[placement.stages[message.source].worker]
+        if placement.is_frozen(message.source):
+            views = [self.writing.view(name, message.samples) for name in message.tensors]
+            return lambda: works.extend([recv(view, source) for view in views])
+        key = (message.destination, message.microbatch)
+        slot, route = self.slots[key], self.routes[key]
+        rows = message.samples.shifted(-placement.samples(*key).start)
+        if message.is_gradient:
+            return self._compile_receive_gradient(slot, message, len(rows), works, source)
+        buffers = [self._compile_buffer(slot, route, name) for name in message.tensors]
+        is_whole = len(rows) == route.num_rows
+
+        def run() -> None:
+            for buffer in buffers:
+                tensor = buffer() if is_whole else buffer()[rows.start : rows.stop]
+                works.append(recv(tensor, source))
+
+        return run
+
+    def _compile_receive_gradient(
+        self, slot: Slot, message: Message, num_rows: int, works: list[Work], source: int
+    ) -> Callable[[], None]:
+        arrived, recv = slot.arrived, self.transport.recv
+        makers = [
+            ((name, message.source), torch.empty(0, dtype=self._dtype(name), device=self.device).new_empty, shape)
+            for name in message.tensors
+            for shape in [(num_rows, *self.tensors[name].shape)]
+        ]
+
+        def run() -> None:
+            # Not from the pool: autograd may keep a view of an incoming gradient in a parameter's `.grad`.
+            for key, new_empty, shape in makers:
+                buffer = arrived[key] = new_empty(shape)
+                works.append(recv(buffer, source))
+
+        return run
+
+    def _compile_encode(self, action: Action) -> Callable[[], None]:
+        assert action.slot is not None
+        assert self.encoder is not None, "a schedule with fills needs an encoder"
+        fill, encoder, store = self.schedule.fills[action.slot], self.encoder, self.writing
+        return lambda: encoder.run(fill, store)

@@ -1,0 +1,60 @@
+"""The note that a failing rank leaves for whoever started it.
+
+torch's elastic agent gives every rank a path in `TORCHELASTIC_ERROR_FILE` and reads `message` and `timestamp` from
+the JSON found there; we add what the launcher needs to tell the cause from its consequences on the other ranks.
+"""
+
+import json
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from diffusionpipe.errors import ConfigError, DiffusionPipeError, PeerError
+from diffusionpipe.units import Seconds
+
+LAUNCHED = "DIFFUSIONPIPE_LAUNCHED"
+"""Our launcher's process id, set for its ranks: they leave their errors in the error file, it prints the cause."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FailureNote:
+    """Why a rank ended."""
+
+    message: str
+    exit_code: int
+    is_consequence: bool
+    """Whether another rank's failure is the cause."""
+    time: Seconds
+    """Since the epoch."""
+
+
+def note_of(error: BaseException, traceback: str = "") -> FailureNote:
+    """The note for `error`: its text if it is one of ours, else `traceback` (or its type and text)."""
+    text = str(error) if isinstance(error, DiffusionPipeError) else traceback.rstrip() or f"{_name(error)}: {error}"
+    return FailureNote(
+        message=text,
+        exit_code=2 if isinstance(error, ConfigError) else 1,
+        is_consequence=isinstance(error, PeerError),
+        time=time.time(),
+    )
+
+
+def write_error_file(path: Path, note: FailureNote) -> None:
+    """Leave `note` at `path`; a disk that is full or gone is no reason to fail once more."""
+    try:
+        path.write_text(json.dumps({**asdict(note), "timestamp": int(note.time)}), encoding="utf-8")
+    except OSError:
+        return
+
+
+def read_error_file(path: Path) -> FailureNote | None:
+    """The note at `path`; None when the rank left none, was killed while writing, or wrote it in torch's own form."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        return FailureNote(**{key: found[key] for key in ("message", "exit_code", "is_consequence", "time")})
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _name(error: BaseException) -> str:
+    return type(error).__name__

@@ -1,0 +1,175 @@
+"""The one interpreter: runs any schedule on one worker.
+
+At construction every action of the worker's order becomes an instruction, a pair of closures (wait, run) with all its
+routes resolved; an iteration is a plain loop over them:
+
+    for wait, run in program:
+        wait()       block until the messages that the action needs are there; None  (idle in the trace)
+        run()        compute, start a send or a receive, start a reduction          (busy in the trace)
+
+    RECV_F 1 ──> buffer from the pool ──> F 1 ──> output ──> SEND_F 1         the buffer goes back after B 1,
+                                            │                                 the output after its last reader,
+    SEND_B 1 <── input gradient <── B 1 <───┘ <── gradient <── RECV_B 1       a sent tensor once the peer has
+                                                                              surely waited for it (`releases_of`)
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from diffusionpipe.costs import TensorSpec
+from diffusionpipe.ir import Op, Range, Schedule, Span
+from diffusionpipe.ir.flows import TIMED_OPS
+from diffusionpipe.runtime.buffers import BufferPool
+from diffusionpipe.runtime.compiler import Compiler
+from diffusionpipe.runtime.frozen import FillRunner
+from diffusionpipe.runtime.gradients import BlockGradients
+from diffusionpipe.runtime.routing import Route, extents_of, fed_rows, releases_of, routes_of
+from diffusionpipe.runtime.slot import Output, Slot
+from diffusionpipe.runtime.stage import StageModule
+from diffusionpipe.runtime.store import RowStore
+from diffusionpipe.runtime.trace import marks_of, recorder_for, spans_of
+from diffusionpipe.runtime.transport import Transport, Work
+from diffusionpipe.units import Seconds
+
+
+class Executor:
+    """One worker's side of one schedule. Mutable: it holds what is in flight during `run`."""
+
+    def __init__(
+        self,
+        schedule: Schedule,
+        worker: int,
+        *,
+        stages: Mapping[int, StageModule],
+        tensors: Mapping[str, TensorSpec],
+        transport: Transport,
+        device: torch.device,
+        rank_of_worker: Callable[[int], int] = lambda worker: worker,
+        encoder: FillRunner | None = None,
+        raw_inputs: tuple[str, ...] = (),
+        gradients: Mapping[int, BlockGradients] | None = None,
+        loss_scale: float = 1.0,
+        store: RowStore | None = None,
+    ) -> None:
+        """`stages`: stage id -> what it computes. `loss_scale`: gradient of the step's loss for each sample's loss.
+
+        `store`: where frozen outputs go instead of a store of its own; for the prologue of another executor.
+
+        Raises:
+            ScheduleError: the order holds ops that this executor does not know.
+        """
+        self.schedule = schedule
+        self.worker = worker
+        self.pool = BufferPool(device)
+        routes = routes_of(schedule, worker)
+        extents = _with_inputs(extents_of(schedule, worker, raw_inputs), schedule, routes, stages)
+        is_ahead = any(pipeline.is_ahead for pipeline in schedule.placement.pipelines) and store is None
+        self._stores = [store or RowStore(extents, tensors, device) for _ in range(1 + is_ahead)]
+        self._turn = 0
+        self._works: tuple[list[Work], ...] = tuple([] for _ in schedule.messages)
+        self._held: tuple[list[Tensor], ...] = tuple([] for _ in schedule.messages)
+        self._outputs: list[Output] = []
+        self._gradients = dict(gradients or {})
+        order = schedule.orders[worker]
+        compiler = Compiler(
+            schedule=schedule,
+            worker=worker,
+            stages=stages,
+            tensors=tensors,
+            transport=transport,
+            device=device,
+            rank_of_worker=tuple(rank_of_worker(w) for w in range(schedule.num_workers)),
+            encoder=encoder,
+            gradients=self._gradients,
+            loss_scale=loss_scale,
+            pool=self.pool,
+            routes=routes,
+            releases=releases_of(schedule, worker),
+            slots={key: Slot() for key in routes},
+            works=self._works,
+            held=self._held,
+            outputs=self._outputs,
+            reading=self._stores[0],
+            writing=self._stores[-1],
+            trained=frozenset(action.stage for action in order if action.op in (Op.B, Op.I)),
+        )
+        # Two stores take turns: while one is read, the other is filled for the next iteration.
+        turns = (replace(compiler, reading=r, writing=self._stores[i - 1]) for i, r in enumerate(self._stores))
+        self._programs = [[turn.instruction(action) for action in order] for turn in turns]
+        self._recorder = recorder_for(device)
+        self._marks = marks_of([wait is not None for wait, _ in self._programs[0]])
+        self._computing = [marks for marks, a in zip(self._marks, order, strict=True) if a.op in TIMED_OPS]
+
+    @property
+    def store(self) -> RowStore:
+        """Where raw inputs go before the next iteration: its own batch's or, if it encodes ahead, the one after's."""
+        return self._stores[1 - self._turn] if len(self._stores) > 1 else self._stores[0]
+
+    @property
+    def first_store(self) -> RowStore:
+        """Where the next iteration reads frozen outputs from; the prologue fills it."""
+        return self._stores[self._turn]
+
+    def run(self) -> list[Output]:
+        """Run one iteration; returns this worker's outputs (losses, predictions) by micro-batch.
+
+        Gradients are left in the parameters' `.grad`, summed over replicas where the schedule reduces them. Raw inputs
+        must stand in `store` before.
+        """
+        self._outputs.clear()
+        recorder = self._recorder
+        recorder.reset()
+        mark = recorder.mark
+        mark()
+        for wait, run in self._programs[self._turn]:
+            if wait is not None:
+                wait()
+                mark()
+            run()
+            mark()
+        self._finish()
+        mark()
+        self._turn = (self._turn + 1) % len(self._stores)
+        return list(self._outputs)
+
+    def rewind(self) -> None:
+        """Let the next run repeat the last one: it reads the same frozen outputs and fills the same store again."""
+        self._turn = (self._turn - 1) % len(self._stores)
+
+    def spans(self) -> tuple[tuple[Span, ...], float]:
+        """What the last iteration did when, and its length in seconds. On GPUs it waits for the device."""
+        times = self._recorder.times()
+        return spans_of(self.worker, self.schedule.orders[self.worker], self._marks, times), times[-1]
+
+    def busy(self) -> Seconds:
+        """Seconds of the last iteration in which this worker computed."""
+        times = self._recorder.times()
+        return sum(times[end] - times[start] for start, end in self._computing)
+
+    def _finish(self) -> None:
+        for works in self._works:
+            for work in works:
+                work.wait()
+            works.clear()
+        for held in self._held:
+            held.clear()
+        for block in self._gradients.values():
+            block.finish()
+
+
+def _with_inputs(
+    extents: Mapping[str, Range],
+    schedule: Schedule,
+    routes: Mapping[tuple[int, int], Route],
+    stages: Mapping[int, StageModule],
+) -> dict[str, Range]:
+    """The extents, and those of what neither another stage nor the frozen part writes: it is put in from outside."""
+    rows = dict(extents)
+    for (stage, _), route in routes.items():
+        for name in stages[stage].reads if stage in stages else ():
+            if name not in route.inputs:
+                rows[name] = fed_rows(schedule.placement, stage, rows.get(name))
+    return rows

@@ -1,0 +1,279 @@
+"""Joining the job: from torchrun's environment variables to a running torch.distributed and its watchdog.
+
+    with joined(membership(environ), device="cpu") as job:
+        job.agree("torch", torch.__version__)
+        ...                                     # an error here ends every other rank within seconds and names this one
+
+Without torchrun's variables the job is this one process: no port, no network. Install handlers of SIGTERM only inside
+the block: a rank that still waits for the others must die of SIGTERM as any program does.
+"""
+
+import faulthandler
+import os
+import socket
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import NoReturn
+
+import torch
+import torch.distributed as dist
+from torch.distributed import HashStore, PrefixStore, Store, TCPStore  # type: ignore[attr-defined]  # no stub has them
+
+from diffusionpipe.errors import ConfigError, PeerError
+from diffusionpipe.runtime.error_file import LAUNCHED, FailureNote, note_of, write_error_file
+from diffusionpipe.runtime.watchdog import Post, Watchdog, end_process
+from diffusionpipe.units import Seconds
+
+_JOB = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+_DEADLINE = 10
+"""Seconds that a failing rank has for its clean-up: NCCL's may hang."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Membership:
+    """Where a process stands in the job."""
+
+    rank: int = 0
+    world_size: int = 1
+    local_rank: int = 0
+    """Its device on this machine."""
+    address: str = ""
+    """Host and port of the job's key-value store."""
+    port: int = 0
+    store_rank: int | None = 0
+    """The rank that holds the store; None: torch's elastic agent does."""
+    attempt: int = 0
+    """How often torchrun has restarted the job."""
+    error_file: Path | None = None
+    launcher: int | None = None
+    """The process of our launcher, which prints this rank's errors as long as it lives."""
+
+    @property
+    def is_launched(self) -> bool:
+        """Whether our launcher started this rank."""
+        return self.launcher is not None
+
+
+def membership(environ: Mapping[str, str]) -> Membership:
+    """Where the process stands in the job, from the environment variables that torchrun sets.
+
+    Raises:
+        ConfigError: some of them are set and others missing, or their values make no sense.
+    """
+    error_file = Path(environ["TORCHELASTIC_ERROR_FILE"]) if environ.get("TORCHELASTIC_ERROR_FILE") else None
+    if "RANK" not in environ and "WORLD_SIZE" not in environ:
+        return Membership(error_file=error_file)
+    problems = [f"{name} is not set" for name in _JOB if not environ.get(name)]
+    rank, world_size, port, local_rank, attempt = (
+        _number(environ, name, problems)
+        for name in ("RANK", "WORLD_SIZE", "MASTER_PORT", "LOCAL_RANK", "TORCHELASTIC_RESTART_COUNT")
+    )
+    if not problems and not rank < world_size:
+        problems.append(f"RANK={rank} is not below WORLD_SIZE={world_size}")
+    if not problems and world_size > 1 and "LOCAL_RANK" not in environ:
+        problems.append("LOCAL_RANK is not set: which of this machine's devices is this rank's?")
+    if problems:
+        found = "; ".join(problems)
+        raise ConfigError(f"the environment names a job only in part: {found}. Start with torchrun or --ranks N.")
+    return Membership(
+        rank=rank,
+        world_size=world_size,
+        local_rank=local_rank,
+        address=environ["MASTER_ADDR"],
+        port=port,
+        store_rank=None if environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True" else 0,
+        attempt=attempt,
+        error_file=error_file,
+        launcher=int(environ[LAUNCHED]) if environ.get(LAUNCHED, "").isdecimal() else None,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """The running process group."""
+
+    membership: Membership
+    device: torch.device
+    store: Store
+    watchdog: Watchdog
+
+    def agree(self, name: str, value: str) -> None:
+        """Check that all ranks have the same `value`; every rank calls this with the same name, once per name.
+
+        Raises:
+            ConfigError: on every rank alike, naming the ranks that differ from rank 0.
+        """
+        me = self.membership
+        self.store.set(f"agree/{name}/{me.rank}", value)
+        values = [self.store.get(f"agree/{name}/{rank}").decode() for rank in range(me.world_size)]
+        differing = [f"rank {rank} has {other!r}" for rank, other in enumerate(values) if other != values[0]]
+        if differing:
+            raise ConfigError(
+                f"the ranks do not agree on {name}: rank 0 has {values[0]!r}, {', '.join(differing)}. "
+                "Start all of them with the same versions, files and arguments."
+            )
+
+
+@contextmanager
+def joined(
+    member: Membership, *, device: str, timeout: Seconds = 1800.0, arrival: Seconds = 300.0, patience: Seconds = 8.0
+) -> Iterator[Job]:
+    """The job, for the length of the block: left in good order when all ranks reach its end.
+
+    An error in the block is told to the other ranks, which then end within seconds. When another rank ended first,
+    this rank raises a `PeerError` that names it or, blocked in a transfer, ends with that text and status 1.
+
+    Args:
+        member: from `membership`.
+        device: "cpu" (gloo) or "cuda" (NCCL, and gloo for tensors on the CPU).
+        timeout: of one transfer; deaths are noticed long before.
+        arrival: how long to wait for all ranks to come.
+        patience: silence after which a rank counts as gone.
+
+    Raises:
+        ConfigError: the port is in use, the master cannot be reached, ranks do not come, or there is no such device.
+        PeerError: another rank has failed or died.
+    """
+    place = _device(device, member)
+    store, connect = _store(member, arrival, patience)
+    post = Post(rank=member.rank, world_size=member.world_size, store_rank=member.store_rank, patience=patience)
+    watchdog = Watchdog(post=post, connect=connect, end=_ending(member), note=lambda error: _leave_note(error, member))
+    try:
+        with watchdog.guard():
+            _await_arrival(store, member, arrival)
+            dist.init_process_group(
+                backend="gloo" if place.type == "cpu" else "cpu:gloo,cuda:nccl",
+                store=PrefixStore("process_group", store),
+                rank=member.rank,
+                world_size=member.world_size,
+                timeout=timedelta(seconds=timeout),
+                device_id=place if place.type == "cuda" else None,
+            )
+            yield Job(membership=member, device=place, store=PrefixStore("job", store), watchdog=watchdog)
+    except BaseException:
+        if member.world_size > 1 and member.error_file is not None:
+            _end_soon()
+        if member.world_size == 1 and dist.is_initialized():
+            dist.destroy_process_group()  # nobody else can block it, and the caller may start another job
+        raise
+    dist.destroy_process_group()
+
+
+def leave(error: BaseException, member: Membership) -> NoReturn:
+    """End this process because of `error`: leave the note, print what is to be printed, exit with its status.
+
+    Neither destroying a broken NCCL communicator nor leaving it to the interpreter's end is sure to return, so the
+    process has `_DEADLINE` seconds for its end.
+    """
+    status, text = failed(error, member)
+    if text:
+        sys.stderr.write(f"{text}\n")
+    if member.world_size > 1:
+        _end_soon()
+    sys.exit(status)
+
+
+def failed(error: BaseException, member: Membership) -> tuple[int, str]:
+    """The exit status for `error` and what to print (nothing where our launcher prints); leaves the error file."""
+    note = _leave_note(error, member)
+    is_heard = member.error_file is not None and member.launcher == os.getppid()
+    return note.exit_code, "" if is_heard else note.message
+
+
+def _leave_note(error: BaseException, member: Membership) -> FailureNote:
+    note = note_of(error, "".join(traceback.format_exception(error)))
+    if member.error_file is not None:
+        write_error_file(member.error_file, note)
+    return note
+
+
+def _end_soon() -> None:
+    faulthandler.dump_traceback_later(_DEADLINE, exit=True, file=open(os.devnull, "w"))  # noqa: SIM115
+
+
+def _ending(member: Membership) -> Callable[[str], None]:
+    """What the watchdog does when the main thread is blocked."""
+
+    def end(message: str) -> None:
+        status, text = failed(PeerError(message), member)
+        if text:
+            end_process(text)
+        os._exit(status)
+
+    return end
+
+
+def _store(member: Membership, arrival: Seconds, patience: Seconds) -> tuple[Store, Callable[[], Store]]:
+    """The job's key-value store and a function that opens the watchdog's own connection to it."""
+    if member.world_size == 1 and not member.address:
+        alone = HashStore()
+        return alone, lambda: alone
+    prefix = f"diffusionpipe/{member.attempt}"
+
+    def connection(*, is_holder: bool, timeout: Seconds) -> Store:
+        limit = timedelta(seconds=timeout)
+        try:
+            # Waiting for the others here would end without saying who is missing: _await_arrival says it.
+            store = TCPStore(member.address, member.port, None, is_holder, limit, wait_for_workers=False)
+        except dist.DistNetworkError as error:
+            raise ConfigError(_network_problem(member, str(error).splitlines()[0])) from error
+        return PrefixStore(prefix, store)
+
+    def connect() -> Store:
+        return PrefixStore("watchdog", connection(is_holder=False, timeout=patience))
+
+    return connection(is_holder=member.rank == member.store_rank, timeout=arrival), connect
+
+
+def _network_problem(member: Membership, error: str) -> str:
+    where = f"{member.address}:{member.port}"
+    if "EADDRINUSE" in error or "address already in use" in error:
+        return f"port {member.port} on {member.address} is in use; choose another with torchrun's --master-port."
+    return (
+        f"rank {member.rank} on {socket.gethostname()} cannot reach the master at {where} ({error}); check "
+        "MASTER_ADDR and MASTER_PORT, that rank 0 runs, and that no firewall lies between the machines."
+    )
+
+
+def _await_arrival(store: Store, member: Membership, arrival: Seconds) -> None:
+    # Polling keeps signals alive: Store.wait would block the main thread in C++.
+    store.set(f"arrived/{member.rank}", socket.gethostname())
+    missing = list(range(member.world_size))
+    deadline = time.monotonic() + arrival
+    while missing := [rank for rank in missing if not store.check([f"arrived/{rank}"])]:
+        if time.monotonic() > deadline:
+            named = ", ".join(str(rank) for rank in missing)
+            raise ConfigError(
+                f"rank(s) {named} of {member.world_size} did not come within {arrival:.0f} s; "
+                "start the command on every machine with the same --nnodes and --nproc-per-node."
+            )
+        time.sleep(0.05)
+
+
+def _device(device: str, member: Membership) -> torch.device:
+    if device == "cpu":
+        return torch.device("cpu")
+    if device != "cuda":
+        raise ConfigError(f"there is no device {device!r}; choose cpu or cuda.")
+    count = torch.cuda.device_count()
+    if member.local_rank >= count:
+        raise ConfigError(
+            f"rank {member.rank} wants CUDA device {member.local_rank} of {socket.gethostname()}, which has {count}; "
+            "start at most one rank per device, or use device cpu."
+        )
+    torch.cuda.set_device(member.local_rank)
+    return torch.device("cuda", member.local_rank)
+
+
+def _number(environ: Mapping[str, str], name: str, problems: list[str]) -> int:
+    text = environ.get(name) or "0"
+    if not text.isdecimal():
+        problems.append(f"{name}={text!r} is no number")
+        return 0
+    return int(text)

@@ -1,0 +1,227 @@
+"""Where every input and every gradient of a stage comes from: the schedule read from one worker's side.
+
+Rows are counted within the stage's own part of a micro-batch, so that they index its tensors.
+"""
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from diffusionpipe.ir import MESSAGE_OPS, SEND_OPS, Edge, Message, Op, Placement, Range, Schedule
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """Some rows of one tensor that come from one other stage."""
+
+    peer: int
+    """The other stage."""
+    rows: Range
+    """Rows here."""
+    peer_rows: Range
+    """The same samples, as rows of the other stage's tensor."""
+    message: int | None
+    """The message that brings them; None when the other stage is on this worker."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Route:
+    """Everything that one (stage, micro-batch) exchanges."""
+
+    stage: int
+    microbatch: int
+    num_rows: int
+    batch_rows: Range
+    """Its samples, counted within the batch."""
+    inputs: dict[str, tuple[Part, ...]]
+    """Tensor -> its parts, which cover all rows."""
+    with_gradient: frozenset[str]
+    """Inputs whose gradient flows back."""
+    gradients: dict[str, tuple[Part, ...]]
+    """Output tensor -> parts of its gradient in edge order, to be added up."""
+    read: frozenset[str]
+    """Outputs that another stage reads."""
+    arrivals: tuple[int, ...]
+    """Messages that F waits for, frozen outputs included."""
+    gradient_arrivals: tuple[int, ...]
+    """Messages that B (or I) waits for."""
+    num_reads: int
+    """How often outputs are read: sends and local consumers."""
+    num_gradient_reads: int
+    """How often input gradients are read: sends and local producers."""
+
+    @property
+    def local_producers(self) -> tuple[int, ...]:
+        """Stages on this worker whose outputs it reads."""
+        return _local_peers(self.inputs)
+
+    @property
+    def local_consumers(self) -> tuple[int, ...]:
+        """Stages on this worker that bring it gradients."""
+        return _local_peers(self.gradients)
+
+
+def _local_peers(parts: dict[str, tuple[Part, ...]]) -> tuple[int, ...]:
+    return tuple(sorted({p.peer for ps in parts.values() for p in ps if p.message is None}))
+
+
+def routes_of(schedule: Schedule, worker: int) -> dict[tuple[int, int], Route]:
+    """The routes of every stage and micro-batch on `worker`."""
+    placement = schedule.placement
+    arrival = _messages_by_edge(schedule)
+    frozen_arrivals = [
+        (k, m)
+        for k, m in enumerate(schedule.messages)
+        if placement.is_frozen(m.source)
+        and not placement.pipeline_of(m.source).is_ahead  # read in the next iteration: the end of this one waits
+        and placement.stages[m.destination].worker == worker
+    ]
+    routes = {}
+    for pipeline in placement.pipelines:
+        if Op.ENCODE in pipeline.ops:
+            continue
+        for stage in pipeline.stages:
+            if placement.stages[stage].worker == worker:
+                for microbatch in range(len(pipeline.microbatches)):
+                    route = _route(placement, arrival, frozen_arrivals, stage, microbatch)
+                    routes[stage, microbatch] = route
+    return routes
+
+
+_Arrival = dict[tuple[int, int, int, bool], int]
+
+
+def _messages_by_edge(schedule: Schedule) -> _Arrival:
+    return {
+        (m.source, m.destination, m.microbatch, m.is_gradient): k
+        for k, m in enumerate(schedule.messages)
+        if not schedule.placement.is_frozen(m.source)
+    }
+
+
+def _route(
+    placement: Placement,
+    arrival: _Arrival,
+    frozen_arrivals: Sequence[tuple[int, Message]],
+    stage: int,
+    microbatch: int,
+) -> Route:
+    pipeline = placement.pipeline_of(stage)
+    own = placement.samples(stage, microbatch)
+    batch_rows = placement.rows(stage, microbatch)
+
+    def part(peer: int, *, is_gradient: bool) -> Part | None:
+        theirs = placement.samples(peer, microbatch)
+        common = own.intersection(theirs)
+        if not len(common):
+            return None
+        return Part(
+            peer=peer,
+            rows=common.shifted(-own.start),
+            peer_rows=common.shifted(-theirs.start),
+            message=arrival.get((peer, stage, microbatch, is_gradient)),
+        )
+
+    inputs: defaultdict[str, list[Part]] = defaultdict(list)
+    gradients: defaultdict[str, list[Part]] = defaultdict(list)
+    with_gradient: set[str] = set()
+    read: set[str] = set()
+    num_reads = num_gradient_reads = 0
+    for edge in pipeline.edges:
+        if placement.is_frozen(edge.producer):
+            continue
+        if edge.consumer == stage and (source := part(edge.producer, is_gradient=False)) is not None:
+            for name in edge.tensors:
+                inputs[name].append(source)
+            with_gradient.update(edge.gradients)
+            num_gradient_reads += bool(edge.gradients)
+        if edge.producer == stage and (reader := part(edge.consumer, is_gradient=True)) is not None:
+            num_reads += 1
+            read.update(edge.tensors)
+            for name in edge.gradients:
+                gradients[name].append(reader)
+    arrivals = {p.message for parts in inputs.values() for p in parts if p.message is not None}
+    arrivals.update(k for k, m in frozen_arrivals if len(m.samples.intersection(batch_rows)))
+    return Route(
+        stage=stage,
+        microbatch=microbatch,
+        num_rows=len(own),
+        batch_rows=batch_rows,
+        inputs={name: tuple(parts) for name, parts in inputs.items()},
+        with_gradient=frozenset(with_gradient),
+        gradients={name: tuple(parts) for name, parts in gradients.items()},
+        arrivals=tuple(sorted(arrivals)),
+        gradient_arrivals=tuple(
+            sorted({p.message for parts in gradients.values() for p in parts if p.message is not None})
+        ),
+        read=frozenset(read),
+        num_reads=num_reads,
+        num_gradient_reads=num_gradient_reads,
+    )
+
+
+def releases_of(schedule: Schedule, worker: int) -> dict[int, tuple[int, ...]]:
+    """For each message that `worker` receives, those of its own sends which are surely over once it has arrived.
+
+    A send is over when the peer has waited for it. The peer's order shows which messages it had waited for before it
+    sent this one, so the tensors of those sends can be dropped without ever asking the transport, which gloo cannot
+    answer.
+    """
+    releases: dict[int, tuple[int, ...]] = {}
+
+    def to_here(message: int) -> bool:
+        return _workers(schedule, schedule.messages[message])[1] == worker
+
+    for peer in range(schedule.num_workers):
+        if peer == worker:
+            continue
+        routes = routes_of(schedule, peer)
+        from_here = {k for k, m in enumerate(schedule.messages) if _workers(schedule, m) == (worker, peer)}
+        over: list[int] = []
+        for action in schedule.orders[peer]:
+            if action.microbatch is not None and action.op not in MESSAGE_OPS:
+                route = routes[action.stage, action.microbatch]
+                waited = route.arrivals if action.op in (Op.F, Op.T) else route.gradient_arrivals
+                over += [k for k in waited if k in from_here]
+                from_here.difference_update(waited)
+            elif (k := action.slot) is not None and action.op in SEND_OPS and to_here(k):
+                releases[k] = tuple(over)
+                over = []
+    return releases
+
+
+def _workers(schedule: Schedule, message: Message) -> tuple[int, int]:
+    stages = schedule.placement.stages
+    return stages[message.source].worker, stages[message.destination].worker
+
+
+def extents_of(schedule: Schedule, worker: int, raw_inputs: Sequence[str]) -> dict[str, Range]:
+    """The rows that `worker` keeps of raw inputs and frozen tensors.
+
+    What its stages' pipelines read, its encoded share of the raw inputs and of what it only passes on.
+    """
+    placement = schedule.placement
+    extents: dict[str, Range] = {}
+    for stage_id, stage in enumerate(placement.stages):
+        if stage.worker == worker and placement.is_frozen(stage_id):
+            rows = placement.rows(stage_id, 0)
+            extents.update(dict.fromkeys(raw_inputs, rows))
+            for edge in _edges(placement):
+                if edge.producer == stage_id:
+                    extents.update({name: rows for name in edge.tensors if name not in extents})
+    for edge in _edges(placement):
+        if placement.is_frozen(edge.producer) and placement.stages[edge.consumer].worker == worker:
+            for name in edge.tensors:
+                extents[name] = fed_rows(placement, edge.consumer, extents.get(name))
+    return extents
+
+
+def fed_rows(placement: Placement, stage: int, others: Range | None) -> Range:
+    """The rows of everything that the stage's pipeline reads, and those between them and `others`."""
+    pipeline = placement.pipeline_of(stage)
+    own = Range(pipeline.first_sample, pipeline.first_sample + pipeline.num_samples)
+    return own if others is None else Range(min(own.start, others.start), max(own.stop, others.stop))
+
+
+def _edges(placement: Placement) -> list[Edge]:
+    return [edge for pipeline in placement.pipelines for edge in pipeline.edges]

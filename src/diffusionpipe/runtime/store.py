@@ -1,0 +1,41 @@
+"""Rows of the batch that are not activations: raw inputs and the outputs of frozen layers."""
+
+from collections.abc import Iterator, Mapping
+
+import torch
+from torch import Tensor
+
+from diffusionpipe.costs import TensorSpec
+from diffusionpipe.ir import Range
+
+
+class RowStore:
+    """Named tensors by rows of this pipeline's batch.
+
+    Each name has a buffer for its own range of rows (the whole batch for what this worker's stages read, the encoded
+    share for what it only passes on). Views of the buffers are sent and received directly.
+    """
+
+    def __init__(self, extents: Mapping[str, Range], specs: Mapping[str, TensorSpec], device: torch.device) -> None:
+        """`extents`: the rows kept of each tensor."""
+        self._extents = dict(extents)
+        self._buffers = {
+            name: torch.zeros((len(rows), *specs[name].shape), dtype=getattr(torch, specs[name].dtype), device=device)
+            for name, rows in extents.items()
+        }
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._buffers
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._buffers)
+
+    def view(self, name: str, rows: Range) -> Tensor:
+        """The rows of a tensor, as a view: (len(rows), ...)."""
+        start = self._extents[name].start
+        # `.data` gives the view a version counter of its own: rows that arrive later do not touch those in use.
+        return self._buffers[name].data[rows.start - start : rows.stop - start]
+
+    def write(self, name: str, rows: Range, value: Tensor) -> None:
+        """Copy into the rows; dtype and device follow the buffer."""
+        self.view(name, rows).copy_(value, non_blocking=True)

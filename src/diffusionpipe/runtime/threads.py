@@ -1,0 +1,165 @@
+"""Ranks as threads of one process: the transport of the tests."""
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from diffusionpipe.errors import PeerError
+
+_POLL_SECONDS = 0.05
+_Result = TypeVar("_Result")
+
+
+@dataclass(slots=True)
+class _Done:
+    def wait(self) -> None:
+        return None
+
+
+class _Channel:
+    """Messages of one (source, destination): the n-th receive posted gets the n-th message sent."""
+
+    def __init__(self) -> None:
+        self.arrived = threading.Condition()
+        self.messages: dict[int, Tensor] = {}
+        self.num_sent = 0
+        self.num_posted = 0
+
+
+@dataclass(slots=True)
+class _Receive:
+    channel: _Channel
+    turn: int
+    buffer: Tensor
+    hub: "Hub"
+
+    def wait(self) -> None:
+        with self.channel.arrived:
+            while self.turn not in self.channel.messages:
+                self.hub.raise_if_aborted()
+                self.channel.arrived.wait(_POLL_SECONDS)
+            message = self.channel.messages.pop(self.turn)
+        assert message.shape == self.buffer.shape, (message.shape, self.buffer.shape)
+        assert message.dtype == self.buffer.dtype, (message.dtype, self.buffer.dtype)
+        self.buffer.copy_(message)
+
+
+@dataclass(slots=True)
+class _Sum:
+    """One all-reduce: the last rank to arrive adds up in rank order, so that all get the same bits."""
+
+    tensors: dict[int, Tensor] = field(default_factory=dict)
+    done: threading.Event = field(default_factory=threading.Event)
+
+
+@dataclass(slots=True)
+class _SumWork:
+    sum: _Sum
+    hub: "Hub"
+
+    def wait(self) -> None:
+        while not self.sum.done.wait(_POLL_SECONDS):
+            self.hub.raise_if_aborted()
+
+
+class Hub:
+    """What the threads share: channels, sums under way, and the first error."""
+
+    def __init__(self, num_ranks: int) -> None:
+        self.num_ranks = num_ranks
+        self._lock = threading.Lock()
+        self._channels: dict[tuple[int, int], _Channel] = {}
+        self._sums: dict[tuple[tuple[int, ...], int], _Sum] = {}
+        self._failure: tuple[int, BaseException] | None = None
+
+    def channel(self, source: int, destination: int) -> _Channel:
+        """The channel from one rank to another."""
+        with self._lock:
+            return self._channels.setdefault((source, destination), _Channel())
+
+    def add(self, ranks: tuple[int, ...], turn: int, rank: int, tensor: Tensor) -> _Sum:
+        """Enter `rank`'s tensor into the `turn`-th sum over `ranks`."""
+        with self._lock:
+            entry = self._sums.setdefault((ranks, turn), _Sum())
+            entry.tensors[rank] = tensor
+            if len(entry.tensors) == len(ranks):
+                del self._sums[ranks, turn]
+                total = torch.stack([entry.tensors[r] for r in ranks]).sum(dim=0)
+                for member in entry.tensors.values():
+                    member.copy_(total)
+                entry.done.set()
+            return entry
+
+    def abort(self, rank: int, error: BaseException) -> None:
+        """Note the first failure; every rank that waits ends."""
+        with self._lock:
+            self._failure = self._failure or (rank, error)
+
+    def raise_if_aborted(self) -> None:
+        """Raise PeerError if a rank has failed."""
+        if self._failure is not None:
+            rank, error = self._failure
+            raise PeerError(f"rank {rank} failed: {error}") from error
+
+
+class ThreadTransport:
+    """The transport of one rank among threads."""
+
+    def __init__(self, hub: Hub, rank: int) -> None:
+        self._hub = hub
+        self._rank = rank
+        self._turns: dict[tuple[int, ...], int] = {}
+
+    def send(self, tensor: Tensor, destination: int) -> _Done:
+        """See `Transport`."""
+        channel = self._hub.channel(self._rank, destination)
+        with channel.arrived:
+            channel.messages[channel.num_sent] = tensor.detach().clone()
+            channel.num_sent += 1
+            channel.arrived.notify_all()
+        return _Done()
+
+    def recv(self, buffer: Tensor, source: int) -> _Receive:
+        """See `Transport`."""
+        channel = self._hub.channel(source, self._rank)
+        with channel.arrived:
+            channel.num_posted += 1
+            return _Receive(channel, channel.num_posted - 1, buffer, self._hub)
+
+    def all_reduce(self, tensor: Tensor, ranks: tuple[int, ...]) -> _SumWork:
+        """See `Transport`."""
+        turn = self._turns.get(ranks, 0)
+        self._turns[ranks] = turn + 1
+        return _SumWork(self._hub.add(ranks, turn, self._rank, tensor), self._hub)
+
+
+def run_threads(num_ranks: int, main: Callable[[int, ThreadTransport], _Result]) -> list[_Result]:
+    """Results of `main(rank, transport)`, run once per rank in threads.
+
+    Raises:
+        Exception: the first rank's own error; ranks that only waited for it are not reported.
+    """
+    hub = Hub(num_ranks)
+    results: dict[int, _Result] = {}
+    errors: dict[int, BaseException] = {}
+
+    def run(rank: int) -> None:
+        try:
+            results[rank] = main(rank, ThreadTransport(hub, rank))
+        except BaseException as error:
+            errors[rank] = error
+            hub.abort(rank, error)
+
+    threads = [threading.Thread(target=run, args=(rank,), name=f"rank{rank}") for rank in range(num_ranks)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    first = next((e for e in errors.values() if not isinstance(e, PeerError)), next(iter(errors.values()), None))
+    if first is not None:
+        raise first
+    return [results[rank] for rank in range(num_ranks)]

@@ -1,0 +1,86 @@
+"""How tensors travel between ranks.
+
+Three implementations of one protocol: `ProcessTransport` (torch.distributed: gloo on CPUs, NCCL on GPUs),
+`ThreadTransport` (ranks are threads of one process, for tests), and whatever a test makes of it.
+"""
+
+from collections.abc import Collection, Sequence
+from typing import Protocol
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+
+class Work(Protocol):
+    """Something under way."""
+
+    def wait(self) -> object:
+        """Block the host (CPU) or the current stream (GPU) until it is done."""
+        ...
+
+
+class Transport(Protocol):
+    """Point-to-point messages and sums between ranks; nothing here blocks but `Work.wait`."""
+
+    def send(self, tensor: Tensor, destination: int) -> Work:
+        """Start sending a contiguous tensor, which must not change until the work is done."""
+        ...
+
+    def recv(self, buffer: Tensor, source: int) -> Work:
+        """Start receiving into a contiguous buffer. Messages of one (source, destination) arrive in order."""
+        ...
+
+    def all_reduce(self, tensor: Tensor, ranks: tuple[int, ...]) -> Work:
+        """Start summing a contiguous tensor over `ranks`, in place, with the same bits on all of them."""
+        ...
+
+
+class ProcessTransport:
+    """torch.distributed, with separate process groups for the two directions of every pair of ranks.
+
+    torch's NCCL backend gives a pair of ranks one communicator and one stream, on which crossing transfers wait for
+    each other; so messages towards higher and towards lower ranks use groups of their own. Every rank must construct
+    it with the same `summing` (process groups are created collectively).
+    """
+
+    def __init__(self, *, summing: Sequence[tuple[int, ...]] = ()) -> None:
+        """`summing`: the sets of ranks that will sum tensors."""
+        self._rank = dist.get_rank()
+        world = list(range(dist.get_world_size()))
+        self._up = dist.new_group(world)
+        self._down = dist.new_group(world)
+        self._sums = {ranks: dist.new_group(list(ranks)) for ranks in sorted(set(summing)) if len(ranks) > 1}
+
+    def warm_up(self, channels: Collection[tuple[int, int]], device: torch.device) -> None:
+        """Open the connections of these (source, destination) channels and of all sums, before the first step.
+
+        NCCL makes a communicator at its first use and both ends must be there; every rank calls this with the same
+        channels, and all walk through them in the same order.
+        """
+        token = torch.zeros(1, device=device)
+        for source, destination in sorted(channels):
+            if source == self._rank:
+                self.send(token, destination).wait()
+            elif destination == self._rank:
+                self.recv(token, source).wait()
+        for ranks in self._sums:
+            if self._rank in ranks:
+                self.all_reduce(token, ranks).wait()
+
+    def send(self, tensor: Tensor, destination: int) -> Work:
+        """See `Transport`."""
+        group = self._up if destination > self._rank else self._down
+        work: Work = group.send([tensor], destination, 0)
+        return work
+
+    def recv(self, buffer: Tensor, source: int) -> Work:
+        """See `Transport`."""
+        group = self._up if source < self._rank else self._down
+        work: Work = group.recv([buffer], source, 0)
+        return work
+
+    def all_reduce(self, tensor: Tensor, ranks: tuple[int, ...]) -> Work:
+        """See `Transport`."""
+        work: Work = dist.all_reduce(tensor, group=self._sums[ranks], async_op=True)
+        return work

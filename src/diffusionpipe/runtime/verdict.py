@@ -1,0 +1,91 @@
+"""Which rank ended the run, and how: the data that watchdogs exchange."""
+
+import json
+import os
+import socket
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+
+
+class Fate(StrEnum):
+    """What happened to the rank that a verdict names."""
+
+    FAILED = "failed"
+    """It raised an error and said so."""
+    DIED = "died"
+    """Its process does not exist any more."""
+    SILENT = "silent"
+    """It stopped answering."""
+    STORE_LOST = "store lost"
+    """The store cannot be reached: whoever holds it died."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Member:
+    """Who a rank is."""
+
+    rank: int
+    host: str
+    pid: int
+    machine: str
+    """Equal on two ranks that see each other's processes; "" where that is unknown."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """Which rank ended the run, and how."""
+
+    fate: Fate
+    reason: str
+    member: Member | None = None
+    """None: the launcher that held the store."""
+
+    def message(self, rank: int) -> str:
+        """The block that `rank` prints."""
+        if self.member is None:
+            who = "the launcher"
+        elif self.member.rank == rank and self.fate is not Fate.FAILED:
+            return f"this rank ({rank}) {self.reason}: the others have given it up. Resume with --resume latest."
+        else:
+            who = f"rank {self.member.rank} ({self.member.host}, process {self.member.pid})"
+        return f"{who} {self.reason}\nRank {rank} ends too; the last checkpoint stays. Resume with --resume latest."
+
+
+def this_member(rank: int) -> Member:
+    """The calling process as `rank`."""
+    return Member(rank=rank, host=socket.gethostname(), pid=os.getpid(), machine=_machine())
+
+
+def is_gone(member: Member, seen_from: Member) -> bool:
+    """Whether the process is known to have ended; always False for one that cannot be seen from `seen_from`."""
+    if not seen_from.machine or member.machine != seen_from.machine:
+        return False
+    try:
+        status = Path(f"/proc/{member.pid}/stat").read_text(encoding="utf-8", errors="replace")
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False
+    return status.rpartition(")")[2].split()[0] in "ZX"  # ended, but not yet collected by its parent
+
+
+def parse_member(text: str) -> Member:
+    """The member that `json.dumps(asdict(member))` wrote."""
+    return Member(**json.loads(text))
+
+
+def parse_verdict(text: str) -> Verdict:
+    """The verdict that `json.dumps(asdict(verdict))` wrote."""
+    found = json.loads(text)
+    member = None if found["member"] is None else Member(**found["member"])
+    return Verdict(fate=Fate(found["fate"]), reason=found["reason"], member=member)
+
+
+def _machine() -> str:
+    """A name of this boot and process namespace: containers may share a host's name, but not each other's processes."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+        return f"{boot}/{Path('/proc/self/ns/pid').stat().st_ino}"
+    except OSError:
+        return ""

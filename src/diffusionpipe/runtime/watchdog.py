@@ -1,0 +1,292 @@
+"""Ends this rank within seconds when another one has died, even while the main thread is blocked in C++.
+
+Every rank beats once per `interval` in a key-value store and watches its successor on the ring of ranks:
+
+    rank 0 --watches--> rank 1 --watches--> rank 2 --watches--> rank 0
+
+Whoever finds its successor gone, or fails itself, posts a verdict; the first verdict counts and every rank reads it
+with its next beat. So the cost is a handful of store requests per rank and second for any number of ranks, and all
+ranks name the same culprit. Gone means: the process does not exist any more (same machine, noticed within one
+interval), or no beat for `patience` (another machine, a stopped or frozen process), or the store itself is gone.
+
+A long computation that holds Python's global lock delays beats, so `patience` is well above such pauses; and silence
+is counted in the watcher's own rounds, so that a watcher that was paused itself accuses nobody.
+"""
+
+import contextlib
+import json
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING
+
+from diffusionpipe.errors import DiffusionPipeError, PeerError
+from diffusionpipe.runtime.verdict import Fate, Member, Verdict, is_gone, parse_member, parse_verdict, this_member
+from diffusionpipe.units import Seconds
+
+if TYPE_CHECKING:
+    from torch.distributed import Store  # type: ignore[attr-defined]  # no stub has it
+
+_BROKEN_CONNECTION = ("gloo/", "connection closed by peer", "connection reset", "broken pipe")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Post:
+    """Where a watchdog stands and how patient it is."""
+
+    rank: int
+    world_size: int
+    store_rank: int | None = None
+    """The rank whose process holds the store; None: the launcher's does."""
+    interval: Seconds = 1.0
+    patience: Seconds = 8.0
+    """Silence after which a rank counts as gone: above any pause of a healthy rank, and 15 s with all delays."""
+
+
+def end_process(message: str) -> None:
+    """Write `message` to the standard error stream and end the process with status 1, whatever other threads do."""
+    os.write(2, f"{message}\n".encode())  # sys.stderr's lock may be held by the blocked main thread
+    os._exit(1)
+
+
+class Watchdog:
+    """One rank's watchdog; `guard()` is its life.
+
+    `connect` opens the watchdog's own connection to the store. `end` is called with the message in the watchdog's
+    thread when the run is over and the main thread has not taken notice by itself. `note` is called with this rank's
+    own error before any other rank can hear of it: whoever hears may end, and the launcher then ends this rank too.
+    """
+
+    def __init__(
+        self,
+        *,
+        post: Post,
+        connect: "Callable[[], Store]",
+        end: Callable[[str], None] = end_process,
+        note: Callable[[BaseException], object] | None = None,
+    ) -> None:
+        self._post, self._connect, self._end, self._note = post, connect, end, note
+        self._me = this_member(post.rank)
+        self._store: Store | None = None
+        self._lock = threading.Lock()
+        self._verdict: Verdict | None = None
+        self._is_claimed = self._has_heard = False
+        self._known, self._left, self._hurry = threading.Event(), threading.Event(), threading.Event()
+        self._answers = 0
+        self._successor_beat, self._silence, self._last_round = "", 0.0, 0.0
+        self._store_holder: Member | None = None
+
+    @property
+    def verdict(self) -> Verdict | None:
+        """Which rank ended the run; None while all is well."""
+        return self._verdict
+
+    @contextlib.contextmanager
+    def guard(self) -> Iterator["Watchdog"]:
+        """Watch while the block runs; it is left in good order only after every rank has reached its end.
+
+        Raises:
+            PeerError: instead of a broken connection's error, when another rank is its cause.
+        """
+        self.start()
+        try:
+            yield self
+            self._finish()
+        except BaseException as error:
+            cause = self.translate(error)
+            if cause is not error:
+                raise cause from error
+            if self._note is not None:
+                self._note(error)
+            self.report(error)
+            raise
+        finally:
+            self._left.set()
+
+    def start(self) -> None:
+        """Connect, introduce this rank and start beating. A job of one rank needs none of this."""
+        if self._post.world_size == 1:
+            return
+        store = self._store = self._connect()
+        store.set(f"member/{self._post.rank}", json.dumps(asdict(self._me)))
+        self._last_round = time.monotonic()
+        for target in (self._watch, self._watch_store):
+            threading.Thread(target=target, name=f"watchdog{target.__name__}", daemon=True).start()
+
+    def report(self, error: BaseException) -> None:
+        """Tell the other ranks that this one fails with `error`, so that they end at once and name the cause."""
+        if self._store is None or self._verdict is not None:
+            return
+        self._is_claimed = True
+        text = str(error) if isinstance(error, DiffusionPipeError) else f"{type(error).__name__}: {error}"
+        try:
+            self._publish(Verdict(fate=Fate.FAILED, reason=f"failed:\n{text}", member=self._me))
+        except RuntimeError:  # the store is gone: the others will notice that themselves
+            return
+
+    def translate(self, error: BaseException) -> BaseException:
+        """The `PeerError` that names the rank whose end caused `error`; `error` itself if it is this rank's own.
+
+        A broken connection is seen before anybody knows which rank broke it, so this waits for the verdict.
+        """
+        if self._store is None or not _is_broken_connection(error):
+            return error
+        with self._lock:
+            self._is_claimed = True  # from here on the main thread speaks for this rank
+        self._hurry.set()
+        with _deaf_to_sigterm():  # torch's agent terminates the survivors while they still ask who died
+            self._known.wait(self._post.patience + 4 * self._post.interval)
+        if self._verdict is not None:
+            return PeerError(self._verdict.message(self._post.rank))
+        if isinstance(error, PeerError):
+            return error
+        with self._lock:
+            self._is_claimed = False
+        return error
+
+    def _finish(self) -> None:
+        """Wait until every rank has come to its end in good order, then stop watching."""
+        if self._store is None:
+            return
+        self._store.add("done", 1)
+        while not self._all_done():
+            if self._verdict is not None:
+                raise PeerError(self._verdict.message(self._post.rank))
+            time.sleep(self._post.interval / 20)
+        self._left.set()
+        if self._post.rank != self._post.store_rank:
+            self._store.add("left", 1)
+            return
+        for _ in range(100):  # the store dies with this process: let the others go first, at most 5 s
+            if self._store.add("left", 0) >= self._post.world_size - 1:
+                return
+            time.sleep(0.05)
+
+    # ---- the beating thread
+
+    def _watch(self) -> None:
+        beat = 0
+        try:
+            while not self._left.is_set():
+                beat += 1
+                self._requests().set(f"beat/{self._post.rank}", str(beat))
+                verdict = self._heard() or self._judge_successor()
+                self._answers += 1
+                if verdict is not None:
+                    self._conclude(verdict)
+                self._hurry.wait(self._post.interval)
+                if self._hurry.is_set():
+                    time.sleep(self._post.interval / 20)
+        except RuntimeError as error:
+            self._conclude(self._store_lost(f"ended (its key-value store is gone: {str(error).splitlines()[0]})"))
+
+    def _judge_successor(self) -> Verdict | None:
+        rank = (self._post.rank + 1) % self._post.world_size
+        now = time.monotonic()
+        elapsed = min(now - self._last_round, 2 * self._post.interval)
+        self._last_round = now
+        beat = self._peek(f"beat/{rank}")
+        if not beat:
+            return None  # it has not arrived yet; who waits for it has a time limit
+        self._silence = self._silence + elapsed if beat == self._successor_beat else 0.0
+        self._successor_beat = beat
+        member = parse_member(self._peek(f"member/{rank}"))
+        gone = is_gone(member, self._me)
+        if not (gone or self._silence > self._post.patience) or self._all_done():
+            return None
+        reason = "died: its process is gone (killed, out of memory, or crashed)"
+        if not gone:
+            reason = f"stopped answering {self._silence:.0f} s ago"
+        return self._publish(Verdict(fate=Fate.DIED if gone else Fate.SILENT, reason=reason, member=member))
+
+    def _heard(self) -> Verdict | None:
+        if self._post.store_rank is not None and self._store_holder is None:
+            found = self._peek(f"member/{self._post.store_rank}")
+            self._store_holder = parse_member(found) if found else None
+        text = self._peek("verdict")
+        return self._take(parse_verdict(text), waits=self._post.rank == self._post.store_rank) if text else None
+
+    def _publish(self, verdict: Verdict) -> Verdict:
+        """Post `verdict` unless one is there already; return the one that counts, once the others could hear it."""
+        text = self._requests().compare_set("verdict", "", json.dumps(asdict(verdict))).decode()
+        return self._take(parse_verdict(text), waits=True)
+
+    def _take(self, verdict: Verdict, *, waits: bool) -> Verdict:
+        """Confirm that this rank has heard `verdict`; whoever posted it or holds the store waits for the others."""
+        store = self._requests()
+        listeners = self._post.world_size - (0 if verdict.fate is Fate.FAILED else 1)
+        deadline = time.monotonic() + 2.5 * self._post.interval
+        with self._lock:
+            is_first, self._has_heard = not self._has_heard, True
+        with contextlib.suppress(RuntimeError):  # the store may end with its rank now
+            heard = store.add("heard", int(is_first))
+            while waits and heard < listeners and time.monotonic() < deadline:
+                time.sleep(self._post.interval / 20)
+                heard = store.add("heard", 0)
+        return verdict
+
+    # ---- the thread that watches the store: a client blocks for ever when the store's machine loses power
+
+    def _watch_store(self) -> None:
+        pause, silence, answers = self._post.interval / 2, 0.0, self._answers
+        while not self._left.wait(pause):
+            silence = 0.0 if self._answers != answers else silence + pause
+            answers = self._answers
+            if silence > self._post.patience:
+                self._conclude(self._store_lost(f"stopped answering {silence:.0f} s ago"))
+
+    def _store_lost(self, reason: str) -> Verdict:
+        unnamed = None
+        if self._post.store_rank is not None:
+            unnamed = Member(rank=self._post.store_rank, host="unknown host", pid=0, machine="")
+        return Verdict(fate=Fate.STORE_LOST, reason=reason, member=self._store_holder or unnamed)
+
+    # ---- both
+
+    def _conclude(self, verdict: Verdict) -> None:
+        with self._lock:
+            if self._verdict is not None or self._left.is_set():
+                return
+            self._verdict = verdict
+            is_claimed = self._is_claimed
+        if not is_claimed:
+            self._end(verdict.message(self._post.rank))
+        self._known.set()
+        self._left.set()
+
+    def _requests(self) -> "Store":
+        assert self._store is not None
+        return self._store
+
+    def _peek(self, key: str) -> str:
+        """The value of `key`, "" if there is none; unlike `Store.get` it never waits."""
+        store = self._requests()
+        return store.get(key).decode() if store.check([key]) else ""
+
+    def _all_done(self) -> bool:
+        return self._requests().add("done", 0) == self._post.world_size
+
+
+@contextlib.contextmanager
+def _deaf_to_sigterm() -> Iterator[None]:
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _is_broken_connection(error: BaseException) -> bool:
+    if isinstance(error, PeerError):
+        return True
+    from torch.distributed import DistError
+
+    if isinstance(error, DistError):
+        return True
+    return isinstance(error, RuntimeError) and any(sign in str(error).lower() for sign in _BROKEN_CONNECTION)

@@ -1,0 +1,227 @@
+"""One rank's part of a plan: its layers, its gradients and an executor for each schedule."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from diffusionpipe.costs import ModelGraph
+from diffusionpipe.ir import Edge, Op, Plan, Range, Schedule
+from diffusionpipe.models.graph import Layer, LayerGraph, layer_parameters
+from diffusionpipe.models.run import needed_layers
+from diffusionpipe.runtime.executor import Executor
+from diffusionpipe.runtime.frozen import Encoder
+from diffusionpipe.runtime.gradients import BlockGradients
+from diffusionpipe.runtime.stage import LayerStage, Precision, StageModule
+from diffusionpipe.runtime.store import RowStore
+from diffusionpipe.runtime.transport import Transport
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Where a rank stands in the plan's mesh."""
+
+    rank: int
+    worker: int
+    """Coordinate on the pipeline axis."""
+    group: int
+    """Coordinate on the data-parallel axis."""
+
+
+def place_of(plan: Plan, rank: int) -> Place:
+    """The place of a rank in the plan's mesh."""
+    group, worker = plan.mesh.place(rank)
+    return Place(rank=rank, worker=worker, group=group)
+
+
+def holders_of(plan: Plan) -> dict[int, tuple[int, ...]]:
+    """Trained block id -> all ranks that hold it, in order."""
+    holders: dict[int, set[int]] = {}
+    placement = plan.train.placement
+    for pipeline in placement.pipelines:
+        if Op.ENCODE not in pipeline.ops:
+            for stage in pipeline.stages:
+                ranks = holders.setdefault(placement.stages[stage].weights, set())
+                ranks.update(
+                    plan.mesh.rank(group, placement.stages[stage].worker) for group in range(plan.mesh.data_parallel)
+                )
+    return {block: tuple(sorted(ranks)) for block, ranks in sorted(holders.items())}
+
+
+def channels_of(plan: Plan) -> set[tuple[int, int]]:
+    """All (source, destination) pairs of ranks between which the plan's schedules send messages."""
+    pairs = {
+        (stages[message.source].worker, stages[message.destination].worker)
+        for schedule in (plan.train, plan.validate, plan.sample)  # the prologue's are among train's
+        for stages in (schedule.placement.stages,)
+        for message in schedule.messages
+    }
+    rank, groups = plan.mesh.rank, range(plan.mesh.data_parallel)
+    return {(rank(group, source), rank(group, destination)) for group in groups for source, destination in pairs}
+
+
+def encoded_rows(schedule: Schedule, worker: int) -> Range | None:
+    """The samples of the pipeline's batch that this worker encodes."""
+    placement = schedule.placement
+    for index, stage in enumerate(placement.stages):
+        if stage.worker == worker and placement.is_frozen(index):
+            return placement.rows(index, 0)
+    return None
+
+
+def layers_of_rank(plan: Plan, rank: int) -> tuple[str, ...]:
+    """Names of all layers that a rank runs: its stages' and, where it encodes, the frozen ones."""
+    worker = place_of(plan, rank).worker
+    blocks = sorted({stage.weights for stage in plan.train.placement.stages if stage.worker == worker})
+    return tuple(name for block in blocks for name in plan.blocks[block])
+
+
+@dataclass(kw_only=True)
+class Worker:
+    """What a rank runs. Mutable: its executors hold what is in flight, its parameters change."""
+
+    place: Place
+    plan: Plan
+    model: ModelGraph
+    parameters: dict[str, nn.Parameter]
+    """Trained parameters on this rank by canonical name, in the model's order."""
+    owned: frozenset[str]
+    """Those of them that count on this rank when every parameter is counted once."""
+    gradients: dict[int, BlockGradients]
+    train: Executor
+    prologue: Executor | None
+    """Encodes the first batch where `train` encodes ahead; shares its store."""
+    validate: Executor
+    sample: Executor
+    encoded: Range | None
+    """The samples of the pipeline's batch that this rank encodes when it trains."""
+
+    @property
+    def encodes_ahead(self) -> bool:
+        """Whether `train` encodes the next iteration's batch."""
+        return self.prologue is not None
+
+    def feed(self, executor: Executor, inputs: Mapping[str, Tensor]) -> None:
+        """Put the raw inputs of the samples that this rank encodes into an executor's store: name -> (samples, ...)."""
+        rows = encoded_rows(executor.schedule, self.place.worker)
+        if rows is not None:
+            for name, value in inputs.items():
+                executor.store.write(name, rows, value)
+
+    def reset_gradients(self) -> None:
+        """Forget the gradients of the last step."""
+        for block in self.gradients.values():
+            block.reset()
+
+
+def build_worker(
+    graph: LayerGraph,
+    model: ModelGraph,
+    plan: Plan,
+    rank: int,
+    transport: Transport,
+    *,
+    device: torch.device,
+    precision: Precision | None = None,
+) -> Worker:
+    """A rank's worker. Its layers' parameters must be real (not meta) and on `device`."""
+    place = place_of(plan, rank)
+    holders = holders_of(plan)
+    blocks = {block: ranks for block, ranks in holders.items() if rank in ranks}
+    parameters = {
+        block: {name: p for name, p in layer_parameters(graph, plan.blocks[block]).items() if p.requires_grad}
+        for block in blocks
+    }
+    gradients = {
+        block: BlockGradients(tuple(parameters[block].values()), ranks, transport) for block, ranks in blocks.items()
+    }
+    parts = _Parts(graph=graph, model=model, plan=plan, place=place, precision=precision or Precision())
+
+    def executor(schedule: Schedule, loss_scale: float = 1.0, store: RowStore | None = None) -> Executor:
+        return Executor(
+            schedule,
+            place.worker,
+            stages=parts.stages(schedule),
+            tensors={spec.name: spec for spec in model.tensors},
+            transport=transport,
+            device=device,
+            rank_of_worker=lambda worker: plan.mesh.rank(place.group, worker),
+            encoder=parts.encoder(schedule),
+            raw_inputs=model.inputs,
+            gradients=gradients,
+            loss_scale=loss_scale,
+            store=store,
+        )
+
+    train = executor(plan.train, loss_scale=1.0 / plan.batch)
+    return Worker(
+        place=place,
+        plan=plan,
+        model=model,
+        parameters={name: p for block in parameters.values() for name, p in block.items()},
+        owned=frozenset(name for block, ranks in blocks.items() if ranks[0] == rank for name in parameters[block]),
+        gradients=gradients,
+        train=train,
+        prologue=executor(plan.prologue, store=train.first_store) if plan.prologue is not None else None,
+        validate=executor(plan.validate),
+        sample=executor(plan.sample),
+        encoded=encoded_rows(plan.train, place.worker),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Parts:
+    """Makes stages and encoders for one rank."""
+
+    graph: LayerGraph
+    model: ModelGraph
+    plan: Plan
+    place: Place
+    precision: Precision
+
+    def _layers(self, block: int) -> list[Layer]:
+        names = frozenset(self.plan.blocks[block])
+        return [layer for layer in self.graph.layers if layer.name in names]
+
+    def stages(self, schedule: Schedule) -> dict[int, StageModule]:
+        """Stage id -> module, for this worker's trained stages."""
+        stages: dict[int, StageModule] = {}
+        if schedule is self.plan.prologue:
+            return stages
+        for index, stage in enumerate(schedule.placement.stages):
+            if stage.worker == self.place.worker and not schedule.placement.is_frozen(index):
+                layers = self._layers(stage.weights)
+                outputs = self._outputs(schedule, index, layers)
+                stages[index] = LayerStage(
+                    needed_layers(layers, outputs, given=()),
+                    self.graph.components,
+                    outputs=outputs,
+                    checkpointed=self.plan.checkpointed,
+                    precision=self.precision,
+                )
+        return stages
+
+    def _outputs(self, schedule: Schedule, stage: int, layers: Sequence[Layer]) -> tuple[str, ...]:
+        """What others read of a stage, and what the schedule is run for: losses, or predictions when it samples."""
+        wanted = {name for edge in _edges(schedule) if edge.producer == stage for name in edge.tensors}
+        wanted.add(self.model.prediction or self.model.output if schedule is self.plan.sample else self.model.output)
+        return tuple(name for layer in layers for name in layer.writes if name in wanted)
+
+    def encoder(self, schedule: Schedule) -> Encoder | None:
+        """The frozen part, if this worker encodes in this schedule."""
+        for index, stage in enumerate(schedule.placement.stages):
+            if stage.worker == self.place.worker and schedule.placement.is_frozen(index):
+                frozen = (edge for edge in _edges(schedule) if schedule.placement.is_frozen(edge.producer))
+                return Encoder(
+                    self._layers(stage.weights),
+                    self.graph.components,
+                    outputs={name for edge in frozen for name in edge.tensors},
+                    fills=[fill for fill in schedule.fills if fill.stage == index],
+                    precision=self.precision,
+                )
+        return None
+
+
+def _edges(schedule: Schedule) -> list[Edge]:
+    return [edge for pipeline in schedule.placement.pipelines for edge in pipeline.edges]

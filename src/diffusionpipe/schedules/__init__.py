@@ -1,0 +1,80 @@
+"""One module per published family of schedules: sizes -> compute-only orders.
+
+A family is a pure function `(num_workers, num_microbatches, microbatch_size=1) -> Schedule`; further arguments are
+keywords with defaults. It decides where stages stand (`shapes`), so the number of blocks into which the model is cut
+follows from its placement. A new family is one module and one line in REGISTRY; every property of the tests then
+applies to it by itself.
+"""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Protocol
+
+from diffusionpipe.ir import Schedule
+from diffusionpipe.schedules.bitpipe import bitpipe
+from diffusionpipe.schedules.chimera import chimera, chimera_doubling
+from diffusionpipe.schedules.dapple import dapple_a, dapple_b
+from diffusionpipe.schedules.dualpipe import dualpipe
+from diffusionpipe.schedules.dualpipe_v import dualpipe_v
+from diffusionpipe.schedules.dynapipe import dynapipe
+from diffusionpipe.schedules.forward_only import forward_only, forward_over
+from diffusionpipe.schedules.gpipe import gpipe
+from diffusionpipe.schedules.hanayo import hanayo
+from diffusionpipe.schedules.interleaved import interleaved
+from diffusionpipe.schedules.interleaved_zero_bubble import interleaved_zero_bubble
+from diffusionpipe.schedules.kfkb import kfkb
+from diffusionpipe.schedules.looped_bfs import looped_bfs
+from diffusionpipe.schedules.one_f_one_b import one_f_one_b
+from diffusionpipe.schedules.sequential import sequential
+from diffusionpipe.schedules.v_half import v_half
+from diffusionpipe.schedules.v_min import v_min
+from diffusionpipe.schedules.zb_h1 import zb_h1
+from diffusionpipe.schedules.zb_h2 import zb_h2
+from diffusionpipe.schedules.zb_v import zb_v
+from diffusionpipe.schedules.zero_bubble import zb_1p, zb_2p
+from diffusionpipe.schedules.zeropp import zeropp
+
+
+class Generator(Protocol):
+    """Sizes -> the family's schedule of that size."""
+
+    def __call__(self, num_workers: int, num_microbatches: int, microbatch_size: int = 1) -> Schedule:
+        """The schedule; raises ConfigError for sizes that the family cannot do."""
+        ...
+
+    def __hash__(self) -> int:
+        """Families are functions, so what they have generated can be kept."""
+        ...
+
+
+REGISTRY: Mapping[str, Generator] = MappingProxyType(
+    {
+        "gpipe": gpipe,
+        "1f1b": one_f_one_b,
+        "sequential": sequential,
+        "dapple-a": dapple_a,
+        "dapple-b": dapple_b,
+        "kfkb": kfkb,
+        "interleaved": interleaved,
+        "looped-bfs": looped_bfs,
+        "hanayo": hanayo,
+        "dynapipe": dynapipe,
+        "interleaved-zb": interleaved_zero_bubble,
+        "zeropp": zeropp,
+        "chimera": chimera,
+        "chimera-doubling": chimera_doubling,
+        "bitpipe": bitpipe,
+        "dualpipe": dualpipe,
+        "dualpipe-v": dualpipe_v,
+        "zb-h1": zb_h1,
+        "zb-h2": zb_h2,
+        "zb-1p": zb_1p,
+        "zb-2p": zb_2p,
+        "zb-v": zb_v,
+        "v-half": v_half,
+        "v-min": v_min,
+    }
+)
+"""The papers' names of the families that train."""
+
+__all__ = ["REGISTRY", "Generator", "forward_only", "forward_over", "gpipe", "one_f_one_b"]

@@ -1,0 +1,106 @@
+"""Building blocks: what each worker does for one micro-batch, repeated at equal intervals.
+
+Qi et al., "Pipeline Parallelism with Controllable Memory", NeurIPS 2024, https://arxiv.org/abs/2405.15362: a
+block repeated every T slots of time holds the activations of at most ceil(lifespan / T) micro-batches on each stage, so
+its shape controls the memory. A worker's stages i and 2p - 1 - i of a V have lifespans with nearly the same sum on all
+workers, which is why the V halves what one stage on each worker needs.
+"""
+
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeAlias
+
+from diffusionpipe.costs import StageCosts
+from diffusionpipe.ir import Action, Op, Schedule
+from diffusionpipe.schedules.shapes import wave
+from diffusionpipe.schedules.split_work import SplitWork, costs_of_stages, peaks, schedule_of_work
+from diffusionpipe.schedules.squeeze import best_squeezed
+from diffusionpipe.units import Seconds
+
+Block: TypeAlias = Sequence[Mapping[tuple[int, Op], int]]
+"""For each worker the slot in which the F and I of each of its stages starts for micro-batch 0."""
+
+V_PERIOD = 6
+"""Slots of one micro-batch on a worker of a V: F, I and W of two stages."""
+
+
+def v_block(num_workers: int, *, hops: tuple[int, int, int, int], waits: tuple[int, int, int]) -> Block:
+    """A micro-batch's way down and up the V and back: its F from worker 0 to the last and back, then its I likewise.
+
+    `hops` are the slots between neighbouring workers on the four legs; `waits` are idle slots where the way turns
+    round: at the last worker, at worker 0 between F and I, and at the last worker again.
+
+    >>> for worker in v_block(2, hops=(1, 1, 1, 1), waits=(0, 0, 0)):
+    ...     print(*(f"{stage}{op}: {slot}" for (stage, op), slot in worker.items()))
+    0F: 0 3F: 3 3I: 4 0I: 7
+    1F: 1 2F: 2 2I: 5 1I: 6
+    """
+    last = num_workers - 1
+    turns = [0]
+    for hop, wait in zip(hops, waits, strict=False):
+        turns.append(turns[-1] + hop * last + 1 + wait)
+    return [
+        {
+            (worker, Op.F): turns[0] + hops[0] * worker,
+            (last + num_workers - worker, Op.F): turns[1] + hops[1] * (last - worker),
+            (last + num_workers - worker, Op.I): turns[2] + hops[2] * worker,
+            (worker, Op.I): turns[3] + hops[3] * (last - worker),
+        }
+        for worker in range(num_workers)
+    ]
+
+
+def repeated(block: Block, num_microbatches: int) -> list[list[Action]]:
+    """The orders of a V's block repeated every 6 slots; each W takes the first slot after its I that is free."""
+    return [_repeated(worker, num_microbatches, V_PERIOD) for worker in block]
+
+
+def _repeated(worker: Mapping[tuple[int, Op], int], num_microbatches: int, period: int) -> list[Action]:
+    taken = {
+        slot + i * period: Action(stage=stage, op=op, microbatch=i)
+        for (stage, op), slot in worker.items()
+        for i in range(num_microbatches)
+    }
+    assert len(taken) == len(worker) * num_microbatches, "a block and its repetitions do not overlap"
+    order: list[Action] = []
+    waiting: deque[Action] = deque()
+    slot = 0
+    while taken or waiting:
+        if slot in taken:
+            action = taken.pop(slot)
+            order.append(action)
+            if action.op is Op.I:
+                waiting.append(Action(stage=action.stage, op=Op.W, microbatch=action.microbatch))
+        elif waiting:
+            order.append(waiting.popleft())
+        slot += 1
+    return order
+
+
+def v_schedule(
+    name: str,
+    pattern: Callable[[int], Sequence[Sequence[Action]]],
+    num_microbatches: int,
+    microbatch_size: int,
+    *,
+    costs: StageCosts | Sequence[StageCosts],
+    latency: Seconds,
+) -> Schedule:
+    """The orders that `pattern` gives for a number of micro-batches over a V, squeezed with these costs.
+
+    No worker gets more memory than the pattern's fullest one has when it has come into its stride.
+
+    Raises:
+        ConfigError: there are costs for another number of stages.
+    """
+    orders = pattern(num_microbatches)
+    num_workers = len(orders)
+    stages = costs_of_stages(costs, 2 * num_workers)
+    work = SplitWork(
+        workers=wave(num_workers, 2),
+        num_microbatches=num_microbatches,
+        costs=stages,
+        latency=latency,
+        limits=(max(peaks(stages, pattern(2 * num_workers + 2))),) * num_workers,
+    )
+    return schedule_of_work(name, work, best_squeezed(work, [orders]), microbatch_size)

@@ -1,0 +1,110 @@
+"""What the families have in common: where stages stand, and the check of sizes.
+
+A pipe is a way through the workers, in forward order. Its stage at position k holds block k of the model, whatever the
+shape, so several pipes over the same workers hold copies of the same blocks.
+
+    linear(4)    0 1 2 3                  one stage on each worker
+    loop(4, 2)   0 1 2 3 0 1 2 3          interleaved: worker s mod p
+    wave(4, 2)   0 1 2 3 3 2 1 0          a V: turns round at the ends, where nothing is sent
+    wave(4, 3)   0 1 2 3 3 2 1 0 0 1 2 3
+    reversed     3 2 1 0                  Chimera's second pipe is tuple(reversed(linear(4)))
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from diffusionpipe.errors import ConfigError
+from diffusionpipe.ir import Action, Edge, Op, Pipeline, Placement, Schedule, Stage
+
+FORWARD = frozenset({Op.F})
+TRAIN = frozenset({Op.F, Op.B})
+SPLIT = frozenset({Op.F, Op.I, Op.W})
+"""Backwards in two parts: the gradient of the inputs first, that of the weights when there is time."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pipe:
+    """One pipeline of a family's schedule."""
+
+    workers: tuple[int, ...]
+    """The worker of every stage, in forward order."""
+    microbatches: tuple[int, ...]
+    """Samples of each micro-batch."""
+    ops: frozenset[Op] = TRAIN
+
+
+def linear(num_workers: int) -> tuple[int, ...]:
+    """One stage on each worker."""
+    return tuple(range(num_workers))
+
+
+def loop(num_workers: int, chunks: int) -> tuple[int, ...]:
+    """`chunks` stages on each worker: always on to the next worker, after the last the first."""
+    return linear(num_workers) * chunks
+
+
+def wave(num_workers: int, chunks: int) -> tuple[int, ...]:
+    """`chunks` stages on each worker: down the workers, up again, and so on. Two chunks are a V."""
+    down = linear(num_workers)
+    return tuple(worker for chunk in range(chunks) for worker in (down if chunk % 2 == 0 else reversed(down)))
+
+
+def schedule_of(name: str, pipes: Sequence[Pipe], orders: Sequence[Sequence[Action]]) -> Schedule:
+    """The schedule of these orders, one per worker, over these pipes.
+
+    Stages are numbered through: those of the first pipe in forward order, then those of the second. The samples of the
+    second pipe's micro-batches follow those of the first in the batch.
+    """
+    stages: list[Stage] = []
+    pipelines: list[Pipeline] = []
+    first_sample = 0
+    for pipe in pipes:
+        first = len(stages)
+        stages += [Stage(worker=worker, weights=position) for position, worker in enumerate(pipe.workers)]
+        ids = range(first, len(stages))
+        pipelines.append(
+            Pipeline(
+                stages=tuple(ids),
+                microbatches=pipe.microbatches,
+                ops=pipe.ops,
+                edges=tuple(Edge(producer=stage, consumer=stage + 1) for stage in ids[:-1]),
+                first_sample=first_sample,
+            )
+        )
+        first_sample += sum(pipe.microbatches)
+    return Schedule(
+        name=name,
+        placement=Placement(stages=tuple(stages), pipelines=tuple(pipelines)),
+        orders=tuple(tuple(order) for order in orders),
+    )
+
+
+def chain(
+    name: str, orders: Sequence[Sequence[Action]], *, microbatches: Sequence[int], ops: frozenset[Op]
+) -> Schedule:
+    """The schedule of these orders over one stage on each worker."""
+    pipe = Pipe(workers=linear(len(orders)), microbatches=tuple(microbatches), ops=ops)
+    return schedule_of(name, [pipe], orders)
+
+
+def forwards(stage: int, start: int, stop: int) -> list[Action]:
+    """Forwards of the micro-batches start, ..., stop - 1."""
+    return [Action(stage=stage, op=Op.F, microbatch=microbatch) for microbatch in range(start, stop)]
+
+
+def backwards(stage: int, start: int, stop: int) -> list[Action]:
+    """Whole backwards of the micro-batches start, ..., stop - 1."""
+    return [Action(stage=stage, op=Op.B, microbatch=microbatch) for microbatch in range(start, stop)]
+
+
+def require_positive(**sizes: int) -> None:
+    """Refuse sizes below 1, all of them in one message.
+
+    Raises:
+        ConfigError: some size is below 1.
+    """
+    wrong = [f"{name}={size}" for name, size in sizes.items() if size < 1]
+    if wrong:
+        raise ConfigError(
+            f"a schedule cannot be made with {', '.join(wrong)}; each of {', '.join(sizes)} works from 1 up"
+        )

@@ -1,0 +1,141 @@
+"""All families side by side: the same model, the same workers, the same micro-batches."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from diffusionpipe.costs import Costs, Link, StageCosts
+from diffusionpipe.errors import ConfigError
+from diffusionpipe.ir import Schedule, Timeline
+from diffusionpipe.ir.flows import flows
+from diffusionpipe.schedules import REGISTRY, Generator
+from diffusionpipe.simulator.simulate import simulate
+from diffusionpipe.units import Seconds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerCosts:
+    """What one worker's part of the model, 1/p of it, costs for one micro-batch."""
+
+    forward: Seconds = 1
+    input_grad: Seconds = 1
+    weight_grad: Seconds = 1
+    latency: Seconds = 0
+    """Of a message between two workers."""
+
+    @property
+    def compute(self) -> Seconds:
+        """All three."""
+        return self.forward + self.input_grad + self.weight_grad
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """What a family reaches. Times are in the unit of the costs."""
+
+    name: str
+    schedule: Schedule
+    timeline: Timeline
+    peaks: tuple[float, ...]
+    """The most activations that each worker holds, in those of its part of the model for one micro-batch."""
+    messages: int
+    """Transfers between two workers in one iteration."""
+    weights: float
+    """Copies of its part of the model that the fullest worker holds; 1 where no block is held twice."""
+
+    @property
+    def makespan(self) -> Seconds:
+        """From 0 to the last end."""
+        return self.timeline.makespan
+
+    @property
+    def window(self) -> Seconds:
+        """The longest time between the first start and the last end of one worker."""
+        return max(self.timeline.window(worker) for worker in range(self.timeline.num_workers))
+
+    @property
+    def window_bubble(self) -> float:
+        """The idle part of that time: what is lost where the optimizer's step does not synchronise."""
+        busy = sum(self.timeline.busy(worker) for worker in range(self.timeline.num_workers))
+        return 1 - busy / (self.timeline.num_workers * self.window) if self.window else 0.0
+
+    @property
+    def peak(self) -> float:
+        """Of the fullest worker."""
+        return max(self.peaks)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """Every family at the same sizes."""
+
+    results: tuple[Result, ...]
+    """Fastest first; equally fast ones by memory."""
+    undefined: Mapping[str, str]
+    """Family -> why it cannot do these sizes."""
+
+
+def _part(schedule: Schedule) -> float:
+    """One block's part of what a worker holds of the model; a whole number where it is one."""
+    blocks = len({stage.weights for stage in schedule.placement.stages})
+    whole, rest = divmod(schedule.num_workers, blocks)
+    return schedule.num_workers / blocks if rest else whole
+
+
+def equal_costs(schedule: Schedule, costs: WorkerCosts) -> Costs:
+    """Costs of a schedule whose blocks are equal parts of the model, however many there are."""
+    part = _part(schedule)
+    stage = StageCosts(
+        forward=costs.forward * part,
+        backward=(costs.input_grad + costs.weight_grad) * part,
+        input_grad=costs.input_grad * part,
+        weight_grad=costs.weight_grad * part,
+        activation=1,
+        kept_after_input_grad=1,
+    )
+    return Costs(stages=(stage,) * len(schedule.placement.stages), link=Link(latency=costs.latency))
+
+
+def measure(name: str, schedule: Schedule, costs: WorkerCosts) -> Result:
+    """What a schedule reaches with equal blocks."""
+    part = _part(schedule)
+    timeline = simulate(schedule, equal_costs(schedule, costs))
+    homes = [stage.worker for stage in schedule.placement.stages]
+    return Result(
+        name=name,
+        schedule=schedule,
+        timeline=timeline,
+        peaks=tuple(timeline.peak_memory(worker) * part for worker in range(schedule.num_workers)),
+        messages=sum(homes[flow.source] != homes[flow.destination] for flow in flows(schedule)),
+        weights=max(homes.count(worker) for worker in set(homes)) * part,
+    )
+
+
+def compare_families(
+    num_workers: int,
+    num_microbatches: int,
+    costs: WorkerCosts,
+    *,
+    families: Mapping[str, Generator] = REGISTRY,
+) -> Comparison:
+    """Every family that can do these sizes, fastest first.
+
+    >>> found = compare_families(4, 8, WorkerCosts(), families={name: REGISTRY[name] for name in ("gpipe", "1f1b")})
+    >>> [(result.name, result.makespan, result.peak) for result in found.results]
+    [('1f1b', 33, 4), ('gpipe', 33, 8)]
+
+    Raises:
+        ConfigError: no family can do them.
+    """
+    results: list[Result] = []
+    undefined: dict[str, str] = {}
+    for name, generate in families.items():
+        try:
+            schedule = generate(num_workers, num_microbatches)
+        except ConfigError as error:
+            undefined[name] = str(error)
+            continue
+        results.append(measure(name, schedule, costs))
+    if not results:
+        raise ConfigError("\n".join(f"{name}: {why}" for name, why in undefined.items()))
+    results.sort(key=lambda result: (round(result.makespan, 9), result.peak, result.weights, result.name))
+    return Comparison(results=tuple(results), undefined=undefined)

@@ -1,0 +1,1 @@
+"""Recipe -> trained model: data, optimizer, checkpoints, metrics, sampling, the loop."""

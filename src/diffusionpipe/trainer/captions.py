@@ -1,0 +1,106 @@
+"""What is known about each picture of a folder: metadata.jsonl files and .txt files beside the pictures.
+
+    {"file_name": "cats/1.png", "text": "a cat", "label": 3}
+
+`file_name` is relative to the folder of its metadata.jsonl; every folder may have one. Where the metadata has no text,
+the file with the picture's name and the ending .txt is the caption. "conditioning_image", relative to the same folder,
+names the picture that steers a ControlNet; it is no sample of its own.
+"""
+
+import json
+import posixpath
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+METADATA = "metadata.jsonl"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Description:
+    """What stands about one picture."""
+
+    text: str | None = None
+    label: int | None = None
+    condition: str | None = None
+    """The picture that steers, as a path below the folder, with "/"."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Metadata:
+    """All metadata files of a folder."""
+
+    descriptions: dict[str, Description]
+    """By the picture's path below the folder, with "/"."""
+    problems: tuple[str, ...]
+    """Lines that cannot be used, with file and line number."""
+
+
+def read_metadata(folder: Path, files: Sequence[str]) -> Metadata:
+    """The metadata files `files` (paths below the folder), read whole."""
+    descriptions: dict[str, Description] = {}
+    problems = []
+    for file in files:
+        try:
+            lines = (folder / file).read_text(encoding="utf-8").split("\n")
+        except (OSError, UnicodeDecodeError) as error:
+            problems.append(f"{file}: {error}")
+            continue
+        for number, line in enumerate(lines, start=1):
+            if not line.strip():
+                continue
+            try:
+                name, description = _parse(line)
+                name = _below(file, name)
+                if description.condition is not None:
+                    description = replace(description, condition=_below(file, description.condition))
+                if name in descriptions:
+                    raise ValueError(f"{name} is described twice")
+                descriptions[name] = description
+            except ValueError as error:
+                problems.append(f"{file} line {number}: {error}")
+    return Metadata(descriptions=descriptions, problems=tuple(problems))
+
+
+def read_sidecar(picture: Path) -> str | None:
+    """The text of the .txt file beside the picture, without the spaces around it; None if there is none.
+
+    Raises:
+        ValueError: the file is not UTF-8 text, or cannot be read.
+    """
+    try:
+        return picture.with_suffix(".txt").read_text(encoding="utf-8").strip()
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise ValueError(str(error)) from error
+
+
+def _below(metadata: str, name: str) -> str:
+    """The path below the folder of what a metadata file names relative to itself."""
+    return posixpath.normpath(posixpath.join(posixpath.dirname(metadata), name))
+
+
+def _parse(line: str) -> tuple[str, Description]:
+    """The file name and description on a line of metadata.
+
+    Raises:
+        ValueError: the line is no such object.
+    """
+    try:
+        row = json.loads(line)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"not JSON: {error.msg} at column {error.colno}") from error
+    if not isinstance(row, dict):
+        raise ValueError('expected an object, {"file_name": ..., "text": ...}')
+    name, text, label = (row.get(key) for key in ("file_name", "text", "label"))
+    if not isinstance(name, str) or not name:
+        raise ValueError("file_name is missing; it names the picture")
+    if text is not None and not isinstance(text, str):
+        raise ValueError(f"text is {json.dumps(text)}; expected a string")
+    if label is not None and (not isinstance(label, int) or isinstance(label, bool) or label < 0):
+        raise ValueError(f"label is {json.dumps(label)}; expected a whole number from 0")
+    condition = row.get("conditioning_image")
+    if condition is not None and (not isinstance(condition, str) or not condition):
+        raise ValueError(f"conditioning_image is {json.dumps(condition)}; expected the name of a picture")
+    return name, Description(text=text, label=label, condition=condition)

@@ -1,0 +1,233 @@
+"""Pictures from prompts or labels: conditions in, denoised latents, decoded pictures out.
+
+Either through the pipeline that trains (`draw_in_session`), or in one process from a diffusers folder
+(`draw_from_folder`).
+"""
+
+import json
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from diffusionpipe.errors import ModelError, RecipeError
+from diffusionpipe.models.folder import build_graph, scheduler_config, weight_sources
+from diffusionpipe.models.graph import LayerGraph
+from diffusionpipe.models.objective import ObjectiveSettings, Prediction
+from diffusionpipe.models.run import needed_layers, run_layers
+from diffusionpipe.models.weights import materialize
+from diffusionpipe.runtime.stage import LayerStage
+from diffusionpipe.trainer.batch import TOKENS, Tokenizer, token_ids
+from diffusionpipe.trainer.sampling import PipelinePredictor, SamplingSettings, draw
+
+if TYPE_CHECKING:
+    from diffusionpipe.trainer.session import Session
+
+_TOKENIZERS = ("CLIPTokenizer", "T5Tokenizer")
+_DISTILLED_GUIDANCE = 3.5
+"""Told to models with guidance embeddings, as diffusers' pipeline does by default."""
+
+Picture = NDArray[np.uint8]
+"""(H, W, 3)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wish:
+    """What to draw: prompts for a text model, or labels for a class model."""
+
+    prompts: tuple[str, ...] = ()
+    labels: tuple[int, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.prompts) or len(self.labels)
+
+    @property
+    def captions(self) -> tuple[str, ...]:
+        """What stands below the pictures."""
+        return self.prompts or tuple(f"class {label}" for label in self.labels)
+
+
+def raw_conditions(wish: Wish, graph: LayerGraph, folder: Path, *, is_guided: bool) -> dict[str, Tensor]:
+    """The raw inputs of the conditions: all samples with theirs, then, if guided, as many without.
+
+    Raises:
+        RecipeError: prompts for a class model, or labels for a text model.
+    """
+    inputs = {spec.name for spec in graph.inputs}
+    if "condition" in inputs:
+        raise ModelError("the model is steered by a picture, which prompts cannot give; draw with diffusers' pipeline")
+    if "input_ids" in inputs:
+        if not wish.prompts:
+            raise RecipeError("the model draws from captions; give prompts, not labels")
+        texts = [*wish.prompts, *([""] * len(wish.prompts) if is_guided else [])]
+        return _text_conditions(graph, folder, texts)
+    if "labels" in inputs:
+        if not wish.labels:
+            raise RecipeError("the model draws classes; give labels, not prompts")
+        null = null_label(graph)
+        if bad := [label for label in wish.labels if label >= null]:
+            raise RecipeError(f"there is no class {bad[0]}; the model has classes 0 to {null - 1}")
+        return {"labels": torch.tensor([*wish.labels, *([null] * len(wish.labels) if is_guided else [])])}
+    raise ModelError("the model has neither captions nor classes, so there is nothing to draw from")
+
+
+def null_label(graph: LayerGraph) -> int:
+    """The label that stands for no class: the number of classes."""
+    for component in graph.components.values():
+        num_classes = getattr(getattr(component, "config", None), "num_embeds_ada_norm", None)
+        if isinstance(num_classes, int):
+            return num_classes
+    raise ModelError("the model has no class embedding")
+
+
+def _text_conditions(graph: LayerGraph, folder: Path, texts: Sequence[str]) -> dict[str, Tensor]:
+    """Token ids for every text encoder, and the numbers that a picture of the wanted size has: a row for each text."""
+    shapes = {spec.name: spec.shape for spec in graph.inputs}
+    conditions = {
+        name: token_ids(open_tokenizer(folder, name), texts, shapes[name][0]) for name in TOKENS if name in shapes
+    }
+    size = float(shapes["pixels"][-1])
+    if "time_ids" in shapes:
+        conditions["time_ids"] = torch.tensor([[size, size, 0, 0, size, size]] * len(texts))
+    if "guidance" in shapes:
+        conditions["guidance"] = torch.full((len(texts),), _DISTILLED_GUIDANCE)
+    return conditions
+
+
+def open_tokenizer(folder: Path, name: str = "input_ids") -> Tokenizer:
+    """The tokenizer of a model folder that makes the raw input `name`.
+
+    Raises:
+        ModelError: it has none, or one that cannot be read.
+    """
+    import transformers
+
+    path = folder / name.replace("input_ids", "tokenizer")
+    kind = _tokenizer_class(folder, path.name)
+    if not path.is_dir():
+        raise ModelError(f"{path} is missing; a model that reads captions needs a {kind} there")
+    try:
+        tokenizer: Tokenizer = getattr(transformers, kind).from_pretrained(path)
+    except (OSError, ValueError) as error:
+        raise ModelError(f"{path} does not hold a {kind}: {error}") from error
+    return tokenizer
+
+
+def _tokenizer_class(folder: Path, name: str) -> str:
+    """The class that the folder's index gives the tokenizer. Raises ModelError for one that we do not know."""
+    entry = json.loads((folder / "model_index.json").read_text()).get(name)
+    kind = str(entry[1]) if isinstance(entry, list) and len(entry) == 2 else "None"
+    kind = kind.removesuffix("Fast")
+    if kind == "None":
+        return _TOKENIZERS[0]
+    if kind not in _TOKENIZERS:
+        raise ModelError(f"{folder / 'model_index.json'}: {name} is {kind}; supported: {', '.join(_TOKENIZERS)}")
+    return kind
+
+
+def decode(folder: Path, latents: Tensor) -> list[Picture]:
+    """Pictures of latents through the folder's own VAE."""
+    from diffusers import AutoencoderKL
+
+    vae = AutoencoderKL.from_pretrained(folder / "vae").to(latents.device).eval()
+    shift = getattr(vae.config, "shift_factor", None) or 0.0
+    pictures: list[Picture] = []
+    with torch.no_grad():
+        for chunk in latents.float().split(8):
+            decoded = vae.decode(chunk / vae.config.scaling_factor + shift, return_dict=False)[0]  # (n, 3, H, W)
+            scaled = (decoded / 2 + 0.5).clamp(0, 1) * 255
+            pictures += [picture.numpy() for picture in scaled.round().byte().permute(0, 2, 3, 1).cpu()]
+    return pictures
+
+
+def draw_in_session(session: "Session", wish: Wish, settings: SamplingSettings) -> list[Picture] | None:
+    """Pictures on the rank that shows them, None on all others. Every rank of the job calls it.
+
+    The first pipeline draws; the other data-parallel groups have nothing to do.
+    """
+    worker = session.worker
+    if worker.place.group != 0:
+        return None
+    raw = raw_conditions(wish, session.graph, session.folder, is_guided=settings.is_guided)
+    num_rows = len(next(iter(raw.values())))
+    fed = [name for name in worker.sample.store if name not in ("noisy", "timesteps")]
+    conditions = _conditions(session.graph, fed, {name: v.to(session.job.device) for name, v in raw.items()})
+    predict = PipelinePredictor(worker, session.transport, conditions=conditions, num_rows=num_rows)
+    latents = draw(
+        predict,
+        settings,
+        num_samples=len(wish),
+        latent_shape=session.model.tensor("noisy").shape,
+        holds_latents=predict.holds_latents,
+        device=session.job.device,
+    )
+    return decode(session.folder, latents) if latents is not None and predict.shows else None
+
+
+def _conditions(graph: LayerGraph, names: Collection[str], raw: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Condition tensors from raw inputs, through whatever frozen layers lie between."""
+    layers = needed_layers(graph.layers, names, given=tuple(raw))
+    with torch.no_grad():
+        found = run_layers(layers, graph.components, dict(raw), targets=set(names))
+    return {name: found[name] for name in names}
+
+
+def draw_from_folder(
+    folder: Path,
+    wish: Wish,
+    settings: SamplingSettings,
+    *,
+    resolution: int,
+    device: torch.device,
+    on_step: Callable[[int, int], None] | None = None,
+) -> list[Picture]:
+    """Pictures from a diffusers folder in one process, also of a U-Net trained by flow matching.
+
+    Raises:
+        ModelError: the folder is not one of a supported model.
+        RecipeError: prompts and labels do not suit the model.
+    """
+    config = scheduler_config(folder)
+    flow = "FlowMatch" in str(config.get("_class_name"))
+    objective = ObjectiveSettings(prediction=Prediction.FLOW_MATCHING if flow else Prediction.EPSILON)
+    graph = build_graph(folder, objective=objective, resolution=resolution)
+    raw = raw_conditions(wish, graph, folder, is_guided=settings.is_guided)
+    assert graph.prediction is not None, "supported pipelines can be sampled from"
+    given = ("noisy", "timesteps", *raw)
+    layers = needed_layers(graph.layers, (graph.prediction,), given=given)
+    names = [layer.name for layer in layers]
+    materialize(graph, names, weight_sources(folder, graph), device=device, dtype=torch.float32, seed=0)
+    denoiser = next(layer.component for layer in layers if graph.prediction in layer.writes)
+    frozen = [layer for layer in layers if layer.component != denoiser]
+    stage = LayerStage(
+        [layer for layer in layers if layer.component == denoiser], graph.components, outputs=["prediction"]
+    )
+    fed = [name for name in stage.reads if name not in ("noisy", "timesteps")]
+    with torch.no_grad():
+        on_device = {name: value.to(device) for name, value in raw.items()}
+        conditions = on_device | run_layers(frozen, graph.components, on_device, targets=set(fed))
+
+        def predict(noisy: Tensor | None, timestep: Tensor) -> Tensor:
+            assert noisy is not None
+            times = timestep.to(device).expand(len(noisy))
+            return stage({"noisy": noisy, "timesteps": times, **{name: conditions[name] for name in fed}})["prediction"]
+
+        latents = draw(
+            predict,
+            settings,
+            num_samples=len(wish),
+            latent_shape=_latent_shape(graph),
+            device=device,
+            on_step=on_step,
+        )
+    assert latents is not None
+    return decode(folder, latents)
+
+
+def _latent_shape(graph: LayerGraph) -> tuple[int, ...]:
+    return next(spec.shape for spec in graph.inputs if spec.name == "noise")

@@ -1,0 +1,74 @@
+"""An exponential moving average of the weights."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+
+from diffusionpipe.errors import RecipeError
+
+
+class Ema:
+    """The moving average of this rank's parameters, kept in float32, or in the parameters' type where that is wider.
+
+    bfloat16 would not do: with a decay of 0.9999 an update is smaller than its last digit. Costs one copy of the
+    parameters, and inside `swapped` a second one.
+    """
+
+    def __init__(self, named_parameters: Mapping[str, nn.Parameter], decay: float) -> None:
+        """Starts at the parameters' present values.
+
+        Raises:
+            RecipeError: the decay is not in [0, 1).
+        """
+        if not 0.0 <= decay < 1.0:
+            raise RecipeError(f"the decay of the moving average is {decay}; it must be at least 0 and less than 1")
+        self.decay = decay
+        self._names = tuple(named_parameters)
+        self._parameters = list(named_parameters.values())
+        self._averages = [_wide(parameter.detach()).clone() for parameter in self._parameters]
+        self._is_swapped = False
+
+    def update(self, step: int) -> None:
+        """Takes in the parameters after update `step`, counted from 0.
+
+        average = d average + (1 - d) parameter, with d = min(decay, (1 + step) / (10 + step)): the first steps forget
+        the random start quickly, as in TensorFlow's ExponentialMovingAverage with num_updates
+        (https://www.tensorflow.org/api_docs/python/tf/train/ExponentialMovingAverage). d is a function of the step
+        alone, so a resumed average continues exactly.
+        """
+        assert not self._is_swapped, "the parameters hold the averages: leave swapped() before training on"
+        if not self._parameters:
+            return
+        decay = min(self.decay, (1 + step) / (10 + step))
+        with torch.no_grad():
+            torch._foreach_lerp_(self._averages, [_wide(p.detach()) for p in self._parameters], 1.0 - decay)
+
+    @contextmanager
+    def swapped(self) -> Iterator[None]:
+        """Puts the averages into the parameters, and back the very same bits when the block ends, also by an error."""
+        assert not self._is_swapped, "swapped() does not nest"
+        kept = [parameter.detach().clone() for parameter in self._parameters]
+        self._is_swapped = True
+        try:
+            self._fill(self._averages)
+            yield
+        finally:
+            self._fill(kept)
+            self._is_swapped = False
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The averages themselves by parameter name; loading into them in place restores the average."""
+        return dict(zip(self._names, self._averages, strict=True))
+
+    @torch.no_grad()
+    def _fill(self, values: list[Tensor]) -> None:
+        """Copies the values into the parameters."""
+        if self._parameters:
+            torch._foreach_copy_([parameter.detach() for parameter in self._parameters], values)
+
+
+def _wide(tensor: Tensor) -> Tensor:
+    """The tensor in float32, or as it is where that is wider."""
+    return tensor.to(torch.promote_types(tensor.dtype, torch.float32))

@@ -1,0 +1,224 @@
+"""A checkpoint as a complete diffusers folder."""
+
+import json
+import logging
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from diffusionpipe.errors import CheckpointError, ModelError
+from diffusionpipe.models.folder import open_components
+from diffusionpipe.models.objective import Prediction
+from diffusionpipe.models.weights import weight_files
+from diffusionpipe.trainer.checkpoint import read, verify
+from diffusionpipe.trainer.manifest import read_manifest
+from diffusionpipe.trainer.model_card import model_card
+from diffusionpipe.trainer.tensor_files import stored_tensors
+from diffusionpipe.trainer.training_state import EMA, MODEL
+
+_INDEX = "model_index.json"
+_SCHEDULER = "scheduler"
+_SCHEDULER_CONFIG = "scheduler_config.json"
+_FLOW_SCHEDULER = "FlowMatchEulerDiscreteScheduler"
+# Weights that a source folder may hold several times: other formats, half precision, without moving average.
+_OTHER_WEIGHTS = ("*.bin", "*.msgpack", "*.h5", "*.ckpt", "*.onnx", "*.onnx_data", "*.fp16.*", "*.non_ema.*")
+# Components that diffusers' pipelines can do without, and that a download for training leaves out.
+_OPTIONAL = ("safety_checker", "feature_extractor", "image_encoder")
+_JSON = dict[str, Any]
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Export:
+    """What is exported and what its model card says."""
+
+    source_model: Path
+    """The diffusers folder that the training started from; gives all that was not trained."""
+    trained: Mapping[str, str]
+    """The trained components and the prefix of their canonical names, e.g. {"unet": "unet."}."""
+    prediction: Prediction
+    """What the denoiser has learnt to predict."""
+    shift: float = 1.0
+    """Shift of the times towards noise, for flow matching."""
+    use_ema: bool = True
+    """Whether to export the moving average, where the checkpoint has one."""
+    base_model: str | None = None
+    """The base model as the recipe names it; the source folder's name if None."""
+    recipe: str | None = None
+    """The recipe's text for the model card."""
+
+
+def export(checkpoint: Path, destination: Path, settings: Export) -> Path:
+    """Writes `destination`, a folder that diffusers' `DiffusionPipeline.from_pretrained` opens, and returns it.
+
+    One process calls it; the weights of one trained component at a time are in memory. An existing export is replaced
+    only when the new one is complete. The weights have the type of the checkpoint; a moving average is float32.
+
+    Raises:
+        CheckpointError: the checkpoint is damaged or lacks weights of a trained component.
+        ModelError: the source folder is incomplete.
+    """
+    verify(checkpoint)
+    index = _read_json(settings.source_model / _INDEX)
+    temporary = destination.with_name(f".{destination.name}.writing")
+    shutil.rmtree(temporary, ignore_errors=True)
+    try:
+        temporary.mkdir(parents=True)
+        _copy_frozen(settings, index, temporary)
+        modules = open_components(settings.source_model)
+        has_ema = False
+        for component, prefix in settings.trained.items():
+            if component not in modules:
+                raise ModelError(f"{settings.source_model} has no component {component}; it has {', '.join(modules)}")
+            has_ema |= _write_component(checkpoint, temporary / component, modules[component], prefix, settings)
+        index[_SCHEDULER] = _write_scheduler(settings, index, temporary / _SCHEDULER)
+        _write_json(temporary / _INDEX, index)
+        card = model_card(
+            pipeline=str(index.get("_class_name")),
+            base_model=settings.base_model or settings.source_model.name,
+            trained=tuple(settings.trained),
+            prediction=settings.prediction,
+            step=read_manifest(checkpoint).step,
+            is_average=has_ema,
+            recipe=settings.recipe,
+        )
+        (temporary / "README.md").write_text(card, encoding="utf-8")
+        _replace(temporary, destination)
+    except OSError as error:
+        raise CheckpointError(f"the export {destination} could not be written: {error}") from error
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+    return destination
+
+
+def _copy_frozen(settings: Export, index: _JSON, destination: Path) -> None:
+    """Copies the components that were not trained, links resolved; the scheduler is written anew."""
+    for name, entry in tuple(index.items()):
+        is_used = isinstance(entry, list) and entry != [None, None]
+        if not is_used or name in settings.trained or name == _SCHEDULER:
+            continue
+        source = settings.source_model / name
+        if not source.is_dir() and name in _OPTIONAL:
+            logger.warning("export=%s component=%s reason=not_in_the_source_folder", destination, name)
+            index[name] = [None, None]
+            continue
+        if not source.is_dir():
+            raise ModelError(f"{settings.source_model / _INDEX} names the component {name}, but {source} is missing")
+        has_safetensors = any(source.glob("*.safetensors"))
+        ignored = shutil.ignore_patterns(*_OTHER_WEIGHTS) if has_safetensors else None
+        shutil.copytree(source, destination / name, ignore=ignored)
+
+
+def _write_component(checkpoint: Path, folder: Path, module: nn.Module, prefix: str, settings: Export) -> bool:
+    """Writes one trained component's configuration and weights; returns whether averages were among them."""
+    stored = stored_tensors(checkpoint)
+    tensors: dict[str, Tensor] = {}
+    name_in_module: dict[str, str] = {}
+    missing = []
+    buffers = _buffers(module, settings.source_model / folder.name)
+    for name in module.state_dict():
+        if name in buffers:
+            continue
+        average, plain = EMA + prefix + name, MODEL + prefix + name
+        source = average if settings.use_ema and average in stored else plain
+        if source not in stored:
+            missing.append(prefix + name)
+            continue
+        tensors[source] = torch.empty_like(stored[source], device="cpu")
+        name_in_module[source] = name
+    if missing:
+        raise CheckpointError(
+            f"{checkpoint} lacks {len(missing)} of {len(missing) + len(tensors)} tensors of {folder.name}: "
+            f"{', '.join(missing[:10])}{', ...' if len(missing) > 10 else ''}; was it trained from another model?"
+        )
+    read(checkpoint, tensors)
+    _fill(module, buffers | {name_in_module[source]: tensor for source, tensor in tensors.items()}, checkpoint)
+    library_module: Any = module  # diffusers' and transformers' classes share this method, not a base class
+    library_module.save_pretrained(folder, safe_serialization=True)
+    return any(source.startswith(EMA) for source in tensors)
+
+
+def _buffers(module: nn.Module, source: Path) -> dict[str, Tensor]:
+    """What is saved with a module but not trained, such as SD3's positions: as the source has it, else as computed."""
+    from safetensors import safe_open
+
+    stored = module.state_dict().keys()
+    buffers = {name: buffer for name, buffer in module.named_buffers() if name in stored}
+    for file in weight_files(source) if buffers else ():
+        with safe_open(file, framework="pt") as tensors:
+            buffers |= {name: tensors.get_tensor(name) for name in buffers.keys() & set(tensors.keys())}
+    return buffers
+
+
+def _fill(module: nn.Module, weights: Mapping[str, Tensor], checkpoint: Path) -> None:
+    """Puts the weights into a module on the meta device."""
+    try:
+        module.load_state_dict(weights, strict=True, assign=True)
+    except RuntimeError as error:
+        raise CheckpointError(f"{checkpoint} does not fit the source model: {error}") from error
+
+
+def sampling_scheduler(source_model: Path, prediction: Prediction, shift: float) -> dict[str, Any]:
+    """The configuration of the scheduler that samples what was learnt, its class under "_class_name".
+
+    It is the source folder's own unless that belongs to another kind of prediction.
+
+    Raises:
+        ModelError: the source folder has no scheduler.
+    """
+    config = _read_json(source_model / _SCHEDULER / _SCHEDULER_CONFIG)
+    timesteps = config.get("num_train_timesteps", 1000)
+    if prediction is Prediction.FLOW_MATCHING:
+        return {"num_train_timesteps": timesteps, "shift": shift, "_class_name": _FLOW_SCHEDULER}
+    if str(config.get("_class_name")).startswith("FlowMatch"):
+        # The betas are then the defaults of DDPMScheduler, as in training.
+        config = {"num_train_timesteps": timesteps, "clip_sample": False, "_class_name": "DDPMScheduler"}
+    return config | {"prediction_type": str(prediction)}
+
+
+def _write_scheduler(settings: Export, index: _JSON, folder: Path) -> list[str]:
+    """Writes the scheduler that samples what was learnt; returns its entry in model_index.json."""
+    entry = index.get(_SCHEDULER)
+    library, name = entry if isinstance(entry, list) and len(entry) == 2 else ("diffusers", None)
+    config = sampling_scheduler(settings.source_model, settings.prediction, settings.shift)
+    own = config.setdefault("_class_name", name)
+    folder.mkdir()
+    _write_json(folder / _SCHEDULER_CONFIG, config)
+    return [str(library) if own == name else "diffusers", str(own)]
+
+
+def _replace(temporary: Path, destination: Path) -> None:
+    """Gives the finished folder its name, in place of an older one."""
+    old = destination.with_name(f".{destination.name}.replaced")
+    shutil.rmtree(old, ignore_errors=True)
+    if destination.exists():
+        destination.rename(old)
+    try:
+        temporary.rename(destination)
+    except OSError:
+        if old.exists():
+            old.rename(destination)
+        raise
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def _read_json(path: Path) -> _JSON:
+    """A JSON object from a file of the source folder."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ModelError(f"{path} cannot be read: {error}") from error
+    if not isinstance(content, dict):
+        raise ModelError(f"{path} must hold a JSON object")
+    return content
+
+
+def _write_json(path: Path, content: Mapping[str, object]) -> None:
+    """Writes a JSON object as diffusers does."""
+    path.write_text(json.dumps(content, indent=2, sort_keys=True) + "\n", encoding="utf-8")

@@ -1,0 +1,60 @@
+"""Clipping by the norm of all gradients of the model, wherever its stages lie."""
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor, nn
+
+
+def global_norm_clip(
+    parameters: Sequence[nn.Parameter],
+    max_norm: float | None,
+    sum_over: Callable[[Tensor], Tensor],
+    *,
+    owned: Sequence[nn.Parameter] | None = None,
+    device: torch.device | None = None,
+) -> Tensor:
+    """Scales the gradients of this rank's parameters in place, and returns the norm of the whole model's before that.
+
+    `owned` are the parameters that this rank counts, all of `parameters` if None: of a parameter with replicas exactly
+    one rank counts it, yet every rank scales its own copy. `sum_over` returns the sum of its argument, a tensor
+    without dimensions, over all ranks. `device` is where a rank without gradients puts its zero.
+
+    Each gradient's norm is taken in float32 (float64 for float64 gradients) and their squares are added in float64, so
+    that neither the number of stages nor their order shows in more than the last digit. The factor is torch's
+    `clip_grad_norm_`'s, min(1, max_norm / (norm + 1e-6)); nothing waits for the device. None as `max_norm`
+    only measures. A norm that is not finite is returned as it is; the caller decides.
+    """
+    counted = [p.grad for p in (parameters if owned is None else owned) if p.grad is not None]
+    scaled = [p.grad for p in parameters if p.grad is not None]
+    norm = sum_over(sum_of_squares(counted, device or _device(scaled))).sqrt()
+    if max_norm is not None:
+        scale(scaled, clip_factor(norm, max_norm))
+    return norm
+
+
+def clip_factor(norm: Tensor, max_norm: float) -> Tensor:
+    """What gradients of this norm are to be multiplied with; 1 if they are short enough."""
+    return torch.clamp(max_norm / (norm + 1e-6), max=1.0)
+
+
+def scale(gradients: Sequence[Tensor], factor: Tensor) -> None:
+    """Multiply all gradients in place; nothing waits for the device."""
+    for dtype in {gradient.dtype for gradient in gradients}:
+        wide = torch.float64 if dtype == torch.float64 else torch.float32
+        torch._foreach_mul_([g for g in gradients if g.dtype == dtype], factor.to(wide))
+
+
+def _device(gradients: Sequence[Tensor]) -> torch.device:
+    """Where the gradients are."""
+    return gradients[0].device if gradients else torch.device("cpu")
+
+
+def sum_of_squares(gradients: Sequence[Tensor], device: torch.device) -> Tensor:
+    """The sum of all elements' squares, float64, without dimensions."""
+    total = torch.zeros((), dtype=torch.float64, device=device)
+    for dtype in sorted({gradient.dtype for gradient in gradients}, key=str):
+        wide = torch.float64 if dtype == torch.float64 else torch.float32
+        norms = torch._foreach_norm([g for g in gradients if g.dtype == dtype], 2, dtype=wide)
+        total = total + torch.stack(norms).double().square().sum()  # ()
+    return total

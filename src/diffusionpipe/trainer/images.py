@@ -1,0 +1,109 @@
+"""Picture files to tensors: upright, square, in [-1, 1]."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import ExifTags, Image, ImageOps
+from torch import Tensor
+
+from diffusionpipe.errors import DataError
+
+CENTRE = (0.5, 0.5)
+_FIRST_TURNED = 5  # EXIF orientations from this one on exchange width and height
+
+
+def problem_of_header(path: Path) -> str | None:
+    """Why the picture cannot be opened, or None if it can; reads the header and what checksums the format has."""
+    try:
+        with Image.open(path) as picture:
+            picture.verify()
+    except Exception as error:  # the formats' readers raise whatever their parsers stumble over
+        return _reason(error)
+    return None
+
+
+def load_pixels(
+    path: Path, *, resolution: int, channels: int = 3, crop: tuple[float, float] = CENTRE, flip: bool = False
+) -> Tensor:
+    """The picture as float32 in [-1, 1], (channels, resolution, resolution).
+
+    The shorter side is resized to `resolution` (bicubic, with antialiasing), then a square is cut out at `crop`:
+    fractions in [0, 1) of what is left over to the left and above. EXIF rotation is applied, transparency becomes
+    white. `channels` is 3 for RGB, 1 for grey.
+
+    Raises:
+        DataError: the file cannot be decoded; the message names it.
+    """
+    try:
+        with Image.open(path) as opened:
+            picture = _flatten(ImageOps.exif_transpose(opened), "L" if channels == 1 else "RGB")
+    except Exception as error:  # as above; nothing goes on after it
+        raise DataError(f"{path}: cannot be decoded: {_reason(error)}; repair or remove it") from error
+    picture = _square(picture, placing(picture.size, resolution, crop), resolution)
+    if flip:
+        picture = ImageOps.mirror(picture)
+    values = np.asarray(picture, dtype=np.float32).reshape(resolution, resolution, channels)
+    return torch.from_numpy(values / np.float32(127.5) - np.float32(1)).permute(2, 0, 1).contiguous()  # (C, R, R)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placing:
+    """Where a square is cut out of a picture; sizes are (width, height)."""
+
+    resized: tuple[int, int]
+    left: int
+    top: int
+
+
+def placing(size: tuple[int, int], resolution: int, crop: tuple[float, float]) -> Placing:
+    """How a picture of `size` is resized and cut for `load_pixels`."""
+    width, height = size
+    scale = resolution / min(width, height)
+    resized = max(resolution, round(width * scale)), max(resolution, round(height * scale))
+    left, top = (int(fraction * (side - resolution + 1)) for fraction, side in zip(crop, resized, strict=True))
+    return Placing(resized=resized, left=left, top=top)
+
+
+def upright_size(path: Path) -> tuple[int, int]:
+    """Width and height of the picture as it is seen, from its header.
+
+    Raises:
+        DataError: the header cannot be read; the message names the file.
+    """
+    try:
+        with Image.open(path) as picture:
+            is_turned = picture.getexif().get(ExifTags.Base.Orientation, 1) >= _FIRST_TURNED
+            return picture.size[::-1] if is_turned else picture.size
+    except Exception as error:  # as in problem_of_header
+        raise DataError(f"{path}: cannot be decoded: {_reason(error)}; repair or remove it") from error
+
+
+def save_picture(pixels: Tensor, path: Path) -> None:
+    """Write pixels in [-1, 1], (3, H, W) or (1, H, W), as the file `path`; values beyond are cut off."""
+    levels = ((pixels.detach().float().cpu().clamp(-1, 1) + 1) * 127.5).round().to(torch.uint8)
+    values = levels.permute(1, 2, 0).numpy()  # (H, W, C)
+    Image.fromarray(values[..., 0] if values.shape[-1] == 1 else values).save(path)
+
+
+def _flatten(picture: Image.Image, mode: str) -> Image.Image:
+    """The picture in `mode`, RGB or L, on white where it is transparent."""
+    if picture.mode.startswith("I"):  # 16 bits of grey, which Pillow would cut off at 255
+        levels = np.asarray(picture).astype(np.int64).clip(0, 65535) // 257
+        picture = Image.fromarray(levels.astype(np.uint8))
+    if "A" in picture.getbands() or "transparency" in picture.info:
+        colours = picture.convert("RGBA")
+        picture = Image.new("RGBA", colours.size, "white")
+        picture.alpha_composite(colours)
+    return picture.convert(mode)
+
+
+def _square(picture: Image.Image, place: Placing, resolution: int) -> Image.Image:
+    if place.resized != picture.size:
+        picture = picture.resize(place.resized, Image.Resampling.BICUBIC)
+    return picture.crop((place.left, place.top, place.left + resolution, place.top + resolution))
+
+
+def _reason(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__

@@ -1,0 +1,91 @@
+"""The cluster that a job runs on, as planning sees it: named by the recipe, kept from before, or measured now."""
+
+import logging
+import os
+from dataclasses import replace
+from time import perf_counter
+
+import torch
+import torch.distributed as dist
+
+from diffusionpipe.costs import AllReduce, Cluster, Device, Link
+from diffusionpipe.costs.clusters import load_cluster
+from diffusionpipe.costs.files import has_device, write_cluster
+from diffusionpipe.errors import ConfigError
+from diffusionpipe.profiler import measure_links
+from diffusionpipe.profiler.links import USABLE, USABLE_OF_HOST
+from diffusionpipe.profiler.measured import device_name
+from diffusionpipe.runtime.process_group import Job
+from diffusionpipe.trainer.recipe import Recipe
+
+logger = logging.getLogger(__name__)
+
+CLUSTER = "cluster.json"
+
+
+def agree_on_cluster(recipe: Recipe, job: Job) -> Cluster:
+    """The cluster of exactly this job's ranks; every rank calls this and all get the same.
+
+    It is kept in the run's folder and read again, so that a resumed run on as many ranks has the same plan.
+
+    Raises:
+        ConfigError: on every rank, if the recipe names a cluster that cannot be this one.
+    """
+    found: list[Cluster | ConfigError | None] = [None]
+    if job.membership.rank == 0:
+        try:
+            found = [_known(recipe, job)]
+        except ConfigError as error:
+            found = [error]
+    dist.broadcast_object_list(found, src=0)
+    known = found[0]
+    if isinstance(known, ConfigError):
+        raise known
+    if known is None:
+        started = perf_counter()
+        known = measure_links(job, name="this job").cluster if job.membership.world_size > 1 else _alone(job)
+        logger.info("cluster=%s measured_s=%.1f", recipe.run.folder / CLUSTER, perf_counter() - started)
+    if job.membership.rank == 0:
+        write_cluster(known, recipe.run.folder / CLUSTER)
+    return known
+
+
+def _known(recipe: Recipe, job: Job) -> Cluster | None:
+    """The cluster that need not be measured."""
+    name, kept, num_ranks = recipe.pipeline.cluster, recipe.run.folder / CLUSTER, job.membership.world_size
+    device = device_name(job.device)
+    if name is None:
+        if not kept.exists():
+            return None
+        cluster = load_cluster(str(kept))
+        return cluster if cluster.num_ranks == num_ranks and has_device(cluster, device, job.device.type) else None
+    cluster = load_cluster(name)
+    if cluster.num_ranks < num_ranks:
+        raise ConfigError(
+            f"pipeline.cluster: {name} has {cluster.num_ranks} devices, this run has {num_ranks} ranks; start "
+            f"{cluster.num_ranks} or fewer, or name a larger cluster, e.g. {name}:2 for two such nodes"
+        )
+    if not has_device(cluster, device, job.device.type):
+        raise ConfigError(
+            f"pipeline.cluster: {name} has {', '.join(sorted({d.name for d in cluster.devices}))}, this run is on "
+            f'{device}; measure this one with "diffusionpipe cluster --ranks N --out FILE", or remove the key'
+        )
+    return replace(cluster, devices=cluster.devices[:num_ranks], nodes=cluster.nodes[:num_ranks])
+
+
+def _alone(job: Job) -> Cluster:
+    """The only rank's device; its links are never used."""
+    if job.device.type == "cuda":
+        memory = int(torch.cuda.get_device_properties(job.device).total_memory * USABLE)
+    else:
+        memory = int(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") * USABLE_OF_HOST)
+    link, reduce = Link(1e-4, 1e9), AllReduce(latency=1e-4, bandwidth=1e9)
+    return Cluster(
+        name="this job",
+        devices=(Device(name=device_name(job.device), memory=memory),),
+        nodes=(0,),
+        intra=link,
+        inter=link,
+        intra_reduce=reduce,
+        inter_reduce=reduce,
+    )

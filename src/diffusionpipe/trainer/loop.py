@@ -1,0 +1,215 @@
+"""The training loop of one rank.
+
+    batch ──> feed ──> run the schedule ──> one sum over all ranks ──> clip ──> optimizer ──> average
+              (executor.store)  (gradients)  (norm², loss, votes)
+
+The one sum over all ranks carries everything that they must agree on at the end of a step, so a step costs one
+collective besides the schedule's own. With `training.post_validation` nobody waits for it.
+"""
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from time import perf_counter
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from diffusionpipe.errors import NonFiniteLossError
+from diffusionpipe.runtime.slot import Output
+from diffusionpipe.trainer.gradient_norm import clip_factor, scale, sum_of_squares
+from diffusionpipe.trainer.learning_rate import Decay, LearningRateSchedule, learning_rate_at
+from diffusionpipe.trainer.optimizer import set_learning_rate
+from diffusionpipe.trainer.post_validation import Backup
+from diffusionpipe.trainer.recipe import Recipe
+from diffusionpipe.trainer.session import Session
+from diffusionpipe.trainer.stopping import Decision, Stopping
+from diffusionpipe.units import Seconds
+
+logger = logging.getLogger(__name__)
+
+CALM = 10
+"""Steps in a row that needed no clipping, after which the next ones are post-validated (as Qi et al.'s code does)."""
+
+NamesOf = Callable[[int, Sequence[int]], Sequence[str]]
+"""`names_of(step, positions)`: which samples stood at these positions of the step's batch."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepResult:
+    """What one step has shown, the same on all ranks."""
+
+    step: int
+    """Steps done, this one included."""
+    loss: float
+    gradient_norm: float
+    learning_rate: float
+    bubble: float
+    """Idle part of all ranks' time within the schedule."""
+    seconds: Seconds
+    decision: Decision
+    is_amended: bool = False
+    """Whether a post-validated step was taken back and done again with clipped gradients."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Unsettled:
+    """A step whose sums over all ranks are under way."""
+
+    step: int
+    outputs: list[Output]
+    total: Tensor
+    """(5,): squared norm, loss, busy share, votes to save, votes to stop."""
+    work: dist.Work | None
+    is_updated: bool = False
+    """Whether the optimizer has stepped already."""
+    seconds: Seconds = 0.0
+
+
+def learning_rates(recipe: Recipe) -> LearningRateSchedule:
+    """The learning rate's course as the recipe states it."""
+    return LearningRateSchedule(
+        peak=recipe.optimizer.learning_rate,
+        decay=Decay(recipe.learning_rate.schedule.value),
+        warmup_steps=recipe.learning_rate.warmup_steps,
+        total_steps=recipe.training.steps,
+        final_fraction=recipe.learning_rate.final,
+    )
+
+
+class Stepper:
+    """Runs training steps on one rank.
+
+    A step is settled when the sums over all ranks are there. Mostly that is at once; a post-validated step is settled
+    during the next one, see `post_validation`.
+    """
+
+    def __init__(self, session: Session, stopping: Stopping, names_of: NamesOf) -> None:
+        self._session = session
+        self._stopping = stopping
+        self._names_of = names_of
+        self._rates = learning_rates(session.recipe)
+        self._parameters = list(session.worker.parameters.values())
+        self._owned = [p for name, p in session.worker.parameters.items() if name in session.worker.owned]
+        self._backup = Backup(self._parameters, session.optimizer)
+        self._unclipped = 0
+        self._pending: _Unsettled | None = None
+
+    def step(self, step: int, inputs: dict[str, Tensor]) -> list[StepResult]:
+        """Run step `step`, counted from 0, and return what is settled now, in order.
+
+        `inputs` are the raw inputs of the samples that this rank encodes: of this step or, where the plan encodes
+        ahead, of the next one.
+
+        Raises:
+            NonFiniteLossError: on all ranks, naming the step and the samples; nothing was updated.
+            PeerError: another rank died.
+        """
+        started = perf_counter()
+        outputs, busy = self._iterate(inputs)
+        settled = self.settle()
+        if any(result.is_amended for result in settled):
+            self._session.worker.train.rewind()
+            outputs, busy = self._iterate(inputs)
+        unsettled = self._start_sum(step, outputs, busy)
+        if self._is_optimistic:
+            self._backup.keep()
+            self._update(step)
+            self._pending = replace(unsettled, is_updated=True, seconds=perf_counter() - started)
+            return settled
+        settled.append(replace(self._settle(unsettled), seconds=perf_counter() - started))
+        return settled
+
+    def settle(self) -> list[StepResult]:
+        """The result of the step that is not settled yet, if there is one; then the weights are final."""
+        pending, self._pending = self._pending, None
+        return [] if pending is None else [self._settle(pending)]
+
+    @property
+    def _is_optimistic(self) -> bool:
+        settings = self._session.recipe.training
+        return settings.post_validation and (settings.clip_norm is None or self._unclipped >= CALM)
+
+    def _iterate(self, inputs: dict[str, Tensor]) -> tuple[list[Output], float]:
+        """One iteration of the schedule: its outputs, and the part of the time in which this rank computed."""
+        worker = self._session.worker
+        started = perf_counter()
+        worker.reset_gradients()
+        worker.feed(worker.train, inputs)
+        outputs = worker.train.run()
+        ran = perf_counter() - started
+        return outputs, worker.train.busy() / ran if ran else 0.0
+
+    def _start_sum(self, step: int, outputs: list[Output], busy: float) -> "_Unsettled":
+        """Start the sum over all ranks of squared norms, losses, busy shares and votes."""
+        device = self._session.job.device
+        counted = [p.grad for p in self._owned if p.grad is not None]
+        loss = sum((output.value.double().sum() for output in outputs), torch.zeros((), dtype=torch.float64))
+        rest = torch.tensor([busy, *map(float, self._stopping.votes())], dtype=torch.float64, device=device)
+        squares = sum_of_squares(counted, device)
+        total = torch.cat([squares.reshape(1), loss.to(device).reshape(1), rest])
+        work = dist.all_reduce(total, async_op=True)
+        return _Unsettled(step=step, outputs=outputs, total=total, work=work)
+
+    def _settle(self, step: "_Unsettled") -> StepResult:
+        """Wait for the sums; step, or amend the step that was taken without them."""
+        session = self._session
+        if step.work is not None:
+            step.work.wait()
+        squares, summed, busy, saves, stops = step.total.tolist()
+        norm, loss = step.total[0].sqrt(), summed / session.plan.batch
+        if not _is_finite(loss) or not _is_finite(squares):
+            if step.is_updated:
+                self._backup.restore()
+            raise self._non_finite(step.step, step.outputs, loss, float(norm))
+        max_norm = session.recipe.training.clip_norm
+        factor = clip_factor(norm, max_norm) if max_norm is not None else None
+        is_clipped = factor is not None and float(factor) < 1
+        is_amended = step.is_updated and is_clipped
+        if is_amended:
+            self._backup.restore()
+        if not step.is_updated or is_amended:
+            if factor is not None:
+                scale([p.grad for p in self._parameters if p.grad is not None], factor)
+            self._update(step.step)
+        self._unclipped = 0 if is_clipped else self._unclipped + 1
+        if session.ema is not None:
+            session.ema.update(step.step)
+        return StepResult(
+            step=step.step + 1,
+            loss=loss,
+            gradient_norm=float(norm),
+            learning_rate=learning_rate_at(step.step, self._rates),
+            bubble=1 - busy / session.plan.mesh.num_ranks,
+            seconds=step.seconds,
+            decision=self._stopping.decision((int(saves), int(stops))),
+            is_amended=is_amended,
+        )
+
+    def _update(self, step: int) -> None:
+        """The optimizer's step."""
+        set_learning_rate(self._session.optimizer, learning_rate_at(step, self._rates))
+        if self._session.optimizer is not None:
+            self._session.optimizer.step()
+
+    def _non_finite(self, step: int, outputs: Sequence[Output], loss: float, norm: float) -> NonFiniteLossError:
+        """The error that names the samples, gathered from all ranks."""
+        bad = [
+            self._session.positions_of(output.rows.start + int(row), output.rows.start + int(row) + 1)[0]
+            for output in outputs
+            for row in (~torch.isfinite(output.value)).nonzero().flatten()
+        ]
+        gathered: list[list[int] | None] = [None] * dist.get_world_size()
+        dist.all_gather_object(gathered, bad)
+        positions = sorted(position for rank in gathered if rank for position in rank)
+        named = f"samples {', '.join(self._names_of(step, positions))}" if positions else "no single sample"
+        return NonFiniteLossError(
+            f"step {step + 1}: the loss is {loss} and the gradient's norm {norm}, from {named}; nothing was updated.\n"
+            "The last checkpoint stays. Look at these samples, lower optimizer.learning_rate, or set "
+            "training.clip_norm; then go on with --resume latest."
+        )
+
+
+def _is_finite(value: float) -> bool:
+    return value - value == 0.0

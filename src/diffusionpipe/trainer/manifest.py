@@ -1,0 +1,126 @@
+"""The manifest of a checkpoint: size and checksum of each of its files.
+
+torch.distributed.checkpoint loads a tensor with a flipped bit without a word; here every file is compared before any
+tensor is loaded.
+"""
+
+import hashlib
+import json
+import os
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from diffusionpipe.errors import CheckpointError
+from diffusionpipe.units import Bytes
+
+MANIFEST = "manifest.json"
+_FORMAT = 1
+_THREADS = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileRecord:
+    """What one file must be."""
+
+    name: str
+    """The file's name inside the checkpoint's folder."""
+    size: Bytes
+    """Its length."""
+    blake2b: str
+    """The hexadecimal BLAKE2b checksum, 32 bytes, of its contents."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Manifest:
+    """What a checkpoint consists of."""
+
+    step: int
+    """Updates done."""
+    sequence: int
+    """Counts the checkpoints of a run in the order of writing; it differs from the order of steps after a return to an
+    earlier checkpoint."""
+    files: tuple[FileRecord, ...]
+    """Every file but the manifest itself."""
+
+
+def describe_files(folder: Path, names: Iterable[str]) -> tuple[FileRecord, ...]:
+    """The records of these files as they are now; reads them whole, several at a time."""
+    with ThreadPoolExecutor(_THREADS) as threads:
+        return tuple(threads.map(lambda name: _describe(folder, name), names))
+
+
+def check_files(folder: Path, records: Sequence[FileRecord]) -> list[str]:
+    """What is wrong with these files; nothing if each has its size and checksum. Sizes are compared first."""
+    problems = [problem for record in records if (problem := _size_problem(folder, record))]
+    if problems:
+        return problems
+    found = describe_files(folder, (record.name for record in records))
+    return [
+        f"{record.name} was altered: its checksum is {now.blake2b[:12]}... instead of {record.blake2b[:12]}..."
+        for record, now in zip(records, found, strict=True)
+        if now != record
+    ]
+
+
+def write_manifest(folder: Path, manifest: Manifest) -> None:
+    """Writes the manifest and makes it and the folder durable."""
+    write_durably(folder / MANIFEST, json.dumps({"format": _FORMAT, **asdict(manifest)}, indent=1) + "\n")
+    sync_folder(folder)
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """The manifest of a checkpoint.
+
+    Raises:
+        CheckpointError: it is missing, cannot be read, or was written by another version.
+    """
+    try:
+        content = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+        if content["format"] != _FORMAT:
+            raise CheckpointError(
+                f"{folder.name} has format {content['format']!r}; this version of DiffusionPipe reads format {_FORMAT}"
+            )
+        return Manifest(
+            step=int(content["step"]),
+            sequence=int(content["sequence"]),
+            files=tuple(FileRecord(**record) for record in content["files"]),
+        )
+    except FileNotFoundError as error:
+        raise CheckpointError(f"{folder.name} has no {MANIFEST}, so it is not a finished checkpoint") from error
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(f"{MANIFEST} of {folder.name} cannot be read: {error}") from error
+
+
+def write_durably(path: Path, text: str) -> None:
+    """Writes a text file and waits until it is on the disk."""
+    with path.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def sync_folder(folder: Path) -> None:
+    """Waits until the folder's entries are on the disk."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _describe(folder: Path, name: str) -> FileRecord:
+    """Reads one file."""
+    with (folder / name).open("rb") as file:
+        digest = hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=32))
+        return FileRecord(name=name, size=file.tell(), blake2b=digest.hexdigest())
+
+
+def _size_problem(folder: Path, record: FileRecord) -> str | None:
+    """What is wrong with the file's presence and length."""
+    try:
+        size = (folder / record.name).stat().st_size
+    except FileNotFoundError:
+        return f"{record.name} is missing"
+    return None if size == record.size else f"{record.name} has {size} bytes instead of {record.size}"

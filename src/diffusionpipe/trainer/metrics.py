@@ -1,0 +1,100 @@
+"""Numbers of a run by step: metrics.jsonl always, TensorBoard if it is installed. Rank 0 writes them.
+
+{"step": 120, "loss": 0.0312, "learning_rate": 0.0001, "step_s": 0.412}
+"""
+
+import json
+import logging
+import os
+from collections.abc import Mapping
+from math import isfinite
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Self, TextIO
+
+if TYPE_CHECKING:
+    from torch.utils.tensorboard import SummaryWriter
+
+logger = logging.getLogger(__name__)
+
+METRICS = "metrics.jsonl"
+
+
+class MetricsWriter:
+    """Appends a line for each call of `write`, and the same numbers to TensorBoard.
+
+    Resuming after step k drops the lines of later steps, which the resumed run writes again; a line that a crash cut
+    off goes too. Numbers that are not finite become null, because JSON has no other word for them.
+    """
+
+    def __init__(self, folder: Path, resume_step: int | None = None) -> None:
+        """`resume_step` is the last step that the resumed run has behind it; None begins a new file."""
+        folder.mkdir(parents=True, exist_ok=True)
+        self._path = folder / METRICS
+        _truncate(self._path, resume_step)
+        self._file: TextIO = self._path.open("a", encoding="utf-8")
+        self._board = _open_tensorboard(folder / "tensorboard", resume_step)
+
+    def write(self, step: int, values: Mapping[str, float]) -> None:
+        """Append the values of a step; they are in the file when this returns."""
+        finite = {name: value if isfinite(value) else None for name, value in values.items()}
+        self._file.write(json.dumps({"step": step, **finite}, allow_nan=False) + "\n")
+        self._file.flush()
+        if self._board is not None:
+            for name, value in values.items():
+                self._board.add_scalar(name, value, step)
+
+    def close(self) -> None:
+        """Close the files."""
+        self._file.close()
+        if self._board is not None:
+            self._board.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        self.close()
+
+
+def read_metrics(folder: Path) -> list[dict[str, float | None]]:
+    """All complete lines of a run's metrics.jsonl, in order; [] if there is no such file."""
+    path = folder / METRICS
+    return [row for _, row in _lines(path)] if path.exists() else []
+
+
+def _lines(path: Path) -> list[tuple[str, dict[str, float | None]]]:
+    """Each complete line and what it says."""
+    text = path.read_text(encoding="utf-8", errors="replace")
+    result = []
+    for line in text.splitlines(keepends=True):
+        try:
+            row = json.loads(line)
+        except json.JSONDecodeError:
+            continue  # a crash cut it off
+        if line.endswith("\n") and isinstance(row, dict) and "step" in row:
+            result.append((line, row))
+    return result
+
+
+def _truncate(path: Path, last_step: int | None) -> None:
+    """Leave only the lines up to `last_step`, all or nothing: a new file is written and renamed."""
+    if not path.exists():
+        return
+    kept = [line for line, row in _lines(path) if last_step is not None and (row["step"] or 0) <= last_step]
+    new = path.with_suffix(".new")
+    with new.open("w", encoding="utf-8") as file:
+        file.writelines(kept)
+        file.flush()
+        os.fsync(file.fileno())
+    new.replace(path)
+
+
+def _open_tensorboard(folder: Path, resume_step: int | None) -> "SummaryWriter | None":
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError:
+        logger.info("tensorboard=False reason=not_installed")
+        return None
+    purge = None if resume_step is None else resume_step + 1
+    return SummaryWriter(str(folder), purge_step=purge)

@@ -1,0 +1,62 @@
+"""`key.path=value` from the command line, laid over the table of a TOML file."""
+
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+Table = dict[str, object]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Overridden:
+    """A table with overrides applied."""
+
+    table: Table
+    keys: frozenset[str]
+    """The dotted keys that came from overrides."""
+    problems: tuple[str, ...]
+    """Overrides that could not be applied."""
+
+
+def override(table: Mapping[str, object], overrides: Sequence[str]) -> Overridden:
+    """The table with each `key.path=value` set, the later one winning; `table` itself stays as it is.
+
+    A value is read as TOML; what is not TOML is a string, so `data.train=pictures` needs no quotes.
+    """
+    result = _copy(table)
+    keys, problems = set(), []
+    for text in overrides:
+        key, equals, value = text.partition("=")
+        key = key.strip()
+        path = key.split(".")
+        if not equals or not all(path):
+            problems.append(f"{text!r}: expected key.path=value, e.g. training.steps=100")
+        elif blocked := _set(result, path, parse_value(value.strip())):
+            problems.append(f"{text!r}: {blocked} is a value, not a section")
+        else:
+            keys.add(key)
+    return Overridden(table=result, keys=frozenset(keys), problems=tuple(problems))
+
+
+def parse_value(text: str) -> object:
+    """The TOML value that `text` spells, or `text` itself where it spells none."""
+    try:
+        parsed = tomllib.loads(f"value = {text}")
+    except tomllib.TOMLDecodeError:
+        return text
+    return parsed["value"] if len(parsed) == 1 else text
+
+
+def _set(table: Table, path: Sequence[str], value: object) -> str | None:
+    """Set the value; return the dotted prefix of `path` that is no table, if there is one."""
+    for depth, name in enumerate(path[:-1], start=1):
+        inner = table.setdefault(name, {})
+        if not isinstance(inner, dict):
+            return ".".join(path[:depth])
+        table = inner
+    table[path[-1]] = value
+    return None
+
+
+def _copy(table: Mapping[str, object]) -> Table:
+    return {key: _copy(value) if isinstance(value, Mapping) else value for key, value in table.items()}

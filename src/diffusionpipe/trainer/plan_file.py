@@ -1,0 +1,132 @@
+"""Plan files to train by: read, and checked against the rules, the recipe, the model and the number of ranks."""
+
+from collections.abc import Iterator, Sequence
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+from diffusionpipe.costs import ModelGraph
+from diffusionpipe.errors import ConfigError, ScheduleError
+from diffusionpipe.ir import Op, Plan, Schedule
+from diffusionpipe.ir.check import check
+from diffusionpipe.ir.files import read_plan
+from diffusionpipe.trainer.recipe import Recipe
+
+MAX_PROBLEMS = 5
+
+
+def read_plan_file(path: Path, model: ModelGraph, recipe: Recipe, num_ranks: int) -> Plan:
+    """The plan of a file, if this run can train by it.
+
+    Raises:
+        FileFormatError: it cannot be read, or is no plan.
+        ConfigError: it is illegal, or of another model, batch or number of ranks; all problems are listed.
+    """
+    plan = read_plan(path)
+    problems = list(_illegal(plan))
+    if not problems:
+        problems = [*_other_run(plan, recipe, num_ranks), *_other_model(plan, model)]
+    if not problems:
+        problems = [*_other_checkpointing(plan, recipe), *_incomplete(plan, model)]
+    if problems:
+        rest = [f"and {len(problems) - MAX_PROBLEMS} more"] if len(problems) > MAX_PROBLEMS else []
+        lines = [f"pipeline.plan: {path} cannot be trained by", *problems[:MAX_PROBLEMS], *rest]
+        lines.append(f"Or plan again: diffusionpipe plan RECIPE --cluster NAME --out {path}")
+        raise ConfigError("\n".join(lines))
+    return plan
+
+
+def _schedules(plan: Plan) -> dict[str, Schedule]:
+    found = {"train": plan.train, "prologue": plan.prologue, "validate": plan.validate, "sample": plan.sample}
+    return {name: schedule for name, schedule in found.items() if schedule is not None}
+
+
+def _illegal(plan: Plan) -> Iterator[str]:
+    """What breaks the rules of schedules and plans, whatever the model."""
+    for name, schedule in _schedules(plan).items():
+        try:
+            check(schedule)
+        except ScheduleError as error:
+            yield from (f"its {name} schedule is illegal: {problem}" for problem in error.problems)
+            continue
+        blocks = {stage.weights for stage in schedule.placement.stages}
+        if missing := blocks - set(range(len(plan.blocks))):
+            yield f"its {name} schedule runs block {min(missing)}, but it lists {len(plan.blocks)} blocks"
+        if schedule.num_workers != plan.mesh.pipeline:
+            yield f"its {name} schedule has {schedule.num_workers} workers, its mesh {plan.mesh.pipeline}"
+    if (plan.prologue is not None) != any(pipeline.is_ahead for pipeline in plan.train.placement.pipelines):
+        yield "a prologue belongs to a train schedule that encodes ahead, and to no other"
+
+
+def _other_run(plan: Plan, recipe: Recipe, num_ranks: int) -> Iterator[str]:
+    if plan.mesh.num_ranks != num_ranks:
+        yield f"it is for {plan.mesh.num_ranks} ranks, there are {num_ranks}: start with --ranks {plan.mesh.num_ranks}"
+    if plan.batch != recipe.training.batch:
+        yield f"it is for a batch of {plan.batch}: set training.batch = {plan.batch}; it is {recipe.training.batch}"
+
+
+def _other_model(plan: Plan, model: ModelGraph) -> Iterator[str]:
+    """Layers that the plan has and the model has not, or the other way round, or frozen in one of them only."""
+    trained, frozen = [name for block in plan.blocks[:-1] for name in block], list(plan.blocks[-1])
+    known = {layer.name for layer in model.layers}
+    if unknown := [name for name in (*trained, *frozen) if name not in known]:
+        yield f"it is of another model: this one has no layer {unknown[0]} ({len(unknown)} such layers)"
+    elif missing := known - {*trained, *frozen}:
+        name = next(layer.name for layer in model.layers if layer.name in missing)
+        yield f"it is of another model: it lacks the layer {name} ({len(missing)} such layers)"
+    elif wrong := [name for name in trained if name in set(model.frozen_layers)]:
+        yield f"it trains {wrong[0]}, which is frozen here: change model.train"
+    elif wrong := [name for name in frozen if name not in set(model.frozen_layers)]:
+        yield f"it freezes {wrong[0]}, which is trained here: change model.train"
+    elif trained != list(model.backbone_layers) or frozen != list(model.frozen_layers):
+        yield "its layers are in another order than the model's, or stand in two blocks"
+
+
+def _other_checkpointing(plan: Plan, recipe: Recipe) -> Iterator[str]:
+    patterns = recipe.training.activation_checkpointing
+    names = [name for block in plan.blocks[:-1] for name in block]
+    wanted = {name for name in names if any(fnmatchcase(name, pattern) for pattern in patterns)}
+    if differing := sorted(wanted ^ set(plan.checkpointed)):
+        which = "recomputes" if differing[0] in plan.checkpointed else "keeps"
+        yield (
+            f"it {which} the activations of {differing[0]} ({len(differing)} such layers), "
+            f"the recipe does not: change training.activation_checkpointing, which is {_listed(patterns)}"
+        )
+
+
+def _listed(patterns: Sequence[str]) -> str:
+    return f"[{', '.join(map(repr, patterns))}]" if patterns else "false"
+
+
+def _incomplete(plan: Plan, model: ModelGraph) -> Iterator[str]:
+    """Tensors that a block reads and nobody brings, blocks without a place, sums that are left out."""
+    homes = {(stage.weights, stage.worker) for stage in plan.train.placement.stages}
+    for name, schedule in _schedules(plan).items():
+        placement = schedule.placement
+        trained = [s for s in range(len(placement.stages)) if not placement.is_frozen(s)]
+        if name in ("train", "validate"):
+            brought: dict[int, set[str]] = {stage: set() for stage in trained}
+            for edge in (edge for pipeline in placement.pipelines for edge in pipeline.edges):
+                brought.get(edge.consumer, set()).update(edge.tensors)
+            for stage in trained:
+                reads = model.reads_of(plan.blocks[placement.stages[stage].weights])
+                if lacking := [tensor for tensor in reads if tensor not in brought[stage]]:
+                    yield f"its {name} schedule brings no {lacking[0]} to stage {stage}, whose layers read it"
+            if lost := set(range(len(plan.blocks) - 1)) - {placement.stages[stage].weights for stage in trained}:
+                yield f"its {name} schedule leaves out block {min(lost)}"
+        strangers = {(placement.stages[s].weights, placement.stages[s].worker) for s in trained} - homes
+        if strangers:
+            block, worker = min(strangers)
+            yield f"its {name} schedule runs block {block} on worker {worker}, which does not train it"
+        layers = max((fill.layers.stop for fill in schedule.fills), default=len(plan.blocks[-1]))
+        if layers != len(plan.blocks[-1]):
+            yield f"its {name} schedule runs {layers} of the {len(plan.blocks[-1])} frozen layers"
+    yield from _missing_sums(plan)
+
+
+def _missing_sums(plan: Plan) -> Iterator[str]:
+    stages = plan.train.placement.stages
+    reduced = {stages[a.stage].weights for _, a in plan.train.actions() if a.op is Op.REDUCE_GRAD}
+    for block in range(len(plan.blocks) - 1):
+        holders = {stage.worker for stage in stages if stage.weights == block}
+        if len(holders) * plan.mesh.data_parallel > 1 and block not in reduced:
+            yield f"no action sums the gradients of block {block}, which {len(holders)} workers hold in every copy"

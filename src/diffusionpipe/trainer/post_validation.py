@@ -1,0 +1,81 @@
+"""A copy of what an optimizer step changes, so that a step taken too early can be taken back.
+
+    blocking         backward | sum of all ranks' norms ... waiting ... | clip, step | next iteration
+    post-validated   backward | start that sum, keep a copy, step       | next iteration | validate the step
+
+Clipping and the check for infinities need the norm over all stages, so every rank would wait for the slowest at the
+end of each iteration. A post-validated rank assumes that the norm will be small enough and goes on. If that turns out
+wrong, it puts the copy back, steps again with clipped gradients, and runs the iteration that used the wrong weights
+once more. After Qi et al., "Zero Bubble Pipeline Parallelism", ICLR 2024, https://arxiv.org/abs/2401.10241, section 4,
+which undoes the arithmetic of the step instead; a copy is exact, for every optimizer.
+"""
+
+import copy
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+
+class Backup:
+    """Parameters, their gradients and the optimizer's state before a step. Costs as much memory as these together."""
+
+    def __init__(self, parameters: Sequence[nn.Parameter], optimizer: torch.optim.Optimizer | None) -> None:
+        self._parameters = list(parameters)
+        self._optimizer = optimizer
+        self._copies: dict[tuple[int, str], Tensor] = {}
+        self._values: dict[tuple[int, str], object] = {}
+        """Of the optimizer's state what is no tensor."""
+
+    @torch.no_grad()
+    def keep(self) -> None:
+        """Copy the present values, into the same memory each time."""
+        present = self._present()
+        copies = {key: self._room(key, value) for key, value in present.items()}
+        if present:
+            torch._foreach_copy_(list(copies.values()), list(present.values()))
+        self._copies = copies
+        self._values = {
+            (i, name): copy.deepcopy(value)
+            for i, state in enumerate(self._states())
+            for name, value in state.items()
+            if not isinstance(value, Tensor)
+        }
+
+    @torch.no_grad()
+    def restore(self) -> None:
+        """Put the kept values back: the same bits in parameters, gradients and optimizer."""
+        for i, parameter in enumerate(self._parameters):
+            if (i, ".grad") not in self._copies:
+                parameter.grad = None
+            elif parameter.grad is None:
+                parameter.grad = torch.empty_like(parameter)
+        for i, state in enumerate(self._states()):
+            for name in list(state):
+                if (i, name) in self._values:
+                    state[name] = copy.deepcopy(self._values[i, name])
+                elif (i, name) not in self._copies:
+                    del state[name]
+        present = self._present()
+        if present:
+            torch._foreach_copy_(list(present.values()), [self._copies[key] for key in present])
+
+    def _states(self) -> list[dict[str, object]]:
+        """The optimizer's state of each parameter; an empty one is not put into the optimizer."""
+        if self._optimizer is None:
+            return [{} for _ in self._parameters]
+        return [self._optimizer.state.get(p, {}) for p in self._parameters]
+
+    def _present(self) -> dict[tuple[int, str], Tensor]:
+        """(number of the parameter, what of it) -> tensor."""
+        found: dict[tuple[int, str], Tensor] = {}
+        for i, (parameter, state) in enumerate(zip(self._parameters, self._states(), strict=True)):
+            found[i, ""] = parameter.detach()
+            if parameter.grad is not None:
+                found[i, ".grad"] = parameter.grad
+            found |= {(i, name): value for name, value in state.items() if isinstance(value, Tensor)}
+        return found
+
+    def _room(self, key: tuple[int, str], value: Tensor) -> Tensor:
+        kept = self._copies.get(key)
+        return kept if kept is not None and kept.shape == value.shape else torch.empty_like(value)

@@ -1,0 +1,306 @@
+"""A recipe: everything that a training run depends on, checked.
+
+Each class is one section of the TOML file, each field one key; `recipe_file.load_recipe` reads the file. Where a key
+may be switched off, the word "none" does it. Paths are relative to the current directory.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from enum import StrEnum
+from inspect import signature
+from typing import Annotated, Self
+
+from pydantic import BeforeValidator, Field, JsonValue, model_validator
+
+from diffusionpipe.errors import RecipeError
+from diffusionpipe.trainer.pipeline_section import PipelineSection
+from diffusionpipe.trainer.section import (
+    Choice,
+    Count,
+    Fraction,
+    Maybe,
+    Place,
+    Positive,
+    ProperFraction,
+    Section,
+    Several,
+    patterns_for_bool,
+    raise_problems,
+)
+
+
+class Objective(StrEnum):
+    """What the denoiser predicts."""
+
+    AUTO = "auto"
+    EPSILON = "epsilon"
+    V_PREDICTION = "v_prediction"
+    FLOW_MATCHING = "flow_matching"
+
+
+class TimeSampling(StrEnum):
+    """The distribution of the training times in [0, 1)."""
+
+    UNIFORM = "uniform"
+    LOGIT_NORMAL = "logit_normal"
+
+
+class Precision(StrEnum):
+    """The arithmetic of the layers; parameters, gradients and the optimizer are float32, or float64 with the last."""
+
+    FLOAT32 = "float32"
+    BFLOAT16 = "bfloat16"
+    FLOAT64 = "float64"
+
+
+class RateSchedule(StrEnum):
+    """How the learning rate goes on after the warm-up."""
+
+    CONSTANT = "constant"
+    LINEAR = "linear"
+    COSINE = "cosine"
+
+
+class ModelSection(Section):
+    """[model]: what is trained."""
+
+    path: str
+    """A diffusers folder, or the id of one on the Hugging Face Hub."""
+    train: Several[str] = ()
+    """Components to train, e.g. ["unet"]; empty: the denoiser of the pipeline's class."""
+    from_scratch: bool = False
+    """Whether the trained components start from random weights, by their configuration only."""
+
+
+class ObjectiveSection(Section):
+    """[objective]: the loss."""
+
+    kind: Choice[Objective] = Objective.AUTO
+    """What the denoiser predicts; "auto" reads it from the folder's scheduler."""
+    snr_gamma: Maybe[Positive] = None
+    """Gamma of the min-SNR weighting of the loss over the times; 5 is usual."""
+    time_sampling: Choice[TimeSampling] = TimeSampling.UNIFORM
+    """The distribution of the training times."""
+    shift: Positive = 1.0
+    """Shift of the times towards noise, for flow matching; 1 is none, 3 is usual at 1024 pixels."""
+
+    @model_validator(mode="after")
+    def _every_setting_has_an_effect(self) -> Self:
+        problems = []
+        if self.kind is Objective.FLOW_MATCHING and self.snr_gamma is not None:
+            problems.append("snr_gamma: it has no meaning for flow_matching; remove it")
+        if self.kind in (Objective.EPSILON, Objective.V_PREDICTION):
+            if self.shift != 1:
+                problems.append(f"shift: it has no effect for {self.kind}; remove it")
+            if self.time_sampling is not TimeSampling.UNIFORM:
+                problems.append(f"time_sampling: {self.time_sampling} needs flow_matching, not {self.kind}; remove it")
+        raise_problems(problems)
+        return self
+
+
+class DataSection(Section):
+    """[data]: pictures and captions."""
+
+    train: Place
+    """Folder of pictures with metadata.jsonl (file_name and text, or label) or .txt files beside them."""
+    validation: Maybe[Place] = None
+    """A folder of the same kind that is never trained on."""
+    resolution: Count
+    """Side of the square that pictures are resized and cropped to, in pixels."""
+    random_crop: bool = False
+    """Crop at a random place instead of the centre."""
+    flip: bool = False
+    """Mirror every second picture from left to right, at random."""
+    caption_dropout: Fraction = 0.1
+    """Share of samples trained with an empty caption (or the null label), for classifier-free guidance."""
+    workers: Annotated[int, Field(ge=0)] = 1
+    """Processes per rank that decode pictures ahead; 0 decodes in the training process."""
+
+
+class TrainingSection(Section):
+    """[training]: the loop."""
+
+    seed: int = 0
+    """Keys all random numbers of the run."""
+    steps: Count
+    """Optimizer steps of the whole run."""
+    batch: Count
+    """Samples of one step, over all ranks."""
+    precision: Choice[Precision] = Precision.FLOAT32
+    """Arithmetic: float32, bfloat16 (autocast over float32 weights), or float64 (for tests)."""
+    clip_norm: Maybe[Positive] = 1.0
+    """Largest norm of all gradients together; larger ones are scaled down to it."""
+    post_validation: bool = False
+    """Step before the norm over all ranks is known, and take the step back where it should have been clipped."""
+    ema_decay: Maybe[Annotated[float, Field(gt=0, lt=1)]] = None
+    """Decay of the exponential moving average of the weights, e.g. 0.9999."""
+    activation_checkpointing: Annotated[Several[str], BeforeValidator(patterns_for_bool)] = ()
+    """true, false, or patterns of layer names ("unet.down_blocks.*") whose activations are computed again in the
+    backward instead of kept."""
+
+
+class OptimizerSection(Section):
+    """[optimizer]: any class of torch.optim."""
+
+    name: str = "AdamW"
+    """Name of the class."""
+    learning_rate: Positive = 1e-4
+    """The highest learning rate, after the warm-up."""
+    arguments: dict[str, JsonValue] = Field(default_factory=dict)
+    """Further keyword arguments, e.g. weight_decay = 0.01, betas = [0.9, 0.99]."""
+
+    @model_validator(mode="after")
+    def _is_known_to_torch(self) -> Self:
+        # Imported only here: torch takes seconds, and a recipe's schema must not need it.
+        from diffusionpipe.trainer.optimizer import build_optimizer
+
+        try:
+            build_optimizer(self.name, {}, self.learning_rate, self.arguments)
+        except RecipeError as error:
+            raise ValueError(f": {error}") from error
+        return self
+
+
+class LearningRateSection(Section):
+    """[learning_rate]: its course over the steps."""
+
+    schedule: Choice[RateSchedule] = RateSchedule.CONSTANT
+    """The course after the warm-up."""
+    warmup_steps: Annotated[int, Field(ge=0)] = 0
+    """Steps over which the rate rises linearly to optimizer.learning_rate."""
+    final: Fraction = 0.0
+    """The rate at the last step as a fraction of the highest."""
+
+    @model_validator(mode="after")
+    def _final_has_an_effect(self) -> Self:
+        if self.schedule is RateSchedule.CONSTANT and self.final not in (0, 1):
+            raise ValueError("final: it has no effect on a constant schedule; choose linear or cosine, or remove final")
+        return self
+
+
+class ValidationSection(Section):
+    """[validation]: the loss on held-out samples."""
+
+    every: Maybe[Count] = None
+    """Steps between validations."""
+    timesteps: Annotated[Several[ProperFraction], Field(min_length=1)] = (0.1, 0.3, 0.5, 0.7, 0.9)
+    """Times in [0, 1) at which each sample is judged."""
+    samples: Count = 64
+    """Held-out samples, the first by name; fewer if the folder holds fewer."""
+
+
+class SamplingSection(Section):
+    """[sampling]: pictures drawn while training."""
+
+    every: Maybe[Count] = None
+    """Steps between drawings."""
+    prompts: Several[str] = ()
+    """Captions to draw; for models with text."""
+    labels: Several[Annotated[int, Field(ge=0)]] = ()
+    """Classes to draw; for models with class labels."""
+    steps: Count = 30
+    """Denoising steps."""
+    guidance: Annotated[float, Field(ge=0)] = 4.0
+    """Scale of classifier-free guidance; 1 is without."""
+    scheduler: Maybe[str] = None
+    """Class name of a diffusers scheduler, e.g. "DDIMScheduler"; "none": the folder's own."""
+
+    @model_validator(mode="after")
+    def _has_something_to_draw(self) -> Self:
+        if self.prompts and self.labels:
+            raise ValueError(
+                "prompts: labels are given too; keep one, prompts for a text model, labels for a class model"
+            )
+        if self.every and not self.prompts and not self.labels:
+            raise ValueError("every: there are neither prompts nor labels; set one to say what to draw")
+        return self
+
+
+class CheckpointSection(Section):
+    """[checkpoint]: saved states; one is always saved at the end."""
+
+    every: Maybe[Count] = 1000
+    """Steps between checkpoints."""
+    keep: Count = 3
+    """Checkpoints kept, the newest ones."""
+
+
+class RunSection(Section):
+    """[run]: where results go."""
+
+    folder: Place
+    """Folder of metrics, checkpoints, samples and the export. In a file without it: runs/<name of the file>."""
+
+
+class Recipe(Section):
+    """A whole recipe."""
+
+    model: ModelSection
+    objective: ObjectiveSection = ObjectiveSection()
+    data: DataSection
+    training: TrainingSection
+    optimizer: OptimizerSection = Field(default_factory=OptimizerSection)
+    learning_rate: LearningRateSection = LearningRateSection()
+    pipeline: PipelineSection = PipelineSection()
+    validation: ValidationSection = ValidationSection()
+    sampling: SamplingSection = SamplingSection()
+    checkpoint: CheckpointSection = CheckpointSection()
+    run: RunSection
+
+    @model_validator(mode="after")
+    def _sections_fit_together(self) -> Self:
+        sections = {name: getattr(self, name) for name in type(self).model_fields}
+        raise_problems(problems_between(sections))
+        return self
+
+
+def problems_between(sections: Mapping[str, Section]) -> Iterator[str]:
+    """What does not fit between sections, each as "section.key: problem"; checks of absent sections are left out."""
+    for check in _CHECKS:
+        names = signature(check).parameters
+        if all(name in sections for name in names):
+            yield from check(**{name: sections[name] for name in names})
+
+
+def _batch_can_be_cut(*, training: TrainingSection, pipeline: PipelineSection) -> Iterator[str]:
+    if pipeline.plan_file is not None:
+        return
+    microbatches, copies = pipeline.sizes.microbatches, pipeline.sizes.data_parallel
+    if pipeline.is_searched:
+        microbatches, copies = pipeline.microbatches or 1, pipeline.data_parallel or 1
+    parts = microbatches * copies
+    if training.batch % parts:
+        nearest = max(1, round(training.batch / parts)) * parts
+        yield (
+            f"training.batch: {training.batch} samples cannot be cut into {microbatches} micro-batches for "
+            f"each of {copies} pipelines; use a multiple of {parts}, e.g. {nearest}"
+        )
+        return
+    size = training.batch // parts
+    bad = sorted({replicas for replicas in pipeline.replicas if size % replicas})
+    if bad:
+        yield (
+            f"pipeline.replicas: a micro-batch of {size} samples cannot be shared by {' or '.join(map(str, bad))} "
+            "replicas; use larger or fewer micro-batches, or other numbers of replicas"
+        )
+
+
+def _warmup_ends_before_the_run(*, training: TrainingSection, learning_rate: LearningRateSection) -> Iterator[str]:
+    if learning_rate.warmup_steps >= training.steps:
+        yield (
+            f"learning_rate.warmup_steps: {learning_rate.warmup_steps} is not less than the {training.steps} steps of "
+            "the run; use a shorter warm-up"
+        )
+
+
+def _validation_has_data(*, data: DataSection, validation: ValidationSection) -> Iterator[str]:
+    if validation.every and data.validation is None:
+        yield "validation.every: there is no data to validate on; set data.validation to a folder"
+    if data.validation is not None and validation.every is None:
+        yield "data.validation: this folder is never used; set validation.every to a number of steps"
+
+
+_CHECKS: tuple[Callable[..., Iterator[str]], ...] = (
+    _batch_can_be_cut,
+    _warmup_ends_before_the_run,
+    _validation_has_data,
+)

@@ -1,0 +1,219 @@
+"""Drawing samples: the denoising loop over any predictor, and the predictor that runs through the pipeline.
+
+    latents ──> [two copies for guidance] ──> predict ──> guided prediction ──> scheduler.step ──> latents
+                                                 │
+                       one process: layers in order; or a forward-only schedule over all stages
+
+Under a pipeline every worker walks through the same time steps. Those that read the noisy latents keep them and step
+the scheduler; the workers of the last stage send them the prediction.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from inspect import signature
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from diffusionpipe.errors import RecipeError
+from diffusionpipe.ir import Range
+from diffusionpipe.runtime.transport import Transport, Work
+from diffusionpipe.runtime.worker import Worker
+from diffusionpipe.trainer.randomness import normal
+
+_FLOW = "FlowMatch"
+"""What diffusers' schedulers for flows are called; they and the others read each other's models wrongly."""
+
+Predict = Callable[[Tensor | None, Tensor], Tensor | None]
+"""`predict(noisy, timesteps)`: the prediction for every row, on ranks that hold latents; None elsewhere."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingSettings:
+    """How samples are drawn."""
+
+    steps: int
+    guidance: float
+    seed: int
+    scheduler: Mapping[str, object]
+    """Configuration of a diffusers scheduler, its class under "_class_name"."""
+    scheduler_class: str | None = None
+    """Another class to use with that configuration."""
+
+    @property
+    def is_guided(self) -> bool:
+        """Whether every sample takes two rows: with and without its condition."""
+        return self.guidance != 1.0
+
+
+class Scheduler(Protocol):
+    """What we use of diffusers' schedulers."""
+
+    timesteps: Tensor
+
+    def set_timesteps(self, num_inference_steps: int) -> None:
+        """Choose the time steps."""
+
+    def step(self, model_output: Tensor, timestep: Tensor, sample: Tensor, **extra: object) -> tuple[Tensor, ...]:
+        """One denoising step."""
+        ...
+
+
+def build_scheduler(config: Mapping[str, object], class_name: str | None = None) -> Scheduler:
+    """The diffusers scheduler of a configuration, as another class if `class_name` says so.
+
+    Raises:
+        RecipeError: diffusers has no such scheduler, or it samples what the model does not predict.
+    """
+    import diffusers
+
+    own = str(config["_class_name"])
+    name = class_name or own
+    scheduler_class = getattr(diffusers, name, None)
+    if scheduler_class is None or not hasattr(scheduler_class, "set_timesteps"):
+        raise RecipeError(f"diffusers has no scheduler {name!r}; use e.g. DDIMScheduler or DPMSolverMultistepScheduler")
+    if name.startswith(_FLOW) != own.startswith(_FLOW):
+        raise RecipeError(f"the model samples with a scheduler like {own}, for which {name} cannot stand in")
+    scheduler: Scheduler = scheduler_class.from_config(dict(config))
+    return scheduler
+
+
+def draw(
+    predict: Predict,
+    settings: SamplingSettings,
+    *,
+    num_samples: int,
+    latent_shape: tuple[int, ...],
+    device: torch.device,
+    holds_latents: bool = True,
+    on_step: Callable[[int, int], None] | None = None,
+) -> Tensor | None:
+    """Latents of new samples, (num_samples, *latent_shape); None on ranks that hold no latents.
+
+    Rows of `predict` are all conditional samples, then, if guided, the same samples without condition. The first noise
+    of sample i depends on (seed, i) only. `on_step(done, total)` shows progress.
+    """
+    scheduler = build_scheduler(settings.scheduler, settings.scheduler_class)
+    scheduler.set_timesteps(settings.steps)
+    noise = torch.Generator().manual_seed(settings.seed)
+    latents: Tensor | None = None
+    if holds_latents:
+        first = normal(seed=settings.seed, purpose="sampling", step=0, positions=range(num_samples), shape=latent_shape)
+        latents = first.to(device) * getattr(scheduler, "init_noise_sigma", 1.0)
+    copies = 2 if settings.is_guided else 1
+    timesteps = scheduler.timesteps
+    for index, timestep in enumerate(timesteps):
+        rows: Tensor | None = None
+        if latents is not None:
+            scaled = (
+                scheduler.scale_model_input(latents, timestep) if hasattr(scheduler, "scale_model_input") else latents
+            )
+            rows = torch.cat([scaled] * copies)
+        prediction = predict(rows, timestep)
+        if latents is not None:
+            assert prediction is not None
+            guided = _guide(prediction.to(latents.dtype), settings)
+            latents = _step(scheduler, guided, timestep, latents, noise)
+        if on_step is not None:
+            on_step(index + 1, len(timesteps))
+    return latents
+
+
+def _guide(prediction: Tensor, settings: SamplingSettings) -> Tensor:
+    """Classifier-free guidance (Ho & Salimans, 2021, https://arxiv.org/abs/2207.12598), as diffusers scales it."""
+    if not settings.is_guided:
+        return prediction
+    with_condition, without = prediction.chunk(2)
+    return without + settings.guidance * (with_condition - without)
+
+
+def _step(
+    scheduler: Scheduler, prediction: Tensor, timestep: Tensor, latents: Tensor, noise: torch.Generator
+) -> Tensor:
+    """One step of the scheduler; those that draw noise get a generator, which is in the same state on all ranks."""
+    extra = {"generator": noise} if "generator" in signature(scheduler.step).parameters else {}
+    return scheduler.step(prediction, timestep, latents, return_dict=False, **extra)[0]
+
+
+class PipelinePredictor:
+    """Predicts through the pipeline's sampling schedule; every worker of the pipeline calls it in the same order."""
+
+    def __init__(
+        self, worker: Worker, transport: Transport, *, conditions: Mapping[str, Tensor], num_rows: int
+    ) -> None:
+        """`conditions`: tensors of this rank's stages beside latents and time, (num_rows, ...) each."""
+        self._executor = worker.sample
+        self._transport = transport
+        self._num_rows = num_rows
+        placement = worker.plan.sample.placement
+        self._pipeline = placement.pipelines[0]
+        self._rank_of = {w: worker.plan.mesh.rank(worker.place.group, w) for w in range(worker.plan.mesh.pipeline)}
+        self._worker = worker.place.worker
+        self._readers, self._writers = _ends(worker)
+        for name, value in conditions.items():
+            if name in self._executor.store:
+                self._executor.store.write(name, Range(0, num_rows), value)
+
+    @property
+    def capacity(self) -> int:
+        """Rows that the schedule takes at a time."""
+        return self._pipeline.num_samples
+
+    @property
+    def holds_latents(self) -> bool:
+        """Whether this worker reads noisy latents."""
+        return self._worker in self._readers
+
+    @property
+    def shows(self) -> bool:
+        """Whether this is the one worker that decodes and keeps the pictures."""
+        return self._worker == self._readers[0]
+
+    def __call__(self, noisy: Tensor | None, timestep: Tensor) -> Tensor | None:
+        """See `Predict`. Rows beyond `num_rows` are padding."""
+        store, rows = self._executor.store, Range(0, self._num_rows)
+        if noisy is not None:
+            store.write("noisy", rows, noisy)
+        if "timesteps" in store:
+            store.view("timesteps", Range(0, self.capacity)).fill_(timestep)
+        outputs = self._executor.run()
+        return self._exchange({(o.rows.start, o.rows.stop): o.value for o in outputs})
+
+    def _exchange(self, outputs: Mapping[tuple[int, int], Tensor]) -> Tensor | None:
+        """Bring the rows of the prediction from the last stage's workers to those that hold latents."""
+        works: list[Work] = []
+        sent = {rows: value.contiguous() for rows, value in outputs.items()}
+        prediction: Tensor | None = None
+        if self._worker in self._writers:
+            for reader in self._readers:
+                if reader != self._worker:
+                    works += [self._transport.send(v, self._rank_of[reader]) for v in sent.values()]
+        if self.holds_latents:
+            prediction = self._executor.store.view("noisy", Range(0, self.capacity)).clone()
+            for writer, spans in self._writers.items():
+                for start, stop in spans:
+                    if writer == self._worker:
+                        prediction[start:stop] = sent[start, stop]
+                    else:
+                        works.append(self._transport.recv(prediction[start:stop], self._rank_of[writer]))
+        for work in works:
+            work.wait()
+        return None if prediction is None else prediction[: self._num_rows]
+
+
+def _ends(worker: Worker) -> tuple[tuple[int, ...], dict[int, list[tuple[int, int]]]]:
+    """Workers that read noisy latents, and workers that write the prediction with the rows of each, in order."""
+    plan, model = worker.plan, worker.model
+    placement = plan.sample.placement
+    readers: set[int] = set()
+    writers: dict[int, list[tuple[int, int]]] = {}
+    for index, stage in enumerate(placement.stages):
+        block = plan.blocks[stage.weights]
+        if "noisy" in model.reads_of(block):
+            readers.add(stage.worker)
+        if model.prediction in model.writes_of(block):
+            num_microbatches = len(placement.pipeline_of(index).microbatches)
+            rows = [placement.rows(index, microbatch) for microbatch in range(num_microbatches)]
+            writers.setdefault(stage.worker, []).extend((r.start, r.stop) for r in rows)
+    return tuple(sorted(readers)), writers

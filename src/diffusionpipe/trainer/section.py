@@ -1,0 +1,43 @@
+"""What every section of a recipe is made of: strict, frozen, unknown keys refused; and the types of its keys."""
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Annotated, TypeVar
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+
+T = TypeVar("T")
+
+
+def _none_for_word(value: object) -> object:
+    return None if value == "none" else value
+
+
+def patterns_for_bool(value: object) -> object:
+    """The patterns that true and false stand for: all layers, or none."""
+    return (("*",) if value else ()) if isinstance(value, bool) else value
+
+
+# The sections are strict (no "3" for 3); where TOML has no such type, a list, a word or a string must do.
+Several = Annotated[tuple[T, ...], Field(strict=False)]
+Choice = Annotated[T, Field(strict=False)]
+Place = Annotated[Path, Field(strict=False)]
+Maybe = Annotated[T | None, BeforeValidator(_none_for_word)]
+Count = Annotated[int, Field(ge=1)]
+Positive = Annotated[float, Field(gt=0)]
+Fraction = Annotated[float, Field(ge=0, le=1)]
+ProperFraction = Annotated[float, Field(ge=0, lt=1)]
+
+
+def raise_problems(problems: Iterable[str]) -> None:
+    """Raise what pydantic collects: one line per problem, "key: problem"."""
+    if lines := "\n".join(problems):
+        raise ValueError(lines)
+
+
+class Section(BaseModel):
+    """A section of the recipe; unknown keys are errors."""
+
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, strict=True, allow_inf_nan=False, use_attribute_docstrings=True
+    )

@@ -1,0 +1,334 @@
+"""What a rank has ready before the first step: the plan, its part of the model, the optimizer, the average."""
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from hashlib import sha256
+from pathlib import Path
+from time import perf_counter
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from diffusionpipe.costs import Cluster, ModelGraph, Profile
+from diffusionpipe.costs.files import read_profile, write_profile
+from diffusionpipe.errors import CheckpointError, ConfigError
+from diffusionpipe.ir import Plan, Schedule
+from diffusionpipe.ir.files import plan_from_text, plan_to_text
+from diffusionpipe.models.describe import describe
+from diffusionpipe.models.folder import build_graph, resolve_folder, scheduler_config, weight_sources
+from diffusionpipe.models.graph import LayerGraph
+from diffusionpipe.models.objective import ObjectiveSettings, Prediction, TimeSampling
+from diffusionpipe.models.weights import materialize
+from diffusionpipe.profiler import profile_job
+from diffusionpipe.profiler.measured import device_name
+from diffusionpipe.runtime.process_group import Job
+from diffusionpipe.runtime.stage import Precision
+from diffusionpipe.runtime.transport import ProcessTransport, Transport
+from diffusionpipe.runtime.worker import Worker, build_worker, channels_of, encoded_rows, holders_of, layers_of_rank
+from diffusionpipe.trainer.dataset import Dataset
+from diffusionpipe.trainer.ema import Ema
+from diffusionpipe.trainer.gradient_norm import global_norm_clip
+from diffusionpipe.trainer.job_cluster import agree_on_cluster
+from diffusionpipe.trainer.optimizer import build_optimizer
+from diffusionpipe.trainer.plan_file import read_plan_file
+from diffusionpipe.trainer.recipe import Objective, Recipe
+from diffusionpipe.trainer.recipe import Precision as RecipePrecision
+from diffusionpipe.trainer.training_state import TrainingState
+from diffusionpipe.units import Seconds
+
+logger = logging.getLogger(__name__)
+
+MakePlan = Callable[[ModelGraph, Recipe, int, Profile | None, Cluster | None], Plan]
+"""The planning half, handed in from above: (model, recipe, number of ranks, measured layers, cluster) -> plan.
+
+The layers are measured where the recipe fills or searches, the cluster is there where it searches.
+"""
+
+PROFILE = "profile.json"
+
+PROFILE_BUDGET: Seconds = 60.0
+"""Time for measuring the layers at the start; larger batch sizes are left out when it is over."""
+
+
+@dataclass(kw_only=True)
+class Session:
+    """One rank, ready to train. Mutable: parameters, optimizer and average change with every step."""
+
+    recipe: Recipe
+    job: Job
+    folder: Path
+    """The model's diffusers folder."""
+    prediction: Prediction
+    graph: LayerGraph
+    model: ModelGraph
+    plan: Plan
+    transport: Transport
+    worker: Worker
+    optimizer: torch.optim.Optimizer | None
+    ema: Ema | None
+
+    @property
+    def state(self) -> TrainingState:
+        """What a checkpoint holds of this rank."""
+        return TrainingState(
+            model=self.worker.parameters,
+            trainable=self.worker.parameters,
+            optimizer=self.optimizer,
+            ema=self.ema,
+        )
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this is rank 0."""
+        return self.job.membership.rank == 0
+
+    @property
+    def positions(self) -> tuple[int, ...]:
+        """Positions in the step's global batch that this rank encodes."""
+        return self.encoded_positions(self.plan.train)
+
+    def encoded_positions(self, schedule: Schedule) -> tuple[int, ...]:
+        """Positions in the global batch that this rank encodes in one of the plan's schedules."""
+        rows = encoded_rows(schedule, self.worker.place.worker)
+        return self.positions_of(rows.start, rows.stop) if rows is not None else ()
+
+    def positions_of(self, start: int, stop: int) -> tuple[int, ...]:
+        """Positions in the global batch of rows of this rank's pipeline."""
+        offset = self.worker.place.group * (self.plan.batch // self.plan.mesh.data_parallel)
+        return tuple(range(offset + start, offset + stop))
+
+
+def prediction_of(recipe: Recipe, folder: Path) -> Prediction:
+    """What the denoiser predicts: as the recipe says or, for "auto", as the folder's scheduler does."""
+    if recipe.objective.kind is not Objective.AUTO:
+        return Prediction(recipe.objective.kind.value)
+    config = scheduler_config(folder)
+    if "FlowMatch" in str(config.get("_class_name")):
+        return Prediction.FLOW_MATCHING
+    kind = str(config.get("prediction_type", "epsilon"))
+    if kind not in {"epsilon", "v_prediction"}:
+        raise ConfigError(f"the folder's scheduler predicts {kind!r}; set objective.kind to what the model predicts")
+    return Prediction(kind)
+
+
+def build_model(recipe: Recipe, folder: Path, device: str) -> tuple[LayerGraph, ModelGraph]:
+    """The model of a recipe on the meta device, and its description as it will run on `device`.
+
+    Raises:
+        ConfigError: the folder or the objective is not one that can be trained.
+    """
+    prediction = prediction_of(recipe, folder)
+    settings = ObjectiveSettings(
+        prediction=prediction,
+        min_snr_gamma=recipe.objective.snr_gamma,
+        time_sampling=TimeSampling(recipe.objective.time_sampling.value),
+        shift=recipe.objective.shift,
+    )
+    graph = build_graph(
+        folder,
+        objective=settings,
+        resolution=recipe.data.resolution,
+        train=recipe.model.train or None,
+        dtype="float64" if recipe.training.precision is RecipePrecision.FLOAT64 else "float32",
+    )
+    _cast(graph, recipe)
+    return graph, describe(graph, autocast=_autocast(recipe), device=device)
+
+
+def _cast(graph: LayerGraph, recipe: Recipe) -> None:
+    """Parameters on meta in the dtype in which they will be real, so that the description has it."""
+    dtype = parameter_dtype(recipe)
+    for component in graph.components.values():
+        for parameter in component.parameters():
+            parameter.data = parameter.data.to(dtype)
+
+
+def parameter_dtype(recipe: Recipe) -> torch.dtype:
+    """Parameters, gradients and optimizer: float32, or float64 in tests."""
+    return torch.float64 if recipe.training.precision is RecipePrecision.FLOAT64 else torch.float32
+
+
+def _autocast(recipe: Recipe) -> torch.dtype | None:
+    return torch.bfloat16 if recipe.training.precision is RecipePrecision.BFLOAT16 else None
+
+
+def agree_on_plan(make_plan: MakePlan, graph: LayerGraph, model: ModelGraph, recipe: Recipe, job: Job) -> Plan:
+    """The plan, made on rank 0 or read from the recipe's plan file, and read by all others.
+
+    Raises:
+        ConfigError: on every rank, if the sizes or the plan file do not fit, or nothing fits in memory.
+    """
+    pipeline, num_ranks = recipe.pipeline, job.membership.world_size
+    cluster = agree_on_cluster(recipe, job) if pipeline.is_searched else None
+    is_profiled = pipeline.is_profiled and pipeline.plan_file is None
+    profile = _profile(graph, model, recipe, job) if is_profiled else None
+    texts: list[str | ConfigError | None] = [None]
+    if job.membership.rank == 0:
+        try:
+            if pipeline.plan_file is not None:
+                plan = read_plan_file(pipeline.plan_file, model, recipe, num_ranks)
+            else:
+                plan = make_plan(model, recipe, num_ranks, profile, cluster)
+            texts = [plan_to_text(plan)]
+        except ConfigError as error:
+            texts = [error]
+    dist.broadcast_object_list(texts, src=0)
+    text = texts[0]
+    if isinstance(text, ConfigError):
+        raise text
+    assert text is not None
+    return plan_from_text(text)
+
+
+def _profile(graph: LayerGraph, model: ModelGraph, recipe: Recipe, job: Job) -> Profile:
+    """The run's profile, measured by all ranks at once; every rank calls this and all get the same.
+
+    It is kept in the run's folder and read again, so that a resumed run has the same plan and goes on bit for bit.
+
+    Raises:
+        ConfigError: on every rank, if the kept profile cannot be read or a layer does not fit into memory.
+    """
+    path, is_first = recipe.run.folder / PROFILE, job.membership.rank == 0
+    found: list[Profile | ConfigError | None] = [None]
+    if is_first:
+        try:
+            found = [_kept_profile(path, model, recipe, job)]
+        except ConfigError as error:
+            found = [error]
+    dist.broadcast_object_list(found, src=0)
+    kept = found[0]
+    if isinstance(kept, ConfigError):
+        raise kept
+    if kept is not None:
+        return kept
+    chosen = recipe.pipeline.sizes
+    # A search cuts the batch in ways not known yet: a rank has about its equal share of the samples at a time, or less.
+    parts = job.membership.world_size if recipe.pipeline.is_searched else chosen.microbatches * chosen.data_parallel
+    most = max(1, recipe.training.batch // parts, min(recipe.training.batch, chosen.encode_chunk))
+    sizes = [*(size for size in (1, 2, 4, 8, 16, 32, 64, 128) if size < most), most]
+    logger.info("profile=%s batch_sizes=%s", path, ",".join(map(str, sizes)))
+    started = perf_counter()
+    profile = profile_job(
+        job,
+        graph,
+        model,
+        batch_sizes=sizes,
+        precision=recipe.training.precision.value,
+        time_budget=PROFILE_BUDGET,
+        make_update=partial(update_of, recipe),
+    )
+    if is_first:
+        write_profile(profile, path)
+    logger.info("profile=%s profile_s=%.1f", path, perf_counter() - started)
+    return profile
+
+
+def _kept_profile(path: Path, model: ModelGraph, recipe: Recipe, job: Job) -> Profile | None:
+    """The profile of an earlier start of the run, if it is of the same model on the same device."""
+    if not path.exists():
+        return None
+    profile = read_profile(path)
+    is_same_model = profile.graph == model and profile.precision == recipe.training.precision.value
+    if is_same_model and profile.device == device_name(job.device):
+        return profile
+    logger.warning("profile=%s measured_again=True reason=of_another_model_or_device", path)
+    return None
+
+
+def update_of(recipe: Recipe, parameters: Mapping[str, nn.Parameter]) -> Callable[[], None]:
+    """What a step does with these parameters after their gradients are there, as a function to time."""
+    names = dict(parameters)
+    settings = recipe.optimizer
+    optimizer = build_optimizer(settings.name, names, settings.learning_rate, settings.arguments)
+    ema = Ema(names, recipe.training.ema_decay) if recipe.training.ema_decay is not None else None
+    clip_norm, listed = recipe.training.clip_norm, list(names.values())
+
+    def update() -> None:
+        global_norm_clip(listed, clip_norm, lambda squares: squares)
+        if optimizer is not None:
+            optimizer.step()
+        if ema is not None:
+            ema.update(1)
+
+    return update
+
+
+def open_session(recipe: Recipe, job: Job, make_plan: MakePlan) -> Session:
+    """Everything that a rank needs to train, from a recipe.
+
+    Raises:
+        ConfigError: something in the recipe, the model or the sizes does not fit; nothing long has started.
+    """
+    folder = resolve_folder(recipe.model.path)
+    graph, model = build_model(recipe, folder, job.device.type)
+    plan = agree_on_plan(make_plan, graph, model, recipe, job)
+    sources = weight_sources(folder, graph)
+    if recipe.model.from_scratch:
+        trained = {parameter.name.partition(".")[0] for parameter in model.parameters if parameter.is_trainable}
+        sources |= dict.fromkeys(trained)
+    rank = job.membership.rank
+    layers = {*layers_of_rank(plan, rank), *model.frozen_layers}
+    materialize(graph, layers, sources, device=job.device, dtype=parameter_dtype(recipe), seed=recipe.training.seed)
+    transport = ProcessTransport(summing=tuple(holders_of(plan).values()))
+    transport.warm_up(channels_of(plan), job.device)
+    precision = Precision(device=job.device.type, autocast=_autocast(recipe))
+    worker = build_worker(graph, model, plan, rank, transport, device=job.device, precision=precision)
+    optimizer = build_optimizer(
+        recipe.optimizer.name, worker.parameters, recipe.optimizer.learning_rate, recipe.optimizer.arguments
+    )
+    decay = recipe.training.ema_decay
+    return Session(
+        recipe=recipe,
+        job=job,
+        folder=folder,
+        prediction=prediction_of(recipe, folder),
+        graph=graph,
+        model=model,
+        plan=plan,
+        transport=transport,
+        worker=worker,
+        optimizer=optimizer,
+        ema=Ema(worker.parameters, decay) if decay is not None else None,
+    )
+
+
+def check_resumed(state: Mapping[str, object], identity: Mapping[str, object], num_steps: int) -> int:
+    """The step to go on with, if the checkpoint's run saw the same data in the same order.
+
+    Raises:
+        CheckpointError: the run would not be continued but mixed with another, or has gone beyond the recipe's end.
+    """
+    differing = [
+        f"{name} was {state.get(name)!r} and is {value!r}"
+        for name, value in identity.items()
+        if state.get(name) != value
+    ]
+    if differing:
+        raise CheckpointError(
+            f"the checkpoint is of another run: {'; '.join(differing)}. "
+            "Resume with the same recipe and data, or start afresh in another run.folder."
+        )
+    step = state["step"]
+    assert isinstance(step, int)
+    if step > num_steps:
+        raise CheckpointError(
+            f"the checkpoint is of step {step}, but the recipe ends at step {num_steps}; "
+            "resume from an earlier one with --resume STEP, or raise training.steps"
+        )
+    return step
+
+
+def run_identity(session: Session, train: Dataset) -> dict[str, object]:
+    """What must not change between a run and its continuation; layout, schedule and learning rate may."""
+    recipe = session.recipe
+    described = repr([(sample.name, sample.text, sample.label) for sample in train.samples])
+    return {
+        "seed": recipe.training.seed,
+        "batch": recipe.training.batch,
+        "data": f"{len(train.samples)} pictures, fingerprint {sha256(described.encode()).hexdigest()[:12]}",
+        "model": recipe.model.path,
+        "prediction": str(session.prediction),
+    }

@@ -1,0 +1,177 @@
+"""When to save and when to stop: signals and signal files, agreed on by all ranks at a step's end.
+
+    SIGTERM, SIGINT (Ctrl-C)   save and stop after this step; a second SIGINT ends the process at once
+    SIGUSR1                    save after this step and go on
+    RUN/save                   the same, by creating a file in the run folder (rank 0 looks once per second)
+    RUN/save_quit              save and stop
+
+A signal reaches the ranks at different steps, so no rank acts alone: each adds its votes to a sum over all ranks
+which the step computes anyway (`votes`, `decision`) or which `agree` computes. A rank whose peer died never saves:
+its state may be half a step ahead of the others'.
+"""
+
+import logging
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+
+from diffusionpipe.errors import PeerError
+from diffusionpipe.units import Seconds
+
+logger = logging.getLogger(__name__)
+
+Votes = tuple[int, int]
+"""How many want to save, and how many want to stop."""
+
+_STOP = (signal.SIGTERM, signal.SIGINT)
+_LOOK: Seconds = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decision:
+    """What all ranks do at the end of this step."""
+
+    saves: bool
+    stops: bool
+
+
+def all_reduced(votes: Votes) -> Votes:
+    """The votes summed over all ranks of the default process group, through the CPU's backend."""
+    import torch
+    import torch.distributed as dist
+
+    total = torch.tensor(votes)
+    dist.all_reduce(total)
+    return int(total[0]), int(total[1])
+
+
+class Stopping:
+    """Collects the wishes to save or stop of one process.
+
+    `folder` is the run folder on the one rank that looks for signal files (rank 0), else None. `peer_failure` tells
+    which other rank has died, None while all live.
+    """
+
+    def __init__(self, *, folder: Path | None, peer_failure: Callable[[], PeerError | None] = lambda: None) -> None:
+        self._folder, self._peer_failure = folder, peer_failure
+        self._wants_save = self._wants_stop = False
+        self._is_listening = False
+        self._looked = -_LOOK
+        self._unremovable: set[Path] = set()
+
+    @contextmanager
+    def listening(self) -> Iterator["Stopping"]:
+        """Take the signals while the block runs; call it in the main thread. Signal files of an earlier run go."""
+        for file in self._signal_files():
+            logger.warning("removed a leftover signal file file=%s", file)
+            self._remove(file)
+        before = {number: signal.signal(number, self._note) for number in (*_STOP, signal.SIGUSR1)}
+        self._is_listening = True
+        os.register_at_fork(after_in_child=self._leave_in_child)
+        try:
+            with _second_interrupt_ends():
+                yield self
+        finally:
+            self._is_listening = False
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def votes(self) -> Votes:
+        """The wishes of this process since the last call, to be summed over all ranks."""
+        self._look()
+        votes = int(self._wants_save), int(self._wants_stop)
+        self._wants_save = False
+        return votes
+
+    def decision(self, total: Votes) -> Decision:
+        """What the summed votes of all ranks decide.
+
+        Raises:
+            PeerError: another rank has died, so nobody saves.
+        """
+        failure = self._peer_failure()
+        if failure is not None:
+            raise failure
+        saves, stops = total
+        return Decision(saves=saves > 0 or stops > 0, stops=stops > 0)
+
+    def agree(self, sum_over_ranks: Callable[[Votes], Votes]) -> Decision:
+        """The decision of all ranks, with a sum of its own.
+
+        Raises:
+            PeerError: another rank has died, so nobody saves.
+        """
+        return self.decision(sum_over_ranks(self.votes()))
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        if number == signal.SIGUSR1:
+            self._wants_save = True
+        else:
+            self._wants_stop = True
+
+    def _leave_in_child(self) -> None:
+        # A forked data worker must die of SIGTERM, and leave Ctrl-C, which reaches the whole group, to its parent.
+        if self._is_listening:
+            signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
+            signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+
+    def _look(self) -> None:
+        if time.monotonic() - self._looked < _LOOK:  # a look at a shared file system costs milliseconds
+            return
+        self._looked = time.monotonic()
+        for file in self._signal_files():
+            logger.info("found a signal file file=%s", file)
+            self._wants_save = True
+            self._wants_stop = self._wants_stop or file.name == "save_quit"
+            self._remove(file)
+
+    def _signal_files(self) -> list[Path]:
+        if self._folder is None:
+            return []
+        files = [self._folder / name for name in ("save", "save_quit")]
+        return [file for file in files if file not in self._unremovable and file.is_file()]
+
+    def _remove(self, file: Path) -> None:
+        try:
+            file.unlink(missing_ok=True)
+        except OSError as error:
+            self._unremovable.add(file)  # or it would save at every step
+            logger.warning("cannot remove a signal file, ignoring it from now on file=%s error=%s", file, error)
+
+
+@contextmanager
+def _second_interrupt_ends() -> Iterator[None]:
+    """End the process at the second SIGINT, even while the main thread is blocked in C++.
+
+    Python's handlers wait for the main thread; the wake-up file descriptor is written by the C handler itself.
+    """
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    before = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+    threading.Thread(target=_count_interrupts, args=(reader,), name="second Ctrl-C", daemon=True).start()
+    try:
+        yield
+    finally:
+        signal.set_wakeup_fd(before)
+        os.close(writer)  # ends the thread, which closes the reader
+
+
+def _count_interrupts(reader: int) -> None:
+    interrupts = 0
+    while numbers := os.read(reader, 64):
+        stops = [signal.Signals(number).name for number in numbers if number in _STOP]
+        interrupts += numbers.count(signal.SIGINT)
+        if interrupts > 1:
+            os.write(2, b"second Ctrl-C: ending at once, nothing saved since the last checkpoint\n")
+            os._exit(128 + signal.SIGINT)
+        if stops:
+            logger.warning("saving and stopping after this step signal=%s (a second Ctrl-C ends at once)", stops[0])
+    os.close(reader)

@@ -1,0 +1,179 @@
+"""Named tensors of all ranks to and from a folder, in the format of torch.distributed.checkpoint.
+
+We drive its planner and its file writer step by step instead of calling its `save` and `load`: the steps are the same,
+but we learn which files each rank wrote, agree on failures in our own words, need no process group for one process, and
+can read the metadata, which it pickles, without running what a pickle may contain.
+"""
+
+import pathlib
+import pickle
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
+from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
+from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
+from torch.distributed.checkpoint.planner import SavePlan
+from torch.distributed.checkpoint.storage import WriteResult
+
+from diffusionpipe.errors import CheckpointError
+from diffusionpipe.trainer.agreement import agree, rank_in
+
+METADATA = ".metadata"
+
+
+def write_tensors(
+    folder: Path, tensors: Mapping[str, Tensor], group: dist.ProcessGroup | None = None
+) -> tuple[str, ...]:
+    """Writes every rank's tensors into the existing, empty folder; returns the names of the files this rank wrote.
+
+    A name that several ranks hold is written by one of them, so that all write about equally much.
+
+    Raises:
+        CheckpointError: a rank could not write, or two ranks mean different things by one name.
+    """
+    is_first = rank_in(group) == 0
+    # One thread: an error in any but the first of the writer's threads would be lost.
+    writer = FileSystemWriter(folder, sync_files=True, thread_count=1)
+    planner = DefaultSavePlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
+
+    def plan_own() -> SavePlan:
+        planner.set_up_planner(dict(tensors), writer.storage_meta(), is_first)
+        writer.set_up_storage_writer(is_first)
+        return writer.prepare_local_plan(planner.create_local_plan())
+
+    plans = agree(plan_own, group)
+
+    def plan_all() -> tuple[list[SavePlan], Metadata] | None:
+        if not is_first:
+            return None
+        _check_replicas(plans)
+        everyones, metadata = planner.create_global_plan(plans)
+        return writer.prepare_global_plan(everyones), metadata
+
+    decided = agree(plan_all, group)[0]
+    assert decided is not None, "the first rank decides"
+    everyones, metadata = decided
+
+    def write_own() -> list[WriteResult]:
+        own = planner.finish_plan(everyones[rank_in(group)])
+        written: list[WriteResult] = writer.write_data(own, planner).wait()
+        if len(written) != len(own.items):
+            raise CheckpointError(f"only {len(written)} of {len(own.items)} tensors were written")
+        return written
+
+    results = agree(write_own, group)
+    agree(lambda: writer.finish(metadata, results) if is_first else None, group)
+    names = {result.storage_data.relative_path for result in results[rank_in(group)]}
+    return (*sorted(names), *((METADATA,) if is_first else ()))
+
+
+def read_tensors(folder: Path, tensors: Mapping[str, Tensor]) -> None:
+    """Fills the tensors in place with what the folder has under their names; any process may read any of them.
+
+    Raises:
+        CheckpointError: a name is missing, or has another shape or type there.
+    """
+    metadata = _read_metadata(folder)
+    _check_wanted(folder, tensors, metadata)
+    reader = FileSystemReader(folder)
+    planner = DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
+    reader.set_up_storage_reader(metadata, True)
+    planner.set_up_planner(dict(tensors), metadata, True)
+    plan = reader.prepare_local_plan(planner.create_local_plan())
+    reader.read_data(planner.finish_plan(plan), planner).wait()
+
+
+def stored_tensors(folder: Path) -> dict[str, Tensor]:
+    """Every tensor in the folder by name, as an empty tensor on the meta device with its shape and type."""
+    return {
+        name: torch.empty(item.size, dtype=item.properties.dtype, device="meta")
+        for name, item in _read_metadata(folder).state_dict_metadata.items()
+        if isinstance(item, TensorStorageMetadata)
+    }
+
+
+def _check_replicas(plans: list[SavePlan]) -> None:
+    """Refuses a name that stands for tensors of different shapes or types on different ranks."""
+    seen: dict[str, tuple[int, object]] = {}
+    for rank, plan in enumerate(plans):
+        for item in plan.items:
+            if item.tensor_data is None:
+                raise CheckpointError(f"rank {rank}: {item.index.fqn} is not a tensor")
+            kind = (item.tensor_data.size, item.tensor_data.properties.dtype)
+            first, known = seen.setdefault(item.index.fqn, (rank, kind))
+            if known != kind:
+                raise CheckpointError(f"{item.index.fqn} is {known} on rank {first} and {kind} on rank {rank}")
+
+
+def _check_wanted(folder: Path, tensors: Mapping[str, Tensor], metadata: Metadata) -> None:
+    """Compares names, shapes and types; DCP itself would convert types silently."""
+    missing = [name for name in tensors if name not in metadata.state_dict_metadata]
+    problems = [f"{folder.name} has no tensors {_some(missing)}"] if missing else []
+    for name in tensors.keys() - set(missing):
+        item, tensor = metadata.state_dict_metadata[name], tensors[name]
+        stored = (tuple(item.size), item.properties.dtype) if isinstance(item, TensorStorageMetadata) else "no tensor"
+        if stored != (tuple(tensor.shape), tensor.dtype):
+            problems.append(f"{name} is {stored} in {folder.name}, but {(tuple(tensor.shape), tensor.dtype)} here")
+    if problems:
+        raise CheckpointError(
+            "\n".join([*problems[:10], *(["..."] if len(problems) > 10 else [])])
+            + "\nthe checkpoint belongs to another model or recipe; resume with the recipe that wrote it"
+        )
+
+
+def _some(names: list[str], most: int = 20) -> str:
+    """The names in order, cut after `most`."""
+    return ", ".join(sorted(names)[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+
+
+class _MetadataUnpickler(pickle.Unpickler):
+    """Reads DCP's metadata and nothing else: a pickle from a stranger's checkpoint must not run code."""
+
+    def find_class(self, module: str, name: str) -> object:
+        """The class, if metadata may contain it."""
+        is_dtype = module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)
+        is_path = module in ("pathlib", "pathlib._local") and name in ("PosixPath", "WindowsPath")
+        if is_path:
+            return pathlib.PurePath
+        if is_dtype or f"{module}.{name}" in _METADATA_CLASSES:
+            return super().find_class(module, name)
+        raise pickle.UnpicklingError(f"{module}.{name} has no place in a checkpoint's metadata")
+
+
+_METADATA_CLASSES = frozenset(
+    {
+        "torch.Size",
+        "torch.serialization._get_layout",
+        "torch.distributed.checkpoint.filesystem._StorageInfo",
+        *(
+            f"torch.distributed.checkpoint.metadata.{name}"
+            for name in (
+                "ChunkStorageMetadata",
+                "Metadata",
+                "MetadataIndex",
+                "StorageMeta",
+                "TensorProperties",
+                "TensorStorageMetadata",
+                "_MEM_FORMAT_ENCODING",
+            )
+        ),
+    }
+)
+
+
+def _read_metadata(folder: Path) -> Metadata:
+    """DCP's table of what lies where."""
+    try:
+        with (folder / METADATA).open("rb") as file:
+            metadata = _MetadataUnpickler(file).load()
+    except FileNotFoundError as error:
+        raise CheckpointError(f"{METADATA} of {folder.name} is missing") from error
+    except Exception as error:  # a damaged pickle raises nearly anything
+        raise CheckpointError(f"{METADATA} of {folder.name} cannot be read: {error}") from error
+    if not isinstance(metadata, Metadata):
+        raise CheckpointError(f"{METADATA} of {folder.name} holds a {type(metadata).__name__}")
+    return metadata

@@ -1,0 +1,78 @@
+"""What a resumed training needs, as tensors named "model.", "optimizer." or "ema." and the parameter's name."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from diffusionpipe.trainer.agreement import agree, rank_in
+from diffusionpipe.trainer.checkpoint import State, read, verify_together
+from diffusionpipe.trainer.ema import Ema
+from diffusionpipe.trainer.optimizer import empty_optimizer_tensors, optimizer_tensors, restore_optimizer
+from diffusionpipe.trainer.tensor_files import stored_tensors
+
+MODEL, OPTIMIZER, EMA = "model.", "optimizer.", "ema."
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingState:
+    """One rank's part of a training, by canonical names."""
+
+    model: Mapping[str, Tensor]
+    """Parameters and buffers of the trained components."""
+    trainable: Mapping[str, nn.Parameter]
+    """The parameters that the optimizer changes."""
+    optimizer: torch.optim.Optimizer | None
+    """None on a rank without trainable parameters."""
+    ema: Ema | None
+    """None if the recipe wants no average."""
+
+
+def training_tensors(state: TrainingState) -> dict[str, Tensor]:
+    """The tensors to be saved."""
+    return {**_weights(state), **_prefixed(OPTIMIZER, optimizer_tensors(state.optimizer, state.trainable))}
+
+
+def load_training(path: Path, state: TrainingState, *, group: dist.ProcessGroup | None = None) -> State:
+    """Puts a checkpoint into this rank's model, optimizer and average, and returns what else was saved with it.
+
+    Every rank of the group calls it; the ranks that saved may have been more or fewer, and split otherwise.
+
+    Raises:
+        CheckpointError: on all ranks, for a damaged checkpoint, or one of another model, optimizer or recipe.
+    """
+    verify_together(path, group)
+    return agree(_loading(path, state), group)[rank_in(group)]
+
+
+def _loading(path: Path, state: TrainingState) -> Callable[[], State]:
+    """The local part of `load_training`."""
+
+    def load_own() -> State:
+        stored = {
+            name.removeprefix(OPTIMIZER): tensor
+            for name, tensor in stored_tensors(path).items()
+            if name.startswith(OPTIMIZER)
+        }
+        optimizer = empty_optimizer_tensors(state.optimizer, state.trainable, stored)
+        saved = read(path, {**_weights(state), **_prefixed(OPTIMIZER, optimizer)})
+        restore_optimizer(state.optimizer, state.trainable, optimizer)
+        return saved
+
+    return load_own
+
+
+def _weights(state: TrainingState) -> dict[str, Tensor]:
+    """The tensors that exist from the start: weights and their averages."""
+    return {
+        **_prefixed(MODEL, {name: tensor.detach() for name, tensor in state.model.items()}),
+        **_prefixed(EMA, state.ema.tensors() if state.ema is not None else {}),
+    }
+
+
+def _prefixed(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The same tensors under longer names."""
+    return {prefix + name: tensor for name, tensor in tensors.items()}

@@ -1,0 +1,32 @@
+"""What a recipe's training holds in memory besides the model."""
+
+from diffusionpipe.costs import Workload
+from diffusionpipe.trainer.optimizer import state_per_parameter
+from diffusionpipe.trainer.recipe import Precision, Recipe
+
+
+def workload_of(recipe: Recipe) -> Workload:
+    """The workload of a recipe: parameters, gradients, optimizer and average are as wide as each other.
+
+    With bfloat16 layers compute under autocast; all that is kept, frozen parameters too, stays float32.
+    """
+    width = 8 if recipe.training.precision is Precision.FLOAT64 else 4
+    return Workload(
+        batch=recipe.training.batch,
+        parameter_bytes=width,
+        gradient_bytes=width,
+        optimizer_bytes=width * state_per_parameter(recipe.optimizer.name, recipe.optimizer.arguments),
+        ema_bytes=width if recipe.training.ema_decay is not None else 0,
+        frozen_bytes=width,
+        has_backup=recipe.training.post_validation,
+        checkpointed=recipe.training.activation_checkpointing,
+        encode_chunk=recipe.pipeline.sizes.encode_chunk,
+    )
+
+
+def samples_drawn_together(recipe: Recipe) -> int:
+    """Samples that go through the denoiser at a time where the run draws; both halves of guidance count, 0 for none."""
+    sampling = recipe.sampling
+    if not sampling.every:
+        return 0
+    return (len(sampling.prompts) or len(sampling.labels)) * (1 if sampling.guidance == 1 else 2)

@@ -1,0 +1,205 @@
+"""Timelines as a Gantt chart: PNG, SVG or PDF, by the name of the file.
+
+rank 0   ▓▓▓░░░////▓▓▓▓▓▓░░░    computation: light forwards, dark backwards, frozen components in other hues
+         ── ──      ═══════     sends and receives; gradient reduction
+
+Where a rank has several stages, those of the second direction or chunk are drawn in another hue.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from diffusionpipe.ir import COMPUTE_OPS, MESSAGE_OPS, SEND_OPS, Op, Schedule, Span, Timeline
+from diffusionpipe.viz import palette
+from diffusionpipe.viz.pictures import new_figure, save_figure
+from diffusionpipe.viz.places import places_of_stages
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+    from matplotlib.patches import Patch
+
+_WIDTH = 15.0  # inches
+_LEFT, _RIGHT, _HEAD, _FOOT, _GAP = 0.85, 0.2, 0.85, 1.1, 0.75
+_LANES = {"compute": (0.06, 0.62), "receive": (0.70, 0.07), "send": (0.78, 0.07), "reduce": (0.87, 0.07)}
+"""Offset from the top of the rank's row and height, in rows."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimeAxis:
+    """How times are written."""
+
+    name: str = "ms"
+    per_second: float = 1000.0
+
+
+MILLISECONDS = TimeAxis()
+UNITS = TimeAxis(name="time units", per_second=1.0)
+
+
+def gantt(
+    timelines: Sequence[tuple[str, Timeline]],
+    path: Path,
+    *,
+    title: str = "",
+    schedule: Schedule | None = None,
+    axis: TimeAxis = MILLISECONDS,
+) -> None:
+    """Draw named timelines one below the other over one time axis, a row per rank.
+
+    Computation is drawn in the rank's row and numbered by micro-batch where there is room; receives, sends and gradient
+    reduction are thin bars below it; what is hatched is idle. `schedule` names the frozen components.
+
+    Raises:
+        ConfigError: the picture cannot be written, or the file name has an unknown ending.
+    """
+    assert timelines, "a chart needs a timeline"
+    num_rows = sum(timeline.num_workers for _, timeline in timelines)
+    row = min(0.62, max(0.36, 12.0 / num_rows))  # inches
+    panels = [timeline.num_workers * row for _, timeline in timelines]
+    height = _HEAD + sum(panels) + _GAP * (len(panels) - 1) + _FOOT
+    figure = new_figure(_WIDTH, height)
+    names = palette.components(tuple(timeline for _, timeline in timelines), schedule)
+    end = max(timeline.makespan for _, timeline in timelines) * axis.per_second or 1.0
+    above = _HEAD
+    for index, ((name, timeline), panel) in enumerate(zip(timelines, panels, strict=True)):
+        bottom = height - above - panel
+        box = (_LEFT / _WIDTH, bottom / height, (_WIDTH - _LEFT - _RIGHT) / _WIDTH, panel / height)
+        axes = figure.add_axes(box, xlim=(0, end), ylim=(timeline.num_workers, 0))
+        style = _Style(names=names, axis=axis, row=row, end=end, places=places_of_stages(timeline.spans))
+        _draw_panel(axes, name, timeline, style)
+        if index == len(timelines) - 1:
+            axes.set_xlabel(f"time ({axis.name})" if axis.name == "ms" else axis.name, fontsize=11)
+        above += panel + _GAP
+    figure.text(_LEFT / _WIDTH, 1 - 0.18 / height, title, fontsize=15, fontweight="bold", va="top")
+    _legend(figure, timelines, names, height)
+    save_figure(figure, path)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Style:
+    names: dict[int, str]
+    axis: TimeAxis
+    row: float
+    """Height of a rank's row in inches."""
+    end: float
+    """Right end of the time axis, in its unit."""
+    places: dict[int, tuple[int, int]]
+    """Stage -> its place among its rank's stages, and their number."""
+
+    def colour(self, span: Span) -> str:
+        """The colour of a span of computation."""
+        if span.action.op is Op.ENCODE:
+            assert span.action.slot is not None
+            return palette.component_colours(self.names)[self.names[span.action.slot]]
+        return palette.stage_colour(span.action.op, *self.places[span.action.stage])
+
+    def fits(self, text: str, duration: float, size: float) -> bool:
+        """Whether the text is narrower than a bar of that duration."""
+        inches = duration / self.end * (_WIDTH - _LEFT - _RIGHT)
+        return len(text) * size * 0.62 / 72 + 0.05 <= inches
+
+
+def _draw_panel(axes: Axes, name: str, timeline: Timeline, style: _Style) -> None:
+    scale = style.axis.per_second
+    makespan = f"{timeline.makespan * scale:.4g} {style.axis.name}"
+    heading = " · ".join(part for part in (name, makespan, f"bubble {timeline.bubble:.1%}") if part)
+    axes.set_title(heading, fontsize=12, loc="left", pad=6)
+    axes.set_yticks([worker + 0.37 for worker in range(timeline.num_workers)])
+    axes.set_yticklabels([f"rank {worker}" for worker in range(timeline.num_workers)], fontsize=min(11, 30 * style.row))
+    axes.tick_params(axis="y", length=0)
+    axes.tick_params(axis="x", labelsize=10)
+    for side in ("top", "right", "left"):
+        axes.spines[side].set_visible(False)
+    top, height = _LANES["compute"]
+    for worker in range(timeline.num_workers):
+        axes.broken_barh(
+            [(0, timeline.makespan * scale)],
+            (worker + top, height),
+            facecolors="#fbfbfb",
+            edgecolors="#d0d0d0",
+            hatch="////",
+            linewidth=0,
+        )
+    _draw_bars(axes, timeline, style)
+    _draw_numbers(axes, timeline, style)
+
+
+def _draw_bars(axes: Axes, timeline: Timeline, style: _Style) -> None:
+    """One collection per rank, lane and colour: quick also for thousands of spans."""
+    bars: dict[tuple[int, str, str], list[tuple[float, float]]] = defaultdict(list)
+    for span in timeline.spans:
+        lane, colour = _lane(span, style)
+        if lane:
+            scale = style.axis.per_second
+            bars[span.worker, lane, colour].append((span.start * scale, (span.end - span.start) * scale))
+    for (worker, lane, colour), ranges in bars.items():
+        top, height = _LANES[lane]
+        edge = "white" if lane == "compute" else colour
+        axes.broken_barh(ranges, (worker + top, height), facecolors=colour, edgecolors=edge, linewidth=0.6)
+
+
+def _lane(span: Span, style: _Style) -> tuple[str, str]:
+    op = span.action.op
+    if op in COMPUTE_OPS or op is Op.ENCODE:
+        return "compute", style.colour(span)
+    if op in MESSAGE_OPS:
+        return ("send", palette.SEND) if op in SEND_OPS else ("receive", palette.RECEIVE)
+    return ("reduce", palette.REDUCE) if op is Op.REDUCE_GRAD else ("", "")
+
+
+def _draw_numbers(axes: Axes, timeline: Timeline, style: _Style) -> None:
+    size = min(10.0, 20 * style.row)
+    top, height = _LANES["compute"]
+    for span in timeline.spans:
+        action = span.action
+        if action.op not in COMPUTE_OPS and action.op is not Op.ENCODE:
+            continue
+        duration = (span.end - span.start) * style.axis.per_second
+        middle = (span.start + span.end) / 2 * style.axis.per_second
+        if action.op is Op.ENCODE:
+            assert action.slot is not None
+            texts = [style.names[action.slot]]
+        else:
+            texts = [str(action)] * (style.places[action.stage][1] > 1) + [str(action.microbatch)]
+        text = next((text for text in texts if style.fits(text, duration, size)), "")
+        if text:
+            colour = "white" if action.op is not Op.ENCODE and palette.is_dark(style.colour(span)) else "black"
+            y = span.worker + top + height / 2
+            axes.text(middle, y, text, fontsize=size, color=colour, ha="center", va="center_baseline")
+
+
+def _legend(figure: Figure, timelines: Sequence[tuple[str, Timeline]], names: dict[int, str], height: float) -> None:
+    from matplotlib.patches import Patch
+
+    used = {span.action.op for _, timeline in timelines for span in timeline.spans}
+    entries: list[Patch] = [
+        Patch(facecolor=palette.OP_COLOURS[op], label=palette.OP_NAMES[op]) for op in palette.OP_COLOURS if op in used
+    ]
+    if palette.has_later_stages(timeline for _, timeline in timelines):
+        entries.append(Patch(facecolor=palette.LATER_COLOURS[Op.B], label=palette.LATER_NAME))
+    colours = palette.component_colours(names)
+    entries += [Patch(facecolor=colour, label=name) for name, colour in colours.items()]
+    if used & SEND_OPS:
+        entries.append(Patch(facecolor=palette.SEND, label="send"))
+    if used & (MESSAGE_OPS - SEND_OPS):
+        entries.append(Patch(facecolor=palette.RECEIVE, label="receive"))
+    if Op.REDUCE_GRAD in used:
+        entries.append(Patch(facecolor=palette.REDUCE, label="gradient reduction"))
+    entries.append(Patch(facecolor="#fbfbfb", edgecolor="#c0c0c0", hatch="////", linewidth=0, label="idle"))
+    figure.legend(
+        handles=entries,
+        loc="lower left",
+        bbox_to_anchor=(_LEFT / _WIDTH, 0.12 / height),
+        borderaxespad=0,
+        ncols=len(entries),
+        frameon=False,
+        fontsize=11,
+        handlelength=1.4,
+        columnspacing=1.6,
+    )

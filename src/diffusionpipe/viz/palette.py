@@ -1,0 +1,88 @@
+"""Colours of operations: forward and backward in one hue, everything else apart, safe for colour-blind eyes.
+
+Where a worker has several stages, those of the second direction or chunk have a hue of their own; within a hue later
+ones are lighter.
+"""
+
+from collections.abc import Iterable
+
+from diffusionpipe.ir import Op, Schedule, Timeline
+from diffusionpipe.viz.places import is_later, places_of_stages
+
+OP_COLOURS = {
+    Op.F: "#9ecae1",
+    Op.T: "#dbe9f6",
+    Op.I: "#4292c6",
+    Op.B: "#2171b5",
+    Op.W: "#08306b",
+}
+LATER_COLOURS = {
+    Op.F: "#bcbddc",
+    Op.T: "#e6e4f1",
+    Op.I: "#9e9ac8",
+    Op.B: "#6a51a3",
+    Op.W: "#3f007d",
+}
+LATER_NAME = "second direction or chunk"
+"""What the stages are that have these colours."""
+OP_NAMES = {
+    Op.F: "forward",
+    Op.T: "forward without gradient",
+    Op.I: "backward, inputs",
+    Op.B: "backward",
+    Op.W: "backward, weights",
+}
+SEND = "#4d4d4d"
+RECEIVE = "#a6a6a6"
+REDUCE = "#d55e00"
+ENCODE_COLOURS = ("#e69f00", "#009e73", "#cc79a7", "#f0e442", "#b2a08a", "#66c2a5")
+"""Okabe and Ito's remaining hues, one per component, then again from the start."""
+
+
+def stage_colour(op: Op, place: int, num_stages: int) -> str:
+    """The colour of an op of the stage at that place among its worker's stages."""
+    half = (num_stages + 1) // 2
+    colours = LATER_COLOURS if is_later(place, num_stages) else OP_COLOURS
+    return lightened(colours[op], 0.45 * (place % half) / half)
+
+
+def has_later_stages(timelines: Iterable[Timeline]) -> bool:
+    """Whether some worker of some timeline has stages in the colours of the second direction or chunk."""
+    return any(is_later(*place) for t in timelines for place in places_of_stages(t.spans).values())
+
+
+def lightened(colour: str, part: float) -> str:
+    """The colour mixed with that part of white.
+
+    >>> lightened("#000000", 0.5)
+    '#808080'
+    """
+    return "#" + "".join(f"{round(value + part * (255 - value)):02x}" for value in _channels(colour))
+
+
+def is_dark(colour: str) -> bool:
+    """Whether text on the colour must be white."""
+    red, green, blue = _channels(colour)
+    return 0.299 * red + 0.587 * green + 0.114 * blue < 0.55 * 255
+
+
+def _channels(colour: str) -> tuple[int, int, int]:
+    return int(colour[1:3], 16), int(colour[3:5], 16), int(colour[5:7], 16)
+
+
+def components(timelines: tuple[Timeline, ...], schedule: Schedule | None) -> dict[int, str]:
+    """For each fill that some timeline runs the name of its component; "frozen" where it has none or is not known."""
+    slots = {
+        span.action.slot
+        for timeline in timelines
+        for span in timeline.spans
+        if span.action.op is Op.ENCODE and span.action.slot is not None
+    }
+    fills = schedule.fills if schedule else ()
+    return {slot: (fills[slot].component if slot < len(fills) else "") or "frozen" for slot in sorted(slots)}
+
+
+def component_colours(names: dict[int, str]) -> dict[str, str]:
+    """A colour for each component, by order of appearance."""
+    unique = dict.fromkeys(names.values())
+    return {name: ENCODE_COLOURS[i % len(ENCODE_COLOURS)] for i, name in enumerate(unique)}

@@ -1,0 +1,154 @@
+"""Timelines as traces for https://ui.perfetto.dev and chrome://tracing.
+
+The trace event format (JSON object form): every rank is a process with the threads compute, communication and
+reduction, an arrow leads from each send to its receive, and a counter shows the bytes held in activations. Perfetto
+colours slices by their name without digits, so equal operations look equal; chrome://tracing reads `cname`.
+"""
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from diffusionpipe.ir import COMPUTE_OPS, MESSAGE_OPS, RECV_OPS, Op, Schedule, Span, Timeline
+from diffusionpipe.ir.files import write_atomically
+from diffusionpipe.units import Seconds
+from diffusionpipe.viz.palette import OP_NAMES, components
+
+Event = dict[str, object]
+
+_COMPUTE, _COMMUNICATION, _REDUCTION = "compute", "communication", "reduction"
+_LANES_PER_KIND = 1000
+_COLOURS = {
+    Op.F: "thread_state_runnable",
+    Op.T: "thread_state_runnable",
+    Op.B: "thread_state_iowait",
+    Op.I: "thread_state_iowait",
+    Op.W: "thread_state_uninterruptible",
+    Op.ENCODE: "good",
+    Op.REDUCE_GRAD: "bad",
+}
+
+
+def perfetto(timeline: Timeline, path: Path, *, schedule: Schedule | None = None) -> None:
+    """Write the timeline as a trace; with `schedule`, messages carry their tensors and fills their component.
+
+    Raises:
+        ConfigError: the file cannot be written.
+    """
+    names = components((timeline,), schedule)
+    events = [*_metadata(timeline), *_slices(timeline, names, schedule), *_counters(timeline)]
+    trace = {"traceEvents": events, "displayTimeUnit": "ms", "otherData": {"source": timeline.source}}
+    write_atomically(path, json.dumps(trace, ensure_ascii=False) + "\n")
+
+
+def _microseconds(time: Seconds) -> float:
+    return round(time * 1e6, 3)
+
+
+def _metadata(timeline: Timeline) -> Iterator[Event]:
+    for worker in range(timeline.num_workers):
+        yield {"ph": "M", "pid": worker, "name": "process_name", "args": {"name": f"rank {worker}"}}
+        yield {"ph": "M", "pid": worker, "name": "process_sort_index", "args": {"sort_index": worker}}
+
+
+def _slices(timeline: Timeline, names: dict[int, str], schedule: Schedule | None) -> Iterator[Event]:
+    for worker in range(timeline.num_workers):
+        spans = [span for span in timeline.spans if span.worker == worker]
+        for index, kind in enumerate((_COMPUTE, _COMMUNICATION, _REDUCTION)):
+            for lane, chosen in enumerate(_lanes([span for span in spans if _kind(span) == kind])):
+                thread = index * _LANES_PER_KIND + lane + 1
+                name = f"{kind} {lane + 1}" if lane else kind
+                yield {"ph": "M", "pid": worker, "tid": thread, "name": "thread_name", "args": {"name": name}}
+                yield {
+                    "ph": "M",
+                    "pid": worker,
+                    "tid": thread,
+                    "name": "thread_sort_index",
+                    "args": {"sort_index": thread},
+                }
+                for span in chosen:
+                    yield _slice(span, thread, names, schedule)
+                    if span.action.op in MESSAGE_OPS:
+                        yield _arrow(span, thread)
+
+
+def _kind(span: Span) -> str:
+    op = span.action.op
+    if op in COMPUTE_OPS or op is Op.ENCODE:
+        return _COMPUTE
+    return _COMMUNICATION if op in MESSAGE_OPS else _REDUCTION
+
+
+def _lanes(spans: Sequence[Span]) -> list[list[Span]]:
+    """The spans in as few rows as possible without overlaps in a row: a thread cannot show overlaps."""
+    lanes: list[list[Span]] = []
+    for span in sorted(spans, key=lambda span: (span.start, span.end)):
+        lane = next((lane for lane in lanes if lane[-1].end <= span.start), None)
+        if lane is None:
+            lanes.append([span])
+        else:
+            lane.append(span)
+    return lanes
+
+
+def _slice(span: Span, thread: int, names: dict[int, str], schedule: Schedule | None) -> Event:
+    action = span.action
+    arguments: Event = {"action": str(action), "stage": action.stage}
+    name = OP_NAMES.get(action.op, action.op.value.lower().replace("_", " "))
+    if action.microbatch is not None:
+        arguments["microbatch"] = action.microbatch
+        name = f"{name} {action.microbatch}"
+    if action.op is Op.ENCODE and action.slot is not None:
+        name = f"encode {names[action.slot]}"
+    if schedule and action.slot is not None:
+        arguments |= _details(action.op, action.slot, schedule)
+    event: Event = {
+        "ph": "X",
+        "pid": span.worker,
+        "tid": thread,
+        "ts": _microseconds(span.start),
+        "dur": _microseconds(span.end - span.start),
+        "name": name,
+        "cat": _kind(span),
+        "args": arguments,
+    }
+    colour = _COLOURS.get(action.op)
+    return event | {"cname": colour} if colour else event
+
+
+def _details(op: Op, slot: int, schedule: Schedule) -> Event:
+    if op is Op.ENCODE:
+        fill = schedule.fills[slot]
+        return {"component": fill.component, "layers": str(fill.layers), "samples": str(fill.samples)}
+    message = schedule.messages[slot]
+    return {
+        "from stage": message.source,
+        "to stage": message.destination,
+        "samples": str(message.samples),
+        "tensors": ", ".join(message.tensors),
+    }
+
+
+def _arrow(span: Span, thread: int) -> Event:
+    is_receive = span.action.op in RECV_OPS
+    middle = _microseconds((span.start + span.end) / 2)  # an arrow binds to the slice around its time
+    event: Event = {
+        "pid": span.worker,
+        "tid": thread,
+        "ts": middle,
+        "id": span.action.slot,
+        "name": "message",
+        "cat": "message",
+    }
+    return event | ({"ph": "f", "bp": "e"} if is_receive else {"ph": "s"})
+
+
+def _counters(timeline: Timeline) -> Iterator[Event]:
+    for sample in timeline.memory:
+        yield {
+            "ph": "C",
+            "pid": sample.worker,
+            "ts": _microseconds(sample.time),
+            "name": "activations held",
+            "args": {"bytes": sample.held},
+        }

@@ -1,0 +1,24 @@
+"""Which of a worker's stages an action belongs to: its direction or chunk, by the order of the stages."""
+
+from collections import defaultdict
+from collections.abc import Sequence
+
+from diffusionpipe.ir import COMPUTE_OPS, Span
+
+
+def places_of_stages(spans: Sequence[Span]) -> dict[int, tuple[int, int]]:
+    """Stage -> (its place among the stages that its worker computes, how many these are); encoder stages are left out.
+
+    Stages are numbered pipeline by pipeline in forward order, so a worker's stages stand in the order of directions,
+    and within a direction in that of chunks.
+    """
+    stages: dict[int, set[int]] = defaultdict(set)
+    for span in spans:
+        if span.action.op in COMPUTE_OPS:
+            stages[span.worker].add(span.action.stage)
+    return {stage: (place, len(found)) for found in stages.values() for place, stage in enumerate(sorted(found))}
+
+
+def is_later(place: int, num_stages: int) -> bool:
+    """Whether a stage stands in the second half of its worker's stages: the second direction or chunk."""
+    return 2 * place >= num_stages > 1

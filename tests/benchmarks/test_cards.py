@@ -1,0 +1,92 @@
+import json
+from dataclasses import replace
+
+import pytest
+
+from benchmarks.cards.__main__ import as_plain
+from benchmarks.cards.advice import advice, reason_of
+from benchmarks.cards.cells import OURS, PEER, PEER_SPLIT, STATES, SYSTEMS, Case, Cell, Entry, measure, setting_of
+from benchmarks.cards.picture import draw
+from benchmarks.cards.summary import summary
+
+CASE = Case(model="SDXL", machine="RTX 4090 + 4080")
+GIB = 2**30
+
+
+def entry(system: str, speed: float, *, overflow: int = -1, layout: str = "2 stages x 1, 4 micro-batches") -> Entry:
+    return Entry(
+        system=system,
+        layout=layout,
+        is_recomputed=False,
+        samples_per_second=speed,
+        bubble=0.25,
+        held=(GIB, 2 * GIB),
+        overflow=overflow,
+    )
+
+
+def cell(*entries: Entry) -> Cell:
+    return Cell(case=CASE, state="float32", frozen_share=0.2, entries=entries)
+
+
+def test_what_does_not_fit_is_no_rival():
+    one = cell(entry(OURS, 3.0), entry("DDP", 9.0, overflow=1), entry("naive split", 2.0))
+    assert one.over(one.best_other) == 1.5
+    assert one.over(one.fitting(PEER)) is None
+
+
+def test_the_summary_counts_each_cell_once():
+    cells = [cell(entry(OURS, 3.0), entry(PEER, 1.0)), cell(entry(OURS, 3.0), entry(PEER, 2.0, overflow=1))]
+    figures = summary(cells)
+    assert (figures["cells"], figures["cells_in_which_diffusion_pipe_fits"]) == (2, 1)
+    assert figures["over_diffusion_pipe_median"] == 3.0
+    assert figures["over_the_best_other_min"] == 3.0
+
+
+@pytest.mark.parametrize(
+    ("entries", "reason"),
+    [
+        ((entry(OURS, 2.0), entry(PEER, 1.0)), ""),
+        ((entry(OURS, 1.2), entry(PEER, 1.0)), "diffusion-pipe is idle 25%, ours 25%; encoders are 20% of the work"),
+        ((entry(OURS, 1.0), entry(PEER, 1.0, layout="1 stage x 2, 1 micro-batch")), "the model fits on one device"),
+        ((entry(OURS, 1.0), entry(PEER, 1.0, overflow=3 * GIB)), "diffusion-pipe misses a device by 3.0 GiB"),
+        ((entry(OURS, 1.0, overflow=2 * GIB), entry(PEER, 1.0, overflow=3 * GIB)), "nothing fits"),
+    ],
+)
+def test_a_cell_below_the_aim_says_why(entries, reason):
+    found = reason_of(cell(*entries))
+    assert found.startswith(reason)
+    assert bool(found) is bool(reason)
+
+
+def test_the_advice_names_what_fits_and_what_does_not():
+    split, nowhere = cell(entry(OURS, 3.0), entry(PEER, 2.0)), cell(entry(OURS, 1.0, overflow=1))
+    text = advice([split, replace(nowhere, case=replace(CASE, model="FLUX.1-dev"))], CASE.machine)
+    assert "stages with filled waits for SDXL (1.50 x" in text
+    assert "for FLUX.1-dev nothing fits" in text
+
+
+def test_the_advice_is_another_system_where_that_is_faster():
+    one = cell(entry(OURS, 2.0), entry("FSDP / ZeRO-3", 2.5), entry(PEER, 1.0))
+    assert "FSDP / ZeRO-3 for SDXL (ours: 0.80 x)" in advice([one], CASE.machine)
+    assert "1.25 times as fast" in reason_of(one)
+    assert "20% less compute" in reason_of(one)
+
+
+def test_frozen_weights_and_the_states_are_counted_as_the_case_says():
+    narrow = setting_of(CASE, STATES[1], is_recomputed=True).workload
+    assert (narrow.bytes_per_trained, narrow.frozen_bytes, narrow.checkpointed) == (6, 2, ("*",))
+    assert setting_of(CASE, STATES[0], is_recomputed=False).workload.bytes_per_trained == 16
+
+
+def test_a_small_cell_has_every_system_and_ours_is_no_slower_than_any_that_fits(tmp_path):
+    measured = measure(CASE)
+    assert [one.system for one in measured.entries] == list(SYSTEMS)
+    assert measured.state == "narrow"  # 41 GB of weights, gradients and moments in float32 on 40 GB
+    ours = measured.fitting(OURS)
+    assert all(ours.samples_per_second >= one.samples_per_second for one in measured.entries if one.fits)
+    assert measured.over(measured.fitting(PEER_SPLIT)) > 1.2
+    assert 0.2 < measured.frozen_share < 0.35
+    draw([measured], tmp_path / "cards.png")
+    assert (tmp_path / "cards.png").stat().st_size > 0
+    assert json.loads(json.dumps(as_plain([measured])))["cells"][0]["batch"] == 8

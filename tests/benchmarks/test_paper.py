@@ -1,0 +1,70 @@
+from dataclasses import replace
+
+import pytest
+
+from benchmarks.paper.bandwidth import Threshold, with_bandwidth
+from benchmarks.paper.cells import BEST, PIPELINE, Case, Cell, Entry, SameLayout, measure
+from benchmarks.paper.summary import summary
+from diffusionpipe.costs.clusters import load_cluster
+
+CASE = Case(model="SD 2.1, 512 px", devices=8, per_device=8)
+
+
+def entry(system: str, step: float, *, overflow: int = -1, bubble: float = 0.0, layout: str = "") -> Entry:
+    return Entry(system=system, layout=layout, step=step, bubble=bubble, overflow=overflow)
+
+
+def same(ours: float, gpipe: Entry, spp: Entry) -> SameLayout:
+    mine = entry("ours", ours)
+    return SameLayout(stages=2, ours=mine, unbucketed=replace(mine, step=1.25), unfilled=mine, gpipe=gpipe, spp=spp)
+
+
+def cell(*others: Entry, ours: float = 1.0, same_layout: tuple[SameLayout, ...] = ()) -> Cell:
+    mine = (entry(BEST, ours, bubble=0.01), entry(PIPELINE, ours, bubble=0.07))
+    return Cell(case=CASE, frozen_over_busy=1.0, ours=mine, others=others, same_layout=same_layout)
+
+
+def test_the_ceiling_is_half_as_much_again_where_encoders_take_as_long_as_training():
+    assert cell().ceiling == 1.5
+
+
+def test_a_baseline_that_does_not_fit_is_never_the_rival():
+    small, large = entry("ZeRO-3 / FSDP", 1.5), entry("data parallel (overlapped)", 0.5, overflow=1)
+    figures = summary([cell(small, large)], [])
+    assert figures["speedup_best_baseline_min"] == 1.5
+    assert figures["speedup_over_ddp_max"] is None
+
+
+def test_at_equal_layouts_the_better_of_the_two_that_fit_counts():
+    fits, too_large = entry("GPipe", 2.0), entry("1F1B + SPP", 1.1, overflow=1)
+    assert same(1.0, fits, too_large).speedup == 2.0
+    assert same(1.0, fits, replace(too_large, overflow=0)).speedup == 1.1
+    assert same(1.0, fits, too_large).speedup_unbucketed == 1.6
+    assert same(1.0, replace(fits, overflow=1), too_large).speedup is None
+
+
+def test_the_summary_takes_the_extremes_over_all_cells_and_gigabits_for_the_bandwidth():
+    ddp = "data parallel (overlapped)"
+    cells = [cell(entry(ddp, 2.0)), cell(entry(ddp, 3.0), ours=2.0)]
+    figures = summary(cells, [Threshold(case=CASE, bandwidth=4e9), Threshold(case=CASE, bandwidth=None)])
+    assert (figures["speedup_over_ddp_max"], figures["speedup_over_ddp_min"]) == (2.0, 1.5)
+    assert figures["ddp_128_bus_bandwidth_gbps"] == 32
+    assert figures["bubble_after_fill_max"] == 0.01
+
+
+def test_a_slower_network_slows_messages_as_much_as_sums_and_nothing_inside_a_node():
+    cluster = load_cluster("a100-80x8:2")
+    slow = with_bandwidth(cluster, cluster.inter_reduce.bandwidth / 4)
+    assert slow.inter.bandwidth == pytest.approx(cluster.inter.bandwidth / 4)
+    assert (slow.intra, slow.intra_reduce) == (cluster.intra, cluster.intra_reduce)
+
+
+def test_a_measured_cell_has_every_system_and_ours_is_no_slower_than_any_that_fits():
+    measured = measure(CASE)
+    ours = measured.entry(BEST)
+    assert {one.system for one in measured.others} == {
+        "data parallel (overlapped)", "data parallel", "ZeRO-3 / FSDP", "GPipe", "1F1B + SPP",
+    }  # fmt: skip
+    assert all(ours.step <= one.step for one in measured.others if one.fits)
+    assert {one.stages for one in measured.same_layout} <= {2, 4, 8}
+    assert measured.same_layout

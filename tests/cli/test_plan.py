@@ -1,0 +1,188 @@
+import subprocess
+import sys
+
+import pytest
+from planner import synthetic
+
+from diffusionpipe.cli import main
+from diffusionpipe.costs.files import write_cluster, write_profile
+from diffusionpipe.ir.check import check
+from diffusionpipe.ir.files import read_plan
+
+
+@pytest.fixture
+def files(tmp_path):
+    profile, cluster = tmp_path / "profile.json", tmp_path / "cluster.json"
+    write_profile(synthetic.chain([0.01] * 6, parameters=[10**6] * 6, frozen=0.01), profile)
+    write_cluster(synthetic.cluster(2), cluster)
+    return tmp_path
+
+
+def run(*arguments) -> int:
+    with pytest.raises(SystemExit) as exit_info:
+        main([str(argument) for argument in arguments])
+    code = exit_info.value.code
+    return 0 if code is None else code
+
+
+def plan_of(files, *more, batch=8):
+    names = files / "profile.json", files / "cluster.json"
+    return run("plan", "--profile", names[0], "--cluster", names[1], "--batch", batch, *more)
+
+
+def test_the_table_names_every_alternative_and_ends_with_the_verdict(files, capsys):
+    assert plan_of(files) == 0
+    shown = capsys.readouterr().out
+    for words in ("step ms", "samples/s", "ZeRO-3 / FSDP", "GPipe", "1F1B + SPP", "fullest device, GiB: parameters"):
+        assert words in shown
+    assert shown.strip().splitlines()[-1].startswith("Use ")
+
+
+def test_the_plan_file_is_legal_and_encodes_ahead(files):
+    assert plan_of(files, "--fill", "--out", files / "plan.json") == 0
+    plan = read_plan(files / "plan.json")
+    check(plan.train)
+    assert plan.batch == 8
+    assert plan.mesh.num_ranks == 2
+    assert plan.prologue is not None
+
+
+def test_without_fill_every_batch_is_encoded_first(files):
+    assert plan_of(files, "--no-fill", "--out", files / "plan.json") == 0
+    assert read_plan(files / "plan.json").prologue is None
+
+
+def test_the_same_question_gives_the_same_plan_file(files):
+    for name in ("one.json", "two.json"):
+        assert plan_of(files, "--out", files / name) == 0
+    assert (files / "one.json").read_text() == (files / "two.json").read_text()
+
+
+def test_checkpointed_layers_stand_in_the_plan(files):
+    assert plan_of(files, "--checkpoint", "layer[12]", "--out", files / "plan.json") == 0
+    assert set(read_plan(files / "plan.json").checkpointed) == {"layer1", "layer2"}
+
+
+def test_a_model_that_fits_nowhere_is_refused_with_numbers_and_help(files, capsys):
+    write_cluster(synthetic.cluster(2, memory=0.01), files / "cluster.json")
+    assert plan_of(files) == 2
+    shown = capsys.readouterr().err
+    assert "No layout fits" in shown
+    assert "misses the memory of worker" in shown
+    assert "What would fit: " in shown
+
+
+def test_a_batch_that_nothing_divides_is_refused_with_one_that_works(files, capsys):
+    write_cluster(synthetic.cluster(7), files / "cluster.json")
+    assert plan_of(files, batch=10) == 2
+    assert "e.g. 14" in capsys.readouterr().err
+
+
+def test_an_unknown_cluster_is_refused(files, capsys):
+    assert run("plan", "--profile", files / "profile.json", "--cluster", "nowhere", "--batch", 8) == 2
+    assert "nowhere" in capsys.readouterr().err
+
+
+def memory_of(shown: str) -> dict[str, str]:
+    """What the fullest device holds, in GiB."""
+    line = shown.partition("fullest device, GiB: ")[2].splitlines()[0]
+    return dict(item.rsplit(" ", 1) for item in line.split(", "))
+
+
+def test_the_optimizer_is_known_by_its_name(files, capsys):
+    write_profile(synthetic.chain([0.01] * 6, parameters=[10**8] * 6, frozen=0.01), files / "profile.json")
+    held = {}
+    for name in ("AdamW", "RMSprop", "SGD"):
+        assert plan_of(files, "--optimizer", name) == 0
+        held[name] = memory_of(capsys.readouterr().out)
+    assert float(held["AdamW"]["optimizer"]) == pytest.approx(2 * float(held["RMSprop"]["optimizer"]), abs=0.02)
+    assert "optimizer" not in held["SGD"]
+    assert plan_of(files, "--optimizer", "Adamw") == 2
+    assert "did you mean AdamW?" in capsys.readouterr().err
+
+
+def test_a_profile_of_a_device_that_the_cluster_has_not_is_refused(files, capsys):
+    assert run("plan", "--profile", files / "profile.json", "--cluster", "h100x8", "--batch", 8) == 2
+    assert "is a profile of synthetic, but the cluster h100x8 has NVIDIA H100" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("value", ["0.0", "-0.01", "null"], ids=["zero", "negative", "missing"])
+def test_a_profile_with_a_wrong_time_is_refused_with_its_layer(files, capsys, value):
+    text = (files / "profile.json").read_text()
+    (files / "profile.json").write_text(text.replace("0.01,", f"{value},", 1))
+    assert plan_of(files) == 2
+    assert "profile.json: no valid diffusionpipe-profile" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("left_out", "message"),
+    [
+        ("--profile", "there is no recipe and no --profile; give a recipe"),
+        ("--batch", "there is no recipe and no --batch"),
+        ("--cluster", "--cluster: say what to plan for"),
+    ],
+)
+def test_without_a_recipe_all_must_be_said(files, capsys, left_out, message):
+    options = {"--profile": files / "profile.json", "--cluster": files / "cluster.json", "--batch": 8}
+    words = [word for option, value in options.items() if option != left_out for word in (option, value)]
+    assert run("plan", *words) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_show_draws_a_plan_in_all_forms(files, capsys):
+    plan_of(files, "--out", files / "plan.json")
+    capsys.readouterr()
+    assert run("plan", "show", files / "plan.json") == 0
+    assert capsys.readouterr().out.startswith("0 |")
+    names = {option: files / f"picture.{option}" for option in ("png", "svg")}
+    times = "--profile", files / "profile.json", "--cluster", files / "cluster.json"
+    options = [word for option, path in names.items() for word in (f"--{option}", path)]
+    assert run("plan", "show", files / "plan.json", *times, *options, "--perfetto", files / "trace.json") == 0
+    assert capsys.readouterr().out == ""
+    assert names["png"].read_bytes().startswith(b"\x89PNG")
+    assert "<svg" in names["svg"].read_text()
+    assert (files / "trace.json").stat().st_size > 100
+
+
+def test_show_refuses_a_plan_edited_into_something_illegal(files, capsys):
+    plan_of(files, "--no-fill", "--out", files / "plan.json")
+    capsys.readouterr()
+    text = (files / "plan.json").read_text()
+    (files / "plan.json").write_text(text.replace("0F0 ", "", 1))
+    assert run("plan", "show", files / "plan.json") == 2
+    shown = capsys.readouterr().err
+    assert "worker 0: 0F0" in shown
+
+
+def test_show_refuses_a_profile_of_another_model(files, capsys):
+    plan_of(files, "--out", files / "plan.json")
+    write_profile(synthetic.unet(), files / "profile.json")
+    times = "--profile", files / "profile.json", "--cluster", files / "cluster.json"
+    assert run("plan", "show", files / "plan.json", *times) == 2
+    assert "is of another model" in capsys.readouterr().err
+
+
+def test_show_refuses_a_cluster_with_fewer_devices_than_the_plan(files, capsys):
+    plan_of(files, "--out", files / "plan.json")
+    write_cluster(synthetic.cluster(1), files / "cluster.json")
+    times = "--profile", files / "profile.json", "--cluster", files / "cluster.json"
+    assert run("plan", "show", files / "plan.json", *times) == 2
+    assert "is for 2 ranks" in capsys.readouterr().err
+
+
+def test_show_refuses_a_profile_without_a_cluster(files, capsys):
+    plan_of(files, "--out", files / "plan.json")
+    assert run("plan", "show", files / "plan.json", "--profile", files / "profile.json") == 2
+    assert "go together" in capsys.readouterr().err
+
+
+def test_planning_imports_no_torch(files):
+    code = (
+        "import sys\n"
+        "from diffusionpipe.cli import main\n"
+        "try:\n    main(sys.argv[1:])\nexcept SystemExit as end:\n    assert not end.code, end.code\n"
+        "heavy = {'torch', 'diffusers', 'transformers', 'numpy', 'matplotlib'} & set(sys.modules)\n"
+        "assert not heavy, heavy"
+    )
+    arguments = ["plan", "--profile", "profile.json", "--cluster", "cluster.json", "--batch", "8", "--out", "p.json"]
+    subprocess.run([sys.executable, "-c", code, *arguments], cwd=files, check=True, capture_output=True)

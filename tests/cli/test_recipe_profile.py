@@ -1,0 +1,198 @@
+"""`diffusionpipe plan RECIPE`: the workload is the recipe's, the profile is read, computed or measured, and kept."""
+
+import json
+from dataclasses import replace
+
+import pytest
+from tiny_runs import recipe_of, save_pictures, save_stable_diffusion
+
+from diffusionpipe.cli import main
+from diffusionpipe.costs.clusters import load_cluster
+from diffusionpipe.costs.files import PROFILE, read_profile, write_cluster, write_profile
+from diffusionpipe.ir.check import check
+from diffusionpipe.ir.files import read_file, read_plan
+from diffusionpipe.trainer.recipe_file import recipe_to_toml
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("plan")
+    save_stable_diffusion(folder / "sd")
+    save_pictures(folder / "data", count=4)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def cache(place):
+    """The folder of kept profiles, the same for all tests."""
+    return place / "cache"
+
+
+@pytest.fixture(autouse=True)
+def environment(cache, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
+
+
+@pytest.fixture
+def recipe(place, tmp_path):
+    path = tmp_path / "recipe.toml"
+    sizes = {"microbatches": "none", "encode_chunk": "none"}
+    path.write_text(recipe_to_toml(recipe_of(place / "sd", place / "data", tmp_path / "run", pipeline=sizes)))
+    return path
+
+
+def run(*arguments) -> int:
+    with pytest.raises(SystemExit) as caught:
+        main(["plan", *map(str, arguments)])
+    code = caught.value.code
+    return 0 if code is None else code
+
+
+def kept(cache):
+    folder = cache / "diffusionpipe" / "profiles"
+    return sorted(folder.iterdir()) if folder.is_dir() else []
+
+
+@pytest.fixture
+def profile(recipe, cache):
+    """A file of the recipe's model, computed for the RTX 4090."""
+    run(recipe, "--cluster", "rtx4090x2", "--batch", 8)
+    return next(path for path in kept(cache) if "GeForce RTX 4090" in path.read_text())
+
+
+def test_a_known_device_is_computed_once_and_planned_for(recipe, cache, tmp_path, capsys):
+    for name in ("one.json", "two.json"):
+        assert run(recipe, "--cluster", "rtx4090x2", "--batch", 16, "--out", tmp_path / name) == 0
+    assert "analytic, NVIDIA GeForce RTX 4090, kept as" in capsys.readouterr().err
+    assert (tmp_path / "one.json").read_bytes() == (tmp_path / "two.json").read_bytes()
+    plan = read_plan(tmp_path / "one.json")
+    check(plan.train)
+    assert (plan.batch, plan.mesh.num_ranks) == (16, 2)
+    found = [path for path in kept(cache) if "GeForce RTX 4090" in path.read_text()]
+    assert {read_profile(path).source for path in found} == {"analytic"}
+
+
+def test_this_machine_is_measured_and_its_kept_profile_used_again(recipe, cache, capsys, monkeypatch):
+    options = "pipeline.plan=auto", "pipeline.encode_chunk=1", "--cluster", "cpux2", "--batch", 2
+    assert run(recipe, *options) == 0
+    assert "profile: measured, " in capsys.readouterr().err
+    before = kept(cache)
+    monkeypatch.setattr("diffusionpipe.cli.recipe_profile.profile_model", None)  # it must not be called again
+    assert run(recipe, *options) == 0
+    assert kept(cache) == before
+
+
+def test_without_cache_nothing_is_kept_and_nothing_kept_is_used(recipe, profile, cache, capsys, monkeypatch):
+    made = replace(read_profile(profile), device="NVIDIA GeForce RTX 4090", source="measured")
+    monkeypatch.setattr("diffusionpipe.cli.recipe_profile.analytic_profile", lambda *_, **__: made)
+    before = kept(cache)
+    assert run(recipe, "--cluster", "rtx4090x2", "--batch", 8, "--no-cache") == 0
+    assert capsys.readouterr().err.endswith("profile: measured, NVIDIA GeForce RTX 4090\n")
+    assert kept(cache) == before
+
+
+def test_checkpointing_trained_components_and_batch_are_the_recipes(recipe, tmp_path):
+    keys = ['model.train=["text_encoder"]', "training.activation_checkpointing=true", "training.batch=8"]
+    assert run(recipe, *keys, "--cluster", "rtx4090x2", "--out", tmp_path / "plan.json") == 0
+    plan = read_plan(tmp_path / "plan.json")
+    trained = [name for block in plan.blocks[:-1] for name in block]
+    assert set(plan.checkpointed) == set(trained)
+    assert any(name.startswith("text_encoder.") for name in trained)
+    assert plan.batch == 8
+
+
+def test_sizes_of_a_recipe_that_is_searched_are_kept_and_those_of_another_are_not(recipe, tmp_path):
+    def planned(plan, copies):
+        keys = f"pipeline.plan={plan}", f"pipeline.data_parallel={copies}"
+        assert run(recipe, *keys, "--cluster", "rtx4090x2", "--batch", 16, "--out", tmp_path / "plan.json") == 0
+        return read_plan(tmp_path / "plan.json")
+
+    assert [planned("auto", copies).mesh.data_parallel for copies in (1, 2)] == [1, 2]
+    assert planned("none", 1) == planned("none", 2)
+
+
+def test_the_memory_of_the_recipes_optimizer_and_average_counts(recipe, capsys):
+    sizes = []
+    for keys in (["optimizer.name=SGD", "training.ema_decay=none"], []):
+        assert run(recipe, *keys, "--cluster", "rtx4090x2", "--batch", 8) == 0
+        sizes.append(capsys.readouterr().out.partition("fullest device, GiB: ")[2].splitlines()[0])
+    assert "optimizer" not in sizes[0]
+    assert "ema" not in sizes[0]
+    assert "optimizer" in sizes[1]
+    assert "ema" in sizes[1]
+
+
+def test_a_profile_that_is_given_is_used(recipe, profile, capsys):
+    assert run(recipe, "--cluster", "rtx4090x2", "--batch", 8, "--profile", profile) == 0
+    assert "profile:" not in capsys.readouterr().err
+
+
+def refused(capsys, *arguments):
+    capsys.readouterr()
+    assert run(*arguments) == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    return printed.err
+
+
+def test_a_profile_of_another_model_precision_or_device_is_refused(recipe, profile, tmp_path, capsys):
+    options = "--cluster", "rtx4090x2", "--batch", 8, "--profile", profile
+    assert "is a profile of another model: " in refused(capsys, recipe, 'model.train=["text_encoder"]', *options)
+    bfloat16 = tmp_path / "bfloat16.json"
+    write_profile(replace(read_profile(profile), precision="bfloat16"), bfloat16)
+    message = refused(capsys, recipe, "--cluster", "rtx4090x2", "--batch", 8, "--profile", bfloat16)
+    assert "is a profile in bfloat16, the recipe trains in float32" in message
+    message = refused(capsys, recipe, "--cluster", "h100x8", "--batch", 8, "--profile", profile)
+    assert "is a profile of NVIDIA GeForce RTX 4090, but the cluster h100x8 has" in message
+
+
+@pytest.mark.parametrize("value", [0.0, -1.0, None], ids=["zero", "negative", "missing"])
+def test_a_profile_with_a_wrong_time_is_refused(recipe, profile, tmp_path, capsys, value):
+    data = json.loads(profile.read_text())
+    layer = next(layer for layer in data["layers"] if any(layer["weight_grad"]))
+    layer["forward"][0] = value
+    (tmp_path / "profile.json").write_text(json.dumps(data))
+    message = refused(capsys, recipe, "--cluster", "rtx4090x2", "--batch", 8, "--profile", tmp_path / "profile.json")
+    assert "profile.json: no valid diffusionpipe-profile" in message
+    assert "forward" in message
+
+
+def test_a_device_that_is_neither_here_nor_known_is_refused(recipe, tmp_path, capsys):
+    cluster = load_cluster("rtx4090x2")
+    strange = tuple(replace(device, name="Strange 1") for device in cluster.devices)
+    write_cluster(replace(cluster, name="lab", devices=strange), tmp_path / "lab.json")
+    message = refused(capsys, recipe, "--cluster", tmp_path / "lab.json", "--batch", 8)
+    assert "its devices (Strange 1) are not on this machine" in message
+    assert "diffusionpipe profile RECIPE" in message
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--batch", "7", "--cluster", "a100-80x8", "pipeline.plan=auto", "pipeline.microbatches=2"], "7 samples"),
+        (["--batch", "6", "--cluster", "a100-80x8", "pipeline.plan=auto", "pipeline.stages=2"], "6 samples cannot"),
+        (["--cluster", "a100-80x8", "pipeline.plan=auto", "pipeline.stages=3"], "8 ranks cannot form pipelines of 3"),
+        (["--cluster", "cpux2", "--ema"], "--ema: the recipe says it"),
+        (["--cluster", "cpux2", "--optimizer", "SGD", "--checkpoint", "*"], "--checkpoint, --optimizer: the recipe"),
+        ([], "--cluster: say what to plan for"),
+        (["--cluster", "nowhere"], "there is no cluster 'nowhere'"),
+        (["--cluster", "cpux2", "--profile", "nowhere.json"], "cannot read nowhere.json"),
+    ],
+)
+def test_what_cannot_be_planned_is_refused_before_anything_is_profiled(recipe, capsys, monkeypatch, words, message):
+    for name in ("profile_model", "analytic_profile", "build_model"):
+        monkeypatch.setattr(f"diffusionpipe.cli.recipe_profile.{name}", None)
+    assert message in refused(capsys, recipe, *words)
+
+
+def test_a_model_that_fits_nowhere_is_refused_with_the_keys_that_would_help(recipe, profile, tmp_path, capsys):
+    cluster = load_cluster("rtx4090x2")
+    small = tuple(replace(device, memory=10**4) for device in cluster.devices)
+    write_cluster(replace(cluster, name="small", devices=small), tmp_path / "small.json")
+    message = refused(capsys, recipe, "--cluster", tmp_path / "small.json", "--batch", 8, "--profile", profile)
+    assert "No layout fits" in message
+    assert "What would fit" in message
+
+
+def test_kept_profiles_are_profile_files(profile):
+    assert read_file(profile, PROFILE).graph.backbone_layers

@@ -1,0 +1,173 @@
+import json
+
+import pytest
+from PIL import Image
+from typer.testing import CliRunner
+
+from diffusionpipe import cli
+from diffusionpipe.errors import ConfigError
+from diffusionpipe.ir.files import read_schedule
+from diffusionpipe.ir.torch_csv import schedule_from_csv
+from diffusionpipe.schedules import REGISTRY
+
+
+def run(*arguments):
+    return CliRunner().invoke(cli.app, ["schedule", *map(str, arguments)])
+
+
+def output_of(*arguments):
+    result = run(*arguments)
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+def problems_of(*arguments):
+    result = run(*arguments)
+    assert isinstance(result.exception, ConfigError), result.output
+    return str(result.exception).splitlines()
+
+
+SMALL = ("1f1b", "--ranks", 2, "--microbatches", 3)
+
+
+def test_the_report_is_sketch_makespan_bubble_and_peaks():
+    assert output_of(*SMALL).splitlines() == [
+        "1f1b, 2 ranks, 3 micro-batches: forward 1, backward 2, transfer 0",
+        "",
+        "0 | F0 F1 .  .  B0--- F2 B1--- .  B2---",
+        "1 | .  F0 B0--- F1 B1--- F2 B2--- .  .",
+        "",
+        "makespan      12",
+        "bubble ratio  25.00%",
+        "",
+        "rank  busy  idle  peak activations",
+        "   0     9     3                 2",
+        "   1     9     3                 1",
+    ]
+
+
+@pytest.mark.parametrize("name", sorted(REGISTRY))
+def test_json_has_the_same_work_for_every_schedule(name):
+    figures = json.loads(output_of(name, "--ranks", 4, "--microbatches", 8, "--input-grad", 2, "--json"))
+    assert figures["busy"] == [32] * 4
+    assert figures["makespan"] >= 32
+    assert figures["bubble"] == pytest.approx(1 - 32 / figures["makespan"])
+    assert figures["orders"] == [" ".join(map(str, order)) for order in REGISTRY[name](4, 8).orders]
+    assert len(figures["peak_activations"]) == 4
+
+
+@pytest.mark.parametrize("name", ["gpipe", "1f1b"])
+def test_the_formulas_of_the_papers_hold(name):
+    figures = json.loads(output_of(name, "--ranks", 4, "--microbatches", 6, "--input-grad", 2, "--json"))
+    assert figures["makespan"] == (6 + 4 - 1) * (1 + 2 + 1)
+    assert figures["bubble"] == pytest.approx(3 / 9)
+
+
+def test_integers_stay_integers_and_decimals_carry_no_noise():
+    assert '"makespan": 12,' in output_of(*SMALL, "--json")
+    assert '"makespan": 1.2,' in output_of(
+        *SMALL, "--json", "--forward", 0.1, "--input-grad", 0.1, "--weight-grad", 0.1
+    )
+    assert "makespan      1.2\n" in output_of(*SMALL, "--forward", 0.1, "--input-grad", 0.1, "--weight-grad", 0.1)
+
+
+def test_transfers_lengthen_the_iteration():
+    assert json.loads(output_of(*SMALL, "--comm", 1, "--json"))["makespan"] > 12
+
+
+def test_the_csv_is_the_orders_alone():
+    assert schedule_from_csv(output_of(*SMALL, "--csv"), name="1f1b") == REGISTRY["1f1b"](2, 3)
+
+
+def test_files_are_written_and_their_notices_stay_off_stdout(tmp_path):
+    png, trace, out = tmp_path / "a.png", tmp_path / "a.json", tmp_path / "schedule.json"
+    result = run(*SMALL, "--csv", "--png", png, "--perfetto", trace, "--out", out)
+    assert result.exit_code == 0
+    assert result.stdout == output_of(*SMALL, "--csv")
+    assert result.stderr == f"wrote {png}\nwrote {trace}\nwrote {out}\n"
+    assert Image.open(png).format == "PNG"
+    assert json.loads(trace.read_text())["traceEvents"]
+    assert read_schedule(out) == REGISTRY["1f1b"](2, 3)
+
+
+def test_options_may_stand_before_the_name():
+    assert output_of("--ranks", 2, "--microbatches", 3, "1f1b") == output_of(*SMALL)
+
+
+def test_the_list_names_every_schedule_with_its_first_line():
+    lines = output_of("list").splitlines()
+    assert [line.split()[0] for line in lines] == list(REGISTRY)
+    assert all(len(line.split()) > 3 for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("1f1", "--ranks", 2, "--microbatches", 2), "no schedule is called '1f1'; did you mean 1f1b?"),
+        (("GPipe", "--ranks", 2, "--microbatches", 2), "no schedule is called 'GPipe'; did you mean gpipe?"),
+        (
+            ("zzz", "--ranks", 2, "--microbatches", 2),
+            "no schedule is called 'zzz'; `diffusionpipe schedule list` lists the names",
+        ),
+        (("1f1b", "--ranks", 0, "--microbatches", 2), "--ranks is 0; use a number from 1 up"),
+        (("1f1b", "--ranks", 2, "--microbatches", -3), "--microbatches is -3; use a number from 1 up"),
+        (
+            ("1f1b", "--ranks", 100_000, "--microbatches", 100_000),
+            "100000 ranks x 100000 micro-batches are more than 1,000,000 forwards; use fewer",
+        ),
+        ((*SMALL, "--forward", -1), "--forward is -1; use a finite number from 0 up"),
+        ((*SMALL, "--comm", "nan"), "--comm is nan; use a finite number from 0 up"),
+        ((*SMALL, "--input-grad", "inf"), "--input-grad is inf; use a finite number from 0 up"),
+        ((*SMALL, "--weight-grad", "fast"), "--weight-grad is fast; use a finite number from 0 up"),
+        ((*SMALL, "--json", "--csv"), "--json and --csv exclude each other; use one of them"),
+    ],
+)
+def test_bad_input_is_one_line_that_says_what_to_do(arguments, says):
+    assert problems_of(*arguments) == [says]
+
+
+def test_everything_that_is_wrong_is_said_at_once():
+    assert len(problems_of("1fb", "--ranks", 0, "--microbatches", 0, "--forward", "x", "--json", "--csv")) == 5
+
+
+def test_a_missing_name_or_size_is_a_usage_error():
+    assert run().exit_code == 2
+    assert run("1f1b").exit_code == 2
+    assert run("1f1b", "--ranks", "two", "--microbatches", 2).exit_code == 2
+
+
+def test_times_of_zero_are_drawn():
+    zeros = [part for option in ("--forward", "--input-grad", "--weight-grad") for part in (option, 0)]
+    assert "makespan      0\n" in output_of(*SMALL, *zeros)
+
+
+# --- compare
+
+SIZES = ("compare", "--ranks", 4, "--microbatches", 8)
+
+
+def test_compare_lists_every_schedule_fastest_first():
+    found = json.loads(output_of(*SIZES, "--memory", 4, "--json"))
+    rows = found["schedules"]
+    assert {row["name"] for row in rows} | set(found["undefined"]) == set(REGISTRY)
+    assert [row["makespan"] for row in rows] == sorted(row["makespan"] for row in rows)
+    by_name = {row["name"]: row for row in rows}
+    assert by_name["1f1b"]["makespan"] == (8 + 4 - 1) * 3
+    assert by_name["1f1b"]["peak_activations"] == [4, 3, 2, 1]
+    assert by_name["1f1b"]["fits"]
+    assert not by_name["gpipe"]["fits"]
+    assert by_name["1f1b"]["messages"] == 2 * 3 * 8
+    assert by_name["chimera"]["weights"] == 2
+    assert by_name["zb-v"]["window_bubble"] == pytest.approx(0, abs=1e-9)
+
+
+def test_compare_says_why_a_schedule_is_missing():
+    found = json.loads(output_of("compare", "--ranks", 3, "--microbatches", 3, "--json"))
+    assert "chimera" in found["undefined"]
+    assert "chimera" in output_of("compare", "--ranks", 3, "--microbatches", 3)
+
+
+def test_compare_draws_one_sheet(tmp_path):
+    output_of(*SIZES, "--png", tmp_path / "sheet.png")
+    with Image.open(tmp_path / "sheet.png") as picture:
+        assert picture.width > 1000

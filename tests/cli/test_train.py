@@ -1,0 +1,171 @@
+"""What is wrong with a recipe, its data or its sizes is said in one block, before anything is trained."""
+
+import json
+import logging
+import shutil
+
+import pytest
+from tiny_runs import recipe_of, save_dit, save_pictures, save_stable_diffusion
+
+from diffusionpipe import cli
+from diffusionpipe.errors import ConfigError
+from diffusionpipe.trainer.recipe_file import recipe_to_toml
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("cli")
+    save_stable_diffusion(folder / "sd")
+    save_dit(folder / "dit")
+    save_pictures(folder / "data", count=6)
+    return folder
+
+
+@pytest.fixture
+def recipe(place, tmp_path):
+    """The file of a recipe that works."""
+    path = tmp_path / "recipe.toml"
+    path.write_text(recipe_to_toml(recipe_of(place / "sd", place / "data", tmp_path / "run", training={"steps": 1})))
+    return path
+
+
+@pytest.fixture(autouse=True)
+def quiet():
+    """The command adds a handler to the package's logger."""
+    package = logging.getLogger("diffusionpipe")
+    handlers, level = list(package.handlers), package.level
+    yield
+    package.handlers[:] = handlers
+    package.setLevel(level)
+
+
+def refused(capsys, recipe, *words):
+    """The block that the command prints; it exits with 2, prints no traceback and trains nothing."""
+    with pytest.raises(SystemExit) as caught:
+        cli.main(["train", str(recipe), *words, "--device", "cpu"])
+    assert caught.value.code == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    log, mark, block = printed.err.partition("error: ")
+    assert mark
+    assert all("rank=0" in line for line in log.splitlines()), log
+    assert "Traceback" not in block
+    run = recipe.parent / "run"
+    assert not (run / "metrics.jsonl").exists()
+    assert not (run / "checkpoints").exists()
+    return block
+
+
+@pytest.mark.parametrize(
+    ("override", "parts"),
+    [
+        ("training.stesp=3", ["training.stesp", "steps"]),
+        ("trainign.steps=3", ["trainign", "training"]),
+        ("training.steps=many", ["training.steps"]),
+        ("training.batch=5", ["training.batch: 5 samples cannot be cut into 2 micro-batches", "multiple of 2"]),
+        ("pipeline.schedule=1f1", ["there is no schedule '1f1'", "1f1b"]),
+        ("optimizer.name=AdmaW", ["AdmaW", "AdamW"]),
+        ('optimizer.arguments={"momentun"=0.1}', ["momentun"]),
+        ("pipeline.stages=2", ["need 2 ranks; there are 1"]),
+        ('pipeline.splits=["unet.x"]', ["unet.x"]),
+        ("model.path=nowhere", ["no model folder nowhere"]),
+        ('model.train=["vae"]', ["vae"]),
+        ("data.train=nowhere", ["data.train: there is no folder nowhere"]),
+        ("data.validation=nowhere", ["data.validation"]),
+    ],
+)
+def test_a_wrong_key_or_value_is_named(capsys, recipe, override, parts):
+    message = refused(capsys, recipe, override)
+    assert all(part in message for part in parts), message
+
+
+def test_a_recipe_that_is_not_there_is_named(capsys, tmp_path):
+    assert "gone.toml: cannot be read" in refused(capsys, tmp_path / "gone.toml")
+
+
+@pytest.mark.parametrize("wanted", ["latest", "5", "elsewhere"])
+def test_a_wrong_resume_says_what_is_there(capsys, recipe, wanted):
+    (recipe.parent / "run").mkdir()
+    (recipe.parent / "run" / "notes").touch()
+    assert "run contains notes" in refused(capsys, recipe, "--resume", wanted)
+
+
+def test_a_folder_without_pictures_is_refused(capsys, recipe, tmp_path):
+    (tmp_path / "empty").mkdir()
+    assert "holds no pictures" in refused(capsys, recipe, f"data.train={tmp_path / 'empty'}")
+
+
+def test_every_missing_or_unreadable_picture_is_named_at_once(capsys, recipe, place, tmp_path):
+    data = shutil.copytree(place / "data", tmp_path / "data")
+    with (data / "metadata.jsonl").open("a") as file:
+        file.write(json.dumps({"file_name": "gone.png", "text": "a"}) + "\n")
+    (data / "002.png").write_bytes(b"no picture")
+    (data / "extra.png").write_bytes((data / "003.png").read_bytes())
+    message = refused(capsys, recipe, f"data.train={data}")
+    assert all(name in message for name in ("gone.png", "002.png", "extra.png")), message
+
+
+def test_labels_above_the_models_classes_are_refused(capsys, recipe, place, tmp_path):
+    data = shutil.copytree(place / "data", tmp_path / "data")
+    lines = (data / "metadata.jsonl").read_text()
+    (data / "metadata.jsonl").write_text(lines.replace('"label": 4', '"label": 40'))
+    message = refused(capsys, recipe, f"model.path={place / 'dit'}", f"data.train={data}")
+    assert "004.png has 40" in message
+
+
+def test_more_stages_than_layers_are_refused(recipe, place):
+    from diffusionpipe.cli.train import _make_plan
+    from diffusionpipe.trainer.recipe_file import load_recipe
+    from diffusionpipe.trainer.session import build_model
+
+    loaded = load_recipe(recipe)
+    _, model = build_model(loaded, place / "sd", "cpu")
+    with pytest.raises(ConfigError, match=r"99 stages but the trained part has only \d+ layers; use at most \d+"):
+        _make_plan(model, loaded, 99, None)
+
+
+def test_a_folder_that_holds_no_model_is_named(capsys, recipe, place):
+    assert "is missing; a model is a folder as diffusers" in refused(capsys, recipe, f"model.path={place / 'data'}")
+
+
+def test_an_unknown_device_is_refused(capsys, recipe):
+    with pytest.raises(SystemExit) as caught:
+        cli.main(["train", str(recipe), "--device", "gpu"])
+    assert caught.value.code == 2
+    assert "there is no device 'gpu'" in capsys.readouterr().err
+
+
+def test_one_rank_trains_draws_its_results_and_is_sampled(capsys, recipe, tmp_path):
+    words = ["data.workers=0", "sampling.every=1", 'sampling.prompts=["a","b"]', "sampling.steps=2"]
+    with pytest.raises(SystemExit) as caught:
+        cli.main(["train", str(recipe), *words, "--device", "cpu"])
+    assert caught.value.code == 0
+    run = tmp_path / "run"
+    assert f"Results in {run}" in capsys.readouterr().out
+    for name in ("samples.png", "loss.png", "timeline.png", "trace.json", "metrics.jsonl", "plan.json", "recipe.toml"):
+        assert (run / name).stat().st_size > 0, name
+    with pytest.raises(SystemExit) as caught:
+        cli.main(["sample", str(run), "--prompt", "a b", "--steps", "2", "--out", str(tmp_path / "grid.png")])
+    assert caught.value.code == 0
+    assert (tmp_path / "grid.png").stat().st_size > 0
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["nowhere", "--prompt", "a"], "there is no folder nowhere"),
+        (["{data}", "--prompt", "a"], "holds no export/ yet"),
+        (["{sd}"], "say what to draw"),
+        (["{sd}", "--prompt", "a", "--label", "1"], "say what to draw"),
+        (["{sd}", "--label", "1"], "give prompts, not labels"),
+        (["{dit}", "--label", "7"], "there is no class 7"),
+        (["{sd}", "--prompt", "a", "--scheduler", "Nonsense"], "no scheduler 'Nonsense'"),
+    ],
+)
+def test_sample_says_what_it_cannot_draw(capsys, place, tmp_path, words, message):
+    filled = [word.format(data=place / "data", sd=place / "sd", dit=place / "dit") for word in words]
+    with pytest.raises(SystemExit) as caught:
+        cli.main(["sample", *filled, "--out", str(tmp_path / "grid.png"), "--device", "cpu"])
+    assert caught.value.code == 2
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "grid.png").exists()

@@ -1,0 +1,106 @@
+import json
+from importlib.resources import files
+
+import pytest
+
+from diffusionpipe.costs import AllReduce, Cluster, Device, Link
+from diffusionpipe.costs.clusters import load_cluster, shipped_clusters
+from diffusionpipe.costs.devices import DEVICES, Efficiency, device_rates
+from diffusionpipe.costs.files import ANY_CPU, cluster_from_text, cluster_to_text, write_cluster
+from diffusionpipe.errors import ConfigError, FileFormatError
+
+
+@pytest.mark.parametrize("name", shipped_clusters())
+def test_a_shipped_cluster_is_one_node_of_known_devices_in_canonical_text(name):
+    cluster = load_cluster(name)
+    text = (files("diffusionpipe.costs.clusters") / f"{name}.json").read_text(encoding="utf-8")
+    assert cluster_to_text(cluster) == text
+    assert cluster.name == name
+    assert set(cluster.nodes) == {0}
+    assert {device.name for device in cluster.devices} <= {ANY_CPU, *(rates.title for rates in DEVICES.values())}
+
+
+@pytest.mark.parametrize("name", [n for n in shipped_clusters() if n != "cpux2"])
+def test_a_shipped_cluster_gives_training_less_memory_than_the_device_has(name):
+    memory = {rates.title: rates.memory for rates in DEVICES.values()}
+    assert all(0.8 < device.memory / memory[device.name] < 1 for device in load_cluster(name).devices)
+
+
+def test_the_promised_machines_are_there():
+    promised = {"a100-40x8", "a100-80x8", "h100x8", "h200x8", "l40sx8", "rtx4090x2", "rtx4090x4", "rtx4090-rtx4080"}
+    assert promised <= set(shipped_clusters())
+    unequal = load_cluster("rtx4090-rtx4080").devices
+    assert unequal[0].memory > unequal[1].memory
+    assert unequal[0].speed > unequal[1].speed
+
+
+def test_several_nodes_are_the_same_node_again():
+    cluster = load_cluster("a100-80x8:4")
+    assert cluster.num_ranks == 32
+    assert cluster.nodes == tuple(node for node in range(4) for _ in range(8))
+    assert cluster.link(7, 8) == cluster.inter
+    assert cluster.link(0, 7) == load_cluster("a100-80x8").intra
+
+
+@pytest.mark.parametrize("name", ["a100x8", "a100-80x8:0", "a100-80x8:", "a100-80x8:x", "a100-80x8:9999", ""])
+def test_an_unknown_cluster_is_refused_with_what_there_is(name):
+    with pytest.raises(ConfigError, match=r"there is no cluster|number of nodes"):
+        load_cluster(name)
+
+
+def test_a_file_of_several_nodes_is_not_repeated(tmp_path):
+    path = tmp_path / "mine.json"
+    write_cluster(load_cluster("h100x8:2"), path)
+    assert load_cluster(str(path)).num_ranks == 16
+    with pytest.raises(ConfigError, match="2 nodes already"):
+        load_cluster(f"{path}:2")
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "word"),
+    [
+        ("intra", {"latency": -1.0, "bandwidth": 1.0}, "intra"),
+        ("inter_reduce", {"latency": 1.0, "bandwidth": 0.0}, "inter_reduce"),
+        ("nodes", [0, 1], "nodes"),
+        ("devices", [], "devices"),
+    ],
+)
+def test_a_cluster_that_makes_no_sense_is_refused(field, value, word):
+    data = json.loads(cluster_to_text(load_cluster("cpux2:2"))) | {field: value}
+    with pytest.raises(FileFormatError, match=word):
+        cluster_from_text(json.dumps(data))
+
+
+def test_an_unknown_device_is_refused_with_the_known_ones():
+    with pytest.raises(ConfigError, match=r"a100-80.*cpu-1-thread"):
+        device_rates("a100")
+
+
+def test_tensor_cores_make_narrow_numbers_faster_on_every_device():
+    assert all(
+        rates.peak("float64", is_convolution=False)
+        <= rates.peak("float32", is_convolution=False)
+        <= rates.peak("bfloat16", is_convolution=False)
+        for rates in DEVICES.values()
+    )
+
+
+def test_an_efficiency_above_one_is_refused():
+    good = DEVICES["h200"].efficiency
+    values = {name: getattr(good, name) for name in good.__dataclass_fields__}
+    with pytest.raises(ValueError, match="matmul"):
+        Efficiency(**values | {"matmul": 1.2})
+
+
+def test_negative_latency_is_refused_where_a_cluster_is_made():
+    line, total = Link(0.0, 1.0), AllReduce(latency=-1.0, bandwidth=1.0)
+    with pytest.raises(ValueError, match="intra_reduce"):
+        Cluster(
+            name="c",
+            devices=(Device(name="d", memory=1),),
+            nodes=(0,),
+            intra=line,
+            inter=line,
+            intra_reduce=total,
+            inter_reduce=total,
+        )

@@ -1,0 +1,115 @@
+import pytest
+from planner import synthetic
+
+from diffusionpipe.costs.memory import MemoryUse, peak_memory
+from diffusionpipe.ir import Op
+from diffusionpipe.planner import Layout
+from diffusionpipe.planner.build import build_train_schedule
+from diffusionpipe.planner.candidates import Judge
+from diffusionpipe.planner.filling import filler_of
+from diffusionpipe.planner.proposal import predict, pricing_of, propose
+from diffusionpipe.planner.stage_costs import Setting, block_costs
+from diffusionpipe.simulator import simulate
+
+
+def chain_setting(batch=8, **workload):
+    profile = synthetic.chain([1.0, 1.0, 1.0, 1.0], parameters=[100, 200, 300, 400], frozen=0.5)
+    workload = synthetic.workload(batch, **workload)
+    return Setting(profile=profile, cluster=synthetic.cluster(2), workload=workload)
+
+
+def memory_of(setting, **layout):
+    layout = Layout(
+        **{"batch": setting.workload.batch, "stages": 2, "microbatches": 4, "splits": ("layer2",), **layout}
+    )
+    return propose(setting, layout).memory
+
+
+def test_the_total_is_the_sum_of_all_items():
+    use = MemoryUse(
+        parameters=1, gradients=2, optimizer=4, ema=8, frozen=16, activations=32, messages=64, workspace=128
+    )
+    assert use.total == 255
+    assert sum(use.items().values()) == 255
+    assert list(use.items())[-1] == "frozen_outputs"
+
+
+def test_parameters_count_with_all_that_stands_beside_them():
+    setting = chain_setting(parameter_bytes=2, gradient_bytes=4, master_bytes=4, optimizer_bytes=8, ema_bytes=4)
+    first, second = memory_of(setting)
+    assert (first.parameters, first.gradients, first.optimizer, first.ema) == (600, 1200, 3600, 1200)
+    assert (second.parameters, second.gradients, second.optimizer, second.ema) == (1400, 2800, 8400, 2800)
+
+
+def test_frozen_parameters_stand_where_they_are_encoded():
+    first, second = memory_of(chain_setting())
+    assert first.frozen == second.frozen == 8 * 2
+
+
+def test_activations_are_those_in_flight():
+    setting = chain_setting()
+    kept = (
+        block_costs(setting, ["layer0", "layer1"], 2).activation,
+        block_costs(setting, ["layer2", "layer3"], 2).activation,
+    )
+    first, second = memory_of(setting, schedule="1f1b")
+    assert (first.activations, second.activations) == (2 * kept[0], 1 * kept[1])
+    first, second = memory_of(setting, schedule="gpipe")
+    assert (first.activations, second.activations) == (4 * kept[0], 4 * kept[1])
+
+
+def test_recomputing_needs_less_activations_and_more_workspace():
+    plain, again = (memory_of(chain_setting(checkpointed=patterns)) for patterns in ((), ("*",)))
+    assert again[0].activations < plain[0].activations
+    assert again[0].workspace > plain[0].workspace
+
+
+def test_a_received_tensor_counts_until_its_reader_starts():
+    setting = chain_setting()
+    schedule, blocks = build_train_schedule(
+        setting.graph, Layout(batch=8, stages=2, microbatches=4, splits=("layer2",))
+    )
+    proposal = predict(setting, schedule, blocks, Layout(batch=8, stages=2, microbatches=4).mesh)
+    one_message = 2 * 40
+    assert 0 <= proposal.memory[1].messages <= 2 * one_message
+
+
+def test_without_explicit_messages_two_of_the_largest_are_counted():
+    setting = chain_setting()
+    schedule, blocks = build_train_schedule(
+        setting.graph, Layout(batch=8, stages=2, microbatches=4, splits=("layer2",))
+    )
+    silent = type(schedule)(
+        name=schedule.name,
+        placement=schedule.placement,
+        orders=tuple(tuple(a for a in order if a.op in (Op.F, Op.B, Op.ENCODE)) for order in schedule.orders),
+        fills=schedule.fills,
+    )
+    layout = Layout(batch=8, stages=2, microbatches=4)
+    costs = pricing_of(setting)(silent, blocks, layout.mesh)
+    uses = peak_memory(silent, simulate(silent, costs), blocks, profile=setting.profile, workload=setting.workload)
+    assert [use.messages for use in uses] == [2 * 2 * 40, 2 * 2 * 40]
+
+
+def test_frozen_outputs_are_held_twice_when_the_next_batch_is_encoded_ahead():
+    setting = chain_setting()
+    layout = Layout(batch=8, stages=2, microbatches=4, splits=("layer2",))
+    plain, ahead = (propose(setting, layout, filler) for filler in (None, filler_of(setting)))
+    assert plain.memory[0].frozen_outputs == 8 * 20  # all 8 samples of "x", in float16
+    assert plain.memory[1].frozen_outputs == 4 * 20  # what it encodes for worker 0
+    assert ahead.memory[0].frozen_outputs == 2 * 8 * 20
+
+
+@pytest.mark.parametrize("microbatches", [2, 4, 8])
+def test_the_estimate_of_a_candidate_is_close_to_its_full_memory(microbatches):
+    setting = Setting(
+        profile=synthetic.unet(), cluster=synthetic.cluster(4), workload=synthetic.workload(64, ema_bytes=4)
+    )
+    judge = Judge(setting=setting)
+    layout = Layout(batch=64, stages=4, microbatches=microbatches, splits=("down1.res0", "mid.attn", "up1.res0"))
+    proposal = propose(setting, layout)
+    stops = [*(judge.table.names.index(name) for name in layout.splits), judge.num_layers]
+    for stage, (first, stop) in enumerate(zip([0, *stops], stops, strict=False)):
+        in_flight = min(4 - stage, microbatches)
+        estimate = judge.stage_bytes(first, stop, 64 / microbatches, microbatches, in_flight)
+        assert estimate == pytest.approx(proposal.memory[stage].total, rel=0.1)

@@ -1,0 +1,86 @@
+"""Ranks that stay: processes of one gloo job that run one function after the other.
+
+Starting a process with torch and diffusers takes seconds, a tiny training milliseconds; so ranks are forked from one
+process that has imported both, and a test module starts its ranks once. What they run must be importable by them: a
+function of a module in this folder.
+"""
+
+import multiprocessing
+import socket
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from multiprocessing.connection import Connection
+from typing import Any
+
+PATIENCE = 120.0
+"""Seconds after which a function that does not return on all ranks counts as hung."""
+
+IMPORTED = (
+    "torch.distributed.checkpoint",
+    "diffusers.models.transformers.dit_transformer_2d",
+    "diffusers.models.unets.unet_2d_condition",
+    "diffusers.pipelines.dit.pipeline_dit",
+    "diffusers.pipelines.stable_diffusion.pipeline_stable_diffusion",
+    "diffusers.schedulers",
+    "transformers.models.clip.modeling_clip",
+    "diffusionpipe.trainer.run",
+)
+
+
+class Crew:
+    """The parent's side."""
+
+    def __init__(self, pipes: list[Connection]) -> None:
+        self._pipes = pipes
+
+    def run(self, function: Callable[..., Any], *arguments: Any, **keywords: Any) -> list[Any]:
+        """`function(job, ...)` on every rank; the results, or the exceptions, by rank."""
+        for pipe in self._pipes:
+            pipe.send((function, arguments, keywords))
+        return [self._receive(rank, pipe) for rank, pipe in enumerate(self._pipes)]
+
+    @staticmethod
+    def _receive(rank: int, pipe: Connection) -> Any:
+        assert pipe.poll(PATIENCE), f"rank {rank} hangs"
+        return pipe.recv()
+
+
+@contextmanager
+def crew_of(size: int) -> Iterator[Crew]:
+    """`size` ranks, for the length of the block."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(list(IMPORTED))
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port = listener.getsockname()[1]
+    pairs = [context.Pipe() for _ in range(size)]
+    processes = [context.Process(target=_work, args=(rank, size, port, pair[1])) for rank, pair in enumerate(pairs)]
+    for process, pair in zip(processes, pairs, strict=True):
+        process.start()
+        pair[1].close()  # so that a rank that dies is noticed
+    try:
+        yield Crew([pair[0] for pair in pairs])
+    finally:
+        for process in processes:
+            process.kill()
+            process.join()
+
+
+def _work(rank: int, size: int, port: int, pipe: Connection) -> None:
+    """The ranks' side."""
+    import torch
+
+    from diffusionpipe.runtime.process_group import Membership, joined
+
+    torch.set_num_threads(1)
+    member = Membership(rank=rank, world_size=size, local_rank=rank, address="127.0.0.1", port=port)
+    with joined(member, device="cpu") as job:
+        while True:
+            function, arguments, keywords = pipe.recv()
+            try:
+                result = function(job, *arguments, **keywords)
+            except Exception as error:
+                error.add_note(traceback.format_exc())
+                result = error
+            pipe.send(result)

@@ -1,0 +1,132 @@
+"""The documents say what the code does."""
+
+import ast
+import doctest
+import re
+import sys
+import tomllib
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from diffusionpipe.ir.check import check
+from diffusionpipe.schedules import REGISTRY
+from diffusionpipe.simulator.comparison import WorkerCosts, compare_families
+from diffusionpipe.trainer.recipe_file import SECTIONS, recipe_from_table
+
+ROOT = Path(__file__).parents[2]
+SOURCE = ROOT / "src/diffusionpipe"
+DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("examples/**/*.md")])
+
+
+def text_of(name: str) -> str:
+    return (ROOT / name).read_text(encoding="utf-8")
+
+
+def blocks(text: str, language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```$", text, flags=re.MULTILINE | re.DOTALL)
+
+
+def names_in(tree: ast.Module) -> set[str]:
+    """Functions, classes, their methods and module constants, as "name" and "Class.name"."""
+    names = set()
+    for node in tree.body:
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            names.add(node.name)
+        if isinstance(node, ast.ClassDef):
+            names |= {f"{node.name}.{inner.name}" for inner in node.body if isinstance(inner, ast.FunctionDef)}
+        targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+        names |= {target.id for target in targets if isinstance(target, ast.Name)}
+    return names
+
+
+def test_the_readme_has_less_than_150_lines():
+    assert len(text_of("README.md").splitlines()) < 150
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_every_relative_link_leads_to_a_file(document):
+    links = re.findall(r"\]\(([^)#]+)[^)]*\)", document.read_text(encoding="utf-8"))
+    missing = [link for link in links if "://" not in link and not (document.parent / link).exists()]
+    if not (ROOT / "docs/images").exists():  # the pictures are made by the demo
+        missing = [link for link in missing if not link.endswith(".png")]
+    assert not missing
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_every_function_that_a_document_names_exists(document):
+    named = re.findall(r"`([a-z_]+/[a-z_0-9]+\.py): ?([A-Za-z_.]+)`", document.read_text(encoding="utf-8"))
+    for path, name in named:
+        assert name in names_in(ast.parse((SOURCE / path).read_text(encoding="utf-8"))), f"{path}: {name}"
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_every_source_file_that_a_document_names_exists(document):
+    # CONTRIBUTING adds a schedule as an example, so its module is not there.
+    named = set(re.findall(r"`((?:[a-z_]+/)+[a-z_0-9]+\.(?:py|md))\b", document.read_text(encoding="utf-8")))
+    missing = [path for path in named if not any((base / path).exists() for base in (ROOT, SOURCE, document.parent))]
+    assert [path for path in missing if "eager_one_f_one_b" not in path] == []
+
+
+@pytest.mark.parametrize(("section", "key"), [(name, key) for name in SECTIONS for key in SECTIONS[name].model_fields])
+def test_every_recipe_key_has_a_row_in_its_section_of_the_reference(section, key):
+    _, _, rest = text_of("docs/recipe.md").partition(f"### [{section}]")
+    assert f"\n| `{key}` |" in rest.partition("\n### ")[0].partition("\n## ")[0]
+
+
+def test_the_reference_names_no_key_that_does_not_exist():
+    for section, rest in re.findall(
+        r"^### \[(\w+)\]\n(.*?)(?=^##)", text_of("docs/recipe.md"), re.MULTILINE | re.DOTALL
+    ):
+        assert set(re.findall(r"^\| `(\w+)` \|", rest, flags=re.MULTILINE)) == set(SECTIONS[section].model_fields)
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_every_recipe_in_a_document_is_valid(document):
+    for block in blocks(document.read_text(encoding="utf-8"), "toml"):
+        recipe_from_table(tomllib.loads(block), source=document)
+
+
+@pytest.mark.parametrize("name", REGISTRY)
+def test_the_readme_names_every_schedule(name):
+    assert f"`{name}`" in text_of("README.md")
+
+
+def test_the_page_of_schedules_is_that_of_the_code():
+    spec = spec_from_file_location("make_schedules", ROOT / "docs/make_schedules.py")
+    assert spec is not None
+    assert spec.loader is not None
+    page = module_from_spec(spec)
+    spec.loader.exec_module(page)
+    comparison = compare_families(page.RANKS, page.MICROBATCHES, WorkerCosts())
+    assert text_of("docs/schedules.md") == page.document(comparison), "run make docs"
+
+
+def test_the_schedule_that_contributing_adds_is_legal_and_its_tests_pass(monkeypatch):
+    module_source, test_source, *_ = blocks(text_of("CONTRIBUTING.md"), "python")
+    module = ModuleType("diffusionpipe.schedules.eager_one_f_one_b")
+    exec(module_source, module.__dict__)
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    results = doctest.testmod(module)
+    assert results.attempted
+    assert not results.failed
+    check(module.eager_one_f_one_b(4, 6))
+    run_tests(test_source, {})
+
+
+def test_the_model_that_contributing_adds_passes_its_tests():
+    model_source, test_source = blocks(text_of("CONTRIBUTING.md"), "python")[2:]
+    # A module of its own, so that the copies of the graph find the layers' functions.
+    namespace: dict[str, object] = {"__name__": "contributed"}
+    exec(model_source, namespace)
+    run_tests(test_source, namespace)
+
+
+def run_tests(source: str, namespace: dict[str, object]) -> None:
+    exec(source, namespace)
+    tests = [value for name, value in namespace.items() if name.startswith("test_")]
+    assert tests
+    for test in tests:
+        test()

@@ -1,0 +1,155 @@
+import csv
+import io
+from fractions import Fraction
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from strategies import sized
+
+from diffusionpipe.errors import ScheduleError
+from diffusionpipe.ir import Action, Edge, Op, Pipeline, Placement, Schedule, Share, Stage
+from diffusionpipe.ir.torch_csv import schedule_from_csv, schedule_to_csv
+from diffusionpipe.schedules import REGISTRY
+
+CHAINS = sorted(name for name in REGISTRY if len(sized(REGISTRY[name], 2, 2).placement.pipelines) == 1)
+generators = st.sampled_from(CHAINS)
+small = st.integers(1, 6)
+
+
+def two_stages(*, stages=None, chain=(0, 1), orders=None, **changes) -> Schedule:
+    fields = {
+        "stages": chain,
+        "microbatches": (1, 1),
+        "ops": frozenset({Op.F}),
+        "edges": (Edge(producer=0, consumer=1),),
+        **changes,
+    }
+    placement = Placement(
+        stages=stages or (Stage(worker=0, weights=0), Stage(worker=1, weights=1)), pipelines=(Pipeline(**fields),)
+    )
+    forwards = tuple(tuple(Action(stage=s, op=Op.F, microbatch=m) for m in range(2)) for s in range(2))
+    return Schedule(name="mine", placement=placement, orders=orders or forwards)
+
+
+@settings(deadline=None)
+@given(generators, small, small, small)
+def test_every_registered_schedule_over_a_chain_comes_back_from_its_csv(name, num_stages, num_microbatches, size):
+    schedule = sized(REGISTRY[name], num_stages, num_microbatches, size)
+    assert schedule_from_csv(schedule_to_csv(schedule), name=schedule.name, microbatch_size=size) == schedule
+
+
+def test_the_csv_of_1f1b_is_one_row_per_rank_and_one_action_per_cell():
+    assert schedule_to_csv(REGISTRY["1f1b"](2, 3)) == "0F0,0F1,0B0,0F2,0B1,0B2\n1F0,1B0,1F1,1B1,1F2,1B2\n"
+
+
+HALVES = (Share(stop=Fraction(1, 2)), Share(start=Fraction(1, 2)))
+
+
+@pytest.mark.parametrize(
+    ("schedule", "says"),
+    [
+        (two_stages(edges=(Edge(producer=0, consumer=0),)), "stage 0 reads from stage 0, the dialect knows neighbours"),
+        (two_stages(chain=(1, 0)), "its stages run in the order 1, 0, the dialect counts them upwards from 0"),
+        (two_stages(microbatches=(1, 2)), "micro-batches have different sizes 1, 2"),
+        (
+            two_stages(stages=tuple(Stage(worker=i, weights=0, share=share) for i, share in enumerate(HALVES))),
+            "stage 0 handles the share 0:1/2",
+        ),
+        (two_stages(stages=(Stage(worker=0, weights=5), Stage(worker=1, weights=5))), "stages 0, 1 share weights"),
+        (
+            two_stages(orders=((Action(stage=0, op=Op.SEND_F, microbatch=0, slot=0),), ())),
+            "it has the actions SEND_F, the compute-only dialect knows F, B, I, W",
+        ),
+        (two_stages(orders=((Action(stage=0, op=Op.T, microbatch=0),), ())), "it has the actions T"),
+    ],
+)
+def test_what_the_dialect_cannot_say_is_refused_by_name(schedule, says):
+    with pytest.raises(ScheduleError) as caught:
+        schedule_to_csv(schedule)
+    assert "schedule 'mine' has no torch CSV: " in str(caught.value)
+    assert says in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("0F0,0X0\n", "line 1, cell 2: '0X0' is no action"),
+        ("0F0,\n1F0,1SEND_B0\n", "line 2, cell 2: '1SEND_B0' is no computation"),
+        ("0F0,0UNSHARD\n", "'0UNSHARD' is no computation"),
+        ("0F0,(0F1;0B0)OVERLAP_F_B\n", "line 1, cell 2: '(0F1;0B0)OVERLAP_F_B' overlaps two actions"),
+        ("0T0\n", "'0T0' is unknown to torch's dialect"),
+        ("0F0\n0B0\n", "stage 0 stands on line 1 and on line 2"),
+        ("0F0,0F0\n", "the forward 0F0 stands there 2 times"),
+        ("0F0,0F1\n1F0\n", "2 stages and 2 micro-batches need 4 forwards, 1 are missing, the first is 1F1"),
+        ("1F0\n", "the first is 0F0"),
+        ("0F99999999\n", "99999999 are missing, the first is 0F0"),
+        ("", "holds no forward"),
+        (",,\n", "holds no forward"),
+    ],
+)
+def test_a_csv_that_is_no_compute_only_schedule_is_refused_with_line_and_cell(text, says):
+    with pytest.raises(ScheduleError) as caught:
+        schedule_from_csv(text)
+    assert says in str(caught.value)
+
+
+def test_all_wrong_cells_are_named_at_once():
+    with pytest.raises(ScheduleError) as caught:
+        schedule_from_csv("0F0,foo\n1F0,bar\n")
+    assert len(caught.value.problems) == 2
+
+
+def test_whole_backwards_beside_split_ones_become_input_and_weight_gradients_in_place():
+    schedule = schedule_from_csv("0F0,0F1,0B0,0I1,0W1\n")
+    assert schedule.placement.pipelines[0].ops == {Op.F, Op.I, Op.W}
+    assert schedule_to_csv(schedule) == "0F0,0F1,0I0,0W0,0I1,0W1\n"
+
+
+@pytest.fixture(scope="module")
+def torch_schedules():
+    return pytest.importorskip("torch.distributed.pipelining.schedules")
+
+
+@pytest.mark.parametrize("name", CHAINS)
+@pytest.mark.parametrize(("num_stages", "num_microbatches"), [(1, 1), (3, 2), (4, 11)])
+def test_torch_reads_our_csv_and_writes_it_back(torch_schedules, name, num_stages, num_microbatches):
+    text = schedule_to_csv(sized(REGISTRY[name], num_stages, num_microbatches))
+    rows = list(csv.reader(io.StringIO(text)))
+    parsed = [[torch_schedules._Action.from_str(cell) for cell in row] for row in rows]
+    assert [[str(action) for action in row] for row in parsed] == rows
+
+
+def test_torchs_runtime_loads_our_csv_and_lowers_it(torch_schedules, tmp_path):
+    schedule = REGISTRY["1f1b"](3, 5)
+    path = tmp_path / "1f1b.csv"
+    path.write_text(schedule_to_csv(schedule))
+    runtime = object.__new__(torch_schedules._PipelineScheduleRuntime)
+    runtime.pipeline_order, runtime.pp_group_size, runtime._num_stages, runtime._n_microbatches = {}, 3, 3, 5
+    runtime._stages, runtime._defer_pp_recv = [], False
+    runtime._load_csv(str(path), format="compute_only")
+    assert {rank: [str(a) for a in order] for rank, order in runtime.pipeline_order.items()} == {
+        worker: [str(a) for a in order] for worker, order in enumerate(schedule.orders)
+    }
+
+
+@pytest.mark.parametrize(
+    ("torchs_name", "stages_per_rank"),
+    [("Interleaved1F1B", 2), ("LoopedBFS", 2), ("InterleavedZeroBubble", 2), ("ZBVZeroBubble", 2)],
+)
+def test_torchs_own_schedules_come_through_our_csv(torchs_name, stages_per_rank):
+    visualizer = pytest.importorskip("torch.distributed.pipelining._schedule_visualizer")
+    num_ranks, num_microbatches = 4, 8
+    ops = visualizer.get_schedule_ops(torchs_name, num_ranks, num_microbatches, stages_per_rank)
+    text = io.StringIO()
+    csv.writer(text).writerows(ops)
+    schedule = schedule_from_csv(text.getvalue(), name=torchs_name)
+    assert len(schedule.placement.stages) == num_ranks * stages_per_rank
+    computed = [[action for action in row if action is not None] for row in ops]
+    if Op.I in schedule.placement.pipelines[0].ops:
+        computed = [[part for action in row for part in split(str(action))] for row in computed]
+    assert list(csv.reader(io.StringIO(schedule_to_csv(schedule)))) == [list(map(str, row)) for row in computed]
+
+
+def split(action: str) -> list[str]:
+    return [action.replace("B", "I"), action.replace("B", "W")] if "B" in action else [action]

@@ -1,0 +1,128 @@
+"""Runs a model under any layout, as threads or as processes, and compares with the plain full batch in one process."""
+
+import copy
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+import torch
+from tiny_models import raw_inputs
+from torch import Tensor
+
+from diffusionpipe.costs import ModelGraph
+from diffusionpipe.errors import ConfigError
+from diffusionpipe.models.describe import describe
+from diffusionpipe.models.graph import LayerGraph, canonical_names
+from diffusionpipe.models.run import run_layers
+from diffusionpipe.planner import Layout, build_plan
+from diffusionpipe.runtime.process_group import Job
+from diffusionpipe.runtime.threads import run_threads
+from diffusionpipe.runtime.transport import ProcessTransport, Transport
+from diffusionpipe.runtime.worker import Worker, build_worker, holders_of
+
+CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True)
+class Step:
+    """What one step leaves: the mean loss and the gradients by canonical name."""
+
+    loss: float
+    gradients: dict[str, Tensor]
+
+
+def reference_step(graph: LayerGraph, inputs: Mapping[str, Tensor]) -> Step:
+    """Full batch, one process, layers in order; loss = sum / samples."""
+    batch = len(next(iter(inputs.values())))
+    loss = run_layers(graph.layers, graph.components, inputs, targets=[graph.output])[graph.output].sum() / batch
+    trained = {name: p for p, name in canonical_names(graph.components).items() if p.requires_grad}
+    gradients = torch.autograd.grad(loss, list(trained.values()), allow_unused=False)
+    return Step(float(loss.detach()), dict(zip(trained, gradients, strict=True)))
+
+
+def run_step(worker: Worker, inputs: Mapping[str, Tensor]) -> tuple[float, dict[str, Tensor]]:
+    """One step of one rank on its rows of the global batch: its part of the loss, its gradients."""
+    feed_rows(worker, inputs)
+    worker.reset_gradients()
+    outputs = worker.train.run()
+    loss = sum(float(output.value.double().sum()) for output in outputs) / worker.plan.batch
+    return loss, {name: p.grad.clone() for name, p in worker.parameters.items() if p.grad is not None}
+
+
+def feed_rows(worker: Worker, inputs: Mapping[str, Tensor]) -> None:
+    if worker.encoded is not None:
+        offset = worker.place.group * (worker.plan.batch // worker.plan.mesh.data_parallel)
+        rows = slice(offset + worker.encoded.start, offset + worker.encoded.stop)
+        worker.feed(worker.train, {name: value[rows] for name, value in inputs.items()})
+
+
+def steps_in_process(
+    job: Job, build: Callable[[], LayerGraph], layouts: Iterable[Layout], batch: int
+) -> list[tuple[float, dict[str, Tensor]]]:
+    """One rank's step of each layout, over torch.distributed."""
+    graph = build()
+    model = describe(graph)
+    inputs = raw_inputs(graph, batch)
+    steps = []
+    for layout in layouts:
+        plan = build_plan(model, layout)
+        transport = ProcessTransport(summing=tuple(holders_of(plan).values()))
+        own = copy.deepcopy(graph)
+        worker = build_worker(own, model, plan, job.membership.rank, transport, device=CPU)
+        run_step(worker, inputs)
+        steps.append(run_step(worker, inputs))
+    return steps
+
+
+def step_in_threads(graph: LayerGraph, model: ModelGraph, layout: Layout, inputs: Mapping[str, Tensor]) -> Step:
+    """The same step over the ranks of a layout; checks that replicas agree bit for bit."""
+    plan = build_plan(model, layout)
+
+    def main(rank: int, transport: Transport) -> tuple[float, dict[str, Tensor]]:
+        own = copy.deepcopy(graph)
+        worker = build_worker(own, model, plan, rank, transport, device=CPU)
+        run_step(worker, inputs)  # a first iteration whose leftovers the second must not see
+        return run_step(worker, inputs)
+
+    return merge(run_threads(plan.mesh.num_ranks, main))
+
+
+def merge(results: Iterable[tuple[float, dict[str, Tensor]]]) -> Step:
+    loss, gradients = 0.0, {}
+    for part, own in results:
+        loss += part
+        for name, gradient in own.items():
+            assert torch.equal(gradients.setdefault(name, gradient), gradient), f"replicas differ in {name}"
+    return Step(loss, gradients)
+
+
+def assert_same_step(found: Step, expected: Step) -> None:
+    """Each gradient within 1e-12 of the norm of all, and 1e-10 of its own where that is not negligible."""
+    assert abs(found.loss - expected.loss) <= 1e-12 * abs(expected.loss)
+    assert found.gradients.keys() == expected.gradients.keys()
+    total = torch.stack([g.norm() for g in expected.gradients.values()]).norm()
+    for name, gradient in expected.gradients.items():
+        error = (found.gradients[name] - gradient).norm()
+        assert error <= 1e-12 * total, (name, float(error), float(total))
+        if gradient.norm() > 1e-6 * total:
+            assert error <= 1e-10 * gradient.norm(), (name, float(error), float(gradient.norm()))
+
+
+def can_run(layout: Layout, model: ModelGraph) -> bool:
+    """Whether the schedule is defined for these sizes and the model has enough layers."""
+    try:
+        return layout.num_blocks() <= len(model.backbone_layers)
+    except ConfigError:
+        return False
+
+
+def layouts_of(stages: int, schedule: str, batch: int = 16) -> list[Layout]:
+    """One copy; every stage twice by share; the first stage twice; twice by the data-parallel axis; both."""
+    shared = {"batch": batch, "stages": stages, "microbatches": 4, "schedule": schedule, "encode_chunk": 3}
+    first_twice = (2, *(1,) * (stages - 1))
+    return [
+        Layout(**shared),
+        Layout(**shared, replicas=(2,) * stages),
+        Layout(**shared, replicas=first_twice),
+        Layout(**shared, data_parallel=2),
+        Layout(**shared, replicas=first_twice, data_parallel=2),
+    ]

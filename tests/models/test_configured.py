@@ -1,0 +1,104 @@
+from functools import cache
+
+import pytest
+import torch
+from torch import nn
+
+from diffusionpipe.errors import ModelError
+from diffusionpipe.models.configured import configured_graph, configured_models
+from diffusionpipe.models.describe import describe
+from diffusionpipe.models.meta import module_on_meta
+
+MILLIONS = {
+    "sd-2.1": {"text_encoder": 340.4, "vae": 83.65, "unet": 865.9},
+    "controlnet-sd-1.5": {"text_encoder": 123.1, "vae": 83.65, "unet": 859.5, "controlnet": 361.3},
+    "sdxl": {"text_encoder": 123.1, "text_encoder_2": 694.7, "vae": 83.65, "unet": 2567},
+    "sd3-medium": {"text_encoder": 123.65, "text_encoder_2": 694.7, "text_encoder_3": 4762, "transformer": 2028},
+    "flux.1-dev": {"text_encoder": 123.1, "text_encoder_2": 4762, "transformer": 11901},
+}
+"""As published, or as the files on the hub hold."""
+DIT_GIGAMACS = {"dit-xl-2-256": 118.6, "dit-xl-2-512": 524.6}
+"""Peebles & Xie, section 5; they count a multiplication and an addition as one operation."""
+
+graph_of = cache(configured_graph)
+
+
+@cache
+def model_of(name):
+    return describe(graph_of(name), batch=1)
+
+
+def _millions(module):
+    return sum(p.numel() for p in module.parameters()) / 1e6
+
+
+@pytest.mark.parametrize(("name", "component"), [(n, c) for n, parts in MILLIONS.items() for c in parts])
+def test_parameters_are_as_many_as_published(name, component):
+    assert _millions(graph_of(name).components[component]) == pytest.approx(MILLIONS[name][component], rel=0.005)
+
+
+@pytest.mark.parametrize("name", DIT_GIGAMACS)
+def test_dit_is_as_large_as_published_but_for_diffusers_copies_of_the_embedding(name):
+    transformer = graph_of(name).components["transformer"]
+    copies = sum(_millions(block.norm1.emb) for block in transformer.transformer_blocks[1:])
+    assert _millions(transformer) - copies == pytest.approx(675, rel=0.005)
+
+
+@pytest.mark.parametrize("name", DIT_GIGAMACS)
+def test_dit_computes_as_much_as_published(name):
+    flops = sum(layer.flops for layer in model_of(name).layers if layer.component == "transformer")
+    assert flops / 2e9 == pytest.approx(DIT_GIGAMACS[name], rel=0.005)
+
+
+QUICK = ("sd-2.1", "dit-xl-2-256", "sd3-medium", "flux.1-dev")
+
+
+@pytest.mark.parametrize(
+    "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in configured_models()]
+)
+def test_nothing_has_weights_and_all_can_be_described(name):
+    graph, model = graph_of(name), model_of(name)
+    assert all(p.is_meta for component in graph.components.values() for p in component.parameters())
+    assert model.frozen_layers
+    trainable = sum(p.num_bytes for p in model.parameters if p.is_trainable)
+    assert trainable == sum(p.nbytes for c in graph.components.values() for p in c.parameters() if p.requires_grad)
+
+
+@pytest.mark.parametrize(
+    ("name", "shape"),
+    [("sd-2.1", (4, 64, 64)), ("sdxl", (4, 128, 128)), ("flux.1-dev", (16, 128, 128)), ("dit-xl-2-256", (4, 32, 32))],
+)
+def test_models_have_the_resolution_of_their_publication(name, shape):
+    assert model_of(name).tensor("prediction").shape == shape
+
+
+def test_another_resolution_can_be_asked_for():
+    graph = configured_graph("dit-xl-2-256", resolution=128)
+    assert {spec.name: spec.shape for spec in graph.inputs}["pixels"] == (3, 128, 128)
+
+
+@pytest.mark.slow
+def test_of_flux_with_adapters_only_the_adapters_train():
+    trainable = [p for p in model_of("flux.1-dev-lora").parameters if p.is_trainable]
+    assert all(".lora_" in p.name for p in trainable)
+    assert sum(p.num_bytes for p in trainable) < 0.01 * sum(p.num_bytes for p in model_of("flux.1-dev").parameters)
+
+
+def test_the_locked_half_of_controlnet_to_the_middle_is_frozen():
+    model = model_of("controlnet-sd-1.5")
+    frozen = {name for name in model.frozen_layers if name.startswith("unet.")}
+    assert {name.split(".")[1] for name in frozen} == {"time_embedding", "conv_in", "down_blocks", "mid_block"}
+    assert "unet.up_blocks.0.resnets.0" in model.backbone_layers
+
+
+def test_tied_embeddings_are_one_parameter_on_the_meta_device():
+    config = {"d_model": 8, "d_kv": 4, "d_ff": 8, "num_layers": 1, "num_heads": 2, "vocab_size": 9}
+    t5 = module_on_meta("T5EncoderModel", config, source="the test")
+    assert isinstance(t5.shared, nn.Embedding)
+    assert t5.shared.weight is t5.encoder.embed_tokens.weight
+    assert t5.shared.weight.device == torch.device("meta")
+
+
+def test_an_unknown_model_is_refused_with_those_that_are_known():
+    with pytest.raises(ModelError, match=r"no configuration 'sd-9'; choose from controlnet-sd-1\.5, dit-xl-2-256"):
+        configured_graph("sd-9")

@@ -1,0 +1,146 @@
+import pytest
+import torch
+from tiny_models import raw_inputs, tiny_dit, tiny_flux, tiny_sd3, tiny_sdxl, tiny_stable_diffusion
+
+from diffusionpipe.errors import ModelError
+from diffusionpipe.models.describe import describe
+from diffusionpipe.models.graph import layer_parameters
+from diffusionpipe.models.lora import LoraSettings, add_lora
+from diffusionpipe.models.run import run_layers
+from diffusionpipe.models.weights import materialize
+
+pytest.importorskip("peft")
+MODELS = {
+    "Stable Diffusion": (tiny_stable_diffusion, "unet"),
+    "SDXL": (tiny_sdxl, "unet"),
+    "Stable Diffusion 3": (tiny_sd3, "transformer"),
+    "FLUX": (tiny_flux, "transformer"),
+}
+every_model = pytest.mark.parametrize(("tiny", "trained"), MODELS.values(), ids=MODELS)
+
+
+def _with_lora(tiny, trained, **settings):
+    """The graph before and after; adapters are real."""
+    plain, graph = tiny(), tiny()
+    add_lora(graph.components, trained, LoraSettings(rank=2, **settings))
+    _fill(graph)
+    return plain, graph
+
+
+def _fill(graph, seed=0):
+    names = [layer.name for layer in graph.layers]
+    materialize(graph, names, {}, device="cpu", dtype=torch.float64, seed=seed)
+    return layer_parameters(graph, names)
+
+
+@every_model
+def test_new_adapters_do_not_change_the_loss(tiny, trained):
+    plain, graph = _with_lora(tiny, trained)
+    inputs = raw_inputs(plain, 2)
+    losses = [run_layers(g.layers, g.components, inputs, targets=["loss"])["loss"] for g in (plain, graph)]
+    assert torch.allclose(*losses, rtol=1e-13, atol=0)
+
+
+@every_model
+def test_only_adapters_are_trained_and_they_get_gradients(tiny, trained):
+    _, graph = _with_lora(tiny, trained)
+    run_layers(graph.layers, graph.components, raw_inputs(graph, 2), targets=["loss"])["loss"].sum().backward()
+    parameters = dict(graph.components[trained].named_parameters())
+    trainable = {name for name, p in parameters.items() if p.requires_grad}
+    assert trainable == {name for name in parameters if ".lora_A." in name or ".lora_B." in name}
+    assert {name for name, p in parameters.items() if p.grad is not None} == trainable
+    assert all(parameters[name].grad.abs().max() > 0 for name in trainable if ".lora_B." in name)
+
+
+@every_model
+def test_weight_gradients_are_planned_for_adapters_alone(tiny, trained):
+    _, graph = _with_lora(tiny, trained)
+    model = describe(graph)
+    written = run_layers(graph.layers, graph.components, raw_inputs(graph, 2))
+    needed = {name for name, tensor in written.items() if tensor.requires_grad}
+    assert {t.name for t in model.tensors if t.needs_gradient} == needed
+    trainable = {p.name for p in model.parameters if p.is_trainable}
+    with_weights = [layer for layer in model.layers if trainable.intersection(layer.parameters)]
+    assert with_weights
+    assert all(".attn" in p or ".attentions" in p for layer in with_weights for p in trainable & {*layer.parameters})
+
+
+def test_layers_before_the_first_adapter_are_frozen():
+    _, graph = _with_lora(tiny_flux, "transformer")
+    frozen = describe(graph).frozen_layers
+    assert {"transformer.x_embedder", "transformer.context_embedder", "transformer.time_text_embed"} <= {*frozen}
+    assert "transformer.transformer_blocks.0" not in frozen
+
+
+def test_alpha_scales_what_adapters_add():
+    losses = []
+    for alpha in (2.0, 4.0, None):
+        _, graph = _with_lora(tiny_sd3, "transformer", alpha=alpha)
+        parameters = dict(graph.components["transformer"].named_parameters())
+        with torch.no_grad():
+            for name, parameter in parameters.items():
+                if ".lora_B." in name:
+                    parameter.fill_(0.5 if alpha == 2.0 else 0.25)
+        losses.append(run_layers(graph.layers, graph.components, raw_inputs(graph, 2), targets=["loss"])["loss"])
+    assert torch.allclose(losses[0], losses[1], rtol=1e-12)
+    assert not torch.allclose(losses[0], losses[2], rtol=1e-6)
+
+
+def test_adapters_start_as_a_function_of_seed_and_name():
+    values = []
+    for seed, noise in ((0, 1), (0, 2), (1, 1)):
+        torch.manual_seed(noise)
+        graph = tiny_sd3()
+        add_lora(graph.components, "transformer", LoraSettings(rank=2))
+        values.append({name: p.clone() for name, p in _fill(graph, seed).items() if ".lora_A." in name})
+    assert all(torch.equal(values[0][name], values[1][name]) for name in values[0])
+    assert not any(torch.equal(values[0][name], values[2][name]) for name in values[0])
+
+
+def test_weights_of_the_model_without_adapters_are_read(tmp_path):
+    stored, graph = tiny_sd3(torch.float32), tiny_sd3(torch.float32)
+    for name, component in stored.components.items():
+        if name != "objective":
+            component.save_pretrained(tmp_path / name)
+    add_lora(graph.components, "transformer", LoraSettings(rank=2))
+    for component in graph.components.values():
+        for module in component.modules():
+            for parameter_name, parameter in module._parameters.items():
+                if parameter is not None:
+                    meta = torch.nn.Parameter(parameter.detach().to("meta"), requires_grad=parameter.requires_grad)
+                    module._parameters[parameter_name] = meta
+    names = [layer.name for layer in graph.layers if layer.component == "transformer"]
+    materialize(graph, names, {"transformer": tmp_path / "transformer"}, device="cpu", dtype=torch.float32, seed=0)
+    before = dict(stored.components["transformer"].named_parameters())
+    for name, parameter in graph.components["transformer"].named_parameters():
+        if ".lora_B." in name:
+            assert parameter.abs().max() == 0
+        elif ".lora_A." not in name:
+            assert torch.equal(parameter, before[name.replace(".base_layer", "")]), name
+
+
+def test_the_global_generator_stays_as_it_was():
+    graph = tiny_flux()
+    before = torch.get_rng_state()
+    add_lora(graph.components, "transformer", LoraSettings())
+    _fill(graph)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_a_target_that_names_nothing_is_refused():
+    with pytest.raises(ModelError, match="transformer has no modules named to_w"):
+        add_lora(tiny_flux().components, "transformer", LoraSettings(target_modules=("to_q", "to_w")))
+
+
+def test_a_class_without_adapters_is_refused():
+    with pytest.raises(ModelError, match="transformer is a DiTTransformer2DModel, which takes no adapters"):
+        add_lora(tiny_dit().components, "transformer", LoraSettings())
+
+
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [({"rank": 0}, "rank 0"), ({"alpha": -1.0}, "alpha -1.0"), ({"target_modules": ()}, "no target")],
+)
+def test_settings_without_sense_are_refused(settings, named):
+    with pytest.raises(ModelError, match=named):
+        LoraSettings(**settings)

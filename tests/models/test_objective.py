@@ -1,0 +1,141 @@
+import pytest
+import torch
+from diffusers import DDPMScheduler, FlowMatchEulerDiscreteScheduler
+from hypothesis import given
+from hypothesis import strategies as st
+
+from diffusionpipe.errors import RecipeError
+from diffusionpipe.models.objective import Objective, ObjectiveSettings, Prediction, TimeSampling
+
+CONFIGS = {
+    "defaults": {},
+    "Stable Diffusion": {"beta_start": 0.00085, "beta_end": 0.012, "beta_schedule": "scaled_linear"},
+    "cosine": {"beta_schedule": "squaredcos_cap_v2"},
+    "zero terminal SNR": {"rescale_betas_zero_snr": True},
+    "50 steps of a list": {"num_train_timesteps": 50, "trained_betas": [0.01 * i for i in range(1, 51)]},
+}
+DTYPES = [torch.float32, torch.float64]
+
+
+def _batch(dtype, batch=64):
+    generator = torch.Generator().manual_seed(1)
+    latents, noise = torch.randn(2, batch, 4, 2, 2, generator=generator, dtype=dtype)
+    return latents, noise, torch.rand(batch, generator=generator)
+
+
+@pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("prediction", [Prediction.EPSILON, Prediction.V_PREDICTION])
+def test_noise_and_targets_are_exactly_those_of_diffusers(config, dtype, prediction):
+    scheduler = DDPMScheduler(**config)
+    # Another scheduler's configuration: what does not concern the betas has no effect.
+    objective = Objective(
+        ObjectiveSettings(prediction=prediction), {**config, "skip_prk_steps": True, "_class_name": "P"}
+    )
+    latents, noise, time = _batch(dtype)
+    noisy, timesteps, target, weight = objective.add_noise(latents, noise, time)
+    assert timesteps.dtype == torch.int64
+    assert torch.equal(timesteps, (time * scheduler.config.num_train_timesteps).floor().long())
+    assert torch.equal(noisy, scheduler.add_noise(latents, noise, timesteps))
+    velocity = scheduler.get_velocity(latents, noise, timesteps)
+    assert torch.equal(target, noise if prediction is Prediction.EPSILON else velocity)
+    assert torch.equal(weight, torch.ones(64))
+
+
+@pytest.mark.parametrize("shift", [1.0, 3.0])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_flow_is_exactly_that_of_diffusers(shift, dtype):
+    scheduler = FlowMatchEulerDiscreteScheduler(shift=shift)
+    latents, noise, _ = _batch(dtype)
+    picked = torch.arange(64) * 15
+    objective = Objective(ObjectiveSettings(prediction=Prediction.FLOW_MATCHING), {})
+    noisy, timesteps, target, weight = objective.add_noise(latents, noise, scheduler.sigmas[picked])
+    assert timesteps.dtype == torch.float32
+    assert torch.equal(timesteps, scheduler.timesteps[picked])
+    assert torch.equal(noisy, scheduler.scale_noise(latents, scheduler.timesteps[picked], noise))
+    assert torch.equal(target, noise - latents)
+    assert torch.equal(weight, torch.ones(64))
+
+
+def test_shifted_times_are_those_of_diffusers():
+    settings = ObjectiveSettings(prediction=Prediction.FLOW_MATCHING, shift=3.0)
+    times = FlowMatchEulerDiscreteScheduler(shift=1.0).sigmas.double()
+    shifted = FlowMatchEulerDiscreteScheduler(shift=3.0).sigmas.double()
+    assert torch.allclose(Objective(settings, {}).flow_time(times), shifted, rtol=0, atol=1e-7)
+
+
+def test_logit_normal_times_have_the_stated_distribution():
+    settings = ObjectiveSettings(
+        prediction=Prediction.FLOW_MATCHING, time_sampling=TimeSampling.LOGIT_NORMAL, logit_mean=0.5, logit_std=2.0
+    )
+    uniform = (torch.arange(100_000, dtype=torch.float64) + 0.5) / 100_000
+    logits = torch.logit(Objective(settings, {}).flow_time(uniform))
+    assert logits.mean().item() == pytest.approx(0.5, abs=1e-3)
+    assert logits.std().item() == pytest.approx(2.0, abs=1e-2)
+    assert bool((logits.diff() > 0).all())
+
+
+@pytest.mark.parametrize("prediction", Prediction)
+@given(time=st.floats(0, 1, exclude_max=True, width=32))
+def test_any_uniform_number_gives_finite_noise_and_a_timestep_in_range(prediction, time):
+    sampling = TimeSampling.LOGIT_NORMAL if prediction is Prediction.FLOW_MATCHING else TimeSampling.UNIFORM
+    gamma = None if prediction is Prediction.FLOW_MATCHING else 5.0
+    settings = ObjectiveSettings(prediction=prediction, time_sampling=sampling, min_snr_gamma=gamma)
+    latents, noise, _ = _batch(torch.float32, 1)
+    written = Objective(settings, CONFIGS["zero terminal SNR"]).add_noise(latents, noise, torch.tensor([time]))
+    assert all(bool(tensor.isfinite().all()) for tensor in written)
+    assert 0 <= written[1].item() <= 1000 - (prediction is not Prediction.FLOW_MATCHING)
+
+
+@pytest.mark.parametrize("prediction", [Prediction.EPSILON, Prediction.V_PREDICTION])
+def test_min_snr_weighs_every_prediction_as_the_capped_error_of_the_latents(prediction):
+    """Hang et al.: the loss is min(snr, gamma) times the squared error of the latents that a prediction implies."""
+    objective = Objective(ObjectiveSettings(prediction=prediction, min_snr_gamma=5.0), {})
+    latents, noise, time = _batch(torch.float64)
+    noisy, timesteps, target, weight = objective.add_noise(latents, noise, time)
+    wrong = target + 0.1
+    alpha = objective.alphas_cumprod[timesteps].double().reshape(-1, 1, 1, 1)
+    if prediction is Prediction.EPSILON:
+        implied = (noisy - (1 - alpha).sqrt() * wrong) / alpha.sqrt()
+    else:
+        implied = alpha.sqrt() * noisy - (1 - alpha).sqrt() * wrong
+    snr = (alpha / (1 - alpha)).flatten()
+    expected = snr.clamp(max=5) * (implied - latents).square().flatten(1).mean(1)
+    assert torch.allclose(objective.loss(wrong, target, weight), expected, rtol=1e-5, atol=0)
+
+
+def test_loss_is_the_weighted_mean_square_of_each_sample():
+    objective = Objective(ObjectiveSettings(), {})
+    prediction, target = torch.tensor([[[1.0, 3.0]], [[2.0, 2.0]]]), torch.zeros(2, 1, 2)
+    assert objective.loss(prediction, target, torch.tensor([1.0, 0.5])).tolist() == [5.0, 2.0]
+
+
+@pytest.mark.parametrize(
+    ("prediction", "target", "expected"),
+    [
+        (torch.bfloat16, torch.float32, torch.float32),
+        (torch.bfloat16, torch.bfloat16, torch.float32),
+        (torch.float64, torch.float64, torch.float64),
+    ],
+    ids=str,
+)
+def test_loss_is_never_narrower_than_float32(prediction, target, expected):
+    objective = Objective(ObjectiveSettings(), {})
+    loss = objective.loss(torch.ones(2, 3, dtype=prediction), torch.ones(2, 3, dtype=target), torch.ones(2))
+    assert loss.dtype == expected
+
+
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [
+        ({"prediction": Prediction.FLOW_MATCHING, "min_snr_gamma": 5.0}, "min_snr_gamma"),
+        ({"min_snr_gamma": 0.0}, "min_snr_gamma must be positive"),
+        ({"time_sampling": TimeSampling.LOGIT_NORMAL}, "logit_normal needs flow_matching"),
+        ({"shift": 3.0}, "shift needs flow_matching"),
+        ({"prediction": Prediction.FLOW_MATCHING, "logit_mean": 1.0}, "need logit_normal"),
+        ({"prediction": Prediction.FLOW_MATCHING, "shift": 0.0}, "must be positive"),
+    ],
+)
+def test_a_setting_without_effect_or_sense_is_refused(settings, named):
+    with pytest.raises(RecipeError, match=named):
+        ObjectiveSettings(**settings)

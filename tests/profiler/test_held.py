@@ -1,0 +1,65 @@
+import copy
+
+import pytest
+import torch
+from layouts import CPU, feed_rows
+from tiny_models import raw_inputs, tiny_dit, tiny_stable_diffusion
+
+from diffusionpipe.models.describe import describe
+from diffusionpipe.planner import Layout, build_plan
+from diffusionpipe.planner.from_profile import setting_of
+from diffusionpipe.planner.proposal import predict
+from diffusionpipe.profiler.held import NotingTransport, count_held
+from diffusionpipe.profiler.measured import profile_model
+from diffusionpipe.profiler.memory import HeldBytes
+from diffusionpipe.runtime.threads import run_threads
+from diffusionpipe.runtime.worker import build_worker
+
+BATCH = 16
+MODELS = {"stable diffusion": tiny_stable_diffusion, "dit": tiny_dit}
+
+
+@pytest.fixture(scope="module", params=MODELS, ids=str)
+def profiled(request):
+    graph = MODELS[request.param](torch.float32)
+    model = describe(graph)
+    return graph, model, profile_model(graph, model, batch_sizes=(4,), repeats=1)
+
+
+def counted(graph, model, plan):
+    """The bytes that each rank holds at its peak in a third iteration."""
+    inputs = raw_inputs(graph, BATCH)
+
+    def main(rank, transport):
+        noting, own = NotingTransport(transport), copy.deepcopy(graph)
+        worker = build_worker(own, model, plan, rank, noting, device=CPU)
+        for _ in range(2):
+            feed_rows(worker, inputs)
+            worker.train.run()
+        feed_rows(worker, inputs)
+        return count_held(worker, own, noting)
+
+    return run_threads(plan.mesh.num_ranks, main)
+
+
+@pytest.mark.parametrize("checkpointed", [(), ("*",)], ids=["kept", "recomputed"])
+@pytest.mark.parametrize("schedule", ["1f1b", "gpipe"])
+def test_the_predicted_peak_is_what_a_run_holds(profiled, schedule, checkpointed):
+    graph, model, profile = profiled
+    layout = Layout(batch=BATCH, stages=2, microbatches=4, schedule=schedule, checkpointed=checkpointed)
+    plan = build_plan(model, layout)
+    setting = setting_of(profile, plan.mesh, plan.batch, checkpointed=plan.checkpointed)
+    predicted = [use.activations + use.messages for use in predict(setting, plan.train, plan.blocks, plan.mesh).memory]
+    assert counted(graph, model, plan) == pytest.approx(predicted, rel=0.1)
+
+
+def test_a_storage_counts_once_until_it_goes_and_weights_never():
+    weight, x = torch.ones(50, requires_grad=True), torch.ones(50)
+    held = HeldBytes([weight])
+    with held:
+        y = (weight * x).exp()
+        assert held.live == 2 * 200  # x for the product, y for the exponential
+        held.note(y[10:])
+        assert held.live == 2 * 200
+        del y
+        assert (held.live, held.peak) == (200, 400)

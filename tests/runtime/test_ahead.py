@@ -1,0 +1,108 @@
+"""Encoding ahead changes nothing: the same losses and gradients as encoding each batch before its first forward."""
+
+import copy
+import random
+from itertools import pairwise
+
+import pytest
+import torch
+from layouts import CPU, assert_same_step, merge, reference_step
+from tiny_models import raw_inputs, tiny_dit, tiny_stable_diffusion
+
+from diffusionpipe.ir import Range
+from diffusionpipe.models.describe import describe
+from diffusionpipe.passes import PlacedFill
+from diffusionpipe.planner import Layout, build_plan
+from diffusionpipe.runtime.threads import run_threads
+from diffusionpipe.runtime.worker import build_worker
+
+BATCH = 16
+MODELS = {"stable diffusion": tiny_stable_diffusion, "dit": tiny_dit}
+
+
+def scattered(seed):
+    """A filler that cuts samples and layers at random and puts the pieces anywhere."""
+    rng = random.Random(seed)
+
+    def filler(unfilled):
+        schedule, num_layers = unfilled.schedule, len(unfilled.blocks[-1])
+        batch = schedule.placement.pipelines[0].num_samples
+        borders = sorted(rng.randrange(batch + 1) for _ in range(schedule.num_workers - 1))
+        fills = {}
+        for worker, (start, stop) in enumerate(zip([0, *borders], [*borders, batch], strict=True)):
+            if start == stop:
+                continue
+            cuts = sorted({0, num_layers, *(rng.randrange(1, num_layers) for _ in range(2))})
+            length = len(schedule.orders[worker])
+            pieces = []
+            for first, last in pairwise(cuts):
+                chunk = rng.choice([2, 3, stop - start])
+                starts = range(start, stop, chunk)
+                pieces += [(Range(first, last), Range(sample, min(sample + chunk, stop))) for sample in starts]
+            positions = sorted(rng.randrange(length + 1) for _ in pieces)
+            fills[worker] = [
+                PlacedFill(position=position, component="", layers=layers, samples=samples)
+                for position, (layers, samples) in zip(positions, pieces, strict=True)
+            ]
+        return fills
+
+    return filler
+
+
+def rows_of(worker, inputs):
+    offset = worker.place.group * (worker.plan.batch // worker.plan.mesh.data_parallel)
+    return {name: v[offset + worker.encoded.start : offset + worker.encoded.stop] for name, v in inputs.items()}
+
+
+def steps_in_threads(graph, model, plan, batches):
+    """The steps of all batches but the last, which is only encoded."""
+
+    def main(rank, transport):
+        worker = build_worker(copy.deepcopy(graph), model, plan, rank, transport, device=CPU)
+        if worker.encoded is not None:
+            worker.feed(worker.prologue, rows_of(worker, batches[0]))
+        worker.prologue.run()
+        found = []
+        for following in batches[1:]:
+            if worker.encoded is not None:
+                worker.feed(worker.train, rows_of(worker, following))
+            worker.reset_gradients()
+            outputs = worker.train.run()
+            loss = sum(float(output.value.double().sum()) for output in outputs) / plan.batch
+            found.append((loss, {name: p.grad.clone() for name, p in worker.parameters.items()}))
+        return found
+
+    ranks = run_threads(plan.mesh.num_ranks, main)
+    return [merge(results) for results in zip(*ranks, strict=True)]
+
+
+@pytest.mark.parametrize("build", MODELS.values(), ids=MODELS)
+@pytest.mark.parametrize(
+    "layout",
+    [
+        Layout(batch=BATCH, stages=1, microbatches=2),
+        Layout(batch=BATCH, stages=2, microbatches=4),
+        Layout(batch=BATCH, stages=3, microbatches=4, schedule="gpipe", replicas=(2, 1, 1)),
+        Layout(batch=BATCH, stages=2, microbatches=2, data_parallel=2),
+    ],
+    ids=str,
+)
+def test_steps_with_frozen_work_scattered_over_the_iteration_are_those_of_one_process(build, layout):
+    graph = build()
+    model = describe(graph)
+    batches = [raw_inputs(graph, BATCH, seed) for seed in range(4)]
+    expected = [reference_step(graph, inputs) for inputs in batches[:-1]]
+    for seed in range(3):
+        plan = build_plan(model, layout, filler=scattered(seed))
+        for found, reference in zip(steps_in_threads(graph, model, plan, batches), expected, strict=True):
+            assert_same_step(found, reference)
+
+
+def test_the_first_batch_is_encoded_bit_for_bit_as_all_others():
+    graph = tiny_stable_diffusion(torch.float32)
+    model = describe(graph)
+    plan = build_plan(model, Layout(batch=BATCH, stages=2, microbatches=4), filler=scattered(1))
+    inputs = raw_inputs(graph, BATCH)
+    first, second, third = steps_in_threads(graph, model, plan, [inputs] * 4)
+    assert first.loss == second.loss == third.loss
+    assert all(torch.equal(first.gradients[name], second.gradients[name]) for name in first.gradients)

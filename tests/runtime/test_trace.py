@@ -1,0 +1,35 @@
+from time import perf_counter
+
+import torch
+
+from diffusionpipe.ir import parse_action
+from diffusionpipe.runtime.trace import marks_of, recorder_for, spans_of
+
+
+def test_a_wait_stands_between_two_actions_and_belongs_to_neither():
+    order = [parse_action(text) for text in ("0F0", "0SEND_F0>0", "0B0")]
+    marks = marks_of([True, False, True])
+    #        start, waited, F0, sent, waited, B0
+    times = [0.0, 1.0, 3.0, 3.5, 6.0, 9.0]
+    spans = spans_of(0, order, marks, times)
+    assert [(span.start, span.end) for span in spans] == [(1.0, 3.0), (3.0, 3.5), (6.0, 9.0)]
+    assert [span.action for span in spans] == order
+
+
+def test_there_is_one_mark_at_the_start_and_one_behind_every_wait_and_action():
+    waits = [False, True, True, False]
+    assert marks_of(waits)[-1][1] == len(waits) + sum(waits)
+
+
+def test_the_host_recorder_counts_from_its_first_mark_after_a_reset():
+    recorder = recorder_for(torch.device("cpu"))
+    recorder.mark()
+    recorder.reset()
+    start = perf_counter()
+    for _ in range(3):
+        recorder.mark()
+    times = recorder.times()
+    assert times[0] == 0.0
+    assert times == sorted(times)
+    assert len(times) == 3
+    assert times[-1] <= perf_counter() - start

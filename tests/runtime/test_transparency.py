@@ -1,0 +1,160 @@
+"""Loss and gradients are those of one process on the plain full batch, for every layout."""
+
+import copy
+
+import pytest
+import torch
+from layouts import CPU, assert_same_step, can_run, feed_rows, layouts_of, reference_step, run_step, step_in_threads
+from tiny_models import raw_inputs, tiny_dit, tiny_stable_diffusion
+from torch import Tensor, nn
+
+from diffusionpipe.costs import TensorSpec
+from diffusionpipe.models.describe import describe
+from diffusionpipe.models.graph import canonical_names
+from diffusionpipe.models.run import run_layers
+from diffusionpipe.models.sequential import sequential_graph
+from diffusionpipe.planner import Layout, build_plan
+from diffusionpipe.runtime.threads import run_threads
+from diffusionpipe.runtime.worker import build_worker
+from diffusionpipe.schedules import REGISTRY
+from diffusionpipe.simulator import activations_in_flight
+
+MODELS = {"stable diffusion": tiny_stable_diffusion, "dit": tiny_dit}
+
+
+@pytest.fixture(scope="module", params=MODELS)
+def prepared(request):
+    graph = MODELS[request.param]()
+    inputs = raw_inputs(graph, 16)
+    return graph, describe(graph), inputs, reference_step(graph, inputs)
+
+
+CHAINS = ("gpipe", "1f1b")
+
+
+@pytest.mark.parametrize("schedule", CHAINS)
+@pytest.mark.parametrize("stages", [1, 2, 3, 4])
+def test_gradients_are_those_of_one_process_for_every_layout(prepared, schedule, stages):
+    graph, model, inputs, expected = prepared
+    for layout in layouts_of(stages, schedule):
+        assert_same_step(step_in_threads(graph, model, layout, inputs), expected)
+
+
+@pytest.mark.parametrize("schedule", sorted(set(REGISTRY) - set(CHAINS)))
+def test_gradients_are_those_of_one_process_for_every_schedule(prepared, schedule):
+    """Also replicated, and over as many ranks as the model has layers for."""
+    graph, model, inputs, expected = prepared
+    layouts = layouts_of(2, schedule)[::4]
+    layouts += [layout for layout in layouts_of(4, schedule)[:1] if can_run(layout, model)]
+    for layout in layouts:
+        assert_same_step(step_in_threads(graph, model, layout, inputs), expected)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("schedule", sorted(set(REGISTRY) - set(CHAINS)))
+@pytest.mark.parametrize("stages", [1, 2, 3, 4])
+def test_gradients_are_those_of_one_process_for_every_schedule_and_layout(prepared, schedule, stages):
+    graph, model, inputs, expected = prepared
+    for layout in layouts_of(stages, schedule):
+        if can_run(layout, model):
+            assert_same_step(step_in_threads(graph, model, layout, inputs), expected)
+
+
+def test_checkpointed_layers_change_no_gradient(prepared):
+    graph, model, inputs, expected = prepared
+    layout = Layout(batch=16, stages=2, microbatches=4, checkpointed=("*",))
+    assert_same_step(step_in_threads(graph, model, layout, inputs), expected)
+
+
+def test_an_iteration_never_reads_or_moves_the_global_generator(prepared):
+    graph, model, inputs, expected = prepared
+    torch.manual_seed(1)
+    before = torch.get_rng_state()
+    step_in_threads(graph, model, Layout(batch=16, stages=2, microbatches=2), inputs)
+    assert torch.equal(before, torch.get_rng_state())
+    torch.manual_seed(2)
+    assert_same_step(step_in_threads(graph, model, Layout(batch=16, stages=2, microbatches=2), inputs), expected)
+
+
+def is_trained(plan, message):
+    return not plan.train.placement.is_frozen(message.source)
+
+
+@pytest.mark.parametrize("schedule", REGISTRY)
+def test_receive_buffers_are_bounded_by_what_is_in_flight(schedule):
+    module = nn.Sequential(*[nn.Linear(4, 4) for _ in range(8)]).double()
+    spec = TensorSpec(name="x", shape=(4,), dtype="float64")
+    graph = sequential_graph(module, inputs=spec, target=spec, loss=lambda p, t: ((p - t) ** 2).mean(1))
+    model = describe(graph)
+    plan = build_plan(model, Layout(batch=64, stages=4, microbatches=16, schedule=schedule))
+    inputs = raw_inputs(graph, 64)
+
+    def main(rank, transport):
+        worker = build_worker(copy.deepcopy(graph), model, plan, rank, transport, device=CPU)
+        for _ in range(3):
+            run_step(worker, inputs)
+        return worker.train.pool.num_allocated
+
+    allocated = run_threads(4, main)
+    in_flight = activations_in_flight(REGISTRY[schedule](4, 16, 4))
+    stages = plan.train.placement.stages
+    receivers = {stages[m.destination].worker for m in plan.train.messages if not m.is_gradient and is_trained(plan, m)}
+    for worker in range(4):
+        bound = in_flight[worker] + 1 if worker in receivers else 0  # one is on its way while the last is computed
+        assert allocated[worker] <= bound, worker
+
+
+def adamw_losses_of_one_process(graph, batches) -> list[float]:
+    optimizer = torch.optim.AdamW([p for p in canonical_names(graph.components) if p.requires_grad], lr=1e-3)
+    losses = []
+    for inputs in batches:
+        size = len(next(iter(inputs.values())))
+        loss = run_layers(graph.layers, graph.components, inputs, targets=["loss"])["loss"].sum() / size
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+@pytest.mark.parametrize("build", MODELS.values(), ids=MODELS)
+def test_float32_loss_curves_agree_over_twenty_steps(build):
+    graph = build(torch.float32)
+    model = describe(graph)
+    batches = [raw_inputs(graph, 8, seed) for seed in range(20)]
+    expected = torch.tensor(adamw_losses_of_one_process(copy.deepcopy(graph), batches))
+    for layout in (
+        Layout(batch=8, stages=2, microbatches=4),
+        Layout(batch=8, stages=3, microbatches=2, replicas=(2, 1, 1), schedule="gpipe"),
+    ):
+        plan = build_plan(model, layout)
+
+        def main(rank, transport, plan=plan):
+            worker = build_worker(copy.deepcopy(graph), model, plan, rank, transport, device=CPU)
+            optimizer = torch.optim.AdamW(list(worker.parameters.values()), lr=1e-3)
+            losses = []
+            for inputs in batches:
+                losses.append(run_step(worker, inputs)[0])
+                optimizer.step()
+            return losses
+
+        found = torch.tensor(run_threads(plan.mesh.num_ranks, main)).sum(0)
+        assert found.dtype == expected.dtype
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=0)
+
+
+def test_a_forward_only_schedule_gives_the_losses_of_one_process(prepared):
+    graph, model, inputs, _ = prepared
+    expected: Tensor = run_layers(graph.layers, graph.components, inputs, targets=["loss"])["loss"]
+    plan = build_plan(model, Layout(batch=16, stages=3, microbatches=4, replicas=(1, 2, 1)))
+
+    def main(rank, transport):
+        worker = build_worker(copy.deepcopy(graph), model, plan, rank, transport, device=CPU)
+        worker.train = worker.validate
+        feed_rows(worker, inputs)
+        return worker.validate.run()
+
+    rows = {output.rows.start: output.value for outputs in run_threads(4, main) for output in outputs}
+    torch.testing.assert_close(
+        torch.cat([rows[start] for start in sorted(rows)]), expected.detach(), rtol=1e-12, atol=0
+    )

@@ -1,0 +1,29 @@
+"""What tests of families measure: times with equal stages."""
+
+import strategies  # noqa: F401 (loads the profile in which examples are not timed)
+
+from diffusionpipe.simulator import simulate, uniform_costs
+
+
+def makespan(schedule, **times):
+    """Simulated time with F = I = W = 1, B = 2 and free communication, or the given times."""
+    return simulate(schedule, uniform_costs(schedule, **times)).makespan
+
+
+def window(schedule, **times):
+    """The longest time from a worker's first start to its last end."""
+    timeline = simulate(schedule, uniform_costs(schedule, **times))
+    return max(timeline.window(worker) for worker in range(schedule.num_workers))
+
+
+def samples_held(schedule):
+    """For each worker the most samples that it holds activations of at a time; {F, B} over one stage on each worker."""
+    sizes = schedule.placement.pipelines[0].microbatches
+    peaks = []
+    for order in schedule.orders:
+        held = peak = 0
+        for action in order:
+            held += sizes[action.microbatch] if action.op == "F" else -sizes[action.microbatch]
+            peak = max(peak, held)
+        peaks.append(peak)
+    return tuple(peaks)

@@ -1,0 +1,51 @@
+"""The import contract of pyproject.toml is kept, and it notices when it is broken."""
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+PROGRAM = "from importlinter.cli import lint_imports; raise SystemExit(lint_imports(no_cache=True))"
+
+
+def lint(folder):
+    """The linter's status and report on the package in `folder`/src."""
+    result = subprocess.run(
+        [sys.executable, "-c", f"import sys; sys.path.insert(0, 'src'); {PROGRAM}"],
+        cwd=folder, capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    return result.returncode, result.stdout + result.stderr
+
+
+@pytest.fixture
+def package(tmp_path):
+    """A copy of the package whose imports can be changed."""
+    shutil.copytree(ROOT / "src", tmp_path / "src", ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
+    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+    return tmp_path
+
+
+def test_the_contract_is_kept(package):
+    status, report = lint(package)
+    assert status == 0, report
+
+
+@pytest.mark.parametrize(
+    ("module", "line", "broken"),
+    [
+        ("schedules/gpipe.py", "import torch", "never import torch"),
+        ("ir/action.py", "from torch import Tensor", "never import torch"),
+        ("simulator/simulate.py", "def later():\n    import torch", "never import torch"),
+        ("planner/partition.py", "from diffusionpipe.models import graph", "Planning never imports execution"),
+        ("runtime/executor.py", "from diffusionpipe.passes import communicate", "Execution never imports planning"),
+    ],
+)
+def test_a_forbidden_import_breaks_it(package, module, line, broken):
+    path = package / "src" / "diffusionpipe" / module
+    path.write_text(f"{path.read_text()}\n\n{line}\n")
+    status, report = lint(package)
+    assert status != 0
+    assert any(broken in row and "BROKEN" in row for row in report.splitlines()), report

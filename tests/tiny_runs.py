@@ -1,0 +1,177 @@
+"""Tiny trainings: complete diffusers folders, pictures, recipes, and the run of a recipe on one rank of a job."""
+
+import json
+import os
+import signal
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import torch
+from diffusers import DDIMScheduler, DiTPipeline, StableDiffusionPipeline
+from PIL import Image
+from tiny_models import NUM_CLASSES, randomise_parameters, tiny_text_encoder, tiny_transformer, tiny_unet, tiny_vae
+from torch import Tensor
+from transformers import CLIPTokenizer
+
+from diffusionpipe.runtime.process_group import Job, joined, membership
+from diffusionpipe.trainer import loop, stopping
+from diffusionpipe.trainer import run as run_module
+from diffusionpipe.trainer.checkpoint import read
+from diffusionpipe.trainer.drawing import Picture, Wish, draw_in_session
+from diffusionpipe.trainer.loop import Stepper, StepResult
+from diffusionpipe.trainer.metrics import read_metrics
+from diffusionpipe.trainer.recipe import Recipe
+from diffusionpipe.trainer.run import Hooks
+from diffusionpipe.trainer.session import open_session
+from diffusionpipe.trainer.tensor_files import stored_tensors
+
+RESOLUTION = 8
+
+
+def save_stable_diffusion(folder: Path, **scheduler: object) -> Path:
+    """A Stable Diffusion as diffusers saves it."""
+    letters = "abcdefghijklmnopqrstuvwxyz"
+    words = [*letters, *(f"{letter}</w>" for letter in letters), "<|startoftext|>", "<|endoftext|>"]
+    vocabulary = {word: number for number, word in enumerate(words)}
+    end = vocabulary["<|endoftext|>"]
+    tokenizer = CLIPTokenizer(vocab=vocabulary, merges=[], model_max_length=6)
+    text_encoder = tiny_text_encoder(
+        vocab_size=len(words), bos_token_id=end - 1, eos_token_id=end, pad_token_id=end, max_position_embeddings=6
+    )
+    parts = {"vae": tiny_vae(), "text_encoder": text_encoder, "unet": tiny_unet()}
+    for seed, part in enumerate(parts.values()):
+        randomise_parameters(part, seed)
+    pipeline = StableDiffusionPipeline(
+        **parts,
+        tokenizer=tokenizer,
+        scheduler=DDIMScheduler(clip_sample=False, steps_offset=1, **scheduler),
+        safety_checker=None,
+        feature_extractor=None,
+        requires_safety_checker=False,
+    )
+    pipeline.save_pretrained(folder)
+    return folder
+
+
+def save_dit(folder: Path) -> Path:
+    """A class-conditional DiT as diffusers saves it."""
+    parts = {"vae": tiny_vae(), "transformer": tiny_transformer()}
+    for seed, part in enumerate(parts.values()):
+        randomise_parameters(part, seed)
+    DiTPipeline(**parts, scheduler=DDIMScheduler(clip_sample=False)).save_pretrained(folder)
+    return folder
+
+
+def save_pictures(folder: Path, count: int = 20, seed: int = 0) -> Path:
+    """Random pictures with captions and labels."""
+    folder.mkdir(parents=True)
+    random = np.random.default_rng(seed)
+    lines = []
+    for number in range(count):
+        name = f"{number:03d}.png"
+        Image.fromarray(random.integers(0, 256, (RESOLUTION, RESOLUTION, 3), dtype=np.uint8)).save(folder / name)
+        label = number % NUM_CLASSES
+        lines.append(json.dumps({"file_name": name, "text": "abcdefgh"[label], "label": label}))
+    (folder / "metadata.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return folder
+
+
+def recipe_of(model: Path, data: Path, folder: Path, /, **sections: Mapping[str, object]) -> Recipe:
+    """A recipe of 6 steps of 4 samples; `sections` override its keys, e.g. training={"steps": 3}."""
+    base: dict[str, dict[str, object]] = {
+        "model": {"path": str(model)},
+        "data": {"train": str(data), "resolution": RESOLUTION, "workers": 0},
+        "training": {"steps": 6, "batch": 4, "ema_decay": 0.9},
+        "optimizer": {"learning_rate": 0.01},
+        "pipeline": {"microbatches": 2, "encode_chunk": 2},
+        "run": {"folder": str(folder)},
+    }
+    for name, section in sections.items():
+        base[name] = base.get(name, {}) | dict(section)
+    return Recipe.model_validate(base)
+
+
+def save_array(pictures: Sequence[Picture], captions: Sequence[str], path: Path) -> None:
+    """In place of the captioned grid: the pictures themselves, (pictures, H, W, 3)."""
+    np.save(path.with_suffix(".npy"), np.stack(pictures))
+
+
+def train(
+    job: Job,
+    recipe: Recipe,
+    resume: str | None = None,
+    at: Mapping[int, Callable[[Job, Recipe], None]] | None = None,
+    calm: int = 1,
+) -> int:
+    """The run of a recipe on this rank; `at` are things that happen while a step is under way, by steps then done.
+
+    `calm`: steps without clipping after which the next are post-validated, where the recipe wants that.
+    """
+    from diffusionpipe.cli.train import _make_plan
+
+    hooks = Hooks(make_plan=_make_plan, save_grid=save_array)
+    with (
+        mock.patch.object(stopping, "_LOOK", 0.0),
+        mock.patch.object(loop, "CALM", calm),
+        mock.patch.object(run_module, "Stepper", _stepper(job, recipe, at)),
+    ):
+        return run_module.run(recipe, job, hooks, resume=resume)
+
+
+def _stepper(job: Job, recipe: Recipe, at: Mapping[int, Callable[[Job, Recipe], None]] | None) -> type[Stepper]:
+    class InterruptedStepper(Stepper):
+        def step(self, step: int, inputs: dict[str, Tensor]) -> list[StepResult]:
+            if at and step + 1 in at:
+                at[step + 1](job, recipe)
+            return super().step(step, inputs)
+
+    return InterruptedStepper
+
+
+def terminate_the_last_rank(job: Job, recipe: Recipe) -> None:
+    """As a scheduler of a cluster does."""
+    if job.membership.rank == job.membership.world_size - 1:
+        os.kill(os.getpid(), signal.SIGTERM)
+
+
+def ask_to_save(job: Job, recipe: Recipe) -> None:
+    """As a person does."""
+    (recipe.run.folder / "save").touch()
+
+
+def ask_to_save_and_quit(job: Job, recipe: Recipe) -> None:
+    """As a person does."""
+    (recipe.run.folder / "save_quit").touch()
+
+
+def train_here(recipe: Recipe, resume: str | None = None, **options: Any) -> int:
+    """The same as the only rank, in this process."""
+    with joined(membership({}), device="cpu") as job:
+        return train(job, recipe, resume, **options)
+
+
+def draw_untrained(job: Job, recipe: Recipe) -> list[Picture] | None:
+    """What the recipe would draw before its first step, on the rank that shows it."""
+    from diffusionpipe.cli.train import _make_plan
+
+    session = open_session(recipe, job, _make_plan)
+    wish = Wish(prompts=recipe.sampling.prompts, labels=recipe.sampling.labels)
+    return draw_in_session(session, wish, run_module.sampling_settings(session))
+
+
+def losses_of(folder: Path, key: str = "loss") -> dict[int, float]:
+    """Step -> value of a metric; no step may stand twice."""
+    rows = [row for row in read_metrics(folder) if key in row]
+    found: dict[int, Any] = {int(row["step"] or 0): row[key] for row in rows}
+    assert len(found) == len(rows), f"{key} of a step stands twice"
+    return found
+
+
+def tensors_of(checkpoint: Path) -> dict[str, Tensor]:
+    """Everything in a checkpoint."""
+    tensors = {name: torch.empty_like(t, device="cpu") for name, t in stored_tensors(checkpoint).items()}
+    read(checkpoint, tensors)
+    return tensors

@@ -1,0 +1,215 @@
+"""The launcher with small scripts as ranks: real processes through torch's elastic agent."""
+
+import json
+import os
+import pty
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from diffusionpipe.errors import ConfigError
+from diffusionpipe.runtime.error_file import FailureNote
+from diffusionpipe.trainer.launch import RankFailure, first_failure, is_under_torchrun, launch, threads_per_rank
+
+LAUNCHER = """
+import os, sys
+from pathlib import Path
+from diffusionpipe.errors import ConfigError, DiffusionPipeError
+from diffusionpipe.trainer.launch import launch
+try:
+    ranks, folder, script = sys.argv[1:]
+    status = launch([sys.executable, "-c", script], ranks=int(ranks), log_folder=Path(folder), environ=os.environ)
+except DiffusionPipeError as error:
+    sys.stderr.write(f"{error}\\n")
+    status = 2 if isinstance(error, ConfigError) else 1
+sys.exit(status)
+"""
+JOB = """
+import os, signal, sys, time
+import torch
+import torch.distributed as dist
+from diffusionpipe.errors import ConfigError
+from diffusionpipe.runtime.process_group import joined, leave, membership
+from diffusionpipe.trainer.stopping import Stopping, all_reduced
+member = membership(os.environ)
+try:
+    with joined(member, device="cpu") as job, Stopping(folder=None).listening() as stopping:
+        rank = member.rank
+        dist.all_reduce(torch.ones(1))
+        print("joined", flush=True)
+        {body}
+except BaseException as error:
+    leave(error, member)
+"""
+
+
+def job(body: str) -> str:
+    return JOB.format(body=body.strip().replace("\n", "\n        "))
+
+
+def start(script: str, folder: Path, ranks: int = 2) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", LAUNCHER, str(ranks), str(folder), script],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )
+
+
+def ended(process: subprocess.Popen[str]) -> tuple[int, str, str]:
+    try:
+        out, error = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    return process.returncode, out, error
+
+
+def test_rank_0_speaks_and_the_others_write_logs(tmp_path: Path) -> None:
+    script = "import os; print('rank', os.environ['RANK'], 'of', os.environ['WORLD_SIZE'], '$HOME', '${local_rank}')"
+    assert ended(start(script, tmp_path)) == (0, "rank 0 of 2 $HOME ${local_rank}\n", "")
+    assert (tmp_path / "rank_1.out").read_text() == "rank 1 of 2 $HOME ${local_rank}\n"
+
+
+def test_a_terminal_stays_a_terminal_for_rank_0(tmp_path: Path) -> None:
+    parent, child = pty.openpty()
+    script = "import os, sys; print(sys.stdout.isatty(), sys.stderr.isatty())"
+    process = subprocess.Popen(
+        [sys.executable, "-c", LAUNCHER, "2", str(tmp_path), script], stdout=child, stderr=child, stdin=child
+    )
+    os.close(child)
+    assert process.wait(timeout=60) == 0
+    assert os.read(parent, 1000) == b"True True\r\n"
+    os.close(parent)
+    assert (tmp_path / "rank_1.out").read_text() == "False False\n"
+
+
+def test_the_failing_rank_speaks_once_and_its_status_is_the_launchers(tmp_path: Path) -> None:
+    body = """
+if rank == 1:
+    raise ConfigError("the picture cat.png is empty; remove it")
+dist.recv(torch.ones(1), src=1)
+"""
+    status, out, error = ended(start(job(body), tmp_path))
+    assert (status, out, error) == (2, "joined\n", "rank 1: the picture cat.png is empty; remove it\n")
+
+
+def test_a_bug_in_a_rank_shows_its_traceback_and_status_1(tmp_path: Path) -> None:
+    status, _, error = ended(start(job("if rank == 1: [][0]\ndist.recv(torch.ones(1), src=1 - rank)"), tmp_path))
+    assert status == 1
+    assert error.startswith("rank 1: Traceback")
+    assert error.endswith("IndexError: list index out of range\n")
+
+
+def test_a_foreign_programs_failure_shows_the_end_of_its_log(tmp_path: Path) -> None:
+    script = "import os, sys, time; time.sleep(int(os.environ['RANK']) or 60); sys.exit('no more coffee')"
+    status, _, error = ended(start(script, tmp_path))
+    assert status == 1
+    assert "rank 1 failed with exit status 1" in error
+    assert error.endswith("no more coffee\n")
+
+
+def test_a_killed_rank_is_named_with_its_signal(tmp_path: Path) -> None:
+    body = "if rank == 1: os.kill(os.getpid(), signal.SIGKILL)\ndist.recv(torch.ones(1), src=1)"
+    status, _, error = ended(start(job(body), tmp_path))
+    assert status == 1
+    assert error.startswith("rank 1 was killed by signal 9 (SIGKILL)")
+    assert error.count("rank 1") == 1
+    note = json.loads((tmp_path / "rank_0.error.json").read_text())
+    assert note["is_consequence"]
+    assert "rank 1 (" in note["message"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_to_the_launcher_stops_all_ranks_at_one_step(tmp_path: Path, number: int) -> None:
+    body = """
+for step in range(10000):
+    time.sleep(0.01)
+    if stopping.agree(all_reduced).stops:
+        print("saved", flush=True)
+        break
+"""
+    process = start(job(body), tmp_path)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "joined\n"
+    time.sleep(0.3)
+    process.send_signal(number)
+    status, out, error = ended(process)
+    assert (status, out) == (0, "saved\n"), error
+    assert (tmp_path / "rank_1.out").read_text() == "joined\nsaved\n"
+
+
+def test_ranks_that_do_not_listen_die_of_the_forwarded_signal(tmp_path: Path) -> None:
+    process = start("import time; print('here', flush=True); time.sleep(60)", tmp_path)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "here\n"
+    process.send_signal(signal.SIGTERM)
+    assert ended(process) == (128 + signal.SIGTERM, "", "")
+
+
+def test_a_second_interrupt_ends_ranks_that_ignore_signals(tmp_path: Path) -> None:
+    script = "import signal, time; signal.signal(2, signal.SIG_IGN); print('here', flush=True); time.sleep(60)"
+    process = start(script, tmp_path)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "here\n"
+    for _ in range(2):
+        process.send_signal(signal.SIGINT)
+        time.sleep(0.5)
+    assert ended(process)[0] == 128 + signal.SIGINT
+
+
+def test_a_port_in_use_is_named_with_the_option(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(ConfigError, match=f"port {port} is in use.*--port"):
+            launch([sys.executable, "-c", ""], ranks=1, log_folder=tmp_path, environ={}, port=port)
+
+
+def test_threads_are_shared_out_unless_the_user_has_chosen() -> None:
+    cores = len(os.sched_getaffinity(0))
+    assert threads_per_rank(1, {}) == cores
+    assert threads_per_rank(10 * cores, {}) == 1
+    assert threads_per_rank(2, {"OMP_NUM_THREADS": "3"}) is None
+
+
+def test_only_a_complete_job_counts_as_torchruns() -> None:
+    assert is_under_torchrun({"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "here"})
+    assert not is_under_torchrun({"RANK": "0"})
+
+
+def failure(rank: int, *, exit_code: int = 1, time: float = 0.0, blames: bool | None = None) -> RankFailure:
+    note = None
+    if blames is not None:
+        note = FailureNote(message="", exit_code=exit_code, is_consequence=blames, time=time)
+    return RankFailure(rank=rank, exit_code=exit_code, time=time, note=note)
+
+
+@pytest.mark.parametrize(
+    "failures",
+    [
+        [failure(0, blames=True), failure(1, blames=False, time=3)],  # a cause after its consequence
+        [failure(0, blames=False), failure(1, exit_code=-9, time=3)],  # an error that a kill has caused
+        [failure(0, exit_code=-15), failure(1, time=3)],  # terminated by the agent
+        [failure(0, exit_code=-9, time=30), failure(1)],  # killed by the agent after its patience
+        [failure(0, blames=False, time=2), failure(1, blames=False, time=1)],  # the earlier one
+    ],
+)
+def test_the_first_failure_is_the_cause(failures: list[RankFailure]) -> None:
+    assert first_failure(failures).rank == 1
+
+
+def test_no_ranks_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="0 ranks"):
+        launch(["true"], ranks=0, log_folder=tmp_path, environ={})
+
+
+def test_a_program_that_does_not_exist_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no-such-program"):
+        launch(["no-such-program"], ranks=1, log_folder=tmp_path, environ={})

@@ -1,0 +1,190 @@
+"""Runs whose sizes are searched or come from a plan file: they learn what one process learns, and keep their plan."""
+
+import re
+import shutil
+from dataclasses import replace
+
+import pytest
+import torch
+from crew import crew_of
+from tiny_runs import losses_of, recipe_of, save_pictures, save_stable_diffusion, train, train_here
+
+from diffusionpipe.cli import main
+from diffusionpipe.costs.clusters import load_cluster
+from diffusionpipe.costs.files import read_profile, write_cluster
+from diffusionpipe.errors import ConfigError
+from diffusionpipe.ir import Op
+from diffusionpipe.ir.files import read_plan, write_plan
+from diffusionpipe.planner import Layout, build_plan
+from diffusionpipe.trainer.recipe_file import recipe_to_toml
+
+pytestmark = pytest.mark.xdist_group("crew")  # one worker: the ranks are started once for all tests
+
+FREE = {"microbatches": "none", "encode_chunk": "none"}
+"""The sizes of `recipe_of` left out."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def crew():
+    with crew_of(2) as ranks:
+        yield ranks
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("planned")
+    save_stable_diffusion(folder / "sd")
+    save_pictures(folder / "data")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def recipe(place):
+    def make(folder, steps=4, **pipeline):
+        sections = {"training": {"steps": steps}, "pipeline": FREE | pipeline}
+        return recipe_of(place / "sd", place / "data", folder, **sections)
+
+    return make
+
+
+@pytest.fixture(scope="module")
+def in_one(recipe, place):
+    """The losses of one process."""
+    assert train_here(recipe(place / "one")) == 4
+    return losses_of(place / "one")
+
+
+@pytest.fixture(scope="module")
+def searched(crew, recipe, place):
+    """A finished run over two ranks whose sizes were searched; it has measured layers and links."""
+    assert crew.run(train, recipe(place / "searched", plan="auto")) == [4, 4]
+    return place / "searched"
+
+
+@pytest.fixture
+def measured(searched, tmp_path):
+    """The folder of a run that has not begun, with the measurements of another."""
+    (tmp_path / "run").mkdir()
+    for name in ("profile.json", "cluster.json"):
+        shutil.copy(searched / name, tmp_path / "run")
+    return tmp_path / "run"
+
+
+def assert_learns_the_same(folder, in_one):
+    losses = losses_of(folder)
+    assert losses.keys() == in_one.keys()
+    assert list(losses.values()) == pytest.approx(list(in_one.values()), rel=1e-5)
+
+
+def problem_of(results):
+    """The error that every rank raises."""
+    assert all(isinstance(result, ConfigError) for result in results), results
+    assert len({str(result) for result in results}) == 1
+    return str(results[0])
+
+
+def test_a_searched_plan_learns_what_one_process_learns(searched, in_one):
+    assert read_plan(searched / "plan.json").mesh.num_ranks == 2
+    assert load_cluster(str(searched / "cluster.json")).num_ranks == 2
+    assert_learns_the_same(searched, in_one)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"data_parallel": 1, "fill": True},
+        {"data_parallel": 2, "fill": True},
+        {"stages": 2, "microbatches": 4, "schedule": "gpipe", "fill": False, "encode_chunk": 1},
+    ],
+    ids=["filled pipeline", "filled copies", "all but the cuts"],
+)
+def test_given_sizes_are_kept_and_change_no_loss(crew, recipe, measured, in_one, given):
+    assert crew.run(train, recipe(measured, plan="auto", **given)) == [4, 4]
+    plan = read_plan(measured / "plan.json")
+    assert plan.mesh.data_parallel == given.get("data_parallel", 1)
+    assert (plan.prologue is not None) == given["fill"]
+    if "schedule" in given:
+        assert plan.train.name.startswith("gpipe")
+        assert max(len(p.microbatches) for p in plan.train.placement.pipelines) == 4
+        assert max(len(fill.samples) for fill in plan.train.fills) == 1
+    assert_learns_the_same(measured, in_one)
+
+
+def test_a_resumed_run_keeps_its_plan_and_on_other_ranks_makes_another(crew, recipe, measured):
+    assert crew.run(train, recipe(measured, plan="auto", steps=2)) == [2, 2]
+    plan, cluster = ((measured / name).read_bytes() for name in ("plan.json", "cluster.json"))
+    assert crew.run(train, recipe(measured, plan="auto", steps=3), "latest") == [3, 3]
+    assert (measured / "plan.json").read_bytes() == plan
+    assert (measured / "cluster.json").read_bytes() == cluster
+    assert train_here(recipe(measured, plan="auto"), "latest") == 4
+    assert read_plan(measured / "plan.json").mesh.num_ranks == 1
+    assert load_cluster(str(measured / "cluster.json")).num_ranks == 1
+
+
+def test_a_plan_file_that_plan_has_written_is_trained_by(crew, recipe, searched, in_one, tmp_path):
+    path, cluster = tmp_path / "plan.json", searched / "cluster.json"
+    (tmp_path / "recipe.toml").write_text(recipe_to_toml(recipe(tmp_path / "run", plan="auto", data_parallel=1)))
+    arguments = [tmp_path / "recipe.toml", "--cluster", cluster, "--profile", searched / "profile.json", "--out", path]
+    with pytest.raises(SystemExit) as caught:
+        main(["plan", *map(str, arguments)])
+    assert caught.value.code == 0
+    assert crew.run(train, recipe(tmp_path / "run", plan=str(path))) == [4, 4]
+    assert (tmp_path / "run" / "plan.json").read_bytes() == path.read_bytes()
+    assert not (tmp_path / "run" / "profile.json").exists()
+    assert_learns_the_same(tmp_path / "run", in_one)
+
+
+def test_a_plan_with_buckets_and_copies_side_by_side_is_trained_by(crew, recipe, searched, in_one, tmp_path):
+    model = read_profile(searched / "profile.json").graph
+    layout = Layout(batch=4, stages=1, microbatches=2, data_parallel=2, adjacent=2, buckets=3)
+    plan = build_plan(model, layout)
+    assert sum(action.op is Op.REDUCE_GRAD for action in plan.train.orders[0]) == 3
+    write_plan(plan, tmp_path / "plan.json")
+    assert crew.run(train, recipe(tmp_path / "run", plan=str(tmp_path / "plan.json"))) == [4, 4]
+    assert_learns_the_same(tmp_path / "run", in_one)
+
+
+def test_a_plan_for_other_ranks_stops_every_rank(crew, recipe, searched, tmp_path):
+    path = str(searched / "plan.json")
+    with pytest.raises(ConfigError, match=r"it is for 2 ranks, there are 1: start with --ranks 2"):
+        train_here(recipe(tmp_path / "run", plan=path))
+    assert "cannot read" in problem_of(crew.run(train, recipe(tmp_path / "run", plan=str(tmp_path / "gone.json"))))
+
+
+def test_a_model_that_fits_nowhere_stops_every_rank_and_says_by_how_much(crew, recipe, measured):
+    cluster = load_cluster(str(measured / "cluster.json"))
+    small = replace(cluster, devices=tuple(replace(device, memory=10**4) for device in cluster.devices))
+    write_cluster(small, measured / "cluster.json")
+    message = problem_of(crew.run(train, recipe(measured, plan="auto")))
+    assert "No layout fits" in message
+    assert "What would fit" in message
+
+
+@pytest.mark.parametrize(
+    ("cluster", "message"),
+    [
+        ("a100-80x8", r"a100-80x8 has NVIDIA A100-SXM4-80GB, this run is on .* thread"),
+        ("nowhere", "there is no cluster 'nowhere'"),
+        ("{small}", r"has 1 devices, this run has 2 ranks; start 1 or fewer"),
+    ],
+)
+def test_a_cluster_that_cannot_be_this_one_stops_every_rank(crew, recipe, tmp_path, cluster, message):
+    two = load_cluster("cpux2")
+    write_cluster(replace(two, devices=two.devices[:1], nodes=(0,)), tmp_path / "small.json")
+    named = cluster.format(small=tmp_path / "small.json")
+    found = problem_of(crew.run(train, recipe(tmp_path / "run", plan="auto", cluster=named)))
+    assert re.search(message, found), found
+
+
+def test_the_first_devices_of_a_larger_cluster_are_this_job(crew, recipe, measured):
+    assert crew.run(train, recipe(measured, steps=1, plan="auto", cluster="cpux2:2")) == [1, 1]
+    assert load_cluster(str(measured / "cluster.json")).name == "cpux2:2"
+    assert load_cluster(str(measured / "cluster.json")).num_ranks == 2

@@ -1,0 +1,447 @@
+"""Whole runs of tiny models, over two processes and in one: what they compute, save, draw and refuse."""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+import torch
+from crew import crew_of
+from tiny_runs import (
+    RESOLUTION,
+    ask_to_save,
+    ask_to_save_and_quit,
+    draw_untrained,
+    losses_of,
+    recipe_of,
+    save_dit,
+    save_pictures,
+    save_stable_diffusion,
+    tensors_of,
+    terminate_the_last_rank,
+    train,
+    train_here,
+)
+
+from diffusionpipe.errors import CheckpointError, ConfigError, DataError, ModelError, NonFiniteLossError, RecipeError
+from diffusionpipe.models.folder import scheduler_config
+from diffusionpipe.trainer.checkpoint import latest, verify
+from diffusionpipe.trainer.drawing import Wish, draw_from_folder
+from diffusionpipe.trainer.metrics import read_metrics
+from diffusionpipe.trainer.randomness import normal
+from diffusionpipe.trainer.sampling import SamplingSettings
+
+PROMPTS = ("a b", "c", "d")
+LABELS = (0, 3, 4)
+pytestmark = pytest.mark.xdist_group("crew")  # one worker: the ranks are started once for all tests
+
+TIMES = ("wall", "step_s", "data_s", "samples_per_s", "bubble")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def crew():
+    with crew_of(2) as ranks:
+        yield ranks
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """Models, pictures, and room for runs."""
+    folder = tmp_path_factory.mktemp("runs")
+    save_stable_diffusion(folder / "sd")
+    save_dit(folder / "dit")
+    save_pictures(folder / "data")
+    save_pictures(folder / "held-out", count=6, seed=1)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def recipe(place):
+    """A recipe of a run called `name`; everything that a run can do is switched on."""
+
+    def make(name, *, kind="sd", **sections):
+        drawn = {"prompts": PROMPTS} if kind == "sd" else {"labels": LABELS}
+        base = {
+            "data": {"validation": str(place / "held-out")},
+            "training": {"clip_norm": 0.5},
+            "learning_rate": {"schedule": "cosine", "warmup_steps": 2},
+            "validation": {"every": 3, "samples": 5, "timesteps": (0.1, 0.5, 0.9)},
+            "sampling": {"every": 6, "steps": 3, "guidance": 2.0, **drawn},
+            "checkpoint": {"every": 3, "keep": 5},
+        }
+        merged = {key: base.get(key, {}) | sections.get(key, {}) for key in {**base, **sections}}
+        return recipe_of(place / kind, place / "data", place / name, **merged)
+
+    return make
+
+
+@pytest.fixture(scope="module")
+def over_two(crew, recipe, place):
+    """The finished run over two stages that others are compared with."""
+    assert crew.run(train, recipe("over-two")) == [6, 6]
+    return place / "over-two"
+
+
+@pytest.fixture(scope="module")
+def in_one(recipe, place):
+    """The same run in one process."""
+    assert train_here(recipe("in-one")) == 6
+    return place / "in-one"
+
+
+@pytest.fixture
+def copied(in_one, tmp_path):
+    """A copy of the finished run to go on with."""
+    return shutil.copytree(in_one, tmp_path / "copied")
+
+
+def numbers_of(folder):
+    """All metrics but the times."""
+    return [{key: value for key, value in row.items() if key not in TIMES} for row in read_metrics(folder)]
+
+
+def assert_same_losses(found, expected, tolerance=1e-5):
+    for key in ("loss", "validation_loss", "gradient_norm"):
+        a, b = losses_of(found, key), losses_of(expected, key)
+        assert a.keys() == b.keys()
+        assert list(a.values()) == pytest.approx(list(b.values()), rel=tolerance), key
+
+
+def assert_same_weights(found, expected, tolerance):
+    """Adam's moments of gradients that are mathematically zero are noise; what they do to a weight is bounded."""
+    a, b = tensors_of(latest(found)), tensors_of(latest(expected))
+    assert a.keys() == b.keys()
+    for name, tensor in a.items():
+        if not name.startswith("optimizer."):
+            assert float((tensor - b[name]).abs().max()) <= tolerance, name
+
+
+def assert_identical_checkpoints(found, expected):
+    a, b = tensors_of(latest(found)), tensors_of(latest(expected))
+    assert a.keys() == b.keys()
+    assert {name.partition(".")[0] for name in a} == {"model", "ema", "optimizer"}
+    assert all(torch.equal(tensor, b[name]) for name, tensor in a.items())
+
+
+def assert_same_pictures(found, expected):
+    """Up to the rounding of a value that lies between two levels."""
+    difference = np.abs(np.stack(found).astype(int) - np.stack(expected).astype(int))
+    assert difference.max() <= 1
+    assert (difference > 0).mean() < 0.01
+
+
+def pictures_of(folder, step=6):
+    return np.load(folder / "samples" / f"step-{step:08d}.npy")
+
+
+def drawn_from(folder, wish, guidance=2.0, steps=3, seed=0):
+    settings = SamplingSettings(steps=steps, guidance=guidance, seed=seed, scheduler=scheduler_config(folder))
+    return draw_from_folder(folder, wish, settings, resolution=RESOLUTION, device=torch.device("cpu"))
+
+
+# --- any layout gives the same run
+
+
+def test_two_stages_give_the_losses_validation_norms_and_pictures_of_one_process(over_two, in_one):
+    assert_same_losses(over_two, in_one)
+    assert max(losses_of(in_one, "gradient_norm").values()) > 0.5  # so clipping has an effect
+    assert list(losses_of(over_two, "validation_loss")) == [3, 6]
+    assert_same_pictures(pictures_of(over_two), pictures_of(in_one))
+    assert (over_two / "timeline.json").exists()
+
+
+@pytest.mark.parametrize(
+    "sections",
+    [
+        {"pipeline": {"schedule": "gpipe", "microbatches": 4}},
+        {"pipeline": {"data_parallel": 2}},
+        {"pipeline": {"replicas": (2,)}},
+        {"training": {"activation_checkpointing": True}},
+        {"pipeline": {"fill": True}},
+        {"pipeline": {"schedule": "zb-h1"}, "training": {"post_validation": True}},
+        {"pipeline": {"schedule": "zb-v", "fill": True}},
+        {"pipeline": {"schedule": "chimera"}},
+    ],
+    ids=["gpipe", "data parallel", "replicas", "recomputed", "filled", "zb-h1", "zb-v, filled", "chimera"],
+)
+def test_other_layouts_change_nothing(crew, recipe, in_one, tmp_path, sections):
+    assert crew.run(train, recipe(tmp_path, **sections)) == [6, 6]
+    assert_same_losses(tmp_path, in_one)
+    assert_same_weights(tmp_path, in_one, 1e-3)
+    assert_same_pictures(pictures_of(tmp_path), pictures_of(in_one))
+
+
+def test_a_trained_text_encoder_and_random_weights_are_the_same_over_two_stages(crew, recipe, tmp_path):
+    model = {"train": ("unet", "text_encoder"), "from_scratch": True}
+    options = {"training": {"steps": 3, "precision": "float64"}, "sampling": {"every": 3}, "model": model}
+    train_here(recipe(tmp_path / "one", **options))
+    assert crew.run(train, recipe(tmp_path / "two", **options)) == [3, 3]
+    assert_same_losses(tmp_path / "two", tmp_path / "one", 1e-10)
+    assert_same_weights(tmp_path / "two", tmp_path / "one", 1e-8)
+    assert_same_pictures(pictures_of(tmp_path / "two", 3), pictures_of(tmp_path / "one", 3))
+
+
+def test_bfloat16_over_two_stages_stays_near_float32(crew, recipe, over_two, tmp_path):
+    assert crew.run(train, recipe(tmp_path, training={"precision": "bfloat16"})) == [6, 6]
+    assert losses_of(tmp_path) != losses_of(over_two)
+    assert_same_losses(tmp_path, over_two, 0.1)
+    assert {t.dtype for name, t in tensors_of(latest(tmp_path)).items() if "step" not in name} == {torch.float32}
+
+
+# --- steps before all norms are known
+
+
+@pytest.mark.parametrize("fill", [False, True], ids=["unfilled", "filled"])
+def test_a_post_validated_run_is_bit_for_bit_the_blocking_one(crew, recipe, tmp_path, fill):
+    """Clipping is needed every now and then, so that steps are taken back."""
+    sections = {"pipeline": {"fill": fill}, "checkpoint": {"every": 8}, "sampling": {"every": 7}}
+    common = {"steps": 14, "clip_norm": 0.66}
+    assert crew.run(train, recipe(tmp_path / "blocking", training=common, **sections)) == [14, 14]
+    if fill:
+        (tmp_path / "validated").mkdir()
+        shutil.copy(tmp_path / "blocking" / "profile.json", tmp_path / "validated")
+    validated = recipe(tmp_path / "validated", training=common | {"post_validation": True}, **sections)
+    assert crew.run(train, validated, at={11: terminate_the_last_rank}) != [14, 14]
+    assert crew.run(train, validated, "latest") == [14, 14]
+    rows = numbers_of(tmp_path / "validated")
+    amended = [row.pop("amended") for row in rows if "amended" in row]
+    assert 1 <= len(amended) < 10
+    assert rows == numbers_of(tmp_path / "blocking")
+    assert_identical_checkpoints(tmp_path / "validated", tmp_path / "blocking")
+
+
+# --- interruptions
+
+
+def test_a_run_that_was_interrupted_twice_is_bit_for_bit_the_uninterrupted_one(crew, recipe, over_two, tmp_path):
+    interrupted = recipe(tmp_path)
+    assert crew.run(train, interrupted, at={2: terminate_the_last_rank}) == [2, 2]
+    assert latest(tmp_path).name == "step-00000002"
+    assert not (tmp_path / "export").exists()
+    assert crew.run(train, interrupted, "latest", at={4: ask_to_save_and_quit}) == [4, 4]
+    assert not (tmp_path / "save_quit").exists()
+    assert crew.run(train, interrupted, "latest") == [6, 6]
+    assert numbers_of(tmp_path) == numbers_of(over_two)
+    assert_identical_checkpoints(tmp_path, over_two)
+    assert np.array_equal(pictures_of(tmp_path), pictures_of(over_two))
+
+
+def test_a_filled_run_goes_on_bit_for_bit_with_the_profile_that_it_was_planned_by(crew, recipe, tmp_path):
+    filled = {"pipeline": {"fill": True}}
+    assert crew.run(train, recipe(tmp_path / "whole", **filled)) == [6, 6]
+    (tmp_path / "stopped").mkdir()
+    shutil.copy(tmp_path / "whole" / "profile.json", tmp_path / "stopped")
+    assert crew.run(train, recipe(tmp_path / "stopped", **filled), at={3: ask_to_save_and_quit}) == [3, 3]
+    assert crew.run(train, recipe(tmp_path / "stopped", **filled), "latest") == [6, 6]
+    assert (tmp_path / "stopped" / "plan.json").read_text() == (tmp_path / "whole" / "plan.json").read_text()
+    assert numbers_of(tmp_path / "stopped") == numbers_of(tmp_path / "whole")
+    assert_identical_checkpoints(tmp_path / "stopped", tmp_path / "whole")
+
+
+def test_another_number_of_stages_may_go_on(crew, recipe, over_two, tmp_path):
+    assert train_here(recipe(tmp_path), at={3: ask_to_save_and_quit}) == 3
+    assert crew.run(train, recipe(tmp_path, pipeline={"schedule": "gpipe"}), "latest") == [6, 6]
+    assert_same_losses(tmp_path, over_two)
+
+
+def test_in_float64_another_number_of_stages_changes_less_than_a_ten_billionth(crew, recipe, tmp_path):
+    options = {"kind": "dit", "training": {"precision": "float64"}}
+    assert train_here(recipe(tmp_path / "whole", **options), at={2: ask_to_save}) == 6
+    kept = sorted(path.name for path in (tmp_path / "whole" / "checkpoints").iterdir())
+    assert kept == ["step-00000002", "step-00000003", "step-00000006"]  # so asking to save did not stop it
+    assert crew.run(train, recipe(tmp_path / "cut", **options), at={3: ask_to_save_and_quit}) == [3, 3]
+    assert train_here(recipe(tmp_path / "cut", **options), "latest", at={4: ask_to_save_and_quit}) == 4
+    assert crew.run(train, recipe(tmp_path / "cut", **options), "4") == [6, 6]
+    assert_same_losses(tmp_path / "cut", tmp_path / "whole", 1e-10)
+    assert_same_weights(tmp_path / "cut", tmp_path / "whole", 1e-8)
+
+
+def test_a_finished_run_can_be_resumed_to_export_again(recipe, copied):
+    shutil.rmtree(copied / "export")
+    before = numbers_of(copied)
+    assert train_here(recipe(copied), "latest") == 6
+    assert (copied / "export" / "model_index.json").exists()
+    assert numbers_of(copied) == before
+
+
+def test_more_steps_may_be_added_to_a_finished_run(recipe, copied):
+    longer = recipe(copied, training={"steps": 8}, learning_rate={"schedule": "constant"})
+    assert train_here(longer, "latest") == 8
+    assert list(losses_of(copied)) == [1, 2, 3, 4, 5, 6, 7, 8]
+
+
+@pytest.mark.parametrize(
+    ("sections", "message"),
+    [
+        ({"training": {"seed": 7}}, "seed was 0 and is 7"),
+        ({"training": {"batch": 8}}, "batch was 4 and is 8"),
+        ({"objective": {"kind": "v_prediction"}}, "prediction was 'epsilon' and is 'v_prediction'"),
+        ({"data": {"train": "held-out"}}, "data was '20 pictures, .*' and is '6 pictures"),
+        ({"training": {"steps": 4}}, "of step 6, but the recipe ends at step 4"),
+        ({"optimizer": {"name": "SGD"}}, "optimizer"),
+    ],
+)
+def test_what_would_be_another_run_does_not_continue_this_one(recipe, copied, place, sections, message):
+    if "data" in sections:
+        sections = {"data": {"train": str(place / "held-out")}}
+    before = read_metrics(copied)
+    with pytest.raises(CheckpointError, match=message):
+        train_here(recipe(copied, **sections), "latest")
+    assert read_metrics(copied) == before
+
+
+def test_changed_captions_are_other_data(recipe, place, copied, tmp_path):
+    data = shutil.copytree(place / "data", tmp_path / "data")
+    lines = (data / "metadata.jsonl").read_text()
+    (data / "metadata.jsonl").write_text(lines.replace('"text": "b"', '"text": "x"', 1))
+    with pytest.raises(CheckpointError, match=r"data was '20 pictures, .*' and is '20 pictures"):
+        train_here(recipe(copied, data={"train": str(data)}), "latest")
+
+
+def test_a_folder_with_checkpoints_is_not_trained_in_afresh(recipe, copied):
+    with pytest.raises(ConfigError, match=r"holds the checkpoints of an earlier run; go on with --resume latest"):
+        train_here(recipe(copied))
+    assert latest(copied).name == "step-00000006"
+
+
+@pytest.mark.parametrize("wanted", ["latest", "3", "nowhere"])
+def test_there_must_be_something_to_resume(recipe, tmp_path, wanted):
+    with pytest.raises(CheckpointError, match=r"no checkpoint|does not exist"):
+        train_here(recipe(tmp_path), wanted)
+
+
+def test_a_truncated_checkpoint_is_refused_by_name_and_the_previous_one_works(recipe, copied, over_two):
+    damaged = latest(copied)
+    largest = max(damaged.glob("*.distcp"), key=lambda file: file.stat().st_size)
+    largest.write_bytes(largest.read_bytes()[:-100])
+    with pytest.raises(CheckpointError, match=rf"step-00000006 is damaged: .*{largest.name}.*\n.*--resume 3"):
+        train_here(recipe(copied), "latest")
+    assert train_here(recipe(copied), "3") == 6
+    assert_same_losses(copied, over_two)
+    verify(latest(copied))
+
+
+# --- a loss that is not finite
+
+
+@pytest.mark.parametrize("post_validation", [False, True])
+def test_a_loss_that_is_not_finite_stops_every_rank_and_names_step_and_samples(crew, recipe, tmp_path, post_validation):
+    endless = recipe(
+        tmp_path,
+        training={"clip_norm": None, "post_validation": post_validation},
+        optimizer={"name": "SGD", "learning_rate": 1e30},
+        learning_rate={"schedule": "constant", "warmup_steps": 0},
+        checkpoint={"every": None if post_validation else 1},
+    )
+    errors = crew.run(train, endless)
+    assert [type(error) for error in errors] == [NonFiniteLossError] * 2
+    assert str(errors[0]) == str(errors[1])
+    step = len(losses_of(tmp_path)) + 1
+    assert 2 <= step <= 4
+    assert f"step {step}: " in str(errors[0])
+    assert ".png)" in str(errors[0])
+    if not post_validation:
+        assert latest(tmp_path).name == f"step-{step - 1:08d}"
+        verify(latest(tmp_path))
+
+
+# --- pictures and exports
+
+
+@pytest.mark.parametrize("guidance", [1.0, 2.0])
+@pytest.mark.parametrize("model", ["sd", "dit"])
+def test_the_pipeline_draws_what_one_process_draws(crew, recipe, place, tmp_path, model, guidance):
+    drawing = recipe(tmp_path, kind=model, sampling={"guidance": guidance})
+    found = crew.run(draw_untrained, drawing)
+    wish = Wish(prompts=PROMPTS) if model == "sd" else Wish(labels=LABELS)
+    [shown] = [pictures for pictures in found if pictures is not None]
+    assert_same_pictures(shown, drawn_from(place / model, wish, guidance))
+
+
+@pytest.mark.parametrize("kind", ["epsilon", "v_prediction", "flow_matching"])
+def test_the_export_draws_the_pictures_of_the_run(crew, recipe, tmp_path, kind):
+    short = {"training": {"steps": 2}, "learning_rate": {"warmup_steps": 0}, "validation": {"every": 2}}
+    assert crew.run(train, recipe(tmp_path, objective={"kind": kind}, sampling={"every": 2}, **short)) == [2, 2]
+    ours = drawn_from(tmp_path / "export", Wish(prompts=PROMPTS))
+    assert_same_pictures(pictures_of(tmp_path, 2), ours)
+    if kind != "flow_matching":
+        assert_same_pictures(diffusers_pictures(tmp_path / "export"), ours)
+
+
+def diffusers_pictures(folder):
+    """What diffusers draws from the same first noise."""
+    from diffusers import StableDiffusionPipeline
+
+    pipeline = StableDiffusionPipeline.from_pretrained(folder)
+    pipeline.set_progress_bar_config(disable=True)
+    noise = normal(seed=0, purpose="sampling", step=0, positions=range(len(PROMPTS)), shape=(4, 4, 4))
+    images = pipeline(
+        list(PROMPTS), latents=noise, guidance_scale=2.0, num_inference_steps=3, output_type="np",
+        height=RESOLUTION, width=RESOLUTION,
+    ).images  # fmt: skip
+    return (images * 255).round().astype(np.uint8)
+
+
+def test_the_command_draws_from_a_run_that_was_trained_by_flow_matching(recipe, tmp_path):
+    from typer.testing import CliRunner
+
+    from diffusionpipe import cli
+
+    short = {"training": {"steps": 1}, "learning_rate": {"warmup_steps": 0}}
+    train_here(recipe(tmp_path, kind="dit", objective={"kind": "flow_matching"}, sampling={"every": 1}, **short))
+    out = tmp_path / "grid.png"
+    words = ["--label", "0", "--label", "3", "--count", "2", "--steps", "2", "--out", str(out)]
+    result = CliRunner().invoke(cli.app, ["sample", str(tmp_path), *words])
+    assert result.exit_code == 0, result.output
+    assert "4 pictures" in result.output
+    assert out.stat().st_size > 0
+
+
+# --- refused before the first step
+
+
+@pytest.mark.parametrize(
+    ("sections", "error", "message"),
+    [
+        ({"kind": "dit", "sampling": {"labels": (9,)}}, RecipeError, "no class 9; the model has classes 0 to 4"),
+        ({"kind": "dit", "sampling": {"labels": (), "prompts": PROMPTS}}, RecipeError, "give labels, not prompts"),
+        ({"sampling": {"labels": LABELS, "prompts": ()}}, RecipeError, "give prompts, not labels"),
+        ({"sampling": {"scheduler": "DDIMSchedule"}}, RecipeError, "no scheduler 'DDIMSchedule'"),
+        (
+            {"sampling": {"scheduler": "DDIMScheduler"}, "objective": {"kind": "flow_matching"}},
+            RecipeError,
+            "DDIMScheduler cannot stand in",
+        ),
+    ],
+)
+def test_what_can_never_be_drawn_is_refused_at_the_start(recipe, tmp_path, sections, error, message):
+    with pytest.raises(error, match=message):
+        train_here(recipe(tmp_path, **sections))
+    assert not (tmp_path / "metrics.jsonl").exists()
+
+
+def test_a_model_without_a_tokenizer_is_refused_by_name(recipe, place, tmp_path):
+    model = shutil.copytree(place / "sd", tmp_path / "model")
+    shutil.rmtree(model / "tokenizer")
+    with pytest.raises(ModelError, match=r"tokenizer is missing"):
+        train_here(recipe(tmp_path / "run", model={"path": str(model)}, sampling={"every": None, "prompts": ()}))
+
+
+def test_all_ranks_refuse_a_folder_of_pictures_alike(crew, recipe, place, tmp_path):
+    data = shutil.copytree(place / "data", tmp_path / "data")
+    with (data / "metadata.jsonl").open("a") as file:
+        file.write(json.dumps({"file_name": "gone.png", "text": "a"}) + "\n")
+    (data / "003.png").write_bytes(b"no picture")
+    errors = crew.run(train, recipe(tmp_path / "run", data={"train": str(data)}))
+    assert [type(error) for error in errors] == [DataError] * 2
+    assert str(errors[0]) == str(errors[1])
+    assert "gone.png" in str(errors[0])
+    assert "003.png" in str(errors[0])

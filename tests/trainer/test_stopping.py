@@ -1,0 +1,133 @@
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from diffusionpipe.errors import PeerError
+from diffusionpipe.trainer.stopping import Decision, Stopping, Votes
+
+
+def alone(votes: Votes) -> Votes:
+    return votes
+
+
+def with_one_more_stop(votes: Votes) -> Votes:
+    return votes[0], votes[1] + 1
+
+
+@pytest.mark.parametrize(
+    ("number", "decision"),
+    [
+        (signal.SIGTERM, Decision(saves=True, stops=True)),
+        (signal.SIGINT, Decision(saves=True, stops=True)),
+        (signal.SIGUSR1, Decision(saves=True, stops=False)),
+    ],
+)
+def test_a_signal_takes_effect_at_the_next_agreement(number: int, decision: Decision) -> None:
+    with Stopping(folder=None).listening() as stopping:
+        assert stopping.agree(alone) == Decision(saves=False, stops=False)
+        signal.raise_signal(number)
+        assert stopping.agree(alone) == decision
+
+
+def test_saving_is_wished_once_and_stopping_for_good() -> None:
+    with Stopping(folder=None).listening() as stopping:
+        signal.raise_signal(signal.SIGUSR1)
+        assert [stopping.agree(alone).saves for _ in range(2)] == [True, False]
+        signal.raise_signal(signal.SIGTERM)
+        assert [stopping.agree(alone).stops for _ in range(2)] == [True, True]
+
+
+def test_one_rank_is_enough_to_stop_all() -> None:
+    with Stopping(folder=None).listening() as stopping:
+        assert stopping.agree(with_one_more_stop) == Decision(saves=True, stops=True)
+
+
+@pytest.mark.parametrize(("name", "stops"), [("save", False), ("save_quit", True)])
+def test_a_signal_file_counts_once_and_goes(tmp_path: Path, name: str, stops: bool) -> None:
+    with Stopping(folder=tmp_path).listening() as stopping:
+        (tmp_path / name).touch()
+        assert stopping.agree(alone) == Decision(saves=True, stops=stops)
+        assert not (tmp_path / name).exists()
+
+
+def test_a_leftover_signal_file_does_not_stop_the_next_run(tmp_path: Path) -> None:
+    (tmp_path / "save_quit").touch()
+    with Stopping(folder=tmp_path).listening() as stopping:
+        assert stopping.agree(alone) == Decision(saves=False, stops=False)
+    assert not (tmp_path / "save_quit").exists()
+
+
+def test_a_signal_file_that_cannot_be_removed_does_not_save_at_every_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(path: Path, missing_ok: bool = False) -> None:
+        raise PermissionError(f"read-only: {path}")
+
+    monkeypatch.setattr(Path, "unlink", refuse)
+    monkeypatch.setattr("diffusionpipe.trainer.stopping._LOOK", 0.0)
+    with Stopping(folder=tmp_path).listening() as stopping:
+        (tmp_path / "save").touch()
+        assert [stopping.agree(alone).saves for _ in range(2)] == [True, False]
+
+
+def test_a_rank_whose_peer_died_never_saves() -> None:
+    with Stopping(folder=None, peer_failure=lambda: PeerError("rank 1 died")).listening() as stopping:
+        signal.raise_signal(signal.SIGTERM)
+        with pytest.raises(PeerError, match="rank 1 died"):
+            stopping.agree(alone)
+
+
+def test_handlers_are_put_back() -> None:
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)}
+    with Stopping(folder=None).listening():
+        assert signal.getsignal(signal.SIGTERM) != before[signal.SIGTERM]
+    assert {number: signal.getsignal(number) for number in before} == before
+
+
+TWICE = """
+import ctypes, os, signal, threading, time
+from diffusionpipe.trainer.stopping import Stopping
+
+def interrupt():
+    for _ in range(2):
+        time.sleep(0.2)
+        os.kill(os.getpid(), signal.{signal})
+with Stopping(folder=None).listening() as stopping:
+    thread = threading.Thread(target=interrupt, daemon=True)
+    thread.start()
+    {body}
+    print(stopping.agree(lambda votes: votes).stops)
+"""
+BLOCK = "mutex = ctypes.create_string_buffer(64); [ctypes.CDLL(None).pthread_mutex_lock(mutex) for _ in range(2)]"
+"""The main thread never returns to Python, as in a transfer whose peer hangs."""
+
+
+@pytest.mark.parametrize(
+    ("signal_name", "body", "status", "output"),
+    [("SIGINT", BLOCK, 130, ""), ("SIGTERM", "thread.join()", 0, "True\n")],
+)
+def test_a_second_interrupt_ends_even_a_blocked_process_and_a_second_sigterm_does_not(
+    signal_name: str, body: str, status: int, output: str
+) -> None:
+    script = TWICE.format(signal=signal_name, body=body)
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=50)
+    assert (ended.returncode, ended.stdout) == (status, output), ended.stderr
+
+
+def test_a_forked_worker_dies_of_sigterm_and_leaves_interrupts_to_its_parent() -> None:
+    with Stopping(folder=None).listening() as stopping:
+        reader, writer = os.pipe()
+        child = os.fork()
+        if child == 0:
+            os.write(writer, b"!")
+            signal.pause()
+            os._exit(0)
+        os.read(reader, 1)
+        for number in (signal.SIGINT, signal.SIGINT, signal.SIGUSR1, signal.SIGTERM):
+            os.kill(child, number)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGTERM
+        assert stopping.agree(alone) == Decision(saves=False, stops=False)

@@ -1,0 +1,70 @@
+from pathlib import Path
+
+import pytest
+from tiny_runs import recipe_of
+
+from diffusionpipe.costs.workload import STATE_OF_OPTIMIZER, state_of_optimizer
+from diffusionpipe.errors import ConfigError
+from diffusionpipe.trainer.optimizer import build_optimizer, state_per_parameter
+from diffusionpipe.trainer.workload import samples_drawn_together, workload_of
+
+
+def recipe(**sections):
+    return recipe_of(Path("model"), Path("data"), Path("run"), **sections)
+
+
+@pytest.mark.parametrize("name", STATE_OF_OPTIMIZER)
+def test_the_table_of_optimizers_is_what_torch_keeps(name):
+    assert state_of_optimizer(name) == state_per_parameter(name, {})
+
+
+def test_the_table_has_every_optimizer_that_a_recipe_may_name():
+    with pytest.raises(ConfigError) as caught:
+        build_optimizer("Nonsense", {}, 1e-3, {})
+    known = str(caught.value).partition("There are ")[2].split(", ")
+    assert set(known) == set(STATE_OF_OPTIMIZER)
+
+
+def test_an_unknown_optimizer_is_refused_with_the_nearest():
+    with pytest.raises(ConfigError, match="did you mean AdamW"):
+        state_of_optimizer("adamw")
+
+
+@pytest.mark.parametrize(
+    ("sections", "expected"),
+    [
+        ({}, (4, 4, 8, 4, 4)),
+        ({"training": {"ema_decay": "none"}}, (4, 4, 8, 0, 4)),
+        ({"training": {"precision": "bfloat16"}}, (4, 4, 8, 4, 4)),
+        ({"training": {"precision": "float64"}}, (8, 8, 16, 8, 8)),
+        ({"optimizer": {"name": "SGD"}}, (4, 4, 0, 4, 4)),
+        ({"optimizer": {"name": "SGD", "arguments": {"momentum": 0.9}}}, (4, 4, 4, 4, 4)),
+        ({"optimizer": {"name": "Adam", "arguments": {"amsgrad": True}}}, (4, 4, 12, 4, 4)),
+    ],
+)
+def test_bytes_of_a_parameter_follow_from_the_recipe(sections, expected):
+    found = workload_of(recipe(**sections))
+    bytes_of = (found.parameter_bytes, found.gradient_bytes, found.optimizer_bytes, found.ema_bytes, found.frozen_bytes)
+    assert bytes_of == expected
+    assert found.batch == 4
+
+
+def test_checkpointing_and_chunk_are_the_recipes():
+    found = workload_of(recipe(training={"activation_checkpointing": ["a*"]}, pipeline={"encode_chunk": 3}))
+    assert (found.checkpointed, found.encode_chunk) == (("a*",), 3)
+    assert workload_of(recipe(pipeline={"encode_chunk": "none"})).encode_chunk == 16
+
+
+@pytest.mark.parametrize(
+    ("sampling", "count"),
+    [
+        ({}, 0),
+        ({"prompts": ["a", "b"]}, 0),
+        ({"every": 1, "prompts": ["a", "b"]}, 4),
+        ({"every": 1, "labels": [1, 2, 3], "guidance": 1}, 3),
+    ],
+)
+def test_samples_of_both_halves_of_guidance_are_drawn_together(sampling, count):
+    if "guidance" in sampling:
+        sampling = sampling | {"guidance": 1.0}
+    assert samples_drawn_together(recipe(sampling=sampling)) == count

@@ -1,0 +1,132 @@
+import re
+import sys
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from diffusionpipe.costs import Costs, StageCosts
+from diffusionpipe.errors import ConfigError
+from diffusionpipe.ir import Action, Fill, Op, Range, Span, Timeline
+from diffusionpipe.schedules import one_f_one_b
+from diffusionpipe.schedules.bitpipe import bitpipe
+from diffusionpipe.schedules.chimera import chimera
+from diffusionpipe.simulator import simulate, uniform_costs
+from diffusionpipe.viz import UNITS, gantt, palette
+
+
+def timeline_of(num_stages, num_microbatches):
+    schedule = one_f_one_b(num_stages, num_microbatches)
+    return simulate(schedule, uniform_costs(schedule))
+
+
+def texts(path):
+    return re.findall(r"<text[^>]*>([^<]*)</text>", path.read_text())
+
+
+def colours(path):
+    return set(re.findall(r"fill: (#[0-9a-f]{6})", path.read_text()))
+
+
+def test_the_chart_says_title_ranks_micro_batches_makespan_and_bubble(tmp_path):
+    path = tmp_path / "chart.svg"
+    gantt([("simulated", timeline_of(2, 3))], path, title="1F1B on paper", axis=UNITS)
+    written = texts(path)
+    assert {"1F1B on paper", "rank 0", "rank 1", "0", "1", "2", "forward", "backward", "idle"} <= set(written)
+    assert "simulated · 12 time units · bubble 25.0%" in written
+
+
+def test_seconds_are_drawn_as_milliseconds(tmp_path):
+    path = tmp_path / "chart.svg"
+    spans = (Span(worker=0, action=Action(stage=0, op=Op.F, microbatch=0), start=0, end=0.0125),)
+    gantt([("measured", Timeline(num_workers=1, spans=spans, source="measured"))], path)
+    assert "measured · 12.5 ms · bubble 0.0%" in texts(path)
+    assert "time (ms)" in texts(path)
+
+
+def test_several_timelines_are_panels_of_one_picture(tmp_path):
+    one, two = tmp_path / "one.png", tmp_path / "two.png"
+    timeline = timeline_of(2, 3)
+    gantt([("predicted", timeline)], one)
+    gantt([("predicted", timeline), ("measured", replace(timeline, source="measured"))], two)
+    assert Image.open(two).width == Image.open(one).width
+    assert Image.open(two).height > Image.open(one).height
+
+
+def test_frozen_components_communication_and_reduction_have_colours_and_names_of_their_own(tmp_path):
+    schedule = one_f_one_b(1, 1)
+    fills = tuple(Fill(stage=0, component=name, layers=Range(0, 1), samples=Range(0, 1)) for name in ("vae", "text"))
+    actions = [
+        Action(stage=0, op=Op.ENCODE, slot=0),
+        Action(stage=0, op=Op.ENCODE, slot=1),
+        Action(stage=0, op=Op.F, microbatch=0),
+        Action(stage=0, op=Op.SEND_F, microbatch=0, slot=0),
+        Action(stage=0, op=Op.RECV_B, microbatch=0, slot=1),
+        Action(stage=0, op=Op.REDUCE_GRAD),
+    ]
+    spans = tuple(Span(worker=0, action=action, start=i, end=i + 1) for i, action in enumerate(actions))
+    path = tmp_path / "chart.svg"
+    gantt([("", Timeline(num_workers=1, spans=spans))], path, schedule=replace(schedule, fills=fills))
+    assert {"vae", "text", "send", "receive", "gradient reduction"} <= set(texts(path))
+    assert {"#e69f00", "#009e73", "#9ecae1", "#4d4d4d", "#a6a6a6", "#d55e00"} <= colours(path)
+
+
+def test_the_second_direction_has_a_hue_of_its_own_and_the_legend_says_so(tmp_path):
+    schedule = chimera(2, 2)
+    one, two = tmp_path / "one.svg", tmp_path / "two.svg"
+    gantt([("", timeline_of(2, 2))], one)
+    gantt([("", simulate(schedule, uniform_costs(schedule)))], two)
+    hues = {palette.LATER_COLOURS[op] for op in (Op.F, Op.B)}
+    assert hues <= colours(two)
+    assert hues.isdisjoint(colours(one))
+    assert palette.LATER_NAME in texts(two)
+    assert palette.LATER_NAME not in texts(one)
+
+
+def test_four_stages_of_a_rank_have_four_shades(tmp_path):
+    path = tmp_path / "chart.svg"
+    schedule = bitpipe(2, 2)
+    gantt([("", simulate(schedule, uniform_costs(schedule)))], path)
+    shades = {palette.stage_colour(Op.F, place, 4) for place in range(4)}
+    assert len(shades) == 4
+    assert shades <= colours(path)
+
+
+def test_numbers_are_left_out_where_they_do_not_fit(tmp_path):
+    path = tmp_path / "chart.svg"
+    schedule = one_f_one_b(1, 150)
+    costs = Costs(stages=(StageCosts(forward=1, backward=9),))
+    gantt([("", simulate(schedule, costs))], path, axis=UNITS)
+    assert "149" not in texts(path)
+
+
+def test_a_chart_of_32_ranks_is_drawn_with_every_rank_named(tmp_path):
+    path = tmp_path / "chart.svg"
+    gantt([("", timeline_of(32, 32))], path, axis=UNITS)
+    assert {f"rank {rank}" for rank in range(32)} <= set(texts(path))
+
+
+def test_an_empty_timeline_is_drawn(tmp_path):
+    gantt([("", Timeline(num_workers=2, spans=()))], tmp_path / "chart.png")
+    assert np.asarray(Image.open(tmp_path / "chart.png")).min() == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("chart.foo", "no picture format '.foo'; use .png, .svg or .pdf"),
+        ("chart", "no picture format ''"),
+        ("missing/chart.png", "cannot write"),
+    ],
+)
+def test_a_picture_that_cannot_be_written_is_refused(tmp_path, name, says):
+    with pytest.raises(ConfigError) as caught:
+        gantt([("", timeline_of(1, 1))], tmp_path / name)
+    assert says in str(caught.value)
+
+
+def test_drawing_leaves_pyplot_alone(tmp_path):
+    had_pyplot = "matplotlib.pyplot" in sys.modules
+    gantt([("", timeline_of(1, 1))], tmp_path / "chart.png")
+    assert ("matplotlib.pyplot" in sys.modules) == had_pyplot

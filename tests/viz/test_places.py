@@ -1,0 +1,31 @@
+from diffusionpipe.schedules import gpipe
+from diffusionpipe.schedules.bitpipe import bitpipe
+from diffusionpipe.schedules.chimera import chimera
+from diffusionpipe.simulator import simulate, uniform_costs
+from diffusionpipe.viz.places import is_later, places_of_stages
+
+
+def places(schedule):
+    return places_of_stages(simulate(schedule, uniform_costs(schedule)).spans)
+
+
+def later(schedule):
+    return {stage for stage, place in places(schedule).items() if is_later(*place)}
+
+
+def test_one_stage_on_each_worker_is_never_later():
+    assert places(gpipe(3, 2)) == {0: (0, 1), 1: (0, 1), 2: (0, 1)}
+    assert not later(gpipe(3, 2))
+
+
+def test_the_stages_of_the_second_direction_are_later():
+    for schedule in (chimera(4, 4), bitpipe(4, 4), chimera(8, 8, directions=4)):
+        half = len(schedule.placement.stages) // 2
+        assert later(schedule) == set(range(half, 2 * half))
+
+
+def test_stages_of_a_worker_are_counted_in_the_order_of_direction_and_chunk():
+    found = {stage: place for stage, (place, _) in places(bitpipe(2, 2)).items()}
+    on_worker_0, on_worker_1 = [0, 3, 5, 6], [1, 2, 4, 7]
+    for stages in (on_worker_0, on_worker_1):
+        assert [found[stage] for stage in stages] == [0, 1, 2, 3]
