@@ -1,3 +1,5 @@
+import subprocess
+import sys
 from functools import cache
 
 import pytest
@@ -59,9 +61,33 @@ QUICK = ("sd-2.1", "dit-xl-2-256", "sd3-medium", "flux.1-dev")
 def test_nothing_has_weights_and_all_can_be_described(name):
     graph, model = graph_of(name), model_of(name)
     assert all(p.is_meta for component in graph.components.values() for p in component.parameters())
+    assert not any(b.is_meta for component in graph.components.values() for b in component.buffers())
     assert model.frozen_layers
     trainable = sum(p.num_bytes for p in model.parameters if p.is_trainable)
     assert trainable == sum(p.nbytes for c in graph.components.values() for p in c.parameters() if p.requires_grad)
+
+
+ADDRESSES = """
+import resource
+from diffusionpipe.models.configured import configured_graph
+from diffusionpipe.profiler.heap import keep_heap
+
+def pages():
+    return int(open("/proc/self/statm").read().split()[0])
+
+configured_graph("dit-xl-2-256")
+keep_heap()
+before = pages()
+configured_graph("flux.1-dev")
+print((pages() - before) * resource.getpagesize() // 2**20)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_a_large_model_reserves_no_memory_while_it_is_made():
+    ended = subprocess.run([sys.executable, "-c", ADDRESSES], capture_output=True, text=True, timeout=200)
+    assert ended.returncode == 0, ended.stderr
+    assert int(ended.stdout) < 1024, "MiB, of 67 GB of weights"
 
 
 @pytest.mark.parametrize(

@@ -1,9 +1,11 @@
 """diffusers' and transformers' classes from their configurations, with parameters on the meta device."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import nn
+from torch.overrides import TorchFunctionMode
 
 from diffusionpipe.errors import ModelError
 
@@ -28,7 +30,7 @@ def module_on_meta(kind: str, config: Mapping[str, Any], *, source: object) -> n
 
     module: Any
     try:
-        with accelerate.init_empty_weights(include_buffers=False):
+        with accelerate.init_empty_weights(include_buffers=False), _EmptyOnMeta():
             if kind in _OF_TRANSFORMERS:
                 settings = getattr(transformers, _OF_TRANSFORMERS[kind]).from_dict(dict(config))
                 settings._attn_implementation = "sdpa"
@@ -41,3 +43,20 @@ def module_on_meta(kind: str, config: Mapping[str, Any], *, source: object) -> n
         module.tie_weights()  # accelerate makes a new meta parameter at every place that a tied one stands
     assert isinstance(module, nn.Module)
     return module
+
+
+class _EmptyOnMeta(TorchFunctionMode):
+    """`torch.empty` takes no memory.
+
+    accelerate moves every parameter to the meta device after it was made. For a T5-XXL that would ask the system for
+    19 GB, one matrix after the other, which a process that keeps its freed memory never gives back.
+    """
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Sequence[type], args: Sequence[Any] = (), kwargs: Any = None
+    ) -> Any:
+        """The call as it is, but for an empty tensor that may be anywhere."""
+        options = dict(kwargs or {})
+        if func is torch.empty:
+            options["device"] = options.get("device") or "meta"
+        return func(*args, **options)
