@@ -192,7 +192,11 @@ def test_a_trained_text_encoder_and_random_weights_are_the_same_over_two_stages(
 def test_bfloat16_over_two_stages_stays_near_float32(crew, recipe, over_two, tmp_path):
     assert crew.run(train, recipe(tmp_path, training={"precision": "bfloat16"})) == [6, 6]
     assert losses_of(tmp_path) != losses_of(over_two)
-    assert_same_losses(tmp_path, over_two, 0.1)
+    for key in ("loss", "validation_loss"):  # gradient norms part sooner; how soon depends on the processor
+        found, expected = losses_of(tmp_path, key), losses_of(over_two, key)
+        assert list(found.values()) == pytest.approx(list(expected.values()), rel=0.1), key
+    first = [losses_of(folder, "gradient_norm")[1] for folder in (tmp_path, over_two)]
+    assert first[0] == pytest.approx(first[1], rel=0.1)
     assert {t.dtype for name, t in tensors_of(latest(tmp_path)).items() if "step" not in name} == {torch.float32}
 
 
