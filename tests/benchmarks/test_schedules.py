@@ -62,7 +62,7 @@ def test_equal_costs_give_what_the_comparison_of_the_simulator_gives(name):
 
 def test_a_cell_has_all_families_and_the_search_within_its_limits(tiny):
     assert {family.name for family in tiny.families} == set(REGISTRY)
-    assert set(tiny.searched) == {"1/2", "1", "2"}  # a third of two micro-batches is less than one
+    assert set(tiny.searched) == {"1/2", "1", "2", "none"}  # a third of two micro-batches is less than one
     for limit, found in tiny.searched.items():
         assert found.peak <= TINY.limit(LIMITS[limit]) / 2
         assert found.bound <= found.makespan
@@ -167,4 +167,4 @@ def test_processes_run_ours_and_torchs_split_and_whole():
     assert [case.family for case in run.cases] == list(names)
     assert all(case.predicted > 0 and case.ours > case.ideal for case in run.cases)
     assert [case.torch is not None for case in run.cases] == [name in FAMILIES for name in names]
-    assert run.message > 0
+    assert run.message >= 0  # a median: 0 where most ranks wait for something else

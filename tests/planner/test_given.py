@@ -3,10 +3,9 @@ from planner import synthetic
 
 from diffusionpipe.errors import ConfigError
 from diffusionpipe.planner.filling import filler_of
-from diffusionpipe.planner.given import Given, check_given, is_chain
+from diffusionpipe.planner.given import Given, check_given
 from diffusionpipe.planner.search import least_overflow, search
 from diffusionpipe.planner.stage_costs import Setting
-from diffusionpipe.schedules import REGISTRY
 
 PROFILE = synthetic.chain([0.01] * 8, parameters=[10**5] * 8, frozen=0.01)
 
@@ -87,11 +86,10 @@ def test_what_no_search_could_find_is_refused_with_what_would_do(given, batch, r
         check_given(given, batch=batch, num_ranks=ranks)
 
 
-def test_a_schedule_that_the_search_does_not_look_at_is_refused_by_name():
-    others = [name for name in REGISTRY if not is_chain(name)]
-    for name in others:
-        with pytest.raises(ConfigError, match=f"does not look at the schedule '{name}'; choose one of .*1f1b"):
-            check_given(Given(schedule=name), batch=8, num_ranks=2)
+def test_a_family_that_can_do_none_of_the_sizes_is_refused_with_its_reason():
+    with pytest.raises(ConfigError, match=r"'chimera' cannot be planned for 3 ranks and a batch of 27: .*even"):
+        check_given(Given(schedule="chimera", data_parallel=1), batch=27, num_ranks=3)
+    check_given(Given(schedule="chimera"), batch=32, num_ranks=4)
 
 
 def test_sizes_that_fit_are_accepted():

@@ -233,5 +233,5 @@ def test_adjacent_groups_exchange_gradients_in_the_node_and_activations_across()
     across = Ground(arrangement=Arrangement(data_parallel=8, units=8, adjacent=8), cluster=cluster)
     assert inside.link(2, 1, 3, 1) == cluster.intra
     assert across.link(2, 1, 3, 1) == cluster.inter
-    assert inside.reduction(2, 1)[0].bandwidth == cluster.inter_reduce.bandwidth / 8
-    assert across.reduction(2, 1) == (cluster.intra_reduce, 8)
+    assert inside.reduction([2])[0].bandwidth == cluster.inter_reduce.bandwidth / 8
+    assert across.reduction([2]) == (cluster.intra_reduce, 8)

@@ -13,6 +13,7 @@ from diffusionpipe.models.describe import describe
 from diffusionpipe.models.graph import canonical_names
 from diffusionpipe.models.run import run_layers
 from diffusionpipe.models.sequential import sequential_graph
+from diffusionpipe.ordering import HalfStage, Instance, Objective, Placing, schedule_of, search
 from diffusionpipe.planner import Layout, build_plan
 from diffusionpipe.runtime.threads import run_threads
 from diffusionpipe.runtime.worker import build_worker
@@ -47,6 +48,29 @@ def test_gradients_are_those_of_one_process_for_every_schedule(prepared, schedul
     layouts = layouts_of(2, schedule)[::4]
     layouts += [layout for layout in layouts_of(4, schedule)[:1] if can_run(layout, model)]
     for layout in layouts:
+        assert_same_step(step_in_threads(graph, model, layout, inputs), expected)
+
+
+@pytest.mark.parametrize("placing", [Placing.LINEAR, Placing.V, Placing.LOOP], ids=str)
+def test_gradients_are_those_of_one_process_for_searched_orders(prepared, placing):
+    graph, model, inputs, expected = prepared
+    halves = [
+        HalfStage(forward=f, input_grad=3, weight_grad=w, activation=4, kept_after_input_grad=2)
+        for f, w in ((2, 5), (3, 1), (1, 4), (4, 2))
+    ]
+    instance = Instance(
+        ranks=2,
+        microbatches=4,
+        placement=placing,
+        stages=tuple(halves),
+        comm=1,
+        memory_limit=(20, 12),
+        objective=Objective.MAKESPAN,
+        seconds=0.2,
+    )
+    orders = schedule_of(search(instance))
+    for data_parallel in (1, 2):
+        layout = Layout(batch=16, stages=2, microbatches=4, orders=orders, data_parallel=data_parallel)
         assert_same_step(step_in_threads(graph, model, layout, inputs), expected)
 
 

@@ -1,6 +1,6 @@
 """How a cluster's ranks become pipelines, and what lies between their stages."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -50,32 +50,32 @@ class Ground:
 
     arrangement: Arrangement
     cluster: Cluster
-    _rates: dict[tuple[int, int], AllReduce] = field(default_factory=dict, repr=False, compare=False)
+    _rates: dict[tuple[int, ...], AllReduce] = field(default_factory=dict, repr=False, compare=False)
     _links: dict[tuple[int, int, int, int], Link] = field(default_factory=dict, repr=False, compare=False)
 
-    def ranks(self, position: int, count: int) -> list[int]:
-        """All ranks of the units from `position` on, over all groups."""
+    def ranks(self, units: Sequence[int]) -> list[int]:
+        """All ranks of these units, over all groups."""
         mesh = self.arrangement.mesh
-        units = range(position, position + count)
         return [mesh.rank(group, unit) for group in range(mesh.data_parallel) for unit in units]
 
     @cached_property
     def speeds(self) -> tuple[float, ...]:
         """Of each unit."""
         units = range(self.arrangement.units)
-        return tuple(min(self.cluster.devices[r].speed for r in self.ranks(unit, 1)) for unit in units)
+        return tuple(min(self.cluster.devices[r].speed for r in self.ranks([unit])) for unit in units)
 
     @cached_property
     def memories(self) -> tuple[Bytes, ...]:
         """Of each unit."""
         units = range(self.arrangement.units)
-        return tuple(min(self.cluster.devices[r].memory for r in self.ranks(unit, 1)) for unit in units)
+        return tuple(min(self.cluster.devices[r].memory for r in self.ranks([unit])) for unit in units)
 
-    def reduction(self, position: int, count: int) -> tuple[AllReduce, int]:
-        """The rate of gradient sums over a stage's holders, and their number."""
-        if (position, count) not in self._rates:
-            self._rates[position, count] = reduction_rate(self.cluster, self.ranks(position, count))
-        return self._rates[position, count], self.arrangement.data_parallel * count
+    def reduction(self, units: Sequence[int]) -> tuple[AllReduce, int]:
+        """The rate of gradient sums over these units of all groups, and the number of ranks."""
+        key = tuple(units)
+        if key not in self._rates:
+            self._rates[key] = reduction_rate(self.cluster, self.ranks(key))
+        return self._rates[key], self.arrangement.data_parallel * len(key)
 
     def link(self, source: int, senders: int, target: int, receivers: int) -> Link:
         """The slowest link between replicas, of two stages at these units, whose samples meet."""

@@ -82,6 +82,8 @@ class Layout:
     """Patterns (as of file names) of layers to recompute in the backward."""
     buckets: int = 1
     """Parts of every block, each reduced as soon as its own gradients are complete."""
+    orders: Schedule | None = None
+    """Orders of compute actions made for these very sizes, which `schedule` only names; None: the family's."""
     sample_batch: int = 0
     """Samples drawn at a time during training (both halves of guidance counted); 0 for one per stage."""
 
@@ -96,16 +98,18 @@ class Layout:
         return Mesh(data_parallel=self.data_parallel, pipeline=self.workers, adjacent=self.adjacent)
 
     def generated(self) -> Schedule:
-        """The family's schedule of these sizes.
+        """The layout's own orders, or the family's schedule of these sizes.
 
         Raises:
             ConfigError: there is no such family, or it cannot do these sizes.
         """
+        size = self.batch // (self.data_parallel * self.microbatches)
+        if self.orders is not None:
+            return with_samples(self.orders, max(size, 1))
         if self.schedule not in REGISTRY:
             close = get_close_matches(self.schedule, REGISTRY, n=1, cutoff=0.4)
             hint = f"did you mean {close[0]!r}?" if close else f"choose one of {', '.join(sorted(REGISTRY))}"
             raise ConfigError(f"there is no schedule {self.schedule!r}; {hint}")
-        size = self.batch // (self.data_parallel * self.microbatches)
         return _generated(REGISTRY[self.schedule], self.stages, self.microbatches, max(size, 1))
 
     def places(self) -> tuple[int, ...]:
@@ -124,6 +128,14 @@ class Layout:
             ConfigError: there is no such family, or it cannot do these sizes.
         """
         return len(self.places())
+
+
+def with_samples(schedule: Schedule, microbatch_size: int) -> Schedule:
+    """The compute-only schedule of a single pipeline with micro-batches of so many samples."""
+    (pipeline,) = schedule.placement.pipelines
+    sizes = (microbatch_size,) * len(pipeline.microbatches)
+    placement = replace(schedule.placement, pipelines=(replace(pipeline, microbatches=sizes),))
+    return replace(schedule, placement=placement)
 
 
 @lru_cache(maxsize=32)  # a layout is asked several times for its schedule, its places and its blocks

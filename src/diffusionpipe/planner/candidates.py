@@ -7,19 +7,16 @@ from functools import cached_property, lru_cache
 from itertools import accumulate
 from math import lcm
 
-from diffusionpipe.ir import Edge
-from diffusionpipe.passes import connect, reduce_gradients, replicate
+from diffusionpipe.ir import Schedule
 from diffusionpipe.planner.arrangement import Arrangement, Ground
-from diffusionpipe.planner.buckets import bucket_starts, subdivide
+from diffusionpipe.planner.buckets import bucket_starts
 from diffusionpipe.planner.build import Layout
-from diffusionpipe.planner.compiled import Compiled, compiled
 from diffusionpipe.planner.dynamic_program import LinkTime, Objective, Partition, Question, StageTime, best_partitions
 from diffusionpipe.planner.encoders import encode_chunk_of, frozen_workspace
 from diffusionpipe.planner.fill_shares import idle_level
 from diffusionpipe.planner.layer_table import LayerTable
 from diffusionpipe.planner.stage_costs import Setting, frozen_parameters, frozen_time
-from diffusionpipe.schedules import REGISTRY
-from diffusionpipe.simulator import activations_in_flight
+from diffusionpipe.planner.structure import Holding, Pair, Structure, generated, holding_of, structure_of
 from diffusionpipe.units import Bytes, Seconds
 
 
@@ -31,22 +28,30 @@ class Candidate:
     schedule: str
     microbatches: int
     starts: tuple[int, ...]
-    """First layer of each stage."""
+    """First layer of each block, before buckets; schedules with one stage on each worker have a block for each."""
     replicas: tuple[int, ...]
-    """Units of each stage."""
+    """Units in place of each worker of the schedule; all 1 where a worker has several stages."""
     buckets: int = 1
     hosts: tuple[int, ...] | None = None
     """Units that hold the frozen layers, where memory lets not all of them do so; None for all. The filler asks the
     memory itself and may find more."""
+    orders: Schedule | None = None
+    """Orders made for this candidate; `schedule` is then what they are called. None: those of the family."""
+
+    @property
+    def workers(self) -> int:
+        """Workers of the schedule, each of which stands for one or more units."""
+        return len(self.replicas)
 
     def layout(self, setting: Setting) -> Layout:
         """The layout that `build_plan` makes the plan of."""
         names = setting.graph.backbone_layers
         return Layout(
             batch=setting.workload.batch,
-            stages=len(self.starts),
+            stages=self.workers,
             microbatches=self.microbatches,
             schedule=self.schedule,
+            orders=self.orders,
             replicas=self.replicas,
             data_parallel=self.arrangement.data_parallel,
             adjacent=self.arrangement.adjacent,
@@ -169,7 +174,7 @@ class Judge:
         ground, table, units = self.ground(arrangement), self.table, arrangement.units
         samples = self.unit_samples(arrangement, microbatches)
         fastest = max(ground.speeds)
-        sums = {r: table.sums(samples / r) for r in replicas}
+        sums = {r: table.sums(samples / r, microbatches) for r in replicas}
         both = {r: [f + b for f, b in zip(sums[r].forward, sums[r].backward, strict=True)] for r in replicas}
         work = [min(r * both[r][i] for r in replicas) for i in range(self.num_layers + 1)]
 
@@ -236,7 +241,7 @@ class Judge:
         The dearest stage allowed starts at `slack` times the even share and is doubled until something is found, but
         never beyond `limit`.
         """
-        sums = self.table.sums(self.unit_samples(arrangement, microbatches) / max(replicas))
+        sums = self.table.sums(self.unit_samples(arrangement, microbatches) / max(replicas), microbatches)
         layers = [
             sums.forward[i + 1] - sums.forward[i] + sums.backward[i + 1] - sums.backward[i]
             for i in range(self.num_layers)
@@ -262,23 +267,44 @@ class Judge:
 
     def reduction(self, ground: Ground, first: int, stop: int, position: int, count: int) -> Seconds:
         """Time of the sum of these layers' gradients over all holders."""
-        num_bytes = (self.table.trained[stop] - self.table.trained[first]) * self.setting.workload.gradient_bytes
-        rate, holders = ground.reduction(position, count)
-        return rate.seconds(num_bytes, holders) if num_bytes else 0.0
+        return self._summed(ground, first, stop, range(position, position + count))
 
     def stage_bytes(
         self, first: int, stop: int, samples: float, microbatches: int, in_flight: int, *, is_host: bool = True
     ) -> Bytes:
         """Peak memory of a rank that holds these layers, but for its message buffers; a host also encodes."""
+        return self.unit_bytes([(first, stop, microbatches)], [(in_flight,)], samples, is_host=is_host)
+
+    def unit_bytes(
+        self,
+        stages: Sequence[tuple[int, int, int]],
+        peaks: Sequence[Sequence[int]],
+        samples: float,
+        *,
+        is_host: bool = True,
+    ) -> Bytes:
+        """The same of a rank with these stages: first layer, the layer behind the last, micro-batches of each.
+
+        `peaks` are numbers of micro-batches whose activations it holds at the same time, stage by stage.
+        """
         table, workload = self.table, self.setting.workload
-        rows = samples * microbatches
-        return (
+        blocks = dict.fromkeys((first, stop) for first, stop, _ in stages)  # two directions may share one
+        weights = sum(
             (table.trained[stop] - table.trained[first]) * workload.bytes_per_trained
             + (table.frozen[stop] - table.frozen[first]) * workload.frozen_bytes
+            + (table.copies[stop] - table.copies[first])
+            for first, stop in blocks
+        )
+        kept = [table.activation(first, stop, samples) for first, stop, _ in stages]
+        reads = sum(
+            round(samples * microbatches * table.frozen_reads[first][stop]) for first, stop, microbatches in stages
+        )
+        return (
+            weights
             + is_host * self.frozen_bytes
-            + in_flight * table.activation(first, stop, samples)
-            + max(is_host * self.frozen_workspace, table.workspace(first, stop, samples))
-            + round(rows * table.frozen_reads[first][stop])
+            + max(sum(number * one for number, one in zip(peak, kept, strict=True)) for peak in peaks)
+            + max(is_host * self.frozen_workspace, *(table.workspace(first, stop, samples) for first, stop in blocks))
+            + reads
         )
 
     def estimate(self, candidate: Candidate, *, head: Seconds = 0.0) -> Estimate:
@@ -288,57 +314,47 @@ class Judge:
         """
         blocks = self.block_starts(candidate)
         flows = self.table.flows(blocks)
-        structure = self._structure(
-            candidate.schedule,
-            len(candidate.starts),
-            candidate.microbatches,
-            candidate.replicas,
-            candidate.buckets,
-            tuple((pair, bool(flow[1])) for pair, flow in flows.items()),
-            candidate.arrangement.data_parallel > 1,
-        )
-        ground, samples = (
-            self.ground(candidate.arrangement),
-            self.unit_samples(candidate.arrangement, candidate.microbatches),
-        )
-        counts = [count for count in candidate.replicas for _ in range(candidate.buckets)]
-        unit_of_stage = list(accumulate(candidate.replicas, initial=0))
-        places = [unit_of_stage[block // candidate.buckets] for block in range(len(blocks))]
-        stops = (*blocks[1:], self.num_layers)
+        structure = self.structure(candidate, tuple((pair, bool(flow[1])) for pair, flow in flows.items()))
+        ground = self.ground(candidate.arrangement)
+        samples = self.unit_samples(candidate.arrangement, candidate.microbatches)
+        slowest = [min(ground.speeds[unit] for unit in units) for units in structure.holders]
         stages, reduces, busy = [], [], [0.0] * candidate.arrangement.units
-        for block, (first, stop) in enumerate(zip(blocks, stops, strict=True)):
-            sums = self.table.sums(samples / counts[block])
-            speed = min(ground.speeds[places[block] : places[block] + counts[block]])
-            forward = (sums.forward[stop] - sums.forward[first] + (0.0 if block else head)) / speed
+        spans = list(zip(blocks, (*blocks[1:], self.num_layers), strict=True))
+        summed = [self._summed(ground, *span, units) for span, units in zip(spans, structure.holders, strict=True)]
+        for place in structure.places:
+            (first, stop), part = spans[place.block], samples * place.part
+            sums, weight_grads = self.table.sums(part, place.microbatches), self.weight_grads(part)
+            speed = slowest[place.block]
+            forward = (sums.forward[stop] - sums.forward[first] + (0.0 if place.block else head)) / speed
             backward = (sums.backward[stop] - sums.backward[first]) / speed
-            reduce = self.reduction(ground, first, stop, places[block], counts[block])
-            for unit in range(places[block], places[block] + counts[block]):
-                busy[unit] += candidate.microbatches * (forward + backward)
-            weight_grads = self.weight_grads(samples / counts[block])
             weight_grad = (weight_grads[stop] - weight_grads[first]) / speed
-            stages += [(forward, backward, backward - weight_grad, weight_grad)] * counts[block]
-            reduces += [reduce] * counts[block]
-        first_stage = list(accumulate(counts, initial=0))
+            busy[place.unit] += place.microbatches * (forward + backward)
+            stages.append((forward, backward, backward - weight_grad, weight_grad))
+            reduces.append(summed[place.block])
         edges = []
-        unit_of = [places[b] + i for b, count in enumerate(counts) for i in range(count)]
-        for producer, consumer in structure.edges:
-            a, b = bisect_right(first_stage, producer) - 1, bisect_right(first_stage, consumer) - 1
-            link = ground.link(unit_of[producer], 1, unit_of[consumer], 1)
-            amount = samples * _meeting(producer - first_stage[a], counts[a], consumer - first_stage[b], counts[b])
-            forward, backward = flows[a, b]
-            there = link.transfer(round(amount * forward))
-            back = link.transfer(round(amount * backward)) if backward else 0.0
+        for producer, consumer, part in structure.meetings:
+            source, target = structure.places[producer], structure.places[consumer]
+            link = ground.link(source.unit, 1, target.unit, 1)
+            forward, backward = flows[source.block, target.block]
+            there = link.transfer(round(samples * part * forward))
+            back = link.transfer(round(samples * part * backward)) if backward else 0.0
             edges.append((there, back))
-        pipeline = structure.queued(stages, edges, reduces)
-        held = self._held(candidate, samples)
+        pipeline = structure.compiled.queued(stages, edges, reduces)
+        held = self.held(candidate)
         return Estimate(
             pipeline=pipeline,
             busy=sum(busy) / candidate.arrangement.units,
             frozen=self.frozen_seconds,
             filled=self._filled(candidate, pipeline, busy),
             held=held,
-            overflow=max(one - memory for one, memory in zip(held, ground.memories, strict=True)),
+            overflow=self._overflow(candidate, held),
         )
+
+    def _summed(self, ground: Ground, first: int, stop: int, units: Sequence[int]) -> Seconds:
+        """Time of the sum of a block's gradients over all that hold it."""
+        num_bytes = (self.table.trained[stop] - self.table.trained[first]) * self.setting.workload.gradient_bytes
+        rate, holders = ground.reduction(units)
+        return rate.seconds(num_bytes, holders) if num_bytes else 0.0
 
     def _filled(self, candidate: Candidate, pipeline: Seconds, busy: Sequence[Seconds]) -> Seconds:
         """The iteration if its hosts took the frozen work into all their waits."""
@@ -360,57 +376,65 @@ class Judge:
             for start in bucket_starts([trained[i + 1] - trained[i] for i in range(first, stop)], candidate.buckets)
         )
 
-    def _held(self, candidate: Candidate, samples: float) -> tuple[Bytes, ...]:
+    def fits(self, candidate: Candidate) -> bool:
+        """Whether it fits in memory, without the simulation of an estimate."""
+        return self._overflow(candidate, self.held(candidate)) <= 0
+
+    def _overflow(self, candidate: Candidate, held: Sequence[Bytes]) -> Bytes:
+        memories = self.ground(candidate.arrangement).memories
+        return max(one - memory for one, memory in zip(held, memories, strict=True))
+
+    def held(self, candidate: Candidate) -> tuple[Bytes, ...]:
         """Peak memory of each unit."""
-        in_flight = _in_flight(candidate.schedule, len(candidate.starts), candidate.microbatches)
-        stops = (*candidate.starts[1:], self.num_layers)
+        samples = self.unit_samples(candidate.arrangement, candidate.microbatches)
+        holding = self._holding(candidate.orders or candidate.schedule, candidate.workers, candidate.microbatches)
+        spans = list(zip(candidate.starts, (*candidate.starts[1:], self.num_layers), strict=True))
         held: list[Bytes] = []
-        for stage, (first, stop) in enumerate(zip(candidate.starts, stops, strict=True)):
-            count = candidate.replicas[stage]
+        for worker, count in enumerate(candidate.replicas):
             is_host = _are_hosts(candidate.hosts, len(held), count)
-            held += [
-                self.stage_bytes(
-                    first, stop, samples / count, candidate.microbatches, in_flight[stage], is_host=is_host
-                )
-            ] * count
+            own = [(*spans[block], microbatches) for block, microbatches in holding.blocks[worker]]
+            held += [self.unit_bytes(own, holding.peaks[worker], samples / count, is_host=is_host)] * count
         return tuple(held)
 
+    def structure(self, candidate: Candidate, pairs: tuple[Pair, ...]) -> Structure:
+        """The candidate's schedule with edges between the blocks that `pairs` name; each is made once."""
+        return self._structure(
+            candidate.orders or candidate.schedule,
+            candidate.workers,
+            candidate.microbatches,
+            candidate.replicas,
+            candidate.buckets,
+            pairs,
+            candidate.arrangement.data_parallel > 1,
+        )
+
     @cached_property
-    def _structure(self) -> Callable[..., Compiled]:
-        return lru_cache(maxsize=256)(_compile)
+    def _structure(self) -> Callable[..., Structure]:
+        return lru_cache(maxsize=256)(_structure)
+
+    @cached_property
+    def _holding(self) -> Callable[[Schedule | str, int, int], Holding]:
+        return lru_cache(maxsize=1024)(_holding)
+
+
+def _structure(
+    schedule: Schedule | str,
+    workers: int,
+    microbatches: int,
+    replicas: tuple[int, ...],
+    buckets: int,
+    pairs: tuple[Pair, ...],
+    is_data_parallel: bool,
+) -> Structure:
+    if isinstance(schedule, str):
+        schedule = generated(schedule, workers, microbatches, lcm(*replicas))
+    return structure_of(schedule, replicas, buckets, pairs, is_data_parallel)
+
+
+def _holding(schedule: Schedule | str, workers: int, microbatches: int) -> Holding:
+    return holding_of(generated(schedule, workers, microbatches, 1) if isinstance(schedule, str) else schedule)
 
 
 def _are_hosts(hosts: tuple[int, ...] | None, unit: int, count: int) -> bool:
     """Whether one of these units holds the frozen layers."""
     return hosts is None or any(unit <= host < unit + count for host in hosts)
-
-
-def _meeting(i: int, num_senders: int, j: int, num_receivers: int) -> float:
-    """The part of a micro-batch that replica i of the senders and replica j of the receivers have in common."""
-    start = max(i / num_senders, j / num_receivers)
-    return max(0.0, min((i + 1) / num_senders, (j + 1) / num_receivers) - start)
-
-
-def _compile(
-    name: str,
-    num_stages: int,
-    microbatches: int,
-    replicas: tuple[int, ...],
-    buckets: int,
-    pairs: tuple[tuple[tuple[int, int], bool], ...],
-    is_data_parallel: bool,
-) -> Compiled:
-    schedule = subdivide(REGISTRY[name](num_stages, microbatches, lcm(*replicas)), buckets)
-    edges = [
-        Edge(producer=a, consumer=b, tensors=("x",), gradients=("x",) if has_gradient else ())
-        for (a, b), has_gradient in pairs
-    ]
-    schedule = connect(schedule, edges)
-    if max(replicas) > 1:
-        schedule = replicate(schedule, [count for count in replicas for _ in range(buckets)])
-    return compiled(reduce_gradients(schedule, is_data_parallel))
-
-
-@lru_cache(maxsize=1024)
-def _in_flight(name: str, num_stages: int, microbatches: int) -> tuple[int, ...]:
-    return activations_in_flight(REGISTRY[name](num_stages, microbatches))

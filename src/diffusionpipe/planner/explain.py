@@ -7,8 +7,9 @@ from diffusionpipe.costs.memory import MemoryUse
 from diffusionpipe.planner.baselines import Baseline, baselines
 from diffusionpipe.planner.candidates import Candidate, Judge
 from diffusionpipe.planner.given import NOTHING
+from diffusionpipe.planner.pool import Judged
 from diffusionpipe.planner.proposal import Proposal
-from diffusionpipe.planner.search import Judged, Search, least_overflow
+from diffusionpipe.planner.search import Search, least_overflow
 from diffusionpipe.planner.stage_costs import Setting
 from diffusionpipe.units import Bytes, Seconds
 

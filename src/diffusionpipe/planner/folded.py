@@ -8,14 +8,19 @@
 PULSE (2026) collocates skips so. A rank's time is that of both its stages, which need not be equal.
 """
 
-from collections.abc import Sequence
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from math import inf
 
 from diffusionpipe.costs import ModelGraph
 from diffusionpipe.errors import ConfigError
 from diffusionpipe.planner.partition import balanced_cuts
 from diffusionpipe.units import Bytes, Seconds
+
+STEP = 1.1
+"""By so much the limit of the slowest rank grows from the even share until some cut keeps to it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,12 +50,13 @@ def folded_cuts(graph: ModelGraph, times: Sequence[Seconds], num_ranks: int, *, 
         raise ConfigError(f"{len(times)} times for {size} trained layers; give one for each")
     if size < 2 * num_ranks:
         raise ConfigError(f"{2 * num_ranks} stages need as many trained layers; there are {size}: use fewer ranks")
-    before = [0.0]
-    for time in times:
-        before.append(before[-1] + time)
-    sent = _sent(graph)
-    best, _ = _search(size, num_ranks, before, sent, limit=inf, by_time=True)
-    _, rings = _search(size, num_ranks, before, sent, limit=best * (1 + slack), by_time=False)
+    before = list(accumulate(times, initial=0.0))
+    between = _between(size, _sent(graph))
+    best, limit = inf, before[-1] / num_ranks
+    while best == inf:  # nothing is left out by a limit that some cut keeps to
+        limit *= STEP
+        best, _ = _search(num_ranks, before, between, limit=limit, by_time=True)
+    _, rings = _search(num_ranks, before, between, limit=best * (1 + slack), by_time=False)
     return (*(ring.start for ring in rings), *(ring.inner_stop for ring in reversed(rings)))
 
 
@@ -88,54 +94,68 @@ def _sent(graph: ModelGraph) -> list[tuple[int, int, Bytes]]:
     return found
 
 
+def _between(size: int, sent: Sequence[tuple[int, int, Bytes]]) -> list[list[Bytes]]:
+    """Entry [i][j]: bytes that layers before i send to layers before j."""
+    table = [[0] * (size + 1) for _ in range(size + 1)]
+    for writer, reader, num_bytes in sent:
+        table[writer + 1][reader + 1] += num_bytes
+    for i in range(1, size + 1):
+        row = list(accumulate(table[i]))
+        table[i] = [above + own for above, own in zip(table[i - 1], row, strict=True)]
+    return table
+
+
 def _search(
-    size: int,
     num_ranks: int,
     before: Sequence[Seconds],
-    sent: Sequence[tuple[int, int, Bytes]],
+    between: Sequence[Sequence[Bytes]],
     *,
     limit: Seconds,
     by_time: bool,
 ) -> tuple[float, list[_Ring]]:
-    """The rings from outside to inside with the least slowest time or, with ranks below `limit`, bytes sent.
+    """The rings from outside to inside with the least slowest time or the fewest bytes sent; inf where there are none.
 
-    Among equal ones those whose two stages take most nearly the same time, as V-shaped schedules want it.
+    No rank takes longer than `limit`. Among equal ones those whose two stages take most nearly the same time, as
+    V-shaped schedules want it.
     """
+    size, limit = len(before) - 1, limit * (1 + 1e-12)
 
-    def time(ring: _Ring) -> Seconds:
-        return before[ring.inner_start] - before[ring.start] + before[ring.stop] - before[ring.inner_stop]
-
-    def difference(ring: _Ring) -> Seconds:
-        down, up = before[ring.inner_start] - before[ring.start], before[ring.stop] - before[ring.inner_stop]
-        return abs(down - up)
+    def flow(start: int, stop: int, first: int, last: int) -> Bytes:
+        """Bytes from the layers [start, stop) to the layers [first, last)."""
+        return between[stop][last] - between[start][last] - between[stop][first] + between[start][first]
 
     def leaving(ring: _Ring) -> Bytes:
         """Bytes between the ring and the rings inside of it."""
-        inner = range(ring.inner_start, ring.inner_stop)
-        own = (*range(ring.start, ring.inner_start), *range(ring.inner_stop, ring.stop))
-        return sum(
-            size
-            for writer, reader, size in sent
-            if (writer in own and reader in inner) or (writer in inner and reader in own)
-        )
+        inner = (ring.inner_start, ring.inner_stop)
+        return flow(ring.start, ring.inner_start, *inner) + flow(*inner, ring.inner_stop, ring.stop)
 
     states: dict[tuple[int, int], tuple[tuple[float, float], list[_Ring]]] = {(0, size): ((0.0, 0.0), [])}
-    for rank in range(num_ranks):
-        left = num_ranks - rank - 1
+    for left in range(num_ranks - 1, -1, -1):
         following: dict[tuple[int, int], tuple[tuple[float, float], list[_Ring]]] = {}
         for (start, stop), ((cost, differences), rings) in states.items():
-            for inner_start in range(start + 1, stop - 2 * left):
-                for inner_stop in range(inner_start + 2 * left, stop):
-                    if left == 0 and inner_stop != inner_start:
-                        break
-                    ring = _Ring(start=start, inner_start=inner_start, inner_stop=inner_stop, stop=stop)
-                    if time(ring) > limit:
-                        continue
-                    worst = max(cost, time(ring)) if by_time else cost + leaving(ring)
-                    total = (worst, differences + difference(ring))
-                    key = (inner_start, inner_stop)
-                    if key not in following or total < following[key][0]:
-                        following[key] = (total, [*rings, ring])
+            for ring in _rings(before, start, stop, left, limit):
+                down, up = before[ring.inner_start] - before[start], before[stop] - before[ring.inner_stop]
+                worst = max(cost, down + up) if by_time else cost + leaving(ring)
+                total = (worst, differences + abs(down - up))
+                key = (ring.inner_start, ring.inner_stop)
+                if key not in following or total < following[key][0]:
+                    following[key] = (total, [*rings, ring])
         states = following
+    if not states:
+        return inf, []
     (least, _), rings = min(states.values(), key=lambda state: state[0])
     return least, rings
+
+
+def _rings(before: Sequence[Seconds], start: int, stop: int, left: int, limit: Seconds) -> Iterator[_Ring]:
+    """What a rank may take off both ends of the layers [start, stop) so that `left` other ranks can do the rest."""
+    for inner_start in range(start + 1, stop - 2 * left):
+        down = before[inner_start] - before[start]
+        if down > limit:
+            return
+        # What goes up stays within the limit, and what is inside can be done by the others within theirs.
+        earliest = max(inner_start + 2 * left, bisect_left(before, before[stop] + down - limit))
+        for inner_stop in range(earliest, min(stop, inner_start + 1 if left == 0 else stop)):
+            if before[inner_stop] - before[inner_start] > left * limit:
+                break
+            yield _Ring(start=start, inner_start=inner_start, inner_stop=inner_stop, stop=stop)

@@ -1,6 +1,6 @@
 """Sizes that the user keeps to while the search chooses the others."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cache
@@ -40,14 +40,14 @@ def check_given(given: Given, *, batch: int, num_ranks: int) -> None:
 
 @cache
 def is_chain(name: str) -> bool:
-    """Whether the family of schedules puts one stage on each worker, in order: those the search looks at."""
+    """Whether the family of schedules puts one stage on each worker, in order."""
     schedule = REGISTRY[name](4, 8)  # sizes that every family can do
     return [stage.worker for stage in schedule.placement.stages] == [0, 1, 2, 3]
 
 
 def _problems(given: Given, batch: int, num_ranks: int) -> Iterator[str]:
-    if given.schedule is not None:
-        yield from _schedule_problems(given.schedule)
+    if given.schedule is not None and given.schedule not in REGISTRY:
+        yield _unknown_schedule(given.schedule)
     groups = [copies for copies in range(1, num_ranks + 1) if num_ranks % copies == 0]
     ranks = f"{num_ranks} rank{'s' if num_ranks > 1 else ''}"
     allowed = [c for c in groups if given.allows(units=num_ranks // c, data_parallel=c)]
@@ -68,14 +68,29 @@ def _problems(given: Given, batch: int, num_ranks: int) -> Iterator[str]:
             f"a batch of {batch} samples cannot be cut{cut} over {ranks}; use a multiple of {least}, "
             f"e.g. {-(-batch // least) * least}"
         )
-
-
-def _schedule_problems(name: str) -> Iterator[str]:
-    searched = [known for known in sorted(REGISTRY) if is_chain(known)]
-    if name in REGISTRY:
-        if name not in searched:
-            yield f"the search does not look at the schedule {name!r}; choose one of {', '.join(searched)}, or none"
         return
-    close = get_close_matches(name, searched, n=1, cutoff=0.4)
-    hint = f"did you mean {close[0]!r}?" if close else f"choose one of {', '.join(searched)}"
-    yield f"there is no schedule {name!r}; {hint}"
+    if given.schedule in REGISTRY and (why := _undefined_sizes(given, allowed, batch=batch, num_ranks=num_ranks)):
+        yield f"the schedule {given.schedule!r} cannot be planned for {ranks} and a batch of {batch}: {why}"
+
+
+def _unknown_schedule(name: str) -> str:
+    close = get_close_matches(name, REGISTRY, n=1, cutoff=0.4)
+    hint = f"did you mean {close[0]!r}?" if close else f"choose one of {', '.join(sorted(REGISTRY))}"
+    return f"there is no schedule {name!r}; {hint}"
+
+
+def _undefined_sizes(given: Given, groups: Sequence[int], *, batch: int, num_ranks: int) -> str | None:
+    """Why the given family can do none of the sizes that ranks and batch leave; None if it can do some."""
+    why = None
+    for copies in groups:
+        rows = batch // copies
+        for microbatches in [given.microbatches] if given.microbatches else range(1, rows + 1):
+            if batch % copies or rows % microbatches:
+                continue
+            try:
+                REGISTRY[given.schedule or "1f1b"](num_ranks // copies, microbatches)
+            except ConfigError as error:
+                why = str(error)
+            else:
+                return None
+    return why
