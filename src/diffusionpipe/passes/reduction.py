@@ -37,7 +37,10 @@ def reduce_gradients(schedule: Schedule, is_data_parallel: bool) -> Schedule:
     last = [
         {stages[a.stage].weights: i for i, a in enumerate(order) if a.op in (Op.B, Op.W)} for order in schedule.orders
     ]
-    complete = _complete(schedule, last)
+    if not is_data_parallel and max(holders.values(), default=0) < 2:
+        return schedule
+    has_several = any(len(index) > 1 for index in last)  # else there is nothing to put in order
+    complete = _complete(schedule, last) if has_several else dict.fromkeys(holders, 0)
     orders = []
     for order, index in zip(schedule.orders, last, strict=True):
         behind: dict[int, list[Action]] = defaultdict(list)
