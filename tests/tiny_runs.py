@@ -21,6 +21,7 @@ from diffusionpipe.trainer import loop, stopping
 from diffusionpipe.trainer import run as run_module
 from diffusionpipe.trainer.checkpoint import read
 from diffusionpipe.trainer.drawing import Picture, Wish, draw_in_session
+from diffusionpipe.trainer.job_profile import ProfileShelf
 from diffusionpipe.trainer.loop import Stepper, StepResult
 from diffusionpipe.trainer.metrics import read_metrics
 from diffusionpipe.trainer.recipe import Recipe
@@ -105,14 +106,16 @@ def train(
     resume: str | None = None,
     at: Mapping[int, Callable[[Job, Recipe], None]] | None = None,
     calm: int = 1,
+    profiles: ProfileShelf | None = None,
 ) -> int:
     """The run of a recipe on this rank; `at` are things that happen while a step is under way, by steps then done.
 
-    `calm`: steps without clipping after which the next are post-validated, where the recipe wants that.
+    `calm`: steps without clipping after which the next are post-validated, where the recipe wants that. `profiles`:
+    where profiles of other runs are.
     """
     from diffusionpipe.cli.train import _make_plan
 
-    hooks = Hooks(make_plan=_make_plan, save_grid=save_array)
+    hooks = Hooks(make_plan=_make_plan, save_grid=save_array, profiles=profiles)
     with (
         mock.patch.object(stopping, "_LOOK", 0.0),
         mock.patch.object(loop, "CALM", calm),

@@ -1,18 +1,20 @@
-"""Measures what filling bubbles with the encoders' work gains: `python -m benchmarks.fill [--json] [--quick]`."""
+"""Measures what filling bubbles gains: `python -m benchmarks.fill [--json] [--quick] [--random-only] [--png FILE]`."""
 
 import argparse
 import json
 import os
 from dataclasses import dataclass
+from pathlib import Path
 from statistics import median
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.fill import real, virtual
+from benchmarks.fill import cases, real, virtual
+from benchmarks.fill.picture import draw
 from benchmarks.fill.plans import FILLED, SERIAL
-from benchmarks.throughput.__main__ import machine
+from benchmarks.machine import machine
 from diffusionpipe.planner.build import Layout
 
 
@@ -20,11 +22,13 @@ from diffusionpipe.planner.build import Layout
 class Effort:
     """How often everything is measured."""
 
+    random_cases: int
     real_rounds: int
     cases: tuple[virtual.Case, ...]
 
 
 FULL = Effort(
+    random_cases=2000,
     real_rounds=25,
     cases=(
         virtual.Case(layout=Layout(batch=128, stages=4, microbatches=8), iteration=1.5, num_rounds=15),
@@ -32,6 +36,7 @@ FULL = Effort(
     ),
 )
 QUICK = Effort(
+    random_cases=50,
     real_rounds=2,
     cases=(virtual.Case(layout=Layout(batch=32, stages=2, microbatches=4), iteration=0.5, num_rounds=2),),
 )
@@ -41,10 +46,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.fill", description=__doc__)
     parser.add_argument("--json", action="store_true", help="print the figures instead of tables")
     parser.add_argument("--quick", action="store_true", help="a smoke test: 2 virtual ranks, few rounds")
+    parser.add_argument("--png", type=Path, metavar="FILE", help="also draw iterations and speed-ups")
+    parser.add_argument("--random-only", action="store_true", help="the random iterations alone, which run nothing")
     arguments = parser.parse_args()
     os.environ["OMP_NUM_THREADS"] = "1"
     effort = QUICK if arguments.quick else FULL
-    with Console(stderr=True).status("real compute on 2 ranks") as status:
+    console = Console(width=140, highlight=False)
+    with Console(stderr=True).status("random iterations") as status:
+        random = cases.fill_cases(effort.random_cases)
+        if arguments.random_only:
+            print(json.dumps(_random(random), indent=2)) if arguments.json else console.print(_random_table(random))
+            return
+        status.update("real compute on 2 ranks")
         on_cpu = real.measure(effort.real_rounds)
         status.update("profile of SD 2.1")
         profile = virtual.profile()
@@ -53,12 +66,46 @@ def main() -> None:
             status.update(f"{case.layout.workers} virtual ranks")
             speedups.append(virtual.measure(profile, case))
     if arguments.json:
-        figures = {"machine": machine(), "real": _real(on_cpu), "virtual": [_virtual(found) for found in speedups]}
+        figures = {
+            "machine": machine(),
+            "random": _random(random),
+            "real": _real(on_cpu),
+            "virtual": [_virtual(found) for found in speedups],
+        }
         print(json.dumps(figures, indent=2))
     else:
-        console = Console(highlight=False)
-        console.print(_real_table(on_cpu), _virtual_table(speedups))
+        console.print(_random_table(random), _real_table(on_cpu), _virtual_table(speedups))
         console.print(machine(), "\nIn brackets: bootstrap 95 % interval of the median over interleaved rounds.")
+    if arguments.png:
+        draw(on_cpu, speedups, arguments.png)
+
+
+def _random(found: list[cases.Filled]) -> dict[str, Any]:
+    ratios = [one.ratio for one in found]
+    return {
+        "cases": len(found),
+        "iteration_over_bound": {
+            "median": median(ratios),
+            "p95": cases.percentile(ratios, 0.95),
+            "maximum": max(ratios),
+        },
+        "longer_than_allowed": [one.seed for one in found if not one.is_within],
+        "planning_s": {"median": median(one.planning for one in found), "maximum": max(one.planning for one in found)},
+    }
+
+
+def _random_table(found: list[cases.Filled]) -> Table:
+    figures = _random(found)
+    ratio, planning, longer = (figures[name] for name in ("iteration_over_bound", "planning_s", "longer_than_allowed"))
+    columns = ("cases", "median", "p95", "maximum", "planning, median ms", "maximum ms", "longer than allowed")
+    table = _table("Random iterations: filled over the lower bound", *columns)
+    table.add_row(
+        str(figures["cases"]),
+        *(f"{ratio[name]:.4f}" for name in ("median", "p95", "maximum")),
+        *(f"{planning[name] * 1e3:.1f}" for name in ("median", "maximum")),
+        f"{len(longer)}{': seeds ' + ', '.join(map(str, longer)) if longer else ''}",
+    )
+    return table
 
 
 def _real(found: real.RealSpeedup) -> dict[str, Any]:

@@ -64,8 +64,8 @@ class Cell:
         )
 
     def limit(self, share: float) -> int:
-        """That share of what 1F1B holds, in whole activations of half-stages."""
-        return int(share * self.one_f_one_b_peak + 1e-9)
+        """That share of what 1F1B holds, in whole activations of half-stages; at most what all micro-batches hold."""
+        return int(min(share * self.one_f_one_b_peak, 2 * self.microbatches) + 1e-9)
 
     def stage_costs(self, num_blocks: int) -> tuple[StageCosts, ...]:
         """Costs of p or of 2p blocks in forward order."""

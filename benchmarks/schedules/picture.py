@@ -1,6 +1,7 @@
 """Bubble over memory: families as points, the search and the lower bound at the memory limits."""
 
 from collections.abc import Sequence
+from math import inf
 from pathlib import Path
 
 from benchmarks.schedules.simulated import LIMITS, Family, Found
@@ -33,11 +34,12 @@ def _is_drawn(found: Found) -> bool:
 
 def _panel(axes, found: Found, *, has_legend: bool) -> None:  # type: ignore[no-untyped-def]
     cell, unit = found.cell, found.cell.one_f_one_b_peak / 2
-    limits = [LIMITS[limit] for limit in found.searched]
+    drawn = {LIMITS[name]: answer for name, answer in found.searched.items() if LIMITS[name] < inf}
+    limits, answers = list(drawn), drawn.values()
     work = cell.in_parts(cell.work) / cell.ranks
-    bounds = [1 - work / answer.bound for answer in found.searched.values()]
+    bounds = [1 - work / answer.bound for answer in answers]
     axes.plot(limits, bounds, "_", color="black", markersize=16, label="lower bound within the limit")
-    found_at = [answer.bubble for answer in found.searched.values()]
+    found_at = [answer.bubble for answer in answers]
     axes.plot(limits, found_at, "o", markersize=9, color="tab:blue", alpha=0.6, label="search within the limit")
     for is_single, color, label in ((True, "tab:orange", "family"), (False, "tab:gray", "family, weights twice")):
         mine = [family for family in found.families if family.is_single is is_single and family.bubble <= MOST]
@@ -47,7 +49,7 @@ def _panel(axes, found: Found, *, has_legend: bool) -> None:  # type: ignore[no-
         place = family.peak / unit, family.bubble
         axes.annotate(family.name, place, xytext=(4, -2), textcoords="offset points", fontsize=7, color="dimgray")
     axes.set_xscale("log")
-    axes.set_xticks(list(LIMITS.values()), list(LIMITS))
+    axes.set_xticks([share for share in LIMITS.values() if share < inf], [name for name in LIMITS if LIMITS[name] < inf])
     axes.minorticks_off()
     axes.set_xlim(0.28, 2.9)
     axes.set_ylim(0, MOST)

@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
+from math import inf
 from types import MappingProxyType
 
 from benchmarks.schedules.costs import STAGES_TOLD, Cell
@@ -14,7 +15,7 @@ from diffusionpipe.schedules import REGISTRY
 from diffusionpipe.simulator import simulate
 from diffusionpipe.units import Seconds
 
-LIMITS: Mapping[str, float] = MappingProxyType({"1/3": 1 / 3, "1/2": 1 / 2, "1": 1.0, "2": 2.0})
+LIMITS: Mapping[str, float] = MappingProxyType({"1/3": 1 / 3, "1/2": 1 / 2, "1": 1.0, "2": 2.0, "none": inf})
 """Of what 1F1B holds."""
 EPSILON = 1e-9
 """Of times in F: what is closer is equal."""

@@ -1,13 +1,15 @@
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 from planner import synthetic
 
 from diffusionpipe.cli import main
-from diffusionpipe.costs.files import write_cluster, write_profile
+from diffusionpipe.costs.files import read_profile, write_cluster, write_profile
 from diffusionpipe.ir.check import check
 from diffusionpipe.ir.files import read_plan
+from diffusionpipe.planner.stage_costs import update_time
 
 
 @pytest.fixture
@@ -36,6 +38,25 @@ def test_the_table_names_every_alternative_and_ends_with_the_verdict(files, caps
     for words in ("step ms", "samples/s", "ZeRO-3 / FSDP", "GPipe", "1F1B + SPP", "fullest device, GiB: parameters"):
         assert words in shown
     assert shown.strip().splitlines()[-1].startswith("Use ")
+
+
+def test_the_update_is_a_part_of_the_step_that_is_shown_where_the_profile_knows_it(files, capsys):
+    assert plan_of(files, "--out", files / "plan.json") == 0
+    shown = capsys.readouterr().out
+    assert "update ms" not in shown
+    assert "step: an iteration; the profile knows no update" in shown
+    profile = replace(read_profile(files / "profile.json"), update=1e-9)
+    write_profile(profile, files / "profile.json")
+    assert plan_of(files, "--out", files / "plan.json") == 0
+    shown = capsys.readouterr().out
+    assert "update ms" in shown
+    assert "step: an iteration and the update after it" in shown
+    names = files / "profile.json", files / "cluster.json"
+    assert run("plan", "show", files / "plan.json", "--profile", names[0], "--cluster", names[1]) == 0
+    plan = read_plan(files / "plan.json")
+    update = update_time(plan.train, plan.blocks, profile)
+    assert update > 1e-3
+    assert f"then update {update * 1e3:.1f} ms" in capsys.readouterr().out
 
 
 def test_the_plan_file_is_legal_and_encodes_ahead(files):

@@ -26,6 +26,9 @@ OTHERS = {
     "device": replace(KEY, device="another"),
     "rates": replace(KEY, rates=RATES),
     "other rates": replace(KEY, rates=replace(RATES, bandwidth=RATES.bandwidth * 2)),
+    "ranks": replace(KEY, ranks=("node 0: one", "node 0: one")),
+    "nodes": replace(KEY, ranks=("node 0: one", "node 1: one")),
+    "update": replace(KEY, update="AdamW"),
     "versions": replace(KEY, versions=(("torch", "2.10"),)),
 }
 

@@ -1,7 +1,9 @@
 """`diffusionpipe plan RECIPE`: the workload is the recipe's, the profile is read, computed or measured, and kept."""
 
 import json
+import re
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from tiny_runs import recipe_of, save_pictures, save_stable_diffusion
@@ -54,10 +56,10 @@ def kept(cache):
 
 
 @pytest.fixture
-def profile(recipe, cache):
+def profile(recipe, capsys):
     """A file of the recipe's model, computed for the RTX 4090."""
     run(recipe, "--cluster", "rtx4090x2", "--batch", 8)
-    return next(path for path in kept(cache) if "GeForce RTX 4090" in path.read_text())
+    return Path(re.search(r"kept as (.*\.json)", capsys.readouterr().err)[1])
 
 
 def test_a_known_device_is_computed_once_and_planned_for(recipe, cache, tmp_path, capsys):
@@ -196,3 +198,34 @@ def test_a_model_that_fits_nowhere_is_refused_with_the_keys_that_would_help(reci
 
 def test_kept_profiles_are_profile_files(profile):
     assert read_file(profile, PROFILE).graph.backbone_layers
+
+
+@pytest.fixture
+def adapters(recipe):
+    """Keys that make the recipe train adapters beside weights in bfloat16."""
+    pytest.importorskip("peft")
+    return ["lora.rank=2", "training.precision=bfloat16", "model.frozen_dtype=bfloat16"]
+
+
+def test_adapters_are_profiled_and_planned_as_they_are_trained(recipe, adapters, tmp_path, capsys):
+    paths = {"adapters": [*adapters], "whole": ["training.precision=bfloat16"]}
+    held = {}
+    for name, keys in paths.items():
+        out = tmp_path / f"{name}.json"
+        with pytest.raises(SystemExit) as caught:
+            main(["profile", str(recipe), *keys, "--analytic", "rtx4090", "--batch-sizes", "1,4", "--out", str(out)])
+        assert caught.value.code in (0, None)
+        graph = read_profile(out).graph
+        held[name] = {p.name: (p.dtype, p.is_trainable) for p in graph.parameters}
+        assert (
+            run(recipe, *keys, "--cluster", "rtx4090x2", "--batch", 8, "--profile", out, "--out", tmp_path / "p") == 0
+        )
+        check(read_plan(tmp_path / "p").train)
+    trained = {name for name, (_, is_trainable) in held["adapters"].items() if is_trainable}
+    assert trained
+    assert all(".lora_" in name for name in trained)
+    assert {held["adapters"][name][0] for name in trained} == {"float32"}
+    narrow = {name for name, (dtype, _) in held["adapters"].items() if dtype == "bfloat16"}
+    assert any(name.startswith("unet.") for name in narrow)
+    assert any(name.startswith("text_encoder.") for name in narrow)
+    assert all(dtype == "float32" for dtype, _ in held["whole"].values())

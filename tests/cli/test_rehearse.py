@@ -34,6 +34,8 @@ from diffusionpipe.planner.build import Layout
 from diffusionpipe.planner.from_profile import plan_from_profile
 
 LAYERS = ("encoder", "first", "second")
+UPDATE = 0.001
+"""Seconds for each parameter."""
 
 
 def profile_of(names=LAYERS):
@@ -69,7 +71,7 @@ def profile_of(names=LAYERS):
         )
     return Profile(
         graph=graph, batch_sizes=(1, 2), layers=tuple(layers), device="made up", device_type="cuda",
-        precision="float32", source="measured",
+        precision="float32", source="measured", update=UPDATE,
     )  # fmt: skip
 
 
@@ -98,6 +100,10 @@ def test_a_rehearsal_reports_every_rank_measured_and_predicted(files, tmp_path, 
     found = json.loads(capsys.readouterr().out)
     assert [rank["rank"] for rank in found["ranks"]] == [0, 1, 2, 3]
     assert len(found["iteration"]["measured_s"]) == 2
+    planned, scaled = found["planned"], found["iteration"]["predicted_s"]
+    assert planned["update_s"] == pytest.approx(4 * UPDATE)  # each rank holds one layer
+    assert planned["step_s"] == planned["iteration_s"] + planned["update_s"]
+    assert scaled == pytest.approx(2 * planned["iteration_s"], rel=0.2)
     assert min(found["iteration"]["measured_s"]) >= max(rank["predicted_s"]["backward"] for rank in found["ranks"])
     assert found["scale"] == 2
     # 4 micro-batches of one sample: F 1 ms, B of the first stage W alone, of the second I and W, times the scale

@@ -3,6 +3,7 @@
 import json
 import logging
 import shutil
+from pathlib import Path
 
 import pytest
 from tiny_runs import recipe_of, save_dit, save_pictures, save_stable_diffusion
@@ -169,3 +170,11 @@ def test_sample_says_what_it_cannot_draw(capsys, place, tmp_path, words, message
     assert caught.value.code == 2
     assert message in capsys.readouterr().err
     assert not (tmp_path / "grid.png").exists()
+
+
+def test_ranks_are_told_what_the_command_line_says():
+    from diffusionpipe.cli.train import _arguments
+
+    told = _arguments(Path("a.toml"), ["training.steps=3"], "latest", "cpu", uses_cache=False)
+    assert told == ["train", "a.toml", "training.steps=3", "--device", "cpu", "--resume", "latest", "--no-cache"]
+    assert _arguments(Path("a.toml"), [], None, "auto", uses_cache=True) == ["train", "a.toml", "--device", "auto"]

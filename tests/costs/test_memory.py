@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 from planner import synthetic
 
@@ -27,10 +29,10 @@ def memory_of(setting, **layout):
 
 def test_the_total_is_the_sum_of_all_items():
     use = MemoryUse(
-        parameters=1, gradients=2, optimizer=4, ema=8, frozen=16, activations=32, messages=64, workspace=128
+        parameters=1, gradients=2, optimizer=4, ema=8, frozen=16, activations=32, messages=64, workspace=128, copies=256
     )
-    assert use.total == 255
-    assert sum(use.items().values()) == 255
+    assert use.total == 511
+    assert sum(use.items().values()) == 511
     assert list(use.items())[-1] == "frozen_outputs"
 
 
@@ -39,6 +41,20 @@ def test_parameters_count_with_all_that_stands_beside_them():
     first, second = memory_of(setting)
     assert (first.parameters, first.gradients, first.optimizer, first.ema) == (600, 1200, 3600, 1200)
     assert (second.parameters, second.gradients, second.optimizer, second.ema) == (1400, 2800, 8400, 2800)
+
+
+@pytest.mark.parametrize("microbatches", [1, 4])
+def test_copies_of_weights_count_once_however_many_micro_batches_are_in_flight(microbatches):
+    setting = chain_setting()
+    setting = replace(setting, profile=synthetic.with_casts(setting.profile, seconds=0.5, num_bytes=200))
+    uses = memory_of(setting, microbatches=microbatches, schedule="gpipe")
+    assert [use.copies for use in uses] == [2 * 200, 2 * 200]
+    again = replace(setting, workload=replace(setting.workload, checkpointed=("layer1",)))
+    assert [use.copies for use in memory_of(again, checkpointed=("layer1",))] == [200, 2 * 200]
+    narrow = replace(setting, workload=replace(setting.workload, parameter_bytes=2))
+    assert [use.copies for use in memory_of(narrow)] == [0, 0]
+    estimated, without = (Judge(setting=s).stage_bytes(0, 2, 2, 4, 1) for s in (setting, chain_setting()))
+    assert estimated - without == 2 * 200
 
 
 def test_frozen_parameters_stand_where_they_are_encoded():

@@ -77,6 +77,16 @@ def test_links_and_update_are_kept_and_a_file_without_them_is_read():
     assert profile_from_text(json.dumps(data)) == PROFILE
 
 
+def test_casts_are_kept_and_a_file_without_them_counts_them_in_the_forwards():
+    known = replace(PROFILE, layers=(*PROFILE.layers[:2], replace(PROFILE.layers[2], cast=2e-4, copies=8)))
+    text = profile_to_text(known)
+    assert profile_from_text(text) == known
+    data = json.loads(text)
+    for layer in data["layers"]:
+        del layer["cast"], layer["copies"]
+    assert profile_from_text(json.dumps(data)) == PROFILE
+
+
 @pytest.mark.parametrize(
     ("layer", "field", "value", "words"),
     [
@@ -88,6 +98,7 @@ def test_links_and_update_are_kept_and_a_file_without_them_is_read():
         (0, "forward", [1e-3], ("encode", "forward", "1 entries for 2")),
         (0, "forward", [1e-3, None], ("layers[0].forward[1]", "finite number")),
         (0, "workspace", [-1, 0], ("encode", "workspace", "negative")),
+        (1, "cast", -1e-3, ("first", "cast", "negative")),
         (2, "forward", ..., ("layers[2].forward", "is missing")),
     ],
 )

@@ -1,7 +1,7 @@
 """Profiles of made-up models in the shape and size of real ones, and clusters for them."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from diffusionpipe.costs import (
     AllReduce,
@@ -195,6 +195,15 @@ def chain(
                      input_grad=i > 0)  # fmt: skip
         hidden = written
     return sketch.profile(overhead=0.0)
+
+
+def with_casts(profile: Profile, *, seconds: float, num_bytes: int) -> Profile:
+    """The profile with casts and copies of every trained layer."""
+    trained = set(profile.graph.backbone_layers)
+    layers = (
+        replace(layer, cast=seconds, copies=num_bytes) if layer.name in trained else layer for layer in profile.layers
+    )
+    return replace(profile, layers=tuple(layers))
 
 
 def cluster(

@@ -95,6 +95,30 @@ def test_sharding_also_shards_the_frozen_weights_of_the_trained_part():
     assert saved == (states + frozen) * 3 // 4 - two_layers - gradients
 
 
+def casting(judge, **casts):
+    setting = judge.setting
+    return Judge(setting=replace(setting, profile=synthetic.with_casts(setting.profile, **casts)))
+
+
+@pytest.mark.parametrize(("checkpointed", "passes"), [((), 1), (("layer1", "layer2"), 1.5)], ids=["kept", "recomputed"])
+def test_copies_of_the_model_cast_in_every_forward_also_where_they_recompute(checkpointed, passes):
+    plain = chain_judge(intra_gb=1e9, memory=1e-3, checkpointed=checkpointed)
+    more = casting(plain, seconds=3.0, num_bytes=200)
+    one, other = (data_parallel(judge, is_overlapped=False) for judge in (plain, more))
+    assert one.sizes == other.sizes == "2 copies"
+    assert other.step - one.step == pytest.approx(passes * 4 * 3.0)
+    assert other.held[0] - one.held[0] == (4 if not checkpointed else 2 + 1) * 200  # of recomputed ones one at a time
+
+
+def test_shards_are_cast_in_parts_before_each_gather_and_no_copy_is_kept():
+    plain = chain_judge(num_ranks=4, intra_gb=1e9)
+    one, other = (zero3(judge) for judge in (plain, casting(plain, seconds=2000.0, num_bytes=200)))
+    gathers, backwards = 8 * 2000.0 / 4, 2 * 8.0 + 2 * 6.0 + 2 * 4.0 + 2.0
+    # Forwards hide behind gathers, but sums of gradients wait for backwards in the same queue.
+    assert other.step - 2 * 0.5 == pytest.approx(gathers + backwards, rel=1e-6)
+    assert other.held == one.held
+
+
 def test_gpipe_cuts_by_time_alone():
     judge = chain_judge()
     assert gpipe_starts(judge, Arrangement(data_parallel=1, units=2), 4) == (0, 3)

@@ -1,10 +1,13 @@
+from dataclasses import replace
+
 import pytest
 from planner import synthetic
 
-from diffusionpipe.planner.explain import compare
+from diffusionpipe.planner.candidates import Judge
+from diffusionpipe.planner.explain import _update, compare
 from diffusionpipe.planner.filling import filler_of
 from diffusionpipe.planner.search import search
-from diffusionpipe.planner.stage_costs import Setting
+from diffusionpipe.planner.stage_costs import Setting, trained_parameters, update_time
 
 
 def comparison_of(setting, *, is_filled=True):
@@ -27,6 +30,33 @@ def test_the_first_row_is_the_winner_and_all_baselines_follow():
         "1F1B + SPP",
     ]
     assert all(row.samples_per_second == pytest.approx(64 / row.step) for row in (*found.ours, *found.others))
+
+
+def test_everyones_step_ends_with_the_update_of_what_its_busiest_rank_holds():
+    setting = unet_setting()
+    parameters = trained_parameters(setting.graph, setting.graph.backbone_layers)
+    known = replace(setting, profile=replace(setting.profile, update=1e-12))  # so short that nothing else is chosen
+    before, after = comparison_of(setting), comparison_of(known)
+    assert all(row.update == 0 for row in (*before.ours, *before.others))
+    for old, new in zip(before.others, after.others, strict=True):
+        assert (new.name, new.sizes) == (old.name, old.sizes)
+        assert new.step == pytest.approx(old.step + new.update, rel=1e-12)
+        assert new.samples_per_second == pytest.approx(64 / new.step)
+    updates = {row.name: row.update for row in after.others}
+    assert updates["data parallel"] == updates["data parallel (overlapped)"] == pytest.approx(1e-12 * parameters)
+    assert updates["ZeRO-3 / FSDP"] == pytest.approx(1e-12 * parameters / 4)
+    assert 1e-12 * parameters / 4 <= updates["GPipe"] < 1e-12 * parameters
+    for row, (_, proposal) in zip(after.ours, search(known, filler=filler_of(known)).finalists, strict=False):
+        assert row.update == update_time(proposal.train, proposal.blocks, known.profile)
+
+
+def test_a_candidate_that_is_only_estimated_updates_what_its_plan_would():
+    setting = unet_setting()
+    setting = replace(setting, profile=replace(setting.profile, update=1e-9))
+    found = search(setting)
+    for candidate, proposal in found.finalists:
+        assert _update(Judge(setting=setting), candidate) == pytest.approx(proposal.update)
+    assert {len(candidate.starts) > 1 for candidate, _ in found.finalists} == {False, True}
 
 
 def test_it_says_when_data_parallelism_is_right():

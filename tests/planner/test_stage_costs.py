@@ -29,6 +29,39 @@ def test_a_block_costs_the_sum_of_its_layers():
     assert costs.backward == 20.0
 
 
+def casting_setting(**workload):
+    setting = chain_setting(**workload)
+    return replace(setting, profile=synthetic.with_casts(setting.profile, seconds=0.5, num_bytes=200))
+
+
+def test_all_forwards_of_an_iteration_share_one_cast_but_recomputed_layers_cast_in_each():
+    plain, casting = (
+        block_costs(s, ["layer1", "layer2"], 2, microbatches=4) for s in (chain_setting(), casting_setting())
+    )
+    assert casting.forward == plain.forward + 2 * 0.5 / 4
+    again = block_costs(casting_setting(checkpointed=("*",)), ["layer1", "layer2"], 2, microbatches=4)
+    assert again.forward == plain.forward + 2 * 0.5
+    assert again.backward == plain.backward + again.forward
+
+
+def test_narrow_weights_are_not_cast():
+    layers, narrow = ["layer1", "layer2"], {"parameter_bytes": 2}
+    assert block_costs(casting_setting(**narrow), layers, 2, microbatches=1) == block_costs(chain_setting(), layers, 2)
+    table = LayerTable(profile=casting_setting().profile, workload=synthetic.workload(8, **narrow))
+    assert (table.casts[-1], table.copies[-1]) == (0, 0)
+
+
+@pytest.mark.parametrize("microbatches", [1, 4])
+def test_a_schedule_casts_once_however_many_micro_batches_it_has(microbatches):
+    setting = casting_setting()
+    layout = Layout(batch=8, stages=2, microbatches=microbatches, splits=("layer2",))
+    schedule, blocks = build_train_schedule(setting.graph, layout)
+    plain = costs_of(schedule, blocks, layout.mesh, chain_setting()).stages
+    casting = costs_of(schedule, blocks, layout.mesh, setting).stages
+    more = [microbatches * (one.forward - other.forward) for one, other in zip(casting, plain, strict=True)]
+    assert more == pytest.approx([1.0, 1.0, 0.0, 0.0])  # the encoders cast in every fill
+
+
 def test_a_slow_device_takes_longer_in_everything():
     fast, slow = (block_costs(chain_setting(), ["layer1"], 2, speed=speed) for speed in (1.0, 0.5))
     assert (slow.forward, slow.backward) == (2 * fast.forward, 2 * fast.backward)
@@ -54,12 +87,12 @@ def test_a_tensor_between_two_layers_of_a_block_is_kept_once():
 
 @pytest.mark.parametrize("checkpointed", [(), ("*attn*",)])
 def test_the_table_says_of_every_range_what_block_costs_says(checkpointed):
-    profile = synthetic.unet()
+    profile = synthetic.with_casts(synthetic.unet(), seconds=0.01, num_bytes=100)
     setting = setting_of(profile, synthetic.cluster(2), checkpointed=checkpointed)
     table = LayerTable(profile=profile, workload=setting.workload)
     for first, stop in ((0, 5), (7, 30), (20, 21), (0, len(table.names))):
-        costs = block_costs(setting, table.names[first:stop], 3)
-        sums = table.sums(3)
+        costs = block_costs(setting, table.names[first:stop], 3, microbatches=8)
+        sums = table.sums(3, 8)
         assert sums.forward[stop] - sums.forward[first] == pytest.approx(costs.forward)
         assert sums.backward[stop] - sums.backward[first] == pytest.approx(costs.backward)
         assert table.activation(first, stop, 3) == costs.activation

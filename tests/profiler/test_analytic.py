@@ -47,6 +47,24 @@ def test_the_operations_of_a_linear_layer_are_counted_exactly():
     assert count.has_inputs
 
 
+def test_casts_of_weights_are_counted_apart_from_the_forward():
+    module = nn.Sequential(nn.Linear(6, 5), nn.Linear(5, 4))
+    graph = sequential_graph(module, inputs=(6,), target=(4,), loss=squared)
+    wide, narrow = (counts_of(graph, 3, precision)["model.1"] for precision in ("float32", "bfloat16"))
+    assert (wide.cast, wide.copies) == ((), 0)
+    assert [op.num_bytes for op in narrow.cast] == [(4 + 2) * 5 * 4, (4 + 2) * 4]  # weight and bias
+    assert narrow.copies == 2 * (5 * 4 + 4)
+    assert [op.kind for op in narrow.forward] == [Kind.MATMUL]  # what it reads is bfloat16 already
+    assert narrow.activation <= wide.activation
+
+
+def test_frozen_layers_cast_in_every_forward():
+    count = counts_of(tiny_dit(torch.float32), 2, "bfloat16")
+    model = describe(tiny_dit(torch.float32), autocast=torch.bfloat16)
+    assert all(count[name].cast == () for name in model.frozen_layers)
+    assert any(op.name == "_to_copy" for name in model.frozen_layers for op in count[name].forward)
+
+
 def test_attention_is_counted_forward_and_backward():
     kinds = {op.kind for op in counts_of(tiny_dit(torch.float32), 2)["transformer.transformer_blocks.1"].backward}
     assert Kind.ATTENTION_BACKWARD in kinds

@@ -12,6 +12,7 @@ from diffusionpipe.planner.proposal import predict
 from diffusionpipe.profiler.held import NotingTransport, count_held
 from diffusionpipe.profiler.measured import profile_model
 from diffusionpipe.profiler.memory import HeldBytes
+from diffusionpipe.runtime.stage import Precision
 from diffusionpipe.runtime.threads import run_threads
 from diffusionpipe.runtime.worker import build_worker
 
@@ -19,20 +20,23 @@ BATCH = 16
 MODELS = {"stable diffusion": tiny_stable_diffusion, "dit": tiny_dit}
 
 
-@pytest.fixture(scope="module", params=MODELS, ids=str)
+@pytest.fixture(scope="module", params=[(m, p) for m in MODELS for p in ("float32", "bfloat16")], ids=str)
 def profiled(request):
-    graph = MODELS[request.param](torch.float32)
-    model = describe(graph)
-    return graph, model, profile_model(graph, model, batch_sizes=(4,), repeats=1)
+    kind, precision = request.param
+    graph = MODELS[kind](torch.float32)
+    narrow = torch.bfloat16 if precision == "bfloat16" else None
+    model = describe(graph, autocast=narrow)
+    profile = profile_model(graph, model, batch_sizes=(4,), precision=precision, repeats=1)
+    return graph, model, profile, Precision(autocast=narrow)
 
 
-def counted(graph, model, plan):
+def counted(graph, model, plan, precision):
     """The bytes that each rank holds at its peak in a third iteration."""
     inputs = raw_inputs(graph, BATCH)
 
     def main(rank, transport):
         noting, own = NotingTransport(transport), copy.deepcopy(graph)
-        worker = build_worker(own, model, plan, rank, noting, device=CPU)
+        worker = build_worker(own, model, plan, rank, noting, device=CPU, precision=precision)
         for _ in range(2):
             feed_rows(worker, inputs)
             worker.train.run()
@@ -45,12 +49,12 @@ def counted(graph, model, plan):
 @pytest.mark.parametrize("checkpointed", [(), ("*",)], ids=["kept", "recomputed"])
 @pytest.mark.parametrize("schedule", ["1f1b", "gpipe"])
 def test_the_predicted_peak_is_what_a_run_holds(profiled, schedule, checkpointed):
-    graph, model, profile = profiled
+    graph, model, profile, precision = profiled
     layout = Layout(batch=BATCH, stages=2, microbatches=4, schedule=schedule, checkpointed=checkpointed)
     plan = build_plan(model, layout)
     setting = setting_of(profile, plan.mesh, plan.batch, checkpointed=plan.checkpointed)
     predicted = [use.activations + use.messages for use in predict(setting, plan.train, plan.blocks, plan.mesh).memory]
-    assert counted(graph, model, plan) == pytest.approx(predicted, rel=0.1)
+    assert counted(graph, model, plan, precision) == pytest.approx(predicted, rel=0.1)
 
 
 def test_a_storage_counts_once_until_it_goes_and_weights_never():

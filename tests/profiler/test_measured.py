@@ -11,6 +11,7 @@ from diffusionpipe.costs.files import profile_from_text, profile_to_text
 from diffusionpipe.errors import ConfigError
 from diffusionpipe.models.describe import describe
 from diffusionpipe.models.graph import layer_parameters
+from diffusionpipe.profiler.analytic import analytic_profile
 from diffusionpipe.profiler.clock import spread
 from diffusionpipe.profiler.layer_run import split_backward
 from diffusionpipe.profiler.measured import device_name, profile_model
@@ -91,6 +92,17 @@ def test_other_precisions_are_measured_in_their_own_bytes(dtype, precision):
         assert profile.layer(name).activation[0] > 1.9 * plain.layer(name).activation[0]
     else:
         assert profile.layer(name).activation != plain.layer(name).activation
+
+
+def test_casts_are_measured_and_their_copies_are_those_that_are_counted():
+    graph = tiny_dit(torch.float32)
+    model = describe(graph, autocast=torch.bfloat16)
+    profile = profile_model(graph, model, batch_sizes=(1, 2), precision="bfloat16", repeats=2)
+    counted = analytic_profile(graph, model, device="cpu-1-thread", precision="bfloat16", batch_sizes=(1, 2))
+    for layer, other in zip(profile.layers, counted.layers, strict=True):
+        assert (layer.cast > 0) == (layer.copies > 0) == (other.cast > 0), layer.name
+        assert (layer.copies, layer.activation) == (other.copies, other.activation)
+    assert profile.layer("transformer.transformer_blocks.1").copies > 0
 
 
 def test_sizes_beyond_the_time_budget_are_left_out_with_a_warning(caplog):

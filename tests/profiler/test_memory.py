@@ -7,7 +7,7 @@ from diffusionpipe.models.describe import describe
 from diffusionpipe.models.run import run_layers
 from diffusionpipe.models.sequential import sequential_graph
 from diffusionpipe.profiler.counted_memory import run_for_memory
-from diffusionpipe.profiler.layer_run import forget_gradients, layer_run, weight_keys
+from diffusionpipe.profiler.layer_run import layer_run, release, weight_keys
 from diffusionpipe.profiler.memory import Kept, KeptBytes, LiveBytes, storage_key
 
 
@@ -67,9 +67,9 @@ def test_layers_alone_keep_what_the_whole_stage_keeps(tiny, batch):
         run = layer_run(graph, model, layer, tensors, torch.enable_grad)
         memory = run_for_memory(run, LiveBytes())
         written = dict(zip(layer.writes, memory.written, strict=True))
-        ledger.add(layer, memory.kept, run.reads, written, weight_keys(graph, layer))
+        ledger.add(layer, memory.kept, run.reads, written, weight_keys(run))
         tensors.update(written)
-        forget_gradients(run)
+        release(run)
     totals = ledger.totals()
     assert sum(totals.values()) == backbone_kept(graph, model, raw_inputs(graph, batch))
     assert all(totals[name] == 0 for name in model.frozen_layers)

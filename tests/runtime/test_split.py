@@ -10,7 +10,8 @@ from torch.nn.utils.parametrizations import weight_norm
 
 from diffusionpipe.models.graph import Layer
 from diffusionpipe.profiler.memory import LiveBytes
-from diffusionpipe.runtime.split import Deferred, deferrable, run_deferring
+from diffusionpipe.runtime.casts import Casts
+from diffusionpipe.runtime.split import Deferred, forwards_of, run_with
 from diffusionpipe.runtime.stage import LayerStage, Precision
 
 
@@ -320,7 +321,7 @@ def test_modules_are_as_before_even_after_an_error():
         raise RuntimeError("broken layer")
 
     with pytest.raises(RuntimeError, match="broken layer"):
-        run_deferring(tuple(deferrable([module, module])), Deferred(), fail, torch.randn(1, 6))
+        run_with(tuple(forwards_of([module, module])), Deferred(), Casts(), fail, torch.randn(1, 6))
     assert "forward" not in vars(module)
 
 

@@ -9,90 +9,11 @@ import pytest
 import torch
 from crew import crew_of
 from PIL import Image
-from tiny_models import (
-    randomise_parameters,
-    tiny_controlnet,
-    tiny_flux_transformer,
-    tiny_projected_text_encoder,
-    tiny_sd3_transformer,
-    tiny_sdxl_unet,
-    tiny_t5,
-    tiny_text_encoder,
-    tiny_unet,
-    tiny_vae,
-)
+from tiny_models import randomise_parameters
+from tiny_pipelines import PIPELINES, sd3
 from tiny_runs import RESOLUTION, losses_of, recipe_of, train, train_here
-from transformers import CLIPTokenizer, T5Tokenizer
 
 pytestmark = pytest.mark.xdist_group("crew")
-
-WORDS = [*ascii_lowercase, *(f"{letter}</w>" for letter in ascii_lowercase), "<|startoftext|>", "<|endoftext|>"]
-CLIP = {"vocab_size": len(WORDS), "bos_token_id": len(WORDS) - 2, "eos_token_id": len(WORDS) - 1}
-PIECES = [("<pad>", 0.0), ("</s>", 0.0), ("<unk>", -9.0), ("▁", -2.0), *((letter, -2.0) for letter in ascii_lowercase)]
-
-
-def _clip_tokenizer():
-    return CLIPTokenizer(vocab={word: i for i, word in enumerate(WORDS)}, merges=[], model_max_length=6)
-
-
-def _t5_tokenizer():
-    return T5Tokenizer(vocab=PIECES, extra_ids=0, model_max_length=512)
-
-
-def _sdxl():
-    return diffusers.StableDiffusionXLPipeline(
-        vae=tiny_vae(),
-        text_encoder=tiny_text_encoder(**CLIP),
-        text_encoder_2=tiny_projected_text_encoder(**CLIP),
-        tokenizer=_clip_tokenizer(),
-        tokenizer_2=_clip_tokenizer(),
-        unet=tiny_sdxl_unet(),
-        scheduler=diffusers.DDIMScheduler(clip_sample=False),
-        add_watermarker=False,
-    )
-
-
-def _controlled():
-    return diffusers.StableDiffusionControlNetPipeline(
-        vae=tiny_vae(),
-        text_encoder=tiny_text_encoder(**CLIP),
-        tokenizer=_clip_tokenizer(),
-        unet=tiny_unet(),
-        controlnet=tiny_controlnet(),
-        scheduler=diffusers.DDIMScheduler(clip_sample=False, steps_offset=1),
-        safety_checker=None,
-        feature_extractor=None,
-        requires_safety_checker=False,
-    )
-
-
-def _sd3():
-    return diffusers.StableDiffusion3Pipeline(
-        transformer=tiny_sd3_transformer(),
-        scheduler=diffusers.FlowMatchEulerDiscreteScheduler(),
-        vae=tiny_vae(shift_factor=0.2, use_quant_conv=False),
-        text_encoder=tiny_projected_text_encoder(**CLIP),
-        tokenizer=_clip_tokenizer(),
-        text_encoder_2=tiny_projected_text_encoder(**CLIP),
-        tokenizer_2=_clip_tokenizer(),
-        text_encoder_3=tiny_t5(vocab_size=len(PIECES)),
-        tokenizer_3=_t5_tokenizer(),
-    )
-
-
-def _flux():
-    return diffusers.FluxPipeline(
-        scheduler=diffusers.FlowMatchEulerDiscreteScheduler(),
-        vae=tiny_vae(shift_factor=0.2, use_quant_conv=False),
-        text_encoder=tiny_text_encoder(**CLIP),
-        tokenizer=_clip_tokenizer(),
-        text_encoder_2=tiny_t5(vocab_size=len(PIECES)),
-        tokenizer_2=_t5_tokenizer(),
-        transformer=tiny_flux_transformer(),
-    )
-
-
-PIPELINES = {"sdxl": _sdxl, "controlnet": _controlled, "sd3": _sd3, "flux": _flux}
 
 
 @pytest.fixture(scope="module")
@@ -142,7 +63,7 @@ def test_two_stages_learn_what_one_process_learns(kind, crew, pictures, tmp_path
 
 
 def test_positions_that_are_saved_but_not_trained_are_exported_as_the_source_has_them(pictures, tmp_path):
-    pipeline = _sd3()
+    pipeline = sd3()
     pipeline.transformer.pos_embed.pos_embed += 1
     pipeline.save_pretrained(tmp_path / "model")
     recipe = recipe_of(tmp_path / "model", pictures, tmp_path / "run", training={"steps": 1})

@@ -10,8 +10,10 @@ from crew import crew_of
 from tiny_runs import losses_of, recipe_of, save_pictures, save_stable_diffusion, train, train_here
 
 from diffusionpipe.cli import main
+from diffusionpipe.cli.job_profiles import CachedProfiles
+from diffusionpipe.cli.prediction_file import read_prediction
 from diffusionpipe.costs.clusters import load_cluster
-from diffusionpipe.costs.files import read_profile, write_cluster
+from diffusionpipe.costs.files import read_profile, write_cluster, write_profile
 from diffusionpipe.errors import ConfigError
 from diffusionpipe.ir import Op
 from diffusionpipe.ir.files import read_plan, write_plan
@@ -129,6 +131,28 @@ def test_a_resumed_run_keeps_its_plan_and_on_other_ranks_makes_another(crew, rec
     assert load_cluster(str(measured / "cluster.json")).num_ranks == 1
 
 
+def test_ranks_take_what_as_many_ranks_have_measured_in_another_run(crew, recipe, tmp_path):
+    shelf, kept = CachedProfiles(tmp_path / "kept"), tmp_path / "kept"
+
+    def run(folder, resume=None):
+        told = recipe(tmp_path / folder, plan="auto", steps=1)
+        assert crew.run(train, told, resume, None, 1, shelf) == [1, 1]
+        return read_profile(tmp_path / folder / "profile.json")
+
+    first = run("first")
+    (path,) = kept.iterdir()
+    assert read_profile(path) == first
+    marked = replace(first, update=first.update + 1)
+    write_profile(marked, path)
+    assert run("second") == marked
+    assert run("first", "latest") == first  # a run keeps to its own
+    assert train_here(recipe(tmp_path / "alone", plan="auto", steps=1), profiles=shelf) == 1
+    assert read_profile(tmp_path / "alone" / "profile.json").update < 1
+    assert len(list(kept.iterdir())) == 2
+    path.write_text("{}")
+    assert path.name in problem_of(crew.run(train, recipe(tmp_path / "third", plan="auto"), None, None, 1, shelf))
+
+
 def test_a_plan_file_that_plan_has_written_is_trained_by(crew, recipe, searched, in_one, tmp_path):
     path, cluster = tmp_path / "plan.json", searched / "cluster.json"
     (tmp_path / "recipe.toml").write_text(recipe_to_toml(recipe(tmp_path / "run", plan="auto", data_parallel=1)))
@@ -140,6 +164,9 @@ def test_a_plan_file_that_plan_has_written_is_trained_by(crew, recipe, searched,
     assert (tmp_path / "run" / "plan.json").read_bytes() == path.read_bytes()
     assert not (tmp_path / "run" / "profile.json").exists()
     assert_learns_the_same(tmp_path / "run", in_one)
+    timeline = read_prediction(path, read_plan(path))
+    assert timeline is not None
+    assert timeline.source == "simulated"
 
 
 def test_a_plan_with_buckets_and_copies_side_by_side_is_trained_by(crew, recipe, searched, in_one, tmp_path):

@@ -1,6 +1,8 @@
 import pytest
 from pydantic import ValidationError
 
+from diffusionpipe.models.lora import LoraSettings
+from diffusionpipe.trainer.lora import lora_identity, lora_of
 from diffusionpipe.trainer.pipeline_section import PipelineSection
 from diffusionpipe.trainer.recipe import Objective, Recipe, RunSection, problems_between
 
@@ -74,6 +76,16 @@ def test_the_word_none_switches_off_what_is_on():
         ({"optimizer": {"learning_rate": float("nan")}}, "finite number"),
         ({"data": {"resolution": 0}}, "greater than or equal to 1"),
         ({"model": {"pth": "x"}}, "Extra inputs are not permitted"),
+        ({"lora": {"alpha": 8.0}}, "rank\n  Field required"),
+        ({"lora": {"rank": 0}}, "greater than or equal to 1"),
+        ({"lora": {"rank": 8, "alpha": 0.0}}, "greater than 0"),
+        ({"lora": {"rank": "none", "merge": True}}, "merge: it has no effect without adapters; set rank"),
+        ({"lora": {"rank": "none", "target_modules": ["to_q"]}}, "target_modules: it has no effect without adapters"),
+        ({"lora": {"rank": 8, "dropout": 0.1}}, "dropout: random numbers belong to samples here.*remove it"),
+        ({"lora": {"rank": 8, "lora_dropout": 0.1}}, "lora_dropout: random numbers belong to samples"),
+        ({"lora": {"rank": 8}, "model": {"from_scratch": True}}, "model.from_scratch: adapters need a trained model"),
+        ({"lora": {"rank": 8}, "model": {"train": ["unet", "text_encoder"]}}, "model.train: adapters are trained on"),
+        ({"model": {"frozen_dtype": "bfloat16"}}, 'compute in float32 .*training.precision = "bfloat16"'),
     ],
 )
 def test_wrong_values_and_combinations_are_refused(sections, message):
@@ -101,6 +113,21 @@ def test_layers_are_profiled_for_filling_and_for_searching(pipeline, profiled):
     assert recipe(pipeline=pipeline).pipeline.is_profiled is profiled
 
 
+def test_without_a_section_no_adapters_are_trained():
+    assert recipe().lora.rank is None
+    assert lora_of(recipe()) is None
+    assert lora_identity(recipe()) is None
+
+
+def test_adapters_are_as_the_section_says_and_on_attention_unless_it_names_layers():
+    plain = lora_of(recipe(lora={"rank": 8}))
+    assert plain == LoraSettings(rank=8, alpha=None, target_modules=("to_q", "to_k", "to_v", "to_out.0"))
+    chosen = recipe(lora={"rank": 8, "alpha": 4, "target_modules": ["proj_in"]})
+    assert lora_of(chosen) == LoraSettings(rank=8, alpha=4.0, target_modules=("proj_in",))
+    assert lora_identity(chosen) == "rank 8, alpha 4, on proj_in"
+    assert lora_identity(recipe(lora={"rank": 8})) == lora_identity(recipe(lora={"rank": 8, "alpha": 8}))
+
+
 def test_checks_that_miss_a_section_are_left_out():
     assert list(problems_between({"run": RunSection(folder="x")})) == []
 
@@ -108,7 +135,7 @@ def test_checks_that_miss_a_section_are_left_out():
 def test_every_key_is_described_in_the_json_schema():
     definitions = Recipe.model_json_schema()["$defs"]
     sections = {name: d for name, d in definitions.items() if name.endswith("Section")}
-    assert len(sections) == 11
+    assert len(sections) == 12
     missing = [
         f"{name}.{key}" for name, d in sections.items() for key, p in d["properties"].items() if "description" not in p
     ]

@@ -62,6 +62,9 @@ def test_the_run_folder_is_named_after_the_file_unless_given(file):
         ("steps", "did you mean training.steps?"),
         ("optimizer.weight_decay", "stand in [optimizer.arguments]"),
         ("run.xyz", "[run] has folder"),
+        ("lora.rnak", "did you mean lora.rank?"),
+        ("lora.lora_alpha", "did you mean lora.alpha?"),
+        ("training.target_modules", "did you mean lora.target_modules?"),
     ],
 )
 def test_an_unknown_key_is_named_in_full_with_the_nearest_one(file, key, suggestion):
@@ -69,6 +72,15 @@ def test_an_unknown_key_is_named_in_full_with_the_nearest_one(file, key, suggest
     assert str(file) in message
     assert suggestion in message
     assert f"  {key.split('.')[0] if key.startswith('optm') else key}: unknown" in message
+
+
+def test_adapters_are_switched_on_by_their_rank_alone(file):
+    assert load_recipe(file, ["lora.rank=8"]).lora.rank == 8
+    assert load_recipe(file).lora.rank is None
+    assert "lora.rank: this key is required: rank of every adapter" in problems(file, ["lora.alpha=8"])
+    file.write_text(SMALL + "[lora]\n")
+    assert "lora.rank: this key is required" in problems(file)
+    assert "lora.dropout: random numbers belong" in problems(file, ["lora.rank=8", "lora.dropout=0.1"])
 
 
 def test_all_problems_are_reported_at_once_with_the_key_of_each(file):

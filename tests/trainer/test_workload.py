@@ -36,6 +36,7 @@ def test_an_unknown_optimizer_is_refused_with_the_nearest():
         ({}, (4, 4, 8, 4, 4)),
         ({"training": {"ema_decay": "none"}}, (4, 4, 8, 0, 4)),
         ({"training": {"precision": "bfloat16"}}, (4, 4, 8, 4, 4)),
+        ({"training": {"precision": "bfloat16"}, "model": {"frozen_dtype": "bfloat16"}}, (4, 4, 8, 4, 2)),
         ({"training": {"precision": "float64"}}, (8, 8, 16, 8, 8)),
         ({"optimizer": {"name": "SGD"}}, (4, 4, 0, 4, 4)),
         ({"optimizer": {"name": "SGD", "arguments": {"momentum": 0.9}}}, (4, 4, 4, 4, 4)),

@@ -9,6 +9,7 @@ from PIL import Image
 from diffusionpipe.costs import Costs, StageCosts
 from diffusionpipe.errors import ConfigError
 from diffusionpipe.ir import Action, Fill, Op, Range, Span, Timeline
+from diffusionpipe.passes import PlacedFill, insert_fills
 from diffusionpipe.schedules import one_f_one_b
 from diffusionpipe.schedules.bitpipe import bitpipe
 from diffusionpipe.schedules.chimera import chimera
@@ -99,6 +100,29 @@ def test_numbers_are_left_out_where_they_do_not_fit(tmp_path):
     costs = Costs(stages=(StageCosts(forward=1, backward=9),))
     gantt([("", simulate(schedule, costs))], path, axis=UNITS)
     assert "149" not in texts(path)
+
+
+def test_numbers_that_could_not_be_read_are_neither_drawn_nor_explained(tmp_path):
+    few, many = tmp_path / "few.svg", tmp_path / "many.svg"
+    gantt([("", timeline_of(2, 2))], few, axis=UNITS)
+    gantt([("", timeline_of(32, 2)), ("", timeline_of(32, 2))], many, axis=UNITS)
+    assert "numbers: micro-batches" in texts(few)
+    assert "numbers: micro-batches" not in texts(many)
+    assert len(texts(many)) < len(texts(few)) + 2 * 32 + 20  # ranks and ticks, no micro-batches
+
+
+def test_the_chart_says_what_is_of_the_next_batch_and_names_nothing_too_short_to_be_seen(tmp_path):
+    schedule = one_f_one_b(1, 1)
+    fills = {
+        0: [PlacedFill(position=0, component=n, layers=Range(0, 1), samples=Range(0, 1)) for n in ("vae", "noise")]
+    }
+    schedule = insert_fills(schedule, fills, block=9, outputs={})
+    costs = Costs(stages=(StageCosts(forward=1, backward=2),) * 2, fills=(1, 1e-5))
+    path = tmp_path / "chart.svg"
+    gantt([("", simulate(schedule, costs))], path, schedule=schedule)
+    assert "vae" in texts(path)
+    assert "numbers: micro-batches · of the next batch: vae" in texts(path)
+    assert not any("noise" in text for text in texts(path))
 
 
 def test_a_chart_of_32_ranks_is_drawn_with_every_rank_named(tmp_path):

@@ -55,7 +55,9 @@ def make(
     batch: Annotated[
         int | None, typer.Option(min=1, help="Samples of one step over all devices; default: the recipe's.")
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="Write the plan file, which pipeline.plan takes.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Write the plan file, which pipeline.plan takes, and its prediction.")
+    ] = None,
     fill: Annotated[
         bool | None,
         typer.Option(
@@ -107,10 +109,12 @@ def make(
     choice = choose(setting, fill=fill)
     _print_comparison(Console(highlight=False), setting, choice.comparison())
     if out:
+        from diffusionpipe.cli.prediction_file import write_prediction
         from diffusionpipe.ir.files import write_plan
 
         write_plan(choice.plan(sample_batch=sample_batch), out)
-        typer.echo(f"wrote {out}", err=True)
+        beside = write_prediction(choice.proposal.timeline, out)
+        typer.echo(f"wrote {out} and its predicted timeline, {beside.name}", err=True)
 
 
 def _check_options(recipe: Path | None, stated: dict[str, object], profile: Path | None, batch: int | None) -> None:
@@ -172,7 +176,13 @@ def show(
             optimizer="AdamW",
         )
         _require_layers(setting, [name for block in loaded.blocks for name in block], profile)
-        timeline, axis = predict(setting, loaded.train, loaded.blocks, loaded.mesh).timeline, viz.MILLISECONDS
+        found = predict(setting, loaded.train, loaded.blocks, loaded.mesh)
+        timeline, axis = found.timeline, viz.MILLISECONDS
+        if found.update:
+            typer.echo(
+                f"step {found.step * 1e3:.1f} ms: iteration {found.iteration * 1e3:.1f} ms, then update "
+                f"{found.update * 1e3:.1f} ms"
+            )
     else:
         timeline, axis = simulate(loaded.train, uniform_costs(loaded.train)), viz.UNITS
     for path in (png, svg):
@@ -200,14 +210,14 @@ def _setting(
     loaded = read_profile(profile)
     check_device(loaded, cluster, source=str(profile))
     width = 8 if loaded.precision == "float64" else 4
-    frozen = [BYTES_OF_DTYPE[p.dtype] for p in loaded.graph.parameters if not p.is_trainable]
+    frozen = [(p.num_bytes, BYTES_OF_DTYPE[p.dtype]) for p in loaded.graph.parameters if not p.is_trainable]
     workload = Workload(
         batch=batch,
         parameter_bytes=width,
         gradient_bytes=width,
         optimizer_bytes=width * state_of_optimizer(optimizer),
         ema_bytes=width if has_ema else 0,
-        frozen_bytes=max(frozen, default=width),
+        frozen_bytes=max(frozen, default=(0, width))[1],  # of adapters' base the large ones may be narrower
         checkpointed=checkpoint,
     )
     return Setting(profile=loaded, cluster=cluster, workload=workload)
@@ -232,14 +242,18 @@ def _print_comparison(console: Console, setting: Setting, comparison: Comparison
     table = Table(box=None, pad_edge=False, header_style="bold", title=heading, title_justify="left")
     table.add_column("")
     table.add_column("layout")
-    for name in ("step ms", "samples/s", "idle", "only encoding ms", "peak GiB"):
+    knows_update = setting.profile.update > 0
+    update = ("update ms",) if knows_update else ()
+    for name in ("step ms", *update, "samples/s", "idle", "only encoding ms", "peak GiB"):
         table.add_column(name, justify="right")
     for rows, style in ((comparison.ours, ""), (comparison.others, "dim")):
         for index, row in enumerate(rows):
             is_winner = rows is comparison.ours and index == 0
-            table.add_row(*_cells(row), style="bold green" if is_winner else style)
+            table.add_row(*_cells(row, knows_update=knows_update), style="bold green" if is_winner else style)
         table.add_section()
     console.print(table)
+    meaning = "an iteration and the update after it" if knows_update else "an iteration; the profile knows no update"
+    console.print(f"\nstep: {meaning}", soft_wrap=True)
     use = comparison.ours[0].use
     if use:
         items = [f"{name.replace('_', ' ')} {size / GIB:.2f}" for name, size in use.items().items() if size]
@@ -247,12 +261,13 @@ def _print_comparison(console: Console, setting: Setting, comparison: Comparison
     console.print(f"\n{comparison.verdict}", soft_wrap=True)
 
 
-def _cells(row: Row) -> tuple[str, ...]:
+def _cells(row: Row, *, knows_update: bool) -> tuple[str, ...]:
     memory = f"{row.memory / GIB:.1f}" + (f" (+{row.overflow / GIB:.1f})" if row.overflow > 0 else "")
     return (
         row.name,
         row.sizes,
         f"{row.step * 1e3:.1f}",
+        *((f"{row.update * 1e3:.1f}",) if knows_update else ()),
         f"{row.samples_per_second:.4g}",
         f"{row.bubble:.1%}",
         f"{row.exposed * 1e3:.1f}",

@@ -7,11 +7,11 @@ Nothing in it is ever wrong, only superfluous; the folder may be deleted at any 
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from hashlib import sha256
 from pathlib import Path
 
-from diffusionpipe.costs import ModelGraph, Profile
+from diffusionpipe.costs import LayerProfile, ModelGraph, Profile
 from diffusionpipe.costs.devices import DeviceRates
 from diffusionpipe.costs.files import read_profile, write_profile
 from diffusionpipe.ir.codec import encode
@@ -28,6 +28,10 @@ class ProfileKey:
     rates: DeviceRates | None
     """What it is computed with; None where it is measured."""
     versions: tuple[tuple[str, str], ...]
+    ranks: tuple[str, ...] = ()
+    """Node and device of each rank that measured together with the others; () where one measured alone."""
+    update: str = ""
+    """What an update does; "" where none was measured."""
 
     @property
     def digest(self) -> str:
@@ -39,6 +43,9 @@ class ProfileKey:
             "device": self.device,
             "rates": asdict(self.rates) if self.rates is not None else None,
             "versions": self.versions,
+            "ranks": self.ranks,
+            "update": self.update,
+            "figures": [field.name for field in fields(LayerProfile)],
         }
         return sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:32]
 
@@ -56,10 +63,28 @@ def cached_profile(key: ProfileKey, make: Callable[[], Profile], folder: Path | 
     """
     if folder is None:
         return make(), None
-    path = folder / f"{key.digest}.json"
-    if path.exists():
-        return read_profile(path), path
-    profile = make()
+    profile = find_profile(key, folder)
+    if profile is None:
+        profile = make()
+        keep_profile(key, profile, folder)
+    return profile, _path(key, folder)
+
+
+def find_profile(key: ProfileKey, folder: Path) -> Profile | None:
+    """The profile of that key, if the folder has it.
+
+    Raises:
+        FileFormatError: the kept file has been altered.
+    """
+    path = _path(key, folder)
+    return read_profile(path) if path.exists() else None
+
+
+def keep_profile(key: ProfileKey, profile: Profile, folder: Path) -> None:
+    """Put the profile into the folder."""
     folder.mkdir(parents=True, exist_ok=True)
-    write_profile(profile, path)
-    return profile, path
+    write_profile(profile, _path(key, folder))
+
+
+def _path(key: ProfileKey, folder: Path) -> Path:
+    return folder / f"{key.digest}.json"

@@ -35,6 +35,8 @@ def rehearse(
     png: Annotated[Path | None, typer.Option(help="Draw the prediction above a measured iteration.")] = None,
 ) -> None:
     """Run a plan on this machine with waits in place of compute: measured against predicted."""
+    from json import dumps
+
     from rich.console import Console
 
     from diffusionpipe.cli.rehearsal import (
@@ -69,10 +71,12 @@ def rehearse(
         status.update(f"rehearsing for about {iterations * iteration:.0f} s")
         run = virtual_run(loaded.train, costs, made.graph, mesh, bytes_scale=bytes_scale, **sizes)
         found = rehearse_runs(processes, {RUN: run}, [RUN] * iterations)[RUN]
+    figures = _figures(found, link=link, scale=scale, bytes_scale=bytes_scale)
+    figures["planned"] = _planned(loaded, made, costs)
     if json:
-        _print_json(found, link=link, scale=scale, bytes_scale=bytes_scale)
+        typer.echo(dumps(figures, indent=2))
     else:
-        _print_tables(Console(highlight=False), found, link=link, scale=scale, bytes_scale=bytes_scale)
+        _print_tables(Console(highlight=False), found, figures)
     if png:
         _draw(found, loaded, png, plan.stem)
 
@@ -150,24 +154,30 @@ def _figures(found: Rehearsed, *, link: Link, scale: float, bytes_scale: float) 
     }
 
 
-def _print_json(found: Rehearsed, *, link: Link, scale: float, bytes_scale: float) -> None:
-    from json import dumps
+def _planned(plan: Plan, profile: Profile, costs: Costs) -> dict[str, float]:
+    """What is predicted of the plan itself, unscaled, in seconds; the update is not rehearsed."""
+    from diffusionpipe.planner.stage_costs import update_time
+    from diffusionpipe.simulator import simulate
 
-    typer.echo(dumps(_figures(found, link=link, scale=scale, bytes_scale=bytes_scale), indent=2))
+    iteration, update = simulate(plan.train, costs).makespan, update_time(plan.train, plan.blocks, profile)
+    return {"iteration_s": iteration, "update_s": update, "step_s": iteration + update}
 
 
-def _print_tables(console: Any, found: Rehearsed, *, link: Link, scale: float, bytes_scale: float) -> None:
+def _print_tables(console: Any, found: Rehearsed, figures: dict[str, Any]) -> None:
     from statistics import median
 
-    figures = _figures(found, link=link, scale=scale, bytes_scale=bytes_scale)
+    planned, link = figures["planned"], figures["link"]
+    update = f" and an update of {planned['update_s'] * 1e3:.1f} ms" if planned["update_s"] else ""
     low, middle, high = min(found.seconds), median(found.seconds), max(found.seconds)
     bubble = figures["bubble"]
     console.print(
+        f"planned: an iteration of {planned['iteration_s'] * 1e3:.1f} ms{update}; rehearsed is the iteration, scaled\n"
         f"iteration: {middle * 1e3:.1f} ms measured (median of {len(found.seconds)}, {low * 1e3:.1f} to "
         f"{high * 1e3:.1f}), {found.predicted.makespan * 1e3:.1f} ms predicted: {found.error:+.2%}\n"
         f"bubble: {bubble['measured']:.2%} measured, {bubble['predicted']:.2%} predicted\n"
-        f"waits x {scale:.4g}, messages x {bytes_scale:.4g} on links of {link.latency * 1e6:.0f} us and "
-        f"{link.bandwidth / 1e9:.2f} GB/s; the ranks took {figures['processor_share']:.0%} of one core\n",
+        f"waits x {figures['scale']:.4g}, messages x {figures['bytes_scale']:.4g} on links of "
+        f"{link['latency_s'] * 1e6:.0f} us and {link['bytes_per_s'] / 1e9:.2f} GB/s; "
+        f"the ranks took {figures['processor_share']:.0%} of one core\n",
         soft_wrap=True,
     )
     console.print(_rank_table(figures["ranks"]))

@@ -1,9 +1,22 @@
 """`diffusionpipe sample RUN`: draw pictures from a trained model."""
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 import typer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Model:
+    """What is drawn from."""
+
+    folder: Path
+    """A diffusers folder."""
+    adapters: Path | None
+    """The folder of adapters that belong to it, if there are some."""
+    scheduler: Mapping[str, object]
 
 
 def sample(
@@ -23,17 +36,16 @@ def sample(
     scheduler: Annotated[str | None, typer.Option(help="A diffusers scheduler, e.g. DDIMScheduler.")] = None,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
 ) -> None:
-    """Draw pictures from a run's export, also of a U-Net that was trained by flow matching."""
+    """Draw pictures from a run's export, also of a U-Net trained by flow matching, or of adapters (LoRA)."""
     import torch
     from rich.progress import Progress
 
     from diffusionpipe.cli.train import grid_columns
-    from diffusionpipe.models.folder import scheduler_config
     from diffusionpipe.trainer.drawing import Wish, draw_from_folder
     from diffusionpipe.trainer.sampling import SamplingSettings
     from diffusionpipe.viz.grid import sample_grid
 
-    folder = _model_folder(run)
+    model = _model(run)
     prompts = tuple(text for text in prompt or () for _ in range(count))
     wish = Wish(prompts=prompts, labels=tuple(number for number in label or () for _ in range(count)))
     _check(wish.prompts, wish.labels)
@@ -41,18 +53,19 @@ def sample(
         steps=steps,
         guidance=guidance,
         seed=seed,
-        scheduler=scheduler_config(folder),
+        scheduler=model.scheduler,
         scheduler_class=scheduler,
     )
     chosen = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
     with Progress(transient=True) as progress:
         task = progress.add_task("drawing", total=steps)
         pictures = draw_from_folder(
-            folder,
+            model.folder,
             wish,
             settings,
-            resolution=resolution or _resolution(run, folder),
+            resolution=resolution or _resolution(run, model.folder),
             device=torch.device(chosen),
+            adapters=model.adapters,
             on_step=lambda done, total: progress.update(task, completed=done, total=total),
         )
     sample_grid(list(zip(wish.captions, pictures, strict=True)), out, columns=grid_columns(len(pictures)))
@@ -66,20 +79,49 @@ def _check(prompts: tuple[str, ...], labels: tuple[int, ...]) -> None:
         raise ConfigError('say what to draw: --prompt "..." for a text model, or --label N for a class model')
 
 
-def _model_folder(run: Path) -> Path:
-    """The diffusers folder of a run.
+def _model(run: Path) -> _Model:
+    """What a run has exported, or any diffusers folder.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: there is none, or adapters whose base model is not known or not there.
     """
     from diffusionpipe.errors import ConfigError
+    from diffusionpipe.models.folder import scheduler_config
+    from diffusionpipe.models.lora_file import ADAPTERS
 
     for folder in (run / "export", run):
         if (folder / "model_index.json").is_file():
-            return folder
+            return _Model(folder=folder, adapters=None, scheduler=scheduler_config(folder))
+        if (folder / ADAPTERS).is_file():
+            return _with_adapters(folder, _recipe_of(run))
     if not run.is_dir():
         raise ConfigError(f"there is no folder {run}; give a run's folder or a diffusers folder")
     raise ConfigError(f"{run} holds no export/ yet: let the run finish (diffusionpipe train RECIPE --resume latest)")
+
+
+def _with_adapters(adapters: Path, recipe: Path) -> _Model:
+    """The base model of a run's adapters, with the scheduler that the run drew with."""
+    from diffusionpipe.errors import ConfigError
+    from diffusionpipe.models.folder import resolve_folder
+    from diffusionpipe.trainer.export import sampling_scheduler
+    from diffusionpipe.trainer.recipe_file import load_recipe
+    from diffusionpipe.trainer.session import prediction_of
+
+    if not recipe.is_file():
+        raise ConfigError(
+            f"{adapters} holds adapters alone, and no recipe.toml beside it names their base model; give the run's "
+            "folder, or load them with diffusers' load_lora_weights"
+        )
+    loaded = load_recipe(recipe)
+    folder = resolve_folder(loaded.model.path)
+    scheduler = sampling_scheduler(folder, prediction_of(loaded, folder), loaded.objective.shift)
+    return _Model(folder=folder, adapters=adapters, scheduler=scheduler)
+
+
+def _recipe_of(run: Path) -> Path:
+    """Where the resolved recipe of a run or of its export/ stands."""
+    own = run / "recipe.toml"
+    return own if own.is_file() else run.parent / "recipe.toml"
 
 
 def _resolution(run: Path, folder: Path) -> int:
@@ -87,7 +129,7 @@ def _resolution(run: Path, folder: Path) -> int:
     import json
     import tomllib
 
-    recipe = run / "recipe.toml" if (run / "recipe.toml").is_file() else run.parent / "recipe.toml"
+    recipe = _recipe_of(run)
     if recipe.is_file():
         return int(tomllib.loads(recipe.read_text(encoding="utf-8"))["data"]["resolution"])
     vae = json.loads((folder / "vae" / "config.json").read_text(encoding="utf-8"))

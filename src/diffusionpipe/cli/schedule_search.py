@@ -24,18 +24,21 @@ def search(
 
     docs/schedule-search.md describes the instance and the answer.
     """
-    from diffusionpipe.ordering import costs_of, schedule_of
     from diffusionpipe.ordering import search as search_order
     from diffusionpipe.ordering.instance_file import read_instance
-    from diffusionpipe.simulator import simulate
 
     question = read_instance(instance)
     answer = search_order(question)
-    schedule = schedule_of(answer)
-    timeline = simulate(schedule, costs_of(question, answer.placement))
     if as_json:
         _print_json(answer)
-    else:
+        if not (png or svg or perfetto or out):  # a large schedule takes a while to make and simulate
+            return
+    from diffusionpipe.ordering import costs_of, schedule_of
+    from diffusionpipe.simulator import simulate
+
+    schedule = schedule_of(answer)
+    timeline = simulate(schedule, costs_of(question, answer.placement))
+    if not as_json:
         _print_report(question, answer, timeline)
     _write_files(question, schedule, timeline, pictures=(png, svg), perfetto=perfetto, out=out)
 

@@ -38,6 +38,13 @@ def train(
     port: Annotated[
         int | None, typer.Option(help="Port of the ranks' meeting point; default: any free one. Not under torchrun.")
     ] = None,
+    cache: Annotated[
+        bool,
+        typer.Option(
+            help="Keep what is measured of the layers for other runs, and use what is kept: in "
+            "$XDG_CACHE_HOME/diffusionpipe/profiles (~/.cache if that is not set)."
+        ),
+    ] = True,
 ) -> None:
     """Train a diffusion model by pipeline parallelism."""
     from diffusionpipe.trainer.launch import is_under_torchrun, launch
@@ -46,15 +53,15 @@ def train(
     loaded = load_recipe(recipe, overrides or ())
     if is_under_torchrun(os.environ):
         _refuse_launch_options(ranks, port)
-        _join(loaded, resume, device)
+        _join(loaded, resume, device, uses_cache=cache)
         return
     _check_folders(loaded)
     count = ranks or _default_ranks(device)
     if count == 1 and port is None:
-        _join(loaded, resume, device)
+        _join(loaded, resume, device, uses_cache=cache)
         return
     status = launch(
-        [sys.executable, "-m", "diffusionpipe", *_arguments(recipe, overrides or (), resume, device)],
+        [sys.executable, "-m", "diffusionpipe", *_arguments(recipe, overrides or (), resume, device, uses_cache=cache)],
         ranks=count,
         log_folder=loaded.run.folder / "logs",
         environ=os.environ,
@@ -64,9 +71,12 @@ def train(
         raise typer.Exit(status)
 
 
-def _arguments(recipe: Path, overrides: Sequence[str], resume: str | None, device: str) -> list[str]:
+def _arguments(
+    recipe: Path, overrides: Sequence[str], resume: str | None, device: str, *, uses_cache: bool
+) -> list[str]:
     """The command line of each rank."""
     options = ["--device", device, *(["--resume", resume] if resume is not None else [])]
+    options += [] if uses_cache else ["--no-cache"]
     return ["train", str(recipe), *overrides, *options]
 
 
@@ -97,10 +107,12 @@ def _default_ranks(device: str) -> int:
     return max(1, torch.cuda.device_count()) if device != "cpu" else 1
 
 
-def _join(recipe: "Recipe", resume: str | None, device: str) -> None:
+def _join(recipe: "Recipe", resume: str | None, device: str, *, uses_cache: bool) -> None:
     """Be one rank of the job, from the first rendezvous to the last picture."""
     import torch
 
+    from diffusionpipe.cli.job_profiles import CachedProfiles
+    from diffusionpipe.cli.profile_cache import cache_folder
     from diffusionpipe.cli.recipe_setting import check_search
     from diffusionpipe.runtime.process_group import joined, leave, membership
     from diffusionpipe.trainer.run import Hooks, run
@@ -114,7 +126,9 @@ def _join(recipe: "Recipe", resume: str | None, device: str) -> None:
             job.agree("the recipe", recipe.model_dump_json())
             if recipe.pipeline.is_searched:
                 check_search(recipe, member.world_size)
-            steps = run(recipe, job, Hooks(make_plan=_make_plan, save_grid=_save_grid), resume=resume)
+            shelf = CachedProfiles(folder=cache_folder(os.environ)) if uses_cache else None
+            hooks = Hooks(make_plan=_make_plan, save_grid=_save_grid, profiles=shelf)
+            steps = run(recipe, job, hooks, resume=resume)
     except (Exception, KeyboardInterrupt) as error:
         if member.world_size == 1 and not member.is_launched:
             raise
@@ -140,7 +154,8 @@ def _make_plan(
     cluster: "Cluster | None" = None,
 ) -> "Plan":
     """The plan that the recipe's [pipeline] section asks for."""
-    from diffusionpipe.planner import Layout, build_plan, plan_from_profile
+    from diffusionpipe.planner import Layout, build_plan, plan_from_profile, predicted_timeline
+    from diffusionpipe.planner.stage_costs import update_time
     from diffusionpipe.trainer.layout import replicas_of_stages
     from diffusionpipe.trainer.workload import samples_drawn_together
 
@@ -159,7 +174,17 @@ def _make_plan(
         checkpointed=recipe.training.activation_checkpointing,
         sample_batch=samples_drawn_together(recipe),
     )
-    return build_plan(model, layout) if profile is None else plan_from_profile(profile, layout)
+    if profile is None:
+        return build_plan(model, layout)
+    plan = plan_from_profile(profile, layout)
+    update = update_time(plan.train, plan.blocks, profile)
+    logger.info("%s", _step_text(predicted_timeline(profile, plan).makespan, update))
+    return plan
+
+
+def _step_text(iteration: float, update: float) -> str:
+    """The predicted time of a step and of its parts."""
+    return f"predicted_step_s={iteration + update:.4f} iteration_s={iteration:.4f} update_s={update:.4f}"
 
 
 def _searched_plan(recipe: "Recipe", profile: "Profile", cluster: "Cluster") -> "Plan":
@@ -169,7 +194,8 @@ def _searched_plan(recipe: "Recipe", profile: "Profile", cluster: "Cluster") -> 
     from diffusionpipe.trainer.workload import samples_drawn_together
 
     choice = choose(setting_of(recipe, profile, cluster), fill=recipe.pipeline.fill)
-    logger.info('plan="%s" predicted_step_s=%.4f', choice.sizes, choice.step)
+    proposal = choice.proposal
+    logger.info('plan="%s" %s', choice.sizes, _step_text(proposal.iteration, proposal.update))
     logger.info("%s", choice.comparison().verdict)
     return choice.plan(sample_batch=samples_drawn_together(recipe))
 
@@ -186,15 +212,38 @@ def grid_columns(count: int) -> int:
     return next((columns for columns in range(square, 11) if count % columns == 0), square)
 
 
-def _predicted(recipe: "Recipe", plan: "Plan") -> "Timeline":
-    """The timeline that the run's profile, and the cluster if it was searched for, predict for its plan."""
+def _predicted(recipe: "Recipe", plan: "Plan") -> "Timeline | None":
+    """The predicted timeline of a run's plan, None if nothing is known of its times.
+
+    A run that measured has its profile, and the cluster if it was searched for; a plan file its prediction beside it.
+    """
+    from diffusionpipe.cli.prediction_file import read_prediction
     from diffusionpipe.costs.clusters import load_cluster
     from diffusionpipe.costs.files import read_profile
     from diffusionpipe.planner import predicted_timeline
 
+    if recipe.pipeline.plan_file is not None:
+        return read_prediction(recipe.pipeline.plan_file, plan)
+    if not recipe.pipeline.is_profiled:
+        return None
     folder = recipe.run.folder
     cluster = load_cluster(str(folder / "cluster.json")) if recipe.pipeline.is_searched else None
     return predicted_timeline(read_profile(folder / "profile.json"), plan, cluster)
+
+
+def _title(plan: "Plan") -> str:
+    """The schedule and its sizes, for a picture of one of its iterations."""
+    from diffusionpipe.ir import Op
+
+    microbatches = sum(len(p.microbatches) for p in plan.train.placement.pipelines if Op.ENCODE not in p.ops)
+    ranks = _count(plan.mesh.num_ranks, "rank")
+    if plan.mesh.data_parallel > 1:
+        ranks += f" in {plan.mesh.data_parallel} groups, of which one is shown"
+    return f"{plan.train.name}: {ranks}, {_count(microbatches, 'micro-batch', 'es')}, batch {plan.batch}"
+
+
+def _count(number: int, name: str, ending: str = "s") -> str:
+    return f"{number} {name}{ending if number != 1 else ''}"
 
 
 def _draw_results(recipe: "Recipe") -> None:
@@ -210,10 +259,9 @@ def _draw_results(recipe: "Recipe") -> None:
     loss_curve(folder / "metrics.jsonl", folder / "loss.png")
     if (folder / "timeline.json").exists():
         timeline, plan = read_timeline(folder / "timeline.json"), read_plan(folder / "plan.json")
-        panels = [("measured", timeline)]
-        if recipe.pipeline.is_profiled:
-            panels.insert(0, ("predicted", _predicted(recipe, plan)))
-        gantt(panels, folder / "timeline.png", title=plan.train.name, schedule=plan.train)
+        predicted = _predicted(recipe, plan)
+        panels = [*([("predicted", predicted)] if predicted is not None else []), ("measured", timeline)]
+        gantt(panels, folder / "timeline.png", title=_title(plan), schedule=plan.train)
         perfetto(timeline, folder / "trace.json", schedule=plan.train)
     samples = sorted((folder / "samples").glob("step-*.png"))
     if samples:

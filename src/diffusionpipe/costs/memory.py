@@ -27,6 +27,8 @@ class MemoryUse:
     """What a post-validated step keeps to be taken back."""
     frozen: Bytes = 0
     """Frozen parameters: encoders, and frozen layers inside the trained part."""
+    copies: Bytes = 0
+    """Weights of trained layers that are not recomputed, once more, as they are read while an iteration runs."""
     activations: Bytes = 0
     """Kept from the forwards for the backwards."""
     messages: Bytes = 0
@@ -65,14 +67,14 @@ def peak_memory(
     again = frozenset(checkpointed)
     uses = []
     for worker in range(schedule.num_workers):
-        static = _static(schedule, worker, blocks, profile=profile, workload=workload)
+        static = _static(schedule, worker, blocks, profile=profile, workload=workload, again=again)
         activations, messages = moving[worker]
         uses.append(
             MemoryUse(
                 **static,
                 activations=activations,
                 messages=messages,
-                workspace=_workspace(schedule, worker, blocks, profile, again),
+                workspace=_workspace(schedule, worker, blocks, profile, workload, again),
                 frozen_outputs=_frozen_outputs(schedule, worker, blocks, profile),
             )
         )
@@ -80,7 +82,13 @@ def peak_memory(
 
 
 def _static(
-    schedule: Schedule, worker: int, blocks: Sequence[Sequence[str]], *, profile: Profile, workload: Workload
+    schedule: Schedule,
+    worker: int,
+    blocks: Sequence[Sequence[str]],
+    *,
+    profile: Profile,
+    workload: Workload,
+    again: frozenset[str],
 ) -> dict[str, Bytes]:
     """Parameters and all that stands beside each; what two blocks of the worker share counts once."""
     placement = schedule.placement
@@ -100,6 +108,7 @@ def _static(
         "ema": trained * workload.ema_bytes,
         "backup": trained * workload.backup_bytes,
         "frozen": sum(size for size, is_trainable in sizes if not is_trainable) * workload.frozen_bytes,
+        "copies": sum(profile.copies(name, workload) for name in layers - again),
     }
 
 
@@ -111,7 +120,12 @@ def _encoded_layers(schedule: Schedule, encoder: int, blocks: Sequence[Sequence[
 
 
 def _workspace(
-    schedule: Schedule, worker: int, blocks: Sequence[Sequence[str]], profile: Profile, again: frozenset[str]
+    schedule: Schedule,
+    worker: int,
+    blocks: Sequence[Sequence[str]],
+    profile: Profile,
+    workload: Workload,
+    again: frozenset[str],
 ) -> Bytes:
     """The most that one layer needs while it runs; a frozen layer also needs what it reads and writes."""
     placement = schedule.placement
@@ -121,7 +135,7 @@ def _workspace(
             continue
         samples = len(stage.share.samples(max(placement.pipeline_of(index).microbatches)))
         for name in blocks[stage.weights]:
-            recomputed = profile.activation(name, samples) if name in again else 0
+            recomputed = profile.recomputed(name, samples, workload) if name in again else 0
             needs.append(recomputed + profile.workspace(name, samples))
     for fill in schedule.fills:
         stage = placement.stages[fill.stage]

@@ -8,6 +8,7 @@ from functools import cached_property
 from diffusionpipe.costs.actions import Link
 from diffusionpipe.costs.cluster import AllReduce
 from diffusionpipe.costs.graph import ModelGraph
+from diffusionpipe.costs.workload import Workload
 from diffusionpipe.units import Bytes, Seconds
 
 
@@ -29,6 +30,12 @@ class LayerProfile:
     """Bytes beyond that at the peak of the layer's forward or backward; inputs and outputs do not count."""
     forward_spread: tuple[Seconds, ...] = ()
     """Half the distance between the quartiles of the measured forward times; () where nothing was measured."""
+    cast: Seconds = 0.0
+    """Time of copying the layer's weights in the precision in which it computes, which is done once for all
+    micro-batches of an iteration, and for each of them where the layer is recomputed. 0 for a frozen layer, whose
+    forward contains it. A file without it counts casts in all forwards,"""
+    copies: Bytes = 0
+    """and the bytes of these copies in the activations."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,6 +83,8 @@ class Profile:
                     problems.append(f"{layer.name}: {name} has {len(values)} entries for {len(self.batch_sizes)} sizes")
                 if any(not value >= 0 for value in values):
                     problems.append(f"{layer.name}: {name} holds a negative value or NaN")
+            if not (layer.cast >= 0 and layer.copies >= 0):
+                problems.append(f"{layer.name}: cast and copies must not be negative")
             if not any(layer.forward):
                 problems.append(f"{layer.name}: every forward time is 0; a layer takes time")
         if not self.update >= 0:
@@ -127,6 +136,18 @@ class Profile:
     def activation(self, name: str, batch: float) -> Bytes:
         """Bytes that the layer keeps for its backward."""
         return round(self.at(self._layer[name].activation, batch))
+
+    def cast(self, name: str, workload: Workload) -> Seconds:
+        """Time of casting the layer's weights once; 0 where they are narrow already."""
+        return self._layer[name].cast if workload.has_casts else 0.0
+
+    def copies(self, name: str, workload: Workload) -> Bytes:
+        """Bytes of the copies that this makes."""
+        return self._layer[name].copies if workload.has_casts else 0
+
+    def recomputed(self, name: str, batch: float, workload: Workload) -> Bytes:
+        """Bytes that the layer holds between its recomputed forward and its backward."""
+        return self.activation(name, batch) + self.copies(name, workload)
 
     def workspace(self, name: str, batch: float) -> Bytes:
         """Bytes beyond that at the layer's own peak."""

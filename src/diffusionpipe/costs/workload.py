@@ -50,6 +50,11 @@ class Workload:
     """Samples that go through the frozen layers at a time, at most."""
 
     @property
+    def has_casts(self) -> bool:
+        """Whether weights are wider than bfloat16, so that bfloat16 layers read copies of them."""
+        return self.parameter_bytes > 2
+
+    @property
     def bytes_per_trained(self) -> Bytes:
         """Everything that one trained parameter takes."""
         widths = (self.parameter_bytes, self.gradient_bytes, self.master_bytes, self.optimizer_bytes, self.ema_bytes)

@@ -126,5 +126,12 @@ def set_trainable(components: Mapping[str, nn.Module], train: Collection[str], t
 
 
 def dtype_of(module: nn.Module) -> torch.dtype:
-    """The dtype of the module's weights, which is the one that it reads outside autocast."""
-    return next(module.parameters()).dtype
+    """The dtype of the module's weights, which is the one that it reads outside autocast.
+
+    Under autocast, which narrows by itself what needs it, at least float32: frozen weights may be stored narrower than
+    the times and positions that are computed in this dtype.
+    """
+    weight = next(module.parameters())
+    if weight.device.type != "meta" and torch.is_autocast_enabled(weight.device.type):
+        return torch.promote_types(weight.dtype, torch.float32)
+    return weight.dtype

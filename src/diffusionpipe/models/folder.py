@@ -71,7 +71,10 @@ def family_graph(
     """
     chosen = tuple(train) if train is not None else family.trainable[:1]
     if lora is not None and chosen != family.trainable[:1]:
-        raise ModelError(f"lora: adapters are trained on {family.trainable[0]} alone, not on {', '.join(chosen)}")
+        raise ModelError(
+            f"lora: adapters are trained on {family.trainable[0]} alone, not on {', '.join(chosen)}; remove "
+            "model.train, or [lora] to train these components as a whole"
+        )
     graph = family.graph(components, objective=objective, resolution=resolution, train=chosen, dtype=dtype)
     if lora is not None:
         add_lora(graph.components, chosen[0], lora)
@@ -140,7 +143,7 @@ def scheduler_config(folder: Path) -> dict[str, Any]:
 def weight_sources(folder: Path, graph: LayerGraph) -> dict[str, Path | None]:
     """Where the weights of each component lie; None for a component to be trained from scratch, which has none.
 
-    Raises ModelError for a frozen component without weights.
+    Raises ModelError for a component without weights that is frozen, or of which adapters alone are trained.
     """
     sources: dict[str, Path | None] = {}
     problems = []
@@ -149,8 +152,10 @@ def weight_sources(folder: Path, graph: LayerGraph) -> dict[str, Path | None]:
         if not parameters:
             continue
         sources[name] = folder / name if weight_files(folder / name) else None
-        if sources[name] is None and not any(parameter.requires_grad for parameter in parameters):
-            problems.append(f"{folder / name} has no safetensors file, and {name} is not trained")
+        if sources[name] is None and not all(parameter.requires_grad for parameter in parameters):
+            is_partly = any(parameter.requires_grad for parameter in parameters)
+            why = "adapters need a trained model" if is_partly else f"{name} is not trained"
+            problems.append(f"{folder / name} has no safetensors file, and {why}")
     if problems:
         raise ModelError("\n".join(problems))
     return sources

@@ -27,6 +27,11 @@ class LoraSettings:
     target_modules: tuple[str, ...] = ATTENTION
     """Ends of the names of the linear layers and convolutions that get an adapter."""
 
+    @property
+    def scale(self) -> float:
+        """What adapters' outputs are multiplied with before they are added."""
+        return 1.0 if self.alpha is None else self.alpha / self.rank
+
     def __post_init__(self) -> None:
         if self.rank < 1:
             raise ModelError(f"lora: rank {self.rank} must be at least 1, e.g. 16")
@@ -42,11 +47,13 @@ def add_lora(components: Mapping[str, nn.Module], trained: str, settings: LoraSe
     The adapters' parameters are on the meta device, for `materialize` to initialise them by name: no output changes
     until the first step, because the second matrix is zero.
 
-    Raises ModelError without peft, for a class that takes no adapters, or if a target names nothing.
+    Raises ModelError without peft, for a class that takes no adapters, if a target names nothing, or for a rank that is
+    larger than a layer.
     """
     component: Any = components[trained]
     if not hasattr(component, "add_adapter"):
-        raise ModelError(f"lora: {trained} is a {type(component).__name__}, which takes no adapters; train all of it")
+        kind = type(component).__name__
+        raise ModelError(f"lora: {trained} is a {kind}, which takes no adapters; remove [lora] to train all of it")
     try:
         from peft import LoraConfig
     except ImportError as error:
@@ -57,6 +64,7 @@ def add_lora(components: Mapping[str, nn.Module], trained: str, settings: LoraSe
         raise ModelError(
             f"lora: {trained} has no modules named {', '.join(unused)}; attention has {', '.join(ATTENTION)}"
         )
+    _check_targets(component, trained, settings)
     config = LoraConfig(
         r=settings.rank,
         lora_alpha=settings.rank if settings.alpha is None else settings.alpha,
@@ -66,6 +74,26 @@ def add_lora(components: Mapping[str, nn.Module], trained: str, settings: LoraSe
         component.add_adapter(config)
     for name, parameter in component.named_parameters():
         parameter.requires_grad_(is_adapter(name))
+
+
+def _check_targets(component: nn.Module, trained: str, settings: LoraSettings) -> None:
+    """Refuses targets that take no adapter, and a rank that a layer is smaller than."""
+    sides: dict[str, int] = {}
+    for name, module in component.named_modules():
+        if not any(name == target or name.endswith(f".{target}") for target in settings.target_modules):
+            continue
+        if not isinstance(module, nn.Linear | nn.Conv2d):
+            raise ModelError(
+                f"lora: {trained}.{name} is a {type(module).__name__}; name linear layers or convolutions in "
+                f"target_modules, e.g. {', '.join(ATTENTION)}"
+            )
+        sides[name] = min(module.weight.shape[:2])
+    smallest = min(sides, key=lambda name: sides[name])
+    if settings.rank > sides[smallest]:
+        raise ModelError(
+            f"lora: rank {settings.rank} is larger than {trained}.{smallest}, whose smaller side is {sides[smallest]}; "
+            f"use at most {sides[smallest]}, or leave that layer out of target_modules"
+        )
 
 
 def is_adapter(name: str) -> bool:

@@ -15,6 +15,7 @@ from diffusionpipe.models.lora import is_adapter, is_second_matrix, stored_name
 
 _RENAMED_IN_ATTENTION = {".query.": ".to_q.", ".key.": ".to_k.", ".value.": ".to_v.", ".proj_attn.": ".to_out.0."}
 _NOT_STORED_ANY_MORE = "position_ids"
+_READ_BY_AUTOCAST = (nn.Linear.forward, nn.Conv1d.forward, nn.Conv2d.forward, nn.Conv3d.forward)
 _FILES = ("diffusion_pytorch_model.safetensors", "model.safetensors")
 
 
@@ -26,6 +27,7 @@ def materialize(
     device: torch.device | str,
     dtype: torch.dtype,
     seed: int,
+    frozen_dtype: torch.dtype | None = None,
 ) -> None:
     """Gives the parameters and buffers of the submodules that these layers use real values, in place.
 
@@ -34,7 +36,7 @@ def materialize(
     keyed by (seed, canonical name of the module): the values depend on nothing else, above all not on which layers are
     here, and the global generator stays as it was. So are adapters, which no source holds; their second matrix is zero.
     Parameters that are real already keep their values. Floating parameters and buffers take `dtype`; the buffers of a
-    component without parameters keep theirs.
+    component without parameters keep theirs. With `frozen_dtype` what `frozen_factors` names takes that.
 
     Raises ModelError with everything that is missing, unexpected, of another shape, or cannot be initialised.
     """
@@ -57,8 +59,26 @@ def materialize(
                          for key, tensor in values[name].items() if tensor.is_meta]  # fmt: skip
     if problems:
         raise ModelError("\n".join(problems))
+    narrow = dict.fromkeys(frozen_factors(graph), frozen_dtype) if frozen_dtype is not None else {}
     for name, tensors in values.items():
-        _place(graph.components[name], tensors, torch.device(device), dtype)
+        dtypes = {key: narrow.get(f"{name}.{key}", dtype) for key in tensors}
+        _place(graph.components[name], tensors, torch.device(device), dtypes)
+
+
+def frozen_factors(graph: LayerGraph) -> frozenset[str]:
+    """Canonical names of the frozen weights and biases of linear layers and convolutions.
+
+    Autocast reads them in its own dtype wherever they are used, so that stored in it they give the same bits. Norms and
+    embeddings are read as they are stored.
+    """
+    return frozenset(
+        f"{component}.{path}.{name}" if path else f"{component}.{name}"
+        for component, root in graph.components.items()
+        for path, module in root.named_modules()
+        if type(module).forward in _READ_BY_AUTOCAST
+        for name, parameter in module.named_parameters(recurse=False)
+        if not parameter.requires_grad
+    )
 
 
 def weight_files(folder: Path) -> tuple[Path, ...]:
@@ -95,7 +115,9 @@ def _needed(graph: LayerGraph, component_name: str, layers: Collection[str]) -> 
     }
 
 
-def _place(component: nn.Module, values: Mapping[str, Tensor], device: torch.device, dtype: torch.dtype) -> None:
+def _place(
+    component: nn.Module, values: Mapping[str, Tensor], device: torch.device, dtypes: Mapping[str, torch.dtype]
+) -> None:
     """Puts the values, moved and cast, in place of the tensors of these names, wherever those are tied to."""
     has_parameters = any(True for _ in component.parameters())
     tied: dict[int, list[tuple[dict[str, Any], str]]] = {}
@@ -107,7 +129,7 @@ def _place(component: nn.Module, values: Mapping[str, Tensor], device: torch.dev
     for name, value in values.items():
         old = attribute(component, name)
         assert isinstance(old, Tensor)
-        cast = value.detach().to(device, dtype if value.is_floating_point() and has_parameters else None)
+        cast = value.detach().to(device, dtypes[name] if value.is_floating_point() and has_parameters else None)
         if isinstance(old, nn.Parameter) and not old.is_meta:
             old.data = cast  # keeps the parameter that an optimizer may hold already
             continue

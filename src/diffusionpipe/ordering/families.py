@@ -38,7 +38,7 @@ def _schedules(problem: Problem, name: str) -> Iterator[Schedule]:
     is_even = len(set(problem.durations)) == 1 and not any(problem.lags)
     if not is_even and {"costs", "latency"} <= signature(REGISTRY[name]).parameters.keys():
         timed = cast("_Timed", REGISTRY[name])
-        yield timed(*sizes, costs=_costs(problem), latency=max(problem.lags))
+        yield timed(*sizes, costs=stage_costs(problem), latency=max(problem.lags))
 
 
 @lru_cache(maxsize=64)  # a search over all placements asks once for each
@@ -56,7 +56,8 @@ class _Timed(Protocol):
     ) -> Schedule: ...
 
 
-def _costs(problem: Problem) -> list[StageCosts]:
+def stage_costs(problem: Problem) -> list[StageCosts]:
+    """The problem's costs by stage, in its units."""
     times = problem.durations
     return [
         StageCosts(

@@ -1,21 +1,25 @@
 """The search itself: placements, memory levels, candidates, improvement."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from fractions import Fraction
-from math import gcd, inf
-from random import Random
+from dataclasses import dataclass
+from functools import cache, partial
 
 from diffusionpipe.errors import ConfigError
 from diffusionpipe.ordering.answer import Answer, answer_of
 from diffusionpipe.ordering.bounds import lower_bound
-from diffusionpipe.ordering.construction import Builder, Rule
-from diffusionpipe.ordering.evaluation import ends_of, figures_of, fits
-from diffusionpipe.ordering.families import family_orders
+from diffusionpipe.ordering.candidates import (
+    Candidate,
+    Families,
+    best_candidate,
+    candidates_of,
+    families_of,
+    improved_name,
+    squeezed,
+)
 from diffusionpipe.ordering.improvement import Improver, Round
 from diffusionpipe.ordering.instance import Instance, Number, Placing
-from diffusionpipe.ordering.problem import Letters, Problem, exact, number_of, problem_of
-from diffusionpipe.ordering.templates import Template, drawn_rule, rule_of, templates_of
+from diffusionpipe.ordering.levels import levels
+from diffusionpipe.ordering.problem import Letters, Problem, number_of, problem_of
 
 LETTERS_PER_SECOND = 2_500_000
 """What a slow core simulates, with all that the search does besides."""
@@ -28,31 +32,10 @@ ROUND = 5_000
 MIN_ROUND = 800
 """Below so many steps improvement is not worth a start."""
 MAX_ROUNDS = 8
-MAX_DRAWN = 400
-DRAWN_LETTERS = 60_000
-"""Rules that are drawn at random for small problems: that many, and that many letters at most."""
 STEP = 60
 """What a step costs besides the simulation, in letters."""
 HEAT = 1.0
 """Starting temperature in mean durations of an action."""
-FEW_RANKS = 4
-FEW_STEPS = 8
-"""With at most so many ranks, room for each number of micro-batches up to the other is a memory level."""
-PROXY = 3
-"""Templates are compared on this many micro-batches a rank, if there are more."""
-NUM_COMPARED = 14
-NUM_FULL = 3
-"""So many are compared then, and so many of those are built in full."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Candidate:
-    """Sequences and what they reach."""
-
-    value: int
-    """The objective, in the problem's units."""
-    orders: Letters
-    name: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,11 +49,12 @@ class Found:
 def search(instance: Instance) -> Answer:
     """The best orders found for the instance, and how good they can be at most.
 
-    For each placement, from the most memory to the least,
+    For each placement, the most promising first, and the levels of memory from the most to the least (levels.py),
 
-        the published families that stand there and fit           families.py
+        the published families that stand there and fit           candidates.py, families.py
         list schedules of several templates and of the families   construction.py, templates.py
-        improved by simulated annealing                           improvement.py
+        the best of them squeezed                                 pulling.py
+        improved by simulated annealing, if it is small           improvement.py
 
     A memory level whose lower bound is no better than what is known is left out; nothing is lost by that. So the answer
     is the best over all levels below the limit. Neither chance nor the clock decides anything: random numbers have
@@ -79,14 +63,12 @@ def search(instance: Instance) -> Answer:
     Raises:
         ConfigError: some rank has too little memory for one micro-batch.
     """
-    problems = _problems(instance)
-    bound = min(lower_bound(problem) for problem in problems)
+    problems = sorted(_problems(instance), key=lower_bound)
+    bound = lower_bound(problems[0])
     found: Found | None = None
     for problem in problems:
-        if found and found.best.value <= bound:
-            break
-        families = _families(problem)
-        for level in _levels(instance, problem):
+        families = cache(partial(families_of, problem))
+        for level in levels(instance, problem):
             if found and found.best.value <= max(bound, lower_bound(level)):
                 continue
             best = _best_at(level, families, instance.seconds)
@@ -111,14 +93,6 @@ def _problems(instance: Instance) -> list[Problem]:
     return fitting
 
 
-def _families(problem: Problem) -> list[Candidate]:
-    """The published families that stand on the placement, equal ones once."""
-    names: dict[Letters, str] = {}
-    for name, orders in family_orders(problem):
-        names.setdefault(orders, name)
-    return [_candidate(problem, orders, name) for orders, name in names.items()]
-
-
 def _shortages(problem: Problem) -> Iterator[str]:
     for rank in range(problem.num_ranks):
         if problem.limits[rank] < problem.needs(rank):
@@ -126,80 +100,22 @@ def _shortages(problem: Problem) -> Iterator[str]:
             yield f"rank {rank} has {have}; with placement {problem.placing} it needs at least {need}"
 
 
-def _levels(instance: Instance, problem: Problem) -> list[Problem]:
-    """The problem, and the same with less memory: limits in the same proportion, down to room for one micro-batch.
-
-    The steps depend on nothing but that proportion and the number of ranks. So of two instances whose limits are in
-    proportion and on a step, the one with more memory has all levels of the other.
-    """
-    p, m = problem.num_ranks, problem.num_microbatches
-    needs = [problem.needs(rank) for rank in range(p)]
-    given = [Fraction(m)] * p
-    if instance.memory_limit is not None:
-        scale = problem.memory_scale
-        given = [
-            exact(limit) * scale / need if need else Fraction(m)
-            for limit, need in zip(instance.memory_limit, needs, strict=True)
-        ]
-    least = min(given)
-    levels = {_quantized(problem, problem.limits): None}
-    for step in sorted(_steps(p, m), reverse=True):
-        if step < least:
-            limits = [min(int(step * part / least * need), m * need) for part, need in zip(given, needs, strict=True)]
-            levels[_quantized(problem, limits)] = None
-    return [replace(problem, limits=limits) for limits in levels]
-
-
-def _steps(num_ranks: int, num_microbatches: int) -> set[int]:
-    """Micro-batches that there is room for at the levels: with few ranks each of the first ones, else a few."""
-    p, m = num_ranks, num_microbatches
-    steps = range(1, FEW_STEPS + 1) if p <= FEW_RANKS else (1, -(-p // 2), p)
-    return {step for step in (*steps, 2 * p, m) if step <= m}
-
-
-def _quantized(problem: Problem, limits: Sequence[int]) -> tuple[int, ...]:
-    """The most that can be held at all within the limits."""
-    found = []
-    for rank, limit in enumerate(limits):
-        amounts = [amount for s in problem.stages_of(rank) for amount in (problem.activation[s], problem.kept[s])]
-        unit = gcd(*amounts)
-        found.append(limit // unit * unit if unit else limit)
-    return tuple(found)
-
-
-def _best_at(problem: Problem, families: Sequence[Candidate], seconds: Number) -> Candidate:
+def _best_at(problem: Problem, families: Families, seconds: Number) -> Candidate:
     """The best order within the problem's memory.
 
-    What is tried is the same for any number of seconds, only more or less of it.
+    It depends on nothing else, so that more memory never gives a worse answer. What is tried is the same for any number
+    of seconds, only more or less of it.
     """
+    if not _is_improvable(problem):
+        return best_candidate(problem, families)
     target = lower_bound(problem)
     best: dict[Letters, Candidate] = {}
-    for candidate in _candidates(problem, families):
+    for candidate in candidates_of(problem, families()):
         if candidate.value <= target:
             return candidate
         best.setdefault(candidate.orders, candidate)
     ranked = sorted(best.values(), key=lambda candidate: candidate.value)
     return _improved(problem, ranked, target, seconds)
-
-
-def _candidates(problem: Problem, families: Sequence[Candidate]) -> Iterator[Candidate]:
-    """The families that fit, orders of our own, and the families cut down to what fits."""
-    builder = Builder(problem)
-    best = inf
-    for family in families:
-        if fits(problem, family.orders):
-            best = min(best, family.value)
-            yield family
-    for template in _selected(problem):
-        built = _candidate(problem, builder.build(rule_of(problem, template)), template.name)
-        best = min(best, built.value)
-        yield built
-    for family in families:
-        if family.value < best and not fits(problem, family.orders):
-            yield _candidate(problem, builder.build(_rule_like(problem, family.orders)), family.name)
-    random = Random(0)
-    for _ in range(min(MAX_DRAWN, DRAWN_LETTERS // problem.num_actions) if _is_improvable(problem) else 0):
-        yield _candidate(problem, builder.build(drawn_rule(problem, random)), "search drawn")
 
 
 def _is_improvable(problem: Problem) -> bool:
@@ -215,51 +131,23 @@ def _most_letters(problem: Problem) -> int:
     return min(MAX_LETTERS, MAX_SQUARE // problem.num_actions)
 
 
-def _selected(problem: Problem) -> Sequence[Template]:
-    """All templates, or if there are many micro-batches those that are best with fewer."""
-    templates, few = templates_of(problem), PROXY * problem.num_ranks
-    if problem.num_microbatches <= few:
-        return templates
-    limits = tuple(min(limit, few * problem.needs(rank)) for rank, limit in enumerate(problem.limits))
-    proxy = replace(problem, num_microbatches=few, limits=limits)
-    builder = Builder(proxy)
-    values = {t: _candidate(proxy, builder.build(rule_of(proxy, t)), t.name).value for t in templates[:NUM_COMPARED]}
-    return sorted(values, key=lambda template: values[template])[:NUM_FULL]
-
-
-def _rule_like(problem: Problem, orders: Letters) -> Rule:
-    """The rule by which everything is as urgent as it is early in these orders."""
-    ends = ends_of(problem, orders)
-    assert ends is not None
-    keys = [
-        [end - duration for end in ends_of_letter]
-        for ends_of_letter, duration in zip(ends, problem.durations, strict=True)
-    ]
-    return Rule(keys=keys, patience=0, leads=[problem.num_microbatches] * problem.num_ranks)
-
-
 def _improved(problem: Problem, ranked: Sequence[Candidate], target: int, seconds: Number) -> Candidate:
-    """The best after rounds of improvement: in turn of the best so far, and of the next of the other candidates."""
-    best = ranked[0]
+    """The best after rounds of improvement: in turn of the best so far, and of the next of the other candidates.
+
+    The best candidate is squeezed besides, before and not after, so that more seconds never give a worse answer.
+    """
+    best = squeezed(problem, ranked[0])
     cost = problem.num_actions + STEP
     length = _round_length(problem)
     left = int(min(_most_letters(problem), float(seconds) * LETTERS_PER_SECOND)) // cost
-    if not _is_improvable(problem):
-        return best
     improver, heat = Improver(problem), HEAT * sum(problem.durations) / len(problem.durations)
     for number in range(MAX_ROUNDS):
-        start = best if number % 2 == 0 else ranked[min((number + 1) // 2, len(ranked) - 1)]
+        start = best if number and number % 2 == 0 else ranked[min((number + 1) // 2, len(ranked) - 1)]
         options = Round(steps=length, temperature=heat, seed=number, target=target)
         found = improver.anneal(start.orders, options, max_steps=left)
         left -= found.steps
         if found.value < best.value:
-            best = Candidate(value=found.value, orders=found.orders, name=f"{start.name.rstrip('+')}+")
+            best = Candidate(value=found.value, orders=found.orders, name=improved_name(start))
         if left <= 0 or best.value <= target:
             break
     return best
-
-
-def _candidate(problem: Problem, orders: Letters, name: str) -> Candidate:
-    figures = figures_of(problem, orders)
-    assert figures is not None, name
-    return Candidate(value=figures.window if problem.is_window else figures.makespan, orders=orders, name=name)

@@ -9,6 +9,12 @@
     1F1B + SPP          stages by SPP's bound (see `objectives.PlanningBound`), 1F1B
 
 Each at its own best sizes that fit in memory.
+
+Where layers compute in bfloat16 from wider weights, each casts them as its system does. Data parallelism trains under
+torch.autocast, which casts every weight in every forward, recomputed ones included, and keeps the copies of the one
+part of the batch that is under way for its backward (where layers are recomputed: of one layer). FSDP casts the part of
+a layer that a rank holds whenever it gathers that layer, and keeps no other copy. The two pipelines are run as ours is:
+copies are made once in an iteration and kept throughout, but recomputed layers are cast in every forward.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -26,6 +32,7 @@ from diffusionpipe.units import Bytes, Seconds
 DDP_BUCKET = 25 * 2**20
 """Bytes of gradients that torch's DistributedDataParallel sums at a time."""
 MAX_MICROBATCHES = 128
+ZERO3 = "ZeRO-3 / FSDP"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +83,7 @@ Partitioner = Callable[[Judge, Arrangement, int], tuple[int, ...] | None]
 
 def gpipe_starts(judge: Judge, arrangement: Arrangement, microbatches: int) -> tuple[int, ...] | None:
     """Stages of about equal forward and backward time, communication and gradients left out."""
-    sums = judge.table.sums(judge.unit_samples(arrangement, microbatches))
+    sums = judge.table.sums(judge.unit_samples(arrangement, microbatches), microbatches)
     return balanced_cuts(sums.steps(), arrangement.units)
 
 
@@ -92,7 +99,7 @@ def pipeline(
     """The best of a pipeline baseline over these sizes; None where there are none."""
     best: Baseline | None = None
     for arrangement, microbatches in where:
-        sums = judge.table.sums(judge.unit_samples(arrangement, microbatches))
+        sums = judge.table.sums(judge.unit_samples(arrangement, microbatches), microbatches)
         work = microbatches * (sums.forward[-1] + sums.backward[-1]) / sum(judge.ground(arrangement).speeds)
         if best and best.overflow <= 0 and work + judge.frozen_seconds >= best.step:
             continue
@@ -156,7 +163,7 @@ def _accumulations(judge: Judge) -> Iterator[tuple[int, int]]:
 def _data_parallel_times(judge: Judge, samples: float, *, is_overlapped: bool) -> tuple[Seconds, Seconds]:
     """Seconds of one forward and backward without and with the sum of the gradients."""
     table, cluster = judge.table, judge.setting.cluster
-    sums = table.sums(samples)
+    sums = table.sums(samples, 1)  # it casts for each part of the batch anew
     slowest = min(device.speed for device in cluster.devices)
     ranks = range(cluster.num_ranks)
     whole = (sums.forward[-1] + sums.backward[-1]) / slowest
@@ -192,7 +199,7 @@ def zero3(judge: Judge) -> Baseline | None:
         samples = rows / count
         busy, step = _zero3_times(judge, samples)
         held = _zero3_bytes(judge, samples, count)
-        one = _replicated(judge, "ZeRO-3 / FSDP", count, count * step, count * busy, held)
+        one = _replicated(judge, ZERO3, count, count * step, count * busy, held)
         if one.overflow > 0 and judge.frozen_bytes:
             one = _with_sharded_encoders(judge, one, rows)
         if best is None or is_better(one, best):
@@ -252,7 +259,11 @@ def _zero3_times(judge: Judge, samples: float) -> tuple[Seconds, Seconds]:
     table, cluster, num_layers = judge.table, judge.setting.cluster, judge.num_layers
     sums, ranks = table.sums(samples), range(cluster.num_ranks)
     slowest = min(device.speed for device in cluster.devices)
-    gathers = [all_gather(cluster, num_bytes, ranks) for num_bytes in _gathered_bytes(judge)]
+    casts = [(table.casts[i + 1] - table.casts[i]) / len(ranks) / slowest for i in range(num_layers)]
+    gathers = [
+        cast + all_gather(cluster, num_bytes, ranks)
+        for cast, num_bytes in zip(casts, _gathered_bytes(judge), strict=True)
+    ]
     gradients = [
         (table.trained[i + 1] - table.trained[i]) * judge.setting.workload.gradient_bytes for i in range(num_layers)
     ]
@@ -272,7 +283,7 @@ def _zero3_times(judge: Judge, samples: float) -> tuple[Seconds, Seconds]:
 def _zero3_bytes(judge: Judge, samples: float, count: int) -> Bytes:
     """A part of all parameters, two gathered layers, the gradients of one; the rest as in data parallelism."""
     workload, table = judge.setting.workload, judge.table
-    whole = judge.stage_bytes(0, judge.num_layers, samples, count, 1)
+    whole = judge.stage_bytes(0, judge.num_layers, samples, count, 1) - table.copies[-1]
     held = table.trained[-1] * workload.bytes_per_trained + table.frozen[-1] * workload.frozen_bytes
     largest = max(table.trained[i + 1] - table.trained[i] for i in range(judge.num_layers))
     gathered = 2 * max(_gathered_bytes(judge)) + largest * workload.gradient_bytes

@@ -36,7 +36,7 @@ class Choice:
 
     @property
     def step(self) -> Seconds:
-        """Predicted time of one iteration."""
+        """Predicted time of one iteration and the update after it."""
         return self.proposal.step
 
     def comparison(self) -> Comparison:

@@ -1,10 +1,16 @@
-"""What a search found, for people: one line for each candidate, and why the winner won."""
+"""What a search found, for people: one line for each candidate, and why the winner won.
 
+A step is an iteration and the optimizer's update after it, ours and everyone's: a rank updates the parameters that it
+holds, which are all of them in data parallelism, an equal part with ZeRO-3, those of its stages in a pipeline.
+"""
+
+from collections import defaultdict
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from statistics import fmean
 
 from diffusionpipe.costs.memory import MemoryUse
-from diffusionpipe.planner.baselines import Baseline, baselines
+from diffusionpipe.planner.baselines import ZERO3, Baseline, baselines
 from diffusionpipe.planner.candidates import Candidate, Judge
 from diffusionpipe.planner.given import NOTHING
 from diffusionpipe.planner.pool import Judged
@@ -24,6 +30,9 @@ class Row:
     name: str
     sizes: str
     step: Seconds
+    """Iteration and update."""
+    update: Seconds
+    """Of the rank with most to update; 0 if the profile does not know it."""
     samples_per_second: float
     bubble: float
     """Idle part of all devices' time."""
@@ -54,7 +63,7 @@ def compare(setting: Setting, search: Search, *, max_estimated: int = 6) -> Comp
     finalists = [_proposed(setting, candidate, proposal) for candidate, proposal in search.finalists]
     estimated = [_estimated(judge, one, search.is_filled) for one in search.judged[:max_estimated]]
     found = baselines(judge)
-    others = tuple(_baseline(setting, one) for one in found)
+    others = tuple(_baseline(judge, one) for one in found)
     winner = search.winner
     ours = (*finalists, *estimated)
     verdict = _why(winner, ours, others) if winner else _nothing_fits(setting, others)
@@ -66,7 +75,7 @@ def sizes_of(candidate: Candidate) -> str:
     arrangement, stages = candidate.arrangement, len(candidate.starts)
     words = []
     if stages > 1:
-        words.append(f"{stages} stages")
+        words.append(f"{stages} stages" + (f" on {candidate.workers} ranks" if candidate.workers < stages else ""))
         if max(candidate.replicas) > 1:
             words.append(f"({','.join(map(str, candidate.replicas))} replicas)")
     if arrangement.data_parallel > 1:
@@ -90,6 +99,7 @@ def _proposed(setting: Setting, candidate: Candidate, proposal: Proposal) -> Row
         name=name_of(candidate),
         sizes=sizes_of(candidate),
         step=proposal.step,
+        update=proposal.update,
         samples_per_second=setting.workload.batch / proposal.step,
         bubble=proposal.timeline.bubble,
         exposed=proposal.exposed,
@@ -100,12 +110,13 @@ def _proposed(setting: Setting, candidate: Candidate, proposal: Proposal) -> Row
 
 
 def _estimated(judge: Judge, one: Judged, is_filled: bool) -> Row:
-    estimate = one.estimate
+    estimate, update = one.estimate, _update(judge, one.candidate)
     return Row(
         name=name_of(one.candidate),
         sizes=sizes_of(one.candidate),
-        step=one.score,
-        samples_per_second=judge.setting.workload.batch / one.score,
+        step=one.score + update,
+        update=update,
+        samples_per_second=judge.setting.workload.batch / (one.score + update),
         bubble=max(0.0, 1 - (estimate.busy + estimate.frozen) / one.score),
         exposed=one.score - estimate.pipeline if is_filled else estimate.frozen,
         memory=_smallest_device(judge.setting) + estimate.overflow,
@@ -114,18 +125,40 @@ def _estimated(judge: Judge, one: Judged, is_filled: bool) -> Row:
     )
 
 
-def _baseline(setting: Setting, one: Baseline) -> Row:
+def _baseline(judge: Judge, one: Baseline) -> Row:
+    setting = judge.setting
+    if one.candidate is not None:
+        update = _update(judge, one.candidate)
+    else:
+        update = setting.profile.update * judge.table.trained[-1]
+        update /= setting.cluster.num_ranks if one.name == ZERO3 else 1
     return Row(
         name=one.name,
         sizes=one.sizes,
-        step=one.step,
-        samples_per_second=setting.workload.batch / one.step,
+        step=one.step + update,
+        update=update,
+        samples_per_second=setting.workload.batch / (one.step + update),
         bubble=max(0.0, 1 - one.busy / one.step),
         exposed=one.frozen,
         memory=_smallest_device(setting) + one.overflow,
         use=None,
         overflow=one.overflow,
     )
+
+
+def _update(judge: Judge, candidate: Candidate) -> Seconds:
+    """Of the worker with most to update."""
+    if not judge.setting.profile.update:
+        return 0.0
+    starts, trained = (*candidate.starts, judge.num_layers), judge.table.trained
+    blocks = [trained[stop] - trained[start] for start, stop in pairwise(starts)]
+    held: dict[int, set[int]] = defaultdict(set)
+    if candidate.workers == len(blocks):
+        held |= {worker: {worker} for worker in range(len(blocks))}
+    else:
+        for stage in candidate.layout(judge.setting).generated().placement.stages:
+            held[stage.worker].add(stage.weights)
+    return judge.setting.profile.update * max(sum(blocks[block] for block in own) for own in held.values())
 
 
 def _smallest_device(setting: Setting) -> Bytes:

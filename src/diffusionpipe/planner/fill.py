@@ -11,7 +11,8 @@ every layer over the devices that are idle together; see `paper_fill`). Three st
 1. shares in proportion to idle time, then samples move from the worker that ends last to where they end first;
 2. in each worker: waits in order of time, as many layers as fit, then a part of the chunk's samples of the next layer;
 3. only if something is exposed then: pieces may outlast a wait and delay compute, up to latest start times; the best
-   results are polished by moving what lies on the critical path.
+   results are polished by moving what lies on the critical path, and what is then still longer than `FAR` bounds and a
+   sample goes through a longer local search (`fill_annealing`).
 
 Without step 3 no compute starts later than without fills. Invariants: every layer runs once on every sample; the time
 is never below `fill_bound`, and the same that the simulator gives for `insert_fills` with these fills.
@@ -23,6 +24,7 @@ from dataclasses import dataclass, replace
 from diffusionpipe.costs import Costs, StageCosts
 from diffusionpipe.ir import Schedule
 from diffusionpipe.passes import PlacedFill
+from diffusionpipe.planner.fill_annealing import annealed
 from diffusionpipe.planner.fill_graph import compute_graph
 from diffusionpipe.planner.fill_layers import FillOptions, FrozenLayers, check_options, frozen_layers
 from diffusionpipe.planner.fill_polish import polished
@@ -52,7 +54,8 @@ FAR = 1.02
 SHIFTING_VISITS = 6_000
 FURTHER_VISITS = 30_000
 POLISHING_VISITS = 20_000
-"""Nodes that the trials of each may visit together; 10,000 take some 40 ms, in the local search 15 ms."""
+ANNEALING_VISITS = 4_000_000
+"""Nodes that the trials of each may visit together; 10,000 take some 40 ms, in the local searches 15 and 3 ms."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,9 +149,10 @@ def _best(case: Case) -> Packing:
         packings += _shifted(case, unshifted, FURTHER, Visits(left=FURTHER_VISITS))
     starts = {(packing.makespan, packing.shares): packing for packing in sorted(packings, key=_rank, reverse=True)}
     visits = Visits(left=POLISHING_VISITS)
-    return min(
-        (polished(case, start, visits) for start in sorted(starts.values(), key=_rank)[:MAX_POLISHED]), key=_rank
-    )
+    chosen = sorted(starts.values(), key=_rank)[:MAX_POLISHED]
+    best = min((polished(case, start, visits) for start in chosen), key=_rank)
+    enough = FAR * bound_of(case, best) + case.seconds_a_sample(1)
+    return annealed(case, best, visits=ANNEALING_VISITS, enough=enough) if best.makespan > enough else best
 
 
 def _shifted(case: Case, packings: Sequence[Packing], policies: Sequence[Policy], visits: Visits) -> list[Packing]:

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from diffusionpipe.planner.fill_graph import ComputeGraph
 from diffusionpipe.planner.fill_queue import Piece
 from diffusionpipe.planner.fill_shares import CLOSE, Case, Packing, Visits, bound_of
 from diffusionpipe.units import Seconds
@@ -34,7 +35,7 @@ def polished(case: Case, packing: Packing, visits: Visits) -> Packing:
     or one sample of the last, to a later place, or the first to an earlier one. Shares stay.
     """
     pieces = [_by_layer(own) for own in packing.pieces]
-    places = [_places(case, worker) for worker in range(case.graph.num_workers)]
+    places = [places_of(case.graph, worker) for worker in range(case.graph.num_workers)]
     timed = _timed(case, pieces)
     bound = bound_of(case, packing)
     size = len(case.graph.worker) + sum(len(own) for own in pieces)
@@ -50,10 +51,19 @@ def polished(case: Case, packing: Packing, visits: Visits) -> Packing:
                 break
             if visits.left <= 0:
                 break
-    if timed.makespan >= packing.makespan:
-        return packing
+    return packing if timed.makespan >= packing.makespan else _packing(case, packing, pieces, timed)
+
+
+def retimed(case: Case, packing: Packing, pieces: Sequence[Pieces]) -> Packing:
+    """The packing with other pieces."""
+    return _packing(case, packing, pieces, _timed(case, pieces))
+
+
+def _packing(case: Case, packing: Packing, pieces: Sequence[Pieces], timed: _Timed) -> Packing:
+    last = case.frozen.num_layers
     return replace(
         packing,
+        shares=tuple(sum(b - a for _, _, stop, a, b in own if stop == last) for own in pieces),
         pieces=tuple(list(own) for own in pieces),
         ends=timed.ends,
         used=tuple(sum(_seconds(case, w, piece) for piece in own) for w, own in enumerate(pieces)),
@@ -67,8 +77,8 @@ def _by_layer(pieces: Sequence[Piece]) -> Pieces:
     return tuple((at, layer, layer + 1, a, b) for at, first, stop, a, b in pieces for layer in range(first, stop))
 
 
-def _places(case: Case, worker: int) -> list[int]:
-    graph = case.graph
+def places_of(graph: ComputeGraph, worker: int) -> list[int]:
+    """Positions in a worker's order before which work can stand: its computes, and the end."""
     own = [p for w, p in zip(graph.worker, graph.position, strict=True) if w == worker]
     return [*own, graph.lengths[worker]]
 

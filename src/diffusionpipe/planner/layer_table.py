@@ -14,7 +14,7 @@ from diffusionpipe.units import Bytes, Seconds
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sums:
-    """Running sums over the backbone's layers for one number of samples: entry l is the sum of layers 0, ..., l - 1."""
+    """Running sums over the backbone's layers for one micro-batch: entry l is the sum of layers 0, ..., l - 1."""
 
     forward: tuple[Seconds, ...]
     backward: tuple[Seconds, ...]
@@ -34,7 +34,7 @@ class LayerTable:
 
     profile: Profile
     workload: Workload
-    _sums: dict[float, Sums] = field(default_factory=dict, repr=False, compare=False)
+    _sums: dict[tuple[float, int | None], Sums] = field(default_factory=dict, repr=False, compare=False)
     _workspace: dict[float, tuple[Bytes, ...]] = field(default_factory=dict, repr=False, compare=False)
 
     @cached_property
@@ -53,21 +53,43 @@ class LayerTable:
         """The layers that are recomputed in the backward."""
         return checkpointed_layers(self.workload, self.names)
 
-    def sums(self, samples: float) -> Sums:
-        """The sums for a number of samples; each is made once."""
-        if samples not in self._sums:
-            self._sums[samples] = Sums(
-                forward=self._running(lambda name: self.profile.forward(name, samples)),
-                backward=self._running(lambda name: self._backward(name, samples)),
+    def sums(self, samples: float, microbatches: int | None = None) -> Sums:
+        """The sums for one of so many micro-batches of so many samples; each is made once.
+
+        Weights are cast once in an iteration, which counts in equal parts in the forwards of all its micro-batches;
+        those of recomputed layers in every forward. None: casts are left out.
+        """
+        key = samples, microbatches
+        if key not in self._sums:
+            self._sums[key] = Sums(
+                forward=self._running(lambda name: self._forward(name, samples, microbatches)),
+                backward=self._running(lambda name: self._backward(name, samples, microbatches)),
                 activation=tuple(accumulate((self._activation(layer, samples) for layer in self.layers), initial=0)),
             )
-        return self._sums[samples]
+        return self._sums[key]
+
+    def _forward(self, name: str, samples: float, microbatches: int | None) -> Seconds:
+        if microbatches is None:
+            return self.profile.forward(name, samples)
+        share = 1 if name in self.checkpointed else microbatches
+        return self.profile.forward(name, samples) + self.profile.cast(name, self.workload) / share
+
+    @cached_property
+    def casts(self) -> tuple[Seconds, ...]:
+        """Running sums of the time of casting the weights once."""
+        return self._running(lambda name: self.profile.cast(name, self.workload))
+
+    @cached_property
+    def copies(self) -> tuple[Bytes, ...]:
+        """Running sums of the bytes of the copies that live as long as an iteration."""
+        sizes = (0 if n in self.checkpointed else self.profile.copies(n, self.workload) for n in self.names)
+        return tuple(accumulate(sizes, initial=0))
 
     def _running(self, cost: Callable[[str], float]) -> tuple[float, ...]:
         return tuple(accumulate((cost(name) for name in self.names), initial=0.0))
 
-    def _backward(self, name: str, samples: float) -> Seconds:
-        again = self.profile.forward(name, samples) if name in self.checkpointed else 0.0
+    def _backward(self, name: str, samples: float, microbatches: int | None) -> Seconds:
+        again = self._forward(name, samples, microbatches) if name in self.checkpointed else 0.0
         return again + self.profile.input_grad(name, samples) + self.profile.weight_grad(name, samples)
 
     def _activation(self, layer: LayerSpec, samples: float) -> Bytes:
@@ -169,11 +191,12 @@ class LayerTable:
         return dict(sorted(found.items()))
 
     def workspace(self, first: int, stop: int, samples: float) -> Bytes:
-        """The most that one of these layers needs beyond what is kept; a recomputed one needs its activation too."""
+        """The most that one of these layers needs beyond what is kept, a recomputed one all that it else would keep."""
         if samples not in self._workspace:
             profile = self.profile
             self._workspace[samples] = tuple(
-                profile.workspace(n, samples) + (profile.activation(n, samples) if n in self.checkpointed else 0)
+                profile.workspace(n, samples)
+                + (profile.recomputed(n, samples, self.workload) if n in self.checkpointed else 0)
                 for n in self.names
             )
         return max(self._workspace[samples][first:stop])

@@ -8,7 +8,7 @@ from diffusionpipe.costs.memory import MemoryUse, peak_memory
 from diffusionpipe.ir import Mesh, Op, Schedule, Timeline
 from diffusionpipe.planner.build import Blocks, Filler, Layout, Pricing, build_train_schedule
 from diffusionpipe.planner.layer_table import checkpointed_layers
-from diffusionpipe.planner.stage_costs import Setting, costs_of
+from diffusionpipe.planner.stage_costs import Setting, costs_of, update_time
 from diffusionpipe.simulator import simulate
 from diffusionpipe.units import Bytes, Seconds
 
@@ -28,11 +28,18 @@ class Proposal:
     """By how much the fullest device's memory is exceeded; negative: what is left."""
     exposed: Seconds
     """The part of the iteration in which frozen work runs while nothing else does anywhere."""
+    update: Seconds
+    """Clipping, optimizer and average on the worker with most to update; 0 if the profile does not know it."""
+
+    @property
+    def iteration(self) -> Seconds:
+        """Time of one run of the schedule, without the update."""
+        return self.timeline.makespan
 
     @property
     def step(self) -> Seconds:
-        """Time of one iteration."""
-        return self.timeline.makespan
+        """Time from one batch to the next: the iteration, then the update."""
+        return self.iteration + self.update
 
 
 def pricing_of(setting: Setting) -> Pricing:
@@ -83,6 +90,7 @@ def predict(setting: Setting, train: Schedule, blocks: Blocks, mesh: Mesh) -> Pr
         memory=memory,
         overflow=overflow,
         exposed=exposed_frozen_time(timeline),
+        update=update_time(train, blocks, setting.profile),
     )
 
 

@@ -11,6 +11,10 @@
 That project keeps the VAE's latents on disk, and for most models the text encoders' outputs; here everything is encoded
 on the fly, so both are in its first stage. One stage, its default, is data parallelism whose gradients are summed after
 the backward.
+
+Where layers compute in bfloat16 from wider weights, the naive split trains under torch.autocast, which casts them in
+every forward (see `baselines`). DeepSpeed holds bfloat16 weights beside float32 ones and writes them once in a step;
+our own runtime does so once in an iteration, but for recomputed layers, and diffusion-pipe counts alike.
 """
 
 from diffusionpipe.planner.arrangement import Arrangement
@@ -51,7 +55,7 @@ def _split_at(judge: Judge, arrangement: Arrangement, microbatches: int, host: i
     rooms = [memory - judge.frozen_bytes * (unit == host) for unit, memory in enumerate(ground.memories)]
     starts = _cuts_by_room(judge, samples, rooms)
     stops = (*starts[1:], judge.num_layers)
-    sums, compute, reduce = table.sums(samples), 0.0, 0.0
+    sums, compute, reduce = table.sums(samples, 1), 0.0, 0.0
     held = []
     for unit, (first, stop) in enumerate(zip(starts, stops, strict=True)):
         work = sums.forward[stop] - sums.forward[first] + sums.backward[stop] - sums.backward[first]

@@ -34,8 +34,9 @@ def costs_of(schedule: Schedule, blocks: Sequence[Sequence[str]], mesh: Mesh, se
 
     Data-parallel groups run in step, so everywhere the slowest of them counts: a worker has the speed of the slowest
     device that stands at its place in any group, a link is the slowest between its two places. All micro-batches of a
-    pipeline cost what its largest costs. What a message takes from the compute of its ends (`Link.occupancy`) is added
-    to the forwards and backwards there. A reduction sums a block's trained gradients over every rank that holds it.
+    pipeline cost what its largest costs, and each an equal part of casting the stage's weights, which is done once.
+    What a message takes from the compute of its ends (`Link.occupancy`) is added to the forwards and backwards there. A
+    reduction sums a block's trained gradients over every rank that holds it.
 
     Raises:
         ConfigError: the cluster has fewer devices than the mesh.
@@ -56,12 +57,12 @@ def costs_of(schedule: Schedule, blocks: Sequence[Sequence[str]], mesh: Mesh, se
                 StageCosts(forward=0, backward=0, input_grad=0, weight_grad=0, activation=0, kept_after_input_grad=0)
             )
             continue
-        size = max(placement.pipeline_of(index).microbatches)
-        samples = len(stage.share.samples(size))
+        microbatches = placement.pipeline_of(index).microbatches
         costs = block_costs(
             setting,
             blocks[stage.weights],
-            samples,
+            len(stage.share.samples(max(microbatches))),
+            microbatches=len(microbatches),
             speed=speeds[stage.worker],
             received=_received(schedule, index, setting.graph),
         )
@@ -97,11 +98,14 @@ def block_costs(
     layers: Sequence[str],
     samples: float,
     *,
+    microbatches: int | None = None,
     speed: float = 1.0,
     received: Collection[str] | None = None,
 ) -> StageCosts:
-    """Costs of one micro-batch of so many samples through these layers.
+    """Costs of one of so many micro-batches of so many samples through these layers.
 
+    Weights are cast once for all micro-batches: a stage does so while it waits for the first of them, and each forward
+    counts its part. Recomputed layers cast in every forward. Without a number of micro-batches casts are left out.
     A recomputed layer runs its forward again before its input gradient and keeps only what it reads. `received` are
     the tensors that arrive from other workers, whose buffers are held until the backward; None: all that other trained
     layers write. What comes from the frozen part is held anyway and counts in `costs.memory`.
@@ -110,6 +114,10 @@ def block_costs(
     again = checkpointed_layers(setting.workload, tuple(layers))
     forward = sum(profile.forward(name, samples) for name in layers)
     recompute = sum(profile.forward(name, samples) for name in again)
+    if microbatches is not None:
+        recast = sum(profile.cast(name, setting.workload) for name in again)
+        once = sum(profile.cast(name, setting.workload) for name in layers if name not in again)
+        forward, recompute = forward + recast + once / microbatches, recompute + recast
     input_grad = recompute + sum(profile.input_grad(name, samples) for name in layers)
     weight_grad = sum(profile.weight_grad(name, samples) for name in layers)
     outside = trained_reads(setting.graph, layers) if received is None else frozenset(received)

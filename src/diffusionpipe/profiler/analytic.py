@@ -104,6 +104,8 @@ def _between(low: LayerCount, high: LayerCount, batch: int) -> LayerCount:
         backward=operations(low.backward, high.backward),
         activation=round(at(low.activation, high.activation)),
         workspace=round(at(low.workspace, high.workspace)),
+        cast=low.cast,
+        copies=low.copies,
     )
 
 
@@ -117,6 +119,8 @@ def _layer_profile(name: str, counts: Sequence[LayerCount], rates: DeviceRates) 
         weight_grad=tuple(weight_grad for _, weight_grad in backward),
         activation=tuple(count.activation for count in counts),
         workspace=tuple(count.workspace for count in counts),
+        cast=layer_seconds(counts[0].cast, rates),
+        copies=counts[0].copies,
     )
 
 

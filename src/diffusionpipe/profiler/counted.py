@@ -11,7 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from diffusionpipe.costs import ModelGraph
 from diffusionpipe.models.graph import Layer, LayerGraph
 from diffusionpipe.profiler.counted_memory import Watch, run_for_memory
-from diffusionpipe.profiler.layer_run import LayerRun, forget_gradients, layer_run, weight_keys
+from diffusionpipe.profiler.layer_run import LayerRun, layer_run, release, weight_keys
 from diffusionpipe.profiler.memory import KeptBytes, LiveBytes
 from diffusionpipe.profiler.operations import CudaCasts, Operation, OperationTrace
 from diffusionpipe.profiler.substitution import fake_weights
@@ -31,6 +31,10 @@ class LayerCount:
     is_trained: bool
     activation: Bytes
     workspace: Bytes
+    cast: tuple[Operation, ...] = ()
+    """Copying its weights, once in an iteration."""
+    copies: Bytes = 0
+    """Bytes of these copies."""
 
 
 def count_layers(
@@ -50,11 +54,12 @@ def count_layers(
             spec.name: torch.zeros((batch, *spec.shape), dtype=getattr(torch, spec.dtype)) for spec in graph.inputs
         }
         for layer in graph.layers:
-            run = layer_run(graph, model, layer, tensors, _casts(precision, device_type))
-            written, traces, workspace = _count(graph, layer, run, ledger)
+            narrow = torch.bfloat16 if precision == "bfloat16" else None
+            run = layer_run(graph, model, layer, tensors, _casts(precision, device_type), narrow)
+            written, traces, workspace = _count(layer, run, ledger)
             counted[layer.name] = traces, workspace
             tensors.update(written)
-            forget_gradients(run)
+            release(run)
             step()
     activation = ledger.totals()
     return {name: traces.count(activation[name], workspace) for name, (traces, workspace) in counted.items()}
@@ -80,10 +85,18 @@ class _Traces:
     """The operations of one run. Mutable: filled by it."""
 
     run: LayerRun
+    cast: OperationTrace = field(default_factory=OperationTrace)
     forward: OperationTrace = field(default_factory=OperationTrace)
     input_grad: OperationTrace = field(default_factory=OperationTrace)
     backward: OperationTrace = field(default_factory=OperationTrace)
     is_differentiated: bool = False
+    copies: Bytes = 0
+
+    def trace_cast(self) -> None:
+        """The copies of the weights."""
+        with self.cast:
+            self.run.cast()
+        self.copies = sum(copy.nbytes for copy in self.run.casts.copies)
 
     def trace_input_grad(self, starts: Sequence[Tensor], gradients: Sequence[Tensor]) -> None:
         """The gradient of the inputs alone, which leaves the graph for the whole backward."""
@@ -102,16 +115,17 @@ class _Traces:
             is_trained=self.is_differentiated and bool(self.run.trained),
             activation=activation,
             workspace=workspace,
+            cast=tuple(self.cast.operations),
+            copies=self.copies,
         )
 
 
-def _count(
-    graph: LayerGraph, layer: Layer, run: LayerRun, ledger: KeptBytes
-) -> tuple[dict[str, Tensor], _Traces, Bytes]:
+def _count(layer: Layer, run: LayerRun, ledger: KeptBytes) -> tuple[dict[str, Tensor], _Traces, Bytes]:
     """What the layer wrote, its operations and its workspace."""
     traces = _Traces(run=run)
+    traces.trace_cast()
     watch = Watch(forward=traces.forward, backward=traces.backward, before_backward=traces.trace_input_grad)
     memory = run_for_memory(run, LiveBytes(), watch)
     written = dict(zip(layer.writes, memory.written, strict=True))
-    ledger.add(layer, memory.kept, run.reads, written, weight_keys(graph, layer))
+    ledger.add(layer, memory.kept, run.reads, written, weight_keys(run))
     return written, traces, memory.workspace

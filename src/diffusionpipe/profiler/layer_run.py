@@ -10,6 +10,9 @@ from torch import Tensor, nn
 from diffusionpipe.costs import ModelGraph
 from diffusionpipe.models.graph import Layer, LayerGraph, own_parameters
 from diffusionpipe.profiler.memory import storage_key
+from diffusionpipe.runtime.casts import Casts
+from diffusionpipe.runtime.split import Forward, cast_weights, run_with
+from diffusionpipe.runtime.stage import module_forwards
 from diffusionpipe.units import Seconds
 
 MIN_SHARE = 0.02
@@ -28,16 +31,33 @@ class LayerRun:
     is_frozen: bool
     context: Callable[[], AbstractContextManager[object]]
     """Autocast, entered for each forward."""
+    forwards: tuple[tuple[nn.Module, Forward], ...]
+    """Forwards of its modules that read copies of weights."""
+    weights: tuple[nn.Parameter, ...]
+    """What is copied for them."""
+    casts: Casts
+    """The copies. Mutable: `cast` makes them anew."""
+    narrow: torch.dtype | None
+    """What they are copied to; None without autocast."""
 
     @property
     def differentiable(self) -> list[Tensor]:
         """The inputs that need a gradient."""
         return [tensor for tensor in self.reads.values() if tensor.requires_grad]
 
+    def cast(self) -> None:
+        """Copy the weights, as a stage does once in an iteration."""
+        self.casts.drop()
+        if self.narrow is not None:
+            self.casts.make(self.weights, self.narrow)
+
     def forward(self) -> tuple[Tensor, ...]:
-        """What the layer writes."""
+        """What the layer writes; it reads the copies of `cast`."""
+        reads = (self.reads[name] for name in self.layer.reads)
+        forwards = self.forwards if self.casts else ()
         with torch.set_grad_enabled(not self.is_frozen), self.context():
-            return self.layer.run(self.component, *(self.reads[name] for name in self.layer.reads))
+            written: tuple[Tensor, ...] = run_with(forwards, None, self.casts, self.layer.run, self.component, *reads)
+        return written
 
     def input_grad(self, outputs: Sequence[Tensor], gradients: Sequence[Tensor]) -> tuple[Tensor | None, ...]:
         """The gradients of the inputs alone."""
@@ -61,8 +81,12 @@ def layer_run(
     layer: Layer,
     tensors: Mapping[str, Tensor],
     context: Callable[[], AbstractContextManager[object]],
+    narrow: torch.dtype | None = None,
 ) -> LayerRun:
-    """The run of a layer; gradients of its parameters exist already, as after a first micro-batch."""
+    """The run of a layer; gradients of its parameters exist already, as after a first micro-batch.
+
+    `narrow`: the dtype of `context`'s autocast. Frozen layers get no copies, since each fill casts for itself.
+    """
     component = graph.components[layer.component]
     is_frozen = layer.name in model.frozen_layers
     reads = {
@@ -72,22 +96,33 @@ def layer_run(
     trained = tuple(dict.fromkeys(p for p in own_parameters(layer, component) if p.requires_grad))
     for parameter in trained:
         parameter.grad = torch.zeros_like(parameter)
+    forwards = module_forwards(layer, component)
+    weights = () if is_frozen or narrow is None else cast_weights(forwards)
     return LayerRun(
-        layer=layer, component=component, reads=reads, trained=trained, is_frozen=is_frozen, context=context
+        layer=layer,
+        component=component,
+        reads=reads,
+        trained=trained,
+        is_frozen=is_frozen,
+        context=context,
+        forwards=forwards,
+        weights=tuple(dict.fromkeys(weight for weight in weights if weight.dtype is torch.float32)),
+        casts=Casts(),
+        narrow=narrow,
     )
 
 
-def forget_gradients(run: LayerRun) -> None:
-    """Free the gradients of the parameters."""
+def release(run: LayerRun) -> None:
+    """Free the gradients of the parameters and the copies."""
     for parameter in run.trained:
         parameter.grad = None
+    run.casts.drop()
 
 
-def weight_keys(graph: LayerGraph, layer: Layer) -> set[int]:
-    """Keys of the storages of all parameters and buffers that the layer may read."""
-    component = graph.components[layer.component]
-    own = (p for p in own_parameters(layer, component) if p.device.type != "meta")
-    return {storage_key(tensor) for tensor in (*own, *component.buffers())}
+def weight_keys(run: LayerRun) -> set[int]:
+    """Keys of the storages of all parameters, their copies, and buffers that the layer may read."""
+    own = (p for p in own_parameters(run.layer, run.component) if p.device.type != "meta")
+    return {storage_key(tensor) for tensor in (*own, *run.casts.copies, *run.component.buffers())}
 
 
 def split_backward(

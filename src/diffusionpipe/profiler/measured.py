@@ -1,14 +1,15 @@
 """A profile measured on a device, layer by layer.
 
+    C   the copies of weights that autocast reads, once in an iteration
     F   the forward, under autocast where training uses it
     B   the whole backward: gradients of inputs and parameters, added to existing `.grad` as micro-batches do
     I   the gradient of the inputs alone, from `torch.autograd.grad` with the inputs as its only targets
     W   B - I: what the weights add, at least `MIN_SHARE` of B where anything is trained
 
-So F + I + W is what training spends, whether or not a schedule splits the backward. The layers run in the order of the
-graph on random inputs, each on what the layers before it wrote. As many at a time as `GROUP_BYTES` allow are measured
-in passes (`profiler/passes.py`); weights are random where the graph has none, and only one group's are there at a time.
-Each figure is a median after a warm-up.
+So F + I + W is what training spends on a micro-batch, whether or not a schedule splits the backward. The layers run in
+the order of the graph on random inputs, each on what the layers before it wrote. As many at a time as `GROUP_BYTES`
+allow are measured in passes (`profiler/passes.py`); weights are random where the graph has none, and only one group's
+are there at a time. Each figure is a median after a warm-up.
 """
 
 import logging
@@ -21,6 +22,7 @@ from functools import partial
 from importlib.metadata import version
 from math import inf
 from pathlib import Path
+from statistics import mean
 
 import torch
 from torch import Tensor
@@ -32,7 +34,7 @@ from diffusionpipe.profiler.clock import Clock, CudaPeak
 from diffusionpipe.profiler.counted_memory import Gauge, run_for_memory
 from diffusionpipe.profiler.heap import keep_heap
 from diffusionpipe.profiler.inputs import random_inputs
-from diffusionpipe.profiler.layer_run import LayerRun, forget_gradients, layer_run, weight_keys
+from diffusionpipe.profiler.layer_run import LayerRun, layer_run, release, weight_keys
 from diffusionpipe.profiler.memory import KeptBytes, LiveBytes
 from diffusionpipe.profiler.passes import Agree, LayerTimes, alone, time_passes
 from diffusionpipe.profiler.substitution import buffers_on, weights_on
@@ -66,6 +68,7 @@ class _Column:
     times: Mapping[str, LayerTimes]
     activation: Mapping[str, Bytes]
     workspace: Mapping[str, Bytes]
+    copies: Mapping[str, Bytes]
 
 
 def profile_model(
@@ -188,18 +191,20 @@ def _column(setting: _Setting, batch: int, progress: Callable[[int], None]) -> _
     ledger = KeptBytes(model)
     times: dict[str, LayerTimes] = {}
     workspace: dict[str, Bytes] = {}
+    copies: dict[str, Bytes] = {}
     stop = 0
     while stop < len(graph.layers):
         with ExitStack() as weights:
             group, stop = _group(setting, stop, weights, tensors, ledger)
             workspace |= {run.layer.name: memory for run, memory in group}
             runs = [run for run, _ in group]
+            copies |= {run.layer.name: _copied_bytes(run) for run in runs}
             times |= time_passes(runs, Clock(setting.device), setting.repeats, partial(_agree, setting))
         for name in [name for name in tensors if last_reader.get(name, -1) < stop]:
             del tensors[name]
         progress(stop)
     _agree(setting, 0.0)
-    return _Column(times=times, activation=ledger.totals(), workspace=workspace)
+    return _Column(times=times, activation=ledger.totals(), workspace=workspace, copies=copies)
 
 
 def _group(
@@ -215,7 +220,7 @@ def _group(
     for layer in setting.graph.layers[start:]:
         weights.enter_context(weights_on(setting.graph, layer, setting.device))
         run, written, workspace, kept = _run_once(setting, layer, tensors, ledger)
-        weights.callback(forget_gradients, run)
+        weights.callback(release, run)
         tensors.update(written)
         group.append((run, workspace))
         stop += 1
@@ -229,15 +234,21 @@ def _run_once(
     setting: _Setting, layer: Layer, tensors: Mapping[str, Tensor], ledger: KeptBytes
 ) -> tuple[LayerRun, dict[str, Tensor], Bytes, Bytes]:
     """The layer's run, what it wrote, its workspace, and the bytes that measuring it again will hold."""
-    run = layer_run(setting.graph, setting.model, layer, tensors, setting.precision.context)
+    precision = setting.precision
+    run = layer_run(setting.graph, setting.model, layer, tensors, precision.context, precision.autocast)
+    run.cast()
     gauge: Gauge = CudaPeak(setting.device) if setting.device.type == "cuda" else LiveBytes()
     memory = run_for_memory(run, gauge)
     written = dict(zip(layer.writes, memory.written, strict=True))
-    ledger.add(layer, memory.kept, run.reads, written, weight_keys(setting.graph, layer))
+    ledger.add(layer, memory.kept, run.reads, written, weight_keys(run))
     parameters = own_parameters(layer, run.component)
-    num_bytes = sum(p.nbytes * (2 if p.requires_grad else 1) for p in parameters)
+    num_bytes = sum(p.nbytes * (2 if p.requires_grad else 1) for p in parameters) + _copied_bytes(run)
     tensors_bytes = sum(tensor.nbytes for tensor in written.values())
     return run, written, memory.workspace, num_bytes + tensors_bytes + sum(memory.kept.storages.values())
+
+
+def _copied_bytes(run: LayerRun) -> Bytes:
+    return sum(copy.nbytes for copy in run.casts.copies)
 
 
 def _layer_profile(name: str, columns: Sequence[_Column]) -> LayerProfile:
@@ -250,6 +261,8 @@ def _layer_profile(name: str, columns: Sequence[_Column]) -> LayerProfile:
         activation=tuple(column.activation[name] for column in columns),
         workspace=tuple(column.workspace[name] for column in columns),
         forward_spread=tuple(t.forward_spread for t in times),
+        cast=mean(t.cast for t in times),
+        copies=columns[0].copies[name],
     )
 
 

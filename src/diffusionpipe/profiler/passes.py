@@ -1,5 +1,6 @@
 """Times of layers from passes through many of them, so that each finds the caches as training leaves them.
 
+    cast       a, b, c               copies of the weights, where autocast reads such
     forward    a ──> b ──> c         each layer on what the one before it has just written
     backward   a <── b <── c         then the whole backward of each, or every other time its input gradient alone
 
@@ -40,12 +41,14 @@ class LayerTimes:
     forward_spread: Seconds
     input_grad: Seconds
     weight_grad: Seconds
+    cast: Seconds
 
 
 @dataclass(slots=True)
 class _Trials:
     """All times of one layer. Mutable: grows with every pass."""
 
+    casts: list[Seconds] = field(default_factory=list)
     forwards: list[Seconds] = field(default_factory=list)
     input_grads: list[Seconds] = field(default_factory=list)
     wholes: list[Seconds] = field(default_factory=list)
@@ -68,10 +71,15 @@ def time_passes(runs: Sequence[LayerRun], clock: Clock, repeats: int, agree: Agr
 
 
 def _pass(runs: Sequence[LayerRun], clock: Clock, trials: Mapping[str, _Trials], *, is_whole: bool) -> Seconds:
-    """One forward through all layers and one backward; returns what both took."""
+    """All casts, one forward through all layers and one backward; returns what they took."""
     written: dict[str, Tensor] = {}
     begun: list[tuple[LayerRun, tuple[Tensor, ...]]] = []
     spent: Seconds = 0.0
+    for run in runs:
+        if run.weights:
+            seconds = clock.time(run.cast)[1]
+            trials[run.layer.name].casts.append(seconds)
+            spent += seconds
     for given in runs:
         run = _fed(given, written)
         outputs, seconds = clock.time(run.forward)
@@ -115,4 +123,5 @@ def _times(run: LayerRun, trial: _Trials) -> LayerTimes:
         forward_spread=spread(trial.forwards),
         input_grad=input_grad,
         weight_grad=weight_grad,
+        cast=middle(trial.casts) if trial.casts else 0.0,
     )

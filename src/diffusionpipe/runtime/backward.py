@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 
+import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge, _engine_run_backward
 
@@ -15,3 +16,15 @@ def run_backward(outputs: Iterable[GradientEdge], gradients: Iterable[Tensor]) -
     _engine_run_backward(
         tuple(outputs), tuple(gradients), False, False, (), allow_unreachable=True, accumulate_grad=True
     )
+
+
+def accumulate(parameter: Tensor, gradient: Tensor) -> None:
+    """Add a gradient to a parameter's, as autograd does it: `.grad` has the parameter's dtype and layout."""
+    if parameter.grad is None:
+        parameter.grad = torch.empty_like(parameter).copy_(gradient) if _differs(parameter, gradient) else gradient
+    else:
+        parameter.grad.add_(gradient)
+
+
+def _differs(parameter: Tensor, gradient: Tensor) -> bool:
+    return parameter.dtype is not gradient.dtype or parameter.stride() != gradient.stride()

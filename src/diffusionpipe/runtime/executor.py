@@ -11,16 +11,19 @@ routes resolved; an iteration is a plain loop over them:
                                             │                                 the output after its last reader,
     SEND_B 1 <── input gradient <── B 1 <───┘ <── gradient <── RECV_B 1       a sent tensor once the peer has
                                                                               surely waited for it (`releases_of`)
+
+What a stage prepares once in an iteration, for all its micro-batches, stands in the loop right in front of its first F:
+behind the RECV_F that posts its inputs, so that they can arrive meanwhile.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from diffusionpipe.costs import TensorSpec
-from diffusionpipe.ir import Op, Range, Schedule, Span
+from diffusionpipe.ir import Action, Op, Range, Schedule, Span
 from diffusionpipe.ir.flows import TIMED_OPS
 from diffusionpipe.runtime.buffers import BufferPool
 from diffusionpipe.runtime.compiler import Compiler
@@ -53,10 +56,13 @@ class Executor:
         gradients: Mapping[int, BlockGradients] | None = None,
         loss_scale: float = 1.0,
         store: RowStore | None = None,
+        preparations: Mapping[int, Callable[[], None]] | None = None,
+        cleanup: Callable[[], None] | None = None,
     ) -> None:
         """`stages`: stage id -> what it computes. `loss_scale`: gradient of the step's loss for each sample's loss.
 
-        `store`: where frozen outputs go instead of a store of its own; for the prologue of another executor.
+        `preparations`: stage id -> what it does in every iteration before its first forward; `cleanup` comes after the
+        iteration. `store`: where frozen outputs go instead of a store of its own; for the prologue of another executor.
 
         Raises:
             ScheduleError: the order holds ops that this executor does not know.
@@ -98,10 +104,16 @@ class Executor:
         )
         # Two stores take turns: while one is read, the other is filled for the next iteration.
         turns = (replace(compiler, reading=r, writing=self._stores[i - 1]) for i, r in enumerate(self._stores))
-        self._programs = [[turn.instruction(action) for action in order] for turn in turns]
+        steps = _prepared(order, preparations or {})
+        self._programs = [
+            [turn.instruction(s) if isinstance(s, Action) else (None, s) for s in steps] for turn in turns
+        ]
+        self._preparations = dict(preparations or {})
+        self._cleanup = cleanup
         self._recorder = recorder_for(device)
-        self._marks = marks_of([wait is not None for wait, _ in self._programs[0]])
-        self._computing = [marks for marks, a in zip(self._marks, order, strict=True) if a.op in TIMED_OPS]
+        marked = list(zip(marks_of([wait is not None for wait, _ in self._programs[0]]), steps, strict=True))
+        self._marks = [marks for marks, step in marked if isinstance(step, Action)]
+        self._computing = [marks for marks, s in marked if not isinstance(s, Action) or s.op in TIMED_OPS]
 
     @property
     def store(self) -> RowStore:
@@ -124,16 +136,25 @@ class Executor:
         recorder.reset()
         mark = recorder.mark
         mark()
-        for wait, run in self._programs[self._turn]:
-            if wait is not None:
-                wait()
+        try:
+            for wait, run in self._programs[self._turn]:
+                if wait is not None:
+                    wait()
+                    mark()
+                run()
                 mark()
-            run()
-            mark()
-        self._finish()
+            self._finish()
+        finally:
+            if self._cleanup is not None:
+                self._cleanup()
         mark()
         self._turn = (self._turn + 1) % len(self._stores)
         return list(self._outputs)
+
+    def prepare(self) -> None:
+        """What stages do in `run` before their first forwards, all at once; `run` need not do it again then."""
+        for preparation in self._preparations.values():
+            preparation()
 
     def rewind(self) -> None:
         """Let the next run repeat the last one: it reads the same frozen outputs and fills the same store again."""
@@ -158,6 +179,19 @@ class Executor:
             held.clear()
         for block in self._gradients.values():
             block.finish()
+
+
+def _prepared(
+    order: Sequence[Action], preparations: Mapping[int, Callable[[], None]]
+) -> list[Action | Callable[[], None]]:
+    """The order with each stage's preparation in front of its first forward."""
+    steps: list[Action | Callable[[], None]] = []
+    pending = dict(preparations)
+    for action in order:
+        if action.op is Op.F and action.stage in pending:
+            steps.append(pending.pop(action.stage))
+        steps.append(action)
+    return steps
 
 
 def _with_inputs(

@@ -13,9 +13,9 @@ Every other use of a parameter (norms, embeddings added to the hidden states, a 
 stays as autograd has it: its gradient is complete after I. That is always correct, and cheap for what is small;
 `benchmarks/split` has the figures. Frozen weights have no W.
 
-Autocast, activation checkpointing, tied weights and adapters need nothing: casts are the ones that autocast makes, what
-I needs is saved with autograd, so that a checkpointed layer is recomputed once, in I, and its recomputed inputs are put
-aside; gradients of the same parameter add up wherever they come from.
+Autocast, activation checkpointing, tied weights and adapters need nothing: casts are those of `runtime.casts`, or
+else the ones that autocast makes; what I needs is saved with autograd, so that a checkpointed layer is recomputed once,
+in I, and its recomputed inputs are put aside; gradients of the same parameter add up wherever they come from.
 """
 
 from collections import deque
@@ -28,6 +28,9 @@ import torch
 from torch import Tensor, nn
 from torch.autograd import Function
 from torch.nn import functional
+
+from diffusionpipe.runtime.backward import accumulate
+from diffusionpipe.runtime.casts import Casts
 
 AddGradient = Callable[[Tensor, Tensor], None]
 """Adds to the parameters' gradients, given a layer's input and the gradient of its output."""
@@ -60,30 +63,42 @@ class Deferred:
                 compute(x, gradient)
 
 
-Forward = Callable[[Any, Deferred, Tensor], Tensor]
-"""A module's forward that puts aside for W: (module, deferred, x)."""
+Forward = Callable[[Any, Deferred | None, Casts, Tensor], Tensor]
+"""A module's forward that reads copies of its weights and puts aside for W: (module, deferred, casts, x)."""
 
 
-def deferrable(modules: Iterable[nn.Module]) -> Iterator[tuple[nn.Module, Forward]]:
-    """The modules among these whose weight gradient can wait, with the forward for it; every module once."""
+def forwards_of(modules: Iterable[nn.Module]) -> Iterator[tuple[nn.Module, Forward]]:
+    """The modules among these that have such a forward, with it; every module once."""
     for module in dict.fromkeys(modules):
         forward = FORWARDS.get(type(module).forward)
         if forward is not None:
             yield module, forward
 
 
-def run_deferring(
-    modules: Iterable[tuple[nn.Module, Forward]], deferred: Deferred, run: Callable[..., Any], *arguments: Any
-) -> Any:
-    """`run(*arguments)`, in which the forwards of these modules put aside for W.
+def cast_weights(forwards: Iterable[tuple[nn.Module, Forward]]) -> Iterator[nn.Parameter]:
+    """The parameters that these read in autocast's dtype: all but embeddings."""
+    for module, forward in forwards:
+        if forward is not _embedding:
+            yield from module.parameters(recurse=False)
 
-    A forward that an instance already has of its own, a hook of another library, is left alone.
+
+def run_with(
+    forwards: Iterable[tuple[nn.Module, Forward]],
+    deferred: Deferred | None,
+    casts: Casts,
+    run: Callable[..., Any],
+    *arguments: Any,
+) -> Any:
+    """`run(*arguments)` with these forwards in the modules.
+
+    They put aside for W unless `deferred` is None. A forward that an instance already has of its own, a hook of another
+    library, is left alone.
     """
     changed = []
     try:
-        for module, forward in modules:
+        for module, forward in forwards:
             if "forward" not in module.__dict__:
-                module.__dict__["forward"] = partial(forward, module, deferred)
+                module.__dict__["forward"] = partial(forward, module, deferred, casts)
                 changed.append(module)
         return run(*arguments)
     finally:
@@ -115,21 +130,27 @@ def _cast(x: Tensor) -> Tensor:
     return x.to(torch.get_autocast_dtype(kind))
 
 
-def _linear(module: nn.Linear, deferred: Deferred, x: Tensor) -> Tensor:
+def _copy(bias: Tensor | None, casts: Casts) -> Tensor | None:
+    return None if bias is None else casts.of(bias)
+
+
+def _linear(module: nn.Linear, deferred: Deferred | None, casts: Casts, x: Tensor) -> Tensor:
     weight, bias = module.weight, module.bias
-    if not _can_wait(weight, bias):
-        return nn.Linear.forward(module, x)
-    y: Tensor = _Linear.apply(deferred, _cast(x), weight, bias)  # type: ignore[no-untyped-call]
+    if deferred is None or not _can_wait(weight, bias):
+        return functional.linear(x, casts.of(weight), _copy(bias, casts))
+    y: Tensor = _Linear.apply(deferred, casts, _cast(x), weight, bias)  # type: ignore[no-untyped-call]
     return y
 
 
 class _Linear(Function):
     @staticmethod
-    def forward(ctx: Any, deferred: Deferred, x: Tensor, weight: nn.Parameter, bias: nn.Parameter | None) -> Tensor:
-        flat, w = x.reshape(-1, x.shape[-1]), _cast(weight)  # (N, in)
-        ctx.save_for_backward(flat, w if ctx.needs_input_grad[1] else None)
+    def forward(
+        ctx: Any, deferred: Deferred, casts: Casts, x: Tensor, weight: nn.Parameter, bias: nn.Parameter | None
+    ) -> Tensor:
+        flat, w = x.reshape(-1, x.shape[-1]), _cast(casts.of(weight))  # (N, in)
+        ctx.save_for_backward(flat, w if ctx.needs_input_grad[2] else None)
         ctx.deferred, ctx.weight, ctx.bias, ctx.shape = deferred, weight, bias, x.shape
-        y = functional.linear(flat, w, None if bias is None else _cast(bias))  # (N, out)
+        y = functional.linear(flat, w, None if bias is None else _cast(casts.of(bias)))  # (N, out)
         # Not a view for autograd, so that it may be changed in place.
         shaped: Tensor = torch.ops.aten._unsafe_view(y, (*x.shape[:-1], len(w)))
         return shaped
@@ -140,8 +161,8 @@ class _Linear(Function):
         # The gradient as it came is put aside, not a view of it: autograd takes over what it alone refers to.
         ctx.deferred.add(partial(_add_linear, ctx.weight, ctx.bias), x, gradient)
         if w is None:
-            return None, None, None, None
-        return None, (gradient.reshape(-1, len(w)) @ w).view(ctx.shape), None, None
+            return None, None, None, None, None
+        return None, None, (gradient.reshape(-1, len(w)) @ w).view(ctx.shape), None, None
 
 
 def _add_linear(weight: nn.Parameter, bias: nn.Parameter | None, x: Tensor, gradient: Tensor) -> None:
@@ -149,53 +170,41 @@ def _add_linear(weight: nn.Parameter, bias: nn.Parameter | None, x: Tensor, grad
     if weight.grad is not None and weight.grad.dtype is x.dtype:
         weight.grad.addmm_(gradient.t(), x)  # (out, in); one pass less over the gradient than a product and a sum
     else:
-        _accumulate(weight, gradient.t() @ x)
+        accumulate(weight, gradient.t() @ x)
     if bias is not None and bias.requires_grad:
-        _accumulate(bias, gradient.sum(0))
+        accumulate(bias, gradient.sum(0))
 
 
-def _accumulate(parameter: nn.Parameter, gradient: Tensor) -> None:
-    """As autograd does it: `.grad` has the parameter's dtype and layout."""
-    if parameter.grad is None:
-        parameter.grad = torch.empty_like(parameter).copy_(gradient) if _differs(parameter, gradient) else gradient
-    else:
-        parameter.grad.add_(gradient)
-
-
-def _differs(parameter: Tensor, gradient: Tensor) -> bool:
-    return parameter.dtype is not gradient.dtype or parameter.stride() != gradient.stride()
-
-
-def _convolution(module: Any, deferred: Deferred, x: Tensor) -> Tensor:
+def _convolution(module: Any, deferred: Deferred | None, casts: Casts, x: Tensor) -> Tensor:
     weight, bias = module.weight, module.bias
     is_plain = type(module)._conv_forward in _CONV_FORWARDS and x.ndim == weight.ndim
     pads_zeros = module.padding_mode == "zeros" and not isinstance(module.padding, str)
-    if not (is_plain and pads_zeros and _can_wait(weight, bias)):
-        plain: Tensor = type(module).forward(module, x)
+    if deferred is None or not (is_plain and pads_zeros and _can_wait(weight, bias)):
+        plain: Tensor = module._conv_forward(x, casts.of(weight), _copy(bias, casts))  # as torch's own forwards do
         return plain
     how = (module.stride, module.padding, module.dilation, False, (0,) * (x.ndim - 2), module.groups)
-    y: Tensor = _Convolution.apply(deferred, how, _cast(x), weight, bias)  # type: ignore[no-untyped-call]
+    y: Tensor = _Convolution.apply(deferred, casts, how, _cast(x), weight, bias)  # type: ignore[no-untyped-call]
     return y
 
 
 class _Convolution(Function):
     @staticmethod
     def forward(
-        ctx: Any, deferred: Deferred, how: Any, x: Tensor, weight: nn.Parameter, bias: nn.Parameter | None
+        ctx: Any, deferred: Deferred, casts: Casts, how: Any, x: Tensor, weight: nn.Parameter, bias: nn.Parameter | None
     ) -> Tensor:
-        w = _cast(weight)
-        ctx.save_for_backward(x, w if ctx.needs_input_grad[2] else None)
+        w = _cast(casts.of(weight))
+        ctx.save_for_backward(x, w if ctx.needs_input_grad[3] else None)
         ctx.deferred, ctx.how, ctx.weight, ctx.bias = deferred, how, weight, bias
-        return torch.convolution(x, w, None if bias is None else _cast(bias), *how)
+        return torch.convolution(x, w, None if bias is None else _cast(casts.of(bias)), *how)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         (gradient,), (x, w) = gradients, ctx.saved_tensors
         ctx.deferred.add(partial(_add_convolution, ctx.how, ctx.weight, ctx.bias), x, gradient)
         if w is None:
-            return None, None, None, None, None
+            return None, None, None, None, None, None
         of_input = torch.ops.aten.convolution_backward(gradient, x, w, None, *ctx.how, (True, False, False))[0]
-        return None, None, of_input, None, None
+        return None, None, None, of_input, None, None
 
 
 def _add_convolution(how: Any, weight: nn.Parameter, bias: nn.Parameter | None, x: Tensor, gradient: Tensor) -> None:
@@ -205,14 +214,14 @@ def _add_convolution(how: Any, weight: nn.Parameter, bias: nn.Parameter | None, 
     _, of_weight, of_bias = torch.ops.aten.convolution_backward(
         gradient, x, like, [len(weight)] if has_bias else None, *how, (False, True, has_bias)
     )
-    _accumulate(weight, of_weight)
+    accumulate(weight, of_weight)
     if has_bias:
         assert bias is not None
-        _accumulate(bias, of_bias)
+        accumulate(bias, of_bias)
 
 
-def _embedding(module: nn.Embedding, deferred: Deferred, ids: Tensor) -> Tensor:
-    if not _can_wait(module.weight, None) or module.sparse or module.max_norm is not None:
+def _embedding(module: nn.Embedding, deferred: Deferred | None, casts: Casts, ids: Tensor) -> Tensor:
+    if deferred is None or not _can_wait(module.weight, None) or module.sparse or module.max_norm is not None:
         return nn.Embedding.forward(module, ids)
     padding = -1 if module.padding_idx is None else module.padding_idx
     how = (module.num_embeddings, padding, module.scale_grad_by_freq)
@@ -235,7 +244,7 @@ class _Embedding(Function):
 
 
 def _add_embedding(how: Any, weight: nn.Parameter, ids: Tensor, gradient: Tensor) -> None:
-    _accumulate(weight, torch.ops.aten.embedding_dense_backward(gradient, ids, *how))
+    accumulate(weight, torch.ops.aten.embedding_dense_backward(gradient, ids, *how))
 
 
 _CONV_FORWARDS = frozenset({nn.Conv1d._conv_forward, nn.Conv2d._conv_forward, nn.Conv3d._conv_forward})
@@ -249,4 +258,4 @@ FORWARDS: Mapping[Callable[..., Any], Forward] = MappingProxyType(
         nn.Embedding.forward: _embedding,
     }
 )
-"""A module's own forward -> the one that puts aside for W. Subclasses that keep torch's forward are found too."""
+"""A module's own forward -> the one that takes its place. Subclasses that keep torch's forward are found too."""

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from diffusionpipe.models.graph import Layer, attribute, own_parameters
-from diffusionpipe.runtime.split import Deferred, Forward, deferrable, own_gradients, run_deferring
+from diffusionpipe.runtime.casts import Casts
+from diffusionpipe.runtime.split import Deferred, Forward, cast_weights, forwards_of, own_gradients, run_with
 
 
 class StageModule(Protocol):
@@ -55,9 +56,14 @@ class LayerStage:
         outputs: Collection[str],
         checkpointed: Collection[str] = (),
         precision: Precision | None = None,
+        casts: Casts | None = None,
     ) -> None:
-        """`outputs`: what others read of it. `checkpointed`: layers recomputed in the backward."""
+        """`outputs`: what others read of it. `checkpointed`: layers recomputed in the backward.
+
+        `casts`: where `cast` puts copies of weights and forwards find them; None: autocast casts in every forward.
+        """
         self.precision = precision or Precision()
+        self._casts = Casts() if casts is None else casts
         self.outputs = tuple(outputs)
         written: set[str] = set()
         reads: dict[str, None] = {}
@@ -73,11 +79,14 @@ class LayerStage:
                 component=components[layer.component],
                 is_checkpointed=layer.name in checkpointed,
                 unused=unused,
-                deferrable=tuple(deferrable(_modules(layer, components[layer.component]))),
+                forwards=module_forwards(layer, components[layer.component]),
             )
             for layer, unused in zip(layers, _last_uses(layers, self.outputs), strict=True)
         ]
-        waiting = {p for step in self._steps for m, _ in step.deferrable for p in m.parameters(recurse=False)}
+        forwards = [pair for step in self._steps for pair in step.forwards]
+        kept = [pair for step in self._steps if not step.is_checkpointed for pair in step.forwards]
+        self._cast_weights = tuple(dict.fromkeys(cast_weights(kept)))
+        waiting = {p for module, _ in forwards for p in module.parameters(recurse=False)}
         used = dict.fromkeys(p for step in self._steps for p in own_parameters(step.layer, step.component))
         self._complete_after_i = tuple(p for p in used if p.requires_grad and p not in waiting)
 
@@ -85,6 +94,14 @@ class LayerStage:
     def reads(self) -> tuple[str, ...]:
         """Tensors that the block needs from outside."""
         return self._reads
+
+    def cast(self) -> None:
+        """Make copies of the weights as autocast reads them, for all forwards until they are dropped.
+
+        Recomputed layers get none: memory is scarce there, and autocast's own copies go with each layer.
+        """
+        if self.precision.autocast is not None:
+            self._casts.make(self._cast_weights, self.precision.autocast)
 
     def __call__(self, tensors: dict[str, Tensor], deferred: Deferred | None = None) -> dict[str, Tensor]:
         """Outputs by name; intermediate tensors are dropped as soon as no layer needs them."""
@@ -99,7 +116,7 @@ class LayerStage:
 
     def _run(self, tensors: dict[str, Tensor], deferred: Deferred | None) -> None:
         for step in self._steps:
-            layer, run = step.layer, step.run(deferred)
+            layer, run = step.layer, step.run(deferred, self._casts)
             arguments = [tensors[name] for name in layer.reads]
             for name in step.unused:
                 tensors.pop(name, None)
@@ -117,14 +134,19 @@ class _Step:
     is_checkpointed: bool
     unused: tuple[str, ...]
     """Tensors that nothing reads after it."""
-    deferrable: tuple[tuple[nn.Module, Forward], ...]
-    """Modules whose weight gradients can wait for W."""
+    forwards: tuple[tuple[nn.Module, Forward], ...]
+    """Modules that can put weight gradients aside and read copies of their weights."""
 
-    def run(self, deferred: Deferred | None) -> Callable[..., tuple[Tensor, ...]]:
+    def run(self, deferred: Deferred | None, casts: Casts) -> Callable[..., tuple[Tensor, ...]]:
         """The layer, also to be recomputed."""
-        if deferred is None or not self.deferrable:
+        if not self.forwards or (deferred is None and not casts):
             return self.layer.run
-        return partial(run_deferring, self.deferrable, deferred, self.layer.run)
+        return partial(run_with, self.forwards, deferred, casts, self.layer.run)
+
+
+def module_forwards(layer: Layer, component: nn.Module) -> tuple[tuple[nn.Module, Forward], ...]:
+    """The layer's modules that have a forward for `run_with`."""
+    return tuple(forwards_of(_modules(layer, component)))
 
 
 def _modules(layer: Layer, component: nn.Module) -> Iterator[nn.Module]:

@@ -10,10 +10,11 @@ from diffusionpipe.costs import ModelGraph
 from diffusionpipe.ir import Edge, Op, Plan, Range, Schedule
 from diffusionpipe.models.graph import Layer, LayerGraph, layer_parameters
 from diffusionpipe.models.run import needed_layers
+from diffusionpipe.runtime.casts import Casts
 from diffusionpipe.runtime.executor import Executor
 from diffusionpipe.runtime.frozen import Encoder
 from diffusionpipe.runtime.gradients import BlockGradients
-from diffusionpipe.runtime.stage import LayerStage, Precision, StageModule
+from diffusionpipe.runtime.stage import LayerStage, Precision
 from diffusionpipe.runtime.store import RowStore
 from diffusionpipe.runtime.transport import Transport
 
@@ -96,6 +97,8 @@ class Worker:
     sample: Executor
     encoded: Range | None
     """The samples of the pipeline's batch that this rank encodes when it trains."""
+    casts: Casts
+    """Copies of its trained layers' weights; there are some only while an executor runs under autocast."""
 
     @property
     def encodes_ahead(self) -> bool:
@@ -136,13 +139,15 @@ def build_worker(
     gradients = {
         block: BlockGradients(tuple(parameters[block].values()), ranks, transport) for block, ranks in blocks.items()
     }
-    parts = _Parts(graph=graph, model=model, plan=plan, place=place, precision=precision or Precision())
+    casts = Casts()
+    parts = _Parts(graph=graph, model=model, plan=plan, place=place, precision=precision or Precision(), casts=casts)
 
     def executor(schedule: Schedule, loss_scale: float = 1.0, store: RowStore | None = None) -> Executor:
+        stages = parts.stages(schedule)
         return Executor(
             schedule,
             place.worker,
-            stages=parts.stages(schedule),
+            stages=stages,
             tensors={spec.name: spec for spec in model.tensors},
             transport=transport,
             device=device,
@@ -152,6 +157,8 @@ def build_worker(
             gradients=gradients,
             loss_scale=loss_scale,
             store=store,
+            preparations={} if parts.precision.autocast is None else {i: stage.cast for i, stage in stages.items()},
+            cleanup=casts.drop,
         )
 
     train = executor(plan.train, loss_scale=1.0 / plan.batch)
@@ -167,6 +174,7 @@ def build_worker(
         validate=executor(plan.validate),
         sample=executor(plan.sample),
         encoded=encoded_rows(plan.train, place.worker),
+        casts=casts,
     )
 
 
@@ -179,14 +187,15 @@ class _Parts:
     plan: Plan
     place: Place
     precision: Precision
+    casts: Casts
 
     def _layers(self, block: int) -> list[Layer]:
         names = frozenset(self.plan.blocks[block])
         return [layer for layer in self.graph.layers if layer.name in names]
 
-    def stages(self, schedule: Schedule) -> dict[int, StageModule]:
+    def stages(self, schedule: Schedule) -> dict[int, LayerStage]:
         """Stage id -> module, for this worker's trained stages."""
-        stages: dict[int, StageModule] = {}
+        stages: dict[int, LayerStage] = {}
         if schedule is self.plan.prologue:
             return stages
         for index, stage in enumerate(schedule.placement.stages):
@@ -199,6 +208,7 @@ class _Parts:
                     outputs=outputs,
                     checkpointed=self.plan.checkpointed,
                     precision=self.precision,
+                    casts=self.casts,
                 )
         return stages
 

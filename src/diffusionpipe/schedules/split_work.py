@@ -4,10 +4,8 @@ What the families with costs have in common: the work, the memory and the time o
 in `squeeze`.
 """
 
-from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
-from itertools import pairwise
+from dataclasses import dataclass, replace
 
 from diffusionpipe.costs import StageCosts
 from diffusionpipe.errors import ConfigError
@@ -21,6 +19,7 @@ UNIT_COSTS = StageCosts()
 OPS = (Op.F, Op.I, Op.W)
 _RESOLUTION = 1 << 30
 """Ticks of the longest action where times are not whole numbers."""
+_NOT_YET = -1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,24 +85,32 @@ def peaks(costs: Sequence[StageCosts], orders: Sequence[Sequence[Action]]) -> li
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Network:
-    """The work as numbered actions with whole times: number = (3 stage + op) x micro-batches + micro-batch.
+    """The work as numbered actions with whole times: number = letter x micro-batches + micro-batch.
 
-    The same fields describe it with time reversed: then actions wait for what they went before, and memory is acquired
-    at the start of what released it.
+    A letter is an op of a stage, 3 stage + op. What it costs and waits for is the same for all micro-batches. The same
+    fields describe the work with time reversed: then actions wait for what they went before, and memory is acquired at
+    the start of what released it.
     """
 
     num_microbatches: int
-    workers: list[int]
-    durations: list[int]
-    """In ticks, at least 1."""
-    before: list[list[tuple[int, int]]]
-    """The actions that must have ended, and how long ago."""
-    after: list[list[tuple[int, int]]]
-    acquires: list[Bytes]
-    """What is held from the start of the action on."""
-    releases: list[Bytes]
-    """What is held to the end of the action."""
+    workers: tuple[int, ...]
+    """By letter."""
+    durations: tuple[int, ...]
+    """By letter, in ticks, at least 1."""
+    waits: tuple[tuple[tuple[int, int], ...], ...]
+    """By letter: (from its number to that of an action which starts before it, least ticks between the two starts)."""
+    reversed_waits: tuple[tuple[tuple[int, int], ...], ...]
+    """The same with time reversed."""
+    acquires: tuple[Bytes, ...]
+    """By letter what is held from the start of the action on."""
+    releases: tuple[Bytes, ...]
+    """By letter what is held to the end of the action."""
     limits: tuple[Bytes, ...]
+
+    @property
+    def size(self) -> int:
+        """The number of actions."""
+        return len(self.workers) * self.num_microbatches
 
     def number(self, action: Action) -> int:
         """The number of an action."""
@@ -112,51 +119,70 @@ class Network:
 
     def action(self, number: int) -> Action:
         """The action of a number."""
-        kind, microbatch = divmod(number, self.num_microbatches)
-        return Action(stage=kind // 3, op=OPS[kind % 3], microbatch=microbatch)
+        letter, microbatch = divmod(number, self.num_microbatches)
+        return Action(stage=letter // 3, op=OPS[letter % 3], microbatch=microbatch)
 
     def starts(self, orders: Sequence[Sequence[int]]) -> list[int]:
         """When each action starts if all start as early as their workers' orders let them."""
-        following = {one: other for order in orders for one, other in pairwise(order)}
-        missing = [len(inputs) for inputs in self.before]
-        for number in following.values():
-            missing[number] += 1
-        starts = [0] * len(missing)
-        ready = deque(number for number, count in enumerate(missing) if not count)
-        num_done = 0
-        while ready:
-            number = ready.popleft()
-            num_done += 1
-            end = starts[number] + self.durations[number]
-            waiting = self.after[number]
-            if number in following:
-                waiting = [*waiting, (following[number], 0)]
-            for other, lag in waiting:
-                starts[other] = max(starts[other], end + lag)
-                missing[other] -= 1
-                if not missing[other]:
-                    ready.append(other)
-        assert num_done == len(starts), "the orders wait in a circle"
+        starts = [_NOT_YET] * self.size
+        clocks, places = [0] * len(orders), [0] * len(orders)
+        sleepers: dict[int, int] = {}  # number -> the worker that waits for it
+        awake = list(range(len(orders)))
+        while awake:
+            worker = awake.pop()
+            order, clock, place = orders[worker], clocks[worker], places[worker]
+            while place < len(order):
+                number = order[place]
+                letter = number // self.num_microbatches
+                for offset, least in self.waits[letter]:
+                    before = starts[number + offset]
+                    if before < 0:
+                        sleepers[number + offset] = worker
+                        break
+                    clock = max(clock, before + least)
+                else:
+                    starts[number] = clock
+                    clock += self.durations[letter]
+                    place += 1
+                    if number in sleepers:
+                        awake.append(sleepers.pop(number))
+                    continue
+                break
+            clocks[worker], places[worker] = clock, place
+        assert _NOT_YET not in starts, "the orders wait in a circle"
         return starts
 
-    def orders(self, starts: Sequence[int]) -> list[list[int]]:
-        """Each worker's actions in the order of their starts."""
-        found: list[list[int]] = [[] for _ in self.limits]
+    def compact(self, starts: Sequence[int]) -> list[int]:
+        """When each action starts if all start as early as the order of these starts lets them."""
+        m, workers, durations, waits = self.num_microbatches, self.workers, self.durations, self.waits
+        found = [0] * len(starts)
+        clocks = [0] * len(self.limits)
         for number in sorted(range(len(starts)), key=starts.__getitem__):
-            found[self.workers[number]].append(number)
+            letter = number // m
+            start = clocks[workers[letter]]
+            for offset, least in waits[letter]:
+                ready = found[number + offset] + least
+                if ready > start:
+                    start = ready
+            found[number] = start
+            clocks[workers[letter]] = start + durations[letter]
+        return found
+
+    def orders(self, starts: Sequence[int]) -> list[list[Action]]:
+        """Each worker's actions in the order of their starts."""
+        found: list[list[Action]] = [[] for _ in self.limits]
+        for number in sorted(range(len(starts)), key=starts.__getitem__):
+            found[self.workers[number // self.num_microbatches]].append(self.action(number))
         return found
 
     def mirrored(self) -> "Network":
         """The same work with time reversed."""
-        return Network(
-            num_microbatches=self.num_microbatches,
-            workers=self.workers,
-            durations=self.durations,
-            before=self.after,
-            after=self.before,
+        return replace(
+            self,
+            waits=self.reversed_waits,
+            reversed_waits=self.waits,
             acquires=self.releases,
             releases=self.acquires,
-            limits=self.limits,
         )
 
 
@@ -166,37 +192,35 @@ def network_of(work: SplitWork) -> Network:
     Times that are whole numbers above 0 are its ticks; others are rounded to 2^-30 of the longest one, and what takes
     no time takes one tick.
     """
-    m, num_stages = work.num_microbatches, len(work.workers)
+    m, last = work.num_microbatches, len(work.workers) - 1
     times = [time for c in work.costs for time in (c.forward, c.input_grad, c.weight_grad)]
     is_exact = all(time == int(time) for time in [*times, work.latency]) and min(times) > 0
     scale = 1 if is_exact else _RESOLUTION / (max([*times, work.latency]) or 1)
-    size = 3 * num_stages * m
-    network = Network(
+    durations = tuple(max(1, round(time * scale)) for time in times)
+    lag = round(work.latency * scale)
+    waits: list[list[tuple[int, int]]] = [[] for _ in times]
+    reversed_waits: list[list[tuple[int, int]]] = [[] for _ in times]
+
+    def join(first: int, second: int, lag: int = 0) -> None:
+        waits[second].append(((first - second) * m, durations[first] + lag))
+        reversed_waits[first].append(((second - first) * m, durations[second] + lag))
+
+    for stage in range(last + 1):
+        forward, input_grad, weight_grad = range(3 * stage, 3 * stage + 3)
+        join(input_grad, weight_grad)
+        if stage:
+            hop = lag if work.workers[stage - 1] != work.workers[stage] else 0
+            join(forward - 3, forward, hop)
+            join(input_grad, input_grad - 3, hop)
+    join(3 * last, 3 * last + 1)
+    held = [(c.activation, c.activation - c.kept_after_input_grad, c.kept_after_input_grad) for c in work.costs]
+    return Network(
         num_microbatches=m,
-        workers=[worker for worker in work.workers for _ in range(3 * m)],
-        durations=[max(1, round(time * scale)) for time in times for _ in range(m)],
-        before=[[] for _ in range(size)],
-        after=[[] for _ in range(size)],
-        acquires=[0] * size,
-        releases=[0] * size,
+        workers=tuple(worker for worker in work.workers for _ in range(3)),
+        durations=durations,
+        waits=tuple(map(tuple, waits)),
+        reversed_waits=tuple(map(tuple, reversed_waits)),
+        acquires=tuple(amount for activation, _, _ in held for amount in (activation, 0, 0)),
+        releases=tuple(amount for _, early, late in held for amount in (0, early, late)),
         limits=work.limits,
     )
-    lag = round(work.latency * scale)
-    for stage, cost in enumerate(work.costs):
-        for microbatch in range(m):
-            forward, input_grad, weight_grad = ((3 * stage + op) * m + microbatch for op in range(3))
-            _join(network, forward, input_grad, 0)
-            _join(network, input_grad, weight_grad, 0)
-            if stage:
-                hop = lag if work.workers[stage - 1] != work.workers[stage] else 0
-                _join(network, forward - 3 * m, forward, hop)
-                _join(network, input_grad, input_grad - 3 * m, hop)
-            network.acquires[forward] = cost.activation
-            network.releases[input_grad] = cost.activation - cost.kept_after_input_grad
-            network.releases[weight_grad] = cost.kept_after_input_grad
-    return network
-
-
-def _join(network: Network, first: int, second: int, lag: int) -> None:
-    network.after[first].append((second, lag))
-    network.before[second].append((first, lag))

@@ -17,18 +17,22 @@ from torch import Tensor
 
 from diffusionpipe.errors import ModelError, RecipeError
 from diffusionpipe.models.folder import build_graph, scheduler_config, weight_sources
-from diffusionpipe.models.graph import LayerGraph
+from diffusionpipe.models.graph import Layer, LayerGraph
+from diffusionpipe.models.lora_file import load_adapters
 from diffusionpipe.models.objective import ObjectiveSettings, Prediction
 from diffusionpipe.models.run import needed_layers, run_layers
 from diffusionpipe.models.weights import materialize
 from diffusionpipe.runtime.stage import LayerStage
 from diffusionpipe.trainer.batch import TOKENS, Tokenizer, token_ids
+from diffusionpipe.trainer.recipe import Precision
 from diffusionpipe.trainer.sampling import PipelinePredictor, SamplingSettings, draw
 
 if TYPE_CHECKING:
     from diffusionpipe.trainer.session import Session
 
 _TOKENIZERS = ("CLIPTokenizer", "T5Tokenizer")
+_MOVING = ("noisy", "timesteps")
+"""What changes from one denoising step to the next."""
 _DISTILLED_GUIDANCE = 3.5
 """Told to models with guidance embeddings, as diffusers' pipeline does by default."""
 
@@ -155,9 +159,26 @@ def draw_in_session(session: "Session", wish: Wish, settings: SamplingSettings) 
         return None
     raw = raw_conditions(wish, session.graph, session.folder, is_guided=settings.is_guided)
     num_rows = len(next(iter(raw.values())))
-    fed = [name for name in worker.sample.store if name not in ("noisy", "timesteps")]
-    conditions = _conditions(session.graph, fed, {name: v.to(session.job.device) for name, v in raw.items()})
-    predict = PipelinePredictor(worker, session.transport, conditions=conditions, num_rows=num_rows)
+    fed = [name for name in worker.sample.store if name not in _MOVING]
+    precision = session.recipe.training.precision
+    autocast = torch.autocast(
+        session.job.device.type, dtype=torch.bfloat16, enabled=precision is Precision.BFLOAT16, cache_enabled=False
+    )
+    with torch.no_grad(), autocast:
+        frozen = _frozen_part(session.graph, fed, {name: v.to(session.job.device) for name, v in raw.items()})
+
+    def lead(moving: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        with torch.no_grad(), autocast:
+            return run_layers(frozen.lead, session.graph.components, {**frozen.tensors, **moving}, targets=frozen.led)
+
+    predict = PipelinePredictor(
+        worker,
+        session.transport,
+        conditions={name: value for name, value in frozen.tensors.items() if name in fed},
+        num_rows=num_rows,
+        device=session.job.device,
+        lead=lead if frozen.lead else None,
+    )
     latents = draw(
         predict,
         settings,
@@ -169,12 +190,35 @@ def draw_in_session(session: "Session", wish: Wish, settings: SamplingSettings) 
     return decode(session.folder, latents) if latents is not None and predict.shows else None
 
 
-def _conditions(graph: LayerGraph, names: Collection[str], raw: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Condition tensors from raw inputs, through whatever frozen layers lie between."""
-    layers = needed_layers(graph.layers, names, given=tuple(raw))
-    with torch.no_grad():
-        found = run_layers(layers, graph.components, dict(raw), targets=set(names))
-    return {name: found[name] for name in names}
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Frozen:
+    """What frozen layers do for a rank's stages while samples are drawn."""
+
+    tensors: Mapping[str, Tensor]
+    """Conditions: the same at every time step."""
+    lead: tuple[Layer, ...]
+    """Layers of the denoiser that see latents or times, to be run at every time step; more than none with adapters."""
+    led: frozenset[str]
+    """What the stages read of those."""
+
+
+def _frozen_part(graph: LayerGraph, names: Collection[str], raw: Mapping[str, Tensor]) -> _Frozen:
+    """The tensors of these names that raw inputs give, and the layers that make the others of latents and times."""
+    layers = needed_layers(graph.layers, names, given=(*raw, *_MOVING))
+    moving = set(_MOVING)
+    lead, before = [], []
+    for layer in layers:
+        if moving.isdisjoint(layer.reads):
+            before.append(layer)
+        else:
+            lead.append(layer)
+            moving.update(layer.writes)
+    wanted = {*names, *(name for layer in lead for name in layer.reads)} - moving
+    return _Frozen(
+        tensors=dict(raw) | run_layers(before, graph.components, dict(raw), targets=wanted),
+        lead=tuple(lead),
+        led=frozenset(moving.intersection(names)),
+    )
 
 
 def draw_from_folder(
@@ -184,12 +228,15 @@ def draw_from_folder(
     *,
     resolution: int,
     device: torch.device,
+    adapters: Path | None = None,
     on_step: Callable[[int, int], None] | None = None,
 ) -> list[Picture]:
     """Pictures from a diffusers folder in one process, also of a U-Net trained by flow matching.
 
+    `adapters`: a folder with the file of adapters that diffusers writes, to be added to the denoiser.
+
     Raises:
-        ModelError: the folder is not one of a supported model.
+        ModelError: the folder is not one of a supported model, or the adapters are not of that model.
         RecipeError: prompts and labels do not suit the model.
     """
     config = scheduler_config(folder)
@@ -203,6 +250,8 @@ def draw_from_folder(
     names = [layer.name for layer in layers]
     materialize(graph, names, weight_sources(folder, graph), device=device, dtype=torch.float32, seed=0)
     denoiser = next(layer.component for layer in layers if graph.prediction in layer.writes)
+    if adapters is not None:
+        load_adapters(graph.components[denoiser], adapters, denoiser)
     frozen = [layer for layer in layers if layer.component != denoiser]
     stage = LayerStage(
         [layer for layer in layers if layer.component == denoiser], graph.components, outputs=["prediction"]

@@ -1,9 +1,9 @@
-"""A checkpoint as a complete diffusers folder."""
+"""A checkpoint as a complete diffusers folder, or as a folder of adapters that diffusers' pipelines load."""
 
 import json
 import logging
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,11 +13,13 @@ from torch import Tensor, nn
 
 from diffusionpipe.errors import CheckpointError, ModelError
 from diffusionpipe.models.folder import open_components
+from diffusionpipe.models.lora import LoraSettings, add_lora, is_adapter
+from diffusionpipe.models.lora_file import ADAPTERS, load_adapters, save_adapters
 from diffusionpipe.models.objective import Prediction
 from diffusionpipe.models.weights import weight_files
 from diffusionpipe.trainer.checkpoint import read, verify
 from diffusionpipe.trainer.manifest import read_manifest
-from diffusionpipe.trainer.model_card import model_card
+from diffusionpipe.trainer.model_card import Adapters, model_card
 from diffusionpipe.trainer.tensor_files import stored_tensors
 from diffusionpipe.trainer.training_state import EMA, MODEL
 
@@ -52,13 +54,18 @@ class Export:
     """The base model as the recipe names it; the source folder's name if None."""
     recipe: str | None = None
     """The recipe's text for the model card."""
+    lora: LoraSettings | None = None
+    """The adapters, where they alone were trained; then `trained` is the one component that has them."""
+    is_merged: bool = False
+    """Whether adapters are added to the weights of the base model, instead of being exported alone."""
 
 
 def export(checkpoint: Path, destination: Path, settings: Export) -> Path:
     """Writes `destination`, a folder that diffusers' `DiffusionPipeline.from_pretrained` opens, and returns it.
 
-    One process calls it; the weights of one trained component at a time are in memory. An existing export is replaced
-    only when the new one is complete. The weights have the type of the checkpoint; a moving average is float32.
+    Of adapters that are not merged the folder holds nothing else, and `load_lora_weights` of diffusers' pipelines reads
+    it. One process calls it; the weights of one trained component at a time are in memory. An existing export is
+    replaced only when the new one is complete. The weights have the type of the checkpoint, a moving average float32.
 
     Raises:
         CheckpointError: the checkpoint is damaged or lacks weights of a trained component.
@@ -70,15 +77,13 @@ def export(checkpoint: Path, destination: Path, settings: Export) -> Path:
     shutil.rmtree(temporary, ignore_errors=True)
     try:
         temporary.mkdir(parents=True)
-        _copy_frozen(settings, index, temporary)
         modules = open_components(settings.source_model)
-        has_ema = False
-        for component, prefix in settings.trained.items():
-            if component not in modules:
-                raise ModelError(f"{settings.source_model} has no component {component}; it has {', '.join(modules)}")
-            has_ema |= _write_component(checkpoint, temporary / component, modules[component], prefix, settings)
-        index[_SCHEDULER] = _write_scheduler(settings, index, temporary / _SCHEDULER)
-        _write_json(temporary / _INDEX, index)
+        if absent := [component for component in settings.trained if component not in modules]:
+            raise ModelError(f"{settings.source_model} has no component {absent[0]}; it has {', '.join(modules)}")
+        if settings.lora is not None and not settings.is_merged:
+            has_ema = _write_adapters(checkpoint, temporary, modules, settings, str(index.get("_class_name")))
+        else:
+            has_ema = _write_model(checkpoint, temporary, modules, settings, index)
         card = model_card(
             pipeline=str(index.get("_class_name")),
             base_model=settings.base_model or settings.source_model.name,
@@ -87,6 +92,7 @@ def export(checkpoint: Path, destination: Path, settings: Export) -> Path:
             step=read_manifest(checkpoint).step,
             is_average=has_ema,
             recipe=settings.recipe,
+            adapters=None if settings.lora is None else Adapters(settings.lora.rank, is_merged=settings.is_merged),
         )
         (temporary / "README.md").write_text(card, encoding="utf-8")
         _replace(temporary, destination)
@@ -95,6 +101,50 @@ def export(checkpoint: Path, destination: Path, settings: Export) -> Path:
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
     return destination
+
+
+def _write_model(
+    checkpoint: Path, destination: Path, modules: Mapping[str, nn.Module], settings: Export, index: _JSON
+) -> bool:
+    """Writes the whole model; returns whether averages were among what was trained."""
+    _copy_frozen(settings, index, destination)
+    has_ema = False
+    for component, prefix in settings.trained.items():
+        folder, module = destination / component, modules[component]
+        if settings.lora is None:
+            has_ema |= _write_component(checkpoint, folder, module, prefix, settings)
+        else:
+            has_ema |= _write_merged(checkpoint, folder, module, settings, str(index.get("_class_name")))
+    index[_SCHEDULER] = _write_scheduler(settings, index, destination / _SCHEDULER)
+    _write_json(destination / _INDEX, index)
+    return has_ema
+
+
+def _write_adapters(
+    checkpoint: Path, destination: Path, modules: Mapping[str, nn.Module], settings: Export, pipeline: str
+) -> bool:
+    """Writes the adapters alone, as diffusers does; returns whether they are averages."""
+    assert settings.lora is not None
+    ((component, prefix),) = settings.trained.items()
+    add_lora(modules, component, settings.lora)
+    names = [name for name in modules[component].state_dict() if is_adapter(name)]
+    adapters, is_average = _trained_tensors(checkpoint, names, component, prefix, use_ema=settings.use_ema)
+    save_adapters(adapters, destination, modules[component], component, settings.lora, pipeline=pipeline)
+    return is_average
+
+
+def _write_merged(checkpoint: Path, folder: Path, module: nn.Module, settings: Export, pipeline: str) -> bool:
+    """Writes the component with the adapters added to its weights; returns whether they are averages."""
+    folder.mkdir()
+    library_module: Any = type(module)
+    merged = library_module.from_pretrained(settings.source_model / folder.name)
+    is_average = _write_adapters(checkpoint, folder, {folder.name: module}, settings, pipeline)
+    load_adapters(merged, folder, folder.name)
+    (folder / ADAPTERS).unlink()
+    merged.fuse_lora()
+    merged.unload_lora()
+    merged.save_pretrained(folder, safe_serialization=True)
+    return is_average
 
 
 def _copy_frozen(settings: Export, index: _JSON, destination: Path) -> None:
@@ -117,16 +167,26 @@ def _copy_frozen(settings: Export, index: _JSON, destination: Path) -> None:
 
 def _write_component(checkpoint: Path, folder: Path, module: nn.Module, prefix: str, settings: Export) -> bool:
     """Writes one trained component's configuration and weights; returns whether averages were among them."""
+    buffers = _buffers(module, settings.source_model / folder.name)
+    names = [name for name in module.state_dict() if name not in buffers]
+    tensors, is_average = _trained_tensors(checkpoint, names, folder.name, prefix, use_ema=settings.use_ema)
+    _fill(module, buffers | tensors, checkpoint)
+    library_module: Any = module  # diffusers' and transformers' classes share this method, not a base class
+    library_module.save_pretrained(folder, safe_serialization=True)
+    return is_average
+
+
+def _trained_tensors(
+    checkpoint: Path, names: Sequence[str], component: str, prefix: str, *, use_ema: bool
+) -> tuple[dict[str, Tensor], bool]:
+    """Tensors of a component by their names in it, and whether averages, which go first if wanted, are among them."""
     stored = stored_tensors(checkpoint)
     tensors: dict[str, Tensor] = {}
     name_in_module: dict[str, str] = {}
     missing = []
-    buffers = _buffers(module, settings.source_model / folder.name)
-    for name in module.state_dict():
-        if name in buffers:
-            continue
+    for name in names:
         average, plain = EMA + prefix + name, MODEL + prefix + name
-        source = average if settings.use_ema and average in stored else plain
+        source = average if use_ema and average in stored else plain
         if source not in stored:
             missing.append(prefix + name)
             continue
@@ -134,14 +194,12 @@ def _write_component(checkpoint: Path, folder: Path, module: nn.Module, prefix: 
         name_in_module[source] = name
     if missing:
         raise CheckpointError(
-            f"{checkpoint} lacks {len(missing)} of {len(missing) + len(tensors)} tensors of {folder.name}: "
+            f"{checkpoint} lacks {len(missing)} of {len(missing) + len(tensors)} tensors of {component}: "
             f"{', '.join(missing[:10])}{', ...' if len(missing) > 10 else ''}; was it trained from another model?"
         )
     read(checkpoint, tensors)
-    _fill(module, buffers | {name_in_module[source]: tensor for source, tensor in tensors.items()}, checkpoint)
-    library_module: Any = module  # diffusers' and transformers' classes share this method, not a base class
-    library_module.save_pretrained(folder, safe_serialization=True)
-    return any(source.startswith(EMA) for source in tensors)
+    has_ema = any(source.startswith(EMA) for source in tensors)
+    return {name_in_module[source]: tensor for source, tensor in tensors.items()}, has_ema
 
 
 def _buffers(module: nn.Module, source: Path) -> dict[str, Tensor]:

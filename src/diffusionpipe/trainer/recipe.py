@@ -52,6 +52,12 @@ class Precision(StrEnum):
     FLOAT64 = "float64"
 
 
+class FrozenDtype(StrEnum):
+    """The dtype in which frozen weights are stored where it is not that of the trained ones."""
+
+    BFLOAT16 = "bfloat16"
+
+
 class RateSchedule(StrEnum):
     """How the learning rate goes on after the warm-up."""
 
@@ -69,6 +75,43 @@ class ModelSection(Section):
     """Components to train, e.g. ["unet"]; empty: the denoiser of the pipeline's class."""
     from_scratch: bool = False
     """Whether the trained components start from random weights, by their configuration only."""
+    frozen_dtype: Maybe[Choice[FrozenDtype]] = None
+    """"bfloat16": frozen linear layers and convolutions are stored as bfloat16 arithmetic reads them; half the memory,
+    the same results. "none": as wide as the trained weights."""
+
+
+class LoraSection(Section):
+    """[lora]: low-rank adapters beside the denoiser's weights, which stay frozen."""
+
+    rank: Maybe[Count]
+    """Rank of every adapter, e.g. 16; "none" trains whole components."""
+    alpha: Maybe[Positive] = None
+    """What adapters add is scaled by alpha / rank; "none": alpha = rank."""
+    target_modules: Several[str] = ()
+    """Ends of the names of the layers that get an adapter; empty: attention's to_q, to_k, to_v, to_out.0."""
+    merge: bool = False
+    """Whether the export is the whole model with the adapters added to its weights, instead of the adapters alone."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _has_no_dropout(cls, values: object) -> object:
+        named = [key for key in ("dropout", "lora_dropout") if isinstance(values, Mapping) and key in values]
+        raise_problems(
+            f"{key}: random numbers belong to samples here, but dropout draws from the process's generator; remove it"
+            for key in named
+        )
+        return values
+
+    @model_validator(mode="after")
+    def _every_setting_has_an_effect(self) -> Self:
+        if self.rank is None:
+            others = {"alpha": self.alpha is not None, "target_modules": self.target_modules, "merge": self.merge}
+            raise_problems(
+                f"{key}: it has no effect without adapters; set rank, e.g. 16, or remove it"
+                for key, is_given in others.items()
+                if is_given
+            )
+        return self
 
 
 class ObjectiveSection(Section):
@@ -235,6 +278,7 @@ class Recipe(Section):
     """A whole recipe."""
 
     model: ModelSection
+    lora: LoraSection = LoraSection(rank=None)
     objective: ObjectiveSection = ObjectiveSection()
     data: DataSection
     training: TrainingSection
@@ -299,7 +343,29 @@ def _validation_has_data(*, data: DataSection, validation: ValidationSection) ->
         yield "data.validation: this folder is never used; set validation.every to a number of steps"
 
 
+def _adapters_have_a_base(*, model: ModelSection, lora: LoraSection) -> Iterator[str]:
+    if lora.rank is None:
+        return
+    if model.from_scratch:
+        yield "model.from_scratch: adapters need a trained model beside them; remove it, or remove [lora]"
+    if len(model.train) > 1:
+        yield (
+            f"model.train: adapters are trained on the denoiser alone, not on {', '.join(model.train)}; remove it, or "
+            "remove [lora]"
+        )
+
+
+def _frozen_weights_are_read_as_stored(*, model: ModelSection, training: TrainingSection) -> Iterator[str]:
+    if model.frozen_dtype is FrozenDtype.BFLOAT16 and training.precision is not Precision.BFLOAT16:
+        yield (
+            f"model.frozen_dtype: layers that compute in {training.precision} would lose precision; set "
+            'training.precision = "bfloat16", or remove it'
+        )
+
+
 _CHECKS: tuple[Callable[..., Iterator[str]], ...] = (
+    _adapters_have_a_base,
+    _frozen_weights_are_read_as_stored,
     _batch_can_be_cut,
     _warmup_ends_before_the_run,
     _validation_has_data,

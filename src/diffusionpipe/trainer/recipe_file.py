@@ -92,6 +92,10 @@ def _validate(table: Table) -> tuple[dict[str, Section], list[tuple[str, str]]]:
     sections: dict[str, Section] = {}
     problems = []
     for name, section in SECTIONS.items():
+        default = Recipe.model_fields[name]
+        if name not in table and not default.is_required():
+            sections[name] = default.get_default(call_default_factory=True, validated_data={})
+            continue
         value = table.get(name, {})
         if not isinstance(value, dict):
             problems.append((name, f"{name}: expected a section, [{name}]; got {value!r}"))

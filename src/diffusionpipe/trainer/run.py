@@ -25,8 +25,10 @@ from diffusionpipe.trainer.dataset import Condition, Dataset, scan
 from diffusionpipe.trainer.drawing import Picture, Wish, draw_in_session, null_label, open_tokenizer, raw_conditions
 from diffusionpipe.trainer.evaluation import averaged, validate
 from diffusionpipe.trainer.export import Export, export, sampling_scheduler
+from diffusionpipe.trainer.job_profile import ProfileShelf
 from diffusionpipe.trainer.loader import StepLoader
 from diffusionpipe.trainer.loop import Stepper, StepResult
+from diffusionpipe.trainer.lora import lora_of
 from diffusionpipe.trainer.metrics import MetricsWriter
 from diffusionpipe.trainer.progress import TrainingProgress
 from diffusionpipe.trainer.recipe import Recipe
@@ -53,6 +55,8 @@ class Hooks:
 
     make_plan: MakePlan
     save_grid: SaveGrid
+    profiles: ProfileShelf | None = None
+    """Where profiles of other runs are; None to measure always."""
 
 
 @dataclass(kw_only=True)
@@ -90,7 +94,7 @@ def run(recipe: Recipe, job: Job, hooks: Hooks, *, resume: str | None = None) ->
     """
     folder = recipe.run.folder
     _prepare_folder(folder, job, resume)
-    session = open_session(recipe, job, hooks.make_plan)
+    session = open_session(recipe, job, hooks.make_plan, hooks.profiles)
     _check_sampling(session)
     train, held_out = _scan_data(session)
     source = _source(session, train, augmentation=_augmentation(recipe))
@@ -385,5 +389,7 @@ def _finish(state: _Run) -> None:
             shift=recipe.objective.shift,
             base_model=recipe.model.path,
             recipe=recipe_to_toml(recipe),
+            lora=lora_of(recipe),
+            is_merged=recipe.lora.merge,
         ),
     )

@@ -5,7 +5,8 @@
                        one process: layers in order; or a forward-only schedule over all stages
 
 Under a pipeline every worker walks through the same time steps. Those that read the noisy latents keep them and step
-the scheduler; the workers of the last stage send them the prediction.
+the scheduler; the workers of the last stage send them the prediction. Where adapters alone are trained, the denoiser's
+first layers are frozen and stand in no stage: the workers that read what they write run them.
 """
 
 from collections.abc import Callable, Mapping
@@ -140,12 +141,26 @@ class PipelinePredictor:
     """Predicts through the pipeline's sampling schedule; every worker of the pipeline calls it in the same order."""
 
     def __init__(
-        self, worker: Worker, transport: Transport, *, conditions: Mapping[str, Tensor], num_rows: int
+        self,
+        worker: Worker,
+        transport: Transport,
+        *,
+        conditions: Mapping[str, Tensor],
+        num_rows: int,
+        device: torch.device,
+        lead: Callable[[Mapping[str, Tensor]], Mapping[str, Tensor]] | None = None,
     ) -> None:
-        """`conditions`: tensors of this rank's stages beside latents and time, (num_rows, ...) each."""
+        """`conditions`: tensors of this rank's stages beside latents and time, (num_rows, ...) each.
+
+        `lead`: what frozen layers of the denoiser write for this rank's stages, from "timesteps" and, where it is here,
+        "noisy".
+        """
         self._executor = worker.sample
         self._transport = transport
         self._num_rows = num_rows
+        self._device = device
+        self._lead = lead
+        self._model = worker.model
         placement = worker.plan.sample.placement
         self._pipeline = placement.pipelines[0]
         self._rank_of = {w: worker.plan.mesh.rank(worker.place.group, w) for w in range(worker.plan.mesh.pipeline)}
@@ -173,10 +188,17 @@ class PipelinePredictor:
     def __call__(self, noisy: Tensor | None, timestep: Tensor) -> Tensor | None:
         """See `Predict`. Rows beyond `num_rows` are padding."""
         store, rows = self._executor.store, Range(0, self._num_rows)
-        if noisy is not None:
+        if noisy is not None and "noisy" in store:
             store.write("noisy", rows, noisy)
         if "timesteps" in store:
             store.view("timesteps", Range(0, self.capacity)).fill_(timestep)
+        if self._lead is not None:
+            times = self._empty("timesteps", self._num_rows).fill_(timestep)
+            given = {"timesteps": times}
+            if noisy is not None:
+                given["noisy"] = noisy.to(getattr(torch, self._model.tensor("noisy").dtype))
+            for name, value in self._lead(given).items():
+                store.write(name, rows, value)
         outputs = self._executor.run()
         return self._exchange({(o.rows.start, o.rows.stop): o.value for o in outputs})
 
@@ -190,7 +212,7 @@ class PipelinePredictor:
                 if reader != self._worker:
                     works += [self._transport.send(v, self._rank_of[reader]) for v in sent.values()]
         if self.holds_latents:
-            prediction = self._executor.store.view("noisy", Range(0, self.capacity)).clone()
+            prediction = self._empty(str(self._model.prediction), self.capacity)
             for writer, spans in self._writers.items():
                 for start, stop in spans:
                     if writer == self._worker:
@@ -201,16 +223,24 @@ class PipelinePredictor:
             work.wait()
         return None if prediction is None else prediction[: self._num_rows]
 
+    def _empty(self, name: str, num_rows: int) -> Tensor:
+        spec = self._model.tensor(name)
+        return torch.empty((num_rows, *spec.shape), dtype=getattr(torch, spec.dtype), device=self._device)
+
 
 def _ends(worker: Worker) -> tuple[tuple[int, ...], dict[int, list[tuple[int, int]]]]:
-    """Workers that read noisy latents, and workers that write the prediction with the rows of each, in order."""
+    """Workers that read noisy latents, or what frozen layers make of them, and the rows that each writer predicts."""
     plan, model = worker.plan, worker.model
     placement = plan.sample.placement
+    noisy = {"noisy"}
+    for layer in model.layers:
+        if layer.name in model.frozen_layers and not noisy.isdisjoint(layer.reads):
+            noisy.update(layer.writes)
     readers: set[int] = set()
     writers: dict[int, list[tuple[int, int]]] = {}
     for index, stage in enumerate(placement.stages):
         block = plan.blocks[stage.weights]
-        if "noisy" in model.reads_of(block):
+        if not noisy.isdisjoint(model.reads_of(block)):
             readers.add(stage.worker)
         if model.prediction in model.writes_of(block):
             num_microbatches = len(placement.pipeline_of(index).microbatches)

@@ -3,41 +3,35 @@
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
 from hashlib import sha256
 from pathlib import Path
-from time import perf_counter
 
 import torch
 import torch.distributed as dist
-from torch import nn
 
 from diffusionpipe.costs import Cluster, ModelGraph, Profile
-from diffusionpipe.costs.files import read_profile, write_profile
 from diffusionpipe.errors import CheckpointError, ConfigError
 from diffusionpipe.ir import Plan, Schedule
 from diffusionpipe.ir.files import plan_from_text, plan_to_text
 from diffusionpipe.models.describe import describe
 from diffusionpipe.models.folder import build_graph, resolve_folder, scheduler_config, weight_sources
-from diffusionpipe.models.graph import LayerGraph
+from diffusionpipe.models.graph import LayerGraph, canonical_names
 from diffusionpipe.models.objective import ObjectiveSettings, Prediction, TimeSampling
-from diffusionpipe.models.weights import materialize
-from diffusionpipe.profiler import profile_job
-from diffusionpipe.profiler.measured import device_name
+from diffusionpipe.models.weights import frozen_factors, materialize
 from diffusionpipe.runtime.process_group import Job
 from diffusionpipe.runtime.stage import Precision
 from diffusionpipe.runtime.transport import ProcessTransport, Transport
 from diffusionpipe.runtime.worker import Worker, build_worker, channels_of, encoded_rows, holders_of, layers_of_rank
 from diffusionpipe.trainer.dataset import Dataset
 from diffusionpipe.trainer.ema import Ema
-from diffusionpipe.trainer.gradient_norm import global_norm_clip
 from diffusionpipe.trainer.job_cluster import agree_on_cluster
+from diffusionpipe.trainer.job_profile import ProfileShelf, agree_on_profile
+from diffusionpipe.trainer.lora import frozen_dtype_of, lora_identity, lora_of
 from diffusionpipe.trainer.optimizer import build_optimizer
 from diffusionpipe.trainer.plan_file import read_plan_file
 from diffusionpipe.trainer.recipe import Objective, Recipe
 from diffusionpipe.trainer.recipe import Precision as RecipePrecision
 from diffusionpipe.trainer.training_state import TrainingState
-from diffusionpipe.units import Seconds
 
 logger = logging.getLogger(__name__)
 
@@ -46,11 +40,6 @@ MakePlan = Callable[[ModelGraph, Recipe, int, Profile | None, Cluster | None], P
 
 The layers are measured where the recipe fills or searches, the cluster is there where it searches.
 """
-
-PROFILE = "profile.json"
-
-PROFILE_BUDGET: Seconds = 60.0
-"""Time for measuring the layers at the start; larger batch sizes are left out when it is over."""
 
 
 @dataclass(kw_only=True)
@@ -133,6 +122,7 @@ def build_model(recipe: Recipe, folder: Path, device: str) -> tuple[LayerGraph, 
         resolution=recipe.data.resolution,
         train=recipe.model.train or None,
         dtype="float64" if recipe.training.precision is RecipePrecision.FLOAT64 else "float32",
+        lora=lora_of(recipe),
     )
     _cast(graph, recipe)
     return graph, describe(graph, autocast=_autocast(recipe), device=device)
@@ -140,10 +130,10 @@ def build_model(recipe: Recipe, folder: Path, device: str) -> tuple[LayerGraph, 
 
 def _cast(graph: LayerGraph, recipe: Recipe) -> None:
     """Parameters on meta in the dtype in which they will be real, so that the description has it."""
-    dtype = parameter_dtype(recipe)
-    for component in graph.components.values():
-        for parameter in component.parameters():
-            parameter.data = parameter.data.to(dtype)
+    dtype, narrow = parameter_dtype(recipe), frozen_dtype_of(recipe)
+    factors = frozen_factors(graph) if narrow is not None else frozenset()
+    for parameter, name in canonical_names(graph.components).items():
+        parameter.data = parameter.data.to(narrow if name in factors else dtype)
 
 
 def parameter_dtype(recipe: Recipe) -> torch.dtype:
@@ -155,8 +145,17 @@ def _autocast(recipe: Recipe) -> torch.dtype | None:
     return torch.bfloat16 if recipe.training.precision is RecipePrecision.BFLOAT16 else None
 
 
-def agree_on_plan(make_plan: MakePlan, graph: LayerGraph, model: ModelGraph, recipe: Recipe, job: Job) -> Plan:
+def agree_on_plan(
+    make_plan: MakePlan,
+    graph: LayerGraph,
+    model: ModelGraph,
+    recipe: Recipe,
+    job: Job,
+    shelf: ProfileShelf | None = None,
+) -> Plan:
     """The plan, made on rank 0 or read from the recipe's plan file, and read by all others.
+
+    What is measured for it is put on the shelf, and taken from it if it is there; None for no shelf.
 
     Raises:
         ConfigError: on every rank, if the sizes or the plan file do not fit, or nothing fits in memory.
@@ -164,7 +163,7 @@ def agree_on_plan(make_plan: MakePlan, graph: LayerGraph, model: ModelGraph, rec
     pipeline, num_ranks = recipe.pipeline, job.membership.world_size
     cluster = agree_on_cluster(recipe, job) if pipeline.is_searched else None
     is_profiled = pipeline.is_profiled and pipeline.plan_file is None
-    profile = _profile(graph, model, recipe, job) if is_profiled else None
+    profile = agree_on_profile(graph, model, recipe, job, shelf) if is_profiled else None
     texts: list[str | ConfigError | None] = [None]
     if job.membership.rank == 0:
         try:
@@ -183,95 +182,30 @@ def agree_on_plan(make_plan: MakePlan, graph: LayerGraph, model: ModelGraph, rec
     return plan_from_text(text)
 
 
-def _profile(graph: LayerGraph, model: ModelGraph, recipe: Recipe, job: Job) -> Profile:
-    """The run's profile, measured by all ranks at once; every rank calls this and all get the same.
-
-    It is kept in the run's folder and read again, so that a resumed run has the same plan and goes on bit for bit.
-
-    Raises:
-        ConfigError: on every rank, if the kept profile cannot be read or a layer does not fit into memory.
-    """
-    path, is_first = recipe.run.folder / PROFILE, job.membership.rank == 0
-    found: list[Profile | ConfigError | None] = [None]
-    if is_first:
-        try:
-            found = [_kept_profile(path, model, recipe, job)]
-        except ConfigError as error:
-            found = [error]
-    dist.broadcast_object_list(found, src=0)
-    kept = found[0]
-    if isinstance(kept, ConfigError):
-        raise kept
-    if kept is not None:
-        return kept
-    chosen = recipe.pipeline.sizes
-    # A search cuts the batch in ways not known yet: a rank has about its equal share of the samples at a time, or less.
-    parts = job.membership.world_size if recipe.pipeline.is_searched else chosen.microbatches * chosen.data_parallel
-    most = max(1, recipe.training.batch // parts, min(recipe.training.batch, chosen.encode_chunk))
-    sizes = [*(size for size in (1, 2, 4, 8, 16, 32, 64, 128) if size < most), most]
-    logger.info("profile=%s batch_sizes=%s", path, ",".join(map(str, sizes)))
-    started = perf_counter()
-    profile = profile_job(
-        job,
-        graph,
-        model,
-        batch_sizes=sizes,
-        precision=recipe.training.precision.value,
-        time_budget=PROFILE_BUDGET,
-        make_update=partial(update_of, recipe),
-    )
-    if is_first:
-        write_profile(profile, path)
-    logger.info("profile=%s profile_s=%.1f", path, perf_counter() - started)
-    return profile
-
-
-def _kept_profile(path: Path, model: ModelGraph, recipe: Recipe, job: Job) -> Profile | None:
-    """The profile of an earlier start of the run, if it is of the same model on the same device."""
-    if not path.exists():
-        return None
-    profile = read_profile(path)
-    is_same_model = profile.graph == model and profile.precision == recipe.training.precision.value
-    if is_same_model and profile.device == device_name(job.device):
-        return profile
-    logger.warning("profile=%s measured_again=True reason=of_another_model_or_device", path)
-    return None
-
-
-def update_of(recipe: Recipe, parameters: Mapping[str, nn.Parameter]) -> Callable[[], None]:
-    """What a step does with these parameters after their gradients are there, as a function to time."""
-    names = dict(parameters)
-    settings = recipe.optimizer
-    optimizer = build_optimizer(settings.name, names, settings.learning_rate, settings.arguments)
-    ema = Ema(names, recipe.training.ema_decay) if recipe.training.ema_decay is not None else None
-    clip_norm, listed = recipe.training.clip_norm, list(names.values())
-
-    def update() -> None:
-        global_norm_clip(listed, clip_norm, lambda squares: squares)
-        if optimizer is not None:
-            optimizer.step()
-        if ema is not None:
-            ema.update(1)
-
-    return update
-
-
-def open_session(recipe: Recipe, job: Job, make_plan: MakePlan) -> Session:
-    """Everything that a rank needs to train, from a recipe.
+def open_session(recipe: Recipe, job: Job, make_plan: MakePlan, shelf: ProfileShelf | None = None) -> Session:
+    """Everything that a rank needs to train, from a recipe; the shelf is that of `agree_on_plan`.
 
     Raises:
         ConfigError: something in the recipe, the model or the sizes does not fit; nothing long has started.
     """
     folder = resolve_folder(recipe.model.path)
     graph, model = build_model(recipe, folder, job.device.type)
-    plan = agree_on_plan(make_plan, graph, model, recipe, job)
+    plan = agree_on_plan(make_plan, graph, model, recipe, job, shelf)
     sources = weight_sources(folder, graph)
     if recipe.model.from_scratch:
         trained = {parameter.name.partition(".")[0] for parameter in model.parameters if parameter.is_trainable}
         sources |= dict.fromkeys(trained)
     rank = job.membership.rank
     layers = {*layers_of_rank(plan, rank), *model.frozen_layers}
-    materialize(graph, layers, sources, device=job.device, dtype=parameter_dtype(recipe), seed=recipe.training.seed)
+    materialize(
+        graph,
+        layers,
+        sources,
+        device=job.device,
+        dtype=parameter_dtype(recipe),
+        seed=recipe.training.seed,
+        frozen_dtype=frozen_dtype_of(recipe),
+    )
     transport = ProcessTransport(summing=tuple(holders_of(plan).values()))
     transport.warm_up(channels_of(plan), job.device)
     precision = Precision(device=job.device.type, autocast=_autocast(recipe))
@@ -330,5 +264,6 @@ def run_identity(session: Session, train: Dataset) -> dict[str, object]:
         "batch": recipe.training.batch,
         "data": f"{len(train.samples)} pictures, fingerprint {sha256(described.encode()).hexdigest()[:12]}",
         "model": recipe.model.path,
+        "lora": lora_identity(recipe),
         "prediction": str(session.prediction),
     }

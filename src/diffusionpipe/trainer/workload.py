@@ -8,7 +8,8 @@ from diffusionpipe.trainer.recipe import Precision, Recipe
 def workload_of(recipe: Recipe) -> Workload:
     """The workload of a recipe: parameters, gradients, optimizer and average are as wide as each other.
 
-    With bfloat16 layers compute under autocast; all that is kept, frozen parameters too, stays float32.
+    With bfloat16 layers compute under autocast, and all that is kept stays float32, but for frozen parameters where the
+    recipe stores them in bfloat16. The norms and embeddings among them, which stay float32, are counted as the others.
     """
     width = 8 if recipe.training.precision is Precision.FLOAT64 else 4
     return Workload(
@@ -17,7 +18,7 @@ def workload_of(recipe: Recipe) -> Workload:
         gradient_bytes=width,
         optimizer_bytes=width * state_per_parameter(recipe.optimizer.name, recipe.optimizer.arguments),
         ema_bytes=width if recipe.training.ema_decay is not None else 0,
-        frozen_bytes=width,
+        frozen_bytes=width if recipe.model.frozen_dtype is None else 2,
         has_backup=recipe.training.post_validation,
         checkpointed=recipe.training.activation_checkpointing,
         encode_chunk=recipe.pipeline.sizes.encode_chunk,

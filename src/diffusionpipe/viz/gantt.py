@@ -10,13 +10,13 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from diffusionpipe.ir import COMPUTE_OPS, MESSAGE_OPS, SEND_OPS, Op, Schedule, Span, Timeline
 from diffusionpipe.viz import palette
-from diffusionpipe.viz.pictures import new_figure, save_figure
+from diffusionpipe.viz.pictures import DPI, new_figure, save_figure
 from diffusionpipe.viz.places import places_of_stages
 
 if TYPE_CHECKING:
@@ -28,6 +28,9 @@ _WIDTH = 15.0  # inches
 _LEFT, _RIGHT, _HEAD, _FOOT, _GAP = 0.85, 0.2, 0.85, 1.1, 0.75
 _LANES = {"compute": (0.06, 0.62), "receive": (0.70, 0.07), "send": (0.78, 0.07), "reduce": (0.87, 0.07)}
 """Offset from the top of the rank's row and height, in rows."""
+_LEAST_SIZE = 5.0  # points
+_EDGED = 0.06
+"""Inches from which on a bar of computation has white edges; they would hide a narrower one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,31 +56,39 @@ def gantt(
     """Draw named timelines one below the other over one time axis, a row per rank.
 
     Computation is drawn in the rank's row and numbered by micro-batch where there is room; receives, sends and gradient
-    reduction are thin bars below it; what is hatched is idle. `schedule` names the frozen components.
+    reduction are thin bars below it; what is hatched is idle. `schedule` names the frozen components, and says whether
+    they run for the next batch; those too short to be seen are not named.
 
     Raises:
         ConfigError: the picture cannot be written, or the file name has an unknown ending.
     """
     assert timelines, "a chart needs a timeline"
     num_rows = sum(timeline.num_workers for _, timeline in timelines)
-    row = min(0.62, max(0.36, 12.0 / num_rows))  # inches
+    row = min(0.62, max(0.22, 12.0 / num_rows))  # inches
     panels = [timeline.num_workers * row for _, timeline in timelines]
     height = _HEAD + sum(panels) + _GAP * (len(panels) - 1) + _FOOT
     figure = new_figure(_WIDTH, height)
     names = palette.components(tuple(timeline for _, timeline in timelines), schedule)
     end = max(timeline.makespan for _, timeline in timelines) * axis.per_second or 1.0
+    style = _Style(names=names, axis=axis, row=row, end=end)
     above = _HEAD
     for index, ((name, timeline), panel) in enumerate(zip(timelines, panels, strict=True)):
         bottom = height - above - panel
         box = (_LEFT / _WIDTH, bottom / height, (_WIDTH - _LEFT - _RIGHT) / _WIDTH, panel / height)
         axes = figure.add_axes(box, xlim=(0, end), ylim=(timeline.num_workers, 0))
-        style = _Style(names=names, axis=axis, row=row, end=end, places=places_of_stages(timeline.spans))
-        _draw_panel(axes, name, timeline, style)
+        _draw_panel(axes, name, timeline, replace(style, places=places_of_stages(timeline.spans)))
         if index == len(timelines) - 1:
             axes.set_xlabel(f"time ({axis.name})" if axis.name == "ms" else axis.name, fontsize=11)
         above += panel + _GAP
     figure.text(_LEFT / _WIDTH, 1 - 0.18 / height, title, fontsize=15, fontweight="bold", va="top")
-    _legend(figure, timelines, names, height)
+    is_ahead = schedule is not None and any(pipeline.is_ahead for pipeline in schedule.placement.pipelines)
+    components = _visible(timelines, style)
+    notes = ["numbers: micro-batches"] if _number_size(row) else []
+    notes += [f"of the next batch: {', '.join(components)}"] if is_ahead and components else []
+    figure.text(
+        1 - _RIGHT / _WIDTH, 1 - 0.22 / height, " · ".join(notes), fontsize=11, color="#606060", ha="right", va="top"
+    )
+    _legend(figure, timelines, components, height)
     save_figure(figure, path)
 
 
@@ -89,8 +100,12 @@ class _Style:
     """Height of a rank's row in inches."""
     end: float
     """Right end of the time axis, in its unit."""
-    places: dict[int, tuple[int, int]]
+    places: dict[int, tuple[int, int]] = field(default_factory=dict)
     """Stage -> its place among its rank's stages, and their number."""
+
+    def inches(self, duration: float) -> float:
+        """The width of a bar of that duration."""
+        return duration / self.end * (_WIDTH - _LEFT - _RIGHT)
 
     def colour(self, span: Span) -> str:
         """The colour of a span of computation."""
@@ -101,8 +116,7 @@ class _Style:
 
     def fits(self, text: str, duration: float, size: float) -> bool:
         """Whether the text is narrower than a bar of that duration."""
-        inches = duration / self.end * (_WIDTH - _LEFT - _RIGHT)
-        return len(text) * size * 0.62 / 72 + 0.05 <= inches
+        return len(text) * size * 0.62 / 72 + 0.05 <= self.inches(duration)
 
 
 def _draw_panel(axes: Axes, name: str, timeline: Timeline, style: _Style) -> None:
@@ -140,8 +154,8 @@ def _draw_bars(axes: Axes, timeline: Timeline, style: _Style) -> None:
             bars[span.worker, lane, colour].append((span.start * scale, (span.end - span.start) * scale))
     for (worker, lane, colour), ranges in bars.items():
         top, height = _LANES[lane]
-        edge = "white" if lane == "compute" else colour
-        axes.broken_barh(ranges, (worker + top, height), facecolors=colour, edgecolors=edge, linewidth=0.6)
+        edges = ["white" if lane == "compute" and style.inches(w) >= _EDGED else colour for _, w in ranges]
+        axes.broken_barh(ranges, (worker + top, height), facecolors=colour, edgecolors=edges, linewidth=0.6)
 
 
 def _lane(span: Span, style: _Style) -> tuple[str, str]:
@@ -153,10 +167,15 @@ def _lane(span: Span, style: _Style) -> tuple[str, str]:
     return ("reduce", palette.REDUCE) if op is Op.REDUCE_GRAD else ("", "")
 
 
+def _number_size(row: float) -> float:
+    """Points of the numbers in rows of that height; 0 where they could not be read."""
+    return size if (size := min(10.0, 20 * row)) >= _LEAST_SIZE else 0.0
+
+
 def _draw_numbers(axes: Axes, timeline: Timeline, style: _Style) -> None:
-    size = min(10.0, 20 * style.row)
+    size = _number_size(style.row)
     top, height = _LANES["compute"]
-    for span in timeline.spans:
+    for span in timeline.spans if size else ():
         action = span.action
         if action.op not in COMPUTE_OPS and action.op is not Op.ENCODE:
             continue
@@ -174,7 +193,25 @@ def _draw_numbers(axes: Axes, timeline: Timeline, style: _Style) -> None:
             axes.text(middle, y, text, fontsize=size, color=colour, ha="center", va="center_baseline")
 
 
-def _legend(figure: Figure, timelines: Sequence[tuple[str, Timeline]], names: dict[int, str], height: float) -> None:
+def _visible(timelines: Sequence[tuple[str, Timeline]], style: _Style) -> dict[str, str]:
+    """The colours of the frozen components, without those whose bars are all too narrow to be seen."""
+    widths: dict[str, float] = defaultdict(float)
+    for _, timeline in timelines:
+        for span in timeline.spans:
+            if span.action.op is Op.ENCODE and span.action.slot is not None:
+                width = style.inches((span.end - span.start) * style.axis.per_second)
+                widths[style.names[span.action.slot]] = max(width, widths[style.names[span.action.slot]])
+    colours = palette.component_colours(style.names)
+    return {name: colour for name, colour in colours.items() if widths[name] >= 1 / DPI}
+
+
+def _legend(
+    figure: Figure,
+    timelines: Sequence[tuple[str, Timeline]],
+    components: dict[str, str],
+    height: float,
+) -> None:
+    """`components`: name -> colour."""
     from matplotlib.patches import Patch
 
     used = {span.action.op for _, timeline in timelines for span in timeline.spans}
@@ -183,8 +220,7 @@ def _legend(figure: Figure, timelines: Sequence[tuple[str, Timeline]], names: di
     ]
     if palette.has_later_stages(timeline for _, timeline in timelines):
         entries.append(Patch(facecolor=palette.LATER_COLOURS[Op.B], label=palette.LATER_NAME))
-    colours = palette.component_colours(names)
-    entries += [Patch(facecolor=colour, label=name) for name, colour in colours.items()]
+    entries += [Patch(facecolor=colour, label=name) for name, colour in components.items()]
     if used & SEND_OPS:
         entries.append(Patch(facecolor=palette.SEND, label="send"))
     if used & (MESSAGE_OPS - SEND_OPS):

@@ -1,0 +1,65 @@
+"""Adapters in the file that diffusers' pipelines write and read."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from diffusionpipe.errors import ModelError
+from diffusionpipe.models.lora import LoraSettings, is_second_matrix
+
+ADAPTERS = "pytorch_lora_weights.safetensors"
+
+
+def save_adapters(
+    adapters: Mapping[str, Tensor],
+    folder: Path,
+    module: nn.Module,
+    component: str,
+    settings: LoraSettings,
+    *,
+    pipeline: str,
+) -> None:
+    """Writes adapters by their names in `module`, which has some, as `pipeline.load_lora_weights(folder)` reads them.
+
+    Where alpha is not the rank, the second matrices are scaled instead: the file then needs no alpha, and readers that
+    know of none add the same.
+    """
+    import diffusers
+    from diffusers.utils import convert_state_dict_to_diffusers
+    from peft import get_peft_model_state_dict
+
+    scaled = {
+        name: (tensor * settings.scale if is_second_matrix(name) else tensor).contiguous()
+        for name, tensor in adapters.items()
+    }
+    state = get_peft_model_state_dict(module, scaled)
+    if component == "unet":
+        state = convert_state_dict_to_diffusers(state)
+    getattr(diffusers, pipeline).save_lora_weights(folder, **{f"{component}_lora_layers": state})
+
+
+def load_adapters(module: nn.Module, folder: Path, component: str) -> None:
+    """Adds the adapters that a folder's file has for this component; the module's weights must be real.
+
+    Raises:
+        ModelError: the file has none, they do not fit, or peft is missing.
+    """
+    from safetensors import SafetensorError, safe_open
+
+    path = folder / ADAPTERS
+    try:
+        with safe_open(path, framework="pt") as file:
+            has_own = any(name.startswith(f"{component}.") for name in file.keys())  # noqa: SIM118 (it is no mapping)
+    except (OSError, SafetensorError) as error:
+        raise ModelError(f"{path} cannot be read: {error}") from error
+    if not has_own:
+        raise ModelError(f"{path} holds no adapters of {component}; it belongs to another kind of model")
+    library_module: Any = module
+    try:
+        library_module.load_lora_adapter(folder, prefix=component, weight_name=ADAPTERS)
+    except ImportError as error:
+        raise ModelError("lora needs peft; install it with pip install 'diffusionpipe[lora]'") from error
+    except (RuntimeError, ValueError) as error:
+        raise ModelError(f"the adapters of {path} do not fit {component}: {error}") from error

@@ -1,0 +1,165 @@
+"""What is tried on a problem without improving it: published families, list schedules of rules, families cut down."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from math import inf
+from random import Random
+from typing import TypeAlias
+
+from diffusionpipe.ordering.bounds import lower_bound
+from diffusionpipe.ordering.construction import Builder, Rule
+from diffusionpipe.ordering.evaluation import ends_of, figures_of, fits
+from diffusionpipe.ordering.families import family_orders
+from diffusionpipe.ordering.problem import Letters, Problem
+from diffusionpipe.ordering.pulling import pulled
+from diffusionpipe.ordering.templates import Template, drawn_rule, rule_of, templates_of
+
+MAX_DRAWN = 400
+DRAWN_LETTERS = 60_000
+"""Rules that are drawn at random for small problems: that many, and that many letters at most."""
+PROXY = 3
+"""Templates are compared on this many micro-batches a rank, if there are more."""
+NUM_COMPARED = 14
+NUM_FULL = 3
+"""So many are compared then, and so many of those are built in full."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidate:
+    """Sequences and what they reach."""
+
+    value: int
+    """The objective, in the problem's units."""
+    orders: Letters
+    name: str
+
+
+Families: TypeAlias = Callable[[], Sequence[Candidate]]
+"""The published families that stand on a placement, generated when they are asked for."""
+
+
+def families_of(problem: Problem) -> list[Candidate]:
+    """The published families that stand on the placement, equal ones once; whether they fit or not."""
+    names: dict[Letters, str] = {}
+    for name, orders in family_orders(problem):
+        names.setdefault(orders, name)
+    return [_evaluated(problem, orders, name) for orders, name in names.items()]
+
+
+def candidates_of(problem: Problem, families: Sequence[Candidate]) -> Iterator[Candidate]:
+    """The families that fit, orders of our own, the families cut down to what fits, and orders of drawn rules."""
+    builder = Builder(problem)
+    best = inf
+    for family in families:
+        if fits(problem, family.orders):
+            best = min(best, family.value)
+            yield family
+    for template in _selected(problem):
+        built = _built(builder, rule_of(problem, template), template.name)
+        assert built is not None
+        best = min(best, built.value)
+        yield built
+    for family in families:
+        if family.value < best and not fits(problem, family.orders):
+            cut_down = _built(builder, _rule_like(problem, family.orders), family.name)
+            assert cut_down is not None
+            yield cut_down
+    random = Random(0)
+    for _ in range(min(MAX_DRAWN, DRAWN_LETTERS // problem.num_actions)):
+        drawn = _built(builder, drawn_rule(problem, random), "search drawn")
+        assert drawn is not None
+        yield drawn
+
+
+def best_candidate(problem: Problem, families: Families) -> Candidate:
+    """The best of the same but for the drawn ones, squeezed.
+
+    For large problems. The families come after the rules: where a rule reaches the bound, none has to be generated.
+    """
+    target = lower_bound(problem)
+    best: Candidate | None = None
+    for attempt in _attempts(problem, families):
+        if found := attempt(best.value if best else inf):
+            best = found
+            if best.value <= target:
+                return best
+    assert best is not None
+    return squeezed(problem, best)
+
+
+def squeezed(problem: Problem, candidate: Candidate) -> Candidate:
+    """What becomes of it by squeezing; itself if that does not help."""
+    value, orders = pulled(problem, candidate.orders)
+    return (
+        Candidate(value=value, orders=orders, name=improved_name(candidate)) if value < candidate.value else candidate
+    )
+
+
+def improved_name(candidate: Candidate) -> str:
+    """Its name with a "+"."""
+    return f"{candidate.name.rstrip('+')}+"
+
+
+def _attempts(problem: Problem, families: Families) -> Iterator[Callable[[float], Candidate | None]]:
+    """What can be tried in turn; each attempt gives a candidate whose objective is below what it is told, or None."""
+    builder = Builder(problem)
+    for template in _selected(problem):
+        yield partial(_built, builder, rule_of(problem, template), template.name)
+    too_large = []
+    for family in families():
+        if fits(problem, family.orders):
+            yield partial(_as_it_is, family)
+        else:
+            too_large.append(family)
+    for family in too_large:
+        yield partial(_cut_down, problem, builder, family)
+
+
+def _built(builder: Builder, rule: Rule, name: str, below: float = inf) -> Candidate | None:
+    built = builder.build(rule, below=below)
+    return Candidate(value=built.value, orders=built.orders, name=name) if built else None
+
+
+def _as_it_is(family: Candidate, below: float) -> Candidate | None:
+    return family if family.value < below else None
+
+
+def _cut_down(problem: Problem, builder: Builder, family: Candidate, below: float) -> Candidate | None:
+    """An order like the family's that fits into memory, which the family does not."""
+    if family.value >= below:
+        return None
+    return _built(builder, _rule_like(problem, family.orders), family.name, below)
+
+
+def _selected(problem: Problem) -> Sequence[Template]:
+    """All templates, or if there are many micro-batches those that are best with fewer."""
+    templates, few = templates_of(problem), PROXY * problem.num_ranks
+    if problem.num_microbatches <= few:
+        return templates
+    limits = tuple(min(limit, few * problem.needs(rank)) for rank, limit in enumerate(problem.limits))
+    proxy = replace(problem, num_microbatches=few, limits=limits)
+    builder = Builder(proxy)
+    values: dict[Template, int] = {}
+    for template in templates[:NUM_COMPARED]:
+        below = sorted(values.values())[NUM_FULL - 1] if len(values) >= NUM_FULL else inf
+        if built := builder.build(rule_of(proxy, template), below=below):
+            values[template] = built.value
+    return sorted(values, key=lambda template: values[template])[:NUM_FULL]
+
+
+def _rule_like(problem: Problem, orders: Letters) -> Rule:
+    """The rule by which everything is as urgent as it is early in these orders."""
+    ends = ends_of(problem, orders)
+    assert ends is not None
+    keys = [
+        [end - duration for end in ends_of_letter]
+        for ends_of_letter, duration in zip(ends, problem.durations, strict=True)
+    ]
+    return Rule(keys=keys, patience=0, leads=[problem.num_microbatches] * problem.num_ranks)
+
+
+def _evaluated(problem: Problem, orders: Letters, name: str) -> Candidate:
+    figures = figures_of(problem, orders)
+    assert figures is not None, name
+    return Candidate(value=figures.window if problem.is_window else figures.makespan, orders=orders, name=name)

@@ -1,0 +1,60 @@
+"""Levels of memory: the limits of a problem, and smaller ones that are searched too."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from fractions import Fraction
+from math import gcd
+
+from diffusionpipe.ordering.instance import Instance
+from diffusionpipe.ordering.problem import Problem, exact
+
+FEW_RANKS = 4
+FEW_STEPS = 8
+"""With at most so many ranks, room for each number of micro-batches up to the other is a memory level."""
+
+
+def levels(instance: Instance, problem: Problem) -> list[Problem]:
+    """The problem, and the same with less memory, down to room for one micro-batch.
+
+    Two kinds of steps: limits in the same proportion, and on every rank room for the same number of micro-batches, or
+    what there is if that is less. The numbers follow from those of ranks and micro-batches alone. So two instances,
+    of which the second has more memory, have all levels of the first in common if the first is on a step and
+
+        both limits are in proportion, or
+        the first has room for equally many micro-batches on every rank.
+    """
+    p, m = problem.num_ranks, problem.num_microbatches
+    needs = [problem.needs(rank) for rank in range(p)]
+    given = [Fraction(m)] * p
+    if instance.memory_limit is not None:
+        scale = problem.memory_scale
+        given = [
+            exact(limit) * scale / need if need else Fraction(m)
+            for limit, need in zip(instance.memory_limit, needs, strict=True)
+        ]
+    least = min(given)
+    levels = {_quantized(problem, problem.limits): None}
+    for step in sorted(_steps(p, m), reverse=True):
+        equal = [min(limit, step * need) for limit, need in zip(problem.limits, needs, strict=True)]
+        levels[_quantized(problem, equal)] = None
+        if step < least:
+            limits = [min(int(step * part / least * need), m * need) for part, need in zip(given, needs, strict=True)]
+            levels[_quantized(problem, limits)] = None
+    return [replace(problem, limits=limits) for limits in levels]
+
+
+def _steps(num_ranks: int, num_microbatches: int) -> set[int]:
+    """Micro-batches that there is room for at the levels: with few ranks each of the first ones, else a few."""
+    p, m = num_ranks, num_microbatches
+    steps = range(1, FEW_STEPS + 1) if p <= FEW_RANKS else (1, -(-p // 2), p)
+    return {step for step in (*steps, 2 * p, m) if step <= m}
+
+
+def _quantized(problem: Problem, limits: Sequence[int]) -> tuple[int, ...]:
+    """The most that can be held at all within the limits."""
+    found = []
+    for rank, limit in enumerate(limits):
+        amounts = [amount for s in problem.stages_of(rank) for amount in (problem.activation[s], problem.kept[s])]
+        unit = gcd(*amounts)
+        found.append(limit // unit * unit if unit else limit)
+    return tuple(found)

@@ -1,0 +1,169 @@
+"""What the layers cost where all ranks of a job run them at once: kept from before, or measured now."""
+
+import json
+import logging
+import socket
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from time import perf_counter
+from typing import Protocol
+
+import torch.distributed as dist
+from torch import nn
+
+from diffusionpipe.costs import ModelGraph, Profile
+from diffusionpipe.costs.files import read_profile, write_profile
+from diffusionpipe.errors import ConfigError
+from diffusionpipe.models.graph import LayerGraph
+from diffusionpipe.profiler import profile_job
+from diffusionpipe.profiler.measured import device_name
+from diffusionpipe.runtime.process_group import Job
+from diffusionpipe.trainer.ema import Ema
+from diffusionpipe.trainer.gradient_norm import global_norm_clip
+from diffusionpipe.trainer.optimizer import build_optimizer
+from diffusionpipe.trainer.recipe import Recipe
+from diffusionpipe.units import Seconds
+
+logger = logging.getLogger(__name__)
+
+PROFILE = "profile.json"
+
+PROFILE_BUDGET: Seconds = 60.0
+"""Time for measuring the layers at the start; larger batch sizes are left out when it is over."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measurement:
+    """What a joint measurement depends on, besides the versions of packages."""
+
+    model: ModelGraph
+    precision: str
+    batch_sizes: tuple[int, ...]
+    ranks: tuple[str, ...]
+    """Node, counted from 0, and device of each rank: all run at once, and send to each other."""
+    update: str
+    """What an update does: optimizer, its arguments, whether it clips and averages; JSON."""
+
+
+class ProfileShelf(Protocol):
+    """Profiles of other runs, handed in from above; only rank 0 looks there."""
+
+    def find(self, measurement: Measurement) -> Profile | None:
+        """What the measurement has given before, None if there is nothing.
+
+        Raises:
+            ConfigError: it cannot be read.
+        """
+        ...
+
+    def keep(self, measurement: Measurement, profile: Profile) -> None:
+        """Have it found from now on."""
+        ...
+
+
+def agree_on_profile(
+    graph: LayerGraph, model: ModelGraph, recipe: Recipe, job: Job, shelf: ProfileShelf | None
+) -> Profile:
+    """The run's profile: of an earlier start of it, from the shelf, or measured by all ranks at once.
+
+    Every rank calls this and all get the same. It is kept in the run's folder and read again, so that a resumed run has
+    the same plan and goes on bit for bit.
+
+    Raises:
+        ConfigError: on every rank, if a kept profile cannot be read or a layer does not fit into memory.
+    """
+    path, is_first = recipe.run.folder / PROFILE, job.membership.rank == 0
+    measurement = _measurement(model, recipe, job)
+    found: list[Profile | ConfigError | None] = [None]
+    if is_first:
+        try:
+            found = [_kept_profile(path, model, recipe, job) or _from_shelf(shelf, measurement, path)]
+        except ConfigError as error:
+            found = [error]
+    dist.broadcast_object_list(found, src=0)
+    kept = found[0]
+    if isinstance(kept, ConfigError):
+        raise kept
+    if kept is not None:
+        return kept
+    logger.info("profile=%s batch_sizes=%s", path, ",".join(map(str, measurement.batch_sizes)))
+    started = perf_counter()
+    profile = profile_job(
+        job,
+        graph,
+        model,
+        batch_sizes=measurement.batch_sizes,
+        precision=measurement.precision,
+        time_budget=PROFILE_BUDGET,
+        make_update=partial(update_of, recipe),
+    )
+    if is_first:
+        write_profile(profile, path)
+        if shelf is not None:
+            shelf.keep(measurement, profile)
+    logger.info("profile=%s profile_s=%.1f", path, perf_counter() - started)
+    return profile
+
+
+def _measurement(model: ModelGraph, recipe: Recipe, job: Job) -> Measurement:
+    """What this job would measure; every rank calls this."""
+    places: list[tuple[str, str]] = [("", "")] * job.membership.world_size
+    dist.all_gather_object(places, (socket.gethostname(), device_name(job.device)))
+    nodes = list(dict.fromkeys(host for host, _ in places))
+    chosen = recipe.pipeline.sizes
+    # A search cuts the batch in ways not known yet: a rank has about its equal share of the samples at a time, or less.
+    parts = len(places) if recipe.pipeline.is_searched else chosen.microbatches * chosen.data_parallel
+    most = max(1, recipe.training.batch // parts, min(recipe.training.batch, chosen.encode_chunk))
+    update = {
+        **recipe.optimizer.model_dump(mode="json", include={"name", "arguments"}),
+        "clips": recipe.training.clip_norm is not None,
+        "averages": recipe.training.ema_decay is not None,
+    }
+    return Measurement(
+        model=model,
+        precision=recipe.training.precision.value,
+        batch_sizes=(*(size for size in (1, 2, 4, 8, 16, 32, 64, 128) if size < most), most),
+        ranks=tuple(f"node {nodes.index(host)}: {device}" for host, device in places),
+        update=json.dumps(update, sort_keys=True),
+    )
+
+
+def _from_shelf(shelf: ProfileShelf | None, measurement: Measurement, path: Path) -> Profile | None:
+    """The profile of another run that measured the same; a copy is put into this run's folder."""
+    profile = shelf.find(measurement) if shelf is not None else None
+    if profile is not None:
+        write_profile(profile, path)
+        logger.info("profile=%s measured=before batch_sizes=%s", path, ",".join(map(str, profile.batch_sizes)))
+    return profile
+
+
+def _kept_profile(path: Path, model: ModelGraph, recipe: Recipe, job: Job) -> Profile | None:
+    """The profile of an earlier start of the run, if it is of the same model on the same device."""
+    if not path.exists():
+        return None
+    profile = read_profile(path)
+    is_same_model = profile.graph == model and profile.precision == recipe.training.precision.value
+    if is_same_model and profile.device == device_name(job.device):
+        return profile
+    logger.warning("profile=%s measured_again=True reason=of_another_model_or_device", path)
+    return None
+
+
+def update_of(recipe: Recipe, parameters: Mapping[str, nn.Parameter]) -> Callable[[], None]:
+    """What a step does with these parameters after their gradients are there, as a function to time."""
+    names = dict(parameters)
+    settings = recipe.optimizer
+    optimizer = build_optimizer(settings.name, names, settings.learning_rate, settings.arguments)
+    ema = Ema(names, recipe.training.ema_decay) if recipe.training.ema_decay is not None else None
+    clip_norm, listed = recipe.training.clip_norm, list(names.values())
+
+    def update() -> None:
+        global_norm_clip(listed, clip_norm, lambda squares: squares)
+        if optimizer is not None:
+            optimizer.step()
+        if ema is not None:
+            ema.update(1)
+
+    return update

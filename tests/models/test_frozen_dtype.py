@@ -1,0 +1,92 @@
+"""Frozen weights that are stored in bfloat16 give the bits that autocast gives from float32 ones."""
+
+import pytest
+import torch
+from tiny_models import raw_inputs, tiny_dit, tiny_flux, tiny_sd3, tiny_stable_diffusion
+
+from diffusionpipe.models.graph import canonical_names
+from diffusionpipe.models.lora import LoraSettings, add_lora, is_adapter
+from diffusionpipe.models.run import run_layers
+from diffusionpipe.models.weights import frozen_factors, materialize
+
+WITH_ADAPTERS = {
+    "Stable Diffusion": (tiny_stable_diffusion, "unet"),
+    "Stable Diffusion 3": (tiny_sd3, "transformer"),
+    "FLUX": (tiny_flux, "transformer"),
+}
+
+
+def _with_adapters(tiny, trained):
+    graph = tiny(torch.float32)
+    add_lora(graph.components, trained, LoraSettings(rank=2))
+    materialize(graph, [layer.name for layer in graph.layers], {}, device="cpu", dtype=torch.float32, seed=0)
+    with torch.no_grad():
+        for name, parameter in graph.components[trained].named_parameters():
+            if is_adapter(name):
+                parameter.fill_(0.1)
+    return graph
+
+
+def _step(graph):
+    """The losses and the gradients of one step under autocast."""
+    for parameter in canonical_names(graph.components):
+        parameter.grad = None
+    with torch.autocast("cpu", dtype=torch.bfloat16, cache_enabled=False):
+        losses = run_layers(graph.layers, graph.components, raw_inputs(graph, 2), targets=["loss"])["loss"]
+    losses.sum().backward()
+    return losses.detach(), {n: p.grad for p, n in canonical_names(graph.components).items() if p.grad is not None}
+
+
+def _assert_nothing_changes(graph):
+    losses, gradients = _step(graph)
+    names = frozen_factors(graph)
+    for parameter, name in canonical_names(graph.components).items():
+        if name in names:
+            parameter.data = parameter.data.bfloat16()
+    narrow_losses, narrow_gradients = _step(graph)
+    assert torch.equal(narrow_losses, losses)
+    assert gradients
+    assert narrow_gradients.keys() == gradients.keys()
+    assert all(torch.equal(narrow_gradients[name], gradient) for name, gradient in gradients.items())
+    wide = {n: p for p, n in canonical_names(graph.components).items() if p.ndim > 1 and p.dtype is torch.float32}
+    frozen = [name for name, parameter in wide.items() if not parameter.requires_grad]
+    assert all("embedding" in name or "shared" in name or "relative_attention" in name for name in frozen), frozen
+
+
+@pytest.mark.parametrize(("tiny", "trained"), WITH_ADAPTERS.values(), ids=WITH_ADAPTERS)
+def test_beside_adapters_narrow_weights_change_no_bit(tiny, trained):
+    graph = _with_adapters(tiny, trained)
+    assert any(name.startswith(f"{trained}.") for name in frozen_factors(graph))
+    _assert_nothing_changes(graph)
+
+
+def test_beside_a_whole_component_narrow_weights_change_no_bit():
+    graph = tiny_dit(torch.float32)
+    trained = {name for p, name in canonical_names(graph.components).items() if p.requires_grad}
+    assert not trained & frozen_factors(graph)
+    _assert_nothing_changes(graph)
+
+
+def test_weights_are_read_into_the_dtype_in_which_they_are_kept(tmp_path):
+    stored = tiny_sd3(torch.float32).components["transformer"]
+    stored.save_pretrained(tmp_path)
+    graph = tiny_sd3(torch.float32)
+    graph.components["transformer"].to("meta")
+    add_lora(graph.components, "transformer", LoraSettings(rank=2))
+    layers = [layer.name for layer in graph.layers if layer.component == "transformer"]
+    materialize(
+        graph,
+        layers,
+        {"transformer": tmp_path},
+        device="cpu",
+        dtype=torch.float32,
+        seed=0,
+        frozen_dtype=torch.bfloat16,
+    )
+    expected = dict(stored.named_parameters())
+    names = frozen_factors(graph)
+    for name, parameter in graph.components["transformer"].named_parameters():
+        is_narrow = f"transformer.{name}" in names
+        assert parameter.dtype is (torch.bfloat16 if is_narrow else torch.float32), name
+        if not is_adapter(name):
+            assert torch.equal(parameter, expected[name.replace(".base_layer", "")].to(parameter.dtype)), name

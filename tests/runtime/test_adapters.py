@@ -1,0 +1,100 @@
+"""Adapters (LoRA) are trained in any layout as in one process: the base weights stay as they are."""
+
+import copy
+
+import pytest
+import torch
+from layouts import CPU, assert_same_step, feed_rows, merge, reference_step, step_in_threads
+from tiny_models import raw_inputs, tiny_flux, tiny_stable_diffusion
+
+from diffusionpipe.ir import Range
+from diffusionpipe.models.describe import describe
+from diffusionpipe.models.lora import LoraSettings, add_lora, is_second_matrix
+from diffusionpipe.models.weights import materialize
+from diffusionpipe.passes import PlacedFill
+from diffusionpipe.planner import Layout, build_plan
+from diffusionpipe.runtime.threads import run_threads
+from diffusionpipe.runtime.worker import build_worker
+
+BATCH = 8
+MODELS = {"stable diffusion": (tiny_stable_diffusion, "unet"), "flux": (tiny_flux, "transformer")}
+
+
+@pytest.fixture(scope="module", params=MODELS)
+def prepared(request):
+    """The second matrices are not zero, else the first would have no gradients."""
+    tiny, trained = MODELS[request.param]
+    graph = tiny()
+    add_lora(graph.components, trained, LoraSettings(rank=2, alpha=3.0))
+    materialize(graph, [layer.name for layer in graph.layers], {}, device="cpu", dtype=torch.float64, seed=0)
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for name, parameter in graph.components[trained].named_parameters():
+            if is_second_matrix(name):
+                parameter.copy_(torch.randn(parameter.shape, generator=generator, dtype=torch.float64))
+    inputs = raw_inputs(graph, BATCH)
+    return graph, describe(graph), inputs, reference_step(graph, inputs)
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [
+        Layout(batch=BATCH, stages=2, microbatches=2),
+        Layout(batch=BATCH, stages=2, microbatches=2, replicas=(2, 1)),
+        Layout(batch=BATCH, stages=2, microbatches=2, data_parallel=2),
+        Layout(batch=BATCH, stages=2, microbatches=4, schedule="zb-h1"),
+        Layout(batch=BATCH, stages=2, microbatches=4, schedule="zb-v", checkpointed=("*",)),
+    ],
+    ids=lambda layout: f"{layout.schedule}-{layout.workers}x{layout.data_parallel}",
+)
+def test_gradients_of_adapters_are_those_of_one_process(prepared, layout):
+    graph, model, inputs, expected = prepared
+    assert all(gradient.abs().max() > 0 for gradient in expected.gradients.values())
+    assert_same_step(step_in_threads(graph, model, layout, inputs), expected)
+
+
+def _in_the_middle(unfilled):
+    """Equal shares of the samples, half of the layers at the start of the iteration and half in its middle."""
+    schedule, num_layers = unfilled.schedule, len(unfilled.blocks[-1])
+    share = schedule.placement.pipelines[0].num_samples // schedule.num_workers
+    return {
+        worker: [
+            PlacedFill(
+                position=position, component="", layers=layers, samples=Range(worker * share, worker * share + share)
+            )
+            for position, layers in (
+                (0, Range(0, num_layers // 2)),
+                (len(order) // 2, Range(num_layers // 2, num_layers)),
+            )
+        ]
+        for worker, order in enumerate(schedule.orders)
+    }
+
+
+def test_a_step_whose_batch_was_encoded_in_the_one_before_has_the_same_gradients(prepared):
+    graph, model, inputs, expected = prepared
+    plan = build_plan(model, Layout(batch=BATCH, stages=2, microbatches=2), filler=_in_the_middle)
+
+    def main(rank, transport):
+        worker = build_worker(copy.deepcopy(graph), model, plan, rank, transport, device=CPU)
+        rows = slice(worker.encoded.start, worker.encoded.stop)
+        worker.feed(worker.prologue, {name: value[rows] for name, value in inputs.items()})
+        worker.prologue.run()
+        feed_rows(worker, inputs)
+        worker.reset_gradients()
+        outputs = worker.train.run()
+        loss = sum(float(output.value.double().sum()) for output in outputs) / plan.batch
+        return loss, {name: p.grad.clone() for name, p in worker.parameters.items()}
+
+    assert_same_step(merge(run_threads(plan.mesh.num_ranks, main)), expected)
+
+
+def test_a_stage_without_adapters_sends_gradients_on_and_has_nothing_to_train(prepared):
+    graph, model, inputs, expected = prepared
+    if "unet" not in graph.components:
+        pytest.skip("every block of a transformer has attention")
+    with_adapters = {p.name for p in model.parameters if p.is_trainable}
+    backbone = [layer for layer in model.layers if layer.name in model.backbone_layers]
+    last = max(i for i, layer in enumerate(backbone) if with_adapters.intersection(layer.parameters))
+    layout = Layout(batch=BATCH, stages=2, microbatches=2, splits=(backbone[last + 1].name,))
+    assert_same_step(step_in_threads(graph, model, layout, inputs), expected)
