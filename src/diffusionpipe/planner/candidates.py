@@ -37,6 +37,9 @@ class Candidate:
     memory itself and may find more."""
     orders: Schedule | None = None
     """Orders made for this candidate; `schedule` is then what they are called. None: those of the family."""
+    sharded: bool = False
+    """Whether the data-parallel copies hold their parameters in parts. Such a candidate is never estimated, but
+    simulated in full (see `planner.sharded`)."""
 
     @property
     def workers(self) -> int:
@@ -59,6 +62,7 @@ class Candidate:
             splits=tuple(names[start] for start in self.starts[1:]),
             checkpointed=setting.workload.checkpointed,
             buckets=self.buckets,
+            sharded=self.sharded,
         )
 
 

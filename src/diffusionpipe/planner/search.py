@@ -25,6 +25,7 @@ from diffusionpipe.planner.objectives import CriticalPath
 from diffusionpipe.planner.placed import placed
 from diffusionpipe.planner.pool import Judged, Pool
 from diffusionpipe.planner.proposal import Proposal, propose
+from diffusionpipe.planner.sharded import with_sharded
 from diffusionpipe.planner.stage_costs import Setting
 from diffusionpipe.units import Seconds
 
@@ -89,6 +90,7 @@ def search(
     if not any(proposal.overflow <= 0 and candidate.hosts is None for candidate, proposal in finalists):
         _add_tight(pool, [(arrangement, count) for _, arrangement, count in places])
         finalists = _finalists(setting, pool, filler, num_finalists)
+    finalists = with_sharded(setting, finalists, filler)
     finalists.sort(key=lambda pair: (pair[1].overflow > 0, pair[1].step))
     taken = {candidate for candidate, _ in finalists}
     return Search(

@@ -5,9 +5,10 @@ from dataclasses import dataclass, replace
 from math import prod
 
 from diffusionpipe.costs import Cluster, Costs, Link, ModelGraph, Profile, StageCosts, Workload
+from diffusionpipe.costs.sharding import gathered_width, owners_on_workers
 from diffusionpipe.errors import ConfigError
-from diffusionpipe.ir import Mesh, Schedule
-from diffusionpipe.planner.collectives import all_reduce
+from diffusionpipe.ir import Mesh, Op, Schedule
+from diffusionpipe.planner.collectives import all_reduce, rooted
 from diffusionpipe.planner.given import NOTHING, Given
 from diffusionpipe.planner.layer_table import checkpointed_layers, trained_reads
 from diffusionpipe.units import Bytes, Seconds
@@ -34,7 +35,8 @@ def costs_of(schedule: Schedule, blocks: Sequence[Sequence[str]], mesh: Mesh, se
 
     Data-parallel groups run in step, so everywhere the slowest of them counts: a worker has the speed of the slowest
     device that stands at its place in any group, a link is the slowest between its two places. All micro-batches of a
-    pipeline cost what its largest costs, and each an equal part of casting the stage's weights, which is done once.
+    pipeline cost what its largest costs, and each an equal part of casting the stage's weights, which is done once; of
+    sharded ones each rank casts its own part whenever they are gathered.
     What a message takes from the compute of its ends (`Link.occupancy`) is added to the forwards and backwards there. A
     reduction sums a block's trained gradients over every rank that holds it.
 
@@ -50,6 +52,7 @@ def costs_of(schedule: Schedule, blocks: Sequence[Sequence[str]], mesh: Mesh, se
     speeds = worker_speeds(setting.cluster, mesh)
     links = _links(schedule.num_workers, mesh, setting.cluster)
     occupied = _occupied(schedule, setting, links)
+    gathers = _gathers(schedule)
     stages = []
     for index, stage in enumerate(placement.stages):
         if placement.is_frozen(index):
@@ -62,7 +65,7 @@ def costs_of(schedule: Schedule, blocks: Sequence[Sequence[str]], mesh: Mesh, se
             setting,
             blocks[stage.weights],
             len(stage.share.samples(max(microbatches))),
-            microbatches=len(microbatches),
+            microbatches=len(microbatches) * mesh.shard / gathers[index],
             speed=speeds[stage.worker],
             received=_received(schedule, index, setting.graph),
         )
@@ -87,10 +90,19 @@ def costs_of(schedule: Schedule, blocks: Sequence[Sequence[str]], mesh: Mesh, se
             for fill in schedule.fills
         ),
         reduces=_reduces(schedule, blocks, mesh, setting),
+        unshards=_unshards(schedule, blocks, mesh, setting),
         tensor_bytes={tensor.name: tensor.num_bytes for tensor in setting.graph.tensors},
         link=setting.cluster.intra,
         links=links,
     )
+
+
+def _gathers(schedule: Schedule) -> list[int]:
+    """How often each stage's weights are gathered; 1 where they are not."""
+    counts = [0] * len(schedule.placement.stages)
+    for _, action in schedule.actions():
+        counts[action.stage] += action.op is Op.UNSHARD
+    return [max(1, count) for count in counts]
 
 
 def block_costs(
@@ -98,7 +110,7 @@ def block_costs(
     layers: Sequence[str],
     samples: float,
     *,
-    microbatches: int | None = None,
+    microbatches: float | None = None,
     speed: float = 1.0,
     received: Collection[str] | None = None,
 ) -> StageCosts:
@@ -244,6 +256,9 @@ def _occupied(
 
 def _reduces(schedule: Schedule, blocks: Sequence[Sequence[str]], mesh: Mesh, setting: Setting) -> tuple[Seconds, ...]:
     placement = schedule.placement
+    if mesh.shard > 1:
+        width = setting.workload.gradient_bytes
+        return _at_owners(schedule, blocks, mesh, setting, (width, 0))
     holders: dict[int, set[int]] = {}
     for index, stage in enumerate(placement.stages):
         if not placement.is_frozen(index):
@@ -254,3 +269,31 @@ def _reduces(schedule: Schedule, blocks: Sequence[Sequence[str]], mesh: Mesh, se
         num_bytes = trained_parameters(setting.graph, blocks[weights]) * setting.workload.gradient_bytes
         seconds[weights] = all_reduce(setting.cluster, num_bytes, ranks)
     return tuple(seconds.get(stage.weights, 0.0) for stage in placement.stages)
+
+
+def _unshards(schedule: Schedule, blocks: Sequence[Sequence[str]], mesh: Mesh, setting: Setting) -> tuple[Seconds, ...]:
+    if mesh.shard == 1:
+        return ()
+    widths = setting.workload.parameter_bytes, setting.workload.frozen_bytes
+    trained, frozen = (gathered_width(width, setting.profile.precision) for width in widths)
+    return _at_owners(schedule, blocks, mesh, setting, (trained, frozen))
+
+
+def _at_owners(
+    schedule: Schedule, blocks: Sequence[Sequence[str]], mesh: Mesh, setting: Setting, widths: tuple[Bytes, Bytes]
+) -> tuple[Seconds, ...]:
+    """For each stage the time in which its block goes from or to its owners, one after the other.
+
+    `widths`: bytes of a trained and of a frozen parameter.
+    """
+    placement, graph = schedule.placement, setting.graph
+    owners = owners_on_workers(schedule, blocks, graph, mesh.shard)
+    sizes = {p.name: prod(p.shape) * widths[not p.is_trainable] for p in graph.parameters}
+    seconds = []
+    for index, stage in enumerate(placement.stages):
+        ranks = [mesh.rank(group, stage.worker) for group in range(mesh.data_parallel)]
+        held = [0] * mesh.shard
+        for name in () if placement.is_frozen(index) else graph.parameters_of(blocks[stage.weights]):
+            held[owners[stage.worker][name]] += sizes[name]
+        seconds.append(sum(rooted(setting.cluster, num_bytes, ranks) for num_bytes in held))
+    return tuple(seconds)

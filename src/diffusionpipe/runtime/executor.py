@@ -28,8 +28,9 @@ from diffusionpipe.ir.flows import TIMED_OPS
 from diffusionpipe.runtime.buffers import BufferPool
 from diffusionpipe.runtime.compiler import Compiler
 from diffusionpipe.runtime.frozen import FillRunner
-from diffusionpipe.runtime.gradients import BlockGradients
+from diffusionpipe.runtime.gradients import Reducible
 from diffusionpipe.runtime.routing import Route, extents_of, fed_rows, releases_of, routes_of
+from diffusionpipe.runtime.sharding import ShardedBlock
 from diffusionpipe.runtime.slot import Output, Slot
 from diffusionpipe.runtime.stage import StageModule
 from diffusionpipe.runtime.store import RowStore
@@ -53,7 +54,8 @@ class Executor:
         rank_of_worker: Callable[[int], int] = lambda worker: worker,
         encoder: FillRunner | None = None,
         raw_inputs: tuple[str, ...] = (),
-        gradients: Mapping[int, BlockGradients] | None = None,
+        gradients: Mapping[int, Reducible] | None = None,
+        sharded: Mapping[int, ShardedBlock] | None = None,
         loss_scale: float = 1.0,
         store: RowStore | None = None,
         preparations: Mapping[int, Callable[[], None]] | None = None,
@@ -62,7 +64,8 @@ class Executor:
         """`stages`: stage id -> what it computes. `loss_scale`: gradient of the step's loss for each sample's loss.
 
         `preparations`: stage id -> what it does in every iteration before its first forward; `cleanup` comes after the
-        iteration. `store`: where frozen outputs go instead of a store of its own; for the prologue of another executor.
+        iteration. `sharded`: the blocks that the schedule gathers, by id. `store`: where frozen outputs go instead of a
+        store of its own; for the prologue of another executor.
 
         Raises:
             ScheduleError: the order holds ops that this executor does not know.
@@ -90,6 +93,7 @@ class Executor:
             rank_of_worker=tuple(rank_of_worker(w) for w in range(schedule.num_workers)),
             encoder=encoder,
             gradients=self._gradients,
+            sharded=sharded or {},
             loss_scale=loss_scale,
             pool=self.pool,
             routes=routes,

@@ -146,10 +146,11 @@ class _Step:
 
 def module_forwards(layer: Layer, component: nn.Module) -> tuple[tuple[nn.Module, Forward], ...]:
     """The layer's modules that have a forward for `run_with`."""
-    return tuple(forwards_of(_modules(layer, component)))
+    return tuple(forwards_of(modules_of(layer, component)))
 
 
-def _modules(layer: Layer, component: nn.Module) -> Iterator[nn.Module]:
+def modules_of(layer: Layer, component: nn.Module) -> Iterator[nn.Module]:
+    """The modules that a layer uses, their parts included."""
     for name in layer.modules:
         owned = attribute(component, name)
         if isinstance(owned, nn.Module):
