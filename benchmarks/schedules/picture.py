@@ -49,7 +49,9 @@ def _panel(axes, found: Found, *, has_legend: bool) -> None:  # type: ignore[no-
         place = family.peak / unit, family.bubble
         axes.annotate(family.name, place, xytext=(4, -2), textcoords="offset points", fontsize=7, color="dimgray")
     axes.set_xscale("log")
-    axes.set_xticks([share for share in LIMITS.values() if share < inf], [name for name in LIMITS if LIMITS[name] < inf])
+    axes.set_xticks(
+        [share for share in LIMITS.values() if share < inf], [name for name in LIMITS if LIMITS[name] < inf]
+    )
     axes.minorticks_off()
     axes.set_xlim(0.28, 2.9)
     axes.set_ylim(0, MOST)
