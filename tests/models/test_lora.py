@@ -1,9 +1,10 @@
 import pytest
 import torch
-from tiny_models import raw_inputs, tiny_dit, tiny_flux, tiny_sd3, tiny_sdxl, tiny_stable_diffusion
+from tiny_models import raw_inputs, tiny_controlled, tiny_dit, tiny_flux, tiny_sd3, tiny_sdxl, tiny_stable_diffusion
 
 from diffusionpipe.errors import ModelError
 from diffusionpipe.models.describe import describe
+from diffusionpipe.models.folder import weight_sources
 from diffusionpipe.models.graph import layer_parameters
 from diffusionpipe.models.lora import LoraSettings, add_lora
 from diffusionpipe.models.run import run_layers
@@ -132,9 +133,29 @@ def test_a_target_that_names_nothing_is_refused():
         add_lora(tiny_flux().components, "transformer", LoraSettings(target_modules=("to_q", "to_w")))
 
 
-def test_a_class_without_adapters_is_refused():
-    with pytest.raises(ModelError, match="transformer is a DiTTransformer2DModel, which takes no adapters"):
-        add_lora(tiny_dit().components, "transformer", LoraSettings())
+@pytest.mark.parametrize(
+    ("tiny", "trained", "kind"),
+    [(tiny_dit, "transformer", "DiTTransformer2DModel"), (tiny_controlled, "controlnet", "ControlNetModel")],
+)
+def test_a_class_without_adapters_is_refused(tiny, trained, kind):
+    with pytest.raises(ModelError, match=f"{trained} is a {kind}, which takes no adapters"):
+        add_lora(tiny().components, trained, LoraSettings())
+
+
+def test_adapters_beside_random_weights_are_refused(tmp_path):
+    graph = tiny_sd3()
+    for name in ("vae", "text_encoder", "text_encoder_2", "text_encoder_3"):
+        graph.components[name].save_pretrained(tmp_path / name)
+    assert weight_sources(tmp_path, graph)["transformer"] is None
+    add_lora(graph.components, "transformer", LoraSettings(rank=2))
+    with pytest.raises(ModelError, match="transformer has no safetensors file, and adapters need a trained model"):
+        weight_sources(tmp_path, graph)
+
+
+def test_a_rank_that_is_larger_than_a_layer_is_refused():
+    with pytest.raises(ModelError, match=r"rank 17 is larger than transformer\.\S+, whose smaller side is 16"):
+        add_lora(tiny_flux().components, "transformer", LoraSettings(rank=17))
+    add_lora(tiny_flux().components, "transformer", LoraSettings(rank=16))
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,9 @@ from diffusionpipe.errors import ModelError
 ATTENTION = ("to_q", "to_k", "to_v", "to_out.0")
 """The projections of every attention of diffusers' denoisers."""
 
+_LOADED = ("unet", "transformer")
+"""Components whose adapters diffusers' pipelines save and load."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoraSettings:
@@ -51,9 +54,11 @@ def add_lora(components: Mapping[str, nn.Module], trained: str, settings: LoraSe
     larger than a layer.
     """
     component: Any = components[trained]
-    if not hasattr(component, "add_adapter"):
+    if trained not in _LOADED or not hasattr(component, "add_adapter"):
         kind = type(component).__name__
-        raise ModelError(f"lora: {trained} is a {kind}, which takes no adapters; remove [lora] to train all of it")
+        raise ModelError(
+            f"lora: {trained} is a {kind}, which takes no adapters that diffusers loads; remove [lora] to train all"
+        )
     try:
         from peft import LoraConfig
     except ImportError as error:

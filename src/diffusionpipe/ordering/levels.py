@@ -16,12 +16,12 @@ FEW_STEPS = 8
 def levels(instance: Instance, problem: Problem) -> list[Problem]:
     """The problem, and the same with less memory, down to room for one micro-batch.
 
-    Two kinds of steps: limits in the same proportion, and on every rank room for the same number of micro-batches, or
-    what there is if that is less. The numbers follow from those of ranks and micro-batches alone. So two instances,
-    of which the second has more memory, have all levels of the first in common if the first is on a step and
+    Two kinds of steps: limits in the same proportion, and on every rank room for the same number of micro-batches. The
+    numbers follow from those of ranks and micro-batches alone. So of two instances the one with more memory has all
+    levels of the other, if the other is on a step and
 
         both limits are in proportion, or
-        the first has room for equally many micro-batches on every rank.
+        the other has room for equally many micro-batches on every rank.
     """
     p, m = problem.num_ranks, problem.num_microbatches
     needs = [problem.needs(rank) for rank in range(p)]
@@ -35,11 +35,10 @@ def levels(instance: Instance, problem: Problem) -> list[Problem]:
     least = min(given)
     levels = {_quantized(problem, problem.limits): None}
     for step in sorted(_steps(p, m), reverse=True):
-        equal = [min(limit, step * need) for limit, need in zip(problem.limits, needs, strict=True)]
-        levels[_quantized(problem, equal)] = None
-        if step < least:
+        if step <= least:
             limits = [min(int(step * part / least * need), m * need) for part, need in zip(given, needs, strict=True)]
             levels[_quantized(problem, limits)] = None
+            levels[_quantized(problem, [step * need for need in needs])] = None
     return [replace(problem, limits=limits) for limits in levels]
 
 
