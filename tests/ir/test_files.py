@@ -93,7 +93,15 @@ schedules = st.builds(
     messages=tuples(messages, max_size=3),
     fills=tuples(fills, max_size=3),
 )
-meshes = st.builds(Mesh, data_parallel=sizes, pipeline=sizes, shard=sizes, tensor=sizes)
+meshes = st.builds(
+    lambda copies, workers, is_sharded, tensor: Mesh(
+        data_parallel=copies, pipeline=workers, shard=copies if is_sharded else 1, tensor=tensor
+    ),
+    sizes,
+    sizes,
+    st.booleans(),
+    sizes,
+)
 plans = st.builds(
     Plan,
     mesh=meshes,

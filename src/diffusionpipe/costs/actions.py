@@ -61,6 +61,8 @@ class Costs:
     """One per fill of the schedule."""
     reduces: tuple[Seconds, ...] = ()
     """Time of each stage's gradient reduction; () for none."""
+    unshards: tuple[Seconds, ...] = ()
+    """Time in which the parameters of each stage's block are gathered; () for none."""
     tensor_bytes: Mapping[str, Bytes] = field(default_factory=dict)
     """Bytes of one sample of each named tensor; absent names count 0."""
     link: Link = Link()

@@ -40,9 +40,9 @@ class Op(StrEnum):
     STEP = "STEP"
     """Optimizer step of one stage's weights (reserved)."""
     UNSHARD = "UNSHARD"
-    """Gather the stage's sharded parameters (reserved)."""
+    """Start gathering the parameters of the stage's block, of which every data-parallel group holds a part."""
     RESHARD = "RESHARD"
-    """Drop the gathered parameters (reserved)."""
+    """Drop what other groups hold of them."""
 
 
 COMPUTE_OPS = frozenset({Op.F, Op.B, Op.I, Op.W, Op.T})

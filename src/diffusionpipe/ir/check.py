@@ -5,6 +5,8 @@ everything that their readers read
 completeness   every stage does each of its pipeline's ops exactly once for every micro-batch, on its own worker;
 the fills of an encoder stage run every layer on every sample of its share exactly once
 order          F before B, I before W; the layers of a component in order; reductions after the last backward
+sharding       a sharded block is computed with only between its UNSHARD and its RESHARD, and is in parts at the end;
+one worker of a group holds it; every gradient is reduced
 messages       one SEND and one RECV each; every edge between workers is carried, for exactly its samples; sent
 after it is produced, received before it is read; equal order at both ends of a channel
 progress       the abstract machine of `ir.execution` comes to its end: nothing waits in a circle, even when sends
@@ -14,7 +16,13 @@ are unbuffered rendezvous and a stream carries one transfer at a time
 from collections.abc import Sequence
 
 from diffusionpipe.errors import ScheduleError
-from diffusionpipe.ir.check_compute import completeness_problems, fill_problems, order_problems, reduction_problems
+from diffusionpipe.ir.check_compute import (
+    completeness_problems,
+    fill_problems,
+    order_problems,
+    reduction_problems,
+    sharding_problems,
+)
 from diffusionpipe.ir.check_messages import channel_problems, message_problems, timing_problems
 from diffusionpipe.ir.check_placement import placement_problems, supply_problems
 from diffusionpipe.ir.execution import NO_TIME, Streams, execute
@@ -41,7 +49,7 @@ def check(schedule: Schedule, *, streams: Streams = Streams.DIRECTION) -> None:
         *fill_problems(schedule),
         *supply_problems(schedule, all_flows),
     ]
-    order = [*order_problems(schedule, positions), *reduction_problems(schedule)]
+    order = [*order_problems(schedule, positions), *reduction_problems(schedule), *sharding_problems(schedule)]
     if schedule.has_communication or schedule.messages:
         structure += message_problems(schedule, all_flows)
         order += [*timing_problems(schedule, all_flows, positions), *channel_problems(schedule)]

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping
 from itertools import pairwise
 
 from diffusionpipe.ir.action import COMPUTE_OPS, Action, Op
+from diffusionpipe.ir.execution import lone_blocks
 from diffusionpipe.ir.flows import TIMED_OPS
 from diffusionpipe.ir.placement import Range
 from diffusionpipe.ir.ranges import tiles
@@ -98,6 +99,7 @@ def _layer_order_problems(schedule: Schedule) -> Iterator[str]:
 def reduction_problems(schedule: Schedule) -> Iterator[str]:
     """Reductions that are early, doubled, or not on every worker that holds the block."""
     stages = schedule.placement.stages
+    sharded = sharded_blocks(schedule)
     trained = {s for p in schedule.placement.pipelines if p.ops & {Op.B, Op.W} for s in p.stages}
     holders: dict[int, set[int]] = defaultdict(set)
     for stage in sorted(trained):
@@ -105,6 +107,8 @@ def reduction_problems(schedule: Schedule) -> Iterator[str]:
     seen: dict[int, Counter[int]] = defaultdict(Counter)  # block -> worker -> reductions
     for worker, action in schedule.actions():
         block = stages[action.stage].weights
+        if block in sharded and action.stage in trained:
+            continue
         if action.op is Op.REDUCE_GRAD:
             seen[block][worker] += 1
             if action.stage not in trained:
@@ -115,3 +119,47 @@ def reduction_problems(schedule: Schedule) -> Iterator[str]:
         for worker in sorted(holders[block]) if sum(counts.values()) else ():
             if counts[worker] != 1:
                 yield f"worker {worker}: the gradients of block {block} are reduced {counts[worker]} times, not once"
+
+
+def sharded_blocks(schedule: Schedule) -> frozenset[int]:
+    """The blocks of which every data-parallel group holds a part: those that are ever gathered or dropped."""
+    stages = schedule.placement.stages
+    return frozenset(stages[a.stage].weights for _, a in schedule.actions() if a.op in (Op.UNSHARD, Op.RESHARD))
+
+
+def sharding_problems(schedule: Schedule) -> Iterator[str]:
+    """Compute on a block in parts, blocks gathered or dropped twice or left whole, gradients that nobody reduces.
+
+    The gradients of a sharded block may be reduced several times: each time those that came since the last one.
+    """
+    sharded = sharded_blocks(schedule)
+    stages = schedule.placement.stages
+    lone = lone_blocks(schedule)
+    for block in sorted(sharded - lone):
+        yield f"block {block} is sharded over data-parallel groups, but several workers of a group hold it"
+    for worker, order in enumerate(schedule.orders):
+        whole: set[int] = set()
+        pending: dict[int, Action] = {}
+        for action in order:
+            block = stages[action.stage].weights
+            if block not in sharded:
+                continue
+            match action.op:
+                case Op.UNSHARD:
+                    if block in whole:
+                        yield f"worker {worker}: {action} gathers block {block}, which is whole"
+                    whole.add(block)
+                case Op.RESHARD:
+                    if block not in whole:
+                        yield f"worker {worker}: {action} drops block {block}, which is in parts"
+                    whole.discard(block)
+                case Op.REDUCE_GRAD:
+                    if pending.pop(block, None) is None:
+                        yield f"worker {worker}: {action} reduces no gradients of block {block}"
+                case op if op in COMPUTE_OPS:
+                    if block not in whole:
+                        yield f"worker {worker}: {action} reads block {block}, which is in parts; UNSHARD it before"
+                    if op in (Op.B, Op.W):
+                        pending[block] = action
+        yield from (f"worker {worker}: block {block} is still whole at the end" for block in sorted(whole))
+        yield from (f"worker {worker}: the gradients of {action} are not reduced" for action in pending.values())

@@ -1,7 +1,8 @@
 """The abstract machine that runs a schedule: what a worker's host, its compute and its streams wait for.
 
-    host of a worker    issues its actions in order. At a compute action it waits until the action's inputs are there
-                        and until the action has ended; sends, receives and reductions it only puts on their stream.
+    host of a worker    issues its actions in order. At a compute action it waits until the action's inputs are there,
+                        its block's parameters among them, and until the action has ended; sends, receives, reductions
+                        and gathers it only puts on their stream.
     stream              transfers run one after the other in the order of issue. A transfer is the head of a stream
                         at both ends and issued at both ends, or it does not start: sends are never buffered.
 
@@ -22,7 +23,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
 
-from diffusionpipe.ir.action import MESSAGE_OPS, Action, Op
+from diffusionpipe.ir.action import COMPUTE_OPS, MESSAGE_OPS, Action, Op
 from diffusionpipe.ir.flows import TIMED_OPS, Flow, flows
 from diffusionpipe.ir.schedule import Schedule
 from diffusionpipe.units import Seconds
@@ -53,6 +54,9 @@ class Durations(Protocol):
     def reduce(self, stage: int) -> Seconds:
         """Time of a stage's gradient reduction."""
 
+    def unshard(self, stage: int) -> Seconds:
+        """Time in which the parameters of a stage's block are gathered."""
+
 
 class _NoTime:
     """Durations of zero, for where only the order matters."""
@@ -67,6 +71,9 @@ class _NoTime:
         return 0
 
     def reduce(self, stage: int) -> Seconds:
+        return 0
+
+    def unshard(self, stage: int) -> Seconds:
         return 0
 
 
@@ -119,8 +126,35 @@ def serving(schedule: Schedule, all_flows: Sequence[Flow]) -> dict[int, tuple[in
     return served
 
 
+def lone_blocks(schedule: Schedule) -> frozenset[int]:
+    """The trained blocks that one worker alone holds; data-parallel copies of it are not in the schedule."""
+    holders: dict[int, set[int]] = defaultdict(set)
+    for stage in schedule.placement.stages:
+        holders[stage.weights].add(stage.worker)
+    return frozenset(weights for weights, workers in holders.items() if len(workers) == 1)
+
+
+def gathers(schedule: Schedule) -> tuple[tuple[tuple[int, Action], ...], ...]:
+    """For each worker its gathers that are read: (index of the UNSHARD, first compute action behind it)."""
+    stages = schedule.placement.stages
+    found = []
+    for order in schedule.orders:
+        gathered: list[tuple[int, Action]] = []
+        open_gathers: dict[int, int] = {}
+        for index, action in enumerate(order):
+            if action.op is Op.UNSHARD:
+                open_gathers[stages[action.stage].weights] = index
+            elif action.op in COMPUTE_OPS and (start := open_gathers.pop(stages[action.stage].weights, None)) is not None:
+                gathered.append((start, action))
+        found.append(tuple(gathered))
+    return tuple(found)
+
+
 class _Machine:
-    """The state of one run. Events are numbered: first all actions worker by worker, then all transfers."""
+    """The state of one run. Events are numbered: first all actions worker by worker, then all transfers.
+
+    A gather, or the reduction of a block that one worker alone holds, is a transfer with one end: its own action.
+    """
 
     def __init__(self, schedule: Schedule, durations: Durations, streams: Streams) -> None:
         self.schedule, self.durations, self.streams = schedule, durations, streams
@@ -140,22 +174,26 @@ class _Machine:
         self.free: dict[tuple[int, ...], Seconds] = defaultdict(int)
         self.issued: dict[int, list[tuple[tuple[int, ...], int, Seconds]]] = defaultdict(list)  # stream, action, time
         self.transfer_of = {}
-        num_reduces: dict[int, int] = defaultdict(int)
+        self.lone = lone_blocks(schedule)
+        num_collectives: dict[int, int] = defaultdict(int)
         for worker, order in enumerate(schedule.orders):
             for i, action in enumerate(order):
-                transfer = self._transfer(action)
+                transfer = self._transfer(action, self.offsets[worker] + i)
                 if transfer is not None:
                     self.transfer_of[self.offsets[worker] + i] = transfer
-                    num_reduces[transfer] += action.op is Op.REDUCE_GRAD
-        self.num_ends = {t: num_reduces[t] or 2 for t in self.transfer_of.values()}
+                    num_collectives[transfer] += action.op in (Op.REDUCE_GRAD, Op.UNSHARD)
+        self.num_ends = {t: num_collectives[t] or 2 for t in self.transfer_of.values()}
         self.inputs = self._inputs()
 
-    def _transfer(self, action: Action) -> int | None:
+    def _transfer(self, action: Action, event: int) -> int | None:
         if action.op in MESSAGE_OPS:
             assert action.slot is not None
             return self.first_message + action.slot
+        if action.op is Op.UNSHARD:
+            return event
         if action.op is Op.REDUCE_GRAD:
-            return self.first_reduce + self.schedule.placement.stages[action.stage].weights
+            weights = self.schedule.placement.stages[action.stage].weights
+            return event if weights in self.lone else self.first_reduce + weights
         return None
 
     def _inputs(self) -> Mapping[Action, list[tuple[int, Seconds]]]:
@@ -179,6 +217,9 @@ class _Machine:
             else:
                 lag = 0 if is_local else self.durations.flow(flow)
                 inputs[flow.consumer].extend((event_of[p], lag) for p in flow.producers)
+        for worker, gathered in enumerate(gathers(schedule)):
+            for index, action in gathered:
+                inputs[action].append((self.offsets[worker] + index, 0))
         return inputs
 
     def run(self) -> None:
@@ -224,7 +265,7 @@ class _Machine:
             candidates.extend(self._start(candidates.pop(), ready))
 
     def _stream(self, worker: int, transfer: int) -> tuple[int, ...]:
-        if transfer >= self.first_reduce:
+        if not self.first_message <= transfer < self.first_reduce:
             return (worker,)
         message = self.schedule.messages[transfer - self.first_message]
         stages = self.schedule.placement.stages
@@ -241,10 +282,10 @@ class _Machine:
         if len(issued) < self.num_ends[transfer] or any(self.queues[s][0] != transfer for s, _, _ in issued):
             return []
         start = max(max(time, self.free[stream]) for stream, _, time in issued)
-        if transfer < self.first_reduce:
+        if self.first_message <= transfer < self.first_reduce:
             end = start + self.durations.message(transfer - self.first_message)
         else:
-            end = start + max(self.durations.reduce(self._action(event).stage) for _, event, _ in issued)
+            end = start + max(self._collective(self._action(event)) for _, event, _ in issued)
         self.starts[transfer], self.ends[transfer] = start, end
         heads = []
         for stream, event, _ in issued:
@@ -255,6 +296,10 @@ class _Machine:
                 heads.append(queue[0])
         ready.extend(self.waiting.pop(transfer, ()))
         return heads
+
+    def _collective(self, action: Action) -> Seconds:
+        is_gather = action.op is Op.UNSHARD
+        return self.durations.unshard(action.stage) if is_gather else self.durations.reduce(action.stage)
 
     def _action(self, event: int) -> Action:
         worker = next(w for w in range(self.schedule.num_workers) if event < self.offsets[w + 1])
@@ -273,7 +318,7 @@ class _Machine:
 
     def _name(self, stream: tuple[int, ...]) -> str:
         if len(stream) == 1:
-            return "of reductions"
+            return "of reductions and gathers"
         if len(stream) == 2:
             return f"towards {'higher' if stream[1] else 'lower'} workers"
         return f"from worker {stream[1]} to worker {stream[2]}"

@@ -18,6 +18,8 @@ class Mesh:
     data_parallel: int = 1
     pipeline: int = 1
     shard: int = 1
+    """So many data-parallel groups hold each block's parameters, gradients and optimizer state once among them, in
+    parts: 1, every group holds them whole, or `data_parallel`."""
     tensor: int = 1
     adjacent: int = 1
     """So many data-parallel groups have their ranks interleaved, worker by worker; divides `data_parallel`."""
@@ -25,11 +27,13 @@ class Mesh:
     def __post_init__(self) -> None:
         if self.adjacent < 1 or self.data_parallel % self.adjacent:
             raise ValueError(f"adjacent={self.adjacent} must divide data_parallel={self.data_parallel}")
+        if self.shard not in (1, self.data_parallel):
+            raise ValueError(f"shard={self.shard} must be 1 or data_parallel={self.data_parallel}")
 
     @property
     def num_ranks(self) -> int:
         """Ranks of the whole job."""
-        return self.data_parallel * self.pipeline * self.shard * self.tensor
+        return self.data_parallel * self.pipeline * self.tensor
 
     def rank(self, group: int, worker: int) -> int:
         """The global rank of a worker of a data-parallel group."""

@@ -6,7 +6,8 @@ In the order in which they are applied; each is pure and optional, and each resu
     replicate         several workers per stage
     insert_encoding   frozen work before the first forward, or
     insert_fills      frozen work of the next batch between the compute of this one
-    reduce_gradients  REDUCE_GRAD after the last backward
+    reduce_gradients  REDUCE_GRAD after the last backward, or
+    shard_parameters  UNSHARD and RESHARD around every use of a block, REDUCE_GRAD after each of its backwards
     communicate       sends and receives, ordered by a simulated timeline
 """
 
@@ -16,6 +17,7 @@ from diffusionpipe.passes.encoding import insert_encoding
 from diffusionpipe.passes.filling import PlacedFill, insert_fills, prologue
 from diffusionpipe.passes.reduction import reduce_gradients
 from diffusionpipe.passes.replicate import replicate
+from diffusionpipe.passes.sharding import shard_parameters
 
 __all__ = [
     "PlacedFill",
@@ -26,4 +28,5 @@ __all__ = [
     "prologue",
     "reduce_gradients",
     "replicate",
+    "shard_parameters",
 ]

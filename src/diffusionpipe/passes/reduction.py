@@ -65,6 +65,9 @@ class _Units:
     def reduce(self, stage: int) -> Seconds:
         return 0
 
+    def unshard(self, stage: int) -> Seconds:
+        return 0
+
 
 def _complete(schedule: Schedule, last: Sequence[Mapping[int, int]]) -> dict[int, Seconds]:
     """Block -> when its last backward on any worker ends; `last` says where it stands on each."""

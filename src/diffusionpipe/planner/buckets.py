@@ -2,18 +2,23 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import accumulate, pairwise
+from itertools import accumulate, groupby, pairwise
 
 from diffusionpipe.errors import ScheduleError
 from diffusionpipe.ir import Action, Edge, Op, Placement, Schedule, Stage
 
 
-def subdivide(schedule: Schedule, parts: int) -> Schedule:
+def subdivide(schedule: Schedule, parts: int, *, is_breadth_first: bool = False) -> Schedule:
     """The schedule with every stage cut into `parts` stages on the same worker, run one after the other.
 
         parts = 2      F0         becomes   0F0 1F0
                        B0                   1B0 0B0    after 1B0 of the last micro-batch the gradients of block 1
                                                        are complete; their reduction runs beside 0B0
+
+    Forwards, and backwards, of several micro-batches that follow each other go through all parts one micro-batch
+    after the other or, breadth first, through one part after the other, which needs each part's weights only once:
+
+        F0 F1   becomes   0F0 1F0 0F1 1F1,   breadth first   0F0 0F1 1F0 1F1
 
     Stage s becomes stages s x parts, ..., s x parts + parts - 1, which hold the blocks of the same numbers. Their
     edges are the chain; `connect` puts the model's in its place. Apply it right after the generator.
@@ -39,13 +44,23 @@ def subdivide(schedule: Schedule, parts: int) -> Schedule:
         )
         for pipeline in old.pipelines
     )
-    orders = tuple(tuple(a for action in order for a in _parts(action, parts)) for order in schedule.orders)
+    alike = _runs if is_breadth_first else _singly
+    orders = tuple(tuple(a for run in alike(order) for a in _parts(run, parts)) for order in schedule.orders)
     return replace(schedule, placement=Placement(stages=stages, pipelines=pipelines), orders=orders)
 
 
-def _parts(action: Action, parts: int) -> list[Action]:
-    numbers = range(parts) if action.op is Op.F else range(parts - 1, -1, -1)
-    return [replace(action, stage=action.stage * parts + part) for part in numbers]
+def _singly(order: Sequence[Action]) -> list[list[Action]]:
+    return [[action] for action in order]
+
+
+def _runs(order: Sequence[Action]) -> list[list[Action]]:
+    """The order cut wherever stage or op change."""
+    return [list(run) for _, run in groupby(order, key=lambda action: (action.stage, action.op))]
+
+
+def _parts(run: Sequence[Action], parts: int) -> list[Action]:
+    numbers = range(parts) if run[0].op is Op.F else range(parts - 1, -1, -1)
+    return [replace(action, stage=action.stage * parts + part) for part in numbers for action in run]
 
 
 def bucket_starts(weights: Sequence[int], parts: int) -> tuple[int, ...]:

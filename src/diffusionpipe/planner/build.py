@@ -1,6 +1,6 @@
 """A plan from given sizes: partition by counted work, the named schedule, and every pass in order."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
@@ -12,6 +12,7 @@ from diffusionpipe.costs import Costs, ModelGraph
 from diffusionpipe.errors import ConfigError
 from diffusionpipe.ir import Edge, Mesh, Op, Plan, Schedule, Timeline
 from diffusionpipe.ir.check import check
+from diffusionpipe.ir.execution import lone_blocks
 from diffusionpipe.passes import (
     PlacedFill,
     communicate,
@@ -21,6 +22,7 @@ from diffusionpipe.passes import (
     prologue,
     reduce_gradients,
     replicate,
+    shard_parameters,
 )
 from diffusionpipe.planner.buckets import bucket_starts, subdivide
 from diffusionpipe.planner.folded import stage_starts
@@ -74,6 +76,9 @@ class Layout:
     """Copies of the whole pipeline."""
     adjacent: int = 1
     """So many of these copies stand side by side, worker by worker (see `Mesh`): they share a node's links."""
+    sharded: bool = False
+    """Whether the copies hold every block's parameters, gradients and optimizer state in parts, once among them; a
+    block, a bucket of a stage, is gathered for its compute. See `passes.shard_parameters`."""
     encode_chunk: int = 16
     """Samples that go through the frozen layers at a time."""
     splits: tuple[str, ...] = ()
@@ -93,7 +98,12 @@ class Layout:
     @property
     def mesh(self) -> Mesh:
         """The mesh of the job."""
-        return Mesh(data_parallel=self.data_parallel, pipeline=self.workers, adjacent=self.adjacent)
+        return Mesh(
+            data_parallel=self.data_parallel,
+            pipeline=self.workers,
+            adjacent=self.adjacent,
+            shard=self.data_parallel if self.sharded else 1,
+        )
 
     def generated(self) -> Schedule:
         """The family's schedule of these sizes.
@@ -217,6 +227,7 @@ def _check_layout(graph: ModelGraph, layout: Layout) -> None:
             f"{num_blocks} stages of {layout.buckets} buckets need as many layers; the trained part has "
             f"{len(graph.backbone_layers)}: use at most {len(graph.backbone_layers) // max(num_blocks, 1)} buckets"
         )
+    problems += _sharding_problems(layout)
     problems += [
         f"micro-batches of {per_microbatch} samples cannot be shared evenly by {count} replicas of stage {stage}; "
         f"make the micro-batch a multiple of {count}"
@@ -225,6 +236,17 @@ def _check_layout(graph: ModelGraph, layout: Layout) -> None:
     ]
     if problems:
         raise ConfigError("\n".join(problems))
+
+
+def _sharding_problems(layout: Layout) -> Iterator[str]:
+    if not layout.sharded:
+        return
+    if layout.data_parallel == 1:
+        yield "sharded parameters need data-parallel copies to share them; use 2 or more, or do without"
+    if max(layout.replicas, default=1) > 1:
+        yield "replicas of stages cannot share parameters in parts; use data-parallel copies instead"
+    if layout.schedule in REGISTRY and len(lone_blocks(layout.generated())) < layout.num_blocks():
+        yield f"the schedule {layout.schedule!r} has copies of its blocks on several workers, which cannot be sharded"
 
 
 def _partition(graph: ModelGraph, layout: Layout) -> tuple[tuple[str, ...], ...]:
@@ -285,7 +307,7 @@ def _bucketed(graph: ModelGraph, blocks: Blocks, parts: int) -> tuple[tuple[str,
 
 def _connected(build: _Build, schedule: Schedule, backbone: Blocks) -> Schedule:
     """The generator's schedule with buckets, the model's edges, and replicas."""
-    schedule = subdivide(schedule, build.layout.buckets)
+    schedule = subdivide(schedule, build.layout.buckets, is_breadth_first=build.layout.sharded)
     edges = _edges(build.graph, backbone)
     stages = schedule.placement.stages
     for number, pipeline in enumerate(schedule.placement.pipelines):
@@ -309,7 +331,9 @@ def _train_schedule(build: _Build, schedule: Schedule, filler: Filler | None) ->
     trains = any(pipeline.ops != {Op.F} for pipeline in schedule.placement.pipelines)
     schedule = _connected(build, schedule, backbone)
     outputs = {block: graph.frozen_outputs(layers) for block, layers in enumerate(backbone)}
-    if trains:
+    if layout.sharded:
+        schedule = shard_parameters(schedule)
+    elif trains:
         schedule = reduce_gradients(schedule, is_data_parallel=layout.data_parallel > 1)
     if filler:
         costs = build.pricing(schedule, blocks, layout.mesh)
@@ -324,7 +348,19 @@ def _train_schedule(build: _Build, schedule: Schedule, filler: Filler | None) ->
             num_layers=len(blocks[frozen]),
             max_chunk=layout.encode_chunk,
         )
+        schedule = _gathers_first(schedule)
     return _communicated(build, schedule)
+
+
+def _gathers_first(schedule: Schedule) -> Schedule:
+    """The schedule in which the first blocks are gathered beside the frozen work that stands before their compute."""
+    orders = []
+    for order in schedule.orders:
+        encodes = [action for action in order if action.op is Op.ENCODE]
+        rest = [action for action in order if action.op is not Op.ENCODE]
+        first = next((i for i, action in enumerate(rest) if action.op is not Op.UNSHARD), len(rest))
+        orders.append((*rest[:first], *encodes, *rest[first:]))
+    return replace(schedule, orders=tuple(orders))
 
 
 def _sample_schedule(build: _Build) -> Schedule:
@@ -337,7 +373,7 @@ def _sample_schedule(build: _Build) -> Schedule:
     count = max(1, min(layout.stages, layout.sample_batch // unit))
     size = -(-max(layout.sample_batch, layout.stages) // (count * unit)) * unit
     schedule = _connected(build, _forwards_of(layout, [size] * count), backbone)
-    return _communicated(build, schedule)
+    return _communicated(build, shard_parameters(schedule) if layout.sharded else schedule)
 
 
 def _ancestors(graph: ModelGraph, tensor: str) -> set[str]:

@@ -13,11 +13,13 @@ from torch.autograd.graph import get_gradient_edge
 from diffusionpipe.costs import TensorSpec
 from diffusionpipe.errors import ScheduleError
 from diffusionpipe.ir import Action, Message, Op, Schedule
+from diffusionpipe.ir.action import COMPUTE_OPS
 from diffusionpipe.runtime.backward import run_backward
 from diffusionpipe.runtime.buffers import BufferPool
 from diffusionpipe.runtime.frozen import FillRunner
-from diffusionpipe.runtime.gradients import BlockGradients
+from diffusionpipe.runtime.gradients import Reducible
 from diffusionpipe.runtime.routing import Part, Route
+from diffusionpipe.runtime.sharding import ShardedBlock
 from diffusionpipe.runtime.slot import Output, Slot, count_read
 from diffusionpipe.runtime.stage import StageModule
 from diffusionpipe.runtime.store import RowStore
@@ -39,7 +41,9 @@ class Compiler:
     device: torch.device
     rank_of_worker: tuple[int, ...]
     encoder: FillRunner | None
-    gradients: Mapping[int, BlockGradients]
+    gradients: Mapping[int, Reducible]
+    sharded: Mapping[int, ShardedBlock]
+    """Blocks that are whole only between their UNSHARD and RESHARD."""
     loss_scale: float
     pool: BufferPool
     routes: Mapping[tuple[int, int], Route]
@@ -64,6 +68,13 @@ class Compiler:
         Raises:
             ScheduleError: an op that the executor does not know.
         """
+        wait, run = self._plain_instruction(action)
+        block = self.sharded.get(self.schedule.placement.stages[action.stage].weights)
+        if block is None or action.op not in COMPUTE_OPS:
+            return wait, run
+        return _both(wait, block.wait), run if action.op is Op.F else _both(block.open_gradients, run)
+
+    def _plain_instruction(self, action: Action) -> Instruction:
         match action.op:
             case Op.F:
                 return self._compile_forward(action)
@@ -80,6 +91,10 @@ class Compiler:
             case Op.REDUCE_GRAD:
                 block = self.gradients[self.schedule.placement.stages[action.stage].weights]
                 return None, block.reduce
+            case Op.UNSHARD:
+                return None, self.sharded[self.schedule.placement.stages[action.stage].weights].unshard
+            case Op.RESHARD:
+                return None, self.sharded[self.schedule.placement.stages[action.stage].weights].reshard
         raise ScheduleError([f"worker {self.worker}: {action}: the executor does not run {action.op} yet"])
 
     def _wait_for(self, messages: tuple[int, ...]) -> Callable[[], None] | None:
@@ -337,3 +352,15 @@ class Compiler:
         assert self.encoder is not None, "a schedule with fills needs an encoder"
         fill, encoder, store = self.schedule.fills[action.slot], self.encoder, self.writing
         return lambda: encoder.run(fill, store)
+
+
+def _both(first: Callable[[], None] | None, second: Callable[[], None]) -> Callable[[], None]:
+    """One after the other."""
+    if first is None:
+        return second
+
+    def both() -> None:
+        first()
+        second()
+
+    return both

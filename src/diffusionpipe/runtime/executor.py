@@ -25,8 +25,9 @@ from diffusionpipe.ir.flows import TIMED_OPS
 from diffusionpipe.runtime.buffers import BufferPool
 from diffusionpipe.runtime.compiler import Compiler
 from diffusionpipe.runtime.frozen import FillRunner
-from diffusionpipe.runtime.gradients import BlockGradients
+from diffusionpipe.runtime.gradients import Reducible
 from diffusionpipe.runtime.routing import Route, extents_of, fed_rows, releases_of, routes_of
+from diffusionpipe.runtime.sharding import ShardedBlock
 from diffusionpipe.runtime.slot import Output, Slot
 from diffusionpipe.runtime.stage import StageModule
 from diffusionpipe.runtime.store import RowStore
@@ -50,11 +51,12 @@ class Executor:
         rank_of_worker: Callable[[int], int] = lambda worker: worker,
         encoder: FillRunner | None = None,
         raw_inputs: tuple[str, ...] = (),
-        gradients: Mapping[int, BlockGradients] | None = None,
+        gradients: Mapping[int, Reducible] | None = None,
+        sharded: Mapping[int, ShardedBlock] | None = None,
         loss_scale: float = 1.0,
         store: RowStore | None = None,
     ) -> None:
-        """`stages`: stage id -> what it computes. `loss_scale`: gradient of the step's loss for each sample's loss.
+        """`stages`: stage id -> what it computes. `sharded`: the blocks that the schedule gathers. `loss_scale`: gradient of the step's loss for each sample's loss.
 
         `store`: where frozen outputs go instead of a store of its own; for the prologue of another executor.
 
@@ -84,6 +86,7 @@ class Executor:
             rank_of_worker=tuple(rank_of_worker(w) for w in range(schedule.num_workers)),
             encoder=encoder,
             gradients=self._gradients,
+            sharded=sharded or {},
             loss_scale=loss_scale,
             pool=self.pool,
             routes=routes,

@@ -1,6 +1,7 @@
 """Gradients of a worker: reset, and summed over everyone who holds the same weights."""
 
 from collections.abc import Sequence
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -9,6 +10,22 @@ from diffusionpipe.runtime.transport import Transport, Work
 from diffusionpipe.units import Bytes
 
 BUCKET_BYTES: Bytes = 25 * 2**20
+
+
+class Reducible(Protocol):
+    """The gradients of one block on one rank."""
+
+    def reset(self) -> None:
+        """Forget the gradients of the last step."""
+        ...
+
+    def reduce(self) -> None:
+        """Start summing."""
+        ...
+
+    def finish(self) -> None:
+        """Wait until the sums are there."""
+        ...
 
 
 class BlockGradients:

@@ -1,8 +1,9 @@
 """Ranks as threads of one process: the transport of the tests."""
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TypeVar
 
 import torch
@@ -50,7 +51,7 @@ class _Receive:
 
 @dataclass(slots=True)
 class _Sum:
-    """One all-reduce: the last rank to arrive adds up in rank order, so that all get the same bits."""
+    """One collective: the last rank to arrive adds up in rank order, so that all get the same bits."""
 
     tensors: dict[int, Tensor] = field(default_factory=dict)
     done: threading.Event = field(default_factory=threading.Event)
@@ -81,16 +82,14 @@ class Hub:
         with self._lock:
             return self._channels.setdefault((source, destination), _Channel())
 
-    def add(self, ranks: tuple[int, ...], turn: int, rank: int, tensor: Tensor) -> _Sum:
-        """Enter `rank`'s tensor into the `turn`-th sum over `ranks`."""
+    def add(self, ranks: tuple[int, ...], turn: int, rank: int, tensor: Tensor, combine: "_Combine") -> _Sum:
+        """Enter `rank`'s tensor into the `turn`-th collective over `ranks`; the last one to arrive does it."""
         with self._lock:
             entry = self._sums.setdefault((ranks, turn), _Sum())
             entry.tensors[rank] = tensor
             if len(entry.tensors) == len(ranks):
                 del self._sums[ranks, turn]
-                total = torch.stack([entry.tensors[r] for r in ranks]).sum(dim=0)
-                for member in entry.tensors.values():
-                    member.copy_(total)
+                combine({r: entry.tensors[r] for r in ranks})
                 entry.done.set()
             return entry
 
@@ -132,9 +131,48 @@ class ThreadTransport:
 
     def all_reduce(self, tensor: Tensor, ranks: tuple[int, ...]) -> _SumWork:
         """See `Transport`."""
+        return self._collective(tensor, ranks, _sum_everywhere)
+
+    def reduce(self, tensor: Tensor, destination: int, ranks: tuple[int, ...]) -> _SumWork:
+        """See `Transport`."""
+        return self._collective(tensor, ranks, partial(_sum_at, destination))
+
+    def broadcast(self, tensor: Tensor, source: int, ranks: tuple[int, ...]) -> _SumWork:
+        """See `Transport`."""
+        return self._collective(tensor, ranks, partial(_copy_from, source))
+
+    def _collective(self, tensor: Tensor, ranks: tuple[int, ...], combine: "_Combine") -> _SumWork:
         turn = self._turns.get(ranks, 0)
         self._turns[ranks] = turn + 1
-        return _SumWork(self._hub.add(ranks, turn, self._rank, tensor), self._hub)
+        return _SumWork(self._hub.add(ranks, turn, self._rank, tensor, combine), self._hub)
+
+
+_Combine = Callable[[Mapping[int, Tensor]], None]
+"""What a collective does to the tensors of its ranks, which are in their order."""
+
+
+@torch.no_grad()
+def _sum_everywhere(tensors: Mapping[int, Tensor]) -> None:
+    total = torch.stack(list(tensors.values())).sum(dim=0)
+    for tensor in tensors.values():
+        tensor.copy_(total)
+
+
+@torch.no_grad()
+def _sum_at(destination: int, tensors: Mapping[int, Tensor]) -> None:
+    total = torch.stack(list(tensors.values())).sum(dim=0)
+    for rank, tensor in tensors.items():
+        if rank == destination:
+            tensor.copy_(total)
+        else:
+            tensor.fill_(float("nan"))  # whoever reads it still is wrong
+
+
+@torch.no_grad()
+def _copy_from(source: int, tensors: Mapping[int, Tensor]) -> None:
+    for rank, tensor in tensors.items():
+        if rank != source:
+            tensor.copy_(tensors[source])
 
 
 def run_threads(num_ranks: int, main: Callable[[int, ThreadTransport], _Result]) -> list[_Result]:

@@ -35,6 +35,17 @@ class Transport(Protocol):
         """Start summing a contiguous tensor over `ranks`, in place, with the same bits on all of them."""
         ...
 
+    def reduce(self, tensor: Tensor, destination: int, ranks: tuple[int, ...]) -> Work:
+        """Start summing a contiguous tensor over `ranks` into that of `destination`; the others' mean nothing then."""
+        ...
+
+    def broadcast(self, tensor: Tensor, source: int, ranks: tuple[int, ...]) -> Work:
+        """Start copying the contiguous tensor of `source` into those of all `ranks`.
+
+        All of them start their sums and broadcasts in the same order.
+        """
+        ...
+
 
 class ProcessTransport:
     """torch.distributed, with separate process groups for the two directions of every pair of ranks.
@@ -83,4 +94,14 @@ class ProcessTransport:
     def all_reduce(self, tensor: Tensor, ranks: tuple[int, ...]) -> Work:
         """See `Transport`."""
         work: Work = dist.all_reduce(tensor, group=self._sums[ranks], async_op=True)
+        return work
+
+    def reduce(self, tensor: Tensor, destination: int, ranks: tuple[int, ...]) -> Work:
+        """See `Transport`."""
+        work: Work = dist.reduce(tensor, destination, group=self._sums[ranks], async_op=True)
+        return work
+
+    def broadcast(self, tensor: Tensor, source: int, ranks: tuple[int, ...]) -> Work:
+        """See `Transport`."""
+        work: Work = dist.broadcast(tensor, source, group=self._sums[ranks], async_op=True)
         return work

@@ -1,18 +1,21 @@
 """One rank's part of a plan: its layers, its gradients and an executor for each schedule."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 
 import torch
 from torch import Tensor, nn
 
 from diffusionpipe.costs import ModelGraph
+from diffusionpipe.costs.sharding import part_of_parameter
 from diffusionpipe.ir import Edge, Op, Plan, Range, Schedule
 from diffusionpipe.models.graph import Layer, LayerGraph, layer_parameters
 from diffusionpipe.models.run import needed_layers
 from diffusionpipe.runtime.executor import Executor
 from diffusionpipe.runtime.frozen import Encoder
-from diffusionpipe.runtime.gradients import BlockGradients
+from diffusionpipe.runtime.gradients import BlockGradients, Reducible
+from diffusionpipe.runtime.sharding import Reductions, ShardedBlock
 from diffusionpipe.runtime.stage import LayerStage, Precision, StageModule
 from diffusionpipe.runtime.store import RowStore
 from diffusionpipe.runtime.transport import Transport
@@ -47,6 +50,11 @@ def holders_of(plan: Plan) -> dict[int, tuple[int, ...]]:
                     plan.mesh.rank(group, placement.stages[stage].worker) for group in range(plan.mesh.data_parallel)
                 )
     return {block: tuple(sorted(ranks)) for block, ranks in sorted(holders.items())}
+
+
+def trained_blocks(plan: Plan, rank: int) -> tuple[int, ...]:
+    """The trained blocks that a rank computes with."""
+    return tuple(block for block, ranks in holders_of(plan).items() if rank in ranks)
 
 
 def channels_of(plan: Plan) -> set[tuple[int, int]]:
@@ -85,10 +93,11 @@ class Worker:
     plan: Plan
     model: ModelGraph
     parameters: dict[str, nn.Parameter]
-    """Trained parameters on this rank by canonical name, in the model's order."""
+    """Trained parameters that this rank updates by canonical name, in the model's order: those of its blocks or, where
+    they are sharded, its part of them."""
     owned: frozenset[str]
     """Those of them that count on this rank when every parameter is counted once."""
-    gradients: dict[int, BlockGradients]
+    gradients: Mapping[int, Reducible]
     train: Executor
     prologue: Executor | None
     """Encodes the first batch where `train` encodes ahead; shares its store."""
@@ -124,8 +133,12 @@ def build_worker(
     *,
     device: torch.device,
     precision: Precision | None = None,
+    sharded: Mapping[int, ShardedBlock] | None = None,
 ) -> Worker:
-    """A rank's worker. Its layers' parameters must be real (not meta) and on `device`."""
+    """A rank's worker. Its layers' parameters must be real (not meta) and on `device`.
+
+    `sharded`: what `shard` made of the blocks of a sharded plan already; None: it is made here.
+    """
     place = place_of(plan, rank)
     holders = holders_of(plan)
     blocks = {block: ranks for block, ranks in holders.items() if rank in ranks}
@@ -133,9 +146,18 @@ def build_worker(
         block: {name: p for name, p in layer_parameters(graph, plan.blocks[block]).items() if p.requires_grad}
         for block in blocks
     }
-    gradients = {
-        block: BlockGradients(tuple(parameters[block].values()), ranks, transport) for block, ranks in blocks.items()
-    }
+    gradients: Mapping[int, Reducible]
+    if plan.mesh.shard > 1:
+        sharder = Sharder(graph=graph, model=model, plan=plan, rank=rank, transport=transport)
+        gradients = sharded = sharded or {block: sharder.shard(block) for block in blocks}
+        parameters = {block: {n: p for n, p in own.items() if sharder.owns(n)} for block, own in parameters.items()}
+        owned = frozenset(name for own in parameters.values() for name in own)
+    else:
+        gradients = {
+            block: BlockGradients(tuple(parameters[block].values()), ranks, transport)
+            for block, ranks in blocks.items()
+        }
+        owned = frozenset(name for block, ranks in blocks.items() if ranks[0] == rank for name in parameters[block])
     parts = _Parts(graph=graph, model=model, plan=plan, place=place, precision=precision or Precision())
 
     def executor(schedule: Schedule, loss_scale: float = 1.0, store: RowStore | None = None) -> Executor:
@@ -150,6 +172,7 @@ def build_worker(
             encoder=parts.encoder(schedule),
             raw_inputs=model.inputs,
             gradients=gradients,
+            sharded=sharded,
             loss_scale=loss_scale,
             store=store,
         )
@@ -160,7 +183,7 @@ def build_worker(
         plan=plan,
         model=model,
         parameters={name: p for block in parameters.values() for name, p in block.items()},
-        owned=frozenset(name for block, ranks in blocks.items() if ranks[0] == rank for name in parameters[block]),
+        owned=owned,
         gradients=gradients,
         train=train,
         prologue=executor(plan.prologue, store=train.first_store) if plan.prologue is not None else None,
@@ -168,6 +191,44 @@ def build_worker(
         sample=executor(plan.sample),
         encoded=encoded_rows(plan.train, place.worker),
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sharder:
+    """Makes sharded blocks of one rank's blocks."""
+
+    graph: LayerGraph
+    model: ModelGraph
+    plan: Plan
+    rank: int
+    transport: Transport
+    reductions: Reductions = field(default_factory=Reductions)
+
+    @cached_property
+    def owner_of(self) -> Mapping[str, int]:
+        """Parameter of this rank's trained blocks -> the rank that owns it."""
+        mesh = self.plan.mesh
+        worker = mesh.place(self.rank)[1]
+        layers = [name for block in trained_blocks(self.plan, self.rank) for name in self.plan.blocks[block]]
+        parts = part_of_parameter(self.model, layers, mesh.shard)
+        return {name: mesh.rank(part, worker) for name, part in parts.items()}
+
+    def owns(self, name: str) -> bool:
+        """Whether this rank owns that parameter."""
+        return self.owner_of[name] == self.rank
+
+    def shard(self, block: int) -> ShardedBlock:
+        """The block in parts; its parameters must be real and on their device, and those of others are emptied."""
+        mesh = self.plan.mesh
+        worker = mesh.place(self.rank)[1]
+        return ShardedBlock(
+            layer_parameters(self.graph, self.plan.blocks[block]),
+            owner_of=self.owner_of,
+            rank=self.rank,
+            ranks=tuple(sorted(mesh.rank(group, worker) for group in range(mesh.shard))),
+            transport=self.transport,
+            reductions=self.reductions,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,7 +17,7 @@ def simulate(schedule: Schedule, costs: Costs, *, streams: Streams = Streams.DIR
     Without explicit messages an edge between workers takes the time of its tensors on the link, beside all others.
     With them every transfer waits for its streams and for both its ends, as `ir.execution` describes; the span of a
     SEND and of its RECV is that of the transfer. A gradient reduction starts when it is issued on all replicas and
-    runs beside the rest. Times stay exact where the costs are integers or Fractions and links have no bandwidth.
+    runs beside the rest; so does the gathering of a sharded block, for which its compute waits. Times stay exact where the costs are integers or Fractions and links have no bandwidth.
 
     Raises:
         ScheduleError: the schedule gets stuck, or the costs belong to another one.
@@ -54,6 +54,9 @@ class _Durations:
 
     def reduce(self, stage: int) -> Seconds:
         return self.costs.reduces[stage] if self.costs.reduces else 0
+
+    def unshard(self, stage: int) -> Seconds:
+        return self.costs.unshards[stage] if self.costs.unshards else 0
 
     def _transfer(self, source: int, destination: int, tensors: tuple[str, ...], num_samples: int) -> Seconds:
         stages = self.schedule.placement.stages

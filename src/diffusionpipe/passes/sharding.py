@@ -1,0 +1,87 @@
+"""Blocks in parts: gathered ahead of their compute, dropped behind it, their gradients reduced to their owners."""
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from diffusionpipe.errors import ConfigError, ScheduleError
+from diffusionpipe.ir import Action, Op, Schedule
+from diffusionpipe.ir.action import COMPUTE_OPS
+from diffusionpipe.ir.execution import lone_blocks
+
+
+def shard_parameters(schedule: Schedule, *, prefetch: int = 1) -> Schedule:
+    """The schedule with every trained block in parts, but for while it is computed with.
+
+        blocks 0 1 2 on one worker    0U 1U  0F 0R 2U  1F 2F  2B 2R 2G 0U  1B 1R 1G  0B 0R 0G
+
+    U is UNSHARD, R is RESHARD, G is REDUCE_GRAD. After Zhao et al., "PyTorch FSDP: Experiences on Scaling Fully Sharded
+    Data Parallel", VLDB 2023, https://arxiv.org/abs/2304.11277, section 3.3, and Rajbhandari et al., "ZeRO", SC 2020,
+    https://arxiv.org/abs/1910.02054, stage 3. A block's gathering starts when the compute `prefetch` runs before it
+    starts; a run is what a worker computes with one block without changing to another. The first blocks are gathered at
+    the start of the order, beside frozen work. A block that would be gathered again no later than it is dropped stays:
+    here 1, from its forward to its backward. So at most `prefetch` + 1 blocks are whole at a time. The
+    gradients of a run of backwards are reduced behind it, so that none outlive their block.
+
+    Raises:
+        ConfigError: `prefetch` is negative.
+        ScheduleError: messages or reductions are explicit already, or several workers hold a block.
+    """
+    if prefetch < 0:
+        raise ConfigError(f"prefetch={prefetch}: the number of runs that a block is gathered ahead starts at 0")
+    done = {Op.UNSHARD, Op.RESHARD, Op.REDUCE_GRAD}
+    if schedule.has_communication or any(action.op in done for _, action in schedule.actions()):
+        raise ScheduleError(["shard a schedule before its messages and reductions are made explicit"])
+    shared = {stage.weights for stage in schedule.placement.stages} - lone_blocks(schedule)
+    computed = {schedule.placement.stages[a.stage].weights for _, a in schedule.actions() if a.op in COMPUTE_OPS}
+    if both := sorted(shared & computed):
+        raise ScheduleError([f"block {both[0]} cannot be sharded: several workers hold it"])
+    return replace(schedule, orders=tuple(_sharded(schedule, order, prefetch) for order in schedule.orders))
+
+
+@dataclass(slots=True)
+class _Span:
+    """Runs during which a block is whole."""
+
+    stage: int
+    first: int
+    last: int
+    """Numbers of its runs."""
+    has_gradients: bool = False
+
+
+def _sharded(schedule: Schedule, order: Sequence[Action], prefetch: int) -> tuple[Action, ...]:
+    runs = _runs(schedule, order)
+    spans: list[_Span] = []
+    open_spans: dict[int, _Span] = {}
+    for number, (block, start, stop) in enumerate(runs):
+        span = open_spans.get(block)
+        if span is None or number - span.last > 1 + prefetch:
+            span = open_spans[block] = _Span(order[start].stage, number, number)
+            spans.append(span)
+        span.last = number
+        span.has_gradients |= any(action.op in (Op.B, Op.W) for action in order[start:stop])
+    before: dict[int, list[Action]] = defaultdict(list)
+    behind: dict[int, list[Action]] = defaultdict(list)
+    for span in spans:
+        ahead = span.first - prefetch
+        before[runs[ahead][1] if ahead > 0 else 0].append(Action(stage=span.stage, op=Op.UNSHARD))
+        end = behind[runs[span.last][2] - 1]
+        end.append(Action(stage=span.stage, op=Op.RESHARD))
+        if span.has_gradients:
+            end.append(Action(stage=span.stage, op=Op.REDUCE_GRAD))
+    return tuple(a for i, action in enumerate(order) for a in (*before[i], action, *behind[i]))
+
+
+def _runs(schedule: Schedule, order: Sequence[Action]) -> list[tuple[int, int, int]]:
+    """(block, index of its first action, index behind its last) of each run; other actions may stand between."""
+    stages = schedule.placement.stages
+    runs: list[tuple[int, int, int]] = []
+    for index, action in enumerate(order):
+        if action.op in COMPUTE_OPS:
+            block = stages[action.stage].weights
+            if runs and runs[-1][0] == block:
+                runs[-1] = (block, runs[-1][1], index + 1)
+            else:
+                runs.append((block, index, index + 1))
+    return runs

@@ -1,0 +1,132 @@
+"""Parameters in parts give the loss and gradients of one process, and no rank holds more than its part for long."""
+
+import copy
+
+import pytest
+import torch
+from layouts import CPU, assert_same_step, reference_step, run_step, step_in_threads
+from tiny_models import raw_inputs, tiny_dit, tiny_stable_diffusion
+
+from diffusionpipe.models.describe import describe
+from diffusionpipe.models.graph import canonical_names, layer_parameters
+from diffusionpipe.planner import Layout, build_plan
+from diffusionpipe.runtime.threads import run_threads
+from diffusionpipe.runtime.worker import build_worker
+
+BATCH = 12
+MODELS = {"stable diffusion": tiny_stable_diffusion, "dit": tiny_dit}
+
+
+@pytest.fixture(scope="module", params=MODELS)
+def prepared(request):
+    graph = MODELS[request.param]()
+    inputs = raw_inputs(graph, BATCH)
+    return graph, describe(graph), inputs, reference_step(graph, inputs)
+
+
+def sharded(**sizes) -> Layout:
+    base = {"batch": BATCH, "stages": 1, "microbatches": 1, "data_parallel": 2, "buckets": 4, "encode_chunk": 3}
+    return Layout(**base | sizes, sharded=True)
+
+
+LAYOUTS = {
+    "two ranks": sharded(),
+    "three ranks": sharded(data_parallel=3),
+    "one block": sharded(buckets=1),
+    "accumulated one after the other": sharded(microbatches=3),
+    "accumulated block by block": sharded(microbatches=3, schedule="gpipe"),
+    "recomputed": sharded(microbatches=2, checkpointed=("*",)),
+    "some recomputed": sharded(checkpointed=("*.transformer_blocks.0", "unet.down*")),
+    "two stages": sharded(stages=2, microbatches=3, buckets=2),
+    "split backward": sharded(stages=2, microbatches=3, buckets=2, schedule="zb-h1"),
+    "a V": sharded(stages=2, microbatches=3, buckets=1, schedule="zb-v"),
+    "zeropp": sharded(stages=2, microbatches=3, buckets=1, schedule="zeropp"),
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
+def test_gradients_are_those_of_one_process(prepared, layout):
+    graph, model, inputs, expected = prepared
+    assert_same_step(step_in_threads(graph, model, layout, inputs), expected)
+
+
+def test_at_rest_a_rank_holds_its_part_alone_and_two_blocks_at_most_while_it_trains(prepared):
+    graph, model, inputs, _ = prepared
+    plan = build_plan(model, sharded(buckets=4, microbatches=2))
+
+    def main(rank, transport):
+        own = copy.deepcopy(graph)
+        worker = build_worker(own, model, plan, rank, transport, device=CPU)
+        blocks = [list(layer_parameters(own, block).values()) for block in plan.blocks[:-1]]
+        sizes = [sum(p.numel() for p in block) for block in blocks]
+        most = 0
+        for wait, run in worker.train._programs[0]:
+            original = run
+
+            def watched(original=original):
+                nonlocal most
+                original()
+                most = max(most, sum(_is_whole(block) for block in blocks))
+
+            program = worker.train._programs[0]
+            program[program.index((wait, run))] = (wait, watched)
+        run_step(worker, inputs)
+        held = sum(p.numel() for block in blocks for p in block if p.untyped_storage().size())
+        gradients = sum(p.numel() for block in blocks for p in block if p.grad is not None)
+        owned = sum(p.numel() for p in worker.parameters.values())
+        return held, gradients, owned, sum(sizes), most
+
+    results = run_threads(2, main)
+    total = results[0][3]
+    assert sum(owned for _, _, owned, _, _ in results) == total
+    for held, gradients, owned, _, most in results:
+        assert held == gradients == owned
+        assert 0.4 * total < owned < 0.6 * total
+        assert most == 2
+
+
+def _is_whole(block) -> bool:
+    return bool(block) and all(p.untyped_storage().size() for p in block)
+
+
+def test_float32_adamw_over_three_ranks_learns_what_one_process_learns():
+    graph = tiny_dit(torch.float32)
+    model = describe(graph)
+    plan = build_plan(model, sharded(data_parallel=3, microbatches=2))
+    batches = [raw_inputs(graph, BATCH, seed) for seed in range(10)]
+    alone = copy.deepcopy(graph)
+    trained = [p for p in canonical_names(alone.components) if p.requires_grad]
+    optimizer = torch.optim.AdamW(trained, lr=1e-3)
+    expected = []
+    for inputs in batches:
+        step = reference_step(alone, inputs)
+        expected.append(step.loss)
+        names = {name: p for p, name in canonical_names(alone.components).items()}
+        for name, gradient in step.gradients.items():
+            names[name].grad = gradient
+        optimizer.step()
+
+    def main(rank, transport):
+        worker = build_worker(copy.deepcopy(graph), model, plan, rank, transport, device=CPU)
+        optimizer = torch.optim.AdamW(list(worker.parameters.values()), lr=1e-3)
+        losses = []
+        for inputs in batches:
+            losses.append(run_step(worker, inputs)[0])
+            optimizer.step()
+        return losses
+
+    found = torch.tensor(run_threads(3, main)).sum(0)
+    torch.testing.assert_close(found, torch.tensor(expected), rtol=1e-5, atol=0)
+
+
+def test_a_sharded_block_gives_the_losses_of_one_process_where_nothing_is_trained(prepared):
+    graph, model, inputs, expected = prepared
+    plan = build_plan(model, sharded())
+
+    def main(rank, transport):
+        worker = build_worker(copy.deepcopy(graph), model, plan, rank, transport, device=CPU)
+        rows = slice(rank * BATCH // 2, (rank + 1) * BATCH // 2)
+        worker.feed(worker.validate, {name: value[rows] for name, value in inputs.items()})
+        return sum(float(output.value.sum()) for output in worker.validate.run())
+
+    assert sum(run_threads(2, main)) / BATCH == pytest.approx(expected.loss, rel=1e-12)
