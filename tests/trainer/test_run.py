@@ -169,8 +169,26 @@ def test_two_stages_give_the_losses_validation_norms_and_pictures_of_one_process
         {"pipeline": {"schedule": "zb-h1"}, "training": {"post_validation": True}},
         {"pipeline": {"schedule": "zb-v", "fill": True}},
         {"pipeline": {"schedule": "chimera"}},
+        {"pipeline": {"data_parallel": 2, "sharded": True}},
+        {"pipeline": {"data_parallel": 2, "sharded": True, "fill": True}},
+        {
+            "pipeline": {"data_parallel": 2, "sharded": True, "schedule": "gpipe"},
+            "training": {"activation_checkpointing": True, "post_validation": True},
+        },
     ],
-    ids=["gpipe", "data parallel", "replicas", "recomputed", "filled", "zb-h1", "zb-v, filled", "chimera"],
+    ids=[
+        "gpipe",
+        "data parallel",
+        "replicas",
+        "recomputed",
+        "filled",
+        "zb-h1",
+        "zb-v, filled",
+        "chimera",
+        "sharded",
+        "sharded, filled",
+        "sharded, block by block, recomputed, post-validated",
+    ],
 )
 def test_other_layouts_change_nothing(crew, recipe, in_one, tmp_path, sections):
     assert crew.run(train, recipe(tmp_path, **sections)) == [6, 6]

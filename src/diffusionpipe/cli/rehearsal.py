@@ -225,8 +225,8 @@ def rehearsal_mesh(mesh: Mesh, ranks: int | None) -> Mesh:
     """
     wanted = mesh.num_ranks if ranks is None else ranks
     size, groups = mesh.pipeline, mesh.data_parallel
-    if mesh.num_ranks != size * groups:
-        raise ConfigError("rehearsals know data-parallel groups of pipelines; this plan shards its stages besides")
+    if mesh.num_ranks != size * groups or mesh.shard > 1:
+        raise ConfigError("rehearsals know data-parallel groups of pipelines; this plan holds parameters in parts")
     if wanted > mesh.num_ranks:
         raise ConfigError(f"the plan has {mesh.num_ranks} ranks, {wanted} are more; leave out --ranks")
     if wanted < size or wanted % size:

@@ -154,6 +154,8 @@ def _make_plan(
         schedule=sizes.schedule,
         replicas=replicas,
         data_parallel=sizes.data_parallel,
+        sharded=sizes.sharded,
+        buckets=0 if sizes.sharded else 1,
         encode_chunk=sizes.encode_chunk,
         splits=recipe.pipeline.splits,
         checkpointed=recipe.training.activation_checkpointing,

@@ -9,6 +9,7 @@ from math import prod
 from typing import Protocol
 
 from diffusionpipe.costs import Costs, ModelGraph
+from diffusionpipe.costs.sharding import blocks_in_common
 from diffusionpipe.errors import ConfigError
 from diffusionpipe.ir import Edge, Mesh, Op, Plan, Schedule, Timeline
 from diffusionpipe.ir.check import check
@@ -30,6 +31,11 @@ from diffusionpipe.schedules import REGISTRY, Generator, forward_over
 from diffusionpipe.simulator import simulate, uniform_costs
 
 Blocks = Sequence[Sequence[str]]
+
+SHARDED_BLOCK = 2**23
+"""Parameters that are worth being gathered together, where nothing else is said,"""
+MIN_BUCKETS = 4
+"""but so many buckets at least, that not all of a small model is whole at a time."""
 
 
 class Pricing(Protocol):
@@ -86,7 +92,8 @@ class Layout:
     checkpointed: tuple[str, ...] = ()
     """Patterns (as of file names) of layers to recompute in the backward."""
     buckets: int = 1
-    """Parts of every block, each reduced as soon as its own gradients are complete."""
+    """Parts of every block, each reduced as soon as its own gradients are complete. 0, for sharded parameters alone:
+    about `SHARDED_BLOCK` parameters in each."""
     sample_batch: int = 0
     """Samples drawn at a time during training (both halves of guidance counted); 0 for one per stage."""
 
@@ -189,7 +196,11 @@ class _Build:
 
 def _build(graph: ModelGraph, layout: Layout, pricing: Pricing | None) -> _Build:
     _check_layout(graph, layout)
-    backbone = _bucketed(graph, _partition(graph, layout), layout.buckets)
+    partition = _partition(graph, layout)
+    layout = replace(layout, buckets=layout.buckets or _sharded_buckets(graph, partition))
+    backbone = _bucketed(graph, partition, layout.buckets)
+    if layout.sharded:
+        _check_shardable(graph, (*backbone, graph.frozen_layers))
     return _Build(graph=graph, layout=layout, blocks=(*backbone, graph.frozen_layers), pricing=pricing or _uniform)
 
 
@@ -222,7 +233,7 @@ def _check_layout(graph: ModelGraph, layout: Layout) -> None:
         problems.append(
             f"{layout.adjacent} adjacent copies of {layout.data_parallel} data-parallel groups; use a divisor"
         )
-    if layout.buckets < 1 or num_blocks * layout.buckets > len(graph.backbone_layers):
+    if layout.buckets < (not layout.sharded) or num_blocks * layout.buckets > len(graph.backbone_layers):
         problems.append(
             f"{num_blocks} stages of {layout.buckets} buckets need as many layers; the trained part has "
             f"{len(graph.backbone_layers)}: use at most {len(graph.backbone_layers) // max(num_blocks, 1)} buckets"
@@ -247,6 +258,22 @@ def _sharding_problems(layout: Layout) -> Iterator[str]:
         yield "replicas of stages cannot share parameters in parts; use data-parallel copies instead"
     if layout.schedule in REGISTRY and len(lone_blocks(layout.generated())) < layout.num_blocks():
         yield f"the schedule {layout.schedule!r} has copies of its blocks on several workers, which cannot be sharded"
+
+
+def _check_shardable(graph: ModelGraph, blocks: Blocks) -> None:
+    if common := blocks_in_common(graph, blocks):
+        raise ConfigError(
+            f"{next(iter(common))} is read by layers of several blocks ({len(common)} such parameters), so it cannot be "
+            "sharded; do without sharded parameters"
+        )
+
+
+def _sharded_buckets(graph: ModelGraph, partition: Blocks) -> int:
+    """As many buckets of a stage as have about `SHARDED_BLOCK` parameters and at least a layer each."""
+    sizes = {p.name: prod(p.shape) for p in graph.parameters}
+    of_layer = {layer.name: sum(sizes[name] for name in layer.parameters) for layer in graph.layers}
+    largest = max(sum(of_layer[name] for name in block) for block in partition)
+    return min(max(MIN_BUCKETS, largest // SHARDED_BLOCK), min(map(len, partition)))
 
 
 def _partition(graph: ModelGraph, layout: Layout) -> tuple[tuple[str, ...], ...]:

@@ -1,19 +1,19 @@
 """The compute of one iteration as a graph: earliest and latest times, with room for work between its nodes.
 
-Nodes are compute actions and gradient reductions in an order in which they can run. A worker's actions follow each
-other; a reduction runs beside them. Whatever is put between two actions of a worker delays nothing as long as it ends
+Nodes are compute actions, gradient reductions and gathers of sharded blocks in an order in which they can run. A worker's
+actions follow each other; reductions and gathers run beside them. Whatever is put between two actions of a worker delays nothing as long as it ends
 before the earliest start of the second; it lengthens no iteration of time T as long as it ends before its latest start
 for T, wherever else other things end before theirs: latest times are a timetable that respects every edge.
 """
 
-from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 from diffusionpipe.costs import Costs
 from diffusionpipe.errors import ScheduleError
 from diffusionpipe.ir import Action, Op, Schedule
+from diffusionpipe.ir.execution import gathers, lone_blocks
 from diffusionpipe.ir.flows import TIMED_OPS, flows
 from diffusionpipe.units import Seconds
 
@@ -34,9 +34,9 @@ class ComputeGraph:
 
     num_workers: int
     worker: tuple[int, ...]
-    """-1 for a reduction."""
+    """-1 for a reduction or a gather."""
     position: tuple[int, ...]
-    """Index in the worker's order; -1 for a reduction."""
+    """Index in the worker's order; -1 for a reduction or a gather."""
     seconds: tuple[Seconds, ...]
     inputs: tuple[tuple[tuple[int, Seconds], ...], ...]
     """(node, time that must pass after it); the previous action of the worker is not among them."""
@@ -136,37 +136,56 @@ def compute_graph(schedule: Schedule, costs: Costs) -> ComputeGraph:
             num_bytes = len(flow.samples) * sum(costs.tensor_bytes.get(name, 0) for name in flow.tensors)
             lag = costs.link_between(source, destination).transfer(num_bytes)
         inputs[number[flow.consumer]] += [(number[producer], lag) for producer in flow.producers]
-    reductions = _reductions(schedule, costs, number)
-    for time, sources in reductions:
-        seconds.append(time)
-        inputs.append([(source, 0.0) for source in sources])
-    where = nodes + [(-1, -1)] * len(reductions)
+    collectives = _collectives(schedule, costs, number)
+    for node, one in enumerate(collectives, start=len(nodes)):
+        seconds.append(one.seconds)
+        inputs.append([(source, 0.0) for source in one.issued])
+        for reader in one.readers:
+            inputs[reader].append((node, 0.0))
+    where = nodes + [(-1, -1)] * len(collectives)
     return _sorted(schedule, where, seconds, inputs)
 
 
-def _reductions(schedule: Schedule, costs: Costs, number: dict[Action, int]) -> list[tuple[Seconds, list[int]]]:
-    """For each reduced block its time and the nodes that it waits for; it starts once issued on all its workers.
+@dataclass(slots=True)
+class _Collective:
+    """A reduction, or the gathering of a sharded block."""
 
-    Reductions of a worker run one after the other, so a reduction also waits for the one before it on each worker.
+    seconds: Seconds
+    issued: list[int]
+    """The compute nodes behind which its workers start it."""
+    before: set[Hashable]
+    """What runs before it on their streams."""
+    readers: list[int]
+    """The compute nodes that wait for it."""
+
+
+def _collectives(schedule: Schedule, costs: Costs, number: Mapping[Action, int]) -> list[_Collective]:
+    """All reductions and gathers, each after those that it waits for.
+
+    They start once issued on all their workers, and those of a worker run one after the other.
     """
-    stages = schedule.placement.stages
-    issued: dict[int, list[int]] = defaultdict(list)
-    before: dict[int, set[int]] = defaultdict(set)
-    time: dict[int, Seconds] = defaultdict(float)
-    for order in schedule.orders:
-        last, previous = None, None
-        for action in order:
+    stages, lone = schedule.placement.stages, lone_blocks(schedule)
+    found: dict[Hashable, _Collective] = {}
+    for worker, (order, gathered) in enumerate(zip(schedule.orders, gathers(schedule), strict=True)):
+        last, previous, reader = None, None, dict(gathered)
+        for i, action in enumerate(order):
             if action.op in TIMED_OPS:
                 last = number[action]
-            elif action.op is Op.REDUCE_GRAD:
-                block = stages[action.stage].weights
-                issued[block] += [last] if last is not None else []
-                before[block] |= {previous} if previous is not None else set()
-                time[block] = max(time[block], costs.reduces[action.stage] if costs.reduces else 0.0)
-                previous = block
-    first = len(number)
-    index = {block: first + i for i, block in enumerate(issued)}
-    return [(time[b], issued[b] + [index[other] for other in sorted(before[b])]) for b in index]
+            if action.op not in (Op.REDUCE_GRAD, Op.UNSHARD):
+                continue
+            block = stages[action.stage].weights
+            key: Hashable = (worker, i) if action.op is Op.UNSHARD or block in lone else block
+            one = found.setdefault(key, _Collective(0.0, [], set(), []))
+            times = costs.unshards if action.op is Op.UNSHARD else costs.reduces
+            one.seconds = max(one.seconds, times[action.stage] if times else 0.0)
+            one.issued += [last] if last is not None else []
+            one.before |= {previous} if previous is not None else set()
+            one.readers += [number[reader[i]]] if i in reader else []
+            previous = key
+    index = {key: len(number) + i for i, key in enumerate(found)}
+    for one in found.values():
+        one.issued += sorted(index[key] for key in one.before)
+    return list(found.values())
 
 
 def _sorted(

@@ -148,10 +148,11 @@ def decode(folder: Path, latents: Tensor) -> list[Picture]:
 def draw_in_session(session: "Session", wish: Wish, settings: SamplingSettings) -> list[Picture] | None:
     """Pictures on the rank that shows them, None on all others. Every rank of the job calls it.
 
-    The first pipeline draws; the other data-parallel groups have nothing to do.
+    The first pipeline draws; the other data-parallel groups have nothing to do but where they share its parameters, so
+    that they are gathered together: then all draw the same.
     """
     worker = session.worker
-    if worker.place.group != 0:
+    if worker.place.group != 0 and session.plan.mesh.shard == 1:
         return None
     raw = raw_conditions(wish, session.graph, session.folder, is_guided=settings.is_guided)
     num_rows = len(next(iter(raw.values())))
@@ -166,7 +167,8 @@ def draw_in_session(session: "Session", wish: Wish, settings: SamplingSettings) 
         holds_latents=predict.holds_latents,
         device=session.job.device,
     )
-    return decode(session.folder, latents) if latents is not None and predict.shows else None
+    is_shown = worker.place.group == 0 and predict.shows
+    return decode(session.folder, latents) if latents is not None and is_shown else None
 
 
 def _conditions(graph: LayerGraph, names: Collection[str], raw: Mapping[str, Tensor]) -> dict[str, Tensor]:

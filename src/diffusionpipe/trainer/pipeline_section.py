@@ -20,6 +20,7 @@ class Sizes:
     data_parallel: int
     encode_chunk: int
     fill: bool
+    sharded: bool
 
 
 class PipelineSection(Section):
@@ -40,6 +41,9 @@ class PipelineSection(Section):
     """Copies of each stage, e.g. [2, 1]; they share the samples of every micro-batch. Empty: one of each."""
     data_parallel: Maybe[Count] = None
     """Copies of the whole pipeline; they share the batch. "none": 1."""
+    sharded: Maybe[bool] = None
+    """Whether the copies hold parameters, gradients and optimizer state in parts; "none": false, or with "auto" the
+    better."""
     splits: Several[str] = ()
     """Names of the layers with which stages 1, 2, ... start; empty: stages of equal counted work."""
     encode_chunk: Maybe[Count] = None
@@ -73,11 +77,12 @@ class PipelineSection(Section):
             data_parallel=self.data_parallel or 1,
             encode_chunk=self.encode_chunk or 16,
             fill=bool(self.fill),
+            sharded=bool(self.sharded),
         )
 
     @model_validator(mode="after")
     def _other_keys_leave_the_plan_its_say(self) -> Self:
-        keys = ("stages", "microbatches", "schedule", "replicas", "data_parallel", "splits", "encode_chunk", "fill")
+        keys = ("stages", "microbatches", "schedule", "replicas", "data_parallel", "sharded", "splits", "encode_chunk", "fill")
         given = [key for key in (*keys, "cluster") if getattr(self, key) not in (None, ())]
         match self.plan:
             case None:
@@ -89,6 +94,16 @@ class PipelineSection(Section):
                 text = f'the plan file {path} says it; remove it, or set plan = "auto"'
                 wrong = dict.fromkeys((*keys, "cluster"), text)
         raise_problems(f"{key}: {wrong[key]}" for key in given if key in wrong)
+        return self
+
+    @model_validator(mode="after")
+    def _parts_need_copies(self) -> Self:
+        if not self.sharded or self.plan is not None:
+            return self
+        if self.sizes.data_parallel == 1:
+            raise ValueError("sharded: there is one copy of the pipeline; set data_parallel to 2 or more, or remove it")
+        if max(self.replicas, default=1) > 1:
+            raise ValueError("sharded: replicas of stages cannot be in parts; use data_parallel instead of replicas")
         return self
 
     @model_validator(mode="after")

@@ -7,6 +7,7 @@ from pathlib import Path
 from diffusionpipe.costs import ModelGraph
 from diffusionpipe.errors import ConfigError, ScheduleError
 from diffusionpipe.ir import Op, Plan, Schedule
+from diffusionpipe.ir.action import COMPUTE_OPS
 from diffusionpipe.ir.check import check
 from diffusionpipe.ir.files import read_plan
 from diffusionpipe.trainer.recipe import Recipe
@@ -121,6 +122,7 @@ def _incomplete(plan: Plan, model: ModelGraph) -> Iterator[str]:
         if layers != len(plan.blocks[-1]):
             yield f"its {name} schedule runs {layers} of the {len(plan.blocks[-1])} frozen layers"
     yield from _missing_sums(plan)
+    yield from _wrong_parts(plan)
 
 
 def _missing_sums(plan: Plan) -> Iterator[str]:
@@ -130,3 +132,15 @@ def _missing_sums(plan: Plan) -> Iterator[str]:
         holders = {stage.worker for stage in stages if stage.weights == block}
         if len(holders) * plan.mesh.data_parallel > 1 and block not in reduced:
             yield f"no action sums the gradients of block {block}, which {len(holders)} workers hold in every copy"
+
+
+def _wrong_parts(plan: Plan) -> Iterator[str]:
+    """Blocks in parts that are not gathered, and gathered ones that the mesh holds whole."""
+    for name, schedule in _schedules(plan).items():
+        stages = schedule.placement.stages
+        computed = {stages[action.stage].weights for _, action in schedule.actions() if action.op in COMPUTE_OPS}
+        gathered = sharded_blocks(schedule)
+        if plan.mesh.shard > 1 and (missing := computed - gathered):
+            yield f"its mesh holds parameters in parts, but its {name} schedule does not gather block {min(missing)}"
+        if plan.mesh.shard == 1 and gathered:
+            yield f"its {name} schedule gathers block {min(gathered)}, which its mesh does not hold in parts"

@@ -27,7 +27,16 @@ from diffusionpipe.profiler.measured import device_name
 from diffusionpipe.runtime.process_group import Job
 from diffusionpipe.runtime.stage import Precision
 from diffusionpipe.runtime.transport import ProcessTransport, Transport
-from diffusionpipe.runtime.worker import Worker, build_worker, channels_of, encoded_rows, holders_of, layers_of_rank
+from diffusionpipe.runtime.worker import (
+    Sharder,
+    Worker,
+    build_worker,
+    channels_of,
+    encoded_rows,
+    holders_of,
+    layers_of_rank,
+    trained_blocks,
+)
 from diffusionpipe.trainer.dataset import Dataset
 from diffusionpipe.trainer.ema import Ema
 from diffusionpipe.trainer.gradient_norm import global_norm_clip
@@ -270,12 +279,30 @@ def open_session(recipe: Recipe, job: Job, make_plan: MakePlan) -> Session:
         trained = {parameter.name.partition(".")[0] for parameter in model.parameters if parameter.is_trainable}
         sources |= dict.fromkeys(trained)
     rank = job.membership.rank
-    layers = {*layers_of_rank(plan, rank), *model.frozen_layers}
-    materialize(graph, layers, sources, device=job.device, dtype=parameter_dtype(recipe), seed=recipe.training.seed)
     transport = ProcessTransport(summing=tuple(holders_of(plan).values()))
+    load = partial(
+        materialize,
+        graph,
+        sources=sources,
+        device=job.device,
+        dtype=parameter_dtype(recipe),
+        seed=recipe.training.seed,
+    )
+    sharded = None
+    if plan.mesh.shard > 1:  # block by block, so that the whole model is in no rank's memory
+        sharder = Sharder(graph=graph, model=model, plan=plan, rank=rank, transport=transport)
+        sharded = {}
+        for block in trained_blocks(plan, rank):
+            load(layers=plan.blocks[block])
+            sharded[block] = sharder.shard(block)
+        load(layers=model.frozen_layers)
+    else:
+        load(layers={*layers_of_rank(plan, rank), *model.frozen_layers})
     transport.warm_up(channels_of(plan), job.device)
     precision = Precision(device=job.device.type, autocast=_autocast(recipe))
-    worker = build_worker(graph, model, plan, rank, transport, device=job.device, precision=precision)
+    worker = build_worker(
+        graph, model, plan, rank, transport, device=job.device, precision=precision, sharded=sharded
+    )
     optimizer = build_optimizer(
         recipe.optimizer.name, worker.parameters, recipe.optimizer.learning_rate, recipe.optimizer.arguments
     )
