@@ -10,6 +10,7 @@ from torch import Tensor
 
 from diffusionpipe.costs import ModelGraph
 from diffusionpipe.errors import ConfigError
+from diffusionpipe.ir.execution import lone_blocks
 from diffusionpipe.models.describe import describe
 from diffusionpipe.models.graph import LayerGraph, canonical_names
 from diffusionpipe.models.run import run_layers
@@ -108,8 +109,10 @@ def assert_same_step(found: Step, expected: Step) -> None:
 
 
 def can_run(layout: Layout, model: ModelGraph) -> bool:
-    """Whether the schedule is defined for these sizes and the model has enough layers."""
+    """Whether the schedule is defined for these sizes, can be sharded if it is to be, and the model has enough layers."""
     try:
+        if layout.sharded and len(lone_blocks(layout.generated())) < layout.num_blocks():
+            return False
         return layout.num_blocks() <= len(model.backbone_layers)
     except ConfigError:
         return False

@@ -207,8 +207,9 @@ def test_a_trained_text_encoder_and_random_weights_are_the_same_over_two_stages(
     assert_same_pictures(pictures_of(tmp_path / "two", 3), pictures_of(tmp_path / "one", 3))
 
 
-def test_bfloat16_over_two_stages_stays_near_float32(crew, recipe, over_two, tmp_path):
-    assert crew.run(train, recipe(tmp_path, training={"precision": "bfloat16"})) == [6, 6]
+@pytest.mark.parametrize("layout", [{}, {"data_parallel": 2, "sharded": True}], ids=["stages", "sharded"])
+def test_bfloat16_over_two_ranks_stays_near_float32(crew, recipe, over_two, tmp_path, layout):
+    assert crew.run(train, recipe(tmp_path, training={"precision": "bfloat16"}, pipeline=layout)) == [6, 6]
     assert losses_of(tmp_path) != losses_of(over_two)
     for key in ("loss", "validation_loss"):  # gradient norms part sooner; how soon depends on the processor
         found, expected = losses_of(tmp_path, key), losses_of(over_two, key)
@@ -274,14 +275,19 @@ def test_another_number_of_stages_may_go_on(crew, recipe, over_two, tmp_path):
     assert_same_losses(tmp_path, over_two)
 
 
-def test_in_float64_another_number_of_stages_changes_less_than_a_ten_billionth(crew, recipe, tmp_path):
+SHARDED = {"data_parallel": 2, "sharded": True}
+
+
+@pytest.mark.parametrize("layout", [{}, SHARDED], ids=["stages", "sharded"])
+def test_in_float64_another_layout_changes_less_than_a_ten_billionth(crew, recipe, tmp_path, layout):
     options = {"kind": "dit", "training": {"precision": "float64"}}
+    over_two = options | {"pipeline": layout}
     assert train_here(recipe(tmp_path / "whole", **options), at={2: ask_to_save}) == 6
     kept = sorted(path.name for path in (tmp_path / "whole" / "checkpoints").iterdir())
     assert kept == ["step-00000002", "step-00000003", "step-00000006"]  # so asking to save did not stop it
-    assert crew.run(train, recipe(tmp_path / "cut", **options), at={3: ask_to_save_and_quit}) == [3, 3]
+    assert crew.run(train, recipe(tmp_path / "cut", **over_two), at={3: ask_to_save_and_quit}) == [3, 3]
     assert train_here(recipe(tmp_path / "cut", **options), "latest", at={4: ask_to_save_and_quit}) == 4
-    assert crew.run(train, recipe(tmp_path / "cut", **options), "4") == [6, 6]
+    assert crew.run(train, recipe(tmp_path / "cut", **over_two), "4") == [6, 6]
     assert_same_losses(tmp_path / "cut", tmp_path / "whole", 1e-10)
     assert_same_weights(tmp_path / "cut", tmp_path / "whole", 1e-8)
 

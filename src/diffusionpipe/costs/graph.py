@@ -142,6 +142,11 @@ class ModelGraph:
         wanted = set(layers)
         return tuple(name for layer in self.layers if layer.name in wanted for name in layer.writes)
 
+    def parameters_of(self, layers: Iterable[str]) -> frozenset[str]:
+        """Parameters that these layers use."""
+        wanted = set(layers)
+        return frozenset(name for layer in self.layers if layer.name in wanted for name in layer.parameters)
+
     def flows(self, blocks: Sequence[Sequence[str]]) -> dict[tuple[int, int], tuple[str, ...]]:
         """For each pair of blocks (producer, consumer) the tensors that the second reads from the first.
 

@@ -1,11 +1,12 @@
 """What a rank holds in memory while it runs a schedule, item by item."""
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from math import prod
 
 from diffusionpipe.costs.profile import Profile
+from diffusionpipe.costs.sharding import owners_on_workers
 from diffusionpipe.costs.workload import Workload
 from diffusionpipe.ir import Action, Op, Range, Schedule, Span, Timeline
 from diffusionpipe.ir.flows import TIMED_OPS
@@ -25,6 +26,8 @@ class MemoryUse:
     ema: Bytes = 0
     backup: Bytes = 0
     """What a post-validated step keeps to be taken back."""
+    gathered: Bytes = 0
+    """What other ranks own of sharded blocks: parameters while they are whole, gradients until they are sent."""
     frozen: Bytes = 0
     """Frozen parameters: encoders, and frozen layers inside the trained part."""
     activations: Bytes = 0
@@ -54,8 +57,11 @@ def peak_memory(
     profile: Profile,
     workload: Workload,
     checkpointed: Iterable[str] = (),
+    shard: int = 1,
 ) -> tuple[MemoryUse, ...]:
     """What each worker holds at its peak; `timeline` is the simulated one of this schedule.
+
+    `shard`: over so many data-parallel groups the trained blocks are in parts; then the fullest of them counts.
 
     Activations come from the timeline, whose costs must count them. Where messages are explicit their buffers are
     followed through time; else two of the largest per worker are counted, which is what `communicate` allows for.
@@ -65,7 +71,7 @@ def peak_memory(
     again = frozenset(checkpointed)
     uses = []
     for worker in range(schedule.num_workers):
-        static = _static(schedule, worker, blocks, profile=profile, workload=workload)
+        static = _static(schedule, worker, blocks, profile=profile, workload=workload, shard=shard)
         activations, messages = moving[worker]
         uses.append(
             MemoryUse(
@@ -80,7 +86,13 @@ def peak_memory(
 
 
 def _static(
-    schedule: Schedule, worker: int, blocks: Sequence[Sequence[str]], *, profile: Profile, workload: Workload
+    schedule: Schedule,
+    worker: int,
+    blocks: Sequence[Sequence[str]],
+    *,
+    profile: Profile,
+    workload: Workload,
+    shard: int,
 ) -> dict[str, Bytes]:
     """Parameters and all that stands beside each; what two blocks of the worker share counts once."""
     placement = schedule.placement
@@ -90,7 +102,19 @@ def _static(
         if stage.worker == worker
         for layer in (_encoded_layers(schedule, index, blocks) if placement.is_frozen(index) else blocks[stage.weights])
     }
-    names = {name for layer in profile.graph.layers if layer.name in layers for name in layer.parameters}
+    names = profile.graph.parameters_of(layers)
+    if shard == 1:
+        return _bytes_of(names, profile, workload)
+    owners = owners_on_workers(schedule, blocks, profile.graph, shard).get(worker, {})
+    found = []
+    for part in range(shard):
+        others = frozenset(name for name, owner in owners.items() if owner != part)
+        gathered = _gathered(schedule, worker, blocks, others, profile=profile, workload=workload)
+        found.append(_bytes_of(names - others, profile, workload) | {"gathered": gathered})
+    return max(found, key=lambda sizes: sum(sizes.values()))
+
+
+def _bytes_of(names: Collection[str], profile: Profile, workload: Workload) -> dict[str, Bytes]:
     sizes = [(prod(p.shape), p.is_trainable) for p in profile.graph.parameters if p.name in names]
     trained = sum(size for size, is_trainable in sizes if is_trainable)
     return {
@@ -101,6 +125,43 @@ def _static(
         "backup": trained * workload.backup_bytes,
         "frozen": sum(size for size, is_trainable in sizes if not is_trainable) * workload.frozen_bytes,
     }
+
+
+def _gathered(
+    schedule: Schedule,
+    worker: int,
+    blocks: Sequence[Sequence[str]],
+    others: Collection[str],
+    *,
+    profile: Profile,
+    workload: Workload,
+) -> Bytes:
+    """The most that a worker holds of what others own. Gradients stay until the next block's are on their way too."""
+    widths = {False: workload.frozen_bytes, True: workload.parameter_bytes}
+    known = {p.name: p for p in profile.graph.parameters}
+    weights, gradients = [], []
+    for block in blocks:
+        foreign = [known[name] for name in profile.graph.parameters_of(block) if name in others]
+        weights.append(sum(prod(p.shape) * widths[p.is_trainable] for p in foreign))
+        gradients.append(sum(prod(p.shape) for p in foreign if p.is_trainable) * workload.gradient_bytes)
+    whole: set[int] = set()
+    pending: set[int] = set()
+    sent: set[int] = set()
+    peak = 0
+    for action in schedule.orders[worker]:
+        block = schedule.placement.stages[action.stage].weights
+        match action.op:
+            case Op.UNSHARD:
+                whole.add(block)
+            case Op.RESHARD:
+                whole.discard(block)
+            case Op.REDUCE_GRAD:
+                pending, sent = pending - {block}, {block}
+            case Op.B | Op.I | Op.W:
+                pending.add(block)
+        held = sum(weights[b] for b in whole) + sum(gradients[b] for b in pending) + sum(gradients[b] for b in sent)
+        peak = max(peak, held)
+    return peak
 
 
 def _encoded_layers(schedule: Schedule, encoder: int, blocks: Sequence[Sequence[str]]) -> set[str]:

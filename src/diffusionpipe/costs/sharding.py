@@ -1,9 +1,10 @@
 """Which data-parallel group owns which parameter, where each of them holds a part."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from math import prod
 
 from diffusionpipe.costs.graph import ModelGraph
+from diffusionpipe.ir import Schedule
 
 TRAINED_WEIGHT = 4
 """A trained parameter counts as so many frozen ones: its gradient and Adam's two moments stand beside it."""
@@ -18,8 +19,7 @@ def part_of_parameter(graph: ModelGraph, layers: Collection[str], parts: int) ->
     https://doi.org/10.1137/0117039): the heaviest part is at most 4/3 of the least possible. Equal parameters go in the
     model's order, so every rank finds the same.
     """
-    wanted = set(layers)
-    names = {name for layer in graph.layers if layer.name in wanted for name in layer.parameters}
+    names = graph.parameters_of(layers)
     weights = {
         p.name: prod(p.shape) * (TRAINED_WEIGHT if p.is_trainable else 1) for p in graph.parameters if p.name in names
     }
@@ -35,8 +35,19 @@ def part_of_parameter(graph: ModelGraph, layers: Collection[str], parts: int) ->
 def blocks_in_common(graph: ModelGraph, blocks: Collection[Collection[str]]) -> Mapping[str, int]:
     """Parameters that layers of several of these blocks read -> of how many."""
     counts: dict[str, int] = {}
-    of_layer = {layer.name: layer.parameters for layer in graph.layers}
     for block in blocks:
-        for name in {name for layer in block for name in of_layer[layer]}:
+        for name in graph.parameters_of(block):
             counts[name] = counts.get(name, 0) + 1
     return {name: count for name, count in counts.items() if count > 1}
+
+
+def owners_on_workers(
+    schedule: Schedule, blocks: Sequence[Sequence[str]], graph: ModelGraph, parts: int
+) -> Mapping[int, Mapping[str, int]]:
+    """Worker -> parameter of its trained blocks -> the data-parallel group that owns it."""
+    placement = schedule.placement
+    layers: dict[int, dict[str, None]] = {}
+    for index, stage in enumerate(placement.stages):
+        if not placement.is_frozen(index):
+            layers.setdefault(stage.worker, {}).update(dict.fromkeys(blocks[stage.weights]))
+    return {worker: part_of_parameter(graph, own, parts) for worker, own in layers.items()}

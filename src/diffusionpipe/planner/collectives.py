@@ -29,6 +29,15 @@ def all_gather(cluster: Cluster, num_bytes: Bytes, ranks: Sequence[int]) -> Seco
     return rate.latency + (len(ranks) - 1) / len(ranks) * num_bytes / rate.bandwidth
 
 
+def rooted(cluster: Cluster, num_bytes: Bytes, ranks: Sequence[int]) -> Seconds:
+    """Time in which `num_bytes` go from one of these ranks to all others, or are summed at one; 0 where there are none.
+
+    Pieces of it pass along a ring behind each other, so every link carries all of it once.
+    """
+    rate = reduction_rate(cluster, ranks)
+    return rate.latency + num_bytes / rate.bandwidth if num_bytes and len(ranks) > 1 else 0.0
+
+
 def reduction_rate(cluster: Cluster, ranks: Sequence[int]) -> AllReduce:
     """Latency and bus bandwidth of collectives over these ranks (see `all_reduce`)."""
     of_node = Counter(cluster.nodes[rank] for rank in ranks)

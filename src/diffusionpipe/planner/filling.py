@@ -90,6 +90,7 @@ def _rooms(setting: Setting, unfilled: Unfilled) -> tuple[list[Room], list[Room]
         profile=setting.profile,
         workload=setting.workload,
         checkpointed=checkpointed_layers(setting.workload, backbone),
+        shard=unfilled.mesh.shard,
     )
     mesh, devices = unfilled.mesh, setting.cluster.devices
     groups = range(mesh.data_parallel)

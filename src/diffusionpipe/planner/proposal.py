@@ -71,6 +71,7 @@ def predict(setting: Setting, train: Schedule, blocks: Blocks, mesh: Mesh) -> Pr
         profile=setting.profile,
         workload=setting.workload,
         checkpointed=checkpointed_layers(setting.workload, backbone),
+        shard=mesh.shard,
     )
     devices = setting.cluster.devices[: mesh.num_ranks]
     overflow = max(memory[mesh.place(rank)[1]].total - device.memory for rank, device in enumerate(devices))
@@ -89,7 +90,7 @@ def predict(setting: Setting, train: Schedule, blocks: Blocks, mesh: Mesh) -> Pr
 def exposed_frozen_time(timeline: Timeline) -> Seconds:
     """Time in which some worker runs frozen work and none trains or reduces."""
     frozen = [(s.start, s.end) for s in timeline.spans if s.action.op is Op.ENCODE]
-    ops = {Op.F, Op.B, Op.I, Op.W, Op.T, Op.REDUCE_GRAD}
+    ops = {Op.F, Op.B, Op.I, Op.W, Op.T, Op.REDUCE_GRAD, Op.UNSHARD}
     trained = [(s.start, s.end) for s in timeline.spans if s.action.op in ops]
     return _length(frozen + trained) - _length(trained)
 

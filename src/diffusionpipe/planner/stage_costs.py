@@ -5,9 +5,10 @@ from dataclasses import dataclass, replace
 from math import prod
 
 from diffusionpipe.costs import Cluster, Costs, Link, ModelGraph, Profile, StageCosts, Workload
+from diffusionpipe.costs.sharding import owners_on_workers
 from diffusionpipe.errors import ConfigError
 from diffusionpipe.ir import Mesh, Schedule
-from diffusionpipe.planner.collectives import all_reduce
+from diffusionpipe.planner.collectives import all_reduce, rooted
 from diffusionpipe.planner.given import NOTHING, Given
 from diffusionpipe.planner.layer_table import checkpointed_layers, trained_reads
 from diffusionpipe.units import Bytes, Seconds
@@ -86,6 +87,7 @@ def costs_of(schedule: Schedule, blocks: Sequence[Sequence[str]], mesh: Mesh, se
             for fill in schedule.fills
         ),
         reduces=_reduces(schedule, blocks, mesh, setting),
+        unshards=_unshards(schedule, blocks, mesh, setting),
         tensor_bytes={tensor.name: tensor.num_bytes for tensor in setting.graph.tensors},
         link=setting.cluster.intra,
         links=links,
@@ -236,6 +238,9 @@ def _occupied(
 
 def _reduces(schedule: Schedule, blocks: Sequence[Sequence[str]], mesh: Mesh, setting: Setting) -> tuple[Seconds, ...]:
     placement = schedule.placement
+    if mesh.shard > 1:
+        width = setting.workload.gradient_bytes
+        return _at_owners(schedule, blocks, mesh, setting, (width, 0))
     holders: dict[int, set[int]] = {}
     for index, stage in enumerate(placement.stages):
         if not placement.is_frozen(index):
@@ -246,3 +251,33 @@ def _reduces(schedule: Schedule, blocks: Sequence[Sequence[str]], mesh: Mesh, se
         num_bytes = trained_parameters(setting.graph, blocks[weights]) * setting.workload.gradient_bytes
         seconds[weights] = all_reduce(setting.cluster, num_bytes, ranks)
     return tuple(seconds.get(stage.weights, 0.0) for stage in placement.stages)
+
+
+def _unshards(
+    schedule: Schedule, blocks: Sequence[Sequence[str]], mesh: Mesh, setting: Setting
+) -> tuple[Seconds, ...]:
+    if mesh.shard == 1:
+        return ()
+    return _at_owners(
+        schedule, blocks, mesh, setting, (setting.workload.parameter_bytes, setting.workload.frozen_bytes)
+    )
+
+
+def _at_owners(
+    schedule: Schedule, blocks: Sequence[Sequence[str]], mesh: Mesh, setting: Setting, widths: tuple[Bytes, Bytes]
+) -> tuple[Seconds, ...]:
+    """For each stage the time in which its block goes from or to its owners, one after the other.
+
+    `widths`: bytes of a trained and of a frozen parameter.
+    """
+    placement, graph = schedule.placement, setting.graph
+    owners = owners_on_workers(schedule, blocks, graph, mesh.shard)
+    sizes = {p.name: prod(p.shape) * widths[not p.is_trainable] for p in graph.parameters}
+    seconds = []
+    for index, stage in enumerate(placement.stages):
+        ranks = [mesh.rank(group, stage.worker) for group in range(mesh.data_parallel)]
+        held = [0] * mesh.shard
+        for name in () if placement.is_frozen(index) else graph.parameters_of(blocks[stage.weights]):
+            held[owners[stage.worker][name]] += sizes[name]
+        seconds.append(sum(rooted(setting.cluster, num_bytes, ranks) for num_bytes in held))
+    return tuple(seconds)

@@ -25,8 +25,9 @@ from diffusionpipe.units import Bytes
 ALIGNMENT: Bytes = 64
 """Parameters start at multiples of it, so that kernels find them aligned."""
 
-MAX_REDUCTIONS = 2
-"""Reductions under way at a time, one block's each; what they send is held so long."""
+MAX_REDUCTIONS = 1
+"""Blocks whose reduction may be under way when the next one's has been started; what they send is held so long. One is
+no delay: a block's compute waits for its gathering, which stands behind the last reduction but one on their stream."""
 
 
 class Reductions:
@@ -36,7 +37,7 @@ class Reductions:
         self._pending: deque[tuple[list[Work], Callable[[], None]]] = deque()
 
     def add(self, works: list[Work], release: Callable[[], None]) -> None:
-        """Note a reduction under way; `release` drops what it reads. Waits for all but the newest."""
+        """Note a reduction under way; `release` drops what it reads. Waits for the older ones."""
         self._pending.append((works, release))
         self._wait(MAX_REDUCTIONS)
 
