@@ -17,6 +17,7 @@ def given_of(recipe: Recipe) -> Given:
         microbatches=pipeline.microbatches,
         schedule=pipeline.schedule,
         data_parallel=pipeline.data_parallel,
+        sharded=pipeline.sharded,
     )
 
 

@@ -38,6 +38,9 @@ class Candidate:
     hosts: tuple[int, ...] | None = None
     """Units that hold the frozen layers, where memory lets not all of them do so; None for all. The filler asks the
     memory itself and may find more."""
+    sharded: bool = False
+    """Whether the data-parallel copies hold their parameters in parts. Such a candidate is never estimated, but simulated
+    in full (see `planner.sharded`)."""
 
     def layout(self, setting: Setting) -> Layout:
         """The layout that `build_plan` makes the plan of."""
@@ -54,6 +57,7 @@ class Candidate:
             splits=tuple(names[start] for start in self.starts[1:]),
             checkpointed=setting.workload.checkpointed,
             buckets=self.buckets,
+            sharded=self.sharded,
         )
 
 

@@ -80,7 +80,9 @@ def sizes_of(candidate: Candidate) -> str:
 
 def name_of(candidate: Candidate) -> str:
     """What the candidate is called: its schedule, or data parallelism."""
-    return candidate.schedule if len(candidate.starts) > 1 else "data parallel (ours)"
+    if len(candidate.starts) > 1:
+        return candidate.schedule
+    return "sharded data parallel (ours)" if candidate.sharded else "data parallel (ours)"
 
 
 def _proposed(setting: Setting, candidate: Candidate, proposal: Proposal) -> Row:
@@ -147,8 +149,11 @@ def _why(winner: tuple[Candidate, Proposal], ours: tuple[Row, ...], others: tupl
     if len(candidate.starts) == 1:
         if candidate.arrangement.units * candidate.arrangement.data_parallel == 1:
             return f"Use the one device: {_hidden(proposal)}."
+        which = "sharded data parallelism: every device holds a part of the model" if candidate.sharded else (
+            "data parallelism: the whole model fits on every device"
+        )
         return (
-            f"Use data parallelism: the whole model fits on every device, {_best_pipeline(row, ours)}"
+            f"Use {which}, {_best_pipeline(row, ours)}"
             f"{_hidden(proposal)}; {against}."
         )
     return (

@@ -19,6 +19,8 @@ class Given:
     schedule: str | None = None
     data_parallel: int | None = None
     """Copies of the whole pipeline."""
+    sharded: bool | None = None
+    """Whether data-parallel copies hold parameters, gradients and optimizer state in parts; None allows both."""
 
     def allows(self, *, units: int, data_parallel: int) -> bool:
         """Whether pipelines of so many ranks, and so many of them, are what is asked for."""
@@ -59,6 +61,12 @@ def _problems(given: Given, batch: int, num_ranks: int) -> Iterator[str]:
             f"{ranks} cannot form pipelines of {' and '.join(wanted)}; start "
             f"{least if given.stages and given.data_parallel else f'a multiple of {least}'} ranks, or leave a size out"
         )
+        return
+    if given.sharded and not given.allows(units=1, data_parallel=num_ranks):
+        yield "the search shards whole copies of the model, one on each rank; leave out stages and data_parallel"
+        return
+    if given.sharded and num_ranks == 1:
+        yield "one rank has nobody to share its parameters with; start more, or leave out sharded"
         return
     parts = [copies * (given.microbatches or 1) for copies in allowed]
     if all(batch % part for part in parts):

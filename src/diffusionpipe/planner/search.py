@@ -23,6 +23,7 @@ from diffusionpipe.planner.given import is_chain
 from diffusionpipe.planner.objectives import CriticalPath
 from diffusionpipe.planner.partition import balanced_cuts
 from diffusionpipe.planner.proposal import Proposal, propose
+from diffusionpipe.planner.sharded import with_sharded
 from diffusionpipe.planner.stage_costs import Setting
 from diffusionpipe.schedules import REGISTRY
 from diffusionpipe.units import Bytes, Seconds
@@ -124,6 +125,7 @@ def search(
         _add_tight(judge, best, [(arrangement, count) for _, arrangement, count in places], is_filled=is_filled)
         finalists = _finalists(setting, best, filler, num_finalists)
     ranked = _diverse(best.ranked())
+    finalists = with_sharded(setting, finalists, filler)
     finalists.sort(key=lambda pair: (pair[1].overflow > 0, pair[1].step))
     taken = {candidate for candidate, _ in finalists}
     return Search(
