@@ -1,17 +1,21 @@
 """Parameters in parts give the loss and gradients of one process, and no rank holds more than its part for long."""
 
 import copy
+from dataclasses import replace
 
 import pytest
 import torch
-from layouts import CPU, assert_same_step, reference_step, run_step, step_in_threads
+from layouts import CPU, assert_same_step, merge, reference_step, run_step, step_in_threads
 from tiny_models import raw_inputs, tiny_dit, tiny_stable_diffusion
+from torch import nn
 
 from diffusionpipe.models.describe import describe
 from diffusionpipe.models.graph import canonical_names, layer_parameters
 from diffusionpipe.planner import Layout, build_plan
+from diffusionpipe.runtime.sharding import narrow_modules
+from diffusionpipe.runtime.stage import Precision
 from diffusionpipe.runtime.threads import run_threads
-from diffusionpipe.runtime.worker import build_worker
+from diffusionpipe.runtime.worker import Sharder, build_worker
 
 BATCH = 12
 MODELS = {"stable diffusion": tiny_stable_diffusion, "dit": tiny_dit}
@@ -130,3 +134,81 @@ def test_a_sharded_block_gives_the_losses_of_one_process_where_nothing_is_traine
         return sum(float(output.value.sum()) for output in worker.validate.run())
 
     assert sum(run_threads(2, main)) / BATCH == pytest.approx(expected.loss, rel=1e-12)
+
+
+BFLOAT16 = Precision(autocast=torch.bfloat16)
+
+
+def _bfloat16_step(graph, layout, inputs):
+    """Loss and gradients of one step under autocast."""
+    model = describe(graph, autocast=torch.bfloat16)
+    plan = build_plan(model, layout)
+
+    def main(rank, transport):
+        worker = build_worker(copy.deepcopy(graph), model, plan, rank, transport, device=CPU, precision=BFLOAT16)
+        run_step(worker, inputs)
+        return run_step(worker, inputs)
+
+    return merge(run_threads(plan.mesh.num_ranks, main))
+
+
+@pytest.mark.parametrize("build", MODELS.values(), ids=MODELS)
+def test_under_autocast_gathered_copies_give_the_bits_of_whole_weights(build):
+    graph = build(torch.float32)
+    inputs = raw_inputs(graph, BATCH)
+    layout = sharded(microbatches=2, buckets=3)
+    found = _bfloat16_step(graph, layout, inputs)
+    expected = _bfloat16_step(graph, replace(layout, sharded=False), inputs)
+    assert found.loss == expected.loss
+    for name, gradient in expected.gradients.items():
+        torch.testing.assert_close(found.gradients[name], gradient, rtol=1e-6, atol=1e-7, msg=name)
+
+
+@pytest.mark.parametrize("build", MODELS.values(), ids=MODELS)
+def test_under_autocast_recomputed_layers_read_copies_too(build):
+    """A weight of two layers: their gradients are added before they are widened, or after it; so not the same bits."""
+    graph = build(torch.float32)
+    inputs = raw_inputs(graph, BATCH)
+    layout = sharded(microbatches=2, checkpointed=("*",))
+    found = _bfloat16_step(graph, layout, inputs)
+    expected = _bfloat16_step(graph, replace(layout, sharded=False), inputs)
+    assert found.loss == expected.loss
+    for name, gradient in expected.gradients.items():
+        assert (found.gradients[name] - gradient).norm() <= 1e-2 * gradient.norm(), name
+
+
+def test_under_autocast_what_travels_and_what_is_whole_is_narrow():
+    graph = tiny_dit(torch.float32)
+    model = describe(graph, autocast=torch.bfloat16)
+    plan = build_plan(model, sharded(buckets=3))
+
+    def main(rank, transport):
+        own = copy.deepcopy(graph)
+        sharder = Sharder(graph=own, model=model, plan=plan, rank=rank, transport=transport, precision=BFLOAT16)
+        whole = sum(p.numel() for p in layer_parameters(own, plan.blocks[1]).values())
+        block = sharder.shard(1)
+        copies = sum(p.numel() for p in block.copies)
+        block.unshard()
+        block.wait()
+        held = {c.untyped_storage().data_ptr(): c.untyped_storage().size() for c in block.copies.values()}
+        owned = set(block.owned.values())
+        others = [p for p in block.copies if p not in owned]
+        empty = all(p.untyped_storage().size() == 0 for p in others)
+        block.reshard()
+        left = sum(c.untyped_storage().size() for c in block.copies.values())
+        return whole, copies, sum(held.values()), empty, left
+
+    for whole, copies, held, empty, left in run_threads(2, main):
+        assert copies > 0.9 * whole
+        assert 2 * copies <= held <= 2 * copies + 2 * 64 * 40
+        assert empty
+        assert left == 0
+
+
+def test_a_weight_that_more_than_its_own_forward_reads_is_gathered_as_it_is():
+    attention = nn.MultiheadAttention(8, 2)
+    tied, other = nn.Linear(8, 8, bias=False), nn.Embedding(8, 8)
+    tied.weight = other.weight
+    free = nn.Linear(8, 8)
+    modules = [*attention.modules(), tied, other, free, nn.LayerNorm(8)]
+    assert narrow_modules(modules) == (free,)

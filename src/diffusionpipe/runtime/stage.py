@@ -73,7 +73,7 @@ class LayerStage:
                 component=components[layer.component],
                 is_checkpointed=layer.name in checkpointed,
                 unused=unused,
-                deferrable=tuple(deferrable(_modules(layer, components[layer.component]))),
+                deferrable=tuple(deferrable(modules_of(layer, components[layer.component]))),
             )
             for layer, unused in zip(layers, _last_uses(layers, self.outputs), strict=True)
         ]
@@ -127,7 +127,8 @@ class _Step:
         return partial(run_deferring, self.deferrable, deferred, self.layer.run)
 
 
-def _modules(layer: Layer, component: nn.Module) -> Iterator[nn.Module]:
+def modules_of(layer: Layer, component: nn.Module) -> Iterator[nn.Module]:
+    """The modules that a layer uses, their parts included."""
     for name in layer.modules:
         owned = attribute(component, name)
         if isinstance(owned, nn.Module):

@@ -15,8 +15,8 @@ from diffusionpipe.models.run import needed_layers
 from diffusionpipe.runtime.executor import Executor
 from diffusionpipe.runtime.frozen import Encoder
 from diffusionpipe.runtime.gradients import BlockGradients, Reducible
-from diffusionpipe.runtime.sharding import Reductions, ShardedBlock
-from diffusionpipe.runtime.stage import LayerStage, Precision, StageModule
+from diffusionpipe.runtime.sharding import Reductions, ShardedBlock, narrow_modules, read_copies
+from diffusionpipe.runtime.stage import LayerStage, Precision, StageModule, modules_of
 from diffusionpipe.runtime.store import RowStore
 from diffusionpipe.runtime.transport import Transport
 
@@ -146,11 +146,19 @@ def build_worker(
         block: {name: p for name, p in layer_parameters(graph, plan.blocks[block]).items() if p.requires_grad}
         for block in blocks
     }
+    precision = precision or Precision()
     gradients: Mapping[int, Reducible]
     if plan.mesh.shard > 1:
-        sharder = Sharder(graph=graph, model=model, plan=plan, rank=rank, transport=transport)
-        gradients = sharded = sharded or {block: sharder.shard(block) for block in blocks}
-        parameters = {block: {n: p for n, p in own.items() if sharder.owns(n)} for block, own in parameters.items()}
+        if sharded is None:
+            sharder = Sharder(
+                graph=graph, model=model, plan=plan, rank=rank, transport=transport, precision=precision
+            )
+            sharded = {block: sharder.shard(block) for block in blocks}
+        gradients = sharded
+        parameters = {
+            block: {name: p for name, p in own.items() if name in sharded[block].owned}
+            for block, own in parameters.items()
+        }
         owned = frozenset(name for own in parameters.values() for name in own)
     else:
         gradients = {
@@ -158,7 +166,7 @@ def build_worker(
             for block, ranks in blocks.items()
         }
         owned = frozenset(name for block, ranks in blocks.items() if ranks[0] == rank for name in parameters[block])
-    parts = _Parts(graph=graph, model=model, plan=plan, place=place, precision=precision or Precision())
+    parts = _Parts(graph=graph, model=model, plan=plan, place=place, precision=precision)
 
     def executor(schedule: Schedule, loss_scale: float = 1.0, store: RowStore | None = None) -> Executor:
         return Executor(
@@ -202,6 +210,7 @@ class Sharder:
     plan: Plan
     rank: int
     transport: Transport
+    precision: Precision
     reductions: Reductions = field(default_factory=Reductions)
 
     @cached_property
@@ -213,22 +222,26 @@ class Sharder:
         parts = part_of_parameter(self.model, layers, mesh.shard)
         return {name: mesh.rank(part, worker) for name, part in parts.items()}
 
-    def owns(self, name: str) -> bool:
-        """Whether this rank owns that parameter."""
-        return self.owner_of[name] == self.rank
-
     def shard(self, block: int) -> ShardedBlock:
         """The block in parts; its parameters must be real and on their device, and those of others are emptied."""
         mesh = self.plan.mesh
         worker = mesh.place(self.rank)[1]
-        return ShardedBlock(
-            layer_parameters(self.graph, self.plan.blocks[block]),
+        names = self.plan.blocks[block]
+        layers = [layer for layer in self.graph.layers if layer.name in names]
+        modules = [m for layer in layers for m in modules_of(layer, self.graph.components[layer.component])]
+        narrow = narrow_modules(modules) if self.precision.autocast is not None else ()
+        found = ShardedBlock(
+            layer_parameters(self.graph, names),
             owner_of=self.owner_of,
             rank=self.rank,
             ranks=tuple(sorted(mesh.rank(group, worker) for group in range(mesh.shard))),
             transport=self.transport,
             reductions=self.reductions,
+            narrow=[parameter for module in narrow for parameter in module.parameters(recurse=False)],
+            dtype=self.precision.autocast,
         )
+        read_copies(narrow, found.copies)
+        return found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
