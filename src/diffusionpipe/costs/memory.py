@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields
 from math import prod
 
 from diffusionpipe.costs.profile import Profile
-from diffusionpipe.costs.sharding import owners_on_workers
+from diffusionpipe.costs.sharding import gathered_width, owners_on_workers
 from diffusionpipe.costs.workload import Workload
 from diffusionpipe.ir import Action, Op, Range, Schedule, Span, Timeline
 from diffusionpipe.ir.flows import TIMED_OPS
@@ -27,7 +27,8 @@ class MemoryUse:
     backup: Bytes = 0
     """What a post-validated step keeps to be taken back."""
     gathered: Bytes = 0
-    """What other ranks own of sharded blocks: parameters while they are whole, gradients until they are sent."""
+    """What is there of sharded blocks beside the rank's own part: parameters and narrow copies while they are whole,
+    gradients until they are sent."""
     frozen: Bytes = 0
     """Frozen parameters: encoders, and frozen layers inside the trained part."""
     activations: Bytes = 0
@@ -136,13 +137,19 @@ def _gathered(
     profile: Profile,
     workload: Workload,
 ) -> Bytes:
-    """The most that a worker holds of what others own. Gradients stay until the next block's are on their way too."""
+    """The most that a worker holds of what others own, and of narrow copies of its own.
+
+    Gradients stay until the next block's are on their way too.
+    """
     widths = {False: workload.frozen_bytes, True: workload.parameter_bytes}
+    gathered = {trained: gathered_width(width, profile.precision) for trained, width in widths.items()}
     known = {p.name: p for p in profile.graph.parameters}
     weights, gradients = [], []
     for block in blocks:
-        foreign = [known[name] for name in profile.graph.parameters_of(block) if name in others]
-        weights.append(sum(prod(p.shape) * widths[p.is_trainable] for p in foreign))
+        whole_block = [known[name] for name in profile.graph.parameters_of(block)]
+        foreign = [p for p in whole_block if p.name in others]
+        travelling = [p for p in whole_block if p.name in others or gathered[p.is_trainable] < widths[p.is_trainable]]
+        weights.append(sum(prod(p.shape) * gathered[p.is_trainable] for p in travelling))
         gradients.append(sum(prod(p.shape) for p in foreign if p.is_trainable) * workload.gradient_bytes)
     whole: set[int] = set()
     pending: set[int] = set()

@@ -51,3 +51,11 @@ def owners_on_workers(
         if not placement.is_frozen(index):
             layers.setdefault(stage.worker, {}).update(dict.fromkeys(blocks[stage.weights]))
     return {worker: part_of_parameter(graph, own, parts) for worker, own in layers.items()}
+
+
+def gathered_width(width: int, precision: str) -> int:
+    """Bytes of a parameter of so many bytes as it is gathered for layers that compute in that precision.
+
+    Wider ones are cast by their owner, and narrow copies travel.
+    """
+    return min(width, 2) if precision in ("bfloat16", "float16") else width

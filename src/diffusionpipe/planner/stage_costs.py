@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from math import prod
 
 from diffusionpipe.costs import Cluster, Costs, Link, ModelGraph, Profile, StageCosts, Workload
-from diffusionpipe.costs.sharding import owners_on_workers
+from diffusionpipe.costs.sharding import gathered_width, owners_on_workers
 from diffusionpipe.errors import ConfigError
 from diffusionpipe.ir import Mesh, Schedule
 from diffusionpipe.planner.collectives import all_reduce, rooted
@@ -258,9 +258,9 @@ def _unshards(
 ) -> tuple[Seconds, ...]:
     if mesh.shard == 1:
         return ()
-    return _at_owners(
-        schedule, blocks, mesh, setting, (setting.workload.parameter_bytes, setting.workload.frozen_bytes)
-    )
+    widths = setting.workload.parameter_bytes, setting.workload.frozen_bytes
+    trained, frozen = (gathered_width(width, setting.profile.precision) for width in widths)
+    return _at_owners(schedule, blocks, mesh, setting, (trained, frozen))
 
 
 def _at_owners(
