@@ -109,7 +109,7 @@ def assert_same_step(found: Step, expected: Step) -> None:
 
 
 def can_run(layout: Layout, model: ModelGraph) -> bool:
-    """Whether the schedule is defined for these sizes, can be sharded if it is to be, and the model has enough layers."""
+    """Whether the schedule is defined for these sizes, can be sharded where it is, and the model has enough layers."""
     try:
         if layout.sharded and len(lone_blocks(layout.generated())) < layout.num_blocks():
             return False

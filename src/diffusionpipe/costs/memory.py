@@ -145,8 +145,8 @@ def _gathered(
     gathered = {trained: gathered_width(width, profile.precision) for trained, width in widths.items()}
     known = {p.name: p for p in profile.graph.parameters}
     weights, gradients = [], []
-    for block in blocks:
-        whole_block = [known[name] for name in profile.graph.parameters_of(block)]
+    for layers in blocks:
+        whole_block = [known[name] for name in profile.graph.parameters_of(layers)]
         foreign = [p for p in whole_block if p.name in others]
         travelling = [p for p in whole_block if p.name in others or gathered[p.is_trainable] < widths[p.is_trainable]]
         weights.append(sum(prod(p.shape) * gathered[p.is_trainable] for p in travelling))

@@ -144,7 +144,9 @@ def gathers(schedule: Schedule) -> tuple[tuple[tuple[int, Action], ...], ...]:
         for index, action in enumerate(order):
             if action.op is Op.UNSHARD:
                 open_gathers[stages[action.stage].weights] = index
-            elif action.op in COMPUTE_OPS and (start := open_gathers.pop(stages[action.stage].weights, None)) is not None:
+            elif (
+                action.op in COMPUTE_OPS and (start := open_gathers.pop(stages[action.stage].weights, None)) is not None
+            ):
                 gathered.append((start, action))
         found.append(tuple(gathered))
     return tuple(found)

@@ -263,8 +263,8 @@ def _sharding_problems(layout: Layout) -> Iterator[str]:
 def _check_shardable(graph: ModelGraph, blocks: Blocks) -> None:
     if common := blocks_in_common(graph, blocks):
         raise ConfigError(
-            f"{next(iter(common))} is read by layers of several blocks ({len(common)} such parameters), so it cannot be "
-            "sharded; do without sharded parameters"
+            f"{next(iter(common))} is read by layers of several blocks ({len(common)} such parameters), so it cannot "
+            "be sharded; do without sharded parameters"
         )
 
 

@@ -39,8 +39,8 @@ class Candidate:
     """Units that hold the frozen layers, where memory lets not all of them do so; None for all. The filler asks the
     memory itself and may find more."""
     sharded: bool = False
-    """Whether the data-parallel copies hold their parameters in parts. Such a candidate is never estimated, but simulated
-    in full (see `planner.sharded`)."""
+    """Whether the data-parallel copies hold their parameters in parts. Such a candidate is never estimated, but
+    simulated in full (see `planner.sharded`)."""
 
     def layout(self, setting: Setting) -> Layout:
         """The layout that `build_plan` makes the plan of."""

@@ -149,13 +149,12 @@ def _why(winner: tuple[Candidate, Proposal], ours: tuple[Row, ...], others: tupl
     if len(candidate.starts) == 1:
         if candidate.arrangement.units * candidate.arrangement.data_parallel == 1:
             return f"Use the one device: {_hidden(proposal)}."
-        which = "sharded data parallelism: every device holds a part of the model" if candidate.sharded else (
-            "data parallelism: the whole model fits on every device"
+        which = (
+            "sharded data parallelism: every device holds a part of the model"
+            if candidate.sharded
+            else ("data parallelism: the whole model fits on every device")
         )
-        return (
-            f"Use {which}, {_best_pipeline(row, ours)}"
-            f"{_hidden(proposal)}; {against}."
-        )
+        return f"Use {which}, {_best_pipeline(row, ours)}{_hidden(proposal)}; {against}."
     return (
         f"Use {row.name} with {row.sizes}: {_memory_reason(others)}devices idle {row.bubble:.1%} of the time, the "
         f"longest gradient sum takes {reduces * 1e3:.1f} ms, and {_hidden(proposal)}; {against}."

@@ -1,9 +1,10 @@
 """The compute of one iteration as a graph: earliest and latest times, with room for work between its nodes.
 
-Nodes are compute actions, gradient reductions and gathers of sharded blocks in an order in which they can run. A worker's
-actions follow each other; reductions and gathers run beside them. Whatever is put between two actions of a worker delays nothing as long as it ends
-before the earliest start of the second; it lengthens no iteration of time T as long as it ends before its latest start
-for T, wherever else other things end before theirs: latest times are a timetable that respects every edge.
+Nodes are compute actions, gradient reductions and gathers of sharded blocks in an order in which they can run. A
+worker's actions follow each other; reductions and gathers run beside them. Whatever is put between two actions of a
+worker delays nothing as long as it ends before the earliest start of the second; it lengthens no iteration of time T as
+long as it ends before its latest start for T, wherever else other things end before theirs: latest times are a
+timetable that respects every edge.
 """
 
 from collections.abc import Hashable, Mapping, Sequence

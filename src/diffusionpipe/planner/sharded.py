@@ -1,8 +1,8 @@
 """Data parallelism with parameters, gradients and optimizer state in parts, as a candidate for a plan.
 
-A plan like any other: its gathers and reductions stand in its orders, frozen work of the next batch fills its waits, and
-its time is the simulator's. What is chosen here is how often gradients are accumulated, whether its micro-batches pass
-through the model one after the other or block by block, and how large a block is.
+A plan like any other: its gathers and reductions stand in its orders, frozen work of the next batch fills its waits,
+and its time is the simulator's. What is chosen here is how often gradients are accumulated, whether its micro-batches
+pass through the model one after the other or block by block, and how large a block is.
 """
 
 from collections.abc import Iterator, Sequence

@@ -253,9 +253,7 @@ def _reduces(schedule: Schedule, blocks: Sequence[Sequence[str]], mesh: Mesh, se
     return tuple(seconds.get(stage.weights, 0.0) for stage in placement.stages)
 
 
-def _unshards(
-    schedule: Schedule, blocks: Sequence[Sequence[str]], mesh: Mesh, setting: Setting
-) -> tuple[Seconds, ...]:
+def _unshards(schedule: Schedule, blocks: Sequence[Sequence[str]], mesh: Mesh, setting: Setting) -> tuple[Seconds, ...]:
     if mesh.shard == 1:
         return ()
     widths = setting.workload.parameter_bytes, setting.workload.frozen_bytes

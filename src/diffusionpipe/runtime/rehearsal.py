@@ -22,7 +22,7 @@ import torch.distributed as dist
 from diffusionpipe.costs import Costs, TensorSpec
 from diffusionpipe.ir import Mesh, Op, Schedule, Span
 from diffusionpipe.runtime.executor import Executor
-from diffusionpipe.runtime.gradients import BlockGradients
+from diffusionpipe.runtime.gradients import Reducible
 from diffusionpipe.runtime.process_group import Job
 from diffusionpipe.runtime.transport import ProcessTransport, Transport, Work
 from diffusionpipe.runtime.virtual import VirtualEncoder, Wait, precise_wait, virtual_stages
@@ -93,6 +93,14 @@ class _Listening:
     def all_reduce(self, tensor: torch.Tensor, ranks: tuple[int, ...]) -> Work:
         """See `Transport`."""
         return self.transport.all_reduce(tensor, ranks)
+
+    def reduce(self, tensor: torch.Tensor, destination: int, ranks: tuple[int, ...]) -> Work:
+        """See `Transport`."""
+        return self.transport.reduce(tensor, destination, ranks)
+
+    def broadcast(self, tensor: torch.Tensor, source: int, ranks: tuple[int, ...]) -> Work:
+        """See `Transport`."""
+        return self.transport.broadcast(tensor, source, ranks)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -208,7 +216,7 @@ def _executor(run: VirtualRun, rank: int, clock: DeviceClock) -> Executor:
         encoder=VirtualEncoder(dict(zip(schedule.fills, run.costs.fills, strict=True)), clock.wait),
         raw_inputs=run.inputs,
         # The executor only ever calls `reduce` and `finish`.
-        gradients=cast(Mapping[int, BlockGradients], reductions),
+        gradients=cast(Mapping[int, Reducible], reductions),
     )
 
 

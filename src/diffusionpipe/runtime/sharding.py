@@ -140,10 +140,8 @@ class ShardedBlock:
 class _Part:
     """The parameters of one dtype that one rank owns of a block, in one piece of memory."""
 
-    def __init__(
-        self, members: Sequence[nn.Parameter], *, owner: int, is_own: bool, dtype: torch.dtype | None
-    ) -> None:
-        """Moves the parameters together, the trained ones first. `dtype`: of the copies that are gathered; None: none."""
+    def __init__(self, members: Sequence[nn.Parameter], *, owner: int, is_own: bool, dtype: torch.dtype | None) -> None:
+        """Moves the parameters together, the trained ones first. `dtype`: of the copies that travel; None: none do."""
         self.owner, self.is_own = owner, is_own
         ordered = sorted(members, key=lambda parameter: not parameter.requires_grad)
         places = list(accumulate((_aligned(parameter) for parameter in ordered), initial=0))
@@ -205,7 +203,9 @@ def _copy_of(parameter: nn.Parameter, gathered: Tensor, place: int) -> Tensor:
 
     It shares the storage alone and not the version, so that autograd does not take a new gathering for a change.
     """
-    copy = gathered.new_empty(0).set_(gathered.untyped_storage(), place, parameter.shape)
+    strides = torch.empty(parameter.shape, device="meta").stride()
+    copy = gathered.new_empty(0)
+    copy.set_(gathered.untyped_storage(), place, parameter.shape, strides)
     if not parameter.requires_grad:
         return copy
     with torch.enable_grad():
@@ -227,7 +227,7 @@ class _ReadInstead(torch.autograd.Function):
 
 
 def narrow_modules(modules: Iterable[nn.Module]) -> tuple[nn.Module, ...]:
-    """Those of the modules that can read copies: nothing but their own forward reads their weights, and all are cast."""
+    """Those that can read copies: nothing but their own forward reads their weights, and autocast casts all of them."""
     known = list(dict.fromkeys(modules))
     fused = {part for module in known if isinstance(module, nn.MultiheadAttention) for part in module.modules()}
     found = [module for module in known if type(module).forward in _FORWARDS and module not in fused]

@@ -150,9 +150,7 @@ def build_worker(
     gradients: Mapping[int, Reducible]
     if plan.mesh.shard > 1:
         if sharded is None:
-            sharder = Sharder(
-                graph=graph, model=model, plan=plan, rank=rank, transport=transport, precision=precision
-            )
+            sharder = Sharder(graph=graph, model=model, plan=plan, rank=rank, transport=transport, precision=precision)
             sharded = {block: sharder.shard(block) for block in blocks}
         gradients = sharded
         parameters = {

@@ -17,7 +17,8 @@ def simulate(schedule: Schedule, costs: Costs, *, streams: Streams = Streams.DIR
     Without explicit messages an edge between workers takes the time of its tensors on the link, beside all others.
     With them every transfer waits for its streams and for both its ends, as `ir.execution` describes; the span of a
     SEND and of its RECV is that of the transfer. A gradient reduction starts when it is issued on all replicas and
-    runs beside the rest; so does the gathering of a sharded block, for which its compute waits. Times stay exact where the costs are integers or Fractions and links have no bandwidth.
+    runs beside the rest; so does the gathering of a sharded block, for which its compute waits. Times stay exact where
+    the costs are integers or Fractions and links have no bandwidth.
 
     Raises:
         ScheduleError: the schedule gets stuck, or the costs belong to another one.

@@ -82,7 +82,17 @@ class PipelineSection(Section):
 
     @model_validator(mode="after")
     def _other_keys_leave_the_plan_its_say(self) -> Self:
-        keys = ("stages", "microbatches", "schedule", "replicas", "data_parallel", "sharded", "splits", "encode_chunk", "fill")
+        keys = (
+            "stages",
+            "microbatches",
+            "schedule",
+            "replicas",
+            "data_parallel",
+            "sharded",
+            "splits",
+            "encode_chunk",
+            "fill",
+        )
         given = [key for key in (*keys, "cluster") if getattr(self, key) not in (None, ())]
         match self.plan:
             case None:

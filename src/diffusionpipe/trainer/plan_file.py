@@ -9,6 +9,7 @@ from diffusionpipe.errors import ConfigError, ScheduleError
 from diffusionpipe.ir import Op, Plan, Schedule
 from diffusionpipe.ir.action import COMPUTE_OPS
 from diffusionpipe.ir.check import check
+from diffusionpipe.ir.check_compute import sharded_blocks
 from diffusionpipe.ir.files import read_plan
 from diffusionpipe.trainer.recipe import Recipe
 

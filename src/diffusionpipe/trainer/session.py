@@ -291,9 +291,7 @@ def open_session(recipe: Recipe, job: Job, make_plan: MakePlan) -> Session:
     precision = Precision(device=job.device.type, autocast=_autocast(recipe))
     sharded = None
     if plan.mesh.shard > 1:  # block by block, so that the whole model is in no rank's memory
-        sharder = Sharder(
-            graph=graph, model=model, plan=plan, rank=rank, transport=transport, precision=precision
-        )
+        sharder = Sharder(graph=graph, model=model, plan=plan, rank=rank, transport=transport, precision=precision)
         sharded = {}
         for block in trained_blocks(plan, rank):
             load(layers=plan.blocks[block])
@@ -302,9 +300,7 @@ def open_session(recipe: Recipe, job: Job, make_plan: MakePlan) -> Session:
     else:
         load(layers={*layers_of_rank(plan, rank), *model.frozen_layers})
     transport.warm_up(channels_of(plan), job.device)
-    worker = build_worker(
-        graph, model, plan, rank, transport, device=job.device, precision=precision, sharded=sharded
-    )
+    worker = build_worker(graph, model, plan, rank, transport, device=job.device, precision=precision, sharded=sharded)
     optimizer = build_optimizer(
         recipe.optimizer.name, worker.parameters, recipe.optimizer.learning_rate, recipe.optimizer.arguments
     )
