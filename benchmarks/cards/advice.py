@@ -9,6 +9,12 @@ AIM = 1.3
 TIE = 0.005
 """Speeds that differ by less are equal."""
 GIB = 2**30
+LAYOUTS = (
+    ("stages with filled waits", ""),
+    ("copies of the model", "data parallel"),
+    ("copies with parameters in parts", "sharded data parallel"),
+)
+"""What to call ours, and how the layouts begin that are called so; stages are all others."""
 
 
 def reason_of(cell: Cell) -> str:
@@ -48,8 +54,8 @@ def advice(cells: Sequence[Cell], machine: str) -> str:
     behind = [cell for cell in mine if (over := cell.over(cell.best_other)) and over < 1 - TIE]
     ahead = [cell for cell in mine if cell.fitting(OURS) and cell not in behind]
     parts = []
-    for words, are_copies in (("stages with filled waits", False), ("copies of the model", True)):
-        chosen = [cell for cell in ahead if _is_of_copies(cell.fitting(OURS)) is are_copies]
+    for words, starts in LAYOUTS:
+        chosen = [cell for cell in ahead if _layout_of(cell.fitting(OURS)) == starts]
         if chosen:
             gains = [gain for cell in chosen if (gain := cell.over(cell.best_other))]
             parts.append(f"{words} for {_names(chosen)} ({_span(gains)})")
@@ -63,8 +69,8 @@ def advice(cells: Sequence[Cell], machine: str) -> str:
     return f"{machine}: {'; '.join(parts)}."
 
 
-def _is_of_copies(entry: Entry | None) -> bool:
-    return entry is not None and entry.layout.startswith("data parallel")
+def _layout_of(entry: Entry | None) -> str:
+    return next((starts for _, starts in LAYOUTS[1:] if entry and entry.layout.startswith(starts)), "")
 
 
 def _names(cells: Sequence[Cell]) -> str:

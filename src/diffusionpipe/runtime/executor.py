@@ -58,7 +58,8 @@ class Executor:
     ) -> None:
         """`stages`: stage id -> what it computes. `loss_scale`: gradient of the step's loss for each sample's loss.
 
-        `sharded`: the blocks that the schedule gathers, by id. `store`: where frozen outputs go instead of a store of its own; for the prologue of another executor.
+        `sharded`: the blocks that the schedule gathers, by id. `store`: where frozen outputs go instead of a store of
+        its own; for the prologue of another executor.
 
         Raises:
             ScheduleError: the order holds ops that this executor does not know.

@@ -150,6 +150,8 @@ def _lane(span: Span, style: _Style) -> tuple[str, str]:
         return "compute", style.colour(span)
     if op in MESSAGE_OPS:
         return ("send", palette.SEND) if op in SEND_OPS else ("receive", palette.RECEIVE)
+    if op is Op.UNSHARD:
+        return "reduce", palette.GATHER
     return ("reduce", palette.REDUCE) if op is Op.REDUCE_GRAD else ("", "")
 
 
@@ -191,6 +193,8 @@ def _legend(figure: Figure, timelines: Sequence[tuple[str, Timeline]], names: di
         entries.append(Patch(facecolor=palette.RECEIVE, label="receive"))
     if Op.REDUCE_GRAD in used:
         entries.append(Patch(facecolor=palette.REDUCE, label="gradient reduction"))
+    if Op.UNSHARD in used:
+        entries.append(Patch(facecolor=palette.GATHER, label="parameters gathered"))
     entries.append(Patch(facecolor="#fbfbfb", edgecolor="#c0c0c0", hatch="////", linewidth=0, label="idle"))
     figure.legend(
         handles=entries,

@@ -35,6 +35,7 @@ OP_NAMES = {
 SEND = "#4d4d4d"
 RECEIVE = "#a6a6a6"
 REDUCE = "#d55e00"
+GATHER = "#e7c36a"
 ENCODE_COLOURS = ("#e69f00", "#009e73", "#cc79a7", "#f0e442", "#b2a08a", "#66c2a5")
 """Okabe and Ito's remaining hues, one per component, then again from the start."""
 

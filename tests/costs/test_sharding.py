@@ -1,0 +1,35 @@
+from math import prod
+
+from hypothesis import given
+from hypothesis import strategies as st
+from planner import synthetic
+
+from diffusionpipe.costs.sharding import gathered_width, part_of_parameter
+
+
+@given(st.lists(st.integers(1, 10**6), min_size=1, max_size=40), st.integers(1, 9))
+def test_parts_are_at_most_a_third_above_the_mean_and_the_largest(sizes, parts):
+    graph = synthetic.chain([1.0] * len(sizes), parameters=sizes).graph
+    owner = part_of_parameter(graph, graph.backbone_layers, parts)
+    trained = {p.name: prod(p.shape) for p in graph.parameters if p.name in owner}
+    assert sum(trained.values()) == sum(sizes)
+    loads = [sum(size for name, size in trained.items() if owner[name] == part) for part in range(parts)]
+    assert max(loads) <= sum(sizes) / parts + max(sizes)
+    least = max(max(sizes), sum(sizes) / parts)
+    assert max(loads) <= 2 * least
+
+
+def test_equal_parameters_are_dealt_in_the_models_order():
+    graph = synthetic.chain([1.0] * 5, parameters=[7] * 5).graph
+    assert list(part_of_parameter(graph, graph.backbone_layers, 2).values()) == [0, 1, 0, 1, 0]
+
+
+def test_frozen_parameters_weigh_less_than_trained_ones():
+    profile = synthetic.chain([1.0, 1.0], parameters=[10, 10])
+    graph = profile.graph
+    assert set(part_of_parameter(graph, graph.backbone_layers, 2).values()) == {0, 1}
+
+
+def test_what_computes_in_bfloat16_is_gathered_in_two_bytes():
+    assert [gathered_width(width, "bfloat16") for width in (2, 4, 8)] == [2, 2, 2]
+    assert [gathered_width(width, "float32") for width in (2, 4, 8)] == [2, 4, 8]
