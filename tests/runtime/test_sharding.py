@@ -6,11 +6,21 @@ from dataclasses import replace
 import pytest
 import torch
 from layouts import CPU, assert_same_step, merge, reference_step, run_step, step_in_threads
-from tiny_models import raw_inputs, tiny_dit, tiny_stable_diffusion
+from tiny_models import (
+    raw_inputs,
+    tiny_controlled,
+    tiny_dit,
+    tiny_flux,
+    tiny_sd3,
+    tiny_sdxl,
+    tiny_stable_diffusion,
+)
 from torch import nn
 
 from diffusionpipe.models.describe import describe
 from diffusionpipe.models.graph import canonical_names, layer_parameters
+from diffusionpipe.models.lora import LoraSettings, add_lora
+from diffusionpipe.models.weights import materialize
 from diffusionpipe.planner import Layout, build_plan
 from diffusionpipe.runtime.sharding import narrow_modules
 from diffusionpipe.runtime.stage import Precision
@@ -52,6 +62,25 @@ LAYOUTS = {
 def test_gradients_are_those_of_one_process(prepared, layout):
     graph, model, inputs, expected = prepared
     assert_same_step(step_in_threads(graph, model, layout, inputs), expected)
+
+
+def with_adapters(dtype=torch.float64):
+    """FLUX.1 of which adapters alone are trained: frozen weights are in parts as well."""
+    graph = tiny_flux(dtype)
+    add_lora(graph.components, "transformer", LoraSettings(rank=2))
+    materialize(graph, [layer.name for layer in graph.layers], {}, device="cpu", dtype=dtype, seed=0)
+    return graph
+
+
+OTHERS = (tiny_sdxl, tiny_controlled, tiny_sd3, tiny_flux, with_adapters)
+
+
+@pytest.mark.parametrize("build", OTHERS)
+def test_gradients_of_other_models_are_those_of_one_process(build):
+    graph = build()
+    inputs = raw_inputs(graph, BATCH)
+    layout = sharded(microbatches=2, buckets=0, checkpointed=("*.single*",))
+    assert_same_step(step_in_threads(graph, describe(graph), layout, inputs), reference_step(graph, inputs))
 
 
 def test_at_rest_a_rank_holds_its_part_alone_and_two_blocks_at_most_while_it_trains(prepared):
@@ -152,7 +181,7 @@ def _bfloat16_step(graph, layout, inputs):
     return merge(run_threads(plan.mesh.num_ranks, main))
 
 
-@pytest.mark.parametrize("build", MODELS.values(), ids=MODELS)
+@pytest.mark.parametrize("build", [*MODELS.values(), *OTHERS])
 def test_under_autocast_gathered_copies_give_the_bits_of_whole_weights(build):
     graph = build(torch.float32)
     inputs = raw_inputs(graph, BATCH)

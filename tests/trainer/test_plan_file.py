@@ -117,3 +117,26 @@ EDITED = {
 @pytest.mark.parametrize(("plan", "words"), EDITED.values(), ids=EDITED)
 def test_a_plan_edited_by_hand_is_refused(plan, words, tmp_path):
     assert words in problem(plan, tmp_path)
+
+
+SHARDED = build_plan(MODEL, Layout(batch=8, stages=1, microbatches=1, data_parallel=2, sharded=True, buckets=3))
+
+
+def test_a_sharded_plan_is_read_as_it_was_written(tmp_path):
+    write_plan(SHARDED, tmp_path / "plan.json")
+    assert read_plan_file(tmp_path / "plan.json", MODEL, recipe(), 2) == SHARDED
+
+
+def test_what_is_gathered_must_be_in_parts_and_the_other_way_round(tmp_path):
+    whole = replace(SHARDED, mesh=replace(SHARDED.mesh, shard=1))
+    assert "its train schedule gathers block 0, which its mesh does not hold in parts" in problem(whole, tmp_path)
+    copies = build_plan(MODEL, Layout(batch=8, stages=1, microbatches=1, data_parallel=2, buckets=3))
+    sampled = replace(SHARDED, sample=copies.sample)
+    assert "its sample schedule does not gather block 0" in problem(sampled, tmp_path)
+
+
+def test_a_plan_file_from_before_parameters_were_sharded_is_whole(tmp_path):
+    text = plan_to_text(PLAN)
+    assert '"shard": 1' in text
+    (tmp_path / "plan.json").write_text(re.sub(r'"shard": 1, ', "", text))
+    assert read_plan_file(tmp_path / "plan.json", MODEL, recipe(), 2).mesh.shard == 1

@@ -188,3 +188,11 @@ def test_the_first_devices_of_a_larger_cluster_are_this_job(crew, recipe, measur
     assert crew.run(train, recipe(measured, steps=1, plan="auto", cluster="cpux2:2")) == [1, 1]
     assert load_cluster(str(measured / "cluster.json")).name == "cpux2:2"
     assert load_cluster(str(measured / "cluster.json")).num_ranks == 2
+
+
+def test_a_searched_run_that_must_shard_learns_what_one_process_learns(crew, recipe, measured, in_one):
+    assert crew.run(train, recipe(measured, plan="auto", sharded=True)) == [4, 4]
+    plan = read_plan(measured / "plan.json")
+    assert plan.mesh.shard == 2
+    assert any(action.op is Op.UNSHARD for action in plan.train.orders[0])
+    assert list(losses_of(measured).values()) == pytest.approx(list(in_one.values()), rel=1e-5)
