@@ -12,6 +12,7 @@ from diffusionpipe.planner.baselines import zero3
 from diffusionpipe.planner.buckets import subdivide
 from diffusionpipe.planner.candidates import Judge
 from diffusionpipe.planner.choice import choose
+from diffusionpipe.planner.fill import FillOptions, frozen_layers, plan_fills
 from diffusionpipe.planner.filling import filler_of
 from diffusionpipe.planner.given import Given, check_given
 from diffusionpipe.planner.proposal import pricing_of, propose
@@ -175,3 +176,19 @@ def test_left_to_itself_a_layout_has_blocks_of_a_few_million_parameters():
     assert len(plan.blocks) - 1 == 4
     large = setting_of(parameters=100_000_000)
     assert len(build_plan(large.graph, layout_of(large, buckets=0)).blocks) - 1 == len(large.graph.backbone_layers)
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "gpipe"])
+def test_the_filler_predicts_the_time_of_the_simulator(schedule):
+    setting = setting_of(parameters=500_000_000, intra_gb=20)
+    found = []
+
+    def filler(unfilled):
+        frozen = frozen_layers(setting.profile)
+        plan = plan_fills(unfilled.schedule, unfilled.costs, frozen, FillOptions())
+        found.append(plan.iteration)
+        return plan.fills
+
+    proposal = propose(setting, layout_of(setting, microbatches=2, schedule=schedule), filler)
+    assert proposal.step == pytest.approx(found[0])
+    assert proposal.timeline.bubble > 0  # gathers are waited for, so there is where to fill
