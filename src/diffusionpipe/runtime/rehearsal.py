@@ -225,7 +225,7 @@ def _executor(run: VirtualRun, rank: int, clock: DeviceClock) -> Executor:
 
 
 def holders_of(schedule: Schedule, mesh: Mesh) -> dict[int, tuple[int, ...]]:
-    """Block id -> the ranks that sum its gradients or gather it together, for all blocks of which the schedule says so."""
+    """Block id -> the ranks that sum its gradients or gather it together, where the schedule does so."""
     stages = schedule.placement.stages
     workers: dict[int, set[int]] = {}
     for worker, action in schedule.actions():
