@@ -179,7 +179,7 @@ def tensors_of(checkpoint: Path) -> dict[str, Tensor]:
 
 
 def held_numbers(job: Job, recipe: Recipe) -> tuple[int, int, int]:
-    """Of a run that is about to begin: trained numbers that this rank holds, that it updates, and of the whole model."""
+    """Before the first step: trained numbers that this rank holds, that it updates, and of the whole model."""
     from diffusionpipe.cli.train import _make_plan
 
     session = open_session(recipe, job, _make_plan)
