@@ -16,6 +16,7 @@ from tiny_models import NUM_CLASSES, randomise_parameters, tiny_text_encoder, ti
 from torch import Tensor
 from transformers import CLIPTokenizer
 
+from diffusionpipe.models.graph import canonical_names
 from diffusionpipe.runtime.process_group import Job, joined, membership
 from diffusionpipe.trainer import loop, stopping
 from diffusionpipe.trainer import run as run_module
@@ -178,3 +179,15 @@ def tensors_of(checkpoint: Path) -> dict[str, Tensor]:
     tensors = {name: torch.empty_like(t, device="cpu") for name, t in stored_tensors(checkpoint).items()}
     read(checkpoint, tensors)
     return tensors
+
+
+def held_numbers(job: Job, recipe: Recipe) -> tuple[int, int, int]:
+    """Before the first step: trained numbers that this rank holds, that it updates, and of the whole model."""
+    from diffusionpipe.cli.train import _make_plan
+
+    session = open_session(recipe, job, _make_plan)
+    names = [p.name for p in session.model.parameters if p.is_trainable]
+    known = {name: p for p, name in canonical_names(session.graph.components).items()}
+    held = sum(known[name].numel() for name in names if known[name].untyped_storage().size())
+    updated = sum(p.numel() for p in session.worker.parameters.values())
+    return held, updated, sum(known[name].numel() for name in names)

@@ -171,13 +171,14 @@ def test_more_processes_than_a_machine_should_run_are_refused_with_what_fits():
     with pytest.raises(ConfigError, match="use --ranks 64 or less, in steps of 8"):
         rehearsal_mesh(Mesh(data_parallel=64, pipeline=8), None)
     assert rehearsal_mesh(Mesh(data_parallel=64, pipeline=8), 16) == Mesh(data_parallel=2, pipeline=8)
+    assert rehearsal_mesh(Mesh(data_parallel=8, shard=8), 2) == Mesh(data_parallel=2, shard=2)
 
 
 def test_scaling_multiplies_every_time_and_leaves_memory():
-    costs = Costs(stages=(StageCosts(forward=1, backward=2, activation=7),), fills=(3,), reduces=(4,))
+    costs = Costs(stages=(StageCosts(forward=1, backward=2, activation=7),), fills=(3,), reduces=(4,), unshards=(6,))
     scaled = scaled_costs(costs, 0.5)
     assert (scaled.stages[0].forward, scaled.stages[0].backward, scaled.stages[0].activation) == (0.5, 1, 7)
-    assert (scaled.fills, scaled.reduces) == ((1.5,), (2,))
+    assert (scaled.fills, scaled.reduces, scaled.unshards) == ((1.5,), (2,), (3,))
 
 
 def test_the_chosen_scale_makes_the_shortest_pass_ten_milliseconds():

@@ -5,7 +5,8 @@ import pytest
 from diffusionpipe.costs import Costs, StageCosts, TensorSpec
 from diffusionpipe.errors import ConfigError, PeerError, ScheduleError
 from diffusionpipe.ir import Mesh, Op
-from diffusionpipe.passes import communicate, reduce_gradients
+from diffusionpipe.passes import communicate, reduce_gradients, shard_parameters
+from diffusionpipe.planner.buckets import subdivide
 from diffusionpipe.runtime.local_ranks import local_ranks
 from diffusionpipe.runtime.rehearsal import (
     DeviceClock,
@@ -17,7 +18,7 @@ from diffusionpipe.runtime.rehearsal import (
 )
 from diffusionpipe.runtime.threads import run_threads
 from diffusionpipe.schedules import REGISTRY
-from diffusionpipe.simulator import simulate
+from diffusionpipe.simulator import simulate, uniform_costs
 
 TENSORS = {
     "input": TensorSpec(name="input", shape=(3,)),
@@ -139,6 +140,26 @@ def test_a_reduction_ends_its_length_after_the_last_rank_came_to_it():
     free, last = results[0]
     assert free == last + 0.002
     assert all(0 <= duration <= 0.002 for duration in waits.values())
+
+
+def test_compute_waits_for_gathers_and_no_iteration_is_shorter_than_predicted(pair):
+    schedule = shard_parameters(subdivide(REGISTRY["1f1b"](1, 1, 2), 3))
+    schedule = communicate(schedule, simulate(schedule, uniform_costs(schedule)))
+    stage = StageCosts(forward=0.001, backward=0.002)
+    costs = Costs(stages=(stage,) * 3, reduces=(0.004,) * 3, unshards=(0.003,) * 3)
+    mesh = Mesh(data_parallel=2, shard=2)
+    run = VirtualRun(schedule=schedule, costs=costs, tensors=TENSORS, mesh=mesh, inputs=("hidden",))
+    assert holders_of(schedule, mesh) == {0: (0, 1), 1: (0, 1), 2: (0, 1)}
+    found = pair.run(rehearse, {"run": run}, ["run"])
+    predicted = simulate(schedule, costs)
+    assert predicted.makespan == pytest.approx(0.027)
+    starts = {str(span.action): span.start for span in predicted.spans if span.action.op in (Op.F, Op.B)}
+    for rank in found:
+        iteration = rank["run"][0]
+        assert iteration.end - iteration.start >= 0.99 * predicted.makespan
+        for span in iteration.spans:
+            if str(span.action) in starts:
+                assert span.end >= starts[str(span.action)]
 
 
 def test_what_the_host_was_late_by_is_taken_from_its_next_wait():

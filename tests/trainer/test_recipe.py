@@ -51,6 +51,12 @@ def test_the_word_none_switches_off_what_is_on():
         ({"pipeline": {"plan": "p.json", "stages": 2}}, 'stages: the plan file p.json says it; .* plan = "auto"'),
         ({"pipeline": {"plan": "p.json", "fill": False}}, "fill: the plan file p.json says it"),
         ({"pipeline": {"plan": "p.json", "cluster": "x"}}, "cluster: the plan file p.json says it"),
+        ({"pipeline": {"plan": "p.json", "sharded": True}}, "sharded: the plan file p.json says it"),
+        ({"pipeline": {"sharded": True}}, "sharded: there is one copy of the pipeline; set data_parallel to 2"),
+        (
+            {"pipeline": {"sharded": True, "data_parallel": 2, "microbatches": 1, "replicas": [2]}},
+            "sharded: replicas of stages cannot be in parts",
+        ),
         ({"pipeline": {"cluster": "x"}}, 'cluster: it is used by the search alone; set plan = "auto"'),
         ({"pipeline": {"plan": ""}}, "at least 1 character"),
         ({"pipeline": {"plan": "auto", "microbatches": 3}}, "8 samples cannot be cut into 3 micro-batches"),

@@ -12,6 +12,7 @@ from tiny_runs import (
     ask_to_save,
     ask_to_save_and_quit,
     draw_untrained,
+    held_numbers,
     losses_of,
     recipe_of,
     save_dit,
@@ -195,6 +196,15 @@ def test_other_layouts_change_nothing(crew, recipe, in_one, tmp_path, sections):
     assert_same_losses(tmp_path, in_one)
     assert_same_weights(tmp_path, in_one, 1e-3)
     assert_same_pictures(pictures_of(tmp_path), pictures_of(in_one))
+
+
+def test_a_sharded_rank_starts_with_its_part_of_the_weights_alone(crew, recipe, tmp_path):
+    found = crew.run(held_numbers, recipe(tmp_path, pipeline={"data_parallel": 2, "sharded": True}))
+    total = found[0][2]
+    assert sum(updated for _, updated, _ in found) == total
+    for held, updated, _ in found:
+        assert held == updated
+        assert 0.4 * total < held < 0.6 * total
 
 
 def test_a_trained_text_encoder_and_random_weights_are_the_same_over_two_stages(crew, recipe, tmp_path):

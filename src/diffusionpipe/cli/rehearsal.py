@@ -93,7 +93,7 @@ def fitting_bytes_scale(schedule: Schedule, costs: Costs, link: Link, iteration:
 
 
 def scaled_costs(costs: Costs, scale: float) -> Costs:
-    """The costs with all times of compute, fills and reductions multiplied by `scale`."""
+    """The costs with all times of compute, fills, reductions and gathers multiplied by `scale`."""
 
     def stage(cost: StageCosts) -> StageCosts:
         return replace(
@@ -109,6 +109,7 @@ def scaled_costs(costs: Costs, scale: float) -> Costs:
         stages=tuple(map(stage, costs.stages)),
         fills=tuple(time * scale for time in costs.fills),
         reduces=tuple(time * scale for time in costs.reduces),
+        unshards=tuple(time * scale for time in costs.unshards),
     )
 
 
@@ -225,8 +226,8 @@ def rehearsal_mesh(mesh: Mesh, ranks: int | None) -> Mesh:
     """
     wanted = mesh.num_ranks if ranks is None else ranks
     size, groups = mesh.pipeline, mesh.data_parallel
-    if mesh.num_ranks != size * groups or mesh.shard > 1:
-        raise ConfigError("rehearsals know data-parallel groups of pipelines; this plan holds parameters in parts")
+    if mesh.num_ranks != size * groups:
+        raise ConfigError("rehearsals know data-parallel groups of pipelines; this plan splits its stages besides")
     if wanted > mesh.num_ranks:
         raise ConfigError(f"the plan has {mesh.num_ranks} ranks, {wanted} are more; leave out --ranks")
     if wanted < size or wanted % size:
@@ -236,7 +237,8 @@ def rehearsal_mesh(mesh: Mesh, ranks: int | None) -> Mesh:
         fitting = MAX_RANKS // size * size
         advice = f"use --ranks {fitting} or less, in steps of {size}" if fitting else "it cannot be rehearsed"
         raise ConfigError(f"{wanted} processes are more than the {MAX_RANKS} that a machine should run; {advice}")
-    return Mesh(data_parallel=wanted // size, pipeline=size)
+    copies = wanted // size
+    return Mesh(data_parallel=copies, pipeline=size, shard=copies if mesh.shard > 1 else 1)
 
 
 MAX_RANKS = 64

@@ -17,12 +17,13 @@ from diffusionpipe.passes.encoding import insert_encoding
 from diffusionpipe.passes.filling import PlacedFill, insert_fills, prologue
 from diffusionpipe.passes.reduction import reduce_gradients
 from diffusionpipe.passes.replicate import replicate
-from diffusionpipe.passes.sharding import shard_parameters
+from diffusionpipe.passes.sharding import gathers_first, shard_parameters
 
 __all__ = [
     "PlacedFill",
     "communicate",
     "connect",
+    "gathers_first",
     "insert_encoding",
     "insert_fills",
     "prologue",

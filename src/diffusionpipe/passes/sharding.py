@@ -39,6 +39,17 @@ def shard_parameters(schedule: Schedule, *, prefetch: int = 1) -> Schedule:
     return replace(schedule, orders=tuple(_sharded(schedule, order, prefetch) for order in schedule.orders))
 
 
+def gathers_first(schedule: Schedule) -> Schedule:
+    """The schedule in which the first blocks are gathered beside the frozen work that stands before their compute."""
+    orders = []
+    for order in schedule.orders:
+        encodes = [action for action in order if action.op is Op.ENCODE]
+        rest = [action for action in order if action.op is not Op.ENCODE]
+        first = next((i for i, action in enumerate(rest) if action.op is not Op.UNSHARD), len(rest))
+        orders.append((*rest[:first], *encodes, *rest[first:]))
+    return replace(schedule, orders=tuple(orders))
+
+
 @dataclass(slots=True)
 class _Span:
     """Runs during which a block is whole."""

@@ -1,6 +1,6 @@
 """A plan from given sizes: partition by counted work, the named schedule, and every pass in order."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
@@ -9,15 +9,14 @@ from math import prod
 from typing import Protocol
 
 from diffusionpipe.costs import Costs, ModelGraph
-from diffusionpipe.costs.sharding import blocks_in_common
 from diffusionpipe.errors import ConfigError
 from diffusionpipe.ir import Edge, Mesh, Op, Plan, Schedule, Timeline
 from diffusionpipe.ir.check import check
-from diffusionpipe.ir.execution import lone_blocks
 from diffusionpipe.passes import (
     PlacedFill,
     communicate,
     connect,
+    gathers_first,
     insert_encoding,
     insert_fills,
     prologue,
@@ -27,15 +26,11 @@ from diffusionpipe.passes import (
 )
 from diffusionpipe.planner.buckets import bucket_starts, subdivide
 from diffusionpipe.planner.folded import stage_starts
+from diffusionpipe.planner.shardable import check_homes, check_shardable, sharded_buckets, sharding_problems
 from diffusionpipe.schedules import REGISTRY, Generator, forward_over
 from diffusionpipe.simulator import simulate, uniform_costs
 
 Blocks = Sequence[Sequence[str]]
-
-SHARDED_BLOCK = 2**23
-"""Parameters that are worth being gathered together, where nothing else is said,"""
-MIN_BUCKETS = 4
-"""but so many buckets at least, that not all of a small model is whole at a time."""
 
 
 class Pricing(Protocol):
@@ -93,7 +88,7 @@ class Layout:
     """Patterns (as of file names) of layers to recompute in the backward."""
     buckets: int = 1
     """Parts of every block, each reduced as soon as its own gradients are complete. 0, for sharded parameters alone:
-    about `SHARDED_BLOCK` parameters in each."""
+    as many as `sharded_buckets` says."""
     orders: Schedule | None = None
     """Orders of compute actions made for these very sizes, which `schedule` only names; None: the family's."""
     sample_batch: int = 0
@@ -209,10 +204,10 @@ class _Build:
 def _build(graph: ModelGraph, layout: Layout, pricing: Pricing | None) -> _Build:
     _check_layout(graph, layout)
     partition = _partition(graph, layout)
-    layout = replace(layout, buckets=layout.buckets or _sharded_buckets(graph, partition))
+    layout = replace(layout, buckets=layout.buckets or sharded_buckets(graph, partition))
     backbone = _bucketed(graph, partition, layout.buckets)
     if layout.sharded:
-        _check_shardable(graph, (*backbone, graph.frozen_layers))
+        check_shardable(graph, (*backbone, graph.frozen_layers))
     return _Build(graph=graph, layout=layout, blocks=(*backbone, graph.frozen_layers), pricing=pricing or _uniform)
 
 
@@ -225,6 +220,8 @@ def _check_layout(graph: ModelGraph, layout: Layout) -> None:
     num_blocks = layout.stages
     try:
         num_blocks = layout.num_blocks()
+        if layout.sharded:
+            check_homes(layout.generated())
     except ConfigError as error:
         problems.append(str(error))
     if layout.replicas and len(layout.replicas) != layout.stages:
@@ -250,7 +247,8 @@ def _check_layout(graph: ModelGraph, layout: Layout) -> None:
             f"{num_blocks} stages of {layout.buckets} buckets need as many layers; the trained part has "
             f"{len(graph.backbone_layers)}: use at most {len(graph.backbone_layers) // max(num_blocks, 1)} buckets"
         )
-    problems += _sharding_problems(layout)
+    if layout.sharded:
+        problems += sharding_problems(layout.data_parallel, layout.replicas)
     problems += [
         f"micro-batches of {per_microbatch} samples cannot be shared evenly by {count} replicas of stage {stage}; "
         f"make the micro-batch a multiple of {count}"
@@ -259,33 +257,6 @@ def _check_layout(graph: ModelGraph, layout: Layout) -> None:
     ]
     if problems:
         raise ConfigError("\n".join(problems))
-
-
-def _sharding_problems(layout: Layout) -> Iterator[str]:
-    if not layout.sharded:
-        return
-    if layout.data_parallel == 1:
-        yield "sharded parameters need data-parallel copies to share them; use 2 or more, or do without"
-    if max(layout.replicas, default=1) > 1:
-        yield "replicas of stages cannot share parameters in parts; use data-parallel copies instead"
-    if layout.schedule in REGISTRY and len(lone_blocks(layout.generated())) < layout.num_blocks():
-        yield f"the schedule {layout.schedule!r} has copies of its blocks on several workers, which cannot be sharded"
-
-
-def _check_shardable(graph: ModelGraph, blocks: Blocks) -> None:
-    if common := blocks_in_common(graph, blocks):
-        raise ConfigError(
-            f"{next(iter(common))} is read by layers of several blocks ({len(common)} such parameters), so it cannot "
-            "be sharded; do without sharded parameters"
-        )
-
-
-def _sharded_buckets(graph: ModelGraph, partition: Blocks) -> int:
-    """As many buckets of a stage as have about `SHARDED_BLOCK` parameters and at least a layer each."""
-    sizes = {p.name: prod(p.shape) for p in graph.parameters}
-    of_layer = {layer.name: sum(sizes[name] for name in layer.parameters) for layer in graph.layers}
-    largest = max(sum(of_layer[name] for name in block) for block in partition)
-    return min(max(MIN_BUCKETS, largest // SHARDED_BLOCK), min(map(len, partition)))
 
 
 def _partition(graph: ModelGraph, layout: Layout) -> tuple[tuple[str, ...], ...]:
@@ -387,19 +358,8 @@ def _train_schedule(build: _Build, schedule: Schedule, filler: Filler | None) ->
             num_layers=len(blocks[frozen]),
             max_chunk=layout.encode_chunk,
         )
-        schedule = _gathers_first(schedule)
+        schedule = gathers_first(schedule)
     return _communicated(build, schedule)
-
-
-def _gathers_first(schedule: Schedule) -> Schedule:
-    """The schedule in which the first blocks are gathered beside the frozen work that stands before their compute."""
-    orders = []
-    for order in schedule.orders:
-        encodes = [action for action in order if action.op is Op.ENCODE]
-        rest = [action for action in order if action.op is not Op.ENCODE]
-        first = next((i for i, action in enumerate(rest) if action.op is not Op.UNSHARD), len(rest))
-        orders.append((*rest[:first], *encodes, *rest[first:]))
-    return replace(schedule, orders=tuple(orders))
 
 
 def _sample_schedule(build: _Build) -> Schedule:

@@ -19,7 +19,7 @@ from diffusionpipe.runtime.buffers import BufferPool
 from diffusionpipe.runtime.frozen import FillRunner
 from diffusionpipe.runtime.gradients import Reducible
 from diffusionpipe.runtime.routing import Part, Route
-from diffusionpipe.runtime.sharding import ShardedBlock
+from diffusionpipe.runtime.sharding import Shards
 from diffusionpipe.runtime.slot import Output, Slot, count_read
 from diffusionpipe.runtime.stage import StageModule
 from diffusionpipe.runtime.store import RowStore
@@ -42,7 +42,7 @@ class Compiler:
     rank_of_worker: tuple[int, ...]
     encoder: FillRunner | None
     gradients: Mapping[int, Reducible]
-    sharded: Mapping[int, ShardedBlock]
+    sharded: Mapping[int, Shards]
     """Blocks that are whole only between their UNSHARD and RESHARD."""
     loss_scale: float
     pool: BufferPool

@@ -30,7 +30,7 @@ from diffusionpipe.runtime.compiler import Compiler
 from diffusionpipe.runtime.frozen import FillRunner
 from diffusionpipe.runtime.gradients import Reducible
 from diffusionpipe.runtime.routing import Route, extents_of, fed_rows, releases_of, routes_of
-from diffusionpipe.runtime.sharding import ShardedBlock
+from diffusionpipe.runtime.sharding import Shards
 from diffusionpipe.runtime.slot import Output, Slot
 from diffusionpipe.runtime.stage import StageModule
 from diffusionpipe.runtime.store import RowStore
@@ -55,7 +55,7 @@ class Executor:
         encoder: FillRunner | None = None,
         raw_inputs: tuple[str, ...] = (),
         gradients: Mapping[int, Reducible] | None = None,
-        sharded: Mapping[int, ShardedBlock] | None = None,
+        sharded: Mapping[int, Shards] | None = None,
         loss_scale: float = 1.0,
         store: RowStore | None = None,
         preparations: Mapping[int, Callable[[], None]] | None = None,

@@ -7,14 +7,15 @@
 
 A wait counts from when a device would have begun: see `DeviceClock`. A gradient reduction is a wait too. Its ranks
 tell each other when they came to it, so it ends for all at the same moment: the last start and the planned length.
-`Executor` waits for it at the end of the iteration.
+`Executor` waits for it at the end of the iteration. So is the gathering of a sharded block, which its compute waits
+for.
 """
 
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 from time import perf_counter, process_time, sleep
-from typing import cast
 
 import torch
 import torch.distributed as dist
@@ -22,7 +23,6 @@ import torch.distributed as dist
 from diffusionpipe.costs import Costs, TensorSpec
 from diffusionpipe.ir import Mesh, Op, Schedule, Span
 from diffusionpipe.runtime.executor import Executor
-from diffusionpipe.runtime.gradients import Reducible
 from diffusionpipe.runtime.process_group import Job
 from diffusionpipe.runtime.transport import ProcessTransport, Transport, Work
 from diffusionpipe.runtime.virtual import VirtualEncoder, Wait, precise_wait, virtual_stages
@@ -204,7 +204,11 @@ def _executor(run: VirtualRun, rank: int, clock: DeviceClock) -> Executor:
     stages = virtual_stages(
         schedule, worker, costs=run.costs, tensors=run.tensors, inputs=run.inputs, output=run.output, wait=clock.wait
     )
-    reductions = virtual_reductions(run, worker, rank, holders=holders, transport=transport)
+    stream = _Stream()
+    reductions = virtual_reductions(run, worker, rank, holders=holders, transport=transport, stream=stream)
+    gatherings = virtual_reductions(
+        run, worker, rank, holders=holders, transport=transport, op=Op.UNSHARD, stream=stream
+    )
     return Executor(
         schedule,
         worker,
@@ -215,17 +219,17 @@ def _executor(run: VirtualRun, rank: int, clock: DeviceClock) -> Executor:
         rank_of_worker=lambda other: mesh.rank(group, other),
         encoder=VirtualEncoder(dict(zip(schedule.fills, run.costs.fills, strict=True)), clock.wait),
         raw_inputs=run.inputs,
-        # The executor only ever calls `reduce` and `finish`.
-        gradients=cast(Mapping[int, Reducible], reductions),
+        gradients=reductions,
+        sharded={block: VirtualShards(one, clock) for block, one in gatherings.items()},
     )
 
 
 def holders_of(schedule: Schedule, mesh: Mesh) -> dict[int, tuple[int, ...]]:
-    """Block id -> the ranks that sum its gradients, for every block that the schedule reduces."""
+    """Block id -> the ranks that sum its gradients or gather it together, where the schedule does so."""
     stages = schedule.placement.stages
     workers: dict[int, set[int]] = {}
     for worker, action in schedule.actions():
-        if action.op is Op.REDUCE_GRAD:
+        if action.op in (Op.REDUCE_GRAD, Op.UNSHARD):
             workers.setdefault(stages[action.stage].weights, set()).add(worker)
     groups = range(mesh.data_parallel)
     return {
@@ -236,14 +240,21 @@ def holders_of(schedule: Schedule, mesh: Mesh) -> dict[int, tuple[int, ...]]:
 
 @dataclass(slots=True)
 class _Stream:
-    """The reductions of a rank run one after the other."""
+    """The reductions and gathers of a rank run one after the other, in the order in which they are started."""
 
     free: Seconds = 0.0
+    queue: deque["VirtualReduction"] = field(default_factory=deque)
+    """Those of which it is not yet known when they end."""
+
+    def settle(self, one: "VirtualReduction") -> None:
+        """Find out when this one ends, and all before it."""
+        while one.is_pending:
+            self.queue.popleft().settle()
 
 
 @dataclass(slots=True, kw_only=True)
 class VirtualReduction:
-    """The sum of one block's gradients as a wait; stands in for `BlockGradients`."""
+    """The sum of one block's gradients, or its gathering, as a wait."""
 
     duration: Seconds
     place: int
@@ -252,24 +263,62 @@ class VirtualReduction:
     transport: Transport
     stream: _Stream
     wait: Wait
+    end: Seconds = 0.0
+    """When the last one would have ended."""
+    is_pending: bool = False
     _starts: torch.Tensor = field(init=False)
     _work: Work | None = None
 
     def __post_init__(self) -> None:
         self._starts = torch.zeros(len(self.ranks), dtype=torch.float64)
 
+    def reset(self) -> None:
+        """There is nothing to forget."""
+
     def reduce(self) -> None:
         """Tell the other ranks when this one has come to it."""
+        self.stream.settle(self)
         self._starts.zero_()
         self._starts[self.place] = perf_counter()
         self._work = self.transport.all_reduce(self._starts, self.ranks) if len(self.ranks) > 1 else None
+        self.is_pending = True
+        self.stream.queue.append(self)
 
-    def finish(self) -> None:
-        """Wait until it would have ended: the last of the ranks' starts and the duration."""
+    def settle(self) -> None:
+        """Find out when it ends: its duration after the last of the ranks' starts, and after what was before it."""
         if self._work is not None:
             self._work.wait()
-        self.stream.free = max(float(self._starts.max()), self.stream.free) + self.duration
-        self.wait(max(0.0, self.stream.free - perf_counter()))
+        self.end = self.stream.free = max(float(self._starts.max()), self.stream.free) + self.duration
+        self.is_pending = False
+
+    def finish(self) -> None:
+        """Wait until it would have ended."""
+        self.stream.settle(self)
+        self.wait(max(0.0, self.end - perf_counter()))
+
+
+@dataclass(frozen=True, slots=True)
+class VirtualShards:
+    """A sharded block whose gathering is a wait, for the device too."""
+
+    gathering: VirtualReduction
+    clock: DeviceClock
+
+    def unshard(self) -> None:
+        """See `ShardedBlock`."""
+        self.gathering.reduce()
+
+    def wait(self) -> None:
+        """See `ShardedBlock`."""
+        self.gathering.stream.settle(self.gathering)
+        self.clock.free = max(self.clock.free, self.gathering.end)
+        self.clock.wait(0.0)
+
+    def reshard(self) -> None:
+        """See `ShardedBlock`."""
+
+    def open_gradients(self) -> None:
+        """See `ShardedBlock`."""
 
 
 def virtual_reductions(
@@ -280,15 +329,18 @@ def virtual_reductions(
     holders: Mapping[int, tuple[int, ...]],
     transport: Transport,
     wait: Wait = precise_wait,
+    op: Op = Op.REDUCE_GRAD,
+    stream: _Stream | None = None,
 ) -> dict[int, VirtualReduction]:
-    """Block id -> the rank's reduction of it, in the order in which they are issued."""
-    stream = _Stream()
+    """Block id -> the rank's reduction of it, in the order in which they are issued; its gathering with UNSHARD."""
+    stream = stream or _Stream()
+    times = run.costs.reduces if op is Op.REDUCE_GRAD else run.costs.unshards
     found = {}
     for action in run.schedule.orders[worker]:
-        if action.op is Op.REDUCE_GRAD:
+        if action.op is op:
             weights = run.schedule.placement.stages[action.stage].weights
             found[weights] = VirtualReduction(
-                duration=run.costs.reduces[action.stage] if run.costs.reduces else 0.0,
+                duration=times[action.stage] if times else 0.0,
                 place=holders[weights].index(rank),
                 ranks=holders[weights],
                 transport=transport,

@@ -21,7 +21,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from itertools import accumulate
 from types import MappingProxyType
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor, nn
@@ -58,6 +58,26 @@ class Reductions:
             for work in works:
                 work.wait()
             release()
+
+
+class Shards(Protocol):
+    """A sharded block as the executor runs it; see `ShardedBlock`."""
+
+    def unshard(self) -> None:
+        """Start gathering."""
+        ...
+
+    def wait(self) -> None:
+        """Wait until it is whole."""
+        ...
+
+    def reshard(self) -> None:
+        """Drop what others own."""
+        ...
+
+    def open_gradients(self) -> None:
+        """Make room for its gradients."""
+        ...
 
 
 class ShardedBlock:

@@ -1,0 +1,57 @@
+"""Which layouts can hold their parameters in parts, and in blocks of which size."""
+
+from collections.abc import Iterator, Sequence
+from math import prod
+
+from diffusionpipe.costs import ModelGraph
+from diffusionpipe.costs.sharding import blocks_in_common
+from diffusionpipe.errors import ConfigError
+from diffusionpipe.ir import Schedule
+from diffusionpipe.ir.execution import lone_blocks
+
+LARGE_BLOCK = 2**23
+"""Parameters that are worth being gathered together, where nothing else is said,"""
+MIN_BUCKETS = 4
+"""but so many buckets at least, that not all of a small model is whole at a time."""
+
+
+def sharding_problems(data_parallel: int, replicas: Sequence[int]) -> Iterator[str]:
+    """What in these sizes has no meaning with sharded parameters."""
+    if data_parallel == 1:
+        yield "sharded parameters need data-parallel copies to share them; use 2 or more, or do without"
+    if max(replicas, default=1) > 1:
+        yield "replicas of stages cannot share parameters in parts; use data-parallel copies instead"
+
+
+def check_homes(schedule: Schedule) -> None:
+    """Refuse a family's schedule that puts a block on several workers.
+
+    Raises:
+        ConfigError: it does.
+    """
+    if {stage.weights for stage in schedule.placement.stages} - lone_blocks(schedule):
+        raise ConfigError(
+            f"the schedule {schedule.name!r} has copies of its blocks on several workers, which cannot be sharded; use "
+            "another one"
+        )
+
+
+def check_shardable(graph: ModelGraph, blocks: Sequence[Sequence[str]]) -> None:
+    """Refuse blocks that share a parameter.
+
+    Raises:
+        ConfigError: they do.
+    """
+    if common := blocks_in_common(graph, blocks):
+        raise ConfigError(
+            f"{next(iter(common))} is read by layers of several blocks ({len(common)} such parameters), so it cannot "
+            "be sharded; do without sharded parameters"
+        )
+
+
+def sharded_buckets(graph: ModelGraph, partition: Sequence[Sequence[str]]) -> int:
+    """Buckets of each stage: as many as have about `LARGE_BLOCK` parameters and at least a layer each."""
+    sizes = {p.name: prod(p.shape) for p in graph.parameters}
+    of_layer = {layer.name: sum(sizes[name] for name in layer.parameters) for layer in graph.layers}
+    largest = max(sum(of_layer[name] for name in block) for block in partition)
+    return min(max(MIN_BUCKETS, largest // LARGE_BLOCK), min(map(len, partition)))
