@@ -90,7 +90,8 @@ def search(
     if not any(proposal.overflow <= 0 and candidate.hosts is None for candidate, proposal in finalists):
         _add_tight(pool, [(arrangement, count) for _, arrangement, count in places])
         finalists = _finalists(setting, pool, filler, num_finalists)
-    finalists = with_sharded(setting, finalists, filler)
+    if units is None or 1 in units:
+        finalists = with_sharded(setting, finalists, filler)
     finalists.sort(key=lambda pair: (pair[1].overflow > 0, pair[1].step))
     taken = {candidate for candidate, _ in finalists}
     return Search(
