@@ -34,7 +34,7 @@ def reason_of(cell: Cell) -> str:
         return (
             f"{best.system} is {best.samples_per_second / ours.samples_per_second:.2f} times as fast: its gathers hide "
             f"behind compute (idle {best.bubble:.0%}, ours {ours.bubble:.0%}), and its larger parts of the batch need "
-            f"{1 - 1 / less:.0%} less compute for each sample (weights are cast to bfloat16 for every part)"
+            f"{1 - 1 / less:.0%} less compute for each sample"
         )
     if peer is None:
         missing = cell.entry(PEER)

@@ -66,7 +66,9 @@ def compare(setting: Setting, search: Search, *, max_estimated: int = 6) -> Comp
     others = tuple(_baseline(judge, one) for one in found)
     winner = search.winner
     ours = (*finalists, *estimated)
-    verdict = _why(winner, ours, others) if winner else _nothing_fits(setting, others)
+    verdict = (
+        _why(winner, ours, others, is_given=setting.given != NOTHING) if winner else _nothing_fits(setting, others)
+    )
     return Comparison(ours=ours, others=others, verdict=verdict)
 
 
@@ -167,7 +169,7 @@ def _smallest_device(setting: Setting) -> Bytes:
     return min(device.memory for device in setting.cluster.devices)
 
 
-def _why(winner: tuple[Candidate, Proposal], ours: tuple[Row, ...], others: tuple[Row, ...]) -> str:
+def _why(winner: tuple[Candidate, Proposal], ours: tuple[Row, ...], others: tuple[Row, ...], *, is_given: bool) -> str:
     (candidate, proposal), row = winner, ours[0]
     fitting = [one for one in others if one.overflow <= 0]
     rival = min(fitting, key=lambda one: one.step, default=None)
@@ -176,7 +178,8 @@ def _why(winner: tuple[Candidate, Proposal], ours: tuple[Row, ...], others: tupl
     elif rival.step >= row.step * 1.005:
         against = f"it is {rival.step / row.step:.2f} times as fast as {rival.name}, the best alternative that fits"
     elif rival.step * 1.005 <= row.step:
-        against = f"{rival.name} would be {row.step / rival.step:.2f} times as fast, with other sizes than given"
+        where = ", with other sizes than given" if is_given else ""
+        against = f"{rival.name} would be {row.step / rival.step:.2f} times as fast{where}"
     else:
         against = f"it is as fast as {rival.name}, the best alternative that fits"
     reduces = max(proposal.costs.reduces, default=0.0)
