@@ -146,7 +146,8 @@ def _cluster(name: str | None, of_recipe: str | None) -> Cluster:
 def show(
     plan_file: Annotated[Path, typer.Argument(metavar="PLAN", help="The plan file.", show_default=False)],
     profile: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Times; without it all stages cost alike.")
+        Path | None,
+        typer.Option(metavar="FILE", help="Times; without it those of the file beside it, or all alike."),
     ] = None,
     cluster: Annotated[str | None, typer.Option(metavar="NAME", help="Devices and links; goes with --profile.")] = None,
     png: Annotated[Path | None, typer.Option(help="Write a picture.")] = None,
@@ -154,8 +155,9 @@ def show(
     perfetto: Annotated[Path | None, typer.Option(help="Write a trace for ui.perfetto.dev.")] = None,
     text: Annotated[bool, typer.Option("--text", help="Print a sketch; so does giving no other option.")] = False,
 ) -> None:
-    """Draw one training iteration of a plan, as simulated."""
+    """Draw one training iteration of a plan, as `plan --out` predicted it or simulated with the given times."""
     from diffusionpipe import viz
+    from diffusionpipe.cli.prediction_file import read_prediction
     from diffusionpipe.errors import ConfigError
     from diffusionpipe.ir.check import check
     from diffusionpipe.ir.files import read_plan
@@ -183,6 +185,8 @@ def show(
                 f"step {found.step * 1e3:.1f} ms: iteration {found.iteration * 1e3:.1f} ms, then update "
                 f"{found.update * 1e3:.1f} ms"
             )
+    elif (predicted := read_prediction(plan_file, loaded)) is not None:
+        timeline, axis = predicted, viz.MILLISECONDS
     else:
         timeline, axis = simulate(loaded.train, uniform_costs(loaded.train)), viz.UNITS
     for path in (png, svg):

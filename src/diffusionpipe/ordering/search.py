@@ -46,8 +46,11 @@ class Found:
     best: Candidate
 
 
-def search(instance: Instance) -> Answer:
+def search(instance: Instance, *, max_levels: int | None = None) -> Answer:
     """The best orders found for the instance, and how good they can be at most.
+
+    `max_levels`: of each placement's levels of memory so many are looked at, the roomiest first; None for all, without
+    which more memory may give a worse answer.
 
     For each placement, the most promising first, and the levels of memory from the most to the least (levels.py),
 
@@ -68,7 +71,7 @@ def search(instance: Instance) -> Answer:
     found: Found | None = None
     for problem in problems:
         families = cache(partial(families_of, problem))
-        for level in levels(instance, problem):
+        for level in levels(instance, problem)[:max_levels]:
             if found and found.best.value <= max(bound, lower_bound(level)):
                 continue
             best = _best_at(level, families, instance.seconds)

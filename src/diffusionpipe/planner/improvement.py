@@ -18,7 +18,7 @@ from diffusionpipe.units import Bytes, Seconds
 NUM_IMPROVED = 8
 NUM_ORDERED = 2
 """For the best so many places orders are searched,"""
-ORDER_SECONDS: Seconds = 0.25
+ORDER_SECONDS: Seconds = 0.15
 """each with the effort of this time."""
 MAX_UNEQUAL_UNITS = 8
 BUCKETS = (2, 4, 8, 16, 32)

@@ -82,7 +82,7 @@ def ordered(judge: Judge, known: Sequence[Candidate], *, seconds: Seconds) -> It
             replicas=(1,) * arrangement.units,
         )
         try:
-            answer = search(_instance(judge, candidate, placing, workers, seconds))
+            answer = search(_instance(judge, candidate, placing, workers, seconds), max_levels=1)
         except ConfigError:  # too little memory for one micro-batch
             continue
         yield replace(candidate, orders=schedule_of(answer))

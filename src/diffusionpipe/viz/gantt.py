@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from diffusionpipe.ir import COMPUTE_OPS, MESSAGE_OPS, SEND_OPS, Op, Schedule, Span, Timeline
 from diffusionpipe.viz import palette
 from diffusionpipe.viz.pictures import DPI, new_figure, save_figure
-from diffusionpipe.viz.places import places_of_stages
+from diffusionpipe.viz.places import hues_of_stages
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -76,7 +76,7 @@ def gantt(
         bottom = height - above - panel
         box = (_LEFT / _WIDTH, bottom / height, (_WIDTH - _LEFT - _RIGHT) / _WIDTH, panel / height)
         axes = figure.add_axes(box, xlim=(0, end), ylim=(timeline.num_workers, 0))
-        _draw_panel(axes, name, timeline, replace(style, places=places_of_stages(timeline.spans)))
+        _draw_panel(axes, name, timeline, replace(style, places=hues_of_stages(timeline.spans)))
         if index == len(timelines) - 1:
             axes.set_xlabel(f"time ({axis.name})" if axis.name == "ms" else axis.name, fontsize=11)
         above += panel + _GAP
@@ -232,12 +232,15 @@ def _legend(
     if Op.UNSHARD in used:
         entries.append(Patch(facecolor=palette.GATHER, label="parameters gathered"))
     entries.append(Patch(facecolor="#fbfbfb", edgecolor="#c0c0c0", hatch="////", linewidth=0, label="idle"))
+    # One row, or two closer ones if the names are too long for it.
+    needed = sum(0.62 + 0.085 * len(str(entry.get_label())) for entry in entries)
     figure.legend(
         handles=entries,
         loc="lower left",
-        bbox_to_anchor=(_LEFT / _WIDTH, 0.12 / height),
+        bbox_to_anchor=(_LEFT / _WIDTH, (0.12 if needed <= _WIDTH - _LEFT else 0.02) / height),
         borderaxespad=0,
-        ncols=len(entries),
+        ncols=len(entries) if needed <= _WIDTH - _LEFT else -(-len(entries) // 2),
+        labelspacing=0.25,
         frameon=False,
         fontsize=11,
         handlelength=1.4,

@@ -7,7 +7,7 @@ ones are lighter.
 from collections.abc import Iterable
 
 from diffusionpipe.ir import Op, Schedule, Timeline
-from diffusionpipe.viz.places import is_later, places_of_stages
+from diffusionpipe.viz.places import hues_of_stages, is_later
 
 OP_COLOURS = {
     Op.F: "#9ecae1",
@@ -49,7 +49,7 @@ def stage_colour(op: Op, place: int, num_stages: int) -> str:
 
 def has_later_stages(timelines: Iterable[Timeline]) -> bool:
     """Whether some worker of some timeline has stages in the colours of the second direction or chunk."""
-    return any(is_later(*place) for t in timelines for place in places_of_stages(t.spans).values())
+    return any(is_later(*place) for t in timelines for place in hues_of_stages(t.spans).values())
 
 
 def lightened(colour: str, part: float) -> str:

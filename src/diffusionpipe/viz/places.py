@@ -19,6 +19,18 @@ def places_of_stages(spans: Sequence[Span]) -> dict[int, tuple[int, int]]:
     return {stage: (place, len(found)) for found in stages.values() for place, stage in enumerate(sorted(found))}
 
 
+def hues_of_stages(spans: Sequence[Span]) -> dict[int, tuple[int, int]]:
+    """The same for colours: where every worker has its stages in a row, they are buckets of one and look alike."""
+    places = places_of_stages(spans)
+    workers: dict[int, set[int]] = defaultdict(set)
+    for span in spans:
+        if span.action.stage in places:
+            workers[span.worker].add(span.action.stage)
+    if all(max(found) - min(found) + 1 == len(found) for found in workers.values()):
+        return dict.fromkeys(places, (0, 1))
+    return places
+
+
 def is_later(place: int, num_stages: int) -> bool:
     """Whether a stage stands in the second half of its worker's stages: the second direction or chunk."""
     return 2 * place >= num_stages > 1
