@@ -267,16 +267,17 @@ def _zero3_times(judge: Judge, samples: float) -> tuple[Seconds, Seconds]:
     gradients = [
         (table.trained[i + 1] - table.trained[i]) * judge.setting.workload.gradient_bytes for i in range(num_layers)
     ]
-    now = free = started = 0.0
+    now = free = started = reduction = 0.0
     passes = [(i, sums.forward, False) for i in range(num_layers)]
     passes += [(i, sums.backward, True) for i in range(num_layers - 1, -1, -1)]
     for layer, running, is_backward in passes:
-        # The gather of a layer begins when the layer before it begins: one layer ahead.
-        free = max(free, started) + gathers[layer]
-        started = max(now, free) if gathers[layer] else now
+        # The gather of a layer is queued when the layer before it begins, and the latter's reduction at its end.
+        free = gathered = max(free, started) + gathers[layer]
+        free = max(free, now) + reduction if reduction else free
+        started = max(now, gathered) if gathers[layer] else now
         now = started + (running[layer + 1] - running[layer]) / slowest
-        if is_backward:
-            free = max(free, now) + all_gather(cluster, gradients[layer], ranks)
+        reduction = all_gather(cluster, gradients[layer], ranks) if is_backward else 0.0
+    free = max(free, now) + reduction
     return (sums.forward[-1] + sums.backward[-1]) / slowest, max(now, free)
 
 
