@@ -70,6 +70,14 @@ def ended(process: subprocess.Popen[str]) -> tuple[int, str, str]:
     return process.returncode, out, error
 
 
+def wait_for(file: Path, text: str) -> None:
+    """Until the file holds that text."""
+    deadline = time.monotonic() + 60
+    while not file.exists() or text not in file.read_text():
+        assert time.monotonic() < deadline, f"{file} never held {text!r}"
+        time.sleep(0.02)
+
+
 def test_rank_0_speaks_and_the_others_write_logs(tmp_path: Path) -> None:
     script = "import os; print('rank', os.environ['RANK'], 'of', os.environ['WORLD_SIZE'], '$HOME', '${local_rank}')"
     assert ended(start(script, tmp_path)) == (0, "rank 0 of 2 $HOME ${local_rank}\n", "")
@@ -157,6 +165,7 @@ def test_a_second_interrupt_ends_ranks_that_ignore_signals(tmp_path: Path) -> No
     process = start(script, tmp_path)
     assert process.stdout is not None
     assert process.stdout.readline() == "here\n"
+    wait_for(tmp_path / "rank_1.out", "here\n")  # or the first one ends it before it ignores any
     for _ in range(2):
         process.send_signal(signal.SIGINT)
         time.sleep(0.5)
