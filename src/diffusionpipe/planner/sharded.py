@@ -20,8 +20,10 @@ MAX_FORWARDS = 2048
 DEPTH_FIRST, BREADTH_FIRST = "1f1b", "gpipe"
 """What the orders are called with one stage: micro-batch by micro-batch, which holds the activations of one but gathers
 every block for each; and all forwards first, block by block, which gathers a block twice in all."""
-CLOSE = 1.005
+CLOSE = 1.0005
 """So many times the compute alone is not worth other blocks."""
+WORSE = 1.001
+"""Where larger blocks take so many times as long as smaller ones, even larger ones are not tried."""
 
 Finalists = list[tuple[Candidate, Proposal]]
 
@@ -89,6 +91,8 @@ def _best_blocks(
         proposal = propose(setting, candidate.layout(setting), filler)
         if proposal.overflow > 0:
             break  # larger blocks do not fit either
+        if best is not None and proposal.step > best[1].step * WORSE:
+            break
         if best is None or proposal.step < best[1].step * (1 - 1e-9):
             best = candidate, proposal
         if best[1].step < bound * CLOSE:
