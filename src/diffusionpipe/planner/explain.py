@@ -157,11 +157,8 @@ def _update(judge: Judge, candidate: Candidate) -> Seconds:
     starts, trained = (*candidate.starts, judge.num_layers), judge.table.trained
     blocks = [trained[stop] - trained[start] for start, stop in pairwise(starts)]
     held: dict[int, set[int]] = defaultdict(set)
-    if candidate.workers == len(blocks):
-        held |= {worker: {worker} for worker in range(len(blocks))}
-    else:
-        for stage in candidate.layout(judge.setting).generated().placement.stages:
-            held[stage.worker].add(stage.weights)
+    for stage in candidate.layout(judge.setting).generated().placement.stages:
+        held[stage.worker].add(stage.weights)
     return judge.setting.profile.update * max(sum(blocks[block] for block in own) for own in held.values())
 
 
@@ -189,7 +186,7 @@ def _why(winner: tuple[Candidate, Proposal], ours: tuple[Row, ...], others: tupl
         which = (
             "sharded data parallelism: every device holds a part of the model"
             if candidate.sharded
-            else ("data parallelism: the whole model fits on every device")
+            else "data parallelism: the whole model fits on every device"
         )
         return f"Use {which}, {_best_pipeline(row, ours)}{_hidden(proposal)}; {against}."
     return (
