@@ -141,6 +141,10 @@ class Placement:
         """Samples of the batch."""
         return max(pipeline.first_sample + pipeline.num_samples for pipeline in self.pipelines)
 
+    def workers(self, pipeline: int = 0) -> tuple[int, ...]:
+        """The worker of each stage of a pipeline, in forward order."""
+        return tuple(self.stages[stage].worker for stage in self.pipelines[pipeline].stages)
+
     def pipeline_of(self, stage: int) -> Pipeline:
         """The pipeline that the stage belongs to."""
         return next(pipeline for pipeline in self.pipelines if stage in pipeline.stages)

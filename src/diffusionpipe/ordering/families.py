@@ -32,7 +32,7 @@ def _schedules(problem: Problem, name: str) -> Iterator[Schedule]:
     """The family's schedules of these sizes on these places."""
     sizes = (problem.num_ranks, problem.num_microbatches)
     schedule = _generated(name, *sizes)
-    if schedule is None or _home(schedule) != problem.rank:
+    if schedule is None or schedule.placement.workers() != problem.rank:
         return
     yield schedule
     is_even = len(set(problem.durations)) == 1 and not any(problem.lags)
@@ -70,12 +70,6 @@ def stage_costs(problem: Problem) -> list[StageCosts]:
         )
         for stage in range(problem.num_stages)
     ]
-
-
-def _home(schedule: Schedule) -> tuple[int, ...]:
-    """The worker of each stage of the first pipeline."""
-    placement = schedule.placement
-    return tuple(placement.stages[stage].worker for stage in placement.pipelines[0].stages)
 
 
 def _letters(problem: Problem, schedule: Schedule) -> Letters | None:

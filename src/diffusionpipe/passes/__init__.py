@@ -12,7 +12,7 @@ In the order in which they are applied; each is pure and optional, and each resu
 """
 
 from diffusionpipe.passes.communication import communicate
-from diffusionpipe.passes.connect import connect
+from diffusionpipe.passes.connect import connect, connect_blocks
 from diffusionpipe.passes.encoding import insert_encoding
 from diffusionpipe.passes.filling import PlacedFill, insert_fills, prologue
 from diffusionpipe.passes.reduction import reduce_gradients
@@ -23,6 +23,7 @@ __all__ = [
     "PlacedFill",
     "communicate",
     "connect",
+    "connect_blocks",
     "gathers_first",
     "insert_encoding",
     "insert_fills",

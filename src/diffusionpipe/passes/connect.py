@@ -7,6 +7,24 @@ from diffusionpipe.errors import ConfigError, ScheduleError
 from diffusionpipe.ir import Edge, Schedule
 
 
+def connect_blocks(schedule: Schedule, edges: Sequence[Edge]) -> Schedule:
+    """The schedule with edges between blocks in every one of its pipelines, between the stages that hold them there.
+
+    Raises:
+        ScheduleError: the messages are explicit already.
+        ConfigError: a pipeline holds not all of these blocks.
+    """
+    stages = schedule.placement.stages
+    for number, pipeline in enumerate(schedule.placement.pipelines):
+        home = {stages[stage].weights: stage for stage in pipeline.stages}
+        missing = {block for edge in edges for block in (edge.producer, edge.consumer)} - set(home)
+        if missing:
+            raise ConfigError(f"pipeline {number} holds no block {min(missing)}; its blocks are {sorted(home)}")
+        own = [replace(edge, producer=home[edge.producer], consumer=home[edge.consumer]) for edge in edges]
+        schedule = connect(schedule, own, pipeline=number)
+    return schedule
+
+
 def connect(
     schedule: Schedule,
     edges: Sequence[Edge],

@@ -4,7 +4,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
-from functools import lru_cache
 from math import prod
 from typing import Protocol
 
@@ -16,6 +15,7 @@ from diffusionpipe.passes import (
     PlacedFill,
     communicate,
     connect,
+    connect_blocks,
     gathers_first,
     insert_encoding,
     insert_fills,
@@ -27,7 +27,8 @@ from diffusionpipe.passes import (
 from diffusionpipe.planner.buckets import bucket_starts, subdivide
 from diffusionpipe.planner.folded import stage_starts
 from diffusionpipe.planner.shardable import check_homes, check_shardable, sharded_buckets, sharding_problems
-from diffusionpipe.schedules import REGISTRY, Generator, forward_over
+from diffusionpipe.planner.structure import generated
+from diffusionpipe.schedules import forward_over
 from diffusionpipe.simulator import simulate, uniform_costs
 
 Blocks = Sequence[Sequence[str]]
@@ -117,12 +118,9 @@ class Layout:
         """
         size = self.batch // (self.data_parallel * self.microbatches)
         if self.orders is not None:
-            return with_samples(self.orders, max(size, 1))
-        if self.schedule not in REGISTRY:
-            close = get_close_matches(self.schedule, REGISTRY, n=1, cutoff=0.4)
-            hint = f"did you mean {close[0]!r}?" if close else f"choose one of {', '.join(sorted(REGISTRY))}"
-            raise ConfigError(f"there is no schedule {self.schedule!r}; {hint}")
-        return _generated(REGISTRY[self.schedule], self.stages, self.microbatches, max(size, 1))
+            (pipeline,) = self.orders.placement.pipelines
+            return connect(self.orders, pipeline.edges, microbatches=(max(size, 1),) * len(pipeline.microbatches))
+        return generated(self.schedule, self.stages, self.microbatches, max(size, 1))
 
     def places(self) -> tuple[int, ...]:
         """The worker of each stage of the first pipeline, in forward order: as many as blocks, before buckets.
@@ -130,8 +128,7 @@ class Layout:
         Raises:
             ConfigError: there is no such family, or it cannot do these sizes.
         """
-        placement = self.generated().placement
-        return tuple(placement.stages[stage].worker for stage in placement.pipelines[0].stages)
+        return self.generated().placement.workers()
 
     def num_blocks(self) -> int:
         """Parts into which the trained model is cut, before buckets.
@@ -140,19 +137,6 @@ class Layout:
             ConfigError: there is no such family, or it cannot do these sizes.
         """
         return len(self.places())
-
-
-def with_samples(schedule: Schedule, microbatch_size: int) -> Schedule:
-    """The compute-only schedule of a single pipeline with micro-batches of so many samples."""
-    (pipeline,) = schedule.placement.pipelines
-    sizes = (microbatch_size,) * len(pipeline.microbatches)
-    placement = replace(schedule.placement, pipelines=(replace(pipeline, microbatches=sizes),))
-    return replace(schedule, placement=placement)
-
-
-@lru_cache(maxsize=32)  # a layout is asked several times for its schedule, its places and its blocks
-def _generated(generator: Generator, num_workers: int, num_microbatches: int, microbatch_size: int) -> Schedule:
-    return generator(num_workers, num_microbatches, microbatch_size)
 
 
 def build_plan(
@@ -318,14 +302,9 @@ def _bucketed(graph: ModelGraph, blocks: Blocks, parts: int) -> tuple[tuple[str,
 def _connected(build: _Build, schedule: Schedule, backbone: Blocks) -> Schedule:
     """The generator's schedule with buckets, the model's edges, and replicas."""
     schedule = subdivide(schedule, build.layout.buckets, is_breadth_first=build.layout.sharded)
-    edges = _edges(build.graph, backbone)
-    stages = schedule.placement.stages
-    for number, pipeline in enumerate(schedule.placement.pipelines):
-        home = {stages[stage].weights: stage for stage in pipeline.stages}
-        own = [replace(edge, producer=home[edge.producer], consumer=home[edge.consumer]) for edge in edges]
-        schedule = connect(schedule, own, pipeline=number)
+    schedule = connect_blocks(schedule, _edges(build.graph, backbone))
     replicas = build.layout.replicas or (1,) * build.layout.stages
-    return replicate(schedule, [replicas[stage.worker] for stage in stages])
+    return replicate(schedule, [replicas[stage.worker] for stage in schedule.placement.stages])
 
 
 def _forwards_of(layout: Layout, microbatches: Sequence[int] = ()) -> Schedule:

@@ -2,11 +2,10 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 from functools import cache
 
 from diffusionpipe.errors import ConfigError
-from diffusionpipe.schedules import REGISTRY
+from diffusionpipe.schedules import REGISTRY, generator_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,6 +24,11 @@ class Given:
     def allows(self, *, units: int, data_parallel: int) -> bool:
         """Whether pipelines of so many ranks, and so many of them, are what is asked for."""
         return self.stages in (None, units) and self.data_parallel in (None, data_parallel)
+
+    @property
+    def allows_chains(self) -> bool:
+        """Whether families with one stage on each worker are what is asked for."""
+        return self.schedule is None or is_chain(self.schedule)
 
 
 NOTHING = Given()
@@ -48,8 +52,11 @@ def is_chain(name: str) -> bool:
 
 
 def _problems(given: Given, batch: int, num_ranks: int) -> Iterator[str]:
-    if given.schedule is not None and given.schedule not in REGISTRY:
-        yield _unknown_schedule(given.schedule)
+    if given.schedule is not None:
+        try:
+            generator_of(given.schedule)
+        except ConfigError as error:
+            yield str(error)
     groups = [copies for copies in range(1, num_ranks + 1) if num_ranks % copies == 0]
     ranks = f"{num_ranks} rank{'s' if num_ranks > 1 else ''}"
     allowed = [c for c in groups if given.allows(units=num_ranks // c, data_parallel=c)]
@@ -79,12 +86,6 @@ def _problems(given: Given, batch: int, num_ranks: int) -> Iterator[str]:
         return
     if given.schedule in REGISTRY and (why := _undefined_sizes(given, allowed, batch=batch, num_ranks=num_ranks)):
         yield f"the schedule {given.schedule!r} cannot be planned for {ranks} and a batch of {batch}: {why}"
-
-
-def _unknown_schedule(name: str) -> str:
-    close = get_close_matches(name, REGISTRY, n=1, cutoff=0.4)
-    hint = f"did you mean {close[0]!r}?" if close else f"choose one of {', '.join(sorted(REGISTRY))}"
-    return f"there is no schedule {name!r}; {hint}"
 
 
 def _undefined_sizes(given: Given, groups: Sequence[int], *, batch: int, num_ranks: int) -> str | None:

@@ -37,9 +37,9 @@ def add_place(pool: Pool, arrangement: Arrangement, microbatches: int, replicas:
     The best one and that of equal times are also judged with the other schedules. If one is given, it is the only one.
     Where nothing fits because every rank holds the encoders, some ranks hold them for all.
     """
-    judge, given = pool.judge, pool.judge.setting.given.schedule
-    if given is not None and not is_chain(given):
-        for candidate in placed(judge, arrangement, microbatches, only=given):
+    judge = pool.judge
+    if not judge.setting.given.allows_chains:
+        for candidate in placed(judge, arrangement, microbatches):
             pool.add(pool.judged_of(candidate))
         return
     # The dearest stage is busy all the time: whoever is to be better than the best has a cheaper one.
@@ -94,7 +94,7 @@ def improve(pool: Pool) -> None:
     """Unequal replicas, moved cuts, buckets, other schedules, several stages on a worker and searched orders."""
     given = pool.judge.setting.given
     for arrangement, microbatches in _best_places(pool, NUM_IMPROVED):
-        if 2 < arrangement.units <= MAX_UNEQUAL_UNITS and given.stages is None and is_chain(given.schedule or "1f1b"):
+        if 2 < arrangement.units <= MAX_UNEQUAL_UNITS and given.stages is None and given.allows_chains:
             rows = pool.judge.setting.workload.batch // (arrangement.data_parallel * microbatches)
             replicas = tuple(r for r in range(1, arrangement.units) if rows % r == 0)
             add_place(pool, arrangement, microbatches, replicas)

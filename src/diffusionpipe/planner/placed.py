@@ -17,7 +17,7 @@ from diffusionpipe.planner.arrangement import Arrangement
 from diffusionpipe.planner.candidates import Candidate, Judge
 from diffusionpipe.planner.folded import stage_starts
 from diffusionpipe.planner.given import is_chain
-from diffusionpipe.planner.structure import generated, places_of
+from diffusionpipe.planner.structure import generated
 from diffusionpipe.schedules import REGISTRY
 from diffusionpipe.schedules.shapes import linear, loop, wave
 from diffusionpipe.units import Seconds
@@ -33,19 +33,17 @@ PLACES: Mapping[Placing, Callable[[int], tuple[int, ...]]] = {
 }
 
 
-def placed(
-    judge: Judge, arrangement: Arrangement, microbatches: int, *, only: str | None = None
-) -> Iterator[Candidate]:
+def placed(judge: Judge, arrangement: Arrangement, microbatches: int) -> Iterator[Candidate]:
     """A candidate for each family that can do the sizes, but for those with one stage on each worker.
 
-    `only` names the one that is wanted.
+    If a family is given (`Given.schedule`), it is the only one.
     """
     cuts: dict[tuple[int, ...], tuple[int, ...]] = {}
     for name in sorted(REGISTRY):
-        if is_chain(name) or only not in (None, name):
+        if is_chain(name) or judge.setting.given.schedule not in (None, name):
             continue
         try:
-            workers = places_of(generated(name, arrangement.units, microbatches, 1))
+            workers = generated(name, arrangement.units, microbatches, 1).placement.workers()
         except ConfigError:
             continue
         if len(workers) > judge.num_layers:
@@ -98,7 +96,7 @@ def _stands(candidate: Candidate, workers: tuple[int, ...]) -> bool:
     if max(candidate.replicas) > 1 or len(candidate.starts) != len(workers):
         return False
     schedule = candidate.orders or generated(candidate.schedule, candidate.workers, candidate.microbatches, 1)
-    return len(schedule.placement.pipelines) == 1 and places_of(schedule) == workers
+    return len(schedule.placement.pipelines) == 1 and schedule.placement.workers() == workers
 
 
 def _instance(

@@ -19,7 +19,6 @@ from diffusionpipe.planner.arrangement import Arrangement, arrangements
 from diffusionpipe.planner.build import Filler
 from diffusionpipe.planner.candidates import Candidate, Judge
 from diffusionpipe.planner.encoders import host_sets
-from diffusionpipe.planner.given import is_chain
 from diffusionpipe.planner.improvement import MAX_UNEQUAL_UNITS, add_cuts, add_place, improve
 from diffusionpipe.planner.objectives import CriticalPath
 from diffusionpipe.planner.placed import placed
@@ -126,15 +125,14 @@ def _finalists(
 
 def _add_tight(pool: Pool, places: Sequence[tuple[Arrangement, int]]) -> None:
     """Judge what needs less memory: encoders on some ranks alone, V-shaped schedules, one micro-batch at a time."""
-    judge, given = pool.judge, pool.judge.setting.given.schedule
+    judge, given = pool.judge, pool.judge.setting.given
     for arrangement, microbatches in places:
         if not 1 < arrangement.units <= MAX_UNEQUAL_UNITS:
             continue
-        if given is None or not is_chain(given):
-            for candidate in placed(judge, arrangement, microbatches, only=given):
-                if judge.fits(candidate):
-                    pool.add(pool.judged_of(candidate))
-        if given is not None and not is_chain(given):
+        for candidate in placed(judge, arrangement, microbatches):
+            if judge.fits(candidate):
+                pool.add(pool.judged_of(candidate))
+        if not given.allows_chains:
             continue
         may_choose = pool.is_filled and judge.frozen_bytes > 0
         sets = host_sets(judge.ground(arrangement).memories) if may_choose else ()
@@ -143,7 +141,7 @@ def _add_tight(pool: Pool, places: Sequence[tuple[Arrangement, int]]) -> None:
             cuts = [(partition.starts, partition.replicas) for partition in partitions]
             add_cuts(pool, arrangement, microbatches, cuts, hosts=hosts)
         anywhere: tuple[tuple[int, ...] | None, ...] = (None, *sets)
-        for some in anywhere if given in (None, "sequential") else ():
+        for some in anywhere if given.schedule in (None, "sequential") else ():
             # Micro-batches pass one after the other, so what counts is the way of one of them.
             partitions = judge.partitions(arrangement, microbatches, CriticalPath(1), in_flight=1, hosts=some)
             for partition in partitions:
@@ -162,10 +160,10 @@ def _add_tight(pool: Pool, places: Sequence[tuple[Arrangement, int]]) -> None:
 def least_overflow(setting: Setting) -> tuple[Candidate, Proposal] | None:
     """Of the layouts with the most stages, and of data parallelism, the one that misses the memory by least."""
     pool = Pool(judge=Judge(setting=setting), is_filled=False)
-    given, found = setting.given.schedule, list[Judged]()
+    found = list[Judged]()
     for _, arrangement, microbatches in _places(pool.judge):
-        if given is not None and not is_chain(given):
-            found += [pool.judged_of(one) for one in placed(pool.judge, arrangement, microbatches, only=given)]
+        if not setting.given.allows_chains:
+            found += [pool.judged_of(one) for one in placed(pool.judge, arrangement, microbatches)]
             continue
         partitions = pool.judge.partitions(
             arrangement, microbatches, CriticalPath(microbatches), width=2, ignores_memory=True
@@ -173,7 +171,7 @@ def least_overflow(setting: Setting) -> tuple[Candidate, Proposal] | None:
         for partition in partitions:
             candidate = Candidate(
                 arrangement=arrangement,
-                schedule=given or "1f1b",
+                schedule=setting.given.schedule or "1f1b",
                 microbatches=microbatches,
                 starts=partition.starts,
                 replicas=partition.replicas,

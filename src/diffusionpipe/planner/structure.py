@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from diffusionpipe.ir import Edge, Op, Schedule
-from diffusionpipe.passes import connect, reduce_gradients, replicate
+from diffusionpipe.passes import connect_blocks, reduce_gradients, replicate
 from diffusionpipe.planner.buckets import subdivide
 from diffusionpipe.planner.compiled import Compiled, compiled
-from diffusionpipe.schedules import REGISTRY
+from diffusionpipe.schedules import generator_of
 
 Pair = tuple[tuple[int, int], bool]
 """(block that writes, block that reads), and whether a gradient comes back."""
@@ -49,18 +49,12 @@ class Holding:
 
 @lru_cache(maxsize=256)
 def generated(name: str, num_workers: int, num_microbatches: int, microbatch_size: int) -> Schedule:
-    """The family's schedule.
+    """The family's schedule; made once, because a layout and a search ask for it again and again.
 
     Raises:
-        ConfigError: it cannot do these sizes.
+        ConfigError: there is no such family, or it cannot do these sizes.
     """
-    return REGISTRY[name](num_workers, num_microbatches, microbatch_size)
-
-
-def places_of(schedule: Schedule) -> tuple[int, ...]:
-    """The worker of each stage of the first pipeline, in forward order."""
-    placement = schedule.placement
-    return tuple(placement.stages[stage].worker for stage in placement.pipelines[0].stages)
+    return generator_of(name)(num_workers, num_microbatches, microbatch_size)
 
 
 def holding_of(schedule: Schedule) -> Holding:
@@ -94,18 +88,13 @@ def structure_of(
     schedule: Schedule, replicas: tuple[int, ...], buckets: int, pairs: tuple[Pair, ...], is_data_parallel: bool
 ) -> Structure:
     """The structure of a family's schedule whose blocks, cut into buckets, exchange tensors as `pairs` say."""
-    workers = places_of(schedule)
-    schedule = subdivide(schedule, buckets)
-    for number, pipeline in enumerate(schedule.placement.pipelines):
-        stages = schedule.placement.stages
-        home = {stages[stage].weights: stage for stage in pipeline.stages}
-        edges = [
-            Edge(producer=home[a], consumer=home[b], tensors=("x",), gradients=("x",) if has_gradient else ())
-            for (a, b), has_gradient in pairs
-        ]
-        schedule = connect(schedule, edges, pipeline=number)
+    edges = [
+        Edge(producer=a, consumer=b, tensors=("x",), gradients=("x",) if has_gradient else ())
+        for (a, b), has_gradient in pairs
+    ]
+    schedule = connect_blocks(subdivide(schedule, buckets), edges)
     if max(replicas) > 1:
-        schedule = replicate(schedule, [replicas[worker] for worker in workers for _ in range(buckets)])
+        schedule = replicate(schedule, [replicas[stage.worker] for stage in schedule.placement.stages])
     final = compiled(reduce_gradients(schedule, is_data_parallel))
     placement = schedule.placement
     count = {stage: len(p.microbatches) for p in placement.pipelines for stage in p.stages}

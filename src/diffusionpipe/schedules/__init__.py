@@ -7,9 +7,11 @@ applies to it by itself.
 """
 
 from collections.abc import Mapping
+from difflib import get_close_matches
 from types import MappingProxyType
 from typing import Protocol
 
+from diffusionpipe.errors import ConfigError
 from diffusionpipe.ir import Schedule
 from diffusionpipe.schedules.bitpipe import bitpipe
 from diffusionpipe.schedules.chimera import chimera, chimera_doubling
@@ -77,4 +79,18 @@ REGISTRY: Mapping[str, Generator] = MappingProxyType(
 )
 """The papers' names of the families that train."""
 
-__all__ = ["REGISTRY", "Generator", "forward_only", "forward_over", "gpipe", "one_f_one_b"]
+
+def generator_of(name: str) -> Generator:
+    """The family of that name.
+
+    Raises:
+        ConfigError: there is none; names the closest one.
+    """
+    if name not in REGISTRY:
+        close = get_close_matches(name, REGISTRY, n=1, cutoff=0.4)
+        hint = f"did you mean {close[0]!r}?" if close else f"choose one of {', '.join(sorted(REGISTRY))}"
+        raise ConfigError(f"there is no schedule {name!r}; {hint}")
+    return REGISTRY[name]
+
+
+__all__ = ["REGISTRY", "Generator", "forward_only", "forward_over", "generator_of", "gpipe", "one_f_one_b"]
