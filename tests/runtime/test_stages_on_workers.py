@@ -47,7 +47,7 @@ def layout_over(monkeypatch):
                 [Pipe(workers=way(num_stages), microbatches=(microbatch_size,) * count, ops=ops) for way in ways]
             )
 
-        monkeypatch.setattr(build, "REGISTRY", {"greedy": generator})
+        monkeypatch.setattr(build, "generated", lambda name, *sizes: {"greedy": generator}[name](*sizes))
         return Layout(batch=8, stages=workers, microbatches=4, schedule="greedy", **sizes)
 
     return layout

@@ -6,6 +6,7 @@
 import json
 import logging
 import os
+import time
 from collections.abc import Mapping
 from math import isfinite
 from pathlib import Path
@@ -96,5 +97,16 @@ def _open_tensorboard(folder: Path, resume_step: int | None) -> "SummaryWriter |
     except ImportError:
         logger.info("tensorboard=False reason=not_installed")
         return None
+    _wait_for_a_later_name(folder)
     purge = None if resume_step is None else resume_step + 1
     return SummaryWriter(str(folder), purge_step=purge)
+
+
+def _wait_for_a_later_name(folder: Path) -> None:
+    """Wait, under a second, until a new event file's name comes behind those that are there.
+
+    TensorBoard reads a folder's event files in the order of their names, which begin with the second of their making
+    (events.out.tfevents.1795311368.host.pid.count); within one second process numbers would decide the order.
+    """
+    while any(folder.glob(f"events.out.tfevents.{int(time.time()):010d}.*")):
+        time.sleep(1 - time.time() % 1)
