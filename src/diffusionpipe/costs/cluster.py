@@ -17,10 +17,14 @@ class Device:
     """What training may use of its memory."""
     speed: float = 1.0
     """Speed relative to the device of the profile: times are divided by it."""
+    host_bandwidth: float = 0
+    """Bytes per second from host memory, all devices of a node copying at once; 0: not known."""
 
     def __post_init__(self) -> None:
         if self.memory <= 0 or not 0 < self.speed < inf:
             raise ValueError(f"device {self.name}: memory and speed must be positive; got {self.memory}, {self.speed}")
+        if not 0 <= self.host_bandwidth < inf:
+            raise ValueError(f"device {self.name}: host_bandwidth is {self.host_bandwidth}; give bytes per second, or 0")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

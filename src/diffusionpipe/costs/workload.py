@@ -48,6 +48,8 @@ class Workload:
     """Whether a copy of trained parameters, gradients and optimizer state is kept (post-validated steps)."""
     encode_chunk: int = 16
     """Samples that go through the frozen layers at a time, at most."""
+    offload_frozen: bool = False
+    """Whether the frozen part's parameters rest in host memory and come to the device layer by layer, as they run."""
 
     @property
     def has_casts(self) -> bool:

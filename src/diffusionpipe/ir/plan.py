@@ -64,6 +64,8 @@ class Plan:
     """The denoiser alone, forward only, for drawing samples."""
     checkpointed: tuple[str, ...] = ()
     """Layers whose activations are recomputed in the backward."""
+    offload_frozen: bool = False
+    """Whether the frozen part's parameters rest in host memory and come to the device layer by layer, as they run."""
 
     @property
     def batch(self) -> int:

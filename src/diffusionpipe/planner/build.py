@@ -92,6 +92,8 @@ class Layout:
     as many as `sharded_buckets` says."""
     orders: Schedule | None = None
     """Orders of compute actions made for these very sizes, which `schedule` only names; None: the family's."""
+    offload_frozen: bool = False
+    """Whether the frozen part's parameters rest in host memory and come to the device layer by layer, as they run."""
     sample_batch: int = 0
     """Samples drawn at a time during training (both halves of guidance counted); 0 for one per stage."""
 
@@ -162,6 +164,7 @@ def build_plan(
         validate=_train_schedule(build, _forwards_of(layout), None),
         sample=_sample_schedule(build),
         checkpointed=tuple(name for name in names if any(fnmatchcase(name, pattern) for pattern in patterns)),
+        offload_frozen=layout.offload_frozen,
     )
 
 
