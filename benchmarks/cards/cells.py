@@ -2,15 +2,18 @@
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 
 from benchmarks.cards import profiles
 from diffusionpipe.costs import Workload
 from diffusionpipe.costs.clusters import load_cluster
-from diffusionpipe.planner.baselines import Baseline, data_parallel, zero3
+from diffusionpipe.errors import ConfigError
+from diffusionpipe.planner.baselines import Baseline, best_of, data_parallel, zero3
 from diffusionpipe.planner.candidates import Judge
+from diffusionpipe.planner.choice import choose
 from diffusionpipe.planner.explain import name_of, sizes_of
-from diffusionpipe.planner.filling import filler_of
-from diffusionpipe.planner.search import least_overflow, search
+from diffusionpipe.planner.offload import is_heavy, offloaded
+from diffusionpipe.planner.search import least_overflow
 from diffusionpipe.planner.split_baselines import diffusion_pipe, naive_split
 from diffusionpipe.planner.stage_costs import Setting
 from diffusionpipe.units import Bytes
@@ -195,16 +198,15 @@ def _best(entries: Iterable[Entry]) -> Entry:
 
 def _entries(setting: Setting, *, is_recomputed: bool) -> Iterator[Entry]:
     yield _ours(setting, is_recomputed)
-    judge = Judge(setting=setting)
-    others: dict[str, Callable[[], Baseline | None]] = {
-        DDP: lambda: data_parallel(judge, is_overlapped=True),
-        FSDP: lambda: zero3(judge),
-        NAIVE: lambda: naive_split(judge),
-        PEER: lambda: diffusion_pipe(judge),
-        PEER_SPLIT: lambda: diffusion_pipe(judge, least=2),
+    others: dict[str, Callable[[Judge], Baseline | None]] = {
+        DDP: partial(data_parallel, is_overlapped=True),
+        FSDP: zero3,
+        NAIVE: naive_split,
+        PEER: diffusion_pipe,
+        PEER_SPLIT: partial(diffusion_pipe, least=2),
     }
-    for name, baseline in others.items():
-        one = baseline()
+    for name, system in others.items():
+        one = best_of(system, setting)
         if one:
             yield Entry(
                 system=name,
@@ -219,13 +221,17 @@ def _entries(setting: Setting, *, is_recomputed: bool) -> Iterator[Entry]:
 
 def _ours(setting: Setting, is_recomputed: bool) -> Entry:
     """The plan of `diffusionpipe plan`; where none fits, the one that misses by least."""
-    winner = search(setting, filler=filler_of(setting)).winner or least_overflow(setting)
-    if winner is None:
-        raise ValueError("no layout cuts the batch")
-    candidate, proposal = winner
+    try:
+        choice = choose(setting)
+        layout, proposal = choice.sizes, choice.proposal
+    except ConfigError:
+        nearest = least_overflow(offloaded(setting) if is_heavy(setting) else setting)
+        if nearest is None:
+            raise
+        layout, proposal = f"{name_of(nearest[0])}, {sizes_of(nearest[0])}", nearest[1]
     return Entry(
         system=OURS,
-        layout=f"{name_of(candidate)}, {sizes_of(candidate)}",
+        layout=layout,
         is_recomputed=is_recomputed,
         samples_per_second=setting.workload.batch / proposal.step,
         bubble=proposal.timeline.bubble,

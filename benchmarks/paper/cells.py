@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from benchmarks.paper import profiles
 from diffusionpipe.costs import Cluster, Workload
 from diffusionpipe.costs.clusters import load_cluster
-from diffusionpipe.planner.baselines import Baseline, baselines, gpipe_starts, pipeline, spp_starts
+from diffusionpipe.planner.baselines import Baseline, best_baselines, gpipe_starts, pipeline, spp_starts
 from diffusionpipe.planner.build import Filler
 from diffusionpipe.planner.candidates import Candidate, Judge
 from diffusionpipe.planner.explain import name_of, sizes_of
@@ -125,7 +125,7 @@ def measure(case: Case) -> Cell:
         case=case,
         frozen_over_busy=judge.frozen_seconds / (sums.forward[-1] + sums.backward[-1]),
         ours=tuple(_ours(setting, everything, list(by_stages.values()))),
-        others=tuple(_of_baseline(one) for one in baselines(judge)),
+        others=tuple(_of_baseline(one) for one in best_baselines(setting)),
         same_layout=tuple(
             one for stages, found in by_stages.items() if (one := _same_layout(judge, filler, stages, found))
         ),

@@ -138,6 +138,16 @@ def test_the_window_of_an_answer_is_not_its_makespan():
     assert answer.makespan > answer.window
 
 
+def test_the_published_window_of_zb_v_at_unequal_times_is_reached():
+    """F = 10, I = 12, W = 8, latency 1: published is a window bubble of .059, 1530 of which 1440 are busy."""
+    half = replace(UNIT, forward=10, input_grad=12, weight_grad=8)
+    instance = replace(unit_instance(8, 24, Placing.V, 16, Objective.WINDOW), stages=(half,) * 16, comm=1)
+    answer = search(instance)
+    assert answer.window <= 1530
+    assert max(answer.peak_memory) <= 16
+    assert answer.makespan > search(replace(instance, objective=Objective.MAKESPAN)).makespan
+
+
 def test_decimals_are_exact():
     tenth = replace(UNIT, forward=0.1, input_grad=0.2, weight_grad=0.1, activation=0.1, kept_after_input_grad=0.1)
     instance = replace(unit_instance(1, 3, Placing.LINEAR, None), stages=(tenth, tenth), memory_limit=(0.2,))

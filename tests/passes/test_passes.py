@@ -120,6 +120,17 @@ def test_encoding_runs_first_in_chunks_on_every_worker():
     assert read == [(2, 0, ("x",), ()), (3, 0, ("x",), ()), (2, 1, ("x", "y"), ()), (3, 1, ("x", "y"), ())]
 
 
+def test_runs_of_layers_go_in_chunks_of_their_own():
+    schedule = encode(gpipe(1, 2, 3), runs=[(Range(0, 2), 4), (Range(2, 5), 6)])
+    check(schedule)
+    assert text(schedule.orders[0]).startswith("1ENCODE#0 1ENCODE#1 1ENCODE#2 0F0")
+    assert [(fill.layers, fill.samples) for fill in schedule.fills] == [
+        (Range(0, 2), Range(0, 4)),
+        (Range(0, 2), Range(4, 6)),
+        (Range(2, 5), Range(0, 6)),
+    ]
+
+
 @given(st.integers(1, 5), st.integers(1, 5), st.integers(1, 4), st.integers(1, 7))
 def test_equal_shares_differ_by_at_most_one_sample(num_stages, num_microbatches, size, max_chunk):
     schedule = encode(forward_only(num_stages, num_microbatches, size), max_chunk=max_chunk)

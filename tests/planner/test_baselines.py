@@ -5,7 +5,7 @@ from planner import synthetic
 
 from diffusionpipe.planner.arrangement import Arrangement
 from diffusionpipe.planner.baselines import (
-    baselines,
+    best_baselines,
     data_parallel,
     gpipe_starts,
     pipeline,
@@ -144,7 +144,7 @@ def test_a_pipeline_baseline_is_the_best_of_its_sizes():
 def test_every_baseline_encodes_before_the_backbone():
     setting = Setting(profile=synthetic.unet(), cluster=synthetic.cluster(4), workload=synthetic.workload(32))
     slower = replace(setting, profile=synthetic.unet(vae_ms=110.0))
-    for one, other in zip(baselines(Judge(setting=setting)), baselines(Judge(setting=slower)), strict=True):
+    for one, other in zip(best_baselines(setting), best_baselines(slower), strict=True):
         assert other.step - one.step == pytest.approx(8 * 0.1)
         assert one.frozen < one.step
 
@@ -153,4 +153,4 @@ def test_a_batch_that_ranks_cannot_share_has_no_data_parallel_baseline():
     judge = chain_judge(batch=9)
     assert data_parallel(judge, is_overlapped=True) is None
     assert zero3(judge) is None
-    assert [one.name for one in baselines(judge)] == ["GPipe", "1F1B + SPP"]
+    assert [one.name for one in best_baselines(judge.setting)] == ["GPipe", "1F1B + SPP"]

@@ -9,7 +9,7 @@ from diffusionpipe.errors import ConfigError
 from diffusionpipe.ir.check import check
 from diffusionpipe.planner import Layout, build_plan
 from diffusionpipe.planner.arrangement import Arrangement, Ground, arrangements
-from diffusionpipe.planner.baselines import baselines, gpipe_starts, pipeline, places
+from diffusionpipe.planner.baselines import best_baselines, gpipe_starts, pipeline, places
 from diffusionpipe.planner.candidates import Judge
 from diffusionpipe.planner.filling import filler_of
 from diffusionpipe.planner.proposal import pricing_of, propose
@@ -95,7 +95,7 @@ def test_no_baseline_that_fits_is_faster(cluster, is_filled):
     setting = unet_setting(4, 32, **cluster)
     filler = filler_of(setting) if is_filled else None
     best = search(setting, filler=filler).winner[1].step
-    for baseline in baselines(Judge(setting=setting)):
+    for baseline in best_baselines(setting):
         if baseline.overflow <= 0:
             assert best <= baseline.step * 1.005, baseline
 

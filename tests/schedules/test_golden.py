@@ -8,6 +8,9 @@ from split_times import UNEQUAL, simulated, window
 
 from diffusionpipe.costs import StageCosts
 from diffusionpipe.schedules import REGISTRY
+from diffusionpipe.schedules.greedy_v import greedy_orders
+from diffusionpipe.schedules.shapes import wave
+from diffusionpipe.schedules.split_work import Objective, SplitWork, schedule_of_work
 from diffusionpipe.simulator import activations_in_flight, simulate, uniform_costs
 
 # workers, micro-batches, (F, I, W, latency), time and bubble of 1F1B, window bubbles in the memory of p and of 2p.
@@ -82,21 +85,33 @@ def test_v_schedules_at_unequal_times_against_the_published_bubbles():
     of the window, 1F1B .237.
 
     ZB-V's .059 is a window of 1530. The published generator makes the window as short as it can, whatever the makespan
-    becomes: its heuristic, reconstructed from its description, has that window and a makespan of 1564. Ours takes the
-    shortest makespan, 1551, and of these the shortest window, 1536. Squeezed, the heuristic's order comes to 1556.
+    becomes; so does ours if it is asked to. Without that it takes the shortest makespan, 1551, and of these the
+    shortest window, 1536.
     """
     p, m = 8, 24
     assert round(timeline_of("dapple-b", p, m, (10, 12, 8, 1)).bubble, 3) == 0.237
     bubbles = {}
     for name in ("v-min", "v-half", "zb-v"):
-        found = simulated(REGISTRY[name](p, m, costs=UNEQUAL, latency=1), UNEQUAL, 1)
+        aim = {"objective": Objective.WINDOW} if name == "zb-v" else {}
+        found = simulated(REGISTRY[name](p, m, costs=UNEQUAL, latency=1, **aim), UNEQUAL, 1)
         bubbles[name] = 1 - 2 * m * 30 / window(found)
-        if name == "zb-v":
-            assert (found.makespan, window(found)) == (1551, 1536)
+        assert window(found) <= 1530 or name != "zb-v"
     assert bubbles["v-min"] <= 0.331
     assert bubbles["v-half"] <= 0.160
-    assert bubbles["zb-v"] == pytest.approx(0.0625)
-    assert round(1 - 2 * m * 30 / 1530, 3) == 0.059
+    assert bubbles["zb-v"] <= 0.059
+    shortest = simulated(REGISTRY["zb-v"](p, m, costs=UNEQUAL, latency=1), UNEQUAL, 1)
+    assert (shortest.makespan, window(shortest)) == (1551, 1536)
+
+
+@pytest.mark.parametrize(("p", "m", "times", "published"), [(8, 24, (10, 12, 8, 1), 1530), (8, 24, (1, 1, 1, 0), 144)])
+def test_the_greedy_construction_over_a_v_has_the_published_window_by_itself(p, m, times, published):
+    forward, input_grad, weight_grad, latency = times
+    costs = StageCosts(forward=forward, input_grad=input_grad, weight_grad=weight_grad)
+    work = SplitWork(
+        workers=wave(p, 2), num_microbatches=m, costs=(costs,) * (2 * p), latency=latency, limits=(2 * p,) * p
+    )
+    for orders in greedy_orders(work):
+        assert window(simulated(schedule_of_work("greedy", work, orders, 1), costs, latency)) == published
 
 
 @pytest.mark.parametrize(("p", "m", "equal", "double"), CHIMERA)

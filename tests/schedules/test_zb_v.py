@@ -1,9 +1,12 @@
+from itertools import product
+
 import pytest
 from split_times import EQUAL, SOME_MICROBATCHES, UNEQUAL, simulated, window
 
 from diffusionpipe.costs import StageCosts
 from diffusionpipe.errors import ConfigError
 from diffusionpipe.ir.check import check
+from diffusionpipe.schedules.split_work import Objective
 from diffusionpipe.schedules.zb_v import zb_v
 from diffusionpipe.simulator import activations_in_flight
 
@@ -32,8 +35,8 @@ def test_time_and_window_at_equal_times(p):
 @pytest.mark.parametrize("costs", [EQUAL, UNEQUAL], ids=["equal", "unequal"])
 @pytest.mark.parametrize("p", [1, 2, 5, 8])
 def test_a_worker_holds_2p_stages_as_in_1f1b(p, costs):
-    for m in (1, p, 3 * p):
-        assert max(activations_in_flight(zb_v(p, m, costs=costs))) <= 2 * p
+    for m, objective in product((1, p, 3 * p), Objective):
+        assert max(activations_in_flight(zb_v(p, m, costs=costs, objective=objective))) <= 2 * p
 
 
 def test_unequal_times_are_used():
@@ -42,6 +45,26 @@ def test_unequal_times_are_used():
     known = simulated(zb_v(p, m, costs=UNEQUAL, latency=1), UNEQUAL, 1)
     assert known.makespan < assumed.makespan == 1557
     assert 1 - 60 * m / window(known) < 0.0626
+
+
+@pytest.mark.parametrize(("p", "m"), [(2, 5), (4, 8), (5, 21), (8, 24)])
+@pytest.mark.parametrize("latency", [0, 1, 3])
+def test_each_objective_is_the_shortest_where_it_is_asked_for(p, m, latency):
+    costs = [StageCosts(forward=8 + 3 * s % 5, input_grad=12 - s % 3, weight_grad=7 + s % 4) for s in range(2 * p)]
+    short, narrow = (
+        simulated(zb_v(p, m, costs=costs, latency=latency, objective=objective), costs, latency)
+        for objective in (Objective.MAKESPAN, Objective.WINDOW)
+    )
+    assert short.makespan <= narrow.makespan
+    assert window(narrow) <= window(short)
+
+
+def test_the_shortest_window_may_be_another_order_than_the_shortest_makespan():
+    found = [
+        simulated(zb_v(8, 24, costs=UNEQUAL, latency=1, objective=objective), UNEQUAL, 1)
+        for objective in (Objective.MAKESPAN, Objective.WINDOW)
+    ]
+    assert [(timeline.makespan, window(timeline)) for timeline in found] == [(1551, 1536), (1556, 1526)]
 
 
 def test_stages_may_have_different_costs_and_activations():

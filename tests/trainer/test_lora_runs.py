@@ -105,6 +105,17 @@ def test_two_stages_learn_what_one_process_learns(finished, recipe):
     assert all(torch.allclose(a[name], b[name], atol=1e-4) for name in a)
 
 
+@pytest.mark.parametrize("kind", DENOISERS)
+def test_frozen_layers_of_the_denoiser_draw_the_same_from_host_memory(recipe, kind):
+    """They run at every time step, before the first layer with an adapter."""
+    pictures = []
+    for name, offload in (("whole", False), ("offloaded", True)):
+        made = recipe(f"{name}-{kind}", kind=kind, pipeline={"offload_frozen": offload, "stages": 1})
+        with joined(membership({}), device="cpu") as job:
+            pictures.append(draw_untrained(job, made))
+    assert np.array_equal(*pictures)
+
+
 def test_a_checkpoint_holds_adapters_and_what_belongs_to_them_alone(finished):
     made, kind = finished
     tensors = tensors_of(latest(made.run.folder))

@@ -25,6 +25,7 @@ from tiny_runs import (
 )
 
 from diffusionpipe.errors import CheckpointError, ConfigError, DataError, ModelError, NonFiniteLossError, RecipeError
+from diffusionpipe.ir.files import read_plan
 from diffusionpipe.models.folder import scheduler_config
 from diffusionpipe.trainer.checkpoint import latest, verify
 from diffusionpipe.trainer.drawing import Wish, draw_from_folder
@@ -171,7 +172,7 @@ def test_two_stages_give_the_losses_validation_norms_and_pictures_of_one_process
         {"pipeline": {"schedule": "zb-v", "fill": True}},
         {"pipeline": {"schedule": "chimera"}},
         {"pipeline": {"data_parallel": 2, "sharded": True}},
-        {"pipeline": {"data_parallel": 2, "sharded": True, "fill": True}},
+        {"pipeline": {"data_parallel": 2, "sharded": True, "fill": True, "offload_frozen": True}},
         {
             "pipeline": {"data_parallel": 2, "sharded": True, "schedule": "gpipe"},
             "training": {"activation_checkpointing": True, "post_validation": True},
@@ -187,7 +188,7 @@ def test_two_stages_give_the_losses_validation_norms_and_pictures_of_one_process
         "zb-v, filled",
         "chimera",
         "sharded",
-        "sharded, filled",
+        "sharded, filled, offloaded",
         "sharded, block by block, recomputed, post-validated",
     ],
 )
@@ -196,6 +197,14 @@ def test_other_layouts_change_nothing(crew, recipe, in_one, tmp_path, sections):
     assert_same_losses(tmp_path, in_one)
     assert_same_weights(tmp_path, in_one, 1e-3)
     assert_same_pictures(pictures_of(tmp_path), pictures_of(in_one))
+
+
+def test_frozen_weights_in_host_memory_change_no_bit(crew, recipe, over_two, tmp_path):
+    assert crew.run(train, recipe(tmp_path, pipeline={"offload_frozen": True})) == [6, 6]
+    assert read_plan(tmp_path / "plan.json").offload_frozen
+    assert numbers_of(tmp_path) == numbers_of(over_two)
+    assert_identical_checkpoints(tmp_path, over_two)
+    assert np.array_equal(pictures_of(tmp_path), pictures_of(over_two))
 
 
 def test_a_sharded_rank_starts_with_its_part_of_the_weights_alone(crew, recipe, tmp_path):

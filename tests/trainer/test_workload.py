@@ -56,6 +56,12 @@ def test_checkpointing_and_chunk_are_the_recipes():
     assert workload_of(recipe(pipeline={"encode_chunk": "none"})).encode_chunk == 16
 
 
+def test_the_recipe_offloads_the_frozen_part_unless_that_is_searched():
+    assert not workload_of(recipe()).offload_frozen
+    assert workload_of(recipe(pipeline={"offload_frozen": True})).offload_frozen
+    assert not workload_of(recipe(pipeline={"offload_frozen": True, "plan": "auto"})).offload_frozen
+
+
 @pytest.mark.parametrize(
     ("sampling", "count"),
     [

@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from diffusionpipe.costs import AllReduce, Cluster, Link
-    from diffusionpipe.profiler import Links
+    from diffusionpipe.profiler import Trial
 
 
 def cluster(
@@ -70,6 +72,9 @@ def _print_cluster(cluster: Cluster) -> None:
         rows += [("messages between nodes", cluster.inter), ("sums between nodes", cluster.inter_reduce)]
     for what, line in rows:
         typer.echo(f"{what:23} {line.latency * 1e6:9.1f} us + bytes / {line.bandwidth / 1e9:.2f} GB/s")
+    slowest = min(device.host_bandwidth for device in cluster.devices)
+    if slowest:
+        typer.echo(f"{'from host memory':23} {'':14} bytes / {slowest / 1e9:.2f} GB/s")
 
 
 def _write(cluster: Cluster, out: Path | None) -> None:
@@ -122,6 +127,7 @@ def _join(out: Path | None, device: str) -> None:
 
     from diffusionpipe.profiler import measure_links
     from diffusionpipe.runtime.process_group import joined, leave, membership
+    from diffusionpipe.trainer.job_cluster import with_host_bandwidth
 
     member = membership(os.environ)
     if device == "auto":
@@ -130,20 +136,21 @@ def _join(out: Path | None, device: str) -> None:
         with joined(member, device=device) as job:
             name = out.stem if out is not None else socket.gethostname()
             links = measure_links(job, name=name)
+            measured = with_host_bandwidth(links.cluster, job)
             if member.rank == 0:
-                _print_links(links)
-                _write(links.cluster, out)
+                _print_trials(links.trials)
+                _print_cluster(measured)
+                _write(measured, out)
     except (Exception, KeyboardInterrupt) as error:
         leave(error, member)
 
 
-def _print_links(links: Links) -> None:
+def _print_trials(trials: Sequence[Trial]) -> None:
     from rich.console import Console
     from rich.table import Table
 
     table = Table("transfer", "ranks", "bytes", "microseconds", "GB/s")
-    for trial in links.trials:
+    for trial in trials:
         rate = trial.num_bytes / trial.seconds / 1e9
         table.add_row(trial.what, str(trial.ranks), f"{trial.num_bytes:,}", f"{trial.seconds * 1e6:.1f}", f"{rate:.3f}")
     Console().print(table)
-    _print_cluster(links.cluster)

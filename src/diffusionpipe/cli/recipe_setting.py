@@ -18,6 +18,7 @@ def given_of(recipe: Recipe) -> Given:
         schedule=pipeline.schedule,
         data_parallel=pipeline.data_parallel,
         sharded=pipeline.sharded,
+        offload_frozen=pipeline.offload_frozen,
     )
 
 

@@ -159,7 +159,10 @@ def _planned(plan: Plan, profile: Profile, costs: Costs) -> dict[str, float]:
     from diffusionpipe.planner.stage_costs import update_time
     from diffusionpipe.simulator import simulate
 
-    iteration, update = simulate(plan.train, costs).makespan, update_time(plan.train, plan.blocks, profile)
+    iteration, update = (
+        simulate(plan.train, costs).makespan,
+        update_time(plan.train, plan.blocks, profile, shard=plan.mesh.shard),
+    )
     return {"iteration_s": iteration, "update_s": update, "step_s": iteration + update}
 
 

@@ -172,6 +172,7 @@ def _make_plan(
         sharded=sizes.sharded,
         buckets=0 if sizes.sharded else 1,
         encode_chunk=sizes.encode_chunk,
+        offload_frozen=sizes.offload_frozen,
         splits=recipe.pipeline.splits,
         checkpointed=recipe.training.activation_checkpointing,
         sample_batch=samples_drawn_together(recipe),
@@ -179,7 +180,7 @@ def _make_plan(
     if profile is None:
         return build_plan(model, layout)
     plan = plan_from_profile(profile, layout)
-    update = update_time(plan.train, plan.blocks, profile)
+    update = update_time(plan.train, plan.blocks, profile, shard=plan.mesh.shard)
     logger.info("%s", _step_text(predicted_timeline(profile, plan).makespan, update))
     return plan
 

@@ -24,7 +24,7 @@ class Device:
         if self.memory <= 0 or not 0 < self.speed < inf:
             raise ValueError(f"device {self.name}: memory and speed must be positive; got {self.memory}, {self.speed}")
         if not 0 <= self.host_bandwidth < inf:
-            raise ValueError(f"device {self.name}: host_bandwidth is {self.host_bandwidth}; give bytes per second, or 0")
+            raise ValueError(f"device {self.name}: host_bandwidth must be bytes per second or 0: {self.host_bandwidth}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,6 +5,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from math import prod
 
+from diffusionpipe.costs.graph import ModelGraph
 from diffusionpipe.costs.profile import Profile
 from diffusionpipe.costs.sharding import gathered_width, owners_on_workers
 from diffusionpipe.costs.workload import Workload
@@ -30,7 +31,8 @@ class MemoryUse:
     """What is there of sharded blocks beside the rank's own part: parameters and narrow copies while they are whole,
     gradients until they are sent."""
     frozen: Bytes = 0
-    """Frozen parameters: encoders, and frozen layers inside the trained part."""
+    """Frozen parameters: encoders, whole or the two layers of them that are there at a time, and frozen layers inside
+    the trained part."""
     copies: Bytes = 0
     """Weights of trained layers that are not recomputed, once more, as they are read while an iteration runs."""
     activations: Bytes = 0
@@ -99,27 +101,39 @@ def _static(
     shard: int,
 ) -> dict[str, Bytes]:
     """Parameters and all that stands beside each; what two blocks of the worker share counts once."""
-    placement = schedule.placement
-    layers = {
-        layer
-        for index, stage in enumerate(placement.stages)
-        if stage.worker == worker
-        for layer in (_encoded_layers(schedule, index, blocks) if placement.is_frozen(index) else blocks[stage.weights])
-    }
-    names = profile.graph.parameters_of(layers)
+    placement, graph = schedule.placement, profile.graph
+    encoded, trained = set[str](), set[str]()
+    for index, stage in enumerate(placement.stages):
+        if stage.worker == worker and placement.is_frozen(index):
+            encoded |= _encoded_layers(schedule, index, blocks)
+        elif stage.worker == worker:
+            trained.update(blocks[stage.weights])
+    if workload.offload_frozen:
+        names = graph.parameters_of(trained)
+        staged = offloaded_bytes(graph, blocks[-1], workload) if encoded else 0
+    else:
+        names, staged = graph.parameters_of(trained | encoded), 0
     if shard == 1:
-        copies = sum(profile.copies(name, workload) for name in layers - again)
-        return _bytes_of(names, profile, workload) | {"copies": copies}
-    owners = owners_on_workers(schedule, blocks, profile.graph, shard).get(worker, {})
+        copies = sum(profile.copies(name, workload) for name in trained - again)
+        return _bytes_of(names, staged, profile, workload) | {"copies": copies}
+    owners = owners_on_workers(schedule, blocks, graph, shard).get(worker, {})
     found = []
     for part in range(shard):
         others = frozenset(name for name, owner in owners.items() if owner != part)
         gathered = _gathered(schedule, worker, blocks, others, profile=profile, workload=workload)
-        found.append(_bytes_of(names - others, profile, workload) | {"gathered": gathered})
+        found.append(_bytes_of(names - others, staged, profile, workload) | {"gathered": gathered})
     return max(found, key=lambda sizes: sum(sizes.values()))
 
 
-def _bytes_of(names: Collection[str], profile: Profile, workload: Workload) -> dict[str, Bytes]:
+def offloaded_bytes(graph: ModelGraph, layers: Collection[str], workload: Workload) -> Bytes:
+    """Bytes on the device of layers whose parameters rest in host memory: the two largest ones."""
+    width = workload.frozen_bytes
+    shapes = {p.name: prod(p.shape) for p in graph.parameters}
+    sizes = sorted(sum(shapes[name] for name in graph.parameters_of([layer])) for layer in layers)
+    return sum(sizes[-2:]) * width
+
+
+def _bytes_of(names: Collection[str], staged: Bytes, profile: Profile, workload: Workload) -> dict[str, Bytes]:
     sizes = [(prod(p.shape), p.is_trainable) for p in profile.graph.parameters if p.name in names]
     trained = sum(size for size, is_trainable in sizes if is_trainable)
     return {
@@ -128,7 +142,7 @@ def _bytes_of(names: Collection[str], profile: Profile, workload: Workload) -> d
         "optimizer": trained * (workload.optimizer_bytes + workload.master_bytes),
         "ema": trained * workload.ema_bytes,
         "backup": trained * workload.backup_bytes,
-        "frozen": sum(size for size, is_trainable in sizes if not is_trainable) * workload.frozen_bytes,
+        "frozen": sum(size for size, is_trainable in sizes if not is_trainable) * workload.frozen_bytes + staged,
     }
 
 

@@ -10,6 +10,7 @@ from diffusionpipe.errors import ConfigError
 from diffusionpipe.ir import Op, Schedule
 from diffusionpipe.ordering.problem import Letters, Problem
 from diffusionpipe.schedules import REGISTRY
+from diffusionpipe.schedules.split_work import Objective
 from diffusionpipe.units import Seconds
 
 LETTERS_OF_OP: Mapping[Op, tuple[int, ...]] = {Op.F: (0,), Op.B: (1, 2), Op.I: (1,), Op.W: (2,)}
@@ -19,7 +20,8 @@ LETTERS_OF_OP: Mapping[Op, tuple[int, ...]] = {Op.F: (0,), Op.B: (1, 2), Op.I: (
 def family_orders(problem: Problem) -> Iterator[tuple[str, Letters]]:
     """(name, order) of every family that stands on this placement and can do these sizes.
 
-    Those that look at times are asked twice: as they are, and with the problem's.
+    Those that look at times are asked twice: as they are, and with the problem's, and for its objective where they take
+    one.
     """
     for name in REGISTRY:
         for schedule in _schedules(problem, name):
@@ -36,9 +38,12 @@ def _schedules(problem: Problem, name: str) -> Iterator[Schedule]:
         return
     yield schedule
     is_even = len(set(problem.durations)) == 1 and not any(problem.lags)
-    if not is_even and {"costs", "latency"} <= signature(REGISTRY[name]).parameters.keys():
+    known = signature(REGISTRY[name]).parameters.keys()
+    if not is_even and {"costs", "latency"} <= known:
         timed = cast("_Timed", REGISTRY[name])
-        yield timed(*sizes, costs=stage_costs(problem), latency=max(problem.lags))
+        objective = Objective.WINDOW if problem.is_window else Objective.MAKESPAN
+        aim = {"objective": objective} if "objective" in known else {}
+        yield timed(*sizes, costs=stage_costs(problem), latency=max(problem.lags), **aim)
 
 
 @lru_cache(maxsize=64)  # a search over all placements asks once for each
@@ -52,7 +57,14 @@ def _generated(name: str, num_ranks: int, num_microbatches: int) -> Schedule | N
 
 class _Timed(Protocol):
     def __call__(
-        self, num_workers: int, num_microbatches: int, *, costs: Sequence[StageCosts], latency: Seconds
+        self,
+        num_workers: int,
+        num_microbatches: int,
+        /,
+        *,
+        costs: Sequence[StageCosts],
+        latency: Seconds,
+        **aim: Objective,
     ) -> Schedule: ...
 
 

@@ -4,6 +4,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TypeAlias
 
+from diffusionpipe.schedules.split_work import Objective
+
 Number: TypeAlias = int | float
 """A time or an amount of memory, in any unit. The search works with the decimal that is written, exactly."""
 
@@ -21,16 +23,6 @@ class Placing(StrEnum):
     LOOP = "loop"
     ANY = "any"
     """The best of the three."""
-
-
-class Objective(StrEnum):
-    """What is to be short. The two differ wherever ranks do not all start and end together."""
-
-    MAKESPAN = "makespan"
-    """From 0 to the last end."""
-    WINDOW = "window"
-    """The largest (last end - first start) of a rank: what an iteration costs where the ranks do not wait for each
-    other between two of them, and what "zero bubble" speaks of."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

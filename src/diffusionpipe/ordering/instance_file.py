@@ -26,7 +26,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic_core import ErrorDetails
 
 from diffusionpipe.errors import FileFormatError
-from diffusionpipe.ordering.instance import HalfStage, Instance, Objective, Placing
+from diffusionpipe.ordering.instance import HalfStage, Instance, Placing
+from diffusionpipe.schedules.split_work import Objective
 
 KeyPath: TypeAlias = tuple[str | int, ...]
 Whole: TypeAlias = Annotated[int, Field(strict=True, ge=0)]

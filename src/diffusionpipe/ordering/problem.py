@@ -12,7 +12,8 @@ from fractions import Fraction
 from math import lcm
 from typing import TypeAlias
 
-from diffusionpipe.ordering.instance import HalfStage, Instance, Number, Objective, Placing
+from diffusionpipe.ordering.instance import HalfStage, Instance, Number, Placing
+from diffusionpipe.schedules.split_work import Objective
 
 Letters: TypeAlias = tuple[tuple[int, ...], ...]
 """For each rank its sequence of letters."""

@@ -17,6 +17,7 @@ def insert_encoding(
     num_layers: int,
     shares: Sequence[Share | None] | None = None,
     max_chunk: int,
+    runs: Sequence[tuple[Range, int]] = (),
 ) -> Schedule:
     """The schedule with a frozen pipeline whose fills run first on every worker.
 
@@ -31,6 +32,7 @@ def insert_encoding(
         shares: what part of the batch each worker encodes, None for nothing; None for equal parts, as far as whole
             samples allow.
         max_chunk: the most samples in one fill.
+        runs: layers and the most samples of a fill of them, one run after the other; () for all with `max_chunk`.
 
     Raises:
         ScheduleError: messages are explicit already.
@@ -52,9 +54,13 @@ def insert_encoding(
     fills = list(schedule.fills)
     orders = list(schedule.orders)
     for stage, (worker, part) in encoders.items():
-        chunks = list(_chunks(part, max_chunk))
-        encodes = [Action(stage=stage, op=Op.ENCODE, slot=len(fills) + i) for i in range(len(chunks))]
-        fills += [Fill(stage=stage, component="", layers=Range(0, num_layers), samples=chunk) for chunk in chunks]
+        own = [
+            Fill(stage=stage, component="", layers=layers, samples=chunk)
+            for layers, most in runs or [(Range(0, num_layers), max_chunk)]
+            for chunk in _chunks(part, most)
+        ]
+        encodes = [Action(stage=stage, op=Op.ENCODE, slot=len(fills) + i) for i in range(len(own))]
+        fills += own
         orders[worker] = (*encodes, *orders[worker])
     placement = Placement(stages=old.stages + stages, pipelines=(*pipelines, frozen))
     return replace(schedule, placement=placement, orders=tuple(orders), fills=tuple(fills))

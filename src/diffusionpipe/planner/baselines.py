@@ -19,20 +19,23 @@ copies are made once in an iteration and kept throughout, but recomputed layers 
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from diffusionpipe.planner.arrangement import Arrangement, arrangements
 from diffusionpipe.planner.candidates import Candidate, Judge
 from diffusionpipe.planner.collectives import all_gather, all_reduce
-from diffusionpipe.planner.encoders import encode_chunk_of
+from diffusionpipe.planner.encoders import components_of, encode_chunks_of
 from diffusionpipe.planner.objectives import PlanningBound
+from diffusionpipe.planner.offload import is_heavy, offloaded
 from diffusionpipe.planner.partition import balanced_cuts
-from diffusionpipe.planner.stage_costs import frozen_parameters
+from diffusionpipe.planner.stage_costs import Setting, frozen_parameters
 from diffusionpipe.units import Bytes, Seconds
 
 DDP_BUCKET = 25 * 2**20
 """Bytes of gradients that torch's DistributedDataParallel sums at a time."""
 MAX_MICROBATCHES = 128
 ZERO3 = "ZeRO-3 / FSDP"
+ON_HOST = ", encoders in host memory"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,16 +58,30 @@ class Baseline:
     """Of the pipelines."""
 
 
-def baselines(judge: Judge) -> tuple[Baseline, ...]:
-    """All of them, each at its best sizes; one that fits at no size is at the sizes that miss by least."""
-    found = [
-        data_parallel(judge, is_overlapped=True),
-        data_parallel(judge, is_overlapped=False),
-        zero3(judge),
-        pipeline(judge, "GPipe", "gpipe", gpipe_starts, places(judge)),
-        pipeline(judge, "1F1B + SPP", "1f1b", spp_starts, places(judge)),
-    ]
+def best_baselines(setting: Setting) -> tuple[Baseline, ...]:
+    """All of them, each at its best sizes; one that fits at no size is at the sizes that miss by least.
+
+    Where encoders are heavy each has them on the devices or in host memory, whichever is better for it.
+    """
+    systems: tuple[Callable[[Judge], Baseline | None], ...] = (
+        partial(data_parallel, is_overlapped=True),
+        partial(data_parallel, is_overlapped=False),
+        zero3,
+        lambda judge: pipeline(judge, "GPipe", "gpipe", gpipe_starts, places(judge)),
+        lambda judge: pipeline(judge, "1F1B + SPP", "1f1b", spp_starts, places(judge)),
+    )
+    found = (best_of(system, setting) for system in systems)
     return tuple(one for one in found if one is not None)
+
+
+def best_of(system: Callable[[Judge], Baseline | None], setting: Setting) -> Baseline | None:
+    """A system with encoders on the devices or, where these are heavy, in host memory, whichever is better for it."""
+    best = system(Judge(setting=setting))
+    if is_heavy(setting):
+        other = system(Judge(setting=offloaded(setting)))
+        if other and (best is None or is_better(other, best)):
+            return replace(other, sizes=f"{other.sizes}{ON_HOST}")
+    return best
 
 
 def places(judge: Judge, *, least: int = 2) -> Iterator[tuple[Arrangement, int]]:
@@ -200,7 +217,7 @@ def zero3(judge: Judge) -> Baseline | None:
         busy, step = _zero3_times(judge, samples)
         held = _zero3_bytes(judge, samples, count)
         one = _replicated(judge, ZERO3, count, count * step, count * busy, held)
-        if one.overflow > 0 and judge.frozen_bytes:
+        if one.overflow > 0 and judge.frozen_bytes and not judge.setting.workload.offload_frozen:
             one = _with_sharded_encoders(judge, one, rows)
         if best is None or is_better(one, best):
             best = one
@@ -215,12 +232,13 @@ def _with_sharded_encoders(judge: Judge, one: Baseline, rows: int) -> Baseline:
     sizes = [frozen_parameters(setting.graph, (name,)) * width for name in layers]
     gathers = [all_gather(setting.cluster, size, ranks) for size in sizes]
     slowest = min(device.speed for device in setting.cluster.devices)
-    chunk = encode_chunk_of(setting)
-    seconds = 0.0
-    for start in range(0, rows, chunk):
-        samples = min(chunk, rows - start)
-        computes = [setting.profile.forward(name, samples) / slowest for name in layers]
-        seconds += _gathering(gathers, computes)
+    gather_of = dict(zip(layers, gathers, strict=True))
+    chunks, seconds = encode_chunks_of(setting), 0.0
+    for component, own in components_of(setting.graph).items():
+        for start in range(0, rows, chunks[component]):
+            samples = min(chunks[component], rows - start)
+            computes = [setting.profile.forward(name, samples) / slowest for name in own]
+            seconds += _gathering([gather_of[name] for name in own], computes)
     saved = judge.frozen_bytes - -(-judge.frozen_bytes // len(ranks)) - sum(sorted(sizes)[-2:])
     return replace(
         one,

@@ -4,12 +4,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
+from itertools import pairwise
 from math import prod
 from typing import Protocol
 
 from diffusionpipe.costs import Costs, ModelGraph
 from diffusionpipe.errors import ConfigError
-from diffusionpipe.ir import Edge, Mesh, Op, Plan, Schedule, Timeline
+from diffusionpipe.ir import Edge, Mesh, Op, Plan, Range, Schedule, Timeline
 from diffusionpipe.ir.check import check
 from diffusionpipe.passes import (
     PlacedFill,
@@ -82,7 +83,9 @@ class Layout:
     """Whether the copies hold every block's parameters, gradients and optimizer state in parts, once among them; a
     block, a bucket of a stage, is gathered for its compute. See `passes.shard_parameters`."""
     encode_chunk: int = 16
-    """Samples that go through the frozen layers at a time."""
+    """Samples that go through the frozen layers at a time,"""
+    encode_chunks: tuple[tuple[str, int], ...] = ()
+    """and through those of some components, by name."""
     splits: tuple[str, ...] = ()
     """Names of the layers with which blocks 1, 2, ... start; () cuts by counted work."""
     checkpointed: tuple[str, ...] = ()
@@ -339,9 +342,19 @@ def _train_schedule(build: _Build, schedule: Schedule, filler: Filler | None) ->
             outputs=outputs,
             num_layers=len(blocks[frozen]),
             max_chunk=layout.encode_chunk,
+            runs=_encoding_runs(build),
         )
         schedule = gathers_first(schedule)
     return _communicated(build, schedule)
+
+
+def _encoding_runs(build: _Build) -> list[tuple[Range, int]]:
+    """The frozen block cut where the samples change that go through its layers at a time."""
+    layout, component = build.layout, {layer.name: layer.component for layer in build.graph.layers}
+    of_component = dict(layout.encode_chunks)
+    chunks = [of_component.get(component[name], layout.encode_chunk) for name in build.blocks[-1]]
+    starts = [i for i, chunk in enumerate(chunks) if i == 0 or chunk != chunks[i - 1]]
+    return [(Range(start, stop), chunks[start]) for start, stop in pairwise([*starts, len(chunks)])]
 
 
 def _sample_schedule(build: _Build) -> Schedule:

@@ -12,10 +12,11 @@ from diffusionpipe.planner.arrangement import Arrangement, Ground
 from diffusionpipe.planner.buckets import bucket_starts
 from diffusionpipe.planner.build import Layout
 from diffusionpipe.planner.dynamic_program import LinkTime, Objective, Partition, Question, StageTime, best_partitions
-from diffusionpipe.planner.encoders import encode_chunk_of, frozen_workspace
+from diffusionpipe.planner.encoders import components_of, encode_chunks_of, frozen_workspace
 from diffusionpipe.planner.fill_shares import idle_level
 from diffusionpipe.planner.layer_table import LayerTable
-from diffusionpipe.planner.stage_costs import Setting, frozen_parameters, frozen_time
+from diffusionpipe.planner.offload import encoder_bytes
+from diffusionpipe.planner.stage_costs import Setting, frozen_time
 from diffusionpipe.planner.structure import Holding, Pair, Structure, generated, holding_of, structure_of
 from diffusionpipe.units import Bytes, Seconds
 
@@ -58,11 +59,13 @@ class Candidate:
             replicas=self.replicas,
             data_parallel=self.arrangement.data_parallel,
             adjacent=self.arrangement.adjacent,
-            encode_chunk=encode_chunk_of(setting),
+            encode_chunk=setting.workload.encode_chunk,
+            encode_chunks=tuple(encode_chunks_of(setting).items()),
             splits=tuple(names[start] for start in self.starts[1:]),
             checkpointed=setting.workload.checkpointed,
             buckets=self.buckets,
             sharded=self.sharded,
+            offload_frozen=setting.workload.offload_frozen,
         )
 
 
@@ -112,15 +115,22 @@ class Judge:
 
     @cached_property
     def frozen_bytes(self) -> Bytes:
-        """Of the frozen components that every rank holds."""
-        graph = self.setting.graph
-        return frozen_parameters(graph, graph.frozen_layers) * self.setting.workload.frozen_bytes
+        """Of the frozen components on every rank that runs them."""
+        return encoder_bytes(self.setting)
+
+    @cached_property
+    def _encoders(self) -> list[tuple[Sequence[str], int]]:
+        """Layers of each frozen component, and the samples that go through them at a time."""
+        chunks = encode_chunks_of(self.setting)
+        return [(layers, chunks[name]) for name, layers in components_of(self.setting.graph).items()]
 
     @cached_property
     def frozen_workspace(self) -> Bytes:
         """The most that one frozen layer needs while a chunk runs through it."""
         rows = -(-self.setting.workload.batch // self.setting.cluster.num_ranks)
-        return frozen_workspace(self.setting, min(rows, encode_chunk_of(self.setting)))
+        return max(
+            (frozen_workspace(self.setting, layers, min(rows, chunk)) for layers, chunk in self._encoders), default=0
+        )
 
     @cached_property
     def frozen_seconds(self) -> Seconds:
@@ -132,12 +142,14 @@ class Judge:
     @cached_property
     def encoding(self) -> Callable[[int], Seconds]:
         """Frozen work of so many samples, in chunks, on a device of speed 1."""
-        layers, chunk = self.setting.graph.frozen_layers, encode_chunk_of(self.setting)
+        profile = self.setting.profile
 
         def seconds(rows: int) -> Seconds:
-            whole, rest = divmod(rows, chunk)
-            profile = self.setting.profile
-            return whole * frozen_time(profile, layers, chunk) + frozen_time(profile, layers, rest)
+            total = 0.0
+            for layers, chunk in self._encoders:
+                whole, rest = divmod(rows, chunk)
+                total += whole * frozen_time(profile, layers, chunk) + frozen_time(profile, layers, rest)
+            return total
 
         return lru_cache(maxsize=None)(seconds)
 

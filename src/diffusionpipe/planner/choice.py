@@ -6,16 +6,19 @@ from diffusionpipe.errors import ConfigError
 from diffusionpipe.ir import Plan
 from diffusionpipe.planner.build import Filler, build_plan
 from diffusionpipe.planner.candidates import Candidate
-from diffusionpipe.planner.explain import Comparison, compare, name_of, sizes_of
+from diffusionpipe.planner.explain import Comparison, compare, name_of, sizes_in
 from diffusionpipe.planner.filling import filler_of
 from diffusionpipe.planner.given import check_given
-from diffusionpipe.planner.proposal import Proposal, pricing_of
+from diffusionpipe.planner.offload import check_offload, is_heavy, offloaded
+from diffusionpipe.planner.proposal import Proposal, pricing_of, propose
 from diffusionpipe.planner.search import Search, search
 from diffusionpipe.planner.stage_costs import Setting
 from diffusionpipe.units import Seconds
 
 GAIN = 1e-3
-"""Filling must save this part of the iteration where either way is allowed; else the batch is encoded first."""
+"""Filling, and encoders in host memory, must save this part of the iteration where either way is allowed."""
+ROOM = 1.02
+"""A plan this near its lower bound is not worth a search with more memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,7 +35,8 @@ class Choice:
     @property
     def sizes(self) -> str:
         """Schedule and sizes in words, e.g. "1f1b, 2 stages, 4 micro-batches, filled"."""
-        return f"{name_of(self.candidate)}, {sizes_of(self.candidate)}{', filled' if self.filler else ''}"
+        sizes = sizes_in(self.setting, self.candidate)
+        return f"{name_of(self.candidate)}, {sizes}{', filled' if self.filler else ''}"
 
     @property
     def step(self) -> Seconds:
@@ -53,24 +57,49 @@ def choose(setting: Setting, *, fill: bool | None = None) -> Choice:
     """The fastest plan that fits in memory and keeps to `setting.given`.
 
     `fill` says whether frozen work of the next batch runs in the bubbles of this one; None tries both. A model without
-    frozen layers has nothing to fill with.
+    frozen layers has nothing to fill with. Whether the frozen part rests in host memory is the planner's choice too,
+    where nothing else is given.
 
     Raises:
         ConfigError: the sizes do not fit each other, or nothing fits in memory; says by how much, and what would.
     """
     check_given(setting.given, batch=setting.workload.batch, num_ranks=setting.cluster.num_ranks)
-    ways = (fill,) if fill is not None else (False, True)
-    fillers = [filler_of(setting) for is_filled in ways if is_filled and setting.graph.frozen_layers]
-    searches: list[tuple[Search, Filler | None]] = [(search(setting, filler=filler), filler) for filler in fillers]
-    if False in ways or not searches:
-        searches.insert(0, (search(setting), None))
-    best: Choice | None = None
-    for found, filler in searches:
-        if found.winner is None:
-            continue
-        candidate, proposal = found.winner
-        if best is None or proposal.step < best.step * (1 - GAIN):
-            best = Choice(setting=setting, candidate=candidate, proposal=proposal, search=found, filler=filler)
+    place = setting.given.offload_frozen
+    if place:
+        check_offload(setting)
+    best = _faster(setting, fill, None) if not place else None
+    if place or (place is None and is_heavy(setting) and _leaves_time(best)):
+        best = _faster(offloaded(setting), fill, best)
     if best is None:
-        raise ConfigError(compare(setting, searches[0][0]).verdict)
+        raise ConfigError(compare(setting, search(setting)).verdict)
     return best
+
+
+def _faster(setting: Setting, fill: bool | None, best: Choice | None) -> Choice | None:
+    """The fastest that fits, filled or not, if it beats what is known; else that.
+
+    Filled is looked for first, because that leaves little to look at of the other way.
+    """
+    ways = (fill,) if fill is not None else (True, False)
+    for is_filled in ways if setting.graph.frozen_layers else (False,):
+        filler = filler_of(setting) if is_filled else None
+        limit = best.step * (1 - GAIN) if best else float("inf")
+        found = search(setting, filler=filler, limit=limit)
+        if found.winner is not None and found.winner[1].step < limit:
+            candidate, proposal = found.winner
+            best = Choice(setting=setting, candidate=candidate, proposal=proposal, search=found, filler=filler)
+    return _simpler(best) if best and best.filler and fill is None else best
+
+
+def _simpler(choice: Choice) -> Choice:
+    """The same without filling, if that is hardly slower and fits."""
+    proposal = propose(choice.setting, choice.candidate.layout(choice.setting))
+    if proposal.overflow > 0 or proposal.step > choice.step * (1 + GAIN):
+        return choice
+    finalists = ((choice.candidate, proposal), *choice.search.finalists)
+    return replace(choice, proposal=proposal, search=replace(choice.search, finalists=finalists), filler=None)
+
+
+def _leaves_time(choice: Choice | None) -> bool:
+    """Whether more memory could make it faster."""
+    return choice is None or choice.proposal.iteration > ROOM * choice.search.bound

@@ -1,26 +1,40 @@
 """What the frozen layers need where they run, and which ranks may hold them for all."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
+from diffusionpipe.costs import ModelGraph
 from diffusionpipe.planner.stage_costs import Setting
 from diffusionpipe.units import Bytes
 
 
-def encode_chunk_of(setting: Setting) -> int:
-    """Samples that go through the frozen layers at a time: those of the workload, halved while they need too much.
+def encode_chunks_of(setting: Setting) -> Mapping[str, int]:
+    """Frozen component -> samples that go through it at a time: those of the workload, halved while they need too much.
 
     Too much is a sixteenth of the smallest device: a VAE takes a gibibyte for each picture of 1024 x 1024.
     """
-    chunk, room = setting.workload.encode_chunk, min(device.memory for device in setting.cluster.devices) // 16
-    while chunk > 1 and frozen_workspace(setting, chunk) > room:
-        chunk //= 2
-    return chunk
+    room = min(device.memory for device in setting.cluster.devices) // 16
+    found = {}
+    for component, layers in components_of(setting.graph).items():
+        chunk = setting.workload.encode_chunk
+        while chunk > 1 and frozen_workspace(setting, layers, chunk) > room:
+            chunk //= 2
+        found[component] = chunk
+    return found
 
 
-def frozen_workspace(setting: Setting, chunk: int) -> Bytes:
-    """The most that one frozen layer needs while so many samples run through it."""
+def components_of(graph: ModelGraph) -> Mapping[str, Sequence[str]]:
+    """Frozen component -> its frozen layers, in order."""
+    found: dict[str, list[str]] = {}
+    frozen = set(graph.frozen_layers)
+    for layer in graph.layers:
+        if layer.name in frozen:
+            found.setdefault(layer.component, []).append(layer.name)
+    return found
+
+
+def frozen_workspace(setting: Setting, layers: Sequence[str], chunk: int) -> Bytes:
+    """The most that one of these frozen layers needs while so many samples run through it."""
     profile = setting.profile
-    layers = setting.graph.frozen_layers
     return max((profile.activation(n, chunk) + profile.workspace(n, chunk) for n in layers), default=0)
 
 

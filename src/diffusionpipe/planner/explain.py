@@ -10,7 +10,7 @@ from itertools import pairwise
 from statistics import fmean
 
 from diffusionpipe.costs.memory import MemoryUse
-from diffusionpipe.planner.baselines import ZERO3, Baseline, baselines
+from diffusionpipe.planner.baselines import ON_HOST, ZERO3, Baseline, best_baselines
 from diffusionpipe.planner.candidates import Candidate, Judge
 from diffusionpipe.planner.given import NOTHING
 from diffusionpipe.planner.pool import Judged
@@ -62,8 +62,7 @@ def compare(setting: Setting, search: Search, *, max_estimated: int = 6) -> Comp
     judge = Judge(setting=setting)
     finalists = [_proposed(setting, candidate, proposal) for candidate, proposal in search.finalists]
     estimated = [_estimated(judge, one, search.is_filled) for one in search.judged[:max_estimated]]
-    found = baselines(judge)
-    others = tuple(_baseline(judge, one) for one in found)
+    others = tuple(_baseline(judge, one) for one in best_baselines(setting.whole or setting))
     winner = search.winner
     ours = (*finalists, *estimated)
     verdict = (
@@ -90,6 +89,11 @@ def sizes_of(candidate: Candidate) -> str:
     return text + (f", {candidate.buckets} buckets" if candidate.buckets > 1 else "")
 
 
+def sizes_in(setting: Setting, candidate: Candidate) -> str:
+    """The same, and where the encoders are."""
+    return sizes_of(candidate) + (ON_HOST if setting.workload.offload_frozen else "")
+
+
 def name_of(candidate: Candidate) -> str:
     """What the candidate is called: its schedule, or data parallelism."""
     if len(candidate.starts) > 1:
@@ -101,7 +105,7 @@ def _proposed(setting: Setting, candidate: Candidate, proposal: Proposal) -> Row
     use = max(proposal.memory, key=lambda memory: memory.total)
     return Row(
         name=name_of(candidate),
-        sizes=sizes_of(candidate),
+        sizes=sizes_in(setting, candidate),
         step=proposal.step,
         update=proposal.update,
         samples_per_second=setting.workload.batch / proposal.step,
@@ -117,7 +121,7 @@ def _estimated(judge: Judge, one: Judged, is_filled: bool) -> Row:
     estimate, update = one.estimate, _update(judge, one.candidate)
     return Row(
         name=name_of(one.candidate),
-        sizes=sizes_of(one.candidate),
+        sizes=sizes_in(judge.setting, one.candidate),
         step=one.score + update,
         update=update,
         samples_per_second=judge.setting.workload.batch / (one.score + update),
@@ -159,7 +163,8 @@ def _update(judge: Judge, candidate: Candidate) -> Seconds:
     held: dict[int, set[int]] = defaultdict(set)
     for stage in candidate.layout(judge.setting).generated().placement.stages:
         held[stage.worker].add(stage.weights)
-    return judge.setting.profile.update * max(sum(blocks[block] for block in own) for own in held.values())
+    most = max(sum(blocks[block] for block in own) for own in held.values())
+    return judge.setting.profile.update * most / (candidate.arrangement.data_parallel if candidate.sharded else 1)
 
 
 def _smallest_device(setting: Setting) -> Bytes:
@@ -235,8 +240,8 @@ def _nothing_fits(setting: Setting, others: tuple[Row, ...]) -> str:
     items = sorted(proposal.memory[worker].items().items(), key=lambda item: -item[1])[:3]
     made_of = ", ".join(f"{name.replace('_', ' ')} {size / GIB:.1f} GiB" for name, size in items)
     text = (
-        f"No layout fits: the nearest, {name_of(candidate)} with {sizes_of(candidate)}, misses the memory of worker "
-        f"{worker} by {proposal.overflow / GIB:.1f} GiB ({made_of})."
+        f"No layout fits: the nearest, {name_of(candidate)} with {sizes_in(setting, candidate)}, misses the memory of "
+        f"worker {worker} by {proposal.overflow / GIB:.1f} GiB ({made_of})."
     )
     helps = []
     if setting.workload.checkpointed != ("*",):

@@ -9,7 +9,8 @@ from diffusionpipe.planner.build import Filler, Unfilled
 from diffusionpipe.planner.encoders import frozen_workspace
 from diffusionpipe.planner.fill import FillOptions, frozen_layers, plan_fills
 from diffusionpipe.planner.layer_table import checkpointed_layers
-from diffusionpipe.planner.stage_costs import Setting, frozen_parameters, worker_speeds
+from diffusionpipe.planner.offload import encoder_bytes
+from diffusionpipe.planner.stage_costs import Setting, worker_speeds
 from diffusionpipe.units import Bytes
 
 
@@ -40,13 +41,12 @@ def hosts_and_chunk(setting: Setting, unfilled: Unfilled) -> tuple[tuple[int, ..
     of one sample: the plan's memory then says by how much it is too large.
     """
     batch, num_workers = unfilled.schedule.placement.pipelines[0].num_samples, unfilled.schedule.num_workers
-    graph = setting.graph
-    weights = frozen_parameters(graph, graph.frozen_layers) * setting.workload.frozen_bytes
+    weights = encoder_bytes(setting)
     others = [_read_elsewhere(setting, unfilled, worker) for worker in range(num_workers)]
     chunks = [min(setting.workload.encode_chunk, batch)]
     while chunks[-1] > 1:
         chunks.append(chunks[-1] // 2)
-    running = {chunk: frozen_workspace(setting, chunk) for chunk in chunks}
+    running = {chunk: frozen_workspace(setting, setting.graph.frozen_layers, chunk) for chunk in chunks}
     cautious, daring = _rooms(setting, unfilled)
     for count in range(num_workers, 0, -1):
         rows = 2 * -(-batch // count)  # of this batch and of the next one

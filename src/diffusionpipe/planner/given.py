@@ -20,6 +20,8 @@ class Given:
     """Copies of the whole pipeline."""
     sharded: bool | None = None
     """Whether data-parallel copies hold parameters, gradients and optimizer state in parts; None allows both."""
+    offload_frozen: bool | None = None
+    """Whether the frozen part rests in host memory; None allows both."""
 
     def allows(self, *, units: int, data_parallel: int) -> bool:
         """Whether pipelines of so many ranks, and so many of them, are what is asked for."""

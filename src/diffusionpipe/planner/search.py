@@ -48,6 +48,8 @@ class Search:
     """All others that were estimated and come near, best first; each arrangement and schedule once."""
     num_estimated: int
     is_filled: bool
+    bound: Seconds
+    """No iteration of pipelines with the frozen work takes less."""
 
     @property
     def winner(self) -> tuple[Candidate, Proposal] | None:
@@ -62,35 +64,41 @@ def search(
     filler: Filler | None = None,
     num_finalists: int = NUM_FINALISTS,
     units: Collection[int] | None = None,
+    limit: Seconds = float("inf"),
 ) -> Search:
     """The best plans of a model on a cluster; `winner` is None where nothing fits in memory.
 
-    `units` are the ranks that a pipeline may have, any by default; 1 is data parallelism.
+    `units` are the ranks that a pipeline may have, any by default; 1 is data parallelism. With a `limit` only plans
+    with a shorter step are looked for.
 
     Raises:
         ConfigError: no way of using all ranks cuts the batch at whole samples.
     """
-    pool = Pool(judge=Judge(setting=setting), is_filled=filler is not None)
+    pool = Pool(judge=Judge(setting=setting), is_filled=filler is not None, score=limit)
     places = sorted(
-        _places(pool.judge, units), key=lambda place: (place[0], place[1].units, place[1].adjacent, place[2])
+        _places(pool.judge, units, is_filled=pool.is_filled),
+        key=lambda place: (place[0], place[1].units, place[1].adjacent, place[2]),
     )
     if not places:
         raise ConfigError(_uncuttable(setting))
     seen: set[Arrangement] = set()
     for bound, arrangement, microbatches in places:
-        if bound <= pool.score or arrangement not in seen:  # of each arrangement one, so that it can be compared
+        # Of each arrangement one, so that it can be compared.
+        if bound <= pool.score or (arrangement not in seen and limit == float("inf")):
             known = len(pool.judged)
             add_place(pool, arrangement, microbatches)
             # Copies of the model that do not fit at once may fit in parts.
             if arrangement.units > 1 or len(pool.judged) > known:
                 seen.add(arrangement)
     improve(pool)
-    finalists = _finalists(setting, pool, filler, num_finalists)
-    if not any(proposal.overflow <= 0 and candidate.hosts is None for candidate, proposal in finalists):
+    finalists = _finalists(setting, pool, filler, num_finalists, limit)
+    if limit == float("inf") and not any(
+        proposal.overflow <= 0 and candidate.hosts is None for candidate, proposal in finalists
+    ):
         _add_tight(pool, [(arrangement, count) for _, arrangement, count in places])
-        finalists = _finalists(setting, pool, filler, num_finalists)
+        finalists = _finalists(setting, pool, filler, num_finalists, limit)
     if units is None or 1 in units:
-        finalists = with_sharded(setting, finalists, filler)
+        finalists = with_sharded(setting, finalists, filler, limit=limit)
     finalists.sort(key=lambda pair: (pair[1].overflow > 0, pair[1].step))
     taken = {candidate for candidate, _ in finalists}
     return Search(
@@ -98,16 +106,17 @@ def search(
         judged=tuple(o for o in pool.diverse() if o.candidate not in taken and o.score <= SLACK * pool.score),
         num_estimated=len(pool.judged),
         is_filled=pool.is_filled,
+        bound=places[0][0],
     )
 
 
 def _finalists(
-    setting: Setting, pool: Pool, filler: Filler | None, num_finalists: int
+    setting: Setting, pool: Pool, filler: Filler | None, num_finalists: int, limit: Seconds
 ) -> list[tuple[Candidate, Proposal]]:
     """The best candidates simulated in full, in the order of their estimates."""
     ranked = pool.diverse()
     finalists: list[tuple[Candidate, Proposal]] = []
-    fastest = float("inf")
+    fastest = limit
     for one in ranked[: MAX_ATTEMPTS * num_finalists]:
         is_enough = len(finalists) >= num_finalists and fastest < float("inf")
         if is_enough or one.score >= TRUST * fastest:
@@ -183,7 +192,9 @@ def least_overflow(setting: Setting) -> tuple[Candidate, Proposal] | None:
     return best.candidate, propose(setting, best.candidate.layout(setting))
 
 
-def _places(judge: Judge, units: Collection[int] | None = None) -> Iterator[tuple[Seconds, Arrangement, int]]:
+def _places(
+    judge: Judge, units: Collection[int] | None = None, *, is_filled: bool = False
+) -> Iterator[tuple[Seconds, Arrangement, int]]:
     """(lower bound, arrangement, micro-batches) wherever the batch can be cut."""
     batch, given = judge.setting.workload.batch, judge.setting.given
     for arrangement in arrangements(judge.setting.cluster):
@@ -197,13 +208,14 @@ def _places(judge: Judge, units: Collection[int] | None = None) -> Iterator[tupl
         counts = [given.microbatches] if given.microbatches else range(1, min(rows, MAX_MICROBATCHES) + 1)
         for microbatches in counts:
             if rows % microbatches == 0:
-                yield _lower_bound(judge, arrangement, microbatches), arrangement, microbatches
+                yield _lower_bound(judge, arrangement, microbatches, is_filled=is_filled), arrangement, microbatches
 
 
-def _lower_bound(judge: Judge, arrangement: Arrangement, microbatches: int) -> Seconds:
+def _lower_bound(judge: Judge, arrangement: Arrangement, microbatches: int, *, is_filled: bool) -> Seconds:
     """No partition into stages of one unit each takes less time, with the frozen work.
 
     One micro-batch passes all stages and comes back, and the stage with the most work does that for all the others.
+    Frozen work fills their waits or runs before.
     """
     sums = judge.table.sums(judge.unit_samples(arrangement, microbatches), microbatches)
     whole = sums.forward[-1] + sums.backward[-1]
@@ -211,7 +223,8 @@ def _lower_bound(judge: Judge, arrangement: Arrangement, microbatches: int) -> S
     ramp = whole / max(speeds) + (microbatches - 1) * whole / sum(speeds)
     rows = -(-judge.setting.workload.batch // judge.setting.cluster.num_ranks)
     frozen = arrangement.units * judge.encoding(rows)
-    return max(ramp, (microbatches * whole + frozen) / sum(speeds))
+    serial = 0.0 if is_filled else frozen / sum(speeds)
+    return max(ramp + serial, (microbatches * whole + frozen) / sum(speeds))
 
 
 def _uncuttable(setting: Setting) -> str:

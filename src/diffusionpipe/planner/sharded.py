@@ -28,13 +28,19 @@ WORSE = 1.001
 Finalists = list[tuple[Candidate, Proposal]]
 
 
-def with_sharded(setting: Setting, finalists: Sequence[tuple[Candidate, Proposal]], filler: Filler | None) -> Finalists:
-    """The finalists of a search and the sharded ones, or what `setting.given` allows of them."""
+def with_sharded(
+    setting: Setting,
+    finalists: Sequence[tuple[Candidate, Proposal]],
+    filler: Filler | None,
+    *,
+    limit: Seconds = float("inf"),
+) -> Finalists:
+    """The finalists of a search and the sharded ones, or what `setting.given` allows of them, faster than `limit`."""
     if setting.given.sharded is False:
         return list(finalists)
     others = [] if setting.given.sharded else list(finalists)
-    fastest = min((proposal.step for _, proposal in others if proposal.overflow <= 0), default=float("inf"))
-    return [*others, *sharded_finalists(setting, filler, fastest=fastest)]
+    fastest = min((proposal.step for _, proposal in others if proposal.overflow <= 0), default=limit)
+    return [*others, *sharded_finalists(setting, filler, fastest=min(fastest, limit))]
 
 
 def sharded_finalists(setting: Setting, filler: Filler | None, *, fastest: Seconds = float("inf")) -> Finalists:

@@ -23,6 +23,8 @@ class Setting:
     workload: Workload
     given: Given = NOTHING
     """Sizes that a search keeps to."""
+    whole: "Setting | None" = None
+    """The same with the frozen part on the devices; None where it is there (see `planner.offload`)."""
 
     @property
     def graph(self) -> ModelGraph:
@@ -66,6 +68,7 @@ def costs_of(schedule: Schedule, blocks: Sequence[Sequence[str]], mesh: Mesh, se
             blocks[stage.weights],
             len(stage.share.samples(max(microbatches))),
             microbatches=len(microbatches) * mesh.shard / gathers[index],
+            recasts=mesh.shard == 1,
             speed=speeds[stage.worker],
             received=_received(schedule, index, setting.graph),
         )
@@ -111,13 +114,15 @@ def block_costs(
     samples: float,
     *,
     microbatches: float | None = None,
+    recasts: bool = True,
     speed: float = 1.0,
     received: Collection[str] | None = None,
 ) -> StageCosts:
     """Costs of one of so many micro-batches of so many samples through these layers.
 
     Weights are cast once for all micro-batches: a stage does so while it waits for the first of them, and each forward
-    counts its part. Recomputed layers cast in every forward. Without a number of micro-batches casts are left out.
+    counts its part. Recomputed layers cast in every forward, unless `recasts` is false, as where copies are gathered.
+    Without a number of micro-batches casts are left out.
     A recomputed layer runs its forward again before its input gradient and keeps only what it reads. `received` are
     the tensors that arrive from other workers, whose buffers are held until the backward; None: all that other trained
     layers write. What comes from the frozen part is held anyway and counts in `costs.memory`.
@@ -127,8 +132,9 @@ def block_costs(
     forward = sum(profile.forward(name, samples) for name in layers)
     recompute = sum(profile.forward(name, samples) for name in again)
     if microbatches is not None:
-        recast = sum(profile.cast(name, setting.workload) for name in again)
-        once = sum(profile.cast(name, setting.workload) for name in layers if name not in again)
+        anew = again if recasts else ()
+        recast = sum(profile.cast(name, setting.workload) for name in anew)
+        once = sum(profile.cast(name, setting.workload) for name in layers if name not in anew)
         forward, recompute = forward + recast + once / microbatches, recompute + recast
     input_grad = recompute + sum(profile.input_grad(name, samples) for name in layers)
     weight_grad = sum(profile.weight_grad(name, samples) for name in layers)
@@ -149,14 +155,18 @@ def frozen_time(profile: Profile, layers: Collection[str], samples: float) -> Se
     return sum(profile.forward(name, samples) for name in layers)
 
 
-def update_time(schedule: Schedule, blocks: Sequence[Sequence[str]], profile: Profile) -> Seconds:
-    """Time between two iterations: the update of the worker that has most to update."""
+def update_time(schedule: Schedule, blocks: Sequence[Sequence[str]], profile: Profile, *, shard: int = 1) -> Seconds:
+    """Time between two iterations on devices like the profiled one: the update of the worker that has most to update.
+
+    `shard`: over so many data-parallel groups its parameters are in about equal parts.
+    """
     placement = schedule.placement
     held: dict[int, set[str]] = {}
     for index, stage in enumerate(placement.stages):
         if not placement.is_frozen(index):
             held.setdefault(stage.worker, set()).update(blocks[stage.weights])
-    return profile.update * max((trained_parameters(profile.graph, layers) for layers in held.values()), default=0)
+    most = max((trained_parameters(profile.graph, layers) for layers in held.values()), default=0)
+    return profile.update * most / shard
 
 
 def trained_parameters(graph: ModelGraph, layers: Collection[str]) -> int:

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from diffusionpipe.ir import Fill, Range
 from diffusionpipe.models.graph import Layer
+from diffusionpipe.runtime.host_weights import HostWeights
 from diffusionpipe.runtime.stage import LayerStage, Precision
 from diffusionpipe.runtime.store import RowStore
 
@@ -46,13 +47,20 @@ class Encoder:
         outputs: Collection[str],
         fills: Sequence[Fill] = (),
         precision: Precision | None = None,
+        weights: HostWeights | None = None,
     ) -> None:
-        """`layers`: the frozen block. `outputs`: tensors of it that stages read. `fills`: all that will be run."""
+        """`layers`: the frozen block. `outputs`: tensors of it that stages read.
+
+        `fills`: all that an iteration runs, in its order. `weights`: brings the layers' weights to the device; None if
+        they are there.
+        """
         self._layers = tuple(layers)
         self._components = components
         self._outputs = frozenset(outputs)
         self._precision = precision
         self._fills = tuple(fills)
+        self._weights = weights
+        self._next_weights = {} if weights is None else self._first_after_each(weights)
         self._stages: dict[Range, LayerStage] = {}
         self._carried: dict[str, list[_Carried]] = {}
 
@@ -62,6 +70,7 @@ class Encoder:
             own = self._layers[layers.start : layers.stop]
             later = {name for layer in self._layers[layers.stop :] for name in layer.reads}
             outputs = [name for layer in own for name in layer.writes if name in self._outputs | later]
+            own = own if self._weights is None else self._weights.brought(own)
             self._stages[layers] = LayerStage(own, self._components, outputs=outputs, precision=self._precision)
         return self._stages[layers]
 
@@ -77,6 +86,19 @@ class Encoder:
                 if name in self._outputs:
                     store.write(name, fill.samples, value)
                 self._carry(name, value, fill)
+        if self._weights is not None and fill in self._next_weights:
+            self._weights.start(self._next_weights[fill])
+
+    def _first_after_each(self, weights: HostWeights) -> dict[Fill, str]:
+        """For each fill the first layer with weights that runs after it; after the last fill comes the first."""
+        first: dict[Fill, str] = {}
+        following: str | None = None
+        for fill in (*self._fills, *self._fills)[::-1]:
+            if following is not None:
+                first[fill] = following
+            own = self._layers[fill.layers.start : fill.layers.stop]
+            following = next((layer.name for layer in own if layer.name in weights), following)
+        return first
 
     def _carry(self, name: str, value: Tensor, fill: Fill) -> None:
         """Keep a tensor for the later fills that read it."""

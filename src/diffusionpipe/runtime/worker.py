@@ -10,12 +10,13 @@ from torch import Tensor, nn
 from diffusionpipe.costs import ModelGraph
 from diffusionpipe.costs.sharding import part_of_parameter
 from diffusionpipe.ir import Edge, Op, Plan, Range, Schedule
-from diffusionpipe.models.graph import Layer, LayerGraph, layer_parameters
+from diffusionpipe.models.graph import Layer, LayerGraph, layer_parameters, own_parameters
 from diffusionpipe.models.run import needed_layers
 from diffusionpipe.runtime.casts import Casts
 from diffusionpipe.runtime.executor import Executor
 from diffusionpipe.runtime.frozen import Encoder
 from diffusionpipe.runtime.gradients import BlockGradients, Reducible
+from diffusionpipe.runtime.host_weights import HostWeights
 from diffusionpipe.runtime.sharding import Reductions, ShardedBlock, narrow_modules, read_copies
 from diffusionpipe.runtime.stage import LayerStage, Precision, modules_of
 from diffusionpipe.runtime.store import RowStore
@@ -79,13 +80,6 @@ def encoded_rows(schedule: Schedule, worker: int) -> Range | None:
     return None
 
 
-def layers_of_rank(plan: Plan, rank: int) -> tuple[str, ...]:
-    """Names of all layers that a rank runs: its stages' and, where it encodes, the frozen ones."""
-    worker = place_of(plan, rank).worker
-    blocks = sorted({stage.weights for stage in plan.train.placement.stages if stage.worker == worker})
-    return tuple(name for block in blocks for name in plan.blocks[block])
-
-
 @dataclass(kw_only=True)
 class Worker:
     """What a rank runs. Mutable: its executors hold what is in flight, its parameters change."""
@@ -108,6 +102,8 @@ class Worker:
     """The samples of the pipeline's batch that this rank encodes when it trains."""
     casts: Casts
     """Copies of its trained layers' weights; there are some only while an executor runs under autocast."""
+    host_weights: HostWeights | None
+    """Brings the frozen layers' weights to the device where the plan leaves them in host memory; for all executors."""
 
     @property
     def encodes_ahead(self) -> bool:
@@ -140,6 +136,7 @@ def build_worker(
 ) -> Worker:
     """A rank's worker. Its layers' parameters must be real (not meta) and on `device`.
 
+    Where the plan offloads them, all frozen layers must be real, wherever they are, and move to host memory.
     `sharded`: what `shard` made of the blocks of a sharded plan already; None: it is made here.
     """
     place = place_of(plan, rank)
@@ -168,7 +165,15 @@ def build_worker(
         }
         owned = frozenset(name for block, ranks in blocks.items() if ranks[0] == rank for name in parameters[block])
     casts = Casts()
-    parts = _Parts(graph=graph, model=model, plan=plan, place=place, precision=precision, casts=casts)
+    parts = _Parts(
+        graph=graph,
+        model=model,
+        plan=plan,
+        place=place,
+        precision=precision,
+        casts=casts,
+        host_weights=_host_weights(graph, plan, device) if plan.offload_frozen else None,
+    )
 
     # Sharded blocks bring their copies themselves.
     has_casts = precision.autocast is not None and sharded is None
@@ -207,7 +212,17 @@ def build_worker(
         sample=executor(plan.sample),
         encoded=encoded_rows(plan.train, place.worker),
         casts=casts,
+        host_weights=parts.host_weights,
     )
+
+
+def _host_weights(graph: LayerGraph, plan: Plan, device: torch.device) -> HostWeights:
+    """The frozen block's weights, but for those that trained blocks use too."""
+    frozen = frozenset(plan.blocks[-1])
+    own = [layer for layer in graph.layers if layer.name in frozen]
+    others = [layer for layer in graph.layers if layer.name not in frozen]
+    kept = {p for layer in others for p in own_parameters(layer, graph.components[layer.component])}
+    return HostWeights(own, graph.components, device, kept=kept)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -263,6 +278,7 @@ class _Parts:
     place: Place
     precision: Precision
     casts: Casts
+    host_weights: HostWeights | None
 
     def _layers(self, block: int) -> list[Layer]:
         names = frozenset(self.plan.blocks[block])
@@ -302,8 +318,13 @@ class _Parts:
                     self._layers(stage.weights),
                     self.graph.components,
                     outputs={name for edge in frozen for name in edge.tensors},
-                    fills=[fill for fill in schedule.fills if fill.stage == index],
+                    fills=[
+                        schedule.fills[action.slot]
+                        for action in schedule.orders[self.place.worker]
+                        if action.op is Op.ENCODE and action.slot is not None and action.stage == index
+                    ],
                     precision=self.precision,
+                    weights=self.host_weights,
                 )
         return None
 

@@ -93,14 +93,28 @@ def v_schedule(
     Raises:
         ConfigError: there are costs for another number of stages.
     """
-    orders = pattern(num_microbatches)
-    num_workers = len(orders)
+    work = v_work(pattern, num_microbatches, costs=costs, latency=latency)
+    return schedule_of_work(name, work, best_squeezed(work, [pattern(num_microbatches)]), microbatch_size)
+
+
+def v_work(
+    pattern: Callable[[int], Sequence[Sequence[Action]]],
+    num_microbatches: int,
+    *,
+    costs: StageCosts | Sequence[StageCosts],
+    latency: Seconds,
+) -> SplitWork:
+    """The work of a V in which every worker may hold what the pattern's fullest one holds in its stride.
+
+    Raises:
+        ConfigError: there are costs for another number of stages.
+    """
+    num_workers = len(pattern(1))
     stages = costs_of_stages(costs, 2 * num_workers)
-    work = SplitWork(
+    return SplitWork(
         workers=wave(num_workers, 2),
         num_microbatches=num_microbatches,
         costs=stages,
         latency=latency,
         limits=(max(peaks(stages, pattern(2 * num_workers + 2))),) * num_workers,
     )
-    return schedule_of_work(name, work, best_squeezed(work, [orders]), microbatch_size)

@@ -6,6 +6,7 @@ in `squeeze`.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from enum import StrEnum
 
 from diffusionpipe.costs import StageCosts
 from diffusionpipe.errors import ConfigError
@@ -20,6 +21,16 @@ OPS = (Op.F, Op.I, Op.W)
 _RESOLUTION = 1 << 30
 """Ticks of the longest action where times are not whole numbers."""
 _NOT_YET = -1
+
+
+class Objective(StrEnum):
+    """What is to be short. The two differ wherever workers do not all start and end together."""
+
+    MAKESPAN = "makespan"
+    """From 0 to the last end."""
+    WINDOW = "window"
+    """The largest (last end - first start) of a worker: what an iteration costs where the workers do not wait for each
+    other between two of them, and what "zero bubble" speaks of."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,14 +1,16 @@
 """ZB-V: no idle time between a worker's first and last action, in the memory of 1F1B."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 from diffusionpipe.costs import StageCosts
 from diffusionpipe.ir import Action, Op, Schedule
-from diffusionpipe.schedules.building_block import v_schedule
+from diffusionpipe.schedules.building_block import v_work
+from diffusionpipe.schedules.greedy_v import greedy_orders
 from diffusionpipe.schedules.shapes import require_positive
-from diffusionpipe.schedules.split_work import UNIT_COSTS
+from diffusionpipe.schedules.split_work import UNIT_COSTS, Objective, SplitWork, schedule_of_work
+from diffusionpipe.schedules.squeeze import best_squeezed
 from diffusionpipe.units import Seconds
 
 
@@ -19,13 +21,16 @@ def zb_v(
     *,
     costs: StageCosts | Sequence[StageCosts] = UNIT_COSTS,
     latency: Seconds = 0,
+    objective: Objective = Objective.MAKESPAN,
 ) -> Schedule:
     """Two stages on each worker in a V, in turn F, I and W of the one and F, I and W of the other.
 
     Qi et al., "Zero Bubble Pipeline Parallelism", ICLR 2024, https://arxiv.org/abs/2401.10241, section 6 (ZB-V), and
     "Pipeline Parallelism with Controllable Memory", NeurIPS 2024, https://arxiv.org/abs/2405.15362 (V-ZB).
-    The pattern is that of torch.distributed.pipelining's ScheduleZBVZeroBubble. It is squeezed (`squeeze`) with the
-    given costs, one for all stages or one for each, without more memory than the pattern's fullest worker has.
+    The pattern is that of torch.distributed.pipelining's ScheduleZBVZeroBubble. It and the greedy construction of the
+    second paper (`greedy_v`) are squeezed (`squeeze`) with the given costs, one for all stages or one for each, without
+    more memory than the pattern's fullest worker has. Of what comes out the one with the shortest `objective` is taken:
+    the makespan, or the window, of which zero bubble is said.
 
     With F = I = W = 1 on each of the 2p stages, free communication and m >= p micro-batches:
 
@@ -46,9 +51,16 @@ def zb_v(
         ConfigError: a size is below 1, or there are costs for another number of stages.
     """
     require_positive(num_workers=num_workers, num_microbatches=num_microbatches, microbatch_size=microbatch_size)
-    return v_schedule(
-        "zb-v", partial(_orders, num_workers), num_microbatches, microbatch_size, costs=costs, latency=latency
-    )
+    pattern = partial(_orders, num_workers)
+    work = v_work(pattern, num_microbatches, costs=costs, latency=latency)
+    orders = best_squeezed(work, _candidates(pattern, work), objective=objective)
+    return schedule_of_work("zb-v", work, orders, microbatch_size)
+
+
+def _candidates(pattern: Callable[[int], list[list[Action]]], work: SplitWork) -> Iterator[list[list[Action]]]:
+    """The greedy ones are made only if the pattern is not the best that can be."""
+    yield pattern(work.num_microbatches)
+    yield from greedy_orders(work)
 
 
 def _orders(num_workers: int, num_microbatches: int) -> list[list[Action]]:

@@ -22,6 +22,7 @@ from diffusionpipe.models.lora_file import load_adapters
 from diffusionpipe.models.objective import ObjectiveSettings, Prediction
 from diffusionpipe.models.run import needed_layers, run_layers
 from diffusionpipe.models.weights import materialize
+from diffusionpipe.runtime.host_weights import HostWeights
 from diffusionpipe.runtime.stage import LayerStage
 from diffusionpipe.trainer.batch import TOKENS, Tokenizer, token_ids
 from diffusionpipe.trainer.recipe import Precision
@@ -166,7 +167,8 @@ def draw_in_session(session: "Session", wish: Wish, settings: SamplingSettings) 
         session.job.device.type, dtype=torch.bfloat16, enabled=precision is Precision.BFLOAT16, cache_enabled=False
     )
     with torch.no_grad(), autocast:
-        frozen = _frozen_part(session.graph, fed, {name: v.to(session.job.device) for name, v in raw.items()})
+        on_device = {name: value.to(session.job.device) for name, value in raw.items()}
+        frozen = _frozen_part(session.graph, fed, on_device, worker.host_weights)
 
     def lead(moving: Mapping[str, Tensor]) -> dict[str, Tensor]:
         with torch.no_grad(), autocast:
@@ -204,8 +206,13 @@ class _Frozen:
     """What the stages read of those."""
 
 
-def _frozen_part(graph: LayerGraph, names: Collection[str], raw: Mapping[str, Tensor]) -> _Frozen:
-    """The tensors of these names that raw inputs give, and the layers that make the others of latents and times."""
+def _frozen_part(
+    graph: LayerGraph, names: Collection[str], raw: Mapping[str, Tensor], weights: HostWeights | None
+) -> _Frozen:
+    """The tensors of these names that raw inputs give, and the layers that make the others of latents and times.
+
+    `weights`: brings the layers' weights to the device, if they rest in host memory.
+    """
     layers = needed_layers(graph.layers, names, given=(*raw, *_MOVING))
     moving = set(_MOVING)
     lead, before = [], []
@@ -215,6 +222,8 @@ def _frozen_part(graph: LayerGraph, names: Collection[str], raw: Mapping[str, Te
         else:
             lead.append(layer)
             moving.update(layer.writes)
+    if weights is not None:
+        before, lead = list(weights.brought(before)), list(weights.brought(lead))
     wanted = {*names, *(name for layer in lead for name in layer.reads)} - moving
     return _Frozen(
         tensors=dict(raw) | run_layers(before, graph.components, dict(raw), targets=wanted),

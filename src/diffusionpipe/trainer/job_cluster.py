@@ -3,6 +3,7 @@
 import logging
 import os
 from dataclasses import replace
+from statistics import median
 from time import perf_counter
 
 import torch
@@ -17,10 +18,13 @@ from diffusionpipe.profiler.links import USABLE, USABLE_OF_HOST
 from diffusionpipe.profiler.measured import device_name
 from diffusionpipe.runtime.process_group import Job
 from diffusionpipe.trainer.recipe import Recipe
+from diffusionpipe.units import Bytes
 
 logger = logging.getLogger(__name__)
 
 CLUSTER = "cluster.json"
+HOST_COPY: Bytes = 2**26
+"""What a rank copies from host memory at a time to measure how fast that is."""
 
 
 def agree_on_cluster(recipe: Recipe, job: Job) -> Cluster:
@@ -43,11 +47,32 @@ def agree_on_cluster(recipe: Recipe, job: Job) -> Cluster:
         raise known
     if known is None:
         started = perf_counter()
-        known = measure_links(job, name="this job").cluster if job.membership.world_size > 1 else _alone(job)
+        links = measure_links(job, name="this job").cluster if job.membership.world_size > 1 else _alone(job)
+        known = with_host_bandwidth(links, job)
         logger.info("cluster=%s measured_s=%.1f", recipe.run.folder / CLUSTER, perf_counter() - started)
     if job.membership.rank == 0:
         write_cluster(known, recipe.run.folder / CLUSTER)
     return known
+
+
+def with_host_bandwidth(cluster: Cluster, job: Job, *, repeats: int = 7) -> Cluster:
+    """The cluster of the job's ranks with the rate at which its devices copy from host memory, all at once.
+
+    Every rank calls this and all get the same. The slowest rank's time counts, as a median over the repetitions; the
+    memory is page-locked, and on the CPU it is copied within host memory.
+    """
+    host = torch.zeros(HOST_COPY, dtype=torch.uint8, pin_memory=job.device.type == "cuda")
+    there = torch.empty_like(host, device=job.device)
+    times = []
+    for _ in range(1 + repeats):  # the first one warms up
+        dist.barrier()
+        started = perf_counter()
+        there.copy_(host)
+        times.append(perf_counter() - started)
+    ranks = [times] * job.membership.world_size
+    dist.all_gather_object(ranks, times)
+    bandwidth = HOST_COPY / median(max(round_) for round_ in zip(*(rank[1:] for rank in ranks), strict=True))
+    return replace(cluster, devices=tuple(replace(d, host_bandwidth=bandwidth) for d in cluster.devices))
 
 
 def _known(recipe: Recipe, job: Job) -> Cluster | None:

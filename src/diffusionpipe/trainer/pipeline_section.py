@@ -21,6 +21,7 @@ class Sizes:
     encode_chunk: int
     fill: bool
     sharded: bool
+    offload_frozen: bool
 
 
 class PipelineSection(Section):
@@ -50,6 +51,9 @@ class PipelineSection(Section):
     """Samples that the frozen layers (text encoder, VAE) take at a time, at most; "none": 16."""
     fill: Maybe[bool] = None
     """Run the frozen layers for the next batch in the bubbles of this one; "none": false, or with "auto" the better."""
+    offload_frozen: Maybe[bool] = None
+    """Whether the frozen layers' weights rest in host memory and come to the device layer by layer, as they run;
+    "none": false, or with "auto" the better."""
     cluster: Maybe[Annotated[str, Field(min_length=1)]] = None
     """Cluster file or name whose links and memory the search assumes; "none": those of this job, measured."""
 
@@ -78,6 +82,7 @@ class PipelineSection(Section):
             encode_chunk=self.encode_chunk or 16,
             fill=bool(self.fill),
             sharded=bool(self.sharded),
+            offload_frozen=bool(self.offload_frozen),
         )
 
     @model_validator(mode="after")
@@ -92,6 +97,7 @@ class PipelineSection(Section):
             "splits",
             "encode_chunk",
             "fill",
+            "offload_frozen",
         )
         given = [key for key in (*keys, "cluster") if getattr(self, key) not in (None, ())]
         match self.plan:

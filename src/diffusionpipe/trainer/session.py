@@ -29,7 +29,6 @@ from diffusionpipe.runtime.worker import (
     channels_of,
     encoded_rows,
     holders_of,
-    layers_of_rank,
     trained_blocks,
 )
 from diffusionpipe.trainer.dataset import Dataset
@@ -211,22 +210,25 @@ def open_session(recipe: Recipe, job: Job, make_plan: MakePlan, shelf: ProfileSh
         materialize,
         graph,
         sources=sources,
-        device=job.device,
         dtype=parameter_dtype(recipe),
         seed=recipe.training.seed,
         frozen_dtype=frozen_dtype_of(recipe),
     )
     precision = Precision(device=job.device.type, autocast=_autocast(recipe))
+    blocks, frozen = trained_blocks(plan, rank), model.frozen_layers
+    if plan.offload_frozen:  # first, so that what trained layers use too goes to the device after it
+        load(layers=frozen, device="cpu")
+        frozen = ()
     sharded = None
     if plan.mesh.shard > 1:  # block by block, so that the whole model is in no rank's memory
         sharder = Sharder(graph=graph, model=model, plan=plan, rank=rank, transport=transport, precision=precision)
         sharded = {}
-        for block in trained_blocks(plan, rank):
-            load(layers=plan.blocks[block])
+        for block in blocks:
+            load(layers=plan.blocks[block], device=job.device)
             sharded[block] = sharder.shard(block)
-        load(layers=model.frozen_layers)
+        load(layers=frozen, device=job.device)
     else:
-        load(layers={*layers_of_rank(plan, rank), *model.frozen_layers})
+        load(layers={*(name for block in blocks for name in plan.blocks[block]), *frozen}, device=job.device)
     transport.warm_up(channels_of(plan), job.device)
     worker = build_worker(graph, model, plan, rank, transport, device=job.device, precision=precision, sharded=sharded)
     optimizer = build_optimizer(

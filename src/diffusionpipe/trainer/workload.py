@@ -10,6 +10,7 @@ def workload_of(recipe: Recipe) -> Workload:
 
     With bfloat16 layers compute under autocast, and all that is kept stays float32, but for frozen parameters where the
     recipe stores them in bfloat16. The norms and embeddings among them, which stay float32, are counted as the others.
+    Where the frozen part rests is the search's to say, if there is one.
     """
     width = 8 if recipe.training.precision is Precision.FLOAT64 else 4
     return Workload(
@@ -22,6 +23,7 @@ def workload_of(recipe: Recipe) -> Workload:
         has_backup=recipe.training.post_validation,
         checkpointed=recipe.training.activation_checkpointing,
         encode_chunk=recipe.pipeline.sizes.encode_chunk,
+        offload_frozen=recipe.pipeline.sizes.offload_frozen and not recipe.pipeline.is_searched,
     )
 
 
