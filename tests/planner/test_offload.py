@@ -81,9 +81,7 @@ def test_encoders_leave_the_devices_where_nothing_fits_beside_them_and_only_ther
 
 
 def _with_large_encoders(profile):
-    parameters = tuple(
-        p if p.is_trainable else replace(p, shape=(4 * p.shape[0],)) for p in profile.graph.parameters
-    )
+    parameters = tuple(p if p.is_trainable else replace(p, shape=(4 * p.shape[0],)) for p in profile.graph.parameters)
     return replace(profile, graph=replace(profile.graph, parameters=parameters))
 
 
