@@ -78,9 +78,9 @@ def _iterations(axes: "Axes", groups: Sequence[_Group]) -> None:
         for index, group in enumerate(groups)
         for side, name in ((-0.5, SERIAL), (0.5, FILLED))
     ]
-    first, last, heights = zip(*ends, strict=True)
-    axes.hlines(heights, first, last, color="black", linewidth=2, label="simulated")
-    axes.set_ylim(0, 1.15 * max(max(heights), *(median(s) for group in groups for s in group.seconds.values())))
+    first, last, predicted = zip(*ends, strict=True)
+    axes.hlines(predicted, first, last, color="black", linewidth=2, label="simulated")
+    axes.set_ylim(0, 1.15 * max(max(predicted), *(median(s) for group in groups for s in group.seconds.values())))
     axes.set_ylabel("iteration, s")
     _finish(axes, groups, "Iterations")
 

@@ -105,6 +105,9 @@ class _Drawn:
     def reduce(self, stage: int) -> Seconds:
         return 0
 
+    def unshard(self, stage: int) -> Seconds:
+        return 0
+
 
 def predicted(schedule: Schedule, costs: Costs, delays: Delays, *, num_draws: int) -> Seconds:
     """The median makespan over so many draws."""

@@ -10,7 +10,7 @@ from rich.table import Table
 
 from benchmarks.split.measure import Measured, measure, seconds_per_layer
 from benchmarks.split.stages import Case
-from benchmarks.throughput.__main__ import machine
+from benchmarks.machine import machine
 
 NUM_ROUNDS = 7
 CASES = (

@@ -136,7 +136,9 @@ def _loss(output: Tensor, target: Tensor) -> Tensor:
 
 def _torch_runtime(module: nn.Module) -> _PipelineScheduleRuntime:
     """The same order on torch's engine for any schedule."""
-    runtime = _PipelineScheduleRuntime([_stage(module)], NUM_MICROBATCHES, loss_fn=_loss, scale_grads=False)
+    runtime = _PipelineScheduleRuntime(  # type: ignore[no-untyped-call]
+        [_stage(module)], NUM_MICROBATCHES, loss_fn=_loss, scale_grads=False
+    )
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "order.csv")
         path.write_text(schedule_to_csv(REGISTRY["1f1b"](NUM_RANKS, NUM_MICROBATCHES, 1)))

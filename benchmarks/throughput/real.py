@@ -193,7 +193,9 @@ def _torch_step(model: Backbone, batch: Mapping[str, Tensor], rank: int, name: s
     positional = edge.tensors if is_last else ("noisy",)
     module = _StageModule(layers, model.transformer, positional)
     stage = PipelineStage(module, rank, NUM_RANKS, torch.device("cpu"))
-    runner = torch_schedule(name, stage, NUM_MICROBATCHES, partial(_torch_loss, model.graph.components["objective"]))
+    objective = model.graph.components["objective"]
+    assert isinstance(objective, Objective)
+    runner = torch_schedule(name, stage, NUM_MICROBATCHES, partial(_torch_loss, objective))
     named = {key: batch[key] for key in layers.reads if key not in positional}
     inputs = () if is_last else (batch["noisy"],)
     target = {"target": batch["target"]} if is_last else {}

@@ -96,7 +96,8 @@ def optimizer_of(*modules: nn.Module, num_steps: int, lr: float) -> tuple[torch.
 def batches(num_samples: int, batch_size: int, generator: torch.Generator) -> Iterator[Tensor]:
     """Yield index batches (B,) for ever, each epoch in a new order."""
     while True:
-        yield from torch.randperm(num_samples, generator=generator).split(batch_size)[: num_samples // batch_size]
+        order = torch.randperm(num_samples, generator=generator)
+        yield from torch.split(order, batch_size)[: num_samples // batch_size]
 
 
 def train_vae(pictures: Tensor, num_steps: int, batch_size: int = 32) -> AutoencoderKL:
@@ -119,7 +120,7 @@ def train_vae(pictures: Tensor, num_steps: int, batch_size: int = 32) -> Autoenc
             divergence = posterior.kl().mean() / posterior.mean[0].numel()
             loss = F.mse_loss(decoded, batch) + KL_WEIGHT * divergence
             optimizer.zero_grad()
-            loss.backward()
+            torch.autograd.backward([loss])
             nn.utils.clip_grad_norm_(vae.parameters(), 1.0)
             optimizer.step()
             rate.step()
@@ -197,7 +198,7 @@ def train_text_encoder(
             answers = answers / answers.sum(1, keepdim=True)
             loss = (F.cross_entropy(logits, answers) + F.cross_entropy(logits.T, answers)) / 2
             optimizer.zero_grad()
-            loss.backward()
+            torch.autograd.backward([loss])
             optimizer.step()
             rate.step()
     encoder.eval().requires_grad_(False)

@@ -31,6 +31,14 @@ class NotingTransport:
         """See `Transport`."""
         return self._transport.all_reduce(tensor, ranks)
 
+    def broadcast(self, tensor: Tensor, source: int, ranks: tuple[int, ...]) -> Work:
+        """See `Transport`."""
+        return self._transport.broadcast(tensor, source, ranks)
+
+    def reduce(self, tensor: Tensor, destination: int, ranks: tuple[int, ...]) -> Work:
+        """See `Transport`."""
+        return self._transport.reduce(tensor, destination, ranks)
+
     def _note(self, tensor: Tensor) -> None:
         if self.counter is not None:
             self.counter.note(tensor)
