@@ -8,9 +8,9 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.machine import machine
 from benchmarks.split.measure import Measured, measure, seconds_per_layer
 from benchmarks.split.stages import Case
-from benchmarks.machine import machine
 
 NUM_ROUNDS = 7
 CASES = (
