@@ -29,7 +29,7 @@ def plan_from_profile(profile: Profile, layout: Layout) -> Plan:
     """The plan of a layout whose frozen work of the next batch fills the bubbles of this one.
 
     Stages are cut by measured time, unless the layout names the splits. A model without frozen layers has nothing to
-    fill with and gets a plan without fills.
+    fill with and gets a plan without fills. How long an offloaded frozen part waits for its parameters is not counted.
 
     Raises:
         ConfigError: the sizes do not fit each other or the model.
