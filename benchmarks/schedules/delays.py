@@ -96,6 +96,9 @@ class _Drawn:
     def compute(self, action: Action) -> Seconds:
         return self.costs.seconds(action) + self.random.choice(self.delays.actions)
 
+    def waking(self, idle: Seconds, busy: Seconds) -> Seconds:
+        return 0
+
     def message(self, slot: int) -> Seconds:
         return self.random.choice(self.delays.messages)
 

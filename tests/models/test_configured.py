@@ -70,7 +70,7 @@ def test_nothing_has_weights_and_all_can_be_described(name):
 ADDRESSES = """
 import resource
 from diffusionpipe.models.configured import configured_graph
-from diffusionpipe.profiler.heap import keep_heap
+from diffusionpipe.runtime.heap import keep_heap
 
 def pages():
     return int(open("/proc/self/statm").read().split()[0])

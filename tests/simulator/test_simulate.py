@@ -251,6 +251,18 @@ def test_a_forward_waits_for_the_encoders_of_its_rows_only():
     assert spans[parse_action("0F1")].start == 8
 
 
+def test_what_comes_after_a_wait_takes_longer():
+    schedule = gpipe(2, 2)
+    plain = uniform_costs(schedule, forward=4, backward=8)
+    spans = {str(span.action): span for span in simulate(schedule, replace(plain, waking=((2, 1), (6, 2)))).spans}
+    assert (spans["0F0"].end, spans["0F1"].end) == (4, 8)
+    assert (spans["1F0"].start, spans["1F0"].end) == (4, 4 + 4 + 1), "at most a quarter"
+    assert (spans["1F1"].start, spans["1F1"].end) == (9, 13), "it did not wait"
+    assert (spans["1B0"].end, spans["0B0"].start, spans["0B0"].end) == (21, 21, 21 + 8 + 2)
+    assert spans["0B1"].start == spans["0B0"].end
+    assert simulate(schedule, plain).makespan == 3 * 4 + 3 * 8
+
+
 def test_costs_of_another_schedule_are_refused():
     with pytest.raises(ScheduleError, match="make costs for this schedule"):
         simulate(gpipe(2, 2), uniform_costs(gpipe(3, 2)))

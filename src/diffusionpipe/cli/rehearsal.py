@@ -93,7 +93,10 @@ def fitting_bytes_scale(schedule: Schedule, costs: Costs, link: Link, iteration:
 
 
 def scaled_costs(costs: Costs, scale: float) -> Costs:
-    """The costs with all times of compute, fills, reductions and gathers multiplied by `scale`."""
+    """The costs with all times of compute, fills, reductions and gathers multiplied by `scale`.
+
+    Waits instead of compute take no longer after other waits.
+    """
 
     def stage(cost: StageCosts) -> StageCosts:
         return replace(
@@ -110,6 +113,7 @@ def scaled_costs(costs: Costs, scale: float) -> Costs:
         fills=tuple(time * scale for time in costs.fills),
         reduces=tuple(time * scale for time in costs.reduces),
         unshards=tuple(time * scale for time in costs.unshards),
+        waking=(),
     )
 
 

@@ -63,6 +63,8 @@ class Costs:
     """Time of each stage's gradient reduction; () for none."""
     unshards: tuple[Seconds, ...] = ()
     """Time in which the parameters of each stage's block are gathered; () for none."""
+    waking: tuple[tuple[Seconds, Seconds], ...] = ()
+    """(wait, what an action takes longer after it), ascending; () for nothing. See `costs/waking.py`."""
     tensor_bytes: Mapping[str, Bytes] = field(default_factory=dict)
     """Bytes of one sample of each named tensor; absent names count 0."""
     link: Link = Link()

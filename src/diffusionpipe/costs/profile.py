@@ -63,6 +63,8 @@ class Profile:
     """A sum over these ranks."""
     update: Seconds = 0.0
     """Time of clipping, optimizer and average for each trained parameter of a rank; 0 where it was not measured."""
+    waking: tuple[tuple[Seconds, Seconds], ...] = ()
+    """(wait, what an action takes longer after it), ascending; () where it was not measured. See `costs/waking.py`."""
 
     def __post_init__(self) -> None:
         problems = []
@@ -87,6 +89,9 @@ class Profile:
                 problems.append(f"{layer.name}: cast and copies must not be negative")
             if not any(layer.forward):
                 problems.append(f"{layer.name}: every forward time is 0; a layer takes time")
+        waits = [wait for wait, _ in self.waking]
+        if waits != sorted({wait for wait in waits if wait > 0}) or not all(extra >= 0 for _, extra in self.waking):
+            problems.append(f"waking must be (wait, extra time) of ascending waits, none negative; got {self.waking}")
         if not self.update >= 0:
             problems.append(f"update must not be negative; got {self.update}")
         if problems:

@@ -45,6 +45,9 @@ class Durations(Protocol):
     def compute(self, action: Action) -> Seconds:
         """Time of a compute action or a fill."""
 
+    def waking(self, idle: Seconds, busy: Seconds) -> Seconds:
+        """What an action of `busy` seconds takes longer after its worker has waited `idle` seconds for it."""
+
     def message(self, slot: int) -> Seconds:
         """Time of a message on its link."""
 
@@ -62,6 +65,9 @@ class _NoTime:
     """Durations of zero, for where only the order matters."""
 
     def compute(self, action: Action) -> Seconds:
+        return 0
+
+    def waking(self, idle: Seconds, busy: Seconds) -> Seconds:
         return 0
 
     def message(self, slot: int) -> Seconds:
@@ -250,8 +256,11 @@ class _Machine:
                 return False
             start = max(start, end + lag)
         is_timed = action.op in TIMED_OPS
+        busy = self.durations.compute(action) if is_timed else 0
+        if start > self.host[worker]:
+            busy += self.durations.waking(start - self.host[worker], busy)
         self.starts[event] = start
-        self.ends[event] = self.host[worker] = start + (self.durations.compute(action) if is_timed else 0)
+        self.ends[event] = self.host[worker] = start + busy
         if is_timed:
             self.finished.append((worker, self.next[worker]))
         ready.extend(self.waiting.pop(event, ()))

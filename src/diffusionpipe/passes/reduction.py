@@ -59,6 +59,9 @@ class _Units:
     def compute(self, action: Action) -> Seconds:
         return 2 if action.op is Op.B else 1
 
+    def waking(self, idle: Seconds, busy: Seconds) -> Seconds:
+        return 0
+
     def message(self, slot: int) -> Seconds:
         return 0
 

@@ -94,6 +94,7 @@ def costs_of(schedule: Schedule, blocks: Sequence[Sequence[str]], mesh: Mesh, se
         ),
         reduces=_reduces(schedule, blocks, mesh, setting),
         unshards=_unshards(schedule, blocks, mesh, setting),
+        waking=setting.profile.waking,
         tensor_bytes={tensor.name: tensor.num_bytes for tensor in setting.graph.tensors},
         link=setting.cluster.intra,
         links=links,

@@ -32,18 +32,21 @@ from diffusionpipe.errors import ConfigError
 from diffusionpipe.models.graph import Layer, LayerGraph, own_parameters
 from diffusionpipe.profiler.clock import Clock, CudaPeak
 from diffusionpipe.profiler.counted_memory import Gauge, run_for_memory
-from diffusionpipe.profiler.heap import keep_heap
 from diffusionpipe.profiler.inputs import random_inputs
 from diffusionpipe.profiler.layer_run import LayerRun, layer_run, release, weight_keys
 from diffusionpipe.profiler.memory import KeptBytes, LiveBytes
 from diffusionpipe.profiler.passes import Agree, LayerTimes, alone, time_passes
 from diffusionpipe.profiler.substitution import buffers_on, weights_on
+from diffusionpipe.profiler.waking import time_waking
+from diffusionpipe.runtime.heap import keep_heap
 from diffusionpipe.runtime.stage import Precision
 from diffusionpipe.units import Bytes, Seconds
 
 logger = logging.getLogger(__name__)
 
 BATCH_SIZES = (1, 2, 4, 8, 16, 32)
+TYPICAL: Seconds = 0.02
+"""Time of an action for which waking up is measured, about."""
 GROUP_BYTES: Bytes = 2**30
 """Weights, gradients and activations of the layers that are measured together, about."""
 
@@ -69,6 +72,8 @@ class _Column:
     activation: Mapping[str, Bytes]
     workspace: Mapping[str, Bytes]
     copies: Mapping[str, Bytes]
+    waking: tuple[tuple[Seconds, Seconds], ...]
+    """(wait, what forwards take longer after it); () where it was not measured."""
 
 
 def profile_model(
@@ -85,7 +90,7 @@ def profile_model(
 ) -> Profile:
     """The measured costs of every layer.
 
-    On a CPU this process keeps its freed memory from then on (`profiler/heap.py`), as training in it will.
+    On a CPU this process keeps its freed memory from then on (`runtime/heap.py`), as training in it will.
 
     Args:
         graph: the model; parameters may be on the meta device, their dtype is the one that is measured.
@@ -127,6 +132,7 @@ def profile_model(
         precision=precision,
         source="measured",
         versions=package_versions(),
+        waking=next((column.waking for column in columns.values() if column.waking), ()),
     )
 
 
@@ -147,7 +153,12 @@ def _columns(setting: _Setting, sizes: Sequence[int], budget: Seconds, progress:
             break
         done, total = sum(sizes[:index]) * num_layers, sum(sizes) * num_layers
         try:
-            columns[size] = _column(setting, size, lambda n, d=done, t=total, s=size: progress(d + n * s, t))  # type: ignore[misc]
+            columns[size] = _column(
+                setting,
+                size,
+                lambda n, d=done, t=total, s=size: progress(d + n * s, t),  # type: ignore[misc]
+                waking_from=_waking_from(columns, is_last=index == len(sizes) - 1),
+            )
         except torch.cuda.OutOfMemoryError as error:
             torch.cuda.empty_cache()
             _tell_full(setting, error)
@@ -184,7 +195,14 @@ def _agree(setting: _Setting, value: float) -> float:
     return largest
 
 
-def _column(setting: _Setting, batch: int, progress: Callable[[int], None]) -> _Column:
+def _waking_from(columns: Mapping[int, _Column], *, is_last: bool) -> Seconds:
+    """How long forwards must take for being measured after waits: once is enough."""
+    if any(column.waking for column in columns.values()):
+        return inf
+    return 0.0 if is_last else TYPICAL
+
+
+def _column(setting: _Setting, batch: int, progress: Callable[[int], None], *, waking_from: Seconds) -> _Column:
     graph, model = setting.graph, setting.model
     tensors = random_inputs(graph, batch, setting.device)
     last_reader = {name: index for index, layer in enumerate(graph.layers) for name in layer.reads}
@@ -192,6 +210,8 @@ def _column(setting: _Setting, batch: int, progress: Callable[[int], None]) -> _
     times: dict[str, LayerTimes] = {}
     workspace: dict[str, Bytes] = {}
     copies: dict[str, Bytes] = {}
+    waking: tuple[tuple[Seconds, Seconds], ...] = ()
+    clock = Clock(setting.device)
     stop = 0
     while stop < len(graph.layers):
         with ExitStack() as weights:
@@ -199,12 +219,17 @@ def _column(setting: _Setting, batch: int, progress: Callable[[int], None]) -> _
             workspace |= {run.layer.name: memory for run, memory in group}
             runs = [run for run, _ in group]
             copies |= {run.layer.name: _copied_bytes(run) for run in runs}
-            times |= time_passes(runs, Clock(setting.device), setting.repeats, partial(_agree, setting))
+            agree = partial(_agree, setting)
+            found = time_passes(runs, clock, setting.repeats, agree)
+            times |= found
+            forward = agree(sum(one.forward for one in found.values()))
+            if setting.device.type == "cpu" and not waking and forward >= waking_from:
+                waking = time_waking(runs, clock, forward, agree)
         for name in [name for name in tensors if last_reader.get(name, -1) < stop]:
             del tensors[name]
         progress(stop)
     _agree(setting, 0.0)
-    return _Column(times=times, activation=ledger.totals(), workspace=workspace, copies=copies)
+    return _Column(times=times, activation=ledger.totals(), workspace=workspace, copies=copies, waking=waking)
 
 
 def _group(

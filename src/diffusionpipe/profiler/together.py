@@ -81,7 +81,10 @@ def combined(profiles: Sequence[Profile]) -> Profile:
     """The profile whose times are the means of these, which are of the same model at the same batch sizes."""
     assert len({profile.batch_sizes for profile in profiles}) == 1
     layers = [_combined_layer(same) for same in zip(*(profile.layers for profile in profiles), strict=True)]
-    return replace(profiles[0], layers=tuple(layers))
+    waking = [
+        (same[0][0], mean(extra for _, extra in same)) for same in zip(*(one.waking for one in profiles), strict=False)
+    ]
+    return replace(profiles[0], layers=tuple(layers), waking=tuple(waking))
 
 
 def _combined_layer(layers: Sequence[LayerProfile]) -> LayerProfile:

@@ -4,6 +4,7 @@ from collections import defaultdict
 from dataclasses import dataclass
 
 from diffusionpipe.costs import Costs
+from diffusionpipe.costs.waking import wake_time
 from diffusionpipe.errors import ScheduleError
 from diffusionpipe.ir import Action, MemorySample, Op, Schedule, Span, Timeline
 from diffusionpipe.ir.execution import Execution, Streams, execute
@@ -45,6 +46,9 @@ class _Durations:
 
     def compute(self, action: Action) -> Seconds:
         return self.costs.seconds(action)
+
+    def waking(self, idle: Seconds, busy: Seconds) -> Seconds:
+        return wake_time(self.costs.waking, idle, busy)
 
     def message(self, slot: int) -> Seconds:
         message = self.schedule.messages[slot]

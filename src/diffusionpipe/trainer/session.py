@@ -19,6 +19,7 @@ from diffusionpipe.models.folder import build_graph, resolve_folder, scheduler_c
 from diffusionpipe.models.graph import LayerGraph, canonical_names
 from diffusionpipe.models.objective import ObjectiveSettings, Prediction, TimeSampling
 from diffusionpipe.models.weights import frozen_factors, materialize
+from diffusionpipe.runtime.heap import keep_heap
 from diffusionpipe.runtime.process_group import Job
 from diffusionpipe.runtime.stage import Precision
 from diffusionpipe.runtime.transport import ProcessTransport, Transport
@@ -197,6 +198,8 @@ def open_session(recipe: Recipe, job: Job, make_plan: MakePlan, shelf: ProfileSh
     Raises:
         ConfigError: something in the recipe, the model or the sizes does not fit; nothing long has started.
     """
+    if job.device.type == "cpu":
+        keep_heap()
     folder = resolve_folder(recipe.model.path)
     graph, model = build_model(recipe, folder, job.device.type)
     plan = agree_on_plan(make_plan, graph, model, recipe, job, shelf)
