@@ -17,7 +17,7 @@ from diffusionpipe.units import Seconds
 
 GAIN = 1e-3
 """Filling, and encoders in host memory, must save this part of the iteration where either way is allowed."""
-ROOM = 1.02
+ROOM = 1.002
 """A plan this near its lower bound is not worth a search with more memory."""
 
 

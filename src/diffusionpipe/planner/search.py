@@ -34,6 +34,8 @@ MAX_ATTEMPTS = 4
 """Where no finalist fits in memory after all, so many times as many are looked at."""
 TRUST = 1.02
 """An estimate this many times the best full simulation is not looked into any more."""
+LEAST_RAMP = 0.25
+"""Several stages on a worker and split backwards leave so much of the waits at both ends of a pipeline, at least."""
 SLACK = 2.0
 """Candidates this many times slower than the best are still listed."""
 
@@ -76,7 +78,7 @@ def search(
     """
     pool = Pool(judge=Judge(setting=setting), is_filled=filler is not None, score=limit)
     places = sorted(
-        _places(pool.judge, units, is_filled=pool.is_filled),
+        _places(pool.judge, units, is_filled=pool.is_filled, ramp=1.0 if limit == float("inf") else LEAST_RAMP),
         key=lambda place: (place[0], place[1].units, place[1].adjacent, place[2]),
     )
     if not places:
@@ -193,7 +195,7 @@ def least_overflow(setting: Setting) -> tuple[Candidate, Proposal] | None:
 
 
 def _places(
-    judge: Judge, units: Collection[int] | None = None, *, is_filled: bool = False
+    judge: Judge, units: Collection[int] | None = None, *, is_filled: bool = False, ramp: float = 1.0
 ) -> Iterator[tuple[Seconds, Arrangement, int]]:
     """(lower bound, arrangement, micro-batches) wherever the batch can be cut."""
     batch, given = judge.setting.workload.batch, judge.setting.given
@@ -208,23 +210,23 @@ def _places(
         counts = [given.microbatches] if given.microbatches else range(1, min(rows, MAX_MICROBATCHES) + 1)
         for microbatches in counts:
             if rows % microbatches == 0:
-                yield _lower_bound(judge, arrangement, microbatches, is_filled=is_filled), arrangement, microbatches
+                bound = _lower_bound(judge, arrangement, microbatches, is_filled=is_filled, ramp=ramp)
+                yield bound, arrangement, microbatches
 
 
-def _lower_bound(judge: Judge, arrangement: Arrangement, microbatches: int, *, is_filled: bool) -> Seconds:
-    """No partition into stages of one unit each takes less time, with the frozen work.
+def _lower_bound(judge: Judge, arrangement: Arrangement, microbatches: int, *, is_filled: bool, ramp: float) -> Seconds:
+    """No partition into stages of one unit each takes less time, with the frozen work, if `ramp` is 1.
 
     One micro-batch passes all stages and comes back, and the stage with the most work does that for all the others.
-    Frozen work fills their waits or runs before.
+    Frozen work fills their waits or runs before. `ramp` is the part of the waits at both ends that counts.
     """
     sums = judge.table.sums(judge.unit_samples(arrangement, microbatches), microbatches)
     whole = sums.forward[-1] + sums.backward[-1]
     speeds = judge.ground(arrangement).speeds
-    ramp = whole / max(speeds) + (microbatches - 1) * whole / sum(speeds)
+    work, waits = microbatches * whole / sum(speeds), whole / max(speeds) - whole / sum(speeds)
     rows = -(-judge.setting.workload.batch // judge.setting.cluster.num_ranks)
-    frozen = arrangement.units * judge.encoding(rows)
-    serial = 0.0 if is_filled else frozen / sum(speeds)
-    return max(ramp + serial, (microbatches * whole + frozen) / sum(speeds))
+    frozen = arrangement.units * judge.encoding(rows) / sum(speeds)
+    return max(work + ramp * waits + (0.0 if is_filled else frozen), work + frozen)
 
 
 def _uncuttable(setting: Setting) -> str:
