@@ -62,6 +62,17 @@ def test_a_schedule_casts_once_however_many_micro_batches_it_has(microbatches):
     assert more == pytest.approx([1.0, 1.0, 0.0, 0.0])  # the encoders cast in every fill
 
 
+@pytest.mark.parametrize("checkpointed", [(), ("*",)])
+def test_sharded_copies_cast_as_they_gather_each_rank_its_part(checkpointed):
+    plain, casting = chain_setting(checkpointed=checkpointed), casting_setting(checkpointed=checkpointed)
+    layout = Layout(batch=8, stages=1, microbatches=2, data_parallel=2, sharded=True, buckets=2)
+    schedule, blocks = build_train_schedule(plain.graph, layout)
+    without, with_casts = (costs_of(schedule, blocks, layout.mesh, setting) for setting in (plain, casting))
+    assert with_casts.stages == without.stages
+    more = [gather - other for gather, other in zip(with_casts.unshards, without.unshards, strict=True)]
+    assert more == pytest.approx([0.5 * len(block) / 2 for block in blocks[:-1]] + [0.0])
+
+
 def test_a_slow_device_takes_longer_in_everything():
     fast, slow = (block_costs(chain_setting(), ["layer1"], 2, speed=speed) for speed in (1.0, 0.5))
     assert (slow.forward, slow.backward) == (2 * fast.forward, 2 * fast.backward)

@@ -244,8 +244,8 @@ def _print_comparison(console: Console, setting: Setting, comparison: Comparison
 
     heading = f"batch {setting.workload.batch} on {setting.cluster.name}, {setting.cluster.num_ranks} devices"
     table = Table(box=None, pad_edge=False, header_style="bold", title=heading, title_justify="left")
-    table.add_column("")
-    table.add_column("layout")
+    table.add_column("", overflow="fold", min_width=11)
+    table.add_column("layout", overflow="fold", min_width=16)
     knows_update = setting.profile.update > 0
     update = ("update ms",) if knows_update else ()
     for name in ("step ms", *update, "samples/s", "idle", "only encoding ms", "peak GiB"):

@@ -35,7 +35,7 @@ DDP_BUCKET = 25 * 2**20
 """Bytes of gradients that torch's DistributedDataParallel sums at a time."""
 MAX_MICROBATCHES = 128
 ZERO3 = "ZeRO-3 / FSDP"
-ON_HOST = ", encoders in host memory"
+ON_HOST = ", encoders on host"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

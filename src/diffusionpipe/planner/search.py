@@ -77,8 +77,10 @@ def search(
         ConfigError: no way of using all ranks cuts the batch at whole samples.
     """
     pool = Pool(judge=Judge(setting=setting), is_filled=filler is not None, score=limit)
+    # Without fills nothing but shorter waits would have to make up for the frozen work, which they hardly ever do.
+    ramp = LEAST_RAMP if pool.is_filled and limit < float("inf") else 1.0
     places = sorted(
-        _places(pool.judge, units, is_filled=pool.is_filled, ramp=1.0 if limit == float("inf") else LEAST_RAMP),
+        _places(pool.judge, units, is_filled=pool.is_filled, ramp=ramp),
         key=lambda place: (place[0], place[1].units, place[1].adjacent, place[2]),
     )
     if not places:

@@ -7,7 +7,7 @@ from math import prod
 from diffusionpipe.costs import Cluster, Costs, Link, ModelGraph, Profile, StageCosts, Workload
 from diffusionpipe.costs.sharding import gathered_width, owners_on_workers
 from diffusionpipe.errors import ConfigError
-from diffusionpipe.ir import Mesh, Op, Schedule
+from diffusionpipe.ir import Mesh, Schedule
 from diffusionpipe.planner.collectives import all_reduce, rooted
 from diffusionpipe.planner.given import NOTHING, Given
 from diffusionpipe.planner.layer_table import checkpointed_layers, trained_reads
@@ -38,7 +38,7 @@ def costs_of(schedule: Schedule, blocks: Sequence[Sequence[str]], mesh: Mesh, se
     Data-parallel groups run in step, so everywhere the slowest of them counts: a worker has the speed of the slowest
     device that stands at its place in any group, a link is the slowest between its two places. All micro-batches of a
     pipeline cost what its largest costs, and each an equal part of casting the stage's weights, which is done once; of
-    sharded ones each rank casts its own part whenever they are gathered.
+    sharded ones each rank casts its own part as a part of gathering them.
     What a message takes from the compute of its ends (`Link.occupancy`) is added to the forwards and backwards there. A
     reduction sums a block's trained gradients over every rank that holds it.
 
@@ -54,7 +54,6 @@ def costs_of(schedule: Schedule, blocks: Sequence[Sequence[str]], mesh: Mesh, se
     speeds = worker_speeds(setting.cluster, mesh)
     links = _links(schedule.num_workers, mesh, setting.cluster)
     occupied = _occupied(schedule, setting, links)
-    gathers = _gathers(schedule)
     stages = []
     for index, stage in enumerate(placement.stages):
         if placement.is_frozen(index):
@@ -67,8 +66,7 @@ def costs_of(schedule: Schedule, blocks: Sequence[Sequence[str]], mesh: Mesh, se
             setting,
             blocks[stage.weights],
             len(stage.share.samples(max(microbatches))),
-            microbatches=len(microbatches) * mesh.shard / gathers[index],
-            recasts=mesh.shard == 1,
+            microbatches=len(microbatches) if mesh.shard == 1 else None,
             speed=speeds[stage.worker],
             received=_received(schedule, index, setting.graph),
         )
@@ -101,29 +99,20 @@ def costs_of(schedule: Schedule, blocks: Sequence[Sequence[str]], mesh: Mesh, se
     )
 
 
-def _gathers(schedule: Schedule) -> list[int]:
-    """How often each stage's weights are gathered; 1 where they are not."""
-    counts = [0] * len(schedule.placement.stages)
-    for _, action in schedule.actions():
-        counts[action.stage] += action.op is Op.UNSHARD
-    return [max(1, count) for count in counts]
-
-
 def block_costs(
     setting: Setting,
     layers: Sequence[str],
     samples: float,
     *,
     microbatches: float | None = None,
-    recasts: bool = True,
     speed: float = 1.0,
     received: Collection[str] | None = None,
 ) -> StageCosts:
     """Costs of one of so many micro-batches of so many samples through these layers.
 
     Weights are cast once for all micro-batches: a stage does so while it waits for the first of them, and each forward
-    counts its part. Recomputed layers cast in every forward, unless `recasts` is false, as where copies are gathered.
-    Without a number of micro-batches casts are left out.
+    counts its part. Recomputed layers cast in every forward. Without a number of micro-batches casts are left out, as
+    where copies are gathered.
     A recomputed layer runs its forward again before its input gradient and keeps only what it reads. `received` are
     the tensors that arrive from other workers, whose buffers are held until the backward; None: all that other trained
     layers write. What comes from the frozen part is held anyway and counts in `costs.memory`.
@@ -133,9 +122,8 @@ def block_costs(
     forward = sum(profile.forward(name, samples) for name in layers)
     recompute = sum(profile.forward(name, samples) for name in again)
     if microbatches is not None:
-        anew = again if recasts else ()
-        recast = sum(profile.cast(name, setting.workload) for name in anew)
-        once = sum(profile.cast(name, setting.workload) for name in layers if name not in anew)
+        recast = sum(profile.cast(name, setting.workload) for name in again)
+        once = sum(profile.cast(name, setting.workload) for name in layers if name not in again)
         forward, recompute = forward + recast + once / microbatches, recompute + recast
     input_grad = recompute + sum(profile.input_grad(name, samples) for name in layers)
     weight_grad = sum(profile.weight_grad(name, samples) for name in layers)
@@ -287,7 +275,13 @@ def _unshards(schedule: Schedule, blocks: Sequence[Sequence[str]], mesh: Mesh, s
         return ()
     widths = setting.workload.parameter_bytes, setting.workload.frozen_bytes
     trained, frozen = (gathered_width(width, setting.profile.precision) for width in widths)
-    return _at_owners(schedule, blocks, mesh, setting, (trained, frozen))
+    seconds = _at_owners(schedule, blocks, mesh, setting, (trained, frozen))
+    speeds = worker_speeds(setting.cluster, mesh)
+    casts = [
+        sum(setting.profile.cast(name, setting.workload) for name in blocks[stage.weights]) / speeds[stage.worker]
+        for stage in schedule.placement.stages
+    ]
+    return tuple(gather + cast / mesh.shard for gather, cast in zip(seconds, casts, strict=True))
 
 
 def _at_owners(

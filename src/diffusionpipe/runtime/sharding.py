@@ -13,7 +13,7 @@ that lie in it is how torch's FSDP frees its parameters too.
 
 Under autocast the weights of linear layers and convolutions are cast by their owner, and the narrow copies travel: half
 the bytes, one cast instead of one on every rank in every forward, and no copy is left for the backward. The gradients
-have the bits that they have without.
+have the bits that they have without. On a GPU both run beside the compute, on a stream of their own.
 """
 
 from collections import deque
@@ -38,10 +38,17 @@ no delay: a block's compute waits for its gathering, which stands behind the las
 
 
 class Reductions:
-    """What a rank's reductions hold until they are over. Mutable."""
+    """What a rank's reductions hold until they are over, and the stream of its gathers. Mutable."""
 
     def __init__(self) -> None:
         self._pending: deque[tuple[list[Work], Callable[[], None]]] = deque()
+        self._gathers: Any = None
+
+    def gathers(self, backend: Any) -> Any:
+        """The one stream on which all blocks of this rank are gathered; `backend` is torch's module of the device."""
+        if self._gathers is None:
+            self._gathers = backend.Stream()
+        return self._gathers
 
     def add(self, works: list[Work], release: Callable[[], None]) -> None:
         """Note a reduction under way; `release` drops what it reads. Waits for the older ones."""
@@ -100,6 +107,8 @@ class ShardedBlock:
         Those in `narrow` are gathered as copies of `dtype`, which must be read in their place (see `copies`).
         """
         self._ranks, self._transport, self._reductions = ranks, transport, reductions
+        self._backend = torch.get_device_module(next(iter(parameters.values())).device if parameters else "cpu")
+        self._stream = reductions.gathers(self._backend)
         self._works: list[Work] = []
         self._parts: list[_Part] = []
         self.owned = {name: parameter for name, parameter in parameters.items() if owner_of[name] == rank}
@@ -112,10 +121,16 @@ class ShardedBlock:
             self.copies |= part.copies
 
     def unshard(self) -> None:
-        """Start gathering."""
-        for part in self._parts:
-            part.fill()
-        self._works = [self._transport.broadcast(part.gathered, part.owner, self._ranks) for part in self._parts]
+        """Start gathering: on the stream of gathers, behind what is computed by now and beside what comes.
+
+        What is gathered is allocated there too. Its memory, given back by `reshard`, is not used again before all that
+        has been computed with it: the next gathering waits for that.
+        """
+        self._stream.wait_stream(self._backend.current_stream())
+        with self._backend.stream(self._stream):
+            for part in self._parts:
+                part.fill()
+            self._works = [self._transport.broadcast(part.gathered, part.owner, self._ranks) for part in self._parts]
 
     def wait(self) -> None:
         """Wait until everything is gathered."""
