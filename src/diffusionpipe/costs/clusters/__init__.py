@@ -7,8 +7,9 @@ How they are called:
 
 Bandwidths are what NCCL reaches of the links: four fifths of NVLink and of the network, PCIe 4 through the host's
 memory on GeForce cards. The A100 nodes share 400 Gb/s between all 8 ranks, the H100 and H200 nodes have it for each.
-Messages count all ranks of a node sending at once; a sum over whole nodes has the whole node's network. These are
-assumptions; "diffusionpipe cluster --ranks N" measures. Memory is what is left after torch's own use.
+Messages count all ranks of a node sending at once; a sum over whole nodes has the whole node's network. Host memory is
+read at half of what a device's PCIe lanes can do, because all devices read at once. These are assumptions;
+"diffusionpipe cluster --ranks N" measures. Memory is what is left after torch's own use.
 """
 
 from dataclasses import replace
