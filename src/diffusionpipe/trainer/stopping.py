@@ -13,6 +13,7 @@ its state may be half a step ahead of the others'.
 import logging
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -51,6 +52,12 @@ def all_reduced(votes: Votes) -> Votes:
     return int(total[0]), int(total[1])
 
 
+def _is_one_of_several() -> bool:
+    """Whether this process is a rank of a job with others."""
+    dist = sys.modules.get("torch.distributed")
+    return dist is not None and dist.is_initialized() and dist.get_world_size() > 1
+
+
 class Stopping:
     """Collects the wishes to save or stop of one process.
 
@@ -67,7 +74,11 @@ class Stopping:
 
     @contextmanager
     def listening(self) -> Iterator["Stopping"]:
-        """Take the signals while the block runs; call it in the main thread. Signal files of an earlier run go."""
+        """Take the signals while the block runs; call it in the main thread. Signal files of an earlier run go.
+
+        When a rank of several fails, it stays deaf to SIGTERM from then on: the launcher sends it to all who are left
+        as soon as one has died, and this one has yet to leave the note that says why it ends.
+        """
         for file in self._signal_files():
             logger.warning("removed a leftover signal file file=%s", file)
             self._remove(file)
@@ -77,6 +88,10 @@ class Stopping:
         try:
             with _second_interrupt_ends():
                 yield self
+        except BaseException:
+            if _is_one_of_several():
+                before[signal.SIGTERM] = signal.SIG_IGN
+            raise
         finally:
             self._is_listening = False
             for number, handler in before.items():
