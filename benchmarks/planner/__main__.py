@@ -12,9 +12,7 @@ from rich.table import Table
 from benchmarks.paper import profiles
 from diffusionpipe.costs import Workload
 from diffusionpipe.costs.clusters import load_cluster
-from diffusionpipe.planner.explain import compare, name_of, sizes_of
-from diffusionpipe.planner.filling import filler_of
-from diffusionpipe.planner.search import search
+from diffusionpipe.planner.choice import choose
 from diffusionpipe.planner.stage_costs import Setting
 from diffusionpipe.units import Seconds
 
@@ -32,7 +30,7 @@ class Planned:
     devices: int
     batch: int
     search: Seconds
-    """With filling: what it takes to know the plan."""
+    """What it takes to know the plan, filled or not."""
     compare: Seconds
     """Of the baselines that `diffusionpipe plan` prints beside it."""
     num_estimated: int
@@ -69,19 +67,18 @@ def planned(name: str, devices: int, workload: Workload) -> Planned:
     cluster = load_cluster(f"a100-80x8:{devices // NODE}")
     setting = Setting(profile=profiles.load(name), cluster=cluster, workload=workload)
     started = time.perf_counter()
-    found = search(setting, filler=filler_of(setting))
+    choice = choose(setting)
     searched = time.perf_counter()
-    compare(setting, found)
+    choice.comparison()
     ended = time.perf_counter()
-    winner = found.winner
     return Planned(
         model=name,
         devices=devices,
         batch=workload.batch,
         search=searched - started,
         compare=ended - searched,
-        num_estimated=found.num_estimated,
-        winner=f"{name_of(winner[0])}, {sizes_of(winner[0])}" if winner else "nothing fits",
+        num_estimated=choice.search.num_estimated,
+        winner=choice.sizes,
     )
 
 
