@@ -29,13 +29,14 @@ def all_gather(cluster: Cluster, num_bytes: Bytes, ranks: Sequence[int]) -> Seco
     return rate.latency + (len(ranks) - 1) / len(ranks) * num_bytes / rate.bandwidth
 
 
-def rooted(cluster: Cluster, num_bytes: Bytes, ranks: Sequence[int]) -> Seconds:
-    """Time in which `num_bytes` go from one of these ranks to all others, or are summed at one; 0 where there are none.
+def rooted(cluster: Cluster, sizes: Sequence[Bytes], ranks: Sequence[int]) -> Seconds:
+    """Time in which each size goes from one of these ranks to all others, or is summed at one, one after the other.
 
-    Pieces of it pass along a ring behind each other, so every link carries all of it once.
+    Nothing takes no time. Pieces pass along a ring behind each other, so every link carries all of it once.
     """
     rate = reduction_rate(cluster, ranks)
-    return rate.latency + num_bytes / rate.bandwidth if num_bytes and len(ranks) > 1 else 0.0
+    sent = [size for size in sizes if size] if len(ranks) > 1 else []
+    return sum(rate.latency + size / rate.bandwidth for size in sent)
 
 
 def reduction_rate(cluster: Cluster, ranks: Sequence[int]) -> AllReduce:
@@ -43,9 +44,6 @@ def reduction_rate(cluster: Cluster, ranks: Sequence[int]) -> AllReduce:
     of_node = Counter(cluster.nodes[rank] for rank in ranks)
     if len(of_node) < 2:
         return cluster.intra_reduce
-    share = min(count / _node_size(cluster, node) for node, count in of_node.items())
+    sizes = Counter(cluster.nodes)
+    share = min(count / sizes[node] for node, count in of_node.items())
     return AllReduce(latency=cluster.inter_reduce.latency, bandwidth=cluster.inter_reduce.bandwidth * share)
-
-
-def _node_size(cluster: Cluster, node: int) -> int:
-    return cluster.nodes.count(node)

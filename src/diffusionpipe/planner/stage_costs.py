@@ -300,5 +300,5 @@ def _at_owners(
         held = [0] * mesh.shard
         for name in () if placement.is_frozen(index) else graph.parameters_of(blocks[stage.weights]):
             held[owners[stage.worker][name]] += sizes[name]
-        seconds.append(sum(rooted(setting.cluster, num_bytes, ranks) for num_bytes in held))
+        seconds.append(rooted(setting.cluster, held, ranks))
     return tuple(seconds)
