@@ -70,7 +70,7 @@ def compare(plan: Plan, profiles: Profiles, ranks: Sequence[tuple[list[StepTrace
     measured = sorted(counted, key=lambda index: lengths[index])[len(counted) // 2]
     spans = tuple(span for trace in traces[: plan.mesh.pipeline] for span in trace[measured].spans)
     steps = [max(rank.step for rank in step) for step in zip(*traces, strict=True)]
-    update = update_time(plan.train, plan.blocks, profiles.together)
+    update = update_time(plan.train, plan.blocks, profiles.together, plan.mesh)
     return Found(
         iteration=Pair(predicted=predicted.makespan, measured=median(lengths[index] for index in counted)),
         before=predicted_timeline(profiles.alone, plan).makespan,

@@ -54,7 +54,7 @@ def test_the_update_is_a_part_of_the_step_that_is_shown_where_the_profile_knows_
     names = files / "profile.json", files / "cluster.json"
     assert run("plan", "show", files / "plan.json", "--profile", names[0], "--cluster", names[1]) == 0
     plan = read_plan(files / "plan.json")
-    update = update_time(plan.train, plan.blocks, profile, shard=plan.mesh.shard)
+    update = update_time(plan.train, plan.blocks, profile, plan.mesh)
     assert update > 1e-3
     assert f"then update {update * 1e3:.1f} ms" in capsys.readouterr().out
 

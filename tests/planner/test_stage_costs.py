@@ -3,7 +3,7 @@ from dataclasses import replace
 import pytest
 from planner import synthetic
 
-from diffusionpipe.costs import Link
+from diffusionpipe.costs import AllReduce, Link
 from diffusionpipe.ir import Mesh
 from diffusionpipe.planner import Layout
 from diffusionpipe.planner.build import build_train_schedule
@@ -162,8 +162,12 @@ def test_the_worker_with_most_parameters_is_updated_longest():
     setting = chain_setting()
     layout = Layout(batch=8, stages=2, microbatches=2, splits=("layer2",))
     schedule, blocks = build_train_schedule(setting.graph, layout)
-    assert update_time(schedule, blocks, replace(setting.profile, update=0.5)) == 0.5 * 700
-    assert update_time(schedule, blocks, setting.profile) == 0
+    updated = replace(setting.profile, update=0.5)
+    assert update_time(schedule, blocks, updated, layout.mesh) == 0.5 * 700
+    assert update_time(schedule, blocks, setting.profile, layout.mesh) == 0
+    agreeing = replace(updated, reduce=AllReduce(latency=3.0, bandwidth=GB))
+    assert update_time(schedule, blocks, agreeing, layout.mesh) == 3.0 + 0.5 * 700
+    assert update_time(schedule, blocks, agreeing, replace(layout, data_parallel=1, stages=1, splits=()).mesh) == 350
 
 
 def test_a_group_on_slow_devices_sets_the_pace_of_its_place():

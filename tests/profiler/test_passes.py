@@ -48,6 +48,22 @@ def test_every_layer_is_timed_and_only_what_has_a_gradient_has_a_backward(dit):
     assert block.input_grad == 0.98  # as long as the whole backward, less the least share of W
 
 
+def test_layers_add_up_to_the_median_pass_though_each_is_slow_in_another(dit):
+    """Three layers and three passes: every layer is late once, every pass has one late layer."""
+    graph, model = dit
+    runs = [run for run in runs_of(graph, model) if run.layer.name in model.frozen_layers][:3]
+    assert len(runs) == 3
+    seconds = iter([4.0, 1, 1, 1, 4.0, 1, 1, 1, 4.0, 4.0, 1, 1])  # forwards: two passes a repetition
+
+    class Late(Clock):
+        def time(self, function):
+            return function(), next(seconds)
+
+    times = time_passes(runs, Late(torch.device("cpu")), repeats=2, agree=lambda value: 1e9)
+    assert sum(one.forward for one in times.values()) == pytest.approx(6.0)
+    assert times[runs[1].layer.name].forward == pytest.approx(6.0 * 1 / 4.5)
+
+
 def test_a_layer_reads_what_the_pass_has_written(dit):
     graph, model = dit
     runs, seen = runs_of(graph, model)[-2:], []

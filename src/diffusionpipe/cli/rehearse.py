@@ -161,7 +161,7 @@ def _planned(plan: Plan, profile: Profile, costs: Costs) -> dict[str, float]:
 
     iteration, update = (
         simulate(plan.train, costs).makespan,
-        update_time(plan.train, plan.blocks, profile, shard=plan.mesh.shard),
+        update_time(plan.train, plan.blocks, profile, plan.mesh),
     )
     return {"iteration_s": iteration, "update_s": update, "step_s": iteration + update}
 

@@ -180,7 +180,7 @@ def _make_plan(
     if profile is None:
         return build_plan(model, layout)
     plan = plan_from_profile(profile, layout)
-    update = update_time(plan.train, plan.blocks, profile, shard=plan.mesh.shard)
+    update = update_time(plan.train, plan.blocks, profile, plan.mesh)
     logger.info("%s", _step_text(predicted_timeline(profile, plan).makespan, update))
     return plan
 

@@ -91,7 +91,7 @@ def predict(setting: Setting, train: Schedule, blocks: Blocks, mesh: Mesh) -> Pr
         memory=memory,
         overflow=overflow,
         exposed=exposed_frozen_time(timeline),
-        update=update_time(train, blocks, setting.profile, shard=mesh.shard),
+        update=update_time(train, blocks, setting.profile, mesh),
     )
 
 

@@ -144,10 +144,11 @@ def frozen_time(profile: Profile, layers: Collection[str], samples: float) -> Se
     return sum(profile.forward(name, samples) for name in layers)
 
 
-def update_time(schedule: Schedule, blocks: Sequence[Sequence[str]], profile: Profile, *, shard: int = 1) -> Seconds:
-    """Time between two iterations on devices like the profiled one: the update of the worker that has most to update.
+def update_time(schedule: Schedule, blocks: Sequence[Sequence[str]], profile: Profile, mesh: Mesh) -> Seconds:
+    """Time between two iterations on devices like the profiled one.
 
-    `shard`: over so many data-parallel groups its parameters are in about equal parts.
+    That is the ranks' agreement, a sum of a few numbers, and the update of the worker that has most to update; if
+    sharded, its parameters are in about equal parts over the groups.
     """
     placement = schedule.placement
     held: dict[int, set[str]] = {}
@@ -155,7 +156,8 @@ def update_time(schedule: Schedule, blocks: Sequence[Sequence[str]], profile: Pr
         if not placement.is_frozen(index):
             held.setdefault(stage.worker, set()).update(blocks[stage.weights])
     most = max((trained_parameters(profile.graph, layers) for layers in held.values()), default=0)
-    return profile.update * most / shard
+    agreement = profile.reduce.latency if profile.reduce is not None and mesh.num_ranks > 1 else 0.0
+    return agreement + profile.update * most / mesh.shard
 
 
 def trained_parameters(graph: ModelGraph, layers: Collection[str]) -> int:

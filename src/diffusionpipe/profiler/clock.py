@@ -1,7 +1,7 @@
 """Times and peak memory on one device."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import median, quantiles
 from typing import TypeVar
@@ -39,7 +39,7 @@ class Clock:
         return result, begin.elapsed_time(end) / 1000
 
 
-def middle(times: list[Seconds]) -> Seconds:
+def middle(times: Sequence[Seconds]) -> Seconds:
     """The median."""
     return median(times)
 

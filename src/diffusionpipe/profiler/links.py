@@ -6,8 +6,10 @@ over the ranks of the first node and over all ranks. Each is tried with several 
     message    latency + bytes / bandwidth
     sum        latency + 2 (n - 1) / n x bytes / bandwidth        (n ranks)
 
-Where the processor computes, a message takes from it: copying, and posting each tensor. That is the processor time of a
-rank, waiting excluded, for half a round trip; a line through it gives a link's overhead per tensor and per byte.
+Where the processor computes, a message takes from it: posting each tensor, copying, and the caches and the core that
+the threads which carry it take from the compute. So on CPUs the ranks also compute while messages cross, and a line
+through what that takes longer, for each end of a message, gives a link's overhead per tensor and per byte. Sums go over
+memory that has long left the caches, as most of a model's gradients have when they are summed.
 """
 
 import os
@@ -15,7 +17,10 @@ import socket
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from statistics import median
+from functools import partial
+from itertools import cycle
+from math import ceil
+from statistics import mean, median
 
 import torch
 import torch.distributed as dist
@@ -24,11 +29,20 @@ from diffusionpipe.costs import AllReduce, Cluster, Device, Link
 from diffusionpipe.errors import ConfigError
 from diffusionpipe.profiler.measured import device_name
 from diffusionpipe.runtime.process_group import Job
-from diffusionpipe.runtime.transport import ProcessTransport
+from diffusionpipe.runtime.transport import ProcessTransport, Work
 from diffusionpipe.units import Bytes, Seconds
 
 MESSAGE_SIZES: tuple[Bytes, ...] = (64, 2**16, 2**20, 2**22, 2**24)
 SUM_SIZES: tuple[Bytes, ...] = (64, 2**18, 2**22, 2**24, 2**26)
+AT_ONCE = 8
+"""Tensors that cross together while the ranks compute, as those of an edge do."""
+BESIDE: Bytes = 2**22
+"""Bytes that cross together then; larger tensors are not tried there."""
+SHORTEST: Seconds = 0.005
+"""Of the compute beside messages."""
+SMALL: Bytes = 2**18
+COLD: Bytes = 2**26
+"""Memory that sums go through before they come back to the same."""
 USABLE = 0.92
 """Of a GPU's memory; the rest is torch's context and fragmentation."""
 USABLE_OF_HOST = 0.8
@@ -47,7 +61,7 @@ class Trial:
     seconds: Seconds
     """Median of the slowest ranks."""
     busy: Seconds = 0.0
-    """Processor time of the busiest rank's end of a message, all its threads; 0 on GPUs."""
+    """By how much compute beside it takes longer, for each end of a message; 0 where that was not tried."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,6 +99,7 @@ def measure_links(job: Job, *, name: str, repeats: int = 7) -> Links:
         trials += [measure.message(what, pairs, size) for size in MESSAGE_SIZES if pairs]
     for what, members in (("sum in a node", first_node), ("sum between nodes", everyone if across else ())):
         trials += [measure.sum(what, members, size) for size in SUM_SIZES if len(members) > 1]
+    transport.close()
     links = {what: _fit(trials, what) for what in dict.fromkeys(trial.what for trial in trials)}
     overheads = {what: _fit_overhead(trials, what) for what in links}
     near = "message in a node" if inside else "message between nodes"
@@ -150,52 +165,96 @@ class _Measure:
     repeats: int
 
     def message(self, what: str, pairs: Sequence[tuple[int, int]], size: Bytes) -> Trial:
-        """Half a round trip between the ranks of each pair, all at once."""
+        """Half a round trip between the ranks of each pair, all at once, and what it takes from compute."""
         me = self.job.membership.rank
         pair = next((pair for pair in pairs if me in pair), None)
+        partner = None if pair is None else pair[0] + pair[1] - me
         buffer = torch.zeros(size, dtype=torch.uint8, device=self.job.device)
 
         def round_trip() -> None:
-            if pair is None:
+            if partner is None:
                 return
-            low, high = pair
-            if me == low:
-                self.transport.send(buffer, high).wait()
-                self.transport.recv(buffer, high).wait()
+            if me < partner:
+                self.transport.send(buffer, partner).wait()
+                self.transport.recv(buffer, partner).wait()
             else:
-                self.transport.recv(buffer, low).wait()
-                self.transport.send(buffer, low).wait()
+                self.transport.recv(buffer, partner).wait()
+                self.transport.send(buffer, partner).wait()
 
-        seconds, busy = self._slowest(round_trip)
-        return Trial(what=what, ranks=2, num_bytes=size, seconds=seconds / 2, busy=busy / 2)
+        seconds = self._slowest(round_trip, size) / 2
+        is_tried = self.job.device.type == "cpu" and size <= BESIDE
+        longer = self._longer(partner, size, seconds) if is_tried else []
+        busy = mean(longer[rank] for pair in pairs for rank in pair) if longer else 0.0
+        return Trial(what=what, ranks=2, num_bytes=size, seconds=seconds, busy=busy)
+
+    def _longer(self, partner: int | None, size: Bytes, seconds: Seconds) -> list[Seconds]:
+        """By how much the compute of every rank takes longer for each end of a message of `seconds`."""
+        count = min(AT_ONCE, BESIDE // size)
+        sent, received = ([torch.zeros(size, dtype=torch.uint8) for _ in range(count)] for _ in range(2))
+        compute = _compute_for(max(SHORTEST, 4 * count * seconds))
+
+        def compute_beside() -> None:
+            works: list[Work] = []
+            if partner is not None:
+                works += [self.transport.recv(buffer, partner) for buffer in received]
+                works += [self.transport.send(buffer, partner) for buffer in sent]
+            compute()
+            for work in works:
+                work.wait()
+
+        times = self._times([compute, compute_beside], repeats=2 * self.repeats)
+        return [
+            max(0.0, median(beside - alone for alone, beside in rank)) / (2 * count)
+            for rank in zip(*times, strict=True)
+        ]
 
     def sum(self, what: str, members: tuple[int, ...], size: Bytes) -> Trial:
         """A sum over these ranks."""
-        buffer = torch.zeros(size // 4, device=self.job.device)
+        count = max(1, min(2 * self.repeats, COLD // size))
+        buffers = cycle([torch.ones(max(1, size // 4), device=self.job.device) for _ in range(count)])
 
         def add() -> None:
+            buffer = next(buffers)
             if self.job.membership.rank in members:
                 self.transport.all_reduce(buffer, members).wait()
 
-        return Trial(what=what, ranks=len(members), num_bytes=size, seconds=self._slowest(add)[0])
+        return Trial(what=what, ranks=len(members), num_bytes=size, seconds=self._slowest(add, size))
 
-    def _slowest(self, transfer: Callable[[], None]) -> tuple[Seconds, Seconds]:
-        """Medians over the repetitions of the slowest rank's time and of the most processor time, after a warm-up."""
-        is_cuda = self.job.device.type == "cuda"
-        times: list[tuple[Seconds, Seconds]] = []
-        for _ in range(self.repeats + 1):
-            dist.barrier()
-            start, busy = time.perf_counter(), time.process_time()
-            transfer()
-            if is_cuda:
-                torch.cuda.synchronize(self.job.device)
-            times.append((time.perf_counter() - start, 0.0 if is_cuda else time.process_time() - busy))
-        everyone: list[list[tuple[Seconds, Seconds]]] = [[]] * dist.get_world_size()
-        dist.all_gather_object(everyone, times[1:])
-        rounds = list(zip(*everyone, strict=True))
-        return median(max(t for t, _ in ranks) for ranks in rounds), median(
-            max(b for _, b in ranks) for ranks in rounds
-        )
+    def _slowest(self, transfer: Callable[[], None], size: Bytes) -> Seconds:
+        """The median time of the slowest rank; small transfers, whose time varies most, are repeated most."""
+        repeats = self.repeats * (5 if size <= SMALL else 1)
+        return median(max(seconds for (seconds,) in ranks) for ranks in self._times([transfer], repeats))
+
+    def _times(self, actions: Sequence[Callable[[], None]], repeats: int) -> list[list[list[Seconds]]]:
+        """Of each repetition, after a warm-up, each rank's times for these, which take turns and start together."""
+        mine: list[list[Seconds]] = []
+        for _ in range(repeats + 1):
+            mine.append([])
+            for action in actions:
+                dist.barrier()
+                start = time.perf_counter()
+                action()
+                if self.job.device.type == "cuda":
+                    torch.cuda.synchronize(self.job.device)
+                mine[-1].append(time.perf_counter() - start)
+        everyone: list[list[list[Seconds]]] = [[]] * dist.get_world_size()
+        dist.all_gather_object(everyone, mine[1:])
+        return [list(ranks) for ranks in zip(*everyone, strict=True)]
+
+
+def _compute_for(seconds: Seconds) -> Callable[[], None]:
+    """Compute that takes about so long."""
+    left, right = torch.ones(2, 256, 256)
+    product = torch.empty_like(left)
+
+    def repeat(count: int) -> None:
+        for _ in range(count):
+            torch.mm(left, right, out=product)
+
+    repeat(10)
+    start = time.perf_counter()
+    repeat(10)
+    return partial(repeat, ceil(10 * seconds / (time.perf_counter() - start)))
 
 
 def _fit(trials: Sequence[Trial], what: str) -> tuple[Seconds, float]:

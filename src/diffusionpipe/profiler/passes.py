@@ -35,7 +35,7 @@ def alone(value: float) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerTimes:
-    """Medians over the passes."""
+    """Medians over the passes, so much longer that they add up to the median of a whole pass."""
 
     forward: Seconds
     forward_spread: Seconds
@@ -67,7 +67,12 @@ def time_passes(runs: Sequence[LayerRun], clock: Clock, repeats: int, agree: Agr
             break
         agree(0.0)
         spent += _pass(runs, clock, trials, is_whole=True) + _pass(runs, clock, trials, is_whole=False)
-    return {run.layer.name: _times(run, trials[run.layer.name]) for run in runs}
+    strain = _Strain(
+        forward=_longer([trial.forwards for trial in trials.values()]),
+        whole=_longer([trial.wholes for trial in trials.values()]),
+        input_grad=_longer([trial.input_grads for trial in trials.values()]),
+    )
+    return {run.layer.name: _times(run, trials[run.layer.name], strain) for run in runs}
 
 
 def _pass(runs: Sequence[LayerRun], clock: Clock, trials: Mapping[str, _Trials], *, is_whole: bool) -> Seconds:
@@ -111,15 +116,34 @@ def _fed(run: LayerRun, written: Mapping[str, Tensor]) -> LayerRun:
     return replace(run, reads=reads)
 
 
-def _times(run: LayerRun, trial: _Trials) -> LayerTimes:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Strain:
+    """By how much the median pass is longer than the medians of its layers together.
+
+    In every pass some layer takes longer than usual, but seldom the same, so that no layer's median shows it.
+    """
+
+    forward: float
+    whole: float
+    input_grad: float
+
+
+def _longer(layers: Sequence[Sequence[Seconds]]) -> float:
+    """The factor, from the times of layers, pass by pass; 1 where there is nothing to tell it from."""
+    timed = [times for times in layers if times]
+    medians = sum(middle(times) for times in timed)
+    return middle([sum(one) for one in zip(*timed, strict=True)]) / medians if medians > 0 else 1.0
+
+
+def _times(run: LayerRun, trial: _Trials, strain: _Strain) -> LayerTimes:
     input_grad, weight_grad = split_backward(
-        middle(trial.wholes) if trial.wholes else 0.0,
-        middle(trial.input_grads) if trial.input_grads else 0.0,
+        middle(trial.wholes) * strain.whole if trial.wholes else 0.0,
+        middle(trial.input_grads) * strain.input_grad if trial.input_grads else 0.0,
         has_inputs=bool(run.differentiable),
         is_trained=bool(run.trained),
     )
     return LayerTimes(
-        forward=middle(trial.forwards),
+        forward=middle(trial.forwards) * strain.forward,
         forward_spread=spread(trial.forwards),
         input_grad=input_grad,
         weight_grad=weight_grad,

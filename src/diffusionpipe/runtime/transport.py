@@ -48,20 +48,37 @@ class Transport(Protocol):
 
 
 class ProcessTransport:
-    """torch.distributed, with separate process groups for the two directions of every pair of ranks.
+    """torch.distributed.
 
-    torch's NCCL backend gives a pair of ranks one communicator and one stream, on which crossing transfers wait for
-    each other; so messages towards higher and towards lower ranks use groups of their own. Every rank must construct
-    it with the same `summing` (process groups are created collectively).
+    On GPUs messages towards higher and towards lower ranks use process groups of their own, because torch's NCCL
+    backend gives a pair of ranks one communicator and one stream, on which crossing transfers wait for each other. On
+    CPUs the job's own group carries both: gloo matches sends and receives by itself, and every group has a thread that
+    wakes up a hundred times a second, on a core that could compute. Every rank must construct it with the same
+    `summing` (process groups are created collectively).
     """
 
     def __init__(self, *, summing: Sequence[tuple[int, ...]] = ()) -> None:
         """`summing`: the sets of ranks that will sum tensors."""
         self._rank = dist.get_rank()
-        world = list(range(dist.get_world_size()))
-        self._up = dist.new_group(world)
-        self._down = dist.new_group(world)
-        self._sums = {ranks: dist.new_group(list(ranks)) for ranks in sorted(set(summing)) if len(ranks) > 1}
+        self._own: list[dist.ProcessGroup] = []
+        if dist.get_backend() == dist.Backend.GLOO:
+            self._up = self._down = _job_group()
+        else:
+            world = range(dist.get_world_size())
+            self._up, self._down = self._new_group(world), self._new_group(world)
+        self._sums = {ranks: self._new_group(ranks) for ranks in sorted(set(summing)) if len(ranks) > 1}
+
+    def _new_group(self, ranks: Sequence[int]) -> dist.ProcessGroup:
+        group: dist.ProcessGroup = dist.new_group(list(ranks))
+        if self._rank in ranks:
+            self._own.append(group)
+        return group
+
+    def close(self) -> None:
+        """Give back its process groups, with their threads and connections; the last call, with nothing under way."""
+        for group in self._own:
+            dist.destroy_process_group(group)
+        del self._up, self._down, self._sums, self._own
 
     def warm_up(self, channels: Collection[tuple[int, int]], device: torch.device) -> None:
         """Open the connections of these (source, destination) channels and of all sums, before the first step.
@@ -105,3 +122,9 @@ class ProcessTransport:
         """See `Transport`."""
         work: Work = dist.broadcast(tensor, source, group=self._sums[ranks], async_op=True)
         return work
+
+
+def _job_group() -> dist.ProcessGroup:
+    group = dist.group.WORLD
+    assert group is not None, "torch.distributed has not been initialised"
+    return group
