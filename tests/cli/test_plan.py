@@ -35,21 +35,35 @@ def plan_of(files, *more, batch=8):
 def test_the_table_names_every_alternative_and_ends_with_the_verdict(files, capsys):
     assert plan_of(files) == 0
     shown = capsys.readouterr().out
-    for words in ("step ms", "samples/s", "ZeRO-3 / FSDP", "GPipe", "1F1B + SPP", "fullest device, GiB: parameters"):
+    for words in ("samples", "idle", "ZeRO-3 / FSDP", "GPipe", "1F1B + SPP", "fullest device, GiB: parameters"):
         assert words in shown
     assert shown.strip().splitlines()[-1].startswith("Use ")
+
+
+def test_no_figure_is_cut_in_a_narrow_terminal(files, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    assert plan_of(files) == 0
+    table = capsys.readouterr().out.split("step:")[0].splitlines()
+    header = next(line for line in table if "GiB" in line and "layout" in line)
+    ends = [header.index(word) + len(word) for word in ("ms", "/s", "idle", "coding", "GiB")]
+    rows = [line for line in table if "%" in line]
+    assert len(rows) >= 5
+    assert all(len(line.rstrip()) <= 80 for line in table)
+    for row in rows:
+        assert [row[end - 1] for end in ends].count("%") == 1
+        assert all(row[end - 1] in "0123456789%" for end in ends)
 
 
 def test_the_update_is_a_part_of_the_step_that_is_shown_where_the_profile_knows_it(files, capsys):
     assert plan_of(files, "--out", files / "plan.json") == 0
     shown = capsys.readouterr().out
-    assert "update ms" not in shown
+    assert "update" not in shown.split("step:")[0]
     assert "step: an iteration; the profile knows no update" in shown
     profile = replace(read_profile(files / "profile.json"), update=1e-9)
     write_profile(profile, files / "profile.json")
     assert plan_of(files, "--out", files / "plan.json") == 0
     shown = capsys.readouterr().out
-    assert "update ms" in shown
+    assert "update" in shown.split("step:")[0]
     assert "step: an iteration and the update after it" in shown
     names = files / "profile.json", files / "cluster.json"
     assert run("plan", "show", files / "plan.json", "--profile", names[0], "--cluster", names[1]) == 0

@@ -47,7 +47,7 @@ def test_everyones_step_ends_with_the_update_of_what_its_busiest_rank_holds():
     assert updates["ZeRO-3 / FSDP"] == pytest.approx(1e-12 * parameters / 4)
     assert 1e-12 * parameters / 4 <= updates["GPipe"] < 1e-12 * parameters
     for row, (_, proposal) in zip(after.ours, search(known, filler=filler_of(known)).finalists, strict=False):
-        assert row.update == update_time(proposal.train, proposal.blocks, known.profile, shard=proposal.mesh.shard)
+        assert row.update == update_time(proposal.train, proposal.blocks, known.profile, proposal.mesh)
 
 
 def test_a_candidate_that_is_only_estimated_updates_what_its_plan_would():

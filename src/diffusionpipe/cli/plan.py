@@ -245,11 +245,11 @@ def _print_comparison(console: Console, setting: Setting, comparison: Comparison
     heading = f"batch {setting.workload.batch} on {setting.cluster.name}, {setting.cluster.num_ranks} devices"
     table = Table(box=None, pad_edge=False, header_style="bold", title=heading, title_justify="left")
     table.add_column("", overflow="fold", min_width=11)
-    table.add_column("layout", overflow="fold", min_width=16)
+    table.add_column("layout", overflow="fold", min_width=15)
     knows_update = setting.profile.update > 0
-    update = ("update ms",) if knows_update else ()
-    for name in ("step ms", *update, "samples/s", "idle", "only encoding ms", "peak GiB"):
-        table.add_column(name, justify="right")
+    update = ("update\nms",) if knows_update else ()
+    for name in ("step\nms", *update, "samples\n/s", "\nidle", "only en-\ncoding", "peak\nGiB", "too\nmuch"):
+        table.add_column(name, justify="right", no_wrap=True)
     for rows, style in ((comparison.ours, ""), (comparison.others, "dim")):
         for index, row in enumerate(rows):
             is_winner = rows is comparison.ours and index == 0
@@ -266,7 +266,6 @@ def _print_comparison(console: Console, setting: Setting, comparison: Comparison
 
 
 def _cells(row: Row, *, knows_update: bool) -> tuple[str, ...]:
-    memory = f"{row.memory / GIB:.1f}" + (f" (+{row.overflow / GIB:.1f})" if row.overflow > 0 else "")
     return (
         row.name,
         row.sizes,
@@ -275,5 +274,6 @@ def _cells(row: Row, *, knows_update: bool) -> tuple[str, ...]:
         f"{row.samples_per_second:.4g}",
         f"{row.bubble:.1%}",
         f"{row.exposed * 1e3:.1f}",
-        memory,
+        f"{row.memory / GIB:.1f}",
+        f"{row.overflow / GIB:.1f}" if row.overflow > 0 else "",
     )

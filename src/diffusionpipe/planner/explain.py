@@ -16,7 +16,7 @@ from diffusionpipe.planner.given import NOTHING
 from diffusionpipe.planner.pool import Judged
 from diffusionpipe.planner.proposal import Proposal
 from diffusionpipe.planner.search import Search, least_overflow
-from diffusionpipe.planner.stage_costs import Setting
+from diffusionpipe.planner.stage_costs import Setting, time_to_update
 from diffusionpipe.units import Bytes, Seconds
 
 GIB = 2**30
@@ -61,7 +61,13 @@ def compare(setting: Setting, search: Search, *, max_estimated: int = 6) -> Comp
     """The comparison of a search's finalists with what others would do."""
     judge = Judge(setting=setting)
     finalists = [_proposed(setting, candidate, proposal) for candidate, proposal in search.finalists]
-    estimated = [_estimated(judge, one, search.is_filled) for one in search.judged[:max_estimated]]
+    shown = {(row.name, row.sizes) for row in finalists}
+    estimated: list[Row] = []
+    for one in search.judged:
+        key = name_of(one.candidate), sizes_in(setting, one.candidate)
+        if len(estimated) < max_estimated and key not in shown:  # the same with other cuts is left out
+            shown.add(key)
+            estimated.append(_estimated(judge, one, search.is_filled))
     others = tuple(_baseline(judge, one) for one in best_baselines(setting.whole or setting))
     winner = search.winner
     ours = (*finalists, *estimated)
@@ -138,8 +144,8 @@ def _baseline(judge: Judge, one: Baseline) -> Row:
     if one.candidate is not None:
         update = _update(judge, one.candidate)
     else:
-        update = setting.profile.update * judge.table.trained[-1]
-        update /= setting.cluster.num_ranks if one.name == ZERO3 else 1
+        parameters = judge.table.trained[-1] / (setting.cluster.num_ranks if one.name == ZERO3 else 1)
+        update = time_to_update(parameters, setting.profile, setting.cluster.num_ranks)
     return Row(
         name=one.name,
         sizes=one.sizes,
@@ -163,8 +169,9 @@ def _update(judge: Judge, candidate: Candidate) -> Seconds:
     held: dict[int, set[int]] = defaultdict(set)
     for stage in candidate.layout(judge.setting).generated().placement.stages:
         held[stage.worker].add(stage.weights)
-    most = max(sum(blocks[block] for block in own) for own in held.values())
-    return judge.setting.profile.update * most / (candidate.arrangement.data_parallel if candidate.sharded else 1)
+    most: float = max(sum(blocks[block] for block in own) for own in held.values())
+    most /= candidate.arrangement.data_parallel if candidate.sharded else 1
+    return time_to_update(most, judge.setting.profile, judge.setting.cluster.num_ranks)
 
 
 def _smallest_device(setting: Setting) -> Bytes:

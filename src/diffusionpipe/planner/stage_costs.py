@@ -145,10 +145,9 @@ def frozen_time(profile: Profile, layers: Collection[str], samples: float) -> Se
 
 
 def update_time(schedule: Schedule, blocks: Sequence[Sequence[str]], profile: Profile, mesh: Mesh) -> Seconds:
-    """Time between two iterations on devices like the profiled one.
+    """Time between two iterations on devices like the profiled one, by the worker that has most to update.
 
-    That is the ranks' agreement, a sum of a few numbers, and the update of the worker that has most to update; if
-    sharded, its parameters are in about equal parts over the groups.
+    If sharded, its parameters are in about equal parts over the groups.
     """
     placement = schedule.placement
     held: dict[int, set[str]] = {}
@@ -156,8 +155,15 @@ def update_time(schedule: Schedule, blocks: Sequence[Sequence[str]], profile: Pr
         if not placement.is_frozen(index):
             held.setdefault(stage.worker, set()).update(blocks[stage.weights])
     most = max((trained_parameters(profile.graph, layers) for layers in held.values()), default=0)
-    agreement = profile.reduce.latency if profile.reduce is not None and mesh.num_ranks > 1 else 0.0
-    return agreement + profile.update * most / mesh.shard
+    return time_to_update(most / mesh.shard, profile, mesh.num_ranks)
+
+
+def time_to_update(num_parameters: float, profile: Profile, num_ranks: int) -> Seconds:
+    """The agreement of the ranks, a sum of a few numbers, and an update; 0 where the profile knows of no update."""
+    if not profile.update:
+        return 0.0
+    agreement = profile.reduce.latency if profile.reduce is not None and num_ranks > 1 else 0.0
+    return agreement + profile.update * num_parameters
 
 
 def trained_parameters(graph: ModelGraph, layers: Collection[str]) -> int:
