@@ -19,7 +19,7 @@ from diffusionpipe.profiler import profile_job, profile_model
 from diffusionpipe.profiler.held import NotingTransport, count_held
 from diffusionpipe.runtime.process_group import Job
 from diffusionpipe.runtime.transport import ProcessTransport
-from diffusionpipe.runtime.worker import build_worker, channels_of, holders_of, trained_blocks
+from diffusionpipe.runtime.worker import build_worker, channels_of, holders_of, trained_layers
 from diffusionpipe.trainer.batch import TOKENS, BatchSource
 from diffusionpipe.trainer.dataset import Condition, scan
 from diffusionpipe.trainer.drawing import open_tokenizer
@@ -131,7 +131,7 @@ def _session(job: Job, recipe: Recipe, folder: Path, plan: Plan, transport: Noti
     rank = job.membership.rank
     trained = {parameter.name.partition(".")[0] for parameter in model.parameters if parameter.is_trainable}
     sources = weight_sources(folder, graph) | dict.fromkeys(trained)
-    layers = {name for block in trained_blocks(plan, rank) for name in plan.blocks[block]} | {*model.frozen_layers}
+    layers = {*trained_layers(plan, rank), *model.frozen_layers}
     materialize(graph, layers, sources, device=job.device, dtype=torch.float32, seed=recipe.training.seed)
     ProcessTransport().warm_up(channels_of(plan), job.device)
     worker = build_worker(graph, model, plan, rank, transport, device=job.device)

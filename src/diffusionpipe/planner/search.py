@@ -77,8 +77,9 @@ def search(
         ConfigError: no way of using all ranks cuts the batch at whole samples.
     """
     pool = Pool(judge=Judge(setting=setting), is_filled=filler is not None, score=limit)
+    is_limited = limit < float("inf")
     # Without fills nothing but shorter waits would have to make up for the frozen work, which they hardly ever do.
-    ramp = LEAST_RAMP if pool.is_filled and limit < float("inf") else 1.0
+    ramp = LEAST_RAMP if pool.is_filled and is_limited else 1.0
     places = sorted(
         _places(pool.judge, units, is_filled=pool.is_filled, ramp=ramp),
         key=lambda place: (place[0], place[1].units, place[1].adjacent, place[2]),
@@ -88,7 +89,7 @@ def search(
     seen: set[Arrangement] = set()
     for bound, arrangement, microbatches in places:
         # Of each arrangement one, so that it can be compared.
-        if bound <= pool.score or (arrangement not in seen and limit == float("inf")):
+        if bound <= pool.score or (arrangement not in seen and not is_limited):
             known = len(pool.judged)
             add_place(pool, arrangement, microbatches)
             # Copies of the model that do not fit at once may fit in parts.
@@ -96,9 +97,8 @@ def search(
                 seen.add(arrangement)
     improve(pool)
     finalists = _finalists(setting, pool, filler, num_finalists, limit)
-    if limit == float("inf") and not any(
-        proposal.overflow <= 0 and candidate.hosts is None for candidate, proposal in finalists
-    ):
+    fits_easily = any(proposal.overflow <= 0 and candidate.hosts is None for candidate, proposal in finalists)
+    if not (fits_easily or is_limited):
         _add_tight(pool, [(arrangement, count) for _, arrangement, count in places])
         finalists = _finalists(setting, pool, filler, num_finalists, limit)
     if units is None or 1 in units:

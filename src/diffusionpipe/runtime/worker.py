@@ -59,6 +59,11 @@ def trained_blocks(plan: Plan, rank: int) -> tuple[int, ...]:
     return tuple(block for block, ranks in holders_of(plan).items() if rank in ranks)
 
 
+def trained_layers(plan: Plan, rank: int) -> tuple[str, ...]:
+    """The layers of these blocks."""
+    return tuple(name for block in trained_blocks(plan, rank) for name in plan.blocks[block])
+
+
 def channels_of(plan: Plan) -> set[tuple[int, int]]:
     """All (source, destination) pairs of ranks between which the plan's schedules send messages."""
     pairs = {
@@ -140,30 +145,11 @@ def build_worker(
     `sharded`: what `shard` made of the blocks of a sharded plan already; None: it is made here.
     """
     place = place_of(plan, rank)
-    holders = holders_of(plan)
-    blocks = {block: ranks for block, ranks in holders.items() if rank in ranks}
-    parameters = {
-        block: {name: p for name, p in layer_parameters(graph, plan.blocks[block]).items() if p.requires_grad}
-        for block in blocks
-    }
     precision = precision or Precision()
-    gradients: Mapping[int, Reducible]
-    if plan.mesh.shard > 1:
-        if sharded is None:
-            sharder = Sharder(graph=graph, model=model, plan=plan, rank=rank, transport=transport, precision=precision)
-            sharded = {block: sharder.shard(block) for block in blocks}
-        gradients = sharded
-        parameters = {
-            block: {name: p for name, p in own.items() if name in sharded[block].owned}
-            for block, own in parameters.items()
-        }
-        owned = frozenset(name for own in parameters.values() for name in own)
-    else:
-        gradients = {
-            block: BlockGradients(tuple(parameters[block].values()), ranks, transport)
-            for block, ranks in blocks.items()
-        }
-        owned = frozenset(name for block, ranks in blocks.items() if ranks[0] == rank for name in parameters[block])
+    if plan.mesh.shard > 1 and sharded is None:
+        sharder = Sharder(graph=graph, model=model, plan=plan, rank=rank, transport=transport, precision=precision)
+        sharded = {block: sharder.shard(block) for block in trained_blocks(plan, rank)}
+    held = _held(graph, plan, rank, transport, sharded if plan.mesh.shard > 1 else None)
     casts = Casts()
     parts = _Parts(
         graph=graph,
@@ -190,7 +176,7 @@ def build_worker(
             rank_of_worker=lambda worker: plan.mesh.rank(place.group, worker),
             encoder=parts.encoder(schedule),
             raw_inputs=model.inputs,
-            gradients=gradients,
+            gradients=held.gradients,
             sharded=sharded,
             loss_scale=loss_scale,
             store=store,
@@ -203,9 +189,9 @@ def build_worker(
         place=place,
         plan=plan,
         model=model,
-        parameters={name: p for block in parameters.values() for name, p in block.items()},
-        owned=owned,
-        gradients=gradients,
+        parameters=held.parameters,
+        owned=held.owned,
+        gradients=held.gradients,
         train=train,
         prologue=executor(plan.prologue, store=train.first_store) if plan.prologue is not None else None,
         validate=executor(plan.validate),
@@ -214,6 +200,36 @@ def build_worker(
         casts=casts,
         host_weights=parts.host_weights,
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Held:
+    """What a rank holds of the trained parameters; see `Worker`."""
+
+    parameters: dict[str, nn.Parameter]
+    owned: frozenset[str]
+    gradients: Mapping[int, Reducible]
+
+
+def _held(
+    graph: LayerGraph, plan: Plan, rank: int, transport: Transport, sharded: Mapping[int, ShardedBlock] | None
+) -> _Held:
+    parameters: dict[str, nn.Parameter] = {}
+    owned: set[str] = set()
+    gradients: dict[int, Reducible] = {}
+    for block, ranks in holders_of(plan).items():
+        if rank not in ranks:
+            continue
+        own = {name: p for name, p in layer_parameters(graph, plan.blocks[block]).items() if p.requires_grad}
+        if sharded is not None:
+            gradients[block] = sharded[block]
+            own = {name: p for name, p in own.items() if name in sharded[block].owned}
+        else:
+            gradients[block] = BlockGradients(tuple(own.values()), ranks, transport)
+        parameters |= own
+        if sharded is not None or ranks[0] == rank:
+            owned |= own.keys()
+    return _Held(parameters=parameters, owned=frozenset(owned), gradients=gradients)
 
 
 def _host_weights(graph: LayerGraph, plan: Plan, device: torch.device) -> HostWeights:
@@ -242,8 +258,7 @@ class Sharder:
         """Parameter of this rank's trained blocks -> the rank that owns it."""
         mesh = self.plan.mesh
         worker = mesh.place(self.rank)[1]
-        layers = [name for block in trained_blocks(self.plan, self.rank) for name in self.plan.blocks[block]]
-        parts = part_of_parameter(self.model, layers, mesh.shard)
+        parts = part_of_parameter(self.model, trained_layers(self.plan, self.rank), mesh.shard)
         return {name: mesh.rank(part, worker) for name, part in parts.items()}
 
     def shard(self, block: int) -> ShardedBlock:

@@ -31,6 +31,7 @@ from diffusionpipe.runtime.worker import (
     encoded_rows,
     holders_of,
     trained_blocks,
+    trained_layers,
 )
 from diffusionpipe.trainer.dataset import Dataset
 from diffusionpipe.trainer.ema import Ema
@@ -218,7 +219,7 @@ def open_session(recipe: Recipe, job: Job, make_plan: MakePlan, shelf: ProfileSh
         frozen_dtype=frozen_dtype_of(recipe),
     )
     precision = Precision(device=job.device.type, autocast=_autocast(recipe))
-    blocks, frozen = trained_blocks(plan, rank), model.frozen_layers
+    frozen = model.frozen_layers
     if plan.offload_frozen:  # first, so that what trained layers use too goes to the device after it
         load(layers=frozen, device="cpu")
         frozen = ()
@@ -226,12 +227,12 @@ def open_session(recipe: Recipe, job: Job, make_plan: MakePlan, shelf: ProfileSh
     if plan.mesh.shard > 1:  # block by block, so that the whole model is in no rank's memory
         sharder = Sharder(graph=graph, model=model, plan=plan, rank=rank, transport=transport, precision=precision)
         sharded = {}
-        for block in blocks:
+        for block in trained_blocks(plan, rank):
             load(layers=plan.blocks[block], device=job.device)
             sharded[block] = sharder.shard(block)
         load(layers=frozen, device=job.device)
     else:
-        load(layers={*(name for block in blocks for name in plan.blocks[block]), *frozen}, device=job.device)
+        load(layers={*trained_layers(plan, rank), *frozen}, device=job.device)
     transport.warm_up(channels_of(plan), job.device)
     worker = build_worker(graph, model, plan, rank, transport, device=job.device, precision=precision, sharded=sharded)
     optimizer = build_optimizer(
