@@ -30,8 +30,10 @@ from diffusionpipe.costs.files import write_profile
 from diffusionpipe.errors import ConfigError
 from diffusionpipe.ir import Action, Mesh, Op, Span, Timeline
 from diffusionpipe.ir.files import read_plan, write_plan
+from diffusionpipe.ir.flows import flows
 from diffusionpipe.planner.build import Layout
 from diffusionpipe.planner.from_profile import plan_from_profile
+from diffusionpipe.schedules import REGISTRY
 
 LAYERS = ("encoder", "first", "second")
 UPDATE = 0.001
@@ -198,9 +200,22 @@ def test_the_chosen_bytes_can_be_copied_in_a_twentieth_of_a_core(files):
     costs = Costs(stages=(), tensor_bytes={"hidden": 1000, "latent": 1000})
     link = Link(0.0, 1e5)
     scale = fitting_bytes_scale(schedule, costs, link, 1.0)
-    total = sum(len(m.samples) * 1000 for m in schedule.messages)
-    assert scale * total == pytest.approx(0.05 * 1e5 / 4)
+    sent = sum(len(m.samples) * sum(costs.tensor_bytes.get(t, 0) for t in m.tensors) for m in schedule.messages)
+    affordable = 0.05 * 1e5 / 4
+    assert 0.5 * affordable < scale * sent <= affordable
+    assert fitting_bytes_scale(schedule, costs, link, 1.0, data_parallel=4) == pytest.approx(scale / 4)
     assert fitting_bytes_scale(schedule, costs, link, 1e6) == 1.0
+
+
+def test_what_stays_on_a_rank_is_scaled_too():
+    """Two stages of one worker send nothing, but write and read gradients and activations as large as messages."""
+    schedule = REGISTRY["interleaved"](1, 2, 2)
+    assert (schedule.num_workers, len(schedule.placement.stages), schedule.messages) == (1, 2, ())
+    passed = sum(len(flow.samples) for flow in flows(schedule))
+    assert passed == 2 * 2 * 2  # forward and backward of two micro-batches of two samples
+    costs = Costs(stages=(), tensor_bytes={"hidden": 1000})
+    scale = fitting_bytes_scale(schedule, costs, Link(0.0, 1e5), 1.0)
+    assert scale * passed * 1000 == pytest.approx(0.05 * 1e5 / 4)
 
 
 def test_a_group_of_a_measured_timeline_has_workers_in_place_of_ranks():

@@ -18,6 +18,7 @@ from diffusionpipe.costs import Costs, Link, StageCosts, TensorSpec
 from diffusionpipe.errors import ConfigError
 from diffusionpipe.ir import COMPUTE_OPS, Mesh, Op, Schedule, Span, Timeline
 from diffusionpipe.ir.execution import Streams
+from diffusionpipe.ir.flows import flows
 from diffusionpipe.simulator import simulate
 from diffusionpipe.units import Bytes, Seconds
 
@@ -82,11 +83,15 @@ def fitting_scale(costs: Costs) -> float:
     return SHORTEST / min(times) if times else 1.0
 
 
-def fitting_bytes_scale(schedule: Schedule, costs: Costs, link: Link, iteration: Seconds) -> float:
-    """The part of all messages that can be copied within `COPYING` of one core's time; at most 1."""
-    total = sum(
-        len(message.samples) * sum(costs.tensor_bytes.get(name, 0) for name in message.tensors)
-        for message in schedule.messages
+def fitting_bytes_scale(
+    schedule: Schedule, costs: Costs, link: Link, iteration: Seconds, *, data_parallel: int = 1
+) -> float:
+    """The part of all that passes between stages that can be copied within `COPYING` of one core's time; at most 1.
+
+    Tensors that stay on their rank count too: whatever is real of them takes time from the waits.
+    """
+    total = data_parallel * sum(
+        len(flow.samples) * sum(costs.tensor_bytes.get(name, 0) for name in flow.tensors) for flow in flows(schedule)
     )
     affordable = COPYING * iteration * link.bandwidth / TOUCHES
     return min(1.0, affordable / total) if total else 1.0

@@ -25,7 +25,8 @@ def rehearse(
         float | None, typer.Option(help="Factor of all waits; default: the shortest stage's becomes 10 ms.")
     ] = None,
     bytes_scale: Annotated[
-        float | None, typer.Option(help="Factor of all messages; default: copying takes at most 5 % of a core.")
+        float | None,
+        typer.Option(help="Factor of all tensors between stages; default: copying takes at most 5 % of a core."),
     ] = None,
     ranks: Annotated[
         int | None, typer.Option(min=1, help="Processes: whole data-parallel groups of the plan; default: all.")
@@ -67,7 +68,7 @@ def rehearse(
         bare = virtual_run(loaded.train, costs, made.graph, mesh, bytes_scale=1e-9, **sizes)
         iteration = predict_run(bare).makespan
         if bytes_scale is None:
-            bytes_scale = fitting_bytes_scale(loaded.train, costs, link, iteration)
+            bytes_scale = fitting_bytes_scale(loaded.train, costs, link, iteration, data_parallel=mesh.data_parallel)
         status.update(f"rehearsing for about {iterations * iteration:.0f} s")
         run = virtual_run(loaded.train, costs, made.graph, mesh, bytes_scale=bytes_scale, **sizes)
         found = rehearse_runs(processes, {RUN: run}, [RUN] * iterations)[RUN]
