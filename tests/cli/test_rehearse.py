@@ -202,6 +202,8 @@ def test_the_chosen_bytes_can_be_copied_in_a_twentieth_of_a_core(files):
     scale = fitting_bytes_scale(schedule, costs, link, 1.0)
     sent = sum(len(m.samples) * sum(costs.tensor_bytes.get(t, 0) for t in m.tensors) for m in schedule.messages)
     affordable = 0.05 * 1e5 / 4
+    passed = sum(len(f.samples) * sum(costs.tensor_bytes.get(t, 0) for t in f.tensors) for f in flows(schedule))
+    assert scale * passed == pytest.approx(affordable)
     assert 0.5 * affordable < scale * sent <= affordable
     assert fitting_bytes_scale(schedule, costs, link, 1.0, data_parallel=4) == pytest.approx(scale / 4)
     assert fitting_bytes_scale(schedule, costs, link, 1e6) == 1.0

@@ -49,7 +49,7 @@ def test_every_layer_is_timed_and_only_what_has_a_gradient_has_a_backward(dit):
 
 
 def test_layers_add_up_to_the_median_pass_though_each_is_slow_in_another(dit):
-    """Three layers and three passes: every layer is late once, every pass has one late layer."""
+    """Three layers and four passes: every layer is late in some pass, every pass has one late layer."""
     graph, model = dit
     runs = [run for run in runs_of(graph, model) if run.layer.name in model.frozen_layers][:3]
     assert len(runs) == 3

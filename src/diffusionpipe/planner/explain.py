@@ -64,8 +64,10 @@ def compare(setting: Setting, search: Search, *, max_estimated: int = 6) -> Comp
     shown = {(row.name, row.sizes) for row in finalists}
     estimated: list[Row] = []
     for one in search.judged:
+        if len(estimated) == max_estimated:
+            break
         key = name_of(one.candidate), sizes_in(setting, one.candidate)
-        if len(estimated) < max_estimated and key not in shown:  # the same with other cuts is left out
+        if key not in shown:  # the same with other cuts is left out
             shown.add(key)
             estimated.append(_estimated(judge, one, search.is_filled))
     others = tuple(_baseline(judge, one) for one in best_baselines(setting.whole or setting))

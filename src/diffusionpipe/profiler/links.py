@@ -41,6 +41,7 @@ BESIDE: Bytes = 2**22
 SHORTEST: Seconds = 0.005
 """Of the compute beside messages."""
 SMALL: Bytes = 2**18
+"""Transfers up to this size are repeated most."""
 COLD: Bytes = 2**26
 """Memory that sums go through before they come back to the same."""
 USABLE = 0.92
