@@ -79,6 +79,7 @@ def test_frozen_weights_and_the_states_are_counted_as_the_case_says():
     assert setting_of(CASE, STATES[0], is_recomputed=False).workload.bytes_per_trained == 16
 
 
+@pytest.mark.slow
 def test_a_small_cell_has_every_system_and_ours_is_no_slower_than_any_that_fits(tmp_path):
     measured = measure(CASE)
     assert [one.system for one in measured.entries] == list(SYSTEMS)

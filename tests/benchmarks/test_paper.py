@@ -59,6 +59,7 @@ def test_a_slower_network_slows_messages_as_much_as_sums_and_nothing_inside_a_no
     assert (slow.intra, slow.intra_reduce) == (cluster.intra, cluster.intra_reduce)
 
 
+@pytest.mark.slow
 def test_a_measured_cell_has_every_system_and_ours_is_no_slower_than_any_that_fits():
     measured = measure(CASE)
     ours = measured.entry(BEST)
