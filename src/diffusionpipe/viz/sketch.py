@@ -40,11 +40,12 @@ def sketch(timeline: Timeline, *, width: int = 120, axis: TimeAxis = UNITS) -> s
 
     Computation only, with the numbers of the micro-batches; a dot is an idle unit of time. Where all times are
     multiples of a unit (1, or a simple fraction), every unit of time has the same cell, so the picture is exact, unless
-    it would be longer for that; else time is rounded to columns. A picture that is wider than `width` is cut into bands of equal time, each under a line that
-    says its time in the unit of `axis`. Where even that would be long, the first, the middle and the last band are
-    shown. Where a worker has several stages, the stage stands before the letter, as in the text form of actions.
-    Where there is no room for that and a worker has two, the second one's letters are small: it is the second
-    direction or chunk. E3 is fill 3, frozen work; several in a row, too short to be told apart, are one E.
+    it would be longer for that; else time is rounded to columns. A picture that is wider than `width` is cut into bands
+    of equal time, each under a line that says its time in the unit of `axis`. Where even that would be long, the first,
+    the middle and the last band are shown. Where a worker has several stages, the stage stands before the letter, as in
+    the text form of actions. Where there is no room for that and a worker has two, the second one's letters are small:
+    it is the second direction or chunk. E3 is fill 3, frozen work; several in a row, too short to be told apart, are
+    one E.
 
     >>> from diffusionpipe.schedules import one_f_one_b
     >>> from diffusionpipe.simulator import simulate, uniform_costs
