@@ -6,7 +6,7 @@ from planner import synthetic
 
 from diffusionpipe.costs.memory import MemoryUse
 from diffusionpipe.planner.candidates import Judge
-from diffusionpipe.planner.explain import Row, _best_pipeline, _update, compare, gib_of_parts
+from diffusionpipe.planner.explain import Row, _best_pipeline, _update, compare, parts_of
 from diffusionpipe.planner.filling import filler_of
 from diffusionpipe.planner.given import Given
 from diffusionpipe.planner.offload import encoder_bytes
@@ -26,7 +26,7 @@ def unet_setting(**cluster):
 def test_the_winner_is_the_first_simulated_row_and_all_baselines_follow():
     found = comparison_of(unet_setting())
     assert found.winner == found.simulated[0]
-    assert {row.name for row in found.others} == {"DDP", "DDP (not overlapped)", "ZeRO-3 / FSDP", "GPipe", "1F1B + SPP"}
+    assert {row.name for row in found.others} == {"DDP", "DDP (no overlap)", "ZeRO-3 / FSDP", "GPipe", "1F1B + SPP"}
     assert all(row.samples_per_second == pytest.approx(64 / row.step) for row in (*found.ours, *found.others))
 
 
@@ -55,7 +55,7 @@ def test_everyones_step_ends_with_the_update_of_what_its_busiest_rank_holds():
         assert new.step == pytest.approx(old.step + new.update, rel=1e-12)
         assert new.samples_per_second == pytest.approx(64 / new.step)
     updates = {row.name: row.update for row in after.others}
-    assert updates["DDP"] == updates["DDP (not overlapped)"] == pytest.approx(1e-12 * parameters)
+    assert updates["DDP"] == updates["DDP (no overlap)"] == pytest.approx(1e-12 * parameters)
     assert updates["ZeRO-3 / FSDP"] == pytest.approx(1e-12 * parameters / 4)
     assert 1e-12 * parameters / 4 <= updates["GPipe"] < 1e-12 * parameters
     updates = {
@@ -129,7 +129,7 @@ def test_the_parts_of_a_devices_memory_add_up_to_its_total_as_printed(seed):
     random = Random(seed)
     sizes = [random.randrange(40 * 2**30) if random.random() < 0.7 else random.randrange(2**24) for _ in range(6)]
     use = MemoryUse(**dict(zip(("parameters", "gradients", "optimizer", "frozen", "activations", "messages"), sizes)))  # noqa: B905
-    parts = gib_of_parts(use)
+    parts = parts_of(use, 2**30)
     assert f"{sum(parts.values()):.2f}" == f"{use.total / 2**30:.2f}"
     assert list(parts.values()) == sorted(parts.values(), reverse=True)
     assert all(abs(size - getattr(use, name) / 2**30) < 0.01 for name, size in parts.items())

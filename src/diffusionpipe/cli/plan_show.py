@@ -15,10 +15,8 @@ if TYPE_CHECKING:
     from diffusionpipe.ir import Plan, Timeline
     from diffusionpipe.planner.proposal import Proposal
     from diffusionpipe.planner.stage_costs import Setting
+    from diffusionpipe.units import Bytes
 
-GIB = 2**30
-MAX_PARTS = 6
-"""Parts of memory that have a column of their own; the smaller ones are added up."""
 HEADS = ("stage", "rank", "ranks", "samples", "layers", "from", "to", "idle", "total", "free", "others")
 """Heads of the tables, each with its entry in docs/glossary.md; the others are parts of memory."""
 
@@ -184,7 +182,8 @@ def require_layers(setting: Setting, names: list[str], profile: Path) -> None:
 
 def _lines(plan: Plan, times: _Times, width: int) -> Iterator[str]:
     from diffusionpipe import viz
-    from diffusionpipe.planner.naming import name_of_plan, sizes_of_plan
+    from diffusionpipe.planner.explain import unit_of
+    from diffusionpipe.planner.naming import name_of_plan, sizes_of_plan, stages_of_plan
 
     ranks = plan.mesh.num_ranks
     heading = f"{name_of_plan(plan)}, {sizes_of_plan(plan)}; batch {plan.batch}, {ranks} rank{'s' * (ranks > 1)}"
@@ -196,15 +195,20 @@ def _lines(plan: Plan, times: _Times, width: int) -> Iterator[str]:
     yield from wrap(_frozen(plan), width, break_on_hyphens=False)
     if times.proposal and times.setting:
         yield ""
-        yield from wrap(f"memory of each rank at its peak, GiB, with {times.workload}:", width)
-        yield from _table(_memory(plan, times.setting, times.proposal), width)
+        unit = unit_of(max(use.total for use in times.proposal.memory))
+        yield from wrap(f"memory of each rank at its peak, {unit[0]}, with {times.workload}:", width)
+        for num_parts in range(len(times.proposal.memory[0].items()), 0, -1):
+            table = list(_table(_memory(plan, times.setting, times.proposal, unit[1], num_parts), width))
+            if max(map(len, table)) <= width:
+                break
+        yield from table
     yield ""
     if plan.mesh.data_parallel > 1:
-        which = "copy" if plan.mesh.pipeline == 1 else "group"
-        yield f"one iteration of the first {which}; all {plan.mesh.data_parallel} run alike:"
-    yield from viz.sketch(times.timeline, width=width).splitlines()
-    yield ""
-    yield from wrap(_legend(times.timeline), width, break_on_hyphens=False)
+        which = "copies" if plan.mesh.pipeline == 1 else "groups"
+        yield f"one iteration of the first of {plan.mesh.data_parallel} {which}, which run alike:"
+    if any(len(one.blocks) > 1 for one in stages_of_plan(plan)):
+        yield "the sketch counts each bucket as a stage:"
+    yield from viz.explained_sketch(times.timeline, width=width, axis=times.axis).splitlines()
 
 
 def _durations(times: _Times) -> str:
@@ -251,18 +255,19 @@ def _frozen(plan: Plan) -> str:
     rest = "; their weights rest in host memory" if plan.offload_frozen else ""
     components = dict.fromkeys(fill.component for fill in plan.train.fills if fill.component)
     names = f" ({', '.join(components)})" if components else ""
-    return f"frozen: {len(plan.blocks[-1])} layers{names} on {where}, which encode {when}{rest}"
+    count = len(plan.blocks[-1])
+    return f"frozen: {count} layer{'s' * (count > 1)}{names} on {where}; encoded: {when}{rest}"
 
 
-def _memory(plan: Plan, setting: Setting, proposal: Proposal) -> list[Sequence[str]]:
-    """A row for each worker: idle time, the largest parts of its memory, their sum, and what is free."""
-    from diffusionpipe.planner.explain import gib_of_parts
+def _memory(plan: Plan, setting: Setting, proposal: Proposal, unit: Bytes, num_parts: int) -> list[Sequence[str]]:
+    """A row for each worker: idle time, the largest `num_parts` of its memory, their sum, and what is free."""
+    from diffusionpipe.planner.explain import parts_of
     from diffusionpipe.planner.from_profile import UNKNOWN_MEMORY
 
-    parts = [gib_of_parts(use) for use in proposal.memory]
+    parts = [parts_of(use, unit) for use in proposal.memory]
     largest = {name: max(one.get(name, 0.0) for one in parts) for name in {name: 0 for one in parts for name in one}}
     names = sorted(largest, key=lambda name: -largest[name])
-    shown, rest = names[:MAX_PARTS], names[MAX_PARTS:]
+    shown, rest = names[:num_parts], names[num_parts:]
     is_known = all(device.memory < UNKNOWN_MEMORY for device in setting.cluster.devices)
     head = ["ranks" if plan.mesh.data_parallel > 1 else "rank", "idle", *shown, *(["others"] if rest else []), "total"]
     rows: list[Sequence[str]] = [(*head, "free") if is_known else head]
@@ -272,7 +277,7 @@ def _memory(plan: Plan, setting: Setting, proposal: Proposal) -> list[Sequence[s
         figures = [own.get(name, 0.0) for name in shown]
         figures += [sum(own.get(name, 0.0) for name in rest)] if rest else []
         free = min(setting.cluster.devices[rank].memory for rank in ranks) - use.total
-        figures += [use.total / GIB, *([free / GIB] if is_known else [])]
+        figures += [use.total / unit, *([free / unit] if is_known else [])]
         rows.append((_ranks(ranks), f"{idle:.1%}", *(f"{figure:.2f}" for figure in figures)))
     return rows
 
@@ -310,20 +315,3 @@ def _shortened(name: str, size: int) -> str:
     if len(name) <= size:
         return name
     return f"{name[: (size - 2) // 2]}..{name[len(name) - (size - 2 - (size - 2) // 2) :]}"
-
-
-def _legend(timeline: Timeline) -> str:
-    """The letters of the sketch that occur."""
-    from diffusionpipe.ir import Op
-
-    words = {
-        Op.F: "F forward",
-        Op.B: "B backward",
-        Op.I: "I backward of the inputs",
-        Op.W: "W backward of the weights",
-        Op.T: "T forward without gradient",
-        Op.ENCODE: "E frozen layers",
-    }
-    used = {span.action.op for span in timeline.spans}
-    letters = ", ".join(text for op, text in words.items() if op in used)
-    return f"{letters}, . idle; time to the right, a row for each rank"

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from textwrap import wrap
 from typing import TYPE_CHECKING
 
-from diffusionpipe.planner.explain import GIB, gib_of_parts
+from diffusionpipe.planner.explain import GIB, parts_of, unit_of
 
 if TYPE_CHECKING:
     from diffusionpipe.planner.explain import Comparison, Row
@@ -47,7 +48,6 @@ GROUPS = (
 WORDS = (
     ("replicas", "(1,2 replicas) or (1,2): devices that share each stage's samples"),
     ("groups", "x N groups or x N: copies of the pipeline, each with a part of the batch"),
-    ("micro-batches", "mb: micro-batches"),
     ("side by side", "side by side: copies of one stage are neighbours, so their gradients stay in a node"),
     ("copies", "copies: every device holds all layers and trains a part of the batch"),
     ("accumulated", "accumulated over N: each device runs its samples in N micro-batches"),
@@ -67,11 +67,12 @@ def table_lines(setting: Setting, comparison: Comparison, *, width: int) -> Iter
     columns = _columns(rows, width, knows_update=setting.profile.update > 0)
     texts = [_texts(column, rows) for column in columns]
     widths = [max(map(len, (*column.head, *own))) for column, own in zip(columns, texts, strict=True)]
-    room = width - sum(widths) - 2 * len(widths)
+    widest = max(len(_layout(row)) for row in rows) + 2
+    room = min(widest, width - sum(widths) - 2 * len(widths))
     for part in (0, 1):
         heads = [column.head[part].rjust(size) for column, size in zip(columns, widths, strict=True)]
         yield "  ".join([("layout" if part else "").ljust(room), *heads]).rstrip(), "bold"
-    cells, is_short = iter(zip(*texts, strict=True)), max(len(_layout(row)) for row in rows) > room - 2
+    cells, is_short = iter(zip(*texts, strict=True)), room < widest
     for name, group in zip(GROUPS, groups, strict=True):
         if group:
             yield name, "italic"
@@ -82,7 +83,7 @@ def table_lines(setting: Setting, comparison: Comparison, *, width: int) -> Iter
             for number, layout in enumerate(_wrapped(_layout(row, is_short=is_short), room, is_winner=is_winner)):
                 yield "  ".join([layout.ljust(room), *(figures if not number else ())]).rstrip(), style
     yield "", ""
-    for text in _legend(setting, comparison, columns):
+    for text in _legend(setting, comparison, columns, is_short=is_short):
         yield from ((line, "dim") for line in wrap(text, width, subsequent_indent="  ", break_on_hyphens=False))
     for text in (_memory(setting, comparison.winner), comparison.verdict):
         yield "", ""
@@ -104,7 +105,7 @@ def _texts(column: Column, rows: Sequence[Row]) -> list[str]:
     if column.is_percent:
         return [f"{value:.1%}" for value in values]
     decimals = 1 if column in (MEMORY, MISSING) else _decimals(values)
-    texts = [f"{value:,.{decimals}f}" for value in values]
+    texts = [f"{value:.{decimals}f}" for value in values]
     if column is MISSING:
         return ["" if row.fits else text for text, row in zip(texts, rows, strict=True)]
     return [f"~{text}" if column is STEP and not row.use else text for text, row in zip(texts, rows, strict=True)]
@@ -126,10 +127,12 @@ def _layout(row: Row, *, is_short: bool = False) -> str:
 
 def _wrapped(layout: str, room: int, *, is_winner: bool) -> list[str]:
     mark = "> " if is_winner else "  "
-    return wrap(layout, max(room, 16), initial_indent=mark, subsequent_indent="    ", break_on_hyphens=False)
+    tied = re.sub(r"(\d) (?=[a-z])(?!x )|(?<=x) (?=\d)", lambda found: f"{found[1] or ''}\xa0", layout)
+    lines = wrap(tied, max(room, 16), initial_indent=mark, subsequent_indent="    ", break_on_hyphens=False)
+    return [line.replace("\xa0", " ") for line in lines]
 
 
-def _legend(setting: Setting, comparison: Comparison, columns: Sequence[Column]) -> Iterator[str]:
+def _legend(setting: Setting, comparison: Comparison, columns: Sequence[Column], *, is_short: bool) -> Iterator[str]:
     """A line for everything that needs one and is there."""
     rows = (*comparison.ours, *comparison.others)
     update = " and the update after it" if setting.profile.update else "; the profile knows no update"
@@ -138,13 +141,16 @@ def _legend(setting: Setting, comparison: Comparison, columns: Sequence[Column])
     yield "idle: part of all devices' time   only encoding: ms in which encoders run and nothing trains"
     missing = "   missing: what it lacks there" if MISSING in columns else ""
     yield f"peak: memory of the fullest device{missing}"
+    if is_short:
+        yield "mb: micro-batches"
     yield from (text for word, text in WORDS if any(word in _layout(row) for row in rows))
 
 
 def _memory(setting: Setting, winner: Row) -> str:
     """The parts of the fullest device's memory; they add up to the total."""
     assert winner.use, "the winner is simulated in full"
-    parts = ", ".join(f"{name} {size:.2f}" for name, size in gib_of_parts(winner.use).items())
+    name, unit = unit_of(winner.use.total)
+    parts = ", ".join(f"{part} {size:.2f}" for part, size in parts_of(winner.use, unit).items())
     room = sorted({device.memory for device in setting.cluster.devices})
-    limits = " or ".join(f"{memory / GIB:.2f}" for memory in room)
-    return f"fullest device, GiB: {parts}; together {winner.use.total / GIB:.2f} of {limits}"
+    limits = " or ".join(f"{memory / unit:.2f}" for memory in room)
+    return f"fullest device, {name}: {parts}; together {winner.use.total / unit:.2f} of {limits}"

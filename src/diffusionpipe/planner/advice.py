@@ -12,7 +12,7 @@ from diffusionpipe.costs import Cluster, LayerProfile, LayerSpec, ParameterSpec
 from diffusionpipe.costs.memory import MemoryUse
 from diffusionpipe.planner.baselines import best_baselines
 from diffusionpipe.planner.candidates import Candidate
-from diffusionpipe.planner.explain import GIB, gib_of_parts, sizes_in
+from diffusionpipe.planner.explain import parts_of, sizes_in, unit_of
 from diffusionpipe.planner.given import NOTHING
 from diffusionpipe.planner.naming import name_of
 from diffusionpipe.planner.offload import WORTH, can_offload, encoder_bytes, is_heavy, offloaded
@@ -69,30 +69,31 @@ def nothing_fits(setting: Setting) -> str:
         return "No layout cuts this batch."
     worker, use = nearest.worker, nearest.use
     device = setting.cluster.devices[nearest.proposal.mesh.rank(0, worker)]
-    parts = ", ".join(f"{name} {size:.2f}" for name, size in gib_of_parts(use).items())
+    name, unit = unit_of(use.total)
+    parts = ", ".join(f"{part} {size:.2f}" for part, size in parts_of(use, unit).items())
     lines = [
         f"No layout fits: the nearest, {nearest.layout}, misses the memory of worker {worker} by "
-        f"{nearest.proposal.overflow / GIB:.1f} GiB.",
-        f"Worker {worker} would hold {use.total / GIB:.2f} GiB: {parts}. "
-        f"Its device, {device.name}, has {device.memory / GIB:.2f} GiB for training.",
+        f"{nearest.proposal.overflow / unit:.1f} {name}.",
+        f"Worker {worker} would hold {use.total / unit:.2f} {name}: {parts}. "
+        f"Its device, {device.name}, has {device.memory / unit:.2f} {name} for training.",
     ]
     helps, others = [], []
     for words, changed in _changes(setting):
         found = nearest_layout(changed)
         if found is None:
             continue
-        line = f"- {words}: {found.use.total / GIB:.1f} GiB, {found.layout}"
+        line = f"- {words}: {found.use.total / unit:.1f} {name}, {found.layout}"
         if found.fits:
             helps.append(line)
         elif found.use.total < WORTH_SAYING * use.total:
             others.append(line)
-    helps.append(f"- devices with {use.total / GIB:.1f} GiB for training: the nearest layout, as above")
+    helps.append(f"- devices with {use.total / unit:.1f} {name} for training: the nearest layout, as above")
     fitting = [one for one in best_baselines(setting) if one.overflow <= 0]
     if fitting:
         best = min(fitting, key=lambda one: one.step)
         helps.append(f"- {best.name} with {best.sizes}, which DiffusionPipe does not run")
     others += _without_figures(setting)
-    lines += ["What would fit: (with the GiB that the fullest device would hold)", *helps]
+    lines += [f"What would fit: (with the {name} that the fullest device would hold)", *helps]
     if others:
         lines += ["These help, but not enough alone:", *others]
     return "\n".join(lines)
@@ -146,7 +147,7 @@ def _changes(setting: Setting) -> Iterator[tuple[str, Setting]]:
 
 def _without_figures(setting: Setting) -> list[str]:
     """Changes whose memory cannot be computed from this profile."""
-    found = []
+    found: list[str] = []
     names = [p.name for p in setting.graph.parameters if p.is_trainable]
     if with_adapters(setting) is None and not any(".lora_A." in name for name in names):
         found.append(
@@ -155,8 +156,9 @@ def _without_figures(setting: Setting) -> list[str]:
         )
     frozen, smallest = encoder_bytes(setting), min(device.memory for device in setting.cluster.devices)
     if not can_offload(setting) and WORTH * frozen > smallest:
+        name, unit = unit_of(frozen)
         found.append(
-            f"- encoders in host memory, which are {frozen / GIB:.1f} GiB on each device: give every device of the "
+            f"- encoders in host memory, which are {frozen / unit:.1f} {name} on each device: give every device of the "
             'cluster file a "host_bandwidth" in bytes per second (`diffusionpipe cluster` measures it)'
         )
     return found

@@ -23,7 +23,7 @@ from diffusionpipe.planner.stage_costs import Setting, time_to_update
 from diffusionpipe.units import Bytes, Seconds
 
 GIB = 2**30
-SHOWN_AS = {DDP: "DDP", DDP_AFTER: "DDP (not overlapped)"}
+SHOWN_AS = {DDP: "DDP", DDP_AFTER: "DDP (no overlap)"}
 """Baselines whose names would look like those of our own layouts."""
 
 
@@ -232,7 +232,7 @@ def _sharded(setting: Setting, candidate: Candidate, row: Row) -> str:
         f"each of the {candidate.arrangement.data_parallel} devices holds a part of the {', '.join(names[:-1])} and "
         f"{names[-1]} ({parts / GIB:.2f} GiB on the fullest)"
     )
-    if not encoders:
+    if encoders < GIB / 200:
         return text
     which = "two encoder layers at a time" if setting.workload.offload_frozen else "the whole of the encoders"
     return f"{text} and {which} ({encoders / GIB:.2f} GiB)"
@@ -270,14 +270,19 @@ def _memory_reason(others: tuple[Row, ...]) -> str:
     return ""
 
 
-def gib_of_parts(use: MemoryUse) -> dict[str, float]:
-    """The parts of a device's memory in GiB with two decimals, largest first, that add up to the rounded total.
+def unit_of(num_bytes: Bytes) -> tuple[str, Bytes]:
+    """The unit in which that much memory is written, and its bytes: GiB, or MiB below one."""
+    return ("GiB", GIB) if num_bytes >= GIB else ("MiB", 2**20)
+
+
+def parts_of(use: MemoryUse, unit: Bytes) -> dict[str, float]:
+    """The parts of a device's memory in a unit, with two decimals, largest first; they add up to the rounded total.
 
     Parts that would be 0.00 are left out.
     """
-    cents = {name.replace("_", " "): size / GIB * 100 for name, size in use.items().items()}
+    cents = {name.replace("_", " "): size / unit * 100 for name, size in use.items().items()}
     whole = {name: int(size) for name, size in cents.items()}
-    missing = round(use.total / GIB * 100) - sum(whole.values())
+    missing = round(use.total / unit * 100) - sum(whole.values())
     for name in sorted(cents, key=lambda name: whole[name] - cents[name])[:missing]:
         whole[name] += 1
     return {name: size / 100 for name, size in sorted(whole.items(), key=lambda item: -item[1]) if size}
