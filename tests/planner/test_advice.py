@@ -49,7 +49,9 @@ def test_the_parts_of_the_fullest_device_add_up_to_the_figures_of_the_advice():
         f"No layout fits: the nearest, {nearest.layout}, misses the memory of worker {nearest.worker} by "
         f"{(nearest.use.total - 2e9) / 2**30:.1f} GiB."
     )
-    whole = re.match(r"Worker \d would hold (?P<total>[0-9.]+) GiB: (?P<parts>.*)\. Its device, synthetic, has 1.86", second)
+    whole = re.match(
+        r"Worker \d would hold (?P<total>[0-9.]+) GiB: (?P<parts>.*)\. Its device, synthetic, has 1.86", second
+    )
     parts = [float(part.rsplit(" ", 1)[1]) for part in whole["parts"].split(", ")]
     assert f"{sum(parts):.2f}" == whole["total"]
     assert f"- devices with {float(whole['total']):.1f} GiB for training: the nearest layout, as above" in text
@@ -103,7 +105,9 @@ def test_lora_is_named_with_its_memory_where_the_projections_are_known():
 
 
 def test_lora_is_named_without_a_figure_where_they_are_not_known():
-    assert "- LoRA ([lora] rank = 16 in a recipe): gradients and optimizer state" in nothing_fits(unet_setting(memory=2))
+    assert "- LoRA ([lora] rank = 16 in a recipe): gradients and optimizer state" in nothing_fits(
+        unet_setting(memory=2)
+    )
 
 
 def test_more_devices_are_proposed_as_many_as_are_enough():

@@ -10,7 +10,9 @@ from diffusionpipe.planner.stage_costs import Setting
 LAYERS = 16
 
 
-def candidate_of(schedule="1f1b", *, stages=4, workers=None, replicas=None, groups=1, microbatches=4, buckets=1, **more):
+def candidate_of(
+    schedule="1f1b", *, stages=4, workers=None, replicas=None, groups=1, microbatches=4, buckets=1, **more
+):
     replicas = replicas or (1,) * (workers or stages)
     return Candidate(
         arrangement=Arrangement(units=sum(replicas), data_parallel=groups, adjacent=more.pop("adjacent", 1)),

@@ -52,7 +52,9 @@ def show(
     png: Annotated[Path | None, typer.Option(help="Write a picture.")] = None,
     svg: Annotated[Path | None, typer.Option(help="Write a picture.")] = None,
     perfetto: Annotated[Path | None, typer.Option(help="Write a trace for ui.perfetto.dev.")] = None,
-    text: Annotated[bool, typer.Option("--text", help="No effect: the summary is always printed.", hidden=True)] = False,
+    text: Annotated[
+        bool, typer.Option("--text", help="No effect: the summary is always printed.", hidden=True)
+    ] = False,
 ) -> None:
     """Show a plan: its stages and their layers, memory, times, and one training iteration as a sketch."""
     from rich.console import Console
@@ -129,7 +131,7 @@ def _found(plan: Plan, plan_file: Path) -> _Times:
 
 
 def _setting_beside(plan: Plan, plan_file: Path) -> tuple[Setting, str, str] | None:
-    """What the plan's run was predicted with, its files' names and its training; None without a profile of the model."""
+    """The setting of the plan's run, the names of its files, and its training in words; None without a profile."""
     from dataclasses import replace
 
     from diffusionpipe.cli.plan import stated_setting
@@ -149,9 +151,7 @@ def _setting_beside(plan: Plan, plan_file: Path) -> tuple[Setting, str, str] | N
     if cluster.is_file():
         found = load_cluster(str(cluster))
         files.append("cluster.json")
-    setting = stated_setting(
-        profile, found, plan.batch, checkpoint=plan.checkpointed, has_ema=False, optimizer="AdamW"
-    )
+    setting = stated_setting(profile, found, plan.batch, checkpoint=plan.checkpointed, has_ema=False, optimizer="AdamW")
     training = "AdamW without a moving average"
     if recipe.is_file():
         from diffusionpipe.trainer.recipe_file import load_recipe
@@ -223,7 +223,8 @@ def _durations(times: _Times) -> str:
     encoding = f"only encoding {proposal.exposed * 1e3:.1f} ms"
     if not proposal.update:
         return f"{iteration} (the profile knows no update), {bubble}, {encoding}"
-    return f"step {proposal.step * 1e3:.1f} ms: {iteration}, then update {proposal.update * 1e3:.1f} ms; {bubble}, {encoding}"
+    update = f"update {proposal.update * 1e3:.1f} ms"
+    return f"step {proposal.step * 1e3:.1f} ms: {iteration}, then {update}; {bubble}, {encoding}"
 
 
 def _stages(plan: Plan) -> list[Sequence[str]]:

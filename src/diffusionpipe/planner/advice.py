@@ -72,10 +72,14 @@ def nothing_fits(setting: Setting) -> str:
     name, unit = unit_of(use.total)
     parts = ", ".join(f"{part} {size:.2f}" for part, size in parts_of(use, unit).items())
     lines = [
-        f"No layout fits: the nearest, {nearest.layout}, misses the memory of worker {worker} by "
-        f"{nearest.proposal.overflow / unit:.1f} {name}.",
-        f"Worker {worker} would hold {use.total / unit:.2f} {name}: {parts}. "
-        f"Its device, {device.name}, has {device.memory / unit:.2f} {name} for training.",
+        (
+            f"No layout fits: the nearest, {nearest.layout}, misses the memory of worker {worker} by "
+            f"{nearest.proposal.overflow / unit:.1f} {name}."
+        ),
+        (
+            f"Worker {worker} would hold {use.total / unit:.2f} {name}: {parts}. "
+            f"Its device, {device.name}, has {device.memory / unit:.2f} {name} for training."
+        ),
     ]
     helps, others = [], []
     for words, changed in _changes(setting):
@@ -246,4 +250,3 @@ def _copies(layer: LayerSpec, added: _Added) -> Bytes:
 
 def _with_copies(layer: LayerProfile, num_bytes: Bytes) -> LayerProfile:
     return replace(layer, copies=num_bytes) if layer.copies else layer
-

@@ -4,9 +4,9 @@ from dataclasses import dataclass, replace
 
 from diffusionpipe.errors import ConfigError
 from diffusionpipe.ir import Plan
+from diffusionpipe.planner.advice import nothing_fits
 from diffusionpipe.planner.build import Filler, build_plan
 from diffusionpipe.planner.candidates import Candidate
-from diffusionpipe.planner.advice import nothing_fits
 from diffusionpipe.planner.explain import Comparison, compare, sizes_in
 from diffusionpipe.planner.filling import filler_of
 from diffusionpipe.planner.given import check_given
