@@ -23,7 +23,8 @@ is generated from the docstrings of `src/diffusionpipe/schedules` by `make docs`
 ![All schedules on {RANKS} ranks with {MICROBATCHES} micro-batches]({PICTURE})
 
 The letters: `F` forward, `B` whole backward, `I` gradient of the inputs, `W` gradient of the weights; `2F0` is the
-forward of micro-batch 0 on stage 2. p is the number of workers, m of micro-batches, F, B, I and W are times of one
+forward of micro-batch 0 on stage 2. Where stage numbers have no room, small letters are the worker's second stage. Long
+pictures go on below, under their time. p is the number of workers, m of micro-batches, F, B, I and W are times of one
 worker's part of the model. The pictures and the table have F = I = W = 1 and free messages. "Window" is the idle part
 between a worker's first start and its last end: it is what is lost where the optimizer's step does not wait for all
 workers (`training.post_validation`). Activations are those of one worker's part of the model for one micro-batch.

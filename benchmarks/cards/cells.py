@@ -11,7 +11,7 @@ from diffusionpipe.errors import ConfigError
 from diffusionpipe.planner.baselines import Baseline, best_of, data_parallel, zero3
 from diffusionpipe.planner.candidates import Judge
 from diffusionpipe.planner.choice import choose
-from diffusionpipe.planner.explain import name_of, sizes_of
+from diffusionpipe.planner.naming import name_of, sizes_of
 from diffusionpipe.planner.offload import is_heavy, offloaded
 from diffusionpipe.planner.search import least_overflow
 from diffusionpipe.planner.split_baselines import diffusion_pipe, naive_split

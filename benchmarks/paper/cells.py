@@ -9,8 +9,8 @@ from diffusionpipe.costs.clusters import load_cluster
 from diffusionpipe.planner.baselines import Baseline, best_baselines, gpipe_starts, pipeline, spp_starts
 from diffusionpipe.planner.build import Filler
 from diffusionpipe.planner.candidates import Candidate, Judge
-from diffusionpipe.planner.explain import name_of, sizes_of
 from diffusionpipe.planner.filling import filler_of
+from diffusionpipe.planner.naming import name_of, sizes_of
 from diffusionpipe.planner.proposal import Proposal, propose
 from diffusionpipe.planner.search import Search, search
 from diffusionpipe.planner.stage_costs import Setting

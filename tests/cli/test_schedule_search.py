@@ -2,9 +2,11 @@ import json
 
 import pytest
 from PIL import Image
+from screen_files import assert_screen
 from typer.testing import CliRunner
 
 from diffusionpipe import cli
+from diffusionpipe.cli.schedule_search import _origin_text
 from diffusionpipe.errors import ConfigError
 from diffusionpipe.ir.check import check
 from diffusionpipe.ir.files import read_schedule
@@ -40,14 +42,21 @@ def test_json_holds_the_figures_and_the_orders(instance):
     assert sorted(figures["orders"][1]) == sorted(f"1{op}{k}" for op in "FIW" for k in range(3))
 
 
-def test_the_report_shows_the_sketch_the_figures_and_the_proof(instance):
-    result = run(instance(memory_limit=[2, 2]))
+@pytest.mark.parametrize("columns", ["80", "160"])
+def test_the_screen_fits_the_terminal_and_explains_its_letters_and_figures(instance, columns, monkeypatch):
+    monkeypatch.setenv("COLUMNS", columns)
+    result = run(instance(microbatches=6, placement="v", comm=0.5, memory_limit=[4, 4]))
     assert result.exit_code == 0, result.output
-    lines = result.stdout.splitlines()
-    assert lines[0].startswith("2 ranks, 3 micro-batches: placement linear, from ")
-    assert lines[2].startswith("0 | F0")
-    assert "peak memory" in result.stdout
-    assert "proven to be the least" in result.stdout or "no order is below" in result.stdout
+    assert max(map(len, result.stdout.splitlines())) <= int(columns)
+    assert_screen(f"schedule_search_{columns}", result.stdout)
+
+
+def test_a_proof_and_the_published_schedule_that_an_order_comes_from_are_named(instance):
+    shown = " ".join(run(instance(memory_limit=[2, 2])).stdout.split())
+    assert "no order has a shorter one (proven)" in shown or "no order is below" in shown
+    assert _origin_text("zb-v") == "the published schedule zb-v"
+    assert _origin_text("zb-v+") == "the published schedule zb-v, then improved"
+    assert _origin_text("search 1:2:100") == "by one of the search's own rules"
 
 
 def test_files_are_written_and_their_notices_stay_off_stdout(instance, tmp_path):

@@ -12,7 +12,7 @@ import typer
 
 if TYPE_CHECKING:
     from diffusionpipe.costs import Cluster, ModelGraph, Profile
-    from diffusionpipe.ir import Plan, Timeline
+    from diffusionpipe.ir import Plan
     from diffusionpipe.trainer.drawing import Picture
     from diffusionpipe.trainer.recipe import Recipe
 
@@ -215,57 +215,17 @@ def grid_columns(count: int) -> int:
     return next((columns for columns in range(square, 11) if count % columns == 0), square)
 
 
-def _predicted(recipe: "Recipe", plan: "Plan") -> "Timeline | None":
-    """The predicted timeline of a run's plan, None if nothing is known of its times.
-
-    A run that measured has its profile, and the cluster if it was searched for; a plan file its prediction beside it.
-    """
-    from diffusionpipe.cli.prediction_file import read_prediction
-    from diffusionpipe.costs.clusters import load_cluster
-    from diffusionpipe.costs.files import read_profile
-    from diffusionpipe.planner import predicted_timeline
-
-    if recipe.pipeline.plan_file is not None:
-        return read_prediction(recipe.pipeline.plan_file, plan)
-    if not recipe.pipeline.is_profiled:
-        return None
-    folder = recipe.run.folder
-    cluster = load_cluster(str(folder / "cluster.json")) if recipe.pipeline.is_searched else None
-    return predicted_timeline(read_profile(folder / "profile.json"), plan, cluster)
-
-
-def _title(plan: "Plan") -> str:
-    """The schedule and its sizes, for a picture of one of its iterations."""
-    from diffusionpipe.ir import Op
-
-    microbatches = sum(len(p.microbatches) for p in plan.train.placement.pipelines if Op.ENCODE not in p.ops)
-    ranks = _count(plan.mesh.num_ranks, "rank")
-    if plan.mesh.data_parallel > 1:
-        ranks += f" in {plan.mesh.data_parallel} groups, of which one is shown"
-    return f"{plan.train.name}: {ranks}, {_count(microbatches, 'micro-batch', 'es')}, batch {plan.batch}"
-
-
-def _count(number: int, name: str, ending: str = "s") -> str:
-    return f"{number} {name}{ending if number != 1 else ''}"
-
-
 def _draw_results(recipe: "Recipe") -> None:
     """The pictures of a finished run: loss curve, timeline, trace, and the last samples under a fixed name."""
     import shutil
 
-    from diffusionpipe.ir.files import read_plan, read_timeline
-    from diffusionpipe.viz.gantt import gantt
+    from diffusionpipe.cli.run_timeline import draw_timeline
     from diffusionpipe.viz.metrics import loss_curve
-    from diffusionpipe.viz.perfetto import perfetto
 
     folder = recipe.run.folder
     loss_curve(folder / "metrics.jsonl", folder / "loss.png")
     if (folder / "timeline.json").exists():
-        timeline, plan = read_timeline(folder / "timeline.json"), read_plan(folder / "plan.json")
-        predicted = _predicted(recipe, plan)
-        panels = [*([("predicted", predicted)] if predicted is not None else []), ("measured", timeline)]
-        gantt(panels, folder / "timeline.png", title=_title(plan), schedule=plan.train)
-        perfetto(timeline, folder / "trace.json", schedule=plan.train)
+        draw_timeline(recipe)
     samples = sorted((folder / "samples").glob("step-*.png"))
     if samples:
         shutil.copyfile(samples[-1], folder / "samples.png")

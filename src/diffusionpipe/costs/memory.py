@@ -298,7 +298,7 @@ def _buffers(
     """
     placement = schedule.placement
     spans: dict[Action, Span] = {span.action: span for span in timeline.spans}
-    readers = _readers(schedule)
+    readers, makespan = _readers(schedule), timeline.makespan
     dropped, posted = _dropped(schedule, readers), _posted(schedule, spans)
     for slot, reader in readers.items():
         message = schedule.messages[slot]
@@ -306,7 +306,7 @@ def _buffers(
         yield spans[reader].worker, posted[slot], spans[reader].start, num_bytes
         if message.is_gradient:
             producer = spans[Action(stage=message.source, op=reader.op, microbatch=message.microbatch)]
-            end = spans[dropped[slot]].start if slot in dropped else timeline.makespan
+            end = spans[dropped[slot]].start if slot in dropped else makespan
             yield placement.stages[message.source].worker, producer.end, max(end, producer.end), num_bytes
 
 

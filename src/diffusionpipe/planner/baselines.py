@@ -25,6 +25,7 @@ from diffusionpipe.planner.arrangement import Arrangement, arrangements
 from diffusionpipe.planner.candidates import Candidate, Judge
 from diffusionpipe.planner.collectives import all_gather, all_reduce
 from diffusionpipe.planner.encoders import components_of, encode_chunks_of
+from diffusionpipe.planner.naming import ON_HOST, sizes_of
 from diffusionpipe.planner.objectives import PlanningBound
 from diffusionpipe.planner.offload import is_heavy, offloaded
 from diffusionpipe.planner.partition import balanced_cuts
@@ -34,8 +35,9 @@ from diffusionpipe.units import Bytes, Seconds
 DDP_BUCKET = 25 * 2**20
 """Bytes of gradients that torch's DistributedDataParallel sums at a time."""
 MAX_MICROBATCHES = 128
+DDP = "data parallel (overlapped)"
+DDP_AFTER = "data parallel"
 ZERO3 = "ZeRO-3 / FSDP"
-ON_HOST = ", encoders on host"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,7 +144,7 @@ def _pipeline_at(
     estimate = judge.estimate(candidate)
     return Baseline(
         name=name,
-        sizes=f"{len(starts)} stages x {arrangement.data_parallel}, {microbatches} micro-batches",
+        sizes=sizes_of(candidate),
         step=estimate.serial,
         frozen=estimate.frozen,
         busy=estimate.busy + estimate.frozen,
@@ -157,7 +159,7 @@ def data_parallel(judge: Judge, *, is_overlapped: bool) -> Baseline | None:
 
     None where the batch cannot be shared equally.
     """
-    name = "data parallel (overlapped)" if is_overlapped else "data parallel"
+    name = DDP if is_overlapped else DDP_AFTER
     best: Baseline | None = None
     for rows, count in _accumulations(judge):
         samples = rows / count

@@ -10,6 +10,7 @@ collective besides the schedule's own. With `training.post_validation` nobody wa
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from time import perf_counter
 
 import torch
@@ -17,6 +18,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from diffusionpipe.errors import NonFiniteLossError
+from diffusionpipe.ir import Phase
 from diffusionpipe.runtime.slot import Output
 from diffusionpipe.trainer.gradient_norm import clip_factor, scale, sum_of_squares
 from diffusionpipe.trainer.learning_rate import Decay, LearningRateSchedule, learning_rate_at
@@ -95,6 +97,21 @@ class Stepper:
         self._backup = Backup(self._parameters, session.optimizer)
         self._unclipped = 0
         self._pending: _Unsettled | None = None
+        self._phases: list[str] = []
+
+    def phases(self) -> tuple[Phase, ...]:
+        """What this rank did when since the last iteration's end. On GPUs it waits for the device."""
+        times = self._session.worker.train.times_after()
+        rank = self._session.job.membership.rank
+        return tuple(
+            Phase(worker=rank, name=name, start=start, end=end)
+            for name, (start, end) in zip(self._phases, pairwise(times), strict=True)
+        )
+
+    def _end_phase(self, name: str) -> None:
+        """Note that what the rank did until now is over."""
+        self._session.worker.train.mark()
+        self._phases.append(name)
 
     def step(self, step: int, inputs: dict[str, Tensor]) -> list[StepResult]:
         """Run step `step`, counted from 0, and return what is settled now, in order.
@@ -134,6 +151,7 @@ class Stepper:
     def _iterate(self, inputs: dict[str, Tensor]) -> tuple[list[Output], float]:
         """One iteration of the schedule: its outputs, and the part of the time in which this rank computed."""
         worker = self._session.worker
+        self._phases.clear()
         started = perf_counter()
         worker.reset_gradients()
         worker.feed(worker.train, inputs)
@@ -158,6 +176,7 @@ class Stepper:
         if step.work is not None:
             step.work.wait()
         squares, summed, busy, saves, stops = step.total.tolist()
+        self._end_phase("sum over all ranks")
         norm, loss = step.total[0].sqrt(), summed / session.plan.batch
         if not _is_finite(loss) or not _is_finite(squares):
             if step.is_updated:
@@ -172,10 +191,12 @@ class Stepper:
         if not step.is_updated or is_amended:
             if factor is not None:
                 scale([p.grad for p in self._parameters if p.grad is not None], factor)
+                self._end_phase("clip")
             self._update(step.step)
         self._unclipped = 0 if is_clipped else self._unclipped + 1
         if session.ema is not None:
             session.ema.update(step.step)
+            self._end_phase("average")
         return StepResult(
             step=step.step + 1,
             loss=loss,
@@ -192,6 +213,7 @@ class Stepper:
         set_learning_rate(self._session.optimizer, learning_rate_at(step, self._rates))
         if self._session.optimizer is not None:
             self._session.optimizer.step()
+        self._end_phase("optimizer")
 
     def _non_finite(self, step: int, outputs: Sequence[Output], loss: float, norm: float) -> NonFiniteLossError:
         """The error that names the samples, gathered from all ranks."""

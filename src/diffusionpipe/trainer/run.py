@@ -16,7 +16,7 @@ from time import perf_counter
 import torch.distributed as dist
 
 from diffusionpipe.errors import CheckpointError, ConfigError, PeerError
-from diffusionpipe.ir import Span, Timeline
+from diffusionpipe.ir import Timeline
 from diffusionpipe.ir.files import write_plan, write_timeline
 from diffusionpipe.runtime.process_group import Job
 from diffusionpipe.trainer.batch import TOKENS, Augmentation, BatchSource, sample_indices
@@ -37,6 +37,7 @@ from diffusionpipe.trainer.sampling import SamplingSettings, build_scheduler
 from diffusionpipe.trainer.session import MakePlan, Session, check_resumed, open_session, run_identity
 from diffusionpipe.trainer.shared_file_system import check_shared_file_system
 from diffusionpipe.trainer.stopping import Stopping
+from diffusionpipe.trainer.traced import Trace, measured_timeline
 from diffusionpipe.trainer.training_state import load_training, training_tensors
 from diffusionpipe.units import Seconds
 
@@ -246,7 +247,7 @@ def _train(state: _Run) -> None:
         return tuple(f"{index} ({state.train.samples[index].name})" for index in indices)
 
     stepper = Stepper(session, state.stopping, names_of)
-    traces: list[tuple[tuple[Span, ...], Seconds]] = []
+    traces: list[Trace] = []
     waits: dict[int, Seconds] = {}
     with closing(iter(loader)) as batches, state.progress or nullcontext():
         if (first := session.worker.prologue) is not None:
@@ -263,7 +264,7 @@ def _train(state: _Run) -> None:
             results = stepper.step(state.step, inputs)
             state.step += 1
             if is_traced:
-                traces.append(session.worker.train.spans())
+                traces.append((*session.worker.train.spans(), stepper.phases()))
             if _needs_final_weights(state, results):
                 results += stepper.settle()
             for result in results:
@@ -277,7 +278,7 @@ def _train(state: _Run) -> None:
                 logger.warning("stopped step=%d reason=signal", state.step)
                 break
     if traces and state.step == recipe.training.steps:
-        state.timeline = _measured_timeline(session, traces)
+        state.timeline = measured_timeline(session, traces)
 
 
 def _needs_final_weights(state: _Run, results: Sequence[StepResult]) -> bool:
@@ -354,18 +355,6 @@ def _save(state: _Run) -> None:
         keep=session.recipe.checkpoint.keep,
     )
     state.saved = state.step
-
-
-def _measured_timeline(session: Session, traces: Sequence[tuple[tuple[Span, ...], Seconds]]) -> Timeline:
-    """Of the traced iterations the one of median length on rank 0, as the first pipeline ran it."""
-    by_length = sorted(range(len(traces)), key=lambda index: traces[index][1])
-    chosen = [by_length[len(traces) // 2]]
-    dist.broadcast_object_list(chosen, src=0)
-    spans, _ = traces[chosen[0]]
-    gathered: list[tuple[Span, ...] | None] = [None] * session.plan.mesh.num_ranks
-    dist.all_gather_object(gathered, spans if session.worker.place.group == 0 else ())
-    merged = tuple(span for rank_spans in gathered if rank_spans for span in rank_spans)
-    return Timeline(num_workers=session.plan.mesh.pipeline, spans=merged, source="measured")
 
 
 def _finish(state: _Run) -> None:
