@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from diffusionpipe.cli.recipe_setting import restriction_of
 from diffusionpipe.costs.clusters import load_cluster
 from diffusionpipe.trainer.recipe_file import load_recipe
 
@@ -54,6 +55,13 @@ def test_the_comparison_is_of_the_demos_recipe_with_two_copies(monkeypatch):
     assert (recipe.checkpoint.every, recipe.sampling.every, recipe.data.validation) == (None, None, None)
     shown = load_recipe(DIGITS / "recipe.toml")
     assert (recipe.training.batch, recipe.optimizer) == (shown.training.batch, shown.optimizer)
+
+
+def test_a_run_says_which_keys_restrict_the_search_of_its_layout():
+    said = restriction_of(load_recipe(DIGITS / "recipe.toml"))
+    assert 'fixes data_parallel = 1, microbatches = 4, schedule = "1f1b", fill = true: the search looks at such' in said
+    free = [f"pipeline.{key}=none" for key in ("data_parallel", "microbatches", "schedule", "fill")]
+    assert restriction_of(load_recipe(DIGITS / "recipe.toml", free)) == ""
 
 
 def test_the_limit_stands_in_the_cluster_and_the_recipes_are_valid(tmp_path):
