@@ -23,6 +23,7 @@ COUNTED = 20
 OVERRIDES = (
     "pipeline.stages=1",
     "pipeline.data_parallel=2",
+    "pipeline.sharded=false",
     "pipeline.schedule=none",
     "pipeline.microbatches=none",
     "pipeline.fill=none",
