@@ -20,6 +20,8 @@ $(VENV)/installed: pyproject.toml constraints.txt
 
 demo: install
 	$(BIN)/python examples/digits/dataset.py --out runs/digits-data
+	@echo "Training as a pipeline of two stages, as the recipe asks, to show one. So small a model also fits every rank whole:"
+	@echo "the end of this demo measures that too, and examples/digits/README.md says when a pipeline pays."
 	$(BIN)/diffusionpipe train examples/digits/recipe.toml --ranks 2 $(RESUME_DIGITS)
 	$(BIN)/python examples/digits/score.py --export runs/digits/export --count 200 --guidance 1.5
 	$(BIN)/python examples/digits/compare.py --pipeline runs/digits

@@ -64,17 +64,18 @@ def sentence(pipeline: float, copies: float, batch: int) -> str:
         f"  pipeline of two stages   {pipeline * 1e3:7.0f} ms   {batch / pipeline:6.0f} samples/s",
         f"  data parallelism         {copies * 1e3:7.0f} ms   {batch / copies:6.0f} samples/s",
     ]
+    waits = (
+        "fits one device: copies wait for each other only at the end of a step,",
+        "the stages of a pipeline in every micro-batch.",
+    )
     if copies < pipeline:
         lines += [
-            f"Data parallelism is {pipeline / copies:.2f} times as fast for this model. That is expected: the model is",
-            "tiny, each rank holds all of it, and only a pipeline makes ranks wait for each other.",
+            f"Data parallelism is {pipeline / copies:.2f} times as fast for this model. That is usual for a model that"
         ]
     else:
-        lines += [
-            f"The pipeline is {copies / pipeline:.2f} times as fast for this model on this machine. Mostly it is the",
-            "other way round for a model that fits one device: only a pipeline makes ranks wait for each other.",
-        ]
+        lines += [f"The pipeline is {copies / pipeline:.2f} times as fast here. Usual is the opposite for a model that"]
     lines += [
+        *waits,
         "A pipeline pays when the model with its gradients and optimizer state does not fit one device, or when the",
         "links are too slow to sum all gradients in every step. `make demo-memory` shows the first;",
         "`diffusionpipe plan` says for your model and machines which is faster.",

@@ -45,7 +45,7 @@ def test_both_times_are_said_whichever_is_faster():
         assert "A pipeline pays when the model with its gradients and optimizer state does not fit one device" in text
     assert "Data parallelism is 1.25 times as fast for this model" in slower
     assert "320 samples/s" in slower
-    assert "The pipeline is 1.25 times as fast for this model" in faster
+    assert "The pipeline is 1.25 times as fast here" in faster
 
 
 def test_the_comparison_is_of_the_demos_recipe_with_two_copies(monkeypatch):
