@@ -60,8 +60,8 @@ def sentence(pipeline: float, copies: float, batch: int) -> str:
     """Return both times and what they mean, in plain words."""
     lines = [
         "",
-        "Measured here, two ranks, time of a step (median). The runs came one after the other, so other programs on this",
-        "machine may have slowed one of them more:",
+        "Measured here, two ranks, time of a step (median). The runs came one after the other, so other programs on",
+        "this machine may have slowed one of them more:",
         f"  pipeline of two stages   {pipeline * 1e3:7.0f} ms   {batch / pipeline:6.0f} samples/s",
         f"  data parallelism         {copies * 1e3:7.0f} ms   {batch / copies:6.0f} samples/s",
     ]
