@@ -34,3 +34,28 @@ def check_search(recipe: Recipe, num_ranks: int) -> None:
         ConfigError: the sizes do not fit each other, the batch or the ranks.
     """
     check_given(given_of(recipe), batch=recipe.training.batch, num_ranks=num_ranks)
+
+
+def restriction_of(recipe: Recipe) -> str:
+    """One sentence on the keys of the recipe that restrict its search; "" if there are none."""
+    pipeline = recipe.pipeline
+    stated = {
+        "data_parallel": pipeline.data_parallel,
+        "sharded": pipeline.sharded,
+        "stages": pipeline.stages,
+        "microbatches": pipeline.microbatches,
+        "schedule": pipeline.schedule,
+        "fill": pipeline.fill,
+        "offload_frozen": pipeline.offload_frozen,
+    }
+    keys = [f"{name} = {_toml(value)}" for name, value in stated.items() if value is not None]
+    if not keys:
+        return ""
+    return (
+        f"The recipe's [pipeline] section fixes {', '.join(keys)}: the search looks at such layouts only. Others may "
+        "be faster; leave a key out to let the search choose it."
+    )
+
+
+def _toml(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else f'"{value}"' if isinstance(value, str) else str(value)

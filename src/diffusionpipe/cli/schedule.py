@@ -11,6 +11,7 @@ import typer
 
 from diffusionpipe.cli.default_verb import DEFAULT, DefaultVerb
 from diffusionpipe.cli.schedule_compare import compare
+from diffusionpipe.cli.schedule_instance import instance
 from diffusionpipe.cli.schedule_search import search
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ MAX_FORWARDS = 1_000_000
 app = typer.Typer(cls=DefaultVerb, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="rich")
 app.command("compare")(compare)
 app.command("search")(search)
+app.command("instance")(instance)
 
 
 @app.callback()

@@ -24,7 +24,8 @@ def search(
 ) -> None:
     """Search the order with the shortest iteration for uneven stages, slow links and little memory.
 
-    docs/schedule-search.md describes the instance and the answer.
+    docs/schedule-search.md describes the instance and the answer. `schedule instance` writes the instance of a profiled
+    model on a cluster.
     """
     from diffusionpipe.ordering import search as search_order
     from diffusionpipe.ordering.instance_file import read_instance

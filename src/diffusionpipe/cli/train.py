@@ -192,7 +192,7 @@ def _step_text(iteration: float, update: float) -> str:
 
 def _searched_plan(recipe: "Recipe", profile: "Profile", cluster: "Cluster") -> "Plan":
     """The fastest plan, with the reason in the log."""
-    from diffusionpipe.cli.recipe_setting import setting_of
+    from diffusionpipe.cli.recipe_setting import restriction_of, setting_of
     from diffusionpipe.planner import choose
     from diffusionpipe.trainer.workload import samples_drawn_together
 
@@ -200,6 +200,8 @@ def _searched_plan(recipe: "Recipe", profile: "Profile", cluster: "Cluster") -> 
     proposal = choice.proposal
     logger.info('plan="%s" %s', choice.sizes, _step_text(proposal.iteration, proposal.update))
     logger.info("%s", choice.comparison().verdict)
+    if restriction := restriction_of(recipe):
+        logger.info("%s", restriction)
     return choice.plan(sample_batch=samples_drawn_together(recipe))
 
 

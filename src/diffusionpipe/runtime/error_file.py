@@ -16,6 +16,10 @@ LAUNCHED = "DIFFUSIONPIPE_LAUNCHED"
 """Our launcher's process id, set for its ranks: they leave their errors in the error file, it prints the cause."""
 
 
+_REFUSALS = ("can't allocate memory", "Cannot allocate memory", "std::bad_alloc")
+"""What torch's errors say on the CPU when there is no more memory."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FailureNote:
     """Why a rank ended."""
@@ -31,11 +35,25 @@ class FailureNote:
 def note_of(error: BaseException, traceback: str = "") -> FailureNote:
     """The note for `error`: its text if it is one of ours, else `traceback` (or its type and text)."""
     text = str(error) if isinstance(error, DiffusionPipeError) else traceback.rstrip() or f"{_name(error)}: {error}"
+    text = out_of_memory(error) or text
     return FailureNote(
         message=text,
         exit_code=2 if isinstance(error, ConfigError) else 1,
         is_consequence=isinstance(error, PeerError),
         time=time.time(),
+    )
+
+
+def out_of_memory(error: BaseException) -> str:
+    """What to say if `error` means that the device or the process has no more memory; "" if it means another thing."""
+    said = str(error)
+    is_named = isinstance(error, MemoryError) or _name(error) == "OutOfMemoryError"  # torch's, not imported for it
+    if not is_named and not any(refusal in said for refusal in _REFUSALS):
+        return ""
+    return (
+        f"out of memory ({said.splitlines()[0].strip() if said else _name(error)}).\n"
+        "Use more stages (pipeline.stages), training.activation_checkpointing, more micro-batches or a smaller "
+        'training.batch; pipeline.plan = "auto" chooses a layout that fits.'
     )
 
 
