@@ -85,9 +85,8 @@ def test_frozen_bytes_are_those_of_every_parameters_own_dtype():
     assert after.frozen_bytes - before.frozen_bytes == 6 * 4
     assert after.stage_bytes(3, 4, 2, 4, 1) - before.stage_bytes(3, 4, 2, 4, 1) == 6 * 4 + 5 * 4
     shares = [zero3(judge).held[0] for judge in (before, after)]
-    assert (
-        6 * 4 < shares[1] - shares[0] <= 6 * 4 + 5 * 4 // 2 + 2 * 5 * 2
-    )  # gathered in two bytes, two layers at a time
+    gathered = 2 * 5 * 2  # two layers at a time, in two bytes
+    assert 6 * 4 < shares[1] - shares[0] <= 6 * 4 + 5 * 4 // 2 + gathered
 
 
 def test_activations_are_those_in_flight():
