@@ -71,7 +71,8 @@ def choose(setting: Setting, *, fill: bool | None = None) -> Choice:
     if place or (place is None and is_heavy(setting) and _leaves_time(best)):
         best = _faster(offloaded(setting), fill, best)
     if best is None:
-        raise ConfigError(compare(setting, search(setting)).verdict)
+        nearest = offloaded(setting) if place or (place is None and is_heavy(setting)) else setting
+        raise ConfigError(compare(nearest, search(nearest)).verdict)
     return best
 
 
