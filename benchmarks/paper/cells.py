@@ -106,11 +106,11 @@ class Cell:
 
 
 def setting_of(case: Case, cluster: Cluster | None = None) -> Setting:
-    """Parameters, gradients and Adam's moments in float32, frozen weights in bfloat16, nothing recomputed."""
+    """Parameters, gradients, Adam's moments in float32, frozen weights as in the profile, nothing recomputed."""
     return Setting(
         profile=profiles.load(MODELS[case.model]),
         cluster=cluster or load_cluster(f"a100-80x8:{case.devices // NODE}"),
-        workload=Workload(batch=case.devices * case.per_device, frozen_bytes=2),
+        workload=Workload(batch=case.devices * case.per_device),
     )
 
 

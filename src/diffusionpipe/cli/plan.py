@@ -141,24 +141,21 @@ def _cluster(name: str | None, of_recipe: str | None) -> Cluster:
 def stated_setting(
     profile: Path, cluster: Cluster, batch: int, *, checkpoint: tuple[str, ...], has_ema: bool, optimizer: str
 ) -> Setting:
-    """A training that is stated on the command line; what is kept of parameters is as wide as the profile's are."""
+    """A training that is stated on the command line; parameters are as wide as the profile has them."""
     from diffusionpipe.costs import Workload
     from diffusionpipe.costs.files import check_device, read_profile
-    from diffusionpipe.costs.graph import BYTES_OF_DTYPE
     from diffusionpipe.costs.workload import state_of_optimizer
     from diffusionpipe.planner.stage_costs import Setting
 
     loaded = read_profile(profile)
     check_device(loaded, cluster, source=str(profile))
     width = 8 if loaded.precision == "float64" else 4
-    frozen = [(p.num_bytes, BYTES_OF_DTYPE[p.dtype]) for p in loaded.graph.parameters if not p.is_trainable]
     workload = Workload(
         batch=batch,
         parameter_bytes=width,
         gradient_bytes=width,
         optimizer_bytes=width * state_of_optimizer(optimizer),
         ema_bytes=width if has_ema else 0,
-        frozen_bytes=max(frozen, default=(0, width))[1],  # of adapters' base the large ones may be narrower
         checkpointed=checkpoint,
     )
     return Setting(profile=loaded, cluster=cluster, workload=workload)

@@ -20,6 +20,7 @@ copies are made once in an iteration and kept throughout, but recomputed layers 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import pairwise
 
 from diffusionpipe.planner.arrangement import Arrangement, arrangements
 from diffusionpipe.planner.candidates import Candidate, Judge
@@ -29,7 +30,7 @@ from diffusionpipe.planner.naming import ON_HOST, sizes_of
 from diffusionpipe.planner.objectives import PlanningBound
 from diffusionpipe.planner.offload import is_heavy, offloaded
 from diffusionpipe.planner.partition import balanced_cuts
-from diffusionpipe.planner.stage_costs import Setting, frozen_parameters
+from diffusionpipe.planner.stage_costs import Setting, frozen_bytes
 from diffusionpipe.units import Bytes, Seconds
 
 DDP_BUCKET = 25 * 2**20
@@ -229,9 +230,8 @@ def zero3(judge: Judge) -> Baseline | None:
 def _with_sharded_encoders(judge: Judge, one: Baseline, rows: int) -> Baseline:
     """The same with the frozen layers in equal parts too, each gathered for every chunk that runs through it."""
     setting = judge.setting
-    ranks, width = range(setting.cluster.num_ranks), setting.workload.frozen_bytes
-    layers = setting.graph.frozen_layers
-    sizes = [frozen_parameters(setting.graph, (name,)) * width for name in layers]
+    ranks, layers = range(setting.cluster.num_ranks), setting.graph.frozen_layers
+    sizes = [frozen_bytes(setting.graph, (name,), setting.workload) for name in layers]
     gathers = [all_gather(setting.cluster, size, ranks) for size in sizes]
     slowest = min(device.speed for device in setting.cluster.devices)
     gather_of = dict(zip(layers, gathers, strict=True))
@@ -264,14 +264,7 @@ def _gathering(gathers: Sequence[Seconds], computes: Sequence[Seconds]) -> Secon
 
 def _gathered_bytes(judge: Judge) -> list[Bytes]:
     """Of each layer: parameters travel in the precision in which they are used."""
-    table, workload = judge.table, judge.setting.workload
-    narrow = 2 if judge.setting.profile.precision in ("bfloat16", "float16") else workload.parameter_bytes
-    trained, frozen = table.trained, table.frozen
-    return [
-        (trained[i + 1] - trained[i]) * min(narrow, workload.parameter_bytes)
-        + (frozen[i + 1] - frozen[i]) * min(narrow, workload.frozen_bytes)
-        for i in range(judge.num_layers)
-    ]
+    return [after - before for before, after in pairwise(judge.table.gathered_bytes)]
 
 
 def _zero3_times(judge: Judge, samples: float) -> tuple[Seconds, Seconds]:
@@ -305,7 +298,7 @@ def _zero3_bytes(judge: Judge, samples: float, count: int) -> Bytes:
     """A part of all parameters, two gathered layers, the gradients of one; the rest as in data parallelism."""
     workload, table = judge.setting.workload, judge.table
     whole = judge.stage_bytes(0, judge.num_layers, samples, count, 1) - table.copies[-1]
-    held = table.trained[-1] * workload.bytes_per_trained + table.frozen[-1] * workload.frozen_bytes
+    held = table.trained[-1] * workload.bytes_per_trained + table.frozen_bytes[-1]
     largest = max(table.trained[i + 1] - table.trained[i] for i in range(judge.num_layers))
     gathered = 2 * max(_gathered_bytes(judge)) + largest * workload.gradient_bytes
     return whole - held + -(-held // judge.setting.cluster.num_ranks) + gathered

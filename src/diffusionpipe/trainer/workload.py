@@ -8,8 +8,8 @@ from diffusionpipe.trainer.recipe import Precision, Recipe
 def workload_of(recipe: Recipe) -> Workload:
     """The workload of a recipe: parameters, gradients, optimizer and average are as wide as each other.
 
-    With bfloat16 layers compute under autocast, and all that is kept stays float32, but for frozen parameters where the
-    recipe stores them in bfloat16. The norms and embeddings among them, which stay float32, are counted as the others.
+    With bfloat16 layers compute under autocast, and all that is kept of trained parameters stays float32. Frozen ones
+    are counted as wide as the model's description says, which has them as they will be stored.
     Where the frozen part rests is the search's to say, if there is one.
     """
     width = 8 if recipe.training.precision is Precision.FLOAT64 else 4
@@ -19,7 +19,6 @@ def workload_of(recipe: Recipe) -> Workload:
         gradient_bytes=width,
         optimizer_bytes=width * state_per_parameter(recipe.optimizer.name, recipe.optimizer.arguments),
         ema_bytes=width if recipe.training.ema_decay is not None else 0,
-        frozen_bytes=width if recipe.model.frozen_dtype is None else 2,
         has_backup=recipe.training.post_validation,
         checkpointed=recipe.training.activation_checkpointing,
         encode_chunk=recipe.pipeline.sizes.encode_chunk,
