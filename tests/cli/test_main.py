@@ -98,7 +98,8 @@ def test_the_module_is_the_command():
 
 
 @pytest.mark.parametrize(
-    "arguments", [[], *([verb] for verb in cli.VERBS), ["schedule", "search"], ["schedule", "compare"], ["plan", "show"]]
+    "arguments",
+    [[], *([verb] for verb in cli.VERBS), ["schedule", "search"], ["schedule", "compare"], ["plan", "show"]],
 )
 def test_help_shows_no_type_beside_a_switch(arguments):
     shown = CliRunner().invoke(cli.app, [*arguments, "--help"], env={"COLUMNS": "80", "TERM": "dumb"}).output

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import re
 import shutil
 from pathlib import Path
 
@@ -49,7 +50,7 @@ def refused(capsys, recipe, *words):
     assert printed.out == ""
     log, mark, block = printed.err.partition("error: ")
     assert mark
-    assert all("rank=0" in line for line in log.splitlines()), log
+    assert all(re.match(r"\d\d:\d\d:\d\d ", line) for line in log.splitlines()), log
     assert "Traceback" not in block
     run = recipe.parent / "run"
     assert not (run / "metrics.jsonl").exists()
