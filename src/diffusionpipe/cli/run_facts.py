@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from diffusionpipe.costs import ModelGraph
-    from diffusionpipe.ir import Plan
+    from diffusionpipe.ir import Pipeline, Plan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,7 +82,12 @@ def count_parameters(model: "ModelGraph", *, trained: bool) -> int:
     return sum(prod(p.shape) for p in model.parameters if p.is_trainable == trained)
 
 
-def _trained_pipelines(plan: "Plan") -> list:
+def trained_components(model: "ModelGraph") -> tuple[str, ...]:
+    """Components with trained parameters, by name."""
+    return tuple(sorted({p.name.partition(".")[0] for p in model.parameters if p.is_trainable}))
+
+
+def _trained_pipelines(plan: "Plan") -> "list[Pipeline]":
     from diffusionpipe.ir import Op
 
     return [pipeline for pipeline in plan.train.placement.pipelines if Op.ENCODE not in pipeline.ops]

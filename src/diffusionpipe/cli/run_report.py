@@ -9,11 +9,12 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 from diffusionpipe.cli.expectation import Expectation, expectation_of
-from diffusionpipe.cli.run_facts import count_parameters, parts_of, ranks_of_worker, shape_of
+from diffusionpipe.cli.run_facts import count_parameters, parts_of, ranks_of_worker, shape_of, trained_components
 from diffusionpipe.units import Bytes, Seconds
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.panel import Panel
     from rich.table import Table
 
     from diffusionpipe.trainer.start import Start
@@ -65,7 +66,8 @@ def start_lines(start: "Start", expected: Expectation) -> Iterator[str]:
     shape, parts = shape_of(plan), parts_of(plan, start.model)
     counts = _parameters(start)
     yield _line(run=recipe.run.folder, model=recipe.model.path, precision=recipe.training.precision.value)
-    yield _line(trained_parameters=counts["trained"], frozen_parameters=counts["frozen"])
+    trained = ",".join(trained_components(start.model))
+    yield _line(trained=trained, trained_parameters=counts["trained"], frozen_parameters=counts["frozen"])
     yield _line(ranks=plan.mesh.num_ranks, nodes=len(set(start.hosts)), device=_devices(start))
     data: dict[str, object] = {"data": recipe.data.train, "samples": start.samples}
     if start.conditions:
@@ -104,7 +106,7 @@ def _memory_lines(start: "Start", expected: Expectation) -> Iterator[str]:
         yield _line(ranks=ranks, memory_mib=f"{size / 2**20:.1f}", **rest)
 
 
-def start_block(start: "Start", expected: Expectation) -> "Table":
+def start_block(start: "Start", expected: Expectation) -> "Panel":
     """What the run is, for a terminal."""
     from rich.console import Group
     from rich.panel import Panel
@@ -117,9 +119,9 @@ def start_block(start: "Start", expected: Expectation) -> "Table":
     rows.add_column(overflow="fold")
     held_out = f", {start.held_out} for validation" if start.held_out is not None else ""
     steered = ", each with a conditioning picture" if start.conditions else ""
-    hosts = len(set(start.hosts))
+    hosts, trained = len(set(start.hosts)), ", ".join(trained_components(start.model))
     facts = {
-        "model": f"{recipe.model.path}, {counts['trained']} parameters trained, {counts['frozen']} frozen",
+        "model": f"{recipe.model.path}, trained {counts['trained']} parameters of {trained}, frozen {counts['frozen']}",
         "data": f"{_number(start.samples, 'sample')} in {recipe.data.train}{steered}{held_out}",
         "ranks": f"{_number(plan.mesh.num_ranks, 'rank')} on {_number(hosts, 'node')}: {_devices(start)}",
         "precision": recipe.training.precision.value,
@@ -139,14 +141,12 @@ def _stage_table(start: "Start") -> "Table":
     from rich.text import Text
 
     table = Table(box=None, pad_edge=False)
-    for heading in ("stage", "ranks", "layers"):
+    for heading in ("stage", "ranks", "trained", "layers"):
         table.add_column(heading, justify="right", no_wrap=True)
-    for heading in ("first", "last"):
-        table.add_column(heading, overflow="fold")
-    table.add_column("trained", justify="right", no_wrap=True)
+    table.add_column("first to last")
     for number, part in enumerate(parts_of(start.plan, start.model)):
-        ends = Text(part.layers[0]), Text(part.layers[-1])
-        table.add_row(str(number), _listed(part.ranks), str(len(part.layers)), *ends, _count(part.parameters))
+        ends = Text(f"{part.layers[0]} to {part.layers[-1]}")
+        table.add_row(str(number), _listed(part.ranks), _count(part.parameters), str(len(part.layers)), ends)
     return table
 
 
@@ -182,11 +182,9 @@ def _memory(start: "Start", expected: Expectation) -> str:
 def _step(start: "Start", expected: Expectation) -> str:
     if expected.step is None or expected.iteration is None:
         return "time unknown: the layers were not measured"
-    update = f" + update {_milliseconds(expected.update)}" if expected.update is not None else ""
-    return (
-        f"{_milliseconds(expected.step)} expected: iteration {_milliseconds(expected.iteration)}{update}, "
-        f"{start.plan.batch / expected.step:.4g} samples/s"
-    )
+    update = f", update {_milliseconds(expected.update)}" if expected.update is not None else ""
+    rate = f"{start.plan.batch / expected.step:.4g} samples/s"
+    return f"{_milliseconds(expected.step)} expected (iteration {_milliseconds(expected.iteration)}{update}), {rate}"
 
 
 def _training(start: "Start") -> str:

@@ -58,27 +58,25 @@ def from_first(make: Callable[[], T]) -> T:
 
 
 def on_all(make: Callable[[], T]) -> T:
-    """What every rank makes for itself.
+    """What every rank makes for itself; all ranks call it.
 
     Raises:
-        ConfigError: on every rank, what the first of those that failed has raised.
+        ConfigError: what `make` has raised on this rank.
+        PeerError: it has raised one on another rank only.
     """
-    problem: ConfigError | None = None
+    mine: ConfigError | None = None
     try:
         result = make()
     except ConfigError as error:
-        problem = error
-    problems = _gather(problem, None)
-    first = next((rank for rank, one in enumerate(problems) if one is not None), None)
-    if first is None:
-        return result
-    error = problems[first]
-    assert error is not None
-    error.is_common = len({str(one) for one in problems}) == 1
-    if problem is None:
-        raise PeerError(f"rank {first}: {error}")
-    problem.is_common = error.is_common
-    raise problem
+        mine = error
+    texts = [str(one) if one is not None else None for one in _gather(mine, None)]
+    if mine is not None:
+        mine.is_common = len(set(texts)) == 1
+        raise mine
+    failed = next(((rank, text) for rank, text in enumerate(texts) if text is not None), None)
+    if failed is not None:
+        raise PeerError(f"rank {failed[0]}: {failed[1]}")
+    return result
 
 
 def rank_in(group: dist.ProcessGroup | None = None) -> int:

@@ -83,7 +83,8 @@ def _scan(opened: Model, work: Work, others: tuple[Check, ...]) -> tuple[Dataset
 
     scans = [partial(scan_into, folder) for folder in (data.train, data.validation) if folder is not None]
     problems: list[ConfigError] = []
-    for check in (partial(check_optimizer, opened), *others, *scans):
+    checks: list[Check] = [partial(check_optimizer, opened), *others, *scans]
+    for check in checks:
         try:
             check()
         except ConfigError as error:
