@@ -2,12 +2,15 @@
 
 import json
 import logging
+import os
 import re
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
 from screen_files import assert_screen, masked
+from terminal import run_in_terminal
 from tiny_runs import recipe_of, save_dit, save_pictures, save_stable_diffusion
 
 from diffusionpipe import cli
@@ -217,6 +220,28 @@ def test_one_rank_trains_draws_its_results_and_is_sampled(capsys, recipe, place,
         cli.main(["sample", str(run), "--prompt", "a b", "--steps", "2", "--out", str(tmp_path / "grid.png")])
     assert caught.value.code == 0
     assert (tmp_path / "grid.png").stat().st_size > 0
+
+
+@pytest.mark.slow
+def test_a_terminal_shows_a_block_bars_that_go_and_the_results(place, tmp_path):
+    recipe = recipe_of(Path("sd"), Path("data"), tmp_path / "run", training={"steps": 3}, pipeline={"stages": 1})
+    (tmp_path / "recipe.toml").write_text(recipe_to_toml(recipe).replace(f"{tmp_path}/", ""))
+    for name in ("sd", "data"):
+        (tmp_path / name).symlink_to(place / name)
+    command = [sys.executable, "-m", "diffusionpipe", "train", "recipe.toml", "sampling.every=3", "sampling.steps=2"]
+    command += ['sampling.prompts=["a"]', "--device", "cpu"]
+    shown = run_in_terminal(["env", "-C", str(tmp_path), *command], width=80, environ=os.environ)
+    bars = {
+        r"━[━╸╺ ]*(?= \d)": "━━━ ",
+        r"\d+:\d\d:\d\d$": "h:mm:ss",
+        r"\S+ samples/s, \S+ left": "# samples/s, # left",
+        r"(?<=loss )[0-9.]+": "#",
+        r" +[0-9.]+ ms": " # ms",
+        r"(?<=node: ).*?(?= *│)": "a CPU",
+        r" +│$": " │",
+    }
+    lines = {rf"(?m){pattern}": replacement for pattern, replacement in bars.items()}
+    assert_screen("train_terminal_80", masked(masked(shown, NUMBERS), lines))
 
 
 def test_only_results_that_exist_are_named(capsys, tmp_path):

@@ -3,9 +3,11 @@ import logging
 
 import pytest
 from rich.console import Console
+from screen_files import assert_screen, masked
+from terminal import last_state
 
 from diffusionpipe.trainer.progress import TrainingProgress
-from diffusionpipe.trainer.screen import Screen
+from diffusionpipe.trainer.screen import Screen, steps_of
 
 
 class Clock:
@@ -67,3 +69,29 @@ def test_a_terminal_shows_a_bar_and_nothing_is_logged(lines):
     assert "20/20" in shown
     assert "loss 0.03123, 0.02 samples/s, 0:00 left" in shown
     assert lines() == []
+
+
+@pytest.mark.parametrize("width", [80, 160])
+def test_the_middle_of_a_run_shows_training_and_what_is_done_besides(width):
+    console = Console(file=io.StringIO(), force_terminal=True, width=width)
+    clock = Clock()
+    screen = Screen(console, clock=clock)
+    with TrainingProgress(num_steps=1000, batch=8, screen=screen) as progress:
+        for step in range(500):
+            clock.now += 0.4
+            progress.update(step, {"loss": 0.03123, "step_s": 0.4})
+        with screen.work("drawing samples") as work:
+            steps_of(work)(12, 30)
+            console.file.truncate(0)
+            screen._bars.refresh()
+            shown = last_state(console.file.getvalue().lstrip("\0"))
+    assert_screen(f"train_middle_{width}", masked(shown, {r"(?m)\d:\d\d:\d\d$": "h:mm:ss"}))
+
+
+def test_the_middle_of_a_run_in_a_pipe_is_a_line(lines):
+    clock = Clock()
+    with TrainingProgress(num_steps=1000, batch=8, screen=Screen(Console(file=io.StringIO()), clock=clock)) as progress:
+        for step in range(50):
+            clock.now += 0.4
+            progress.update(step, {"loss": 0.03123, "step_s": 0.4, "samples_per_s": 20.0, "bubble": 0.04})
+    assert_screen("train_middle_pipe", lines()[-1])

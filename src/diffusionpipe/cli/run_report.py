@@ -67,7 +67,9 @@ def start_lines(start: "Start", expected: Expectation) -> Iterator[str]:
     counts = _parameters(start)
     yield _line(run=recipe.run.folder, model=recipe.model.path, precision=recipe.training.precision.value)
     trained = ",".join(trained_components(start.model))
-    yield _line(trained=trained, trained_parameters=counts["trained"], frozen_parameters=counts["frozen"])
+    numbers = {"trained_parameters": counts["trained"], "frozen_parameters": counts["frozen"]}
+    adapters = {"lora_rank": recipe.lora.rank} if recipe.lora.rank is not None else {}
+    yield _line(trained=trained, **adapters, **numbers)
     yield _line(ranks=plan.mesh.num_ranks, nodes=len(set(start.hosts)), device=_devices(start))
     data: dict[str, object] = {"data": recipe.data.train, "samples": start.samples}
     if start.conditions:
@@ -120,8 +122,10 @@ def start_block(start: "Start", expected: Expectation) -> "Panel":
     held_out = f", {start.held_out} for validation" if start.held_out is not None else ""
     steered = ", each with a conditioning picture" if start.conditions else ""
     hosts, trained = len(set(start.hosts)), ", ".join(trained_components(start.model))
+    adapters = f" (adapters of rank {recipe.lora.rank})" if recipe.lora.rank is not None else ""
     facts = {
-        "model": f"{recipe.model.path}, trained {counts['trained']} parameters of {trained}, frozen {counts['frozen']}",
+        "model": f"{recipe.model.path}, trained {counts['trained']} parameters of {trained}{adapters}, "
+        f"frozen {counts['frozen']}",
         "data": f"{_number(start.samples, 'sample')} in {recipe.data.train}{steered}{held_out}",
         "ranks": f"{_number(plan.mesh.num_ranks, 'rank')} on {_number(hosts, 'node')}: {_devices(start)}",
         "precision": recipe.training.precision.value,

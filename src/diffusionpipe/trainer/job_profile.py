@@ -84,6 +84,7 @@ def agree_on_profile(graph: LayerGraph, model: ModelGraph, recipe: Recipe, job: 
     logger.info("measuring layers=%d batch_sizes=%s budget_s=%.0f", num_layers, _listed(sizes), PROFILE_BUDGET)
     started = perf_counter()
     with planning.screen.work("measuring layers", is_timed=True) as work:
+        work.show(0, 1, {"layer": f"0/{num_layers}", "batch_size": f"{sizes[0]}"})
         profile = profile_job(
             job,
             graph,
