@@ -84,7 +84,7 @@ def test_the_middle_of_a_run_shows_training_and_what_is_done_besides(width):
             steps_of(work)(12, 30)
             console.file.truncate(0)
             screen._bars.refresh()
-            shown = last_state(console.file.getvalue().lstrip("\0"))
+            shown = last_state(console.file.getvalue().lstrip("\0").replace("\n", "\r\n"))
     assert_screen(f"train_middle_{width}", masked(shown, {r"(?m)\d:\d\d:\d\d$": "h:mm:ss"}))
 
 
