@@ -15,6 +15,7 @@ import typer
 from typer.core import TyperGroup, TyperOption
 
 from diffusionpipe import __version__
+from diffusionpipe.cli.output import quieten
 from diffusionpipe.errors import DiffusionPipeError, NonFiniteLossError, PeerError
 
 if TYPE_CHECKING:  # typer has its own copy of click and does not export its types
@@ -91,6 +92,7 @@ def diffusionpipe(
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line and exit: 0 done, 1 the run failed, 2 something to fix for the user, 130 interrupted."""
+    quieten()
     try:
         app(args=None if arguments is None else list(arguments), prog_name="diffusionpipe")
     except DiffusionPipeError as error:

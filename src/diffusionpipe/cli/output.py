@@ -59,7 +59,6 @@ def log_to(console: "Console", rank: int | None) -> None:
     package = logging.getLogger("diffusionpipe")
     package.addHandler(handler)
     package.setLevel(logging.WARNING if rank else logging.INFO)
-    quieten()
 
 
 def quieten() -> None:

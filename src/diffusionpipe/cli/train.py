@@ -4,6 +4,7 @@ import logging
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import ExitStack
 from math import isqrt
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -118,8 +119,10 @@ def _join(recipe: "Recipe", resume: str | None, device: str, screen: "Screen", *
     if device == "auto":
         device = "cuda" if torch.cuda.device_count() > member.local_rank else "cpu"
     try:
-        with joined(member, device=device) as job:
-            job.agree("the recipe", recipe.model_dump_json())
+        with ExitStack() as stack:
+            with screen.work("waiting for all ranks"):
+                job = stack.enter_context(joined(member, device=device))
+                job.agree("the recipe", recipe.model_dump_json())
             hooks = Hooks(
                 make_plan=_make_plan,
                 save_grid=_save_grid,
