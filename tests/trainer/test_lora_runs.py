@@ -29,6 +29,7 @@ from diffusionpipe.models.lora import is_adapter, is_second_matrix
 from diffusionpipe.models.run import run_layers
 from diffusionpipe.runtime.process_group import joined, membership
 from diffusionpipe.trainer.checkpoint import latest
+from diffusionpipe.trainer.planning import Planning
 from diffusionpipe.trainer.recipe import Recipe
 from diffusionpipe.trainer.session import build_model, open_session
 from diffusionpipe.trainer.training_state import load_training
@@ -137,7 +138,7 @@ def _denoise(made: Recipe):
     from diffusionpipe.cli.train import _make_plan
 
     with joined(membership({}), device="cpu") as job:
-        session = open_session(made, job, _make_plan)
+        session = open_session(made, job, Planning(make_plan=_make_plan))
         load_training(latest(made.run.folder), session.state)
         assert session.ema is not None
         with session.ema.swapped(), torch.no_grad():

@@ -3,15 +3,18 @@
 from diffusionpipe.costs import Cluster, Profile
 from diffusionpipe.planner.given import NOTHING, Given, check_given
 from diffusionpipe.planner.stage_costs import Setting
+from diffusionpipe.trainer.pipeline_section import PipelineSection
 from diffusionpipe.trainer.recipe import Recipe
 from diffusionpipe.trainer.workload import workload_of
 
 
 def given_of(recipe: Recipe) -> Given:
     """The sizes that a recipe with `plan = "auto"` states; none of any other."""
-    pipeline = recipe.pipeline
-    if not pipeline.is_searched:
-        return NOTHING
+    return given_sizes(recipe.pipeline) if recipe.pipeline.is_searched else NOTHING
+
+
+def given_sizes(pipeline: PipelineSection) -> Given:
+    """The sizes that a section states."""
     return Given(
         stages=pipeline.stages,
         microbatches=pipeline.microbatches,

@@ -59,7 +59,12 @@ def show(
     comm: Annotated[str, typer.Option(metavar="t", help="Time of a transfer between two ranks.")] = "0",
     as_json: Annotated[bool, typer.Option("--json", help="Print the figures and orders as JSON.")] = False,
     as_csv: Annotated[
-        bool, typer.Option("--csv", help="Print the orders as torch.distributed.pipelining's CSV.")
+        bool,
+        typer.Option(
+            "--csv",
+            help="Print the orders as torch.distributed.pipelining's CSV; its schedules read it by "
+            '_load_csv(FILE, format="compute_only").',
+        ),
     ] = False,
     png: Annotated[Path | None, typer.Option(help="Write a picture (.png, .svg, .pdf).")] = None,
     perfetto: Annotated[Path | None, typer.Option(help="Write a trace for ui.perfetto.dev.")] = None,

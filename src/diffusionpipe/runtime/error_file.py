@@ -6,7 +6,7 @@ the JSON found there; we add what the launcher needs to tell the cause from its 
 
 import json
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
 from diffusionpipe.errors import ConfigError, DiffusionPipeError, PeerError
@@ -30,6 +30,8 @@ class FailureNote:
     """Whether another rank's failure is the cause."""
     time: Seconds
     """Since the epoch."""
+    is_common: bool = False
+    """Whether all ranks have failed alike, so that none is to be named."""
 
 
 def note_of(error: BaseException, traceback: str = "") -> FailureNote:
@@ -41,6 +43,7 @@ def note_of(error: BaseException, traceback: str = "") -> FailureNote:
         exit_code=2 if isinstance(error, ConfigError) else 1,
         is_consequence=isinstance(error, PeerError),
         time=time.time(),
+        is_common=isinstance(error, ConfigError) and error.is_common,
     )
 
 
@@ -69,7 +72,7 @@ def read_error_file(path: Path) -> FailureNote | None:
     """The note at `path`; None when the rank left none, was killed while writing, or wrote it in torch's own form."""
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
-        return FailureNote(**{key: found[key] for key in ("message", "exit_code", "is_consequence", "time")})
+        return FailureNote(**{field.name: found[field.name] for field in fields(FailureNote)})
     except (OSError, ValueError, KeyError, TypeError):
         return None
 

@@ -150,8 +150,16 @@ def decode(folder: Path, latents: Tensor) -> list[Picture]:
     return pictures
 
 
-def draw_in_session(session: "Session", wish: Wish, settings: SamplingSettings) -> list[Picture] | None:
+def draw_in_session(
+    session: "Session",
+    wish: Wish,
+    settings: SamplingSettings,
+    *,
+    on_step: Callable[[int, int], None] | None = None,
+) -> list[Picture] | None:
     """Pictures on the rank that shows them, None on all others. Every rank of the job calls it.
+
+    `on_step` is told the denoising steps done and all of them.
 
     The first pipeline draws; the other data-parallel groups have nothing to do but where they share its parameters, so
     that they are gathered together: then all draw the same.
@@ -189,6 +197,7 @@ def draw_in_session(session: "Session", wish: Wish, settings: SamplingSettings) 
         latent_shape=session.model.tensor("noisy").shape,
         holds_latents=predict.holds_latents,
         device=session.job.device,
+        on_step=on_step,
     )
     is_shown = worker.place.group == 0 and predict.shows
     return decode(session.folder, latents) if latents is not None and is_shown else None

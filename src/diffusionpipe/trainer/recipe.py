@@ -4,7 +4,7 @@ Each class is one section of the TOML file, each field one key; `recipe_file.loa
 may be switched off, the word "none" does it. Paths are relative to the current directory.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from enum import StrEnum
 from inspect import signature
 from typing import Annotated, Self
@@ -297,9 +297,13 @@ class Recipe(Section):
         return self
 
 
-def problems_between(sections: Mapping[str, Section]) -> Iterator[str]:
-    """What does not fit between sections, each as "section.key: problem"; checks of absent sections are left out."""
-    for check in _CHECKS:
+Check = Callable[..., Iterator[str]]
+"""A function of sections, by their names, that yields "section.key: problem"."""
+
+
+def problems_between(sections: Mapping[str, Section], further: Sequence[Check] = ()) -> Iterator[str]:
+    """What does not fit between sections, by our checks and further ones; checks of absent sections are left out."""
+    for check in (*_CHECKS, *further):
         names = signature(check).parameters
         if all(name in sections for name in names):
             yield from check(**{name: sections[name] for name in names})
@@ -363,7 +367,7 @@ def _frozen_weights_are_read_as_stored(*, model: ModelSection, training: Trainin
         )
 
 
-_CHECKS: tuple[Callable[..., Iterator[str]], ...] = (
+_CHECKS: tuple[Check, ...] = (
     _adapters_have_a_base,
     _frozen_weights_are_read_as_stored,
     _batch_can_be_cut,
