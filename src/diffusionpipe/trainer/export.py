@@ -20,13 +20,13 @@ from diffusionpipe.models.weights import weight_files
 from diffusionpipe.trainer.checkpoint import read, verify
 from diffusionpipe.trainer.manifest import read_manifest
 from diffusionpipe.trainer.model_card import Adapters, model_card
+from diffusionpipe.trainer.scheduler import sampling_scheduler
 from diffusionpipe.trainer.tensor_files import stored_tensors
 from diffusionpipe.trainer.training_state import EMA, MODEL
 
 _INDEX = "model_index.json"
 _SCHEDULER = "scheduler"
 _SCHEDULER_CONFIG = "scheduler_config.json"
-_FLOW_SCHEDULER = "FlowMatchEulerDiscreteScheduler"
 # Weights that a source folder may hold several times: other formats, half precision, without moving average.
 _OTHER_WEIGHTS = ("*.bin", "*.msgpack", "*.h5", "*.ckpt", "*.onnx", "*.onnx_data", "*.fp16.*", "*.non_ema.*")
 # Components that diffusers' pipelines can do without, and that a download for training leaves out.
@@ -46,8 +46,8 @@ class Export:
     """The trained components and the prefix of their canonical names, e.g. {"unet": "unet."}."""
     prediction: Prediction
     """What the denoiser has learnt to predict."""
-    shift: float = 1.0
-    """Shift of the times towards noise, for flow matching."""
+    shift: float | None = None
+    """Shift of the times towards noise as the recipe states it, for flow matching; None: the source folder's."""
     use_ema: bool = True
     """Whether to export the moving average, where the checkpoint has one."""
     base_model: str | None = None
@@ -222,32 +222,18 @@ def _fill(module: nn.Module, weights: Mapping[str, Tensor], checkpoint: Path) ->
         raise CheckpointError(f"{checkpoint} does not fit the source model: {error}") from error
 
 
-def sampling_scheduler(source_model: Path, prediction: Prediction, shift: float) -> dict[str, Any]:
-    """The configuration of the scheduler that samples what was learnt, its class under "_class_name".
-
-    It is the source folder's own unless that belongs to another kind of prediction.
-
-    Raises:
-        ModelError: the source folder has no scheduler.
-    """
-    config = _read_json(source_model / _SCHEDULER / _SCHEDULER_CONFIG)
-    timesteps = config.get("num_train_timesteps", 1000)
-    if prediction is Prediction.FLOW_MATCHING:
-        return {"num_train_timesteps": timesteps, "shift": shift, "_class_name": _FLOW_SCHEDULER}
-    if str(config.get("_class_name")).startswith("FlowMatch"):
-        # The betas are then the defaults of DDPMScheduler, as in training.
-        config = {"num_train_timesteps": timesteps, "clip_sample": False, "_class_name": "DDPMScheduler"}
-    return config | {"prediction_type": str(prediction)}
-
-
 def _write_scheduler(settings: Export, index: _JSON, folder: Path) -> list[str]:
     """Writes the scheduler that samples what was learnt; returns its entry in model_index.json."""
     entry = index.get(_SCHEDULER)
     library, name = entry if isinstance(entry, list) and len(entry) == 2 else ("diffusers", None)
+    source = settings.source_model / _SCHEDULER / _SCHEDULER_CONFIG
     config = sampling_scheduler(settings.source_model, settings.prediction, settings.shift)
-    own = config.setdefault("_class_name", name)
+    own = config.get("_class_name", name)
     folder.mkdir()
-    _write_json(folder / _SCHEDULER_CONFIG, config)
+    if config == _read_json(source):
+        shutil.copyfile(source, folder / _SCHEDULER_CONFIG)  # the same text, not the same values alone
+    else:
+        _write_json(folder / _SCHEDULER_CONFIG, config | {"_class_name": own})
     return [str(library) if own == name else "diffusers", str(own)]
 
 

@@ -24,7 +24,8 @@ from diffusionpipe.trainer.checkpoint import clean, latest, resolve, save
 from diffusionpipe.trainer.dataset import Condition, Dataset, scan
 from diffusionpipe.trainer.drawing import Picture, Wish, draw_in_session, null_label, open_tokenizer, raw_conditions
 from diffusionpipe.trainer.evaluation import averaged, validate
-from diffusionpipe.trainer.export import Export, export, sampling_scheduler
+from diffusionpipe.trainer.export import Export, export
+from diffusionpipe.trainer.guidance import drawn_guidance, trained_guidance
 from diffusionpipe.trainer.job_profile import ProfileShelf
 from diffusionpipe.trainer.loader import StepLoader
 from diffusionpipe.trainer.loop import Stepper, StepResult
@@ -34,6 +35,7 @@ from diffusionpipe.trainer.progress import TrainingProgress
 from diffusionpipe.trainer.recipe import Recipe
 from diffusionpipe.trainer.recipe_file import recipe_to_toml
 from diffusionpipe.trainer.sampling import SamplingSettings, build_scheduler
+from diffusionpipe.trainer.scheduler import sampling_scheduler
 from diffusionpipe.trainer.session import MakePlan, Session, check_resumed, open_session, run_identity
 from diffusionpipe.trainer.shared_file_system import check_shared_file_system
 from diffusionpipe.trainer.stopping import Stopping
@@ -189,7 +191,7 @@ def _check_sampling(session: Session) -> None:
     """
     if session.recipe.sampling.every is not None:
         settings = sampling_settings(session)
-        raw_conditions(_wish(session.recipe), session.graph, session.folder, is_guided=settings.is_guided)
+        raw_conditions(_wish(session.recipe), session.graph, session.folder, settings)
         build_scheduler(settings.scheduler, settings.scheduler_class)
 
 
@@ -213,6 +215,7 @@ def _source(session: Session, dataset: Dataset, *, augmentation: Augmentation) -
         tokenizers=tokenizers,
         null_label=null_label(session.graph) if "labels" in names else None,
         augmentation=augmentation,
+        guidance=trained_guidance(session.recipe),
     )
 
 
@@ -335,9 +338,11 @@ def _evaluate(state: _Run) -> None:
 def sampling_settings(session: Session) -> SamplingSettings:
     """How the run draws samples: with the scheduler that its export will have."""
     recipe = session.recipe
+    guidance = drawn_guidance(recipe, session.folder)
     return SamplingSettings(
         steps=recipe.sampling.steps,
-        guidance=recipe.sampling.guidance,
+        guidance=guidance.scale,
+        embedded_guidance=guidance.embedded,
         seed=recipe.training.seed,
         scheduler=sampling_scheduler(session.folder, session.prediction, recipe.objective.shift),
         scheduler_class=recipe.sampling.scheduler,

@@ -15,6 +15,7 @@ from diffusionpipe.errors import CheckpointError, ConfigError
 from diffusionpipe.ir import Plan, Schedule
 from diffusionpipe.ir.files import plan_from_text, plan_to_text
 from diffusionpipe.models.describe import describe
+from diffusionpipe.models.flow_shift import is_flow_scheduler
 from diffusionpipe.models.folder import build_graph, resolve_folder, scheduler_config, weight_sources
 from diffusionpipe.models.graph import LayerGraph, canonical_names
 from diffusionpipe.models.objective import ObjectiveSettings, Prediction, TimeSampling
@@ -35,6 +36,7 @@ from diffusionpipe.runtime.worker import (
 )
 from diffusionpipe.trainer.dataset import Dataset
 from diffusionpipe.trainer.ema import Ema
+from diffusionpipe.trainer.guidance import check_guidance
 from diffusionpipe.trainer.job_cluster import agree_on_cluster
 from diffusionpipe.trainer.job_profile import ProfileShelf, agree_on_profile
 from diffusionpipe.trainer.lora import frozen_dtype_of, lora_identity, lora_of
@@ -42,6 +44,7 @@ from diffusionpipe.trainer.optimizer import build_optimizer
 from diffusionpipe.trainer.plan_file import read_plan_file
 from diffusionpipe.trainer.recipe import Objective, Recipe
 from diffusionpipe.trainer.recipe import Precision as RecipePrecision
+from diffusionpipe.trainer.scheduler import shift_contradiction
 from diffusionpipe.trainer.training_state import TrainingState
 
 logger = logging.getLogger(__name__)
@@ -106,12 +109,22 @@ def prediction_of(recipe: Recipe, folder: Path) -> Prediction:
     if recipe.objective.kind is not Objective.AUTO:
         return Prediction(recipe.objective.kind.value)
     config = scheduler_config(folder)
-    if "FlowMatch" in str(config.get("_class_name")):
+    if is_flow_scheduler(config):
         return Prediction.FLOW_MATCHING
     kind = str(config.get("prediction_type", "epsilon"))
     if kind not in {"epsilon", "v_prediction"}:
         raise ConfigError(f"the folder's scheduler predicts {kind!r}; set objective.kind to what the model predicts")
     return Prediction(kind)
+
+
+def objective_of(recipe: Recipe, folder: Path) -> ObjectiveSettings:
+    """The objective as the recipe and the folder's scheduler state it."""
+    return ObjectiveSettings(
+        prediction=prediction_of(recipe, folder),
+        min_snr_gamma=recipe.objective.snr_gamma,
+        time_sampling=TimeSampling(recipe.objective.time_sampling.value),
+        shift=recipe.objective.shift,
+    )
 
 
 def build_model(recipe: Recipe, folder: Path, device: str) -> tuple[LayerGraph, ModelGraph]:
@@ -120,16 +133,10 @@ def build_model(recipe: Recipe, folder: Path, device: str) -> tuple[LayerGraph, 
     Raises:
         ConfigError: the folder or the objective is not one that can be trained.
     """
-    prediction = prediction_of(recipe, folder)
-    settings = ObjectiveSettings(
-        prediction=prediction,
-        min_snr_gamma=recipe.objective.snr_gamma,
-        time_sampling=TimeSampling(recipe.objective.time_sampling.value),
-        shift=recipe.objective.shift,
-    )
+    check_guidance(recipe, folder)
     graph = build_graph(
         folder,
-        objective=settings,
+        objective=objective_of(recipe, folder),
         resolution=recipe.data.resolution,
         train=recipe.model.train or None,
         dtype="float64" if recipe.training.precision is RecipePrecision.FLOAT64 else "float32",
@@ -203,6 +210,10 @@ def open_session(recipe: Recipe, job: Job, make_plan: MakePlan, shelf: ProfileSh
         keep_heap()
     folder = resolve_folder(recipe.model.path)
     graph, model = build_model(recipe, folder, job.device.type)
+    prediction = prediction_of(recipe, folder)
+    warning = shift_contradiction(folder, graph, prediction, recipe.objective.shift)
+    if warning is not None and job.membership.rank == 0:
+        logger.warning("%s", warning)
     plan = agree_on_plan(make_plan, graph, model, recipe, job, shelf)
     sources = weight_sources(folder, graph)
     if recipe.model.from_scratch:
@@ -243,7 +254,7 @@ def open_session(recipe: Recipe, job: Job, make_plan: MakePlan, shelf: ProfileSh
         recipe=recipe,
         job=job,
         folder=folder,
-        prediction=prediction_of(recipe, folder),
+        prediction=prediction,
         graph=graph,
         model=model,
         plan=plan,
