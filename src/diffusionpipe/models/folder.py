@@ -92,7 +92,7 @@ def resolve_folder(folder_or_id: str | Path) -> Path:
     path = Path(folder_or_id).expanduser()
     if path.is_dir():
         return path
-    if path.exists() or not re.fullmatch(r"[\w-][\w.-]*/[\w-][\w.-]*", str(folder_or_id)):
+    if not is_hub_id(folder_or_id):
         raise ModelError(f"there is no model folder {folder_or_id}; give a diffusers folder or a hub id owner/name")
     import huggingface_hub
     from huggingface_hub.errors import HfHubHTTPError
@@ -112,6 +112,12 @@ def resolve_folder(folder_or_id: str | Path) -> Path:
             "Check the spelling and the network, or download the model and give its folder."
         ) from error
     return Path(found)
+
+
+def is_hub_id(folder_or_id: str | Path) -> bool:
+    """Whether this names a repository of the Hugging Face Hub, and nothing on this machine."""
+    is_shaped = re.fullmatch(r"[\w-][\w.-]*/[\w-][\w.-]*", str(folder_or_id)) is not None
+    return is_shaped and not Path(folder_or_id).expanduser().exists()
 
 
 def open_components(folder: Path) -> dict[str, nn.Module]:

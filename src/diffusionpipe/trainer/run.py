@@ -393,7 +393,7 @@ def _finish(state: _Run) -> None:
             prediction=session.prediction,
             shift=recipe.objective.shift,
             base_model=recipe.model.path,
-            recipe=recipe_to_toml(recipe),
+            recipe=recipe,
             lora=lora_of(recipe),
             is_merged=recipe.lora.merge,
         ),
