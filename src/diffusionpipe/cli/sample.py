@@ -45,7 +45,10 @@ def sample(
     true_cfg_scale: Annotated[float | None, typer.Option(min=1.0, help=_TRUE_CFG_HELP, show_default=False)] = None,
     seed: Annotated[int, typer.Option(help="Keys the noise.")] = 0,
     resolution: Annotated[
-        int | None, typer.Option(min=8, help="Pixels; default: as the run was trained.", show_default=False)
+        int | None,
+        typer.Option(
+            min=8, help="Pixels; default: as the run was trained, or as diffusers' pipeline draws.", show_default=False
+        ),
     ] = None,
     scheduler: Annotated[
         str | None,
