@@ -1,3 +1,4 @@
+import json
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,14 @@ from diffusionpipe.costs.workload import STATE_OF_OPTIMIZER, state_of_optimizer
 from diffusionpipe.errors import ConfigError
 from diffusionpipe.trainer.optimizer import build_optimizer, state_per_parameter
 from diffusionpipe.trainer.workload import samples_drawn_together, workload_of
+
+
+def model_of(folder: Path, pipeline: str) -> Path:
+    """As much of a model's folder as says how it is drawn from."""
+    (folder / "transformer").mkdir()
+    (folder / "transformer/config.json").write_text('{"guidance_embeds": true}')
+    (folder / "model_index.json").write_text(json.dumps({"_class_name": pipeline}))
+    return folder
 
 
 def recipe(**sections):
@@ -71,15 +80,18 @@ def test_the_recipe_offloads_the_frozen_part_unless_that_is_searched():
 
 
 @pytest.mark.parametrize(
-    ("sampling", "count"),
+    ("pipeline", "sampling", "count"),
     [
-        ({}, 0),
-        ({"prompts": ["a", "b"]}, 0),
-        ({"every": 1, "prompts": ["a", "b"]}, 4),
-        ({"every": 1, "labels": [1, 2, 3], "guidance": 1}, 3),
+        ("DiTPipeline", {}, 0),
+        ("DiTPipeline", {"prompts": ["a", "b"]}, 0),
+        ("StableDiffusionPipeline", {"every": 1, "prompts": ["a", "b"]}, 4),
+        ("DiTPipeline", {"every": 1, "labels": [1, 2, 3], "guidance": 1}, 3),
+        ("FluxPipeline", {"every": 1, "prompts": ["a", "b"]}, 2),
+        ("FluxPipeline", {"every": 1, "prompts": ["a", "b"], "guidance": 2.5, "true_cfg_scale": 2}, 4),
     ],
 )
-def test_samples_of_both_halves_of_guidance_are_drawn_together(sampling, count):
-    if "guidance" in sampling:
-        sampling = sampling | {"guidance": 1.0}
-    assert samples_drawn_together(recipe(sampling=sampling)) == count
+def test_samples_of_both_halves_of_guidance_are_drawn_together(tmp_path, pipeline, sampling, count):
+    assert (
+        samples_drawn_together(recipe_of(model_of(tmp_path, pipeline), Path("data"), Path("run"), sampling=sampling))
+        == count
+    )

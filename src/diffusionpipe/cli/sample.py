@@ -3,9 +3,20 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+if TYPE_CHECKING:
+    from diffusionpipe.trainer.recipe import SamplingSection
+
+_GUIDANCE_HELP = (
+    "How closely a picture follows its prompt: the scale of classifier-free guidance (1 is without), or the guidance "
+    "embedding of a distilled model (FLUX.1-dev); default: the run's, or that of diffusers' pipeline."
+)
+_TRUE_CFG_HELP = (
+    "Scale of classifier-free guidance of a distilled model (FLUX.1-dev), 1 is without; default: the run's, or 1."
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,13 +38,22 @@ def sample(
     label: Annotated[list[int] | None, typer.Option(help="A class to draw; may be given several times.")] = None,
     out: Annotated[Path, typer.Option(help="The picture to write: a captioned grid.")] = Path("grid.png"),
     count: Annotated[int, typer.Option(min=1, help="Pictures of each prompt or label.")] = 1,
-    steps: Annotated[int, typer.Option(min=1, help="Denoising steps.")] = 30,
-    guidance: Annotated[float, typer.Option(min=0.0, help="Scale of classifier-free guidance; 1 is without.")] = 2.0,
+    steps: Annotated[
+        int | None, typer.Option(min=1, help="Denoising steps; default: the run's, or 30.", show_default=False)
+    ] = None,
+    guidance: Annotated[float | None, typer.Option(min=0.0, help=_GUIDANCE_HELP, show_default=False)] = None,
+    true_cfg_scale: Annotated[float | None, typer.Option(min=1.0, help=_TRUE_CFG_HELP, show_default=False)] = None,
     seed: Annotated[int, typer.Option(help="Keys the noise.")] = 0,
     resolution: Annotated[
-        int | None, typer.Option(min=8, help="Pixels; default: as the run was trained.", show_default=False)
+        int | None,
+        typer.Option(
+            min=8, help="Pixels; default: as the run was trained, or as diffusers' pipeline draws.", show_default=False
+        ),
     ] = None,
-    scheduler: Annotated[str | None, typer.Option(help="A diffusers scheduler, e.g. DDIMScheduler.")] = None,
+    scheduler: Annotated[
+        str | None,
+        typer.Option(help="A diffusers scheduler, e.g. DDIMScheduler; default: the run's.", show_default=False),
+    ] = None,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
 ) -> None:
     """Draw pictures from a run's export, also of a U-Net trained by flow matching, or of adapters (LoRA)."""
@@ -42,6 +62,7 @@ def sample(
 
     from diffusionpipe.cli.train import grid_columns
     from diffusionpipe.trainer.drawing import Wish, draw_from_folder
+    from diffusionpipe.trainer.guidance import guidance_of
     from diffusionpipe.trainer.sampling import SamplingSettings
     from diffusionpipe.viz.grid import sample_grid
 
@@ -49,12 +70,20 @@ def sample(
     prompts = tuple(text for text in prompt or () for _ in range(count))
     wish = Wish(prompts=prompts, labels=tuple(number for number in label or () for _ in range(count)))
     _check(wish.prompts, wish.labels)
+    own = _sampling_of(run)
+    steps = steps or own.steps
+    strength = guidance_of(
+        model.folder,
+        own.guidance if guidance is None else guidance,
+        own.true_cfg_scale if true_cfg_scale is None else true_cfg_scale,
+    )
     settings = SamplingSettings(
         steps=steps,
-        guidance=guidance,
+        guidance=strength.scale,
+        embedded_guidance=strength.embedded,
         seed=seed,
         scheduler=model.scheduler,
-        scheduler_class=scheduler,
+        scheduler_class=scheduler or own.scheduler,
     )
     chosen = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
     with Progress(transient=True) as progress:
@@ -103,8 +132,8 @@ def _with_adapters(adapters: Path, recipe: Path) -> _Model:
     """The base model of a run's adapters, with the scheduler that the run drew with."""
     from diffusionpipe.errors import ConfigError
     from diffusionpipe.models.folder import resolve_folder
-    from diffusionpipe.trainer.export import sampling_scheduler
     from diffusionpipe.trainer.recipe_file import load_recipe
+    from diffusionpipe.trainer.scheduler import sampling_scheduler
     from diffusionpipe.trainer.session import prediction_of
 
     if not recipe.is_file():
@@ -124,16 +153,25 @@ def _recipe_of(run: Path) -> Path:
     return own if own.is_file() else run.parent / "recipe.toml"
 
 
-def _resolution(run: Path, folder: Path) -> int:
-    """The resolution that the run was trained at, or what the folder's denoiser is made for."""
-    import json
+def _sampling_of(run: Path) -> "SamplingSection":
+    """[sampling] of the run's recipe, or its defaults."""
     import tomllib
+
+    from diffusionpipe.trainer.recipe import SamplingSection
+
+    recipe = _recipe_of(run)
+    if not recipe.is_file():
+        return SamplingSection()
+    return SamplingSection.model_validate(tomllib.loads(recipe.read_text(encoding="utf-8")).get("sampling", {}))
+
+
+def _resolution(run: Path, folder: Path) -> int:
+    """The resolution that the run was trained at, or that of diffusers' pipeline."""
+    import tomllib
+
+    from diffusionpipe.models.pipeline_defaults import default_resolution
 
     recipe = _recipe_of(run)
     if recipe.is_file():
         return int(tomllib.loads(recipe.read_text(encoding="utf-8"))["data"]["resolution"])
-    vae = json.loads((folder / "vae" / "config.json").read_text(encoding="utf-8"))
-    denoiser = next(folder / name for name in ("unet", "transformer") if (folder / name).is_dir())
-    size = json.loads((denoiser / "config.json").read_text(encoding="utf-8"))["sample_size"]
-    halvings = len(vae["block_out_channels"]) - 1
-    return int(size) << halvings
+    return default_resolution(folder)

@@ -97,6 +97,7 @@ FAMILY = Family(
     },
     trainable=_TRAINABLE,
     graph=controlnet_graph,
+    guidance=7.5,
 )
 
 

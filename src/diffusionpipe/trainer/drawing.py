@@ -26,7 +26,7 @@ from diffusionpipe.runtime.host_weights import HostWeights
 from diffusionpipe.runtime.stage import LayerStage
 from diffusionpipe.trainer.batch import TOKENS, Tokenizer, token_ids
 from diffusionpipe.trainer.recipe import Precision
-from diffusionpipe.trainer.sampling import PipelinePredictor, SamplingSettings, draw
+from diffusionpipe.trainer.sampling import PipelinePredictor, SamplingSettings, Spacing, draw
 
 if TYPE_CHECKING:
     from diffusionpipe.trainer.session import Session
@@ -34,8 +34,6 @@ if TYPE_CHECKING:
 _TOKENIZERS = ("CLIPTokenizer", "T5Tokenizer")
 _MOVING = ("noisy", "timesteps")
 """What changes from one denoising step to the next."""
-_DISTILLED_GUIDANCE = 3.5
-"""Told to models with guidance embeddings, as diffusers' pipeline does by default."""
 
 Picture = NDArray[np.uint8]
 """(H, W, 3)."""
@@ -57,7 +55,7 @@ class Wish:
         return self.prompts or tuple(f"class {label}" for label in self.labels)
 
 
-def raw_conditions(wish: Wish, graph: LayerGraph, folder: Path, *, is_guided: bool) -> dict[str, Tensor]:
+def raw_conditions(wish: Wish, graph: LayerGraph, folder: Path, settings: SamplingSettings) -> dict[str, Tensor]:
     """The raw inputs of the conditions: all samples with theirs, then, if guided, as many without.
 
     Raises:
@@ -69,15 +67,15 @@ def raw_conditions(wish: Wish, graph: LayerGraph, folder: Path, *, is_guided: bo
     if "input_ids" in inputs:
         if not wish.prompts:
             raise RecipeError("the model draws from captions; give prompts, not labels")
-        texts = [*wish.prompts, *([""] * len(wish.prompts) if is_guided else [])]
-        return _text_conditions(graph, folder, texts)
+        texts = [*wish.prompts, *([""] * len(wish.prompts) if settings.is_guided else [])]
+        return _text_conditions(graph, folder, texts, settings.embedded_guidance)
     if "labels" in inputs:
         if not wish.labels:
             raise RecipeError("the model draws classes; give labels, not prompts")
         null = null_label(graph)
         if bad := [label for label in wish.labels if label >= null]:
             raise RecipeError(f"there is no class {bad[0]}; the model has classes 0 to {null - 1}")
-        return {"labels": torch.tensor([*wish.labels, *([null] * len(wish.labels) if is_guided else [])])}
+        return {"labels": torch.tensor([*wish.labels, *([null] * len(wish.labels) if settings.is_guided else [])])}
     raise ModelError("the model has neither captions nor classes, so there is nothing to draw from")
 
 
@@ -90,7 +88,9 @@ def null_label(graph: LayerGraph) -> int:
     raise ModelError("the model has no class embedding")
 
 
-def _text_conditions(graph: LayerGraph, folder: Path, texts: Sequence[str]) -> dict[str, Tensor]:
+def _text_conditions(
+    graph: LayerGraph, folder: Path, texts: Sequence[str], embedded_guidance: float | None
+) -> dict[str, Tensor]:
     """Token ids for every text encoder, and the numbers that a picture of the wanted size has: a row for each text."""
     shapes = {spec.name: spec.shape for spec in graph.inputs}
     conditions = {
@@ -100,7 +100,8 @@ def _text_conditions(graph: LayerGraph, folder: Path, texts: Sequence[str]) -> d
     if "time_ids" in shapes:
         conditions["time_ids"] = torch.tensor([[size, size, 0, 0, size, size]] * len(texts))
     if "guidance" in shapes:
-        conditions["guidance"] = torch.full((len(texts),), _DISTILLED_GUIDANCE)
+        assert embedded_guidance is not None, "it is set for distilled models"
+        conditions["guidance"] = torch.full((len(texts),), embedded_guidance)
     return conditions
 
 
@@ -137,17 +138,22 @@ def _tokenizer_class(folder: Path, name: str) -> str:
 
 def decode(folder: Path, latents: Tensor) -> list[Picture]:
     """Pictures of latents through the folder's own VAE."""
+    levels = (decode_exactly(folder, latents) * 255).round().byte()  # (N, H, W, 3)
+    return [picture.numpy() for picture in levels]
+
+
+def decode_exactly(folder: Path, latents: Tensor) -> Tensor:
+    """The same pictures with values in [0, 1], before they are rounded to 256 levels, (N, H, W, 3) on the CPU."""
     from diffusers import AutoencoderKL
 
     vae = AutoencoderKL.from_pretrained(folder / "vae").to(latents.device).eval()
     shift = getattr(vae.config, "shift_factor", None) or 0.0
-    pictures: list[Picture] = []
+    pictures = []
     with torch.no_grad():
         for chunk in latents.float().split(8):
             decoded = vae.decode(chunk / vae.config.scaling_factor + shift, return_dict=False)[0]  # (n, 3, H, W)
-            scaled = (decoded / 2 + 0.5).clamp(0, 1) * 255
-            pictures += [picture.numpy() for picture in scaled.round().byte().permute(0, 2, 3, 1).cpu()]
-    return pictures
+            pictures.append((decoded / 2 + 0.5).clamp(0, 1).permute(0, 2, 3, 1).cpu())
+    return torch.cat(pictures)
 
 
 def draw_in_session(
@@ -167,7 +173,7 @@ def draw_in_session(
     worker = session.worker
     if worker.place.group != 0 and session.plan.mesh.shard == 1:
         return None
-    raw = raw_conditions(wish, session.graph, session.folder, is_guided=settings.is_guided)
+    raw = raw_conditions(wish, session.graph, session.folder, settings)
     num_rows = len(next(iter(raw.values())))
     fed = [name for name in worker.sample.store if name not in _MOVING]
     precision = session.recipe.training.precision
@@ -196,6 +202,7 @@ def draw_in_session(
         num_samples=len(wish),
         latent_shape=session.model.tensor("noisy").shape,
         holds_latents=predict.holds_latents,
+        spacing=spacing_of(session.graph),
         device=session.job.device,
         on_step=on_step,
     )
@@ -263,7 +270,7 @@ def draw_from_folder(
     flow = "FlowMatch" in str(config.get("_class_name"))
     objective = ObjectiveSettings(prediction=Prediction.FLOW_MATCHING if flow else Prediction.EPSILON)
     graph = build_graph(folder, objective=objective, resolution=resolution)
-    raw = raw_conditions(wish, graph, folder, is_guided=settings.is_guided)
+    raw = raw_conditions(wish, graph, folder, settings)
     assert graph.prediction is not None, "supported pipelines can be sampled from"
     given = ("noisy", "timesteps", *raw)
     layers = needed_layers(graph.layers, (graph.prediction,), given=given)
@@ -291,11 +298,17 @@ def draw_from_folder(
             settings,
             num_samples=len(wish),
             latent_shape=_latent_shape(graph),
+            spacing=spacing_of(graph),
             device=device,
             on_step=on_step,
         )
     assert latents is not None
     return decode(folder, latents)
+
+
+def spacing_of(graph: LayerGraph) -> Spacing:
+    """How time steps are spaced for this model."""
+    return Spacing(num_tokens=graph.num_tokens, has_even_sigmas=graph.has_even_sigmas)
 
 
 def _latent_shape(graph: LayerGraph) -> tuple[int, ...]:

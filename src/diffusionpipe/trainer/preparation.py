@@ -11,6 +11,7 @@ from diffusionpipe.trainer.batch import TOKENS, Augmentation, BatchSource
 from diffusionpipe.trainer.checkpoint import clean, problem_of_folder
 from diffusionpipe.trainer.dataset import Condition, Dataset, scan
 from diffusionpipe.trainer.drawing import null_label, open_tokenizer
+from diffusionpipe.trainer.guidance import trained_guidance
 from diffusionpipe.trainer.optimizer import problem_of_shapes
 from diffusionpipe.trainer.recipe import Recipe
 from diffusionpipe.trainer.screen import Work
@@ -125,4 +126,5 @@ def _source(opened: Model, dataset: Dataset, augmentation: Augmentation) -> Batc
         tokenizers=tokenizers,
         null_label=null_label(opened.graph) if "labels" in names else None,
         augmentation=augmentation,
+        guidance=trained_guidance(opened.recipe),
     )

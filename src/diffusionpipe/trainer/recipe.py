@@ -14,10 +14,12 @@ from pydantic import BeforeValidator, Field, JsonValue, model_validator
 from diffusionpipe.errors import RecipeError
 from diffusionpipe.trainer.pipeline_section import PipelineSection
 from diffusionpipe.trainer.section import (
+    Auto,
     Choice,
     Count,
     Fraction,
     Maybe,
+    NotNegative,
     Place,
     Positive,
     ProperFraction,
@@ -123,8 +125,11 @@ class ObjectiveSection(Section):
     """Gamma of the min-SNR weighting of the loss over the times; 5 is usual."""
     time_sampling: Choice[TimeSampling] = TimeSampling.UNIFORM
     """The distribution of the training times."""
-    shift: Positive = 1.0
-    """Shift of the times towards noise, for flow matching; 1 is none, 3 is usual at 1024 pixels."""
+    shift: Auto[Positive] = None
+    """Shift of the times towards noise, for flow matching; 1 is none. "auto": as the folder's scheduler says, which may
+    depend on the resolution."""
+    guidance: Auto[NotNegative] = None
+    """The guidance that a distilled model (FLUX.1-dev) is told while it is trained; "auto": 1."""
 
     @model_validator(mode="after")
     def _every_setting_has_an_effect(self) -> Self:
@@ -132,7 +137,7 @@ class ObjectiveSection(Section):
         if self.kind is Objective.FLOW_MATCHING and self.snr_gamma is not None:
             problems.append("snr_gamma: it has no meaning for flow_matching; remove it")
         if self.kind in (Objective.EPSILON, Objective.V_PREDICTION):
-            if self.shift != 1:
+            if self.shift not in (None, 1):
                 problems.append(f"shift: it has no effect for {self.kind}; remove it")
             if self.time_sampling is not TimeSampling.UNIFORM:
                 problems.append(f"time_sampling: {self.time_sampling} needs flow_matching, not {self.kind}; remove it")
@@ -242,8 +247,11 @@ class SamplingSection(Section):
     """Classes to draw; for models with class labels."""
     steps: Count = 30
     """Denoising steps."""
-    guidance: Annotated[float, Field(ge=0)] = 4.0
-    """Scale of classifier-free guidance; 1 is without."""
+    guidance: Auto[NotNegative] = None
+    """Of a distilled model (FLUX.1-dev) the guidance that it is told; of any other the scale of classifier-free
+    guidance, 1 is without. "auto": that of diffusers' pipeline."""
+    true_cfg_scale: Annotated[float, Field(ge=1)] = 1.0
+    """Scale of classifier-free guidance of a distilled model; 1 is without."""
     scheduler: Maybe[str] = None
     """Class name of a diffusers scheduler, e.g. "DDIMScheduler"; "none": the folder's own."""
 

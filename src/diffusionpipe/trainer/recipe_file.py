@@ -76,10 +76,18 @@ def recipe_from_table(
 
 def recipe_to_toml(recipe: Recipe) -> str:
     """The whole recipe with all defaults as TOML; `load_recipe` reads it back as an equal recipe."""
-    lines = []
-    for name in SECTIONS:
-        section: Section = getattr(recipe, name)
-        values: Table = section.model_dump(mode="json")
+    return tables_to_toml(tables_of(recipe))
+
+
+def tables_of(recipe: Recipe) -> dict[str, Table]:
+    """The keys and values of each section, as JSON has them."""
+    return {name: getattr(recipe, name).model_dump(mode="json") for name in SECTIONS}
+
+
+def tables_to_toml(tables: Mapping[str, Table]) -> str:
+    """Sections as TOML."""
+    lines: list[str] = []
+    for name, values in tables.items():
         lines += [f"[{name}]", *(f"{key} = {_toml(value)}" for key, value in values.items()), ""]
     return "\n".join(lines)
 

@@ -23,7 +23,8 @@ from diffusionpipe.trainer.batch import sample_indices
 from diffusionpipe.trainer.checkpoint import latest, resolve, save
 from diffusionpipe.trainer.drawing import Picture, Wish, draw_in_session, raw_conditions
 from diffusionpipe.trainer.evaluation import averaged, validate
-from diffusionpipe.trainer.export import Export, export, sampling_scheduler
+from diffusionpipe.trainer.export import Export, export
+from diffusionpipe.trainer.guidance import drawn_guidance
 from diffusionpipe.trainer.job_profile import ProfileShelf
 from diffusionpipe.trainer.loader import StepLoader
 from diffusionpipe.trainer.loop import Stepper, StepResult
@@ -35,6 +36,7 @@ from diffusionpipe.trainer.progress import TrainingProgress
 from diffusionpipe.trainer.recipe import Recipe
 from diffusionpipe.trainer.recipe_file import recipe_to_toml
 from diffusionpipe.trainer.sampling import SamplingSettings, build_scheduler
+from diffusionpipe.trainer.scheduler import sampling_scheduler
 from diffusionpipe.trainer.screen import Screen, steps_of
 from diffusionpipe.trainer.session import Model, Session, check_resumed, open_model, open_session, run_identity
 from diffusionpipe.trainer.start import Start, places
@@ -176,7 +178,7 @@ def _check_sampling(session: Model) -> None:
     """
     if session.recipe.sampling.every is not None:
         settings = sampling_settings(session)
-        raw_conditions(_wish(session.recipe), session.graph, session.folder, is_guided=settings.is_guided)
+        raw_conditions(_wish(session.recipe), session.graph, session.folder, settings)
         build_scheduler(settings.scheduler, settings.scheduler_class)
 
 
@@ -310,9 +312,11 @@ def _evaluate(state: _Run) -> None:
 def sampling_settings(session: Session | Model) -> SamplingSettings:
     """How the run draws samples: with the scheduler that its export will have."""
     recipe = session.recipe
+    guidance = drawn_guidance(recipe, session.folder)
     return SamplingSettings(
         steps=recipe.sampling.steps,
-        guidance=recipe.sampling.guidance,
+        guidance=guidance.scale,
+        embedded_guidance=guidance.embedded,
         seed=recipe.training.seed,
         scheduler=sampling_scheduler(session.folder, session.prediction, recipe.objective.shift),
         scheduler_class=recipe.sampling.scheduler,
@@ -357,7 +361,7 @@ def _export_of(session: Session) -> Export:
         prediction=session.prediction,
         shift=recipe.objective.shift,
         base_model=recipe.model.path,
-        recipe=recipe_to_toml(recipe),
+        recipe=recipe,
         lora=lora_of(recipe),
         is_merged=recipe.lora.merge,
     )

@@ -12,6 +12,7 @@ from diffusionpipe.costs import ModelGraph
 from diffusionpipe.errors import CheckpointError, ConfigError
 from diffusionpipe.ir import Plan, Schedule
 from diffusionpipe.models.describe import describe
+from diffusionpipe.models.flow_shift import is_flow_scheduler
 from diffusionpipe.models.folder import build_graph, resolve_folder, scheduler_config, weight_sources
 from diffusionpipe.models.graph import LayerGraph, canonical_names
 from diffusionpipe.models.objective import ObjectiveSettings, Prediction, TimeSampling
@@ -31,12 +32,14 @@ from diffusionpipe.runtime.worker import (
 from diffusionpipe.trainer.agreement import on_all
 from diffusionpipe.trainer.dataset import Dataset
 from diffusionpipe.trainer.ema import Ema
+from diffusionpipe.trainer.guidance import check_guidance
 from diffusionpipe.trainer.loading import Weights, load_weights
 from diffusionpipe.trainer.lora import frozen_dtype_of, lora_identity, lora_of
 from diffusionpipe.trainer.optimizer import build_optimizer
 from diffusionpipe.trainer.planning import Planning, agree_on_plan
 from diffusionpipe.trainer.recipe import Objective, Recipe
 from diffusionpipe.trainer.recipe import Precision as RecipePrecision
+from diffusionpipe.trainer.scheduler import shift_contradiction
 from diffusionpipe.trainer.training_state import TrainingState
 
 logger = logging.getLogger(__name__)
@@ -107,12 +110,22 @@ def prediction_of(recipe: Recipe, folder: Path) -> Prediction:
     if recipe.objective.kind is not Objective.AUTO:
         return Prediction(recipe.objective.kind.value)
     config = scheduler_config(folder)
-    if "FlowMatch" in str(config.get("_class_name")):
+    if is_flow_scheduler(config):
         return Prediction.FLOW_MATCHING
     kind = str(config.get("prediction_type", "epsilon"))
     if kind not in {"epsilon", "v_prediction"}:
         raise ConfigError(f"the folder's scheduler predicts {kind!r}; set objective.kind to what the model predicts")
     return Prediction(kind)
+
+
+def objective_of(recipe: Recipe, folder: Path) -> ObjectiveSettings:
+    """The objective as the recipe and the folder's scheduler state it."""
+    return ObjectiveSettings(
+        prediction=prediction_of(recipe, folder),
+        min_snr_gamma=recipe.objective.snr_gamma,
+        time_sampling=TimeSampling(recipe.objective.time_sampling.value),
+        shift=recipe.objective.shift,
+    )
 
 
 def build_model(recipe: Recipe, folder: Path, device: str) -> tuple[LayerGraph, ModelGraph]:
@@ -121,16 +134,10 @@ def build_model(recipe: Recipe, folder: Path, device: str) -> tuple[LayerGraph, 
     Raises:
         ConfigError: the folder or the objective is not one that can be trained.
     """
-    prediction = prediction_of(recipe, folder)
-    settings = ObjectiveSettings(
-        prediction=prediction,
-        min_snr_gamma=recipe.objective.snr_gamma,
-        time_sampling=TimeSampling(recipe.objective.time_sampling.value),
-        shift=recipe.objective.shift,
-    )
+    check_guidance(recipe, folder)
     graph = build_graph(
         folder,
-        objective=settings,
+        objective=objective_of(recipe, folder),
         resolution=recipe.data.resolution,
         train=recipe.model.train or None,
         dtype="float64" if recipe.training.precision is RecipePrecision.FLOAT64 else "float32",
@@ -183,6 +190,9 @@ def open_session(recipe: Recipe, job: Job, planning: Planning, opened: Model | N
         keep_heap()
     opened = opened or open_model(recipe, job)
     folder, graph, model = opened.folder, opened.graph, opened.model
+    warning = shift_contradiction(folder, graph, opened.prediction, recipe.objective.shift)
+    if warning is not None and job.membership.rank == 0:
+        logger.warning("%s", warning)
     plan = agree_on_plan(graph, model, recipe, job, planning)
     transport = ProcessTransport(summing=tuple(holders_of(plan).values()))
     precision = Precision(device=job.device.type, autocast=_autocast(recipe))

@@ -1,6 +1,8 @@
 """What a recipe's training holds in memory besides the model."""
 
 from diffusionpipe.costs import Workload
+from diffusionpipe.models.folder import resolve_folder
+from diffusionpipe.trainer.guidance import drawn_guidance
 from diffusionpipe.trainer.optimizer import state_per_parameter
 from diffusionpipe.trainer.recipe import Precision, Recipe
 
@@ -27,8 +29,13 @@ def workload_of(recipe: Recipe) -> Workload:
 
 
 def samples_drawn_together(recipe: Recipe) -> int:
-    """Samples that go through the denoiser at a time where the run draws; both halves of guidance count, 0 for none."""
+    """Samples that go through the denoiser at a time where the run draws; both halves of guidance count, 0 for none.
+
+    Raises:
+        ModelError: there is no model folder.
+    """
     sampling = recipe.sampling
     if not sampling.every:
         return 0
-    return (len(sampling.prompts) or len(sampling.labels)) * (1 if sampling.guidance == 1 else 2)
+    guidance = drawn_guidance(recipe, resolve_folder(recipe.model.path))
+    return (len(sampling.prompts) or len(sampling.labels)) * (1 if guidance.scale == 1 else 2)
