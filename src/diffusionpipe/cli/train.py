@@ -49,6 +49,7 @@ def train(
     """Train a diffusion model by pipeline parallelism."""
     from diffusionpipe.trainer.launch import is_under_torchrun, launch
     from diffusionpipe.trainer.recipe_file import load_recipe
+    from diffusionpipe.trainer.trackers import check_trackers
 
     loaded = load_recipe(recipe, overrides or ())
     if is_under_torchrun(os.environ):
@@ -56,6 +57,7 @@ def train(
         _join(loaded, resume, device, uses_cache=cache)
         return
     _check_folders(loaded)
+    check_trackers(loaded)
     count = ranks or _default_ranks(device)
     if count == 1 and port is None:
         _join(loaded, resume, device, uses_cache=cache)

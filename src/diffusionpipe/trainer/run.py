@@ -24,19 +24,21 @@ from diffusionpipe.trainer.checkpoint import clean, latest, resolve, save
 from diffusionpipe.trainer.dataset import Condition, Dataset, scan
 from diffusionpipe.trainer.drawing import Picture, Wish, draw_in_session, null_label, open_tokenizer, raw_conditions
 from diffusionpipe.trainer.evaluation import averaged, validate
-from diffusionpipe.trainer.export import Export, export, sampling_scheduler
+from diffusionpipe.trainer.export import export, sampling_scheduler
 from diffusionpipe.trainer.job_profile import ProfileShelf
+from diffusionpipe.trainer.kept_samples import keep_in_session, sample_folder
 from diffusionpipe.trainer.loader import StepLoader
 from diffusionpipe.trainer.loop import Stepper, StepResult
-from diffusionpipe.trainer.lora import lora_of
 from diffusionpipe.trainer.metrics import MetricsWriter
 from diffusionpipe.trainer.progress import TrainingProgress
 from diffusionpipe.trainer.recipe import Recipe
 from diffusionpipe.trainer.recipe_file import recipe_to_toml
+from diffusionpipe.trainer.run_export import export_settings
 from diffusionpipe.trainer.sampling import SamplingSettings, build_scheduler
 from diffusionpipe.trainer.session import MakePlan, Session, check_resumed, open_session, run_identity
 from diffusionpipe.trainer.shared_file_system import check_shared_file_system
 from diffusionpipe.trainer.stopping import Stopping
+from diffusionpipe.trainer.trackers import check_trackers, open_trackers
 from diffusionpipe.trainer.training_state import load_training, training_tensors
 from diffusionpipe.units import Seconds
 
@@ -93,6 +95,8 @@ def run(recipe: Recipe, job: Job, hooks: Hooks, *, resume: str | None = None) ->
         PeerError: another rank died.
     """
     folder = recipe.run.folder
+    if job.membership.rank == 0:
+        check_trackers(recipe)
     _prepare_folder(folder, job, resume)
     session = open_session(recipe, job, hooks.make_plan, hooks.profiles)
     _check_sampling(session)
@@ -115,7 +119,8 @@ def run(recipe: Recipe, job: Job, hooks: Hooks, *, resume: str | None = None) ->
             state.step = check_resumed(loaded, state.identity, recipe.training.steps)
         if session.is_first:
             _write_documents(session)
-            state.metrics = MetricsWriter(folder, resume_step=state.step if resume is not None else None)
+            resume_step = state.step if resume is not None else None
+            state.metrics = MetricsWriter(folder, resume_step, open_trackers(recipe, resume_step))
             state.progress = TrainingProgress(
                 num_steps=recipe.training.steps, first_step=state.step, batch=session.plan.batch
             )
@@ -194,7 +199,8 @@ def _check_sampling(session: Session) -> None:
 
 
 def _wish(recipe: Recipe) -> Wish:
-    return Wish(prompts=recipe.sampling.prompts, labels=recipe.sampling.labels)
+    drawn = recipe.sampling
+    return Wish(prompts=drawn.prompts, labels=drawn.labels, negatives=drawn.negatives)
 
 
 def _augmentation(recipe: Recipe) -> Augmentation:
@@ -323,13 +329,15 @@ def _evaluate(state: _Run) -> None:
             by_time = {f"validation_loss_t{time:g}": loss for time, loss in result.by_time}
             state.metrics.write(state.step, {"validation_loss": result.loss, **by_time})
     if recipe.sampling.every is not None and (_is_due(recipe.sampling.every, state.step) or is_last):
-        wish = _wish(recipe)
+        wish, settings = _wish(recipe), sampling_settings(session)
         with averaged(session):
-            pictures = draw_in_session(session, wish, sampling_settings(session))
+            pictures = draw_in_session(session, wish, settings)
         if pictures is not None:
-            path = recipe.run.folder / "samples" / f"step-{state.step:08d}.png"
-            path.parent.mkdir(exist_ok=True)
-            state.hooks.save_grid(pictures, wish.captions, path)
+            assert state.metrics is not None, "the first worker shows the pictures, which is rank 0"
+            shown = keep_in_session(session, state.step, pictures, wish, settings)
+            state.metrics.show(state.step, shown)
+            grid = sample_folder(recipe.run.folder, state.step).with_suffix(".png")
+            state.hooks.save_grid(pictures, wish.captions, grid)
 
 
 def sampling_settings(session: Session) -> SamplingSettings:
@@ -338,7 +346,7 @@ def sampling_settings(session: Session) -> SamplingSettings:
     return SamplingSettings(
         steps=recipe.sampling.steps,
         guidance=recipe.sampling.guidance,
-        seed=recipe.training.seed,
+        seed=recipe.training.seed if recipe.sampling.seed is None else recipe.sampling.seed,
         scheduler=sampling_scheduler(session.folder, session.prediction, recipe.objective.shift),
         scheduler_class=recipe.sampling.scheduler,
     )
@@ -378,18 +386,5 @@ def _finish(state: _Run) -> None:
         write_timeline(state.timeline, folder / "timeline.json")
     checkpoint = latest(folder)
     assert checkpoint is not None, "just saved"
-    trained = sorted({p.name.partition(".")[0] for p in session.model.parameters if p.is_trainable})
-    export(
-        checkpoint,
-        folder / "export",
-        Export(
-            source_model=session.folder,
-            trained={name: f"{name}." for name in trained},
-            prediction=session.prediction,
-            shift=recipe.objective.shift,
-            base_model=recipe.model.path,
-            recipe=recipe_to_toml(recipe),
-            lora=lora_of(recipe),
-            is_merged=recipe.lora.merge,
-        ),
-    )
+    settings = export_settings(recipe, session.folder, session.model, session.prediction)
+    export(checkpoint, folder / "export", settings)
