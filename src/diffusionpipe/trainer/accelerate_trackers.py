@@ -28,6 +28,8 @@ class AccelerateTracker:
         self._tracker.start()
         if name is TrackerName.COMET:
             self._tracker.tracker.set_name(opening.name)
+        if name is TrackerName.CLEARML and self._is_resumed:  # it would count steps on from its last one
+            self._tracker.tracker.set_initial_iteration(0)
 
     @property
     def identity(self) -> str | None:
