@@ -6,6 +6,7 @@ from PIL import Image
 from tiny_runs import recipe_of, save_pictures, save_stable_diffusion, train_here
 
 from diffusionpipe import cli
+from diffusionpipe.trainer.randomness import normal
 from diffusionpipe.trainer.sample_file import read_origin, write_sample
 
 PROMPTS = ("a b", "c d e")
@@ -58,6 +59,20 @@ def test_a_kept_picture_is_drawn_again_bit_for_bit(run, tmp_path, step):
     assert np.array_equal(pixels(tmp_path / "x.png"), pixels(like))
     assert pixels(like).std() > 0
     assert read_origin(tmp_path / "x.png") == read_origin(like)
+
+
+def test_a_negative_prompt_draws_what_diffusers_draws(run):
+    from diffusers import StableDiffusionPipeline
+
+    pipeline = StableDiffusionPipeline.from_pretrained(run / "export")
+    pipeline.set_progress_bar_config(disable=True)
+    noise = normal(seed=7, purpose="sampling", step=0, positions=range(2), shape=(4, 4, 4))
+    images = pipeline(
+        list(PROMPTS), negative_prompt=["f", "f"], latents=noise, guidance_scale=3.0, num_inference_steps=2,
+        output_type="np", height=8, width=8,
+    ).images  # fmt: skip
+    kept = np.stack([pixels(path) for path in sorted((run / "samples/step-00000004").iterdir())]).astype(int)
+    assert np.abs(kept - (images * 255).round()).max() <= 1
 
 
 def test_a_picture_of_another_origin_is_another_picture(run):
