@@ -449,6 +449,21 @@ def test_the_export_draws_the_pictures_of_the_run(crew, recipe, tmp_path, kind):
         assert_same_pictures(diffusers_pictures(tmp_path / "export"), ours)
 
 
+def test_pictures_that_two_ranks_drew_are_drawn_again_bit_for_bit(over_two, tmp_path):
+    from PIL import Image
+    from typer.testing import CliRunner
+
+    from diffusionpipe import cli
+
+    kept = sorted((over_two / "samples" / "step-00000006").iterdir())
+    assert len(kept) == len(PROMPTS)
+    for path, drawn in zip(kept, pictures_of(over_two), strict=True):
+        words = ["sample", str(over_two), "--like", str(path), "--out", str(tmp_path / "x.png"), "--device", "cpu"]
+        result = CliRunner().invoke(cli.app, words)
+        assert result.exit_code == 0, result.output
+        assert np.array_equal(np.asarray(Image.open(tmp_path / "x.png")), drawn)
+
+
 def diffusers_pictures(folder):
     """What diffusers draws from the same first noise."""
     from diffusers import StableDiffusionPipeline

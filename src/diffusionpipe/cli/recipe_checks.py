@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from diffusionpipe.trainer.pipeline_section import PipelineSection
-    from diffusionpipe.trainer.recipe import Check, DataSection, RunSection, TrainingSection
+    from diffusionpipe.trainer.recipe import Check, DataSection, TrainingSection
+    from diffusionpipe.trainer.run_section import RunSection
 
 
 def has_known_schedule(*, pipeline: "PipelineSection") -> Iterator[str]:
@@ -28,6 +29,13 @@ def has_data(*, data: "DataSection") -> Iterator[str]:
     for key, path in (("train", data.train), ("validation", data.validation)):
         if path is not None and not path.is_dir():
             yield f"data.{key}: there is no folder {path}"
+
+
+def has_trackers(*, run: "RunSection") -> Iterator[str]:
+    """The named trackers are installed."""
+    from diffusionpipe.trainer.trackers import problems_of_trackers
+
+    yield from problems_of_trackers(run)
 
 
 def checks_of_run(num_ranks: int, resume: str | None) -> "Sequence[Check]":
@@ -58,4 +66,4 @@ def checks_of_run(num_ranks: int, resume: str | None) -> "Sequence[Check]":
         if problem is not None:
             yield f"{'run.folder' if resume is None else '--resume'}: {problem}"
 
-    return has_known_schedule, has_data, has_sizes_for_the_ranks, has_a_free_folder
+    return has_known_schedule, has_data, has_trackers, has_sizes_for_the_ranks, has_a_free_folder

@@ -45,6 +45,8 @@ class Wish:
 
     prompts: tuple[str, ...] = ()
     labels: tuple[int, ...] = ()
+    negatives: tuple[str, ...] = ()
+    """What guidance leads away from, one for each prompt; empty: the empty caption."""
 
     def __len__(self) -> int:
         return len(self.prompts) or len(self.labels)
@@ -59,7 +61,7 @@ def raw_conditions(wish: Wish, graph: LayerGraph, folder: Path, settings: Sampli
     """The raw inputs of the conditions: all samples with theirs, then, if guided, as many without.
 
     Raises:
-        RecipeError: prompts for a class model, or labels for a text model.
+        RecipeError: prompts for a class model, labels for a text model, or negative prompts without guidance.
     """
     inputs = {spec.name for spec in graph.inputs}
     if "condition" in inputs:
@@ -67,7 +69,11 @@ def raw_conditions(wish: Wish, graph: LayerGraph, folder: Path, settings: Sampli
     if "input_ids" in inputs:
         if not wish.prompts:
             raise RecipeError("the model draws from captions; give prompts, not labels")
-        texts = [*wish.prompts, *([""] * len(wish.prompts) if settings.is_guided else [])]
+        if wish.negatives and not settings.is_guided:
+            key = "guidance" if settings.embedded_guidance is None else "true_cfg_scale"
+            raise RecipeError(f"a negative prompt has no effect without guidance; set {key} above 1, or remove it")
+        negatives = wish.negatives or ("",) * len(wish.prompts)
+        texts = [*wish.prompts, *(negatives if settings.is_guided else ())]
         return _text_conditions(graph, folder, texts, settings.embedded_guidance)
     if "labels" in inputs:
         if not wish.labels:
@@ -248,6 +254,37 @@ def _frozen_part(
     )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arithmetic:
+    """How rows go through the denoiser; the same pictures bit for bit need the same."""
+
+    rows: int | None = None
+    """Rows at a time, the last ones filled up; None: all."""
+    precision: Precision = Precision.FLOAT32
+
+    def context(self, device: torch.device) -> torch.autocast:
+        """Autocast for layers, where they compute in bfloat16."""
+        is_narrow = self.precision is Precision.BFLOAT16
+        return torch.autocast(device.type, dtype=torch.bfloat16, enabled=is_narrow, cache_enabled=False)
+
+
+def _in_passes(stage: LayerStage, inputs: Mapping[str, Tensor], arithmetic: Arithmetic) -> Tensor:
+    """The prediction for all rows, so many at a time as the arithmetic says."""
+    num_rows = len(inputs["noisy"])
+    size = arithmetic.rows or num_rows
+    outputs = []
+    for start in range(0, num_rows, size):
+        part = {name: value[start : start + size] for name, value in inputs.items()}
+        missing = size - len(part["noisy"])
+        if missing:
+            part = {
+                name: torch.cat([value, value[-1:].expand(missing, *value.shape[1:])]) for name, value in part.items()
+            }
+        with arithmetic.context(inputs["noisy"].device):
+            outputs.append(stage(part)["prediction"])
+    return torch.cat(outputs)[:num_rows]
+
+
 def draw_from_folder(
     folder: Path,
     wish: Wish,
@@ -256,6 +293,7 @@ def draw_from_folder(
     resolution: int,
     device: torch.device,
     adapters: Path | None = None,
+    arithmetic: Arithmetic = Arithmetic(),
     on_step: Callable[[int, int], None] | None = None,
 ) -> list[Picture]:
     """Pictures from a diffusers folder in one process, also of a U-Net trained by flow matching.
@@ -286,12 +324,14 @@ def draw_from_folder(
     fed = [name for name in stage.reads if name not in ("noisy", "timesteps")]
     with torch.no_grad():
         on_device = {name: value.to(device) for name, value in raw.items()}
-        conditions = on_device | run_layers(frozen, graph.components, on_device, targets=set(fed))
+        with arithmetic.context(device):
+            conditions = on_device | run_layers(frozen, graph.components, on_device, targets=set(fed))
 
         def predict(noisy: Tensor | None, timestep: Tensor) -> Tensor:
             assert noisy is not None
             times = timestep.to(device).expand(len(noisy))
-            return stage({"noisy": noisy, "timesteps": times, **{name: conditions[name] for name in fed}})["prediction"]
+            inputs = {"noisy": noisy, "timesteps": times, **{name: conditions[name] for name in fed}}
+            return _in_passes(stage, inputs, arithmetic)
 
         latents = draw(
             predict,

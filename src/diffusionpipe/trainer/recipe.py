@@ -13,6 +13,8 @@ from pydantic import BeforeValidator, Field, JsonValue, model_validator
 
 from diffusionpipe.errors import RecipeError
 from diffusionpipe.trainer.pipeline_section import PipelineSection
+from diffusionpipe.trainer.run_section import RunSection
+from diffusionpipe.trainer.sampling_section import SamplingSection
 from diffusionpipe.trainer.section import (
     Auto,
     Choice,
@@ -236,36 +238,6 @@ class ValidationSection(Section):
     """Held-out samples, the first by name; fewer if the folder holds fewer."""
 
 
-class SamplingSection(Section):
-    """[sampling]: pictures drawn while training."""
-
-    every: Maybe[Count] = None
-    """Steps between drawings."""
-    prompts: Several[str] = ()
-    """Captions to draw; for models with text."""
-    labels: Several[Annotated[int, Field(ge=0)]] = ()
-    """Classes to draw; for models with class labels."""
-    steps: Count = 30
-    """Denoising steps."""
-    guidance: Auto[NotNegative] = None
-    """Of a distilled model (FLUX.1-dev) the guidance that it is told; of any other the scale of classifier-free
-    guidance, 1 is without. "auto": that of diffusers' pipeline."""
-    true_cfg_scale: Annotated[float, Field(ge=1)] = 1.0
-    """Scale of classifier-free guidance of a distilled model; 1 is without."""
-    scheduler: Maybe[str] = None
-    """Class name of a diffusers scheduler, e.g. "DDIMScheduler"; "none": the folder's own."""
-
-    @model_validator(mode="after")
-    def _has_something_to_draw(self) -> Self:
-        if self.prompts and self.labels:
-            raise ValueError(
-                "prompts: labels are given too; keep one, prompts for a text model, labels for a class model"
-            )
-        if self.every and not self.prompts and not self.labels:
-            raise ValueError("every: there are neither prompts nor labels; set one to say what to draw")
-        return self
-
-
 class CheckpointSection(Section):
     """[checkpoint]: saved states; one is always saved at the end."""
 
@@ -273,13 +245,6 @@ class CheckpointSection(Section):
     """Steps between checkpoints."""
     keep: Count = 3
     """Checkpoints kept, the newest ones."""
-
-
-class RunSection(Section):
-    """[run]: where results go."""
-
-    folder: Place
-    """Folder of metrics, checkpoints, samples and the export. In a file without it: runs/<name of the file>."""
 
 
 class Recipe(Section):

@@ -23,18 +23,19 @@ from diffusionpipe.trainer.batch import sample_indices
 from diffusionpipe.trainer.checkpoint import latest, resolve, save
 from diffusionpipe.trainer.drawing import Picture, Wish, draw_in_session, raw_conditions
 from diffusionpipe.trainer.evaluation import averaged, validate
-from diffusionpipe.trainer.export import Export, export
+from diffusionpipe.trainer.export import export
 from diffusionpipe.trainer.guidance import drawn_guidance
 from diffusionpipe.trainer.job_profile import ProfileShelf
+from diffusionpipe.trainer.kept_samples import keep_in_session, sample_folder
 from diffusionpipe.trainer.loader import StepLoader
 from diffusionpipe.trainer.loop import Stepper, StepResult
-from diffusionpipe.trainer.lora import lora_of
 from diffusionpipe.trainer.metrics import MetricsWriter
 from diffusionpipe.trainer.planning import MakePlan, Planning
 from diffusionpipe.trainer.preparation import Data, prepare_folder, read_data
 from diffusionpipe.trainer.progress import TrainingProgress
 from diffusionpipe.trainer.recipe import Recipe
 from diffusionpipe.trainer.recipe_file import recipe_to_toml
+from diffusionpipe.trainer.run_export import export_settings
 from diffusionpipe.trainer.sampling import SamplingSettings, build_scheduler
 from diffusionpipe.trainer.scheduler import sampling_scheduler
 from diffusionpipe.trainer.screen import Screen, steps_of
@@ -42,6 +43,7 @@ from diffusionpipe.trainer.session import Model, Session, check_resumed, open_mo
 from diffusionpipe.trainer.start import Start, places
 from diffusionpipe.trainer.stopping import Stopping
 from diffusionpipe.trainer.traced import Trace, measured_timeline
+from diffusionpipe.trainer.trackers import open_trackers
 from diffusionpipe.trainer.training_state import load_training, training_tensors
 from diffusionpipe.units import Seconds
 
@@ -127,7 +129,8 @@ def run(recipe: Recipe, job: Job, hooks: Hooks, *, resume: str | None = None) ->
         _announce(state, checkpoint)
         if session.is_first:
             _write_documents(session)
-            state.metrics = MetricsWriter(folder, resume_step=state.step if resume is not None else None)
+            resume_step = state.step if resume is not None else None
+            state.metrics = MetricsWriter(folder, resume_step, open_trackers(recipe, resume_step))
             state.progress = TrainingProgress(
                 num_steps=recipe.training.steps, first_step=state.step, batch=session.plan.batch, screen=screen
             )
@@ -183,7 +186,8 @@ def _check_sampling(session: Model) -> None:
 
 
 def _wish(recipe: Recipe) -> Wish:
-    return Wish(prompts=recipe.sampling.prompts, labels=recipe.sampling.labels)
+    drawn = recipe.sampling
+    return Wish(prompts=drawn.prompts, labels=drawn.labels, negatives=drawn.negatives)
 
 
 def _write_documents(session: Session) -> None:
@@ -298,15 +302,17 @@ def _evaluate(state: _Run) -> None:
             by_time = {f"validation_loss_t{time:g}": loss for time, loss in result.by_time}
             state.metrics.write(state.step, {"validation_loss": result.loss, **by_time})
     if recipe.sampling.every is not None and (_is_due(recipe.sampling.every, state.step) or is_last):
-        wish = _wish(recipe)
+        wish, settings = _wish(recipe), sampling_settings(session)
         started = perf_counter()
         with state.screen.work("drawing samples") as work, averaged(session):
-            pictures = draw_in_session(session, wish, sampling_settings(session), on_step=steps_of(work))
+            pictures = draw_in_session(session, wish, settings, on_step=steps_of(work))
         if pictures is not None:
-            path = recipe.run.folder / "samples" / f"step-{state.step:08d}.png"
-            path.parent.mkdir(exist_ok=True)
-            state.hooks.save_grid(pictures, wish.captions, path)
-            logger.info("step=%d drawn=%s draw_s=%.1f", state.step, path, perf_counter() - started)
+            assert state.metrics is not None, "the first worker shows the pictures, which is rank 0"
+            shown = keep_in_session(session, state.step, pictures, wish, settings)
+            state.metrics.show(state.step, shown)
+            grid = sample_folder(recipe.run.folder, state.step).with_suffix(".png")
+            state.hooks.save_grid(pictures, wish.captions, grid)
+            logger.info("step=%d drawn=%s draw_s=%.1f", state.step, grid, perf_counter() - started)
 
 
 def sampling_settings(session: Session | Model) -> SamplingSettings:
@@ -317,7 +323,7 @@ def sampling_settings(session: Session | Model) -> SamplingSettings:
         steps=recipe.sampling.steps,
         guidance=guidance.scale,
         embedded_guidance=guidance.embedded,
-        seed=recipe.training.seed,
+        seed=recipe.training.seed if recipe.sampling.seed is None else recipe.sampling.seed,
         scheduler=sampling_scheduler(session.folder, session.prediction, recipe.objective.shift),
         scheduler_class=recipe.sampling.scheduler,
     )
@@ -348,20 +354,7 @@ def _finish(state: _Run) -> None:
     assert checkpoint is not None, "just saved"
     started, destination = perf_counter(), folder / "export"
     with state.screen.work("exporting"):
-        export(checkpoint, destination, _export_of(session))
+        export(
+            checkpoint, destination, export_settings(session.recipe, session.folder, session.model, session.prediction)
+        )
     logger.info("step=%d export=%s export_s=%.1f", state.step, destination, perf_counter() - started)
-
-
-def _export_of(session: Session) -> Export:
-    recipe = session.recipe
-    trained = sorted({p.name.partition(".")[0] for p in session.model.parameters if p.is_trainable})
-    return Export(
-        source_model=session.folder,
-        trained={name: f"{name}." for name in trained},
-        prediction=session.prediction,
-        shift=recipe.objective.shift,
-        base_model=recipe.model.path,
-        recipe=recipe,
-        lora=lora_of(recipe),
-        is_merged=recipe.lora.merge,
-    )

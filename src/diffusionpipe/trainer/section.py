@@ -26,6 +26,11 @@ def patterns_for_bool(value: object) -> object:
     return (("*",) if value else ()) if isinstance(value, bool) else value
 
 
+def texts_for_text(value: object) -> object:
+    """A list of the one text, where a list of texts may also be given as one."""
+    return (value,) if isinstance(value, str) else value
+
+
 # The sections are strict (no "3" for 3); where TOML has no such type, a list, a word or a string must do.
 Several = Annotated[tuple[T, ...], Field(strict=False)]
 Choice = Annotated[T, Field(strict=False)]
