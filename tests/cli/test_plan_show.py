@@ -106,7 +106,7 @@ def test_a_profile_of_another_model_beside_the_plan_is_named_and_not_used(folder
     with pytest.raises(SystemExit):
         main(["plan", "show", str(folder / "plan.json")])
     output = capsys.readouterr()
-    assert "profile.json is of another model and is not used" in output.err
+    assert "profile.json was made for another model and is not used" in output.err
     assert "no profile" in output.out
 
 
@@ -140,7 +140,7 @@ def test_a_plan_edited_into_something_illegal_is_refused(folder, capsys):
 
 def test_a_named_profile_of_another_model_is_refused(folder, capsys):
     write_profile(synthetic.unet(), folder / "known/profile.json")
-    assert "is of another model" in shown(capsys, folder / "plan.json", *known(folder), code=2)
+    assert "was made for another model" in shown(capsys, folder / "plan.json", *known(folder), code=2)
 
 
 def test_a_cluster_with_fewer_devices_than_the_plan_is_refused(folder, capsys):
@@ -149,4 +149,4 @@ def test_a_cluster_with_fewer_devices_than_the_plan_is_refused(folder, capsys):
 
 
 def test_a_profile_without_a_cluster_is_refused(folder, capsys):
-    assert "go together" in shown(capsys, folder / "plan.json", *known(folder)[:2], code=2)
+    assert "--profile and --cluster need each other" in shown(capsys, folder / "plan.json", *known(folder)[:2], code=2)

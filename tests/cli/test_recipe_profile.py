@@ -139,7 +139,9 @@ def refused(capsys, *arguments):
 
 def test_a_profile_of_another_model_precision_or_device_is_refused(recipe, profile, tmp_path, capsys):
     options = "--cluster", "rtx4090x2", "--batch", 8, "--profile", profile
-    assert "is a profile of another model: " in refused(capsys, recipe, 'model.train=["text_encoder"]', *options)
+    assert "this profile was made for another model: " in refused(
+        capsys, recipe, 'model.train=["text_encoder"]', *options
+    )
     bfloat16 = tmp_path / "bfloat16.json"
     write_profile(replace(read_profile(profile), precision="bfloat16"), bfloat16)
     message = refused(capsys, recipe, "--cluster", "rtx4090x2", "--batch", 8, "--profile", bfloat16)
@@ -155,7 +157,7 @@ def test_a_profile_with_a_wrong_time_is_refused(recipe, profile, tmp_path, capsy
     layer["forward"][0] = value
     (tmp_path / "profile.json").write_text(json.dumps(data))
     message = refused(capsys, recipe, "--cluster", "rtx4090x2", "--batch", 8, "--profile", tmp_path / "profile.json")
-    assert "profile.json: no valid diffusionpipe-profile" in message
+    assert "profile.json: not a valid diffusionpipe-profile" in message
     assert "forward" in message
 
 
@@ -174,9 +176,9 @@ def test_a_device_that_is_neither_here_nor_known_is_refused(recipe, tmp_path, ca
         (["--batch", "7", "--cluster", "a100-80x8", "pipeline.plan=auto", "pipeline.microbatches=2"], "7 samples"),
         (["--batch", "6", "--cluster", "a100-80x8", "pipeline.plan=auto", "pipeline.stages=2"], "6 samples cannot"),
         (["--cluster", "a100-80x8", "pipeline.plan=auto", "pipeline.stages=3"], "8 ranks cannot form pipelines of 3"),
-        (["--cluster", "cpux2", "--ema"], "--ema: the recipe says it"),
+        (["--cluster", "cpux2", "--ema"], "--ema: the recipe sets this"),
         (["--cluster", "cpux2", "--optimizer", "SGD", "--checkpoint", "*"], "--checkpoint, --optimizer: the recipe"),
-        ([], "--cluster: say what to plan for"),
+        ([], "--cluster: this option is missing"),
         (["--cluster", "nowhere"], "there is no cluster 'nowhere'"),
         (["--cluster", "cpux2", "--profile", "nowhere.json"], "cannot read nowhere.json"),
     ],
@@ -193,7 +195,7 @@ def test_a_model_that_fits_nowhere_is_refused_with_the_keys_that_would_help(reci
     write_cluster(replace(cluster, name="small", devices=small), tmp_path / "small.json")
     message = refused(capsys, recipe, "--cluster", tmp_path / "small.json", "--batch", 8, "--profile", profile)
     assert "No layout fits" in message
-    assert "What would fit" in message
+    assert "These changes would fit" in message
 
 
 def test_kept_profiles_are_profile_files(profile):

@@ -262,7 +262,7 @@ def test_all_problems_are_collected():
     broken = with_order(broken, 2, [*schedule.orders[2], parse_action("2F7")])
     assert problems(broken) == (
         "worker 0: 0F0 is missing",
-        "worker 2: 2F7 is no part of the work of stage 2",
+        "worker 2: 2F7 is not part of the work of stage 2",
     )
 
 
@@ -275,7 +275,7 @@ def test_a_circle_across_workers_is_found():
 @pytest.mark.parametrize(
     ("change", "text"),
     [
-        ({"stages": (0,)}, "stage 1 stands in 0 pipelines"),
+        ({"stages": (0,)}, "stage 1 is in 0 pipelines"),
         ({"stages": (0, 1, 5)}, "a pipeline names stage 5; there are 2 stages"),
         ({"ops": frozenset({Op.F, Op.W})}, "pipeline 0 has ops F W; legal are"),
         ({"microbatches": (4, 0)}, "each needs at least 1"),
@@ -309,7 +309,7 @@ def test_an_edge_that_one_replica_lacks_is_found():
 
 
 def test_a_stage_on_a_worker_without_an_order_is_found():
-    assert "stage 1 lives on worker 4; there are orders for 2 workers" in problems(with_stage(gpipe(2, 2), 1, worker=4))
+    assert "stage 1 is on worker 4; there are orders for 2 workers" in problems(with_stage(gpipe(2, 2), 1, worker=4))
 
 
 def encoded(max_chunk=2):
@@ -393,8 +393,8 @@ def test_a_message_with_wrong_samples_tensors_or_ends_is_found():
 
     assert any("samples 0:4 of 'hidden', messages bring 0:3" in p for p in problems(changed(samples=Range(0, 3))))
     assert any("reads from stage 0 no 'other'" in p for p in problems(changed(tensors=("hidden", "other"))))
-    assert any("is no end of message 0" in p for p in problems(changed(is_gradient=True)))
-    assert any("message 0 stays on worker 0" in p for p in problems(changed(destination=0)))
+    assert any("is not an end of message 0" in p for p in problems(changed(is_gradient=True)))
+    assert any("message 0 starts and ends on worker 0" in p for p in problems(changed(destination=0)))
 
 
 def test_a_message_that_nobody_reads_is_found():
@@ -404,7 +404,7 @@ def test_a_message_that_nobody_reads_is_found():
     schedule = replace(schedule, messages=(*schedule.messages, spare))
     schedule = with_order(schedule, 0, [*schedule.orders[0], Action(stage=0, op=Op.SEND_F, microbatch=0, slot=slot)])
     schedule = with_order(schedule, 2, [*schedule.orders[2], Action(stage=2, op=Op.RECV_F, microbatch=0, slot=slot)])
-    assert problems(schedule) == (f"worker 0: message {slot} (0SEND_F0>{slot}) is read by nobody",)
+    assert problems(schedule) == (f"worker 0: message {slot} (0SEND_F0>{slot}) has no reader",)
 
 
 def test_a_send_before_its_producer_and_a_receive_after_its_reader_are_found():

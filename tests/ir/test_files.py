@@ -225,11 +225,11 @@ def put(*path_and_value):
     [
         (put("format", "diffusionpipe-plan"), "holds 'diffusionpipe-plan'; a file of format 'diffusionpipe-schedule'"),
         (lambda data: data.pop("format"), 'has no key "format"'),
-        (put("version", 7), "version 7 is unknown, this DiffusionPipe reads version 1"),
+        (put("version", 7), "version 7 is unknown; this DiffusionPipe reads version 1"),
         (put("version", True), "version True is unknown"),
         (put("colour", "red"), "colour: unknown key; known are name, placement"),
         (lambda data: data.pop("orders"), "orders: is missing"),
-        (put("orders", 0, "0F0 0G1"), "orders[0], action 1: must be a text like \"2F0\" ('0G1' is no action"),
+        (put("orders", 0, "0F0 0G1"), "orders[0], action 1: must be a text like \"2F0\" ('0G1' is not an action"),
         (put("orders", 0, ["0F0"]), 'orders[0]: must be one text of actions like "0F0 1F0 0B0"; got ["0F0"]'),
         (put("orders", {"0": "0F0"}), "orders: must be a list"),
         (put("placement", "stages", 1, "share", "1/2:1/2"), "placement.stages[1].share: must be a text like"),
@@ -272,12 +272,12 @@ def test_a_file_full_of_problems_is_refused_in_a_short_message():
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        (schedule_to_text(small_schedule())[:300], "is no JSON"),
-        ("", "is no JSON"),
-        ("[" * 100_000, "is no JSON"),
+        (schedule_to_text(small_schedule())[:300], "not valid JSON"),
+        ("", "not valid JSON"),
+        ("[" * 100_000, "not valid JSON"),
         ("[]", "must be a JSON object"),
-        ('{"format": "diffusionpipe-timeline", "format": "x"}', "key 'format' stands twice"),
-        ('{"format": "diffusionpipe-timeline", "version": 1, "num_workers": NaN}', "NaN is no number"),
+        ('{"format": "diffusionpipe-timeline", "format": "x"}', "key 'format' appears twice"),
+        ('{"format": "diffusionpipe-timeline", "version": 1, "num_workers": NaN}', "NaN is not a number"),
         (
             '{"format": "diffusionpipe-timeline", "version": 1, "num_workers": 1, "spans": [{"end": 1e999}]}',
             "spans[0].end: must be a finite number",
@@ -294,7 +294,7 @@ def test_a_missing_file_and_a_binary_file_are_refused_by_name(tmp_path):
     with pytest.raises(FileFormatError, match=r"cannot read .*nowhere\.json: No such file"):
         read_plan(tmp_path / "nowhere.json")
     (tmp_path / "picture.png").write_bytes(b"\x89PNG\xff")
-    with pytest.raises(FileFormatError, match=r"picture.png: is no UTF-8 text"):
+    with pytest.raises(FileFormatError, match=r"picture.png: not UTF-8 text"):
         read_plan(tmp_path / "picture.png")
 
 

@@ -148,7 +148,7 @@ def test_adapters_beside_random_weights_are_refused(tmp_path):
         graph.components[name].save_pretrained(tmp_path / name)
     assert weight_sources(tmp_path, graph)["transformer"] is None
     add_lora(graph.components, "transformer", LoraSettings(rank=2))
-    with pytest.raises(ModelError, match="transformer has no safetensors file, and adapters need a trained model"):
+    with pytest.raises(ModelError, match="transformer has no safetensors file, and adapters need pretrained weights"):
         weight_sources(tmp_path, graph)
 
 

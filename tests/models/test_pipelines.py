@@ -64,7 +64,7 @@ def test_a_folder_opens_with_adapters(tmp_path):
 def test_adapters_on_anything_but_the_denoiser_are_refused(tmp_path):
     graph = tiny_stable_diffusion(torch.float32)
     _save("StableDiffusionPipeline", graph, diffusers.DDPMScheduler, tmp_path)
-    with pytest.raises(ModelError, match="adapters are trained on unet alone, not on text_encoder, unet"):
+    with pytest.raises(ModelError, match="only unet can have adapters, not text_encoder, unet"):
         build_graph(tmp_path, objective=EPSILON, resolution=8, train=("text_encoder", "unet"), lora=LoraSettings())
 
 

@@ -90,7 +90,7 @@ def test_nothing_is_written_that_nothing_reads():
         ({"in_channels": 3}, "in_channels 3 is not 4, the VAE's latent channels"),
         ({"pooled_projection_dim": 9}, "pooled_projection_dim 9 is not 8"),
         ({"joint_attention_dim": 9}, "joint_attention_dim 9 is not 20, the width of T5"),
-        ({"pos_embed_max_size": 1}, "latents of size 4 are no multiple of the patch size 2 up to 2"),
+        ({"pos_embed_max_size": 1}, "latents of size 4 are not a multiple of the patch size 2 up to 2"),
     ],
 )
 def test_what_would_not_run_exactly_is_refused_by_name(config, named):

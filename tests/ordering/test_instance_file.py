@@ -54,14 +54,14 @@ def test_whole_numbers_stay_whole():
         ({"memory_limit": 8}, "line 22: memory_limit: is 8; give a list"),
         ({"memory_limit": [8, 9]}, "line 22: memory_limit: 2 limits; give one for each of the 1 ranks"),
         ({"stages": [HALF]}, "line 5: stages: 1 half-stages; 1 ranks need 2"),
-        ({"objektive": "window"}, "line 27: objektive: is no field; did you mean objective?"),
+        ({"objektive": "window"}, "line 27: objektive: is not a field; did you mean objective?"),
         (
             {"stages": [HALF, {**HALF, "forward": None}]},
             "line 14: stages[1].forward: is None; use a finite number from 0 up",
         ),
         (
             {"stages": [HALF, {**HALF, "kept_after_input_grad": 3}]},
-            "line 18: stages[1].kept_after_input_grad: 3 of an activation of 2; keep at most all of it",
+            "line 18: stages[1].kept_after_input_grad: 3 of an activation of 2; use at most 2",
         ),
     ],
 )
@@ -76,7 +76,7 @@ def test_all_problems_are_named_at_once():
 @pytest.mark.parametrize("text", ["", "{", '{\n"ranks": 1,}', "[" * 100_000])
 def test_what_is_no_json_is_refused_with_its_line(text):
     (problem,) = problems_of(text)
-    assert "is no JSON" in problem
+    assert "not valid JSON" in problem
     assert "line" in problem
 
 

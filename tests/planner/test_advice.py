@@ -54,8 +54,8 @@ def test_the_parts_of_the_fullest_device_add_up_to_the_figures_of_the_advice(adv
     nearest = nearest_layout(tight_setting())
     first, second, *_ = advice.splitlines()
     assert first == (
-        f"No layout fits: the nearest, {nearest.layout}, misses the memory of worker {nearest.worker} by "
-        f"{(nearest.use.total - 1e9) / 2**30:.1f} GiB."
+        f"No layout fits in memory: the nearest, {nearest.layout}, needs {(nearest.use.total - 1e9) / 2**30:.1f} GiB "
+        f"more than worker {nearest.worker} has."
     )
     pattern = r"Worker \d would hold (?P<total>[0-9.]+) GiB: (?P<parts>.*)\. Its device, synthetic, has 0.93 GiB"
     whole = re.match(pattern, second)
@@ -94,7 +94,7 @@ def test_recomputing_is_proposed_where_it_makes_the_model_fit_with_its_memory():
     )
     assert search(setting).winner is None
     again = replace(setting, workload=replace(setting.workload, checkpointed=("*",)))
-    fits = nothing_fits(setting).partition("What would fit")[2].partition("These help")[0]
+    fits = nothing_fits(setting).partition("These changes would fit")[2].partition("These help")[0]
     assert f"--checkpoint '*'): {nearest_layout(again).use.total / 2**30:.1f} GiB" in fits
 
 
@@ -126,7 +126,7 @@ def test_lora_is_named_with_its_memory_where_the_projections_are_known():
 
 
 def test_lora_is_named_without_a_figure_where_they_are_not_known(advice):
-    assert "- LoRA ([lora] rank = 16 in a recipe): gradients and optimizer state" in advice
+    assert "- LoRA ([lora] rank = 16 in a recipe): only small matrices have gradients and optimizer state" in advice
 
 
 def test_more_devices_are_proposed_as_many_as_are_enough():

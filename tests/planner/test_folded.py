@@ -81,5 +81,5 @@ def test_only_vs_of_models_with_skips_are_folded():
 
 
 def test_too_few_layers_are_refused():
-    with pytest.raises(ConfigError, match="10 stages need as many trained layers; there are 8"):
+    with pytest.raises(ConfigError, match="10 stages need 10 trained layers, but there are 8"):
         folded_cuts(u_net(4, [1] * 8), [1.0] * 8, 5)

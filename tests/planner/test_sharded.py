@@ -135,9 +135,9 @@ def test_what_is_given_is_kept_to():
 @pytest.mark.parametrize(
     ("given", "num_ranks", "message"),
     [
-        (Given(sharded=True, stages=2), 4, "whole copies of the model"),
-        (Given(sharded=True, data_parallel=2), 4, "whole copies of the model"),
-        (Given(sharded=True), 1, "nobody to share"),
+        (Given(sharded=True, stages=2), 4, "a copy of the whole model"),
+        (Given(sharded=True, data_parallel=2), 4, "a copy of the whole model"),
+        (Given(sharded=True), 1, "one rank cannot shard its parameters"),
     ],
 )
 def test_what_cannot_be_sharded_is_refused(given, num_ranks, message):
@@ -149,7 +149,7 @@ def test_what_cannot_be_sharded_is_refused(given, num_ranks, message):
     ("sizes", "message"),
     [
         ({"data_parallel": 1}, "need data-parallel copies"),
-        ({"data_parallel": 2, "stages": 2, "replicas": (2, 1)}, "replicas of stages cannot share"),
+        ({"data_parallel": 2, "stages": 2, "replicas": (2, 1)}, "replicas of stages cannot shard"),
         ({"data_parallel": 2, "stages": 2, "schedule": "chimera", "microbatches": 2}, "cannot be sharded"),
     ],
 )

@@ -194,7 +194,7 @@ def test_missing_ranks_are_named() -> None:
     [
         ({"RANK": "1"}, "WORLD_SIZE is not set; MASTER_ADDR is not set; MASTER_PORT is not set"),
         ({"RANK": "2", "WORLD_SIZE": "2", "MASTER_ADDR": "a", "MASTER_PORT": "1"}, "RANK=2 is not below WORLD_SIZE=2"),
-        ({"RANK": "x", "WORLD_SIZE": "2", "MASTER_ADDR": "a", "MASTER_PORT": "1"}, "RANK='x' is no number"),
+        ({"RANK": "x", "WORLD_SIZE": "2", "MASTER_ADDR": "a", "MASTER_PORT": "1"}, "RANK='x' is not a number"),
     ],
 )
 def test_half_an_environment_is_refused(environ: dict[str, str], problem: str) -> None:

@@ -39,7 +39,7 @@ def test_every_block_has_a_copy_in_each_direction_on_mirrored_workers(family):
     ("sizes", "words"),
     [
         ((3, 4), "3 workers cannot be shared by two directions; use an even number, such as 4"),
-        ((4, 1), "1 micro-batches are too few for 2 directions, each needs one; use at least 2"),
+        ((4, 1), "1 micro-batches are too few for 2 directions, because each direction needs one; use at least 2"),
     ],
 )
 def test_sizes_that_two_directions_cannot_have_are_refused(family, sizes, words):

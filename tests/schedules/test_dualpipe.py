@@ -56,8 +56,8 @@ def test_the_halves_are_mirror_images():
     ("sizes", "words"),
     [
         ((3, 8), "3 workers cannot be shared by two directions; use an even number, such as 4"),
-        ((4, 6), "6 micro-batches are not an even number from 2 x 4 workers up; use 8"),
-        ((4, 9), "9 micro-batches are not an even number from 2 x 4 workers up; use 10"),
+        ((4, 6), "6 micro-batches do not work: the number must be even and at least 2 x 4 workers; use 8"),
+        ((4, 9), "9 micro-batches do not work: the number must be even and at least 2 x 4 workers; use 10"),
         ((0, 8), "num_workers=0"),
     ],
 )

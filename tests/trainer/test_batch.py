@@ -144,7 +144,7 @@ def test_texts_are_cut_and_padded_to_the_length():
 def test_what_a_source_lacks_is_reported_at_once(dataset):
     with pytest.raises(DataError) as caught:
         BatchSource(dataset=dataset, inputs=(*INPUTS, TensorSpec(name="depth", shape=())), seed=0)
-    for part in ("'depth', which no data has", "no tokenizer is given", "null label is not given"):
+    for part in ("'depth', which no data set provides", "no tokenizer is given", "null label is not given"):
         assert part in str(caught.value)
 
 

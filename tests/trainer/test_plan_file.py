@@ -34,7 +34,7 @@ def problem(plan, folder, *, model=MODEL, num_ranks=2, **training):
     with pytest.raises(ConfigError) as caught:
         read_plan_file(folder / "plan.json", model, recipe(**training), num_ranks)
     message = str(caught.value)
-    assert message.startswith(f"pipeline.plan: {folder / 'plan.json'} cannot be trained by")
+    assert message.startswith(f"pipeline.plan: {folder / 'plan.json'} cannot be used for this run:")
     assert "diffusionpipe plan RECIPE" in message
     return message
 
@@ -49,8 +49,8 @@ def test_a_plan_is_read_as_it_was_written(plan, tmp_path):
 
 def test_other_ranks_and_another_batch_are_both_named(tmp_path):
     message = problem(PLAN, tmp_path, num_ranks=4, batch=16)
-    assert "it is for 2 ranks, there are 4: start with --ranks 2" in message
-    assert "it is for a batch of 8: set training.batch = 8; it is 16" in message
+    assert "it is for 2 ranks, but there are 4: start with --ranks 2" in message
+    assert "it is for a batch of 8, but training.batch is 16: set training.batch = 8" in message
 
 
 def test_a_plan_of_another_model_names_the_layer_that_is_missing_on_either_side(tmp_path):
@@ -99,14 +99,17 @@ OTHER_CUT = replace(PLAN, blocks=((*PLAN.blocks[0], PLAN.blocks[1][0]), PLAN.blo
 EDITED = {
     "no sum over copies": (replace(COPIES, train=without(COPIES.train, Op.REDUCE_GRAD)), "no action sums the"),
     "layers in another order": (SWAPPED, "its layers are in another order"),
-    "a cut without its tensors": (OTHER_CUT, "brings no h3 to stage 1, whose layers read it"),
-    "a block too few": (replace(PLAN, blocks=PLAN.blocks[:2]), "runs block 2, but it lists 2 blocks"),
+    "a cut without its tensors": (OTHER_CUT, "does not bring h3 to stage 1, whose layers read it"),
+    "a block too few": (replace(PLAN, blocks=PLAN.blocks[:2]), "runs block 2, but the plan lists 2 blocks"),
     "no prologue": (replace(FILLED, prologue=None), "a prologue belongs to a train schedule that encodes ahead"),
     "a prologue too many": (replace(PLAN, prologue=FILLED.prologue), "a prologue belongs to"),
-    "a mesh of other workers": (replace(PLAN, mesh=replace(PLAN.mesh, pipeline=3)), "has 2 workers, its mesh 3"),
+    "a mesh of other workers": (
+        replace(PLAN, mesh=replace(PLAN.mesh, pipeline=3)),
+        "has 2 workers, but its mesh has 3",
+    ),
     "validation elsewhere": (
         replace(PLAN, validate=build_plan(MODEL, replace(LAYOUT, stages=1, microbatches=1)).validate),
-        "its validate schedule has 1 workers, its mesh 2",
+        "its validate schedule has 1 workers, but its mesh has 2",
     ),
     "frozen layers left out": (
         replace(PLAN, blocks=(*PLAN.blocks[:2], ()), ), "it lacks the layer encode",
@@ -129,7 +132,7 @@ def test_a_sharded_plan_is_read_as_it_was_written(tmp_path):
 
 def test_what_is_gathered_must_be_in_parts_and_the_other_way_round(tmp_path):
     whole = replace(SHARDED, mesh=replace(SHARDED.mesh, shard=1))
-    assert "its train schedule gathers block 0, which its mesh does not hold in parts" in problem(whole, tmp_path)
+    assert "its train schedule gathers block 0, which its mesh does not shard" in problem(whole, tmp_path)
     copies = build_plan(MODEL, Layout(batch=8, stages=1, microbatches=1, data_parallel=2, buckets=3))
     sampled = replace(SHARDED, sample=copies.sample)
     assert "its sample schedule does not gather block 0" in problem(sampled, tmp_path)

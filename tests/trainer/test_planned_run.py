@@ -181,7 +181,7 @@ def test_a_plan_with_buckets_and_copies_side_by_side_is_trained_by(crew, recipe,
 
 def test_a_plan_for_other_ranks_stops_every_rank(crew, recipe, searched, tmp_path):
     path = str(searched / "plan.json")
-    with pytest.raises(ConfigError, match=r"it is for 2 ranks, there are 1: start with --ranks 2"):
+    with pytest.raises(ConfigError, match=r"it is for 2 ranks, but there are 1: start with --ranks 2"):
         train_here(recipe(tmp_path / "run", plan=path))
     assert "cannot read" in problem_of(crew.run(train, recipe(tmp_path / "run", plan=str(tmp_path / "gone.json"))))
 
@@ -192,7 +192,7 @@ def test_a_model_that_fits_nowhere_stops_every_rank_and_says_by_how_much(crew, r
     write_cluster(small, measured / "cluster.json")
     message = problem_of(crew.run(train, recipe(measured, plan="auto")))
     assert "No layout fits" in message
-    assert "What would fit" in message
+    assert "These changes would fit" in message
 
 
 @pytest.mark.parametrize(

@@ -90,7 +90,7 @@ def test_one_negative_prompt_belongs_to_all_prompts():
     [
         ({"labels": [1], "negative_prompt": "dark"}, "there are no prompts"),
         ({"prompts": ["a"], "guidance": 1.0, "negative_prompt": "dark"}, "no effect without guidance"),
-        ({"prompts": ["a", "b", "c"], "negative_prompt": ["d", "e"]}, "2 of them cannot belong to 3 prompts"),
+        ({"prompts": ["a", "b", "c"], "negative_prompt": ["d", "e"]}, "2 negative prompts do not match 3 prompts"),
     ],
 )
 def test_negative_prompts_without_effect_are_refused(values, message):
@@ -101,5 +101,5 @@ def test_negative_prompts_without_effect_are_refused(values, message):
 def test_negative_prompts_of_a_file_and_a_list_do_not_mix(tmp_path):
     path = tmp_path / "prompts.txt"
     path.write_text('{"prompt": "a tit", "negative_prompt": "blurry"}\n')
-    with pytest.raises(ValidationError, match="negative prompts of its own"):
+    with pytest.raises(ValidationError, match="its own negative prompts; remove negative_prompt"):
         SamplingSection.model_validate({"prompts": str(path), "negative_prompt": ["dark"]})

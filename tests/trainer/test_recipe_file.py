@@ -60,7 +60,7 @@ def test_the_run_folder_is_named_after_the_file_unless_given(file):
         ("training.learning_rate", "did you mean optimizer.learning_rate?"),
         ("optmizer.name", "did you mean [optimizer]?"),
         ("steps", "did you mean training.steps?"),
-        ("optimizer.weight_decay", "stand in [optimizer.arguments]"),
+        ("optimizer.weight_decay", "put arguments of the class into [optimizer.arguments]"),
         ("run.xyz", "[run] has folder"),
         ("lora.rnak", "did you mean lora.rank?"),
         ("lora.lora_alpha", "did you mean lora.alpha?"),
@@ -80,7 +80,7 @@ def test_adapters_are_switched_on_by_their_rank_alone(file):
     assert "lora.rank: this key is required: rank of every adapter" in problems(file, ["lora.alpha=8"])
     file.write_text(SMALL + "[lora]\n")
     assert "lora.rank: this key is required" in problems(file)
-    assert "lora.dropout: random numbers belong" in problems(file, ["lora.rank=8", "lora.dropout=0.1"])
+    assert "lora.dropout: dropout is not supported" in problems(file, ["lora.rank=8", "lora.dropout=0.1"])
 
 
 def test_all_problems_are_reported_at_once_with_the_key_of_each(file):

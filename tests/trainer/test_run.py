@@ -380,7 +380,7 @@ def test_changed_captions_are_other_data(recipe, place, copied, tmp_path):
 
 
 def test_a_folder_with_checkpoints_is_not_trained_in_afresh(recipe, copied):
-    with pytest.raises(ConfigError, match=r"holds the checkpoints of an earlier run; go on with --resume latest"):
+    with pytest.raises(ConfigError, match=r"holds the checkpoints of an earlier run; continue with --resume latest"):
         train_here(recipe(copied))
     assert latest(copied).name == "step-00000006"
 
@@ -506,7 +506,7 @@ def test_the_command_draws_from_a_run_that_was_trained_by_flow_matching(recipe, 
         (
             {"sampling": {"scheduler": "DDIMScheduler"}, "objective": {"kind": "flow_matching"}},
             RecipeError,
-            "DDIMScheduler cannot stand in",
+            "DDIMScheduler cannot replace",
         ),
     ],
 )

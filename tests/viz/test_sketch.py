@@ -95,7 +95,7 @@ def test_the_legend_explains_every_letter_that_occurs_and_no_other():
     short = (span(0, Op.ENCODE, 0, 0.3, stage=1, slot=0), *(span(0, Op.F, 0.3 + i, 1.3 + i) for i in range(20)))
     frozen = legend_of(draw_sketch(Timeline(num_workers=1, spans=short), width=80))
     assert "E: frozen work" in frozen
-    assert "a letter without a number: too short for it" in frozen
+    assert "a letter without a number: the action is too short to show it" in frozen
 
 
 @pytest.mark.parametrize("width", [20, 40, 60, 120])

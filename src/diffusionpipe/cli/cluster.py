@@ -19,19 +19,26 @@ if TYPE_CHECKING:
 def cluster(
     name: Annotated[
         str | None,
-        typer.Argument(help='Show this cluster: a file or a name of --list, with ":4" for four such nodes.'),
+        typer.Argument(help='The cluster to show: a file or a name from --list; add ":4" for four such nodes.'),
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Write the cluster file.")] = None,
     ranks: Annotated[
-        int | None, typer.Option(min=2, help="Processes to measure between; default: one per GPU. Not under torchrun.")
+        int | None,
+        typer.Option(
+            min=2,
+            help="Processes to start, to measure the links between them; default: one per GPU. Not under torchrun.",
+        ),
     ] = None,
     show_list: Annotated[bool, typer.Option("--list", help="List the clusters that come with DiffusionPipe.")] = False,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     port: Annotated[
-        int | None, typer.Option(help="Port of the ranks' meeting point; default: any free one. Not under torchrun.")
+        int | None,
+        typer.Option(
+            help="TCP port on which the ranks connect (master port); default: any free port. Not under torchrun."
+        ),
     ] = None,
 ) -> None:
-    """Measure latency and bandwidth between ranks into a cluster file, which `plan` reads; or show known clusters."""
+    """Measure the links between ranks and write a cluster file for `plan`, or show known clusters."""
     from diffusionpipe.costs.clusters import load_cluster
 
     if show_list:

@@ -21,14 +21,14 @@ app.command("show")(show)
 
 @app.callback()
 def plan() -> None:
-    """Find the fastest way to train on a cluster that fits in memory."""
+    """Find the fastest layout that fits in the memory of a cluster."""
 
 
 @app.command(DEFAULT, epilog="[bold]diffusionpipe plan show PLAN[/bold] shows and draws a plan.")
 def make(
     recipe: Annotated[
         Path | None,
-        typer.Argument(help="The recipe to plan for. Without one, --profile and --batch say what is trained."),
+        typer.Argument(help="The recipe to plan for. Without a recipe, give --profile and --batch."),
     ] = None,
     overrides: Annotated[
         list[str] | None,
@@ -38,20 +38,23 @@ def make(
         str | None,
         typer.Option(
             metavar="NAME",
-            help="A cluster file, or a shipped one, e.g. a100-80x8:4 for four such nodes; default: pipeline.cluster.",
+            help="A cluster file or a known cluster, e.g. a100-80x8:4 for four nodes of that kind; default: "
+            "pipeline.cluster.",
         ),
     ] = None,
     profile: Annotated[
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="What `diffusionpipe profile` wrote. With a recipe it may be left out: then layers are computed for a "
-            "known device or measured on this machine, once, and kept in $XDG_CACHE_HOME/diffusionpipe/profiles "
+            help="The file that `diffusionpipe profile` wrote. With a recipe it is optional: layer times are then "
+            "computed for a known device, or measured once on this machine and kept in "
+            "$XDG_CACHE_HOME/diffusionpipe/profiles "
             "(~/.cache if that is not set).",
         ),
     ] = None,
     batch: Annotated[
-        int | None, typer.Option(min=1, help="Samples of one step over all devices; default: the recipe's.")
+        int | None,
+        typer.Option(min=1, help="Global batch: samples of one step over all devices; default: the recipe's."),
     ] = None,
     out: Annotated[
         Path | None, typer.Option(help="Write the plan file, which pipeline.plan takes, and its prediction.")
@@ -59,23 +62,27 @@ def make(
     fill: Annotated[
         bool | None,
         typer.Option(
-            help="Encode the next batch in the bubbles of this one, or this one first; default: as the recipe says, "
-            "else whatever is faster."
+            help="Run the encoders for the next batch in the pipeline bubbles, or for each batch before its first "
+            "forward; default: pipeline.fill of the recipe, else the faster of the two."
         ),
     ] = None,
     checkpoint: Annotated[
         list[str] | None,
-        typer.Option(metavar="PATTERN", help="Layers to recompute in the backward, e.g. '*'. Not with a recipe."),
+        typer.Option(
+            metavar="PATTERN",
+            help="Activation checkpointing: layers to recompute in the backward pass, e.g. '*'. Not with a recipe.",
+        ),
     ] = None,
     ema: Annotated[
-        bool, typer.Option(help="Keep a moving average of the trained parameters. Not with a recipe.")
+        bool,
+        typer.Option(help="Keep an exponential moving average (EMA) of the trained parameters. Not with a recipe."),
     ] = False,
     optimizer: Annotated[
-        str | None, typer.Option(help="AdamW, SGD, ... of torch.optim; default AdamW. Not with a recipe.")
+        str | None, typer.Option(help="A class of torch.optim, e.g. SGD; default: AdamW. Not with a recipe.")
     ] = None,
-    cache: Annotated[bool, typer.Option(help="Keep profiles that are made here, and use kept ones.")] = True,
+    cache: Annotated[bool, typer.Option(help="Keep new profiles for later commands, and reuse kept ones.")] = True,
 ) -> None:
-    """Find the fastest way to train that fits in memory, and say why it is."""
+    """Find the fastest layout that fits in the memory of a cluster, and explain the choice."""
     from diffusionpipe.planner.choice import choose
 
     _check_options(recipe, {"--checkpoint": checkpoint, "--ema": ema, "--optimizer": optimizer}, profile, batch)
@@ -120,7 +127,7 @@ def _check_options(recipe: Path | None, stated: dict[str, object], profile: Path
     wrong = [name for name, value in stated.items() if value]
     if recipe is not None and wrong:
         raise ConfigError(
-            f"{', '.join(wrong)}: the recipe says it; change the recipe, or a key of it by key.path=value"
+            f"{', '.join(wrong)}: the recipe sets this; change the recipe, or override its key with key.path=value"
         )
     missing = [name for name, value in (("--profile", profile), ("--batch", batch)) if value is None]
     if recipe is None and missing:
@@ -134,7 +141,9 @@ def _cluster(name: str | None, of_recipe: str | None) -> Cluster:
     from diffusionpipe.errors import ConfigError
 
     if name is None and of_recipe is None:
-        raise ConfigError(f"--cluster: say what to plan for, a cluster file or one of {', '.join(shipped_clusters())}")
+        raise ConfigError(
+            f"--cluster: this option is missing; give a cluster file or one of {', '.join(shipped_clusters())}"
+        )
     return load_cluster(name or str(of_recipe))
 
 

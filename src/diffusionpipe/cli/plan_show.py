@@ -47,7 +47,7 @@ def show(
     ] = None,
     cluster: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="Devices and links: a cluster file or a shipped one; goes with --profile."),
+        typer.Option(metavar="NAME", help="Devices and links: a cluster file or a known cluster. Needs --profile."),
     ] = None,
     png: Annotated[Path | None, typer.Option(help="Write a picture.")] = None,
     svg: Annotated[Path | None, typer.Option(help="Write a picture.")] = None,
@@ -65,7 +65,9 @@ def show(
     from diffusionpipe.ir.files import read_plan
 
     if (profile is None) != (cluster is None):
-        raise ConfigError("--profile and --cluster go together; give both, or none for the files beside the plan")
+        raise ConfigError(
+            "--profile and --cluster need each other; give both, or neither to use the files beside the plan"
+        )
     plan = read_plan(plan_file)
     check(plan.train)
     times = _given(plan, profile, cluster) if profile and cluster else _found(plan, plan_file)
@@ -145,7 +147,7 @@ def _setting_beside(plan: Plan, plan_file: Path) -> tuple[Setting, str, str] | N
     loaded, files = read_profile(profile), ["profile.json"]
     known = {layer.name for layer in loaded.graph.layers}
     if any(name not in known for block in plan.blocks for name in block):
-        typer.echo(f"note: {profile} is of another model and is not used", err=True)
+        typer.echo(f"note: {profile} was made for another model and is not used", err=True)
         return None
     found = setting_of(loaded, plan.mesh, plan.batch, checkpointed=plan.checkpointed).cluster
     if cluster.is_file():
@@ -175,8 +177,8 @@ def require_layers(setting: Setting, names: list[str], profile: Path) -> None:
     unknown = [name for name in names if name not in known]
     if unknown:
         raise ConfigError(
-            f"{profile} is of another model: it lacks {len(unknown)} of the plan's layers, e.g. {unknown[0]}; give "
-            "the profile that the plan was made of"
+            f"{profile} was made for another model: it lacks {len(unknown)} of the plan's layers, e.g. "
+            f"{unknown[0]}; give the profile from which the plan was made"
         )
 
 
@@ -205,7 +207,7 @@ def _lines(plan: Plan, times: _Times, width: int) -> Iterator[str]:
     yield ""
     if plan.mesh.data_parallel > 1:
         which = "copies" if plan.mesh.pipeline == 1 else "groups"
-        yield f"one iteration of the first of {plan.mesh.data_parallel} {which}, which run alike:"
+        yield f"one iteration of the first of {plan.mesh.data_parallel} {which}, which all run the same schedule:"
     if any(len(one.blocks) > 1 for one in stages_of_plan(plan)):
         yield "the sketch counts each bucket as a stage:"
     yield from viz.explained_sketch(times.timeline, width=width, axis=times.axis).splitlines()
@@ -222,7 +224,7 @@ def _durations(times: _Times) -> str:
         return f"{iteration}, {bubble}"
     encoding = f"only encoding {proposal.exposed * 1e3:.1f} ms"
     if not proposal.update:
-        return f"{iteration} (the profile knows no update), {bubble}, {encoding}"
+        return f"{iteration} (the profile has no update time), {bubble}, {encoding}"
     update = f"update {proposal.update * 1e3:.1f} ms"
     return f"step {proposal.step * 1e3:.1f} ms: {iteration}, then {update}; {bubble}, {encoding}"
 
@@ -252,8 +254,12 @@ def _frozen(plan: Plan) -> str:
     workers = sorted({placement.stages[stage].worker for p in encoders for stage in p.stages})
     every = len(workers) == plan.mesh.pipeline
     where = "every rank" if every else f"rank {', '.join(str(plan.mesh.rank(0, worker)) for worker in workers)}"
-    when = "the next batch, in waits" if any(p.is_ahead for p in encoders) else "each batch before its first forward"
-    rest = "; their weights rest in host memory" if plan.offload_frozen else ""
+    when = (
+        "the next batch, in pipeline bubbles"
+        if any(p.is_ahead for p in encoders)
+        else "each batch before its first forward"
+    )
+    rest = "; their weights are kept in host memory" if plan.offload_frozen else ""
     components = dict.fromkeys(fill.component for fill in plan.train.fills if fill.component)
     names = f" ({', '.join(components)})" if components else ""
     count = len(plan.blocks[-1])

@@ -50,9 +50,9 @@ WORDS = (
     ("groups", "x N groups or x N: copies of the pipeline, each with a part of the batch"),
     ("side by side", "side by side: copies of one stage are neighbours, so their gradients stay in a node"),
     ("copies", "copies: every device holds all layers and trains a part of the batch"),
-    ("accumulated", "accumulated over N: each device runs its samples in N micro-batches"),
+    ("accumulated", "accumulated over N: gradient accumulation, N micro-batches on each device"),
     ("buckets", "buckets: parts of a stage whose gradients (sharded: also weights) travel one by one"),
-    ("on host", "encoders on host: their weights rest in host memory and come layer by layer"),
+    ("on host", "encoders on host: their weights are kept in host memory and copied layer by layer"),
     ("search-", "search-...: an order of forwards and backwards made for this model"),
 )
 """Words of layouts, each with its line of the legend."""
@@ -135,11 +135,11 @@ def _wrapped(layout: str, room: int, *, is_winner: bool) -> list[str]:
 def _legend(setting: Setting, comparison: Comparison, columns: Sequence[Column], *, is_short: bool) -> Iterator[str]:
     """A line for everything that needs one and is there."""
     rows = (*comparison.ours, *comparison.others)
-    update = " and the update after it" if setting.profile.update else "; the profile knows no update"
+    update = " and the update after it" if setting.profile.update else "; the profile has no update time"
     yield ">: the plan   ~: estimated, not simulated in full"
     yield f"step: an iteration{update}"
-    yield "idle: part of all devices' time   only encoding: ms in which encoders run and nothing trains"
-    missing = "   missing: what it lacks there" if MISSING in columns else ""
+    yield "idle: share of all devices' time   only encoding: ms in which only the encoders run"
+    missing = "   missing: memory that it lacks" if MISSING in columns else ""
     yield f"peak: memory of the fullest device{missing}"
     if is_short:
         yield "mb: micro-batches"

@@ -27,14 +27,20 @@ def profile(
     out: Annotated[Path, typer.Option(help="The profile file to write.")] = Path("profile.json"),
     analytic: Annotated[
         str | None,
-        typer.Option(metavar="DEVICE", help="Compute for a device that need not be there, e.g. a100-80 or rtx4090."),
+        typer.Option(
+            metavar="DEVICE",
+            help="Compute the times for a known device instead, e.g. a100-80 or rtx4090; this machine does not need "
+            "it.",
+        ),
     ] = None,
-    batch_sizes: Annotated[str, typer.Option(help="Samples, separated by commas.")] = "1,2,4,8,16,32",
+    batch_sizes: Annotated[str, typer.Option(help="Batch sizes to measure, separated by commas.")] = "1,2,4,8,16,32",
     device: Annotated[str, typer.Option(help="Where to measure: auto, cpu or cuda.")] = "auto",
-    repeats: Annotated[int, typer.Option(min=1, help="Measurements of each layer, at least.")] = 5,
-    time_budget: Annotated[float, typer.Option(help="Seconds after which no larger batch is begun.")] = 120.0,
+    repeats: Annotated[int, typer.Option(min=1, help="Minimum number of measurements of each layer.")] = 5,
+    time_budget: Annotated[
+        float, typer.Option(help="After this number of seconds, no larger batch size is measured.")
+    ] = 120.0,
 ) -> None:
-    """Measure what each layer costs at several batch sizes, or compute it for another device, for `plan` to read."""
+    """Measure the time and memory of each layer for `plan`, or compute them for another device."""
     from diffusionpipe.costs.files import write_profile
     from diffusionpipe.trainer.recipe_file import load_recipe
 

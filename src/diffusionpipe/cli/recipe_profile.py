@@ -32,7 +32,7 @@ def read_profile_of(recipe: Recipe, cluster: Cluster, path: Path) -> Profile:
     precision = recipe.training.precision.value
     if profile.precision != precision:
         raise ConfigError(
-            f"{path} is a profile in {profile.precision}, the recipe trains in {precision}; profile again, or set "
+            f"{path} is a profile in {profile.precision}, but the recipe trains in {precision}; profile again, or set "
             f"training.precision = {profile.precision}"
         )
     # A computed profile is described on the CPU, since its device need not be here.

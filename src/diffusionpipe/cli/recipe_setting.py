@@ -55,8 +55,8 @@ def restriction_of(recipe: Recipe) -> str:
     if not keys:
         return ""
     return (
-        f"The recipe's [pipeline] section fixes {', '.join(keys)}: the search looks at such layouts only. Others may "
-        "be faster; leave a key out to let the search choose it."
+        f"The recipe's [pipeline] section fixes {', '.join(keys)}: the search tries only layouts with these values. "
+        "Others may be faster; remove a key to let the search choose it."
     )
 
 

@@ -275,16 +275,18 @@ def rehearsal_mesh(mesh: Mesh, ranks: int | None) -> Mesh:
     wanted = mesh.num_ranks if ranks is None else ranks
     size, groups = mesh.pipeline, mesh.data_parallel
     if mesh.num_ranks != size * groups:
-        raise ConfigError("rehearsals know data-parallel groups of pipelines; this plan splits its stages besides")
+        raise ConfigError(
+            "only data-parallel groups of pipelines can be rehearsed; this plan also splits single stages"
+        )
     if wanted > mesh.num_ranks:
-        raise ConfigError(f"the plan has {mesh.num_ranks} ranks, {wanted} are more; leave out --ranks")
+        raise ConfigError(f"the plan has {mesh.num_ranks} ranks, but --ranks asks for {wanted}; leave out --ranks")
     if wanted < size or wanted % size:
         choice = ", ".join(str(size * n) for n in range(1, min(groups, 4) + 1))
-        raise ConfigError(f"{wanted} ranks are no whole pipelines of {size}; use --ranks {choice}")
+        raise ConfigError(f"{wanted} ranks do not form whole pipelines of {size} ranks; use --ranks {choice}")
     if wanted > MAX_RANKS:
         fitting = MAX_RANKS // size * size
         advice = f"use --ranks {fitting} or less, in steps of {size}" if fitting else "it cannot be rehearsed"
-        raise ConfigError(f"{wanted} processes are more than the {MAX_RANKS} that a machine should run; {advice}")
+        raise ConfigError(f"{wanted} processes are too many for one machine, which can run {MAX_RANKS}; {advice}")
     copies = wanted // size
     return Mesh(data_parallel=copies, pipeline=size, shard=copies if mesh.shard > 1 else 1)
 

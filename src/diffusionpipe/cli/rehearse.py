@@ -32,31 +32,35 @@ LINES_EVERY = 5.0
 
 def rehearse(
     plan: Annotated[Path, typer.Argument(metavar="PLAN", help="The plan file.", show_default=False)],
-    profile: Annotated[Path, typer.Option(metavar="FILE", help="The profile that the plan was made of.")],
+    profile: Annotated[Path, typer.Option(metavar="FILE", help="The profile from which the plan was made.")],
     cluster: Annotated[
-        str | None, typer.Option(metavar="NAME", help="The cluster that it was made for: speeds and gradient sums.")
+        str | None,
+        typer.Option(metavar="NAME", help="The cluster for which the plan was made: device speeds and links."),
     ] = None,
     scale: Annotated[
         float | None,
         typer.Option(
-            help="Factor of all waits; default: the shortest stage's becomes 10 ms, but all together take 20 s at most."
+            help="Factor for all waits; default: the shortest stage waits 10 ms, but the whole rehearsal takes at "
+            "most 20 s."
         ),
     ] = None,
     bytes_scale: Annotated[
         float | None,
         typer.Option(
-            help="Factor of all tensors between stages; default: copying takes at most 5 % of a core, and tensors take "
+            help="Factor for the sizes of all tensors between stages; default: copying takes at most 5 % of a core, "
+            "and tensors take "
             "at most half of the free memory."
         ),
     ] = None,
     ranks: Annotated[
-        int | None, typer.Option(min=1, help="Processes: whole data-parallel groups of the plan; default: all.")
+        int | None,
+        typer.Option(min=1, help="Processes to start: whole data-parallel groups of the plan; default: all ranks."),
     ] = None,
     iterations: Annotated[int, typer.Option(min=1, help="Measured iterations.")] = 10,
     json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")] = False,
     png: Annotated[Path | None, typer.Option(help="Draw the prediction above a measured iteration.")] = None,
 ) -> None:
-    """Run a plan on this machine with waits in place of compute: measured against predicted."""
+    """Run a plan on this machine with waits in place of compute, and compare measured and predicted times."""
     from json import dumps
 
     from rich.console import Console
@@ -72,7 +76,7 @@ def rehearse(
     began = moment()
     for name, value in (("--scale", scale), ("--bytes-scale", bytes_scale)):
         if value is not None and not 0 < value < float("inf"):
-            raise ConfigError(f"{name} {value} is no factor; use a positive number, e.g. 0.1")
+            raise ConfigError(f"{name} {value} is not a positive number; use e.g. 0.1")
     loaded, made = read_plan(plan), read_profile(profile)
     _require_sound(loaded, made, plan, profile)
     mesh = rehearsal_mesh(loaded.mesh, ranks)
@@ -208,7 +212,8 @@ def _require_sound(plan: Plan, profile: Profile, plan_file: Path, profile_file: 
     check(plan.train)
     if plan.mesh.pipeline != plan.train.num_workers:
         raise ConfigError(
-            f"{plan_file}: the mesh has {plan.mesh.pipeline} workers, the schedule orders for {plan.train.num_workers}"
+            f"{plan_file}: the mesh has {plan.mesh.pipeline} workers, but the schedule has orders for "
+            f"{plan.train.num_workers}"
         )
     missing = sorted({stage.weights for stage in plan.train.placement.stages} - set(range(len(plan.blocks))))
     if missing:
@@ -217,8 +222,9 @@ def _require_sound(plan: Plan, profile: Profile, plan_file: Path, profile_file: 
     unknown = [name for block in plan.blocks for name in block if name not in known]
     if unknown:
         raise ConfigError(
-            f"{profile_file} is of another model: it lacks {len(unknown)} of the plan's layers, e.g. {unknown[0]}; "
-            "give the profile that the plan was made of"
+            f"{profile_file} was made for another model: it lacks {len(unknown)} of the plan's layers, e.g. "
+            f"{unknown[0]}; "
+            "give the profile from which the plan was made"
         )
 
 
@@ -237,8 +243,8 @@ def _costs(plan: Plan, profile: Profile, cluster: str | None) -> Costs:
         setting = replace(setting, cluster=load_cluster(cluster))
         if setting.cluster.num_ranks < plan.mesh.num_ranks:
             raise ConfigError(
-                f"the plan is for {plan.mesh.num_ranks} ranks, cluster {setting.cluster.name} has "
-                f"{setting.cluster.num_ranks}; give the cluster that it was made for"
+                f"the plan is for {plan.mesh.num_ranks} ranks, but cluster {setting.cluster.name} has "
+                f"{setting.cluster.num_ranks}; give the cluster for which it was made"
             )
     return costs_of(plan.train, plan.blocks, plan.mesh, setting)
 

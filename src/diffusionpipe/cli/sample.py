@@ -15,11 +15,11 @@ if TYPE_CHECKING:
     from diffusionpipe.trainer.sampling_section import SamplingSection
 
 _GUIDANCE_HELP = (
-    "How closely a picture follows its prompt: the scale of classifier-free guidance (1 is without), or the guidance "
+    "How closely a picture follows its prompt: the scale of classifier-free guidance (1 turns it off), or the guidance "
     "embedding of a distilled model (FLUX.1-dev); default: the run's, or that of diffusers' pipeline."
 )
 _TRUE_CFG_HELP = (
-    "Scale of classifier-free guidance of a distilled model (FLUX.1-dev), 1 is without; default: the run's, or 1."
+    "Scale of classifier-free guidance of a distilled model (FLUX.1-dev), 1 turns it off; default: the run's, or 1."
 )
 
 
@@ -31,16 +31,16 @@ def sample(
     prompt: Annotated[list[str] | None, typer.Option(help="A caption to draw; may be given several times.")] = None,
     prompts: Annotated[Path | None, typer.Option(help="A file with a caption to draw on each line.")] = None,
     negative: Annotated[
-        str | None, typer.Option(help="What the pictures should not show; works through guidance.")
+        str | None, typer.Option(help="Negative prompt: things that the pictures should not show. Needs guidance.")
     ] = None,
     label: Annotated[list[int] | None, typer.Option(help="A class to draw; may be given several times.")] = None,
     out: Annotated[Path, typer.Option(help="The picture to write: a captioned grid.")] = Path("grid.png"),
     keep: Annotated[
-        Path | None, typer.Option(help="A folder for every picture by itself, with all that draws it again.")
+        Path | None, typer.Option(help="A folder in which to write each picture as a file that --like can draw again.")
     ] = None,
     like: Annotated[
         Path | None,
-        typer.Option(help="A picture that a run or --keep has written: draw it again, bit for bit, into --out."),
+        typer.Option(help="Draw this picture of a run or of --keep again, bit for bit, and write it to --out."),
     ] = None,
     count: Annotated[int, typer.Option(min=1, help="Pictures of each prompt or label.")] = 1,
     steps: Annotated[
@@ -48,11 +48,13 @@ def sample(
     ] = None,
     guidance: Annotated[float | None, typer.Option(min=0.0, help=_GUIDANCE_HELP, show_default=False)] = None,
     true_cfg_scale: Annotated[float | None, typer.Option(min=1.0, help=_TRUE_CFG_HELP, show_default=False)] = None,
-    seed: Annotated[int, typer.Option(help="Keys the noise.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the noise.")] = 0,
     resolution: Annotated[
         int | None,
         typer.Option(
-            min=8, help="Pixels; default: as the run was trained, or as diffusers' pipeline draws.", show_default=False
+            min=8,
+            help="Height and width in pixels; default: the resolution of the run, or of diffusers' pipeline.",
+            show_default=False,
         ),
     ] = None,
     scheduler: Annotated[
@@ -61,7 +63,7 @@ def sample(
     ] = None,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
 ) -> None:
-    """Draw pictures from a run's export, also of a U-Net trained by flow matching, or of adapters (LoRA)."""
+    """Draw pictures with a run's exported model or adapters (LoRA), or with any diffusers model."""
     from diffusionpipe.cli.redraw import origin_of, redraw
     from diffusionpipe.cli.train import grid_columns
     from diffusionpipe.cli.trained_model import trained_model

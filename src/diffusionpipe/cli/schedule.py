@@ -30,7 +30,7 @@ app.command("instance")(instance)
 
 @app.callback()
 def schedule() -> None:
-    """Draw a schedule; its makespan, bubble and activations."""
+    """Draw a schedule and print its makespan, bubble and activations."""
 
 
 @app.command("list")
@@ -223,7 +223,7 @@ def _print_report(question: _Question, answer: _Answer) -> None:
         table.add_row(str(rank), _number(busy), _number(timeline.makespan - busy), _number(peak))
     console.print(table)
     console.print(
-        "\nbusy, idle: times within the makespan. peak activations: the most that the rank holds at a time; 1 is those "
+        "\nbusy, idle: times within the makespan. peak activations: the most that the rank holds at once; 1 is those "
         "of one rank's part of the model (1/P) for one micro-batch."
     )
 

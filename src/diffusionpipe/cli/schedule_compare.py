@@ -22,7 +22,11 @@ def compare(
     comm: Annotated[float, typer.Option(metavar="t", min=0, help="Time of a message between two ranks.")] = 0,
     memory: Annotated[
         float | None,
-        typer.Option(metavar="L", min=0, help="Activations of its part of the model that a rank has room for."),
+        typer.Option(
+            metavar="L",
+            min=0,
+            help="Activations that fit on a rank; 1 is those of one rank's part of the model for one micro-batch.",
+        ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")] = False,
     png: Annotated[Path | None, typer.Option(help="Draw all of them on one sheet (.png, .svg, .pdf).")] = None,
@@ -84,13 +88,14 @@ def _print_table(
     if memory is not None:
         lacking = [result.name for result in comparison.results if not _fits(result, memory)]
         if lacking:
-            console.print(f"\nnot within {memory:g} activations: {', '.join(lacking)}", soft_wrap=True)
+            console.print(f"\ndo not fit in {memory:g} activations: {', '.join(lacking)}", soft_wrap=True)
     for name, why in comparison.undefined.items():
         console.print(f"\n{name}: {why}", soft_wrap=True)
     console.print(
         "\nwindow bubble: the idle part between a rank's first start and its last end. It counts where the optimizer's "
-        "step does not wait for all ranks (training.post_validation). peak activations: the most that a rank holds; 1 "
-        "is those of its part of the model (1/P) for one micro-batch. weights: parts of the model (1/P) on a rank."
+        "step does not wait for all ranks (training.post_validation). peak activations: the most that a rank holds; "
+        "1 is those of one rank's part of the model (1/P) for one micro-batch. weights: parts of the model (1/P) on "
+        "a rank."
     )
 
 

@@ -9,13 +9,13 @@ import typer
 
 
 def instance(
-    profile: Annotated[Path, typer.Option(metavar="FILE", help="A profile of `diffusionpipe profile`.")],
-    cluster: Annotated[str, typer.Option(metavar="NAME", help="A cluster file, or a shipped one, e.g. l40sx8.")],
+    profile: Annotated[Path, typer.Option(metavar="FILE", help="The file that `diffusionpipe profile` wrote.")],
+    cluster: Annotated[str, typer.Option(metavar="NAME", help="A cluster file or a known cluster, e.g. l40sx8.")],
     batch: Annotated[int, typer.Option(min=1, help="Samples of one iteration of the pipeline.")],
     microbatches: Annotated[int, typer.Option(metavar="M", min=1, help="Micro-batches of one iteration.")],
     out: Annotated[Path, typer.Option(help="Write the instance file.")],
-    placement: Annotated[str, typer.Option(help="linear, v, loop, or any for the best of them.")] = "any",
-    seconds: Annotated[float, typer.Option(metavar="t", min=0, help="What the search may take.")] = 10,
+    placement: Annotated[str, typer.Option(help="linear, v or loop; any tries all three.")] = "any",
+    seconds: Annotated[float, typer.Option(metavar="t", min=0, help="Seconds that the search may take.")] = 10,
 ) -> None:
     """Write the instance of a profiled model, cut by time over all devices of a cluster, for `schedule search`.
 

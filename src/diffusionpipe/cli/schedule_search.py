@@ -22,7 +22,7 @@ def search(
     perfetto: Annotated[Path | None, typer.Option(help="Write a trace for ui.perfetto.dev.")] = None,
     out: Annotated[Path | None, typer.Option(help="Write the schedule file.")] = None,
 ) -> None:
-    """Search the order with the shortest iteration for uneven stages, slow links and little memory.
+    """Search for the order with the shortest iteration for uneven stages, slow links and little memory.
 
     docs/schedule-search.md describes the instance and the answer. `schedule instance` writes the instance of a profiled
     model on a cluster.
@@ -135,7 +135,7 @@ def _origin_text(family: str) -> str:
     """Where the orders come from."""
     name, is_improved = family.rstrip("+"), family.endswith("+")
     if name == "search drawn":
-        origin = "by a rule of the search that was drawn at random"
+        origin = "by a randomly chosen rule of the search"
     elif name.startswith("search "):
         origin = "by one of the search's own rules"
     else:

@@ -34,16 +34,19 @@ def train(
         ),
     ] = None,
     resume: Annotated[
-        str | None, typer.Option(help='Go on from a checkpoint of the run: "latest", a step, or a path.')
+        str | None, typer.Option(help='Resume from a checkpoint of the run: "latest", a step, or a path.')
     ] = None,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     port: Annotated[
-        int | None, typer.Option(help="Port of the ranks' meeting point; default: any free one. Not under torchrun.")
+        int | None,
+        typer.Option(
+            help="TCP port on which the ranks connect (master port); default: any free port. Not under torchrun."
+        ),
     ] = None,
     cache: Annotated[
         bool,
         typer.Option(
-            help="Keep what is measured of the layers for other runs, and use what is kept: in "
+            help="Keep the measured layer times for later runs, and reuse kept ones, in "
             "$XDG_CACHE_HOME/diffusionpipe/profiles (~/.cache if that is not set)."
         ),
     ] = True,

@@ -50,7 +50,7 @@ def with_adapters(adapters: Path, recipe: Path) -> TrainedModel:
 
     if not recipe.is_file():
         raise ConfigError(
-            f"{adapters} holds adapters alone, and no recipe.toml beside it names their base model; give the run's "
+            f"{adapters} holds only adapters, and no recipe.toml beside it names their base model; give the run's "
             "folder, or load them with diffusers' load_lora_weights"
         )
     loaded = load_recipe(recipe)

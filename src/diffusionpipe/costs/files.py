@@ -79,7 +79,7 @@ def check_model(profile: Profile, model: ModelGraph, *, source: str) -> None:
     """
     if profile.graph != model:
         raise FileFormatError(
-            f"{source}: is a profile of another model: {_difference(profile.graph, model)}\n"
+            f"{source}: this profile was made for another model: {_difference(profile.graph, model)}\n"
             "Profile this recipe: diffusionpipe profile RECIPE --out FILE"
         )
 
@@ -99,7 +99,7 @@ def check_device(profile: Profile, cluster: Cluster, *, source: str) -> None:
     if not has_device(cluster, profile.device, profile.device_type):
         names = ", ".join(sorted({device.name for device in cluster.devices}))
         raise FileFormatError(
-            f"{source}: is a profile of {profile.device}, but the cluster {cluster.name} has {names}\n"
+            f"{source}: this profile was made on {profile.device}, but the cluster {cluster.name} has {names}\n"
             "Profile on that device, or use --analytic; or name the profiled device in the cluster file and give the "
             "others their speed relative to it."
         )
@@ -108,7 +108,7 @@ def check_device(profile: Profile, cluster: Cluster, *, source: str) -> None:
 def _refuse(problems: list[str], source: str) -> None:
     if problems:
         rest = [f"and {len(problems) - MAX_PROBLEMS} more"] if len(problems) > MAX_PROBLEMS else []
-        raise FileFormatError("\n  ".join([f"{source}: no valid {PROFILE.name}", *problems[:MAX_PROBLEMS], *rest]))
+        raise FileFormatError("\n  ".join([f"{source}: not a valid {PROFILE.name}", *problems[:MAX_PROBLEMS], *rest]))
 
 
 def _zero_times(profile: Profile) -> Iterator[str]:

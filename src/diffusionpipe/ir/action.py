@@ -96,7 +96,7 @@ def parse_action(text: str) -> Action:
     """
     match = _TEXT.fullmatch(text.strip())
     if match is None:
-        raise ScheduleError([f"{text!r} is no action; write e.g. 2F0, 2B0, 2SEND_F0>5, 2REDUCE_GRAD or 1ENCODE#4"])
+        raise ScheduleError([f"{text!r} is not an action; write e.g. 2F0, 2B0, 2SEND_F0>5, 2REDUCE_GRAD or 1ENCODE#4"])
     microbatch, slot = match["microbatch"], match["slot"]
     return Action(
         stage=int(match["stage"]),

@@ -37,7 +37,7 @@ def completeness_problems(schedule: Schedule) -> Iterator[str]:
             yield f"worker {stages[action.stage].worker}: {action} is missing"
     for action, count in counts.items():
         if action not in expected:
-            yield f"worker {stages[action.stage].worker}: {action} is no part of the work of stage {action.stage}"
+            yield f"worker {stages[action.stage].worker}: {action} is not part of the work of stage {action.stage}"
         elif count > 1:
             yield f"worker {stages[action.stage].worker}: {action} is done {count} times"
 

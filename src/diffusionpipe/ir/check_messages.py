@@ -24,16 +24,16 @@ def _pairing(schedule: Schedule) -> Iterator[str]:
     expected = {action for slot, message in enumerate(schedule.messages) for action in ends(message, slot)}
     for slot, message in enumerate(schedule.messages):
         if stages[message.source].worker == stages[message.destination].worker:
-            yield f"message {slot} stays on worker {stages[message.source].worker}; nothing is to be sent"
+            yield f"message {slot} starts and ends on worker {stages[message.source].worker}; remove it"
         for action in ends(message, slot):
             if counts[action] != 1:
-                yield f"worker {stages[action.stage].worker}: {action} stands there {counts[action]} times, not once"
+                yield f"worker {stages[action.stage].worker}: {action} occurs {counts[action]} times, not once"
     for action in counts:
         if action not in expected:
             assert action.slot is not None
             send, recv = ends(schedule.messages[action.slot], action.slot)
             worker = stages[action.stage].worker
-            yield f"worker {worker}: {action} is no end of message {action.slot}, whose ends are {send} and {recv}"
+            yield f"worker {worker}: {action} is not an end of message {action.slot}, whose ends are {send} and {recv}"
 
 
 def _carried(schedule: Schedule, flows: Sequence[Flow]) -> Iterator[str]:
@@ -66,7 +66,7 @@ def _carried(schedule: Schedule, flows: Sequence[Flow]) -> Iterator[str]:
         if group not in wanted:
             for slot, message in messages:
                 worker = stages[message.source].worker
-                yield f"worker {worker}: message {slot} ({ends(message, slot)[0]}) is read by nobody"
+                yield f"worker {worker}: message {slot} ({ends(message, slot)[0]}) has no reader"
 
 
 def _exactly(where: str, tensors: Mapping[str, Sequence[Range]], messages: Sequence[Message]) -> Iterator[str]:

@@ -38,15 +38,15 @@ def _membership(schedule: Schedule) -> Iterator[str]:
         if not 0 <= stage < len(placement.stages):
             yield f"a pipeline names stage {stage}; there are {len(placement.stages)} stages"
         elif homes[stage] != 1:
-            yield f"stage {stage} stands in {homes[stage]} pipelines; it must stand in one, once"
+            yield f"stage {stage} is in {homes[stage]} pipelines; it must be in exactly one"
     for i, one in enumerate(placement.stages):
         if not 0 <= one.worker < schedule.num_workers:
-            yield f"stage {i} lives on worker {one.worker}; there are orders for {schedule.num_workers} workers"
+            yield f"stage {i} is on worker {one.worker}; there are orders for {schedule.num_workers} workers"
     for i, pipeline in enumerate(placement.pipelines):
         if pipeline.ops not in OPS_OF_PIPELINES:
             yield f"pipeline {i} has ops {_join(pipeline.ops)}; legal are F, F B, F I W, T F B and ENCODE"
         if pipeline.is_ahead and Op.ENCODE not in pipeline.ops:
-            yield f"pipeline {i} works ahead but trains; only frozen pipelines can"
+            yield f"pipeline {i} works ahead but trains; only frozen pipelines can work ahead"
         if pipeline.first_sample < 0:
             yield f"pipeline {i} begins at sample {pipeline.first_sample} of the batch; use a number from 0 up"
         if not pipeline.microbatches or min(pipeline.microbatches) < 1:

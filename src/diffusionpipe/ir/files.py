@@ -77,14 +77,14 @@ def from_text(text: str, form: Format[T], *, source: str) -> T:
         raise FileFormatError(f"{source}: {holds}; a file of format {form.name!r} is needed here")
     if version != form.version or isinstance(version, bool):
         raise FileFormatError(
-            f"{source}: {form.name} version {version!r} is unknown, this DiffusionPipe reads version {form.version}; "
+            f"{source}: {form.name} version {version!r} is unknown; this DiffusionPipe reads version {form.version}; "
             "write the file again with this version, or use the DiffusionPipe that wrote it"
         )
     problems: list[str] = []
     value = decode(form.kind, data, "", problems)
     if problems:
         rest = [f"and {len(problems) - MAX_PROBLEMS} more"] if len(problems) > MAX_PROBLEMS else []
-        raise FileFormatError("\n  ".join([f"{source}: no valid {form.name}", *problems[:MAX_PROBLEMS], *rest]))
+        raise FileFormatError("\n  ".join([f"{source}: not a valid {form.name}", *problems[:MAX_PROBLEMS], *rest]))
     assert isinstance(value, form.kind)
     return value
 
@@ -93,19 +93,19 @@ def _parse(text: str, source: str) -> object:
     try:
         return json.loads(text, object_pairs_hook=_unique, parse_constant=_no_constant)
     except (ValueError, RecursionError) as error:
-        raise FileFormatError(f"{source}: is no JSON: {error}; it may be truncated, write it again") from None
+        raise FileFormatError(f"{source}: not valid JSON: {error}; it may be truncated; write it again") from None
 
 
 def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
     keys = [key for key, _ in pairs]
     repeated = sorted({key for key in keys if keys.count(key) > 1})
     if repeated:
-        raise ValueError(f"key {repeated[0]!r} stands twice in one object")
+        raise ValueError(f"key {repeated[0]!r} appears twice in one object")
     return dict(pairs)
 
 
 def _no_constant(constant: str) -> NoReturn:
-    raise ValueError(f"{constant} is no number")
+    raise ValueError(f"{constant} is not a number")
 
 
 def write_atomically(path: Path, text: str) -> None:
@@ -130,7 +130,7 @@ def write_atomically(path: Path, text: str) -> None:
         with suppress(OSError):
             draft.unlink()
         raise ConfigError(
-            f"cannot write {path}: {error.strerror}; check the folder, its rights and its space"
+            f"cannot write {path}: {error.strerror}; check that the folder exists, is writable and has free space"
         ) from error
 
 
@@ -150,7 +150,7 @@ def read_file(path: Path, form: Format[T]) -> T:
     except OSError as error:
         raise FileFormatError(f"cannot read {path}: {error.strerror}; check the path") from error
     except UnicodeDecodeError:
-        raise FileFormatError(f"{path}: is no UTF-8 text, so no {form.name}; check the path") from None
+        raise FileFormatError(f"{path}: not UTF-8 text, so it cannot be a {form.name}; check the path") from None
     return from_text(text, form, source=str(path))
 
 

@@ -41,25 +41,28 @@ def schedule_to_csv(schedule: Schedule) -> str:
 def _inexpressible(schedule: Schedule) -> Iterator[str]:
     placement = schedule.placement
     if len(placement.pipelines) != 1:
-        yield f"it has {len(placement.pipelines)} pipelines, the dialect knows one"
+        yield f"it has {len(placement.pipelines)} pipelines, but the dialect supports only one"
         return
     pipeline = placement.pipelines[0]
     if pipeline.stages != tuple(range(len(placement.stages))):
         order = ", ".join(map(str, pipeline.stages))
-        yield f"its stages run in the order {order}, the dialect counts them upwards from 0"
+        yield f"its stages run in the order {order}, but the dialect counts them upwards from 0"
     if len(set(pipeline.microbatches)) > 1:
         yield f"its micro-batches have different sizes {', '.join(map(str, pipeline.microbatches))}"
     for edge in pipeline.edges:
         if edge.consumer != edge.producer + 1:
-            yield f"stage {edge.consumer} reads from stage {edge.producer}, the dialect knows neighbours only"
+            yield f"stage {edge.consumer} reads from stage {edge.producer}, but the dialect supports only neighbours"
     for index, stage in enumerate(placement.stages):
         if stage.share != WHOLE:
-            yield f"stage {index} handles the share {stage.share} of the samples, the dialect knows whole micro-batches"
+            yield (
+                f"stage {index} handles the share {stage.share} of the samples, but the dialect supports only "
+                "whole micro-batches"
+            )
         if len(placement.replicas(index)) > 1:
             yield f"stages {', '.join(map(str, placement.replicas(index)))} share weights"
     beyond = ", ".join(dict.fromkeys(action.op.value for _, action in schedule.actions() if action.op not in _OPS))
     if beyond:
-        yield f"it has the actions {beyond}, the compute-only dialect knows F, B, I, W; export before the passes"
+        yield f"it has the actions {beyond}, but the compute-only dialect has only F, B, I, W; export before the passes"
 
 
 def schedule_from_csv(text: str, *, name: str = "csv", microbatch_size: int = 1) -> Schedule:
@@ -110,17 +113,17 @@ def _parse_row(line: int, row: Sequence[str], problems: list[str]) -> list[Actio
             problems.append(f"{where} overlaps two actions; write them one after the other in cells of their own")
             continue
         if any(op in word for op in _COMMUNICATION):
-            problems.append(f'{where} is no computation; write the file with format="compute_only"')
+            problems.append(f'{where} is not a computation; write the file with format="compute_only"')
             continue
         try:
             action = parse_action(word)
         except ScheduleError:
-            problems.append(f"{where} is no action; write e.g. 2F0, 2B0, 2I0 or 2W0")
+            problems.append(f"{where} is not an action; write e.g. 2F0, 2B0, 2I0 or 2W0")
             continue
         if action.op in _OPS:
             order.append(action)
         else:
-            problems.append(f"{where} is unknown to torch's dialect; it knows F, B, I, W")
+            problems.append(f"{where} is unknown to torch's dialect; it has F, B, I, W")
     return order
 
 
@@ -130,9 +133,7 @@ def _place(orders: Sequence[Sequence[Action]], problems: list[str]) -> dict[int,
         for stage in dict.fromkeys(action.stage for action in order):
             first = worker_of_stage.setdefault(stage, worker)
             if first != worker:
-                problems.append(
-                    f"stage {stage} stands on line {first + 1} and on line {worker + 1}; a stage has one rank"
-                )
+                problems.append(f"stage {stage} is on line {first + 1} and on line {worker + 1}; a stage has one rank")
     return worker_of_stage
 
 
@@ -143,7 +144,7 @@ def _missing(orders: Sequence[Sequence[Action]], num_microbatches: int) -> Itera
         return
     for (stage, microbatch), count in forwards.items():
         if count > 1:
-            yield f"the forward {stage}F{microbatch} stands there {count} times"
+            yield f"the forward {stage}F{microbatch} occurs {count} times"
     num_stages = 1 + max(a.stage for order in orders for a in order)
     num_absent = num_stages * num_microbatches - len(forwards)
     if num_absent:

@@ -31,7 +31,9 @@ def latent_shape(vae: Any, resolution: int) -> tuple[int, int, int]:
     """Shape of the latents of a square picture. Raises ModelError for a resolution that the VAE cannot halve."""
     factor = 2 ** (len(vae.config.block_out_channels) - 1)
     if resolution < factor or resolution % factor:
-        raise ModelError(f"the VAE shrinks pictures {factor} times; resolution {resolution} is no multiple of {factor}")
+        raise ModelError(
+            f"the VAE shrinks pictures {factor} times; resolution {resolution} is not a multiple of {factor}"
+        )
     return vae.config.latent_channels, resolution // factor, resolution // factor
 
 

@@ -34,7 +34,7 @@ def describe(
     Raises ModelError with every problem found, ConfigError for a device that this machine does not have.
     """
     if device != "cpu" and not torch.get_device_module(device).is_available():
-        raise ConfigError(f"a model for {device} is described on a machine that has {device}; this one has none")
+        raise ConfigError(f"a model for {device} must be described on a machine with {device}; this machine has none")
     _raise(_problems_of_names(graph) + _problems_of_parameters(graph))
     fake = FakeTensorMode(allow_non_fake_inputs=True)
     with fake, _fake_weights(graph.components, device), torch.no_grad():

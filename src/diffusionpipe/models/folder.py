@@ -72,7 +72,7 @@ def family_graph(
     chosen = tuple(train) if train is not None else family.trainable[:1]
     if lora is not None and chosen != family.trainable[:1]:
         raise ModelError(
-            f"lora: adapters are trained on {family.trainable[0]} alone, not on {', '.join(chosen)}; remove "
+            f"lora: only {family.trainable[0]} can have adapters, not {', '.join(chosen)}; remove "
             "model.train, or [lora] to train these components as a whole"
         )
     graph = family.graph(components, objective=objective, resolution=resolution, train=chosen, dtype=dtype)
@@ -166,7 +166,7 @@ def weight_sources(folder: Path, graph: LayerGraph) -> dict[str, Path | None]:
         sources[name] = folder / name if weight_files(folder / name) else None
         if sources[name] is None and not all(parameter.requires_grad for parameter in parameters):
             is_partly = any(parameter.requires_grad for parameter in parameters)
-            why = "adapters need a trained model" if is_partly else f"{name} is not trained"
+            why = "adapters need pretrained weights" if is_partly else f"{name} is not trained"
             problems.append(f"{folder / name} has no safetensors file, and {why}")
     if problems:
         raise ModelError("\n".join(problems))
@@ -188,7 +188,7 @@ def _read_json(path: Path) -> dict[str, Any]:
     try:
         content = json.loads(path.read_text())
     except ValueError as error:
-        raise ModelError(f"{path} is no JSON file: {error}") from error
+        raise ModelError(f"{path} is not a JSON file: {error}") from error
     if not isinstance(content, dict):
         raise ModelError(f"{path} must hold a JSON object")
     return content

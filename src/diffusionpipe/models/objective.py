@@ -59,7 +59,7 @@ class ObjectiveSettings:
         problems = [
             (
                 is_flow and self.min_snr_gamma is not None,
-                "min_snr_gamma has no meaning for flow_matching; leave it out",
+                "min_snr_gamma has no effect for flow_matching; leave it out",
             ),
             (self.min_snr_gamma is not None and self.min_snr_gamma <= 0, "min_snr_gamma must be positive, e.g. 5"),
             (not is_flow and is_logit, f"time_sampling = logit_normal needs flow_matching, not {self.prediction}"),

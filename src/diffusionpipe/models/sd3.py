@@ -107,7 +107,7 @@ def _transformer_problems(
         problems.append(f"the CLIP encoders' states of width {clip_width} exceed T5's width {third.config.d_model}")
     if size % config.patch_size or size // config.patch_size > config.pos_embed_max_size:
         problems.append(
-            f"transformer: latents of size {size} are no multiple of the patch size {config.patch_size} up to "
+            f"transformer: latents of size {size} are not a multiple of the patch size {config.patch_size} up to "
             f"{config.patch_size * config.pos_embed_max_size}"
         )
     return problems

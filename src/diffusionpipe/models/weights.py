@@ -96,7 +96,7 @@ def weight_files(folder: Path) -> tuple[Path, ...]:
             try:
                 shards = set(json.loads(index.read_text())["weight_map"].values())
             except (ValueError, KeyError, AttributeError) as error:
-                raise ModelError(f"{index} is no index of safetensors shards: {error!r}") from error
+                raise ModelError(f"{index} is not an index of safetensors shards: {error!r}") from error
             return tuple(folder / shard for shard in sorted(shards))
     for name in _FILES:
         if (folder / name).is_file():

@@ -89,7 +89,7 @@ def parse_instance(text: str, *, source: str = "instance") -> Instance:
         value = json.loads(text)
     except (json.JSONDecodeError, RecursionError) as error:
         line = getattr(error, "lineno", 1)
-        raise FileFormatError(f"{source}: line {line}: is no JSON: {error}; correct the text there") from error
+        raise FileFormatError(f"{source}: line {line}: not valid JSON: {error}; correct this line") from error
     try:
         parsed = _Instance.model_validate(value)
     except ValidationError as error:
@@ -100,7 +100,7 @@ def parse_instance(text: str, *, source: str = "instance") -> Instance:
         lines = _lines(text)
         shown = [f"line {_line_of(lines, path)}: {what}" for path, what in problems[:MAX_PROBLEMS]]
         more = [f"and {len(problems) - MAX_PROBLEMS} more"] if len(problems) > MAX_PROBLEMS else []
-        raise FileFormatError("\n  ".join([f"{source}: no valid instance", *shown, *more]))
+        raise FileFormatError("\n  ".join([f"{source}: not a valid instance", *shown, *more]))
     return Instance(
         ranks=parsed.ranks,
         microbatches=parsed.microbatches,
@@ -142,7 +142,7 @@ def _problems_between(parsed: _Instance) -> Iterator[tuple[KeyPath, str]]:
             kept, activation = stage.kept_after_input_grad, stage.activation
             yield (
                 ("stages", i, "kept_after_input_grad"),
-                f"stages[{i}].kept_after_input_grad: {kept} of an activation of {activation}; keep at most all of it",
+                f"stages[{i}].kept_after_input_grad: {kept} of an activation of {activation}; use at most {activation}",
             )
     limits = parsed.memory_limit
     if limits is not None and len(limits) != parsed.ranks:
@@ -180,7 +180,7 @@ def _reason(error: ErrorDetails, path: KeyPath) -> str:
         case "extra_forbidden":
             fields = _HalfStage.model_fields if path[0] == "stages" else _Instance.model_fields
             close = get_close_matches(str(path[-1]), fields, n=1)
-            return f"is no field; {f'did you mean {close[0]}?' if close else 'known are ' + ', '.join(fields)}"
+            return f"is not a field; {f'did you mean {close[0]}?' if close else 'known are ' + ', '.join(fields)}"
         case "enum":
             return f"is {given!r}; use {error['ctx']['expected']}"
         case "list_type":

@@ -103,7 +103,7 @@ def _merged(
     reached = 0
     for fill in fills:
         if fill.position > len(order):
-            raise ConfigError(f"a fill stands before action {fill.position} of an order of {len(order)}")
+            raise ConfigError(f"a fill is placed before action {fill.position} of an order of {len(order)}")
         merged += order[reached : fill.position]
         reached = fill.position
         merged.append(Action(stage=encoder, op=Op.ENCODE, slot=len(all_fills)))

@@ -66,15 +66,15 @@ def nothing_fits(setting: Setting) -> str:
     """By how much no layout fits, what the fullest device would hold, and which changes would help; several lines."""
     nearest = nearest_layout(setting)
     if nearest is None:
-        return "No layout cuts this batch."
+        return "No layout can divide this batch."
     worker, use = nearest.worker, nearest.use
     device = setting.cluster.devices[nearest.proposal.mesh.rank(0, worker)]
     name, unit = unit_of(use.total)
     parts = ", ".join(f"{part} {size:.2f}" for part, size in parts_of(use, unit).items())
     lines = [
         (
-            f"No layout fits: the nearest, {nearest.layout}, misses the memory of worker {worker} by "
-            f"{nearest.proposal.overflow / unit:.1f} {name}."
+            f"No layout fits in memory: the nearest, {nearest.layout}, needs {nearest.proposal.overflow / unit:.1f} "
+            f"{name} more than worker {worker} has."
         ),
         (
             f"Worker {worker} would hold {use.total / unit:.2f} {name}: {parts}. "
@@ -97,7 +97,7 @@ def nothing_fits(setting: Setting) -> str:
         best = min(fitting, key=lambda one: one.step)
         helps.append(f"- {best.name} with {best.sizes}, which DiffusionPipe does not run")
     others += _without_figures(setting)
-    lines += [f"What would fit: (with the {name} that the fullest device would hold)", *helps]
+    lines += [f"These changes would fit (with the {name} on the fullest device):", *helps]
     if others:
         lines += ["These help, but not enough alone:", *others]
     return "\n".join(lines)
@@ -136,7 +136,7 @@ def _changes(setting: Setting) -> Iterator[tuple[str, Setting]]:
             replace(setting, workload=replace(setting.workload, optimizer_bytes=0)),
         )
     if setting.given != NOTHING:
-        yield "sizes left to the search instead of given", replace(setting, given=NOTHING)
+        yield "no fixed sizes: let the search choose them", replace(setting, given=NOTHING)
         return
     if setting.workload.batch > setting.cluster.num_ranks:
         batch = setting.cluster.num_ranks
@@ -155,8 +155,8 @@ def _without_figures(setting: Setting) -> list[str]:
     names = [p.name for p in setting.graph.parameters if p.is_trainable]
     if with_adapters(setting) is None and not any(".lora_A." in name for name in names):
         found.append(
-            f"- LoRA ([lora] rank = {RANK} in a recipe): gradients and optimizer state for small matrices alone; "
-            "plan for such a recipe to see its memory"
+            f"- LoRA ([lora] rank = {RANK} in a recipe): only small matrices have gradients and optimizer state; "
+            "plan such a recipe to see its memory"
         )
     frozen, smallest = encoder_bytes(setting), min(device.memory for device in setting.cluster.devices)
     if not can_offload(setting) and WORTH * frozen > smallest:

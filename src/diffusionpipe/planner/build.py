@@ -234,7 +234,8 @@ def _check_layout(graph: ModelGraph, layout: Layout) -> None:
         )
     if layout.buckets < (not layout.sharded) or num_blocks * layout.buckets > len(graph.backbone_layers):
         problems.append(
-            f"{num_blocks} stages of {layout.buckets} buckets need as many layers; the trained part has "
+            f"{num_blocks} stages of {layout.buckets} buckets need {num_blocks * layout.buckets} layers; the "
+            "trained part has "
             f"{len(graph.backbone_layers)}: use at most {len(graph.backbone_layers) // max(num_blocks, 1)} buckets"
         )
     if layout.sharded:

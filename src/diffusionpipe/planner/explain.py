@@ -258,7 +258,7 @@ def _hidden(proposal: Proposal) -> str:
     if not frozen:
         return "there is no frozen work"
     hidden = max(0.0, 1 - proposal.exposed / frozen)
-    return f"{hidden:.0%} of the encoders' {frozen * 1e3:.1f} ms a device run beside training"
+    return f"{hidden:.0%} of the encoders' {frozen * 1e3:.1f} ms per device overlap with training"
 
 
 def _memory_reason(others: tuple[Row, ...]) -> str:
@@ -266,7 +266,7 @@ def _memory_reason(others: tuple[Row, ...]) -> str:
     copies = [one for one in others if one.name in SHOWN_AS.values()]
     if copies and not any(one.fits for one in copies):
         least = min(one.overflow for one in copies)
-        return f"a whole copy of the model misses the device's memory by {least / GIB:.1f} GiB; "
+        return f"a whole copy of the model needs {least / GIB:.1f} GiB more than a device has; "
     return ""
 
 

@@ -49,7 +49,9 @@ def folded_cuts(graph: ModelGraph, times: Sequence[Seconds], num_ranks: int, *, 
     if len(times) != size:
         raise ConfigError(f"{len(times)} times for {size} trained layers; give one for each")
     if size < 2 * num_ranks:
-        raise ConfigError(f"{2 * num_ranks} stages need as many trained layers; there are {size}: use fewer ranks")
+        raise ConfigError(
+            f"{2 * num_ranks} stages need {2 * num_ranks} trained layers, but there are {size}; use fewer ranks"
+        )
     before = list(accumulate(times, initial=0.0))
     between = _between(size, _sent(graph))
     best, limit = inf, before[-1] / num_ranks

@@ -72,10 +72,10 @@ def _problems(given: Given, batch: int, num_ranks: int) -> Iterator[str]:
         )
         return
     if given.sharded and not given.allows(units=1, data_parallel=num_ranks):
-        yield "the search shards whole copies of the model, one on each rank; leave out stages and data_parallel"
+        yield "with sharded, the search puts a copy of the whole model on each rank; leave out stages and data_parallel"
         return
     if given.sharded and num_ranks == 1:
-        yield "one rank has nobody to share its parameters with; start more, or leave out sharded"
+        yield "one rank cannot shard its parameters; start more ranks, or leave out sharded"
         return
     parts = [copies * (given.microbatches or 1) for copies in allowed]
     if all(batch % part for part in parts):

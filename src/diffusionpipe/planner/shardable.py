@@ -18,9 +18,9 @@ MIN_BUCKETS = 4
 def sharding_problems(data_parallel: int, replicas: Sequence[int]) -> Iterator[str]:
     """What in these sizes has no meaning with sharded parameters."""
     if data_parallel == 1:
-        yield "sharded parameters need data-parallel copies to share them; use 2 or more, or do without"
+        yield "sharded parameters need data-parallel copies to share them; use 2 or more copies, or leave out sharded"
     if max(replicas, default=1) > 1:
-        yield "replicas of stages cannot share parameters in parts; use data-parallel copies instead"
+        yield "replicas of stages cannot shard their parameters; use data-parallel copies instead"
 
 
 def check_homes(schedule: Schedule) -> None:
@@ -31,8 +31,8 @@ def check_homes(schedule: Schedule) -> None:
     """
     if {stage.weights for stage in schedule.placement.stages} - lone_blocks(schedule):
         raise ConfigError(
-            f"the schedule {schedule.name!r} has copies of its blocks on several workers, which cannot be sharded; use "
-            "another one"
+            f"the schedule {schedule.name!r} has copies of its blocks on several workers, which cannot be sharded; "
+            "use another schedule"
         )
 
 
@@ -44,8 +44,8 @@ def check_shardable(graph: ModelGraph, blocks: Sequence[Sequence[str]]) -> None:
     """
     if common := blocks_in_common(graph, blocks):
         raise ConfigError(
-            f"{next(iter(common))} is read by layers of several blocks ({len(common)} such parameters), so it cannot "
-            "be sharded; do without sharded parameters"
+            f"{next(iter(common))} is read by layers of several blocks ({len(common)} such parameters), so it "
+            "cannot be sharded; leave out sharded"
         )
 
 

@@ -167,7 +167,7 @@ def _columns(setting: _Setting, sizes: Sequence[int], budget: Seconds, progress:
                     f"not even {size} sample(s) of one layer fit into the memory of {device_name(setting.device)}; "
                     "use a lower resolution or --analytic"
                 ) from error
-            _warn_left_out(sizes[index:], "the device's memory does not hold more")
+            _warn_left_out(sizes[index:], "they do not fit in the device's memory")
             break
         last = time.perf_counter() - start
     progress(1, 1)

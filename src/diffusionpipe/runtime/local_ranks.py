@@ -72,7 +72,9 @@ class LocalRanks:
         try:
             kind, text, result = self._pipes[rank].recv()
         except (EOFError, ConnectionResetError):
-            raise PeerError(f"rank {rank} of {self.num_ranks} ended without a word; was it killed?") from None
+            raise PeerError(
+                f"rank {rank} of {self.num_ranks} ended without an error message; it may have been killed"
+            ) from None
         if kind is ScheduleError:
             raise ScheduleError(text.splitlines())
         if kind is not None:

@@ -77,10 +77,12 @@ def membership(environ: Mapping[str, str]) -> Membership:
     if not problems and not rank < world_size:
         problems.append(f"RANK={rank} is not below WORLD_SIZE={world_size}")
     if not problems and world_size > 1 and "LOCAL_RANK" not in environ:
-        problems.append("LOCAL_RANK is not set: which of this machine's devices is this rank's?")
+        problems.append("LOCAL_RANK is not set; it chooses this rank's device")
     if problems:
         found = "; ".join(problems)
-        raise ConfigError(f"the environment names a job only in part: {found}. Start with torchrun or --ranks N.")
+        raise ConfigError(
+            f"the environment variables of the job are incomplete: {found}. Start with torchrun or --ranks N."
+        )
     return Membership(
         rank=rank,
         world_size=world_size,
@@ -239,7 +241,7 @@ def _network_problem(member: Membership, error: str) -> str:
         return f"port {member.port} on {member.address} is in use; choose another with torchrun's --master-port."
     return (
         f"rank {member.rank} on {socket.gethostname()} cannot reach the master at {where} ({error}); check "
-        "MASTER_ADDR and MASTER_PORT, that rank 0 runs, and that no firewall lies between the machines."
+        "MASTER_ADDR and MASTER_PORT, that rank 0 runs, and that no firewall blocks the connection."
     )
 
 
@@ -276,6 +278,6 @@ def _device(device: str, member: Membership) -> torch.device:
 def _number(environ: Mapping[str, str], name: str, problems: list[str]) -> int:
     text = environ.get(name) or "0"
     if not text.isdecimal():
-        problems.append(f"{name}={text!r} is no number")
+        problems.append(f"{name}={text!r} is not a number")
         return 0
     return int(text)

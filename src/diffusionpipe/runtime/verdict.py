@@ -46,10 +46,12 @@ class Verdict:
         if self.member is None:
             who = "the launcher"
         elif self.member.rank == rank and self.fate is not Fate.FAILED:
-            return f"this rank ({rank}) {self.reason}: the others have given it up. Resume with --resume latest."
+            return (
+                f"this rank ({rank}) {self.reason}, so the other ranks have ended the run. Resume with --resume latest."
+            )
         else:
             who = f"rank {self.member.rank} ({self.member.host}, process {self.member.pid})"
-        return f"{who} {self.reason}\nRank {rank} ends too; the last checkpoint stays. Resume with --resume latest."
+        return f"{who} {self.reason}\nRank {rank} stops too; the last checkpoint is kept. Resume with --resume latest."
 
 
 def this_member(rank: int) -> Member:

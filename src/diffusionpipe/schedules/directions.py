@@ -74,7 +74,8 @@ def require_directions(num_workers: int, num_microbatches: int, microbatch_size:
         problems.append(f"{directions} directions do not fit {num_workers} workers; use one of {fitting}")
     if num_microbatches < directions:
         problems.append(
-            f"{num_microbatches} micro-batches are too few for {directions} directions, each needs one; use at least "
+            f"{num_microbatches} micro-batches are too few for {directions} directions, because each direction "
+            "needs one; use at least "
             f"{directions}"
         )
     if problems:

@@ -45,7 +45,8 @@ def dualpipe(num_workers: int, num_microbatches: int, microbatch_size: int = 1) 
         )
     if num_microbatches % 2 or num_microbatches < 2 * num_workers:
         problems.append(
-            f"{num_microbatches} micro-batches are not an even number from 2 x {num_workers} workers up; use "
+            f"{num_microbatches} micro-batches do not work: the number must be even and at least 2 x {num_workers} "
+            "workers; use "
             f"{max(2 * num_workers, num_microbatches + 1)}"
         )
     if problems:

@@ -106,5 +106,5 @@ def require_positive(**sizes: int) -> None:
     wrong = [f"{name}={size}" for name, size in sizes.items() if size < 1]
     if wrong:
         raise ConfigError(
-            f"a schedule cannot be made with {', '.join(wrong)}; each of {', '.join(sizes)} works from 1 up"
+            f"a schedule cannot be made with {', '.join(wrong)}; each of {', '.join(sizes)} must be at least 1"
         )

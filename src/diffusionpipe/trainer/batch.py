@@ -60,7 +60,7 @@ class BatchSource:
             DataError: it cannot; every reason is listed.
         """
         problems = [
-            f"the model reads {spec.name!r}, which no data has; known are {', '.join(INPUTS)}"
+            f"the model reads {spec.name!r}, which no data set provides; known inputs are {', '.join(INPUTS)}"
             for spec in self.inputs
             if spec.name not in INPUTS
         ]
@@ -233,7 +233,7 @@ def _problems_of_conditions(dataset: Dataset) -> list[str]:
         return []
     problem = (
         f'{dataset.folder}: {len(without)} pictures have no "conditioning_image" in {METADATA}, e.g. {without[0]}; '
-        "the model is steered by one"
+        "the model needs one for each picture"
     )
     return [problem]
 

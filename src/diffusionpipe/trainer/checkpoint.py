@@ -220,8 +220,8 @@ def problem_of_folder(folder: Path, resume: str | None) -> str | None:
             resolve(folder, resume)
         elif latest(folder) is not None:
             return (
-                f"{folder} holds the checkpoints of an earlier run; go on with --resume latest, or choose another "
-                "run.folder, or delete it"
+                f"{folder} holds the checkpoints of an earlier run; continue with --resume latest, choose "
+                "another run.folder, or delete the folder"
             )
     except (CheckpointError, OSError) as error:
         return str(error)

@@ -65,7 +65,9 @@ def raw_conditions(wish: Wish, graph: LayerGraph, folder: Path, settings: Sampli
     """
     inputs = {spec.name for spec in graph.inputs}
     if "condition" in inputs:
-        raise ModelError("the model is steered by a picture, which prompts cannot give; draw with diffusers' pipeline")
+        raise ModelError(
+            "the model needs a conditioning picture, which prompts cannot give; draw with diffusers' pipeline"
+        )
     if "input_ids" in inputs:
         if not wish.prompts:
             raise RecipeError("the model draws from captions; give prompts, not labels")

@@ -82,13 +82,13 @@ def _known(recipe: Recipe, job: Job) -> Cluster | None:
     cluster = load_cluster(name)
     if cluster.num_ranks < num_ranks:
         raise ConfigError(
-            f"pipeline.cluster: {name} has {cluster.num_ranks} devices, this run has {num_ranks} ranks; start "
+            f"pipeline.cluster: {name} has {cluster.num_ranks} devices, but this run has {num_ranks} ranks; start "
             f"{cluster.num_ranks} or fewer, or name a larger cluster, e.g. {name}:2 for two such nodes"
         )
     if not has_device(cluster, device, job.device.type):
         raise ConfigError(
-            f"pipeline.cluster: {name} has {', '.join(sorted({d.name for d in cluster.devices}))}, this run is on "
-            f'{device}; measure this one with "diffusionpipe cluster --ranks N --out FILE", or remove the key'
+            f"pipeline.cluster: {name} has {', '.join(sorted({d.name for d in cluster.devices}))}, but this run is "
+            f'on {device}; measure its cluster with "diffusionpipe cluster --ranks N --out FILE", or remove the key'
         )
     return replace(cluster, devices=cluster.devices[:num_ranks], nodes=cluster.nodes[:num_ranks])
 

@@ -76,7 +76,7 @@ def launch(
         PeerError: a rank failed in another way; the text names it.
     """
     if ranks < 1:
-        raise ConfigError(f"{ranks} ranks cannot run anything; use --ranks 1 or more.")
+        raise ConfigError(f"{ranks} ranks are too few; use --ranks 1 or more.")
     log_folder.mkdir(parents=True, exist_ok=True)
     store = _meeting_point(port)
     with _quiet_agent(), _Signals() as signals:
@@ -122,7 +122,7 @@ def error_of(failure: RankFailure, log_folder: Path) -> ConfigError | PeerError:
         why = "; the system may have run out of memory" if number == signal.SIGKILL else ""
         return PeerError(
             f"rank {rank} was killed by signal {number} ({_signal_name(number)}){why}. "
-            "The other ranks have ended; the last checkpoint stays. Resume with --resume latest."
+            "The other ranks have stopped; the last checkpoint is kept. Resume with --resume latest."
         )
     text = f"rank {rank} failed with exit status {failure.exit_code}"
     error = _output(log_folder, rank, "err")

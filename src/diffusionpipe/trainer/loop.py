@@ -243,8 +243,8 @@ class Stepper:
         named = f"samples {', '.join(self._names_of(step, positions))}" if positions else "no single sample"
         return NonFiniteLossError(
             f"step {step + 1}: the loss is {loss} and the gradient's norm {norm}, from {named}; nothing was updated.\n"
-            "The last checkpoint stays. Look at these samples, lower optimizer.learning_rate, or set "
-            "training.clip_norm; then go on with --resume latest."
+            "The last checkpoint is kept. Look at these samples, lower optimizer.learning_rate, or set "
+            "training.clip_norm; then continue with --resume latest."
         )
 
 

@@ -14,7 +14,7 @@ logger = logging.getLogger(__name__)
 
 _NEEDS_MORE_THAN_A_GRADIENT = {
     "LBFGS": "evaluates the loss several times in a step, which a pipeline cannot repeat",
-    "SparseAdam": "needs sparse gradients, which no model here has",
+    "SparseAdam": "needs sparse gradients, but no model has them",
 }
 _FUSED_BY_DEFAULT = ("Adam", "AdamW")
 

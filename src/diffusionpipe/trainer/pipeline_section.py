@@ -102,12 +102,12 @@ class PipelineSection(Section):
         given = [key for key in (*keys, "cluster") if getattr(self, key) not in (None, ())]
         match self.plan:
             case None:
-                wrong = {"cluster": 'it is used by the search alone; set plan = "auto", or remove it'}
+                wrong = {"cluster": 'only the search uses it; set plan = "auto", or remove it'}
             case "auto":
                 text = "the search chooses it; remove it, or remove plan and give the sizes yourself"
                 wrong = dict.fromkeys(("replicas", "splits"), text)
             case path:
-                text = f'the plan file {path} says it; remove it, or set plan = "auto"'
+                text = f'the plan file {path} sets it; remove it, or set plan = "auto"'
                 wrong = dict.fromkeys((*keys, "cluster"), text)
         raise_problems(f"{key}: {wrong[key]}" for key in given if key in wrong)
         return self
@@ -119,7 +119,7 @@ class PipelineSection(Section):
         if self.sizes.data_parallel == 1:
             raise ValueError("sharded: there is one copy of the pipeline; set data_parallel to 2 or more, or remove it")
         if max(self.replicas, default=1) > 1:
-            raise ValueError("sharded: replicas of stages cannot be in parts; use data_parallel instead of replicas")
+            raise ValueError("sharded: replicas of stages cannot be sharded; use data_parallel instead of replicas")
         return self
 
     @model_validator(mode="after")

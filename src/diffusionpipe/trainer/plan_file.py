@@ -31,8 +31,8 @@ def read_plan_file(path: Path, model: ModelGraph, recipe: Recipe, num_ranks: int
         problems = [*_other_checkpointing(plan, recipe), *_incomplete(plan, model)]
     if problems:
         rest = [f"and {len(problems) - MAX_PROBLEMS} more"] if len(problems) > MAX_PROBLEMS else []
-        lines = [f"pipeline.plan: {path} cannot be trained by", *problems[:MAX_PROBLEMS], *rest]
-        lines.append(f"Or plan again: diffusionpipe plan RECIPE --cluster NAME --out {path}")
+        lines = [f"pipeline.plan: {path} cannot be used for this run:", *problems[:MAX_PROBLEMS], *rest]
+        lines.append(f"Or make a new plan: diffusionpipe plan RECIPE --cluster NAME --out {path}")
         raise ConfigError("\n".join(lines))
     return plan
 
@@ -52,18 +52,24 @@ def _illegal(plan: Plan) -> Iterator[str]:
             continue
         blocks = {stage.weights for stage in schedule.placement.stages}
         if missing := blocks - set(range(len(plan.blocks))):
-            yield f"its {name} schedule runs block {min(missing)}, but it lists {len(plan.blocks)} blocks"
+            yield f"its {name} schedule runs block {min(missing)}, but the plan lists {len(plan.blocks)} blocks"
         if schedule.num_workers != plan.mesh.pipeline:
-            yield f"its {name} schedule has {schedule.num_workers} workers, its mesh {plan.mesh.pipeline}"
+            yield f"its {name} schedule has {schedule.num_workers} workers, but its mesh has {plan.mesh.pipeline}"
     if (plan.prologue is not None) != any(pipeline.is_ahead for pipeline in plan.train.placement.pipelines):
         yield "a prologue belongs to a train schedule that encodes ahead, and to no other"
 
 
 def _other_run(plan: Plan, recipe: Recipe, num_ranks: int) -> Iterator[str]:
     if plan.mesh.num_ranks != num_ranks:
-        yield f"it is for {plan.mesh.num_ranks} ranks, there are {num_ranks}: start with --ranks {plan.mesh.num_ranks}"
+        yield (
+            f"it is for {plan.mesh.num_ranks} ranks, but there are {num_ranks}: start with --ranks "
+            f"{plan.mesh.num_ranks}"
+        )
     if plan.batch != recipe.training.batch:
-        yield f"it is for a batch of {plan.batch}: set training.batch = {plan.batch}; it is {recipe.training.batch}"
+        yield (
+            f"it is for a batch of {plan.batch}, but training.batch is {recipe.training.batch}: set "
+            f"training.batch = {plan.batch}"
+        )
 
 
 def _other_model(plan: Plan, model: ModelGraph) -> Iterator[str]:
@@ -71,16 +77,16 @@ def _other_model(plan: Plan, model: ModelGraph) -> Iterator[str]:
     trained, frozen = [name for block in plan.blocks[:-1] for name in block], list(plan.blocks[-1])
     known = {layer.name for layer in model.layers}
     if unknown := [name for name in (*trained, *frozen) if name not in known]:
-        yield f"it is of another model: this one has no layer {unknown[0]} ({len(unknown)} such layers)"
+        yield f"it is for another model: this one has no layer {unknown[0]} ({len(unknown)} such layers)"
     elif missing := known - {*trained, *frozen}:
         name = next(layer.name for layer in model.layers if layer.name in missing)
-        yield f"it is of another model: it lacks the layer {name} ({len(missing)} such layers)"
+        yield f"it is for another model: it lacks the layer {name} ({len(missing)} such layers)"
     elif wrong := [name for name in trained if name in set(model.frozen_layers)]:
         yield f"it trains {wrong[0]}, which is frozen here: change model.train"
     elif wrong := [name for name in frozen if name not in set(model.frozen_layers)]:
         yield f"it freezes {wrong[0]}, which is trained here: change model.train"
     elif trained != list(model.backbone_layers) or frozen != list(model.frozen_layers):
-        yield "its layers are in another order than the model's, or stand in two blocks"
+        yield "its layers are in another order than the model's, or are in two blocks"
 
 
 def _other_checkpointing(plan: Plan, recipe: Recipe) -> Iterator[str]:
@@ -90,8 +96,8 @@ def _other_checkpointing(plan: Plan, recipe: Recipe) -> Iterator[str]:
     if differing := sorted(wanted ^ set(plan.checkpointed)):
         which = "recomputes" if differing[0] in plan.checkpointed else "keeps"
         yield (
-            f"it {which} the activations of {differing[0]} ({len(differing)} such layers), "
-            f"the recipe does not: change training.activation_checkpointing, which is {_listed(patterns)}"
+            f"it {which} the activations of {differing[0]} ({len(differing)} such layers), but the recipe does not: "
+            f"change training.activation_checkpointing, which is {_listed(patterns)}"
         )
 
 
@@ -112,7 +118,7 @@ def _incomplete(plan: Plan, model: ModelGraph) -> Iterator[str]:
             for stage in trained:
                 reads = model.reads_of(plan.blocks[placement.stages[stage].weights])
                 if lacking := [tensor for tensor in reads if tensor not in brought[stage]]:
-                    yield f"its {name} schedule brings no {lacking[0]} to stage {stage}, whose layers read it"
+                    yield f"its {name} schedule does not bring {lacking[0]} to stage {stage}, whose layers read it"
             if lost := set(range(len(plan.blocks) - 1)) - {placement.stages[stage].weights for stage in trained}:
                 yield f"its {name} schedule leaves out block {min(lost)}"
         strangers = {(placement.stages[s].weights, placement.stages[s].worker) for s in trained} - homes
@@ -142,6 +148,6 @@ def _wrong_parts(plan: Plan) -> Iterator[str]:
         computed = {stages[action.stage].weights for _, action in schedule.actions() if action.op in COMPUTE_OPS}
         gathered = sharded_blocks(schedule)
         if plan.mesh.shard > 1 and (missing := computed - gathered):
-            yield f"its mesh holds parameters in parts, but its {name} schedule does not gather block {min(missing)}"
+            yield f"its mesh shards parameters, but its {name} schedule does not gather block {min(missing)}"
         if plan.mesh.shard == 1 and gathered:
-            yield f"its {name} schedule gathers block {min(gathered)}, which its mesh does not hold in parts"
+            yield f"its {name} schedule gathers block {min(gathered)}, which its mesh does not shard"

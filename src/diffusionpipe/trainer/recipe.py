@@ -101,7 +101,7 @@ class LoraSection(Section):
     def _has_no_dropout(cls, values: object) -> object:
         named = [key for key in ("dropout", "lora_dropout") if isinstance(values, Mapping) and key in values]
         raise_problems(
-            f"{key}: random numbers belong to samples here, but dropout draws from the process's generator; remove it"
+            f"{key}: dropout is not supported, because its random numbers would depend on the rank; remove it"
             for key in named
         )
         return values
@@ -137,7 +137,7 @@ class ObjectiveSection(Section):
     def _every_setting_has_an_effect(self) -> Self:
         problems = []
         if self.kind is Objective.FLOW_MATCHING and self.snr_gamma is not None:
-            problems.append("snr_gamma: it has no meaning for flow_matching; remove it")
+            problems.append("snr_gamma: it has no effect for flow_matching; remove it")
         if self.kind in (Objective.EPSILON, Objective.V_PREDICTION):
             if self.shift not in (None, 1):
                 problems.append(f"shift: it has no effect for {self.kind}; remove it")
@@ -324,10 +324,10 @@ def _adapters_have_a_base(*, model: ModelSection, lora: LoraSection) -> Iterator
     if lora.rank is None:
         return
     if model.from_scratch:
-        yield "model.from_scratch: adapters need a trained model beside them; remove it, or remove [lora]"
+        yield "model.from_scratch: adapters need pretrained weights; remove it, or remove [lora]"
     if len(model.train) > 1:
         yield (
-            f"model.train: adapters are trained on the denoiser alone, not on {', '.join(model.train)}; remove it, or "
+            f"model.train: only the denoiser can have adapters, not {', '.join(model.train)}; remove it, or "
             "remove [lora]"
         )
 

@@ -148,7 +148,7 @@ def _unknown(path: KeyPath) -> str:
     near = [f"{parents[0]}.{key}" for key in get_close_matches(last, here, n=1)]
     nearest = [*moved, *near, *get_close_matches(_dotted(path), keys, n=1, cutoff=0.75)]
     if not nearest and "arguments" in here:
-        return f"unknown key; arguments of the class itself stand in [{parents[0]}.arguments]"
+        return f"unknown key; put arguments of the class into [{parents[0]}.arguments]"
     return "unknown key; " + (f"did you mean {nearest[0]}?" if nearest else f"[{parents[0]}] has {', '.join(here)}")
 
 

@@ -89,7 +89,9 @@ def write_sample(picture: NDArray[np.uint8], origin: Origin, path: Path) -> None
         path.parent.mkdir(parents=True, exist_ok=True)
         Image.fromarray(picture).save(path, format="PNG", pnginfo=chunks)
     except OSError as error:
-        raise ConfigError(f"cannot write {path}: {error}; check the folder, its rights and its space") from error
+        raise ConfigError(
+            f"cannot write {path}: {error}; check that the folder exists, is writable and has free space"
+        ) from error
 
 
 def read_origin(path: Path) -> Origin:

@@ -87,7 +87,7 @@ def build_scheduler(config: Mapping[str, object], class_name: str | None = None)
     if scheduler_class is None or not hasattr(scheduler_class, "set_timesteps"):
         raise RecipeError(f"diffusers has no scheduler {name!r}; use e.g. DDIMScheduler or DPMSolverMultistepScheduler")
     if name.startswith(FLOW) != own.startswith(FLOW):  # they and the others read each other's models wrongly
-        raise RecipeError(f"the model samples with a scheduler like {own}, for which {name} cannot stand in")
+        raise RecipeError(f"the model samples with a scheduler like {own}, which {name} cannot replace")
     if config.get("use_dynamic_shifting") and "mu" not in signature(scheduler_class.set_timesteps).parameters:
         raise RecipeError(
             f"{name} cannot shift times by the number of tokens, as the model's scheduler does; use {own}, or set "

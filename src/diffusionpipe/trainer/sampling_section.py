@@ -59,7 +59,10 @@ class SamplingSection(Section):
         if isinstance(negative, str):
             negative = negatives_of(found, negative)
         elif any(prompt.negative is not None for prompt in found):
-            raise ValueError(f"negative_prompt: {path} has negative prompts of its own; keep these or those")
+            raise ValueError(
+                f"negative_prompt: {path} has its own negative prompts; remove negative_prompt, or remove them from "
+                "the file"
+            )
         return {**values, "prompts": [prompt.text for prompt in found], "negative_prompt": negative}
 
     @property
@@ -72,13 +75,13 @@ class SamplingSection(Section):
         if not self.negative_prompt:
             return self
         if not self.prompts:
-            raise ValueError("negative_prompt: there are no prompts that it belongs to; remove it, or set prompts")
+            raise ValueError("negative_prompt: there are no prompts; remove it, or set prompts")
         if self.guidance == 1 and self.true_cfg_scale == 1:
             raise ValueError("negative_prompt: it has no effect without guidance; set guidance above 1, or remove it")
         if len(self.negatives) != len(self.prompts):
             raise ValueError(
-                f"negative_prompt: {len(self.negative_prompt)} of them cannot belong to {len(self.prompts)} prompts; "
-                "give one text for all, or a list with one for each prompt"
+                f"negative_prompt: {len(self.negative_prompt)} negative prompts do not match {len(self.prompts)} "
+                "prompts; give one text for all, or a list with one for each prompt"
             )
         return self
 
@@ -89,5 +92,5 @@ class SamplingSection(Section):
                 "prompts: labels are given too; keep one, prompts for a text model, labels for a class model"
             )
         if self.every and not self.prompts and not self.labels:
-            raise ValueError("every: there are neither prompts nor labels; set one to say what to draw")
+            raise ValueError("every: there are neither prompts nor labels; set one of them")
         return self

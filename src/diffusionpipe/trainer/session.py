@@ -246,8 +246,8 @@ def check_resumed(state: Mapping[str, object], identity: Mapping[str, object], n
     ]
     if differing:
         raise CheckpointError(
-            f"the checkpoint is of another run: {'; '.join(differing)}. "
-            "Resume with the same recipe and data, or start afresh in another run.folder."
+            f"the checkpoint belongs to another run: {'; '.join(differing)}. "
+            "Resume with the same recipe and data, or start a new run in another run.folder."
         )
     step = state["step"]
     assert isinstance(step, int)

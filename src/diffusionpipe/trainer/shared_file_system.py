@@ -40,7 +40,7 @@ def check_shared_file_system(folder: Path, *, group: dist.ProcessGroup | None = 
     if lacking:
         where = "; ".join(f"{node} (ranks {ranks})" for node, ranks in _ranks_of_nodes(lacking, nodes))
         raise CheckpointError(
-            f"{folder.absolute()} is not one folder for all ranks: {where} does not share it with rank 0 "
+            f"{folder.absolute()} is not the same folder for all ranks: {where} does not share it with rank 0 "
             f"on {nodes[0]}; put the run on a file system that all nodes mount"
         )
 

@@ -103,7 +103,7 @@ class Trackers:
             except Exception as error:  # services and their clients fail in ways of their own
                 del self._trackers[name]
                 logger.warning(
-                    'tracker=%s recording=False reason="%s: %s"; training goes on, and metrics.jsonl is complete',
+                    'tracker=%s recording=False reason="%s: %s"; training continues, and metrics.jsonl is complete',
                     name,
                     type(error).__name__,
                     error,

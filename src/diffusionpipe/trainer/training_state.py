@@ -74,22 +74,22 @@ def _check_adapters(trainable: Mapping[str, Tensor], stored: Mapping[str, Tensor
     if theirs and not ours:
         raise CheckpointError(
             f"{path} holds adapters of rank {_rank(theirs)}, but the recipe trains whole components; set "
-            f"lora.rank = {_rank(theirs)}, or start afresh in another run.folder"
+            f"lora.rank = {_rank(theirs)}, or start a new run in another run.folder"
         )
     if ours and not theirs:
         raise CheckpointError(
-            f"{path} holds whole components, but the recipe trains adapters; remove [lora], or start afresh in another "
-            "run.folder (to train adapters on what that run has learnt, set model.path to its export)"
+            f"{path} holds whole components, but the recipe trains adapters; remove [lora], or start a new run in "
+            "another run.folder (to train adapters on what that run has learned, set model.path to its export)"
         )
     if ours and _rank(ours) != _rank(theirs):
         raise CheckpointError(
             f"{path} holds adapters of rank {_rank(theirs)}, but lora.rank is {_rank(ours)}; set lora.rank = "
-            f"{_rank(theirs)}, or start afresh in another run.folder"
+            f"{_rank(theirs)}, or start a new run in another run.folder"
         )
     if missing := [name for name in ours if name not in theirs]:
         raise CheckpointError(
             f"{path} has no {missing[0]} and lacks {len(missing)} of {len(ours)} tensors of adapters; resume with the "
-            "same lora.target_modules, or start afresh in another run.folder"
+            "same lora.target_modules, or start a new run in another run.folder"
         )
 
 

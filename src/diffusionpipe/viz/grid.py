@@ -54,7 +54,7 @@ def sample_grid(images: Sequence[tuple[str, np.ndarray | Image]], path: Path, *,
         sheet.save(path, format="PNG")
     except OSError as error:
         raise ConfigError(
-            f"cannot write {path}: {error.strerror}; check the folder, its rights and its space"
+            f"cannot write {path}: {error.strerror}; check that the folder exists, is writable and has free space"
         ) from error
 
 

@@ -64,7 +64,7 @@ def _read(path: Path) -> list[dict[str, object]]:
         try:
             row = json.loads(line)
         except ValueError as error:
-            raise FileFormatError(f"{path}, line {number}: is no JSON: {error}; remove the line") from None
+            raise FileFormatError(f"{path}, line {number}: not valid JSON: {error}; remove the line") from None
         if not isinstance(row, dict):
             raise FileFormatError(f"{path}, line {number}: must be a JSON object; remove the line")
         rows.append(row)

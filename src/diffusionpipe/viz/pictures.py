@@ -40,5 +40,5 @@ def save_figure(figure: Figure, path: Path) -> None:
             figure.savefig(path, format=ending)
     except OSError as error:
         raise ConfigError(
-            f"cannot write {path}: {error.strerror}; check the folder, its rights and its space"
+            f"cannot write {path}: {error.strerror}; check that the folder exists, is writable and has free space"
         ) from error

@@ -31,7 +31,7 @@ def legend_of(drawn: Sketch) -> str:
     >>> from diffusionpipe.simulator import simulate, uniform_costs
     >>> schedule = gpipe(2, 2)
     >>> legend_of(draw_sketch(simulate(schedule, uniform_costs(schedule))))
-    'One row per rank, time to the right. F0: forward of micro-batch 0; B0: its backward; -: goes on; .: idle.'
+    'One row per rank, time to the right. F0: forward of micro-batch 0; B0: its backward; -: continues; .: idle.'
     """
     letters = [text for op, text in _LETTERS.items() if op in drawn.ops]
     if drawn.has_stages:
@@ -39,8 +39,8 @@ def legend_of(drawn: Sketch) -> str:
     if drawn.has_small_letters:
         letters.append("small letters (f0): the rank's second stage (direction or chunk)")
     if drawn.has_bare_letters:
-        letters.append("a letter without a number: too short for it")
-    sentences = ["One row per rank, time to the right.", "; ".join([*letters, "-: goes on", ".: idle"]) + "."]
+        letters.append("a letter without a number: the action is too short to show it")
+    sentences = ["One row per rank, time to the right.", "; ".join([*letters, "-: continues", ".: idle"]) + "."]
     if drawn.is_excerpt:
         sentences.append("Only the start, the middle and the end are shown.")
     return " ".join(sentences)
