@@ -7,7 +7,7 @@ from diffusionpipe.schedules.shapes import SPLIT, Pipe, require_positive, schedu
 
 
 def dualpipe_v(num_workers: int, num_microbatches: int, microbatch_size: int = 1) -> Schedule:
-    """Every worker does the order of one half of DualPipe with two stages of one pipeline: the way down and the way up.
+    """Every worker runs one half of DualPipe with two stages of one pipeline: the way down and the way up.
 
     "Cut-in-half" of Sea AI Lab, 2025, https://hackmd.io/@ufotalent/r1lVXsa9Jg; the name is that of
     https://github.com/deepseek-ai/DualPipe. A second copy of the weights is not needed: where DualPipe's worker and its

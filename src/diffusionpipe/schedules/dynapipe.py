@@ -16,7 +16,7 @@ def dynapipe(
     microbatch_sizes: Sequence[int] | None = None,
     max_samples: int | None = None,
 ) -> Schedule:
-    """Cycle by cycle every worker runs the next backward and the next forward that are there, if memory allows.
+    """In each cycle every worker runs the next ready backward and the next ready forward, if memory allows.
 
     Jiang et al., "DynaPipe: Optimizing Multi-task Training through Dynamic Pipelines", EuroSys 2024,
     https://arxiv.org/abs/2311.10418, the adaptive (cyclic) schedule. Only the order matters, not when cycles end: what

@@ -15,7 +15,7 @@ def hanayo(
     times: StageTimes = UNIT_TIMES,
     max_in_flight: int | None = None,
 ) -> Schedule:
-    """2w stages on each worker, so placed that a micro-batch goes down and up the workers w = `waves` times.
+    """Each worker has 2w stages, and a micro-batch goes down and up the workers w = `waves` times.
 
     Liu et al., "Hanayo: Harnessing Wave-like Pipeline Parallelism for Enhanced Large Model Training Efficiency", SC
     2023, https://arxiv.org/abs/2308.15762. Where a wave turns round the next stage is on the same worker and nothing is

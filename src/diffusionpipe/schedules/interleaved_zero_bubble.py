@@ -8,7 +8,7 @@ from diffusionpipe.schedules.shapes import SPLIT, Pipe, forwards, loop, require_
 def interleaved_zero_bubble(
     num_workers: int, num_microbatches: int, microbatch_size: int = 1, *, chunks: int = 2
 ) -> Schedule:
-    """Interleaved 1F1B with input gradients as early as possible; worker s does the weight gradients s turns later.
+    """Interleaved 1F1B with input gradients as early as possible; worker s runs the weight gradients s turns later.
 
     ZB-H1 of Qi et al., "Zero Bubble Pipeline Parallelism", ICLR 2024, https://arxiv.org/abs/2401.10241,
     over v = `chunks` stages on each worker, as torch.distributed.pipelining's ScheduleInterleavedZeroBubble does it.

@@ -6,7 +6,7 @@ from diffusionpipe.schedules.shapes import TRAIN, backwards, chain, forwards, re
 
 
 def kfkb(num_workers: int, num_microbatches: int, microbatch_size: int = 1, *, group_size: int = 2) -> Schedule:
-    """1F1B in which one turn is the k forwards, or the k backwards, of a group of k = `group_size` micro-batches.
+    """1F1B over groups of k = `group_size` micro-batches: k forwards, then k backwards, in turn.
 
     Wang et al., "Ada-Grouper: Accelerating Pipeline Parallelism in Preempted Network by Adaptive Group-Scheduling for
     Micro-Batches", 2023, https://arxiv.org/abs/2303.01675. k = 1 is 1F1B, k = m is GPipe. While a transfer is on its

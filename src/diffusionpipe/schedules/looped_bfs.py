@@ -5,7 +5,7 @@ from diffusionpipe.schedules.shapes import TRAIN, Pipe, backwards, forwards, loo
 
 
 def looped_bfs(num_workers: int, num_microbatches: int, microbatch_size: int = 1, *, chunks: int = 2) -> Schedule:
-    """All micro-batches through a worker's first chunk, then its second, ...; then backwards from its last chunk on.
+    """All micro-batches run through a worker's first chunk, then its second, ...; then the backwards, last chunk first.
 
     Lamy-Poirier, "Breadth-First Pipeline Parallelism", MLSys 2023, https://arxiv.org/abs/2211.05953. The
     model is cut into v p stages, v = `chunks`; worker s holds the stages s, s + p, s + 2p, ... A chunk works without a

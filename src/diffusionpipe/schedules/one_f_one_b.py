@@ -5,7 +5,7 @@ from diffusionpipe.schedules.shapes import TRAIN, backwards, chain, forwards, re
 
 
 def one_f_one_b(num_workers: int, num_microbatches: int, microbatch_size: int = 1) -> Schedule:
-    """Stage s runs p - s - 1 forwards, then a forward and a backward in turn, then the backwards that are left.
+    """Stage s runs p - s - 1 forwards, then alternates a forward and a backward, then runs the other backwards.
 
     Narayanan et al., "PipeDream: Generalized Pipeline Parallelism for DNN Training", SOSP 2019, section 3.2, with the
     flush of Fan et al., "DAPPLE: A Pipelined Data Parallel Approach for Training Large Models", PPoPP 2021,

@@ -19,7 +19,7 @@ def v_half(
     costs: StageCosts | Sequence[StageCosts] = UNIT_COSTS,
     latency: Seconds = 0,
 ) -> Schedule:
-    """A building block with two slots from worker to worker on the way down and one on the way up.
+    """A building block in a V: two slots from worker to worker on the way down, one on the way up.
 
     Qi et al., "Pipeline Parallelism with Controllable Memory", NeurIPS 2024, https://arxiv.org/abs/2405.15362.
     Two stages on each worker, in a V. Worker i of p does, counted in slots, F of stage i at 2i, F of stage

@@ -19,7 +19,7 @@ def v_min(
     costs: StageCosts | Sequence[StageCosts] = UNIT_COSTS,
     latency: Seconds = 0,
 ) -> Schedule:
-    """A building block without a pause: one slot from worker to worker, down and up the V and back.
+    """A building block in a V without pauses: one slot from worker to worker on every way.
 
     Qi et al., "Pipeline Parallelism with Controllable Memory", NeurIPS 2024, https://arxiv.org/abs/2405.15362.
     Two stages on each worker, in a V. Worker i of p does, counted in slots, F of stage i at i, F of stage

@@ -6,7 +6,7 @@ from diffusionpipe.schedules.weight_gradient_delay import delayed
 
 
 def zb_h1(num_workers: int, num_microbatches: int, microbatch_size: int = 1) -> Schedule:
-    """Stage s warms up as in 1F1B, and does a micro-batch's W together with the I of the s-th micro-batch after it.
+    """Stage s warms up as in 1F1B, and runs a micro-batch's W with the I of the s-th micro-batch after it.
 
     Qi et al., "Zero Bubble Pipeline Parallelism", ICLR 2024, https://arxiv.org/abs/2401.10241, section 2. The
     gradient of a stage's inputs (I; the paper writes B) goes to the stage before without waiting for W, and at the end

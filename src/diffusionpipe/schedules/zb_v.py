@@ -23,7 +23,7 @@ def zb_v(
     latency: Seconds = 0,
     objective: Objective = Objective.MAKESPAN,
 ) -> Schedule:
-    """Two stages on each worker in a V, in turn F, I and W of the one and F, I and W of the other.
+    """Two stages on each worker in a V; a worker alternates F, I and W of one stage with those of the other.
 
     Qi et al., "Zero Bubble Pipeline Parallelism", ICLR 2024, https://arxiv.org/abs/2401.10241, section 6 (ZB-V), and
     "Pipeline Parallelism with Controllable Memory", NeurIPS 2024, https://arxiv.org/abs/2405.15362 (V-ZB).

@@ -15,7 +15,7 @@ def zeropp(
     chunks: int = 2,
     unit: int | None = None,
 ) -> Schedule:
-    """Unit by unit all forwards of a worker's first chunk, its second, ..., then back; weight gradients fill waits.
+    """In each unit all forwards of a worker run chunk by chunk, then the backwards; weight gradients fill waits.
 
     Tang et al., "ZeroPP: Unleashing Exceptional Parallelism Efficiency through Tensor-Parallelism-Free Methodology",
     2024, https://arxiv.org/abs/2402.03791. In each direction a worker stays with one of its v = `chunks` chunks for all

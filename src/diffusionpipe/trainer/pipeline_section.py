@@ -43,17 +43,18 @@ class PipelineSection(Section):
     data_parallel: Maybe[Count] = None
     """Copies of the whole pipeline; they share the batch. "none": 1."""
     sharded: Maybe[bool] = None
-    """Whether the copies hold parameters, gradients and optimizer state in parts; "none": false, or with "auto" the
-    better."""
+    """Whether the copies shard parameters, gradients and optimizer state (as ZeRO-3 / FSDP); "none": false, or with
+    plan = "auto" the faster choice."""
     splits: Several[str] = ()
-    """Names of the layers with which stages 1, 2, ... start; empty: stages of equal counted work."""
+    """Names of the first layers of stages 1, 2, ...; empty: stages of equal counted work."""
     encode_chunk: Maybe[Count] = None
-    """Samples that the frozen layers (text encoder, VAE) take at a time, at most; "none": 16."""
+    """Most samples that the frozen layers (text encoder, VAE) process at a time; "none": 16."""
     fill: Maybe[bool] = None
-    """Run the frozen layers for the next batch in the bubbles of this one; "none": false, or with "auto" the better."""
+    """Run the frozen layers for the next batch in the pipeline bubbles; "none": false, or with plan = "auto" the faster
+    choice."""
     offload_frozen: Maybe[bool] = None
-    """Whether the frozen layers' weights rest in host memory and come to the device layer by layer, as they run;
-    "none": false, or with "auto" the better."""
+    """Whether the frozen layers' weights are kept in host memory and copied to the device layer by layer;
+    "none": false, or with plan = "auto" the faster choice that fits."""
     cluster: Maybe[Annotated[str, Field(min_length=1)]] = None
     """Cluster file or name whose links and memory the search assumes; "none": those of this job, measured."""
 

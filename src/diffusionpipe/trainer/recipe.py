@@ -71,7 +71,7 @@ class RateSchedule(StrEnum):
 
 
 class ModelSection(Section):
-    """[model]: what is trained."""
+    """[model]: the model to train."""
 
     path: str
     """A diffusers folder, or the id of one on the Hugging Face Hub."""
@@ -80,8 +80,8 @@ class ModelSection(Section):
     from_scratch: bool = False
     """Whether the trained components start from random weights, by their configuration only."""
     frozen_dtype: Maybe[Choice[FrozenDtype]] = None
-    """"bfloat16": frozen linear layers and convolutions are stored as bfloat16 arithmetic reads them; half the memory,
-    the same results. "none": as wide as the trained weights."""
+    """"bfloat16": frozen linear layers and convolutions are stored in bfloat16, with half the memory and the same
+    results. "none": frozen weights have the dtype of the trained weights."""
 
 
 class LoraSection(Section):
@@ -90,9 +90,9 @@ class LoraSection(Section):
     rank: Maybe[Count]
     """Rank of every adapter, e.g. 16; "none" trains whole components."""
     alpha: Maybe[Positive] = None
-    """What adapters add is scaled by alpha / rank; "none": alpha = rank."""
+    """The output of an adapter is scaled by alpha / rank; "none": alpha = rank."""
     target_modules: Several[str] = ()
-    """Ends of the names of the layers that get an adapter; empty: attention's to_q, to_k, to_v, to_out.0."""
+    """Name suffixes of the layers that get an adapter; empty: attention's to_q, to_k, to_v, to_out.0."""
     merge: bool = False
     """Whether the export is the whole model with the adapters added to its weights, instead of the adapters alone."""
 
@@ -122,16 +122,16 @@ class ObjectiveSection(Section):
     """[objective]: the loss."""
 
     kind: Choice[Objective] = Objective.AUTO
-    """What the denoiser predicts; "auto" reads it from the folder's scheduler."""
+    """The prediction target of the denoiser; "auto" reads it from the folder's scheduler."""
     snr_gamma: Maybe[Positive] = None
     """Gamma of the min-SNR weighting of the loss over the times; 5 is usual."""
     time_sampling: Choice[TimeSampling] = TimeSampling.UNIFORM
     """The distribution of the training times."""
     shift: Auto[Positive] = None
-    """Shift of the times towards noise, for flow matching; 1 is none. "auto": as the folder's scheduler says, which may
-    depend on the resolution."""
+    """Shift of the times towards noise, for flow matching; 1 means no shift. "auto": the shift of the folder's
+    scheduler, which may depend on the resolution."""
     guidance: Auto[NotNegative] = None
-    """The guidance that a distilled model (FLUX.1-dev) is told while it is trained; "auto": 1."""
+    """The guidance value that a distilled model (FLUX.1-dev) reads in training; "auto": 1."""
 
     @model_validator(mode="after")
     def _every_setting_has_an_effect(self) -> Self:
@@ -153,7 +153,7 @@ class DataSection(Section):
     train: Place
     """Folder of pictures with metadata.jsonl (file_name and text, or label) or .txt files beside them."""
     validation: Maybe[Place] = None
-    """A folder of the same kind that is never trained on."""
+    """Folder of the same kind for validation; it is never used for training."""
     resolution: Count
     """Side of the square that pictures are resized and cropped to, in pixels."""
     random_crop: bool = False
@@ -170,22 +170,22 @@ class TrainingSection(Section):
     """[training]: the loop."""
 
     seed: int = 0
-    """Keys all random numbers of the run."""
+    """Seed of all random numbers of the run."""
     steps: Count
     """Optimizer steps of the whole run."""
     batch: Count
-    """Samples of one step, over all ranks."""
+    """Global batch: samples of one step over all ranks."""
     precision: Choice[Precision] = Precision.FLOAT32
     """Arithmetic: float32, bfloat16 (autocast over float32 weights), or float64 (for tests)."""
     clip_norm: Maybe[Positive] = 1.0
-    """Largest norm of all gradients together; larger ones are scaled down to it."""
+    """Gradient clipping: a larger norm of all gradients together is scaled down to this value."""
     post_validation: bool = False
-    """Step before the norm over all ranks is known, and take the step back where it should have been clipped."""
+    """Run the optimizer step before the gradient norm over all ranks is known, and undo it if clipping was needed."""
     ema_decay: Maybe[Annotated[float, Field(gt=0, lt=1)]] = None
     """Decay of the exponential moving average of the weights, e.g. 0.9999."""
     activation_checkpointing: Annotated[Several[str], BeforeValidator(patterns_for_bool)] = ()
-    """true, false, or patterns of layer names ("unet.down_blocks.*") whose activations are computed again in the
-    backward instead of kept."""
+    """true, false, or patterns of layer names ("unet.down_blocks.*") whose activations are recomputed in the
+    backward pass instead of kept."""
 
 
 class OptimizerSection(Section):
@@ -211,10 +211,10 @@ class OptimizerSection(Section):
 
 
 class LearningRateSection(Section):
-    """[learning_rate]: its course over the steps."""
+    """[learning_rate]: the learning rate schedule."""
 
     schedule: Choice[RateSchedule] = RateSchedule.CONSTANT
-    """The course after the warm-up."""
+    """The schedule after the warm-up."""
     warmup_steps: Annotated[int, Field(ge=0)] = 0
     """Steps over which the rate rises linearly to optimizer.learning_rate."""
     final: Fraction = 0.0
@@ -233,9 +233,9 @@ class ValidationSection(Section):
     every: Maybe[Count] = None
     """Steps between validations."""
     timesteps: Annotated[Several[ProperFraction], Field(min_length=1)] = (0.1, 0.3, 0.5, 0.7, 0.9)
-    """Times in [0, 1) at which each sample is judged."""
+    """Times in [0, 1) at which the loss of each sample is computed."""
     samples: Count = 64
-    """Held-out samples, the first by name; fewer if the folder holds fewer."""
+    """Number of held-out samples to use, the first by name; fewer if the folder has fewer."""
 
 
 class CheckpointSection(Section):
@@ -244,7 +244,7 @@ class CheckpointSection(Section):
     every: Maybe[Count] = 1000
     """Steps between checkpoints."""
     keep: Count = 3
-    """Checkpoints kept, the newest ones."""
+    """Number of newest checkpoints to keep."""
 
 
 class Recipe(Section):

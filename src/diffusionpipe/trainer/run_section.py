@@ -31,11 +31,11 @@ class RunSection(Section):
     """[run]: where results go."""
 
     folder: Place
-    """Folder of metrics, checkpoints, samples and the export. In a file without it: runs/<name of the file>."""
+    """Folder of metrics, checkpoints, samples and the export. If the file leaves it out: runs/<name of the file>."""
     trackers: Annotated[Several[Choice[TrackerName]], BeforeValidator(_empty_for_none)] = (TrackerName.AUTO,)
-    """Programs that record numbers and pictures besides, e.g. ["tensorboard", "wandb"]; "auto": TensorBoard if it is
+    """Trackers that also record metrics and pictures, e.g. ["tensorboard", "wandb"]; "auto": TensorBoard if it is
     installed; "none": none."""
     project: Annotated[str, Field(min_length=1)] = "diffusionpipe"
     """The project (experiment) under which trackers file the run."""
     name: Maybe[Annotated[str, Field(min_length=1)]] = None
-    """What trackers call the run; "none": the name of its folder."""
+    """Name of the run in the trackers; "none": the name of its folder."""

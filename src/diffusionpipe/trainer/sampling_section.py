@@ -28,21 +28,21 @@ class SamplingSection(Section):
     prompts: Several[str] = ()
     """Captions to draw, or the path of a file with one a line; for models with text."""
     negative_prompt: Annotated[Several[str], BeforeValidator(texts_for_text)] = ()
-    """What the pictures should not show: a text for all, or a list with one for each prompt. Guidance leads away from
-    it instead of from the empty caption."""
+    """Things that the pictures should not show: one text for all prompts, or a list with one for each prompt. Guidance
+    steers away from it instead of from the empty caption."""
     labels: Several[Annotated[int, Field(ge=0)]] = ()
     """Classes to draw; for models with class labels."""
     steps: Count = 30
     """Denoising steps."""
     guidance: Auto[NotNegative] = None
-    """Of a distilled model (FLUX.1-dev) the guidance that it is told; of any other the scale of classifier-free
-    guidance, 1 is without. "auto": that of diffusers' pipeline."""
+    """The guidance value that a distilled model (FLUX.1-dev) reads; for other models the scale of classifier-free
+    guidance (1 turns it off). "auto": that of diffusers' pipeline."""
     true_cfg_scale: Annotated[float, Field(ge=1)] = 1.0
-    """Scale of classifier-free guidance of a distilled model; 1 is without."""
+    """Scale of classifier-free guidance of a distilled model; 1 turns it off."""
     scheduler: Maybe[str] = None
     """Class name of a diffusers scheduler, e.g. "DDIMScheduler"; "none": the folder's own."""
     seed: Maybe[int] = None
-    """Keys the first noise of the pictures, the same at every drawing; "none": training.seed."""
+    """Seed of the first noise of the pictures, which is the same at every drawing; "none": training.seed."""
 
     @model_validator(mode="before")
     @classmethod
