@@ -122,7 +122,7 @@ def check_agreement(cell, folder, capsys, monkeypatch):
     layout, held, overflow = cell.entry()
     if overflow > 0:
         assert status == 2
-        missing = re.search(r"misses the memory of worker \d+ by ([0-9.]+) GiB", shown.err)
+        missing = re.search(r"needs ([0-9.]+) GiB more than worker \d+ has", shown.err)
         assert missing, shown.err
         assert float(missing[1]) == pytest.approx(overflow / GIB, abs=0.05)
         return

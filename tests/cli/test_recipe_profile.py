@@ -147,7 +147,7 @@ def test_a_profile_of_another_model_precision_or_device_is_refused(recipe, profi
     message = refused(capsys, recipe, "--cluster", "rtx4090x2", "--batch", 8, "--profile", bfloat16)
     assert "is a profile in bfloat16, the recipe trains in float32" in message
     message = refused(capsys, recipe, "--cluster", "h100x8", "--batch", 8, "--profile", profile)
-    assert "is a profile of NVIDIA GeForce RTX 4090, but the cluster h100x8 has" in message
+    assert "this profile was made on NVIDIA GeForce RTX 4090, but the cluster h100x8 has" in message
 
 
 @pytest.mark.parametrize("value", [0.0, -1.0, None], ids=["zero", "negative", "missing"])

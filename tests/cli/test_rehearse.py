@@ -173,10 +173,10 @@ def test_an_illegal_plan_is_refused_by_rank_and_action(files, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (("--ranks", 3), "no whole pipelines of 2"),
+        (("--ranks", 3), "do not form whole pipelines of 2"),
         (("--ranks", 6), "the plan has 4 ranks"),
-        (("--scale", 0), "is no factor"),
-        (("--bytes-scale", -1), "is no factor"),
+        (("--scale", 0), "is not a positive number"),
+        (("--bytes-scale", -1), "is not a positive number"),
         (("--cluster", "rtx4090x2"), "the plan is for 4 ranks"),
     ],
 )

@@ -166,7 +166,7 @@ def test_modules_are_whole_again_after_an_error():
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
 def test_a_device_that_is_not_here_is_refused():
-    with pytest.raises(ConfigError, match="a machine that has cuda"):
+    with pytest.raises(ConfigError, match="a machine with cuda"):
         describe(tiny_dit(), device="cuda")
 
 

@@ -60,7 +60,7 @@ def test_the_same_question_gives_the_same_plan():
 def test_what_fits_nowhere_is_refused_by_how_much_and_with_what_would_fit():
     with pytest.raises(ConfigError, match=r"(?s) more than worker 0 has\..*These changes would fit \(") as caught:
         choose(setting_of(memory=1e-6))
-    assert "sizes left to the search" not in str(caught.value)
+    assert "let the search choose" not in str(caught.value)
     with pytest.raises(ConfigError, match="no fixed sizes: let the search choose them"):
         choose(setting_of(memory=6e-3, given=Given(data_parallel=2, sharded=False)))
 

@@ -313,7 +313,7 @@ def test_what_is_there_is_listed_if_the_wanted_checkpoint_is_not(tmp_path):
             resolve(run, wanted)
     with pytest.raises(CheckpointError, match=r"contains cat\.png"):
         resolve(other, "latest")
-    with pytest.raises(CheckpointError, match="is no folder"):
+    with pytest.raises(CheckpointError, match="is not a folder"):
         resolve(tmp_path / "nothing", "latest")
 
 

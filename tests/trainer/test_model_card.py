@@ -95,7 +95,7 @@ def test_a_card_says_only_what_the_files_hold():
         assert part in text
     assert "everything else" not in text
     changed = model_card(card_of(scheduler={**FLOW, "shift": 1.0}, is_average=False))
-    assert "but for `shift = 1.0`" in changed
+    assert "except for `shift = 1.0`" in changed
     assert "the weights as trained" in changed
     other = model_card(card_of(own_scheduler={"_class_name": "PNDMScheduler"}))
     assert "The scheduler is `FlowMatchEulerDiscreteScheduler`; the base model's is `PNDMScheduler`." in other

@@ -198,9 +198,9 @@ def test_a_model_that_fits_nowhere_stops_every_rank_and_says_by_how_much(crew, r
 @pytest.mark.parametrize(
     ("cluster", "message"),
     [
-        ("a100-80x8", r"a100-80x8 has NVIDIA A100-SXM4-80GB, this run is on .* thread"),
+        ("a100-80x8", r"a100-80x8 has NVIDIA A100-SXM4-80GB, but this run is on .* thread"),
         ("nowhere", "there is no cluster 'nowhere'"),
-        ("{small}", r"has 1 devices, this run has 2 ranks; start 1 or fewer"),
+        ("{small}", r"has 1 devices, but this run has 2 ranks; start 1 or fewer"),
     ],
 )
 def test_a_cluster_that_cannot_be_this_one_stops_every_rank(crew, recipe, tmp_path, cluster, message):

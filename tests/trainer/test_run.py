@@ -358,7 +358,7 @@ def test_more_steps_may_be_added_to_a_finished_run(recipe, copied):
         ({"training": {"batch": 8}}, "batch was 4 and is 8"),
         ({"objective": {"kind": "v_prediction"}}, "prediction was 'epsilon' and is 'v_prediction'"),
         ({"data": {"train": "held-out"}}, "data was '20 pictures, .*' and is '6 pictures"),
-        ({"training": {"steps": 4}}, "of step 6, but the recipe ends at step 4"),
+        ({"training": {"steps": 4}}, "from step 6, but the recipe ends at step 4"),
         ({"optimizer": {"name": "SGD"}}, "optimizer"),
     ],
 )

@@ -91,10 +91,11 @@ def _device_here(cluster: Cluster) -> str:
             return kind
     names = ", ".join(sorted({device.name for device in cluster.devices}))
     raise ConfigError(
-        f"no layer can be profiled for the cluster {cluster.name}: its devices ({names}) are not on this machine, "
-        f"which has {', '.join(map(device_name, here.values()))}, and not in the table of known ones "
+        f"the layers cannot be profiled for the cluster {cluster.name}: its devices ({names}) are not on this "
+        f"machine, which has {', '.join(map(device_name, here.values()))}, and not in the table of known devices "
         f"({', '.join(rates.title for rates in DEVICES.values())})\n"
-        f'Run "diffusionpipe profile RECIPE" on such a device and give --profile, or name {ANY_CPU} in the file.'
+        f'Run "diffusionpipe profile RECIPE" on such a device and give --profile, or use {ANY_CPU} as the device '
+        "name in the cluster file."
     )
 
 

@@ -35,7 +35,7 @@ def schedule() -> None:
 
 @app.command("list")
 def list_names() -> None:
-    """List the schedules that have a name."""
+    """List the names of the schedules, each with one line of description."""
     from diffusionpipe.schedules import REGISTRY
 
     width = max(map(len, REGISTRY))
@@ -72,8 +72,8 @@ def show(
 ) -> None:
     """Draw a schedule of a model in equal parts, and print its makespan, bubble and activations.
 
-    One rank's part of the model is 1/P, also where a schedule cuts it finer. Times are in any unit, the figures are in
-    the same.
+    One rank's part is 1/P of the model, even if a schedule cuts it into several stages. Times may be in any unit; the
+    figures are in the same unit.
     """
     texts = {"forward": forward, "input-grad": input_grad, "weight-grad": weight_grad, "comm": comm}
     question = _question(name, ranks, microbatches, texts, is_ambiguous=as_json and as_csv)

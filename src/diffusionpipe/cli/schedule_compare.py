@@ -34,7 +34,7 @@ def compare(
     """Compare all schedules: makespan, bubble, activations, messages, weights.
 
     The model is the same for all: one rank's part of it is 1/P. Schedules with several stages on a rank cut it finer.
-    Times are in any unit, the figures are in the same.
+    Times may be in any unit; the figures are in the same unit.
     """
     from diffusionpipe.simulator.comparison import WorkerCosts, compare_families
 

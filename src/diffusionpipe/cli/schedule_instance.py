@@ -17,7 +17,7 @@ def instance(
     placement: Annotated[str, typer.Option(help="linear, v or loop; any tries all three.")] = "any",
     seconds: Annotated[float, typer.Option(metavar="t", min=0, help="Seconds that the search may take.")] = 10,
 ) -> None:
-    """Write the instance of a profiled model, cut by time over all devices of a cluster, for `schedule search`.
+    """Write an instance for `schedule search`: a profiled model, split by time over all devices of a cluster.
 
     Times are in units of 0.1 microseconds, memory is in bytes. The optimizer is AdamW.
     """

@@ -79,7 +79,7 @@ def _names(schedule: Schedule) -> Iterator[str]:
     encoders = {s for p in schedule.placement.pipelines if Op.ENCODE in p.ops for s in p.stages}
     for slot, fill in enumerate(schedule.fills):
         if fill.stage not in encoders:
-            yield f"fill {slot} names stage {fill.stage}, which is no encoder stage"
+            yield f"fill {slot} names stage {fill.stage}, which is not an encoder stage"
     for slot, message in enumerate(schedule.messages):
         if not (0 <= message.source < num_stages and 0 <= message.destination < num_stages):
             yield f"message {slot} goes from stage {message.source} to stage {message.destination}; one does not exist"

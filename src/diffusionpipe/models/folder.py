@@ -108,7 +108,7 @@ def resolve_folder(folder_or_id: str | Path) -> Path:
         )
     except (OSError, HfHubHTTPError) as error:
         raise ModelError(
-            f"there is no folder {folder_or_id}, and the hub does not give a model of that name: {error}\n"
+            f"there is no folder {folder_or_id}, and the hub has no model of that name that can be loaded: {error}\n"
             "Check the spelling and the network, or download the model and give its folder."
         ) from error
     return Path(found)

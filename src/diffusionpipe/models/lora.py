@@ -57,7 +57,7 @@ def add_lora(components: Mapping[str, nn.Module], trained: str, settings: LoraSe
     if trained not in _LOADED or not hasattr(component, "add_adapter"):
         kind = type(component).__name__
         raise ModelError(
-            f"lora: {trained} is a {kind}, which takes no adapters that diffusers loads; remove [lora] to train all"
+            f"lora: {trained} is a {kind}, for which diffusers cannot load adapters; remove [lora] to train all"
         )
     try:
         from peft import LoraConfig

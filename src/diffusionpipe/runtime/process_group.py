@@ -254,7 +254,7 @@ def _await_arrival(store: Store, member: Membership, arrival: Seconds) -> None:
         if time.monotonic() > deadline:
             named = ", ".join(str(rank) for rank in missing)
             raise ConfigError(
-                f"rank(s) {named} of {member.world_size} did not come within {arrival:.0f} s; "
+                f"rank(s) {named} of {member.world_size} did not connect within {arrival:.0f} s; "
                 "start the command on every machine with the same --nnodes and --nproc-per-node."
             )
         time.sleep(0.05)

@@ -28,7 +28,7 @@ def simulate(schedule: Schedule, costs: Costs, *, streams: Streams = Streams.DIR
     if len(costs.stages) != len(placement.stages) or len(costs.fills) != len(schedule.fills):
         have = f"{len(costs.stages)} stages and {len(costs.fills)} fills"
         want = f"{len(placement.stages)} stages and {len(schedule.fills)} fills"
-        raise ScheduleError([f"the costs are of {have}, the schedule has {want}; make costs for this schedule"])
+        raise ScheduleError([f"the costs are for {have}, but the schedule has {want}; make costs for this schedule"])
     execution = execute(schedule, _Durations(schedule=schedule, costs=costs), streams=streams)
     if execution.blocked:
         raise ScheduleError([f"deadlock: {line}" for line in execution.blocked])

@@ -323,6 +323,6 @@ def _listing(run_folder: Path) -> str:
     if names:
         return f"{run_folder} has {', '.join(names)}"
     if not run_folder.is_dir():
-        return f"{run_folder} is no folder"
+        return f"{run_folder} is not a folder"
     inside = sorted(path.name for path in run_folder.iterdir())
     return f"{run_folder} contains {', '.join(inside[:10]) or 'nothing'}{', ...' if len(inside) > 10 else ''}"

@@ -124,7 +124,7 @@ def _scheduler_text(own: Mapping[str, Any], ours: Mapping[str, Any]) -> str:
     if own.get("_class_name") != ours.get("_class_name"):
         return f"The scheduler is `{ours.get('_class_name')}`; the base model's is `{own.get('_class_name')}`."
     changed = ", ".join(f"`{key} = {value}`" for key, value in ours.items() if own.get(key) != value)
-    return f"The scheduler is the base model's, but for {changed}."
+    return f"The scheduler is the base model's, except for {changed}."
 
 
 def public_name(path_or_id: str) -> str:

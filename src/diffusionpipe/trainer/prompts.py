@@ -49,7 +49,7 @@ def read_prompts(path: Path) -> tuple[Prompt, ...]:
     if problems:
         raise RecipeError("\n".join(problems))
     if not prompts:
-        raise RecipeError(f"{path} holds no prompt; write one a line")
+        raise RecipeError(f"{path} has no prompts; write one prompt a line")
     return tuple(prompts)
 
 

@@ -253,7 +253,7 @@ def check_resumed(state: Mapping[str, object], identity: Mapping[str, object], n
     assert isinstance(step, int)
     if step > num_steps:
         raise CheckpointError(
-            f"the checkpoint is of step {step}, but the recipe ends at step {num_steps}; "
+            f"the checkpoint is from step {step}, but the recipe ends at step {num_steps}; "
             "resume from an earlier one with --resume STEP, or raise training.steps"
         )
     return step
