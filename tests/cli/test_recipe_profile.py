@@ -145,7 +145,7 @@ def test_a_profile_of_another_model_precision_or_device_is_refused(recipe, profi
     bfloat16 = tmp_path / "bfloat16.json"
     write_profile(replace(read_profile(profile), precision="bfloat16"), bfloat16)
     message = refused(capsys, recipe, "--cluster", "rtx4090x2", "--batch", 8, "--profile", bfloat16)
-    assert "is a profile in bfloat16, the recipe trains in float32" in message
+    assert "is a profile in bfloat16, but the recipe trains in float32" in message
     message = refused(capsys, recipe, "--cluster", "h100x8", "--batch", 8, "--profile", profile)
     assert "this profile was made on NVIDIA GeForce RTX 4090, but the cluster h100x8 has" in message
 
