@@ -18,7 +18,7 @@ from diffusionpipe.trainer.recipe_file import SECTIONS, recipe_from_table
 
 ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "src/diffusionpipe"
-KINDS = ("*.md", "docs/**/*.md", "examples/**/*.md", "benchmarks/*/*.md")
+KINDS = ("*.md", "docs/**/*.md", "examples/**/*.md", "benchmarks/**/*.md")
 DOCUMENTS = sorted(path for kind in KINDS for path in ROOT.glob(kind))
 
 
