@@ -60,6 +60,19 @@ def test_every_relative_link_leads_to_a_file(document):
     assert not missing
 
 
+def anchors(document: Path) -> set[str]:
+    """The anchors that GitHub makes of a page's headings."""
+    headings = re.findall(r"^#+ (.*)$", document.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=name_of)
+def test_every_link_to_a_heading_finds_it(document):
+    links = re.findall(r"\]\(([^)#:]*)#([^)]+)\)", document.read_text(encoding="utf-8"))
+    for path, anchor in links:
+        assert anchor in anchors(document.parent / path if path else document), f"{path}#{anchor}"
+
+
 @pytest.mark.parametrize("document", DOCUMENTS, ids=name_of)
 def test_every_function_that_a_document_names_exists(document):
     named = re.findall(r"`([a-z_]+/[a-z_0-9]+\.py): ?([A-Za-z_.]+)`", document.read_text(encoding="utf-8"))
