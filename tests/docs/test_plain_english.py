@@ -8,7 +8,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 KINDS = ("*.md", "docs/**/*.md", "examples/**/*.md", "benchmarks/**/*.md")
-DOCUMENTS = sorted({path for kind in KINDS for path in ROOT.glob(kind)} - {ROOT / "CONVENTIONS.md"})
+DOCUMENTS = sorted({path for kind in KINDS for path in ROOT.glob(kind)})
 RULES = (
     (r"(?:^|[.;:,(] |\band )[Ww]hat(?:ever)?\b(?![^.]*\?)", 'name the thing: "The layers that ...", not "What ..."'),
     (r"\b(?:is|are|was|were) what\b", 'name the thing: "is the part that ...", not "is what ..."'),
