@@ -54,3 +54,29 @@ def test_results_name_their_command_hardware_and_commit(path):
     assert found["command"].startswith(f"python -m benchmarks.{path.parents[1].name}")
     assert found["hardware"]
     assert re.match(r"[0-9a-f]{7}", found["commit"])
+
+
+def figures(text: str) -> list[str]:
+    """Numbers in columns that are aligned to the right: those are copied from the results."""
+    found: list[str] = []
+    is_right: list[bool] = []
+    for line in text.splitlines():
+        cells = [cell.strip() for cell in line.split("|")[1:-1]]
+        if cells and all(re.fullmatch(r":?-+:?", cell) for cell in cells):
+            is_right = [cell.endswith(":") for cell in cells]
+        elif not cells:
+            is_right = []
+        columns = zip(cells, is_right, strict=False)
+        found += [number for cell, right in columns if right for number in re.findall(r"\d+(?:\.\d+)?", cell)]
+    return found
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_figures_in_short_tables_are_those_of_the_results(page):
+    results = "\n".join(path.read_text(encoding="utf-8") for path in page.parent.glob("results/*.txt"))
+    measured = set(re.findall(r"\d+(?:\.\d+)?", results))
+    assert [number for number in figures(page.read_text(encoding="utf-8")) if number not in measured] == []
+
+
+def test_figures_are_taken_from_columns_aligned_to_the_right():
+    assert figures("| a | b |\n|---|---:|\n| 1 | 2.5 [2, 3] |\n\n| c |\n|---|\n| 4 |\n") == ["2.5", "2", "3"]
