@@ -23,9 +23,10 @@ the page from the docstrings of `src/diffusionpipe/schedules`.
 ![All schedules on {RANKS} ranks with {MICROBATCHES} micro-batches]({PICTURE})
 
 The letters mean: `F` forward, `B` whole backward, `I` gradient of the inputs, `W` gradient of the weights. `2F0` is the
-forward of micro-batch 0 on stage 2. p is the number of workers, and m the number of micro-batches. In formulas F, B, I
-and W are the times of one worker's part of the model, unless the text says otherwise. Pictures and table have
-F = I = W = 1 and free messages.
+forward of micro-batch 0 on stage 2. If a picture has no room for stage numbers, small letters mean the worker's second
+stage. A picture that is too wide for one line continues below, with the time above each part. p is the number of
+workers, and m the number of micro-batches. In formulas F, B, I and W are the times of one worker's part of the model,
+unless the text says otherwise. Pictures and table have F = I = W = 1 and free messages.
 
 Columns of the table:
 

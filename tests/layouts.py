@@ -74,12 +74,26 @@ def steps_in_process(
     return steps
 
 
+_COPIES: dict[int, tuple[LayerGraph, list[LayerGraph]]] = {}
+
+
+def copies_of(graph: LayerGraph, count: int) -> list[LayerGraph]:
+    """Copies that later steps of the same graph use again, because copying modules takes longer than a step.
+
+    A step leaves nothing behind but gradients, which the next one forgets; only sharding takes weights away.
+    """
+    copies = _COPIES.setdefault(id(graph), (graph, []))[1]
+    copies += [copy.deepcopy(graph) for _ in range(count - len(copies))]
+    return copies[:count]
+
+
 def step_in_threads(graph: LayerGraph, model: ModelGraph, layout: Layout, inputs: Mapping[str, Tensor]) -> Step:
     """The same step over the ranks of a layout; checks that replicas agree bit for bit."""
     plan = build_plan(model, layout)
+    copies = None if layout.sharded else copies_of(graph, plan.mesh.num_ranks)
 
     def main(rank: int, transport: Transport) -> tuple[float, dict[str, Tensor]]:
-        own = copy.deepcopy(graph)
+        own = copies[rank] if copies else copy.deepcopy(graph)
         worker = build_worker(own, model, plan, rank, transport, device=CPU)
         run_step(worker, inputs)  # a first iteration whose leftovers the second must not see
         return run_step(worker, inputs)

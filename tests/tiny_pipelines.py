@@ -62,7 +62,7 @@ def sd3() -> diffusers.StableDiffusion3Pipeline:
     """A Stable Diffusion 3."""
     return diffusers.StableDiffusion3Pipeline(
         transformer=tiny_sd3_transformer(),
-        scheduler=diffusers.FlowMatchEulerDiscreteScheduler(),
+        scheduler=diffusers.FlowMatchEulerDiscreteScheduler(shift=3.0),
         vae=tiny_vae(shift_factor=0.2, use_quant_conv=False),
         text_encoder=tiny_projected_text_encoder(**CLIP),
         tokenizer=_clip_tokenizer(),
@@ -76,7 +76,7 @@ def sd3() -> diffusers.StableDiffusion3Pipeline:
 def flux() -> diffusers.FluxPipeline:
     """A FLUX.1."""
     return diffusers.FluxPipeline(
-        scheduler=diffusers.FlowMatchEulerDiscreteScheduler(),
+        scheduler=diffusers.FlowMatchEulerDiscreteScheduler(shift=3.0, use_dynamic_shifting=True),
         vae=tiny_vae(shift_factor=0.2, use_quant_conv=False),
         text_encoder=tiny_text_encoder(**CLIP),
         tokenizer=_clip_tokenizer(),

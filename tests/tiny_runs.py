@@ -25,6 +25,7 @@ from diffusionpipe.trainer.drawing import Picture, Wish, draw_in_session
 from diffusionpipe.trainer.job_profile import ProfileShelf
 from diffusionpipe.trainer.loop import Stepper, StepResult
 from diffusionpipe.trainer.metrics import read_metrics
+from diffusionpipe.trainer.planning import Planning
 from diffusionpipe.trainer.recipe import Recipe
 from diffusionpipe.trainer.run import Hooks
 from diffusionpipe.trainer.session import open_session
@@ -161,7 +162,7 @@ def draw_untrained(job: Job, recipe: Recipe) -> list[Picture] | None:
     """What the recipe would draw before its first step, on the rank that shows it."""
     from diffusionpipe.cli.train import _make_plan
 
-    session = open_session(recipe, job, _make_plan)
+    session = open_session(recipe, job, Planning(make_plan=_make_plan))
     wish = Wish(prompts=recipe.sampling.prompts, labels=recipe.sampling.labels)
     return draw_in_session(session, wish, run_module.sampling_settings(session))
 
@@ -185,7 +186,7 @@ def held_numbers(job: Job, recipe: Recipe) -> tuple[int, int, int]:
     """Before the first step: trained numbers that this rank holds, that it updates, and of the whole model."""
     from diffusionpipe.cli.train import _make_plan
 
-    session = open_session(recipe, job, _make_plan)
+    session = open_session(recipe, job, Planning(make_plan=_make_plan))
     names = [p.name for p in session.model.parameters if p.is_trainable]
     known = {name: p for p, name in canonical_names(session.graph.components).items()}
     held = sum(known[name].numel() for name in names if known[name].untyped_storage().size())

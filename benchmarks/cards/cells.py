@@ -11,7 +11,7 @@ from diffusionpipe.errors import ConfigError
 from diffusionpipe.planner.baselines import Baseline, best_of, data_parallel, zero3
 from diffusionpipe.planner.candidates import Judge
 from diffusionpipe.planner.choice import choose
-from diffusionpipe.planner.explain import name_of, sizes_of
+from diffusionpipe.planner.naming import name_of, sizes_of
 from diffusionpipe.planner.offload import is_heavy, offloaded
 from diffusionpipe.planner.search import least_overflow
 from diffusionpipe.planner.split_baselines import diffusion_pipe, naive_split
@@ -154,7 +154,7 @@ class Cell:
 
 
 def setting_of(case: Case, state: State, *, is_recomputed: bool) -> Setting:
-    """Frozen weights in bfloat16."""
+    """Frozen weights as wide as the profile has them: matrices in bfloat16, norms and embeddings in float32."""
     machine = MACHINES[case.machine]
     return Setting(
         profile=profiles.load(MODELS[case.model].profile, machine.device),
@@ -164,7 +164,6 @@ def setting_of(case: Case, state: State, *, is_recomputed: bool) -> Setting:
             parameter_bytes=state.parameter,
             gradient_bytes=state.gradient,
             optimizer_bytes=state.optimizer,
-            frozen_bytes=2,
             checkpointed=("*",) if is_recomputed else (),
         ),
     )
@@ -197,7 +196,7 @@ def _best(entries: Iterable[Entry]) -> Entry:
 
 
 def _entries(setting: Setting, *, is_recomputed: bool) -> Iterator[Entry]:
-    yield _ours(setting, is_recomputed)
+    yield ours_of(setting, is_recomputed=is_recomputed)
     others: dict[str, Callable[[Judge], Baseline | None]] = {
         DDP: partial(data_parallel, is_overlapped=True),
         FSDP: zero3,
@@ -219,7 +218,7 @@ def _entries(setting: Setting, *, is_recomputed: bool) -> Iterator[Entry]:
             )
 
 
-def _ours(setting: Setting, is_recomputed: bool) -> Entry:
+def ours_of(setting: Setting, *, is_recomputed: bool) -> Entry:
     """The plan of `diffusionpipe plan`; where none fits, the one that misses by least."""
     try:
         choice = choose(setting)

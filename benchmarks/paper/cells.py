@@ -9,8 +9,8 @@ from diffusionpipe.costs.clusters import load_cluster
 from diffusionpipe.planner.baselines import Baseline, best_baselines, gpipe_starts, pipeline, spp_starts
 from diffusionpipe.planner.build import Filler
 from diffusionpipe.planner.candidates import Candidate, Judge
-from diffusionpipe.planner.explain import name_of, sizes_of
 from diffusionpipe.planner.filling import filler_of
+from diffusionpipe.planner.naming import name_of, sizes_of
 from diffusionpipe.planner.proposal import Proposal, propose
 from diffusionpipe.planner.search import Search, search
 from diffusionpipe.planner.stage_costs import Setting
@@ -106,11 +106,11 @@ class Cell:
 
 
 def setting_of(case: Case, cluster: Cluster | None = None) -> Setting:
-    """Parameters, gradients and Adam's moments in float32, frozen weights in bfloat16, nothing recomputed."""
+    """Parameters, gradients, Adam's moments in float32, frozen weights as in the profile, nothing recomputed."""
     return Setting(
         profile=profiles.load(MODELS[case.model]),
         cluster=cluster or load_cluster(f"a100-80x8:{case.devices // NODE}"),
-        workload=Workload(batch=case.devices * case.per_device, frozen_bytes=2),
+        workload=Workload(batch=case.devices * case.per_device),
     )
 
 

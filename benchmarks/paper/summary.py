@@ -4,6 +4,7 @@ from collections.abc import Iterable, Sequence
 
 from benchmarks.paper.bandwidth import Threshold
 from benchmarks.paper.cells import BEST, PIPELINE, Cell, Entry
+from diffusionpipe.planner.naming import DATA_PARALLEL, SHARDED
 
 DDP = "data parallel (overlapped)"
 DDP_AFTER = "data parallel"
@@ -56,9 +57,9 @@ def fitting(cell: Cell, system: str) -> Entry | None:
 
 
 def is_data_parallel(cell: Cell) -> bool:
-    """Whether the best of all that ours considers are copies of the model."""
+    """Whether the best of all that ours considers are copies of the model, whole or sharded."""
     ours = cell.entry(BEST)
-    return ours is not None and ours.layout.startswith("data parallel")
+    return ours is not None and ours.layout.startswith((DATA_PARALLEL, SHARDED))
 
 
 def _over(cells: Sequence[Cell], system: str) -> list[float | None]:

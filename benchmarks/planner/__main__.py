@@ -20,6 +20,7 @@ NODE = 8
 PER_DEVICE = (8, 32, 64)
 SIZES = (8, 16, 32, 64, 128, 256, 512, 1024)
 QUICK = (8, 16)
+FLUX, FLUX_WORKLOAD = "flux.1-dev", Workload(batch=64, checkpointed=("*",))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,15 +58,13 @@ def measure(sizes: tuple[int, ...]) -> Iterator[Planned]:
     """SD 2.1 on so many A100s, and FLUX.1-dev on 8."""
     for per_device in PER_DEVICE:
         for devices in sizes:
-            yield planned("sd-2.1", devices, Workload(batch=per_device * devices, frozen_bytes=2))
-    flux = Workload(batch=64, frozen_bytes=2, checkpointed=("*",))
-    yield planned("flux.1-dev", NODE, flux)
+            yield planned("sd-2.1", devices, Workload(batch=per_device * devices))
+    yield planned(FLUX, NODE, FLUX_WORKLOAD)
 
 
 def planned(name: str, devices: int, workload: Workload) -> Planned:
     """The plan of a stored profile's model, and the seconds that it took; the profile is read before."""
-    cluster = load_cluster(f"a100-80x8:{devices // NODE}")
-    setting = Setting(profile=profiles.load(name), cluster=cluster, workload=workload)
+    setting = setting_of(name, devices, workload)
     started = time.perf_counter()
     choice = choose(setting)
     searched = time.perf_counter()
@@ -80,6 +79,12 @@ def planned(name: str, devices: int, workload: Workload) -> Planned:
         num_estimated=choice.search.num_estimated,
         winner=choice.sizes,
     )
+
+
+def setting_of(name: str, devices: int, workload: Workload) -> Setting:
+    """A stored profile's model on so many A100s."""
+    cluster = load_cluster(f"a100-80x8:{devices // NODE}")
+    return Setting(profile=profiles.load(name), cluster=cluster, workload=workload)
 
 
 def table(found: list[Planned]) -> Table:

@@ -25,6 +25,9 @@ class DiffusionPipeError(Exception):
 class ConfigError(DiffusionPipeError):
     """Something that the user can fix; the message says how."""
 
+    is_common = False
+    """Whether all ranks have raised it alike, so that no rank is to be named."""
+
 
 class RecipeError(ConfigError):
     """A key, a value or a combination in the recipe."""

@@ -4,7 +4,7 @@ import pytest
 
 from benchmarks.paper.bandwidth import Threshold, with_bandwidth
 from benchmarks.paper.cells import BEST, PIPELINE, Case, Cell, Entry, SameLayout, measure
-from benchmarks.paper.summary import summary
+from benchmarks.paper.summary import is_data_parallel, summary
 from diffusionpipe.costs.clusters import load_cluster
 
 CASE = Case(model="SD 2.1, 512 px", devices=8, per_device=8)
@@ -52,6 +52,13 @@ def test_the_summary_takes_the_extremes_over_all_cells_and_gigabits_for_the_band
     assert figures["bubble_after_fill_max"] == 0.01
 
 
+def test_whole_and_sharded_copies_are_data_parallel_and_pipelines_are_not():
+    layouts = ("sharded data parallel, 8 copies, 4 buckets", "data parallel, 8 copies", "zb-v, 8 stages x 2 groups")
+    cells = [replace(cell(), ours=(entry(BEST, 1.0, layout=layout),)) for layout in layouts]
+    assert summary(cells, [])["cells_where_the_best_is_data_parallel"] == 2
+    assert [is_data_parallel(one) for one in cells] == [True, True, False]
+
+
 def test_a_slower_network_slows_messages_as_much_as_sums_and_nothing_inside_a_node():
     cluster = load_cluster("a100-80x8:2")
     slow = with_bandwidth(cluster, cluster.inter_reduce.bandwidth / 4)
@@ -59,6 +66,7 @@ def test_a_slower_network_slows_messages_as_much_as_sums_and_nothing_inside_a_no
     assert (slow.intra, slow.intra_reduce) == (cluster.intra, cluster.intra_reduce)
 
 
+@pytest.mark.slow
 def test_a_measured_cell_has_every_system_and_ours_is_no_slower_than_any_that_fits():
     measured = measure(CASE)
     ours = measured.entry(BEST)

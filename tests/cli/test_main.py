@@ -95,3 +95,19 @@ def test_the_module_is_the_command():
     )
     assert result.returncode == 2
     assert result.stderr == "error: no schedule is called 'nonsense'; `diffusionpipe schedule list` lists the names\n"
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [[], *([verb] for verb in cli.VERBS), ["schedule", "search"], ["schedule", "compare"], ["plan", "show"]],
+)
+def test_help_shows_no_type_beside_a_switch(arguments):
+    shown = CliRunner().invoke(cli.app, [*arguments, "--help"], env={"COLUMNS": "80", "TERM": "dumb"}).output
+    assert "--help" in shown
+    assert "<bool>" not in shown
+    assert max(map(len, shown.splitlines())) <= 80
+
+
+def test_help_says_how_torch_reads_the_csv():
+    shown = CliRunner().invoke(cli.app, ["schedule", "--help"], env={"COLUMNS": "80", "TERM": "dumb"}).output
+    assert '_load_csv(FILE, format="compute_only")' in " ".join(shown.replace("│", " ").split())

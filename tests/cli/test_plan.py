@@ -35,32 +35,19 @@ def plan_of(files, *more, batch=8):
 def test_the_table_names_every_alternative_and_ends_with_the_verdict(files, capsys):
     assert plan_of(files) == 0
     shown = capsys.readouterr().out
-    for words in ("samples", "idle", "ZeRO-3 / FSDP", "GPipe", "1F1B + SPP", "fullest device, GiB: parameters"):
+    for words in ("samples", "idle", "ZeRO-3 / FSDP", "GPipe", "1F1B + SPP", "fullest device, MiB: optimizer"):
         assert words in shown
-    assert shown.strip().splitlines()[-1].startswith("Use ")
+    assert shown.strip().split("\n\n")[-1].startswith("Use ")
 
 
-def test_no_figure_is_cut_in_a_narrow_terminal(files, capsys, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "80")
-    assert plan_of(files) == 0
-    table = capsys.readouterr().out.split("step:")[0].splitlines()
-    header = next(line for line in table if "GiB" in line and "layout" in line)
-    ends = [header.index(word) + len(word) for word in ("ms", "/s", "idle", "coding", "GiB")]
-    rows = [line for line in table if "%" in line]
-    assert len(rows) >= 5
-    assert all(len(line.rstrip()) <= 80 for line in table)
-    for row in rows:
-        assert [row[end - 1] for end in ends].count("%") == 1
-        assert all(row[end - 1] in "0123456789%" for end in ends)
-
-
-def test_the_update_is_a_part_of_the_step_that_is_shown_where_the_profile_knows_it(files, capsys):
+def test_the_update_is_a_part_of_the_step_that_is_shown_where_the_profile_knows_it(files, capsys, monkeypatch):
     assert plan_of(files, "--out", files / "plan.json") == 0
     shown = capsys.readouterr().out
     assert "update" not in shown.split("step:")[0]
     assert "step: an iteration; the profile knows no update" in shown
     profile = replace(read_profile(files / "profile.json"), update=1e-9)
     write_profile(profile, files / "profile.json")
+    monkeypatch.setenv("COLUMNS", "100")
     assert plan_of(files, "--out", files / "plan.json") == 0
     shown = capsys.readouterr().out
     assert "update" in shown.split("step:")[0]
@@ -120,8 +107,8 @@ def test_an_unknown_cluster_is_refused(files, capsys):
 
 def memory_of(shown: str) -> dict[str, str]:
     """What the fullest device holds, in GiB."""
-    line = shown.partition("fullest device, GiB: ")[2].splitlines()[0]
-    return dict(item.rsplit(" ", 1) for item in line.split(", "))
+    parts = " ".join(shown.partition("fullest device, GiB: ")[2].partition(";")[0].split())
+    return dict(item.rsplit(" ", 1) for item in parts.split(", "))
 
 
 def test_the_optimizer_is_known_by_its_name(files, capsys):
@@ -162,53 +149,6 @@ def test_without_a_recipe_all_must_be_said(files, capsys, left_out, message):
     words = [word for option, value in options.items() if option != left_out for word in (option, value)]
     assert run("plan", *words) == 2
     assert message in capsys.readouterr().err
-
-
-def test_show_draws_a_plan_in_all_forms(files, capsys):
-    plan_of(files, "--out", files / "plan.json")
-    capsys.readouterr()
-    assert run("plan", "show", files / "plan.json") == 0
-    assert capsys.readouterr().out.startswith("0 |")
-    names = {option: files / f"picture.{option}" for option in ("png", "svg")}
-    times = "--profile", files / "profile.json", "--cluster", files / "cluster.json"
-    options = [word for option, path in names.items() for word in (f"--{option}", path)]
-    assert run("plan", "show", files / "plan.json", *times, *options, "--perfetto", files / "trace.json") == 0
-    assert capsys.readouterr().out == ""
-    assert names["png"].read_bytes().startswith(b"\x89PNG")
-    assert "<svg" in names["svg"].read_text()
-    assert (files / "trace.json").stat().st_size > 100
-
-
-def test_show_refuses_a_plan_edited_into_something_illegal(files, capsys):
-    plan_of(files, "--no-fill", "--out", files / "plan.json")
-    capsys.readouterr()
-    text = (files / "plan.json").read_text()
-    (files / "plan.json").write_text(text.replace("0F0 ", "", 1))
-    assert run("plan", "show", files / "plan.json") == 2
-    shown = capsys.readouterr().err
-    assert "worker 0: 0F0" in shown
-
-
-def test_show_refuses_a_profile_of_another_model(files, capsys):
-    plan_of(files, "--out", files / "plan.json")
-    write_profile(synthetic.unet(), files / "profile.json")
-    times = "--profile", files / "profile.json", "--cluster", files / "cluster.json"
-    assert run("plan", "show", files / "plan.json", *times) == 2
-    assert "is of another model" in capsys.readouterr().err
-
-
-def test_show_refuses_a_cluster_with_fewer_devices_than_the_plan(files, capsys):
-    plan_of(files, "--out", files / "plan.json")
-    write_cluster(synthetic.cluster(1), files / "cluster.json")
-    times = "--profile", files / "profile.json", "--cluster", files / "cluster.json"
-    assert run("plan", "show", files / "plan.json", *times) == 2
-    assert "is for 2 ranks" in capsys.readouterr().err
-
-
-def test_show_refuses_a_profile_without_a_cluster(files, capsys):
-    plan_of(files, "--out", files / "plan.json")
-    assert run("plan", "show", files / "plan.json", "--profile", files / "profile.json") == 2
-    assert "go together" in capsys.readouterr().err
 
 
 def test_planning_imports_no_torch(files):

@@ -207,6 +207,19 @@ def adapters(recipe):
     return ["lora.rank=2", "training.precision=bfloat16", "model.frozen_dtype=bfloat16"]
 
 
+def test_a_recipe_with_narrow_frozen_weights_is_planned_as_its_profile_alone_is(recipe, adapters, tmp_path, capsys):
+    out, options = tmp_path / "adapters.json", ("--cluster", "rtx4090x2", "--batch", 8)
+    with pytest.raises(SystemExit):
+        main(["profile", str(recipe), *adapters, "--analytic", "rtx4090", "--batch-sizes", "1,4", "--out", str(out)])
+    capsys.readouterr()
+    shown = []
+    for words in ((recipe, *adapters), ("--ema",)):
+        assert run(*words, "--profile", out, *options, "--out", tmp_path / f"plan{len(shown)}.json") == 0
+        shown.append(capsys.readouterr().out)
+    assert shown[0] == shown[1]
+    assert read_plan(tmp_path / "plan0.json") == read_plan(tmp_path / "plan1.json")
+
+
 def test_adapters_are_profiled_and_planned_as_they_are_trained(recipe, adapters, tmp_path, capsys):
     paths = {"adapters": [*adapters], "whole": ["training.precision=bfloat16"]}
     held = {}

@@ -1,20 +1,39 @@
 """Rehearsals from the command line: two stages of a made-up model with a frozen layer."""
 
+import gzip
+import io
 import json
+import os
+import signal
+import subprocess
+import sys
+import time
 from dataclasses import replace
+from pathlib import Path
 
+import psutil
 import pytest
+from rich.console import Console
+from screen_files import assert_screen
 
 from diffusionpipe import cli
+from diffusionpipe.cli.machine import Moment, cores_of_others, free_memory, moment
 from diffusionpipe.cli.rehearsal import (
+    FINEST,
+    LONGEST,
+    Rehearsed,
     fitting_bytes_scale,
     fitting_scale,
     group_of,
+    held_bytes,
     rehearsal_mesh,
     scaled_costs,
     scaled_tensors,
     seconds_by_kind,
 )
+from diffusionpipe.cli.rehearsal_report import Outcome, figures_of, print_report
+from diffusionpipe.cli.rehearsal_size import COMMAND_BYTES, RANK_BYTES, Size, size_of
+from diffusionpipe.cli.rehearse import RehearsalProgress, disturbance
 from diffusionpipe.costs import (
     Costs,
     LayerProfile,
@@ -26,15 +45,20 @@ from diffusionpipe.costs import (
     StageCosts,
     TensorSpec,
 )
-from diffusionpipe.costs.files import write_profile
+from diffusionpipe.costs.clusters import load_cluster
+from diffusionpipe.costs.files import read_profile, write_profile
 from diffusionpipe.errors import ConfigError
 from diffusionpipe.ir import Action, Mesh, Op, Span, Timeline
 from diffusionpipe.ir.files import read_plan, write_plan
 from diffusionpipe.ir.flows import flows
 from diffusionpipe.planner.build import Layout
-from diffusionpipe.planner.from_profile import plan_from_profile
+from diffusionpipe.planner.from_profile import plan_from_profile, setting_of
+from diffusionpipe.planner.stage_costs import costs_of
 from diffusionpipe.schedules import REGISTRY
+from diffusionpipe.simulator import simulate
 
+SHARDED = Path(__file__).parents[1] / "files" / "sharded_flux"
+GIB = 2**30
 LAYERS = ("encoder", "first", "second")
 UPDATE = 0.001
 """Seconds for each parameter."""
@@ -183,9 +207,19 @@ def test_scaling_multiplies_every_time_and_leaves_memory():
     assert (scaled.fills, scaled.reduces, scaled.unshards) == ((1.5,), (2,), (3,))
 
 
-def test_the_chosen_scale_makes_the_shortest_pass_ten_milliseconds():
+def test_the_chosen_scale_makes_the_shortest_pass_ten_milliseconds(files):
+    schedule = REGISTRY["1f1b"](2, 4)
     costs = Costs(stages=(StageCosts(forward=2, backward=4), StageCosts(forward=0, backward=0)))
-    assert fitting_scale(costs) * 2 == pytest.approx(0.01)
+    assert fitting_scale(schedule, costs, 10) * 2 == pytest.approx(0.01)
+
+
+def test_a_stage_that_takes_next_to_no_time_does_not_make_a_rehearsal_long():
+    schedule = REGISTRY["1f1b"](2, 4)
+    costs = Costs(stages=(StageCosts(forward=2, backward=4), StageCosts(forward=1e-6, backward=1e-6)))
+    iteration = simulate(schedule, costs).makespan
+    assert fitting_scale(schedule, costs, 3) * iteration * (3 + 1) == pytest.approx(LONGEST)
+    many = fitting_scale(schedule, costs, 10**6)
+    assert many * (2 + 4 + 2e-6) / 4 == pytest.approx(FINEST)  # the mean of all passes stays long enough to be timed
 
 
 def test_scaled_tensors_keep_at_least_one_number_and_scalars_as_they_are():
@@ -228,3 +262,216 @@ def test_a_group_of_a_measured_timeline_has_workers_in_place_of_ranks():
     group = group_of(timeline, Mesh(data_parallel=2, pipeline=2), 1)
     assert [(s.worker, s.end) for s in group.spans] == [(0, 3), (1, 4)]
     assert seconds_by_kind(group, 0) == {"forward": 3, "backward": 0, "encode": 0, "idle": 1}
+
+
+@pytest.fixture(scope="module")
+def sharded(tmp_path_factory):
+    """A plan that shards FLUX.1-dev with adapters over 8 devices in 59 blocks, profile, cluster: files of all three."""
+    folder = tmp_path_factory.mktemp("sharded")
+    for name in ("plan.json", "profile.json"):
+        (folder / name).write_bytes(gzip.decompress((SHARDED / f"{name}.gz").read_bytes()))
+    return folder / "plan.json", folder / "profile.json", SHARDED / "cluster.json"
+
+
+def sharded_size(sharded, *, ranks=4, iterations=3, free=None, bytes_scale=None, scale=None):
+    plan, profile = read_plan(sharded[0]), read_profile(sharded[1])
+    setting = setting_of(profile, plan.mesh, plan.batch)
+    setting = replace(
+        setting, cluster=load_cluster(str(sharded[2])), workload=replace(setting.workload, checkpointed=("*",))
+    )
+    costs = costs_of(plan.train, plan.blocks, plan.mesh, setting)
+    return size_of(
+        plan.train,
+        costs,
+        profile.graph,
+        rehearsal_mesh(plan.mesh, ranks),
+        iterations=iterations,
+        scale=scale or fitting_scale(plan.train, costs, iterations),
+        bytes_scale=bytes_scale,
+        free=free,
+    )
+
+
+def test_a_sharded_plan_of_many_blocks_is_rehearsed_in_little_time_and_memory(sharded):
+    size = sharded_size(sharded)
+    assert size.seconds == pytest.approx(LONGEST)
+    assert size.tensors < 0.5 * GIB
+    assert size.memory < 2 * GIB
+    assert "on 4 ranks: about 20 s and " in str(size)
+    assert sharded_size(sharded, iterations=1).seconds == pytest.approx(LONGEST)
+
+
+def test_whole_tensors_are_refused_where_memory_is_short_with_a_scale_that_fits(sharded):
+    whole = sharded_size(sharded, bytes_scale=1.0)
+    assert whole.tensors > 4 * 59 * 4 * 4000 * 3072 * 2  # every block's output, on every rank
+    with pytest.raises(
+        ConfigError, match=r"--bytes-scale 1 makes tensors of .* GiB on 4 ranks.*leave it out"
+    ) as caught:
+        sharded_size(sharded, bytes_scale=1.0, free=8 * GIB)
+    advised = float(str(caught.value).split("use --bytes-scale ")[1].split()[0])
+    assert sharded_size(sharded, bytes_scale=advised, free=8 * GIB).memory < 8 * GIB
+
+
+def test_tensors_are_scaled_down_to_the_free_memory_and_too_many_ranks_are_refused(sharded):
+    processes = COMMAND_BYTES + 4 * RANK_BYTES
+    free = processes + 40 * 2**20
+    size = sharded_size(sharded, free=free)
+    assert size.tensors <= 20.5 * 2**20 < sharded_size(sharded).tensors
+    assert size.seconds == pytest.approx(LONGEST)
+    with pytest.raises(ConfigError, match=r"4 ranks need .* GiB of memory.*use --ranks 3"):
+        sharded_size(sharded, free=processes - 1)
+    with pytest.raises(ConfigError, match="end other programs"):
+        sharded_size(sharded, free=COMMAND_BYTES)
+
+
+def test_a_virtual_stage_holds_what_it_writes_and_what_other_ranks_send_it():
+    tensors = {"hidden": TensorSpec(name="hidden", shape=(10,), dtype="float32")}
+    assert held_bytes(REGISTRY["1f1b"](2, 4, 2), tensors) == [2 * 40, 2 * 40]
+    assert held_bytes(REGISTRY["interleaved"](1, 2, 2), tensors) == [2 * 40, 0]
+
+
+COMMAND = """
+import sys, torch
+torch.set_num_threads(1)
+from diffusionpipe.cli import main
+main(sys.argv[1:])
+"""
+
+
+def rehearsal(sharded, *options):
+    plan, profile, cluster = map(str, sharded)
+    words = ["rehearse", plan, "--profile", profile, "--cluster", cluster, "--ranks", "4", *options]
+    return subprocess.Popen(
+        [sys.executable, "-c", COMMAND, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+
+
+def memory_of(pids):
+    """Each page once, in bytes."""
+    found = 0
+    for pid in pids:
+        try:
+            found += psutil.Process(pid).memory_full_info().pss
+        except psutil.Error:
+            continue
+    return found
+
+
+@pytest.mark.slow
+def test_a_sharded_plan_is_rehearsed_in_four_gigabytes_and_predicted_within_five_percent(sharded):
+    process = rehearsal(sharded, "--iterations", "3", "--json")
+    most = 0
+    while process.poll() is None:
+        children = [child.pid for child in psutil.Process(process.pid).children(recursive=True)]
+        most = max(most, memory_of([process.pid, *children]))
+        time.sleep(1.0)
+    shown, said = process.communicate()
+    figures = json.loads(shown)
+    assert "about 20 s and " in said
+    assert "rehearsed 3 of 3 iterations" in said
+    assert 0.3 * GIB < most < min(4 * GIB, figures["memory_bytes"])
+    if disturbance(figures["processor"]) is None:  # beside other programs the measured times say nothing
+        assert abs(figures["iteration"]["error"]) < 0.05
+    assert 4 * figures["iteration"]["predicted_s"] == pytest.approx(20, rel=0.1)
+
+
+@pytest.mark.slow
+def test_no_rank_outlives_a_command_that_is_killed_in_the_middle_of_an_iteration(sharded):
+    process = rehearsal(sharded, "--iterations", "1", "--scale", "10")
+    started = []
+    deadline = time.monotonic() + 120
+    while len(started) < 6 and time.monotonic() < deadline:  # ranks, the process that forks them, the resource tracker
+        time.sleep(0.5)
+        started = psutil.Process(process.pid).children(recursive=True)
+    assert len(started) >= 6
+    time.sleep(5)
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    _, alive = psutil.wait_procs(started, timeout=5)
+    running = [one for one in alive if one.is_running() and one.status() != psutil.STATUS_ZOMBIE]
+    for one in running:
+        one.kill()
+    assert running == []
+
+
+def test_processor_time_of_others_is_what_neither_the_command_nor_its_ranks_used():
+    start, end = Moment(time=10.0, busy=100.0, own=1.0), Moment(time=20.0, busy=118.0, own=3.0)
+    assert cores_of_others(start, end, ours=6.0) == pytest.approx(1.0)
+    assert cores_of_others(start, end, ours=60.0) == 0.0
+    assert cores_of_others(None, end) is None
+    assert cores_of_others(start, start) is None
+
+
+def test_clocks_and_free_memory_are_read_from_the_system_and_the_control_group(tmp_path):
+    proc, cgroup = tmp_path / "proc", tmp_path / "cgroup"
+    assert (moment(proc), free_memory(proc, cgroup)) == (None, None)
+    proc.mkdir()
+    cgroup.mkdir()
+    ticks = os.sysconf("SC_CLK_TCK")
+    (proc / "stat").write_text(f"cpu  {ticks} {ticks} {ticks} 999999 999999 0 {ticks} {ticks} 0 0\ncpu0 0\n")
+    (proc / "meminfo").write_text("MemTotal: 9000 kB\nMemAvailable: 4000 kB\n")
+    assert moment(proc).busy == 5.0
+    assert free_memory(proc, cgroup) == 4000 * 1024
+    (cgroup / "memory.max").write_text("3000000\n")
+    (cgroup / "memory.current").write_text("2000000\n")
+    (cgroup / "memory.stat").write_text("anon 1500000\ninactive_file 500000\n")
+    assert free_memory(proc, cgroup) == 1_500_000
+    (cgroup / "memory.max").write_text("max\n")
+    assert free_memory(proc, cgroup) == 4000 * 1024
+
+
+def test_a_disturbed_rehearsal_says_by_what():
+    calm = {"cores": 2, "rank_cores": 0.1, "other_cores": 0.2}
+    assert disturbance(calm) is None
+    assert disturbance(calm | {"other_cores": None}) is None
+    assert "other programs used 1.4 of this machine's 2 cores" in disturbance(calm | {"other_cores": 1.4})
+    assert "the ranks used 1.2 of this machine's 2 cores" in disturbance(calm | {"rank_cores": 1.2})
+
+
+SIZE = Size(num_ranks=4, iterations=3, iteration=5.0, bytes_scale=0.01, tensors=2**28)
+
+
+def test_progress_is_lines_in_a_pipe_and_a_bar_on_a_terminal():
+    written = io.StringIO()
+    clock = iter([0.0, 0.1, 6.0, 7.0, 12.0])
+    with RehearsalProgress(Console(file=written, width=80), SIZE, clock=lambda: next(clock)) as report:
+        for done in range(4):
+            report(done)
+    assert written.getvalue().splitlines() == [
+        "rehearsed 1 of 3 iterations, about 10 s left",
+        "rehearsed 3 of 3 iterations, done",
+    ]
+    drawn = io.StringIO()
+    with RehearsalProgress(Console(file=drawn, width=80, force_terminal=True), SIZE) as report:
+        for done in range(4):
+            report(done)
+    assert "4/4" in drawn.getvalue()
+
+
+def shown_outcome(files):
+    """A rehearsal of two iterations in which everything took 2 % longer than predicted."""
+    plan, profile = read_plan(files[0]), read_profile(files[1])
+    costs = costs_of(plan.train, plan.blocks, plan.mesh, setting_of(profile, plan.mesh, plan.batch))
+    predicted = simulate(plan.train, scaled_costs(costs, 2))
+    measured = []
+    for factor in (1.02, 1.03):
+        spans = tuple(
+            replace(span, worker=plan.mesh.rank(group, span.worker), start=factor * span.start, end=factor * span.end)
+            for group in range(2)
+            for span in predicted.spans
+        )
+        measured.append(Timeline(num_workers=4, spans=spans, source="measured"))
+    result = Rehearsed(predicted=predicted, measured=tuple(measured), cpu=(0.01, 0.01), mesh=plan.mesh)
+    outcome = Outcome(result=result, size=SIZE, link=Link(1e-4, 2e9), scale=2.0, bytes_scale=0.25, others=0.125)
+    return figures_of(outcome, plan, profile, costs)
+
+
+@pytest.mark.parametrize("columns", [80, 160])
+def test_the_screen_of_a_rehearsal(files, columns, monkeypatch):
+    monkeypatch.setattr("diffusionpipe.cli.rehearsal_report.num_cores", lambda: 2)
+    screen = io.StringIO()
+    console = Console(file=screen, width=columns, highlight=False, force_terminal=True)
+    console.print(str(SIZE))
+    print_report(console, shown_outcome(files))
+    console.print(f"warning: {disturbance({'cores': 2, 'rank_cores': 0.1, 'other_cores': 1.4})}")
+    assert_screen(f"rehearse_{columns}", screen.getvalue())

@@ -2,15 +2,30 @@
 
 import json
 import logging
+import os
+import re
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
+from screen_files import assert_screen, masked
+from terminal import run_in_terminal
 from tiny_runs import recipe_of, save_dit, save_pictures, save_stable_diffusion
 
 from diffusionpipe import cli
 from diffusionpipe.errors import ConfigError
+from diffusionpipe.trainer.metrics import read_metrics
 from diffusionpipe.trainer.recipe_file import recipe_to_toml
+
+NUMBERS = {
+    r"(?m)^\d\d:\d\d:\d\d ": "hh:mm:ss ",
+    r"(?<=_s=)[0-9.e-]+": "#",
+    r"(?<=_bytes=)\d+": "#",
+    r"(?<=loss=)[0-9.]+": "#",
+    r"(?<=bubble=)[0-9.e-]+": "#",
+    r'(?<=device=)"[^"]*"': '"a CPU"',
+}
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +64,7 @@ def refused(capsys, recipe, *words):
     assert printed.out == ""
     log, mark, block = printed.err.partition("error: ")
     assert mark
-    assert all("rank=0" in line for line in log.splitlines()), log
+    assert all(re.match(r"\d\d:\d\d:\d\d ", line) for line in log.splitlines()), log
     assert "Traceback" not in block
     run = recipe.parent / "run"
     assert not (run / "metrics.jsonl").exists()
@@ -78,6 +93,53 @@ def refused(capsys, recipe, *words):
 def test_a_wrong_key_or_value_is_named(capsys, recipe, override, parts):
     message = refused(capsys, recipe, override)
     assert all(part in message for part in parts), message
+
+
+def test_all_problems_are_listed_at_once_also_those_of_ranks_and_folders(capsys, recipe):
+    (recipe.parent / "run" / "checkpoints" / "step-00000001").mkdir(parents=True)
+    words = ["pipeline.schedule=1f1bx", "pipeline.microbatches=none", "pipeline.encode_chunk=none", "training.steps=0"]
+    with pytest.raises(SystemExit) as caught:
+        cli.main(["train", str(recipe), *words, "pipeline.plan=auto", "data.train=nowhere", "--ranks", "2"])
+    assert caught.value.code == 2
+    message = capsys.readouterr().err
+    assert "4 problems" in message
+    assert "there is no schedule '1f1bx'; did you mean '1f1b'? (set on the command line)" in message
+    assert "data.train: there is no folder nowhere" in message
+    assert "training.steps" in message
+    assert "run.folder: " in message
+    assert "holds the checkpoints of an earlier run" in message
+    assert "rank" not in message.replace("--ranks", "")
+    assert not (recipe.parent / "run" / "logs").exists(), "no rank was started"
+
+
+@pytest.mark.parametrize(
+    ("words", "part"),
+    [
+        (["pipeline.plan=auto", "pipeline.stages=3"], "2 ranks cannot form pipelines of 3 stages"),
+        (["pipeline.stages=3"], "need 3 ranks; there are 2"),
+    ],
+)
+def test_sizes_that_do_not_suit_the_ranks_are_refused_before_these_start(capsys, recipe, words, part):
+    free = ["pipeline.microbatches=none", "pipeline.encode_chunk=none"] if "auto" in words[0] else []
+    with pytest.raises(SystemExit):
+        cli.main(["train", str(recipe), *free, *words, "--ranks", "2"])
+    message = capsys.readouterr().err
+    assert part in message
+    assert "1 problem" in message
+    assert not (recipe.parent / "run").exists()
+
+
+def test_what_the_optimizer_cannot_train_is_named_with_the_other_problems_before_anything_is_measured(
+    capsys, recipe, place, tmp_path
+):
+    data = shutil.copytree(place / "data", tmp_path / "data")
+    (data / "002.png").write_bytes(b"no picture")
+    free = ["pipeline.microbatches=none", "pipeline.encode_chunk=none", "pipeline.plan=auto"]
+    message = refused(capsys, recipe, *free, "optimizer.name=Muon", f"data.train={data}")
+    assert "optimizer.name: Muon cannot train" in message
+    assert "002.png" in message
+    assert not (tmp_path / "run" / "profile.json").exists()
+    assert not (tmp_path / "run" / "cluster.json").exists()
 
 
 def test_a_recipe_that_is_not_there_is_named(capsys, tmp_path):
@@ -136,19 +198,59 @@ def test_an_unknown_device_is_refused(capsys, recipe):
     assert "there is no device 'gpu'" in capsys.readouterr().err
 
 
-def test_one_rank_trains_draws_its_results_and_is_sampled(capsys, recipe, tmp_path):
+def test_one_rank_trains_draws_its_results_and_is_sampled(capsys, recipe, place, tmp_path):
     words = ["data.workers=0", "sampling.every=1", 'sampling.prompts=["a","b"]', "sampling.steps=2"]
     with pytest.raises(SystemExit) as caught:
         cli.main(["train", str(recipe), *words, "--device", "cpu"])
     assert caught.value.code == 0
     run = tmp_path / "run"
-    assert f"Results in {run}" in capsys.readouterr().out
+    printed = capsys.readouterr()
+    assert printed.out == (
+        f"Results in {run}: samples.png, loss.png, timeline.png, trace.json (open in ui.perfetto.dev), export/, "
+        "metrics.jsonl\n"
+    )
+    log = "\n".join(line for line in printed.err.splitlines() if "elapsed_s=" not in line)
+    assert_screen("train_pipe", masked(log.replace(f"{tmp_path}/", "").replace(f"{place}/", ""), NUMBERS))
+    (row,) = [row for row in read_metrics(run) if "step_s" in row]
+    assert row["step_s"] == pytest.approx(row["data_s"] + row["iteration_s"] + row["update_s"])
+    assert row["samples_per_s"] == pytest.approx(4 / row["step_s"])
     for name in ("samples.png", "loss.png", "timeline.png", "trace.json", "metrics.jsonl", "plan.json", "recipe.toml"):
         assert (run / name).stat().st_size > 0, name
     with pytest.raises(SystemExit) as caught:
         cli.main(["sample", str(run), "--prompt", "a b", "--steps", "2", "--out", str(tmp_path / "grid.png")])
     assert caught.value.code == 0
     assert (tmp_path / "grid.png").stat().st_size > 0
+
+
+@pytest.mark.slow
+def test_a_terminal_shows_a_block_bars_that_go_and_the_results(place, tmp_path):
+    recipe = recipe_of(Path("sd"), Path("data"), tmp_path / "run", training={"steps": 3}, pipeline={"stages": 1})
+    (tmp_path / "recipe.toml").write_text(recipe_to_toml(recipe).replace(f"{tmp_path}/", ""))
+    for name in ("sd", "data"):
+        (tmp_path / name).symlink_to(place / name)
+    command = [sys.executable, "-m", "diffusionpipe", "train", "recipe.toml", "sampling.every=3", "sampling.steps=2"]
+    command += ['sampling.prompts=["a"]', "--device", "cpu"]
+    shown = run_in_terminal(["env", "-C", str(tmp_path), *command], width=80, environ=os.environ)
+    bars = {
+        r"━[━╸╺ ]*(?= \d)": "━━━ ",
+        r"\d+:\d\d:\d\d$": "h:mm:ss",
+        r"\S+ samples/s, \S+ left": "# samples/s, # left",
+        r"(?<=loss )[0-9.]+": "#",
+        r" +[0-9.]+ ms": " # ms",
+        r"(?<=node: ).*?(?= *│)": "a CPU",
+        r" +│$": " │",
+    }
+    lines = {rf"(?m){pattern}": replacement for pattern, replacement in bars.items()}
+    assert_screen("train_terminal_80", masked(masked(shown, NUMBERS), lines))
+
+
+def test_only_results_that_exist_are_named(capsys, tmp_path):
+    from diffusionpipe.cli.train import _name_results
+
+    (tmp_path / "loss.png").touch()
+    (tmp_path / "export").mkdir()
+    _name_results(tmp_path)
+    assert capsys.readouterr().out == f"Results in {tmp_path}: loss.png, export/\n"
 
 
 @pytest.mark.parametrize(

@@ -3,9 +3,11 @@ from dataclasses import replace
 import pytest
 from planner import synthetic
 
-from diffusionpipe.costs.memory import MemoryUse, peak_memory
+from diffusionpipe.costs import ParameterSpec
+from diffusionpipe.costs.memory import MemoryUse, offloaded_bytes, peak_memory
 from diffusionpipe.ir import Op
 from diffusionpipe.planner import Layout
+from diffusionpipe.planner.baselines import zero3
 from diffusionpipe.planner.build import build_train_schedule
 from diffusionpipe.planner.candidates import Judge
 from diffusionpipe.planner.filling import filler_of
@@ -60,6 +62,31 @@ def test_copies_of_weights_count_once_however_many_micro_batches_are_in_flight(m
 def test_frozen_parameters_stand_where_they_are_encoded():
     first, second = memory_of(chain_setting())
     assert first.frozen == second.frozen == 8 * 2
+
+
+def test_frozen_bytes_are_those_of_every_parameters_own_dtype():
+    """A frozen norm inside the trained part and an embedding in float32, beside matrices in two bytes."""
+    setting = chain_setting(frozen_bytes=None)
+    graph = setting.graph
+    added = {
+        "encode": ParameterSpec(name="embedding", shape=(3, 2), dtype="float32", is_trainable=False),
+        "layer3": ParameterSpec(name="norm", shape=(5,), dtype="float32", is_trainable=False),
+    }
+    layers = tuple(
+        replace(one, parameters=(*one.parameters, added[one.name].name)) if one.name in added else one
+        for one in graph.layers
+    )
+    graph = replace(graph, layers=layers, parameters=(*graph.parameters, *added.values()))
+    mixed = replace(setting, profile=replace(setting.profile, graph=graph))
+    assert [use.frozen for use in memory_of(setting)] == [8 * 2, 8 * 2]
+    assert [use.frozen for use in memory_of(mixed)] == [8 * 2 + 6 * 4, 8 * 2 + 6 * 4 + 5 * 4]
+    assert offloaded_bytes(graph, ["encode", "layer3"], mixed.workload) == 8 * 2 + 6 * 4 + 400 * 4 + 5 * 4
+    before, after = Judge(setting=setting), Judge(setting=mixed)
+    assert after.frozen_bytes - before.frozen_bytes == 6 * 4
+    assert after.stage_bytes(3, 4, 2, 4, 1) - before.stage_bytes(3, 4, 2, 4, 1) == 6 * 4 + 5 * 4
+    shares = [zero3(judge).held[0] for judge in (before, after)]
+    gathered = 2 * 5 * 2  # two layers at a time, in two bytes
+    assert 6 * 4 < shares[1] - shares[0] <= 6 * 4 + 5 * 4 // 2 + gathered
 
 
 def test_activations_are_those_in_flight():

@@ -4,7 +4,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from planner import synthetic
 
-from diffusionpipe.costs.sharding import gathered_width, part_of_parameter
+from diffusionpipe.costs import ParameterSpec, Workload
+from diffusionpipe.costs.sharding import gathered_bytes, part_of_parameter, stored_bytes
 
 
 @given(st.lists(st.integers(1, 10**6), min_size=1, max_size=40), st.integers(1, 9))
@@ -31,5 +32,11 @@ def test_frozen_parameters_weigh_less_than_trained_ones():
 
 
 def test_what_computes_in_bfloat16_is_gathered_in_two_bytes():
-    assert [gathered_width(width, "bfloat16") for width in (2, 4, 8)] == [2, 2, 2]
-    assert [gathered_width(width, "float32") for width in (2, 4, 8)] == [2, 4, 8]
+    dtypes = ("bfloat16", "float32", "float64")
+    frozen = [ParameterSpec(name=name, shape=(5,), dtype=name, is_trainable=False) for name in dtypes]
+    workload = Workload(batch=1, parameter_bytes=8)
+    assert [gathered_bytes(one, workload, "bfloat16") for one in frozen] == [10, 10, 10]
+    assert [gathered_bytes(one, workload, "float32") for one in frozen] == [10, 20, 40]
+    trained = ParameterSpec(name="trained", shape=(5,), dtype="float32")
+    assert gathered_bytes(trained, workload, "bfloat16") == 10
+    assert gathered_bytes(trained, workload, "float64") == stored_bytes(trained, workload) == 40  # the workload says it

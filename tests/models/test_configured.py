@@ -4,6 +4,7 @@ from functools import cache
 
 import pytest
 import torch
+from tiers import quick_and_slow
 from torch import nn
 
 from diffusionpipe.errors import ModelError
@@ -21,6 +22,9 @@ MILLIONS = {
 """As published, or as the files on the hub hold."""
 DIT_GIGAMACS = {"dit-xl-2-256": 118.6, "dit-xl-2-512": 524.6}
 """Peebles & Xie, section 5; they count a multiplication and an addition as one operation."""
+
+QUICK = ("sd-2.1", "dit-xl-2-256", "flux.1-dev")
+"""Those whose graphs `make test` makes; the others in `make test-all`."""
 
 graph_of = cache(configured_graph)
 
@@ -46,18 +50,13 @@ def test_dit_is_as_large_as_published_but_for_diffusers_copies_of_the_embedding(
     assert _millions(transformer) - copies == pytest.approx(675, rel=0.005)
 
 
-@pytest.mark.parametrize("name", DIT_GIGAMACS)
+@pytest.mark.parametrize("name", quick_and_slow(DIT_GIGAMACS, QUICK))
 def test_dit_computes_as_much_as_published(name):
     flops = sum(layer.flops for layer in model_of(name).layers if layer.component == "transformer")
     assert flops / 2e9 == pytest.approx(DIT_GIGAMACS[name], rel=0.005)
 
 
-QUICK = ("sd-2.1", "dit-xl-2-256", "sd3-medium", "flux.1-dev")
-
-
-@pytest.mark.parametrize(
-    "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in configured_models()]
-)
+@pytest.mark.parametrize("name", quick_and_slow(configured_models(), QUICK))
 def test_nothing_has_weights_and_all_can_be_described(name):
     graph, model = graph_of(name), model_of(name)
     assert all(p.is_meta for component in graph.components.values() for p in component.parameters())
@@ -83,6 +82,7 @@ print((pages() - before) * resource.getpagesize() // 2**20)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_a_large_model_reserves_no_memory_while_it_is_made():
     ended = subprocess.run([sys.executable, "-c", ADDRESSES], capture_output=True, text=True, timeout=200)
@@ -90,9 +90,11 @@ def test_a_large_model_reserves_no_memory_while_it_is_made():
     assert int(ended.stdout) < 1024, "MiB, of 67 GB of weights"
 
 
+SHAPES = {"sd-2.1": (4, 64, 64), "sdxl": (4, 128, 128), "flux.1-dev": (16, 128, 128), "dit-xl-2-256": (4, 32, 32)}
+
+
 @pytest.mark.parametrize(
-    ("name", "shape"),
-    [("sd-2.1", (4, 64, 64)), ("sdxl", (4, 128, 128)), ("flux.1-dev", (16, 128, 128)), ("dit-xl-2-256", (4, 32, 32))],
+    ("name", "shape"), quick_and_slow(SHAPES.items(), [item for item in SHAPES.items() if item[0] in QUICK])
 )
 def test_models_have_the_resolution_of_their_publication(name, shape):
     assert model_of(name).tensor("prediction").shape == shape

@@ -109,3 +109,8 @@ def test_what_would_not_run_exactly_is_refused_by_name(config, named):
     with pytest.raises(ModelError) as caught:
         tiny_controlled(controlnet=config)
     assert named in str(caught.value)
+
+
+def test_a_conditioning_embedding_that_does_not_suit_the_vae_is_refused_before_any_layer_runs():
+    with pytest.raises(ModelError, match="conditioning picture 8 times smaller, the VAE makes latents 2 times smaller"):
+        tiny_controlled(controlnet={"conditioning_embedding_out_channels": (4, 4, 8, 8)})

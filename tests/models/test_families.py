@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from tiers import quick_and_slow
 from tiny_models import raw_inputs, tiny_controlled, tiny_dit, tiny_flux, tiny_sd3, tiny_sdxl, tiny_stable_diffusion
 from torch import nn
 
@@ -23,8 +24,10 @@ every_family = pytest.mark.parametrize("tiny", FAMILIES.values(), ids=FAMILIES)
 @every_family
 @pytest.mark.parametrize(
     ("dtype", "autocast"),
-    [(torch.float64, None), (torch.float32, None), (torch.float32, torch.bfloat16), (torch.bfloat16, None)],
-    ids=str,
+    quick_and_slow(
+        [(torch.float64, None), (torch.float32, None), (torch.float32, torch.bfloat16), (torch.bfloat16, None)],
+        quick=[(torch.float32, torch.bfloat16)],
+    ),
 )
 def test_the_description_is_that_of_a_real_run(tiny, dtype, autocast):
     graph = tiny(dtype)

@@ -62,7 +62,7 @@ def test_what_fits_nowhere_is_refused_by_how_much_and_with_what_would_fit():
         choose(setting_of(memory=1e-6))
     assert "sizes left to the search" not in str(caught.value)
     with pytest.raises(ConfigError, match="sizes left to the search instead of given"):
-        choose(setting_of(memory=1e-6, given=Given(microbatches=1)))
+        choose(setting_of(memory=6e-3, given=Given(data_parallel=2, sharded=False)))
 
 
 def test_sizes_that_cannot_be_are_refused_before_the_search():

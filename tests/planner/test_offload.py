@@ -7,11 +7,12 @@ from diffusionpipe.costs import Device
 from diffusionpipe.costs.memory import offloaded_bytes
 from diffusionpipe.errors import ConfigError
 from diffusionpipe.ir.check import check
-from diffusionpipe.planner.baselines import ON_HOST, best_of, data_parallel
+from diffusionpipe.planner.baselines import best_of, data_parallel
 from diffusionpipe.planner.candidates import Judge
 from diffusionpipe.planner.choice import choose
 from diffusionpipe.planner.encoders import components_of, encode_chunks_of
 from diffusionpipe.planner.given import Given
+from diffusionpipe.planner.naming import ON_HOST
 from diffusionpipe.planner.offload import encoder_bytes, is_heavy, offloaded
 from diffusionpipe.planner.stage_costs import Setting
 

@@ -72,6 +72,7 @@ def test_no_1f1b_layout_is_more_than_a_hundredth_faster_than_the_winner(seed):
         assert winner[1].step <= fastest * 1.01
 
 
+@pytest.mark.slow
 def test_the_search_says_the_same_every_time():
     setting = unet_setting(4, 16, intra_gb=5)
     assert search(setting) == search(setting)

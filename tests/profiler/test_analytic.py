@@ -151,6 +151,7 @@ def rank_correlation(one, other):
     return 1 - 6 * sum((a - b) ** 2 for a, b in zip(ranks(one), ranks(other), strict=True)) / (n * (n * n - 1))
 
 
+@pytest.mark.slow
 def test_counted_shares_of_layers_are_the_measured_ones_on_this_cpu():
     graph = build_graph(DIGITS, objective=ObjectiveSettings(), resolution=32)
     model = describe(graph)

@@ -3,6 +3,7 @@ import copy
 import pytest
 import torch
 from layouts import CPU, feed_rows
+from tiers import quick_and_slow
 from tiny_models import raw_inputs, tiny_dit, tiny_stable_diffusion
 
 from diffusionpipe.models.describe import describe
@@ -20,7 +21,10 @@ BATCH = 16
 MODELS = {"stable diffusion": tiny_stable_diffusion, "dit": tiny_dit}
 
 
-@pytest.fixture(scope="module", params=[(m, p) for m in MODELS for p in ("float32", "bfloat16")], ids=str)
+KINDS = [(model, precision) for model in MODELS for precision in ("float32", "bfloat16")]
+
+
+@pytest.fixture(scope="module", params=KINDS, ids=str)
 def profiled(request):
     kind, precision = request.param
     graph = MODELS[kind](torch.float32)
@@ -46,8 +50,14 @@ def counted(graph, model, plan, precision):
     return run_threads(plan.mesh.num_ranks, main)
 
 
-@pytest.mark.parametrize("checkpointed", [(), ("*",)], ids=["kept", "recomputed"])
-@pytest.mark.parametrize("schedule", ["1f1b", "gpipe"])
+@pytest.mark.parametrize(
+    ("profiled", "schedule", "checkpointed"),
+    quick_and_slow(
+        [(kind, schedule, again) for kind in KINDS for schedule in ("1f1b", "gpipe") for again in ((), ("*",))],
+        quick=[(KINDS[0], "1f1b", ()), (KINDS[3], "gpipe", ("*",))],
+    ),
+    indirect=["profiled"],
+)
 def test_the_predicted_peak_is_what_a_run_holds(profiled, schedule, checkpointed):
     graph, model, profile, precision = profiled
     layout = Layout(batch=BATCH, stages=2, microbatches=4, schedule=schedule, checkpointed=checkpointed)

@@ -5,6 +5,7 @@ import copy
 import pytest
 import torch
 from layouts import CPU, assert_same_step, feed_rows, merge, reference_step, step_in_threads
+from tiers import quick_and_slow
 from tiny_models import raw_inputs, tiny_flux, tiny_stable_diffusion
 
 from diffusionpipe.ir import Range
@@ -36,21 +37,20 @@ def prepared(request):
     return graph, describe(graph), inputs, reference_step(graph, inputs)
 
 
-@pytest.mark.parametrize(
-    "layout",
-    [
-        Layout(batch=BATCH, stages=2, microbatches=2),
-        Layout(batch=BATCH, stages=2, microbatches=2, replicas=(2, 1)),
-        Layout(batch=BATCH, stages=2, microbatches=2, data_parallel=2),
-        Layout(batch=BATCH, stages=2, microbatches=4, schedule="zb-h1"),
-        Layout(batch=BATCH, stages=2, microbatches=4, schedule="zb-v", checkpointed=("*",)),
-    ],
-    ids=lambda layout: f"{layout.schedule}-{layout.workers}x{layout.data_parallel}",
-)
+LAYOUTS = {
+    "1f1b": Layout(batch=BATCH, stages=2, microbatches=2),
+    "replicas": Layout(batch=BATCH, stages=2, microbatches=2, replicas=(2, 1)),
+    "two pipelines": Layout(batch=BATCH, stages=2, microbatches=2, data_parallel=2),
+    "zb-h1": Layout(batch=BATCH, stages=2, microbatches=4, schedule="zb-h1"),
+    "zb-v, recomputed": Layout(batch=BATCH, stages=2, microbatches=4, schedule="zb-v", checkpointed=("*",)),
+}
+
+
+@pytest.mark.parametrize("layout", quick_and_slow(LAYOUTS, quick=["replicas", "zb-v, recomputed"]))
 def test_gradients_of_adapters_are_those_of_one_process(prepared, layout):
     graph, model, inputs, expected = prepared
     assert all(gradient.abs().max() > 0 for gradient in expected.gradients.values())
-    assert_same_step(step_in_threads(graph, model, layout, inputs), expected)
+    assert_same_step(step_in_threads(graph, model, LAYOUTS[layout], inputs), expected)
 
 
 def _in_the_middle(unfilled):

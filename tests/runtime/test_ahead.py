@@ -7,6 +7,7 @@ from itertools import pairwise
 import pytest
 import torch
 from layouts import CPU, assert_same_step, merge, reference_step
+from tiers import quick_and_slow
 from tiny_models import raw_inputs, tiny_dit, tiny_stable_diffusion
 
 from diffusionpipe.ir import Range
@@ -76,24 +77,25 @@ def steps_in_threads(graph, model, plan, batches):
     return [merge(results) for results in zip(*ranks, strict=True)]
 
 
-@pytest.mark.parametrize("build", MODELS.values(), ids=MODELS)
+LAYOUTS = {
+    "one stage": Layout(batch=BATCH, stages=1, microbatches=2),
+    "two stages": Layout(batch=BATCH, stages=2, microbatches=4),
+    "replicas": Layout(batch=BATCH, stages=3, microbatches=4, schedule="gpipe", replicas=(2, 1, 1)),
+    "two pipelines": Layout(batch=BATCH, stages=2, microbatches=2, data_parallel=2),
+}
+CASES = [(model, layout) for model in MODELS for layout in LAYOUTS]
+
+
 @pytest.mark.parametrize(
-    "layout",
-    [
-        Layout(batch=BATCH, stages=1, microbatches=2),
-        Layout(batch=BATCH, stages=2, microbatches=4),
-        Layout(batch=BATCH, stages=3, microbatches=4, schedule="gpipe", replicas=(2, 1, 1)),
-        Layout(batch=BATCH, stages=2, microbatches=2, data_parallel=2),
-    ],
-    ids=str,
+    ("model_name", "layout"), quick_and_slow(CASES, quick=[("dit", "two pipelines"), ("stable diffusion", "replicas")])
 )
-def test_steps_with_frozen_work_scattered_over_the_iteration_are_those_of_one_process(build, layout):
-    graph = build()
+def test_steps_with_frozen_work_scattered_over_the_iteration_are_those_of_one_process(model_name, layout):
+    graph = MODELS[model_name]()
     model = describe(graph)
     batches = [raw_inputs(graph, BATCH, seed) for seed in range(4)]
     expected = [reference_step(graph, inputs) for inputs in batches[:-1]]
     for seed in range(3):
-        plan = build_plan(model, layout, filler=scattered(seed))
+        plan = build_plan(model, LAYOUTS[layout], filler=scattered(seed))
         for found, reference in zip(steps_in_threads(graph, model, plan, batches), expected, strict=True):
             assert_same_step(found, reference)
 

@@ -9,6 +9,7 @@ from itertools import pairwise
 import pytest
 import torch
 from layouts import CPU, run_step, step_in_threads
+from tiers import quick_and_slow
 from tiny_models import (
     raw_inputs,
     tiny_controlled,
@@ -317,7 +318,13 @@ def assert_bit_for_bit(found, expected):
         assert torch.equal(found.gradients[name], gradient), name
 
 
-@pytest.mark.parametrize("build", [tiny_stable_diffusion, tiny_dit, tiny_sd3, tiny_controlled, with_adapters])
+@pytest.mark.parametrize(
+    "build",
+    quick_and_slow(
+        [tiny_stable_diffusion, tiny_dit, tiny_sd3, tiny_controlled, with_adapters],
+        quick=[tiny_dit, tiny_controlled, with_adapters],
+    ),
+)
 def test_loss_and_gradients_are_those_with_the_weights_on_the_device_bit_for_bit(build):
     graph = build()
     model, inputs = describe(graph), raw_inputs(graph, BATCH)

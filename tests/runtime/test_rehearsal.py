@@ -70,6 +70,13 @@ def test_every_rank_measures_every_action_of_its_order(pair):
                 assert {span.worker for span in iteration.spans} == {rank}
 
 
+def test_the_first_rank_reports_every_iteration_while_the_ranks_are_at_work(pair):
+    reported = []
+    found = pair.run(rehearse, {"run": run_of()}, ["run"] * 3, progress=reported.append)
+    assert reported == [0, 1, 2, 3]
+    assert [len(rank["run"]) for rank in found] == [3, 3]
+
+
 def test_no_iteration_is_shorter_than_its_waits(pair):
     run = run_of()
     shortest = simulate(run.schedule, run.costs).makespan

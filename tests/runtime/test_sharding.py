@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 from layouts import CPU, Step, assert_same_step, merge, reference_step, run_step, step_in_threads
+from tiers import quick_and_slow
 from tiny_models import (
     raw_inputs,
     tiny_controlled,
@@ -58,10 +59,13 @@ LAYOUTS = {
 }
 
 
-@pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
+QUICK = ("three ranks", "accumulated block by block", "recomputed", "split backward", "a V")
+
+
+@pytest.mark.parametrize("layout", quick_and_slow(LAYOUTS, QUICK))
 def test_gradients_are_those_of_one_process(prepared, layout):
     graph, model, inputs, expected = prepared
-    assert_same_step(step_in_threads(graph, model, layout, inputs), expected)
+    assert_same_step(step_in_threads(graph, model, LAYOUTS[layout], inputs), expected)
 
 
 def with_adapters(dtype=torch.float64):
@@ -75,7 +79,7 @@ def with_adapters(dtype=torch.float64):
 OTHERS = (tiny_sdxl, tiny_controlled, tiny_sd3, tiny_flux, with_adapters)
 
 
-@pytest.mark.parametrize("build", OTHERS)
+@pytest.mark.parametrize("build", quick_and_slow(OTHERS, quick=[tiny_controlled, with_adapters]))
 def test_gradients_of_other_models_are_those_of_one_process(build):
     graph = build()
     inputs = raw_inputs(graph, BATCH)
@@ -190,7 +194,7 @@ def _halves(graph, layout, inputs) -> Step:
     return Step(sum(step.loss for step in steps) / 2, gradients)
 
 
-@pytest.mark.parametrize("build", [*MODELS.values(), *OTHERS])
+@pytest.mark.parametrize("build", quick_and_slow([*MODELS.values(), *OTHERS], quick=[tiny_dit, with_adapters]))
 def test_under_autocast_gathered_copies_give_the_bits_of_whole_weights(build):
     graph = build(torch.float32)
     inputs = raw_inputs(graph, BATCH)
@@ -202,7 +206,7 @@ def test_under_autocast_gathered_copies_give_the_bits_of_whole_weights(build):
         torch.testing.assert_close(found.gradients[name], gradient, rtol=1e-6, atol=1e-7, msg=name)
 
 
-@pytest.mark.parametrize("build", MODELS.values(), ids=MODELS)
+@pytest.mark.parametrize("build", quick_and_slow(MODELS.values(), quick=[tiny_dit]))
 def test_under_autocast_recomputed_layers_read_copies_too(build):
     """A weight of two layers: their gradients are added before they are widened, or after it; so not the same bits."""
     graph = build(torch.float32)

@@ -1,10 +1,12 @@
 """Loss and gradients are those of one process on the plain full batch, for every layout."""
 
 import copy
+from functools import cache
 
 import pytest
 import torch
 from layouts import CPU, assert_same_step, can_run, feed_rows, layouts_of, reference_step, run_step, step_in_threads
+from tiers import quick_and_slow
 from tiny_models import raw_inputs, tiny_dit, tiny_stable_diffusion
 from torch import Tensor, nn
 
@@ -23,18 +25,37 @@ from diffusionpipe.simulator import activations_in_flight
 MODELS = {"stable diffusion": tiny_stable_diffusion, "dit": tiny_dit}
 
 
-@pytest.fixture(scope="module", params=MODELS)
-def prepared(request):
-    graph = MODELS[request.param]()
+@cache
+def prepared_model(name):
+    graph = MODELS[name]()
     inputs = raw_inputs(graph, 16)
     return graph, describe(graph), inputs, reference_step(graph, inputs)
+
+
+@pytest.fixture(scope="module", params=MODELS)
+def prepared(request):
+    return prepared_model(request.param)
+
+
+@pytest.fixture(scope="module")
+def prepared_dit():
+    return prepared_model("dit")
+
+
+@pytest.fixture(scope="module")
+def prepared_stable_diffusion():
+    return prepared_model("stable diffusion")
 
 
 CHAINS = ("gpipe", "1f1b")
 
 
-@pytest.mark.parametrize("schedule", CHAINS)
-@pytest.mark.parametrize("stages", [1, 2, 3, 4])
+STAGES_OF_CHAINS = [(chain, stages) for stages in (1, 2, 3, 4) for chain in CHAINS]
+
+
+@pytest.mark.parametrize(
+    ("schedule", "stages"), quick_and_slow(STAGES_OF_CHAINS, quick=[("gpipe", 1), ("gpipe", 2), ("1f1b", 3)])
+)
 def test_gradients_are_those_of_one_process_for_every_layout(prepared, schedule, stages):
     graph, model, inputs, expected = prepared
     for layout in layouts_of(stages, schedule):
@@ -42,13 +63,18 @@ def test_gradients_are_those_of_one_process_for_every_layout(prepared, schedule,
 
 
 @pytest.mark.parametrize("schedule", sorted(set(REGISTRY) - set(CHAINS)))
-def test_gradients_are_those_of_one_process_for_every_schedule(prepared, schedule):
-    """Also replicated, and over as many ranks as the model has layers for."""
-    graph, model, inputs, expected = prepared
-    layouts = layouts_of(2, schedule)[::4]
-    layouts += [layout for layout in layouts_of(4, schedule)[:1] if can_run(layout, model)]
-    for layout in layouts:
-        assert_same_step(step_in_threads(graph, model, layout, inputs), expected)
+def test_gradients_are_those_of_one_process_for_every_schedule(schedule, prepared_dit):
+    """The first stage replicated, in two groups."""
+    graph, model, inputs, expected = prepared_dit
+    assert_same_step(step_in_threads(graph, model, layouts_of(2, schedule)[4], inputs), expected)
+
+
+@pytest.mark.parametrize("schedule", sorted(set(REGISTRY) - set(CHAINS)))
+def test_gradients_with_skips_are_those_of_one_process_for_every_schedule(schedule, prepared_stable_diffusion):
+    """Over as many ranks as the model has layers for."""
+    graph, model, inputs, expected = prepared_stable_diffusion
+    largest = next(layout for stages in (4, 3, 2) if can_run(layout := layouts_of(stages, schedule)[0], model))
+    assert_same_step(step_in_threads(graph, model, largest, inputs), expected)
 
 
 @pytest.mark.parametrize("placing", [Placing.LINEAR, Placing.V, Placing.LOOP], ids=str)
@@ -104,7 +130,9 @@ def is_trained(plan, message):
     return not plan.train.placement.is_frozen(message.source)
 
 
-@pytest.mark.parametrize("schedule", REGISTRY)
+@pytest.mark.parametrize(
+    "schedule", quick_and_slow(REGISTRY, quick=["gpipe", "1f1b", "interleaved", "zb-v", "chimera", "dualpipe"])
+)
 def test_receive_buffers_are_bounded_by_what_is_in_flight(schedule):
     module = nn.Sequential(*[nn.Linear(4, 4) for _ in range(8)]).double()
     spec = TensorSpec(name="x", shape=(4,), dtype="float64")
@@ -141,7 +169,7 @@ def adamw_losses_of_one_process(graph, batches) -> list[float]:
     return losses
 
 
-@pytest.mark.parametrize("build", MODELS.values(), ids=MODELS)
+@pytest.mark.parametrize("build", [tiny_dit, pytest.param(tiny_stable_diffusion, marks=pytest.mark.slow)])
 def test_float32_loss_curves_agree_over_twenty_steps(build):
     graph = build(torch.float32)
     model = describe(graph)

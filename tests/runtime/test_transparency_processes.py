@@ -3,6 +3,7 @@
 import pytest
 from crew import crew_of
 from layouts import assert_same_step, can_run, merge, reference_step, steps_in_process
+from tiers import quick_and_slow
 from tiny_models import raw_inputs, tiny_dit, tiny_stable_diffusion
 
 from diffusionpipe.models.describe import describe
@@ -32,8 +33,12 @@ def crew():
         yield ranks
 
 
-@pytest.mark.parametrize("build", [tiny_stable_diffusion, tiny_dit])
-def test_gradients_through_processes_are_those_of_one(crew, build):
+ALL = (*CHAINS, *OTHERS)
+CASES = [(tiny_stable_diffusion, ALL), (tiny_dit, ALL), (tiny_dit, ("1f1b", "zb-v", "dualpipe"))]
+
+
+@pytest.mark.parametrize(("build", "schedules"), quick_and_slow(CASES, quick=CASES[-1:]))
+def test_gradients_through_processes_are_those_of_one(crew, build, schedules):
     graph = build()
     expected = reference_step(graph, raw_inputs(graph, BATCH))
     model = describe(graph)
@@ -43,7 +48,7 @@ def test_gradients_through_processes_are_those_of_one(crew, build):
         ("sharded", "block by block"): Layout(**alone, microbatches=2, schedule="gpipe", checkpointed=("*",)),
     } | {
         (schedule, name): layout
-        for schedule in (*CHAINS, *OTHERS)
+        for schedule in schedules
         for name, layout in layouts_over_four_ranks(schedule).items()
         if can_run(layout, model)
     }

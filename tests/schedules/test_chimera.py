@@ -1,6 +1,7 @@
 from itertools import pairwise
 
 import pytest
+from tiers import quick_and_slow
 
 from diffusionpipe.errors import ConfigError
 from diffusionpipe.ir import Op
@@ -49,7 +50,7 @@ def test_the_papers_formulas_hold_where_their_assumptions_do(p):
     assert makespan(chimera(p, p), backward=2) == 3 * p + 2 * p - 4
 
 
-@pytest.mark.parametrize("p", EVEN)
+@pytest.mark.parametrize("p", quick_and_slow(EVEN, quick=(2, 4, 8)))
 def test_no_micro_batch_is_lost_and_all_are_legal_for_many_sizes(p):
     for m in sorted({2, 3, p - 1, p, p + 1, 2 * p + 3, 4 * p, 64} - {1}):
         for family in (chimera, chimera_doubling):

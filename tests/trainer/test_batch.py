@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -217,6 +219,8 @@ def test_every_text_encoder_gets_its_own_tokens_of_the_same_dropped_captions(dat
 def test_training_is_told_that_there_is_no_guidance(dataset):
     batch = make_batch(source(dataset, inputs=(TensorSpec(name="guidance", shape=()),)), ROWS)
     assert batch["guidance"].tolist() == [1, 1, 1]
+    told = replace(source(dataset, inputs=(TensorSpec(name="guidance", shape=()),)), guidance=3.5)
+    assert make_batch(told, ROWS)["guidance"].tolist() == [3.5, 3.5, 3.5]
 
 
 def test_tokenizers_and_conditions_that_are_missing_are_named(dataset):

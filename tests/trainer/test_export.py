@@ -4,6 +4,7 @@ import shutil
 
 import pytest
 import torch
+from tiny_runs import recipe_of
 from torch import nn
 
 from diffusionpipe.errors import CheckpointError, ModelError
@@ -103,7 +104,8 @@ def test_stable_diffusion_opens_the_export_and_samples_from_the_averages(stable_
 
     source = unet_of(stable_diffusion)
     checkpoint = checkpoint_of(tmp_path / "run", "unet", source)
-    folder = export(checkpoint, tmp_path / "export", settings(stable_diffusion, prediction, recipe="seed = 1"))
+    recipe = recipe_of(stable_diffusion, tmp_path / "data", tmp_path / "run", training={"seed": 1})
+    folder = export(checkpoint, tmp_path / "export", settings(stable_diffusion, prediction, recipe=recipe))
     pipeline = StableDiffusionPipeline.from_pretrained(folder)
     assert equal_weights(pipeline.unet, trained(source, "unet", 0.02), "unet")
     assert pipeline.scheduler.config.prediction_type == str(prediction)

@@ -5,6 +5,7 @@ from tiny_runs import recipe_of
 from diffusionpipe.costs.clusters import load_cluster
 from diffusionpipe.runtime.process_group import joined, membership
 from diffusionpipe.trainer.job_cluster import agree_on_cluster, with_host_bandwidth
+from diffusionpipe.trainer.screen import Screen
 
 
 def test_all_devices_get_the_rate_from_host_memory_that_was_measured():
@@ -18,6 +19,6 @@ def test_the_cluster_of_a_job_says_how_fast_it_copies_from_host_memory(tmp_path)
     recipe = recipe_of(tmp_path, tmp_path, tmp_path / "run", pipeline={"plan": "auto"})
     recipe.run.folder.mkdir()
     with joined(membership({}), device="cpu") as job:
-        found = agree_on_cluster(recipe, job)
+        found = agree_on_cluster(recipe, job, Screen())
     assert found.devices[0].host_bandwidth > 0
     assert load_cluster(str(tmp_path / "run" / "cluster.json")) == found

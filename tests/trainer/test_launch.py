@@ -13,8 +13,15 @@ from pathlib import Path
 import pytest
 
 from diffusionpipe.errors import ConfigError
-from diffusionpipe.runtime.error_file import FailureNote
-from diffusionpipe.trainer.launch import RankFailure, first_failure, is_under_torchrun, launch, threads_per_rank
+from diffusionpipe.runtime.error_file import FailureNote, note_of
+from diffusionpipe.trainer.launch import (
+    RankFailure,
+    error_of,
+    first_failure,
+    is_under_torchrun,
+    launch,
+    threads_per_rank,
+)
 
 LAUNCHER = """
 import os, sys
@@ -198,6 +205,14 @@ def test_threads_are_shared_out_unless_the_user_has_chosen() -> None:
 def test_only_a_complete_job_counts_as_torchruns() -> None:
     assert is_under_torchrun({"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "here"})
     assert not is_under_torchrun({"RANK": "0"})
+
+
+@pytest.mark.parametrize(("is_common", "text"), [(True, "no such folder"), (False, "rank 1: no such folder")])
+def test_a_problem_that_all_ranks_have_alike_names_none(tmp_path: Path, is_common: bool, text: str) -> None:
+    error = ConfigError("no such folder")
+    error.is_common = is_common
+    failed = RankFailure(rank=1, exit_code=2, time=0.0, note=note_of(error))
+    assert str(error_of(failed, tmp_path)) == text
 
 
 def failure(rank: int, *, exit_code: int = 1, time: float = 0.0, blames: bool | None = None) -> RankFailure:

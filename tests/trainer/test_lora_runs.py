@@ -7,10 +7,12 @@ import diffusers
 import numpy as np
 import pytest
 import torch
+from card_code import picture_of
 from crew import crew_of
 from tiny_models import randomise_parameters
 from tiny_pipelines import PIPELINES, flux
 from tiny_runs import (
+    RESOLUTION,
     draw_untrained,
     losses_of,
     recipe_of,
@@ -29,6 +31,7 @@ from diffusionpipe.models.lora import is_adapter, is_second_matrix
 from diffusionpipe.models.run import run_layers
 from diffusionpipe.runtime.process_group import joined, membership
 from diffusionpipe.trainer.checkpoint import latest
+from diffusionpipe.trainer.planning import Planning
 from diffusionpipe.trainer.recipe import Recipe
 from diffusionpipe.trainer.session import build_model, open_session
 from diffusionpipe.trainer.training_state import load_training
@@ -137,7 +140,7 @@ def _denoise(made: Recipe):
     from diffusionpipe.cli.train import _make_plan
 
     with joined(membership({}), device="cpu") as job:
-        session = open_session(made, job, _make_plan)
+        session = open_session(made, job, Planning(make_plan=_make_plan))
         load_training(latest(made.run.folder), session.state)
         assert session.ema is not None
         with session.ema.swapped(), torch.no_grad():
@@ -171,7 +174,7 @@ def _predict(pipeline, inputs):
         return out.reshape(B, H // 2, W // 2, C, 2, 2).permute(0, 3, 1, 4, 2, 5).reshape(B, C, H, W)
 
 
-def test_diffusers_loads_the_export_and_predicts_what_our_module_does(finished, place):
+def test_diffusers_loads_the_export_and_predicts_what_our_module_does(finished, place, tmp_path):
     made, kind = finished
     export = made.run.folder / "export"
     assert sorted(path.name for path in export.iterdir()) == ["README.md", "pytorch_lora_weights.safetensors"]
@@ -182,8 +185,10 @@ def test_diffusers_loads_the_export_and_predicts_what_our_module_does(finished, 
     assert torch.allclose(_predict(pipeline, inputs), expected, rtol=0, atol=1e-5)
     assert not torch.allclose(plain, expected, rtol=0, atol=1e-3)
     card = (export / "README.md").read_text()
-    for text in ("load_lora_weights", "rank 2", f"base_model: {made.model.path}", "- lora", "moving average"):
+    for text in ("load_lora_weights", "rank 2", f"Adapters for {kind}", "- lora", "moving average"):
         assert text in card
+    assert str(place) not in card
+    assert picture_of(card, export, tmp_path, **{kind: place / kind}).size == (RESOLUTION, RESOLUTION)
 
 
 def test_what_is_drawn_while_training_is_what_sample_draws_from_the_export(recipe, crew, place, tmp_path):

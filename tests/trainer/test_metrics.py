@@ -1,22 +1,7 @@
-import builtins
 import json
 from math import inf, nan
 
-import pytest
-
 from diffusionpipe.trainer.metrics import MetricsWriter, read_metrics
-
-
-@pytest.fixture
-def without_tensorboard(monkeypatch):
-    original = builtins.__import__
-
-    def refuse(name, *args, **kwargs):
-        if name.startswith(("torch.utils.tensorboard", "tensorboard")):
-            raise ImportError(name)
-        return original(name, *args, **kwargs)
-
-    monkeypatch.setattr(builtins, "__import__", refuse)
 
 
 def write(folder, steps, resume_step=None):
@@ -29,7 +14,6 @@ def steps(folder):
     return [row["step"] for row in read_metrics(folder)]
 
 
-@pytest.mark.usefixtures("without_tensorboard")
 class TestFile:
     def test_a_line_is_in_the_file_as_soon_as_it_is_written(self, tmp_path):
         with MetricsWriter(tmp_path / "run") as writer:
@@ -72,15 +56,3 @@ class TestFile:
 
     def test_a_folder_without_metrics_has_no_rows(self, tmp_path):
         assert read_metrics(tmp_path) == []
-
-
-def test_tensorboard_holds_the_same_numbers_if_it_is_installed(tmp_path, monkeypatch):
-    reader = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
-    writer = pytest.importorskip("tensorboard.summary.writer.event_file_writer")
-    # Event files end with a count over the process, and as text "10" comes before "9".
-    monkeypatch.setattr(writer, "_global_uid", writer.AtomicCounter(9))
-    write(tmp_path, range(4))
-    write(tmp_path, range(2, 5), resume_step=1)
-    events = reader.EventAccumulator(str(tmp_path / "tensorboard"))
-    events.Reload()
-    assert [(event.step, event.value) for event in events.Scalars("loss")] == [(k, k / 2) for k in range(5)]

@@ -7,6 +7,7 @@ from diffusionpipe.trainer.optimizer import (
     build_optimizer,
     empty_optimizer_tensors,
     optimizer_tensors,
+    problem_of_shapes,
     restore_optimizer,
     set_learning_rate,
 )
@@ -147,3 +148,18 @@ def test_the_learning_rate_of_the_next_update_can_be_set():
     set_learning_rate(optimizer, 0.0)
     step(optimizer, parameters, 0)
     assert all(torch.equal(parameters[key], before[key]) for key in parameters)
+
+
+SHAPES = {"unet.conv.weight": (8, 4, 3, 3), "unet.conv.bias": (8,), "unet.proj.weight": (4, 8)}
+
+
+def test_an_optimizer_that_cannot_train_some_parameters_names_one_of_them():
+    problem = problem_of_shapes("Muon", SHAPES, 1e-3, {})
+    assert problem is not None
+    assert problem.startswith("Muon cannot train 2 of the 3 trained parameters, e.g. unet.conv.weight of shape (8, 4,")
+    assert "AdamW" in problem
+
+
+def test_an_optimizer_that_takes_all_shapes_has_no_problem():
+    assert problem_of_shapes("AdamW", SHAPES, 1e-3, {"betas": [0.9, 0.99]}) is None
+    assert problem_of_shapes("Muon", {"unet.proj.weight": (4, 8)}, 1e-3, {}) is None

@@ -3,8 +3,11 @@ import logging
 
 import pytest
 from rich.console import Console
+from screen_files import assert_screen, masked
+from terminal import last_state
 
 from diffusionpipe.trainer.progress import TrainingProgress
+from diffusionpipe.trainer.screen import Screen, steps_of
 
 
 class Clock:
@@ -18,7 +21,7 @@ class Clock:
 def run(clock, *, step_s=1.0, num_steps=25, first_step=0, console=None):
     console = console or Console(file=io.StringIO(), force_terminal=False)
     with TrainingProgress(
-        num_steps=num_steps, batch=8, first_step=first_step, log_every=10, console=console, clock=clock
+        num_steps=num_steps, batch=8, first_step=first_step, log_every=10, screen=Screen(console, clock=clock)
     ) as progress:
         for step in range(first_step, num_steps):
             clock.now += step_s
@@ -40,7 +43,7 @@ def test_without_a_terminal_there_is_a_line_at_the_first_step_every_ten_seconds_
 def test_a_line_gives_values_rate_and_time_left(lines):
     run(Clock())
     assert lines()[0] == "step=1 steps=25 loss=0.03123 grad_norm=1.5"
-    assert lines()[1] == "step=11 steps=25 loss=0.03123 grad_norm=1.5 samples_per_s=8 left_s=14"
+    assert lines()[1] == "step=11 steps=25 loss=0.03123 grad_norm=1.5 mean_samples_per_s=8 left_s=14"
 
 
 def test_a_resumed_run_counts_from_where_it_begins(lines):
@@ -51,13 +54,13 @@ def test_a_resumed_run_counts_from_where_it_begins(lines):
 def test_a_pause_counts_for_no_rate(lines):
     clock = Clock()
     console = Console(file=io.StringIO(), force_terminal=False)
-    with TrainingProgress(num_steps=3, batch=8, console=console, clock=clock) as progress:
+    with TrainingProgress(num_steps=3, batch=8, screen=Screen(console, clock=clock)) as progress:
         for step in range(3):
             clock.now += 100
             progress.pause()
             clock.now += 2
             progress.update(step, {})
-    assert lines()[-1] == "step=3 steps=3 samples_per_s=4 left_s=0"
+    assert lines()[-1] == "step=3 steps=3 mean_samples_per_s=4 left_s=0"
 
 
 def test_a_terminal_shows_a_bar_and_nothing_is_logged(lines):
@@ -66,3 +69,29 @@ def test_a_terminal_shows_a_bar_and_nothing_is_logged(lines):
     assert "20/20" in shown
     assert "loss 0.03123, 0.02 samples/s, 0:00 left" in shown
     assert lines() == []
+
+
+@pytest.mark.parametrize("width", [80, 160])
+def test_the_middle_of_a_run_shows_training_and_what_is_done_besides(width):
+    console = Console(file=io.StringIO(), force_terminal=True, width=width)
+    clock = Clock()
+    screen = Screen(console, clock=clock)
+    with TrainingProgress(num_steps=1000, batch=8, screen=screen) as progress:
+        for step in range(500):
+            clock.now += 0.4
+            progress.update(step, {"loss": 0.03123, "step_s": 0.4})
+        with screen.work("drawing samples") as work:
+            steps_of(work)(12, 30)
+            console.file.truncate(0)
+            screen._bars.refresh()
+            shown = last_state(console.file.getvalue().lstrip("\0").replace("\n", "\r\n"))
+    assert_screen(f"train_middle_{width}", masked(shown, {r"(?m)\d:\d\d:\d\d$": "h:mm:ss"}))
+
+
+def test_the_middle_of_a_run_in_a_pipe_is_a_line(lines):
+    clock = Clock()
+    with TrainingProgress(num_steps=1000, batch=8, screen=Screen(Console(file=io.StringIO()), clock=clock)) as progress:
+        for step in range(50):
+            clock.now += 0.4
+            progress.update(step, {"loss": 0.03123, "step_s": 0.4, "samples_per_s": 20.0, "bubble": 0.04})
+    assert_screen("train_middle_pipe", lines()[-1])

@@ -24,8 +24,9 @@ from tiny_runs import (
     train_here,
 )
 
+from diffusionpipe.cli.run_timeline import draw_timeline
 from diffusionpipe.errors import CheckpointError, ConfigError, DataError, ModelError, NonFiniteLossError, RecipeError
-from diffusionpipe.ir.files import read_plan
+from diffusionpipe.ir.files import read_plan, read_timeline
 from diffusionpipe.models.folder import scheduler_config
 from diffusionpipe.trainer.checkpoint import latest, verify
 from diffusionpipe.trainer.drawing import Wish, draw_from_folder
@@ -157,7 +158,32 @@ def test_two_stages_give_the_losses_validation_norms_and_pictures_of_one_process
     assert max(losses_of(in_one, "gradient_norm").values()) > 0.5  # so clipping has an effect
     assert list(losses_of(over_two, "validation_loss")) == [3, 6]
     assert_same_pictures(pictures_of(over_two), pictures_of(in_one))
-    assert (over_two / "timeline.json").exists()
+    timeline = read_timeline(over_two / "timeline.json")
+    assert timeline.num_workers == 2
+    assert timeline.copies == ()
+
+
+def test_the_timeline_of_copies_has_the_whole_step_of_every_rank(crew, recipe, tmp_path):
+    assert crew.run(train, recipe(tmp_path, pipeline={"data_parallel": 2}, training={"steps": 3})) == [3, 3]
+    timeline = read_timeline(tmp_path / "timeline.json")
+    assert timeline.num_workers == 2
+    assert timeline.copies == ((0,), (1,))
+    for rank in range(2):
+        done = [str(span.action) for span in timeline.spans if span.worker == rank]
+        assert {"0F0", "0F1", "0B0", "0B1"} <= set(done)
+        phases = [phase for phase in timeline.update if phase.worker == rank]
+        assert [phase.name for phase in phases] == ["sum over all ranks", "clip", "optimizer", "average"]
+        ends = [
+            max(s.end for s in timeline.spans if s.worker == rank),
+            *(time for p in phases for time in (p.start, p.end)),
+        ]
+        assert ends == sorted(ends)
+    assert timeline.step > timeline.makespan
+    draw_timeline(recipe(tmp_path))
+    slices = [e for e in json.loads((tmp_path / "trace.json").read_text())["traceEvents"] if e["ph"] == "X"]
+    assert {(e["pid"], e["name"]) for e in slices} >= {
+        (rank, name) for rank in (0, 1) for name in ("optimizer", "forward 0")
+    }
 
 
 @pytest.mark.parametrize(
@@ -421,6 +447,21 @@ def test_the_export_draws_the_pictures_of_the_run(crew, recipe, tmp_path, kind):
     assert_same_pictures(pictures_of(tmp_path, 2), ours)
     if kind != "flow_matching":
         assert_same_pictures(diffusers_pictures(tmp_path / "export"), ours)
+
+
+def test_pictures_that_two_ranks_drew_are_drawn_again_bit_for_bit(over_two, tmp_path):
+    from PIL import Image
+    from typer.testing import CliRunner
+
+    from diffusionpipe import cli
+
+    kept = sorted((over_two / "samples" / "step-00000006").iterdir())
+    assert len(kept) == len(PROMPTS)
+    for path, drawn in zip(kept, pictures_of(over_two), strict=True):
+        words = ["sample", str(over_two), "--like", str(path), "--out", str(tmp_path / "x.png"), "--device", "cpu"]
+        result = CliRunner().invoke(cli.app, words)
+        assert result.exit_code == 0, result.output
+        assert np.array_equal(np.asarray(Image.open(tmp_path / "x.png")), drawn)
 
 
 def diffusers_pictures(folder):

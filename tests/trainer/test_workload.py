@@ -1,12 +1,22 @@
+import json
 from pathlib import Path
 
 import pytest
 from tiny_runs import recipe_of
 
+from diffusionpipe.costs import ParameterSpec
 from diffusionpipe.costs.workload import STATE_OF_OPTIMIZER, state_of_optimizer
 from diffusionpipe.errors import ConfigError
 from diffusionpipe.trainer.optimizer import build_optimizer, state_per_parameter
 from diffusionpipe.trainer.workload import samples_drawn_together, workload_of
+
+
+def model_of(folder: Path, pipeline: str) -> Path:
+    """As much of a model's folder as says how it is drawn from."""
+    (folder / "transformer").mkdir()
+    (folder / "transformer/config.json").write_text('{"guidance_embeds": true}')
+    (folder / "model_index.json").write_text(json.dumps({"_class_name": pipeline}))
+    return folder
 
 
 def recipe(**sections):
@@ -33,21 +43,28 @@ def test_an_unknown_optimizer_is_refused_with_the_nearest():
 @pytest.mark.parametrize(
     ("sections", "expected"),
     [
-        ({}, (4, 4, 8, 4, 4)),
-        ({"training": {"ema_decay": "none"}}, (4, 4, 8, 0, 4)),
-        ({"training": {"precision": "bfloat16"}}, (4, 4, 8, 4, 4)),
-        ({"training": {"precision": "bfloat16"}, "model": {"frozen_dtype": "bfloat16"}}, (4, 4, 8, 4, 2)),
-        ({"training": {"precision": "float64"}}, (8, 8, 16, 8, 8)),
-        ({"optimizer": {"name": "SGD"}}, (4, 4, 0, 4, 4)),
-        ({"optimizer": {"name": "SGD", "arguments": {"momentum": 0.9}}}, (4, 4, 4, 4, 4)),
-        ({"optimizer": {"name": "Adam", "arguments": {"amsgrad": True}}}, (4, 4, 12, 4, 4)),
+        ({}, (4, 4, 8, 4)),
+        ({"training": {"ema_decay": "none"}}, (4, 4, 8, 0)),
+        ({"training": {"precision": "bfloat16"}}, (4, 4, 8, 4)),
+        ({"training": {"precision": "float64"}}, (8, 8, 16, 8)),
+        ({"optimizer": {"name": "SGD"}}, (4, 4, 0, 4)),
+        ({"optimizer": {"name": "SGD", "arguments": {"momentum": 0.9}}}, (4, 4, 4, 4)),
+        ({"optimizer": {"name": "Adam", "arguments": {"amsgrad": True}}}, (4, 4, 12, 4)),
     ],
 )
 def test_bytes_of_a_parameter_follow_from_the_recipe(sections, expected):
     found = workload_of(recipe(**sections))
-    bytes_of = (found.parameter_bytes, found.gradient_bytes, found.optimizer_bytes, found.ema_bytes, found.frozen_bytes)
-    assert bytes_of == expected
+    assert (found.parameter_bytes, found.gradient_bytes, found.optimizer_bytes, found.ema_bytes) == expected
     assert found.batch == 4
+
+
+def test_frozen_parameters_of_a_recipe_are_counted_as_they_are_stored():
+    workload = workload_of(recipe(training={"precision": "bfloat16"}, model={"frozen_dtype": "bfloat16"}))
+    matrix, norm = (
+        ParameterSpec(name=name, shape=(6,), dtype=dtype, is_trainable=False)
+        for name, dtype in (("matrix", "bfloat16"), ("norm", "float32"))
+    )
+    assert [workload.frozen_size(one) for one in (matrix, norm)] == [12, 24]
 
 
 def test_checkpointing_and_chunk_are_the_recipes():
@@ -63,15 +80,18 @@ def test_the_recipe_offloads_the_frozen_part_unless_that_is_searched():
 
 
 @pytest.mark.parametrize(
-    ("sampling", "count"),
+    ("pipeline", "sampling", "count"),
     [
-        ({}, 0),
-        ({"prompts": ["a", "b"]}, 0),
-        ({"every": 1, "prompts": ["a", "b"]}, 4),
-        ({"every": 1, "labels": [1, 2, 3], "guidance": 1}, 3),
+        ("DiTPipeline", {}, 0),
+        ("DiTPipeline", {"prompts": ["a", "b"]}, 0),
+        ("StableDiffusionPipeline", {"every": 1, "prompts": ["a", "b"]}, 4),
+        ("DiTPipeline", {"every": 1, "labels": [1, 2, 3], "guidance": 1}, 3),
+        ("FluxPipeline", {"every": 1, "prompts": ["a", "b"]}, 2),
+        ("FluxPipeline", {"every": 1, "prompts": ["a", "b"], "guidance": 2.5, "true_cfg_scale": 2}, 4),
     ],
 )
-def test_samples_of_both_halves_of_guidance_are_drawn_together(sampling, count):
-    if "guidance" in sampling:
-        sampling = sampling | {"guidance": 1.0}
-    assert samples_drawn_together(recipe(sampling=sampling)) == count
+def test_samples_of_both_halves_of_guidance_are_drawn_together(tmp_path, pipeline, sampling, count):
+    assert (
+        samples_drawn_together(recipe_of(model_of(tmp_path, pipeline), Path("data"), Path("run"), sampling=sampling))
+        == count
+    )

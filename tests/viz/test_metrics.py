@@ -1,4 +1,5 @@
 import json
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given, settings
@@ -6,6 +7,11 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from diffusionpipe.errors import FileFormatError
+from diffusionpipe.trainer.loop import StepResult
+from diffusionpipe.trainer.metrics import MetricsWriter
+from diffusionpipe.trainer.progress import TrainingProgress
+from diffusionpipe.trainer.run import _report
+from diffusionpipe.trainer.stopping import Decision
 from diffusionpipe.viz import loss_curve
 from diffusionpipe.viz.metrics import smoothed
 
@@ -17,7 +23,7 @@ def written(tmp_path, rows, *, ending=""):
 
 
 def training(num_steps):
-    return [{"step": i, "loss": 1 / i, "lr": 1e-4, "samples_per_s": 50.0} for i in range(1, num_steps + 1)]
+    return [{"step": i, "loss": 1 / i, "learning_rate": 1e-4, "samples_per_s": 50.0} for i in range(1, num_steps + 1)]
 
 
 def drawn(metrics, tmp_path):
@@ -32,12 +38,28 @@ def test_panels_appear_for_what_the_file_holds(tmp_path):
     assert full.height > bare.height
 
 
+def test_of_a_runs_own_file_losses_learning_rate_and_speed_are_drawn(tmp_path):
+    with MetricsWriter(tmp_path) as metrics:
+        progress = TrainingProgress(num_steps=9, batch=4)
+        session = SimpleNamespace(plan=SimpleNamespace(batch=4))
+        state = SimpleNamespace(metrics=metrics, progress=progress, session=session)
+        for step in range(1, 10):
+            result = StepResult(
+                step=step, loss=1 / step, gradient_norm=1.0, learning_rate=step * 1e-4, bubble=0.1, seconds=0.5,
+                decision=Decision(saves=False, stops=False),
+            )  # fmt: skip
+            _report(state, result, 0.01)
+    loss_curve(tmp_path / "metrics.jsonl", tmp_path / "loss.svg")
+    written = (tmp_path / "loss.svg").read_text()
+    assert [name for name in ("loss", "learning rate", "samples/s") if f">{name}</text>" not in written] == []
+
+
 def test_validation_alone_a_single_step_and_a_loss_that_is_no_number_are_drawn(tmp_path):
     for rows in (
         [{"step": 5, "validation_loss": 0.5}],
         training(1),
         [*training(3), {"step": 4, "loss": float("nan")}],
-        [{"step": 1, "loss": 0.0, "lr": 0.0}],
+        [{"step": 1, "loss": 0.0, "learning_rate": 0.0}],
     ):
         assert drawn(written(tmp_path, rows), tmp_path).width > 0
 

@@ -1,5 +1,6 @@
 import json
 from collections import defaultdict
+from dataclasses import replace
 from itertools import pairwise
 
 from diffusionpipe.ir import (
@@ -8,6 +9,7 @@ from diffusionpipe.ir import (
     MemorySample,
     Message,
     Op,
+    Phase,
     Pipeline,
     Placement,
     Range,
@@ -118,3 +120,19 @@ def test_without_a_schedule_the_trace_is_drawn_without_details(tmp_path):
 def test_memory_is_a_counter(tmp_path):
     counters = [(e["ts"], e["args"]["bytes"]) for e in events(trace_of(tmp_path), "C")]
     assert counters == [(2e6, 1024), (9e6, 0)]
+
+
+def test_the_update_is_on_a_thread_of_its_own_and_arrows_stay_within_their_copy(tmp_path):
+    schedule, timeline = example()
+    other = tuple(replace(span, worker=span.worker + 2) for span in timeline.spans)
+    update = tuple(Phase(worker=rank, name="optimizer", start=10, end=11) for rank in range(4))
+    both = replace(
+        timeline, num_workers=4, spans=timeline.spans + other, update=update, copies=((0, 1), (2, 3)), memory=()
+    )
+    perfetto(both, tmp_path / "trace.json", schedule=schedule)
+    trace = json.loads((tmp_path / "trace.json").read_text())
+    assert [(e["pid"], e["ts"], e["dur"]) for e in events(trace, "X") if e["name"] == "optimizer"] == [
+        (rank, 10e6, 1e6) for rank in range(4)
+    ]
+    ends = {e["id"]: e["pid"] for e in events(trace, "f")}
+    assert [(e["pid"], ends[e["id"]]) for e in events(trace, "s")] == [(0, 1), (0, 1), (2, 3), (2, 3)]

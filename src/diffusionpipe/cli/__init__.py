@@ -12,13 +12,14 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperGroup, TyperOption
 
 from diffusionpipe import __version__
+from diffusionpipe.cli.output import quieten
 from diffusionpipe.errors import DiffusionPipeError, NonFiniteLossError, PeerError
 
 if TYPE_CHECKING:  # typer has its own copy of click and does not export its types
-    from typer._click import Command, Context
+    from typer._click import Command, Context, Parameter
 
 VERBS = ("train", "sample", "schedule", "profile", "cluster", "plan", "rehearse")
 """In the order in which help lists them."""
@@ -33,7 +34,22 @@ def _load(verb: str) -> "Command":
         verb_app.command()(getattr(module, verb))
     command = typer.main.get_command(verb_app)
     command.name = verb
+    _clear_switches(command)
     return command
+
+
+def _clear_switches(command: "Command") -> None:
+    """Take the type of switches out of the help of a command and its sub-commands: "--json", not "--json <bool>"."""
+    _without_types(command.get_params(typer.Context(command)))
+    for inner in getattr(command, "commands", {}).values():
+        _clear_switches(inner)
+
+
+def _without_types(options: "list[Parameter]") -> "list[Parameter]":
+    for option in options:
+        if isinstance(option, TyperOption) and option.is_flag:
+            option.metavar = ""
+    return options
 
 
 class _Verbs(TyperGroup):
@@ -48,6 +64,10 @@ class _Verbs(TyperGroup):
             if verb not in self.commands:
                 self.commands[verb] = _load(verb)
         return self.commands.get(cmd_name)
+
+    def get_params(self, ctx: "Context") -> "list[Parameter]":
+        """The switches of the command itself, --version and --help, without their type."""
+        return _without_types(super().get_params(ctx))
 
 
 app = typer.Typer(
@@ -72,6 +92,7 @@ def diffusionpipe(
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line and exit: 0 done, 1 the run failed, 2 something to fix for the user, 130 interrupted."""
+    quieten()
     try:
         app(args=None if arguments is None else list(arguments), prog_name="diffusionpipe")
     except DiffusionPipeError as error:

@@ -8,17 +8,15 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from diffusionpipe.cli.default_verb import DEFAULT, DefaultVerb
+from diffusionpipe.cli.plan_show import show
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from diffusionpipe.costs import Cluster
-    from diffusionpipe.planner.explain import Comparison, Row
+    from diffusionpipe.planner.explain import Comparison
     from diffusionpipe.planner.stage_costs import Setting
 
-GIB = 2**30
-
 app = typer.Typer(cls=DefaultVerb, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="rich")
+app.command("show")(show)
 
 
 @app.callback()
@@ -26,7 +24,7 @@ def plan() -> None:
     """Find the fastest way to train on a cluster that fits in memory."""
 
 
-@app.command(DEFAULT, epilog="[bold]diffusionpipe plan show PLAN[/bold] draws a plan.")
+@app.command(DEFAULT, epilog="[bold]diffusionpipe plan show PLAN[/bold] shows and draws a plan.")
 def make(
     recipe: Annotated[
         Path | None,
@@ -78,8 +76,6 @@ def make(
     cache: Annotated[bool, typer.Option(help="Keep profiles that are made here, and use kept ones.")] = True,
 ) -> None:
     """Find the fastest way to train that fits in memory, and say why it is."""
-    from rich.console import Console
-
     from diffusionpipe.planner.choice import choose
 
     _check_options(recipe, {"--checkpoint": checkpoint, "--ema": ema, "--optimizer": optimizer}, profile, batch)
@@ -88,7 +84,7 @@ def make(
         chosen = _cluster(cluster, None)
         assert profile is not None
         assert batch is not None
-        setting = _setting(
+        setting = stated_setting(
             profile, chosen, batch, checkpoint=tuple(checkpoint or ()), has_ema=ema, optimizer=optimizer or "AdamW"
         )
     else:
@@ -107,7 +103,7 @@ def make(
         fill = fill if fill is not None else loaded.pipeline.fill
         sample_batch = samples_drawn_together(loaded)
     choice = choose(setting, fill=fill)
-    _print_comparison(Console(highlight=False), setting, choice.comparison())
+    _print_comparison(setting, choice.comparison())
     if out:
         from diffusionpipe.cli.prediction_file import write_prediction
         from diffusionpipe.ir.files import write_plan
@@ -142,138 +138,34 @@ def _cluster(name: str | None, of_recipe: str | None) -> Cluster:
     return load_cluster(name or str(of_recipe))
 
 
-@app.command("show")
-def show(
-    plan_file: Annotated[Path, typer.Argument(metavar="PLAN", help="The plan file.", show_default=False)],
-    profile: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Times; without it those of the file beside it, or all alike."),
-    ] = None,
-    cluster: Annotated[str | None, typer.Option(metavar="NAME", help="Devices and links; goes with --profile.")] = None,
-    png: Annotated[Path | None, typer.Option(help="Write a picture.")] = None,
-    svg: Annotated[Path | None, typer.Option(help="Write a picture.")] = None,
-    perfetto: Annotated[Path | None, typer.Option(help="Write a trace for ui.perfetto.dev.")] = None,
-    text: Annotated[bool, typer.Option("--text", help="Print a sketch; so does giving no other option.")] = False,
-) -> None:
-    """Draw one training iteration of a plan, as `plan --out` predicted it or simulated with the given times."""
-    from diffusionpipe import viz
-    from diffusionpipe.cli.prediction_file import read_prediction
-    from diffusionpipe.errors import ConfigError
-    from diffusionpipe.ir.check import check
-    from diffusionpipe.ir.files import read_plan
-    from diffusionpipe.planner.proposal import predict
-    from diffusionpipe.simulator import simulate, uniform_costs
-
-    if (profile is None) != (cluster is None):
-        raise ConfigError("--profile and --cluster go together; give both, or none for stages that are alike")
-    loaded = read_plan(plan_file)
-    check(loaded.train)
-    if profile and cluster:
-        setting = _setting(
-            profile,
-            _cluster(cluster, None),
-            loaded.batch,
-            checkpoint=loaded.checkpointed,
-            has_ema=False,
-            optimizer="AdamW",
-        )
-        _require_layers(setting, [name for block in loaded.blocks for name in block], profile)
-        found = predict(setting, loaded.train, loaded.blocks, loaded.mesh)
-        timeline, axis = found.timeline, viz.MILLISECONDS
-        if found.update:
-            typer.echo(
-                f"step {found.step * 1e3:.1f} ms: iteration {found.iteration * 1e3:.1f} ms, then update "
-                f"{found.update * 1e3:.1f} ms"
-            )
-    elif (predicted := read_prediction(plan_file, loaded)) is not None:
-        timeline, axis = predicted, viz.MILLISECONDS
-    else:
-        timeline, axis = simulate(loaded.train, uniform_costs(loaded.train)), viz.UNITS
-    for path in (png, svg):
-        if path:
-            viz.gantt([("", timeline)], path, title=plan_file.stem, schedule=loaded.train, axis=axis)
-    if perfetto:
-        viz.perfetto(timeline, perfetto, schedule=loaded.train)
-    for path in (png, svg, perfetto):
-        if path:
-            typer.echo(f"wrote {path}", err=True)
-    if text or not any((png, svg, perfetto)):
-        typer.echo(viz.sketch(timeline))
-
-
-def _setting(
+def stated_setting(
     profile: Path, cluster: Cluster, batch: int, *, checkpoint: tuple[str, ...], has_ema: bool, optimizer: str
 ) -> Setting:
-    """A training that is stated on the command line; what is kept of parameters is as wide as the profile's are."""
+    """A training that is stated on the command line; parameters are as wide as the profile has them."""
     from diffusionpipe.costs import Workload
     from diffusionpipe.costs.files import check_device, read_profile
-    from diffusionpipe.costs.graph import BYTES_OF_DTYPE
     from diffusionpipe.costs.workload import state_of_optimizer
     from diffusionpipe.planner.stage_costs import Setting
 
     loaded = read_profile(profile)
     check_device(loaded, cluster, source=str(profile))
     width = 8 if loaded.precision == "float64" else 4
-    frozen = [(p.num_bytes, BYTES_OF_DTYPE[p.dtype]) for p in loaded.graph.parameters if not p.is_trainable]
     workload = Workload(
         batch=batch,
         parameter_bytes=width,
         gradient_bytes=width,
         optimizer_bytes=width * state_of_optimizer(optimizer),
         ema_bytes=width if has_ema else 0,
-        frozen_bytes=max(frozen, default=(0, width))[1],  # of adapters' base the large ones may be narrower
         checkpointed=checkpoint,
     )
     return Setting(profile=loaded, cluster=cluster, workload=workload)
 
 
-def _require_layers(setting: Setting, names: list[str], profile: Path) -> None:
-    from diffusionpipe.errors import ConfigError
+def _print_comparison(setting: Setting, comparison: Comparison) -> None:
+    from rich.console import Console
 
-    known = {layer.name for layer in setting.graph.layers}
-    unknown = [name for name in names if name not in known]
-    if unknown:
-        raise ConfigError(
-            f"{profile} is of another model: it lacks {len(unknown)} of the plan's layers, e.g. {unknown[0]}; give "
-            "the profile that the plan was made of"
-        )
+    from diffusionpipe.cli.plan_table import table_lines
 
-
-def _print_comparison(console: Console, setting: Setting, comparison: Comparison) -> None:
-    from rich.table import Table
-
-    heading = f"batch {setting.workload.batch} on {setting.cluster.name}, {setting.cluster.num_ranks} devices"
-    table = Table(box=None, pad_edge=False, header_style="bold", title=heading, title_justify="left")
-    table.add_column("", overflow="fold", min_width=11)
-    table.add_column("layout", overflow="fold", min_width=15)
-    knows_update = setting.profile.update > 0
-    update = ("update\nms",) if knows_update else ()
-    for name in ("step\nms", *update, "samples\n/s", "\nidle", "only en-\ncoding", "peak\nGiB", "too\nmuch"):
-        table.add_column(name, justify="right", no_wrap=True)
-    for rows, style in ((comparison.ours, ""), (comparison.others, "dim")):
-        for index, row in enumerate(rows):
-            is_winner = rows is comparison.ours and index == 0
-            table.add_row(*_cells(row, knows_update=knows_update), style="bold green" if is_winner else style)
-        table.add_section()
-    console.print(table)
-    meaning = "an iteration and the update after it" if knows_update else "an iteration; the profile knows no update"
-    console.print(f"\nstep: {meaning}", soft_wrap=True)
-    use = comparison.ours[0].use
-    if use:
-        items = [f"{name.replace('_', ' ')} {size / GIB:.2f}" for name, size in use.items().items() if size]
-        console.print(f"\nfullest device, GiB: {', '.join(items)}", soft_wrap=True)
-    console.print(f"\n{comparison.verdict}", soft_wrap=True)
-
-
-def _cells(row: Row, *, knows_update: bool) -> tuple[str, ...]:
-    return (
-        row.name,
-        row.sizes,
-        f"{row.step * 1e3:.1f}",
-        *((f"{row.update * 1e3:.1f}",) if knows_update else ()),
-        f"{row.samples_per_second:.4g}",
-        f"{row.bubble:.1%}",
-        f"{row.exposed * 1e3:.1f}",
-        f"{row.memory / GIB:.1f}",
-        f"{row.overflow / GIB:.1f}" if row.overflow > 0 else "",
-    )
+    console = Console(highlight=False)
+    for line, style in table_lines(setting, comparison, width=max(console.width, 72)):
+        console.print(line, style=style, markup=False, soft_wrap=True)

@@ -3,15 +3,18 @@
 from diffusionpipe.costs import Cluster, Profile
 from diffusionpipe.planner.given import NOTHING, Given, check_given
 from diffusionpipe.planner.stage_costs import Setting
+from diffusionpipe.trainer.pipeline_section import PipelineSection
 from diffusionpipe.trainer.recipe import Recipe
 from diffusionpipe.trainer.workload import workload_of
 
 
 def given_of(recipe: Recipe) -> Given:
     """The sizes that a recipe with `plan = "auto"` states; none of any other."""
-    pipeline = recipe.pipeline
-    if not pipeline.is_searched:
-        return NOTHING
+    return given_sizes(recipe.pipeline) if recipe.pipeline.is_searched else NOTHING
+
+
+def given_sizes(pipeline: PipelineSection) -> Given:
+    """The sizes that a section states."""
     return Given(
         stages=pipeline.stages,
         microbatches=pipeline.microbatches,
@@ -34,3 +37,28 @@ def check_search(recipe: Recipe, num_ranks: int) -> None:
         ConfigError: the sizes do not fit each other, the batch or the ranks.
     """
     check_given(given_of(recipe), batch=recipe.training.batch, num_ranks=num_ranks)
+
+
+def restriction_of(recipe: Recipe) -> str:
+    """One sentence on the keys of the recipe that restrict its search; "" if there are none."""
+    pipeline = recipe.pipeline
+    stated = {
+        "data_parallel": pipeline.data_parallel,
+        "sharded": pipeline.sharded,
+        "stages": pipeline.stages,
+        "microbatches": pipeline.microbatches,
+        "schedule": pipeline.schedule,
+        "fill": pipeline.fill,
+        "offload_frozen": pipeline.offload_frozen,
+    }
+    keys = [f"{name} = {_toml(value)}" for name, value in stated.items() if value is not None]
+    if not keys:
+        return ""
+    return (
+        f"The recipe's [pipeline] section fixes {', '.join(keys)}: the search looks at such layouts only. Others may "
+        "be faster; leave a key out to let the search choose it."
+    )
+
+
+def _toml(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else f'"{value}"' if isinstance(value, str) else str(value)

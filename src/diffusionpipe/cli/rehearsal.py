@@ -9,7 +9,7 @@ Waits and messages of both are the same; so a difference is the runtime's, or th
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 from typing import TYPE_CHECKING
@@ -28,7 +28,11 @@ if TYPE_CHECKING:
     from diffusionpipe.runtime.rehearsal import RankIteration, VirtualRun
 
 SHORTEST: Seconds = 0.01
-"""The shortest forward or backward of a rehearsal whose scale is chosen for the user: far above a late wake-up."""
+"""The shortest forward or backward of a rehearsal whose scale is chosen for the user: far above a late wake-up;"""
+LONGEST: Seconds = 20.0
+"""but all its iterations together, the one before the first measured one included, take no longer than this,"""
+FINEST: Seconds = 0.001
+"""unless the mean forward or backward would be shorter than this."""
 COPYING = 0.05
 """The part of one core that copying messages may take where their scale is chosen for the user."""
 TOUCHES = 4
@@ -77,10 +81,17 @@ def measured_link(ranks: LocalRanks) -> Link:
     return Link(*fit_line(points))
 
 
-def fitting_scale(costs: Costs) -> float:
-    """The scale that makes the shortest forward or backward of a trained stage `SHORTEST` long."""
+def fitting_scale(schedule: Schedule, costs: Costs, iterations: int) -> float:
+    """The scale that makes the shortest forward or backward of a trained stage `SHORTEST` long, within `LONGEST`.
+
+    A plan that shards its parameters has a stage for every few layers, and some of them take next to no time.
+    """
     times = [time for stage in costs.stages for time in (stage.forward, stage.backward) if time > 0]
-    return SHORTEST / min(times) if times else 1.0
+    if not times:
+        return 1.0
+    iteration = simulate(schedule, replace(costs, link=Link(), links={})).makespan
+    finest, longest = FINEST * len(times) / sum(times), LONGEST / ((iterations + 1) * iteration)
+    return min(SHORTEST / min(times), max(finest, longest))
 
 
 def fitting_bytes_scale(
@@ -137,6 +148,24 @@ def _count(spec: TensorSpec) -> int:
     return count
 
 
+def held_bytes(schedule: Schedule, tensors: Mapping[str, TensorSpec]) -> list[Bytes]:
+    """What each virtual stage holds of a micro-batch between its forward and its backward: what it reads and writes."""
+    placement, held = schedule.placement, []
+    edges = [edge for pipeline in placement.pipelines for edge in pipeline.edges if edge.tensors]
+    for index, stage in enumerate(placement.stages):
+        if placement.is_frozen(index):
+            held.append(0)
+            continue
+        names = {name for edge in edges if edge.producer == index for name in edge.tensors}
+        for edge in edges:
+            is_near = placement.stages[edge.producer].worker == stage.worker
+            if edge.consumer == index and not is_near and not placement.is_frozen(edge.producer):
+                names |= set(edge.tensors)
+        samples = len(stage.share.samples(max(placement.pipeline_of(index).microbatches)))
+        held.append(samples * sum(tensors[name].num_bytes for name in names))
+    return held
+
+
 def virtual_run(
     schedule: Schedule, costs: Costs, graph: ModelGraph, mesh: Mesh, *, scale: float, bytes_scale: float, link: Link
 ) -> VirtualRun:
@@ -144,10 +173,15 @@ def virtual_run(
     from diffusionpipe.runtime.rehearsal import VirtualRun
 
     tensors = scaled_tensors(graph.tensors, bytes_scale)
+    scaled = scaled_costs(costs, scale)
     return VirtualRun(
         schedule=schedule,
         costs=replace(
-            scaled_costs(costs, scale),
+            scaled,
+            stages=tuple(
+                replace(stage, activation=held, kept_after_input_grad=0)
+                for stage, held in zip(scaled.stages, held_bytes(schedule, tensors), strict=True)
+            ),
             tensor_bytes={name: spec.num_bytes for name, spec in tensors.items()},
             link=link,
             links={},
@@ -164,8 +198,13 @@ def predict_run(run: VirtualRun) -> Timeline:
     return simulate(run.schedule, run.costs, streams=Streams.PAIR)
 
 
-def rehearse_runs(ranks: LocalRanks, runs: Mapping[str, VirtualRun], order: Sequence[str]) -> dict[str, Rehearsed]:
-    """Every run predicted and measured, one iteration for each name of `order`.
+def rehearse_runs(
+    ranks: LocalRanks,
+    runs: Mapping[str, VirtualRun],
+    order: Sequence[str],
+    progress: Callable[[int], None] | None = None,
+) -> dict[str, Rehearsed]:
+    """Every run predicted and measured, one iteration for each name of `order`; `progress` hears how many are done.
 
     Raises:
         ScheduleError: a schedule holds ops that the executor does not know.
@@ -174,7 +213,7 @@ def rehearse_runs(ranks: LocalRanks, runs: Mapping[str, VirtualRun], order: Sequ
     from diffusionpipe.runtime.rehearsal import rehearse
 
     predicted = {name: predict_run(run) for name, run in runs.items()}
-    found: list[dict[str, list[RankIteration]]] = ranks.run(rehearse, runs, order)
+    found: list[dict[str, list[RankIteration]]] = ranks.run(rehearse, runs, order, progress=progress)
     return {
         name: Rehearsed(
             predicted=predicted[name],

@@ -2,17 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from time import perf_counter
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.progress import Progress
+
+    from diffusionpipe.cli.machine import Moment
     from diffusionpipe.cli.rehearsal import Rehearsed
-    from diffusionpipe.costs import Costs, Link, Profile
+    from diffusionpipe.cli.rehearsal_report import Outcome
+    from diffusionpipe.cli.rehearsal_size import Size
+    from diffusionpipe.costs import Costs, Profile
     from diffusionpipe.ir import Mesh, Plan
+    from diffusionpipe.units import Seconds
 
 RUN = "plan"
+BUSY = 0.25
+"""Other programs' part of all cores from which on measured times are not to be trusted,"""
+CROWDED = 0.5
+"""and that of the ranks themselves."""
+LINES_EVERY = 5.0
+"""Seconds between lines where no bar can be drawn."""
 
 
 def rehearse(
@@ -22,11 +37,17 @@ def rehearse(
         str | None, typer.Option(metavar="NAME", help="The cluster that it was made for: speeds and gradient sums.")
     ] = None,
     scale: Annotated[
-        float | None, typer.Option(help="Factor of all waits; default: the shortest stage's becomes 10 ms.")
+        float | None,
+        typer.Option(
+            help="Factor of all waits; default: the shortest stage's becomes 10 ms, but all together take 20 s at most."
+        ),
     ] = None,
     bytes_scale: Annotated[
         float | None,
-        typer.Option(help="Factor of all tensors between stages; default: copying takes at most 5 % of a core."),
+        typer.Option(
+            help="Factor of all tensors between stages; default: copying takes at most 5 % of a core, and tensors take "
+            "at most half of the free memory."
+        ),
     ] = None,
     ranks: Annotated[
         int | None, typer.Option(min=1, help="Processes: whole data-parallel groups of the plan; default: all.")
@@ -40,20 +61,15 @@ def rehearse(
 
     from rich.console import Console
 
-    from diffusionpipe.cli.rehearsal import (
-        fitting_bytes_scale,
-        fitting_scale,
-        measured_link,
-        predict_run,
-        rehearsal_mesh,
-        rehearse_runs,
-        virtual_run,
-    )
+    from diffusionpipe.cli.machine import free_memory, moment
+    from diffusionpipe.cli.rehearsal import fitting_scale, rehearsal_mesh
+    from diffusionpipe.cli.rehearsal_report import figures_of, print_report
+    from diffusionpipe.cli.rehearsal_size import size_of
     from diffusionpipe.costs.files import read_profile
     from diffusionpipe.errors import ConfigError
     from diffusionpipe.ir.files import read_plan
-    from diffusionpipe.runtime.local_ranks import local_ranks
 
+    began = moment()
     for name, value in (("--scale", scale), ("--bytes-scale", bytes_scale)):
         if value is not None and not 0 < value < float("inf"):
             raise ConfigError(f"{name} {value} is no factor; use a positive number, e.g. 0.1")
@@ -61,25 +77,127 @@ def rehearse(
     _require_sound(loaded, made, plan, profile)
     mesh = rehearsal_mesh(loaded.mesh, ranks)
     costs = _costs(loaded, made, cluster)
-    scale = scale or fitting_scale(costs)
-    with Console(stderr=True).status("starting the ranks") as status, local_ranks(mesh.num_ranks) as processes:
-        link = measured_link(processes)
-        sizes: dict[str, Any] = {"scale": scale, "link": link}
-        bare = virtual_run(loaded.train, costs, made.graph, mesh, bytes_scale=1e-9, **sizes)
-        iteration = predict_run(bare).makespan
-        if bytes_scale is None:
-            bytes_scale = fitting_bytes_scale(loaded.train, costs, link, iteration, data_parallel=mesh.data_parallel)
-        status.update(f"rehearsing for about {iterations * iteration:.0f} s")
-        run = virtual_run(loaded.train, costs, made.graph, mesh, bytes_scale=bytes_scale, **sizes)
-        found = rehearse_runs(processes, {RUN: run}, [RUN] * iterations)[RUN]
-    figures = _figures(found, link=link, scale=scale, bytes_scale=bytes_scale)
-    figures["planned"] = _planned(loaded, made, costs)
+    scale = scale or fitting_scale(loaded.train, costs, iterations)
+    size = size_of(
+        loaded.train,
+        costs,
+        made.graph,
+        mesh,
+        iterations=iterations,
+        scale=scale,
+        bytes_scale=bytes_scale,
+        free=free_memory(),
+    )
+    errors = Console(stderr=True, highlight=False)
+    _say(errors, str(size))
+    _warn_if_busy(errors, began)
+    found = _rehearsed(errors, loaded, costs, made, size, mesh=mesh, scale=scale, is_given=bytes_scale is not None)
+    figures = figures_of(found, loaded, made, costs)
     if json:
         typer.echo(dumps(figures, indent=2))
     else:
-        _print_tables(Console(highlight=False), found, figures)
+        print_report(Console(highlight=False), figures)
+    if warning := disturbance(figures["processor"]):
+        _say(errors, f"[yellow]warning:[/] {warning}")
     if png:
-        _draw(found, loaded, png, plan.stem)
+        _draw(found.result, loaded, png, plan.stem)
+
+
+def _rehearsed(
+    errors: Console, plan: Plan, costs: Costs, profile: Profile, size: Size, *, mesh: Mesh, scale: float, is_given: bool
+) -> Outcome:
+    """Start the ranks, measure their link, and let them rehearse."""
+    from diffusionpipe.cli.machine import cores_of_others, moment
+    from diffusionpipe.cli.rehearsal import fitting_bytes_scale, measured_link, rehearse_runs, virtual_run
+    from diffusionpipe.cli.rehearsal_report import Outcome
+    from diffusionpipe.runtime.local_ranks import local_ranks
+
+    moments = []
+    with local_ranks(mesh.num_ranks) as processes:
+        with errors.status("starting the ranks"):
+            link = measured_link(processes)
+        bytes_scale = size.bytes_scale
+        if not is_given:
+            fitting = fitting_bytes_scale(plan.train, costs, link, size.iteration, data_parallel=mesh.data_parallel)
+            bytes_scale = min(bytes_scale, fitting)
+        run = virtual_run(plan.train, costs, profile.graph, mesh, scale=scale, bytes_scale=bytes_scale, link=link)
+        with RehearsalProgress(errors, size) as report:
+
+            def note(done: int) -> None:
+                moments.append(moment())
+                report(done)
+
+            found = rehearse_runs(processes, {RUN: run}, [RUN] * size.iterations, note)[RUN]
+    others = cores_of_others(moments[0], moments[-1], sum(found.cpu))
+    return Outcome(result=found, size=size, link=link, scale=scale, bytes_scale=bytes_scale, others=others)
+
+
+class RehearsalProgress:
+    """How many iterations are done: a bar on a terminal, elsewhere a line now and then. Used as a context."""
+
+    def __init__(self, console: Console, size: Size, *, clock: Callable[[], Seconds] = perf_counter) -> None:
+        self._console, self._size, self._clock = console, size, clock
+        self._bar: Progress | None = None
+        self._said = clock()
+
+    def __enter__(self) -> Callable[[int], None]:
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+        if self._console.is_terminal:
+            columns = TextColumn("rehearsing"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
+            self._bar = Progress(*columns, console=self._console, transient=True)
+            self._task = self._bar.add_task("rehearsing", total=self._size.iterations + 1)
+            self._bar.start()
+        return self._update
+
+    def __exit__(self, *exception: object) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+    def _update(self, done: int) -> None:
+        """So many iterations have been measured, and one before them."""
+        if self._bar is not None:
+            self._bar.update(self._task, completed=done + 1)
+            return
+        now, left = self._clock(), self._size.iterations - done
+        if done and (now - self._said >= LINES_EVERY or (not left and self._size.seconds >= LINES_EVERY)):
+            seconds = f"about {left * self._size.iteration:.0f} s left" if left else "done"
+            self._console.print(f"rehearsed {done} of {self._size.iterations} iterations, {seconds}", soft_wrap=True)
+            self._said = now
+
+
+def _warn_if_busy(errors: Console, began: Moment | None) -> None:
+    """A warning if other programs have used the machine since this command began."""
+    from diffusionpipe.cli.machine import cores_of_others, moment, num_cores
+
+    others, cores = cores_of_others(began, moment()), num_cores()
+    if others is not None and others > BUSY * cores:
+        _say(
+            errors,
+            f"[yellow]warning:[/] other programs use {others:.1f} of this machine's {cores} cores now; ranks that "
+            "share their cores wake up late, and measured times get longer",
+        )
+
+
+def _say(console: Console, text: str) -> None:
+    """One message; a terminal's lines are broken between words."""
+    console.print(text, soft_wrap=not console.is_terminal)
+
+
+def disturbance(processor: dict[str, Any]) -> str | None:
+    """What made the measured times too long; None if nothing did."""
+    others, ranks, cores = processor["other_cores"], processor["rank_cores"], processor["cores"]
+    if others is not None and others > BUSY * cores:
+        return (
+            f"other programs used {others:.1f} of this machine's {cores} cores meanwhile, so the measured times are "
+            "too long; rehearse again when it is idle"
+        )
+    if ranks > CROWDED * cores:
+        return (
+            f"the ranks used {ranks:.1f} of this machine's {cores} cores, so they delayed each other; use a larger "
+            "--scale, a smaller --bytes-scale, or fewer --ranks"
+        )
+    return None
 
 
 def _require_sound(plan: Plan, profile: Profile, plan_file: Path, profile_file: Path) -> None:
@@ -123,87 +241,6 @@ def _costs(plan: Plan, profile: Profile, cluster: str | None) -> Costs:
                 f"{setting.cluster.num_ranks}; give the cluster that it was made for"
             )
     return costs_of(plan.train, plan.blocks, plan.mesh, setting)
-
-
-def _figures(found: Rehearsed, *, link: Link, scale: float, bytes_scale: float) -> dict[str, Any]:
-    """Everything that is reported, in seconds."""
-    from statistics import median
-
-    from diffusionpipe.cli.rehearsal import seconds_by_kind
-
-    ranks = []
-    for rank in range(found.mesh.num_ranks):
-        measured = [seconds_by_kind(timeline, rank) for timeline in found.measured]
-        ranks.append(
-            {
-                "rank": rank,
-                "predicted_s": seconds_by_kind(found.predicted, found.mesh.place(rank)[1]),
-                "measured_s": {kind: median(times[kind] for times in measured) for kind in measured[0]},
-            }
-        )
-    return {
-        "scale": scale,
-        "bytes_scale": bytes_scale,
-        "link": {"latency_s": link.latency, "bytes_per_s": link.bandwidth},
-        "iteration": {"predicted_s": found.predicted.makespan, "measured_s": list(found.seconds), "error": found.error},
-        "bubble": {
-            "predicted": found.predicted.bubble,
-            "measured": median(timeline.bubble for timeline in found.measured),
-        },
-        "processor_share": sum(found.cpu) / sum(found.seconds),
-        "ranks": ranks,
-    }
-
-
-def _planned(plan: Plan, profile: Profile, costs: Costs) -> dict[str, float]:
-    """What is predicted of the plan itself, unscaled, in seconds; the update is not rehearsed."""
-    from diffusionpipe.planner.stage_costs import update_time
-    from diffusionpipe.simulator import simulate
-
-    iteration, update = (
-        simulate(plan.train, costs).makespan,
-        update_time(plan.train, plan.blocks, profile, plan.mesh),
-    )
-    return {"iteration_s": iteration, "update_s": update, "step_s": iteration + update}
-
-
-def _print_tables(console: Any, found: Rehearsed, figures: dict[str, Any]) -> None:
-    from statistics import median
-
-    planned, link = figures["planned"], figures["link"]
-    update = f" and an update of {planned['update_s'] * 1e3:.1f} ms" if planned["update_s"] else ""
-    low, middle, high = min(found.seconds), median(found.seconds), max(found.seconds)
-    bubble = figures["bubble"]
-    console.print(
-        f"planned: an iteration of {planned['iteration_s'] * 1e3:.1f} ms{update}; rehearsed is the iteration, scaled\n"
-        f"iteration: {middle * 1e3:.1f} ms measured (median of {len(found.seconds)}, {low * 1e3:.1f} to "
-        f"{high * 1e3:.1f}), {found.predicted.makespan * 1e3:.1f} ms predicted: {found.error:+.2%}\n"
-        f"bubble: {bubble['measured']:.2%} measured, {bubble['predicted']:.2%} predicted\n"
-        f"waits x {figures['scale']:.4g}, messages x {figures['bytes_scale']:.4g} on links of "
-        f"{link['latency_s'] * 1e6:.0f} us and {link['bytes_per_s'] / 1e9:.2f} GB/s; "
-        f"the ranks took {figures['processor_share']:.0%} of one core\n",
-        soft_wrap=True,
-    )
-    console.print(_rank_table(figures["ranks"]))
-
-
-def _rank_table(ranks: list[dict[str, Any]]) -> Any:
-    """Milliseconds of each rank in each kind of action, measured and predicted."""
-    from rich.table import Table
-
-    kinds = [
-        kind
-        for kind in ranks[0]["predicted_s"]
-        if any(rank[which][kind] for rank in ranks for which in ("predicted_s", "measured_s"))
-    ]
-    table = Table(box=None, pad_edge=False, title="ms: measured / predicted", title_justify="left")
-    table.add_column("rank", justify="right")
-    for kind in kinds:
-        table.add_column(kind, justify="right", no_wrap=True)
-    for rank in ranks:
-        cells = (f"{rank['measured_s'][kind] * 1e3:.1f} / {rank['predicted_s'][kind] * 1e3:.1f}" for kind in kinds)
-        table.add_row(str(rank["rank"]), *cells)
-    return table
 
 
 def _draw(found: Rehearsed, plan: Plan, png: Path, title: str) -> None:

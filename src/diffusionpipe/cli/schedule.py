@@ -11,9 +11,12 @@ import typer
 
 from diffusionpipe.cli.default_verb import DEFAULT, DefaultVerb
 from diffusionpipe.cli.schedule_compare import compare
+from diffusionpipe.cli.schedule_instance import instance
 from diffusionpipe.cli.schedule_search import search
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from diffusionpipe.ir import Schedule, Timeline
     from diffusionpipe.units import Seconds
 
@@ -22,6 +25,7 @@ MAX_FORWARDS = 1_000_000
 app = typer.Typer(cls=DefaultVerb, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="rich")
 app.command("compare")(compare)
 app.command("search")(search)
+app.command("instance")(instance)
 
 
 @app.callback()
@@ -55,7 +59,12 @@ def show(
     comm: Annotated[str, typer.Option(metavar="t", help="Time of a transfer between two ranks.")] = "0",
     as_json: Annotated[bool, typer.Option("--json", help="Print the figures and orders as JSON.")] = False,
     as_csv: Annotated[
-        bool, typer.Option("--csv", help="Print the orders as torch.distributed.pipelining's CSV.")
+        bool,
+        typer.Option(
+            "--csv",
+            help="Print the orders as torch.distributed.pipelining's CSV; its schedules read it by "
+            '_load_csv(FILE, format="compute_only").',
+        ),
     ] = False,
     png: Annotated[Path | None, typer.Option(help="Write a picture (.png, .svg, .pdf).")] = None,
     perfetto: Annotated[Path | None, typer.Option(help="Write a trace for ui.perfetto.dev.")] = None,
@@ -195,15 +204,17 @@ def _print_report(question: _Question, answer: _Answer) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from diffusionpipe.viz import sketch
+    from diffusionpipe.viz import explained_sketch
 
     console = Console(highlight=False)
     timeline = answer.timeline
     backward = question.input_grad + question.weight_grad
     times = f"forward {_number(question.forward)}, backward {_number(backward)}, transfer {_number(question.comm)}"
     console.print(f"[bold]{question.heading}[/bold]: {times}\n", soft_wrap=True)
-    console.print(sketch(timeline, width=console.width if console.is_terminal else 120), markup=False, soft_wrap=True)
-    console.print(f"\nmakespan      {_number(timeline.makespan)}\nbubble ratio  {timeline.bubble:.2%}\n")
+    console.print(explained_sketch(timeline, width=console.width), markup=False, soft_wrap=True)
+    console.print()
+    console.print(_figures(timeline))
+    console.print()
     table = Table(box=None, pad_edge=False, header_style="bold")
     for heading in ("rank", "busy", "idle", "peak activations"):
         table.add_column(heading, justify="right")
@@ -211,6 +222,23 @@ def _print_report(question: _Question, answer: _Answer) -> None:
         busy = timeline.busy(rank)
         table.add_row(str(rank), _number(busy), _number(timeline.makespan - busy), _number(peak))
     console.print(table)
+    console.print(
+        "\nbusy, idle: times within the makespan. peak activations: the most that the rank holds at a time; 1 is those "
+        "of one rank's part of the model (1/P) for one micro-batch."
+    )
+
+
+def _figures(timeline: Timeline) -> Table:
+    """Makespan and bubble, each with its meaning."""
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, show_header=False)
+    table.add_column(no_wrap=True)
+    table.add_column(no_wrap=True, justify="right")
+    table.add_column()
+    table.add_row("makespan", _number(timeline.makespan), "from the first start to the last end")
+    table.add_row("bubble ratio", f"{timeline.bubble:.2%}", "the idle part of all ranks' makespan")
+    return table
 
 
 def _print_json(question: _Question, answer: _Answer) -> None:

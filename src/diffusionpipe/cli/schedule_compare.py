@@ -88,9 +88,9 @@ def _print_table(
     for name, why in comparison.undefined.items():
         console.print(f"\n{name}: {why}", soft_wrap=True)
     console.print(
-        "\nwindow bubble: the idle part between a rank's first start and its last end; it is what is lost where the "
-        "optimizer's step does not wait for all ranks (training.post_validation).",
-        soft_wrap=True,
+        "\nwindow bubble: the idle part between a rank's first start and its last end. It counts where the optimizer's "
+        "step does not wait for all ranks (training.post_validation). peak activations: the most that a rank holds; 1 "
+        "is those of its part of the model (1/P) for one micro-batch. weights: parts of the model (1/P) on a rank."
     )
 
 

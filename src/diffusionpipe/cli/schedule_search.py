@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from diffusionpipe.ir import Schedule, Timeline
     from diffusionpipe.ordering import Answer, Instance
 
@@ -22,7 +24,8 @@ def search(
 ) -> None:
     """Search the order with the shortest iteration for uneven stages, slow links and little memory.
 
-    docs/schedule-search.md describes the instance and the answer.
+    docs/schedule-search.md describes the instance and the answer. `schedule instance` writes the instance of a profiled
+    model on a cluster.
     """
     from diffusionpipe.ordering import search as search_order
     from diffusionpipe.ordering.instance_file import read_instance
@@ -74,22 +77,76 @@ def _print_json(answer: Answer) -> None:
 
 def _print_report(question: Instance, answer: Answer, timeline: Timeline) -> None:
     from rich.console import Console
-    from rich.table import Table
 
-    from diffusionpipe.viz import sketch
+    from diffusionpipe.viz import explained_sketch
 
     console = Console(highlight=False)
-    console.print(f"[bold]{_heading(question)}[/bold]: placement {answer.placement}, from {answer.family}\n")
-    console.print(sketch(timeline, width=console.width if console.is_terminal else 120), markup=False, soft_wrap=True)
-    value = answer.window if question.objective == "window" else answer.makespan
-    proof = "proven to be the least" if answer.optimal else f"no order is below {_number(answer.lower_bound)}"
-    rows = {
-        "makespan": _number(answer.makespan),
-        "window": _number(answer.window),
-        "bubble ratio": f"{answer.bubble:.2%} of the {question.objective}",
-        "": f"{question.objective} {_number(value)}: {proof}",
+    console.print(f"[bold]{_heading(question)}[/bold]\n")
+    console.print(explained_sketch(timeline, width=console.width), markup=False, soft_wrap=True)
+    console.print()
+    console.print(_figures(question, answer))
+    console.print()
+    console.print(_ranks(question, answer, timeline))
+    console.print(
+        "\nbusy, idle: times within the makespan. peak memory: the most that the rank holds in activations. "
+        "limit: the instance's memory_limit."
+    )
+
+
+def _figures(question: Instance, answer: Answer) -> Table:
+    """The answer's figures, each with its meaning."""
+    from rich.table import Table
+
+    proof = (
+        "no order has a shorter one (proven)"
+        if answer.optimal
+        else f"no order is below {_number(answer.lower_bound)} (lower bound)"
+    )
+    meanings = {
+        "makespan": "from the first start to the last end",
+        "window": "the longest time from one rank's first start to its last end",
     }
-    console.print("\n" + "\n".join(f"{name:12}  {text}" for name, text in rows.items()) + "\n", soft_wrap=True)
+    meanings[str(question.objective)] += f"; {proof}"
+    table = Table(box=None, pad_edge=False, show_header=False)
+    table.add_column(no_wrap=True)
+    table.add_column(no_wrap=True, justify="right")
+    table.add_column()
+    table.add_row("placement", str(answer.placement), _placement_text(answer))
+    table.add_row("order", "", _origin_text(answer.family))
+    table.add_row("makespan", _number(answer.makespan), meanings["makespan"])
+    table.add_row("window", _number(answer.window), meanings["window"])
+    table.add_row("bubble ratio", f"{answer.bubble:.2%}", f"the idle part of all ranks' {question.objective}")
+    return table
+
+
+def _placement_text(answer: Answer) -> str:
+    """Which stages of the instance each rank has."""
+    last = len(answer.orders) - 1
+    match str(answer.placement):
+        case "linear":
+            return "rank i has half-stages 2i and 2i + 1 as one stage"
+        case "v":
+            return f"rank i has half-stages i and {2 * last + 1} - i: the model goes down the ranks and back up"
+        case _:
+            return f"rank i has half-stages i and {last + 1} + i: the model goes over the ranks twice"
+
+
+def _origin_text(family: str) -> str:
+    """Where the orders come from."""
+    name, is_improved = family.rstrip("+"), family.endswith("+")
+    if name == "search drawn":
+        origin = "by a rule of the search that was drawn at random"
+    elif name.startswith("search "):
+        origin = "by one of the search's own rules"
+    else:
+        origin = f"the published schedule {name}"
+    return f"{origin}, then improved" if is_improved else origin
+
+
+def _ranks(question: Instance, answer: Answer, timeline: Timeline) -> Table:
+    """Time and memory of each rank."""
+    from rich.table import Table
+
     table = Table(box=None, pad_edge=False, header_style="bold")
     for heading in ("rank", "busy", "idle", "peak memory", "limit"):
         table.add_column(heading, justify="right")
@@ -98,7 +155,7 @@ def _print_report(question: Instance, answer: Answer, timeline: Timeline) -> Non
         busy = timeline.busy(rank)
         limit_text = limit if isinstance(limit, str) else _number(limit)
         table.add_row(str(rank), _number(busy), _number(timeline.makespan - busy), _number(peak), limit_text)
-    console.print(table)
+    return table
 
 
 def _write_files(

@@ -4,6 +4,7 @@ import logging
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import ExitStack
 from math import isqrt
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -12,9 +13,10 @@ import typer
 
 if TYPE_CHECKING:
     from diffusionpipe.costs import Cluster, ModelGraph, Profile
-    from diffusionpipe.ir import Plan, Timeline
+    from diffusionpipe.ir import Plan
     from diffusionpipe.trainer.drawing import Picture
     from diffusionpipe.trainer.recipe import Recipe
+    from diffusionpipe.trainer.screen import Screen
 
 logger = logging.getLogger(__name__)
 
@@ -47,19 +49,29 @@ def train(
     ] = True,
 ) -> None:
     """Train a diffusion model by pipeline parallelism."""
-    from diffusionpipe.trainer.launch import is_under_torchrun, launch
-    from diffusionpipe.trainer.recipe_file import load_recipe
+    from rich.console import Console
 
-    loaded = load_recipe(recipe, overrides or ())
-    if is_under_torchrun(os.environ):
+    from diffusionpipe.cli.output import log_to
+    from diffusionpipe.trainer.launch import is_under_torchrun, launch
+    from diffusionpipe.trainer.screen import Screen
+
+    is_rank = is_under_torchrun(os.environ)
+    rank = int(os.environ["RANK"]) if is_rank else None
+    screen = Screen(Console(stderr=True), speaks=not rank)
+    log_to(screen.console, rank)
+    with screen.work("starting"):  # torch takes seconds to import
+        from diffusionpipe.cli.recipe_checks import checks_of_run
+        from diffusionpipe.runtime.process_group import membership
+        from diffusionpipe.trainer.recipe_file import load_recipe
+
+        count = membership(os.environ).world_size if is_rank else ranks or _default_ranks(device)
+        loaded = load_recipe(recipe, overrides or (), checks_of_run(count, resume))
+    if is_rank:
         _refuse_launch_options(ranks, port)
-        _join(loaded, resume, device, uses_cache=cache)
+    if is_rank or (count == 1 and port is None):
+        _join(loaded, resume, device, screen, uses_cache=cache)
         return
-    _check_folders(loaded)
-    count = ranks or _default_ranks(device)
-    if count == 1 and port is None:
-        _join(loaded, resume, device, uses_cache=cache)
-        return
+    logger.info("starting ranks=%d run=%s", count, loaded.run.folder)
     status = launch(
         [sys.executable, "-m", "diffusionpipe", *_arguments(recipe, overrides or (), resume, device, uses_cache=cache)],
         ranks=count,
@@ -87,63 +99,47 @@ def _refuse_launch_options(ranks: int | None, port: int | None) -> None:
         raise ConfigError("torchrun has started the ranks already; leave out --ranks and --port")
 
 
-def _check_folders(recipe: "Recipe") -> None:
-    """Refuse before any process starts what is plainly not there.
-
-    Raises:
-        ConfigError: a folder of the recipe does not exist.
-    """
-    from diffusionpipe.errors import DataError
-
-    folders = {"data.train": recipe.data.train, "data.validation": recipe.data.validation}
-    missing = [f"{key}: there is no folder {path}" for key, path in folders.items() if path and not path.is_dir()]
-    if missing:
-        raise DataError("\n".join(missing))
-
-
 def _default_ranks(device: str) -> int:
     import torch
 
     return max(1, torch.cuda.device_count()) if device != "cpu" else 1
 
 
-def _join(recipe: "Recipe", resume: str | None, device: str, *, uses_cache: bool) -> None:
+def _join(recipe: "Recipe", resume: str | None, device: str, screen: "Screen", *, uses_cache: bool) -> None:
     """Be one rank of the job, from the first rendezvous to the last picture."""
     import torch
 
     from diffusionpipe.cli.job_profiles import CachedProfiles
     from diffusionpipe.cli.profile_cache import cache_folder
-    from diffusionpipe.cli.recipe_setting import check_search
+    from diffusionpipe.cli.run_report import RunReport
     from diffusionpipe.runtime.process_group import joined, leave, membership
     from diffusionpipe.trainer.run import Hooks, run
 
-    member = membership(os.environ)
-    _log(member.rank)
+    member, report = membership(os.environ), RunReport(screen.console)
     if device == "auto":
         device = "cuda" if torch.cuda.device_count() > member.local_rank else "cpu"
     try:
-        with joined(member, device=device) as job:
-            job.agree("the recipe", recipe.model_dump_json())
-            if recipe.pipeline.is_searched:
-                check_search(recipe, member.world_size)
-            shelf = CachedProfiles(folder=cache_folder(os.environ)) if uses_cache else None
-            hooks = Hooks(make_plan=_make_plan, save_grid=_save_grid, profiles=shelf)
+        with ExitStack() as stack:
+            with screen.work("waiting for all ranks"):
+                job = stack.enter_context(joined(member, device=device))
+                job.agree("the recipe", recipe.model_dump_json())
+            hooks = Hooks(
+                make_plan=_make_plan,
+                save_grid=_save_grid,
+                profiles=CachedProfiles(folder=cache_folder(os.environ)) if uses_cache else None,
+                screen=screen,
+                announce=report.start,
+            )
             steps = run(recipe, job, hooks, resume=resume)
     except (Exception, KeyboardInterrupt) as error:
         if member.world_size == 1 and not member.is_launched:
             raise
         leave(error, member)
     if member.rank == 0 and steps == recipe.training.steps:
-        _draw_results(recipe)
-
-
-def _log(rank: int) -> None:
-    """Messages of rank 0 and warnings of all ranks go to the standard error stream."""
-    handler = logging.StreamHandler()
-    handler.setFormatter(logging.Formatter(f"%(asctime)s rank={rank} %(message)s", datefmt="%H:%M:%S"))
-    package = logging.getLogger("diffusionpipe")
-    package.addHandler(handler)
-    package.setLevel(logging.INFO if rank == 0 else logging.WARNING)
+        with screen.work("drawing results"):
+            _draw_results(recipe)
+        report.end()
+        _name_results(recipe.run.folder)
 
 
 def _make_plan(
@@ -154,8 +150,7 @@ def _make_plan(
     cluster: "Cluster | None" = None,
 ) -> "Plan":
     """The plan that the recipe's [pipeline] section asks for."""
-    from diffusionpipe.planner import Layout, build_plan, plan_from_profile, predicted_timeline
-    from diffusionpipe.planner.stage_costs import update_time
+    from diffusionpipe.planner import Layout, build_plan, plan_from_profile
     from diffusionpipe.trainer.layout import replicas_of_stages
     from diffusionpipe.trainer.workload import samples_drawn_together
 
@@ -179,10 +174,7 @@ def _make_plan(
     )
     if profile is None:
         return build_plan(model, layout)
-    plan = plan_from_profile(profile, layout)
-    update = update_time(plan.train, plan.blocks, profile, plan.mesh)
-    logger.info("%s", _step_text(predicted_timeline(profile, plan).makespan, update))
-    return plan
+    return plan_from_profile(profile, layout)
 
 
 def _step_text(iteration: float, update: float) -> str:
@@ -192,7 +184,7 @@ def _step_text(iteration: float, update: float) -> str:
 
 def _searched_plan(recipe: "Recipe", profile: "Profile", cluster: "Cluster") -> "Plan":
     """The fastest plan, with the reason in the log."""
-    from diffusionpipe.cli.recipe_setting import setting_of
+    from diffusionpipe.cli.recipe_setting import restriction_of, setting_of
     from diffusionpipe.planner import choose
     from diffusionpipe.trainer.workload import samples_drawn_together
 
@@ -200,6 +192,8 @@ def _searched_plan(recipe: "Recipe", profile: "Profile", cluster: "Cluster") -> 
     proposal = choice.proposal
     logger.info('plan="%s" %s', choice.sizes, _step_text(proposal.iteration, proposal.update))
     logger.info("%s", choice.comparison().verdict)
+    if restriction := restriction_of(recipe):
+        logger.info("%s", restriction)
     return choice.plan(sample_batch=samples_drawn_together(recipe))
 
 
@@ -215,60 +209,34 @@ def grid_columns(count: int) -> int:
     return next((columns for columns in range(square, 11) if count % columns == 0), square)
 
 
-def _predicted(recipe: "Recipe", plan: "Plan") -> "Timeline | None":
-    """The predicted timeline of a run's plan, None if nothing is known of its times.
-
-    A run that measured has its profile, and the cluster if it was searched for; a plan file its prediction beside it.
-    """
-    from diffusionpipe.cli.prediction_file import read_prediction
-    from diffusionpipe.costs.clusters import load_cluster
-    from diffusionpipe.costs.files import read_profile
-    from diffusionpipe.planner import predicted_timeline
-
-    if recipe.pipeline.plan_file is not None:
-        return read_prediction(recipe.pipeline.plan_file, plan)
-    if not recipe.pipeline.is_profiled:
-        return None
-    folder = recipe.run.folder
-    cluster = load_cluster(str(folder / "cluster.json")) if recipe.pipeline.is_searched else None
-    return predicted_timeline(read_profile(folder / "profile.json"), plan, cluster)
-
-
-def _title(plan: "Plan") -> str:
-    """The schedule and its sizes, for a picture of one of its iterations."""
-    from diffusionpipe.ir import Op
-
-    microbatches = sum(len(p.microbatches) for p in plan.train.placement.pipelines if Op.ENCODE not in p.ops)
-    ranks = _count(plan.mesh.num_ranks, "rank")
-    if plan.mesh.data_parallel > 1:
-        ranks += f" in {plan.mesh.data_parallel} groups, of which one is shown"
-    return f"{plan.train.name}: {ranks}, {_count(microbatches, 'micro-batch', 'es')}, batch {plan.batch}"
-
-
-def _count(number: int, name: str, ending: str = "s") -> str:
-    return f"{number} {name}{ending if number != 1 else ''}"
-
-
 def _draw_results(recipe: "Recipe") -> None:
     """The pictures of a finished run: loss curve, timeline, trace, and the last samples under a fixed name."""
     import shutil
 
-    from diffusionpipe.ir.files import read_plan, read_timeline
-    from diffusionpipe.viz.gantt import gantt
+    from diffusionpipe.cli.run_timeline import draw_timeline
     from diffusionpipe.viz.metrics import loss_curve
-    from diffusionpipe.viz.perfetto import perfetto
 
     folder = recipe.run.folder
     loss_curve(folder / "metrics.jsonl", folder / "loss.png")
     if (folder / "timeline.json").exists():
-        timeline, plan = read_timeline(folder / "timeline.json"), read_plan(folder / "plan.json")
-        predicted = _predicted(recipe, plan)
-        panels = [*([("predicted", predicted)] if predicted is not None else []), ("measured", timeline)]
-        gantt(panels, folder / "timeline.png", title=_title(plan), schedule=plan.train)
-        perfetto(timeline, folder / "trace.json", schedule=plan.train)
+        draw_timeline(recipe)
     samples = sorted((folder / "samples").glob("step-*.png"))
     if samples:
         shutil.copyfile(samples[-1], folder / "samples.png")
-    typer.echo(
-        f"Results in {folder}: samples.png, loss.png, timeline.png, trace.json (open in ui.perfetto.dev), export/"
-    )
+
+
+RESULTS = {
+    "samples.png": "",
+    "loss.png": "",
+    "timeline.png": "",
+    "trace.json": " (open in ui.perfetto.dev)",
+    "export": "/",
+    "metrics.jsonl": "",
+}
+"""What a run may leave for people, each with a word on it."""
+
+
+def _name_results(folder: Path) -> None:
+    """Say what is there, and nothing else."""
+    found = [f"{name}{word}" for name, word in RESULTS.items() if (folder / name).exists()]
+    typer.echo(f"Results in {folder}: {', '.join(found)}")

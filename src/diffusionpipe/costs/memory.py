@@ -7,7 +7,7 @@ from math import prod
 
 from diffusionpipe.costs.graph import ModelGraph
 from diffusionpipe.costs.profile import Profile
-from diffusionpipe.costs.sharding import gathered_width, owners_on_workers
+from diffusionpipe.costs.sharding import gathered_bytes, owners_on_workers, stored_bytes
 from diffusionpipe.costs.workload import Workload
 from diffusionpipe.ir import Action, Op, Range, Schedule, Span, Timeline
 from diffusionpipe.ir.flows import TIMED_OPS
@@ -127,22 +127,21 @@ def _static(
 
 def offloaded_bytes(graph: ModelGraph, layers: Collection[str], workload: Workload) -> Bytes:
     """Bytes on the device of layers whose parameters rest in host memory: the two largest ones."""
-    width = workload.frozen_bytes
-    shapes = {p.name: prod(p.shape) for p in graph.parameters}
-    sizes = sorted(sum(shapes[name] for name in graph.parameters_of([layer])) for layer in layers)
-    return sum(sizes[-2:]) * width
+    size_of = {p.name: workload.frozen_size(p) for p in graph.parameters}
+    sizes = sorted(sum(size_of[name] for name in graph.parameters_of([layer])) for layer in layers)
+    return sum(sizes[-2:])
 
 
 def _bytes_of(names: Collection[str], staged: Bytes, profile: Profile, workload: Workload) -> dict[str, Bytes]:
-    sizes = [(prod(p.shape), p.is_trainable) for p in profile.graph.parameters if p.name in names]
-    trained = sum(size for size, is_trainable in sizes if is_trainable)
+    held = [p for p in profile.graph.parameters if p.name in names]
+    trained = sum(prod(p.shape) for p in held if p.is_trainable)
     return {
         "parameters": trained * workload.parameter_bytes,
         "gradients": trained * workload.gradient_bytes,
         "optimizer": trained * (workload.optimizer_bytes + workload.master_bytes),
         "ema": trained * workload.ema_bytes,
         "backup": trained * workload.backup_bytes,
-        "frozen": sum(size for size, is_trainable in sizes if not is_trainable) * workload.frozen_bytes + staged,
+        "frozen": sum(workload.frozen_size(p) for p in held if not p.is_trainable) + staged,
     }
 
 
@@ -159,15 +158,14 @@ def _gathered(
 
     Gradients stay until the next block's are on their way too.
     """
-    widths = {False: workload.frozen_bytes, True: workload.parameter_bytes}
-    gathered = {trained: gathered_width(width, profile.precision) for trained, width in widths.items()}
     known = {p.name: p for p in profile.graph.parameters}
+    travels = {name: gathered_bytes(p, workload, profile.precision) for name, p in known.items()}
     weights, gradients = [], []
     for layers in blocks:
         whole_block = [known[name] for name in profile.graph.parameters_of(layers)]
         foreign = [p for p in whole_block if p.name in others]
-        travelling = [p for p in whole_block if p.name in others or gathered[p.is_trainable] < widths[p.is_trainable]]
-        weights.append(sum(prod(p.shape) * gathered[p.is_trainable] for p in travelling))
+        copied = {p.name for p in whole_block if travels[p.name] < stored_bytes(p, workload)}
+        weights.append(sum(travels[p.name] for p in whole_block if p.name in others or p.name in copied))
         gradients.append(sum(prod(p.shape) for p in foreign if p.is_trainable) * workload.gradient_bytes)
     whole: set[int] = set()
     pending: set[int] = set()
@@ -298,7 +296,7 @@ def _buffers(
     """
     placement = schedule.placement
     spans: dict[Action, Span] = {span.action: span for span in timeline.spans}
-    readers = _readers(schedule)
+    readers, makespan = _readers(schedule), timeline.makespan
     dropped, posted = _dropped(schedule, readers), _posted(schedule, spans)
     for slot, reader in readers.items():
         message = schedule.messages[slot]
@@ -306,7 +304,7 @@ def _buffers(
         yield spans[reader].worker, posted[slot], spans[reader].start, num_bytes
         if message.is_gradient:
             producer = spans[Action(stage=message.source, op=reader.op, microbatch=message.microbatch)]
-            end = spans[dropped[slot]].start if slot in dropped else timeline.makespan
+            end = spans[dropped[slot]].start if slot in dropped else makespan
             yield placement.stages[message.source].worker, producer.end, max(end, producer.end), num_bytes
 
 

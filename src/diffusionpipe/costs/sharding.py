@@ -3,8 +3,10 @@
 from collections.abc import Collection, Mapping, Sequence
 from math import prod
 
-from diffusionpipe.costs.graph import ModelGraph
+from diffusionpipe.costs.graph import ModelGraph, ParameterSpec
+from diffusionpipe.costs.workload import Workload
 from diffusionpipe.ir import Schedule
+from diffusionpipe.units import Bytes
 
 TRAINED_WEIGHT = 4
 """A trained parameter counts as so many frozen ones: its gradient and Adam's two moments stand beside it."""
@@ -53,9 +55,17 @@ def owners_on_workers(
     return {worker: part_of_parameter(graph, own, parts) for worker, own in layers.items()}
 
 
-def gathered_width(width: int, precision: str) -> int:
-    """Bytes of a parameter of so many bytes as it is gathered for layers that compute in that precision.
+def stored_bytes(parameter: ParameterSpec, workload: Workload) -> Bytes:
+    """Bytes of a parameter where it is owned."""
+    if parameter.is_trainable:
+        return prod(parameter.shape) * workload.parameter_bytes
+    return workload.frozen_size(parameter)
+
+
+def gathered_bytes(parameter: ParameterSpec, workload: Workload, precision: str) -> Bytes:
+    """Bytes of a parameter as it is gathered for layers that compute in that precision.
 
     Wider ones are cast by their owner, and narrow copies travel.
     """
-    return min(width, 2) if precision in ("bfloat16", "float16") else width
+    stored = stored_bytes(parameter, workload)
+    return min(stored, 2 * prod(parameter.shape)) if precision in ("bfloat16", "float16") else stored

@@ -2,7 +2,9 @@
 
 from dataclasses import dataclass
 from difflib import get_close_matches
+from math import prod
 
+from diffusionpipe.costs.graph import ParameterSpec
 from diffusionpipe.errors import ConfigError
 from diffusionpipe.units import Bytes
 
@@ -40,8 +42,8 @@ class Workload:
     """Bytes of optimizer state per trained parameter; 8 for Adam's two float32 moments."""
     ema_bytes: int = 0
     """4 with a float32 average."""
-    frozen_bytes: int = 4
-    """Bytes of one frozen parameter."""
+    frozen_bytes: int | None = None
+    """Bytes of one frozen parameter, the same for all; None: each has those of its dtype in the model graph."""
     checkpointed: tuple[str, ...] = ()
     """Patterns of layers that are recomputed in the backward."""
     has_backup: bool = False
@@ -67,6 +69,12 @@ class Workload:
         """Bytes of the copy per trained parameter; 0 without it."""
         kept = self.parameter_bytes + self.gradient_bytes + self.master_bytes + self.optimizer_bytes
         return kept if self.has_backup else 0
+
+    def frozen_size(self, parameter: ParameterSpec) -> Bytes:
+        """Everything that this frozen parameter takes."""
+        if self.frozen_bytes is None:
+            return parameter.num_bytes
+        return prod(parameter.shape) * self.frozen_bytes
 
 
 def state_of_optimizer(name: str) -> int:

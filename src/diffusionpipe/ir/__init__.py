@@ -4,7 +4,7 @@ from diffusionpipe.ir.action import COMPUTE_OPS, MESSAGE_OPS, RECV_OPS, SEND_OPS
 from diffusionpipe.ir.placement import WHOLE, Edge, Pipeline, Placement, Range, Share, Stage
 from diffusionpipe.ir.plan import Mesh, Plan
 from diffusionpipe.ir.schedule import Fill, Message, Schedule
-from diffusionpipe.ir.timeline import MemorySample, Span, Timeline
+from diffusionpipe.ir.timeline import MemorySample, Phase, Span, Timeline
 
 __all__ = [
     "COMPUTE_OPS",
@@ -20,6 +20,7 @@ __all__ = [
     "Mesh",
     "Message",
     "Op",
+    "Phase",
     "Pipeline",
     "Placement",
     "Plan",

@@ -26,19 +26,41 @@ class MemorySample:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Phase:
+    """A part of a worker's step after its iteration: clipping, the optimizer's step, the average."""
+
+    worker: int
+    name: str
+    start: Seconds
+    end: Seconds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Timeline:
-    """One iteration. Time 0 is its start; spans of a worker are in the order of its actions."""
+    """One iteration. Time 0 is its start; spans of a worker are in the order of its actions.
+
+    That of one pipeline has its workers. That of several copies of it has all ranks in the workers' place.
+    """
 
     num_workers: int
     spans: tuple[Span, ...]
     memory: tuple[MemorySample, ...] = ()
     source: str = "simulated"
     """"simulated" or "measured"."""
+    update: tuple[Phase, ...] = ()
+    """The rest of the step, if it is known."""
+    copies: tuple[tuple[int, ...], ...] = ()
+    """The ranks of each copy of the pipeline, in the order of its workers; () for one pipeline."""
 
     @property
     def makespan(self) -> Seconds:
         """From 0 to the last end."""
         return max((span.end for span in self.spans), default=0.0)
+
+    @property
+    def step(self) -> Seconds:
+        """From 0 to the end of the update, as far as it is known."""
+        return max((phase.end for phase in self.update), default=self.makespan)
 
     def busy(self, worker: int) -> Seconds:
         """Time that the worker computes: F, B, I, W, T and ENCODE."""

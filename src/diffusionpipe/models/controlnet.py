@@ -63,7 +63,7 @@ def controlnet_graph(
         *vae_problems(vae),
         *unet_problems(unet, vae, text_width=text_width),
         *unet_problems(controlnet, vae, text_width=text_width, component="controlnet"),
-        *_controlnet_problems(controlnet, unet),
+        *_controlnet_problems(controlnet, unet, vae),
     ]
     if problems:
         raise ModelError("\n".join(problems))
@@ -97,15 +97,24 @@ FAMILY = Family(
     },
     trainable=_TRAINABLE,
     graph=controlnet_graph,
+    guidance=7.5,
 )
 
 
-def _controlnet_problems(controlnet: Any, unet: Any) -> list[str]:
+def _controlnet_problems(controlnet: Any, unet: Any, vae: Any) -> list[str]:
     problems = unsupported("controlnet", controlnet.config, _ALLOWED)
     for field in ("block_out_channels", "layers_per_block"):
         values = controlnet.config[field], unet.config[field]
         if values[0] != values[1]:
             problems.append(f"controlnet: {field} {values[0]} is not the U-Net's {values[1]}")
+    widths = controlnet.config.conditioning_embedding_out_channels
+    shrinks, wanted = 2 ** (len(widths) - 1), 2 ** (len(vae.config.block_out_channels) - 1)
+    if shrinks != wanted:
+        problems.append(
+            f"controlnet: conditioning_embedding_out_channels {tuple(widths)} make the conditioning picture {shrinks} "
+            f"times smaller, the VAE makes latents {wanted} times smaller; use a ControlNet with "
+            f"{len(vae.config.block_out_channels)} widths there, or its own VAE"
+        )
     return problems
 
 

@@ -52,13 +52,19 @@ def dit_graph(
     for block in transformer.transformer_blocks:
         block.norm1.emb.class_embedder.dropout_prob = 0.0
     return LayerGraph(
-        layers=(*encoder_layers(vae), noise_layer(), *_transformer_layers(transformer), loss_layer()),
+        layers=(
+            *encoder_layers(vae),
+            noise_layer(transformer.config.patch_size),
+            *_transformer_layers(transformer),
+            loss_layer(),
+        ),
         components={"vae": vae, "transformer": transformer, "objective": objective},
         inputs=(
             *encoder_inputs(vae, resolution, dtype),
             TensorSpec(name="labels", shape=(), dtype="int64"),
             *objective_inputs(latents, dtype),
         ),
+        patch=transformer.config.patch_size,
     )
 
 
@@ -66,6 +72,7 @@ FAMILY = Family(
     components={"vae": "AutoencoderKL", "transformer": "DiTTransformer2DModel"},
     trainable=_TRAINABLE,
     graph=dit_graph,
+    guidance=4.0,
 )
 
 

@@ -20,6 +20,14 @@ class Family:
     """Components that can be trained; the first is the denoiser, trained unless the recipe says otherwise."""
     graph: Callable[..., LayerGraph]
     """`graph(components, objective=Objective, resolution=pixels, train=components, dtype="float32")`."""
+    guidance: float
+    """Scale of classifier-free guidance that diffusers' pipeline draws with unless told otherwise; 1 is without."""
+    embedded_guidance: float | None = None
+    """What diffusers' pipeline tells a distilled model, one with guidance embeddings, unless told otherwise; None for a
+    pipeline without such models."""
+    sample_size: int | None = None
+    """Side of the latents that diffusers' pipeline draws unless told otherwise; None: as the denoiser's configuration
+    says."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -63,7 +63,7 @@ def flux_graph(
             ),
             *t5_layers(t5, component="text_encoder_2", ids="input_ids_2", states="text_states"),
             *encoder_layers(vae),
-            noise_layer(),
+            noise_layer(_PATCH),
             *_transformer_layers(transformer),
             loss_layer(),
         ),
@@ -75,6 +75,8 @@ def flux_graph(
             *((TensorSpec(name="guidance", shape=()),) if has_guidance else ()),
             *objective_inputs(latents, dtype),
         ),
+        patch=_PATCH,
+        has_even_sigmas=True,
     )
 
 
@@ -87,6 +89,9 @@ FAMILY = Family(
     },
     trainable=_TRAINABLE,
     graph=flux_graph,
+    guidance=1.0,
+    embedded_guidance=3.5,
+    sample_size=128,
 )
 
 

@@ -45,7 +45,7 @@ def build_graph(
     """
     folder = resolve_folder(folder_or_id)
     return family_graph(
-        _family(folder),
+        family_of(folder),
         open_components(folder),
         Objective(objective, scheduler_config(folder)),
         resolution=resolution,
@@ -76,6 +76,7 @@ def family_graph(
             "model.train, or [lora] to train these components as a whole"
         )
     graph = family.graph(components, objective=objective, resolution=resolution, train=chosen, dtype=dtype)
+    objective.shift.factor(graph.num_tokens)  # refused here if it needs tokens and there are none
     if lora is not None:
         add_lora(graph.components, chosen[0], lora)
     return graph
@@ -91,7 +92,7 @@ def resolve_folder(folder_or_id: str | Path) -> Path:
     path = Path(folder_or_id).expanduser()
     if path.is_dir():
         return path
-    if path.exists() or not re.fullmatch(r"[\w-][\w.-]*/[\w-][\w.-]*", str(folder_or_id)):
+    if not is_hub_id(folder_or_id):
         raise ModelError(f"there is no model folder {folder_or_id}; give a diffusers folder or a hub id owner/name")
     import huggingface_hub
     from huggingface_hub.errors import HfHubHTTPError
@@ -113,6 +114,12 @@ def resolve_folder(folder_or_id: str | Path) -> Path:
     return Path(found)
 
 
+def is_hub_id(folder_or_id: str | Path) -> bool:
+    """Whether this names a repository of the Hugging Face Hub, and nothing on this machine."""
+    is_shaped = re.fullmatch(r"[\w-][\w.-]*/[\w-][\w.-]*", str(folder_or_id)) is not None
+    return is_shaped and not Path(folder_or_id).expanduser().exists()
+
+
 def open_components(folder: Path) -> dict[str, nn.Module]:
     """The components of a diffusers folder that its adapter uses, with parameters on the meta device.
 
@@ -120,7 +127,7 @@ def open_components(folder: Path) -> dict[str, nn.Module]:
 
     Raises ModelError with every problem found.
     """
-    family = _family(folder)
+    family = family_of(folder)
     index = _read_json(folder / "model_index.json")
     problems = []
     for name, kind in family.components.items():
@@ -138,6 +145,11 @@ def open_components(folder: Path) -> dict[str, nn.Module]:
 def scheduler_config(folder: Path) -> dict[str, Any]:
     """The configuration of the folder's scheduler. Raises ModelError if it is missing."""
     return _read_json(folder / "scheduler" / "scheduler_config.json")
+
+
+def component_config(folder: Path, component: str) -> dict[str, Any]:
+    """A component's configuration. Raises ModelError if it is missing."""
+    return _read_json(folder / component / "config.json")
 
 
 def weight_sources(folder: Path, graph: LayerGraph) -> dict[str, Path | None]:
@@ -161,7 +173,8 @@ def weight_sources(folder: Path, graph: LayerGraph) -> dict[str, Path | None]:
     return sources
 
 
-def _family(folder: Path) -> Family:
+def family_of(folder: Path) -> Family:
+    """The adapter of the pipeline in the folder. Raises ModelError if there is none."""
     index = _read_json(folder / "model_index.json")
     name = str(index.get("_class_name"))
     if name not in REGISTRY:

@@ -5,7 +5,7 @@ read and write, over modules that stay diffusers' own. The data path is part of 
 layer, the loss is the last layer.
 """
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 
@@ -46,6 +46,21 @@ class LayerGraph:
     """Per-sample losses, shape (B,)."""
     prediction: str | None = "prediction"
     """What the denoiser writes and the loss reads; None if the model cannot be sampled from."""
+    patch: int | None = None
+    """Side of the square of latents that is one token of the denoiser; None if it has no tokens."""
+    has_even_sigmas: bool = False
+    """Whether diffusers' pipeline gives a flow's scheduler the noise levels 1, (n - 1) / n, ..., 1 / n to shift, and
+    does not leave their choice to it."""
+
+    @property
+    def num_tokens(self) -> int | None:
+        """Tokens that the denoiser cuts a sample into."""
+        return next(num_tokens(spec.shape, self.patch) for spec in self.inputs if spec.name == "noise")
+
+
+def num_tokens(latents: Sequence[int], patch: int | None) -> int | None:
+    """Tokens of latents of the shape (..., H, W)."""
+    return None if patch is None else (latents[-2] // patch) * (latents[-1] // patch)
 
 
 def canonical_names(components: Mapping[str, nn.Module]) -> dict[nn.Parameter, str]:

@@ -7,13 +7,15 @@ is frozen, and `loss` is the last layer.
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 
 from diffusionpipe.costs import TensorSpec
 from diffusionpipe.errors import RecipeError
-from diffusionpipe.models.graph import Layer
+from diffusionpipe.models.flow_shift import FlowShift, shift_of
+from diffusionpipe.models.graph import Layer, num_tokens
 
 
 class Prediction(StrEnum):
@@ -47,8 +49,9 @@ class ObjectiveSettings:
     logit_mean: float = 0.0
     """Of the normal number of `logit_normal`."""
     logit_std: float = 1.0
-    shift: float = 1.0
-    """Of flow times towards noise: t becomes shift * t / (1 + (shift - 1) * t) (Esser et al., 2024, section 5.3.2)."""
+    shift: float | None = 1.0
+    """Of flow times towards noise: t becomes shift * t / (1 + (shift - 1) * t) (Esser et al., 2024, section 5.3.2).
+    None: as the scheduler's configuration says."""
 
     def __post_init__(self) -> None:
         is_flow = self.prediction is Prediction.FLOW_MATCHING
@@ -60,12 +63,15 @@ class ObjectiveSettings:
             ),
             (self.min_snr_gamma is not None and self.min_snr_gamma <= 0, "min_snr_gamma must be positive, e.g. 5"),
             (not is_flow and is_logit, f"time_sampling = logit_normal needs flow_matching, not {self.prediction}"),
-            (not is_flow and self.shift != 1, f"shift needs flow_matching, not {self.prediction}"),
+            (not is_flow and self.shift not in (None, 1), f"shift needs flow_matching, not {self.prediction}"),
             (
                 not is_logit and (self.logit_mean, self.logit_std) != (0, 1),
                 "logit_mean and logit_std need logit_normal",
             ),
-            (self.shift <= 0 or self.logit_std <= 0, "shift and logit_std must be positive"),
+            (
+                (self.shift is not None and self.shift <= 0) or self.logit_std <= 0,
+                "shift and logit_std must be positive",
+            ),
         ]
         found = [text for is_found, text in problems if is_found]
         if found:
@@ -78,20 +84,33 @@ class Objective(nn.Module):
     alphas_cumprod: Tensor
 
     def __init__(self, settings: ObjectiveSettings, scheduler: Mapping[str, object]) -> None:
-        """`scheduler` is the configuration of a diffusers scheduler, from which the betas come; {} for its defaults."""
+        """Takes the betas and the shift of a flow's times from `scheduler`.
+
+        That is the configuration of a diffusers scheduler; {} for its defaults.
+
+        Raises:
+            ModelError: the configuration shifts times in a way that is not supported.
+        """
         super().__init__()
         self.settings = settings
+        is_flow = settings.prediction is Prediction.FLOW_MATCHING
+        self.shift = FlowShift(static=settings.shift or 1.0)
+        if is_flow and settings.shift is None:
+            self.shift = shift_of(scheduler)
         # Never cast, unlike the buffers of models: bfloat16 alphas would be other noise levels.
         self.register_buffer("alphas_cumprod", _alphas_cumprod(scheduler), persistent=False)
         self.num_timesteps = len(self.alphas_cumprod)
 
-    def add_noise(self, latents: Tensor, noise: Tensor, time: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    def add_noise(
+        self, latents: Tensor, noise: Tensor, time: Tensor, *, patch: int | None = None
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """The noisy latents, the timesteps that the denoiser reads, its target and the weight of each sample's loss.
 
-        `time` are uniform numbers in [0, 1), shape (B,). Timesteps are int64, for flows float32.
+        `time` are uniform numbers in [0, 1), shape (B,). Timesteps are int64, for flows float32. `patch` is that of
+        `LayerGraph`.
         """
         if self.settings.prediction is Prediction.FLOW_MATCHING:
-            return self._add_flow_noise(latents, noise, time)
+            return self._add_flow_noise(latents, noise, self.flow_time(time, num_tokens(latents.shape, patch)))
         # A float32 number just below 1 times 1000 rounds to 1000.
         timesteps = (time * self.num_timesteps).long().clamp(max=self.num_timesteps - 1)
         alphas = self.alphas_cumprod[timesteps]  # (B,)
@@ -101,18 +120,20 @@ class Objective(nn.Module):
         target = noise if self.settings.prediction is Prediction.EPSILON else signal * noise - sigma * latents
         return noisy, timesteps, target, self._weight(alphas)
 
-    def _add_flow_noise(self, latents: Tensor, noise: Tensor, time: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        t = self.flow_time(time)
+    def _add_flow_noise(self, latents: Tensor, noise: Tensor, t: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         sigma = _per_sample(t.to(latents.dtype), latents)
         noisy = sigma * noise + (1.0 - sigma) * latents
         return noisy, t * self.num_timesteps, noise - latents, torch.ones_like(t)
 
-    def flow_time(self, time: Tensor) -> Tensor:
-        """Uniform numbers in [0, 1) as the times of a flow, 0 is data and 1 noise."""
+    def flow_time(self, time: Tensor, num_tokens: int | None = None) -> Tensor:
+        """Uniform numbers in [0, 1) as the times of a flow, 0 is data and 1 noise.
+
+        `num_tokens`: of a sample, for a shift that depends on it.
+        """
         settings = self.settings
         if settings.time_sampling is TimeSampling.LOGIT_NORMAL:
             time = torch.sigmoid(settings.logit_mean + settings.logit_std * torch.special.ndtri(time))
-        return settings.shift * time / (1 + (settings.shift - 1) * time) if settings.shift != 1 else time
+        return self.shift.apply(time, num_tokens)
 
     def _weight(self, alphas: Tensor) -> Tensor:
         """Hang et al., section 3.4: min(snr, gamma) / snr for epsilon, min(snr, gamma) / (snr + 1) for v."""
@@ -156,15 +177,15 @@ def objective_inputs(latents: tuple[int, ...], dtype: str = "float32") -> tuple[
     return TensorSpec(name="noise", shape=latents, dtype=dtype), TensorSpec(name="time", shape=())
 
 
-def noise_layer() -> Layer:
-    """Latents, noise and time to what the denoiser reads and what it must predict."""
+def noise_layer(patch: int | None = None) -> Layer:
+    """Latents, noise and time to what the denoiser reads and what it must predict; `patch` is that of `LayerGraph`."""
     return Layer(
         name="objective.noise",
         component="objective",
         reads=("latents", "noise", "time"),
         writes=("noisy", "timesteps", "target", "loss_weight"),
         modules=("alphas_cumprod",),
-        run=Objective.add_noise,
+        run=partial(Objective.add_noise, patch=patch),
     )
 
 

@@ -53,7 +53,7 @@ def sd3_graph(
         layers=(
             *_text_layers(first, second, third),
             *encoder_layers(vae),
-            noise_layer(),
+            noise_layer(transformer.config.patch_size),
             *_transformer_layers(transformer),
             loss_layer(),
         ),
@@ -65,6 +65,7 @@ def sd3_graph(
             *t5_inputs("input_ids_3", T5_LENGTH),
             *objective_inputs(latents, dtype),
         ),
+        patch=transformer.config.patch_size,
     )
 
 
@@ -78,6 +79,7 @@ FAMILY = Family(
     },
     trainable=_TRAINABLE,
     graph=sd3_graph,
+    guidance=7.0,
 )
 
 

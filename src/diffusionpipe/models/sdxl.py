@@ -77,6 +77,7 @@ FAMILY = Family(
     },
     trainable=_TRAINABLE,
     graph=sdxl_graph,
+    guidance=5.0,
 )
 
 

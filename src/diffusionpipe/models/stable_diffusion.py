@@ -61,4 +61,5 @@ FAMILY = Family(
     components={"text_encoder": "CLIPTextModel", "vae": "AutoencoderKL", "unet": "UNet2DConditionModel"},
     trainable=_TRAINABLE,
     graph=stable_diffusion_graph,
+    guidance=7.5,
 )

@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,7 @@ def materialize(
     dtype: torch.dtype,
     seed: int,
     frozen_dtype: torch.dtype | None = None,
+    on_value: Callable[[str], None] | None = None,
 ) -> None:
     """Gives the parameters and buffers of the submodules that these layers use real values, in place.
 
@@ -37,6 +38,7 @@ def materialize(
     here, and the global generator stays as it was. So are adapters, which no source holds; their second matrix is zero.
     Parameters that are real already keep their values. Floating parameters and buffers take `dtype`; the buffers of a
     component without parameters keep theirs. With `frozen_dtype` what `frozen_factors` names takes that.
+    `on_value` is called with the canonical name of every tensor that is in its place.
 
     Raises ModelError with everything that is missing, unexpected, of another shape, or cannot be initialised.
     """
@@ -62,7 +64,9 @@ def materialize(
     narrow = dict.fromkeys(frozen_factors(graph), frozen_dtype) if frozen_dtype is not None else {}
     for name, tensors in values.items():
         dtypes = {key: narrow.get(f"{name}.{key}", dtype) for key in tensors}
-        _place(graph.components[name], tensors, torch.device(device), dtypes)
+        for key in _placed(graph.components[name], tensors, torch.device(device), dtypes):
+            if on_value is not None:
+                on_value(f"{name}.{key}")
 
 
 def frozen_factors(graph: LayerGraph) -> frozenset[str]:
@@ -115,10 +119,13 @@ def _needed(graph: LayerGraph, component_name: str, layers: Collection[str]) -> 
     }
 
 
-def _place(
+def _placed(
     component: nn.Module, values: Mapping[str, Tensor], device: torch.device, dtypes: Mapping[str, torch.dtype]
-) -> None:
-    """Puts the values, moved and cast, in place of the tensors of these names, wherever those are tied to."""
+) -> Iterator[str]:
+    """Puts the values, moved and cast, in place of the tensors of these names, wherever those are tied to.
+
+    Yields each name when its tensor is there.
+    """
     has_parameters = any(True for _ in component.parameters())
     tied: dict[int, list[tuple[dict[str, Any], str]]] = {}
     for module in component.modules():
@@ -132,10 +139,12 @@ def _place(
         cast = value.detach().to(device, dtypes[name] if value.is_floating_point() and has_parameters else None)
         if isinstance(old, nn.Parameter) and not old.is_meta:
             old.data = cast  # keeps the parameter that an optimizer may hold already
+            yield name
             continue
         new = nn.Parameter(cast, requires_grad=old.requires_grad) if isinstance(old, nn.Parameter) else cast
         for table, key in tied[id(old)]:
             table[key] = new
+        yield name
 
 
 def _initialised(

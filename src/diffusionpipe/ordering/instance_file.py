@@ -1,4 +1,4 @@
-"""Instances as JSON files: reading, with every problem named at once, by line and field.
+"""Instances as JSON files: writing, and reading with every problem named at once, by line and field.
 
 {
   "ranks": 2,
@@ -18,6 +18,7 @@
 import json
 import re
 from collections.abc import Iterator
+from dataclasses import asdict
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, TypeAlias
@@ -26,6 +27,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic_core import ErrorDetails
 
 from diffusionpipe.errors import FileFormatError
+from diffusionpipe.ir.codec import layout
+from diffusionpipe.ir.files import write_atomically
 from diffusionpipe.ordering.instance import HalfStage, Instance, Placing
 from diffusionpipe.schedules.split_work import Objective
 
@@ -108,6 +111,25 @@ def parse_instance(text: str, *, source: str = "instance") -> Instance:
         objective=parsed.objective,
         seconds=parsed.seconds,
     )
+
+
+def write_instance(instance: Instance, path: Path) -> None:
+    """Write the file that `read_instance` reads, a line for each half-stage.
+
+    Raises:
+        ConfigError: the file cannot be written; an old one is untouched.
+    """
+    table = {
+        "ranks": instance.ranks,
+        "microbatches": instance.microbatches,
+        "placement": str(instance.placement),
+        "stages": [asdict(stage) for stage in instance.stages],
+        "comm": instance.comm,
+        "memory_limit": None if instance.memory_limit is None else list(instance.memory_limit),
+        "objective": str(instance.objective),
+        "seconds": instance.seconds,
+    }
+    write_atomically(path, layout(table) + "\n")
 
 
 def _problems_between(parsed: _Instance) -> Iterator[tuple[KeyPath, str]]:

@@ -20,22 +20,25 @@ copies are made once in an iteration and kept throughout, but recomputed layers 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import pairwise
 
 from diffusionpipe.planner.arrangement import Arrangement, arrangements
 from diffusionpipe.planner.candidates import Candidate, Judge
 from diffusionpipe.planner.collectives import all_gather, all_reduce
 from diffusionpipe.planner.encoders import components_of, encode_chunks_of
+from diffusionpipe.planner.naming import ON_HOST, sizes_of
 from diffusionpipe.planner.objectives import PlanningBound
 from diffusionpipe.planner.offload import is_heavy, offloaded
 from diffusionpipe.planner.partition import balanced_cuts
-from diffusionpipe.planner.stage_costs import Setting, frozen_parameters
+from diffusionpipe.planner.stage_costs import Setting, frozen_bytes
 from diffusionpipe.units import Bytes, Seconds
 
 DDP_BUCKET = 25 * 2**20
 """Bytes of gradients that torch's DistributedDataParallel sums at a time."""
 MAX_MICROBATCHES = 128
+DDP = "data parallel (overlapped)"
+DDP_AFTER = "data parallel"
 ZERO3 = "ZeRO-3 / FSDP"
-ON_HOST = ", encoders on host"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,7 +145,7 @@ def _pipeline_at(
     estimate = judge.estimate(candidate)
     return Baseline(
         name=name,
-        sizes=f"{len(starts)} stages x {arrangement.data_parallel}, {microbatches} micro-batches",
+        sizes=sizes_of(candidate),
         step=estimate.serial,
         frozen=estimate.frozen,
         busy=estimate.busy + estimate.frozen,
@@ -157,7 +160,7 @@ def data_parallel(judge: Judge, *, is_overlapped: bool) -> Baseline | None:
 
     None where the batch cannot be shared equally.
     """
-    name = "data parallel (overlapped)" if is_overlapped else "data parallel"
+    name = DDP if is_overlapped else DDP_AFTER
     best: Baseline | None = None
     for rows, count in _accumulations(judge):
         samples = rows / count
@@ -227,9 +230,8 @@ def zero3(judge: Judge) -> Baseline | None:
 def _with_sharded_encoders(judge: Judge, one: Baseline, rows: int) -> Baseline:
     """The same with the frozen layers in equal parts too, each gathered for every chunk that runs through it."""
     setting = judge.setting
-    ranks, width = range(setting.cluster.num_ranks), setting.workload.frozen_bytes
-    layers = setting.graph.frozen_layers
-    sizes = [frozen_parameters(setting.graph, (name,)) * width for name in layers]
+    ranks, layers = range(setting.cluster.num_ranks), setting.graph.frozen_layers
+    sizes = [frozen_bytes(setting.graph, (name,), setting.workload) for name in layers]
     gathers = [all_gather(setting.cluster, size, ranks) for size in sizes]
     slowest = min(device.speed for device in setting.cluster.devices)
     gather_of = dict(zip(layers, gathers, strict=True))
@@ -262,14 +264,7 @@ def _gathering(gathers: Sequence[Seconds], computes: Sequence[Seconds]) -> Secon
 
 def _gathered_bytes(judge: Judge) -> list[Bytes]:
     """Of each layer: parameters travel in the precision in which they are used."""
-    table, workload = judge.table, judge.setting.workload
-    narrow = 2 if judge.setting.profile.precision in ("bfloat16", "float16") else workload.parameter_bytes
-    trained, frozen = table.trained, table.frozen
-    return [
-        (trained[i + 1] - trained[i]) * min(narrow, workload.parameter_bytes)
-        + (frozen[i + 1] - frozen[i]) * min(narrow, workload.frozen_bytes)
-        for i in range(judge.num_layers)
-    ]
+    return [after - before for before, after in pairwise(judge.table.gathered_bytes)]
 
 
 def _zero3_times(judge: Judge, samples: float) -> tuple[Seconds, Seconds]:
@@ -303,7 +298,7 @@ def _zero3_bytes(judge: Judge, samples: float, count: int) -> Bytes:
     """A part of all parameters, two gathered layers, the gradients of one; the rest as in data parallelism."""
     workload, table = judge.setting.workload, judge.table
     whole = judge.stage_bytes(0, judge.num_layers, samples, count, 1) - table.copies[-1]
-    held = table.trained[-1] * workload.bytes_per_trained + table.frozen[-1] * workload.frozen_bytes
+    held = table.trained[-1] * workload.bytes_per_trained + table.frozen_bytes[-1]
     largest = max(table.trained[i + 1] - table.trained[i] for i in range(judge.num_layers))
     gathered = 2 * max(_gathered_bytes(judge)) + largest * workload.gradient_bytes
     return whole - held + -(-held // judge.setting.cluster.num_ranks) + gathered

@@ -307,7 +307,7 @@ class Judge:
         blocks = dict.fromkeys((first, stop) for first, stop, _ in stages)  # two directions may share one
         weights = sum(
             (table.trained[stop] - table.trained[first]) * workload.bytes_per_trained
-            + (table.frozen[stop] - table.frozen[first]) * workload.frozen_bytes
+            + (table.frozen_bytes[stop] - table.frozen_bytes[first])
             + (table.copies[stop] - table.copies[first])
             for first, stop in blocks
         )

@@ -4,11 +4,13 @@ from dataclasses import dataclass, replace
 
 from diffusionpipe.errors import ConfigError
 from diffusionpipe.ir import Plan
+from diffusionpipe.planner.advice import nothing_fits
 from diffusionpipe.planner.build import Filler, build_plan
 from diffusionpipe.planner.candidates import Candidate
-from diffusionpipe.planner.explain import Comparison, compare, name_of, sizes_in
+from diffusionpipe.planner.explain import Comparison, compare, sizes_in
 from diffusionpipe.planner.filling import filler_of
 from diffusionpipe.planner.given import check_given
+from diffusionpipe.planner.naming import name_of
 from diffusionpipe.planner.offload import check_offload, is_heavy, offloaded
 from diffusionpipe.planner.proposal import Proposal, pricing_of, propose
 from diffusionpipe.planner.search import Search, search
@@ -71,7 +73,7 @@ def choose(setting: Setting, *, fill: bool | None = None) -> Choice:
     if place or (place is None and is_heavy(setting) and _leaves_time(best)):
         best = _faster(offloaded(setting), fill, best)
     if best is None:
-        raise ConfigError(compare(setting, search(setting)).verdict)
+        raise ConfigError(nothing_fits(setting))
     return best
 
 

@@ -1,26 +1,30 @@
-"""What a search found, for people: one line for each candidate, and why the winner won.
+"""The result of a search for people: one row for each candidate, and why the winner won.
 
 A step is an iteration and the optimizer's update after it, ours and everyone's: a rank updates the parameters that it
 holds, which are all of them in data parallelism, an equal part with ZeRO-3, those of its stages in a pipeline.
 """
 
 from collections import defaultdict
-from dataclasses import dataclass, replace
+from collections.abc import Iterable
+from dataclasses import dataclass
 from itertools import pairwise
 from statistics import fmean
 
 from diffusionpipe.costs.memory import MemoryUse
-from diffusionpipe.planner.baselines import ON_HOST, ZERO3, Baseline, best_baselines
+from diffusionpipe.planner.baselines import DDP, DDP_AFTER, ZERO3, Baseline, best_baselines
 from diffusionpipe.planner.candidates import Candidate, Judge
 from diffusionpipe.planner.given import NOTHING
+from diffusionpipe.planner.naming import ON_HOST, name_of, sizes_of
+from diffusionpipe.planner.offload import encoder_bytes
 from diffusionpipe.planner.pool import Judged
 from diffusionpipe.planner.proposal import Proposal
-from diffusionpipe.planner.search import Search, least_overflow
+from diffusionpipe.planner.search import Search
 from diffusionpipe.planner.stage_costs import Setting, time_to_update
 from diffusionpipe.units import Bytes, Seconds
 
 GIB = 2**30
-RECOMPUTE = "training.activation_checkpointing = true in a recipe, --checkpoint '*' without"
+SHOWN_AS = {DDP: "DDP", DDP_AFTER: "DDP (no overlap)"}
+"""Baselines whose names would look like those of our own layouts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +33,8 @@ class Row:
 
     name: str
     sizes: str
+    num_stages: int
+    """Of its pipeline; 1 for data parallelism."""
     step: Seconds
     """Iteration and update."""
     update: Seconds
@@ -45,56 +51,58 @@ class Row:
     overflow: Bytes
     """Beyond the device's memory; 0 or less: it fits."""
 
+    @property
+    def fits(self) -> bool:
+        """Whether every device has room for it."""
+        return self.overflow <= 0
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """All candidates, ours and others', and the verdict."""
+    """All candidates, ours and others', and the verdict. Each group is fastest first, what does not fit last."""
 
-    ours: tuple[Row, ...]
-    """Simulated in full, best first; then the estimated ones."""
+    winner: Row
+    simulated: tuple[Row, ...]
+    """In full: every action and message."""
+    estimated: tuple[Row, ...]
+    """By a quick simulation, in which one pipeline stands for all copies."""
     others: tuple[Row, ...]
+    """What other systems would do, estimated likewise."""
     verdict: str
-    """One sentence on why the winner won; where nothing fits, by how much, and what would make it fit."""
+    """One sentence on why the winner won."""
+
+    @property
+    def ours(self) -> tuple[Row, ...]:
+        """Those that DiffusionPipe runs."""
+        return (*self.simulated, *self.estimated)
 
 
 def compare(setting: Setting, search: Search, *, max_estimated: int = 6) -> Comparison:
-    """The comparison of a search's finalists with what others would do."""
+    """The comparison of a search's finalists, of which at least one fits, with what others would do."""
+    assert search.winner, "nothing fits; see `advice.nothing_fits`"
     judge = Judge(setting=setting)
-    finalists = [_proposed(setting, candidate, proposal) for candidate, proposal in search.finalists]
-    shown = {(row.name, row.sizes) for row in finalists}
-    estimated: list[Row] = []
+    winner = _proposed(setting, *search.winner)
+    # The winner may stand among the finalists twice, filled and not.
+    simulated = {(row.name, row.sizes): row for row in reversed([_proposed(setting, *one) for one in search.finalists])}
+    simulated[winner.name, winner.sizes] = winner
+    estimated: dict[tuple[str, str], Row] = {}
     for one in search.judged:
-        if len(estimated) == max_estimated:
-            break
         key = name_of(one.candidate), sizes_in(setting, one.candidate)
-        if key not in shown:  # the same with other cuts is left out
-            shown.add(key)
-            estimated.append(_estimated(judge, one, search.is_filled))
-    others = tuple(_baseline(judge, one) for one in best_baselines(setting.whole or setting))
-    winner = search.winner
-    ours = (*finalists, *estimated)
-    verdict = (
-        _why(winner, ours, others, is_given=setting.given != NOTHING) if winner else _nothing_fits(setting, others)
+        if len(estimated) < max_estimated and key not in {**simulated, **estimated}:  # the same with other cuts
+            estimated[key] = _estimated(judge, one, search.is_filled)
+    others = _sorted(_baseline(judge, one) for one in best_baselines(setting.whole or setting))
+    found = _sorted(simulated.values()), _sorted(estimated.values())
+    return Comparison(
+        winner=winner,
+        simulated=found[0],
+        estimated=found[1],
+        others=others,
+        verdict=_why(setting, search.winner, winner, (*found[0], *found[1]), others),
     )
-    return Comparison(ours=ours, others=others, verdict=verdict)
 
 
-def sizes_of(candidate: Candidate) -> str:
-    """A candidate's sizes in words, e.g. "4 stages (1,1,2,4 replicas) x 2 groups, 16 micro-batches"."""
-    arrangement, stages = candidate.arrangement, len(candidate.starts)
-    words = []
-    if stages > 1:
-        words.append(f"{stages} stages" + (f" on {candidate.workers} ranks" if candidate.workers < stages else ""))
-        if max(candidate.replicas) > 1:
-            words.append(f"({','.join(map(str, candidate.replicas))} replicas)")
-    if arrangement.data_parallel > 1:
-        words.append(f"x {arrangement.data_parallel} groups" if stages > 1 else f"{arrangement.data_parallel} copies")
-    text = " ".join(words) or "one device"
-    if stages > 1 and arrangement.adjacent > 1:
-        text += " side by side"
-    if candidate.microbatches > 1:
-        text += f", {candidate.microbatches} micro-batches"
-    return text + (f", {candidate.buckets} buckets" if candidate.buckets > 1 else "")
+def _sorted(rows: Iterable[Row]) -> tuple[Row, ...]:
+    return tuple(sorted(rows, key=lambda row: (not row.fits, row.step)))
 
 
 def sizes_in(setting: Setting, candidate: Candidate) -> str:
@@ -102,18 +110,12 @@ def sizes_in(setting: Setting, candidate: Candidate) -> str:
     return sizes_of(candidate) + (ON_HOST if setting.workload.offload_frozen else "")
 
 
-def name_of(candidate: Candidate) -> str:
-    """What the candidate is called: its schedule, or data parallelism."""
-    if len(candidate.starts) > 1:
-        return candidate.schedule
-    return "sharded data parallel (ours)" if candidate.sharded else "data parallel (ours)"
-
-
 def _proposed(setting: Setting, candidate: Candidate, proposal: Proposal) -> Row:
     use = max(proposal.memory, key=lambda memory: memory.total)
     return Row(
         name=name_of(candidate),
         sizes=sizes_in(setting, candidate),
+        num_stages=len(candidate.starts),
         step=proposal.step,
         update=proposal.update,
         samples_per_second=setting.workload.batch / proposal.step,
@@ -130,6 +132,7 @@ def _estimated(judge: Judge, one: Judged, is_filled: bool) -> Row:
     return Row(
         name=name_of(one.candidate),
         sizes=sizes_in(judge.setting, one.candidate),
+        num_stages=len(one.candidate.starts),
         step=one.score + update,
         update=update,
         samples_per_second=judge.setting.workload.batch / (one.score + update),
@@ -149,8 +152,9 @@ def _baseline(judge: Judge, one: Baseline) -> Row:
         parameters = judge.table.trained[-1] / (setting.cluster.num_ranks if one.name == ZERO3 else 1)
         update = time_to_update(parameters, setting.profile, setting.cluster.num_ranks)
     return Row(
-        name=one.name,
+        name=SHOWN_AS.get(one.name, one.name),
         sizes=one.sizes,
+        num_stages=len(one.candidate.starts) if one.candidate else 1,
         step=one.step + update,
         update=update,
         samples_per_second=setting.workload.batch / (one.step + update),
@@ -180,16 +184,21 @@ def _smallest_device(setting: Setting) -> Bytes:
     return min(device.memory for device in setting.cluster.devices)
 
 
-def _why(winner: tuple[Candidate, Proposal], ours: tuple[Row, ...], others: tuple[Row, ...], *, is_given: bool) -> str:
-    (candidate, proposal), row = winner, ours[0]
-    fitting = [one for one in others if one.overflow <= 0]
-    rival = min(fitting, key=lambda one: one.step, default=None)
+def _why(
+    setting: Setting,
+    winner: tuple[Candidate, Proposal],
+    row: Row,
+    ours: tuple[Row, ...],
+    others: tuple[Row, ...],
+) -> str:
+    candidate, proposal = winner
+    rival = min((one for one in others if one.fits), key=lambda one: one.step, default=None)
     if rival is None:
-        against = "nothing else fits in memory"
+        against = "no other system's layout fits in memory"
     elif rival.step >= row.step * 1.005:
         against = f"it is {rival.step / row.step:.2f} times as fast as {rival.name}, the best alternative that fits"
     elif rival.step * 1.005 <= row.step:
-        where = ", with other sizes than given" if is_given else ""
+        where = ", with other sizes than given" if setting.given != NOTHING else ""
         against = f"{rival.name} would be {row.step / rival.step:.2f} times as fast{where}"
     else:
         against = f"it is as fast as {rival.name}, the best alternative that fits"
@@ -198,24 +207,46 @@ def _why(winner: tuple[Candidate, Proposal], ours: tuple[Row, ...], others: tupl
         if candidate.arrangement.units * candidate.arrangement.data_parallel == 1:
             return f"Use the one device: {_hidden(proposal)}."
         which = (
-            "sharded data parallelism: every device holds a part of the model"
+            f"sharded data parallelism: {_sharded(setting, candidate, row)}"
             if candidate.sharded
             else "data parallelism: the whole model fits on every device"
         )
-        return f"Use {which}, {_best_pipeline(row, ours)}{_hidden(proposal)}; {against}."
+        return f"Use {which}; {_best_pipeline(row, ours)}{_hidden(proposal)}; {against}."
     return (
         f"Use {row.name} with {row.sizes}: {_memory_reason(others)}devices idle {row.bubble:.1%} of the time, the "
         f"longest gradient sum takes {reduces * 1e3:.1f} ms, and {_hidden(proposal)}; {against}."
     )
 
 
+def _sharded(setting: Setting, candidate: Candidate, row: Row) -> str:
+    """Which memory is in parts, and which each device holds whole."""
+    assert row.use
+    encoders = min(row.use.frozen, encoder_bytes(setting))
+    backbone = row.use.frozen - encoders
+    names = ["trained parameters", "gradients", "optimizer state"]
+    names += ["average"] if row.use.ema else []
+    names += ["frozen weights of the backbone"] if backbone else []
+    use = row.use
+    parts = use.parameters + use.gradients + use.optimizer + use.ema + use.backup + backbone
+    text = (
+        f"each of the {candidate.arrangement.data_parallel} devices holds a part of the {', '.join(names[:-1])} and "
+        f"{names[-1]} ({parts / GIB:.2f} GiB on the fullest)"
+    )
+    if encoders < GIB / 200:
+        return text
+    which = "two encoder layers at a time" if setting.workload.offload_frozen else "the whole of the encoders"
+    return f"{text} and {which} ({encoders / GIB:.2f} GiB)"
+
+
 def _best_pipeline(row: Row, ours: tuple[Row, ...]) -> str:
     """How much slower the best pipeline is, if one was looked at."""
-    pipelines = [one for one in ours if one.name != row.name and one.overflow <= 0]
-    if not pipelines:
+    best = min((one for one in ours if one.num_stages > 1 and one.fits), key=lambda one: one.step, default=None)
+    if best is None:
         return ""
-    best = min(pipelines, key=lambda one: one.step)
-    return f"the best pipeline ({best.name}, {best.sizes}) takes {best.step / row.step:.2f} times as long, and "
+    estimated = "" if best.use else ", estimated"
+    times = f"{best.step / row.step:.2f}"
+    takes = f"takes {times} times as long" if times != "1.00" else "takes as long"
+    return f"the best pipeline ({best.name}, {best.sizes}{estimated}) {takes}, and "
 
 
 def _hidden(proposal: Proposal) -> str:
@@ -232,38 +263,26 @@ def _hidden(proposal: Proposal) -> str:
 
 def _memory_reason(others: tuple[Row, ...]) -> str:
     """Whether data parallelism was out of the question."""
-    copies = [one for one in others if one.name.startswith("data parallel")]
-    if copies and all(one.overflow > 0 for one in copies):
+    copies = [one for one in others if one.name in SHOWN_AS.values()]
+    if copies and not any(one.fits for one in copies):
         least = min(one.overflow for one in copies)
         return f"a whole copy of the model misses the device's memory by {least / GIB:.1f} GiB; "
     return ""
 
 
-def _nothing_fits(setting: Setting, others: tuple[Row, ...]) -> str:
-    """By how much nothing fits, and the first of the usual ways that would help."""
-    nearest = least_overflow(setting)
-    if nearest is None:
-        return "No layout cuts this batch."
-    candidate, proposal = nearest
-    worker = max(range(len(proposal.memory)), key=lambda w: proposal.memory[w].total)
-    items = sorted(proposal.memory[worker].items().items(), key=lambda item: -item[1])[:3]
-    made_of = ", ".join(f"{name.replace('_', ' ')} {size / GIB:.1f} GiB" for name, size in items)
-    text = (
-        f"No layout fits: the nearest, {name_of(candidate)} with {sizes_in(setting, candidate)}, misses the memory of "
-        f"worker {worker} by {proposal.overflow / GIB:.1f} GiB ({made_of})."
-    )
-    helps = []
-    if setting.workload.checkpointed != ("*",):
-        again = replace(setting, workload=replace(setting.workload, checkpointed=("*",)))
-        recomputed = least_overflow(again)
-        if recomputed and recomputed[1].overflow <= 0:
-            helps.append(f"recompute all layers in the backward ({RECOMPUTE})")
-    largest = max(proposal.memory, key=lambda memory: memory.total).total
-    helps.append(f"devices of {largest / GIB:.0f} GiB")
-    fitting = [one for one in others if one.overflow <= 0]
-    if fitting:
-        helps.append(f"{min(fitting, key=lambda one: one.step).name}, which DiffusionPipe does not run")
-    if setting.given != NOTHING:
-        helps.append("sizes left to the search instead of given")
-    helps.append("more devices, a smaller batch, or narrower optimizer state")
-    return f"{text} What would fit: {'; '.join(helps)}."
+def unit_of(num_bytes: Bytes) -> tuple[str, Bytes]:
+    """The unit in which that much memory is written, and its bytes: GiB, or MiB below one."""
+    return ("GiB", GIB) if num_bytes >= GIB else ("MiB", 2**20)
+
+
+def parts_of(use: MemoryUse, unit: Bytes) -> dict[str, float]:
+    """The parts of a device's memory in a unit, with two decimals, largest first; they add up to the rounded total.
+
+    Parts that would be 0.00 are left out.
+    """
+    cents = {name.replace("_", " "): size / unit * 100 for name, size in use.items().items()}
+    whole = {name: int(size) for name, size in cents.items()}
+    missing = round(use.total / unit * 100) - sum(whole.values())
+    for name in sorted(cents, key=lambda name: whole[name] - cents[name])[:missing]:
+        whole[name] += 1
+    return {name: size / 100 for name, size in sorted(whole.items(), key=lambda item: -item[1]) if size}

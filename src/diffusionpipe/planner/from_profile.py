@@ -21,7 +21,7 @@ LINKS = {"cpu": Link(1e-4, 1.5e9), "cuda": Link(1e-5, 2.5e10)}
 FILL_OVERHEAD: Seconds = 2e-4
 """What starting a fill takes besides its layers."""
 
-_UNKNOWN_MEMORY: Bytes = 2**50
+UNKNOWN_MEMORY: Bytes = 2**50
 """Sizes are chosen by the user here, so no memory limit is applied."""
 
 
@@ -67,7 +67,7 @@ def setting_of(profile: Profile, mesh: Mesh, batch: int, *, checkpointed: tuple[
     reduce = profile.reduce or AllReduce(latency=link.latency, bandwidth=link.bandwidth / 2)
     cluster = Cluster(
         name="this machine",
-        devices=(Device(name=profile.device, memory=_UNKNOWN_MEMORY),) * mesh.num_ranks,
+        devices=(Device(name=profile.device, memory=UNKNOWN_MEMORY),) * mesh.num_ranks,
         nodes=(0,) * mesh.num_ranks,
         intra=link,
         inter=link,

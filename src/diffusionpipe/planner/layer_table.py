@@ -1,14 +1,15 @@
 """Sums over ranges of layers: what the dynamic programs ask for millions of times."""
 
 from bisect import bisect_right
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from functools import cached_property
 from itertools import accumulate, pairwise
 from math import prod
 
-from diffusionpipe.costs import LayerSpec, ModelGraph, Profile, Workload
+from diffusionpipe.costs import LayerSpec, ModelGraph, ParameterSpec, Profile, Workload
+from diffusionpipe.costs.sharding import gathered_bytes
 from diffusionpipe.units import Bytes, Seconds
 
 
@@ -98,20 +99,38 @@ class LayerTable:
     @cached_property
     def trained(self) -> tuple[int, ...]:
         """Running sums of trained parameters; a tied one counts where it comes first."""
-        return tuple(accumulate(self._new_parameters(is_trainable=True), initial=0))
+        return self._running_sizes({p.name: prod(p.shape) for p in self.profile.graph.parameters if p.is_trainable})
 
     @cached_property
     def frozen(self) -> tuple[int, ...]:
         """Running sums of frozen parameters inside the trained part."""
-        return tuple(accumulate(self._new_parameters(is_trainable=False), initial=0))
+        return self._running_sizes({p.name: prod(p.shape) for p in self._frozen})
 
-    def _new_parameters(self, *, is_trainable: bool) -> Iterator[int]:
-        sizes = {p.name: prod(p.shape) for p in self.profile.graph.parameters if p.is_trainable is is_trainable}
+    @cached_property
+    def frozen_bytes(self) -> tuple[Bytes, ...]:
+        """Running sums of their bytes."""
+        return self._running_sizes({p.name: self.workload.frozen_size(p) for p in self._frozen})
+
+    @cached_property
+    def gathered_bytes(self) -> tuple[Bytes, ...]:
+        """Running sums of the bytes of trained and frozen parameters as they are gathered from their owners."""
+        profile, workload = self.profile, self.workload
+        sizes = {p.name: gathered_bytes(p, workload, profile.precision) for p in profile.graph.parameters}
+        return self._running_sizes(sizes)
+
+    @property
+    def _frozen(self) -> list[ParameterSpec]:
+        return [p for p in self.profile.graph.parameters if not p.is_trainable]
+
+    def _running_sizes(self, sizes: Mapping[str, int]) -> tuple[int, ...]:
+        """Running sums over parameters of these sizes; a tied one counts where it comes first."""
         seen: set[str] = set()
+        found = [0]
         for layer in self.layers:
             new = {name for name in layer.parameters if name in sizes} - seen
             seen |= new
-            yield sum(sizes[name] for name in new)
+            found.append(found[-1] + sum(sizes[name] for name in new))
+        return tuple(found)
 
     @cached_property
     def crossing(self) -> tuple[tuple[Bytes, Bytes], ...]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, fields, replace
 from diffusionpipe.costs import Profile
 from diffusionpipe.costs.memory import offloaded_bytes
 from diffusionpipe.errors import ConfigError
-from diffusionpipe.planner.stage_costs import Setting, frozen_parameters
+from diffusionpipe.planner.stage_costs import Setting, frozen_bytes
 from diffusionpipe.units import Bytes, Seconds
 
 WORTH = 16
@@ -22,13 +22,13 @@ def offloaded(setting: Setting) -> Setting:
 
     Times of layers are those of a device of speed 1, so on slower devices copies count longer than they take.
     """
-    graph, profile, width = setting.graph, setting.profile, setting.workload.frozen_bytes
+    graph, profile, workload = setting.graph, setting.profile, setting.workload
     bandwidth = min(device.host_bandwidth for device in setting.cluster.devices)
-    least = {name: frozen_parameters(graph, (name,)) * width / bandwidth for name in graph.frozen_layers}
+    least = {name: frozen_bytes(graph, (name,), workload) / bandwidth for name in graph.frozen_layers}
     return replace(
         setting,
         profile=_Copied(least=least, **{field.name: getattr(profile, field.name) for field in fields(profile)}),
-        workload=replace(setting.workload, offload_frozen=True),
+        workload=replace(workload, offload_frozen=True),
         whole=setting,
     )
 
@@ -76,4 +76,4 @@ def encoder_bytes(setting: Setting) -> Bytes:
     graph, workload = setting.graph, setting.workload
     if workload.offload_frozen:
         return offloaded_bytes(graph, graph.frozen_layers, workload)
-    return frozen_parameters(graph, graph.frozen_layers) * workload.frozen_bytes
+    return frozen_bytes(graph, graph.frozen_layers, workload)

@@ -17,6 +17,7 @@ from diffusionpipe.planner.arrangement import Arrangement
 from diffusionpipe.planner.candidates import Candidate, Judge
 from diffusionpipe.planner.folded import stage_starts
 from diffusionpipe.planner.given import is_chain
+from diffusionpipe.planner.stage_costs import Setting
 from diffusionpipe.planner.structure import generated
 from diffusionpipe.schedules import REGISTRY
 from diffusionpipe.schedules.shapes import linear, loop, wave
@@ -84,6 +85,37 @@ def ordered(judge: Judge, known: Sequence[Candidate], *, seconds: Seconds) -> It
         except ConfigError:  # too little memory for one micro-batch
             continue
         yield replace(candidate, orders=schedule_of(answer))
+
+
+def instance_of(setting: Setting, *, microbatches: int, placing: Placing, seconds: Seconds) -> Instance:
+    """The order search's question for one pipeline over all devices of a setting, its half-stages cut by time.
+
+    Times are in ticks, memory is in bytes: what a device has left beside parameters, gradients and optimizer.
+
+    Raises:
+        ConfigError: the batch or the model cannot be cut so.
+    """
+    judge, num_ranks = Judge(setting=setting), setting.cluster.num_ranks
+    if setting.workload.batch % microbatches:
+        raise ConfigError(
+            f"a batch of {setting.workload.batch} cannot be cut into {microbatches} equal micro-batches; change one"
+        )
+    if 2 * num_ranks > judge.num_layers:
+        raise ConfigError(
+            f"{num_ranks} ranks have {2 * num_ranks} half-stages, but the trained part has only {judge.num_layers} "
+            "layers; use fewer devices"
+        )
+    arrangement = Arrangement(data_parallel=1, units=num_ranks)
+    shape = Placing.V if placing is Placing.V else Placing.LOOP  # the same 2p half-stages serve all placements
+    workers = PLACES[shape](num_ranks)
+    candidate = Candidate(
+        arrangement=arrangement,
+        schedule=f"search-{shape}",
+        microbatches=microbatches,
+        starts=_cuts(judge, arrangement, microbatches, workers),
+        replicas=(1,) * num_ranks,
+    )
+    return replace(_instance(judge, candidate, shape, workers, seconds), placement=placing)
 
 
 def _cuts(judge: Judge, arrangement: Arrangement, microbatches: int, workers: tuple[int, ...]) -> tuple[int, ...]:

@@ -172,6 +172,12 @@ def _add_tight(pool: Pool, places: Sequence[tuple[Arrangement, int]]) -> None:
 
 def least_overflow(setting: Setting) -> tuple[Candidate, Proposal] | None:
     """Of the layouts with the most stages, and of data parallelism, the one that misses the memory by least."""
+    best = least_estimated_overflow(setting)
+    return None if best is None else (best.candidate, propose(setting, best.candidate.layout(setting)))
+
+
+def least_estimated_overflow(setting: Setting) -> Judged | None:
+    """The same with its estimate alone, which takes a fraction of the time."""
     pool = Pool(judge=Judge(setting=setting), is_filled=False)
     found = list[Judged]()
     for _, arrangement, microbatches in _places(pool.judge):
@@ -190,10 +196,7 @@ def least_overflow(setting: Setting) -> tuple[Candidate, Proposal] | None:
                 replicas=partition.replicas,
             )
             found.append(pool.judged_of(candidate))
-    if not found:
-        return None
-    best = min(found, key=lambda one: (one.estimate.overflow, one.score))
-    return best.candidate, propose(setting, best.candidate.layout(setting))
+    return min(found, key=lambda one: (one.estimate.overflow, one.score), default=None)
 
 
 def _places(

@@ -57,6 +57,19 @@ def sharded_finalists(setting: Setting, filler: Filler | None, *, fastest: Secon
     return [best] if best else []
 
 
+def leanest_sharded(setting: Setting) -> tuple[Candidate, Proposal] | None:
+    """The sharded candidate with the least memory, whether it fits or not; None where the batch cannot be cut."""
+    judge = Judge(setting=setting)
+    if setting.given.sharded is False:
+        return None
+    counts = [count for _, count in _accumulations(judge) if count * judge.num_layers <= MAX_FORWARDS]
+    schedules = _schedules(setting, 1)
+    if not counts or not schedules:
+        return None
+    candidate = _sharded(judge, max(counts), schedules[0], judge.num_layers)
+    return candidate, propose(setting, candidate.layout(setting))
+
+
 def _accumulations(judge: Judge) -> Iterator[tuple[Seconds, int]]:
     """(time of the compute alone, micro-batches) wherever the batch can be cut."""
     setting, given = judge.setting, judge.setting.given
@@ -85,15 +98,7 @@ def _best_blocks(
     for buckets in _numbers_of_blocks(judge.num_layers):
         if buckets * microbatches > MAX_FORWARDS:
             continue
-        candidate = Candidate(
-            arrangement=Arrangement(units=1, data_parallel=setting.cluster.num_ranks),
-            schedule=schedule,
-            microbatches=microbatches,
-            starts=(0,),
-            replicas=(1,),
-            buckets=buckets,
-            sharded=True,
-        )
+        candidate = _sharded(judge, microbatches, schedule, buckets)
         proposal = propose(setting, candidate.layout(setting), filler)
         if proposal.overflow > 0:
             break  # larger blocks do not fit either
@@ -104,6 +109,18 @@ def _best_blocks(
         if best[1].step < bound * CLOSE:
             break
     return best
+
+
+def _sharded(judge: Judge, microbatches: int, schedule: str, buckets: int) -> Candidate:
+    return Candidate(
+        arrangement=Arrangement(units=1, data_parallel=judge.setting.cluster.num_ranks),
+        schedule=schedule,
+        microbatches=microbatches,
+        starts=(0,),
+        replicas=(1,),
+        buckets=buckets,
+        sharded=True,
+    )
 
 
 def _numbers_of_blocks(num_layers: int) -> list[int]:

@@ -4,8 +4,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
-from diffusionpipe.costs import Cluster, Costs, Link, ModelGraph, Profile, StageCosts, Workload
-from diffusionpipe.costs.sharding import gathered_width, owners_on_workers
+from diffusionpipe.costs import Cluster, Costs, Link, ModelGraph, ParameterSpec, Profile, StageCosts, Workload
+from diffusionpipe.costs.sharding import gathered_bytes, owners_on_workers
 from diffusionpipe.errors import ConfigError
 from diffusionpipe.ir import Mesh, Schedule
 from diffusionpipe.planner.collectives import all_reduce, rooted
@@ -168,18 +168,22 @@ def time_to_update(num_parameters: float, profile: Profile, num_ranks: int) -> S
 
 def trained_parameters(graph: ModelGraph, layers: Collection[str]) -> int:
     """Trained parameters of these layers; a tied one counts once."""
-    return _parameters(graph, layers, is_trainable=True)
+    return sum(prod(p.shape) for p in _parameters(graph, layers) if p.is_trainable)
 
 
 def frozen_parameters(graph: ModelGraph, layers: Collection[str]) -> int:
     """Frozen parameters of these layers; a tied one counts once."""
-    return _parameters(graph, layers, is_trainable=False)
+    return sum(prod(p.shape) for p in _parameters(graph, layers) if not p.is_trainable)
 
 
-def _parameters(graph: ModelGraph, layers: Collection[str], *, is_trainable: bool) -> int:
-    wanted = set(layers)
-    names = {name for layer in graph.layers if layer.name in wanted for name in layer.parameters}
-    return sum(prod(p.shape) for p in graph.parameters if p.name in names and p.is_trainable is is_trainable)
+def frozen_bytes(graph: ModelGraph, layers: Collection[str], workload: Workload) -> Bytes:
+    """Bytes of the frozen parameters of these layers; a tied one counts once."""
+    return sum(workload.frozen_size(p) for p in _parameters(graph, layers) if not p.is_trainable)
+
+
+def _parameters(graph: ModelGraph, layers: Collection[str]) -> list[ParameterSpec]:
+    names = graph.parameters_of(layers)
+    return [p for p in graph.parameters if p.name in names]
 
 
 def _kept_bytes(
@@ -262,10 +266,10 @@ def _occupied(
 
 
 def _reduces(schedule: Schedule, blocks: Sequence[Sequence[str]], mesh: Mesh, setting: Setting) -> tuple[Seconds, ...]:
-    placement = schedule.placement
+    placement, workload = schedule.placement, setting.workload
     if mesh.shard > 1:
-        width = setting.workload.gradient_bytes
-        return _at_owners(schedule, blocks, mesh, setting, (width, 0))
+        gradients = {p.name: prod(p.shape) * workload.gradient_bytes * p.is_trainable for p in setting.graph.parameters}
+        return _at_owners(schedule, blocks, mesh, setting, gradients)
     holders: dict[int, set[int]] = {}
     for index, stage in enumerate(placement.stages):
         if not placement.is_frozen(index):
@@ -273,7 +277,7 @@ def _reduces(schedule: Schedule, blocks: Sequence[Sequence[str]], mesh: Mesh, se
     seconds = {}
     for weights, workers in holders.items():
         ranks = [mesh.rank(group, w) for group in range(mesh.data_parallel) for w in sorted(workers)]
-        num_bytes = trained_parameters(setting.graph, blocks[weights]) * setting.workload.gradient_bytes
+        num_bytes = trained_parameters(setting.graph, blocks[weights]) * workload.gradient_bytes
         seconds[weights] = all_reduce(setting.cluster, num_bytes, ranks)
     return tuple(seconds.get(stage.weights, 0.0) for stage in placement.stages)
 
@@ -281,9 +285,9 @@ def _reduces(schedule: Schedule, blocks: Sequence[Sequence[str]], mesh: Mesh, se
 def _unshards(schedule: Schedule, blocks: Sequence[Sequence[str]], mesh: Mesh, setting: Setting) -> tuple[Seconds, ...]:
     if mesh.shard == 1:
         return ()
-    widths = setting.workload.parameter_bytes, setting.workload.frozen_bytes
-    trained, frozen = (gathered_width(width, setting.profile.precision) for width in widths)
-    seconds = _at_owners(schedule, blocks, mesh, setting, (trained, frozen))
+    precision = setting.profile.precision
+    sizes = {p.name: gathered_bytes(p, setting.workload, precision) for p in setting.graph.parameters}
+    seconds = _at_owners(schedule, blocks, mesh, setting, sizes)
     speeds = worker_speeds(setting.cluster, mesh)
     casts = [
         sum(setting.profile.cast(name, setting.workload) for name in blocks[stage.weights]) / speeds[stage.worker]
@@ -293,15 +297,14 @@ def _unshards(schedule: Schedule, blocks: Sequence[Sequence[str]], mesh: Mesh, s
 
 
 def _at_owners(
-    schedule: Schedule, blocks: Sequence[Sequence[str]], mesh: Mesh, setting: Setting, widths: tuple[Bytes, Bytes]
+    schedule: Schedule, blocks: Sequence[Sequence[str]], mesh: Mesh, setting: Setting, sizes: Mapping[str, Bytes]
 ) -> tuple[Seconds, ...]:
     """For each stage the time in which its block goes from or to its owners, one after the other.
 
-    `widths`: bytes of a trained and of a frozen parameter.
+    `sizes`: parameter -> its bytes on the way.
     """
     placement, graph = schedule.placement, setting.graph
     owners = owners_on_workers(schedule, blocks, graph, mesh.shard)
-    sizes = {p.name: prod(p.shape) * widths[not p.is_trainable] for p in graph.parameters}
     seconds = []
     for index, stage in enumerate(placement.stages):
         ranks = [mesh.rank(group, stage.worker) for group in range(mesh.data_parallel)]

@@ -27,7 +27,7 @@ import torch.distributed as dist
 
 from diffusionpipe.costs import AllReduce, Cluster, Device, Link
 from diffusionpipe.errors import ConfigError
-from diffusionpipe.profiler.measured import device_name
+from diffusionpipe.profiler.measured import Report, device_name, silent
 from diffusionpipe.runtime.process_group import Job
 from diffusionpipe.runtime.transport import ProcessTransport, Work
 from diffusionpipe.units import Bytes, Seconds
@@ -80,8 +80,10 @@ class _Rank:
     memory: Bytes
 
 
-def measure_links(job: Job, *, name: str, repeats: int = 7) -> Links:
+def measure_links(job: Job, *, name: str, repeats: int = 7, progress: Report = silent) -> Links:
     """The cluster of the job's ranks; every rank calls this and all get the same.
+
+    `progress` is told the number of sizes tried and of all of them.
 
     Raises:
         ConfigError: there is only one rank, or the ranks of one machine do not follow each other.
@@ -94,12 +96,16 @@ def measure_links(job: Job, *, name: str, repeats: int = 7) -> Links:
     first_node, everyone = tuple(r for r in range(world_size) if nodes[r] == 0), tuple(range(world_size))
     transport = ProcessTransport(summing=(first_node, everyone))
     measure = _Measure(job=job, transport=transport, repeats=repeats)
-    trials: list[Trial] = []
     inside, across = _pairs_inside(nodes), _pairs_across(nodes)
+    to_try: list[Callable[[], Trial]] = []
     for what, pairs in (("message in a node", inside), ("message between nodes", across)):
-        trials += [measure.message(what, pairs, size) for size in MESSAGE_SIZES if pairs]
+        to_try += [partial(measure.message, what, pairs, size) for size in MESSAGE_SIZES if pairs]
     for what, members in (("sum in a node", first_node), ("sum between nodes", everyone if across else ())):
-        trials += [measure.sum(what, members, size) for size in SUM_SIZES if len(members) > 1]
+        to_try += [partial(measure.sum, what, members, size) for size in SUM_SIZES if len(members) > 1]
+    trials: list[Trial] = []
+    for trial in to_try:
+        progress(len(trials), len(to_try))
+        trials.append(trial())
     transport.close()
     links = {what: _fit(trials, what) for what in dict.fromkeys(trial.what for trial in trials)}
     overheads = {what: _fit_overhead(trials, what) for what in links}

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from diffusionpipe.costs import LayerProfile, ModelGraph, Profile
 from diffusionpipe.models.graph import LayerGraph
 from diffusionpipe.profiler.links import measure_links
-from diffusionpipe.profiler.measured import profile_model
+from diffusionpipe.profiler.measured import Report, profile_model, silent
 from diffusionpipe.profiler.passes import Agree
 from diffusionpipe.profiler.update import MakeUpdate, time_update
 from diffusionpipe.runtime.process_group import Job
@@ -31,10 +31,12 @@ def profile_job(
     repeats: int = 3,
     time_budget: Seconds = 120.0,
     make_update: MakeUpdate | None = None,
+    progress: Report = silent,
 ) -> Profile:
     """Layers, links and update of a job, measured by all its ranks at once; all call this and all get the same.
 
-    `make_update`: what a step does with the parameters of a rank; None: it is not measured.
+    `make_update`: what a step does with the parameters of a rank; None: it is not measured. `progress`: told after
+    each layer.
 
     Raises:
         ConfigError: on every rank, as `profile_model`.
@@ -48,6 +50,7 @@ def profile_job(
             precision=precision,
             repeats=repeats,
             time_budget=time_budget,
+            progress=progress,
             agree=agree,
         )
     )

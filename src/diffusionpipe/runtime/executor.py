@@ -118,6 +118,7 @@ class Executor:
         marked = list(zip(marks_of([wait is not None for wait, _ in self._programs[0]]), steps, strict=True))
         self._marks = [marks for marks, step in marked if isinstance(step, Action)]
         self._computing = [marks for marks, s in marked if not isinstance(s, Action) or s.op in TIMED_OPS]
+        self._last_mark = marked[-1][0][1] + 1 if marked else 1
 
     @property
     def store(self) -> RowStore:
@@ -167,7 +168,15 @@ class Executor:
     def spans(self) -> tuple[tuple[Span, ...], float]:
         """What the last iteration did when, and its length in seconds. On GPUs it waits for the device."""
         times = self._recorder.times()
-        return spans_of(self.worker, self.schedule.orders[self.worker], self._marks, times), times[-1]
+        return spans_of(self.worker, self.schedule.orders[self.worker], self._marks, times), times[self._last_mark]
+
+    def mark(self) -> None:
+        """Note the time since the last iteration's start, for `times_after`."""
+        self._recorder.mark()
+
+    def times_after(self) -> list[Seconds]:
+        """When the last iteration ended and what was noted since, in seconds from its start."""
+        return self._recorder.times()[self._last_mark :]
 
     def busy(self) -> Seconds:
         """Seconds of the last iteration in which this worker computed."""

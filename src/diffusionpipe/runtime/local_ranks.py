@@ -2,12 +2,17 @@
 
 Starting a process with torch takes seconds, an iteration of waits milliseconds; so the ranks are forked from one
 process that has imported torch, and keep their process group between calls.
+
+A rank ends with the process that started it, however that one ends: a thread of the rank waits for a pipe that the
+system closes then. SIGKILL lets nobody tidy up, and a rank in the middle of a call reads no other pipe.
 """
 
 import multiprocessing
+import os
 import socket
+import threading
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from multiprocessing.connection import Connection, wait
 from typing import Any
@@ -16,6 +21,10 @@ from diffusionpipe.errors import DiffusionPipeError, PeerError, ScheduleError
 
 PRELOAD = ("diffusionpipe.runtime.rehearsal",)
 """What the ranks import before they are forked."""
+
+
+class _Step(int):
+    """What a rank reports while it is at work: how much is done."""
 
 
 class LocalRanks:
@@ -29,11 +38,14 @@ class LocalRanks:
         """How many there are."""
         return len(self._pipes)
 
-    def run(self, function: Callable[..., Any], *arguments: Any) -> list[Any]:
+    def run(
+        self, function: Callable[..., Any], *arguments: Any, progress: Callable[[int], None] | None = None
+    ) -> list[Any]:
         """`function(job, *arguments)` on every rank at once; the results by rank.
 
-        The function must be importable by the ranks, arguments and results must be picklable. After an error the ranks
-        are of no use any more: some may still wait for the one that failed.
+        The function must be importable by the ranks, arguments and results must be picklable. What a generator yields
+        on rank 0 goes to `progress`, and what it returns is its result. After an error the ranks are of no use any
+        more: some may still wait for the one that failed.
 
         Raises:
             DiffusionPipeError: one that a rank raised.
@@ -49,7 +61,11 @@ class LocalRanks:
             waiting = {pipe: rank for rank, pipe in enumerate(self._pipes) if rank not in results}
             for ready in wait(list(waiting)):
                 rank = next(rank for pipe, rank in waiting.items() if pipe is ready)
-                results[rank] = self._receive(rank)
+                result = self._receive(rank)
+                if not isinstance(result, _Step):
+                    results[rank] = result
+                elif rank == 0 and progress is not None:
+                    progress(int(result))
         return [results[rank] for rank in range(self.num_ranks)]
 
     def _receive(self, rank: int) -> Any:
@@ -94,6 +110,7 @@ def local_ranks(num_ranks: int, *, preload: Sequence[str] = PRELOAD) -> Iterator
 
 def _serve(rank: int, num_ranks: int, port: int, pipe: Connection) -> None:
     """The ranks' side."""
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     import torch
 
     from diffusionpipe.runtime.process_group import Membership, joined
@@ -104,9 +121,29 @@ def _serve(rank: int, num_ranks: int, port: int, pipe: Connection) -> None:
         while True:
             function, arguments = pipe.recv()
             try:
-                answer: tuple[type[DiffusionPipeError] | None, str, Any] = (None, "", function(job, *arguments))
+                result = function(job, *arguments)
+                if isinstance(result, Generator):
+                    result = _reported(result, pipe)
+                answer: tuple[type[DiffusionPipeError] | None, str, Any] = (None, "", result)
             except DiffusionPipeError as error:
                 answer = (type(error), str(error), None)
             except Exception:
                 answer = (None, traceback.format_exc(), None)
             pipe.send(answer)
+
+
+def _reported(steps: Generator[int, None, Any], pipe: Connection) -> Any:
+    """What the generator returns; what it yields is sent."""
+    while True:
+        try:
+            pipe.send((None, "", _Step(next(steps))))
+        except StopIteration as end:
+            return end.value
+
+
+def _end_with_parent() -> None:
+    """Ends this process, whatever it is doing, as soon as the one that started the ranks is gone."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)

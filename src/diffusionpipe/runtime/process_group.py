@@ -114,10 +114,12 @@ class Job:
         values = [self.store.get(f"agree/{name}/{rank}").decode() for rank in range(me.world_size)]
         differing = [f"rank {rank} has {other!r}" for rank, other in enumerate(values) if other != values[0]]
         if differing:
-            raise ConfigError(
+            error = ConfigError(
                 f"the ranks do not agree on {name}: rank 0 has {values[0]!r}, {', '.join(differing)}. "
                 "Start all of them with the same versions, files and arguments."
             )
+            error.is_common = True
+            raise error
 
 
 @contextmanager

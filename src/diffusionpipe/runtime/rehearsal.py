@@ -12,7 +12,7 @@ for.
 """
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 from time import perf_counter, process_time, sleep
@@ -133,10 +133,13 @@ class RankIteration:
     """Processor time of all its threads."""
 
 
-def rehearse(job: Job, runs: Mapping[str, VirtualRun], order: Sequence[str]) -> dict[str, list[RankIteration]]:
+def rehearse(
+    job: Job, runs: Mapping[str, VirtualRun], order: Sequence[str]
+) -> Generator[int, None, dict[str, list[RankIteration]]]:
     """One iteration for each name of `order`; every rank calls this with the same arguments.
 
-    One iteration of every run comes before, unmeasured: it opens the connections.
+    One iteration of every run comes before, unmeasured: it opens the connections. Yields how many iterations have been
+    measured: 0 before the first, then after each.
 
     Raises:
         ScheduleError: a schedule holds ops that the executor does not know.
@@ -149,7 +152,8 @@ def rehearse(job: Job, runs: Mapping[str, VirtualRun], order: Sequence[str]) -> 
         clock.begin()
         executor.run()
     found: dict[str, list[RankIteration]] = {name: [] for name in runs}
-    for name in order:
+    for done, name in enumerate(order):
+        yield done
         dist.barrier()
         cpu, start = process_time(), perf_counter()
         clock.begin()
@@ -164,6 +168,7 @@ def rehearse(job: Job, runs: Mapping[str, VirtualRun], order: Sequence[str]) -> 
                 cpu=process_time() - cpu,
             )
         )
+    yield len(order)
     return found
 
 

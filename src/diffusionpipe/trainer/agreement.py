@@ -5,7 +5,7 @@ from typing import TypeVar
 
 import torch.distributed as dist
 
-from diffusionpipe.errors import CheckpointError
+from diffusionpipe.errors import CheckpointError, ConfigError, PeerError
 
 T = TypeVar("T")
 
@@ -35,6 +35,48 @@ def agree(action: Callable[[], T], group: dist.ProcessGroup | None = None) -> li
     if len(problems) == len(outcomes) and len({text for _, text in problems}) == 1:
         raise CheckpointError(problems[0][1]) from cause
     raise CheckpointError("\n".join(f"rank {rank}: {text}" for rank, text in problems)) from cause
+
+
+def from_first(make: Callable[[], T]) -> T:
+    """What rank 0 makes, on every rank; all ranks call it, and only rank 0 calls `make`.
+
+    Raises:
+        ConfigError: on every rank, what `make` has raised on rank 0.
+    """
+    outcome: list[T | ConfigError | None] = [None]
+    if rank_in() == 0:
+        try:
+            outcome = [make()]
+        except ConfigError as error:
+            error.is_common = True
+            outcome = [error]
+    if _is_distributed():
+        dist.broadcast_object_list(outcome, src=0)
+    if isinstance(outcome[0], ConfigError):
+        raise outcome[0]
+    return outcome[0]  # type: ignore[return-value]  # T may include None
+
+
+def on_all(make: Callable[[], T]) -> T:
+    """What every rank makes for itself; all ranks call it.
+
+    Raises:
+        ConfigError: what `make` has raised on this rank.
+        PeerError: it has raised one on another rank only.
+    """
+    mine: ConfigError | None = None
+    try:
+        result = make()
+    except ConfigError as error:
+        mine = error
+    texts = [str(one) if one is not None else None for one in _gather(mine, None)]
+    if mine is not None:
+        mine.is_common = len(set(texts)) == 1
+        raise mine
+    failed = next(((rank, text) for rank, text in enumerate(texts) if text is not None), None)
+    if failed is not None:
+        raise PeerError(f"rank {failed[0]}: {failed[1]}")
+    return result
 
 
 def rank_in(group: dist.ProcessGroup | None = None) -> int:

@@ -22,8 +22,6 @@ TOKENS = ("input_ids", "input_ids_2", "input_ids_3")
 """The caption in the tokens of each text encoder."""
 INPUTS = ("pixels", "condition", *TOKENS, "labels", "posterior_noise", "noise", "time", "time_ids", "guidance")
 """Raw inputs that a model may read."""
-TRAINED_GUIDANCE = 1.0
-"""What a model with guidance embeddings is told: that its prediction is that of the data, without guidance."""
 
 Tokenizer = Callable[..., Mapping[str, Any]]
 """A tokenizer of transformers: called with texts, padding, max_length and truncation, it returns "input_ids"."""
@@ -52,6 +50,8 @@ class BatchSource:
     null_label: int | None = None
     """The label of dropped labels, above all others; needed for "labels"."""
     augmentation: Augmentation = Augmentation()
+    guidance: float = 1.0
+    """What a distilled model is told; 1: that its prediction is that of the data, without guidance."""
 
     def __post_init__(self) -> None:
         """Checks that every input can be made.
@@ -128,7 +128,7 @@ def _input(source: BatchSource, rows: Rows, spec: TensorSpec) -> Tensor:
         case "time_ids":
             return _time_ids(source, rows)
         case "guidance":
-            return torch.full((len(rows.samples),), TRAINED_GUIDANCE)
+            return torch.full((len(rows.samples),), source.guidance)
         case "labels":
             return _labels(source, rows)
         case "time" if rows.times is not None:

@@ -37,6 +37,7 @@ logger = logging.getLogger(__name__)
 State = dict[str, object]
 STATE = "state.json"
 _FOLDER = "checkpoints"
+_LEFT = ".step-*"
 _NAME = re.compile(r"step-(\d{8,})")
 _WRITING, _REPLACED = ".writing", ".replaced"
 
@@ -196,7 +197,7 @@ def clean(run_folder: Path) -> tuple[str, ...]:
 
     A checkpoint that was being replaced when the process died returns to its place.
     """
-    left = sorted((run_folder / _FOLDER).glob(".step-*")) if (run_folder / _FOLDER).is_dir() else []
+    left = sorted((run_folder / _FOLDER).glob(_LEFT))
     for path in left:
         final = path.with_name(path.name.removeprefix(".").removesuffix(_REPLACED))
         if path.name.endswith(_REPLACED) and not final.exists():
@@ -205,6 +206,26 @@ def clean(run_folder: Path) -> tuple[str, ...]:
             shutil.rmtree(path)
         logger.warning("leftover=%s reason=interrupted_save", path)
     return tuple(path.name for path in left)
+
+
+def is_interrupted(run_folder: Path) -> bool:
+    """Whether an interrupted save has left something for `clean`."""
+    return any((run_folder / _FOLDER).glob(_LEFT))
+
+
+def problem_of_folder(folder: Path, resume: str | None) -> str | None:
+    """Why a run that resumes or not cannot use its folder; None where it can."""
+    try:
+        if resume is not None:
+            resolve(folder, resume)
+        elif latest(folder) is not None:
+            return (
+                f"{folder} holds the checkpoints of an earlier run; go on with --resume latest, or choose another "
+                "run.folder, or delete it"
+            )
+    except (CheckpointError, OSError) as error:
+        return str(error)
+    return None
 
 
 def _make_empty(folder: Path) -> None:

@@ -4,9 +4,7 @@ The layout is that of Hugging Face's `imagefolder`: pictures in the folder or in
 metadata.jsonl files or by .txt files beside them (see `captions`). Names that start with a dot are left out.
 """
 
-import logging
 import os
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -17,13 +15,13 @@ from diffusionpipe.errors import DataError
 from diffusionpipe.trainer.captions import METADATA, Description, read_metadata, read_sidecar
 from diffusionpipe.trainer.images import problem_of_header
 
-logger = logging.getLogger(__name__)
-
 ENDINGS = (".jpg", ".jpeg", ".png", ".webp", ".bmp")
 NUM_EXAMPLES = 10
 """An error names at most so many pictures of each problem."""
-NUM_WITHOUT_PROGRESS = 2000
-"""Checking more pictures than this shows a progress bar."""
+PROGRESS_EVERY = 100
+"""Pictures between two reports of progress."""
+
+Progress = Callable[[int, int], None]
 
 
 class Condition(StrEnum):
@@ -64,8 +62,12 @@ _NEEDED = {
 }
 
 
-def scan(folder: Path | str, need: Condition | str, *, check_headers: bool = True) -> Dataset:
+def scan(
+    folder: Path | str, need: Condition | str, *, check_headers: bool = True, progress: Progress | None = None
+) -> Dataset:
     """The samples of a folder; every picture is opened and its header checked, unless another rank does that.
+
+    `progress` is told the number of pictures checked and of all.
 
     Raises:
         DataError: there are no pictures, or pictures, captions or metadata cannot be used; every kind of problem is
@@ -88,7 +90,7 @@ def scan(folder: Path | str, need: Condition | str, *, check_headers: bool = Tru
         ),
         "captions that cannot be read": sidecar_problems,
         _NEEDED[need]: [name for name in pictures if getattr(described[name], need) is None],
-        "pictures that cannot be read": _problems_of_headers(folder, sorted(found)) if check_headers else (),
+        "pictures that cannot be read": _problems_of_headers(folder, sorted(found), progress) if check_headers else (),
     }
     _raise(folder, problems)
     return Dataset(folder=folder, samples=tuple(_sample(name, described[name]) for name in pictures))
@@ -133,23 +135,16 @@ def _with_sidecars(
     return result, problems
 
 
-def _problems_of_headers(folder: Path, pictures: Sequence[str]) -> list[str]:
+def _problems_of_headers(folder: Path, pictures: Sequence[str], progress: Progress | None) -> list[str]:
     """Every picture that cannot be opened, as "name: reason"."""
-    from rich.console import Console
-    from rich.progress import track
-
-    show = len(pictures) > NUM_WITHOUT_PROGRESS and sys.stderr.isatty()
-    check: Callable[[str], str | None] = lambda name: problem_of_header(folder / name)  # noqa: E731
+    problems = []
     with ThreadPoolExecutor(min(32, 4 * (os.cpu_count() or 1))) as threads:
-        found = track(
-            zip(pictures, threads.map(check, pictures), strict=True),
-            description="Checking pictures",
-            total=len(pictures),
-            console=Console(stderr=True),
-            disable=not show,
-        )
-        problems = [f"{name}: {problem}" for name, problem in found if problem is not None]
-    logger.info("pictures=%d unreadable=%d folder=%s", len(pictures), len(problems), folder)
+        checked = threads.map(lambda name: problem_of_header(folder / name), pictures)
+        for number, (name, problem) in enumerate(zip(pictures, checked, strict=True), start=1):
+            if problem is not None:
+                problems.append(f"{name}: {problem}")
+            if progress is not None and number % PROGRESS_EVERY == 0:
+                progress(number, len(pictures))
     return problems
 
 

@@ -26,7 +26,7 @@ from diffusionpipe.runtime.host_weights import HostWeights
 from diffusionpipe.runtime.stage import LayerStage
 from diffusionpipe.trainer.batch import TOKENS, Tokenizer, token_ids
 from diffusionpipe.trainer.recipe import Precision
-from diffusionpipe.trainer.sampling import PipelinePredictor, SamplingSettings, draw
+from diffusionpipe.trainer.sampling import PipelinePredictor, SamplingSettings, Spacing, draw
 
 if TYPE_CHECKING:
     from diffusionpipe.trainer.session import Session
@@ -34,8 +34,6 @@ if TYPE_CHECKING:
 _TOKENIZERS = ("CLIPTokenizer", "T5Tokenizer")
 _MOVING = ("noisy", "timesteps")
 """What changes from one denoising step to the next."""
-_DISTILLED_GUIDANCE = 3.5
-"""Told to models with guidance embeddings, as diffusers' pipeline does by default."""
 
 Picture = NDArray[np.uint8]
 """(H, W, 3)."""
@@ -47,6 +45,8 @@ class Wish:
 
     prompts: tuple[str, ...] = ()
     labels: tuple[int, ...] = ()
+    negatives: tuple[str, ...] = ()
+    """What guidance leads away from, one for each prompt; empty: the empty caption."""
 
     def __len__(self) -> int:
         return len(self.prompts) or len(self.labels)
@@ -57,11 +57,11 @@ class Wish:
         return self.prompts or tuple(f"class {label}" for label in self.labels)
 
 
-def raw_conditions(wish: Wish, graph: LayerGraph, folder: Path, *, is_guided: bool) -> dict[str, Tensor]:
+def raw_conditions(wish: Wish, graph: LayerGraph, folder: Path, settings: SamplingSettings) -> dict[str, Tensor]:
     """The raw inputs of the conditions: all samples with theirs, then, if guided, as many without.
 
     Raises:
-        RecipeError: prompts for a class model, or labels for a text model.
+        RecipeError: prompts for a class model, labels for a text model, or negative prompts without guidance.
     """
     inputs = {spec.name for spec in graph.inputs}
     if "condition" in inputs:
@@ -69,15 +69,19 @@ def raw_conditions(wish: Wish, graph: LayerGraph, folder: Path, *, is_guided: bo
     if "input_ids" in inputs:
         if not wish.prompts:
             raise RecipeError("the model draws from captions; give prompts, not labels")
-        texts = [*wish.prompts, *([""] * len(wish.prompts) if is_guided else [])]
-        return _text_conditions(graph, folder, texts)
+        if wish.negatives and not settings.is_guided:
+            key = "guidance" if settings.embedded_guidance is None else "true_cfg_scale"
+            raise RecipeError(f"a negative prompt has no effect without guidance; set {key} above 1, or remove it")
+        negatives = wish.negatives or ("",) * len(wish.prompts)
+        texts = [*wish.prompts, *(negatives if settings.is_guided else ())]
+        return _text_conditions(graph, folder, texts, settings.embedded_guidance)
     if "labels" in inputs:
         if not wish.labels:
             raise RecipeError("the model draws classes; give labels, not prompts")
         null = null_label(graph)
         if bad := [label for label in wish.labels if label >= null]:
             raise RecipeError(f"there is no class {bad[0]}; the model has classes 0 to {null - 1}")
-        return {"labels": torch.tensor([*wish.labels, *([null] * len(wish.labels) if is_guided else [])])}
+        return {"labels": torch.tensor([*wish.labels, *([null] * len(wish.labels) if settings.is_guided else [])])}
     raise ModelError("the model has neither captions nor classes, so there is nothing to draw from")
 
 
@@ -90,7 +94,9 @@ def null_label(graph: LayerGraph) -> int:
     raise ModelError("the model has no class embedding")
 
 
-def _text_conditions(graph: LayerGraph, folder: Path, texts: Sequence[str]) -> dict[str, Tensor]:
+def _text_conditions(
+    graph: LayerGraph, folder: Path, texts: Sequence[str], embedded_guidance: float | None
+) -> dict[str, Tensor]:
     """Token ids for every text encoder, and the numbers that a picture of the wanted size has: a row for each text."""
     shapes = {spec.name: spec.shape for spec in graph.inputs}
     conditions = {
@@ -100,7 +106,8 @@ def _text_conditions(graph: LayerGraph, folder: Path, texts: Sequence[str]) -> d
     if "time_ids" in shapes:
         conditions["time_ids"] = torch.tensor([[size, size, 0, 0, size, size]] * len(texts))
     if "guidance" in shapes:
-        conditions["guidance"] = torch.full((len(texts),), _DISTILLED_GUIDANCE)
+        assert embedded_guidance is not None, "it is set for distilled models"
+        conditions["guidance"] = torch.full((len(texts),), embedded_guidance)
     return conditions
 
 
@@ -137,21 +144,34 @@ def _tokenizer_class(folder: Path, name: str) -> str:
 
 def decode(folder: Path, latents: Tensor) -> list[Picture]:
     """Pictures of latents through the folder's own VAE."""
+    levels = (decode_exactly(folder, latents) * 255).round().byte()  # (N, H, W, 3)
+    return [picture.numpy() for picture in levels]
+
+
+def decode_exactly(folder: Path, latents: Tensor) -> Tensor:
+    """The same pictures with values in [0, 1], before they are rounded to 256 levels, (N, H, W, 3) on the CPU."""
     from diffusers import AutoencoderKL
 
     vae = AutoencoderKL.from_pretrained(folder / "vae").to(latents.device).eval()
     shift = getattr(vae.config, "shift_factor", None) or 0.0
-    pictures: list[Picture] = []
+    pictures = []
     with torch.no_grad():
         for chunk in latents.float().split(8):
             decoded = vae.decode(chunk / vae.config.scaling_factor + shift, return_dict=False)[0]  # (n, 3, H, W)
-            scaled = (decoded / 2 + 0.5).clamp(0, 1) * 255
-            pictures += [picture.numpy() for picture in scaled.round().byte().permute(0, 2, 3, 1).cpu()]
-    return pictures
+            pictures.append((decoded / 2 + 0.5).clamp(0, 1).permute(0, 2, 3, 1).cpu())
+    return torch.cat(pictures)
 
 
-def draw_in_session(session: "Session", wish: Wish, settings: SamplingSettings) -> list[Picture] | None:
+def draw_in_session(
+    session: "Session",
+    wish: Wish,
+    settings: SamplingSettings,
+    *,
+    on_step: Callable[[int, int], None] | None = None,
+) -> list[Picture] | None:
     """Pictures on the rank that shows them, None on all others. Every rank of the job calls it.
+
+    `on_step` is told the denoising steps done and all of them.
 
     The first pipeline draws; the other data-parallel groups have nothing to do but where they share its parameters, so
     that they are gathered together: then all draw the same.
@@ -159,7 +179,7 @@ def draw_in_session(session: "Session", wish: Wish, settings: SamplingSettings) 
     worker = session.worker
     if worker.place.group != 0 and session.plan.mesh.shard == 1:
         return None
-    raw = raw_conditions(wish, session.graph, session.folder, is_guided=settings.is_guided)
+    raw = raw_conditions(wish, session.graph, session.folder, settings)
     num_rows = len(next(iter(raw.values())))
     fed = [name for name in worker.sample.store if name not in _MOVING]
     precision = session.recipe.training.precision
@@ -188,7 +208,9 @@ def draw_in_session(session: "Session", wish: Wish, settings: SamplingSettings) 
         num_samples=len(wish),
         latent_shape=session.model.tensor("noisy").shape,
         holds_latents=predict.holds_latents,
+        spacing=spacing_of(session.graph),
         device=session.job.device,
+        on_step=on_step,
     )
     is_shown = worker.place.group == 0 and predict.shows
     return decode(session.folder, latents) if latents is not None and is_shown else None
@@ -232,6 +254,37 @@ def _frozen_part(
     )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arithmetic:
+    """How rows go through the denoiser; the same pictures bit for bit need the same."""
+
+    rows: int | None = None
+    """Rows at a time, the last ones filled up; None: all."""
+    precision: Precision = Precision.FLOAT32
+
+    def context(self, device: torch.device) -> torch.autocast:
+        """Autocast for layers, where they compute in bfloat16."""
+        is_narrow = self.precision is Precision.BFLOAT16
+        return torch.autocast(device.type, dtype=torch.bfloat16, enabled=is_narrow, cache_enabled=False)
+
+
+def _in_passes(stage: LayerStage, inputs: Mapping[str, Tensor], arithmetic: Arithmetic) -> Tensor:
+    """The prediction for all rows, so many at a time as the arithmetic says."""
+    num_rows = len(inputs["noisy"])
+    size = arithmetic.rows or num_rows
+    outputs = []
+    for start in range(0, num_rows, size):
+        part = {name: value[start : start + size] for name, value in inputs.items()}
+        missing = size - len(part["noisy"])
+        if missing:
+            part = {
+                name: torch.cat([value, value[-1:].expand(missing, *value.shape[1:])]) for name, value in part.items()
+            }
+        with arithmetic.context(inputs["noisy"].device):
+            outputs.append(stage(part)["prediction"])
+    return torch.cat(outputs)[:num_rows]
+
+
 def draw_from_folder(
     folder: Path,
     wish: Wish,
@@ -240,6 +293,7 @@ def draw_from_folder(
     resolution: int,
     device: torch.device,
     adapters: Path | None = None,
+    arithmetic: Arithmetic = Arithmetic(),
     on_step: Callable[[int, int], None] | None = None,
 ) -> list[Picture]:
     """Pictures from a diffusers folder in one process, also of a U-Net trained by flow matching.
@@ -254,7 +308,7 @@ def draw_from_folder(
     flow = "FlowMatch" in str(config.get("_class_name"))
     objective = ObjectiveSettings(prediction=Prediction.FLOW_MATCHING if flow else Prediction.EPSILON)
     graph = build_graph(folder, objective=objective, resolution=resolution)
-    raw = raw_conditions(wish, graph, folder, is_guided=settings.is_guided)
+    raw = raw_conditions(wish, graph, folder, settings)
     assert graph.prediction is not None, "supported pipelines can be sampled from"
     given = ("noisy", "timesteps", *raw)
     layers = needed_layers(graph.layers, (graph.prediction,), given=given)
@@ -270,23 +324,31 @@ def draw_from_folder(
     fed = [name for name in stage.reads if name not in ("noisy", "timesteps")]
     with torch.no_grad():
         on_device = {name: value.to(device) for name, value in raw.items()}
-        conditions = on_device | run_layers(frozen, graph.components, on_device, targets=set(fed))
+        with arithmetic.context(device):
+            conditions = on_device | run_layers(frozen, graph.components, on_device, targets=set(fed))
 
         def predict(noisy: Tensor | None, timestep: Tensor) -> Tensor:
             assert noisy is not None
             times = timestep.to(device).expand(len(noisy))
-            return stage({"noisy": noisy, "timesteps": times, **{name: conditions[name] for name in fed}})["prediction"]
+            inputs = {"noisy": noisy, "timesteps": times, **{name: conditions[name] for name in fed}}
+            return _in_passes(stage, inputs, arithmetic)
 
         latents = draw(
             predict,
             settings,
             num_samples=len(wish),
             latent_shape=_latent_shape(graph),
+            spacing=spacing_of(graph),
             device=device,
             on_step=on_step,
         )
     assert latents is not None
     return decode(folder, latents)
+
+
+def spacing_of(graph: LayerGraph) -> Spacing:
+    """How time steps are spaced for this model."""
+    return Spacing(num_tokens=graph.num_tokens, has_even_sigmas=graph.has_even_sigmas)
 
 
 def _latent_shape(graph: LayerGraph) -> tuple[int, ...]:

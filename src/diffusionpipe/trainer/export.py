@@ -4,7 +4,7 @@ import json
 import logging
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,21 +12,25 @@ import torch
 from torch import Tensor, nn
 
 from diffusionpipe.errors import CheckpointError, ModelError
-from diffusionpipe.models.folder import open_components
+from diffusionpipe.models.folder import component_config, open_components, scheduler_config
 from diffusionpipe.models.lora import LoraSettings, add_lora, is_adapter
 from diffusionpipe.models.lora_file import ADAPTERS, load_adapters, save_adapters
 from diffusionpipe.models.objective import Prediction
+from diffusionpipe.models.pipeline_defaults import default_guidance
 from diffusionpipe.models.weights import weight_files
+from diffusionpipe.trainer.card_snippet import Example
 from diffusionpipe.trainer.checkpoint import read, verify
+from diffusionpipe.trainer.guidance import drawn_guidance
 from diffusionpipe.trainer.manifest import read_manifest
-from diffusionpipe.trainer.model_card import Adapters, model_card
+from diffusionpipe.trainer.model_card import Adapters, Card, model_card
+from diffusionpipe.trainer.recipe import Recipe
+from diffusionpipe.trainer.scheduler import sampling_scheduler
 from diffusionpipe.trainer.tensor_files import stored_tensors
 from diffusionpipe.trainer.training_state import EMA, MODEL
 
 _INDEX = "model_index.json"
 _SCHEDULER = "scheduler"
 _SCHEDULER_CONFIG = "scheduler_config.json"
-_FLOW_SCHEDULER = "FlowMatchEulerDiscreteScheduler"
 # Weights that a source folder may hold several times: other formats, half precision, without moving average.
 _OTHER_WEIGHTS = ("*.bin", "*.msgpack", "*.h5", "*.ckpt", "*.onnx", "*.onnx_data", "*.fp16.*", "*.non_ema.*")
 # Components that diffusers' pipelines can do without, and that a download for training leaves out.
@@ -46,14 +50,14 @@ class Export:
     """The trained components and the prefix of their canonical names, e.g. {"unet": "unet."}."""
     prediction: Prediction
     """What the denoiser has learnt to predict."""
-    shift: float = 1.0
-    """Shift of the times towards noise, for flow matching."""
+    shift: float | None = None
+    """Shift of the times towards noise as the recipe states it, for flow matching; None: the source folder's."""
     use_ema: bool = True
     """Whether to export the moving average, where the checkpoint has one."""
     base_model: str | None = None
     """The base model as the recipe names it; the source folder's name if None."""
-    recipe: str | None = None
-    """The recipe's text for the model card."""
+    recipe: Recipe | None = None
+    """The recipe, for the model card."""
     lora: LoraSettings | None = None
     """The adapters, where they alone were trained; then `trained` is the one component that has them."""
     is_merged: bool = False
@@ -73,6 +77,7 @@ def export(checkpoint: Path, destination: Path, settings: Export) -> Path:
     """
     verify(checkpoint)
     index = _read_json(settings.source_model / _INDEX)
+    original = dict(index)
     temporary = destination.with_name(f".{destination.name}.writing")
     shutil.rmtree(temporary, ignore_errors=True)
     try:
@@ -84,23 +89,54 @@ def export(checkpoint: Path, destination: Path, settings: Export) -> Path:
             has_ema = _write_adapters(checkpoint, temporary, modules, settings, str(index.get("_class_name")))
         else:
             has_ema = _write_model(checkpoint, temporary, modules, settings, index)
-        card = model_card(
-            pipeline=str(index.get("_class_name")),
-            base_model=settings.base_model or settings.source_model.name,
-            trained=tuple(settings.trained),
-            prediction=settings.prediction,
-            step=read_manifest(checkpoint).step,
-            is_average=has_ema,
-            recipe=settings.recipe,
-            adapters=None if settings.lora is None else Adapters(settings.lora.rank, is_merged=settings.is_merged),
-        )
-        (temporary / "README.md").write_text(card, encoding="utf-8")
+        card = _card(settings, original, index, step=read_manifest(checkpoint).step, is_average=has_ema)
+        (temporary / "README.md").write_text(model_card(card), encoding="utf-8")
         _replace(temporary, destination)
     except OSError as error:
         raise CheckpointError(f"the export {destination} could not be written: {error}") from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
     return destination
+
+
+def _card(settings: Export, original: _JSON, index: _JSON, *, step: int, is_average: bool) -> Card:
+    """What the model card tells; `original` and `index` are the model_index.json of source and export."""
+    kept = [name for name, entry in index.items() if _is_used(entry)]
+    recipe, source = settings.recipe, settings.source_model
+    guidance = default_guidance(source) if recipe is None else drawn_guidance(recipe, source)
+    example = Example(guidance=guidance, num_classes=_num_classes(source, index))
+    if recipe is not None:
+        drawn = recipe.sampling
+        prompt, label = next(iter(drawn.prompts), example.prompt), next(iter(drawn.labels), example.label)
+        size = recipe.data.resolution
+        example = replace(example, prompt=prompt, label=label, steps=drawn.steps, resolution=size)
+    return Card(
+        pipeline=str(index.get("_class_name")),
+        base_model=settings.base_model or source.name,
+        trained=tuple(settings.trained),
+        prediction=settings.prediction,
+        step=step,
+        is_average=is_average,
+        copied=tuple(name for name in kept if name not in settings.trained and name != _SCHEDULER),
+        left_out=tuple(name for name, entry in original.items() if _is_used(entry) and name not in kept),
+        own_scheduler=scheduler_config(source),
+        scheduler=sampling_scheduler(source, settings.prediction, settings.shift),
+        example=example,
+        recipe=recipe,
+        adapters=None if settings.lora is None else Adapters(settings.lora.rank, is_merged=settings.is_merged),
+    )
+
+
+def _num_classes(source: Path, index: _JSON) -> int | None:
+    """Classes of a class-conditional model."""
+    if index.get("_class_name") != "DiTPipeline":
+        return None
+    return int(component_config(source, "transformer").get("num_embeds_ada_norm") or 0)
+
+
+def _is_used(entry: object) -> bool:
+    """Whether an entry of model_index.json names a component."""
+    return isinstance(entry, list) and entry != [None, None]
 
 
 def _write_model(
@@ -150,8 +186,7 @@ def _write_merged(checkpoint: Path, folder: Path, module: nn.Module, settings: E
 def _copy_frozen(settings: Export, index: _JSON, destination: Path) -> None:
     """Copies the components that were not trained, links resolved; the scheduler is written anew."""
     for name, entry in tuple(index.items()):
-        is_used = isinstance(entry, list) and entry != [None, None]
-        if not is_used or name in settings.trained or name == _SCHEDULER:
+        if not _is_used(entry) or name in settings.trained or name == _SCHEDULER:
             continue
         source = settings.source_model / name
         if not source.is_dir() and name in _OPTIONAL:
@@ -222,32 +257,18 @@ def _fill(module: nn.Module, weights: Mapping[str, Tensor], checkpoint: Path) ->
         raise CheckpointError(f"{checkpoint} does not fit the source model: {error}") from error
 
 
-def sampling_scheduler(source_model: Path, prediction: Prediction, shift: float) -> dict[str, Any]:
-    """The configuration of the scheduler that samples what was learnt, its class under "_class_name".
-
-    It is the source folder's own unless that belongs to another kind of prediction.
-
-    Raises:
-        ModelError: the source folder has no scheduler.
-    """
-    config = _read_json(source_model / _SCHEDULER / _SCHEDULER_CONFIG)
-    timesteps = config.get("num_train_timesteps", 1000)
-    if prediction is Prediction.FLOW_MATCHING:
-        return {"num_train_timesteps": timesteps, "shift": shift, "_class_name": _FLOW_SCHEDULER}
-    if str(config.get("_class_name")).startswith("FlowMatch"):
-        # The betas are then the defaults of DDPMScheduler, as in training.
-        config = {"num_train_timesteps": timesteps, "clip_sample": False, "_class_name": "DDPMScheduler"}
-    return config | {"prediction_type": str(prediction)}
-
-
 def _write_scheduler(settings: Export, index: _JSON, folder: Path) -> list[str]:
     """Writes the scheduler that samples what was learnt; returns its entry in model_index.json."""
     entry = index.get(_SCHEDULER)
     library, name = entry if isinstance(entry, list) and len(entry) == 2 else ("diffusers", None)
+    source = settings.source_model / _SCHEDULER / _SCHEDULER_CONFIG
     config = sampling_scheduler(settings.source_model, settings.prediction, settings.shift)
-    own = config.setdefault("_class_name", name)
+    own = config.get("_class_name", name)
     folder.mkdir()
-    _write_json(folder / _SCHEDULER_CONFIG, config)
+    if config == _read_json(source):
+        shutil.copyfile(source, folder / _SCHEDULER_CONFIG)  # the same text, not the same values alone
+    else:
+        _write_json(folder / _SCHEDULER_CONFIG, config | {"_class_name": own})
     return [str(library) if own == name else "diffusers", str(own)]
 
 

@@ -17,7 +17,9 @@ from diffusionpipe.profiler import measure_links
 from diffusionpipe.profiler.links import USABLE, USABLE_OF_HOST
 from diffusionpipe.profiler.measured import device_name
 from diffusionpipe.runtime.process_group import Job
+from diffusionpipe.trainer.agreement import from_first
 from diffusionpipe.trainer.recipe import Recipe
+from diffusionpipe.trainer.screen import Screen
 from diffusionpipe.units import Bytes
 
 logger = logging.getLogger(__name__)
@@ -27,7 +29,7 @@ HOST_COPY: Bytes = 2**26
 """What a rank copies from host memory at a time to measure how fast that is."""
 
 
-def agree_on_cluster(recipe: Recipe, job: Job) -> Cluster:
+def agree_on_cluster(recipe: Recipe, job: Job, screen: Screen) -> Cluster:
     """The cluster of exactly this job's ranks; every rank calls this and all get the same.
 
     It is kept in the run's folder and read again, so that a resumed run on as many ranks has the same plan.
@@ -35,21 +37,14 @@ def agree_on_cluster(recipe: Recipe, job: Job) -> Cluster:
     Raises:
         ConfigError: on every rank, if the recipe names a cluster that cannot be this one.
     """
-    found: list[Cluster | ConfigError | None] = [None]
-    if job.membership.rank == 0:
-        try:
-            found = [_known(recipe, job)]
-        except ConfigError as error:
-            found = [error]
-    dist.broadcast_object_list(found, src=0)
-    known = found[0]
-    if isinstance(known, ConfigError):
-        raise known
+    known = from_first(lambda: _known(recipe, job))
     if known is None:
         started = perf_counter()
-        links = measure_links(job, name="this job").cluster if job.membership.world_size > 1 else _alone(job)
-        known = with_host_bandwidth(links, job)
-        logger.info("cluster=%s measured_s=%.1f", recipe.run.folder / CLUSTER, perf_counter() - started)
+        with screen.work("measuring links", is_timed=True) as work:
+            is_alone = job.membership.world_size == 1
+            links = _alone(job) if is_alone else measure_links(job, name="this job", progress=work.show).cluster
+            known = with_host_bandwidth(links, job)
+        logger.info("measured links cluster=%s measure_s=%.1f", recipe.run.folder / CLUSTER, perf_counter() - started)
     if job.membership.rank == 0:
         write_cluster(known, recipe.run.folder / CLUSTER)
     return known

@@ -3,28 +3,31 @@
 import json
 import logging
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from time import perf_counter
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch.distributed as dist
 from torch import nn
 
 from diffusionpipe.costs import ModelGraph, Profile
 from diffusionpipe.costs.files import read_profile, write_profile
-from diffusionpipe.errors import ConfigError
 from diffusionpipe.models.graph import LayerGraph
 from diffusionpipe.profiler import profile_job
 from diffusionpipe.profiler.measured import device_name
 from diffusionpipe.runtime.process_group import Job
+from diffusionpipe.trainer.agreement import from_first
 from diffusionpipe.trainer.ema import Ema
 from diffusionpipe.trainer.gradient_norm import global_norm_clip
 from diffusionpipe.trainer.optimizer import build_optimizer
 from diffusionpipe.trainer.recipe import Recipe
 from diffusionpipe.units import Seconds
+
+if TYPE_CHECKING:
+    from diffusionpipe.trainer.planning import Planning
 
 logger = logging.getLogger(__name__)
 
@@ -63,9 +66,7 @@ class ProfileShelf(Protocol):
         ...
 
 
-def agree_on_profile(
-    graph: LayerGraph, model: ModelGraph, recipe: Recipe, job: Job, shelf: ProfileShelf | None
-) -> Profile:
+def agree_on_profile(graph: LayerGraph, model: ModelGraph, recipe: Recipe, job: Job, planning: "Planning") -> Profile:
     """The run's profile: of an earlier start of it, from the shelf, or measured by all ranks at once.
 
     Every rank calls this and all get the same. It is kept in the run's folder and read again, so that a resumed run has
@@ -74,37 +75,48 @@ def agree_on_profile(
     Raises:
         ConfigError: on every rank, if a kept profile cannot be read or a layer does not fit into memory.
     """
-    path, is_first = recipe.run.folder / PROFILE, job.membership.rank == 0
+    path, shelf = recipe.run.folder / PROFILE, planning.shelf
     measurement = _measurement(model, recipe, job)
-    found: list[Profile | ConfigError | None] = [None]
-    if is_first:
-        try:
-            found = [_kept_profile(path, model, recipe, job) or _from_shelf(shelf, measurement, path)]
-        except ConfigError as error:
-            found = [error]
-    dist.broadcast_object_list(found, src=0)
-    kept = found[0]
-    if isinstance(kept, ConfigError):
-        raise kept
+    kept = from_first(lambda: _kept_profile(path, model, recipe, job) or _from_shelf(shelf, measurement, path))
     if kept is not None:
         return kept
-    logger.info("profile=%s batch_sizes=%s", path, ",".join(map(str, measurement.batch_sizes)))
+    sizes, num_layers = measurement.batch_sizes, len(graph.layers)
+    logger.info("measuring layers=%d batch_sizes=%s budget_s=%.0f", num_layers, _listed(sizes), PROFILE_BUDGET)
     started = perf_counter()
-    profile = profile_job(
-        job,
-        graph,
-        model,
-        batch_sizes=measurement.batch_sizes,
-        precision=measurement.precision,
-        time_budget=PROFILE_BUDGET,
-        make_update=partial(update_of, recipe),
-    )
-    if is_first:
+    with planning.screen.work("measuring layers", is_timed=True) as work:
+        work.show(0, 1, {"layer": f"0/{num_layers}", "batch_size": f"{sizes[0]}"})
+        profile = profile_job(
+            job,
+            graph,
+            model,
+            batch_sizes=sizes,
+            precision=measurement.precision,
+            time_budget=PROFILE_BUDGET,
+            make_update=partial(update_of, recipe),
+            progress=lambda done, total: work.show(done, total, layer_words(done, total, num_layers, sizes)),
+        )
+    if job.membership.rank == 0:
         write_profile(profile, path)
         if shelf is not None:
             shelf.keep(measurement, profile)
-    logger.info("profile=%s profile_s=%.1f", path, perf_counter() - started)
+    logger.info("measured layers=%d profile=%s measure_s=%.1f", num_layers, path, perf_counter() - started)
     return profile
+
+
+def layer_words(done: int, total: int, num_layers: int, sizes: Sequence[int]) -> dict[str, object]:
+    """The last layer that was measured: each counts as many times as the samples of a batch size, one after the other.
+
+    The update and the links, which come after the last layer, have no words.
+    """
+    for size in sizes if done < total else ():
+        if 0 < done <= num_layers * size:
+            return {"layer": f"{done // size}/{num_layers}", "batch_size": f"{size}"}
+        done -= num_layers * size
+    return {}
+
+
+def _listed(sizes: Sequence[int]) -> str:
+    return ",".join(map(str, sizes))
 
 
 def _measurement(model: ModelGraph, recipe: Recipe, job: Job) -> Measurement:
@@ -135,7 +147,7 @@ def _from_shelf(shelf: ProfileShelf | None, measurement: Measurement, path: Path
     profile = shelf.find(measurement) if shelf is not None else None
     if profile is not None:
         write_profile(profile, path)
-        logger.info("profile=%s measured=before batch_sizes=%s", path, ",".join(map(str, profile.batch_sizes)))
+        logger.info("profile=%s measured=before batch_sizes=%s", path, _listed(profile.batch_sizes))
     return profile
 
 

@@ -115,7 +115,7 @@ def error_of(failure: RankFailure, log_folder: Path) -> ConfigError | PeerError:
     """The error that tells the user about `failure`."""
     rank, note = failure.rank, failure.note
     if note is not None:
-        text = note.message if note.is_consequence else f"rank {rank}: {note.message}"
+        text = note.message if note.is_consequence or note.is_common else f"rank {rank}: {note.message}"
         return ConfigError(text) if note.exit_code == 2 else PeerError(text)
     if failure.exit_code < 0:
         number = -failure.exit_code

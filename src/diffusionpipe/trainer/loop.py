@@ -10,6 +10,7 @@ collective besides the schedule's own. With `training.post_validation` nobody wa
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from time import perf_counter
 
 import torch
@@ -17,6 +18,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from diffusionpipe.errors import NonFiniteLossError
+from diffusionpipe.ir import Phase
 from diffusionpipe.runtime.slot import Output
 from diffusionpipe.trainer.gradient_norm import clip_factor, scale, sum_of_squares
 from diffusionpipe.trainer.learning_rate import Decay, LearningRateSchedule, learning_rate_at
@@ -48,9 +50,22 @@ class StepResult:
     bubble: float
     """Idle part of all ranks' time within the schedule."""
     seconds: Seconds
+    """Without the wait for data."""
+    iteration: Seconds
+    """Of that, running the schedule; the rest is the sum over all ranks, clipping, optimizer and average."""
     decision: Decision
     is_amended: bool = False
     """Whether a post-validated step was taken back and done again with clipped gradients."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Iteration:
+    """One run of the schedule."""
+
+    outputs: list[Output]
+    busy: float
+    """The part of the time in which this rank computed."""
+    seconds: Seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,6 +77,7 @@ class _Unsettled:
     total: Tensor
     """(5,): squared norm, loss, busy share, votes to save, votes to stop."""
     work: dist.Work | None
+    iteration: Seconds
     is_updated: bool = False
     """Whether the optimizer has stepped already."""
     seconds: Seconds = 0.0
@@ -95,6 +111,21 @@ class Stepper:
         self._backup = Backup(self._parameters, session.optimizer)
         self._unclipped = 0
         self._pending: _Unsettled | None = None
+        self._phases: list[str] = []
+
+    def phases(self) -> tuple[Phase, ...]:
+        """What this rank did when since the last iteration's end. On GPUs it waits for the device."""
+        times = self._session.worker.train.times_after()
+        rank = self._session.job.membership.rank
+        return tuple(
+            Phase(worker=rank, name=name, start=start, end=end)
+            for name, (start, end) in zip(self._phases, pairwise(times), strict=True)
+        )
+
+    def _end_phase(self, name: str) -> None:
+        """Note that what the rank did until now is over."""
+        self._session.worker.train.mark()
+        self._phases.append(name)
 
     def step(self, step: int, inputs: dict[str, Tensor]) -> list[StepResult]:
         """Run step `step`, counted from 0, and return what is settled now, in order.
@@ -107,12 +138,13 @@ class Stepper:
             PeerError: another rank died.
         """
         started = perf_counter()
-        outputs, busy = self._iterate(inputs)
+        iteration = self._iterate(inputs)
         settled = self.settle()
         if any(result.is_amended for result in settled):
             self._session.worker.train.rewind()
-            outputs, busy = self._iterate(inputs)
-        unsettled = self._start_sum(step, outputs, busy)
+            again = self._iterate(inputs)
+            iteration = replace(again, seconds=iteration.seconds + again.seconds)
+        unsettled = self._start_sum(step, iteration)
         if self._is_optimistic:
             self._backup.keep()
             self._update(step)
@@ -131,26 +163,26 @@ class Stepper:
         settings = self._session.recipe.training
         return settings.post_validation and (settings.clip_norm is None or self._unclipped >= CALM)
 
-    def _iterate(self, inputs: dict[str, Tensor]) -> tuple[list[Output], float]:
-        """One iteration of the schedule: its outputs, and the part of the time in which this rank computed."""
+    def _iterate(self, inputs: dict[str, Tensor]) -> _Iteration:
         worker = self._session.worker
+        self._phases.clear()
         started = perf_counter()
         worker.reset_gradients()
         worker.feed(worker.train, inputs)
         outputs = worker.train.run()
         ran = perf_counter() - started
-        return outputs, worker.train.busy() / ran if ran else 0.0
+        return _Iteration(outputs=outputs, busy=worker.train.busy() / ran if ran else 0.0, seconds=ran)
 
-    def _start_sum(self, step: int, outputs: list[Output], busy: float) -> "_Unsettled":
+    def _start_sum(self, step: int, iteration: _Iteration) -> _Unsettled:
         """Start the sum over all ranks of squared norms, losses, busy shares and votes."""
-        device = self._session.job.device
+        device, outputs = self._session.job.device, iteration.outputs
         counted = [p.grad for p in self._owned if p.grad is not None]
         loss = sum((output.value.double().sum() for output in outputs), torch.zeros((), dtype=torch.float64))
-        rest = torch.tensor([busy, *map(float, self._stopping.votes())], dtype=torch.float64, device=device)
+        rest = torch.tensor([iteration.busy, *map(float, self._stopping.votes())], dtype=torch.float64, device=device)
         squares = sum_of_squares(counted, device)
         total = torch.cat([squares.reshape(1), loss.to(device).reshape(1), rest])
         work = dist.all_reduce(total, async_op=True)
-        return _Unsettled(step=step, outputs=outputs, total=total, work=work)
+        return _Unsettled(step=step, outputs=outputs, total=total, work=work, iteration=iteration.seconds)
 
     def _settle(self, step: "_Unsettled") -> StepResult:
         """Wait for the sums; step, or amend the step that was taken without them."""
@@ -158,6 +190,7 @@ class Stepper:
         if step.work is not None:
             step.work.wait()
         squares, summed, busy, saves, stops = step.total.tolist()
+        self._end_phase("sum over all ranks")
         norm, loss = step.total[0].sqrt(), summed / session.plan.batch
         if not _is_finite(loss) or not _is_finite(squares):
             if step.is_updated:
@@ -172,10 +205,12 @@ class Stepper:
         if not step.is_updated or is_amended:
             if factor is not None:
                 scale([p.grad for p in self._parameters if p.grad is not None], factor)
+                self._end_phase("clip")
             self._update(step.step)
         self._unclipped = 0 if is_clipped else self._unclipped + 1
         if session.ema is not None:
             session.ema.update(step.step)
+            self._end_phase("average")
         return StepResult(
             step=step.step + 1,
             loss=loss,
@@ -183,6 +218,7 @@ class Stepper:
             learning_rate=learning_rate_at(step.step, self._rates),
             bubble=1 - busy / session.plan.mesh.num_ranks,
             seconds=step.seconds,
+            iteration=step.iteration,
             decision=self._stopping.decision((int(saves), int(stops))),
             is_amended=is_amended,
         )
@@ -192,6 +228,7 @@ class Stepper:
         set_learning_rate(self._session.optimizer, learning_rate_at(step, self._rates))
         if self._session.optimizer is not None:
             self._session.optimizer.step()
+        self._end_phase("optimizer")
 
     def _non_finite(self, step: int, outputs: Sequence[Output], loss: float, norm: float) -> NonFiniteLossError:
         """The error that names the samples, gathered from all ranks."""

@@ -1,55 +1,51 @@
-"""Numbers of a run by step: metrics.jsonl always, TensorBoard if it is installed. Rank 0 writes them.
+"""Numbers of a run by step: metrics.jsonl, and the run's trackers. Rank 0 writes them.
 
 {"step": 120, "loss": 0.0312, "learning_rate": 0.0001, "step_s": 0.412}
 """
 
 import json
-import logging
 import os
-import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from math import isfinite
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Self, TextIO
+from typing import Self, TextIO
 
-if TYPE_CHECKING:
-    from torch.utils.tensorboard import SummaryWriter
-
-logger = logging.getLogger(__name__)
+from diffusionpipe.trainer.trackers import Shown, Trackers
 
 METRICS = "metrics.jsonl"
 
 
 class MetricsWriter:
-    """Appends a line for each call of `write`, and the same numbers to TensorBoard.
+    """Appends a line for each call of `write`, and hands the same numbers to the trackers.
 
     Resuming after step k drops the lines of later steps, which the resumed run writes again; a line that a crash cut
     off goes too. Numbers that are not finite become null, because JSON has no other word for them.
     """
 
-    def __init__(self, folder: Path, resume_step: int | None = None) -> None:
+    def __init__(self, folder: Path, resume_step: int | None = None, trackers: Trackers | None = None) -> None:
         """`resume_step` is the last step that the resumed run has behind it; None begins a new file."""
         folder.mkdir(parents=True, exist_ok=True)
         self._path = folder / METRICS
         _truncate(self._path, resume_step)
         self._file: TextIO = self._path.open("a", encoding="utf-8")
-        self._board = _open_tensorboard(folder / "tensorboard", resume_step)
+        self._trackers = trackers or Trackers()
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
         """Append the values of a step; they are in the file when this returns."""
         finite = {name: value if isfinite(value) else None for name, value in values.items()}
         self._file.write(json.dumps({"step": step, **finite}, allow_nan=False) + "\n")
         self._file.flush()
-        if self._board is not None:
-            for name, value in values.items():
-                self._board.add_scalar(name, value, step)
+        self._trackers.scalars(step, values)
+
+    def show(self, step: int, shown: Sequence[Shown]) -> None:
+        """Hand what was drawn after a step to the trackers."""
+        self._trackers.pictures(step, shown)
 
     def close(self) -> None:
-        """Close the files."""
+        """Close the file and the trackers."""
         self._file.close()
-        if self._board is not None:
-            self._board.close()
+        self._trackers.close()
 
     def __enter__(self) -> Self:
         return self
@@ -89,24 +85,3 @@ def _truncate(path: Path, last_step: int | None) -> None:
         file.flush()
         os.fsync(file.fileno())
     new.replace(path)
-
-
-def _open_tensorboard(folder: Path, resume_step: int | None) -> "SummaryWriter | None":
-    try:
-        from torch.utils.tensorboard import SummaryWriter
-    except ImportError:
-        logger.info("tensorboard=False reason=not_installed")
-        return None
-    _wait_for_a_later_name(folder)
-    purge = None if resume_step is None else resume_step + 1
-    return SummaryWriter(str(folder), purge_step=purge)
-
-
-def _wait_for_a_later_name(folder: Path) -> None:
-    """Wait, under a second, until a new event file's name comes behind those that are there.
-
-    TensorBoard reads a folder's event files in the order of their names, which begin with the second of their making
-    (events.out.tfevents.1795311368.host.pid.count); within one second process numbers would decide the order.
-    """
-    while any(folder.glob(f"events.out.tfevents.{int(time.time()):010d}.*")):
-        time.sleep(1 - time.time() % 1)

@@ -3,7 +3,7 @@
 import difflib
 import inspect
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -46,6 +46,33 @@ def build_optimizer(
         given = ", ".join(f"{key}={value!r}" for key, value in chosen.items())
         raise RecipeError(f"optimizer {name} refuses its arguments ({given}): {error}") from error
     return optimizer if parameters else None
+
+
+def problem_of_shapes(
+    name: str, shapes: Mapping[str, Sequence[int]], learning_rate: float, arguments: Mapping[str, object]
+) -> str | None:
+    """Which parameters of these shapes the optimizer refuses, such as biases for Muon; None if it takes them all.
+
+    Raises:
+        RecipeError: no such optimizer, or one that a pipeline cannot run.
+    """
+    optimizer_class = _optimizer_class(name)
+    chosen = {key: tuple(value) if isinstance(value, list) else value for key, value in arguments.items()}
+    whys: dict[tuple[int, ...], str | None] = {}
+    for shape in {tuple(shape) for shape in shapes.values()}:
+        try:
+            optimizer_class([nn.Parameter(torch.empty(shape, device="meta"))], lr=learning_rate, **chosen)
+            whys[shape] = None
+        except (TypeError, ValueError, RuntimeError, AttributeError, IndexError) as error:
+            whys[shape] = str(error)
+    refused = [parameter for parameter, shape in shapes.items() if whys[tuple(shape)] is not None]
+    if not refused:
+        return None
+    example = f"{refused[0]} of shape {tuple(shapes[refused[0]])}: {whys[tuple(shapes[refused[0]])]}"
+    return (
+        f"{name} cannot train {len(refused)} of the {len(shapes)} trained parameters, e.g. {example}. Choose another "
+        "optimizer, e.g. AdamW"
+    )
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer | None, learning_rate: float) -> None:

@@ -1,14 +1,12 @@
 """How far the training is: a bar on a terminal, otherwise a line in the log now and then. Rank 0 shows it."""
 
 import logging
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from contextlib import ExitStack
 from types import TracebackType
 from typing import Self
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
-
+from diffusionpipe.trainer.screen import Screen, Work
 from diffusionpipe.units import Seconds
 
 logger = logging.getLogger(__name__)
@@ -21,31 +19,23 @@ class TrainingProgress:
     """Steps done, the loss, samples per second and the time left.
 
     Used as a context; `update` after each step. On a terminal it draws one bar, elsewhere it logs a line like
-    "step=120 steps=1000 loss=0.0312 samples_per_s=155.3 left_s=363" at the first step, every `log_every` seconds and
-    at the end.
+    "step=120 steps=1000 loss=0.0312 step_s=0.42 samples_per_s=152.4 mean_samples_per_s=155.3 left_s=363" at the first
+    step, every `log_every` seconds and at the end. The mean is over about the last twenty steps, without the time of
+    validations, checkpoints and samples.
     """
 
     def __init__(
-        self,
-        *,
-        num_steps: int,
-        batch: int,
-        first_step: int = 0,
-        log_every: Seconds = 10.0,
-        console: Console | None = None,
-        clock: Callable[[], Seconds] = time.perf_counter,
+        self, *, num_steps: int, batch: int, screen: Screen, first_step: int = 0, log_every: Seconds = 10.0
     ) -> None:
         """`first_step` is where a resumed run begins; `batch` the samples of a step over all ranks."""
-        self._num_steps, self._batch, self._log_every, self._clock = num_steps, batch, log_every, clock
-        self._console = console or Console(stderr=True)
-        self._bar = _bar(self._console) if self._console.is_terminal else None
+        self._num_steps, self._batch, self._log_every, self._screen = num_steps, batch, log_every, screen
+        self._clock = screen.clock
         self._done = first_step
         self._step_s: Seconds | None = None
-        self._last = self._logged = clock()
+        self._last = self._logged = self._clock()
         self._is_first = True
-        self._task = (
-            None if self._bar is None else self._bar.add_task("train", total=num_steps, completed=first_step, text="")
-        )
+        self._open = ExitStack()
+        self._bar: Work | None = None
 
     def update(self, step: int, values: Mapping[str, float]) -> None:
         """Show that step `step`, counted from 0, is done; of `values` the bar shows "loss", the log everything.
@@ -59,8 +49,8 @@ class TrainingProgress:
             self._step_s = spent if self._step_s is None else self._step_s + SMOOTHING * (spent - self._step_s)
         self._last = now
         is_last = self._done >= self._num_steps
-        if self._bar is not None and self._task is not None:
-            self._bar.update(self._task, completed=self._done, text=self._text(values))
+        if self._screen.is_terminal:
+            self._draw(self._text(values))
         elif self._is_first or is_last or now - self._logged >= self._log_every:
             self._logged = now
             logger.info("%s", self._line(values))
@@ -72,13 +62,17 @@ class TrainingProgress:
 
     def __enter__(self) -> Self:
         self._last = self._logged = self._clock()
-        if self._bar is not None:
-            self._bar.start()
+        self._bar = self._open.enter_context(self._screen.bar("training"))
+        self._draw("")
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        self._open.close()
+        self._bar = None
+
+    def _draw(self, text: str) -> None:
         if self._bar is not None:
-            self._bar.stop()
+            self._bar.write(self._done, self._num_steps, f"{self._done}/{self._num_steps} {text}")
 
     def _rates(self) -> tuple[float, Seconds] | None:
         """Samples per second and the time left."""
@@ -96,19 +90,8 @@ class TrainingProgress:
         pairs = {"step": f"{self._done}", "steps": f"{self._num_steps}"}
         pairs |= {name: f"{value:.4g}" for name, value in values.items()}
         if rates := self._rates():
-            pairs |= {"samples_per_s": f"{rates[0]:.4g}", "left_s": f"{rates[1]:.0f}"}
+            pairs |= {"mean_samples_per_s": f"{rates[0]:.4g}", "left_s": f"{rates[1]:.0f}"}
         return " ".join(f"{name}={value}" for name, value in pairs.items())
-
-
-def _bar(console: Console) -> Progress:
-    return Progress(
-        TextColumn("training"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[text]}"),
-        console=console,
-        transient=False,
-    )
 
 
 def _clock_time(seconds: Seconds) -> str:

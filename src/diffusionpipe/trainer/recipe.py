@@ -4,7 +4,7 @@ Each class is one section of the TOML file, each field one key; `recipe_file.loa
 may be switched off, the word "none" does it. Paths are relative to the current directory.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from enum import StrEnum
 from inspect import signature
 from typing import Annotated, Self
@@ -13,11 +13,15 @@ from pydantic import BeforeValidator, Field, JsonValue, model_validator
 
 from diffusionpipe.errors import RecipeError
 from diffusionpipe.trainer.pipeline_section import PipelineSection
+from diffusionpipe.trainer.run_section import RunSection
+from diffusionpipe.trainer.sampling_section import SamplingSection
 from diffusionpipe.trainer.section import (
+    Auto,
     Choice,
     Count,
     Fraction,
     Maybe,
+    NotNegative,
     Place,
     Positive,
     ProperFraction,
@@ -123,8 +127,11 @@ class ObjectiveSection(Section):
     """Gamma of the min-SNR weighting of the loss over the times; 5 is usual."""
     time_sampling: Choice[TimeSampling] = TimeSampling.UNIFORM
     """The distribution of the training times."""
-    shift: Positive = 1.0
-    """Shift of the times towards noise, for flow matching; 1 is none, 3 is usual at 1024 pixels."""
+    shift: Auto[Positive] = None
+    """Shift of the times towards noise, for flow matching; 1 is none. "auto": as the folder's scheduler says, which may
+    depend on the resolution."""
+    guidance: Auto[NotNegative] = None
+    """The guidance that a distilled model (FLUX.1-dev) is told while it is trained; "auto": 1."""
 
     @model_validator(mode="after")
     def _every_setting_has_an_effect(self) -> Self:
@@ -132,7 +139,7 @@ class ObjectiveSection(Section):
         if self.kind is Objective.FLOW_MATCHING and self.snr_gamma is not None:
             problems.append("snr_gamma: it has no meaning for flow_matching; remove it")
         if self.kind in (Objective.EPSILON, Objective.V_PREDICTION):
-            if self.shift != 1:
+            if self.shift not in (None, 1):
                 problems.append(f"shift: it has no effect for {self.kind}; remove it")
             if self.time_sampling is not TimeSampling.UNIFORM:
                 problems.append(f"time_sampling: {self.time_sampling} needs flow_matching, not {self.kind}; remove it")
@@ -231,33 +238,6 @@ class ValidationSection(Section):
     """Held-out samples, the first by name; fewer if the folder holds fewer."""
 
 
-class SamplingSection(Section):
-    """[sampling]: pictures drawn while training."""
-
-    every: Maybe[Count] = None
-    """Steps between drawings."""
-    prompts: Several[str] = ()
-    """Captions to draw; for models with text."""
-    labels: Several[Annotated[int, Field(ge=0)]] = ()
-    """Classes to draw; for models with class labels."""
-    steps: Count = 30
-    """Denoising steps."""
-    guidance: Annotated[float, Field(ge=0)] = 4.0
-    """Scale of classifier-free guidance; 1 is without."""
-    scheduler: Maybe[str] = None
-    """Class name of a diffusers scheduler, e.g. "DDIMScheduler"; "none": the folder's own."""
-
-    @model_validator(mode="after")
-    def _has_something_to_draw(self) -> Self:
-        if self.prompts and self.labels:
-            raise ValueError(
-                "prompts: labels are given too; keep one, prompts for a text model, labels for a class model"
-            )
-        if self.every and not self.prompts and not self.labels:
-            raise ValueError("every: there are neither prompts nor labels; set one to say what to draw")
-        return self
-
-
 class CheckpointSection(Section):
     """[checkpoint]: saved states; one is always saved at the end."""
 
@@ -265,13 +245,6 @@ class CheckpointSection(Section):
     """Steps between checkpoints."""
     keep: Count = 3
     """Checkpoints kept, the newest ones."""
-
-
-class RunSection(Section):
-    """[run]: where results go."""
-
-    folder: Place
-    """Folder of metrics, checkpoints, samples and the export. In a file without it: runs/<name of the file>."""
 
 
 class Recipe(Section):
@@ -297,9 +270,13 @@ class Recipe(Section):
         return self
 
 
-def problems_between(sections: Mapping[str, Section]) -> Iterator[str]:
-    """What does not fit between sections, each as "section.key: problem"; checks of absent sections are left out."""
-    for check in _CHECKS:
+Check = Callable[..., Iterator[str]]
+"""A function of sections, by their names, that yields "section.key: problem"."""
+
+
+def problems_between(sections: Mapping[str, Section], further: Sequence[Check] = ()) -> Iterator[str]:
+    """What does not fit between sections, by our checks and further ones; checks of absent sections are left out."""
+    for check in (*_CHECKS, *further):
         names = signature(check).parameters
         if all(name in sections for name in names):
             yield from check(**{name: sections[name] for name in names})
@@ -363,7 +340,7 @@ def _frozen_weights_are_read_as_stored(*, model: ModelSection, training: Trainin
         )
 
 
-_CHECKS: tuple[Callable[..., Iterator[str]], ...] = (
+_CHECKS: tuple[Check, ...] = (
     _adapters_have_a_base,
     _frozen_weights_are_read_as_stored,
     _batch_can_be_cut,

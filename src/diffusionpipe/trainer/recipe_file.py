@@ -24,7 +24,7 @@ from pydantic_core import ErrorDetails
 
 from diffusionpipe.errors import RecipeError
 from diffusionpipe.trainer.overrides import Table, override
-from diffusionpipe.trainer.recipe import Recipe, problems_between
+from diffusionpipe.trainer.recipe import Check, Recipe, problems_between
 from diffusionpipe.trainer.section import Section
 
 KeyPath: TypeAlias = tuple[str | int, ...]
@@ -36,8 +36,10 @@ SECTIONS: dict[str, type[Section]] = {
 }
 
 
-def load_recipe(path: Path | str, overrides: Sequence[str] = ()) -> Recipe:
+def load_recipe(path: Path | str, overrides: Sequence[str] = (), checks: Sequence[Check] = ()) -> Recipe:
     """The recipe of a TOML file with `key.path=value` overrides; paths in it are relative to the current directory.
+
+    `checks` look at its sections beside our own.
 
     Raises:
         RecipeError: the file cannot be read, or keys or values are wrong; the message lists every problem.
@@ -49,10 +51,12 @@ def load_recipe(path: Path | str, overrides: Sequence[str] = ()) -> Recipe:
         raise RecipeError(f"{path}: cannot be read ({error.strerror}); give the path of a recipe") from error
     except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise RecipeError(f"{path}: not a TOML file: {error}") from error
-    return recipe_from_table(table, overrides, source=path)
+    return recipe_from_table(table, overrides, source=path, checks=checks)
 
 
-def recipe_from_table(table: Mapping[str, object], overrides: Sequence[str] = (), *, source: Path | str) -> Recipe:
+def recipe_from_table(
+    table: Mapping[str, object], overrides: Sequence[str] = (), *, source: Path | str, checks: Sequence[Check] = ()
+) -> Recipe:
     """The recipe of a parsed TOML file; `source`, its path, gives the run's folder its default name.
 
     Raises:
@@ -62,7 +66,7 @@ def recipe_from_table(table: Mapping[str, object], overrides: Sequence[str] = ()
     full = _with_run_folder(overridden.table, Path(source))
     sections, problems = _validate(full)
     problems.extend(("", f"{name}: {_unknown((name,))}") for name in full if name not in SECTIONS)
-    problems.extend((line.partition(":")[0], line) for line in problems_between(sections))
+    problems.extend((line.partition(":")[0], line) for line in problems_between(sections, checks))
     lines = [*overridden.problems, *(line + _origin(key, overridden.keys) for key, line in problems)]
     if lines:
         count = "1 problem" if len(lines) == 1 else f"{len(lines)} problems"
@@ -72,10 +76,18 @@ def recipe_from_table(table: Mapping[str, object], overrides: Sequence[str] = ()
 
 def recipe_to_toml(recipe: Recipe) -> str:
     """The whole recipe with all defaults as TOML; `load_recipe` reads it back as an equal recipe."""
-    lines = []
-    for name in SECTIONS:
-        section: Section = getattr(recipe, name)
-        values: Table = section.model_dump(mode="json")
+    return tables_to_toml(tables_of(recipe))
+
+
+def tables_of(recipe: Recipe) -> dict[str, Table]:
+    """The keys and values of each section, as JSON has them."""
+    return {name: getattr(recipe, name).model_dump(mode="json") for name in SECTIONS}
+
+
+def tables_to_toml(tables: Mapping[str, Table]) -> str:
+    """Sections as TOML."""
+    lines: list[str] = []
+    for name, values in tables.items():
         lines += [f"[{name}]", *(f"{key} = {_toml(value)}" for key, value in values.items()), ""]
     return "\n".join(lines)
 

@@ -8,35 +8,42 @@ planning.
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing, nullcontext
+from contextlib import ExitStack, closing, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import perf_counter
 
 import torch.distributed as dist
 
-from diffusionpipe.errors import CheckpointError, ConfigError, PeerError
-from diffusionpipe.ir import Span, Timeline
+from diffusionpipe.errors import PeerError
+from diffusionpipe.ir import Timeline
 from diffusionpipe.ir.files import write_plan, write_timeline
 from diffusionpipe.runtime.process_group import Job
-from diffusionpipe.trainer.batch import TOKENS, Augmentation, BatchSource, sample_indices
-from diffusionpipe.trainer.checkpoint import clean, latest, resolve, save
-from diffusionpipe.trainer.dataset import Condition, Dataset, scan
-from diffusionpipe.trainer.drawing import Picture, Wish, draw_in_session, null_label, open_tokenizer, raw_conditions
+from diffusionpipe.trainer.batch import sample_indices
+from diffusionpipe.trainer.checkpoint import latest, resolve, save
+from diffusionpipe.trainer.drawing import Picture, Wish, draw_in_session, raw_conditions
 from diffusionpipe.trainer.evaluation import averaged, validate
-from diffusionpipe.trainer.export import Export, export, sampling_scheduler
+from diffusionpipe.trainer.export import export
+from diffusionpipe.trainer.guidance import drawn_guidance
 from diffusionpipe.trainer.job_profile import ProfileShelf
+from diffusionpipe.trainer.kept_samples import keep_in_session, sample_folder
 from diffusionpipe.trainer.loader import StepLoader
 from diffusionpipe.trainer.loop import Stepper, StepResult
-from diffusionpipe.trainer.lora import lora_of
 from diffusionpipe.trainer.metrics import MetricsWriter
+from diffusionpipe.trainer.planning import MakePlan, Planning
+from diffusionpipe.trainer.preparation import Data, prepare_folder, read_data
 from diffusionpipe.trainer.progress import TrainingProgress
 from diffusionpipe.trainer.recipe import Recipe
 from diffusionpipe.trainer.recipe_file import recipe_to_toml
+from diffusionpipe.trainer.run_export import export_settings
 from diffusionpipe.trainer.sampling import SamplingSettings, build_scheduler
-from diffusionpipe.trainer.session import MakePlan, Session, check_resumed, open_session, run_identity
-from diffusionpipe.trainer.shared_file_system import check_shared_file_system
+from diffusionpipe.trainer.scheduler import sampling_scheduler
+from diffusionpipe.trainer.screen import Screen, steps_of
+from diffusionpipe.trainer.session import Model, Session, check_resumed, open_model, open_session, run_identity
+from diffusionpipe.trainer.start import Start, places
 from diffusionpipe.trainer.stopping import Stopping
+from diffusionpipe.trainer.traced import Trace, measured_timeline
+from diffusionpipe.trainer.trackers import open_trackers
 from diffusionpipe.trainer.training_state import load_training, training_tensors
 from diffusionpipe.units import Seconds
 
@@ -57,6 +64,10 @@ class Hooks:
     save_grid: SaveGrid
     profiles: ProfileShelf | None = None
     """Where profiles of other runs are; None to measure always."""
+    screen: Screen = field(default_factory=Screen)
+    """Where rank 0 shows what is under way."""
+    announce: Callable[[Start], None] | None = None
+    """Called on rank 0 before the first step; None to say nothing of the run."""
 
 
 @dataclass(kw_only=True)
@@ -65,9 +76,8 @@ class _Run:
 
     session: Session
     hooks: Hooks
-    train: Dataset
-    source: BatchSource
-    validation: BatchSource | None
+    screen: Screen
+    data: Data
     stopping: Stopping
     metrics: MetricsWriter | None
     """On rank 0."""
@@ -92,32 +102,37 @@ def run(recipe: Recipe, job: Job, hooks: Hooks, *, resume: str | None = None) ->
         NonFiniteLossError: the loss is not finite.
         PeerError: another rank died.
     """
-    folder = recipe.run.folder
-    _prepare_folder(folder, job, resume)
-    session = open_session(recipe, job, hooks.make_plan, hooks.profiles)
-    _check_sampling(session)
-    train, held_out = _scan_data(session)
-    source = _source(session, train, augmentation=_augmentation(recipe))
+    folder, is_first = recipe.run.folder, job.membership.rank == 0
+    prepare_folder(folder, resume)
+    screen = hooks.screen if is_first else Screen(speaks=False)
+    with screen.work("reading model and data") as work:
+        opened = open_model(recipe, job)
+        data = read_data(opened, work, lambda: _check_sampling(opened))
+    planning = Planning(make_plan=hooks.make_plan, shelf=hooks.profiles, screen=screen)
+    session = open_session(recipe, job, planning, opened)
     stopping = Stopping(folder=folder if session.is_first else None, peer_failure=lambda: _peer_failure(job))
     with stopping.listening():
         state = _Run(
             session=session,
             hooks=hooks,
-            train=train,
-            source=source,
-            validation=_source(session, held_out, augmentation=Augmentation()) if held_out else None,
+            screen=screen,
+            data=data,
             stopping=stopping,
             metrics=None,
-            identity=run_identity(session, train),
+            identity=run_identity(session, data.train.dataset),
         )
-        if resume is not None:
-            loaded = load_training(resolve(folder, resume), session.state)
+        checkpoint = resolve(folder, resume) if resume is not None else None
+        if checkpoint is not None:
+            with screen.work("loading the checkpoint"):
+                loaded = load_training(checkpoint, session.state)
             state.step = check_resumed(loaded, state.identity, recipe.training.steps)
+        _announce(state, checkpoint)
         if session.is_first:
             _write_documents(session)
-            state.metrics = MetricsWriter(folder, resume_step=state.step if resume is not None else None)
+            resume_step = state.step if resume is not None else None
+            state.metrics = MetricsWriter(folder, resume_step, open_trackers(recipe, resume_step))
             state.progress = TrainingProgress(
-                num_steps=recipe.training.steps, first_step=state.step, batch=session.plan.batch
+                num_steps=recipe.training.steps, first_step=state.step, batch=session.plan.batch, screen=screen
             )
         try:
             _train(state)
@@ -131,57 +146,34 @@ def run(recipe: Recipe, job: Job, hooks: Hooks, *, resume: str | None = None) ->
     return state.step
 
 
+def _announce(state: _Run, checkpoint: Path | None) -> None:
+    """Hand all that is settled to whoever shows it, on rank 0."""
+    session = state.session
+    hosts, devices = places(session.job)
+    if session.is_first and state.hooks.announce is not None:
+        samples, held_out = state.data.train.dataset.samples, state.data.validation
+        start = Start(
+            recipe=session.recipe,
+            model=session.model,
+            plan=session.plan,
+            hosts=hosts,
+            devices=devices,
+            samples=len(samples),
+            conditions=sum(sample.condition is not None for sample in samples),
+            held_out=len(held_out.dataset.samples) if held_out is not None else None,
+            step=state.step,
+            checkpoint=checkpoint,
+        )
+        state.hooks.announce(start)
+
+
 def _peer_failure(job: Job) -> PeerError | None:
     """The death of another rank that the watchdog knows of."""
     verdict = job.watchdog.verdict
     return PeerError(verdict.message(job.membership.rank)) if verdict is not None else None
 
 
-def _prepare_folder(folder: Path, job: Job, resume: str | None) -> None:
-    """Refuse to mix two runs in one folder; remove what an interrupted save has left."""
-    first = job.membership.rank == 0
-    problem: list[str | None] = [None]
-    if first:
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            clean(folder)
-            if resume is not None:
-                resolve(folder, resume)
-            elif latest(folder) is not None:
-                problem[0] = (
-                    f"{folder} holds the checkpoints of an earlier run; go on with --resume latest, or choose another "
-                    "run.folder, or delete it"
-                )
-        except (CheckpointError, OSError) as error:
-            problem = [str(error)]
-    dist.broadcast_object_list(problem, src=0)
-    if problem[0] is not None:
-        raise CheckpointError(problem[0]) if resume is not None else ConfigError(problem[0])
-    check_shared_file_system(folder)
-
-
-def _scan_data(session: Session) -> tuple[Dataset, Dataset | None]:
-    """Both folders, scanned and checked on rank 0."""
-    recipe = session.recipe
-    need = Condition.LABEL if "labels" in session.model.inputs else Condition.TEXT
-    found: list[Dataset | ConfigError | None] = [None, None]
-    if session.is_first:
-        try:
-            found[0] = scan(recipe.data.train, need)
-            if recipe.data.validation is not None:
-                found[1] = scan(recipe.data.validation, need)
-        except ConfigError as error:
-            found = [error, None]
-    dist.broadcast_object_list(found, src=0)
-    train, held_out = found
-    if isinstance(train, ConfigError):
-        raise train
-    assert isinstance(train, Dataset)
-    assert not isinstance(held_out, ConfigError)
-    return train, held_out
-
-
-def _check_sampling(session: Session) -> None:
+def _check_sampling(session: Model) -> None:
     """Refuse before the first step what could not be drawn later.
 
     Raises:
@@ -189,31 +181,13 @@ def _check_sampling(session: Session) -> None:
     """
     if session.recipe.sampling.every is not None:
         settings = sampling_settings(session)
-        raw_conditions(_wish(session.recipe), session.graph, session.folder, is_guided=settings.is_guided)
+        raw_conditions(_wish(session.recipe), session.graph, session.folder, settings)
         build_scheduler(settings.scheduler, settings.scheduler_class)
 
 
 def _wish(recipe: Recipe) -> Wish:
-    return Wish(prompts=recipe.sampling.prompts, labels=recipe.sampling.labels)
-
-
-def _augmentation(recipe: Recipe) -> Augmentation:
-    return Augmentation(
-        random_crop=recipe.data.random_crop, flip=recipe.data.flip, condition_dropout=recipe.data.caption_dropout
-    )
-
-
-def _source(session: Session, dataset: Dataset, *, augmentation: Augmentation) -> BatchSource:
-    names = session.model.inputs
-    tokenizers = {name: open_tokenizer(session.folder, name) for name in TOKENS if name in names}
-    return BatchSource(
-        dataset=dataset,
-        inputs=session.graph.inputs,
-        seed=session.recipe.training.seed,
-        tokenizers=tokenizers,
-        null_label=null_label(session.graph) if "labels" in names else None,
-        augmentation=augmentation,
-    )
+    drawn = recipe.sampling
+    return Wish(prompts=drawn.prompts, labels=drawn.labels, negatives=drawn.negatives)
 
 
 def _write_documents(session: Session) -> None:
@@ -226,7 +200,7 @@ def _write_documents(session: Session) -> None:
 def _train(state: _Run) -> None:
     session, recipe = state.session, state.session.recipe
     loader = StepLoader(
-        source=state.source,
+        source=state.data.train,
         batch=session.plan.batch,
         positions=session.positions,
         first_step=state.step,
@@ -236,19 +210,21 @@ def _train(state: _Run) -> None:
     )
 
     def names_of(step: int, positions: Sequence[int]) -> tuple[str, ...]:
+        samples = state.data.train.dataset.samples
         indices = sample_indices(
-            len(state.train.samples),
+            len(samples),
             seed=recipe.training.seed,
             batch=session.plan.batch,
             step=step,
             positions=positions,
         )
-        return tuple(f"{index} ({state.train.samples[index].name})" for index in indices)
+        return tuple(f"{index} ({samples[index].name})" for index in indices)
 
     stepper = Stepper(session, state.stopping, names_of)
-    traces: list[tuple[tuple[Span, ...], Seconds]] = []
+    traces: list[Trace] = []
     waits: dict[int, Seconds] = {}
-    with closing(iter(loader)) as batches, state.progress or nullcontext():
+    with closing(iter(loader)) as batches, state.progress or nullcontext(), ExitStack() as beginning:
+        beginning.enter_context(state.screen.work("first step"))
         if (first := session.worker.prologue) is not None:
             session.worker.feed(first, next(batches))
             first.run()
@@ -261,9 +237,10 @@ def _train(state: _Run) -> None:
                 dist.barrier()  # so that the ranks' clocks start together in the timeline that is kept
             waits[state.step + 1] = waited
             results = stepper.step(state.step, inputs)
+            beginning.close()
             state.step += 1
             if is_traced:
-                traces.append(session.worker.train.spans())
+                traces.append((*session.worker.train.spans(), stepper.phases()))
             if _needs_final_weights(state, results):
                 results += stepper.settle()
             for result in results:
@@ -277,7 +254,7 @@ def _train(state: _Run) -> None:
                 logger.warning("stopped step=%d reason=signal", state.step)
                 break
     if traces and state.step == recipe.training.steps:
-        state.timeline = _measured_timeline(session, traces)
+        state.timeline = measured_timeline(session, traces)
 
 
 def _needs_final_weights(state: _Run, results: Sequence[StepResult]) -> bool:
@@ -296,17 +273,18 @@ def _report(state: _Run, result: StepResult, waited: float) -> None:
     if state.metrics is None or state.progress is None:
         return
     step_s = result.seconds + waited
-    state.progress.update(result.step - 1, {"loss": result.loss, "step_s": step_s, "bubble": result.bubble})
+    rate = {"step_s": step_s, "samples_per_s": state.session.plan.batch / step_s, "bubble": result.bubble}
+    state.progress.update(result.step - 1, {"loss": result.loss, **rate})
     state.metrics.write(
         result.step,
         {
             "loss": result.loss,
             "gradient_norm": result.gradient_norm,
             "learning_rate": result.learning_rate,
-            "step_s": step_s,
+            **rate,
             "data_s": waited,
-            "samples_per_s": state.session.plan.batch / step_s,
-            "bubble": result.bubble,
+            "iteration_s": result.iteration,
+            "update_s": result.seconds - result.iteration,
             **({"amended": 1.0} if result.is_amended else {}),
         },
     )
@@ -316,29 +294,36 @@ def _evaluate(state: _Run) -> None:
     """Validation and pictures, where they are due."""
     session, recipe = state.session, state.session.recipe
     is_last = state.step == recipe.training.steps
-    if state.validation is not None and (_is_due(recipe.validation.every, state.step) or is_last):
-        result = validate(session, state.validation)
+    if state.data.validation is not None and (_is_due(recipe.validation.every, state.step) or is_last):
+        with state.screen.work("validating"):
+            result = validate(session, state.data.validation)
         if state.metrics is not None:
             logger.info("step=%d validation_loss=%.5f", state.step, result.loss)
             by_time = {f"validation_loss_t{time:g}": loss for time, loss in result.by_time}
             state.metrics.write(state.step, {"validation_loss": result.loss, **by_time})
     if recipe.sampling.every is not None and (_is_due(recipe.sampling.every, state.step) or is_last):
-        wish = _wish(recipe)
-        with averaged(session):
-            pictures = draw_in_session(session, wish, sampling_settings(session))
+        wish, settings = _wish(recipe), sampling_settings(session)
+        started = perf_counter()
+        with state.screen.work("drawing samples") as work, averaged(session):
+            pictures = draw_in_session(session, wish, settings, on_step=steps_of(work))
         if pictures is not None:
-            path = recipe.run.folder / "samples" / f"step-{state.step:08d}.png"
-            path.parent.mkdir(exist_ok=True)
-            state.hooks.save_grid(pictures, wish.captions, path)
+            assert state.metrics is not None, "the first worker shows the pictures, which is rank 0"
+            shown = keep_in_session(session, state.step, pictures, wish, settings)
+            state.metrics.show(state.step, shown)
+            grid = sample_folder(recipe.run.folder, state.step).with_suffix(".png")
+            state.hooks.save_grid(pictures, wish.captions, grid)
+            logger.info("step=%d drawn=%s draw_s=%.1f", state.step, grid, perf_counter() - started)
 
 
-def sampling_settings(session: Session) -> SamplingSettings:
+def sampling_settings(session: Session | Model) -> SamplingSettings:
     """How the run draws samples: with the scheduler that its export will have."""
     recipe = session.recipe
+    guidance = drawn_guidance(recipe, session.folder)
     return SamplingSettings(
         steps=recipe.sampling.steps,
-        guidance=recipe.sampling.guidance,
-        seed=recipe.training.seed,
+        guidance=guidance.scale,
+        embedded_guidance=guidance.embedded,
+        seed=recipe.training.seed if recipe.sampling.seed is None else recipe.sampling.seed,
         scheduler=sampling_scheduler(session.folder, session.prediction, recipe.objective.shift),
         scheduler_class=recipe.sampling.scheduler,
     )
@@ -346,26 +331,15 @@ def sampling_settings(session: Session) -> SamplingSettings:
 
 def _save(state: _Run) -> None:
     session = state.session
-    save(
-        session.recipe.run.folder,
-        state.step,
-        training_tensors(session.state),
-        {"step": state.step, **state.identity},
-        keep=session.recipe.checkpoint.keep,
-    )
+    with state.screen.work("saving"):
+        save(
+            session.recipe.run.folder,
+            state.step,
+            training_tensors(session.state),
+            {"step": state.step, **state.identity},
+            keep=session.recipe.checkpoint.keep,
+        )
     state.saved = state.step
-
-
-def _measured_timeline(session: Session, traces: Sequence[tuple[tuple[Span, ...], Seconds]]) -> Timeline:
-    """Of the traced iterations the one of median length on rank 0, as the first pipeline ran it."""
-    by_length = sorted(range(len(traces)), key=lambda index: traces[index][1])
-    chosen = [by_length[len(traces) // 2]]
-    dist.broadcast_object_list(chosen, src=0)
-    spans, _ = traces[chosen[0]]
-    gathered: list[tuple[Span, ...] | None] = [None] * session.plan.mesh.num_ranks
-    dist.all_gather_object(gathered, spans if session.worker.place.group == 0 else ())
-    merged = tuple(span for rank_spans in gathered if rank_spans for span in rank_spans)
-    return Timeline(num_workers=session.plan.mesh.pipeline, spans=merged, source="measured")
 
 
 def _finish(state: _Run) -> None:
@@ -378,18 +352,9 @@ def _finish(state: _Run) -> None:
         write_timeline(state.timeline, folder / "timeline.json")
     checkpoint = latest(folder)
     assert checkpoint is not None, "just saved"
-    trained = sorted({p.name.partition(".")[0] for p in session.model.parameters if p.is_trainable})
-    export(
-        checkpoint,
-        folder / "export",
-        Export(
-            source_model=session.folder,
-            trained={name: f"{name}." for name in trained},
-            prediction=session.prediction,
-            shift=recipe.objective.shift,
-            base_model=recipe.model.path,
-            recipe=recipe_to_toml(recipe),
-            lora=lora_of(recipe),
-            is_merged=recipe.lora.merge,
-        ),
-    )
+    started, destination = perf_counter(), folder / "export"
+    with state.screen.work("exporting"):
+        export(
+            checkpoint, destination, export_settings(session.recipe, session.folder, session.model, session.prediction)
+        )
+    logger.info("step=%d export=%s export_s=%.1f", state.step, destination, perf_counter() - started)

@@ -14,17 +14,16 @@ from dataclasses import dataclass
 from inspect import signature
 from typing import Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from diffusionpipe.errors import RecipeError
 from diffusionpipe.ir import Range
+from diffusionpipe.models.flow_shift import FLOW, shift_of
 from diffusionpipe.runtime.transport import Transport, Work
 from diffusionpipe.runtime.worker import Worker
 from diffusionpipe.trainer.randomness import normal
-
-_FLOW = "FlowMatch"
-"""What diffusers' schedulers for flows are called; they and the others read each other's models wrongly."""
 
 Predict = Callable[[Tensor | None, Tensor], Tensor | None]
 """`predict(noisy, timesteps)`: the prediction for every row, on ranks that hold latents; None elsewhere."""
@@ -36,11 +35,14 @@ class SamplingSettings:
 
     steps: int
     guidance: float
+    """Scale of classifier-free guidance; 1 is without."""
     seed: int
     scheduler: Mapping[str, object]
     """Configuration of a diffusers scheduler, its class under "_class_name"."""
     scheduler_class: str | None = None
     """Another class to use with that configuration."""
+    embedded_guidance: float | None = None
+    """What a distilled model is told; None for other models."""
 
     @property
     def is_guided(self) -> bool:
@@ -48,12 +50,22 @@ class SamplingSettings:
         return self.guidance != 1.0
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spacing:
+    """How diffusers' pipeline of a model spaces the time steps."""
+
+    num_tokens: int | None = None
+    """Of a sample; None for a denoiser without tokens."""
+    has_even_sigmas: bool = False
+    """As in `LayerGraph`."""
+
+
 class Scheduler(Protocol):
     """What we use of diffusers' schedulers."""
 
     timesteps: Tensor
 
-    def set_timesteps(self, num_inference_steps: int) -> None:
+    def set_timesteps(self, num_inference_steps: int, **extra: object) -> None:
         """Choose the time steps."""
 
     def step(self, model_output: Tensor, timestep: Tensor, sample: Tensor, **extra: object) -> tuple[Tensor, ...]:
@@ -65,7 +77,7 @@ def build_scheduler(config: Mapping[str, object], class_name: str | None = None)
     """The diffusers scheduler of a configuration, as another class if `class_name` says so.
 
     Raises:
-        RecipeError: diffusers has no such scheduler, or it samples what the model does not predict.
+        RecipeError: diffusers has no such scheduler, or it samples what the model does not predict, or at other times.
     """
     import diffusers
 
@@ -74,10 +86,33 @@ def build_scheduler(config: Mapping[str, object], class_name: str | None = None)
     scheduler_class = getattr(diffusers, name, None)
     if scheduler_class is None or not hasattr(scheduler_class, "set_timesteps"):
         raise RecipeError(f"diffusers has no scheduler {name!r}; use e.g. DDIMScheduler or DPMSolverMultistepScheduler")
-    if name.startswith(_FLOW) != own.startswith(_FLOW):
+    if name.startswith(FLOW) != own.startswith(FLOW):  # they and the others read each other's models wrongly
         raise RecipeError(f"the model samples with a scheduler like {own}, for which {name} cannot stand in")
+    if config.get("use_dynamic_shifting") and "mu" not in signature(scheduler_class.set_timesteps).parameters:
+        raise RecipeError(
+            f"{name} cannot shift times by the number of tokens, as the model's scheduler does; use {own}, or set "
+            "objective.shift to a number"
+        )
     scheduler: Scheduler = scheduler_class.from_config(dict(config))
     return scheduler
+
+
+def set_times(scheduler: Scheduler, config: Mapping[str, object], num_steps: int, spacing: Spacing) -> None:
+    """Chooses the time steps as diffusers' pipelines do; `config` is the configuration that the scheduler is made of.
+
+    Raises:
+        ModelError: the configuration shifts in a way that is not supported.
+    """
+    extra: dict[str, object] = {}
+    if spacing.has_even_sigmas and "sigmas" in signature(scheduler.set_timesteps).parameters:
+        extra["sigmas"] = np.linspace(1.0, 1 / num_steps, num_steps)
+    if config.get("use_dynamic_shifting"):
+        shift = shift_of(config)
+        shift.factor(spacing.num_tokens)
+        assert shift.dynamic is not None
+        assert spacing.num_tokens is not None
+        extra["mu"] = shift.dynamic.mu(spacing.num_tokens)
+    scheduler.set_timesteps(num_steps, **extra)
 
 
 def draw(
@@ -88,6 +123,7 @@ def draw(
     latent_shape: tuple[int, ...],
     device: torch.device,
     holds_latents: bool = True,
+    spacing: Spacing = Spacing(),
     on_step: Callable[[int, int], None] | None = None,
 ) -> Tensor | None:
     """Latents of new samples, (num_samples, *latent_shape); None on ranks that hold no latents.
@@ -96,7 +132,7 @@ def draw(
     of sample i depends on (seed, i) only. `on_step(done, total)` shows progress.
     """
     scheduler = build_scheduler(settings.scheduler, settings.scheduler_class)
-    scheduler.set_timesteps(settings.steps)
+    set_times(scheduler, settings.scheduler, settings.steps, spacing)
     noise = torch.Generator().manual_seed(settings.seed)
     latents: Tensor | None = None
     if holds_latents:

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer
 
 T = TypeVar("T")
 
@@ -13,9 +13,22 @@ def _none_for_word(value: object) -> object:
     return None if value == "none" else value
 
 
+def _none_for_auto(value: object) -> object:
+    return None if value == "auto" else value
+
+
+def _auto_for_none(value: object) -> object:
+    return "auto" if value is None else value
+
+
 def patterns_for_bool(value: object) -> object:
     """The patterns that true and false stand for: all layers, or none."""
     return (("*",) if value else ()) if isinstance(value, bool) else value
+
+
+def texts_for_text(value: object) -> object:
+    """A list of the one text, where a list of texts may also be given as one."""
+    return (value,) if isinstance(value, str) else value
 
 
 # The sections are strict (no "3" for 3); where TOML has no such type, a list, a word or a string must do.
@@ -23,8 +36,11 @@ Several = Annotated[tuple[T, ...], Field(strict=False)]
 Choice = Annotated[T, Field(strict=False)]
 Place = Annotated[Path, Field(strict=False)]
 Maybe = Annotated[T | None, BeforeValidator(_none_for_word)]
+# None is written "auto": what the model itself says.
+Auto = Annotated[T | None, BeforeValidator(_none_for_auto), PlainSerializer(_auto_for_none)]
 Count = Annotated[int, Field(ge=1)]
 Positive = Annotated[float, Field(gt=0)]
+NotNegative = Annotated[float, Field(ge=0)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
 ProperFraction = Annotated[float, Field(ge=0, lt=1)]
 

@@ -1,24 +1,22 @@
 """What a rank has ready before the first step: the plan, its part of the model, the optimizer, the average."""
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
 from hashlib import sha256
 from pathlib import Path
 
 import torch
-import torch.distributed as dist
 
-from diffusionpipe.costs import Cluster, ModelGraph, Profile
+from diffusionpipe.costs import ModelGraph
 from diffusionpipe.errors import CheckpointError, ConfigError
 from diffusionpipe.ir import Plan, Schedule
-from diffusionpipe.ir.files import plan_from_text, plan_to_text
 from diffusionpipe.models.describe import describe
+from diffusionpipe.models.flow_shift import is_flow_scheduler
 from diffusionpipe.models.folder import build_graph, resolve_folder, scheduler_config, weight_sources
 from diffusionpipe.models.graph import LayerGraph, canonical_names
 from diffusionpipe.models.objective import ObjectiveSettings, Prediction, TimeSampling
-from diffusionpipe.models.weights import frozen_factors, materialize
+from diffusionpipe.models.weights import frozen_factors
 from diffusionpipe.runtime.heap import keep_heap
 from diffusionpipe.runtime.process_group import Job
 from diffusionpipe.runtime.stage import Precision
@@ -30,27 +28,33 @@ from diffusionpipe.runtime.worker import (
     channels_of,
     encoded_rows,
     holders_of,
-    trained_blocks,
-    trained_layers,
 )
+from diffusionpipe.trainer.agreement import on_all
 from diffusionpipe.trainer.dataset import Dataset
 from diffusionpipe.trainer.ema import Ema
-from diffusionpipe.trainer.job_cluster import agree_on_cluster
-from diffusionpipe.trainer.job_profile import ProfileShelf, agree_on_profile
+from diffusionpipe.trainer.guidance import check_guidance
+from diffusionpipe.trainer.loading import Weights, load_weights
 from diffusionpipe.trainer.lora import frozen_dtype_of, lora_identity, lora_of
 from diffusionpipe.trainer.optimizer import build_optimizer
-from diffusionpipe.trainer.plan_file import read_plan_file
+from diffusionpipe.trainer.planning import Planning, agree_on_plan
 from diffusionpipe.trainer.recipe import Objective, Recipe
 from diffusionpipe.trainer.recipe import Precision as RecipePrecision
+from diffusionpipe.trainer.scheduler import shift_contradiction
 from diffusionpipe.trainer.training_state import TrainingState
 
 logger = logging.getLogger(__name__)
 
-MakePlan = Callable[[ModelGraph, Recipe, int, Profile | None, Cluster | None], Plan]
-"""The planning half, handed in from above: (model, recipe, number of ranks, measured layers, cluster) -> plan.
 
-The layers are measured where the recipe fills or searches, the cluster is there where it searches.
-"""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Model:
+    """What a recipe trains, before it has weights or a plan; the same on every rank."""
+
+    recipe: Recipe
+    folder: Path
+    """The model's diffusers folder."""
+    prediction: Prediction
+    graph: LayerGraph
+    model: ModelGraph
 
 
 @dataclass(kw_only=True)
@@ -106,12 +110,22 @@ def prediction_of(recipe: Recipe, folder: Path) -> Prediction:
     if recipe.objective.kind is not Objective.AUTO:
         return Prediction(recipe.objective.kind.value)
     config = scheduler_config(folder)
-    if "FlowMatch" in str(config.get("_class_name")):
+    if is_flow_scheduler(config):
         return Prediction.FLOW_MATCHING
     kind = str(config.get("prediction_type", "epsilon"))
     if kind not in {"epsilon", "v_prediction"}:
         raise ConfigError(f"the folder's scheduler predicts {kind!r}; set objective.kind to what the model predicts")
     return Prediction(kind)
+
+
+def objective_of(recipe: Recipe, folder: Path) -> ObjectiveSettings:
+    """The objective as the recipe and the folder's scheduler state it."""
+    return ObjectiveSettings(
+        prediction=prediction_of(recipe, folder),
+        min_snr_gamma=recipe.objective.snr_gamma,
+        time_sampling=TimeSampling(recipe.objective.time_sampling.value),
+        shift=recipe.objective.shift,
+    )
 
 
 def build_model(recipe: Recipe, folder: Path, device: str) -> tuple[LayerGraph, ModelGraph]:
@@ -120,16 +134,10 @@ def build_model(recipe: Recipe, folder: Path, device: str) -> tuple[LayerGraph, 
     Raises:
         ConfigError: the folder or the objective is not one that can be trained.
     """
-    prediction = prediction_of(recipe, folder)
-    settings = ObjectiveSettings(
-        prediction=prediction,
-        min_snr_gamma=recipe.objective.snr_gamma,
-        time_sampling=TimeSampling(recipe.objective.time_sampling.value),
-        shift=recipe.objective.shift,
-    )
+    check_guidance(recipe, folder)
     graph = build_graph(
         folder,
-        objective=settings,
+        objective=objective_of(recipe, folder),
         resolution=recipe.data.resolution,
         train=recipe.model.train or None,
         dtype="float64" if recipe.training.precision is RecipePrecision.FLOAT64 else "float32",
@@ -156,84 +164,55 @@ def _autocast(recipe: Recipe) -> torch.dtype | None:
     return torch.bfloat16 if recipe.training.precision is RecipePrecision.BFLOAT16 else None
 
 
-def agree_on_plan(
-    make_plan: MakePlan,
-    graph: LayerGraph,
-    model: ModelGraph,
-    recipe: Recipe,
-    job: Job,
-    shelf: ProfileShelf | None = None,
-) -> Plan:
-    """The plan, made on rank 0 or read from the recipe's plan file, and read by all others.
-
-    What is measured for it is put on the shelf, and taken from it if it is there; None for no shelf.
+def open_model(recipe: Recipe, job: Job) -> Model:
+    """The model of a job's recipe. Every rank calls it.
 
     Raises:
-        ConfigError: on every rank, if the sizes or the plan file do not fit, or nothing fits in memory.
+        ConfigError: on every rank, as `build_model`.
     """
-    pipeline, num_ranks = recipe.pipeline, job.membership.world_size
-    cluster = agree_on_cluster(recipe, job) if pipeline.is_searched else None
-    is_profiled = pipeline.is_profiled and pipeline.plan_file is None
-    profile = agree_on_profile(graph, model, recipe, job, shelf) if is_profiled else None
-    texts: list[str | ConfigError | None] = [None]
-    if job.membership.rank == 0:
-        try:
-            if pipeline.plan_file is not None:
-                plan = read_plan_file(pipeline.plan_file, model, recipe, num_ranks)
-            else:
-                plan = make_plan(model, recipe, num_ranks, profile, cluster)
-            texts = [plan_to_text(plan)]
-        except ConfigError as error:
-            texts = [error]
-    dist.broadcast_object_list(texts, src=0)
-    text = texts[0]
-    if isinstance(text, ConfigError):
-        raise text
-    assert text is not None
-    return plan_from_text(text)
+
+    def build() -> Model:
+        folder = resolve_folder(recipe.model.path)
+        graph, model = build_model(recipe, folder, job.device.type)
+        prediction = prediction_of(recipe, folder)
+        return Model(recipe=recipe, folder=folder, prediction=prediction, graph=graph, model=model)
+
+    return on_all(build)
 
 
-def open_session(recipe: Recipe, job: Job, make_plan: MakePlan, shelf: ProfileShelf | None = None) -> Session:
-    """Everything that a rank needs to train, from a recipe; the shelf is that of `agree_on_plan`.
+def open_session(recipe: Recipe, job: Job, planning: Planning, opened: Model | None = None) -> Session:
+    """Everything that a rank needs to train, from a recipe; `opened` is its model, None to open it here.
 
     Raises:
         ConfigError: something in the recipe, the model or the sizes does not fit; nothing long has started.
     """
     if job.device.type == "cpu":
         keep_heap()
-    folder = resolve_folder(recipe.model.path)
-    graph, model = build_model(recipe, folder, job.device.type)
-    plan = agree_on_plan(make_plan, graph, model, recipe, job, shelf)
+    opened = opened or open_model(recipe, job)
+    folder, graph, model = opened.folder, opened.graph, opened.model
+    warning = shift_contradiction(folder, graph, opened.prediction, recipe.objective.shift)
+    if warning is not None and job.membership.rank == 0:
+        logger.warning("%s", warning)
+    plan = agree_on_plan(graph, model, recipe, job, planning)
+    transport = ProcessTransport(summing=tuple(holders_of(plan).values()))
+    precision = Precision(device=job.device.type, autocast=_autocast(recipe))
     sources = weight_sources(folder, graph)
     if recipe.model.from_scratch:
         trained = {parameter.name.partition(".")[0] for parameter in model.parameters if parameter.is_trainable}
         sources |= dict.fromkeys(trained)
-    rank = job.membership.rank
-    transport = ProcessTransport(summing=tuple(holders_of(plan).values()))
-    load = partial(
-        materialize,
-        graph,
+    weights = Weights(
+        graph=graph,
+        model=model,
         sources=sources,
         dtype=parameter_dtype(recipe),
-        seed=recipe.training.seed,
         frozen_dtype=frozen_dtype_of(recipe),
+        seed=recipe.training.seed,
     )
-    precision = Precision(device=job.device.type, autocast=_autocast(recipe))
-    frozen = model.frozen_layers
-    if plan.offload_frozen:  # first, so that what trained layers use too goes to the device after it
-        load(layers=frozen, device="cpu")
-        frozen = ()
-    sharded = None
-    if plan.mesh.shard > 1:  # block by block, so that the whole model is in no rank's memory
-        sharder = Sharder(graph=graph, model=model, plan=plan, rank=rank, transport=transport, precision=precision)
-        sharded = {}
-        for block in trained_blocks(plan, rank):
-            load(layers=plan.blocks[block], device=job.device)
-            sharded[block] = sharder.shard(block)
-        load(layers=frozen, device=job.device)
-    else:
-        load(layers={*trained_layers(plan, rank), *frozen}, device=job.device)
-    transport.warm_up(channels_of(plan), job.device)
+    rank = job.membership.rank
+    sharder = Sharder(graph=graph, model=model, plan=plan, rank=rank, transport=transport, precision=precision)
+    sharded = load_weights(weights, plan, sharder, job.device, planning.screen)
+    with planning.screen.work("connecting the ranks"):
+        transport.warm_up(channels_of(plan), job.device)
     worker = build_worker(graph, model, plan, rank, transport, device=job.device, precision=precision, sharded=sharded)
     optimizer = build_optimizer(
         recipe.optimizer.name, worker.parameters, recipe.optimizer.learning_rate, recipe.optimizer.arguments
@@ -243,7 +222,7 @@ def open_session(recipe: Recipe, job: Job, make_plan: MakePlan, shelf: ProfileSh
         recipe=recipe,
         job=job,
         folder=folder,
-        prediction=prediction_of(recipe, folder),
+        prediction=opened.prediction,
         graph=graph,
         model=model,
         plan=plan,

@@ -1,6 +1,8 @@
 """What a recipe's training holds in memory besides the model."""
 
 from diffusionpipe.costs import Workload
+from diffusionpipe.models.folder import resolve_folder
+from diffusionpipe.trainer.guidance import drawn_guidance
 from diffusionpipe.trainer.optimizer import state_per_parameter
 from diffusionpipe.trainer.recipe import Precision, Recipe
 
@@ -8,8 +10,8 @@ from diffusionpipe.trainer.recipe import Precision, Recipe
 def workload_of(recipe: Recipe) -> Workload:
     """The workload of a recipe: parameters, gradients, optimizer and average are as wide as each other.
 
-    With bfloat16 layers compute under autocast, and all that is kept stays float32, but for frozen parameters where the
-    recipe stores them in bfloat16. The norms and embeddings among them, which stay float32, are counted as the others.
+    With bfloat16 layers compute under autocast, and all that is kept of trained parameters stays float32. Frozen ones
+    are counted as wide as the model's description says, which has them as they will be stored.
     Where the frozen part rests is the search's to say, if there is one.
     """
     width = 8 if recipe.training.precision is Precision.FLOAT64 else 4
@@ -19,7 +21,6 @@ def workload_of(recipe: Recipe) -> Workload:
         gradient_bytes=width,
         optimizer_bytes=width * state_per_parameter(recipe.optimizer.name, recipe.optimizer.arguments),
         ema_bytes=width if recipe.training.ema_decay is not None else 0,
-        frozen_bytes=width if recipe.model.frozen_dtype is None else 2,
         has_backup=recipe.training.post_validation,
         checkpointed=recipe.training.activation_checkpointing,
         encode_chunk=recipe.pipeline.sizes.encode_chunk,
@@ -28,8 +29,13 @@ def workload_of(recipe: Recipe) -> Workload:
 
 
 def samples_drawn_together(recipe: Recipe) -> int:
-    """Samples that go through the denoiser at a time where the run draws; both halves of guidance count, 0 for none."""
+    """Samples that go through the denoiser at a time where the run draws; both halves of guidance count, 0 for none.
+
+    Raises:
+        ModelError: there is no model folder.
+    """
     sampling = recipe.sampling
     if not sampling.every:
         return 0
-    return (len(sampling.prompts) or len(sampling.labels)) * (1 if sampling.guidance == 1 else 2)
+    guidance = drawn_guidance(recipe, resolve_folder(recipe.model.path))
+    return (len(sampling.prompts) or len(sampling.labels)) * (1 if guidance.scale == 1 else 2)

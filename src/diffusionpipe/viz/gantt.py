@@ -3,19 +3,21 @@
 rank 0   ▓▓▓░░░////▓▓▓▓▓▓░░░    computation: light forwards, dark backwards, frozen components in other hues
          ── ──      ═══════     sends and receives; gradient reduction
 
-Where a rank has several stages, those of the second direction or chunk are drawn in another hue.
+Behind the iteration comes the rest of the step, if the timeline knows it. Where a rank has several stages, those of the
+second direction or chunk are drawn in another hue.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from diffusionpipe.ir import COMPUTE_OPS, MESSAGE_OPS, SEND_OPS, Op, Schedule, Span, Timeline
 from diffusionpipe.viz import palette
+from diffusionpipe.viz.copies import shown_copies
 from diffusionpipe.viz.pictures import DPI, new_figure, save_figure
 from diffusionpipe.viz.places import hues_of_stages
 
@@ -45,50 +47,72 @@ MILLISECONDS = TimeAxis()
 UNITS = TimeAxis(name="time units", per_second=1.0)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Panel:
+    """A timeline with its name, and the rows to draw."""
+
+    name: str
+    timeline: Timeline
+    rows: tuple[tuple[int, str], ...]
+    """Workers and the names of their rows, from top to bottom."""
+
+
+def panel_of(name: str, timeline: Timeline) -> Panel:
+    """A panel of all ranks or, of many copies of a pipeline, of the fastest, the median and the slowest one."""
+    rows = [
+        (rank, f"{copy}: rank {rank}" if copy else f"rank {rank}")
+        for copy, ranks in shown_copies(timeline).items()
+        for rank in ranks
+    ]
+    return Panel(name=name, timeline=timeline, rows=tuple(rows))
+
+
 def gantt(
-    timelines: Sequence[tuple[str, Timeline]],
+    timelines: Sequence[tuple[str, Timeline] | Panel],
     path: Path,
     *,
     title: str = "",
     schedule: Schedule | None = None,
     axis: TimeAxis = MILLISECONDS,
 ) -> None:
-    """Draw named timelines one below the other over one time axis, a row per rank.
+    """Draw named timelines one below the other over one time axis, a row per rank, as `panel_of` chooses them.
 
     Computation is drawn in the rank's row and numbered by micro-batch where there is room; receives, sends and gradient
-    reduction are thin bars below it; what is hatched is idle. `schedule` names the frozen components, and says whether
+    reduction are thin bars below it; hatched time is idle. `schedule` names the frozen components, and says whether
     they run for the next batch; those too short to be seen are not named.
 
     Raises:
         ConfigError: the picture cannot be written, or the file name has an unknown ending.
     """
     assert timelines, "a chart needs a timeline"
-    num_rows = sum(timeline.num_workers for _, timeline in timelines)
-    row = min(0.62, max(0.22, 12.0 / num_rows))  # inches
-    panels = [timeline.num_workers * row for _, timeline in timelines]
-    height = _HEAD + sum(panels) + _GAP * (len(panels) - 1) + _FOOT
+    panels = [entry if isinstance(entry, Panel) else panel_of(*entry) for entry in timelines]
+    shown = tuple(panel.timeline for panel in panels)
+    row = min(0.62, max(0.22, 12.0 / sum(len(panel.rows) for panel in panels)))  # inches
+    heights = [len(panel.rows) * row for panel in panels]
+    height = _HEAD + sum(heights) + _GAP * (len(heights) - 1) + _FOOT
+    left = max(_LEFT, 0.2 + 0.085 * max(len(label) for panel in panels for _, label in panel.rows))
     figure = new_figure(_WIDTH, height)
-    names = palette.components(tuple(timeline for _, timeline in timelines), schedule)
-    end = max(timeline.makespan for _, timeline in timelines) * axis.per_second or 1.0
-    style = _Style(names=names, axis=axis, row=row, end=end)
+    names = palette.components(shown, schedule)
+    end = max(timeline.step for timeline in shown) * axis.per_second or 1.0
+    style = _Style(names=names, axis=axis, row=row, end=end, width=_WIDTH - left - _RIGHT)
     above = _HEAD
-    for index, ((name, timeline), panel) in enumerate(zip(timelines, panels, strict=True)):
-        bottom = height - above - panel
-        box = (_LEFT / _WIDTH, bottom / height, (_WIDTH - _LEFT - _RIGHT) / _WIDTH, panel / height)
-        axes = figure.add_axes(box, xlim=(0, end), ylim=(timeline.num_workers, 0))
-        _draw_panel(axes, name, timeline, replace(style, places=hues_of_stages(timeline.spans)))
-        if index == len(timelines) - 1:
+    for index, (panel, own) in enumerate(zip(panels, heights, strict=True)):
+        bottom = height - above - own
+        box = (left / _WIDTH, bottom / height, style.width / _WIDTH, own / height)
+        axes = figure.add_axes(box, xlim=(0, end), ylim=(len(panel.rows), 0))
+        _draw_panel(axes, panel, replace(style, places=hues_of_stages(panel.timeline.spans)))
+        if index == len(panels) - 1:
             axes.set_xlabel(f"time ({axis.name})" if axis.name == "ms" else axis.name, fontsize=11)
-        above += panel + _GAP
+        above += own + _GAP
     figure.text(_LEFT / _WIDTH, 1 - 0.18 / height, title, fontsize=15, fontweight="bold", va="top")
     is_ahead = schedule is not None and any(pipeline.is_ahead for pipeline in schedule.placement.pipelines)
-    components = _visible(timelines, style)
+    components = _visible(shown, style)
     notes = ["numbers: micro-batches"] if _number_size(row) else []
     notes += [f"of the next batch: {', '.join(components)}"] if is_ahead and components else []
     figure.text(
         1 - _RIGHT / _WIDTH, 1 - 0.22 / height, " · ".join(notes), fontsize=11, color="#606060", ha="right", va="top"
     )
-    _legend(figure, timelines, components, height)
+    _legend(figure, shown, components, height)
     save_figure(figure, path)
 
 
@@ -100,12 +124,14 @@ class _Style:
     """Height of a rank's row in inches."""
     end: float
     """Right end of the time axis, in its unit."""
+    width: float
+    """Of the time axis, in inches."""
     places: dict[int, tuple[int, int]] = field(default_factory=dict)
     """Stage -> its place among its rank's stages, and their number."""
 
     def inches(self, duration: float) -> float:
         """The width of a bar of that duration."""
-        return duration / self.end * (_WIDTH - _LEFT - _RIGHT)
+        return duration / self.end * self.width
 
     def colour(self, span: Span) -> str:
         """The colour of a span of computation."""
@@ -119,43 +145,69 @@ class _Style:
         return len(text) * size * 0.62 / 72 + 0.05 <= self.inches(duration)
 
 
-def _draw_panel(axes: Axes, name: str, timeline: Timeline, style: _Style) -> None:
-    scale = style.axis.per_second
-    makespan = f"{timeline.makespan * scale:.4g} {style.axis.name}"
-    heading = " · ".join(part for part in (name, makespan, f"bubble {timeline.bubble:.1%}") if part)
-    axes.set_title(heading, fontsize=12, loc="left", pad=6)
-    axes.set_yticks([worker + 0.37 for worker in range(timeline.num_workers)])
-    axes.set_yticklabels([f"rank {worker}" for worker in range(timeline.num_workers)], fontsize=min(11, 30 * style.row))
+def _draw_panel(axes: Axes, panel: Panel, style: _Style) -> None:
+    timeline = panel.timeline
+    heading = (panel.name, _duration(timeline, style.axis), f"bubble {timeline.bubble:.1%}")
+    axes.set_title(" · ".join(part for part in heading if part), fontsize=12, loc="left", pad=6)
+    axes.set_yticks([row + 0.37 for row in range(len(panel.rows))])
+    axes.set_yticklabels([label for _, label in panel.rows], fontsize=min(11, 30 * style.row))
     axes.tick_params(axis="y", length=0)
     axes.tick_params(axis="x", labelsize=10)
     for side in ("top", "right", "left"):
         axes.spines[side].set_visible(False)
     top, height = _LANES["compute"]
-    for worker in range(timeline.num_workers):
+    for row in range(len(panel.rows)):
         axes.broken_barh(
-            [(0, timeline.makespan * scale)],
-            (worker + top, height),
+            [(0, timeline.step * style.axis.per_second)],
+            (row + top, height),
             facecolors="#fbfbfb",
             edgecolors="#d0d0d0",
             hatch="////",
             linewidth=0,
         )
-    _draw_bars(axes, timeline, style)
-    _draw_numbers(axes, timeline, style)
+    row_of = {worker: row for row, (worker, _) in enumerate(panel.rows)}
+    _draw_bars(axes, timeline, row_of, style)
+    _draw_numbers(axes, timeline, row_of, style)
+    _draw_update(axes, timeline, row_of, style)
 
 
-def _draw_bars(axes: Axes, timeline: Timeline, style: _Style) -> None:
+def _duration(timeline: Timeline, axis: TimeAxis) -> str:
+    """How long the timeline is, in words."""
+    iteration, step = timeline.makespan * axis.per_second, timeline.step * axis.per_second
+    if not timeline.update:
+        return f"{iteration:.4g} {axis.name}"
+    return f"step {step:.4g} {axis.name}: iteration {iteration:.4g}, update {step - iteration:.3g}"
+
+
+def _draw_bars(axes: Axes, timeline: Timeline, row_of: Mapping[int, int], style: _Style) -> None:
     """One collection per rank, lane and colour: quick also for thousands of spans."""
     bars: dict[tuple[int, str, str], list[tuple[float, float]]] = defaultdict(list)
     for span in timeline.spans:
         lane, colour = _lane(span, style)
-        if lane:
+        if lane and span.worker in row_of:
             scale = style.axis.per_second
-            bars[span.worker, lane, colour].append((span.start * scale, (span.end - span.start) * scale))
-    for (worker, lane, colour), ranges in bars.items():
+            bars[row_of[span.worker], lane, colour].append((span.start * scale, (span.end - span.start) * scale))
+    for (row, lane, colour), ranges in bars.items():
         top, height = _LANES[lane]
         edges = ["white" if lane == "compute" and style.inches(w) >= _EDGED else colour for _, w in ranges]
-        axes.broken_barh(ranges, (worker + top, height), facecolors=colour, edgecolors=edges, linewidth=0.6)
+        axes.broken_barh(ranges, (row + top, height), facecolors=colour, edgecolors=edges, linewidth=0.6)
+
+
+def _draw_update(axes: Axes, timeline: Timeline, row_of: Mapping[int, int], style: _Style) -> None:
+    """What follows the iteration, with its names where there is room."""
+    scale, size = style.axis.per_second, _number_size(style.row)
+    top, height = _LANES["compute"]
+    for phase in timeline.update:
+        if phase.worker not in row_of:
+            continue
+        row, colour = row_of[phase.worker], palette.phase_colour(phase.name)
+        start, duration = phase.start * scale, (phase.end - phase.start) * scale
+        edge = "white" if style.inches(duration) >= _EDGED else colour
+        axes.broken_barh([(start, duration)], (row + top, height), facecolors=colour, edgecolors=edge, linewidth=0.6)
+        if size and style.fits(phase.name, duration, size):
+            text = "white" if palette.is_dark(colour) else "black"
+            y = row + top + height / 2
+            axes.text(start + duration / 2, y, phase.name, fontsize=size, color=text, ha="center", va="center_baseline")
 
 
 def _lane(span: Span, style: _Style) -> tuple[str, str]:
@@ -174,12 +226,12 @@ def _number_size(row: float) -> float:
     return size if (size := min(10.0, 20 * row)) >= _LEAST_SIZE else 0.0
 
 
-def _draw_numbers(axes: Axes, timeline: Timeline, style: _Style) -> None:
+def _draw_numbers(axes: Axes, timeline: Timeline, row_of: Mapping[int, int], style: _Style) -> None:
     size = _number_size(style.row)
     top, height = _LANES["compute"]
     for span in timeline.spans if size else ():
         action = span.action
-        if action.op not in COMPUTE_OPS and action.op is not Op.ENCODE:
+        if span.worker not in row_of or (action.op not in COMPUTE_OPS and action.op is not Op.ENCODE):
             continue
         duration = (span.end - span.start) * style.axis.per_second
         middle = (span.start + span.end) / 2 * style.axis.per_second
@@ -191,14 +243,14 @@ def _draw_numbers(axes: Axes, timeline: Timeline, style: _Style) -> None:
         text = next((text for text in texts if style.fits(text, duration, size)), "")
         if text:
             colour = "white" if action.op is not Op.ENCODE and palette.is_dark(style.colour(span)) else "black"
-            y = span.worker + top + height / 2
+            y = row_of[span.worker] + top + height / 2
             axes.text(middle, y, text, fontsize=size, color=colour, ha="center", va="center_baseline")
 
 
-def _visible(timelines: Sequence[tuple[str, Timeline]], style: _Style) -> dict[str, str]:
+def _visible(timelines: Sequence[Timeline], style: _Style) -> dict[str, str]:
     """The colours of the frozen components, without those whose bars are all too narrow to be seen."""
     widths: dict[str, float] = defaultdict(float)
-    for _, timeline in timelines:
+    for timeline in timelines:
         for span in timeline.spans:
             if span.action.op is Op.ENCODE and span.action.slot is not None:
                 width = style.inches((span.end - span.start) * style.axis.per_second)
@@ -209,18 +261,18 @@ def _visible(timelines: Sequence[tuple[str, Timeline]], style: _Style) -> dict[s
 
 def _legend(
     figure: Figure,
-    timelines: Sequence[tuple[str, Timeline]],
+    timelines: Sequence[Timeline],
     components: dict[str, str],
     height: float,
 ) -> None:
     """`components`: name -> colour."""
     from matplotlib.patches import Patch
 
-    used = {span.action.op for _, timeline in timelines for span in timeline.spans}
+    used = {span.action.op for timeline in timelines for span in timeline.spans}
     entries: list[Patch] = [
         Patch(facecolor=palette.OP_COLOURS[op], label=palette.OP_NAMES[op]) for op in palette.OP_COLOURS if op in used
     ]
-    if palette.has_later_stages(timeline for _, timeline in timelines):
+    if palette.has_later_stages(timelines):
         entries.append(Patch(facecolor=palette.LATER_COLOURS[Op.B], label=palette.LATER_NAME))
     entries += [Patch(facecolor=colour, label=name) for name, colour in components.items()]
     if used & SEND_OPS:
@@ -231,6 +283,8 @@ def _legend(
         entries.append(Patch(facecolor=palette.REDUCE, label="gradient reduction"))
     if Op.UNSHARD in used:
         entries.append(Patch(facecolor=palette.GATHER, label="parameters gathered"))
+    phases = dict.fromkeys(phase.name for timeline in timelines for phase in timeline.update)
+    entries += [Patch(facecolor=palette.phase_colour(name), label=name) for name in phases]
     entries.append(Patch(facecolor="#fbfbfb", edgecolor="#c0c0c0", hatch="////", linewidth=0, label="idle"))
     # One row, or two closer ones if the names are too long for it.
     needed = sum(0.62 + 0.085 * len(str(entry.get_label())) for entry in entries)

@@ -35,7 +35,7 @@ def loss_curve(metrics_path: Path, png_path: Path) -> None:
     loss, validation = _curve(rows, "loss"), _curve(rows, "validation_loss")
     if not loss[0] and not validation[0]:
         raise FileFormatError(f'{metrics_path}: no line has "step" and "loss"; the run has not finished a step yet')
-    panels = [("learning rate", _curve(rows, "lr")), ("samples/s", _curve(rows, "samples_per_s"))]
+    panels = [("learning rate", _curve(rows, "learning_rate")), ("samples/s", _curve(rows, "samples_per_s"))]
     panels = [(label, curve) for label, curve in panels if curve[0]]
     figure = new_figure(10, 4.6 + 1.3 * len(panels))
     axes = figure.subplots(1 + len(panels), 1, sharex=True, squeeze=False, height_ratios=[3.6] + [1] * len(panels))[

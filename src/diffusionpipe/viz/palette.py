@@ -36,6 +36,9 @@ SEND = "#4d4d4d"
 RECEIVE = "#a6a6a6"
 REDUCE = "#d55e00"
 GATHER = "#e7c36a"
+UPDATE = "#8c564b"
+PHASE_COLOURS = {"sum over all ranks": "#ead9d4", "clip": "#c9a096", "average": "#5a332b"}
+"""Of what follows an iteration; the optimizer, and an update that is not divided, have `UPDATE`."""
 ENCODE_COLOURS = ("#e69f00", "#009e73", "#cc79a7", "#f0e442", "#b2a08a", "#66c2a5")
 """Okabe and Ito's remaining hues, one per component, then again from the start."""
 
@@ -45,6 +48,11 @@ def stage_colour(op: Op, place: int, num_stages: int) -> str:
     half = (num_stages + 1) // 2
     colours = LATER_COLOURS if is_later(place, num_stages) else OP_COLOURS
     return lightened(colours[op], 0.45 * (place % half) / half)
+
+
+def phase_colour(name: str) -> str:
+    """The colour of a part of the update."""
+    return PHASE_COLOURS.get(name, UPDATE)
 
 
 def has_later_stages(timelines: Iterable[Timeline]) -> bool:

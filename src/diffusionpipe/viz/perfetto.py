@@ -1,7 +1,7 @@
 """Timelines as traces for https://ui.perfetto.dev and chrome://tracing.
 
-The trace event format (JSON object form): every rank is a process with the threads compute, communication and
-reduction, an arrow leads from each send to its receive, and a counter shows the bytes held in activations. Perfetto
+The trace event format (JSON object form): every rank is a process with the threads compute, communication, reduction
+and update, an arrow leads from each send to its receive, and a counter shows the bytes held in activations. Perfetto
 colours slices by their name without digits, so equal operations look equal; chrome://tracing reads `cname`.
 """
 
@@ -9,14 +9,14 @@ import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from diffusionpipe.ir import COMPUTE_OPS, MESSAGE_OPS, RECV_OPS, Op, Schedule, Span, Timeline
+from diffusionpipe.ir import COMPUTE_OPS, MESSAGE_OPS, RECV_OPS, Op, Phase, Schedule, Span, Timeline
 from diffusionpipe.ir.files import write_atomically
 from diffusionpipe.units import Seconds
 from diffusionpipe.viz.palette import OP_NAMES, components
 
 Event = dict[str, object]
 
-_COMPUTE, _COMMUNICATION, _REDUCTION = "compute", "communication", "reduction"
+_COMPUTE, _COMMUNICATION, _REDUCTION, _UPDATE = "compute", "communication", "reduction", "update"
 _LANES_PER_KIND = 1000
 _COLOURS = {
     Op.F: "thread_state_runnable",
@@ -36,7 +36,12 @@ def perfetto(timeline: Timeline, path: Path, *, schedule: Schedule | None = None
         ConfigError: the file cannot be written.
     """
     names = components((timeline,), schedule)
-    events = [*_metadata(timeline), *_slices(timeline, names, schedule), *_counters(timeline)]
+    events = [
+        *_metadata(timeline),
+        *_slices(timeline, names, schedule),
+        *_update_slices(timeline),
+        *_counters(timeline),
+    ]
     trace = {"traceEvents": events, "displayTimeUnit": "ms", "otherData": {"source": timeline.source}}
     write_atomically(path, json.dumps(trace, ensure_ascii=False) + "\n")
 
@@ -52,24 +57,43 @@ def _metadata(timeline: Timeline) -> Iterator[Event]:
 
 
 def _slices(timeline: Timeline, names: dict[int, str], schedule: Schedule | None) -> Iterator[Event]:
+    copy_of_rank = {rank: copy for copy, ranks in enumerate(timeline.copies) for rank in ranks}
     for worker in range(timeline.num_workers):
         spans = [span for span in timeline.spans if span.worker == worker]
         for index, kind in enumerate((_COMPUTE, _COMMUNICATION, _REDUCTION)):
             for lane, chosen in enumerate(_lanes([span for span in spans if _kind(span) == kind])):
                 thread = index * _LANES_PER_KIND + lane + 1
-                name = f"{kind} {lane + 1}" if lane else kind
-                yield {"ph": "M", "pid": worker, "tid": thread, "name": "thread_name", "args": {"name": name}}
-                yield {
-                    "ph": "M",
-                    "pid": worker,
-                    "tid": thread,
-                    "name": "thread_sort_index",
-                    "args": {"sort_index": thread},
-                }
+                yield from _thread(worker, thread, f"{kind} {lane + 1}" if lane else kind)
                 for span in chosen:
                     yield _slice(span, thread, names, schedule)
                     if span.action.op in MESSAGE_OPS:
-                        yield _arrow(span, thread)
+                        yield _arrow(span, thread, copy_of_rank.get(worker, 0))
+
+
+def _update_slices(timeline: Timeline) -> Iterator[Event]:
+    thread = 3 * _LANES_PER_KIND + 1
+    for worker in sorted({phase.worker for phase in timeline.update}):
+        yield from _thread(worker, thread, _UPDATE)
+        for phase in timeline.update:
+            if phase.worker == worker:
+                yield _phase(phase, thread)
+
+
+def _phase(phase: Phase, thread: int) -> Event:
+    return {
+        "ph": "X",
+        "pid": phase.worker,
+        "tid": thread,
+        "ts": _microseconds(phase.start),
+        "dur": _microseconds(phase.end - phase.start),
+        "name": phase.name,
+        "cat": _UPDATE,
+    }
+
+
+def _thread(worker: int, thread: int, name: str) -> Iterator[Event]:
+    yield {"ph": "M", "pid": worker, "tid": thread, "name": "thread_name", "args": {"name": name}}
+    yield {"ph": "M", "pid": worker, "tid": thread, "name": "thread_sort_index", "args": {"sort_index": thread}}
 
 
 def _kind(span: Span) -> str:
@@ -129,14 +153,14 @@ def _details(op: Op, slot: int, schedule: Schedule) -> Event:
     }
 
 
-def _arrow(span: Span, thread: int) -> Event:
+def _arrow(span: Span, thread: int, copy: int) -> Event:
     is_receive = span.action.op in RECV_OPS
     middle = _microseconds((span.start + span.end) / 2)  # an arrow binds to the slice around its time
     event: Event = {
         "pid": span.worker,
         "tid": thread,
         "ts": middle,
-        "id": span.action.slot,
+        "id": f"{copy}.{span.action.slot}" if copy else span.action.slot,
         "name": "message",
         "cat": "message",
     }

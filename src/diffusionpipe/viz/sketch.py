@@ -1,26 +1,51 @@
-"""Timelines as text: one row per worker, time to the right."""
+"""Timelines as text: one row per worker, time to the right; long ones in several bands, one below the other."""
 
-from dataclasses import dataclass
-from math import gcd
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from itertools import pairwise
+from math import ceil, gcd
 
 from diffusionpipe.ir import COMPUTE_OPS, Action, Op, Span, Timeline
 from diffusionpipe.units import Seconds
+from diffusionpipe.viz.gantt import UNITS, TimeAxis
 from diffusionpipe.viz.places import is_later, places_of_stages
 
-_IDLE = "."
+_IDLE, _GOES_ON, _FROZEN = ".", "-", "E"
 _SHOWN = COMPUTE_OPS | {Op.ENCODE}
+_LINES = 48
+"""Lines of all bands together from which on only three of them are shown; fewer bands than that are shown always."""
+_FEWEST_BANDS, _MOST_BANDS = 3, 6
 
 
-def sketch(timeline: Timeline, *, width: int = 120) -> str:
-    """The picture of a timeline as text, at most `width` columns wide (but never under 20).
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sketch:
+    """A timeline as text, and what its reader must know."""
 
-    Computation only; a dot is an idle unit of time. Where all times are integers and the picture fits, every unit of
-    time has the same cell, so the picture is exact; else time is rounded to columns. A picture that is too small for
-    their numbers shows micro-batches 0, 2, 4, ... in capitals and 1, 3, 5, ... in small letters.
-    Where a worker has several stages, the stage stands before the letter, as in the text form of actions. Where there
-    is no room for that, the first half of each worker's stages has capitals, the other half, which is the second
-    direction or chunk, small letters.
-    E3 is fill 3, frozen work.
+    text: str
+    ops: frozenset[Op]
+    """What occurs in it."""
+    has_stages: bool
+    """Whether stages are written before the letters."""
+    has_small_letters: bool
+    """Whether small letters are the second half of each worker's stages."""
+    has_bare_letters: bool
+    """Whether some action is too short for its number."""
+    is_excerpt: bool
+    """Whether only start, middle and end are shown."""
+
+
+def sketch(timeline: Timeline, *, width: int = 120, axis: TimeAxis = UNITS) -> str:
+    """The picture of a timeline as text, at most `width` columns wide (but never under 24).
+
+    Computation only, with the numbers of the micro-batches; a dot is an idle unit of time. Where all times are
+    multiples of a unit (1, or a simple fraction), every unit of time has the same cell, so the picture is exact, unless
+    it would be longer for that; else time is rounded to columns. A picture that is wider than `width` is cut into bands
+    of equal time, each under a line that says its time in the unit of `axis`. Where even that would be long, the first,
+    the middle and the last band are shown. Where a worker has several stages, the stage stands before the letter, as in
+    the text form of actions. Where there is no room for that and a worker has two, the second one's letters are small:
+    it is the second direction or chunk. E3 is fill 3, frozen work; several in a row, too short to be told apart, are
+    one E.
 
     >>> from diffusionpipe.schedules import one_f_one_b
     >>> from diffusionpipe.simulator import simulate, uniform_costs
@@ -30,81 +55,231 @@ def sketch(timeline: Timeline, *, width: int = 120) -> str:
     0 | F0 F1 F2 .  .  .  .  B0--- .  B1--- .  B2---
     1 | .  F0 F1 .  .  B0--- F2 B1--- .  B2--- .  .
     2 | .  .  F0 B0--- F1 B1--- F2 B2--- .  .  .  .
-    >>> print(sketch(timeline, width=20))
-    0 | FfF....BB.bb.BB
-    1 | .Ff..BBFbb.BB..
-    2 | ..FBBfbbFBB....
+    >>> print(sketch(timeline, width=26))
+    time 0 to 8
+    0 | F0F1F2. . . . B0
+    1 | . F0F1. . B0- F2
+    2 | . . F0B0- F1B1-
+    time 8 to 15
+    0 | - . B1- . B2-
+    1 | B1- . B2- . .
+    2 | F2B2- . . . .
     """
-    spans = [span for span in timeline.spans if span.action.op in _SHOWN]
-    margin = len(str(timeline.num_workers - 1))
-    grid = _grid(spans, columns=max(width, 20) - margin - 3)
-    rows = [[_IDLE.ljust(grid.cell)] * grid.num_cells for _ in range(timeline.num_workers)]
-    for span, label in zip(spans, grid.labels, strict=True):
-        start, stop = round(span.start / grid.unit), round(span.end / grid.unit)
-        if stop > start:
-            rows[span.worker][start:stop] = _pieces(label, stop - start, grid)
-    return "\n".join(f"{worker:{margin}} | {''.join(row).rstrip()}".rstrip() for worker, row in enumerate(rows))
+    return draw_sketch(timeline, width=width, axis=axis).text
+
+
+def draw_sketch(timeline: Timeline, *, width: int = 120, axis: TimeAxis = UNITS) -> Sketch:
+    """The same with what a legend must explain."""
+    margin = len(str(max(0, timeline.num_workers - 1)))
+    columns = max(width, 24) - margin - 3
+    grid = _grid(timeline.spans, columns)
+    num_bands = max(1, ceil(grid.num_cells / grid.per_band))
+    allowed = min(_MOST_BANDS, max(_FEWEST_BANDS, _LINES // (timeline.num_workers + 1)))
+    is_excerpt = num_bands > allowed
+    canvas = _Canvas(grid, timeline.num_workers)
+    lines: list[str] = []
+    bands = [0, num_bands // 2, num_bands - 1] if is_excerpt else range(num_bands)
+    for band in bands:
+        start, stop = band * grid.per_band, min((band + 1) * grid.per_band, grid.num_cells)
+        if num_bands > 1:
+            lines.append(_heading(start * grid.unit, stop * grid.unit, axis))
+        rows = canvas.rows(start, stop)
+        lines += [f"{worker:{margin}} | {row}".rstrip() for worker, row in enumerate(rows)]
+    return Sketch(
+        text="\n".join(lines),
+        ops=frozenset(bar.op for bar in grid.bars),
+        has_stages=grid.form.has_stages,
+        has_small_letters=grid.form.has_small_letters,
+        has_bare_letters=canvas.has_bare_letters,
+        is_excerpt=is_excerpt,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Bar:
+    """A span, or several of frozen work."""
+
+    worker: int
+    op: Op
+    stage: int
+    label: str
+    start: Seconds
+    end: Seconds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Form:
+    """A way to write all bars."""
+
+    labels: tuple[str, ...]
+    letters: tuple[str, ...]
+    """For bars too short for their labels."""
+    has_stages: bool = False
+    has_small_letters: bool = False
+
+    @property
+    def longest(self) -> int:
+        """Columns of the longest label."""
+        return max(map(len, self.labels))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Grid:
-    unit: Seconds
+    bars: tuple[_Bar, ...]
+    form: _Form
+    unit: Seconds | Fraction
     """Time of one cell."""
     num_cells: int
     cell: int
     """Columns of one cell."""
-    labels: tuple[str, ...]
-    """The text of each span; a letter where there is no room for the numbers of micro-batches."""
-    is_labelled: bool
+    per_band: int
+    """Cells of one band."""
 
 
-def _grid(spans: list[Span], *, columns: int) -> _Grid:
-    """The grid that says most: a blank after each label, none, one letter per unit, or rounded to columns."""
-    end = max((span.end for span in spans), default=0)
-    if not end:
-        return _Grid(unit=1, num_cells=0, cell=1, labels=("",) * len(spans), is_labelled=False)
-    *forms, letters = _forms(spans)
-    unit = _unit(spans)
-    num_cells = round(end / unit) if unit else columns + 1
-    for labels, gap in [*((form, 1) for form in forms), (forms[-1], 0)]:
-        cell = max(map(len, labels)) + gap
-        if num_cells * cell <= columns:
-            return _Grid(unit=unit, num_cells=num_cells, cell=cell, labels=labels, is_labelled=True)
-    if num_cells <= columns:
-        return _Grid(unit=unit, num_cells=num_cells, cell=1, labels=letters, is_labelled=False)
-    shortest = min(span.end - span.start for span in spans if span.end > span.start)
-    fitting = [form for form in forms if shortest / end * columns >= max(map(len, form)) + 1]
-    labels = next(iter(fitting), letters)
-    return _Grid(unit=end / columns, num_cells=columns, cell=1, labels=labels, is_labelled=bool(fitting))
+def _grid(spans: Sequence[Span], columns: int) -> _Grid:
+    """Of the grids with the fewest bands the first: exact with a blank after labels, without it, rounded."""
+    bars = [
+        _Bar(
+            worker=span.worker,
+            op=span.action.op,
+            stage=span.action.stage,
+            label=_label(span.action),
+            start=span.start,
+            end=span.end,
+        )
+        for span in spans
+        if span.action.op in _SHOWN and span.end > span.start
+    ]
+    if not bars:
+        return _Grid(bars=(), form=_Form(labels=(), letters=()), unit=1, num_cells=0, cell=1, per_band=columns)
+    grids = _grids(bars, places_of_stages(spans), columns)
+    return min(grids, key=lambda grid: ceil(grid.num_cells / grid.per_band))
 
 
-def _forms(spans: list[Span]) -> list[tuple[str, ...]]:
-    """Each span's text in forms that are shorter and shorter; the last one is a single letter."""
-    places = places_of_stages(spans)
-    plain = tuple(_label(span.action) for span in spans)
-    if max((num for _, num in places.values()), default=1) == 1:
-        return [plain, tuple(text[0].lower() if int(text[-1]) % 2 else text[0] for text in plain)]
-    stages = ["" if span.action.op is Op.ENCODE else span.action.stage for span in spans]
-    is_small = [is_later(*places.get(span.action.stage, (0, 1))) for span in spans]
-    cased = tuple(text.lower() if small else text for text, small in zip(plain, is_small, strict=True))
-    numbered = tuple(f"{stage}{text}" for stage, text in zip(stages, plain, strict=True))
-    return [numbered, cased, tuple(text[0] for text in cased)]
+def _grids(bars: list[_Bar], places: Mapping[int, tuple[int, int]], columns: int) -> Iterator[_Grid]:
+    end = max(bar.end for bar in bars)
+    forms = _forms(bars, places)
+    if unit := _unit(bars):
+        narrow = [] if forms[-1].has_stages else [(forms[-1], 0)]  # "F0F1" can be read, "10F110F2" cannot
+        for form, gap in [*((form, 1) for form in forms), *narrow]:
+            cell = form.longest + gap
+            num_cells = round(end / unit)
+            num_bands = ceil(num_cells / max(1, columns // cell))
+            yield _Grid(
+                bars=tuple(bars),
+                form=form,
+                unit=unit,
+                num_cells=num_cells,
+                cell=cell,
+                per_band=ceil(num_cells / num_bands),
+            )
+    joined = _joined(bars, end / columns)
+    for form in _forms(joined, places):
+        num_bands = ceil(end / _legible_unit(joined, form) / columns - 1e-9)
+        yield _Grid(
+            bars=tuple(joined),
+            form=form,
+            unit=end / (num_bands * columns),
+            num_cells=num_bands * columns,
+            cell=1,
+            per_band=columns,
+        )
 
 
-def _unit(spans: list[Span]) -> int:
-    """The greatest unit of which all times are multiples; 0 if some time is no integer."""
-    times = [time for span in spans for time in (span.start, span.end)]
-    if any(time != int(time) for time in times):
-        return 0
-    return gcd(*(int(time) for time in times))
+def _legible_unit(bars: list[_Bar], form: _Form) -> Seconds:
+    """The time of a column in which computations have room for their labels and a blank, but for very short ones."""
+    pairs = list(zip(bars, form.labels, strict=True))
+    timed = [pair for pair in pairs if pair[0].op is not Op.ENCODE] or pairs
+    more = 2 if form.has_stages else 1  # "0F01F0" cannot be read, so that a blank must be left after rounding
+    rooms = sorted((bar.end - bar.start) / (len(text) + more) for bar, text in timed)
+    return max(rooms[0], rooms[len(rooms) // 10] / 3)
+
+
+def _joined(bars: list[_Bar], least: Seconds) -> list[_Bar]:
+    """The bars, frozen work that follows frozen work on the same worker within that time in one bar with it."""
+    found: list[_Bar] = []
+    for bar in sorted(bars, key=lambda bar: (bar.worker, bar.start, bar.end)):
+        last = found[-1] if found else None
+        is_more = last is not None and last.worker == bar.worker and last.op is bar.op is Op.ENCODE
+        if last is not None and is_more and bar.start - last.end < least:
+            found[-1] = replace(last, label=_FROZEN, end=bar.end)
+        else:
+            found.append(bar)
+    return found
+
+
+def _forms(bars: list[_Bar], places: Mapping[int, tuple[int, int]]) -> list[_Form]:
+    """How the bars can be written, in forms that are shorter and shorter."""
+    most = max((num for _, num in places.values()), default=1)
+    plain = tuple(bar.label for bar in bars)
+    letters = tuple(text[0] for text in plain)
+    if most == 1:
+        return [_Form(labels=plain, letters=letters)]
+    numbered = tuple(bar.label if bar.op is Op.ENCODE else f"{bar.stage}{bar.label}" for bar in bars)
+    forms = [_Form(labels=numbered, letters=letters, has_stages=True)]
+    if most == 2:
+        is_small = [is_later(*places.get(bar.stage, (0, 1))) for bar in bars]
+        cased = tuple(text.lower() if small else text for text, small in zip(plain, is_small, strict=True))
+        forms.append(_Form(labels=cased, letters=tuple(text[0] for text in cased), has_small_letters=True))
+    return forms
+
+
+def _unit(bars: list[_Bar]) -> Fraction:
+    """The greatest unit of which all times are multiples, a multiple of 1/2, 1/4, 1/5 or 1/10; 0 if there is none."""
+    times = [float(time) for bar in bars for time in (bar.start, bar.end)]
+    for scale in (1, 2, 4, 5, 10):
+        whole = [round(time * scale) for time in times]
+        if all(abs(time * scale - number) < 1e-9 for time, number in zip(times, whole, strict=True)):
+            return Fraction(gcd(*whole), scale)
+    return Fraction(0)
 
 
 def _label(action: Action) -> str:
-    return f"E{action.slot}" if action.op is Op.ENCODE else f"{action.op.value}{action.microbatch}"
+    if action.op is Op.ENCODE:
+        return f"{_FROZEN}{action.slot}"
+    return f"{action.op.value}{action.microbatch}"
 
 
-def _pieces(label: str, num_cells: int, grid: _Grid) -> list[str]:
-    """The span's text, cut into cells: its label, a line to its end, and where there is room a blank."""
-    length = num_cells * grid.cell
-    text = label.ljust(length - 1, "-").ljust(length)[:length] if grid.is_labelled else label * length
-    return [text[i : i + grid.cell] for i in range(0, length, grid.cell)]
+def _heading(start: Seconds | Fraction, stop: Seconds | Fraction, axis: TimeAxis) -> str:
+    first, last = (f"{float(time) * axis.per_second:.4g}" for time in (start, stop))
+    return f"time {first} to {last}" + (f" {axis.name}" if axis != UNITS else "")
+
+
+class _Canvas:
+    """Draws bands of a grid, and notes which labels had no room."""
+
+    def __init__(self, grid: _Grid, num_workers: int) -> None:
+        self._grid, self._num_workers = grid, num_workers
+        self.has_bare_letters = False
+
+    def rows(self, first: int, last: int) -> list[str]:
+        """Each worker's row from one cell to another."""
+        grid = self._grid
+        rows = [[_IDLE.ljust(grid.cell)] * (last - first) for _ in range(self._num_workers)]
+        for index, bar in enumerate(grid.bars):
+            start, stop = round(bar.start / grid.unit), round(bar.end / grid.unit)
+            shown = max(start, first), min(stop, last)
+            if shown[0] < shown[1]:
+                rows[bar.worker][shown[0] - first : shown[1] - first] = self._pieces(index, (start, stop), shown)
+        return ["".join(row).rstrip() for row in rows]
+
+    def _pieces(self, index: int, whole: tuple[int, int], shown: tuple[int, int]) -> list[str]:
+        """The part of a bar that a band shows, cut into cells: its label or a line, and at its end a blank."""
+        grid, form = self._grid, self._grid.form
+        length = (shown[1] - shown[0]) * grid.cell
+        label, letter = form.labels[index], form.letters[index]
+        parts = self._parts(*whole)
+        home = next((part for part in parts if (part[1] - part[0]) * grid.cell >= len(label)), None)  # the first
+        if home is None:
+            home, label = max(parts, key=lambda part: part[1] - part[0]), letter
+            self.has_bare_letters = self.has_bare_letters or len(form.labels[index]) > 1
+        text = label if shown == home else ""
+        is_end = shown[1] == whole[1]
+        text = text.ljust(length - is_end, _GOES_ON).ljust(length)
+        return [text[i : i + grid.cell] for i in range(0, length, grid.cell)]
+
+    def _parts(self, start: int, stop: int) -> list[tuple[int, int]]:
+        """The bar's cells band by band."""
+        per_band = self._grid.per_band
+        cuts = [start, *range((start // per_band + 1) * per_band, stop, per_band), stop]
+        return list(pairwise(cuts))

@@ -1,0 +1,101 @@
+"""What is expected of a run before its first step: time and memory, as far as its layers are known."""
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from diffusionpipe.units import Bytes, Seconds
+
+if TYPE_CHECKING:
+    from diffusionpipe.costs import Cluster, ModelGraph, Profile
+    from diffusionpipe.costs.memory import MemoryUse
+    from diffusionpipe.planner import Setting
+    from diffusionpipe.trainer.start import Start
+
+HELD = ("parameters", "gradients", "optimizer", "ema", "backup", "frozen")
+"""Items of memory that follow from the shapes of the parameters alone."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Expectation:
+    """Times are None where the layers were not measured."""
+
+    iteration: Seconds | None
+    update: Seconds | None
+    memory: tuple[Bytes, ...]
+    """Of each worker at its peak."""
+    has_activations: bool
+    """Whether activations and messages are in it; else it is what lies there all the time."""
+
+    @property
+    def step(self) -> Seconds | None:
+        """An iteration and the update after it."""
+        return self.iteration + (self.update or 0.0) if self.iteration is not None else None
+
+
+def expectation_of(start: "Start") -> Expectation:
+    """What the run's own profile and cluster predict, or the file beside its plan; memory from shapes at least."""
+    from diffusionpipe.cli.prediction_file import read_prediction
+    from diffusionpipe.costs.clusters import load_cluster
+    from diffusionpipe.costs.files import read_profile
+    from diffusionpipe.planner import predicted_timeline
+    from diffusionpipe.planner.stage_costs import update_time
+
+    recipe, plan, folder = start.recipe, start.plan, start.recipe.run.folder
+    if recipe.pipeline.is_profiled:
+        profile = read_profile(folder / "profile.json")
+        cluster = load_cluster(str(folder / "cluster.json")) if recipe.pipeline.is_searched else None
+        return Expectation(
+            iteration=predicted_timeline(profile, plan, cluster).makespan,
+            update=update_time(plan.train, plan.blocks, profile, plan.mesh) or None,
+            memory=tuple(use.total for use in _memory(start, profile, cluster)),
+            has_activations=True,
+        )
+    timeline = read_prediction(recipe.pipeline.plan_file, plan) if recipe.pipeline.plan_file is not None else None
+    uses = _memory(start, _unmeasured(start.model, recipe.training.precision.value), None)
+    return Expectation(
+        iteration=timeline.makespan if timeline is not None else None,
+        update=None,
+        memory=tuple(sum(use.items()[name] for name in HELD) for use in uses),
+        has_activations=False,
+    )
+
+
+def _memory(start: "Start", profile: "Profile", cluster: "Cluster | None") -> "tuple[MemoryUse, ...]":
+    from diffusionpipe.planner.proposal import predict
+
+    plan = start.plan
+    return predict(_setting(start, profile, cluster), plan.train, plan.blocks, plan.mesh).memory
+
+
+def _setting(start: "Start", profile: "Profile", cluster: "Cluster | None") -> "Setting":
+    from diffusionpipe.planner.from_profile import setting_of
+    from diffusionpipe.trainer.workload import workload_of
+
+    setting = setting_of(profile, start.plan.mesh, start.plan.batch)
+    workload = replace(
+        workload_of(start.recipe), checkpointed=start.plan.checkpointed, offload_frozen=start.plan.offload_frozen
+    )
+    return replace(setting, workload=workload, cluster=cluster or setting.cluster)
+
+
+def _unmeasured(model: "ModelGraph", precision: str) -> "Profile":
+    """A profile in which all layers take the same time and no memory: parameters have their sizes in it."""
+    from diffusionpipe.costs import LayerProfile, Profile
+
+    equal = (1e-6,)
+    layers = [
+        LayerProfile(
+            name=layer.name, forward=equal, input_grad=equal, weight_grad=equal, activation=(0,), workspace=(0,)
+        )
+        for layer in model.layers
+    ]
+    return Profile(
+        graph=model,
+        batch_sizes=(1,),
+        layers=tuple(layers),
+        device="unknown",
+        device_type="cpu",
+        precision=precision,
+        source="analytic",
+        versions=(),
+    )

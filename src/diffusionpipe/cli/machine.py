@@ -1,0 +1,74 @@
+"""What this machine has left for processes of ours: cores, memory, and how busy other programs keep it."""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from time import perf_counter, process_time
+
+from diffusionpipe.units import Bytes, Seconds
+
+PROC = Path("/proc")
+CGROUP = Path("/sys/fs/cgroup")
+
+
+def num_cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def free_memory(proc: Path = PROC, cgroup: Path = CGROUP) -> Bytes | None:
+    """Memory that can be taken without swapping, by the system's account and its control group's; None if unknown."""
+    known = [found for found in (_available(proc), _left_in_group(cgroup)) if found is not None]
+    return min(known, default=None)
+
+
+def _available(proc: Path) -> Bytes | None:
+    try:
+        lines = (proc / "meminfo").read_text().splitlines()
+    except OSError:
+        return None
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")), None)
+
+
+def _left_in_group(cgroup: Path) -> Bytes | None:
+    """Limit less use; what files occupy of it can be dropped."""
+    try:
+        limit = (cgroup / "memory.max").read_text().strip()
+        used = int((cgroup / "memory.current").read_text())
+        statistics = dict(line.split() for line in (cgroup / "memory.stat").read_text().splitlines())
+    except (OSError, ValueError):
+        return None
+    return None if limit == "max" else int(limit) - used + int(statistics.get("inactive_file", 0))
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """Readings of the clocks from which the use of a span of time follows."""
+
+    time: Seconds
+    busy: Seconds
+    """Processor time of all programs on all cores, and what a hypervisor has taken from them."""
+    own: Seconds
+    """Processor time of this process."""
+
+
+def moment(proc: Path = PROC) -> Moment | None:
+    """The clocks now; None on systems that do not tell."""
+    try:
+        name, *fields = (proc / "stat").read_text().partition("\n")[0].split()
+    except OSError:
+        return None
+    ticks = [int(field) for field in fields]
+    if name != "cpu" or len(ticks) < 8:
+        return None
+    user, nice, system, _idle, _waiting, interrupts, soft_interrupts, stolen = ticks[:8]
+    busy = user + nice + system + interrupts + soft_interrupts + stolen
+    return Moment(perf_counter(), busy / os.sysconf("SC_CLK_TCK"), process_time())
+
+
+def cores_of_others(start: Moment | None, end: Moment | None, ours: Seconds = 0.0) -> float | None:
+    """Cores that other programs kept busy between two moments; `ours`: processor time of processes that we started."""
+    if start is None or end is None or end.time <= start.time:
+        return None
+    others = end.busy - start.busy - (end.own - start.own) - ours
+    return max(0.0, others / (end.time - start.time))

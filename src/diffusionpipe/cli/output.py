@@ -1,0 +1,69 @@
+"""What the ranks of a job print: our log on one console, and no noise of other packages."""
+
+import logging
+import warnings
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+NOISE = (
+    ("torch._subclasses.fake_tensor", "failed while attempting to run meta for"),
+    ("transformers.utils.import_utils", "requires torchvision (not installed)"),
+)
+"""(logger, words) of messages about what we handle: a model that does not fit together becomes our own error, and no
+picture goes through transformers' processors."""
+NOISY_WARNINGS = ("Mismatch dtype between input and weight",)
+"""Beginnings of warnings about what is meant: norms in float32 under autocast."""
+
+
+class ConsoleHandler(logging.Handler):
+    """Writes records on a console, above the bars that may be there."""
+
+    def __init__(self, console: "Console") -> None:
+        super().__init__()
+        self._console = console
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write one line; nothing is wrapped, so that it can be searched and copied."""
+        from rich.text import Text
+
+        try:
+            self._console.print(Text(self.format(record)), soft_wrap=True)
+        except Exception:
+            self.handleError(record)
+
+
+@dataclass(frozen=True)
+class Without:
+    """A filter of records that have these words."""
+
+    words: str
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Whether the record stays."""
+        return self.words not in str(record.msg)
+
+
+def log_to(console: "Console", rank: int | None) -> None:
+    """Messages of rank 0 and of a process that is no rank of a job (None), and warnings of all, go to the console.
+
+    On a terminal rank 0 does not name itself.
+    """
+    is_named = rank is not None and (rank > 0 or not console.is_terminal)
+    handler = ConsoleHandler(console)
+    handler.setFormatter(
+        logging.Formatter(f"%(asctime)s {f'rank={rank} ' if is_named else ''}%(message)s", datefmt="%H:%M:%S")
+    )
+    package = logging.getLogger("diffusionpipe")
+    package.addHandler(handler)
+    package.setLevel(logging.WARNING if rank else logging.INFO)
+
+
+def quieten() -> None:
+    """Leave out the messages of other packages that are listed above; all their others stay."""
+    for name, words in NOISE:
+        logging.getLogger(name).addFilter(Without(words))
+    for beginning in NOISY_WARNINGS:
+        warnings.filterwarnings("ignore", message=beginning, category=UserWarning)

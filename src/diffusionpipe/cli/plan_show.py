@@ -1,0 +1,318 @@
+"""`diffusionpipe plan show`: a plan's stages, memory and times, and a picture of one training iteration."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from textwrap import wrap
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from diffusionpipe import viz
+    from diffusionpipe.ir import Plan, Timeline
+    from diffusionpipe.planner.proposal import Proposal
+    from diffusionpipe.planner.stage_costs import Setting
+    from diffusionpipe.units import Bytes
+
+HEADS = ("stage", "rank", "ranks", "samples", "layers", "from", "to", "idle", "total", "free", "others")
+"""Heads of the tables, each with its entry in docs/glossary.md; the others are parts of memory."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Times:
+    """Where the times are from."""
+
+    source: str
+    timeline: Timeline
+    axis: viz.TimeAxis
+    setting: Setting | None = None
+    proposal: Proposal | None = None
+    """None where no profile is known, so there is neither an update nor memory."""
+    workload: str = ""
+    """What is assumed of the training besides the model."""
+
+
+def show(
+    plan_file: Annotated[Path, typer.Argument(metavar="PLAN", help="The plan file.", show_default=False)],
+    profile: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Times and sizes of the layers. Default: profile.json beside the plan, as in a run folder; else the "
+            "prediction that `plan --out` wrote; else all stages take equal time.",
+        ),
+    ] = None,
+    cluster: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Devices and links: a cluster file or a shipped one; goes with --profile."),
+    ] = None,
+    png: Annotated[Path | None, typer.Option(help="Write a picture.")] = None,
+    svg: Annotated[Path | None, typer.Option(help="Write a picture.")] = None,
+    perfetto: Annotated[Path | None, typer.Option(help="Write a trace for ui.perfetto.dev.")] = None,
+    text: Annotated[
+        bool, typer.Option("--text", help="No effect: the summary is always printed.", hidden=True)
+    ] = False,
+) -> None:
+    """Show a plan: its stages and their layers, memory, times, and one training iteration as a sketch."""
+    from rich.console import Console
+
+    from diffusionpipe import viz
+    from diffusionpipe.errors import ConfigError
+    from diffusionpipe.ir.check import check
+    from diffusionpipe.ir.files import read_plan
+
+    if (profile is None) != (cluster is None):
+        raise ConfigError("--profile and --cluster go together; give both, or none for the files beside the plan")
+    plan = read_plan(plan_file)
+    check(plan.train)
+    times = _given(plan, profile, cluster) if profile and cluster else _found(plan, plan_file)
+    console = Console(highlight=False)
+    for line in _lines(plan, times, max(72, console.width)):
+        console.print(line, markup=False, soft_wrap=True)
+    for path in (png, svg):
+        if path:
+            viz.gantt([("", times.timeline)], path, title=plan_file.stem, schedule=plan.train, axis=times.axis)
+    if perfetto:
+        viz.perfetto(times.timeline, perfetto, schedule=plan.train)
+    for path in (png, svg, perfetto):
+        if path:
+            typer.echo(f"wrote {path}", err=True)
+
+
+def _given(plan: Plan, profile: Path, cluster: str) -> _Times:
+    """By a profile and a cluster that the user names."""
+    from diffusionpipe.cli.plan import stated_setting
+    from diffusionpipe.costs.clusters import load_cluster
+
+    setting = stated_setting(
+        profile, load_cluster(cluster), plan.batch, checkpoint=plan.checkpointed, has_ema=False, optimizer="AdamW"
+    )
+    require_layers(setting, [name for block in plan.blocks for name in block], profile)
+    return _predicted(plan, setting, f"simulated with {profile} and {cluster}", "AdamW without a moving average")
+
+
+def _predicted(plan: Plan, setting: Setting, source: str, workload: str) -> _Times:
+    from diffusionpipe import viz
+    from diffusionpipe.planner.offload import can_offload, offloaded
+    from diffusionpipe.planner.proposal import predict
+
+    if plan.offload_frozen and can_offload(setting):
+        setting = offloaded(setting)
+    proposal = predict(setting, plan.train, plan.blocks, plan.mesh)
+    return _Times(
+        source=source,
+        timeline=proposal.timeline,
+        axis=viz.MILLISECONDS,
+        setting=setting,
+        proposal=proposal,
+        workload=workload,
+    )
+
+
+def _found(plan: Plan, plan_file: Path) -> _Times:
+    """By the files beside the plan; without any, in equal units."""
+    from diffusionpipe import viz
+    from diffusionpipe.cli.prediction_file import read_prediction
+    from diffusionpipe.simulator import simulate, uniform_costs
+
+    beside = _setting_beside(plan, plan_file)
+    if beside is not None:
+        setting, files, workload = beside
+        return _predicted(plan, setting, f"simulated with {files} beside the plan", workload)
+    predicted = read_prediction(plan_file, plan)
+    if predicted is not None:
+        source = "the prediction beside the plan; give --profile and --cluster for memory and update"
+        return _Times(source=source, timeline=predicted, axis=viz.MILLISECONDS)
+    source = "no profile: times are equal units (forward 1, backward 2, encoding 1); give --profile and --cluster"
+    return _Times(source=source, timeline=simulate(plan.train, uniform_costs(plan.train)), axis=viz.UNITS)
+
+
+def _setting_beside(plan: Plan, plan_file: Path) -> tuple[Setting, str, str] | None:
+    """The setting of the plan's run, the names of its files, and its training in words; None without a profile."""
+    from dataclasses import replace
+
+    from diffusionpipe.cli.plan import stated_setting
+    from diffusionpipe.costs.clusters import load_cluster
+    from diffusionpipe.costs.files import read_profile
+    from diffusionpipe.planner.from_profile import setting_of
+
+    profile, cluster, recipe = (plan_file.with_name(name) for name in ("profile.json", "cluster.json", "recipe.toml"))
+    if not profile.is_file():
+        return None
+    loaded, files = read_profile(profile), ["profile.json"]
+    known = {layer.name for layer in loaded.graph.layers}
+    if any(name not in known for block in plan.blocks for name in block):
+        typer.echo(f"note: {profile} is of another model and is not used", err=True)
+        return None
+    found = setting_of(loaded, plan.mesh, plan.batch, checkpointed=plan.checkpointed).cluster
+    if cluster.is_file():
+        found = load_cluster(str(cluster))
+        files.append("cluster.json")
+    setting = stated_setting(profile, found, plan.batch, checkpoint=plan.checkpointed, has_ema=False, optimizer="AdamW")
+    training = "AdamW without a moving average"
+    if recipe.is_file():
+        from diffusionpipe.trainer.recipe_file import load_recipe
+        from diffusionpipe.trainer.workload import workload_of
+
+        workload = replace(workload_of(load_recipe(recipe)), checkpointed=plan.checkpointed, offload_frozen=False)
+        setting, training = replace(setting, workload=workload), "the recipe's training"
+        files.append("recipe.toml")
+    return setting, " and ".join([", ".join(files[:-1]), files[-1]] if files[1:] else files), training
+
+
+def require_layers(setting: Setting, names: list[str], profile: Path) -> None:
+    """Check that the profile has all layers of a plan.
+
+    Raises:
+        ConfigError: it lacks some.
+    """
+    from diffusionpipe.errors import ConfigError
+
+    known = {layer.name for layer in setting.graph.layers}
+    unknown = [name for name in names if name not in known]
+    if unknown:
+        raise ConfigError(
+            f"{profile} is of another model: it lacks {len(unknown)} of the plan's layers, e.g. {unknown[0]}; give "
+            "the profile that the plan was made of"
+        )
+
+
+def _lines(plan: Plan, times: _Times, width: int) -> Iterator[str]:
+    from diffusionpipe import viz
+    from diffusionpipe.planner.explain import unit_of
+    from diffusionpipe.planner.naming import name_of_plan, sizes_of_plan, stages_of_plan
+
+    ranks = plan.mesh.num_ranks
+    heading = f"{name_of_plan(plan)}, {sizes_of_plan(plan)}; batch {plan.batch}, {ranks} rank{'s' * (ranks > 1)}"
+    yield from wrap(heading, width, break_on_hyphens=False)
+    yield from wrap(f"times: {times.source}", width, break_on_hyphens=False)
+    yield from wrap(_durations(times), width, break_on_hyphens=False)
+    yield ""
+    yield from _table(_stages(plan), width)
+    yield from wrap(_frozen(plan), width, break_on_hyphens=False)
+    if times.proposal and times.setting:
+        yield ""
+        unit = unit_of(max(use.total for use in times.proposal.memory))
+        yield from wrap(f"memory of each rank at its peak, {unit[0]}, with {times.workload}:", width)
+        for num_parts in range(len(times.proposal.memory[0].items()), 0, -1):
+            table = list(_table(_memory(plan, times.setting, times.proposal, unit[1], num_parts), width))
+            if max(map(len, table)) <= width:
+                break
+        yield from table
+    yield ""
+    if plan.mesh.data_parallel > 1:
+        which = "copies" if plan.mesh.pipeline == 1 else "groups"
+        yield f"one iteration of the first of {plan.mesh.data_parallel} {which}, which run alike:"
+    if any(len(one.blocks) > 1 for one in stages_of_plan(plan)):
+        yield "the sketch counts each bucket as a stage:"
+    yield from viz.explained_sketch(times.timeline, width=width, axis=times.axis).splitlines()
+
+
+def _durations(times: _Times) -> str:
+    timeline = times.timeline
+    bubble = f"bubble {timeline.bubble:.1%}"
+    if times.axis.name != "ms":
+        return f"iteration {timeline.makespan:g} units, {bubble}"
+    proposal = times.proposal
+    iteration = f"iteration {timeline.makespan * 1e3:.1f} ms"
+    if proposal is None:
+        return f"{iteration}, {bubble}"
+    encoding = f"only encoding {proposal.exposed * 1e3:.1f} ms"
+    if not proposal.update:
+        return f"{iteration} (the profile knows no update), {bubble}, {encoding}"
+    update = f"update {proposal.update * 1e3:.1f} ms"
+    return f"step {proposal.step * 1e3:.1f} ms: {iteration}, then {update}; {bubble}, {encoding}"
+
+
+def _stages(plan: Plan) -> list[Sequence[str]]:
+    """A row for each trained stage: its rank in the first group, its layers, its samples of a micro-batch."""
+    from diffusionpipe.planner.naming import stages_of_plan
+
+    stages = stages_of_plan(plan)
+    rows: list[Sequence[str]] = [("stage", "rank", "samples", "layers", "from", "to")]
+    for number, stage in enumerate(stages):
+        names = [name for block in stage.blocks for name in plan.blocks[block]]
+        buckets = f" in {len(stage.blocks)} buckets" if len(stage.blocks) > 1 else ""
+        rank = str(plan.mesh.rank(0, stage.worker))
+        rows.append((str(number), rank, stage.share or "all", f"{len(names)}{buckets}", names[0], names[-1]))
+    return rows
+
+
+def _frozen(plan: Plan) -> str:
+    """Where the frozen layers run, and when."""
+    from diffusionpipe.ir import Op
+
+    placement = plan.train.placement
+    encoders = [p for p in placement.pipelines if Op.ENCODE in p.ops]
+    if not encoders or not plan.blocks[-1]:
+        return "frozen: no layers"
+    workers = sorted({placement.stages[stage].worker for p in encoders for stage in p.stages})
+    every = len(workers) == plan.mesh.pipeline
+    where = "every rank" if every else f"rank {', '.join(str(plan.mesh.rank(0, worker)) for worker in workers)}"
+    when = "the next batch, in waits" if any(p.is_ahead for p in encoders) else "each batch before its first forward"
+    rest = "; their weights rest in host memory" if plan.offload_frozen else ""
+    components = dict.fromkeys(fill.component for fill in plan.train.fills if fill.component)
+    names = f" ({', '.join(components)})" if components else ""
+    count = len(plan.blocks[-1])
+    return f"frozen: {count} layer{'s' * (count > 1)}{names} on {where}; encoded: {when}{rest}"
+
+
+def _memory(plan: Plan, setting: Setting, proposal: Proposal, unit: Bytes, num_parts: int) -> list[Sequence[str]]:
+    """A row for each worker: idle time, the largest `num_parts` of its memory, their sum, and what is free."""
+    from diffusionpipe.planner.explain import parts_of
+    from diffusionpipe.planner.from_profile import UNKNOWN_MEMORY
+
+    parts = [parts_of(use, unit) for use in proposal.memory]
+    largest = {name: max(one.get(name, 0.0) for one in parts) for name in {name: 0 for one in parts for name in one}}
+    names = sorted(largest, key=lambda name: -largest[name])
+    shown, rest = names[:num_parts], names[num_parts:]
+    is_known = all(device.memory < UNKNOWN_MEMORY for device in setting.cluster.devices)
+    head = ["ranks" if plan.mesh.data_parallel > 1 else "rank", "idle", *shown, *(["others"] if rest else []), "total"]
+    rows: list[Sequence[str]] = [(*head, "free") if is_known else head]
+    for worker, (own, use) in enumerate(zip(parts, proposal.memory, strict=True)):
+        ranks = [plan.mesh.rank(group, worker) for group in range(plan.mesh.data_parallel)]
+        idle = 1 - proposal.timeline.busy(worker) / (proposal.timeline.makespan or 1)
+        figures = [own.get(name, 0.0) for name in shown]
+        figures += [sum(own.get(name, 0.0) for name in rest)] if rest else []
+        free = min(setting.cluster.devices[rank].memory for rank in ranks) - use.total
+        figures += [use.total / unit, *([free / unit] if is_known else [])]
+        rows.append((_ranks(ranks), f"{idle:.1%}", *(f"{figure:.2f}" for figure in figures)))
+    return rows
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    """E.g. "0, 2, 4, 6", or "0, 2, ... 30"."""
+    return ", ".join(map(str, ranks)) if len(ranks) < 4 else f"{ranks[0]}, {ranks[1]}, ... {ranks[-1]}"
+
+
+def _table(rows: Sequence[Sequence[str]], width: int) -> Iterator[str]:
+    """Columns with two blanks between; words of a head one below the other, names cut in their middle to fit."""
+    count = len(rows[0])
+    heads = [head.split() for head in rows[0]]
+    deep = max(map(len, heads))
+    lines = [[_word(head, i - deep) for head in heads] for i in range(deep)]
+    body = [list(row) for row in rows[1:]]
+    sizes = [max(len(line[i]) for line in (*lines, *body)) for i in range(count)]
+    texts = [i for i in range(count) if rows[0][i] in ("from", "to")]
+    room = width - sum(size for i, size in enumerate(sizes) if i not in texts) - 2 * (count - 1)
+    for i in texts:
+        sizes[i] = min(sizes[i], max(12, room // len(texts)))
+    for line in (*lines, *body):
+        cells = [
+            _shortened(cell, size).ljust(size) if i in texts else cell.rjust(size)
+            for i, (cell, size) in enumerate(zip(line, sizes, strict=True))
+        ]
+        yield "  ".join(cells).rstrip()
+
+
+def _word(head: Sequence[str], index: int) -> str:
+    return head[index] if -index <= len(head) else ""
+
+
+def _shortened(name: str, size: int) -> str:
+    if len(name) <= size:
+        return name
+    return f"{name[: (size - 2) // 2]}..{name[len(name) - (size - 2 - (size - 2) // 2) :]}"

@@ -1,0 +1,156 @@
+"""The table of `diffusionpipe plan` as text that fits the terminal: one or two lines for each layout."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from textwrap import wrap
+from typing import TYPE_CHECKING
+
+from diffusionpipe.planner.explain import GIB, parts_of, unit_of
+
+if TYPE_CHECKING:
+    from diffusionpipe.planner.explain import Comparison, Row
+    from diffusionpipe.planner.stage_costs import Setting
+
+Line = tuple[str, str]
+"""A line and its style."""
+LEAST_LAYOUT = 30
+"""Columns that a layout's name and sizes should have; the update's time is left out where they would be fewer."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Column:
+    """One figure of each row."""
+
+    head: tuple[str, str]
+    """Two lines."""
+    term: str
+    """Its entry in docs/glossary.md."""
+    cell: Callable[[Row], float]
+    is_percent: bool = False
+
+
+STEP = Column(head=("step", "ms"), term="step", cell=lambda row: row.step * 1e3)
+UPDATE = Column(head=("update", "ms"), term="update", cell=lambda row: row.update * 1e3)
+SAMPLES = Column(head=("samples", "/s"), term="samples/s", cell=lambda row: row.samples_per_second)
+IDLE = Column(head=("", "idle"), term="idle", cell=lambda row: row.bubble, is_percent=True)
+ENCODING = Column(head=("only en-", "coding"), term="only encoding", cell=lambda row: row.exposed * 1e3)
+MEMORY = Column(head=("peak", "GiB"), term="peak GiB", cell=lambda row: row.memory / GIB)
+MISSING = Column(head=("missing", "GiB"), term="missing GiB", cell=lambda row: max(0.0, row.overflow / GIB))
+COLUMNS = (STEP, UPDATE, SAMPLES, IDLE, ENCODING, MEMORY, MISSING)
+GROUPS = (
+    "simulated, fastest first",
+    "estimated (~), fastest first",
+    "other systems, estimated (~), fastest first",
+)
+WORDS = (
+    ("replicas", "(1,2 replicas) or (1,2): devices that share each stage's samples"),
+    ("groups", "x N groups or x N: copies of the pipeline, each with a part of the batch"),
+    ("side by side", "side by side: copies of one stage are neighbours, so their gradients stay in a node"),
+    ("copies", "copies: every device holds all layers and trains a part of the batch"),
+    ("accumulated", "accumulated over N: each device runs its samples in N micro-batches"),
+    ("buckets", "buckets: parts of a stage whose gradients (sharded: also weights) travel one by one"),
+    ("on host", "encoders on host: their weights rest in host memory and come layer by layer"),
+    ("search-", "search-...: an order of forwards and backwards made for this model"),
+)
+"""Words of layouts, each with its line of the legend."""
+
+
+def table_lines(setting: Setting, comparison: Comparison, *, width: int) -> Iterator[Line]:
+    """The whole screen, at most `width` columns wide where that is at least 72."""
+    workload, cluster = setting.workload, setting.cluster
+    yield f"batch {workload.batch} on {cluster.name}, {cluster.num_ranks} devices", "bold"
+    groups = [comparison.simulated, comparison.estimated, comparison.others]
+    rows = [row for group in groups for row in group]
+    columns = _columns(rows, width, knows_update=setting.profile.update > 0)
+    texts = [_texts(column, rows) for column in columns]
+    widths = [max(map(len, (*column.head, *own))) for column, own in zip(columns, texts, strict=True)]
+    widest = max(len(_layout(row)) for row in rows) + 2
+    room = min(widest, width - sum(widths) - 2 * len(widths))
+    for part in (0, 1):
+        heads = [column.head[part].rjust(size) for column, size in zip(columns, widths, strict=True)]
+        yield "  ".join([("layout" if part else "").ljust(room), *heads]).rstrip(), "bold"
+    cells, is_short = iter(zip(*texts, strict=True)), room < widest
+    for name, group in zip(GROUPS, groups, strict=True):
+        if group:
+            yield name, "italic"
+        for row in group:
+            is_winner = row is comparison.winner
+            figures = [cell.rjust(size) for cell, size in zip(next(cells), widths, strict=True)]
+            style = "bold green" if is_winner else "dim" if group is comparison.others else ""
+            for number, layout in enumerate(_wrapped(_layout(row, is_short=is_short), room, is_winner=is_winner)):
+                yield "  ".join([layout.ljust(room), *(figures if not number else ())]).rstrip(), style
+    yield "", ""
+    for text in _legend(setting, comparison, columns, is_short=is_short):
+        yield from ((line, "dim") for line in wrap(text, width, subsequent_indent="  ", break_on_hyphens=False))
+    for text in (_memory(setting, comparison.winner), comparison.verdict):
+        yield "", ""
+        yield from ((line, "") for line in wrap(text, width, break_on_hyphens=False, break_long_words=False))
+
+
+def _columns(rows: Sequence[Row], width: int, *, knows_update: bool) -> list[Column]:
+    """What there is to say, but for the update where there is little room."""
+    columns = [column for column in COLUMNS if column is not MISSING or not all(row.fits for row in rows)]
+    taken = sum(2 + max(map(len, (*one.head, *_texts(one, rows)))) for one in columns)
+    if not knows_update or width - taken < LEAST_LAYOUT:
+        columns.remove(UPDATE)
+    return columns
+
+
+def _texts(column: Column, rows: Sequence[Row]) -> list[str]:
+    """The cells of a column, all with as many decimals; 0 missing GiB is left blank."""
+    values = [column.cell(row) for row in rows]
+    if column.is_percent:
+        return [f"{value:.1%}" for value in values]
+    decimals = 1 if column in (MEMORY, MISSING) else _decimals(values)
+    texts = [f"{value:.{decimals}f}" for value in values]
+    if column is MISSING:
+        return ["" if row.fits else text for text, row in zip(texts, rows, strict=True)]
+    return [f"~{text}" if column is STEP and not row.use else text for text, row in zip(texts, rows, strict=True)]
+
+
+def _decimals(values: Sequence[float]) -> int:
+    """So many that the largest value has four digits or more."""
+    largest = max(values, default=0.0)
+    return next((decimals for decimals, least in ((0, 1e4), (1, 100), (2, 10)) if largest >= least), 3)
+
+
+def _layout(row: Row, *, is_short: bool = False) -> str:
+    """The layout's name and sizes."""
+    sizes = row.sizes
+    if is_short:
+        sizes = sizes.replace(" replicas)", ")").replace(" groups", "").replace(" micro-batches", " mb")
+    return f"{row.name}, {sizes}"
+
+
+def _wrapped(layout: str, room: int, *, is_winner: bool) -> list[str]:
+    mark = "> " if is_winner else "  "
+    tied = re.sub(r"(\d) (?=[a-z])(?!x )|(?<=x) (?=\d)", lambda found: f"{found[1] or ''}\xa0", layout)
+    lines = wrap(tied, max(room, 16), initial_indent=mark, subsequent_indent="    ", break_on_hyphens=False)
+    return [line.replace("\xa0", " ") for line in lines]
+
+
+def _legend(setting: Setting, comparison: Comparison, columns: Sequence[Column], *, is_short: bool) -> Iterator[str]:
+    """A line for everything that needs one and is there."""
+    rows = (*comparison.ours, *comparison.others)
+    update = " and the update after it" if setting.profile.update else "; the profile knows no update"
+    yield ">: the plan   ~: estimated, not simulated in full"
+    yield f"step: an iteration{update}"
+    yield "idle: part of all devices' time   only encoding: ms in which encoders run and nothing trains"
+    missing = "   missing: what it lacks there" if MISSING in columns else ""
+    yield f"peak: memory of the fullest device{missing}"
+    if is_short:
+        yield "mb: micro-batches"
+    yield from (text for word, text in WORDS if any(word in _layout(row) for row in rows))
+
+
+def _memory(setting: Setting, winner: Row) -> str:
+    """The parts of the fullest device's memory; they add up to the total."""
+    assert winner.use, "the winner is simulated in full"
+    name, unit = unit_of(winner.use.total)
+    parts = ", ".join(f"{part} {size:.2f}" for part, size in parts_of(winner.use, unit).items())
+    room = sorted({device.memory for device in setting.cluster.devices})
+    limits = " or ".join(f"{memory / unit:.2f}" for memory in room)
+    return f"fullest device, {name}: {parts}; together {winner.use.total / unit:.2f} of {limits}"

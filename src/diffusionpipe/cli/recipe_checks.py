@@ -1,0 +1,69 @@
+"""What is wrong with a recipe on these ranks and in this folder, beside what its keys say: found before ranks start.
+
+Each check takes sections of the recipe by name and yields "section.key: problem", as those of `trainer.recipe` do.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from diffusionpipe.trainer.pipeline_section import PipelineSection
+    from diffusionpipe.trainer.recipe import Check, DataSection, TrainingSection
+    from diffusionpipe.trainer.run_section import RunSection
+
+
+def has_known_schedule(*, pipeline: "PipelineSection") -> Iterator[str]:
+    """The schedule is one of ours."""
+    from diffusionpipe.errors import ConfigError
+    from diffusionpipe.schedules import generator_of
+
+    if pipeline.schedule is not None:
+        try:
+            generator_of(pipeline.schedule)
+        except ConfigError as error:
+            yield f"pipeline.schedule: {error}"
+
+
+def has_data(*, data: "DataSection") -> Iterator[str]:
+    """The folders of pictures are there."""
+    for key, path in (("train", data.train), ("validation", data.validation)):
+        if path is not None and not path.is_dir():
+            yield f"data.{key}: there is no folder {path}"
+
+
+def has_trackers(*, run: "RunSection") -> Iterator[str]:
+    """The named trackers are installed."""
+    from diffusionpipe.trainer.trackers import problems_of_trackers
+
+    yield from problems_of_trackers(run)
+
+
+def checks_of_run(num_ranks: int, resume: str | None) -> "Sequence[Check]":
+    """All checks of a run on so many ranks that goes on from a checkpoint, or from none."""
+
+    def has_sizes_for_the_ranks(*, training: "TrainingSection", pipeline: "PipelineSection") -> Iterator[str]:
+        from diffusionpipe.cli.recipe_setting import given_sizes
+        from diffusionpipe.errors import ConfigError
+        from diffusionpipe.planner.given import check_given
+        from diffusionpipe.trainer.layout import replicas_of_stages
+
+        if any(has_known_schedule(pipeline=pipeline)):
+            return
+        try:
+            if pipeline.is_searched:
+                check_given(given_sizes(pipeline), batch=training.batch, num_ranks=num_ranks)
+            elif pipeline.plan_file is None:
+                replicas_of_stages(pipeline, num_ranks)
+        except ConfigError as error:
+            yield from (
+                line if line.startswith("pipeline.") else f"pipeline: {line}" for line in str(error).split("\n")
+            )
+
+    def has_a_free_folder(*, run: "RunSection") -> Iterator[str]:
+        from diffusionpipe.trainer.checkpoint import is_interrupted, problem_of_folder
+
+        problem = problem_of_folder(run.folder, resume) if not is_interrupted(run.folder) else None  # or rank 0 cleans
+        if problem is not None:
+            yield f"{'run.folder' if resume is None else '--resume'}: {problem}"
+
+    return has_known_schedule, has_data, has_trackers, has_sizes_for_the_ranks, has_a_free_folder

@@ -1,0 +1,83 @@
+"""Pictures that `diffusionpipe sample` keeps singly, and `--like PICTURE`: draw one again, from what its file says."""
+
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING
+
+import typer
+
+if TYPE_CHECKING:
+    import torch
+
+    from diffusionpipe.cli.trained_model import TrainedModel
+    from diffusionpipe.trainer.drawing import Picture
+    from diffusionpipe.trainer.sample_file import Origin
+    from diffusionpipe.trainer.sampling import SamplingSettings
+
+
+def redraw(run: Path, like: Path, out: Path, device: "torch.device") -> None:
+    """Write the picture that `like` was, drawn anew with the weights that it was drawn with.
+
+    Raises:
+        ConfigError: the file does not say how it was drawn, or those weights are gone.
+    """
+    from diffusionpipe.cli.trained_model import model_after, trained_model
+    from diffusionpipe.trainer.recipe import Precision
+    from diffusionpipe.trainer.sample_file import read_origin, write_sample
+
+    origin = read_origin(like)
+    if origin.precision is Precision.FLOAT64:
+        typer.echo(f"{like} was drawn in float64 and is drawn again in float32, so pixels may differ by 1 of 255")
+        origin = replace(origin, precision=Precision.FLOAT32)
+    with TemporaryDirectory() as temporary:
+        step = origin.training_step
+        model = trained_model(run) if step is None else model_after(run, step, Path(temporary))
+        picture = _draw(model, origin, device)
+    write_sample(picture, origin, out)
+    typer.echo(f'"{origin.caption}" in {out}')
+
+
+def _draw(model: "TrainedModel", origin: "Origin", device: "torch.device") -> "Picture":
+    """The picture, in its place among as many as were drawn with it: then every number is rounded as before."""
+    from rich.progress import Progress
+
+    from diffusionpipe.trainer.drawing import Arithmetic, Wish, draw_from_folder
+
+    wish = Wish(
+        prompts=() if origin.prompt is None else (origin.prompt,) * origin.count,
+        labels=() if origin.label is None else (origin.label,) * origin.count,
+        negatives=(origin.negative_prompt,) * origin.count if origin.negative_prompt else (),
+    )
+    with Progress(transient=True) as progress:
+        task = progress.add_task("drawing", total=origin.settings.steps)
+        pictures = draw_from_folder(
+            model.folder,
+            wish,
+            origin.settings,
+            resolution=origin.resolution,
+            device=device,
+            adapters=model.adapters,
+            arithmetic=Arithmetic(rows=origin.rows, precision=origin.precision),
+            on_step=lambda done, total: progress.update(task, completed=done, total=total),
+        )
+    return pictures[origin.index]
+
+
+def origin_of(run: Path, settings: "SamplingSettings", resolution: int) -> "Origin":
+    """What pictures have in common that are drawn together from a run or a folder."""
+    from diffusionpipe.cli.trained_model import recipe_of
+    from diffusionpipe.trainer.recipe import Precision
+    from diffusionpipe.trainer.recipe_file import load_recipe
+    from diffusionpipe.trainer.sample_file import Origin
+
+    recipe = recipe_of(run)
+    step = load_recipe(recipe).training.steps if recipe.is_file() else None
+    return Origin(
+        settings=settings,
+        resolution=resolution,
+        precision=Precision.FLOAT32,
+        model=str(run),
+        training_step=step,
+        weights="folder" if step is None else "export",
+    )

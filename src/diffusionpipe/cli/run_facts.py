@@ -1,0 +1,111 @@
+"""What a run is, as facts for people: which layers stand where, in how many copies and micro-batches."""
+
+from collections import Counter
+from dataclasses import dataclass
+from itertools import groupby
+from math import prod
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from diffusionpipe.costs import ModelGraph
+    from diffusionpipe.ir import Pipeline, Plan
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """Layers that the same ranks hold."""
+
+    ranks: tuple[int, ...]
+    layers: tuple[str, ...]
+    parameters: int
+    """Trained numbers in them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """Sizes of a plan."""
+
+    name: str
+    """The schedule, or data parallelism."""
+    replicas: tuple[int, ...]
+    """Of each stage; () where there is one of each."""
+    microbatches: int
+    """Of one copy of the pipeline, over all directions."""
+    microbatch_size: str
+    """Samples of a micro-batch, e.g. "2", or "1-2"."""
+
+
+def shape_of(plan: "Plan") -> Shape:
+    """The sizes of a plan."""
+    placement = plan.train.placement
+    pipelines = _trained_pipelines(plan)
+    held = Counter(placement.stages[stage].weights for stage in pipelines[0].stages)
+    replicas = tuple(held[block] for block in sorted(held))
+    sizes = sorted({size for pipeline in pipelines for size in pipeline.microbatches})
+    name = plan.train.name
+    if plan.mesh.pipeline == 1:
+        name = "one device" if plan.mesh.num_ranks == 1 else "data parallel"
+        name = f"sharded {name}" if plan.mesh.shard > 1 else name
+    return Shape(
+        name=name,
+        replicas=replicas if max(replicas) > 1 else (),
+        microbatches=sum(len(pipeline.microbatches) for pipeline in pipelines),
+        microbatch_size=f"{sizes[0]}" if len(sizes) == 1 else f"{sizes[0]}-{sizes[-1]}",
+    )
+
+
+def parts_of(plan: "Plan", model: "ModelGraph") -> tuple[Part, ...]:
+    """The stages, in the model's order, with the ranks that hold them in all copies.
+
+    Gradient buckets and blocks that are sharded one by one are parts of a stage, and no stages.
+    """
+    ranks = _ranks_of_blocks(plan)
+    blocks = [[block] for block in sorted(ranks)]
+    if _has_one_stage_a_rank(plan):
+        blocks = [list(same) for _, same in groupby(sorted(ranks), key=lambda block: ranks[block])]
+    trained = {p.name: prod(p.shape) for p in model.parameters if p.is_trainable}
+    parts = []
+    for same in blocks:
+        layers = tuple(name for block in same for name in plan.blocks[block])
+        numbers = sum(trained.get(name, 0) for name in model.parameters_of(layers))
+        parts.append(Part(ranks=ranks[same[0]], layers=layers, parameters=numbers))
+    return tuple(parts)
+
+
+def ranks_of_worker(plan: "Plan", worker: int) -> tuple[int, ...]:
+    """The ranks that stand at this place in all copies of the pipeline."""
+    return tuple(sorted(plan.mesh.rank(group, worker) for group in range(plan.mesh.data_parallel)))
+
+
+def count_parameters(model: "ModelGraph", *, trained: bool) -> int:
+    """Numbers in the parameters that are trained, or in the others."""
+    return sum(prod(p.shape) for p in model.parameters if p.is_trainable == trained)
+
+
+def trained_components(model: "ModelGraph") -> tuple[str, ...]:
+    """Components with trained parameters, by name."""
+    return tuple(sorted({p.name.partition(".")[0] for p in model.parameters if p.is_trainable}))
+
+
+def _trained_pipelines(plan: "Plan") -> "list[Pipeline]":
+    from diffusionpipe.ir import Op
+
+    return [pipeline for pipeline in plan.train.placement.pipelines if Op.ENCODE not in pipeline.ops]
+
+
+def _ranks_of_blocks(plan: "Plan") -> dict[int, tuple[int, ...]]:
+    stages = plan.train.placement.stages
+    held: dict[int, set[int]] = {}
+    for pipeline in _trained_pipelines(plan):
+        for stage in pipeline.stages:
+            ranks = ranks_of_worker(plan, stages[stage].worker)
+            held.setdefault(stages[stage].weights, set()).update(ranks)
+    return {block: tuple(sorted(ranks)) for block, ranks in held.items()}
+
+
+def _has_one_stage_a_rank(plan: "Plan") -> bool:
+    """Whether all blocks of a rank are one stage."""
+    from diffusionpipe.planner.given import is_chain
+    from diffusionpipe.schedules import REGISTRY
+
+    return plan.mesh.pipeline == 1 or (plan.train.name in REGISTRY and is_chain(plan.train.name))

@@ -1,0 +1,96 @@
+"""What `diffusionpipe sample` draws from: a run's export, its adapters, one of its checkpoints, or any folder."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainedModel:
+    """What is drawn from."""
+
+    folder: Path
+    """A diffusers folder."""
+    adapters: Path | None
+    """The folder of adapters that belong to it, if there are some."""
+    scheduler: Mapping[str, object]
+
+
+def trained_model(run: Path) -> TrainedModel:
+    """What a run has exported, or any diffusers folder.
+
+    Raises:
+        ConfigError: there is none, or adapters whose base model is not known or not there.
+    """
+    from diffusionpipe.errors import ConfigError
+    from diffusionpipe.models.folder import scheduler_config
+    from diffusionpipe.models.lora_file import ADAPTERS
+
+    for folder in (run / "export", run):
+        if (folder / "model_index.json").is_file():
+            return TrainedModel(folder=folder, adapters=None, scheduler=scheduler_config(folder))
+        if (folder / ADAPTERS).is_file():
+            return with_adapters(folder, recipe_of(run))
+    if not run.is_dir():
+        raise ConfigError(f"there is no folder {run}; give a run's folder or a diffusers folder")
+    raise ConfigError(f"{run} holds no export/ yet: let the run finish (diffusionpipe train RECIPE --resume latest)")
+
+
+def with_adapters(adapters: Path, recipe: Path) -> TrainedModel:
+    """The base model of a run's adapters, with the scheduler that the run drew with.
+
+    Raises:
+        ConfigError: there is no such recipe, or its model cannot be read.
+    """
+    from diffusionpipe.errors import ConfigError
+    from diffusionpipe.models.folder import resolve_folder
+    from diffusionpipe.trainer.recipe_file import load_recipe
+    from diffusionpipe.trainer.scheduler import sampling_scheduler
+    from diffusionpipe.trainer.session import prediction_of
+
+    if not recipe.is_file():
+        raise ConfigError(
+            f"{adapters} holds adapters alone, and no recipe.toml beside it names their base model; give the run's "
+            "folder, or load them with diffusers' load_lora_weights"
+        )
+    loaded = load_recipe(recipe)
+    folder = resolve_folder(loaded.model.path)
+    scheduler = sampling_scheduler(folder, prediction_of(loaded, folder), loaded.objective.shift)
+    return TrainedModel(folder=folder, adapters=adapters, scheduler=scheduler)
+
+
+def model_after(run: Path, step: int, temporary: Path) -> TrainedModel:
+    """What a run had learnt after a step: its export, if it ended there, or the checkpoint that it keeps of that step.
+
+    `temporary`: where a checkpoint is exported to.
+
+    Raises:
+        ConfigError: the run keeps neither.
+    """
+    from diffusionpipe.errors import ConfigError
+    from diffusionpipe.models.lora_file import ADAPTERS
+    from diffusionpipe.trainer.checkpoint import saved_checkpoints
+    from diffusionpipe.trainer.recipe_file import load_recipe
+    from diffusionpipe.trainer.run_export import export_checkpoint
+
+    recipe = recipe_of(run)
+    if not recipe.is_file():
+        return trained_model(run)  # nothing says how long it was trained
+    loaded, folder = load_recipe(recipe), recipe.parent
+    if loaded.training.steps == step and (folder / "export").is_dir():
+        return trained_model(folder)
+    kept = {int(path.name.rpartition("-")[2]): path for path in saved_checkpoints(folder)}
+    if step not in kept:
+        named = ", ".join(map(str, sorted(kept))) or "none"
+        raise ConfigError(
+            f"{folder} no longer has the weights of step {step}, with which the picture was drawn; it keeps the "
+            f"checkpoints of these steps: {named} (checkpoint.keep says how many)"
+        )
+    exported = export_checkpoint(loaded, kept[step], temporary / "export")
+    return with_adapters(exported, recipe) if (exported / ADAPTERS).is_file() else trained_model(exported)
+
+
+def recipe_of(run: Path) -> Path:
+    """Where the resolved recipe of a run or of its export/ is."""
+    own = run / "recipe.toml"
+    return own if own.is_file() else run.parent / "recipe.toml"

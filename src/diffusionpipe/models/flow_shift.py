@@ -1,0 +1,123 @@
+"""The shift of a flow's times towards noise, as diffusers' FlowMatch schedulers state it.
+
+A larger picture needs more noise to hide as much, so models are trained and sampled at shifted times: t becomes
+f * t / (1 + (f - 1) * t) (Esser et al., 2024, section 5.3.2, https://arxiv.org/abs/2403.03206). SD3's scheduler states
+the factor f. FLUX.1's makes it of mu, a straight line in the number of tokens of a picture: f = exp(mu).
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from diffusionpipe.errors import ModelError
+
+FLOW = "FlowMatch"
+"""How the names of diffusers' schedulers for flows begin."""
+_TIME_SHIFT_TYPES = ("exponential", "linear")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DynamicShift:
+    """A factor that depends on the number of tokens."""
+
+    base_tokens: int
+    base_mu: float
+    """mu of `base_tokens`."""
+    max_tokens: int
+    max_mu: float
+    """mu of `max_tokens`; smaller and larger pictures lie on the same line."""
+    is_exponential: bool
+    """Whether the factor is exp(mu); otherwise it is mu."""
+
+    def mu(self, num_tokens: int) -> float:
+        """What diffusers' pipelines tell `set_timesteps`, by the same arithmetic."""
+        slope = (self.max_mu - self.base_mu) / (self.max_tokens - self.base_tokens)
+        return num_tokens * slope + (self.base_mu - slope * self.base_tokens)
+
+    def factor(self, num_tokens: int) -> float:
+        """F of the module's formula."""
+        mu = self.mu(num_tokens)
+        return math.exp(mu) if self.is_exponential else mu
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FlowShift:
+    """How times are shifted."""
+
+    static: float = 1.0
+    """The factor where `dynamic` is None; 1 shifts nothing."""
+    dynamic: DynamicShift | None = None
+    terminal: float = 0.0
+    """The time that 0 becomes; all times are stretched linearly from [0, 1] to [terminal, 1] after the shift."""
+
+    def factor(self, num_tokens: int | None) -> float:
+        """F of the module's formula.
+
+        Raises:
+            ModelError: it depends on the number of tokens, but the model has none.
+        """
+        if self.dynamic is None:
+            return self.static
+        if num_tokens is None:
+            raise ModelError(
+                "the scheduler shifts times by the number of tokens (use_dynamic_shifting), but this denoiser has no "
+                "tokens; set objective.shift to a number"
+            )
+        return self.dynamic.factor(num_tokens)
+
+    def apply(self, time: Tensor, num_tokens: int | None = None) -> Tensor:
+        """The shifted times; 0 is data and 1 noise."""
+        factor = self.factor(num_tokens)
+        if factor != 1:
+            time = factor * time / (1 + (factor - 1) * time)
+        return 1 - (1 - time) * (1 - self.terminal) if self.terminal else time
+
+
+def is_flow_scheduler(config: Mapping[str, object]) -> bool:
+    """Whether the configuration is that of a scheduler for flows."""
+    return str(config.get("_class_name")).startswith(FLOW)
+
+
+def shift_of(config: Mapping[str, object]) -> FlowShift:
+    """The shift in a diffusers scheduler's configuration; none for a scheduler that is not for flows.
+
+    Sampling stretches its times so that the last one before 0 is `shift_terminal`. Here 0 itself is stretched to it,
+    which is the same in the limit of many steps.
+
+    Raises:
+        ModelError: diffusers does not know the class, or the configuration shifts in a way that is not supported.
+    """
+    if not is_flow_scheduler(config):
+        return FlowShift()
+    import diffusers
+
+    name = str(config["_class_name"])
+    scheduler_class = getattr(diffusers, name, None)
+    if scheduler_class is None:
+        raise ModelError(f"diffusers has no scheduler {name!r}; install a version of diffusers that has it")
+    values = scheduler_class.from_config(dict(config)).config  # with the defaults of the class
+    if values.get("invert_sigmas"):
+        raise ModelError("the scheduler's invert_sigmas = true is not supported; objective.shift cannot replace it")
+    terminal = float(values.get("shift_terminal") or 0)
+    if not values.get("use_dynamic_shifting"):
+        return FlowShift(static=float(values["shift"]), terminal=terminal)
+    kind = values.get("time_shift_type", _TIME_SHIFT_TYPES[0])
+    numbers = [values.get(key) for key in ("base_image_seq_len", "base_shift", "max_image_seq_len", "max_shift")]
+    if kind not in _TIME_SHIFT_TYPES or None in numbers:
+        raise ModelError(
+            f"the scheduler's time_shift_type {kind!r} with base_image_seq_len, base_shift, max_image_seq_len, "
+            f"max_shift = {numbers} is not supported; set objective.shift to a number"
+        )
+    base_tokens, base_mu, max_tokens, max_mu = numbers
+    return FlowShift(
+        dynamic=DynamicShift(
+            base_tokens=int(base_tokens),
+            base_mu=float(base_mu),
+            max_tokens=int(max_tokens),
+            max_mu=float(max_mu),
+            is_exponential=kind == "exponential",
+        ),
+        terminal=terminal,
+    )

@@ -1,0 +1,46 @@
+"""How diffusers' pipeline of a folder draws unless it is told otherwise: guidance and size."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from diffusionpipe.errors import ModelError
+from diffusionpipe.models.folder import component_config, family_of
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Guidance:
+    """How closely pictures follow their captions or classes."""
+
+    scale: float
+    """Of classifier-free guidance; 1 is without."""
+    embedded: float | None = None
+    """What the denoiser is told, if it is distilled: if it has guidance embeddings. None if it has none."""
+
+
+def default_guidance(folder: Path) -> Guidance:
+    """The guidance of the folder's pipeline. Raises ModelError for a pipeline that is not supported."""
+    family = family_of(folder)
+    if family.embedded_guidance is None:
+        return Guidance(scale=family.guidance)
+    is_distilled = component_config(folder, family.trainable[0]).get("guidance_embeds", False)
+    return Guidance(scale=family.guidance, embedded=family.embedded_guidance if is_distilled else None)
+
+
+def default_resolution(folder: Path) -> int:
+    """Side of the pictures that the folder's pipeline draws, in pixels.
+
+    Raises:
+        ModelError: the folder is not one of a supported pipeline, or does not say the size.
+    """
+    family = family_of(folder)
+    denoiser = next(name for name in ("unet", "transformer") if name in family.components)
+    size: object = family.sample_size
+    if size is None:
+        size = component_config(folder, denoiser).get("sample_size")
+    if not isinstance(size, int):
+        raise ModelError(
+            f"{folder / denoiser / 'config.json'} does not say the size of a picture (sample_size is {size!r}); "
+            "give it with --resolution"
+        )
+    halvings = len(component_config(folder, "vae").get("block_out_channels", [0])) - 1
+    return size << halvings

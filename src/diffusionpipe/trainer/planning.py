@@ -1,0 +1,55 @@
+"""The plan of a job: asked for on rank 0, or read from a file there, and the same on every rank."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from diffusionpipe.costs import Cluster, ModelGraph, Profile
+from diffusionpipe.ir import Plan
+from diffusionpipe.ir.files import plan_from_text, plan_to_text
+from diffusionpipe.models.graph import LayerGraph
+from diffusionpipe.runtime.process_group import Job
+from diffusionpipe.trainer.agreement import from_first
+from diffusionpipe.trainer.job_cluster import agree_on_cluster
+from diffusionpipe.trainer.job_profile import ProfileShelf, agree_on_profile
+from diffusionpipe.trainer.plan_file import read_plan_file
+from diffusionpipe.trainer.recipe import Recipe
+from diffusionpipe.trainer.screen import Screen
+
+MakePlan = Callable[[ModelGraph, Recipe, int, Profile | None, Cluster | None], Plan]
+"""The planning half, handed in from above: (model, recipe, number of ranks, measured layers, cluster) -> plan.
+
+The layers are measured where the recipe fills or searches, the cluster is there where it searches.
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Planning:
+    """How a job comes by its plan."""
+
+    make_plan: MakePlan
+    shelf: ProfileShelf | None = None
+    """Where profiles of other runs are, and where this one's goes; None to measure always."""
+    screen: Screen = field(default_factory=Screen)
+    """Where rank 0 shows what is measured."""
+
+
+def agree_on_plan(graph: LayerGraph, model: ModelGraph, recipe: Recipe, job: Job, planning: Planning) -> Plan:
+    """The plan, made on rank 0 or read from the recipe's plan file, and read by all others.
+
+    Raises:
+        ConfigError: on every rank, if the sizes or the plan file do not fit, or nothing fits in memory.
+    """
+    pipeline, num_ranks = recipe.pipeline, job.membership.world_size
+    screen = planning.screen
+    cluster = agree_on_cluster(recipe, job, screen) if pipeline.is_searched else None
+    profile = None
+    if pipeline.is_profiled and pipeline.plan_file is None:
+        profile = agree_on_profile(graph, model, recipe, job, planning)
+
+    def make() -> str:
+        if pipeline.plan_file is not None:
+            return plan_to_text(read_plan_file(pipeline.plan_file, model, recipe, num_ranks))
+        with screen.work("planning"):
+            return plan_to_text(planning.make_plan(model, recipe, num_ranks, profile, cluster))
+
+    return plan_from_text(from_first(make))

@@ -1,0 +1,130 @@
+"""What a run checks and reads before anything is measured: its folder, its data, and whether all fits together."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from diffusionpipe.errors import CheckpointError, ConfigError
+from diffusionpipe.trainer.agreement import from_first, on_all
+from diffusionpipe.trainer.batch import TOKENS, Augmentation, BatchSource
+from diffusionpipe.trainer.checkpoint import clean, problem_of_folder
+from diffusionpipe.trainer.dataset import Condition, Dataset, scan
+from diffusionpipe.trainer.drawing import null_label, open_tokenizer
+from diffusionpipe.trainer.guidance import trained_guidance
+from diffusionpipe.trainer.optimizer import problem_of_shapes
+from diffusionpipe.trainer.recipe import Recipe
+from diffusionpipe.trainer.screen import Work
+from diffusionpipe.trainer.session import Model
+from diffusionpipe.trainer.shared_file_system import check_shared_file_system
+
+Check = Callable[[], None]
+"""Raises a ConfigError where something is wrong."""
+
+
+def prepare_folder(folder: Path, resume: str | None) -> None:
+    """Refuse to mix two runs in one folder; remove what an interrupted save has left. Every rank calls it.
+
+    Raises:
+        CheckpointError: there is nothing to resume.
+        ConfigError: the folder holds another run, cannot be made, or is not shared by all ranks.
+    """
+
+    def prepare() -> str | None:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            clean(folder)
+        except (CheckpointError, OSError) as error:
+            return str(error)
+        return problem_of_folder(folder, resume)
+
+    problem = from_first(prepare)
+    if problem is not None:
+        error = CheckpointError(problem) if resume is not None else ConfigError(problem)
+        error.is_common = True
+        raise error
+    check_shared_file_system(folder)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Data:
+    """Batches of a run's pictures."""
+
+    train: BatchSource
+    validation: BatchSource | None
+
+
+def read_data(opened: Model, work: Work, *others: Check) -> Data:
+    """Training and validation data, scanned on rank 0, once they, the optimizer and all else suit the model.
+
+    Every rank calls it; `work` shows how far it is.
+
+    Raises:
+        ConfigError: on every rank; all that was found is listed.
+    """
+    train, held_out = from_first(lambda: _scan(opened, work, others))
+    return on_all(
+        lambda: Data(
+            train=_source(opened, train, _augmentation(opened.recipe)),
+            validation=_source(opened, held_out, Augmentation()) if held_out is not None else None,
+        )
+    )
+
+
+def _scan(opened: Model, work: Work, others: tuple[Check, ...]) -> tuple[Dataset, Dataset | None]:
+    data = opened.recipe.data
+    need = Condition.LABEL if "labels" in opened.model.inputs else Condition.TEXT
+    found: list[Dataset] = []
+
+    def checked(done: int, total: int) -> None:
+        work.show(done, total, {"pictures": f"{done}/{total}"})
+
+    def scan_into(folder: Path) -> None:
+        found.append(scan(folder, need, progress=checked))
+
+    scans = [partial(scan_into, folder) for folder in (data.train, data.validation) if folder is not None]
+    problems: list[ConfigError] = []
+    checks: list[Check] = [partial(check_optimizer, opened), *others, *scans]
+    for check in checks:
+        try:
+            check()
+        except ConfigError as error:
+            problems.append(error)
+    if len(problems) == 1:
+        raise problems[0]
+    if problems:
+        raise ConfigError("\n".join(map(str, problems)))
+    return found[0], found[1] if len(found) > 1 else None
+
+
+def check_optimizer(opened: Model) -> None:
+    """Refuse an optimizer that cannot take what is trained, before anything is measured.
+
+    Raises:
+        ConfigError: names the parameters.
+    """
+    settings = opened.recipe.optimizer
+    shapes = {p.name: p.shape for p in opened.model.parameters if p.is_trainable}
+    problem = problem_of_shapes(settings.name, shapes, settings.learning_rate, settings.arguments)
+    if problem is not None:
+        raise ConfigError(f"optimizer.name: {problem}")
+
+
+def _augmentation(recipe: Recipe) -> Augmentation:
+    return Augmentation(
+        random_crop=recipe.data.random_crop, flip=recipe.data.flip, condition_dropout=recipe.data.caption_dropout
+    )
+
+
+def _source(opened: Model, dataset: Dataset, augmentation: Augmentation) -> BatchSource:
+    names = opened.model.inputs
+    tokenizers = {name: open_tokenizer(opened.folder, name) for name in TOKENS if name in names}
+    return BatchSource(
+        dataset=dataset,
+        inputs=opened.graph.inputs,
+        seed=opened.recipe.training.seed,
+        tokenizers=tokenizers,
+        null_label=null_label(opened.graph) if "labels" in names else None,
+        augmentation=augmentation,
+        guidance=trained_guidance(opened.recipe),
+    )

@@ -1,0 +1,89 @@
+"""Files of prompts, for `sampling.prompts = "prompts.txt"` and `diffusionpipe sample --prompts`.
+
+# a line that begins with # is a comment
+a blue tit on a branch
+{"prompt": "an owl at night", "negative_prompt": "blurry"}
+"""
+
+import json
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+
+from diffusionpipe.errors import RecipeError
+
+_KEYS = ("prompt", "negative_prompt")
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """One line of a file."""
+
+    text: str
+    negative: str | None
+    """What the picture should not show, where the line says so."""
+
+
+def read_prompts(path: Path) -> tuple[Prompt, ...]:
+    """The prompts of a file in UTF-8, one a line: a text, or a JSON object where it begins with a brace.
+
+    Raises:
+        RecipeError: the file cannot be read, holds no prompt, or lines are wrong; the message names each of them.
+    """
+    try:
+        lines = path.read_text(encoding="utf-8-sig").splitlines()
+    except OSError as error:
+        raise RecipeError(
+            f"there is no file of prompts {path} ({error.strerror}); give a text file with one prompt a line"
+        ) from error
+    except UnicodeDecodeError as error:
+        raise RecipeError(f"{path} is not a text file in UTF-8; write one prompt a line") from error
+    prompts, problems = [], []
+    for number, line in enumerate(map(str.strip, lines), start=1):
+        if not line or line.startswith("#"):
+            continue
+        try:
+            prompts.append(_prompt_of(line))
+        except ValueError as error:
+            problems.append(f"{path}:{number}: {error}")
+    if problems:
+        raise RecipeError("\n".join(problems))
+    if not prompts:
+        raise RecipeError(f"{path} holds no prompt; write one a line")
+    return tuple(prompts)
+
+
+def _prompt_of(line: str) -> Prompt:
+    """What a line says. Raises ValueError with the reason where it cannot be understood."""
+    if not line.startswith("{"):
+        return Prompt(line, None)
+    try:
+        values = json.loads(line)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"not JSON ({error.msg} at column {error.colno}); a line in braces must be JSON") from error
+    for key in values:
+        if key not in _KEYS:
+            near = get_close_matches(key, _KEYS, n=1, cutoff=0.5)
+            raise ValueError(f"unknown key {key!r}; " + (f"did you mean {near[0]!r}?" if near else "use " + _named()))
+    if "prompt" not in values:
+        raise ValueError('"prompt" is missing')
+    for key, value in values.items():
+        if not isinstance(value, str):
+            raise ValueError(f"{key!r} must be a text; got {json.dumps(value)}")
+    return Prompt(values["prompt"], values.get("negative_prompt"))
+
+
+def _named() -> str:
+    return " and ".join(repr(key) for key in _KEYS)
+
+
+def negatives_of(prompts: tuple[Prompt, ...], fallback: str = "") -> tuple[str, ...]:
+    """A negative prompt for each prompt, `fallback` where a line has none; () if none has one and there is no fallback.
+
+    >>> negatives_of((Prompt("an owl", None), Prompt("a wren", "blurry")))
+    ('', 'blurry')
+    >>> negatives_of((Prompt("an owl", None),))
+    ()
+    """
+    negatives = tuple(fallback if prompt.negative is None else prompt.negative for prompt in prompts)
+    return negatives if any(negatives) else ()

@@ -1,0 +1,41 @@
+"""[run] of a recipe: where results go, and who records them besides."""
+
+from enum import StrEnum
+from typing import Annotated
+
+from pydantic import BeforeValidator, Field
+
+from diffusionpipe.trainer.section import Choice, Maybe, Place, Section, Several, texts_for_text
+
+
+class TrackerName(StrEnum):
+    """Programs that record runs."""
+
+    AUTO = "auto"
+    TENSORBOARD = "tensorboard"
+    WANDB = "wandb"
+    TRACKIO = "trackio"
+    MLFLOW = "mlflow"
+    COMET = "comet_ml"
+    AIM = "aim"
+    CLEARML = "clearml"
+    DVCLIVE = "dvclive"
+    SWANLAB = "swanlab"
+
+
+def _empty_for_none(value: object) -> object:
+    return () if value == "none" else texts_for_text(value)
+
+
+class RunSection(Section):
+    """[run]: where results go."""
+
+    folder: Place
+    """Folder of metrics, checkpoints, samples and the export. In a file without it: runs/<name of the file>."""
+    trackers: Annotated[Several[Choice[TrackerName]], BeforeValidator(_empty_for_none)] = (TrackerName.AUTO,)
+    """Programs that record numbers and pictures besides, e.g. ["tensorboard", "wandb"]; "auto": TensorBoard if it is
+    installed; "none": none."""
+    project: Annotated[str, Field(min_length=1)] = "diffusionpipe"
+    """The project (experiment) under which trackers file the run."""
+    name: Maybe[Annotated[str, Field(min_length=1)]] = None
+    """What trackers call the run; "none": the name of its folder."""

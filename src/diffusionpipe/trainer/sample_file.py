@@ -1,0 +1,138 @@
+"""Pictures that are kept singly: PNG files that say how they were drawn, so that they can be drawn again.
+
+samples/step-00000500/000-a-blue-tit-on-a-branch.png
+
+Every key is a text chunk of the file (`identify -verbose`, `exiftool` and picture viewers show them):
+
+prompt            a blue tit on a branch             what was asked for; label instead, for a class model
+negative_prompt   blurry
+steps, guidance, seed, scheduler, ...                the fields of `SamplingSettings`, as JSON
+index, count      0, 2                               which picture of those that were drawn together
+rows              4                                  rows that went through the denoiser at a time
+resolution, precision
+model             models/stable-diffusion-v1-5
+training_step     500
+weights           average
+Software          DiffusionPipe 0.1.0
+
+Equal bits need `index`, `count` and `rows`: the first noise belongs to the index, schedulers that draw noise draw it
+for all pictures together, and a matrix product rounds by its number of rows.
+"""
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from diffusionpipe.errors import ConfigError
+from diffusionpipe.trainer.recipe import Precision
+from diffusionpipe.trainer.sampling import SamplingSettings
+
+_MAX_SLUG = 48
+_SOFTWARE = "Software"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Origin:
+    """How one picture came about."""
+
+    settings: SamplingSettings
+    prompt: str | None = None
+    negative_prompt: str = ""
+    label: int | None = None
+    index: int = 0
+    """Which of the pictures that were drawn together."""
+    count: int = 1
+    """How many were drawn together."""
+    rows: int | None = None
+    """Rows that went through the denoiser at a time; None: all."""
+    resolution: int
+    precision: Precision
+    model: str
+    """The base model as the recipe names it, or the folder."""
+    training_step: int | None = None
+    """Steps of training that the weights had; None for a folder's."""
+    weights: str
+    """"average" or "trained" where a run drew it, "export" or "folder" where `diffusionpipe sample` did."""
+
+    @property
+    def caption(self) -> str:
+        """What is written below the picture."""
+        return self.prompt if self.prompt is not None else f"class {self.label}"
+
+
+def file_name(origin: Origin) -> str:
+    """The name of a kept picture, 000-a-blue-tit.png: its index and the beginning of its caption in plain letters."""
+    words = re.sub(r"[\W_]+", "-", origin.caption.lower()).strip("-")
+    return f"{origin.index:03d}-{words[:_MAX_SLUG].strip('-')}".strip("-") + ".png"
+
+
+def write_sample(picture: NDArray[np.uint8], origin: Origin, path: Path) -> None:
+    """Write a PNG of the picture, (H, W, 3), with its origin.
+
+    Raises:
+        ConfigError: the file cannot be written.
+    """
+    from PIL import Image
+    from PIL.PngImagePlugin import PngInfo
+
+    chunks = PngInfo()
+    for key, text in _texts(origin).items():
+        chunks.add_itxt(key, text)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(picture).save(path, format="PNG", pnginfo=chunks)
+    except OSError as error:
+        raise ConfigError(f"cannot write {path}: {error}; check the folder, its rights and its space") from error
+
+
+def read_origin(path: Path) -> Origin:
+    """How the picture in a file was drawn.
+
+    Raises:
+        ConfigError: it is no picture, or one that does not say how it was drawn.
+    """
+    from PIL import Image, UnidentifiedImageError
+
+    try:
+        with Image.open(path) as image:
+            image.load()  # text may follow the pixels
+            chunks: Mapping[str, str] = dict(getattr(image, "text", {}))
+    except (OSError, UnidentifiedImageError) as error:
+        raise ConfigError(f"{path} cannot be read as a picture: {error}") from error
+    try:
+        return _origin(chunks)
+    except (KeyError, ValueError, TypeError) as error:
+        raise ConfigError(
+            f"{path} does not say how it was drawn ({error!r}); give a picture of a run's samples/step-*/ folders, or "
+            "one that `diffusionpipe sample --keep` has written, as it was written"
+        ) from error
+
+
+def _texts(origin: Origin) -> dict[str, str]:
+    """The text chunks: fields that are not None, texts as they are and all else as JSON."""
+    values: dict[str, Any] = {field.name: getattr(origin, field.name) for field in fields(origin)}
+    values |= asdict(values.pop("settings"))
+    texts = {key: value if isinstance(value, str) else json.dumps(value) for key, value in values.items()}
+    kept = {key: text for key, text in texts.items() if values[key] is not None}
+    return {**kept, _SOFTWARE: f"DiffusionPipe {version('diffusionpipe')}"}
+
+
+def _origin(chunks: Mapping[str, str]) -> Origin:
+    names = {field.name for field in fields(SamplingSettings)}
+    settings = {key: _value(key, text) for key, text in chunks.items() if key in names}
+    own = {field.name for field in fields(Origin)} - {"settings"}
+    values = {key: _value(key, text) for key, text in chunks.items() if key in own}
+    values["precision"] = Precision(values["precision"])
+    return Origin(settings=SamplingSettings(**settings), **values)
+
+
+def _value(key: str, text: str) -> Any:  # whatever JSON holds
+    is_text = key in {"prompt", "negative_prompt", "precision", "model", "weights", "scheduler_class"}
+    return str(text) if is_text else json.loads(text)

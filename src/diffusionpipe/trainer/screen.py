@@ -1,0 +1,175 @@
+"""What is under way, for the user to see: a bar on a terminal, a line now and then elsewhere. Rank 0 shows it.
+
+loading weights ━━━━━━━━━━━━╸━━━━━━━  parameters 1.2B/2.6B 0:00:07       on a terminal; gone when it is done
+loading weights parameters=1.2B/2.6B elapsed_s=13 left_s=15              in the log, if it takes longer than 3 s
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+
+from diffusionpipe.units import Seconds
+
+logger = logging.getLogger(__name__)
+
+PATIENCE: Seconds = 3.0
+"""Work that takes longer than this is said in the log,"""
+LOG_EVERY: Seconds = 10.0
+"""and then once in this time."""
+REFRESH: Seconds = 0.2
+"""A bar whose thread rests is drawn anew at most so often."""
+
+Clock = Callable[[], Seconds]
+
+
+class Work:
+    """One piece of work under way. Mutable: `show` says how far it is."""
+
+    def __init__(self, title: str, clock: Clock) -> None:
+        self._title, self._clock = title, clock
+        self._started = self._drawn = clock()
+        self._done, self._total = 0.0, 0.0
+        self._words: Mapping[str, object] = {}
+        self._bars: Progress | None = None
+        self._task: TaskID | None = None
+
+    def show(self, done: float, total: float, words: Mapping[str, object] | None = None) -> None:
+        """So much of all work is done; `words` say it to people, e.g. {"layer": "12/59"}."""
+        self._done, self._total, self._words = done, total, words or {}
+        self.write(done, total, ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in self._words.items()))
+
+    def write(self, done: float, total: float, text: str) -> None:
+        """The same on a terminal alone, with a text of one's own."""
+        if self._bars is None or self._task is None:
+            return
+        self._bars.update(self._task, completed=done, total=total, text=text)
+        now = self._clock()
+        if not self._bars.live.auto_refresh and now - self._drawn >= REFRESH:
+            self._drawn = now
+            self._bars.refresh()
+
+    def draw_on(self, bars: Progress) -> None:
+        """Have the bar among these from now on."""
+        self._bars, self._task = bars, bars.add_task(self._title, total=None, text="")
+        bars.refresh()
+
+    def clear(self) -> None:
+        """Take the bar away."""
+        if self._bars is not None and self._task is not None:
+            self._bars.remove_task(self._task)
+
+    def line(self) -> str:
+        """How far it is, for the log."""
+        elapsed = self._clock() - self._started
+        pairs = dict(self._words) | {"elapsed_s": f"{elapsed:.0f}"}
+        if 0 < self._done <= self._total:
+            pairs["left_s"] = f"{elapsed * (self._total - self._done) / self._done:.0f}"
+        return " ".join([self._title, *(f"{name}={value}" for name, value in pairs.items())])
+
+
+def steps_of(work: Work) -> Callable[[int, int], None]:
+    """A function (steps done, all steps) that shows them."""
+    return lambda done, total: work.show(done, total, {"step": f"{done}/{total}"})
+
+
+class Screen:
+    """Where work under way is shown. Mutable: holds the bars that are there."""
+
+    def __init__(
+        self,
+        console: Console | None = None,
+        *,
+        speaks: bool = True,
+        patience: Seconds = PATIENCE,
+        log_every: Seconds = LOG_EVERY,
+        clock: Clock = time.perf_counter,
+    ) -> None:
+        """`speaks`: false on all ranks but the first, which then show nothing."""
+        self.console = console or Console(stderr=True)
+        self.clock = clock
+        self._speaks, self._patience, self._log_every = speaks, patience, log_every
+        self._bars: Progress | None = None
+
+    @property
+    def is_terminal(self) -> bool:
+        """Whether there are bars."""
+        return self._speaks and self.console.is_terminal
+
+    @contextmanager
+    def work(self, title: str, *, is_timed: bool = False) -> Iterator[Work]:
+        """Work for the length of the block, e.g. "loading weights"; its bar goes with it.
+
+        `is_timed`: the work measures times, so no thread of ours draws beside it.
+        """
+        work = Work(title, self.clock)
+        if self.is_terminal:
+            with self._drawn(work, is_kept=False, is_timed=is_timed):
+                yield work
+        elif self._speaks:
+            with self._logged(work):
+                yield work
+        else:
+            yield work
+
+    @contextmanager
+    def bar(self, title: str) -> Iterator[Work]:
+        """A bar that stays when the block is over; nothing but on a terminal."""
+        work = Work(title, self.clock)
+        if self.is_terminal:
+            with self._drawn(work, is_kept=True, is_timed=False):
+                yield work
+        else:
+            yield work
+
+    @contextmanager
+    def _drawn(self, work: Work, *, is_kept: bool, is_timed: bool) -> Iterator[None]:
+        """Bars share one live display: that of the outermost work."""
+        outer, bars = self._bars, self._bars
+        if bars is None:
+            bars = self._bars = _bars(self.console, is_kept=is_kept, is_timed=is_timed)
+            bars.start()
+        work.draw_on(bars)
+        try:
+            yield
+        finally:
+            if not is_kept:
+                work.clear()
+            if outer is None:
+                self._bars = None
+                bars.stop()
+
+    @contextmanager
+    def _logged(self, work: Work) -> Iterator[None]:
+        is_over = threading.Event()
+
+        def watch() -> None:
+            wait = self._patience
+            while not is_over.wait(wait):
+                logger.info("%s", work.line())
+                wait = self._log_every
+
+        thread = threading.Thread(target=watch, name=f"log of {work.line()}", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            is_over.set()
+            thread.join()
+
+
+def _bars(console: Console, *, is_kept: bool, is_timed: bool) -> Progress:
+    return Progress(
+        TextColumn("{task.description}", markup=False),
+        BarColumn(bar_width=24),
+        TextColumn("{task.fields[text]}", markup=False),
+        TimeElapsedColumn(),
+        console=console,
+        transient=not is_kept,
+        auto_refresh=not is_timed,
+        refresh_per_second=4,
+    )

@@ -1,0 +1,20 @@
+"""Timelines of several copies of a pipeline: which of them a picture shows."""
+
+from diffusionpipe.ir import Timeline
+
+MOST_ROWS = 16
+"""Ranks that are all shown."""
+
+
+def shown_copies(timeline: Timeline) -> dict[str, tuple[int, ...]]:
+    """The ranks to show, by the name of their copy ("" for all of a few ranks).
+
+    Of more ranks than fit those of the fastest, the median and the slowest copy: by the time in which the copy's
+    busiest rank computes, because copies that wait for each other's gradients all end at the same time.
+    """
+    copies = timeline.copies
+    if timeline.num_workers <= MOST_ROWS or len(copies) <= 3:
+        return {"": tuple(range(timeline.num_workers))}
+    busy = [timeline.busy(rank) for rank in range(timeline.num_workers)]
+    ranked = sorted(copies, key=lambda ranks: max(busy[rank] for rank in ranks))
+    return {"fastest": ranked[0], "median": ranked[len(ranked) // 2], "slowest": ranked[-1]}

@@ -1,0 +1,150 @@
+"""`plan --profile` of every profile in profiles/ says what the benchmarks say that are made of the same profile."""
+
+import re
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import pytest
+
+from benchmarks.cards import cells as cards
+from benchmarks.paper import cells as paper
+from benchmarks.planner import __main__ as planner
+from diffusionpipe.cli import main
+from diffusionpipe.errors import ConfigError
+from diffusionpipe.ir.files import read_plan
+from diffusionpipe.planner.choice import choose
+from diffusionpipe.planner.stage_costs import Setting
+
+PROFILES = Path(__file__).parents[2] / "profiles" / "analytic"
+GIB = 2**30
+CARDS = {
+    "flux.1-dev-lora-rtx4090": ("FLUX.1-dev LoRA", "2 x RTX 4090", True),
+    "flux.1-dev-lora-l40s": ("FLUX.1-dev LoRA", "8 x L40S", True),
+    "flux.1-dev-lora-h100": ("FLUX.1-dev LoRA", "8 x H100", True),
+    "flux.1-dev-rtx4090": ("FLUX.1-dev", "2 x RTX 4090", True),
+    "flux.1-dev-l40s": ("FLUX.1-dev", "8 x L40S", True),
+    "flux.1-dev-h100": ("FLUX.1-dev", "8 x H100", True),
+    "sdxl-rtx4090": ("SDXL", "2 x RTX 4090", True),
+    "sdxl-l40s": ("SDXL", "8 x L40S", True),
+    "sdxl-h100": ("SDXL", "8 x H100", True),
+    "sd3-medium-rtx4090": ("SD3-medium", "RTX 4090 + 4080", True),
+    "sd3-medium-l40s": ("SD3-medium", "8 x L40S", False),
+    "sd3-medium-h100": ("SD3-medium", "8 x H100", False),
+}
+"""Profile -> model, machine, and whether layers are recomputed, of a cell that is planned from it."""
+LONG = {"flux.1-dev-l40s", "flux.1-dev-h100", "sdxl-l40s", "sdxl-h100"}
+"""Profiles whose search takes minutes; that it is asked for the same setting is shown for them too."""
+PAPER = {"sd-2.1-a100-80": "SD 2.1, 512 px", "controlnet-sd-1.5-a100-80": "ControlNet v1.0, 512 px"}
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A benchmark's cell: its setting and how the command states it."""
+
+    profile: str
+
+    @cached_property
+    def setting(self) -> Setting:
+        if self.profile in CARDS:
+            model, machine, is_recomputed = CARDS[self.profile]
+            case = cards.Case(model=model, machine=machine)
+            return cards.setting_of(case, cards.STATES[0], is_recomputed=is_recomputed)
+        if self.profile in PAPER:
+            return paper.setting_of(self.case)
+        return planner.setting_of(planner.FLUX, planner.NODE, planner.FLUX_WORKLOAD)
+
+    @property
+    def case(self) -> paper.Case:
+        return paper.Case(model=PAPER[self.profile], devices=8, per_device=8)
+
+    @property
+    def command(self) -> list[str]:
+        workload, again = self.setting.workload, self.setting.workload.checkpointed
+        options = ["--cluster", self.setting.cluster.name, "--batch", str(workload.batch)]
+        recomputed = [word for pattern in again for word in ("--checkpoint", pattern)]
+        return ["plan", "--profile", str(PROFILES / f"{self.profile}.json"), *options, *recomputed]
+
+    def entry(self) -> tuple[str, tuple[int, ...] | None, int]:
+        """Layout, memory of each device where the cell tells it, and what is missing where nothing fits."""
+        if self.profile in CARDS:
+            one = cards.ours_of(self.setting, is_recomputed=CARDS[self.profile][2])
+            return one.layout, one.held, one.overflow
+        if self.profile in PAPER:
+            found = paper.measure(self.case).entry(paper.BEST)
+            assert found is not None
+            return found.layout, None, found.overflow
+        choice = choose(self.setting)
+        return choice.sizes, tuple(use.total for use in choice.proposal.memory), choice.proposal.overflow
+
+
+ALL = [Cell(path.stem) for path in sorted(PROFILES.parent.glob("**/*.json"))]
+
+
+def run(command: list[str]) -> int:
+    with pytest.raises(SystemExit) as caught:
+        main(command)
+    return int(caught.value.code or 0)
+
+
+@pytest.mark.parametrize("cell", ALL, ids=lambda cell: cell.profile)
+def test_the_command_plans_for_the_setting_of_the_benchmarks_cell(cell, monkeypatch):
+    asked = []
+
+    def stop(setting, **_):
+        asked.append(setting)
+        raise ConfigError("no search is needed")
+
+    monkeypatch.setattr("diffusionpipe.planner.choice.choose", stop)
+    assert run(cell.command) == 2
+    assert asked == [cell.setting]
+
+
+def check_agreement(cell, folder, capsys, monkeypatch):
+    """The command's plan has the layout, memory and lack of memory of the benchmark's cell."""
+    chosen = []
+
+    def note(*arguments, **options):
+        chosen.append(choose(*arguments, **options))
+        return chosen[-1]
+
+    with monkeypatch.context() as patches:
+        patches.setattr("diffusionpipe.planner.choice.choose", note)
+        status = run([*cell.command, "--out", str(folder / "plan.json")])
+    shown = capsys.readouterr()
+    if chosen:  # the same search for an equal setting, made once
+
+        def again(setting, **_):
+            assert setting == cell.setting
+            return chosen[0]
+
+        monkeypatch.setattr("benchmarks.cards.cells.choose", again)
+    layout, held, overflow = cell.entry()
+    if overflow > 0:
+        assert status == 2
+        missing = re.search(r"misses the memory of worker \d+ by ([0-9.]+) GiB", shown.err)
+        assert missing, shown.err
+        assert float(missing[1]) == pytest.approx(overflow / GIB, abs=0.05)
+        return
+    assert status == 0
+    choice = chosen[0]
+    assert layout in choice.sizes
+    assert read_plan(folder / "plan.json") == choice.plan()
+    if held is not None:
+        assert tuple(use.total for use in choice.proposal.memory) == held
+
+
+def test_a_stable_diffusion_is_planned_as_in_the_papers_cell(tmp_path, capsys, monkeypatch):
+    check_agreement(Cell("sd-2.1-a100-80"), tmp_path, capsys, monkeypatch)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("cell", [one for one in ALL if one.profile not in LONG], ids=lambda cell: cell.profile)
+def test_the_commands_plan_is_that_of_the_benchmarks_cell(cell, tmp_path, capsys, monkeypatch):
+    check_agreement(cell, tmp_path, capsys, monkeypatch)
+
+
+def test_the_base_of_adapters_is_counted_with_its_matrices_in_two_bytes():
+    graph, workload = Cell("flux.1-dev-lora-rtx4090").setting.graph, Cell("flux.1-dev-lora-rtx4090").setting.workload
+    held = sum(workload.frozen_size(one) for one in graph.parameters if not one.is_trainable)
+    assert held / GIB == pytest.approx(31.6, abs=0.05)

@@ -1,0 +1,150 @@
+"""A run says what it is at its start, and at its end where the time went: for terminals and for pipes."""
+
+import io
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+from screen_files import assert_screen
+from tiny_models import tiny_stable_diffusion
+from tiny_runs import recipe_of
+
+from diffusionpipe.cli.expectation import Expectation, expectation_of
+from diffusionpipe.cli.run_facts import count_parameters, parts_of, shape_of
+from diffusionpipe.cli.run_report import end_line, end_table, median_step, start_block, start_lines
+from diffusionpipe.models.describe import describe
+from diffusionpipe.planner import Layout, build_plan
+from diffusionpipe.trainer.counts import short_count
+from diffusionpipe.trainer.start import Start
+
+EXPECTED = Expectation(iteration=0.461, update=0.016, memory=(3 * 2**30, 2**30 + 2**29), has_activations=True)
+MEASURED = {"step": 0.61, "iteration": 0.48, "update": 0.1, "data": 0.03}
+
+
+@pytest.fixture(scope="module")
+def model():
+    return describe(tiny_stable_diffusion())
+
+
+@pytest.fixture(scope="module")
+def start(model):
+    layout = Layout(batch=8, stages=2, microbatches=4, schedule="1f1b", replicas=(1, 1))
+    return start_of(model, layout, ("EPYC, 1 thread",) * 2)
+
+
+def start_of(model, layout, devices):
+    recipe = recipe_of(Path("models/sd"), Path("data/birds"), Path("runs/birds"), training={"batch": layout.batch})
+    return Start(
+        recipe=recipe,
+        model=model,
+        plan=build_plan(model, layout),
+        hosts=("here",) * len(devices),
+        devices=devices,
+        samples=200,
+        conditions=0,
+        held_out=20,
+        step=0,
+        checkpoint=None,
+    )
+
+
+def on_terminal(renderable, width):
+    console = Console(file=io.StringIO(), force_terminal=True, width=width)
+    console.print(renderable)
+    return console.file.getvalue()
+
+
+@pytest.mark.parametrize("width", [80, 160])
+def test_a_terminal_shows_a_block_and_at_the_end_a_table(start, width):
+    assert_screen(f"train_start_{width}", on_terminal(start_block(start, EXPECTED), width))
+    assert_screen(f"train_end_{width}", on_terminal(end_table(MEASURED, EXPECTED), width))
+
+
+def test_a_pipe_gets_lines(start):
+    assert_screen("train_start_pipe", "\n".join(start_lines(start, EXPECTED)))
+    assert_screen("train_end_pipe", end_line(MEASURED, EXPECTED))
+
+
+def test_what_is_not_known_is_said_to_be_unknown(start):
+    unknown = expectation_of(start)
+    assert unknown.step is None
+    assert not unknown.has_activations
+    block = on_terminal(start_block(start, unknown), 160)
+    assert "time unknown: the layers were not measured" in block
+    assert "activations unknown" in block
+    lines = list(start_lines(start, unknown))
+    assert "predicted_step_s=unknown reason=layers_not_measured" in lines
+    assert sum("activations=unknown" in line for line in lines) == 2
+
+
+def test_memory_of_unmeasured_layers_is_that_of_their_weights_gradients_and_optimizer(start):
+    held = expectation_of(start).memory
+    trained = count_parameters(start.model, trained=True)
+    frozen = count_parameters(start.model, trained=False)
+    # float32: weight, gradient, two of AdamW and the average; each rank has all that is frozen.
+    assert sum(held) == 20 * trained + 2 * 4 * frozen
+
+
+def test_conditioning_pictures_are_no_samples(start):
+    steered = replace(start, conditions=200)
+    assert "data=data/birds samples=200 conditioning_pictures=200 validation_samples=20" in list(
+        start_lines(steered, EXPECTED)
+    )
+    assert "200 samples in data/birds, each with a conditioning picture" in on_terminal(
+        start_block(steered, EXPECTED), 160
+    )
+
+
+def test_a_resumed_run_says_from_what(start):
+    resumed = replace(start, step=3, checkpoint=Path("runs/birds/checkpoints/step-00000003"))
+    assert "steps 4 to 6, from runs/birds/checkpoints/step-00000003" in on_terminal(start_block(resumed, EXPECTED), 160)
+    assert list(start_lines(resumed, EXPECTED))[-1] == (
+        "steps=6 from_step=3 resumed=runs/birds/checkpoints/step-00000003"
+    )
+
+
+def test_many_workers_show_the_least_and_the_most_memory(start):
+    many = replace(EXPECTED, memory=tuple(2**30 * (n + 1) for n in range(9)))
+    assert "1.0 GiB to 9.0 GiB, the most on rank 8" in on_terminal(start_block(start, many), 160)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "name", "ranks"),
+    [
+        ({"stages": 1, "data_parallel": 2}, "data parallel", [(0, 1)]),
+        ({"stages": 1, "data_parallel": 2, "sharded": True, "buckets": 0}, "sharded data parallel", [(0, 1)]),
+        ({"stages": 1}, "one device", [(0,)]),
+        ({"stages": 2, "replicas": (2, 1)}, "1f1b", [(0, 1), (2,)]),
+        ({"stages": 2, "replicas": (1, 1), "data_parallel": 2}, "1f1b", [(0, 2), (1, 3)]),
+        ({"stages": 2, "replicas": (1, 1), "buckets": 2}, "1f1b", [(0,), (1,)]),
+        ({"stages": 2, "schedule": "zb-v"}, "zb-v", [(0,), (1,), (1,), (0,)]),
+    ],
+)
+def test_stages_are_named_with_all_ranks_that_hold_them(model, sizes, name, ranks):
+    wanted = {"batch": 8, "microbatches": 4 if sizes["stages"] > 1 else 1, "schedule": "1f1b"} | sizes
+    wanted.setdefault("replicas", (1,) * sizes["stages"])
+    plan = build_plan(model, Layout(**wanted))
+    parts = parts_of(plan, model)
+    assert shape_of(plan).name == name
+    assert [part.ranks for part in parts] == ranks
+    assert [layer for part in parts for layer in part.layers] == list(model.backbone_layers)
+    assert sum(part.parameters for part in parts) == count_parameters(model, trained=True)
+
+
+def test_the_median_step_leaves_out_the_first_one_of_the_process():
+    rows = [
+        {"step": step, "step_s": seconds, "iteration_s": seconds / 2, "update_s": 0.0, "data_s": seconds / 2}
+        for step, seconds in enumerate([9.0, 50.0, 1.0, 2.0, 3.0], start=1)
+    ]
+    rows.append({"step": 5, "validation_loss": 1.0})
+    assert median_step(rows, after=1) == {"step": 2.0, "iteration": 1.0, "update": 0.0, "data": 1.0}
+    assert median_step(rows[:1], after=0)["step"] == 9.0
+    assert median_step([], after=0) == {}
+
+
+@pytest.mark.parametrize(
+    ("number", "text"), [(950, "950"), (15_240, "15.2k"), (999_960, "1M"), (859_520_964, "860M"), (2.567e9, "2.57B")]
+)
+def test_large_numbers_have_three_digits(number, text):
+    assert short_count(number) == text

@@ -1,0 +1,57 @@
+"""PNG files that say how they were drawn."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+from diffusionpipe.errors import ConfigError
+from diffusionpipe.trainer.recipe import Precision
+from diffusionpipe.trainer.sample_file import Origin, _origin, _texts, file_name, read_origin, write_sample
+from diffusionpipe.trainer.sampling import SamplingSettings
+
+SETTINGS = SamplingSettings(steps=3, guidance=2.5, seed=4, scheduler={"_class_name": "DDIMScheduler", "eta": [0.1]})
+ORIGIN = Origin(settings=SETTINGS, prompt="a", resolution=8, precision=Precision.BFLOAT16, model="m", weights="average")
+
+
+@settings(max_examples=20)
+@given(st.text(), st.text(), st.integers(), st.floats(allow_nan=False, allow_infinity=False))
+def test_an_origin_is_read_as_it_was_written(prompt, negative, seed, guidance):
+    drawn = replace(SETTINGS, seed=seed, guidance=guidance)
+    origin = replace(ORIGIN, settings=drawn, prompt=prompt, negative_prompt=negative, training_step=7, rows=4)
+    assert _origin(_texts(origin)) == origin
+
+
+@pytest.mark.parametrize("origin", [ORIGIN, replace(ORIGIN, prompt=None, label=3), replace(ORIGIN, prompt="蓝山雀 3")])
+def test_a_file_keeps_pixels_and_origin(tmp_path, origin):
+    picture = np.random.default_rng(0).integers(0, 256, (8, 12, 3), dtype=np.uint8)
+    path = tmp_path / "new" / file_name(origin)
+    write_sample(picture, origin, path)
+    with Image.open(path) as image:
+        assert np.array_equal(np.asarray(image), picture)
+    assert read_origin(path) == origin
+
+
+@pytest.mark.parametrize(
+    ("caption", "name"),
+    [
+        ("A blue tit, on a branch!", "000-a-blue-tit-on-a-branch.png"),
+        ("../../etc/passwd", "000-etc-passwd.png"),
+        ("", "000.png"),
+        ("x" * 200, f"000-{'x' * 48}.png"),
+    ],
+)
+def test_names_are_the_beginning_of_captions_in_plain_letters(caption, name):
+    assert file_name(replace(ORIGIN, prompt=caption)) == name
+
+
+def test_a_picture_without_origin_and_a_file_that_is_none_are_refused(tmp_path):
+    Image.new("RGB", (8, 8)).save(tmp_path / "plain.png")
+    with pytest.raises(ConfigError, match="does not say how it was drawn"):
+        read_origin(tmp_path / "plain.png")
+    (tmp_path / "text.png").write_text("no picture")
+    with pytest.raises(ConfigError, match="cannot be read as a picture"):
+        read_origin(tmp_path / "text.png")

@@ -1,0 +1,89 @@
+import io
+import logging
+import re
+import time
+
+import pytest
+from rich.console import Console
+
+from diffusionpipe.trainer.screen import Screen, Work
+
+
+def screen(**options):
+    return Screen(Console(file=io.StringIO(), force_terminal=False), **options)
+
+
+@pytest.fixture
+def lines(caplog):
+    caplog.set_level(logging.INFO, logger="diffusionpipe.trainer.screen")
+    return lambda: [record.getMessage() for record in caplog.records]
+
+
+def wait_for(lines, count):
+    deadline = time.monotonic() + 20
+    while len(lines()) < count and time.monotonic() < deadline:
+        time.sleep(0.005)
+
+
+def test_short_work_is_not_logged(lines):
+    with screen(patience=60).work("saving"):
+        pass
+    assert lines() == []
+
+
+def test_long_work_is_logged_again_and_again_with_how_far_it_is(lines):
+    with screen(patience=0.01, log_every=0.01).work("loading weights") as work:
+        work.show(1, 4, {"parameters": "1B/4B"})
+        wait_for(lines, 2)
+    assert len(lines()) >= 2
+    assert re.fullmatch(r"loading weights parameters=1B/4B elapsed_s=\d+ left_s=\d+", lines()[-1])
+    count = len(lines())
+    time.sleep(0.05)
+    assert len(lines()) == count
+
+
+def test_the_time_left_is_in_proportion():
+    now = [0.0]
+    work = Work("loading", lambda: now[0])
+    now[0] = 6.0
+    assert work.line() == "loading elapsed_s=6"
+    work.show(2, 3)
+    assert work.line() == "loading elapsed_s=6 left_s=3"
+
+
+def test_ranks_that_do_not_speak_show_nothing(lines):
+    console = Console(file=io.StringIO(), force_terminal=True)
+    silent = Screen(console, speaks=False, patience=0.0)
+    with silent.work("loading") as work, silent.bar("training") as bar:
+        work.show(1, 2)
+        bar.write(1, 2, "half")
+        time.sleep(0.02)
+    assert console.file.getvalue() == ""
+    assert lines() == []
+
+
+@pytest.mark.parametrize("is_timed", [False, True])
+def test_a_terminal_shows_a_bar_that_goes(lines, is_timed):
+    console = Console(file=io.StringIO(), force_terminal=True, width=100)
+    now = [0.0]
+    shown = Screen(console, patience=0.0, clock=lambda: now[0])
+    with shown.work("measuring layers", is_timed=is_timed) as work:
+        now[0] = 1.0
+        work.show(3, 4, {"layer": "3/4", "batch_size": 2})
+        shown._bars.refresh()
+    assert "measuring layers" in console.file.getvalue()
+    assert "layer 3/4, batch size 2" in console.file.getvalue()
+    assert lines() == []
+
+
+def test_work_within_a_bar_shares_its_display_and_leaves_it():
+    console = Console(file=io.StringIO(), force_terminal=True, width=100)
+    shown = Screen(console)
+    with shown.bar("training") as bar:
+        bar.write(3, 6, "3/6")
+        with shown.work("saving"):
+            shown._bars.refresh()
+        assert [task.description for task in shown._bars.tasks] == ["training"]
+    last = console.file.getvalue().split("training")[-1]
+    assert "3/6" in last
+    assert "saving" not in last
