@@ -1,4 +1,4 @@
-"""Files of an earlier version open with today's code. tests/golden/README.md says which version, and how they were made."""
+"""Files of an earlier version open with today's code; tests/golden/README.md says which version."""
 
 import json
 import shutil
