@@ -22,6 +22,8 @@ from transformers import CLIPTextConfig, CLIPTextModel, CLIPTokenizer, T5Config,
 RESOLUTION = 8
 NUM_PICTURES = 12
 NUM_CLASSES = 5
+BETAS = [number * 2.0**-16 for number in range(1, 1001)]
+"""Of the noise schedule, in the folder as numbers: torch's `linspace` differs between processors in the last bit."""
 WORDS = [*ascii_lowercase, *(f"{letter}</w>" for letter in ascii_lowercase), "<|startoftext|>", "<|endoftext|>"]
 PIECES = [("<pad>", 0.0), ("</s>", 0.0), ("<unk>", -9.0), ("▁", -2.0), *((letter, -2.0) for letter in ascii_lowercase)]
 UNET = {
@@ -41,17 +43,18 @@ def numbers(name: str, count: int) -> NDArray[np.float64]:
 
 
 def save_model(kind: str, folder: Path) -> str:
-    """Writes the diffusers folder of a kind of model; the digest of its weights."""
+    """Writes the diffusers folder of a kind of model; the digest of its weights and betas."""
     pipeline = _PIPELINES[kind]()
     parts = {name: part for name, part in pipeline.components.items() if isinstance(part, torch.nn.Module)}
     for name, part in parts.items():
         _fill(part, f"{kind}.{name}")
     pipeline.save_pretrained(folder)
-    return digest(
+    weights = [
         (f"{name}.{key}", tensor.detach().numpy().astype("<f4").tobytes())
         for name, part in parts.items()
         for key, tensor in part.named_parameters()
-    )
+    ]
+    return digest([*weights, ("betas", json.dumps(pipeline.scheduler.config.get("trained_betas")).encode())])
 
 
 def save_pictures(folder: Path) -> str:
@@ -133,7 +136,7 @@ def _stable_diffusion() -> dict[str, object]:
         "text_encoder": _clip(),
         "tokenizer": _clip_tokenizer(),
         "unet": unet,
-        "scheduler": diffusers.DDIMScheduler(clip_sample=False, steps_offset=1),
+        "scheduler": diffusers.DDIMScheduler(clip_sample=False, steps_offset=1, trained_betas=BETAS),
         "safety_checker": None,
         "feature_extractor": None,
         "requires_safety_checker": False,
@@ -159,9 +162,8 @@ def _dit() -> diffusers.DiTPipeline:
         patch_size=2,
         num_embeds_ada_norm=NUM_CLASSES,
     )
-    return diffusers.DiTPipeline(
-        vae=_vae(), transformer=transformer, scheduler=diffusers.DDIMScheduler(clip_sample=False)
-    )
+    scheduler = diffusers.DDIMScheduler(clip_sample=False, trained_betas=BETAS)
+    return diffusers.DiTPipeline(vae=_vae(), transformer=transformer, scheduler=scheduler)
 
 
 def _flux() -> diffusers.FluxPipeline:

@@ -26,7 +26,7 @@ _BASE: Mapping[str, Mapping[str, object]] = {
     },
     "optimizer": {
         "name": "AdamW", "learning_rate": 0.01,
-        "arguments": {"betas": [0.9, 0.999], "eps": 1e-8, "weight_decay": 0.01},
+        "arguments": {"betas": [0.9, 0.999], "eps": 1e-4, "weight_decay": 0.01},
     },
     "learning_rate": {"schedule": "constant", "warmup_steps": 0, "final": 0.0},
     "pipeline": {

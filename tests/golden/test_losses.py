@@ -6,19 +6,28 @@ from math import nextafter
 import pytest
 import torch
 from crew import crew_of
+from diffusers.models import embeddings
+from diffusers.models.transformers import transformer_flux
+from golden.double import in_double
 from golden.folders import KINDS, save_model, save_pictures
 from golden.losses import differences, is_same, machine
 from golden.plans import FOLDER
 from golden.recipes import PRECISIONS, STEPS, TRAININGS
 from golden.trainings import run_training
+from transformers.models.t5.modeling_t5 import T5LayerNorm
 
 pytestmark = pytest.mark.xdist_group("crew")
 
 RECORDED = json.loads((FOLDER / "losses.json").read_text(encoding="utf-8"))
 QUICK = "dit-alone"
-"""A tenth of them, in every run; it needs no other process."""
+"""In every run, in float64, which is compared on every machine; it needs no other process."""
 CASES = [
-    pytest.param(name, precision, id=f"{name}-{precision}", marks=() if name == QUICK else pytest.mark.slow)
+    pytest.param(
+        name,
+        precision,
+        id=f"{name}-{precision}",
+        marks=() if (name, precision) == (QUICK, "float64") else pytest.mark.slow,
+    )
     for name in sorted(TRAININGS, key=lambda name: TRAININGS[name].ranks)
     for precision in PRECISIONS
 ]
@@ -110,3 +119,35 @@ def test_another_processor_torch_or_number_of_threads_is_another_machine():
 def test_ten_trainings_are_recorded_in_both_precisions():
     assert len(RECORDED["losses"]) == 10
     assert all(len(found[precision]) == STEPS for found in RECORDED["losses"].values() for precision in PRECISIONS)
+
+
+def float64_results():
+    """Of the functions that tests/golden/double.py widens, and of those that it rounds, for inputs of float64."""
+    numbers = torch.linspace(0.1, 0.9, 8, dtype=torch.float64)
+    table = (numbers.float().reshape(1, 8),) * 2
+    return {
+        "sines": embeddings.Timesteps(8, True, 0)(numbers),
+        "rotation": transformer_flux.apply_rotary_emb(numbers.reshape(1, 1, 1, 8), table, sequence_dim=1),
+        "norm": T5LayerNorm(8).double()(numbers),
+    }
+
+
+def test_what_is_float32_in_a_float64_model_is_float64_within_in_double():
+    plain = float64_results()
+    with in_double():
+        double = float64_results()
+    for name, values in double.items():
+        assert values.dtype == torch.float64, name
+        off = (values - plain[name].double()).abs().max()
+        assert 0 < off < 1e-6, f"{name}: {off}; it is not computed in float32, or not patched"
+    for name, values in float64_results().items():
+        assert torch.equal(values, plain[name]), name
+
+
+def test_the_times_of_a_flow_stay_float32_within_in_double():
+    time = torch.linspace(0.1, 0.9, 9)
+    with in_double():
+        found = torch.sigmoid(torch.special.ndtri(time))
+    assert found.dtype == torch.float32
+    between = torch.special.ndtri(time.double()).float().double()
+    assert torch.equal(found, torch.sigmoid(between).float())

@@ -4,8 +4,11 @@ from pathlib import Path
 from tempfile import mkdtemp
 
 from crew import Crew
+from golden.double import train_in_double
 from golden.recipes import TRAININGS, recipe_of
-from tiny_runs import losses_of, train, train_here
+from tiny_runs import losses_of, train
+
+from diffusionpipe.runtime.process_group import joined, membership
 
 
 def run_training(name: str, precision: str, place: Path, crew: Crew | None) -> list[float]:
@@ -15,7 +18,11 @@ def run_training(name: str, precision: str, place: Path, crew: Crew | None) -> l
     recipe = recipe_of(
         training, precision, model=str(place / training.kind), data=str(place / "data"), folder=str(folder)
     )
-    for result in crew.run(train, recipe) if crew else [train_here(recipe)]:
+    run = train_in_double if precision == "float64" else train
+    if crew is None:
+        with joined(membership({}), device="cpu") as job:
+            run(job, recipe)
+    for result in crew.run(run, recipe) if crew else ():
         if isinstance(result, Exception):
             raise result
     return list(losses_of(folder).values())
