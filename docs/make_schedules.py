@@ -13,8 +13,8 @@ PICTURE = "images/schedules.png"
 RANKS, MICROBATCHES = 4, 8
 HEAD = f"""# Schedules
 
-Every schedule here is drawn, simulated, checked for deadlocks and run with real gradients by the same code. This page
-is generated from the docstrings of `src/diffusionpipe/schedules` by `make docs`.
+DiffusionPipe draws, simulates, checks for deadlocks and trains with every schedule on this page. `make docs` generates
+the page from the docstrings of `src/diffusionpipe/schedules`.
 
     diffusionpipe schedule list
     diffusionpipe schedule zb-v --ranks 4 --microbatches 8 --comm 0.1 --png zb-v.png
@@ -22,12 +22,20 @@ is generated from the docstrings of `src/diffusionpipe/schedules` by `make docs`
 
 ![All schedules on {RANKS} ranks with {MICROBATCHES} micro-batches]({PICTURE})
 
-The letters: `F` forward, `B` whole backward, `I` gradient of the inputs, `W` gradient of the weights; `2F0` is the
-forward of micro-batch 0 on stage 2. Where stage numbers have no room, small letters are the worker's second stage. Long
-pictures go on below, under their time. p is the number of workers, m of micro-batches, F, B, I and W are times of one
-worker's part of the model. The pictures and the table have F = I = W = 1 and free messages. "Window" is the idle part
-between a worker's first start and its last end: it is what is lost where the optimizer's step does not wait for all
-workers (`training.post_validation`). Activations are those of one worker's part of the model for one micro-batch.
+The letters mean: `F` forward, `B` whole backward, `I` gradient of the inputs, `W` gradient of the weights. `2F0` is the
+forward of micro-batch 0 on stage 2. If a picture has no room for stage numbers, small letters mean the worker's second
+stage. A picture that is too wide for one line continues below, with the time above each part. p is the number of
+workers, and m the number of micro-batches. In formulas F, B, I and W are the times of one worker's part of the model,
+unless the text says otherwise. Pictures and table have F = I = W = 1 and free messages.
+
+Columns of the table:
+
+- **bubble**: the idle fraction of the makespan.
+- **window**: the idle fraction between a worker's first start and its last end. This idle time remains if the
+  optimizer's step does not wait for all workers (`training.post_validation`).
+- **activations**: the peak of any worker, in units of one micro-batch's activations for one worker's part of the model.
+- **messages**: the number of messages in one iteration.
+- **weights**: the copies of the weights that the schedule keeps.
 
 | schedule | makespan | bubble | window | activations | messages | weights |
 |---|---:|---:|---:|---:|---:|---:|

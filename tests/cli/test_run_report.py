@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 from rich.console import Console
 from screen_files import assert_screen
 from tiny_models import tiny_stable_diffusion
@@ -24,7 +25,7 @@ MEASURED = {"step": 0.61, "iteration": 0.48, "update": 0.1, "data": 0.03}
 
 @pytest.fixture(scope="module")
 def model():
-    return describe(tiny_stable_diffusion())
+    return describe(tiny_stable_diffusion(torch.float32))
 
 
 @pytest.fixture(scope="module")

@@ -18,11 +18,16 @@ from diffusionpipe.trainer.recipe_file import SECTIONS, recipe_from_table
 
 ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "src/diffusionpipe"
-DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("examples/**/*.md")])
+KINDS = ("*.md", "docs/**/*.md", "examples/**/*.md", "benchmarks/**/*.md")
+DOCUMENTS = sorted(path for kind in KINDS for path in ROOT.glob(kind))
 
 
 def text_of(name: str) -> str:
     return (ROOT / name).read_text(encoding="utf-8")
+
+
+def name_of(document: Path) -> str:
+    return str(document.relative_to(ROOT))
 
 
 def blocks(text: str, language: str) -> list[str]:
@@ -46,7 +51,7 @@ def test_the_readme_has_less_than_150_lines():
     assert len(text_of("README.md").splitlines()) < 150
 
 
-@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+@pytest.mark.parametrize("document", DOCUMENTS, ids=name_of)
 def test_every_relative_link_leads_to_a_file(document):
     links = re.findall(r"\]\(([^)#]+)[^)]*\)", document.read_text(encoding="utf-8"))
     missing = [link for link in links if "://" not in link and not (document.parent / link).exists()]
@@ -55,14 +60,27 @@ def test_every_relative_link_leads_to_a_file(document):
     assert not missing
 
 
-@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def anchors(document: Path) -> set[str]:
+    """The anchors that GitHub makes of a page's headings."""
+    headings = re.findall(r"^#+ (.*)$", document.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=name_of)
+def test_every_link_to_a_heading_finds_it(document):
+    links = re.findall(r"\]\(([^)#:]*)#([^)]+)\)", document.read_text(encoding="utf-8"))
+    for path, anchor in links:
+        assert anchor in anchors(document.parent / path if path else document), f"{path}#{anchor}"
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=name_of)
 def test_every_function_that_a_document_names_exists(document):
     named = re.findall(r"`([a-z_]+/[a-z_0-9]+\.py): ?([A-Za-z_.]+)`", document.read_text(encoding="utf-8"))
     for path, name in named:
         assert name in names_in(ast.parse((SOURCE / path).read_text(encoding="utf-8"))), f"{path}: {name}"
 
 
-@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+@pytest.mark.parametrize("document", DOCUMENTS, ids=name_of)
 def test_every_source_file_that_a_document_names_exists(document):
     # CONTRIBUTING adds a schedule as an example, so its module is not there.
     named = set(re.findall(r"`((?:[a-z_]+/)+[a-z_0-9]+\.(?:py|md))\b", document.read_text(encoding="utf-8")))
@@ -83,7 +101,7 @@ def test_the_reference_names_no_key_that_does_not_exist():
         assert set(re.findall(r"^\| `(\w+)` \|", rest, flags=re.MULTILINE)) == set(SECTIONS[section].model_fields)
 
 
-@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+@pytest.mark.parametrize("document", DOCUMENTS, ids=name_of)
 def test_every_recipe_in_a_document_is_valid(document):
     for block in blocks(document.read_text(encoding="utf-8"), "toml"):
         recipe_from_table(tomllib.loads(block), source=document)

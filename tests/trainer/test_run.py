@@ -38,7 +38,7 @@ PROMPTS = ("a b", "c", "d")
 LABELS = (0, 3, 4)
 pytestmark = pytest.mark.xdist_group("crew")  # one worker: the ranks are started once for all tests
 
-TIMES = ("wall", "step_s", "data_s", "samples_per_s", "bubble")
+TIMES = ("wall", "step_s", "data_s", "iteration_s", "update_s", "samples_per_s", "bubble")
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -68,7 +68,9 @@ def encode(value: object, kind: object) -> object:
         return str(value)
     if is_dataclass(value):
         hints = _hints(type(value))  # type: ignore[arg-type]
-        return {field.name: encode(getattr(value, field.name), hints[field.name]) for field in fields(value)}
+        return {
+            field.name: encode(getattr(value, field.name), hints[field.name]) for field in fields(value) if field.init
+        }
     assert value is None or isinstance(value, bool | int | float | str), f"no JSON form for {type(value).__name__}"
     return value
 
@@ -150,7 +152,7 @@ def _decode_list(origin: object, item: object, data: object, where: str, problem
 
 def _decode_dataclass(kind: type, data: object, where: str, problems: list[str]) -> object:
     assert is_dataclass(kind)
-    known = {field.name: field for field in fields(kind)}
+    known = {field.name: field for field in fields(kind) if field.init}
     if not isinstance(data, dict):
         return _refuse(where, f"an object with {', '.join(known)}", data, problems)
     prefix = f"{where}." if where else ""

@@ -10,7 +10,7 @@ the two directions of Chimera (different pipelines). Frozen work is a pipeline t
 micro-batch, the whole batch, and one stage per worker whose share are the samples which that worker encodes.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fractions import Fraction
 
 from diffusionpipe.ir.action import Op
@@ -63,6 +63,8 @@ class Share:
         Raises:
             ValueError: the share's borders fall inside a sample.
         """
+        if self is WHOLE:
+            return Range(0, size)
         start, stop = self.start * size, self.stop * size
         if start.denominator != 1 or stop.denominator != 1:
             raise ValueError(f"a micro-batch of {size} samples cannot be cut at {self.start} and {self.stop} of it")
@@ -130,6 +132,15 @@ class Placement:
 
     stages: tuple[Stage, ...]
     pipelines: tuple[Pipeline, ...]
+    _pipeline_of: dict[int, Pipeline] = field(init=False, repr=False, compare=False)
+    """The pipeline of each stage: the checker, the simulator and the compiler ask for it at every action."""
+
+    def __post_init__(self) -> None:
+        found: dict[int, Pipeline] = {}
+        for pipeline in self.pipelines:
+            for stage in pipeline.stages:
+                found.setdefault(stage, pipeline)
+        object.__setattr__(self, "_pipeline_of", found)
 
     @property
     def num_workers(self) -> int:
@@ -147,7 +158,7 @@ class Placement:
 
     def pipeline_of(self, stage: int) -> Pipeline:
         """The pipeline that the stage belongs to."""
-        return next(pipeline for pipeline in self.pipelines if stage in pipeline.stages)
+        return self._pipeline_of[stage]
 
     def samples(self, stage: int, microbatch: int) -> Range:
         """The samples of the micro-batch that the stage handles, counted within the micro-batch."""

@@ -6,12 +6,12 @@ from diffusionpipe.schedules.shapes import wave
 
 
 def bitpipe(num_workers: int, num_microbatches: int, microbatch_size: int = 1) -> Schedule:
-    """Half of the micro-batches run down and up again, the others up and down again, merged slot by slot.
+    """Half of the micro-batches run down and then up, the others up and then down, merged slot by slot.
 
     Wu et al., "BitPipe: Bidirectional Interleaved Pipeline Parallelism for Accelerating Large Models Training", 2024,
-    https://arxiv.org/abs/2410.19367, section 3. Chimera with stages of half the size, so with half its bubble; where a
-    pipe turns round, nothing is sent. With p workers, m micro-batches, stages whose forward takes F (half of what one
-    of p stages would take), and free communication:
+    https://arxiv.org/abs/2410.19367, section 3. This is Chimera with stages of half the size, and so with half its
+    bubble. Where a pipe turns, nothing is sent. With p workers, m micro-batches, stages whose forward takes F (half the
+    time of one of p stages), and free communication:
 
         time, B = F             4m + p - 2 in units of F, where p divides m
         bubble                  (p - 2) / (4m + p - 2) of it
@@ -19,12 +19,12 @@ def bitpipe(num_workers: int, num_microbatches: int, microbatch_size: int = 1) -
         activations in flight   2p at most, counted in stages of half the size
         weights                 2 copies of the model, on each worker 4 stages
 
-    With B = 2F and more micro-batches than workers there are waits between the units, as in Chimera.
+    With B = 2F and more micro-batches than workers, there are waits between the units, as in Chimera.
 
     The paper starts the reductions of all workers but the middle two before their last backward.
-    `passes.reduce_gradients` puts each right behind the last backward of its own block, which is never later.
+    `passes.reduce_gradients` puts each directly after the last backward of its own block, which is never later.
 
-    Any number of micro-batches from 2 up works. Stages 0 to 3 are the pipe down and up, 4 to 7 the pipe up and down:
+    Any number of micro-batches from 2 up works. Stages 0 to 3 form the pipe down and up, 4 to 7 the pipe up and down:
 
     >>> for order in bitpipe(2, 2).orders:
     ...     print(*order)

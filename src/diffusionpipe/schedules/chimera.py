@@ -8,11 +8,11 @@ from diffusionpipe.schedules.shapes import Pipe, backwards, forwards, linear, sc
 
 
 def chimera(num_workers: int, num_microbatches: int, microbatch_size: int = 1, *, directions: int = 2) -> Schedule:
-    """Half of the micro-batches run down the workers, the others up, merged slot by slot.
+    """Half of the micro-batches run down the workers and half run up, merged slot by slot.
 
     Li and Hoefler, "Chimera: Efficiently Training Large-Scale Neural Networks with Bidirectional Pipelines", SC 2021,
     https://arxiv.org/abs/2107.06925, sections 3.1 to 3.3; more micro-batches than workers as "direct concatenation",
-    section 3.5; 4, 6, ... directions as in section 3.6, where pipe i of f begins i p / f workers further on.
+    section 3.5; 4, 6, ... directions as in section 3.6, where pipe i of f begins i p / f workers further down.
 
     With p stages of equal times, m micro-batches, d directions, and free communication:
 
@@ -22,14 +22,14 @@ def chimera(num_workers: int, num_microbatches: int, microbatch_size: int = 1, *
         activations in flight   p/2 + 1 on the outer to p on the middle workers at most
         weights                 d copies of the model, on each worker d stages
 
-    With B = 2F and more micro-batches than workers the units do not interlock without waits, and the bubble is larger
+    With B = 2F and more micro-batches than workers, the units do not interlock without waits. The bubble is then larger
     than the formula; `chimera_doubling` removes these waits.
 
-    The gradients of the copies are summed by `passes.reduce_gradients`, each as soon as its worker has it, which is the
-    paper's eager synchronisation.
+    `passes.reduce_gradients` sums the gradients of the copies, each as soon as its worker has it. The paper calls this
+    eager synchronisation.
 
-    Any number of micro-batches from `directions` up works: if p does not divide it, the last unit is smaller, and the
-    first pipes may have one more than the others. Time runs to the right; stages 0 to 3 lead down, 4 to 7 up:
+    Any number of micro-batches from `directions` up works. If p does not divide it, the last unit is smaller, and the
+    first pipes may have one more than the others. Time runs to the right; stages 0 to 3 run down, 4 to 7 up:
 
     >>> for order in chimera(4, 4).orders:
     ...     print(*order)
@@ -52,20 +52,20 @@ def _from(workers: tuple[int, ...], first: int) -> tuple[int, ...]:
 
 
 def chimera_doubling(num_workers: int, num_microbatches: int, microbatch_size: int = 1) -> Schedule:
-    """Chimera in which two micro-batches of a pipe run forward together, so that they take as long as one backward.
+    """Chimera with pairs of forwards: two micro-batches of a pipe run forward together, as long as one backward.
 
-    "Forward doubling" of the paper's section 3.5, which draws the order of its unit. Here three rules make it, slot by
-    slot, where a slot has room for two forwards or one backward: backwards first; deep stages before shallow ones; and
-    stage s of a pipe has begun at most p - s pairs that it has not finished. The time is the paper's where 2p divides
-    m (tested up to p = 16):
+    "Forward doubling" of the paper's section 3.5, which draws the order of its unit. Here three rules make the order
+    slot by slot; a slot has room for two forwards or one backward. Backwards come first. Deep stages come before
+    shallow ones. Stage s of a pipe never has more than p - s unfinished pairs. If 2p divides m, the time is the paper's
+    (tested up to p = 16):
 
         time, B = 2F            at most 3m + 2p - 4 in units of F where 2p divides m; else at most 2p more
         bubble                  (p - 2) / (3/2 m + p - 2) of it where 2p divides m
         activations in flight   2p at most, twice those of `chimera`
         weights                 2 copies of the model, on each worker 2 stages
 
-    The paper's "backward halving" cuts a micro-batch in two for its backward. In our words a micro-batch is what one
-    backward takes, so this is the same order, for twice as many micro-batches of half the size.
+    The paper's "backward halving" cuts a micro-batch in two for its backward. In our terms a micro-batch is the input
+    of one backward, so this is the same order, for twice as many micro-batches of half the size.
 
     Any number of micro-batches from 2 up works; the last pair of a pipe may be a single one.
 

@@ -10,11 +10,11 @@ from diffusionpipe.schedules.shapes import TRAIN, backwards, chain, forwards, re
 def dapple_a(
     num_workers: int, num_microbatches: int, microbatch_size: int = 1, *, max_in_flight: int | None = None
 ) -> Schedule:
-    """Stage s runs min(p - s, D) forwards, then alternates a backward and a forward: 1F1B.
+    """Stage s runs min(p - s, D) forwards, then a backward and a forward in turn: 1F1B.
 
     Fan et al., "DAPPLE: A Pipelined Data Parallel Approach for Training Large Models", PPoPP 2021,
-    https://arxiv.org/abs/2007.01045, section 3, policy A. D is `max_in_flight`, the micro-batches whose activations a
-    worker has room for; None: any number.
+    https://arxiv.org/abs/2007.01045, section 3, policy A. D is `max_in_flight`, the number of micro-batches whose
+    activations a worker can hold; None means any number.
 
     With p stages of equal times F and B and m micro-batches, free communication, and D >= p or none:
 
@@ -22,7 +22,7 @@ def dapple_a(
         bubble                  (p - 1) / (m + p - 1) of it
         activations in flight   min(p - s, m, D) on the worker of stage s
 
-    A smaller D saves memory and costs time, up to m p (F + B) for D = 1, where nothing overlaps.
+    A smaller D saves memory but takes longer, up to m p (F + B) for D = 1, when nothing overlaps.
 
     >>> for order in dapple_a(3, 4, max_in_flight=2).orders:
     ...     print(*order)
@@ -41,11 +41,11 @@ def dapple_a(
 def dapple_b(
     num_workers: int, num_microbatches: int, microbatch_size: int = 1, *, max_in_flight: int | None = None
 ) -> Schedule:
-    """Stage s runs min(2 (p - s) - 1, D) forwards, then alternates a backward and a forward; hides transfers.
+    """Stage s runs min(2 (p - s) - 1, D) forwards, then a backward and a forward in turn; hides transfers.
 
     Fan et al., "DAPPLE", PPoPP 2021, https://arxiv.org/abs/2007.01045, section 3, policy B: for transfers that take
-    about as long as the computation. Each link then is like one more stage, so the round trip of a micro-batch from
-    stage s holds 2 (p - s) - 1 of them. D is `max_in_flight`, as in `dapple_a`.
+    about as long as the computation. Each link then acts as one more stage. During the round trip of a micro-batch from
+    stage s, 2 (p - s) - 1 micro-batches are in flight. D is `max_in_flight`, as in `dapple_a`.
 
     With p stages of equal times F and B, m micro-batches, transfers of time c <= F, B, and D >= 2p - 1 or none:
 

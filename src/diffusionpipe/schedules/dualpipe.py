@@ -9,11 +9,11 @@ from diffusionpipe.schedules.shapes import SPLIT, Pipe, linear, require_positive
 
 
 def dualpipe(num_workers: int, num_microbatches: int, microbatch_size: int = 1) -> Schedule:
-    """Half of the micro-batches run down the workers, the others up; weight gradients fill the waits at both ends.
+    """Half of the micro-batches run down the workers and half run up; weight gradients fill the bubbles at both ends.
 
-    DeepSeek-AI, "DeepSeek-V3 Technical Report", 2024, https://arxiv.org/abs/2412.19437, section 3.2.1. Where the paper
-    runs a forward and a backward at once, to hide the messages of one behind the other, the forward stands first here
-    and the backward (I, W) right behind it, as streams of their own carry the messages.
+    DeepSeek-AI, "DeepSeek-V3 Technical Report", 2024, https://arxiv.org/abs/2412.19437, section 3.2.1. The paper runs a
+    forward and a backward at once, so that each hides the messages of the other. Here the backward (I, W) directly
+    follows the forward, because separate streams carry the messages.
 
     With p stages of equal times W <= I <= F <= I + W, m micro-batches in all, and free communication:
 
@@ -22,12 +22,12 @@ def dualpipe(num_workers: int, num_microbatches: int, microbatch_size: int = 1) 
         activations in flight   p + 1 on every worker, held until W
         weights                 2 copies of the model, on each worker 2 stages
 
-    The paper's bubble (p/2 - 1) (F&B + B - 3W), with F&B the time of a pair and B = I + W of a whole backward, is that
-    of pairs whose results all come at their end. For a pair that takes as long as its parts it is
-    (p/2 - 1) (F + 2I - W), larger than ours. With other ratios the order is legal, but some waits are longer.
+    The paper's bubble is (p/2 - 1) (F&B + B - 3W), where F&B is the time of a pair and B = I + W that of a whole
+    backward. It assumes that all results of a pair come at its end. If a pair takes as long as its parts, that is
+    (p/2 - 1) (F + 2I - W), larger than ours. With other ratios of times the order is legal, but some waits are longer.
 
-    The workers are even in number, the micro-batches too, and there are at least 2p of them. Stages 0 and 1 lead down,
-    2 and 3 up:
+    The number of workers must be even. The number of micro-batches must be even and at least 2p. Stages 0 and 1 run
+    down, 2 and 3 up:
 
     >>> for order in dualpipe(2, 4).orders:
     ...     print(*order)

@@ -7,11 +7,11 @@ from diffusionpipe.schedules.shapes import SPLIT, Pipe, require_positive, schedu
 
 
 def dualpipe_v(num_workers: int, num_microbatches: int, microbatch_size: int = 1) -> Schedule:
-    """Every worker runs one half of DualPipe with two stages of one pipeline: the way down and the way up.
+    """Every worker runs the order of one half of DualPipe, with two stages of one pipeline: one down and one up.
 
     "Cut-in-half" of Sea AI Lab, 2025, https://hackmd.io/@ufotalent/r1lVXsa9Jg; the name is that of
-    https://github.com/deepseek-ai/DualPipe. A second copy of the weights is not needed: where DualPipe's worker and its
-    mirror image hold the same two stages, here one worker does. Pairs are written one action after the other, as in
+    https://github.com/deepseek-ai/DualPipe. In DualPipe a worker and its mirror image hold the same two stages; here
+    one worker holds them, so no second copy of the weights is needed. The actions of a pair follow each other, as in
     `dualpipe`. With p workers, 2p stages of equal times W <= I <= F <= I + W, m micro-batches, and free communication:
 
         time                    2m (F + I + W) + (p - 1) (F + I - W): 6m + p - 1 where F = I = W = 1
@@ -19,9 +19,9 @@ def dualpipe_v(num_workers: int, num_microbatches: int, microbatch_size: int = 1
         activations in flight   2p + 1 on every worker, counted in stages, of which it has two; held until W
         weights                 1 copy of the model, on each worker 2 stages
 
-    With pairs whose results all come at their end the bubble would be (p - 1) (F + 2I - W), as in `dualpipe`.
+    If all results of a pair came at its end, the bubble would be (p - 1) (F + 2I - W), as in `dualpipe`.
 
-    At least 2p micro-batches, of any number. Stages 0 to 3 are the pipe, down and up:
+    Any number of micro-batches from 2p up works. Stages 0 to 3 form the pipe, down and up:
 
     >>> for order in dualpipe_v(2, 4).orders:
     ...     print(*order)

@@ -16,14 +16,14 @@ def dynapipe(
     microbatch_sizes: Sequence[int] | None = None,
     max_samples: int | None = None,
 ) -> Schedule:
-    """In each cycle every worker runs the next ready backward and the next ready forward, if memory allows.
+    """In each cycle every worker runs the next available backward and the next available forward, if memory allows.
 
     Jiang et al., "DynaPipe: Optimizing Multi-task Training through Dynamic Pipelines", EuroSys 2024,
-    https://arxiv.org/abs/2311.10418, the adaptive (cyclic) schedule. Only the order matters, not when cycles end: what
-    became available in a cycle is there in the next. A forward is admitted if the worker then holds activations of at
-    most `max_samples` samples (None: any number). So there is no fixed warm-up, and a worker has work in reserve when
-    micro-batches take unequally long. Micro-batches enter in the order given. The paper counts bytes and estimates
-    them for each micro-batch; here a micro-batch takes memory in proportion to its samples.
+    https://arxiv.org/abs/2311.10418, the adaptive (cyclic) schedule. Only the order of actions matters, not the end of
+    a cycle: an input that becomes available in one cycle can be used in the next. A worker admits a forward if it then
+    holds activations of at most `max_samples` samples (None: any number). So there is no fixed warm-up, and a worker
+    has work in reserve when micro-batches have unequal times. Micro-batches enter in the given order. The paper
+    estimates the bytes of each micro-batch; here memory is in proportion to samples.
 
         num_microbatches    of `microbatch_size` each, or of `microbatch_sizes`, one for each
 

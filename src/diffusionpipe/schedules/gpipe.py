@@ -8,7 +8,7 @@ def gpipe(num_workers: int, num_microbatches: int, microbatch_size: int = 1) -> 
     """Every worker runs all its forwards and then all its backwards, both in the order of the micro-batches.
 
     Huang et al., "GPipe: Efficient Training of Giant Neural Networks using Pipeline Parallelism", NeurIPS 2019,
-    https://arxiv.org/abs/1811.06965, section 2. The backwards run in the order of the forwards, not reversed.
+    https://arxiv.org/abs/1811.06965, section 2. The backwards run in the same order as the forwards.
 
     With p stages of equal times F and B and m micro-batches, and free communication:
 

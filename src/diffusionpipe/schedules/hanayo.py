@@ -18,14 +18,15 @@ def hanayo(
     """Each worker has 2w stages, and a micro-batch goes down and up the workers w = `waves` times.
 
     Liu et al., "Hanayo: Harnessing Wave-like Pipeline Parallelism for Enhanced Large Model Training Efficiency", SC
-    2023, https://arxiv.org/abs/2308.15762. Where a wave turns round the next stage is on the same worker and nothing is
-    sent. One wave on p workers is half of Chimera on 2p workers, without its second copy of the weights.
+    2023, https://arxiv.org/abs/2308.15762. Where a wave turns, the next stage is on the same worker and nothing is
+    sent. One wave on p workers is half of Chimera on 2p workers, without Chimera's second copy of the weights.
 
-    The placement is the paper's; the orders are ours, for any m, by list scheduling: every worker starts the action
-    that is due first. An action of micro-batch i is due at i times a pace, plus the time from the start of the
-    micro-batch to it if nothing made it wait. A slow pace keeps micro-batches apart and holds less memory, a fast one
-    fills the start sooner; the shortest result of three paces is taken, the slowest pace of those that are as short.
-    `times` are those of one stage. `max_in_flight` bounds the micro-batches inside the pipeline (None: any number).
+    The placement is the paper's. The orders are ours and work for any m. They come from list scheduling: every worker
+    starts the action that is due first. An action of micro-batch i is due at i times a pace, plus the time from the
+    start of the micro-batch to the action without any wait. A slow pace separates micro-batches and needs less memory;
+    a fast pace fills the start sooner. The generator tries three paces and takes the shortest result, and of equally
+    short results the one with the slowest pace. `times` are those of one stage. `max_in_flight` limits the
+    micro-batches inside the pipeline (None: no limit).
 
     With stages of equal times B = 2F (a 2w-th of a worker's share of the model each) and free communication:
 

@@ -10,9 +10,9 @@ def interleaved(num_workers: int, num_microbatches: int, microbatch_size: int = 
 
     Narayanan et al., "Efficient Large-Scale Language Model Training on GPU Clusters Using Megatron-LM", SC 2021,
     https://arxiv.org/abs/2104.04473, section 2.2. The model is cut into v p stages; worker s holds the stages s,
-    s + p, s + 2p, ... The paper needs m to be a multiple of p. Here every m works: the micro-batches go in
-    max(1, floor(m / p)) rounds whose lengths differ by at most one, the longer ones first. Where the lengths are equal
-    this is what torch.distributed.pipelining's ScheduleInterleaved1F1B does, which refuses all other m.
+    s + p, s + 2p, ... In the paper m must be a multiple of p. Here every m works: the micro-batches form
+    max(1, floor(m / p)) rounds whose lengths differ by at most one, the longer ones first. With equal lengths this is
+    the order of torch.distributed.pipelining's ScheduleInterleaved1F1B, which refuses all other m.
 
     With m micro-batches, stages of equal times F and B (a v-th of a worker's share of the model each), the longest
     round r = ceil(m / rounds), and free communication:
@@ -22,7 +22,7 @@ def interleaved(num_workers: int, num_microbatches: int, microbatch_size: int = 
         activations in flight   min(v m, (v - 1) r + 2 (p - s) - 1) stages on worker s;
                                 so at most p + (p - 1) / v micro-batches where r = p
 
-    Stages 0 and 3 stand on worker 0, and so on:
+    Stages 0 and 3 are on worker 0, and so on:
 
     >>> for order in interleaved(3, 3).orders:
     ...     print(*order)

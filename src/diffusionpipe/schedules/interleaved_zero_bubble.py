@@ -8,13 +8,13 @@ from diffusionpipe.schedules.shapes import SPLIT, Pipe, forwards, loop, require_
 def interleaved_zero_bubble(
     num_workers: int, num_microbatches: int, microbatch_size: int = 1, *, chunks: int = 2
 ) -> Schedule:
-    """Interleaved 1F1B with input gradients as early as possible; worker s runs the weight gradients s turns later.
+    """Interleaved 1F1B with input gradients as early as possible; worker s does the weight gradients s turns later.
 
-    ZB-H1 of Qi et al., "Zero Bubble Pipeline Parallelism", ICLR 2024, https://arxiv.org/abs/2401.10241,
-    over v = `chunks` stages on each worker, as torch.distributed.pipelining's ScheduleInterleavedZeroBubble does it.
-    One chunk is ZB-H1 itself. Stages and rounds are those of `interleaved`; torch refuses rounds of unequal lengths,
-    here every m works. Gradients pass on after I and do not wait for W, so they reach worker 0 earlier and its warm-up
-    is only (v - 1) r + p - 1 forwards. The W that are put off fill the time in which the pipeline runs empty.
+    ZB-H1 of Qi et al., "Zero Bubble Pipeline Parallelism", ICLR 2024, https://arxiv.org/abs/2401.10241, over v =
+    `chunks` stages on each worker, as torch.distributed.pipelining's ScheduleInterleavedZeroBubble does it. One chunk
+    is ZB-H1 itself. Stages and rounds are those of `interleaved`. torch refuses rounds of unequal lengths; here every m
+    works. Gradients are sent after I, without waiting for W. So they reach worker 0 earlier, and its warm-up has only
+    (v - 1) r + p - 1 forwards. The delayed W fill the bubble at the end, when the pipeline drains.
 
     With m >= p micro-batches, stages of equal times F = I = W (a v-th of a worker's share of the model each), the
     longest round r, and free communication:
@@ -23,7 +23,7 @@ def interleaved_zero_bubble(
         bubble                  (p - 1) (F + I - W) of it
         activations in flight   min(v m, (v - 1) r + p) stages on every worker; p micro-batches where r = p
 
-    Stages 0 and 2 stand on worker 0, 1 and 3 on worker 1:
+    Stages 0 and 2 are on worker 0, 1 and 3 on worker 1:
 
     >>> for order in interleaved_zero_bubble(2, 2).orders:
     ...     print(*order)

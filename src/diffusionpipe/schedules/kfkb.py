@@ -6,11 +6,11 @@ from diffusionpipe.schedules.shapes import TRAIN, backwards, chain, forwards, re
 
 
 def kfkb(num_workers: int, num_microbatches: int, microbatch_size: int = 1, *, group_size: int = 2) -> Schedule:
-    """1F1B over groups of k = `group_size` micro-batches: k forwards, then k backwards, in turn.
+    """1F1B over groups of k = `group_size` micro-batches: k forwards and k backwards in turn.
 
     Wang et al., "Ada-Grouper: Accelerating Pipeline Parallelism in Preempted Network by Adaptive Group-Scheduling for
-    Micro-Batches", 2023, https://arxiv.org/abs/2303.01675. k = 1 is 1F1B, k = m is GPipe. While a transfer is on its
-    way, the other micro-batches of the group are computed; the price is k times the activations.
+    Micro-Batches", 2023, https://arxiv.org/abs/2303.01675. k = 1 is 1F1B, k = m is GPipe. While a transfer is
+    under way, the worker computes the other micro-batches of the group. This needs k times the activations.
 
     With p stages of equal times F and B and m micro-batches, and free communication:
 
@@ -18,8 +18,8 @@ def kfkb(num_workers: int, num_microbatches: int, microbatch_size: int = 1, *, g
         bubble                  (p - 1) / (m + p - 1) of it
         activations in flight   min(k (p - s), m) on the worker of stage s
 
-    With k > 1 and transfers of time c <= (k - 1) F and c <= (k - 1) B each group hides its own transfers, and the time
-    grows by 2 (p - 1) c only. Any number of micro-batches works; the last group is what is left.
+    With k > 1 and transfers of time c <= (k - 1) F and c <= (k - 1) B, each group hides its own transfers, and the time
+    grows by only 2 (p - 1) c. Any number of micro-batches works; the last group may be smaller.
 
     >>> for order in kfkb(3, 5).orders:
     ...     print(*order)

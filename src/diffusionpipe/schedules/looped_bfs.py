@@ -5,12 +5,12 @@ from diffusionpipe.schedules.shapes import TRAIN, Pipe, backwards, forwards, loo
 
 
 def looped_bfs(num_workers: int, num_microbatches: int, microbatch_size: int = 1, *, chunks: int = 2) -> Schedule:
-    """All micro-batches run through a worker's first chunk, then its second, ...; then the backwards, last chunk first.
+    """All forwards of a worker's first chunk, of its second, ..., then all backwards from its last chunk to its first.
 
     Lamy-Poirier, "Breadth-First Pipeline Parallelism", MLSys 2023, https://arxiv.org/abs/2211.05953. The
     model is cut into v p stages, v = `chunks`; worker s holds the stages s, s + p, s + 2p, ... A chunk works without a
-    break, so its weights need to be gathered only twice and its gradients reduced once while others work, where they
-    are sharded. The backwards run in the order of the forwards.
+    break. So if weights are sharded, a worker gathers those of a chunk only twice, and reduces its gradients only once,
+    while other chunks work. The backwards run in the order of the forwards.
 
     With m micro-batches, stages of equal times F and B (a v-th of a worker's share of the model each), and free
     communication:
@@ -19,7 +19,7 @@ def looped_bfs(num_workers: int, num_microbatches: int, microbatch_size: int = 1
         bubble                  (p - 1) / (v m + p - 1) of it where m >= p
         activations in flight   v m stages on every worker: m micro-batches
 
-    Stages 0 and 3 stand on worker 0, and so on:
+    Stages 0 and 3 are on worker 0, and so on:
 
     >>> for order in looped_bfs(3, 4).orders:
     ...     print(*order)

@@ -5,7 +5,7 @@ from diffusionpipe.schedules.shapes import TRAIN, backwards, chain, forwards, re
 
 
 def one_f_one_b(num_workers: int, num_microbatches: int, microbatch_size: int = 1) -> Schedule:
-    """Stage s runs p - s - 1 forwards, then alternates a forward and a backward, then runs the other backwards.
+    """Stage s runs p - s - 1 forwards, then a forward and a backward in turn, then the remaining backwards.
 
     Narayanan et al., "PipeDream: Generalized Pipeline Parallelism for DNN Training", SOSP 2019, section 3.2, with the
     flush of Fan et al., "DAPPLE: A Pipelined Data Parallel Approach for Training Large Models", PPoPP 2021,
@@ -17,7 +17,7 @@ def one_f_one_b(num_workers: int, num_microbatches: int, microbatch_size: int = 
         bubble                  (p - 1) / (m + p - 1) of it
         activations in flight   min(p - s, m) on the worker of stage s
 
-    Fewer micro-batches than stages are fine: then every stage but the last ones warms up with all of them.
+    There may be fewer micro-batches than stages. Then all stages but the last ones warm up with all micro-batches.
     Time runs to the right; this is each worker's order:
 
     >>> for order in one_f_one_b(3, 4).orders:

@@ -8,8 +8,8 @@ def sequential(num_workers: int, num_microbatches: int, microbatch_size: int = 1
     """Every stage runs the backward of a micro-batch before the forward of the next one.
 
     Model parallelism without a pipeline (Huang et al., "GPipe", NeurIPS 2019, https://arxiv.org/abs/1811.06965,
-    figure 2b, for several micro-batches). For models that fit only with the activations of a single micro-batch; all
-    waits are long, so frozen work of any size goes into them.
+    figure 2b, for several micro-batches). It is for models that fit only with the activations of a single micro-batch.
+    All bubbles are long, so frozen work of any size fits into them.
 
     With p stages of equal times F and B and m micro-batches, and free communication:
 

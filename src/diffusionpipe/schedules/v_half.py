@@ -19,21 +19,20 @@ def v_half(
     costs: StageCosts | Sequence[StageCosts] = UNIT_COSTS,
     latency: Seconds = 0,
 ) -> Schedule:
-    """A building block in a V: two slots from worker to worker on the way down, one on the way up.
+    """A building block with two slots between neighbouring workers on the way down, and one on the way up.
 
-    Qi et al., "Pipeline Parallelism with Controllable Memory", NeurIPS 2024, https://arxiv.org/abs/2405.15362.
-    Two stages on each worker, in a V. Worker i of p does, counted in slots, F of stage i at 2i, F of stage
-    2p - 1 - i at 3p - 2 - i, their I at 6p - 2 + d - i and 3p - 1 + d + 2i (d = 3 if p is even, so that nothing
-    collides), and each W in the first free slot after its I. The block repeats every 6 slots and is squeezed
-    (`squeeze`) with the given costs, one for all stages or one for each, without more memory than the repeated block
-    has.
+    Qi et al., "Pipeline Parallelism with Controllable Memory", NeurIPS 2024, https://arxiv.org/abs/2405.15362. Each
+    worker has two stages of a V. Worker i of p runs, counted in slots, F of stage i at 2i, F of stage 2p - 1 - i at 3p
+    - 2 - i, their I at 6p - 2 + d - i and 3p - 1 + d + 2i, and each W in the first free slot after its I. If p is even,
+    d = 3, so that nothing collides. The block repeats every 6 slots. It is squeezed (`squeeze`) with the given costs,
+    one for all stages or one for each, within the memory of the repeated block.
 
     With F = I = W = 1 on each of the 2p stages, free communication and m >= p micro-batches:
 
         time                    6m + 3p - 7 for even p > 2, 6m + 3p - 4 for odd p > 1; 1F1B has 6m + 6 (p - 1)
         activations in flight   p + 2 stages on a worker for even p, p + 1 for odd p; 1F1B has 2p
 
-    Time runs to the right; p = 4, m = 3. Stages 0 and 7 stand on worker 0:
+    Time runs to the right; p = 4, m = 3. Stages 0 and 7 are on worker 0:
 
     >>> from diffusionpipe.simulator import simulate, uniform_costs
     >>> from diffusionpipe.viz.sketch import sketch

@@ -19,22 +19,22 @@ def v_min(
     costs: StageCosts | Sequence[StageCosts] = UNIT_COSTS,
     latency: Seconds = 0,
 ) -> Schedule:
-    """A building block in a V without pauses: one slot from worker to worker on every way.
+    """A building block without a pause: one slot between neighbouring workers, down and up the V and back.
 
-    Qi et al., "Pipeline Parallelism with Controllable Memory", NeurIPS 2024, https://arxiv.org/abs/2405.15362.
-    Two stages on each worker, in a V. Worker i of p does, counted in slots, F of stage i at i, F of stage
-    2p - 1 - i at 2p - 1 - i, their I at 4p - 1 + d - i and 2p + d + i (d = 2 if 3 divides p, so that nothing collides),
-    and each W in the first free slot after its I. The block repeats every 6 slots and is squeezed (`squeeze`) with the
-    given costs, one for all stages or one for each, without more memory than the repeated block has. A micro-batch
-    never pauses but for d, so no lifespan can be shorter. But nothing is left to even out unequal times either: then
-    the bubble can be greater than that of 1F1B.
+    Qi et al., "Pipeline Parallelism with Controllable Memory", NeurIPS 2024, https://arxiv.org/abs/2405.15362. Each
+    worker has two stages of a V. Worker i of p runs, counted in slots, F of stage i at i, F of stage 2p - 1 - i at 2p -
+    1 - i, their I at 4p - 1 + d - i and 2p + d + i, and each W in the first free slot after its I. If 3 divides p, d =
+    2, so that nothing collides. The block repeats every 6 slots. It is squeezed (`squeeze`) with the given costs, one
+    for all stages or one for each, within the memory of the repeated block. Except for d a micro-batch never pauses, so
+    no lifespan can be shorter. But the block has no slack for unequal times: with them the bubble can be larger than
+    that of 1F1B.
 
     With F = I = W = 1 on each of the 2p stages, free communication and m >= p micro-batches:
 
         time                    6m + 4p - 5 or less; 1F1B has 6m + 6 (p - 1)
         activations in flight   2 ceil((p - 1) / 3) + 2 stages on a worker; 1F1B has 2p
 
-    Time runs to the right; p = 4, m = 2. Stages 0 and 7 stand on worker 0:
+    Time runs to the right; p = 4, m = 2. Stages 0 and 7 are on worker 0:
 
     >>> from diffusionpipe.simulator import simulate, uniform_costs
     >>> from diffusionpipe.viz.sketch import sketch

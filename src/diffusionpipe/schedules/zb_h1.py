@@ -6,12 +6,12 @@ from diffusionpipe.schedules.weight_gradient_delay import delayed
 
 
 def zb_h1(num_workers: int, num_microbatches: int, microbatch_size: int = 1) -> Schedule:
-    """Stage s warms up as in 1F1B, and runs a micro-batch's W with the I of the s-th micro-batch after it.
+    """Stage s warms up as in 1F1B, and runs a micro-batch's W together with the I of the s-th micro-batch after it.
 
-    Qi et al., "Zero Bubble Pipeline Parallelism", ICLR 2024, https://arxiv.org/abs/2401.10241, section 2. The
-    gradient of a stage's inputs (I; the paper writes B) goes to the stage before without waiting for W, and at the end
-    every worker has W left to do while the last I come in. All W are put off until memory is as full as that of 1F1B's
-    first worker.
+    Qi et al., "Zero Bubble Pipeline Parallelism", ICLR 2024, https://arxiv.org/abs/2401.10241, section 2. A stage sends
+    the gradient of its inputs (I; the paper writes B) to the previous stage without waiting for W. At the end every
+    worker still has W to run while the last I arrive. All W are delayed until memory is as full as that of the first
+    worker in 1F1B.
 
     With p stages of equal times F, I and W, m >= p micro-batches, W <= F, W <= I, and free communication:
 

@@ -9,9 +9,9 @@ def zb_h2(num_workers: int, num_microbatches: int, microbatch_size: int = 1) -> 
     """`zb_h1` with twice the warm-up, 2 (p - 1 - s) forwards on stage s, and twice the delay of W, 2 s turns.
 
     Qi et al., "Zero Bubble Pipeline Parallelism", ICLR 2024, https://arxiv.org/abs/2401.10241, section 2. The orders
-    of the workers form a parallelogram: worker s starts s F later than the first and ends s F later. Where the next
-    iteration need not wait for all of this one (the paper's optimizer checks afterwards), nothing is idle; else the
-    makespan counts, and that is `zb_h1`'s if F = I = W.
+    of the workers form a parallelogram: worker s starts s F later than the first and ends s F later. If the next
+    iteration need not wait for the end of this one (the paper's optimizer checks afterwards), no worker is idle.
+    Otherwise the makespan counts, which equals that of `zb_h1` if F = I = W.
 
     With p stages of equal times F, I and W, m >= 2 p - 1 micro-batches, and free communication:
 

@@ -23,14 +23,14 @@ def zb_v(
     latency: Seconds = 0,
     objective: Objective = Objective.MAKESPAN,
 ) -> Schedule:
-    """Two stages on each worker in a V; a worker alternates F, I and W of one stage with those of the other.
+    """Each worker has two stages of a V, and runs F, I and W of the one and of the other in turn.
 
     Qi et al., "Zero Bubble Pipeline Parallelism", ICLR 2024, https://arxiv.org/abs/2401.10241, section 6 (ZB-V), and
     "Pipeline Parallelism with Controllable Memory", NeurIPS 2024, https://arxiv.org/abs/2405.15362 (V-ZB).
-    The pattern is that of torch.distributed.pipelining's ScheduleZBVZeroBubble. It and the greedy construction of the
-    second paper (`greedy_v`) are squeezed (`squeeze`) with the given costs, one for all stages or one for each, without
-    more memory than the pattern's fullest worker has. Of what comes out the one with the shortest `objective` is taken:
-    the makespan, or the window, of which zero bubble is said.
+    The pattern is that of torch.distributed.pipelining's ScheduleZBVZeroBubble. The generator squeezes (`squeeze`) this
+    pattern and the greedy construction of the second paper (`greedy_v`) with the given costs, one for all stages or one
+    for each. Both stay within the memory of the pattern's fullest worker. The result is the order with the shortest
+    `objective`: the makespan, or the window, to which "zero bubble" refers.
 
     With F = I = W = 1 on each of the 2p stages, free communication and m >= p micro-batches:
 
@@ -38,7 +38,7 @@ def zb_v(
         time                    6m + p - 1
         activations in flight   2p stages on every worker, the memory of 1F1B
 
-    Time runs to the right; p = 2, m = 4. Stages 0 and 3 stand on worker 0:
+    Time runs to the right; p = 2, m = 4. Stages 0 and 3 are on worker 0:
 
     >>> from diffusionpipe.simulator import simulate, uniform_costs
     >>> from diffusionpipe.viz.sketch import sketch

@@ -15,17 +15,17 @@ def zeropp(
     chunks: int = 2,
     unit: int | None = None,
 ) -> Schedule:
-    """In each unit all forwards of a worker run chunk by chunk, then the backwards; weight gradients fill waits.
+    """For each unit of micro-batches: all forwards, chunk by chunk, then the backwards; weight gradients fill bubbles.
 
     Tang et al., "ZeroPP: Unleashing Exceptional Parallelism Efficiency through Tensor-Parallelism-Free Methodology",
     2024, https://arxiv.org/abs/2402.03791. In each direction a worker stays with one of its v = `chunks` chunks for all
-    micro-batches of a scheduling unit. So where weights are sharded they are gathered once for each unit, chunk and
-    direction. In the last chunk forwards and input gradients take turns, once the first gradient is back. When the
-    forwards are over, gradients arrive in every second slot only, and weight gradients stand between them.
+    micro-batches of a scheduling unit. So sharded weights are gathered once for each unit, chunk and direction. In the
+    last chunk forwards and input gradients take turns as soon as the first gradient is back. After the forwards,
+    gradients arrive in every second slot only, and weight gradients fill the slots between them.
 
-    This is our reading; the paper has no public code. What differs: a unit may have any length of at least `unit`
-    (None: 2p - 1, the least without bubbles). There are as many units as that allows, their lengths differ by at most
-    one, and m micro-batches of any number work.
+    This is our reading; the paper has no public code. It differs in one point: a unit may have any length of at least
+    `unit` (None: 2p - 1, the shortest without bubbles). There are as many units as that allows, their lengths differ by
+    at most one, and any number m of micro-batches works.
 
     With n units of length U >= p, stages of equal times F = I = W (a v-th of a worker's share of the model each), and
     free communication:
@@ -34,7 +34,7 @@ def zeropp(
         bubble                  (p - 1) F of it where U >= 2p - 1: the start alone
         activations in flight   v U stages on every worker: U micro-batches
 
-    Stages 0 and 2 stand on worker 0, 1 and 3 on worker 1:
+    Stages 0 and 2 are on worker 0, 1 and 3 on worker 1:
 
     >>> for order in zeropp(2, 3).orders:
     ...     print(*order)

@@ -1,0 +1,32 @@
+"""Marks as slow what tests/slow_tests.txt lists, and keeps the tests of a file with shared fixtures in one process."""
+
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+collect_ignore = ["golden/record.py"]  # it runs with the source of the commit that it records
+
+LIST = Path(__file__).parent / "slow_tests.txt"
+
+
+@pytest.hookimpl(tryfirst=True)  # before tests are left out by their marks
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    lines = [line.strip() for line in LIST.read_text(encoding="utf-8").splitlines()]
+    slow = [line for line in lines if line and line[0] not in "#!"]
+    quick = [line.removeprefix("!").strip() for line in lines if line.startswith("!")]
+    for item in items:
+        if item.nodeid.startswith(tuple(slow)) and not item.nodeid.startswith(tuple(quick)):
+            item.add_marker(pytest.mark.slow)
+        if has_shared_fixtures(item.path) and item.get_closest_marker("xdist_group") is None:
+            item.add_marker(pytest.mark.xdist_group(item.path.stem))
+    if config.args_source is not pytest.Config.ArgsSource.ARGS:  # all tests are collected
+        names = [item.nodeid for item in items]
+        if unknown := [line for line in (*slow, *quick) if not any(name.startswith(line) for name in names)]:
+            raise pytest.UsageError(f"{LIST.name} names tests that do not exist: {', '.join(unknown)}")
+
+
+@cache
+def has_shared_fixtures(path: Path) -> bool:
+    """Whether a file makes something once for all of its tests, which each process would make again."""
+    return path.suffix == ".py" and 'scope="module"' in path.read_text(encoding="utf-8")

@@ -1,0 +1,89 @@
+"""Files of an earlier version open with today's code; tests/golden/README.md says which version."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from golden.folders import save_model, save_pictures
+from golden.losses import differences, is_same, machine
+from golden.recipes import STEPS, TRAININGS, recipe_of
+from tiny_runs import losses_of, tensors_of, train_here
+
+from diffusionpipe.costs.clusters import load_cluster
+from diffusionpipe.costs.files import cluster_to_text, profile_to_text, read_profile
+from diffusionpipe.ir.check import check
+from diffusionpipe.ir.files import plan_to_text, read_plan, read_timeline, timeline_to_text
+from diffusionpipe.planner import predicted_timeline
+from diffusionpipe.trainer.checkpoint import verify
+
+FILES = Path(__file__).parent
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def texts():
+    """What today's code reads of each file, written again."""
+    return {
+        "plan.json": plan_to_text(read_plan(FILES / "plan.json")),
+        "profile.json": profile_to_text(read_profile(FILES / "profile.json")),
+        "cluster.json": cluster_to_text(load_cluster(str(FILES / "cluster.json"))),
+        "plan.timeline.json": timeline_to_text(read_timeline(FILES / "plan.timeline.json")),
+    }
+
+
+@pytest.mark.parametrize("name", ["plan.json", "profile.json", "cluster.json", "plan.timeline.json"])
+def test_a_file_opens_and_nothing_of_it_is_lost(name):
+    """Every value that the file states is stated by what was read; later versions may state more."""
+    assert lost(json.loads((FILES / name).read_text(encoding="utf-8")), json.loads(texts()[name])) == []
+
+
+def lost(old, new, where="file"):
+    if isinstance(old, dict) and isinstance(new, dict):
+        return [line for key in old.keys() - {"version"} for line in lost(old[key], new.get(key), f"{where}.{key}")]
+    if isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
+        return [line for i, (a, b) in enumerate(zip(old, new, strict=True)) for line in lost(a, b, f"{where}[{i}]")]
+    return [] if old == new else [where]
+
+
+def test_a_value_that_is_lost_is_noticed():
+    plan = json.loads((FILES / "plan.json").read_text(encoding="utf-8"))
+    assert lost(plan, {**plan, "mesh": {**plan["mesh"], "pipeline": 3}}) == ["file.mesh.pipeline"]
+    assert lost(plan, {**plan, "further": 1}) == []
+
+
+def test_the_plan_is_legal_and_its_timeline_is_what_profile_and_cluster_predict():
+    plan = read_plan(FILES / "plan.json")
+    for schedule in (plan.train, plan.prologue, plan.validate, plan.sample):
+        check(schedule)
+    profile, cluster = read_profile(FILES / "profile.json"), load_cluster(str(FILES / "cluster.json"))
+    recorded, found = read_timeline(FILES / "plan.timeline.json"), predicted_timeline(profile, plan, cluster)
+    assert {(span.worker, span.action) for span in recorded.spans} == set(plan.train.actions())
+    assert found.makespan == pytest.approx(recorded.makespan, rel=1e-9)
+
+
+def test_the_checkpoint_is_whole_and_a_step_from_it_has_the_recorded_loss(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # a checkpoint knows its model by the path that the recipe gives
+    save_model("dit", Path("dit"))
+    save_pictures(Path("data"))
+    checkpoint = Path(shutil.copytree(FILES / "checkpoint", tmp_path / "step-00000005"))
+    verify(checkpoint)
+    tensors = tensors_of(checkpoint)
+    assert {name.partition(".")[0] for name in tensors} == {"model", "ema", "optimizer"}
+    assert all(tensor.isfinite().all() for tensor in tensors.values())
+    recipe = recipe_of(TRAININGS["dit-alone"], "float32", model="dit", data="data", folder="run", steps=STEPS + 1)
+    assert train_here(recipe, str(checkpoint)) == STEPS + 1
+    losses = losses_of(Path("run"))
+    assert list(losses) == [STEPS + 1]
+    recorded = json.loads((FILES / "sixth_step.json").read_text(encoding="utf-8"))
+    if is_same(recorded["machine"], machine()):
+        assert differences(recorded["losses"]["float32"], list(losses.values()), "float32", is_same_machine=True) == []
+    else:
+        assert losses[STEPS + 1] == pytest.approx(float.fromhex(recorded["losses"]["float32"][0]), rel=1e-3)

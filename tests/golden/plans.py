@@ -1,0 +1,115 @@
+"""Recorded plans: what was asked, stated in full, and what was answered.
+
+plans/questions.json      for each plan its cell, profile, cluster, workload and given sizes, and the answer
+plans/NAME.json.gz        the plan file
+profiles/NAME.json.gz     the profiles of that version; those that are shipped may change
+clusters/NAME.json
+"""
+
+import gzip
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from diffusionpipe.costs import Cluster, Profile, Workload
+from diffusionpipe.costs.files import cluster_from_text, profile_from_text
+from diffusionpipe.ir import Plan
+from diffusionpipe.ir.files import plan_from_text
+from diffusionpipe.planner.given import Given
+from diffusionpipe.planner.offload import offloaded
+from diffusionpipe.planner.proposal import Proposal, predict
+from diffusionpipe.planner.stage_costs import Setting
+
+FOLDER = Path(__file__).parent
+TOLERANCE = 1e-9
+"""Relative, of simulated times."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """What the planner found, and what the simulator said of it. Times are seconds as `float.hex`."""
+
+    layout: str
+    step: str
+    iteration: str
+    peak: tuple[int, ...]
+    """Bytes that each worker holds at most."""
+    overflow: int
+    """Of the fullest device, in bytes; negative: what is left."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """What a plan was made for. Every field of the workload is written out: its defaults may change."""
+
+    name: str
+    cell: str
+    profile: str
+    cluster: str
+    workload: Mapping[str, Any]
+    given: Mapping[str, Any]
+    """Sizes that the search keeps to; the others are free."""
+    answer: Answer | None
+    """None: nothing fits."""
+
+
+def questions() -> tuple[Question, ...]:
+    """All that are recorded."""
+    rows = json.loads((FOLDER / "plans" / "questions.json").read_text(encoding="utf-8"))
+    return tuple(Question(**{**row, "answer": row["answer"] and Answer(**row["answer"])}) for row in rows)
+
+
+def setting_of(question: Question) -> Setting:
+    """As the planner wants it."""
+    workload = dict(question.workload)
+    workload["checkpointed"] = tuple(workload["checkpointed"])
+    return Setting(
+        profile=_profile(question.profile),
+        cluster=_cluster(question.cluster),
+        workload=Workload(**workload),
+        given=Given(**question.given),
+    )
+
+
+def recorded_plan(question: Question) -> Plan:
+    """The plan file, read by today's code."""
+    path = FOLDER / "plans" / f"{question.name}.json.gz"
+    return plan_from_text(unpacked(path), source=str(path))
+
+
+def predicted(question: Question, plan: Plan) -> Proposal:
+    """What today's simulator says of a plan for the question's machines."""
+    setting = setting_of(question)
+    return predict(offloaded(setting) if plan.offload_frozen else setting, plan.train, plan.blocks, plan.mesh)
+
+
+def write_questions(asked: list[Question]) -> None:
+    """One line for each field, so that a reviewer can read them."""
+    text = json.dumps([asdict(one) for one in asked], indent=1)
+    (FOLDER / "plans" / "questions.json").write_text(text + "\n", encoding="utf-8")
+
+
+def unpacked(path: Path) -> str:
+    """The text of a gzip file."""
+    return gzip.decompress(path.read_bytes()).decode()
+
+
+def pack(text: str, path: Path) -> None:
+    """Write a text as gzip, the same bytes whenever it is done."""
+    path.parent.mkdir(exist_ok=True)
+    path.write_bytes(gzip.compress(text.encode(), 9, mtime=0))
+
+
+@cache
+def _profile(name: str) -> Profile:
+    path = FOLDER / "profiles" / f"{name}.json.gz"
+    return profile_from_text(unpacked(path), source=str(path))
+
+
+@cache
+def _cluster(name: str) -> Cluster:
+    path = FOLDER / "clusters" / f"{name}.json"
+    return cluster_from_text(path.read_text(encoding="utf-8"), source=str(path))
