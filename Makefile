@@ -3,6 +3,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+PYTEST = $(BIN)/python -m pytest -n 2 --dist loadgroup
 # One thread per process: tests and the demo run several ranks on few cores.
 export OMP_NUM_THREADS ?= 1
 
@@ -30,11 +31,14 @@ demo-memory: install
 	$(BIN)/python examples/digits/dataset.py --out runs/digits-data
 	$(BIN)/python examples/digits/memory.py
 
+# Both print how long they took. test-all runs what test leaves out, after it.
 test: install
-	$(BIN)/python -m pytest -m 'not slow' -n 2 --dist loadgroup
+	@start=$$(date +%s); $(PYTEST) -m 'not slow'; status=$$?; \
+	echo "make test: $$(($$(date +%s) - start)) s"; exit $$status
 
-test-all: install
-	$(BIN)/python -m pytest -n 2 --dist loadgroup
+test-all: test
+	@start=$$(date +%s); $(PYTEST) -m slow; status=$$?; \
+	echo "make test-all: $$(($$(date +%s) - start)) s after make test"; exit $$status
 
 check: install
 	$(BIN)/ruff check .
