@@ -104,8 +104,8 @@ def test_the_list_names_every_schedule_with_its_first_line():
             ("zzz", "--ranks", 2, "--microbatches", 2),
             "no schedule is called 'zzz'; `diffusionpipe schedule list` lists the names",
         ),
-        (("1f1b", "--ranks", 0, "--microbatches", 2), "--ranks is 0; use a number from 1 up"),
-        (("1f1b", "--ranks", 2, "--microbatches", -3), "--microbatches is -3; use a number from 1 up"),
+        (("1f1b", "--ranks", 0, "--microbatches", 2), "--ranks is 0; use a number of at least 1"),
+        (("1f1b", "--ranks", 2, "--microbatches", -3), "--microbatches is -3; use a number of at least 1"),
         (
             ("1f1b", "--ranks", 100_000, "--microbatches", 100_000),
             "100000 ranks x 100000 micro-batches are more than 1,000,000 forwards; use fewer",

@@ -44,9 +44,9 @@ def test_whole_numbers_stay_whole():
 @pytest.mark.parametrize(
     ("changes", "problem"),
     [
-        ({"ranks": 0}, "line 2: ranks: is 0; use a whole number from 1 up"),
-        ({"ranks": 1.5}, "line 2: ranks: is 1.5; use a whole number from 1 up"),
-        ({"microbatches": True}, "line 3: microbatches: is True; use a whole number from 1 up"),
+        ({"ranks": 0}, "line 2: ranks: is 0; use a whole number of at least 1"),
+        ({"ranks": 1.5}, "line 2: ranks: is 1.5; use a whole number of at least 1"),
+        ({"microbatches": True}, "line 3: microbatches: is True; use a whole number of at least 1"),
         ({"placement": "w"}, "line 4: placement: is 'w'; use 'linear', 'v', 'loop' or 'any'"),
         ({"comm": -1}, "line 21: comm: is -1; use a finite number from 0 up"),
         ({"comm": float("nan")}, "line 21: comm: is nan; use a finite number from 0 up"),

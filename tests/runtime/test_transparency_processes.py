@@ -34,7 +34,7 @@ def crew():
 
 
 ALL = (*CHAINS, *OTHERS)
-CASES = [(tiny_stable_diffusion, ALL), (tiny_dit, ALL), (tiny_dit, ("1f1b", "zb-v", "dualpipe"))]
+CASES = [(tiny_stable_diffusion, ALL), (tiny_dit, ALL), (tiny_dit, ("1f1b", "zb-v"))]
 
 
 @pytest.mark.parametrize(("build", "schedules"), quick_and_slow(CASES, quick=CASES[-1:]))

@@ -50,5 +50,5 @@ def test_bubble_at_unequal_times_is_no_greater_than_published():
 
 @pytest.mark.parametrize("sizes", [(0, 4), (4, 0), (2, 2, 0)])
 def test_sizes_below_one_are_refused(sizes):
-    with pytest.raises(ConfigError, match="from 1 up"):
+    with pytest.raises(ConfigError, match="at least 1"):
         v_half(*sizes)

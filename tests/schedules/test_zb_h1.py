@@ -59,5 +59,5 @@ def test_stage_s_holds_p_minus_s_before_i_and_s_between_i_and_w():
 
 @pytest.mark.parametrize("sizes", [(0, 4), (4, 0), (2, 2, 0)])
 def test_sizes_below_one_are_refused(sizes):
-    with pytest.raises(ConfigError, match="from 1 up"):
+    with pytest.raises(ConfigError, match="at least 1"):
         zb_h1(*sizes)

@@ -46,5 +46,5 @@ def test_every_worker_holds_2p_minus_1_microbatches(p):
 
 @pytest.mark.parametrize("sizes", [(0, 4), (4, 0), (2, 2, 0)])
 def test_sizes_below_one_are_refused(sizes):
-    with pytest.raises(ConfigError, match="from 1 up"):
+    with pytest.raises(ConfigError, match="at least 1"):
         zb_h2(*sizes)

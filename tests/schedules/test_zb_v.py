@@ -81,5 +81,5 @@ def test_a_wrong_number_of_costs_is_refused():
 
 @pytest.mark.parametrize("sizes", [(0, 4), (4, 0), (2, 2, 0)])
 def test_sizes_below_one_are_refused(sizes):
-    with pytest.raises(ConfigError, match="from 1 up"):
+    with pytest.raises(ConfigError, match="at least 1"):
         zb_v(*sizes)

@@ -24,7 +24,7 @@ def test_a_file_has_a_prompt_on_each_line_and_comments(tmp_path):
         ('{"negative_prompt": "a"}', ':1: "prompt" is missing'),
         ('{"prompt": "a", "negativ": "b"}', ":1: unknown key 'negativ'; did you mean 'negative_prompt'?"),
         ('{"prompt": 3}', ":1: 'prompt' must be a text; got 3"),
-        ("# nothing\n", "holds no prompt"),
+        ("# nothing\n", "has no prompts"),
     ],
 )
 def test_wrong_lines_are_named(tmp_path, text, message):

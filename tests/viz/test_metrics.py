@@ -11,6 +11,7 @@ from diffusionpipe.trainer.loop import StepResult
 from diffusionpipe.trainer.metrics import MetricsWriter
 from diffusionpipe.trainer.progress import TrainingProgress
 from diffusionpipe.trainer.run import _report
+from diffusionpipe.trainer.screen import Screen
 from diffusionpipe.trainer.stopping import Decision
 from diffusionpipe.viz import loss_curve
 from diffusionpipe.viz.metrics import smoothed
@@ -40,12 +41,13 @@ def test_panels_appear_for_what_the_file_holds(tmp_path):
 
 def test_of_a_runs_own_file_losses_learning_rate_and_speed_are_drawn(tmp_path):
     with MetricsWriter(tmp_path) as metrics:
-        progress = TrainingProgress(num_steps=9, batch=4)
+        progress = TrainingProgress(num_steps=9, batch=4, screen=Screen(speaks=False))
         session = SimpleNamespace(plan=SimpleNamespace(batch=4))
         state = SimpleNamespace(metrics=metrics, progress=progress, session=session)
         for step in range(1, 10):
             result = StepResult(
                 step=step, loss=1 / step, gradient_norm=1.0, learning_rate=step * 1e-4, bubble=0.1, seconds=0.5,
+                iteration=0.4,
                 decision=Decision(saves=False, stops=False),
             )  # fmt: skip
             _report(state, result, 0.01)
@@ -74,7 +76,7 @@ def test_a_last_line_that_is_being_written_is_left_out(tmp_path):
     [
         ([], "", "the run has not finished a step yet"),
         ([{"step": 1}], "", "the run has not finished a step yet"),
-        (training(2), "oops\n", "line 3: is no JSON"),
+        (training(2), "oops\n", "line 3: not valid JSON"),
         (training(2), "[1]\n", "line 3: must be a JSON object"),
     ],
 )

@@ -119,7 +119,7 @@ def _question(name: str, ranks: int, microbatches: int, texts: dict[str, str], *
 
     problems = _wrong_name(name)
     problems += [
-        f"--{option} is {size}; use a number from 1 up"
+        f"--{option} is {size}; use a number of at least 1"
         for option, size in (("ranks", ranks), ("microbatches", microbatches))
         if size < 1
     ]

@@ -189,7 +189,7 @@ def _reason(error: ErrorDetails, path: KeyPath) -> str:
             return f"is {given!r}; give an object with the fields {', '.join(_fields_at(path))}"
         case _:
             whole = path in (("ranks",), ("microbatches",))
-            return f"is {given!r}; use {'a whole number from 1 up' if whole else 'a finite number from 0 up'}"
+            return f"is {given!r}; use {'a whole number of at least 1' if whole else 'a finite number from 0 up'}"
 
 
 def _fields_at(path: KeyPath) -> list[str]:
