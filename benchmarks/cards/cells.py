@@ -8,12 +8,10 @@ from benchmarks.cards import profiles
 from diffusionpipe.costs import Workload
 from diffusionpipe.costs.clusters import load_cluster
 from diffusionpipe.errors import ConfigError
+from diffusionpipe.planner.advice import nearest_layout
 from diffusionpipe.planner.baselines import Baseline, best_of, data_parallel, zero3
 from diffusionpipe.planner.candidates import Judge
 from diffusionpipe.planner.choice import choose
-from diffusionpipe.planner.naming import name_of, sizes_of
-from diffusionpipe.planner.offload import is_heavy, offloaded
-from diffusionpipe.planner.search import least_overflow
 from diffusionpipe.planner.split_baselines import diffusion_pipe, naive_split
 from diffusionpipe.planner.stage_costs import Setting
 from diffusionpipe.units import Bytes
@@ -224,10 +222,10 @@ def ours_of(setting: Setting, *, is_recomputed: bool) -> Entry:
         choice = choose(setting)
         layout, proposal = choice.sizes, choice.proposal
     except ConfigError:
-        nearest = least_overflow(offloaded(setting) if is_heavy(setting) else setting)
+        nearest = nearest_layout(setting)
         if nearest is None:
             raise
-        layout, proposal = f"{name_of(nearest[0])}, {sizes_of(nearest[0])}", nearest[1]
+        layout, proposal = nearest.layout, nearest.proposal
     return Entry(
         system=OURS,
         layout=layout,

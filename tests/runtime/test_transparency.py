@@ -104,8 +104,10 @@ def test_gradients_are_those_of_one_process_for_searched_orders(prepared, placin
 @pytest.mark.parametrize("schedule", sorted(set(REGISTRY) - set(CHAINS)))
 @pytest.mark.parametrize("stages", [1, 2, 3, 4])
 def test_gradients_are_those_of_one_process_for_every_schedule_and_layout(prepared, schedule, stages):
+    """All five layouts of a U-Net over several stages; of the others one copy and replicas in two groups."""
     graph, model, inputs, expected = prepared
-    for layout in layouts_of(stages, schedule):
+    has_skips = any(layer.component == "unet" for layer in graph.layers)
+    for layout in layouts_of(stages, schedule)[:: 1 if has_skips and stages > 1 else 4]:
         if can_run(layout, model):
             assert_same_step(step_in_threads(graph, model, layout, inputs), expected)
 
