@@ -112,7 +112,7 @@ def _texts(column: Column, rows: Sequence[Row]) -> list[str]:
 
 
 def _decimals(values: Sequence[float]) -> int:
-    """So many that the largest value has four digits or more."""
+    """The number of decimals, at most three, that gives the largest value at least four digits."""
     largest = max(values, default=0.0)
     return next((decimals for decimals, least in ((0, 1e4), (1, 100), (2, 10)) if largest >= least), 3)
 

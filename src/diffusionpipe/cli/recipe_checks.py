@@ -39,7 +39,7 @@ def has_trackers(*, run: "RunSection") -> Iterator[str]:
 
 
 def checks_of_run(num_ranks: int, resume: str | None) -> "Sequence[Check]":
-    """All checks of a run on so many ranks that goes on from a checkpoint, or from none."""
+    """All checks of a run on `num_ranks` ranks; `resume` names the checkpoint that it continues, if there is one."""
 
     def has_sizes_for_the_ranks(*, training: "TrainingSection", pipeline: "PipelineSection") -> Iterator[str]:
         from diffusionpipe.cli.recipe_setting import given_sizes

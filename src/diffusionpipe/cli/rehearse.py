@@ -159,7 +159,7 @@ class RehearsalProgress:
             self._bar.stop()
 
     def _update(self, done: int) -> None:
-        """So many iterations have been measured, and one before them."""
+        """Show that `done` iterations have been measured; one warm-up iteration ran before them."""
         if self._bar is not None:
             self._bar.update(self._task, completed=done + 1)
             return
