@@ -1,9 +1,12 @@
 """Marks as slow what tests/slow_tests.txt lists, and keeps the tests of a file with shared fixtures in one process."""
 
+import gc
+import os
 from functools import cache
 from pathlib import Path
 
 import pytest
+from crew import start_fork_server
 
 collect_ignore = ["golden/record.py"]  # it runs with the source of the commit that it records
 
@@ -24,6 +27,18 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         names = [item.nodeid for item in items]
         if unknown := [line for line in (*slow, *quick) if not any(name.startswith(line) for name in names)]:
             raise pytest.UsageError(f"{LIST.name} names tests that do not exist: {', '.join(unknown)}")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_finish(session: pytest.Session) -> None:
+    gc.freeze()  # torch and the tests themselves are no garbage: looking at them again and again takes 7 % of the time
+    if "PYTEST_XDIST_WORKER" not in os.environ:
+        return
+    if session.config.getvalue("loadgroup"):
+        apart = [item for item in session.items if item.get_closest_marker("xdist_group") and "@" not in item.nodeid]
+        if apart:  # pytest 9.2 has a name that pytest-xdist 3.8 cannot change
+            raise pytest.UsageError("this pytest ignores groups of pytest-xdist; install what constraints.txt names")
+    start_fork_server()  # before a test starts it with fewer imports: ranks are then forked in milliseconds
 
 
 @cache

@@ -5,11 +5,13 @@ process that has imported both, and a test module starts its ranks once. What th
 function of a module in this folder.
 """
 
+import gc
 import multiprocessing
 import socket
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -24,6 +26,7 @@ IMPORTED = (
     "diffusers.pipelines.stable_diffusion.pipeline_stable_diffusion",
     "diffusers.schedulers",
     "transformers.models.clip.modeling_clip",
+    "diffusionpipe.runtime.rehearsal",
     "diffusionpipe.trainer.run",
 )
 
@@ -46,11 +49,17 @@ class Crew:
         return pipe.recv()
 
 
+def start_fork_server() -> None:
+    """Imports what ranks need in the process that they are forked from; without effect if it runs already."""
+    multiprocessing.get_context("forkserver").set_forkserver_preload(list(IMPORTED))
+    forkserver.ensure_running()
+
+
 @contextmanager
 def crew_of(size: int) -> Iterator[Crew]:
     """`size` ranks, for the length of the block."""
+    start_fork_server()
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(list(IMPORTED))
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         port = listener.getsockname()[1]
@@ -73,6 +82,7 @@ def _work(rank: int, size: int, port: int, pipe: Connection) -> None:
 
     from diffusionpipe.runtime.process_group import Membership, joined
 
+    gc.freeze()  # see conftest
     torch.set_num_threads(1)
     member = Membership(rank=rank, world_size=size, local_rank=rank, address="127.0.0.1", port=port)
     with joined(member, device="cpu") as job:

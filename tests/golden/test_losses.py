@@ -16,8 +16,6 @@ from golden.recipes import PRECISIONS, STEPS, TRAININGS
 from golden.trainings import run_training
 from transformers.models.t5.modeling_t5 import T5LayerNorm
 
-pytestmark = pytest.mark.xdist_group("crew")
-
 RECORDED = json.loads((FOLDER / "losses.json").read_text(encoding="utf-8"))
 QUICK = "dit-alone"
 """In every run, in float64, which is compared on every machine; it needs no other process."""

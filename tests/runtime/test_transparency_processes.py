@@ -9,8 +9,6 @@ from tiny_models import raw_inputs, tiny_dit, tiny_stable_diffusion
 from diffusionpipe.models.describe import describe
 from diffusionpipe.planner import Layout
 
-pytestmark = pytest.mark.xdist_group("crew")  # one worker: the ranks are started once for all tests
-
 BATCH = 16
 CHAINS = ("gpipe", "1f1b", "zb-h1")
 OTHERS = ("interleaved", "zb-v", "chimera", "bitpipe", "dualpipe")

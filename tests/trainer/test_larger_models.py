@@ -13,8 +13,6 @@ from tiny_models import randomise_parameters
 from tiny_pipelines import PIPELINES, sd3
 from tiny_runs import RESOLUTION, losses_of, recipe_of, train, train_here
 
-pytestmark = pytest.mark.xdist_group("crew")
-
 
 @pytest.fixture(scope="module")
 def crew():

@@ -37,7 +37,6 @@ from diffusionpipe.trainer.session import build_model, open_session
 from diffusionpipe.trainer.training_state import load_training
 
 pytest.importorskip("peft")
-pytestmark = pytest.mark.xdist_group("crew")
 DENOISERS = {"sd": "unet", "flux": "transformer"}
 
 

@@ -20,8 +20,6 @@ from diffusionpipe.ir.files import read_plan, write_plan
 from diffusionpipe.planner import Layout, build_plan
 from diffusionpipe.trainer.recipe_file import recipe_to_toml
 
-pytestmark = pytest.mark.xdist_group("crew")  # one worker: the ranks are started once for all tests
-
 FREE = {"microbatches": "none", "encode_chunk": "none"}
 """The sizes of `recipe_of` left out."""
 

@@ -36,8 +36,6 @@ from diffusionpipe.trainer.sampling import SamplingSettings
 
 PROMPTS = ("a b", "c", "d")
 LABELS = (0, 3, 4)
-pytestmark = pytest.mark.xdist_group("crew")  # one worker: the ranks are started once for all tests
-
 TIMES = ("wall", "step_s", "data_s", "iteration_s", "update_s", "samples_per_s", "bubble")
 
 

@@ -1,6 +1,16 @@
 """What a rank does: actions, placements, schedules, fills, plans, timelines. Plain frozen data with file formats."""
 
-from diffusionpipe.ir.action import COMPUTE_OPS, MESSAGE_OPS, RECV_OPS, SEND_OPS, STAGE_OPS, Action, Op, parse_action
+from diffusionpipe.ir.action import (
+    COMPUTE_OPS,
+    MESSAGE_OPS,
+    RECV_OPS,
+    SEND_OPS,
+    STAGE_OPS,
+    Action,
+    Op,
+    compute_action,
+    parse_action,
+)
 from diffusionpipe.ir.placement import WHOLE, Edge, Pipeline, Placement, Range, Share, Stage
 from diffusionpipe.ir.plan import Mesh, Plan
 from diffusionpipe.ir.schedule import Fill, Message, Schedule
@@ -30,5 +40,6 @@ __all__ = [
     "Span",
     "Stage",
     "Timeline",
+    "compute_action",
     "parse_action",
 ]

@@ -8,6 +8,7 @@ fill 4 on encoder stage 1, `2REDUCE_GRAD` has no micro-batch.
 import re
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import lru_cache
 
 from diffusionpipe.errors import ScheduleError
 
@@ -81,6 +82,12 @@ class Action:
         microbatch = "" if self.microbatch is None else self.microbatch
         slot = "" if self.slot is None else f"{'#' if self.op is Op.ENCODE else '>'}{self.slot}"
         return f"{self.stage}{self.op.value}{microbatch}{slot}"
+
+
+@lru_cache(maxsize=1 << 17)
+def compute_action(stage: int, op: Op, microbatch: int) -> Action:
+    """The compute action, always the same object: schedules are made and checked by many look-ups of actions."""
+    return Action(stage=stage, op=op, microbatch=microbatch)
 
 
 def parse_action(text: str) -> Action:

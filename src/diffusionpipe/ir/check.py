@@ -54,7 +54,9 @@ def check(schedule: Schedule, *, streams: Streams = Streams.DIRECTION) -> None:
         structure += message_problems(schedule, all_flows)
         order += [*timing_problems(schedule, all_flows, positions), *channel_problems(schedule)]
     if not structure:
-        order += [f"deadlock: {line}" for line in execute(schedule, NO_TIME, streams=streams).blocked]
+        order += [
+            f"deadlock: {line}" for line in execute(schedule, NO_TIME, streams=streams, all_flows=all_flows).blocked
+        ]
     _refuse(structure + order)
 
 

@@ -4,7 +4,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from itertools import pairwise
 
-from diffusionpipe.ir.action import COMPUTE_OPS, Action, Op
+from diffusionpipe.ir.action import COMPUTE_OPS, Action, Op, compute_action
 from diffusionpipe.ir.execution import lone_blocks
 from diffusionpipe.ir.flows import TIMED_OPS
 from diffusionpipe.ir.placement import Range
@@ -24,7 +24,7 @@ def completeness_problems(schedule: Schedule) -> Iterator[str]:
             yield f"worker {worker}: {action} belongs to worker {home}, where stage {action.stage} lives"
     counts = Counter(action for _, action in schedule.actions() if action.op in TIMED_OPS)
     expected = {
-        Action(stage=stage, op=op, microbatch=microbatch): None
+        compute_action(stage, op, microbatch): None
         for pipeline in schedule.placement.pipelines
         for stage in pipeline.stages
         for op in pipeline.ops & COMPUTE_OPS
@@ -75,7 +75,7 @@ def order_problems(schedule: Schedule, positions: Mapping[Action, int]) -> Itera
         for stage in pipeline.stages:
             worker = schedule.placement.stages[stage].worker
             for microbatch in range(len(pipeline.microbatches)):
-                actions = [Action(stage=stage, op=op, microbatch=microbatch) for op in ops]
+                actions = [compute_action(stage, op, microbatch) for op in ops]
                 for first, second in pairwise(a for a in actions if a in positions):
                     if positions[first] > positions[second]:
                         yield f"worker {worker}: {second} comes before {first}"

@@ -98,12 +98,18 @@ class Execution:
     """For each worker that did not come to its end, the action it waits at; for each stream, its head."""
 
 
-def execute(schedule: Schedule, durations: Durations, *, streams: Streams = Streams.DIRECTION) -> Execution:
-    """Run the schedule until nothing can go on.
+def execute(
+    schedule: Schedule,
+    durations: Durations,
+    *,
+    streams: Streams = Streams.DIRECTION,
+    all_flows: Sequence[Flow] | None = None,
+) -> Execution:
+    """Run the schedule until nothing can go on. `all_flows` are its flows, if the caller has them.
 
     Every send needs its receive, and every reduction its replicas; `check` looks at that first.
     """
-    machine = _Machine(schedule, durations, streams)
+    machine = _Machine(schedule, durations, streams, flows(schedule) if all_flows is None else all_flows)
     machine.run()
     return machine.result()
 
@@ -164,7 +170,7 @@ class _Machine:
     A gather, or the reduction of a block that one worker alone holds, is a transfer with one end: its own action.
     """
 
-    def __init__(self, schedule: Schedule, durations: Durations, streams: Streams) -> None:
+    def __init__(self, schedule: Schedule, durations: Durations, streams: Streams, all_flows: Sequence[Flow]) -> None:
         self.schedule, self.durations, self.streams = schedule, durations, streams
         self.offsets = [0]
         for order in schedule.orders:
@@ -191,7 +197,7 @@ class _Machine:
                     self.transfer_of[self.offsets[worker] + i] = transfer
                     num_collectives[transfer] += action.op in (Op.REDUCE_GRAD, Op.UNSHARD)
         self.num_ends = {t: num_collectives[t] or 2 for t in self.transfer_of.values()}
-        self.inputs = self._inputs()
+        self.inputs = self._inputs(all_flows)
 
     def _transfer(self, action: Action, event: int) -> int | None:
         if action.op in MESSAGE_OPS:
@@ -204,7 +210,7 @@ class _Machine:
             return event if weights in self.lone else self.first_reduce + weights
         return None
 
-    def _inputs(self) -> Mapping[Action, list[tuple[int, Seconds]]]:
+    def _inputs(self, all_flows: Sequence[Flow]) -> Mapping[Action, list[tuple[int, Seconds]]]:
         """Compute action -> the events it waits for, and how long after each of them."""
         schedule, stages = self.schedule, self.schedule.placement.stages
         event_of = {
@@ -213,7 +219,6 @@ class _Machine:
             for i, action in enumerate(order)
             if action.op in TIMED_OPS
         }
-        all_flows = flows(schedule)
         served = serving(schedule, all_flows) if schedule.has_communication else {}
         inputs: dict[Action, list[tuple[int, Seconds]]] = defaultdict(list)
         for index, flow in enumerate(all_flows):

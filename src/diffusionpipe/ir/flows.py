@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
-from diffusionpipe.ir.action import COMPUTE_OPS, Action, Op
+from diffusionpipe.ir.action import COMPUTE_OPS, Action, Op, compute_action
 from diffusionpipe.ir.placement import Edge, Pipeline, Range, Stage
 from diffusionpipe.ir.schedule import Message, Schedule
 
@@ -92,8 +92,8 @@ def _trained_flows(schedule: Schedule, pipeline: Pipeline, edge: Edge) -> Iterat
             continue
         for first, second in _forward_ops(pipeline, is_ahead=is_ahead):
             yield Flow(
-                producers=(Action(stage=edge.producer, op=first, microbatch=microbatch),),
-                consumer=Action(stage=edge.consumer, op=second, microbatch=microbatch),
+                producers=(compute_action(edge.producer, first, microbatch),),
+                consumer=compute_action(edge.consumer, second, microbatch),
                 source=edge.producer,
                 destination=edge.consumer,
                 microbatch=microbatch,
@@ -102,8 +102,8 @@ def _trained_flows(schedule: Schedule, pipeline: Pipeline, edge: Edge) -> Iterat
             )
         if backward is not None and edge.gradients:
             yield Flow(
-                producers=(Action(stage=edge.consumer, op=backward, microbatch=microbatch),),
-                consumer=Action(stage=edge.producer, op=backward, microbatch=microbatch),
+                producers=(compute_action(edge.consumer, backward, microbatch),),
+                consumer=compute_action(edge.producer, backward, microbatch),
                 source=edge.consumer,
                 destination=edge.producer,
                 microbatch=microbatch,
@@ -139,7 +139,7 @@ def _frozen_flows(schedule: Schedule, pipeline: Pipeline, edge: Edge, read: Sequ
         for op in (Op.T, Op.F) if Op.T in pipeline.ops else (Op.F,):
             yield Flow(
                 producers=tuple(action for action, part in fills if part.intersection(samples)),
-                consumer=Action(stage=edge.consumer, op=op, microbatch=microbatch),
+                consumer=compute_action(edge.consumer, op, microbatch),
                 source=edge.producer,
                 destination=edge.consumer,
                 microbatch=0,

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from math import ceil
 
 from diffusionpipe.costs import Costs, Link, StageCosts
-from diffusionpipe.ir import Action, Edge, Op, Pipeline, Placement, Schedule, Stage
+from diffusionpipe.ir import Action, Edge, Op, Pipeline, Placement, Schedule, Stage, compute_action
 from diffusionpipe.ordering.evaluation import figures_of
 from diffusionpipe.ordering.instance import Instance, Number, Placing
 from diffusionpipe.ordering.problem import Letters, Problem, home_of, number_of, placed_stages
@@ -62,7 +62,7 @@ def actions_of(letters: tuple[int, ...]) -> tuple[Action, ...]:
     for letter in letters:
         microbatch = counts.get(letter, 0)
         counts[letter] = microbatch + 1
-        actions.append(Action(stage=letter // 3, op=OPS[letter % 3], microbatch=microbatch))
+        actions.append(compute_action(letter // 3, OPS[letter % 3], microbatch))
     return tuple(actions)
 
 

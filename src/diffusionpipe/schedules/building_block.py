@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TypeAlias
 
 from diffusionpipe.costs import StageCosts
-from diffusionpipe.ir import Action, Op, Schedule
+from diffusionpipe.ir import Action, Op, Schedule, compute_action
 from diffusionpipe.schedules.shapes import wave
 from diffusionpipe.schedules.split_work import SplitWork, costs_of_stages, peaks, schedule_of_work
 from diffusionpipe.schedules.squeeze import best_squeezed
@@ -57,7 +57,7 @@ def repeated(block: Block, num_microbatches: int) -> list[list[Action]]:
 
 def _repeated(worker: Mapping[tuple[int, Op], int], num_microbatches: int, period: int) -> list[Action]:
     taken = {
-        slot + i * period: Action(stage=stage, op=op, microbatch=i)
+        slot + i * period: compute_action(stage, op, i)
         for (stage, op), slot in worker.items()
         for i in range(num_microbatches)
     }
@@ -70,7 +70,7 @@ def _repeated(worker: Mapping[tuple[int, Op], int], num_microbatches: int, perio
             action = taken.pop(slot)
             order.append(action)
             if action.op is Op.I:
-                waiting.append(Action(stage=action.stage, op=Op.W, microbatch=action.microbatch))
+                waiting.append(compute_action(action.stage, Op.W, action.microbatch))
         elif waiting:
             order.append(waiting.popleft())
         slot += 1

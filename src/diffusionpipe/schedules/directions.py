@@ -12,7 +12,7 @@ pipe takes a micro-batch every second slot, so it leaves free what another pipe 
 from collections.abc import Sequence
 
 from diffusionpipe.errors import ConfigError
-from diffusionpipe.ir import Action, Op, Schedule
+from diffusionpipe.ir import Action, Op, Schedule, compute_action
 from diffusionpipe.schedules.shapes import Pipe, require_positive, schedule_of
 
 
@@ -42,7 +42,7 @@ def merged(
                 stage = number * num_positions + position
                 for op, slot in ((Op.F, start + position), (Op.B, start + 2 * num_positions - 1 - position)):
                     assert slot not in slots[worker], (worker, slot)
-                    slots[worker][slot] = Action(stage=stage, op=op, microbatch=microbatch)
+                    slots[worker][slot] = compute_action(stage, op, microbatch)
     return schedule_of(name, pipes, [[actions[slot] for slot in sorted(actions)] for actions in slots])
 
 

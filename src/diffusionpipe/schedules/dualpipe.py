@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from diffusionpipe.errors import ConfigError
-from diffusionpipe.ir import Action, Op, Schedule
+from diffusionpipe.ir import Action, Op, Schedule, compute_action
 from diffusionpipe.schedules.shapes import SPLIT, Pipe, linear, require_positive, schedule_of
 
 
@@ -109,5 +109,5 @@ def _numbered(order: Sequence[tuple[int, Op]]) -> Iterator[Action]:
     """The actions, each of the next micro-batch of its stage and op."""
     done: Counter[tuple[int, Op]] = Counter()
     for stage, op in order:
-        yield Action(stage=stage, op=op, microbatch=done[stage, op])
+        yield compute_action(stage, op, done[stage, op])
         done[stage, op] += 1

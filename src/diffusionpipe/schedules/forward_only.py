@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from diffusionpipe.ir import Action, Op, Schedule
+from diffusionpipe.ir import Action, Op, Schedule, compute_action
 from diffusionpipe.schedules.shapes import FORWARD, Pipe, linear, require_positive, schedule_of
 
 
@@ -51,7 +51,7 @@ def forward_over(workers: Sequence[int], microbatches: Sequence[int]) -> Schedul
             if done[stage] < ready:
                 taken[worker] = stage
         for worker, stage in taken.items():
-            orders[worker].append(Action(stage=stage, op=Op.F, microbatch=done[stage]))
+            orders[worker].append(compute_action(stage, Op.F, done[stage]))
             done[stage] += 1
     pipe = Pipe(workers=tuple(workers), microbatches=tuple(microbatches), ops=FORWARD)
     return schedule_of("forward", [pipe], orders)

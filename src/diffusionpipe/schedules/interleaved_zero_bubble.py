@@ -1,6 +1,6 @@
 """Interleaved zero bubble: interleaved 1F1B whose weight gradients wait for idle time."""
 
-from diffusionpipe.ir import Action, Op, Schedule
+from diffusionpipe.ir import Action, Op, Schedule, compute_action
 from diffusionpipe.schedules.alternation import alternate, depth_first, rounds
 from diffusionpipe.schedules.shapes import SPLIT, Pipe, forwards, loop, require_positive, schedule_of
 
@@ -52,8 +52,8 @@ def interleaved_zero_bubble(
 
 def _backward_turns(sequence: list[tuple[int, int]], *, delay: int) -> list[list[Action]]:
     """In each turn the I of one (stage, micro-batch) and the W of the one `delay` turns before; the rest at the end."""
-    input_grads = [Action(stage=stage, op=Op.I, microbatch=i) for stage, i in sequence]
-    weight_grads = [Action(stage=stage, op=Op.W, microbatch=i) for stage, i in sequence]
+    input_grads = [compute_action(stage, Op.I, i) for stage, i in sequence]
+    weight_grads = [compute_action(stage, Op.W, i) for stage, i in sequence]
     turns = [
         [action, *weight_grads[i - delay : i - delay + 1]] if i >= delay else [action]
         for i, action in enumerate(input_grads)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from heapq import heappop, heappush
 
-from diffusionpipe.ir import Action, Op
+from diffusionpipe.ir import Action, Op, compute_action
 from diffusionpipe.schedules.shapes import Pipe
 from diffusionpipe.units import Seconds
 
@@ -85,7 +85,7 @@ class _Run:
     def _enter(self, time: Seconds) -> None:
         """Let the next micro-batch in, if there is one."""
         for microbatch in self.outside:
-            self._at(time, self.workers[0], Action(stage=0, op=Op.F, microbatch=microbatch))
+            self._at(time, self.workers[0], compute_action(0, Op.F, microbatch))
             return
 
     def _at(self, time: Seconds, worker: int, action: Action | None) -> None:
@@ -113,7 +113,7 @@ class _Run:
         for stage, op in self._next(action):
             target = self.workers[stage]
             lag = 0 if target == worker else self.latency
-            self._at(end + lag, target, Action(stage=stage, op=op, microbatch=action.microbatch))
+            self._at(end + lag, target, compute_action(stage, op, action.microbatch))
         if action.op is self.backward and action.stage == 0:
             self._enter(end)
 

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from diffusionpipe.errors import ConfigError
-from diffusionpipe.ir import Action, Edge, Op, Pipeline, Placement, Schedule, Stage
+from diffusionpipe.ir import Action, Edge, Op, Pipeline, Placement, Schedule, Stage, compute_action
 
 FORWARD = frozenset({Op.F})
 TRAIN = frozenset({Op.F, Op.B})
@@ -89,12 +89,12 @@ def chain(
 
 def forwards(stage: int, start: int, stop: int) -> list[Action]:
     """Forwards of the micro-batches start, ..., stop - 1."""
-    return [Action(stage=stage, op=Op.F, microbatch=microbatch) for microbatch in range(start, stop)]
+    return [compute_action(stage, Op.F, microbatch) for microbatch in range(start, stop)]
 
 
 def backwards(stage: int, start: int, stop: int) -> list[Action]:
     """Whole backwards of the micro-batches start, ..., stop - 1."""
-    return [Action(stage=stage, op=Op.B, microbatch=microbatch) for microbatch in range(start, stop)]
+    return [compute_action(stage, Op.B, microbatch) for microbatch in range(start, stop)]
 
 
 def require_positive(**sizes: int) -> None:

@@ -10,7 +10,7 @@ from enum import StrEnum
 
 from diffusionpipe.costs import StageCosts
 from diffusionpipe.errors import ConfigError
-from diffusionpipe.ir import Action, Op, Schedule
+from diffusionpipe.ir import Action, Op, Schedule, compute_action
 from diffusionpipe.schedules.shapes import SPLIT, Pipe, schedule_of
 from diffusionpipe.units import Bytes, Seconds
 
@@ -131,7 +131,7 @@ class Network:
     def action(self, number: int) -> Action:
         """The action of a number."""
         letter, microbatch = divmod(number, self.num_microbatches)
-        return Action(stage=letter // 3, op=OPS[letter % 3], microbatch=microbatch)
+        return compute_action(letter // 3, OPS[letter % 3], microbatch)
 
     def starts(self, orders: Sequence[Sequence[int]]) -> list[int]:
         """When each action starts if all start as early as their workers' orders let them."""

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from diffusionpipe.ir import Action, Op
+from diffusionpipe.ir import Action, Op, compute_action
 
 
 def delayed(num_microbatches: int, *, warm_ups: Sequence[int], delays: Sequence[int]) -> list[list[Action]]:
@@ -19,9 +19,9 @@ def delayed(num_microbatches: int, *, warm_ups: Sequence[int], delays: Sequence[
 
 
 def _order(stage: int, num_microbatches: int, warm_up: int, delay: int) -> list[Action]:
-    order = [Action(stage=stage, op=Op.F, microbatch=i) for i in range(min(warm_up, num_microbatches))]
+    order = [compute_action(stage, Op.F, i) for i in range(min(warm_up, num_microbatches))]
     for turn in range(num_microbatches + delay):
         for op, microbatch in ((Op.F, turn + warm_up), (Op.I, turn), (Op.W, turn - delay)):
             if 0 <= microbatch < num_microbatches:
-                order.append(Action(stage=stage, op=op, microbatch=microbatch))
+                order.append(compute_action(stage, op, microbatch))
     return order

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 from diffusionpipe.costs import StageCosts
-from diffusionpipe.ir import Action, Op, Schedule
+from diffusionpipe.ir import Action, Op, Schedule, compute_action
 from diffusionpipe.schedules.building_block import v_work
 from diffusionpipe.schedules.greedy_v import greedy_orders
 from diffusionpipe.schedules.shapes import require_positive
@@ -86,6 +86,6 @@ def _order(worker: int, num_workers: int, num_microbatches: int) -> list[Action]
     order = []
     for stage, op in turns:
         if counts[stage, op] < num_microbatches:  # there may be fewer F than fill the pipeline
-            order.append(Action(stage=stage, op=op, microbatch=counts[stage, op]))
+            order.append(compute_action(stage, op, counts[stage, op]))
             counts[stage, op] += 1
     return order

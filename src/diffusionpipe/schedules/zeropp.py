@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from diffusionpipe.ir import Action, Op, Schedule
+from diffusionpipe.ir import Action, Op, Schedule, compute_action
 from diffusionpipe.schedules.alternation import alternate, depth_first, rounds
 from diffusionpipe.schedules.shapes import SPLIT, Pipe, forwards, loop, require_positive, schedule_of
 
@@ -70,8 +70,8 @@ def _unit_order(unit: range, *, stages: Sequence[int], hops: int) -> list[Action
     """One unit on a worker that holds `stages` and is `hops` workers before the last one."""
     ahead = depth_first([unit], len(stages))
     back = [(stages[-1 - chunk], microbatch) for chunk, microbatch in ahead]
-    input_grads = [Action(stage=stage, op=Op.I, microbatch=microbatch) for stage, microbatch in back]
-    weight_grads = [Action(stage=stage, op=Op.W, microbatch=microbatch) for stage, microbatch in back]
+    input_grads = [compute_action(stage, Op.I, microbatch) for stage, microbatch in back]
+    weight_grads = [compute_action(stage, Op.W, microbatch) for stage, microbatch in back]
     # The first gradient is back after a forward and a gradient on each of the workers behind.
     warm_up = min((len(stages) - 1) * len(unit) + 2 * hops, len(ahead))
     # The last chunk's gradients after the last forward come in every second slot, so there is a wait before each.
