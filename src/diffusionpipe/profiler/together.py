@@ -11,7 +11,7 @@ from statistics import mean
 import torch
 import torch.distributed as dist
 
-from diffusionpipe.costs import LayerProfile, ModelGraph, Profile
+from diffusionpipe.costs import Cluster, LayerProfile, ModelGraph, Profile
 from diffusionpipe.models.graph import LayerGraph
 from diffusionpipe.profiler.links import measure_links
 from diffusionpipe.profiler.measured import Report, profile_model, silent
@@ -31,12 +31,13 @@ def profile_job(
     repeats: int = 3,
     time_budget: Seconds = 120.0,
     make_update: MakeUpdate | None = None,
+    links: Cluster | None = None,
     progress: Report = silent,
 ) -> Profile:
     """Layers, links and update of a job, measured by all its ranks at once; all call this and all get the same.
 
-    `make_update`: what a step does with the parameters of a rank; None: it is not measured. `progress`: told after
-    each layer.
+    `make_update`: what a step does with the parameters of a rank; None: it is not measured. `links`: the measured
+    cluster of this job; None: its links are measured. `progress`: told after each layer.
 
     Raises:
         ConfigError: on every rank, as `profile_model`.
@@ -57,8 +58,8 @@ def profile_job(
     if make_update is not None:
         profile = replace(profile, update=time_update(model, make_update, job.device, agree=_largest))
     if job.membership.world_size > 1:
-        cluster = measure_links(job, name="this job").cluster
-        profile = replace(profile, link=cluster.intra, reduce=cluster.intra_reduce)
+        links = links or measure_links(job, name="this job").cluster
+        profile = replace(profile, link=links.intra, reduce=links.intra_reduce)
     return profile
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 import torch.distributed as dist
 from torch import nn
 
-from diffusionpipe.costs import ModelGraph, Profile
+from diffusionpipe.costs import Cluster, ModelGraph, Profile
 from diffusionpipe.costs.files import read_profile, write_profile
 from diffusionpipe.models.graph import LayerGraph
 from diffusionpipe.profiler import profile_job
@@ -66,11 +66,13 @@ class ProfileShelf(Protocol):
         ...
 
 
-def agree_on_profile(graph: LayerGraph, model: ModelGraph, recipe: Recipe, job: Job, planning: "Planning") -> Profile:
+def agree_on_profile(
+    graph: LayerGraph, model: ModelGraph, recipe: Recipe, job: Job, planning: "Planning", *, links: Cluster | None
+) -> Profile:
     """The run's profile: of an earlier start of it, from the shelf, or measured by all ranks at once.
 
     Every rank calls this and all get the same. It is kept in the run's folder and read again, so that a resumed run has
-    the same plan and goes on bit for bit.
+    the same plan and goes on bit for bit. `links` is the measured cluster of this job, if there is one.
 
     Raises:
         ConfigError: on every rank, if a kept profile cannot be read or a layer does not fit into memory.
@@ -93,6 +95,7 @@ def agree_on_profile(graph: LayerGraph, model: ModelGraph, recipe: Recipe, job: 
             precision=measurement.precision,
             time_budget=PROFILE_BUDGET,
             make_update=partial(update_of, recipe),
+            links=links,
             progress=lambda done, total: work.show(done, total, layer_words(done, total, num_layers, sizes)),
         )
     if job.membership.rank == 0:

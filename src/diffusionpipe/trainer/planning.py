@@ -44,7 +44,8 @@ def agree_on_plan(graph: LayerGraph, model: ModelGraph, recipe: Recipe, job: Job
     cluster = agree_on_cluster(recipe, job, screen) if pipeline.is_searched else None
     profile = None
     if pipeline.is_profiled and pipeline.plan_file is None:
-        profile = agree_on_profile(graph, model, recipe, job, planning)
+        links = cluster if pipeline.cluster is None else None  # one that the recipe names has not been measured here
+        profile = agree_on_profile(graph, model, recipe, job, planning, links=links)
 
     def make() -> str:
         if pipeline.plan_file is not None:
