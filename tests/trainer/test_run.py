@@ -28,6 +28,7 @@ from diffusionpipe.cli.run_timeline import draw_timeline
 from diffusionpipe.errors import CheckpointError, ConfigError, DataError, ModelError, NonFiniteLossError, RecipeError
 from diffusionpipe.ir.files import read_plan, read_timeline
 from diffusionpipe.models.folder import scheduler_config
+from diffusionpipe.trainer import trackers
 from diffusionpipe.trainer.checkpoint import latest, verify
 from diffusionpipe.trainer.drawing import Wish, draw_from_folder
 from diffusionpipe.trainer.metrics import read_metrics
@@ -356,6 +357,7 @@ def test_more_steps_may_be_added_to_a_finished_run(recipe, copied):
         ({"training": {"batch": 8}}, "batch was 4 and is 8"),
         ({"objective": {"kind": "v_prediction"}}, "prediction was 'epsilon' and is 'v_prediction'"),
         ({"data": {"train": "held-out"}}, "data was '20 pictures, .*' and is '6 pictures"),
+        ({"objective": {"snr_gamma": 5.0}}, "objective was 'snr_gamma none, .*' and is 'snr_gamma 5.0"),
         ({"training": {"steps": 4}}, "from step 6, but the recipe ends at step 4"),
         ({"optimizer": {"name": "SGD"}}, "optimizer"),
     ],
@@ -367,6 +369,18 @@ def test_what_would_be_another_run_does_not_continue_this_one(recipe, copied, pl
     with pytest.raises(CheckpointError, match=message):
         train_here(recipe(copied, **sections), "latest")
     assert read_metrics(copied) == before
+
+
+def test_a_tracker_that_does_not_start_ends_the_run_before_anything_is_measured(recipe, place, monkeypatch):
+    def refuse(name, opening):
+        raise PermissionError("no login")
+
+    monkeypatch.setattr(trackers, "_open", refuse)
+    free = {"plan": "auto", "microbatches": "none", "encode_chunk": "none"}
+    with pytest.raises(ConfigError, match=r"run\.trackers: swanlab did not start: PermissionError: no login\nset up"):
+        train_here(recipe("untracked", run={"trackers": ("swanlab",)}, pipeline=free))
+    assert not (place / "untracked" / "profile.json").exists()
+    assert not (place / "untracked" / "cluster.json").exists()
 
 
 def test_changed_captions_are_other_data(recipe, place, copied, tmp_path):

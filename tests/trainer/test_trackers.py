@@ -15,7 +15,7 @@ from diffusionpipe.errors import ConfigError, RecipeError
 from diffusionpipe.trainer import trackers
 from diffusionpipe.trainer.metrics import MetricsWriter, read_metrics
 from diffusionpipe.trainer.recipe_file import recipe_from_table, recipe_to_toml
-from diffusionpipe.trainer.trackers import Shown, Trackers, check_trackers, flat_values, open_trackers, tag_of
+from diffusionpipe.trainer.trackers import Shown, Trackers, flat_values, open_trackers, tag_of
 
 SECTIONS = {"training": {"steps": 8}, "sampling": {"prompts": ("a wren", "an owl"), "every": 2}}
 
@@ -156,7 +156,7 @@ def test_a_tracker_that_is_not_installed_is_refused_with_what_to_install(recipe,
     monkeypatch.setattr(trackers, "find_spec", lambda name: None)
     named = recipe.model_copy(update={"run": recipe.run.model_copy(update={"trackers": ("wandb", "trackio")})})
     with pytest.raises(RecipeError) as caught:
-        check_trackers(named)
+        open_trackers(named, None)
     for name in ("wandb", "trackio"):
         assert f"{name} is not installed; run pip install {name}, or remove it" in str(caught.value)
 

@@ -43,7 +43,7 @@ from diffusionpipe.trainer.session import Model, Session, check_resumed, open_mo
 from diffusionpipe.trainer.start import Start, places
 from diffusionpipe.trainer.stopping import Stopping
 from diffusionpipe.trainer.traced import Trace, measured_timeline
-from diffusionpipe.trainer.trackers import open_trackers
+from diffusionpipe.trainer.trackers import Trackers, open_trackers
 from diffusionpipe.trainer.training_state import load_training, training_tensors
 from diffusionpipe.units import Seconds
 
@@ -109,7 +109,13 @@ def run(recipe: Recipe, job: Job, hooks: Hooks, *, resume: str | None = None) ->
         opened = open_model(recipe, job)
         data = read_data(opened, work, lambda: _check_sampling(opened))
     planning = Planning(make_plan=hooks.make_plan, shelf=hooks.profiles, screen=screen)
-    session = open_session(recipe, job, planning, opened)
+    # Before anything long: a login may be missing. A resumed run needs the step first, and has measured before.
+    trackers = open_trackers(recipe, None) if is_first and resume is None else Trackers()
+    try:
+        session = open_session(recipe, job, planning, opened)
+    except BaseException:
+        trackers.close()
+        raise
     stopping = Stopping(folder=folder if session.is_first else None, peer_failure=lambda: _peer_failure(job))
     with stopping.listening():
         state = _Run(
@@ -129,8 +135,9 @@ def run(recipe: Recipe, job: Job, hooks: Hooks, *, resume: str | None = None) ->
         _announce(state, checkpoint)
         if session.is_first:
             _write_documents(session)
-            resume_step = state.step if resume is not None else None
-            state.metrics = MetricsWriter(folder, resume_step, open_trackers(recipe, resume_step))
+            if resume is not None:
+                trackers = open_trackers(recipe, state.step)
+            state.metrics = MetricsWriter(folder, state.step if resume is not None else None, trackers)
             state.progress = TrainingProgress(
                 num_steps=recipe.training.steps, first_step=state.step, batch=session.plan.batch, screen=screen
             )

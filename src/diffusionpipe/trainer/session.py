@@ -37,7 +37,7 @@ from diffusionpipe.trainer.loading import Weights, load_weights
 from diffusionpipe.trainer.lora import frozen_dtype_of, lora_identity, lora_of
 from diffusionpipe.trainer.optimizer import build_optimizer
 from diffusionpipe.trainer.planning import Planning, agree_on_plan
-from diffusionpipe.trainer.recipe import Objective, Recipe
+from diffusionpipe.trainer.recipe import Objective, ObjectiveSection, Recipe
 from diffusionpipe.trainer.recipe import Precision as RecipePrecision
 from diffusionpipe.trainer.scheduler import shift_contradiction
 from diffusionpipe.trainer.training_state import TrainingState
@@ -242,7 +242,7 @@ def check_resumed(state: Mapping[str, object], identity: Mapping[str, object], n
     differing = [
         f"{name} was {state.get(name)!r} and is {value!r}"
         for name, value in identity.items()
-        if state.get(name) != value
+        if name in state and state[name] != value  # an older version may not have kept it
     ]
     if differing:
         raise CheckpointError(
@@ -270,4 +270,11 @@ def run_identity(session: Session, train: Dataset) -> dict[str, object]:
         "model": recipe.model.path,
         "lora": lora_identity(recipe),
         "prediction": str(session.prediction),
+        "objective": _objective_identity(recipe.objective),
     }
+
+
+def _objective_identity(objective: ObjectiveSection) -> str:
+    """All keys of [objective] but the target, with their values."""
+    values = objective.model_dump(mode="json", exclude={"kind"})
+    return ", ".join(f"{key} {'none' if value is None else value}" for key, value in values.items())

@@ -128,23 +128,15 @@ def problems_of_trackers(run: RunSection) -> Iterator[str]:
             yield f"run.trackers: {name} is not installed; run pip install {name}, or remove it from run.trackers"
 
 
-def check_trackers(recipe: Recipe) -> None:
-    """Refuse trackers that are not installed.
-
-    Raises:
-        RecipeError: the recipe names one, or several.
-    """
-    if problems := list(problems_of_trackers(recipe.run)):
-        raise RecipeError("\n".join(problems))
-
-
 def open_trackers(recipe: Recipe, resume_step: int | None) -> Trackers:
     """The trackers that a recipe names, told what the run is; a resumed run goes on in their own runs where they can.
 
     Raises:
-        ConfigError: one is not installed or does not start, e.g. for want of a login.
+        RecipeError: one is not installed.
+        ConfigError: one does not start, e.g. for want of a login.
     """
-    check_trackers(recipe)
+    if problems := list(problems_of_trackers(recipe.run)):
+        raise RecipeError("\n".join(problems))
     folder, values = recipe.run.folder, flat_values(recipe)
     known = _read_identities(folder) if resume_step is not None else {}
     opened: dict[str, Tracker] = {}
