@@ -51,9 +51,9 @@ HALVES = (Share(stop=Fraction(1, 2)), Share(start=Fraction(1, 2)))
     [
         (
             two_stages(edges=(Edge(producer=0, consumer=0),)),
-            "stage 0 reads from stage 0, but the dialect supports only neighbours",
+            "stage 0 reads from stage 0, but the format supports only neighbours",
         ),
-        (two_stages(chain=(1, 0)), "its stages run in the order 1, 0, but the dialect counts them upwards from 0"),
+        (two_stages(chain=(1, 0)), "its stages run in the order 1, 0, but the format counts them upwards from 0"),
         (two_stages(microbatches=(1, 2)), "micro-batches have different sizes 1, 2"),
         (
             two_stages(stages=tuple(Stage(worker=i, weights=0, share=share) for i, share in enumerate(HALVES))),
@@ -62,12 +62,12 @@ HALVES = (Share(stop=Fraction(1, 2)), Share(start=Fraction(1, 2)))
         (two_stages(stages=(Stage(worker=0, weights=5), Stage(worker=1, weights=5))), "stages 0, 1 share weights"),
         (
             two_stages(orders=((Action(stage=0, op=Op.SEND_F, microbatch=0, slot=0),), ())),
-            "it has the actions SEND_F, but the compute-only dialect has only F, B, I, W",
+            "it has the actions SEND_F, but the compute-only format has only F, B, I, W",
         ),
         (two_stages(orders=((Action(stage=0, op=Op.T, microbatch=0),), ())), "it has the actions T"),
     ],
 )
-def test_what_the_dialect_cannot_say_is_refused_by_name(schedule, says):
+def test_what_the_format_cannot_say_is_refused_by_name(schedule, says):
     with pytest.raises(ScheduleError) as caught:
         schedule_to_csv(schedule)
     assert "schedule 'mine' has no torch CSV: " in str(caught.value)
@@ -81,7 +81,7 @@ def test_what_the_dialect_cannot_say_is_refused_by_name(schedule, says):
         ("0F0,\n1F0,1SEND_B0\n", "line 2, cell 2: '1SEND_B0' is not a computation"),
         ("0F0,0UNSHARD\n", "'0UNSHARD' is not a computation"),
         ("0F0,(0F1;0B0)OVERLAP_F_B\n", "line 1, cell 2: '(0F1;0B0)OVERLAP_F_B' overlaps two actions"),
-        ("0T0\n", "'0T0' is unknown to torch's dialect"),
+        ("0T0\n", "'0T0' is unknown to torch's format"),
         ("0F0\n0B0\n", "stage 0 is on line 1 and on line 2"),
         ("0F0,0F0\n", "the forward 0F0 occurs 2 times"),
         ("0F0,0F1\n1F0\n", "2 stages and 2 micro-batches need 4 forwards, 1 are missing, the first is 1F1"),

@@ -3,13 +3,12 @@
 import os
 import signal
 import socket
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
 import torch.distributed as dist
+from forked import Forked
 
 from diffusionpipe.errors import ConfigError, PeerError
 from diffusionpipe.runtime.process_group import failed, joined, membership
@@ -53,16 +52,14 @@ class Ranks:
         }
         job["TORCH_CPP_LOG_LEVEL"] = "FATAL"  # c10d's own stack traces, silenced by the launcher too
         self.processes = [
-            subprocess.Popen(
-                [sys.executable, "-c", script],
-                env=os.environ | {k: str(v) for k, v in job.items()}
+            Forked(
+                script,
+                os.environ
+                | {k: str(v) for k, v in job.items()}
                 | {"RANK": str(rank), "LOCAL_RANK": str(rank), "PATIENCE": str(patience)},
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                text=True,
             )
             for rank in range(num_ranks)
-        ]  # fmt: skip
+        ]
 
     def __enter__(self) -> "Ranks":
         return self

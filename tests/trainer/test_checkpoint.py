@@ -5,13 +5,12 @@ import logging
 import os
 import pickle
 import shutil
-import subprocess
-import sys
 import warnings
 from pathlib import Path
 
 import pytest
 import torch
+from forked import Forked
 
 from diffusionpipe.errors import CheckpointError
 from diffusionpipe.trainer import checkpoint
@@ -28,11 +27,10 @@ SPEC.loader.exec_module(ranks)
 def run_ranks(scenario, folder, size):
     """What each rank saw, None for one that died."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    processes = [
-        subprocess.Popen([sys.executable, str(SCRIPT), scenario, str(folder), str(rank), str(size)], env=environment)
-        for rank in range(size)
-    ]
-    for process in processes:
+    arguments = [[str(SCRIPT), scenario, str(folder), str(rank), str(size)] for rank in range(size)]
+    scripts = [f"import runpy, sys; sys.argv = {words}; runpy.run_path(sys.argv[0], run_name='__main__')"
+               for words in arguments]  # fmt: skip
+    for process in [Forked(script, environment) for script in scripts]:
         process.wait(timeout=120)
     found = [folder / f"{scenario}-{rank}.json" for rank in range(size)]
     return [json.loads(path.read_text()) if path.exists() else None for path in found]

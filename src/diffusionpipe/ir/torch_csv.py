@@ -1,4 +1,4 @@
-"""Exchange of schedules with torch.distributed.pipelining: its compute-only CSV dialect. No torch is needed.
+"""Exchange of schedules with torch.distributed.pipelining: its compute-only CSV format. No torch is needed.
 
 One row per rank, one action per cell, an empty cell is a tick without work (its place says nothing about time, so it
 is dropped):
@@ -7,7 +7,7 @@ is dropped):
     1F0,1B0,1F1,1B1
 
 torch reads it with `_load_csv(path, format="compute_only")`, torchtitan through `pipeline_parallel_schedule_csv`. The
-dialect knows one chain of stages, each on one rank, and micro-batches of one size; everything else is refused by name.
+format knows one chain of stages, each on one rank, and micro-batches of one size; everything else is refused by name.
 """
 
 import csv
@@ -28,7 +28,7 @@ def schedule_to_csv(schedule: Schedule) -> str:
     """The compute-only CSV of a schedule over a chain of stages.
 
     Raises:
-        ScheduleError: the schedule says something that the dialect cannot say; every such thing is named.
+        ScheduleError: the schedule says something that the format cannot say; every such thing is named.
     """
     problems = list(_inexpressible(schedule))
     if problems:
@@ -41,28 +41,28 @@ def schedule_to_csv(schedule: Schedule) -> str:
 def _inexpressible(schedule: Schedule) -> Iterator[str]:
     placement = schedule.placement
     if len(placement.pipelines) != 1:
-        yield f"it has {len(placement.pipelines)} pipelines, but the dialect supports only one"
+        yield f"it has {len(placement.pipelines)} pipelines, but the format supports only one"
         return
     pipeline = placement.pipelines[0]
     if pipeline.stages != tuple(range(len(placement.stages))):
         order = ", ".join(map(str, pipeline.stages))
-        yield f"its stages run in the order {order}, but the dialect counts them upwards from 0"
+        yield f"its stages run in the order {order}, but the format counts them upwards from 0"
     if len(set(pipeline.microbatches)) > 1:
         yield f"its micro-batches have different sizes {', '.join(map(str, pipeline.microbatches))}"
     for edge in pipeline.edges:
         if edge.consumer != edge.producer + 1:
-            yield f"stage {edge.consumer} reads from stage {edge.producer}, but the dialect supports only neighbours"
+            yield f"stage {edge.consumer} reads from stage {edge.producer}, but the format supports only neighbours"
     for index, stage in enumerate(placement.stages):
         if stage.share != WHOLE:
             yield (
-                f"stage {index} handles the share {stage.share} of the samples, but the dialect supports only "
+                f"stage {index} handles the share {stage.share} of the samples, but the format supports only "
                 "whole micro-batches"
             )
         if len(placement.replicas(index)) > 1:
             yield f"stages {', '.join(map(str, placement.replicas(index)))} share weights"
     beyond = ", ".join(dict.fromkeys(action.op.value for _, action in schedule.actions() if action.op not in _OPS))
     if beyond:
-        yield f"it has the actions {beyond}, but the compute-only dialect has only F, B, I, W; export before the passes"
+        yield f"it has the actions {beyond}, but the compute-only format has only F, B, I, W; export before the passes"
 
 
 def schedule_from_csv(text: str, *, name: str = "csv", microbatch_size: int = 1) -> Schedule:
@@ -123,7 +123,7 @@ def _parse_row(line: int, row: Sequence[str], problems: list[str]) -> list[Actio
         if action.op in _OPS:
             order.append(action)
         else:
-            problems.append(f"{where} is unknown to torch's dialect; it has F, B, I, W")
+            problems.append(f"{where} is unknown to torch's format; it has F, B, I, W")
     return order
 
 
