@@ -2,6 +2,7 @@
 
 import os
 import time
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor
@@ -37,3 +38,15 @@ def stuck(step: int) -> dict[str, Tensor]:
 def pid(step: int) -> dict[str, Tensor]:
     """The worker's process."""
     return {"pid": torch.tensor([os.getpid()])}
+
+
+class StuckAt:
+    """Makes batches, but never that of one step."""
+
+    def __init__(self, make: Callable[[int], Mapping[str, Tensor]], step: int) -> None:
+        self.make, self.step = make, step
+
+    def __call__(self, step: int) -> Mapping[str, Tensor]:
+        if step == self.step:
+            time.sleep(600)
+        return self.make(step)

@@ -29,14 +29,18 @@ from diffusionpipe.runtime.buffers import BufferPool
 from diffusionpipe.runtime.compiler import Compiler
 from diffusionpipe.runtime.frozen import FillRunner
 from diffusionpipe.runtime.gradients import Reducible
+from diffusionpipe.runtime.progress import Whereabouts
 from diffusionpipe.runtime.routing import Route, extents_of, fed_rows, releases_of, routes_of
 from diffusionpipe.runtime.sharding import Shards
 from diffusionpipe.runtime.slot import Output, Slot
 from diffusionpipe.runtime.stage import StageModule
 from diffusionpipe.runtime.store import RowStore
-from diffusionpipe.runtime.trace import marks_of, recorder_for, spans_of
+from diffusionpipe.runtime.trace import marks_of, position_of, recorder_for, spans_of
 from diffusionpipe.runtime.transport import Transport, Work
 from diffusionpipe.units import Seconds
+
+_WORDS = {Op.F: "forward", Op.B: "backward", Op.I: "input backward", Op.W: "weight backward"}
+"""Names of the ops in messages."""
 
 
 class Executor:
@@ -119,6 +123,9 @@ class Executor:
         self._marks = [marks for marks, step in marked if isinstance(step, Action)]
         self._computing = [marks for marks, s in marked if not isinstance(s, Action) or s.op in TIMED_OPS]
         self._last_mark = marked[-1][0][1] + 1 if marked else 1
+        self._steps = marked
+        self._sources = _sources(schedule, worker, rank_of_worker)
+        self._num_runs = 0
 
     @property
     def store(self) -> RowStore:
@@ -137,6 +144,7 @@ class Executor:
         must stand in `store` before.
         """
         self._outputs.clear()
+        self._num_runs += 1
         recorder = self._recorder
         recorder.reset()
         mark = recorder.mark
@@ -155,6 +163,26 @@ class Executor:
         mark()
         self._turn = (self._turn + 1) % len(self._stores)
         return list(self._outputs)
+
+    def passed(self) -> tuple[int, int]:
+        """The iterations begun, and the times recorded in the last one; any thread may call it."""
+        return self._num_runs, self._recorder.passed()
+
+    def whereabouts(self) -> Whereabouts | None:
+        """The position in the iteration under way, None if there is none; any thread may call it."""
+        passed = self._recorder.passed()
+        if not 0 < passed <= self._last_mark:
+            return None
+        index, is_waiting = position_of([marks for marks, _ in self._steps], passed)
+        if index == len(self._steps):
+            return Whereabouts(action="the end of the iteration", awaited=())
+        step = self._steps[index][1]
+        if not isinstance(step, Action):
+            return Whereabouts(action="the casts of the weights")
+        words = (
+            f" ({_WORDS[step.op]} of stage {step.stage}, micro-batch {step.microbatch})" if step.op in _WORDS else ""
+        )
+        return Whereabouts(action=f"action {step}{words}", awaited=self._sources.get(step, ()) if is_waiting else None)
 
     def prepare(self) -> None:
         """What stages do in `run` before their first forwards, all at once; `run` need not do it again then."""
@@ -192,6 +220,25 @@ class Executor:
             held.clear()
         for block in self._gradients.values():
             block.finish()
+
+
+def _sources(schedule: Schedule, worker: int, rank_of: Callable[[int], int]) -> dict[Action, tuple[int, ...]]:
+    """The ranks from which messages come that an action of a worker reads."""
+    sources: dict[Action, tuple[int, ...]] = {}
+    placement = schedule.placement
+    order = schedule.orders[worker]
+    received = [schedule.messages[a.slot] for a in order if a.op in (Op.RECV_F, Op.RECV_B) and a.slot is not None]
+    for action in order:
+        if action.op in (Op.F, Op.B, Op.I):
+            found = {
+                rank_of(placement.stages[message.source].worker)
+                for message in received
+                if message.destination == action.stage
+                and message.is_gradient == (action.op is not Op.F)
+                and (placement.is_frozen(message.source) or message.microbatch == action.microbatch)
+            }
+            sources[action] = tuple(sorted(found))
+    return sources
 
 
 def _prepared(

@@ -27,6 +27,7 @@ from torch.distributed import HashStore, PrefixStore, Store, TCPStore  # type: i
 
 from diffusionpipe.errors import ConfigError, PeerError
 from diffusionpipe.runtime.error_file import LAUNCHED, FailureNote, note_of, write_error_file
+from diffusionpipe.runtime.progress import Progress
 from diffusionpipe.runtime.watchdog import Post, Watchdog, end_process
 from diffusionpipe.units import Seconds
 
@@ -104,6 +105,7 @@ class Job:
     device: torch.device
     store: Store
     watchdog: Watchdog
+    progress: Progress
 
     def agree(self, name: str, value: str) -> None:
         """Check that all ranks have the same `value`; every rank calls this with the same name, once per name.
@@ -147,7 +149,14 @@ def joined(
     place = _device(device, member)
     store, connect = _store(member, arrival, patience)
     post = Post(rank=member.rank, world_size=member.world_size, store_rank=member.store_rank, patience=patience)
-    watchdog = Watchdog(post=post, connect=connect, end=_ending(member), note=lambda error: _leave_note(error, member))
+    progress = Progress(member.rank)
+    watchdog = Watchdog(
+        post=post,
+        connect=connect,
+        end=_ending(member),
+        note=lambda error: _leave_note(error, member),
+        progress=progress,
+    )
     try:
         with watchdog.guard():
             _await_arrival(store, member, arrival)
@@ -159,7 +168,13 @@ def joined(
                 timeout=timedelta(seconds=timeout),
                 device_id=place if place.type == "cuda" else None,
             )
-            yield Job(membership=member, device=place, store=PrefixStore("job", store), watchdog=watchdog)
+            yield Job(
+                membership=member,
+                device=place,
+                store=PrefixStore("job", store),
+                watchdog=watchdog,
+                progress=progress,
+            )
     except BaseException:
         if member.world_size > 1 and member.error_file is not None:
             _end_soon()

@@ -1,5 +1,6 @@
 """When every action of an iteration ran, at next to no cost."""
 
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from time import perf_counter_ns
 from typing import Protocol
@@ -25,6 +26,10 @@ class Recorder(Protocol):
         """Seconds since the first mark. On GPUs it waits for the device."""
         ...
 
+    def passed(self) -> int:
+        """The marks that the stream has passed. It never waits, and any thread may call it."""
+        ...
+
 
 class HostRecorder:
     """The host's clock: right where compute blocks the host."""
@@ -45,6 +50,10 @@ class HostRecorder:
     def times(self) -> list[float]:
         """See `Recorder`."""
         return [(mark - self._marks[0]) * 1e-9 for mark in self._marks]
+
+    def passed(self) -> int:
+        """See `Recorder`."""
+        return len(self._marks)
 
 
 class CudaRecorder:
@@ -71,6 +80,15 @@ class CudaRecorder:
         marks[-1].synchronize()
         return [marks[0].elapsed_time(mark) * 1e-3 for mark in marks]
 
+    def passed(self) -> int:
+        """See `Recorder`."""
+        events = self._events
+        return bisect_left(
+            range(self._num_marks),
+            True,
+            key=lambda number: not events[number].query(),  # type: ignore[no-untyped-call]
+        )
+
 
 def recorder_for(device: torch.device) -> Recorder:
     """The recorder of a device."""
@@ -88,6 +106,12 @@ def marks_of(waits: Sequence[bool]) -> tuple[tuple[int, int], ...]:
         last = start + 1
         marks.append((start, last))
     return tuple(marks)
+
+
+def position_of(marks: Sequence[tuple[int, int]], passed: int) -> tuple[int, bool]:
+    """The index of the action that is under way, and whether it still waits; `len(marks)` behind the last action."""
+    index = bisect_left(marks, passed, key=lambda pair: pair[1])
+    return index, index < len(marks) and marks[index][0] >= passed
 
 
 def spans_of(

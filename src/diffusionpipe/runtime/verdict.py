@@ -17,6 +17,8 @@ class Fate(StrEnum):
     """Its process does not exist any more."""
     SILENT = "silent"
     """It stopped answering."""
+    STUCK = "stuck"
+    """It lives, but makes no progress."""
     STORE_LOST = "store lost"
     """The store cannot be reached: whoever holds it died."""
 
@@ -43,6 +45,8 @@ class Verdict:
 
     def message(self, rank: int) -> str:
         """The block that `rank` prints."""
+        if self.fate is Fate.STUCK and self.member is not None:
+            return f"{_named(self.member)} {self.reason}\nThe last checkpoint is kept. Resume with --resume latest."
         if self.member is None:
             who = "the launcher"
         elif self.member.rank == rank and self.fate is not Fate.FAILED:
@@ -50,8 +54,12 @@ class Verdict:
                 f"this rank ({rank}) {self.reason}, so the other ranks have ended the run. Resume with --resume latest."
             )
         else:
-            who = f"rank {self.member.rank} ({self.member.host}, process {self.member.pid})"
+            who = _named(self.member)
         return f"{who} {self.reason}\nRank {rank} stops too; the last checkpoint is kept. Resume with --resume latest."
+
+
+def _named(member: Member) -> str:
+    return f"rank {member.rank} ({member.host}, process {member.pid})"
 
 
 def this_member(rank: int) -> Member:

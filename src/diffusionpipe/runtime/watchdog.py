@@ -9,6 +9,9 @@ with its next beat. So the cost is a handful of store requests per rank and seco
 ranks name the same culprit. Gone means: the process does not exist any more (same machine, noticed within one
 interval), or no beat for `patience` (another machine, a stopped or frozen process), or the store itself is gone.
 
+A rank may also live and stand still. Beats carry what a rank does (`runtime.progress`); `runtime.stall` finds the rank
+that stands still, and every rank writes its Python stacks before it ends.
+
 A long computation that holds Python's global lock delays beats, so `patience` is well above such pauses; and silence
 is counted in the watcher's own rounds, so that a watcher that was paused itself accuses nobody.
 """
@@ -24,6 +27,8 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
 from diffusionpipe.errors import DiffusionPipeError, PeerError
+from diffusionpipe.runtime.progress import Moment, Progress
+from diffusionpipe.runtime.stall import culprit_of, dump_stacks, may_judge, moment_to_text, parse_moment, reason_of
 from diffusionpipe.runtime.verdict import Fate, Member, Verdict, is_gone, parse_member, parse_verdict, this_member
 from diffusionpipe.units import Seconds
 
@@ -67,8 +72,10 @@ class Watchdog:
         connect: "Callable[[], Store]",
         end: Callable[[str], None] = end_process,
         note: Callable[[BaseException], object] | None = None,
+        progress: Progress | None = None,
     ) -> None:
         self._post, self._connect, self._end, self._note = post, connect, end, note
+        self._progress = progress or Progress(post.rank)
         self._me = this_member(post.rank)
         self._store: Store | None = None
         self._lock = threading.Lock()
@@ -107,8 +114,9 @@ class Watchdog:
             self._left.set()
 
     def start(self) -> None:
-        """Connect, introduce this rank and start beating. A job of one rank needs none of this."""
+        """Connect, introduce this rank and start beating. A job of one rank only watches its own progress."""
         if self._post.world_size == 1:
+            threading.Thread(target=self._watch_alone, name="watchdog_watch_alone", daemon=True).start()
             return
         store = self._store = self._connect()
         store.set(f"member/{self._post.rank}", json.dumps(asdict(self._me)))
@@ -168,20 +176,59 @@ class Watchdog:
     # ---- the beating thread
 
     def _watch(self) -> None:
-        beat = 0
+        beat, looked = 0, time.monotonic()
         try:
             while not self._left.is_set():
                 beat += 1
-                self._requests().set(f"beat/{self._post.rank}", str(beat))
-                verdict = self._heard() or self._judge_successor()
+                mine, looked = self._look(looked), time.monotonic()
+                self._requests().set(f"beat/{self._post.rank}", f"{beat} {moment_to_text(mine)}")
+                verdict = self._heard() or self._judge_successor() or self._judge_progress(mine)
                 self._answers += 1
                 if verdict is not None:
                     self._conclude(verdict)
-                self._hurry.wait(self._post.interval)
+                self._hurry.wait(self._progress.pause(self._post.interval))
                 if self._hurry.is_set():
                     time.sleep(self._post.interval / 20)
         except RuntimeError as error:
             self._conclude(self._store_lost(f"ended (its key-value store is gone: {str(error).splitlines()[0]})"))
+
+    def _watch_alone(self) -> None:
+        looked = time.monotonic()
+        while not self._left.wait(self._progress.pause(self._post.interval)):
+            mine, looked = self._look(looked), time.monotonic()
+            if mine.is_over_limit:
+                reason = reason_of(mine, {}, self._progress.folder)
+                self._conclude(Verdict(fate=Fate.STUCK, reason=reason, member=self._me))
+
+    def _look(self, last: Seconds) -> Moment:
+        """What this rank does now. A pause of the whole machine is not counted as standing still."""
+        return self._progress.look(min(time.monotonic() - last, 2 * self._post.interval))
+
+    def _judge_progress(self, mine: Moment) -> Verdict | None:
+        if not may_judge(mine, grace=3 * self._post.interval):
+            return None
+        beats = {rank: self._peek(f"beat/{rank}") for rank in range(self._post.world_size)}
+        moments = {rank: parse_moment(beat.partition(" ")[2]) for rank, beat in beats.items() if beat}
+        culprit = culprit_of({**moments, self._post.rank: mine}, self._post.rank)
+        if culprit is None or self._all_done():
+            return None
+        member = parse_member(self._peek(f"member/{culprit.rank}"))
+        reason = reason_of(culprit, moments, self._progress.folder)
+        return self._publish(Verdict(fate=Fate.STUCK, reason=reason, member=member))
+
+    def _dump_stacks(self) -> None:
+        """Write this rank's stacks; whoever ends first gets the others killed, so wait until they have written too."""
+        dump_stacks(self._progress)
+        if self._store is None:
+            return
+        deadline = time.monotonic() + 2.5 * self._post.interval
+        with contextlib.suppress(RuntimeError):  # the store may end with its rank now
+            written = self._store.add("dumped", 1)
+            while written < self._post.world_size and time.monotonic() < deadline:
+                time.sleep(self._post.interval / 20)
+                written = self._store.add("dumped", 0)
+            if self._post.rank == self._post.store_rank:
+                time.sleep(self._post.interval / 5)  # the store ends with this rank: let the others read the count
 
     def _judge_successor(self) -> Verdict | None:
         rank = (self._post.rank + 1) % self._post.world_size
@@ -252,6 +299,8 @@ class Watchdog:
                 return
             self._verdict = verdict
             is_claimed = self._is_claimed
+        if verdict.fate is Fate.STUCK:
+            self._dump_stacks()
         if not is_claimed:
             self._end(verdict.message(self._post.rank))
         self._known.set()

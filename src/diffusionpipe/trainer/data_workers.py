@@ -16,6 +16,7 @@ import multiprocessing
 import os
 import signal
 import tempfile
+import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
@@ -185,6 +186,7 @@ def _death(process: SpawnProcess, step: int) -> str:
 def _serve(make: MakeBatch, pipe: Connection) -> None:
     """Makes the batches of the steps that the rank asks for, until the pipe ends."""
     _leave_signals_to_the_rank()
+    threading.Thread(target=_end_with_the_rank, name="end of the rank", daemon=True).start()
     os.nice(POLITENESS)  # batches are made ahead, so a worker can wait until a rank that shares its core does
     torch.set_num_threads(1)
     with suppress(EOFError, OSError):
@@ -193,6 +195,14 @@ def _serve(make: MakeBatch, pipe: Connection) -> None:
         while True:
             step = int(pipe.recv_bytes())
             _reply(pipe, step, make)
+
+
+def _end_with_the_rank() -> None:
+    """A worker that is stuck would not see the end of its pipe."""
+    rank = multiprocessing.parent_process()
+    if rank is not None:
+        rank.join()
+        os._exit(1)
 
 
 def _leave_signals_to_the_rank() -> None:

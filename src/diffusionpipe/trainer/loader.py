@@ -5,7 +5,7 @@ where a run was resumed, changes anything.
 """
 
 from collections import deque
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass, replace
@@ -38,6 +38,8 @@ class StepLoader:
     workers: int = 1
     """Worker processes; 0 decodes in this one."""
     pin_memory: bool = False
+    on_start: Callable[[DataWorkers], None] | None = None
+    """Called with the workers when they have been started."""
 
     def __post_init__(self) -> None:
         outside = [position for position in self.positions if not 0 <= position < self.batch]
@@ -62,13 +64,19 @@ class StepLoader:
             yield {name: value.pin_memory() for name, value in batch.items()} if self.pin_memory else batch
 
     def _ahead(self, steps: range) -> Generator[dict[str, Tensor], None, None]:
-        with closing(DataWorkers(self.load, steps, self.workers)) as workers:
+        with closing(self._started(steps)) as workers:
             for step in steps:
                 yield workers.take(step)
 
+    def _started(self, steps: range) -> DataWorkers:
+        workers = DataWorkers(replace(self, on_start=None).load, steps, self.workers)
+        if self.on_start is not None:
+            self.on_start(workers)
+        return workers
+
     def _pinned(self, steps: range) -> Generator[dict[str, Tensor], None, None]:
         """The same in page-locked memory; a thread copies the next batch while this one is used."""
-        with ThreadPoolExecutor(1) as pool, closing(DataWorkers(self.load, steps, self.workers)) as workers:
+        with ThreadPoolExecutor(1) as pool, closing(self._started(steps)) as workers:
 
             def take(step: int) -> dict[str, Tensor]:
                 return {name: value.pin_memory() for name, value in workers.take(step).items()}

@@ -187,9 +187,10 @@ class Stepper:
     def _settle(self, step: "_Unsettled") -> StepResult:
         """Wait for the sums; step, or amend the step that was taken without them."""
         session = self._session
-        if step.work is not None:
-            step.work.wait()
-        squares, summed, busy, saves, stops = step.total.tolist()
+        with session.job.progress.waiting():
+            if step.work is not None:
+                step.work.wait()
+            squares, summed, busy, saves, stops = step.total.tolist()
         self._end_phase("sum over all ranks")
         norm, loss = step.total[0].sqrt(), summed / session.plan.batch
         if not _is_finite(loss) or not _is_finite(squares):

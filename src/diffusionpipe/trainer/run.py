@@ -19,6 +19,7 @@ from diffusionpipe.errors import PeerError
 from diffusionpipe.ir import Timeline
 from diffusionpipe.ir.files import write_plan, write_timeline
 from diffusionpipe.runtime.process_group import Job
+from diffusionpipe.runtime.progress import RECORDING, STEP
 from diffusionpipe.trainer.batch import sample_indices
 from diffusionpipe.trainer.checkpoint import latest, resolve, save
 from diffusionpipe.trainer.drawing import Picture, Wish, draw_in_session, raw_conditions
@@ -103,8 +104,10 @@ def run(recipe: Recipe, job: Job, hooks: Hooks, *, resume: str | None = None) ->
         PeerError: another rank died.
     """
     folder, is_first = recipe.run.folder, job.membership.rank == 0
+    job.progress.configure(recipe.run.stuck_after, folder / "logs")
     prepare_folder(folder, resume)
     screen = hooks.screen if is_first else Screen(speaks=False)
+    screen.listener = job.progress
     with screen.work("reading model and data") as work:
         opened = open_model(recipe, job)
         data = read_data(opened, work, lambda: _check_sampling(opened))
@@ -205,7 +208,9 @@ def _write_documents(session: Session) -> None:
 
 
 def _train(state: _Run) -> None:
-    session, recipe = state.session, state.session.recipe
+    session, recipe, progress = state.session, state.session.recipe, state.session.job.progress
+    worker = session.worker
+    progress.executors = [e for e in (worker.prologue, worker.train, worker.validate, worker.sample) if e is not None]
     loader = StepLoader(
         source=state.data.train,
         batch=session.plan.batch,
@@ -214,6 +219,7 @@ def _train(state: _Run) -> None:
         num_steps=recipe.training.steps - state.step + session.worker.encodes_ahead,
         workers=recipe.data.workers,
         pin_memory=session.job.device.type == "cuda",
+        on_start=progress.help_from,
     )
 
     def names_of(step: int, positions: Sequence[int]) -> tuple[str, ...]:
@@ -230,13 +236,18 @@ def _train(state: _Run) -> None:
     stepper = Stepper(session, state.stopping, names_of)
     traces: list[Trace] = []
     waits: dict[int, Seconds] = {}
-    with closing(iter(loader)) as batches, state.progress or nullcontext(), ExitStack() as beginning:
+    with (
+        closing(progress.taken(iter(loader))) as batches,
+        state.progress or nullcontext(),
+        progress.phase(STEP),
+        ExitStack() as beginning,
+    ):
         beginning.enter_context(state.screen.work("first step"))
-        if (first := session.worker.prologue) is not None:
-            session.worker.feed(first, next(batches))
+        if (first := worker.prologue) is not None:
+            worker.feed(first, next(batches))
             first.run()
         while state.step < recipe.training.steps:
-            started = perf_counter()
+            started, progress.step = perf_counter(), state.step + 1
             inputs = next(batches)
             waited = perf_counter() - started
             is_traced = state.step >= recipe.training.steps - NUM_TRACED
@@ -245,13 +256,15 @@ def _train(state: _Run) -> None:
             waits[state.step + 1] = waited
             results = stepper.step(state.step, inputs)
             beginning.close()
+            progress.end_step(perf_counter() - started)
             state.step += 1
             if is_traced:
                 traces.append((*session.worker.train.spans(), stepper.phases()))
             if _needs_final_weights(state, results):
                 results += stepper.settle()
-            for result in results:
-                _report(state, result, waits.pop(result.step))
+            with progress.phase(RECORDING):
+                for result in results:
+                    _report(state, result, waits.pop(result.step))
             _evaluate(state)
             if any(result.decision.saves for result in results) or _is_due(recipe.checkpoint.every, state.step):
                 _save(state)
@@ -315,10 +328,11 @@ def _evaluate(state: _Run) -> None:
             pictures = draw_in_session(session, wish, settings, on_step=steps_of(work))
         if pictures is not None:
             assert state.metrics is not None, "the first worker shows the pictures, which is rank 0"
-            shown = keep_in_session(session, state.step, pictures, wish, settings)
-            state.metrics.show(state.step, shown)
-            grid = sample_folder(recipe.run.folder, state.step).with_suffix(".png")
-            state.hooks.save_grid(pictures, wish.captions, grid)
+            with session.job.progress.phase(RECORDING):
+                shown = keep_in_session(session, state.step, pictures, wish, settings)
+                state.metrics.show(state.step, shown)
+                grid = sample_folder(recipe.run.folder, state.step).with_suffix(".png")
+                state.hooks.save_grid(pictures, wish.captions, grid)
             logger.info("step=%d drawn=%s draw_s=%.1f", state.step, grid, perf_counter() - started)
 
 

@@ -1,11 +1,11 @@
 """[run] of a recipe: where results go, and who records them besides."""
 
 from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field
 
-from diffusionpipe.trainer.section import Choice, Maybe, Place, Section, Several, texts_for_text
+from diffusionpipe.trainer.section import Choice, Maybe, Place, Positive, Section, Several, texts_for_text
 
 
 class TrackerName(StrEnum):
@@ -39,3 +39,6 @@ class RunSection(Section):
     """The project (experiment) under which trackers file the run."""
     name: Maybe[Annotated[str, Field(min_length=1)]] = None
     """Name of the run in the trackers; "none": the name of its folder."""
+    stuck_after: Maybe[Literal["auto"] | Positive] = "auto"
+    """Seconds without progress within a step after which the run ends as stuck; ten times as many elsewhere. "auto":
+    20 median steps, at least 60 s; "none": no limit."""

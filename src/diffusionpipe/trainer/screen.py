@@ -8,7 +8,8 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Protocol
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
@@ -27,11 +28,23 @@ REFRESH: Seconds = 0.2
 Clock = Callable[[], Seconds]
 
 
+class Listener(Protocol):
+    """Whatever else wants to know what is under way."""
+
+    def phase(self, name: str) -> AbstractContextManager[None]:
+        """The block is work of this title."""
+        ...
+
+    def advance(self) -> None:
+        """A part of it is done."""
+        ...
+
+
 class Work:
     """One piece of work under way. Mutable: `show` says how far it is."""
 
-    def __init__(self, title: str, clock: Clock) -> None:
-        self._title, self._clock = title, clock
+    def __init__(self, title: str, clock: Clock, listener: Listener | None = None) -> None:
+        self._title, self._clock, self._listener = title, clock, listener
         self._started = self._drawn = clock()
         self._done, self._total = 0.0, 0.0
         self._words: Mapping[str, object] = {}
@@ -40,6 +53,8 @@ class Work:
 
     def show(self, done: float, total: float, words: Mapping[str, object] | None = None) -> None:
         """So much of all work is done; `words` say it to people, e.g. {"layer": "12/59"}."""
+        if self._listener is not None:
+            self._listener.advance()
         self._done, self._total, self._words = done, total, words or {}
         self.write(done, total, ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in self._words.items()))
 
@@ -92,6 +107,8 @@ class Screen:
         """`speaks`: false on all ranks but the first, which then show nothing."""
         self.console = console or Console(stderr=True)
         self.clock = clock
+        self.listener: Listener | None = None
+        """Hears of all work, also where nothing is shown."""
         self._speaks, self._patience, self._log_every = speaks, patience, log_every
         self._bars: Progress | None = None
 
@@ -106,15 +123,16 @@ class Screen:
 
         `is_timed`: the work measures times, so no thread of ours draws beside it.
         """
-        work = Work(title, self.clock)
-        if self.is_terminal:
-            with self._drawn(work, is_kept=False, is_timed=is_timed):
+        work = Work(title, self.clock, self.listener)
+        with self.listener.phase(title) if self.listener is not None else nullcontext():
+            if self.is_terminal:
+                with self._drawn(work, is_kept=False, is_timed=is_timed):
+                    yield work
+            elif self._speaks:
+                with self._logged(work):
+                    yield work
+            else:
                 yield work
-        elif self._speaks:
-            with self._logged(work):
-                yield work
-        else:
-            yield work
 
     @contextmanager
     def bar(self, title: str) -> Iterator[Work]:

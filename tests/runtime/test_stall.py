@@ -1,0 +1,244 @@
+import sys
+import threading
+import time
+
+import pytest
+from torch.distributed import HashStore
+
+from diffusionpipe.runtime.progress import PLANNING, STEP, Moment, Progress, Whereabouts, is_in_collective
+from diffusionpipe.runtime.stall import culprit_of, dump_stacks, may_judge, moment_to_text, parse_moment, reason_of
+from diffusionpipe.runtime.trace import marks_of, position_of
+from diffusionpipe.runtime.watchdog import Post, Watchdog
+
+
+def moments(*given):
+    """(waits, time without progress) of each rank; the limit is 10 s."""
+    return {
+        rank: Moment(rank=rank, phase=STEP, step=3, waits=waits, still=still, limit=10)
+        for rank, (waits, still) in enumerate(given)
+    }
+
+
+@pytest.mark.parametrize(
+    ("given", "culprit"),
+    [
+        ([((1,), 14), ((2,), 13), (None, 12)], 2),  # a chain: the one that waits for nobody
+        ([((1,), 14), (None, 12), ((1,), 13)], 1),  # two wait for one
+        ([((), 14), ((), 14), (None, 12)], 2),  # a collective that one has not joined
+        ([((1, 2), 14), (None, 1), (None, 12)], 2),  # of two that are awaited the one that stands still
+        ([((1,), 14), (None, 9), ((1,), 14)], None),  # the root has time left: it is slow
+        ([((1,), 14), (None, 0), (None, 0)], None),
+        ([((1,), 14), ((2,), 14), ((1,), 14)], 1),  # a circle that rank 0 waits for
+        ([((1,), 14), ((0,), 14), (None, 0)], 0),
+        ([((1,), 14), ((0,), 2), (None, 0)], None),  # rank 1 was seen at another time: it goes on
+    ],
+)
+def test_the_root_of_the_waits_is_named(given, culprit):
+    found = culprit_of(moments(*given), 0)
+    assert (found.rank if found is not None else None) == culprit
+
+
+def test_of_ranks_that_all_wait_the_one_furthest_behind_is_named():
+    late = Moment(rank=1, phase=STEP, step=2, waits=(), still=14, limit=10)
+    assert culprit_of(moments(((), 14), ((), 14)) | {1: late}, 0) == late
+
+
+def test_a_waiting_rank_leaves_the_verdict_to_the_one_it_waits_for_for_a_while():
+    waiting, working = moments(((1,), 11), (None, 11)).values()
+    assert may_judge(working, grace=3)
+    assert not may_judge(waiting, grace=3)
+    assert may_judge(waiting, grace=0.5)
+
+
+def test_a_moment_survives_the_store():
+    for moment in moments(((1, 2), 14), (None, 12)).values():
+        assert parse_moment(moment_to_text(moment)) == moment
+
+
+def test_the_message_names_rank_action_and_who_waits(tmp_path):
+    culprit = Moment(rank=1, phase=STEP, step=7, action="action 1B0", still=12.4, limit=10)
+    waiting = Moment(rank=0, phase=STEP, step=7, action="action 0B0", waits=(1,), still=12, limit=10)
+    assert reason_of(culprit, {0: waiting, 1: culprit}, tmp_path) == (
+        "has made no progress for 12 s: step 7, action 1B0\n"
+        "rank 0 waits for it: step 7, action 0B0\n"
+        f"The Python stacks of all ranks are in {tmp_path}/rank_*.stacks.\n"
+        "The limit here was 10 s; run.stuck_after changes it."
+    )
+    loading = Moment(rank=1, phase="saving", step=7, helper=99, still=12.4, limit=100)
+    assert "saving (step 7), waiting for its data worker (process 99)" in reason_of(loading, {}, None)
+
+
+class Fake:
+    """An executor."""
+
+    def __init__(self):
+        self.runs, self.marks, self.where = 0, 0, None
+
+    def passed(self):
+        return self.runs, self.marks
+
+    def whereabouts(self):
+        return self.where
+
+
+def test_time_stands_still_only_between_signs_of_progress():
+    progress, executor = Progress(0), Fake()
+    progress.executors = [executor]
+    progress.configure(10.0, None)
+
+    def still():
+        return progress.look(1.0).still
+
+    with progress.phase(STEP):
+        assert [still(), still(), still()] == [0, 1, 2]
+        executor.marks += 1
+        assert [still(), still()] == [0, 1]
+        progress.advance()
+        assert [still(), still()] == [0, 1]
+        progress.end_step(1.0)
+        assert [still(), still()] == [0, 1]
+        with progress.phase("saving"):
+            assert [still(), still()] == [0, 1]
+        assert still() == 0
+
+
+def test_bytes_that_are_written_are_progress_while_saving(tmp_path):
+    progress = Progress(0)
+    progress.configure(10.0, None)
+    for phase, expected in (("saving", [0, 0]), (STEP, [0, 1])):
+        with progress.phase(phase):
+            found = [progress.look(1.0).still]
+            (tmp_path / "file").write_bytes(bytes(2**18))
+            assert [*found, progress.look(1.0).still] == expected
+
+
+def test_an_action_that_waits_names_whom_it_waits_for():
+    progress, executor = Progress(0), Fake()
+    progress.executors = [executor]
+    executor.where = Whereabouts(action="action 0B1", awaited=(2,))
+    assert progress.look(0).waits == (2,)
+    executor.where = Whereabouts(action="action 0B1")
+    assert progress.look(0).waits is None
+    with progress.waiting():
+        assert progress.look(0).waits is None, "the iteration is under way on the device"
+        executor.where = None
+        assert progress.look(0).waits == ()
+
+
+def test_limits_follow_the_steps_and_the_phase():
+    progress = Progress(0)
+    assert progress.limit() is None
+    progress.configure("auto", None)
+    with progress.phase(STEP):
+        assert progress.limit() == 60
+        for seconds in (900, 10, 10):
+            progress.end_step(seconds)
+        assert progress.limit() == 200
+        with progress.phase("saving"):
+            assert progress.limit() == 2000
+        with progress.phase(PLANNING):
+            assert progress.limit() is None
+    progress.configure(3.0, None)
+    with progress.phase(STEP):
+        assert progress.limit() == 3
+        assert progress.pause(1.0) == 0.75
+    progress.configure(None, None)
+    with progress.phase(STEP):
+        assert progress.limit() is None
+
+
+def test_the_position_in_an_order_follows_from_the_times_recorded():
+    marks = marks_of([False, True, False])  # at 0; 0-1, wait 1-2, 2-3; 3-4
+    assert [position_of(marks, passed) for passed in (1, 2, 3, 4, 5)] == [
+        (0, False),
+        (1, True),
+        (1, False),
+        (2, False),
+        (3, False),
+    ]
+
+
+def test_a_thread_that_waits_for_a_transfer_is_recognised():
+    done = threading.Lock()
+    done.acquire()
+
+    class Work:
+        wait = done.acquire  # in C, as that of torch
+
+    def receive():
+        Work.wait()
+
+    def compute():
+        done.acquire()
+
+    for target, expected in ((receive, True), (compute, False)):
+        thread = threading.Thread(target=target, daemon=True)
+        thread.start()
+        deadline = time.monotonic() + 10
+        while sys._current_frames()[thread.ident].f_code is not target.__code__:
+            assert time.monotonic() < deadline
+        time.sleep(0.01)
+        assert is_in_collective(sys._current_frames()[thread.ident]) is expected
+        done.release()
+        thread.join()
+        done.acquire(blocking=False)
+    assert not is_in_collective(None)
+
+
+def test_stacks_of_all_threads_are_written(tmp_path):
+    progress = Progress(3)
+    progress.configure(1.0, tmp_path / "logs")
+    progress.step = 4
+    dump_stacks(progress)
+    text = (tmp_path / "logs" / "rank_3.stacks").read_text()
+    assert text.startswith("Rank 3: starting (step 4)\n")
+    assert "test_stacks_of_all_threads_are_written" in text
+
+
+def test_a_rank_that_stands_still_ends_all_with_one_verdict(tmp_path):
+    """Two watchdogs in threads: rank 1 works for ever, rank 0 waits for it."""
+    store, said = HashStore(), {}
+    progresses = [Progress(rank) for rank in range(2)]
+    executors = [Fake(), Fake()]
+    executors[0].where = Whereabouts(action="action 0B0", awaited=(1,))
+    executors[1].where = Whereabouts(action="action 1B0")
+    watchdogs = []
+    for rank, progress in enumerate(progresses):
+        progress.executors = [executors[rank]]
+        progress.configure(0.2, tmp_path)
+        progress.step = 5
+        post = Post(rank=rank, world_size=2, store_rank=None, interval=0.05, patience=20)
+        watchdogs.append(
+            Watchdog(
+                post=post,
+                connect=lambda: store,
+                end=lambda text, rank=rank: said.update({rank: text}),
+                progress=progress,
+            )
+        )
+    with progresses[0].phase(STEP), progresses[1].phase(STEP):
+        for watchdog in watchdogs:
+            watchdog.start()
+        for watchdog in watchdogs:
+            assert watchdog._known.wait(10)
+    assert "rank 1 (" in said[0]
+    assert "has made no progress for 0." in said[0]
+    assert " s: step 5, action 1B0\nrank 0 waits for it: step 5, action 0B0\n" in said[0]
+    assert said[0] == said[1]
+    assert {path.name for path in tmp_path.iterdir()} == {"rank_0.stacks", "rank_1.stacks"}
+
+
+def test_ranks_that_go_on_are_left_alone(tmp_path):
+    store, said = HashStore(), []
+    progress, executor = Progress(0), Fake()
+    progress.executors = [executor]
+    progress.configure(0.2, tmp_path)
+    post = Post(rank=0, world_size=2, interval=0.05, patience=20)
+    watchdog = Watchdog(post=post, connect=lambda: store, end=said.append, progress=progress)
+    with progress.phase(STEP):
+        watchdog.start()
+        for _ in range(12):
+            time.sleep(0.05)
+            executor.marks += 1
+    watchdog._left.set()
+    assert said == []
