@@ -1,3 +1,4 @@
+import subprocess
 import sys
 import threading
 import time
@@ -110,6 +111,42 @@ def test_bytes_that_are_written_are_progress_while_saving(tmp_path):
             found = [progress.look(1.0).still]
             (tmp_path / "file").write_bytes(bytes(2**18))
             assert [*found, progress.look(1.0).still] == expected
+
+
+def test_bytes_that_an_awaited_data_worker_reads_are_progress():
+    class Worker:
+        """Another process with files."""
+
+        def __init__(self):
+            self.process = subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+            self.awaited = self.process.pid
+
+        def read(self, data):
+            self.process.stdin.write(data)
+            self.process.stdin.flush()
+            assert len(self.process.stdout.read(len(data))) == len(data)
+
+        def stacks(self):
+            return "stacks of the worker"
+
+    progress, worker = Progress(0), Worker()
+    progress.configure(10.0, None)
+    worker.read(b"x")
+    progress.help_from(worker)
+    seen = []
+
+    def batches():
+        seen.extend(progress.look(1.0).still for _ in range(3))
+        worker.read(bytes(2**17))
+        seen.extend(progress.look(1.0).still for _ in range(2))
+        assert progress.look(1.0).helper == worker.awaited
+        yield "batch"
+
+    with progress.phase(STEP):
+        assert list(progress.taken(batches())) == ["batch"]
+    assert seen == [0, 1, 2, 0, 1]
+    assert progress.look(1.0).helper is None
+    worker.process.communicate()
 
 
 def test_an_action_that_waits_names_whom_it_waits_for():

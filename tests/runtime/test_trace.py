@@ -3,7 +3,7 @@ from time import perf_counter
 import torch
 
 from diffusionpipe.ir import parse_action
-from diffusionpipe.runtime.trace import marks_of, recorder_for, spans_of
+from diffusionpipe.runtime.trace import CudaRecorder, marks_of, recorder_for, spans_of
 
 
 def test_a_wait_stands_between_two_actions_and_belongs_to_neither():
@@ -33,3 +33,19 @@ def test_the_host_recorder_counts_from_its_first_mark_after_a_reset():
     assert times == sorted(times)
     assert len(times) == 3
     assert times[-1] <= perf_counter() - start
+
+
+def test_a_device_has_passed_the_events_up_to_the_first_that_is_not_over():
+    class Event:
+        def __init__(self, is_over):
+            self.is_over = is_over
+
+        def query(self):
+            return self.is_over
+
+    recorder = CudaRecorder()
+    recorder._events = [Event(is_over) for is_over in (True, True, False, False, True)]  # the last one is of before
+    recorder._num_marks = 4
+    assert recorder.passed() == 2
+    recorder.reset()
+    assert recorder.passed() == 0

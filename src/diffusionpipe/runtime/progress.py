@@ -176,7 +176,8 @@ class Progress:
 
     def helper_stacks(self) -> str:
         """The Python stacks of the data workers."""
-        return self._helpers.stacks() if self._helpers is not None else ""
+        helpers = self._helpers
+        return helpers.stacks() if helpers is not None else ""
 
     def advance(self) -> None:
         """A part of the phase's work is done."""
@@ -208,21 +209,21 @@ class Progress:
 
     def look(self, elapsed: Seconds) -> Moment:
         """The moment, `elapsed` after the last look."""
-        io = 0 if self._phases[-1] == STEP else _bytes_moved() >> _IO_UNIT
-        seen = (self._phases[-1], self._count, io, [executor.passed() for executor in self.executors])
+        phase, limit, helpers = self._phases[-1], self.limit(), self._helpers
+        helper = helpers.awaited if self._is_taking and helpers is not None else None
+        io = bytes_moved(helper) if phase != STEP or helper is not None else 0
+        seen = (phase, self._count, helper, io >> _IO_UNIT, [executor.passed() for executor in self.executors])
         self._still = self._still + elapsed if seen == self._seen else 0.0
         self._seen = seen
         where = next(filter(None, (executor.whereabouts() for executor in self.executors)), None)
-        helper = self._helpers.awaited if self._is_taking and self._helpers is not None else None
-        waits: tuple[int, ...] | None = where.awaited if where is not None else None
-        limit = self.limit()
-        if where is None and (
-            self._waits or (limit is not None and self._still > limit / 2 and self._is_in_collective())
-        ):
-            waits = ()
+        waits: tuple[int, ...] | None = where.awaited if where is not None else () if self._waits else None
+        # Only of a thread that has done nothing for a while: whoever holds the frame of a function that returns may
+        # have to free its tensors.
+        if waits is None and limit is not None and self._still > limit / 2:
+            waits = () if is_in_collective(sys._current_frames().get(self._thread)) else None
         return Moment(
             rank=self.rank,
-            phase=self._phases[-1],
+            phase=phase,
             step=self.step,
             action=where.action if where is not None else "the sum over all ranks" if self._waits else "",
             helper=helper,
@@ -230,11 +231,6 @@ class Progress:
             still=self._still,
             limit=limit,
         )
-
-    def _is_in_collective(self) -> bool:
-        # Only of a thread that has stood still for a while: who holds the frame of a function that returns may have to
-        # free its tensors.
-        return is_in_collective(sys._current_frames().get(self._thread))
 
 
 _COLLECTIVES = {
@@ -259,9 +255,9 @@ def is_in_collective(frame: FrameType | None) -> bool:
     return ".wait()" in linecache.getline(innermost.f_code.co_filename, innermost.f_lineno)
 
 
-def _bytes_moved() -> int:
-    """Bytes that the process has read and written, messages not included; 0 where the system does not say."""
+def bytes_moved(process: int | None = None) -> int:
+    """Bytes that this or another process has read and written, messages not included; 0 if unknown."""
     total = 0
-    with suppress(OSError, ValueError), open("/proc/self/io", encoding="ascii") as file:
+    with suppress(OSError, ValueError), open(f"/proc/{process or 'self'}/io", encoding="ascii") as file:
         total = sum(int(line.split()[1]) for line in file if line.startswith(("rchar:", "wchar:")))
     return total

@@ -82,13 +82,18 @@ def reason_of(culprit: Moment, moments: Mapping[int, Moment], stacks: Path | Non
     return "\n".join(lines)
 
 
+def stacks_file(folder: Path, rank: int) -> Path:
+    """Where a rank writes its stacks."""
+    return folder / f"rank_{rank}.stacks"
+
+
 def dump_stacks(progress: Progress) -> None:
     """Write the Python stacks of all threads of this rank and of its data workers into its file in the log folder."""
     if progress.folder is None:
         return
     with suppress(OSError):  # the job ends anyway, and its message says why
         progress.folder.mkdir(parents=True, exist_ok=True)
-        with (progress.folder / f"rank_{progress.rank}.stacks").open("w", encoding="utf-8") as file:
+        with stacks_file(progress.folder, progress.rank).open("w", encoding="utf-8") as file:
             file.write(f"Rank {progress.rank}: {progress.look(0.0).place()}\n")
             file.flush()
             faulthandler.dump_traceback(file, all_threads=True)

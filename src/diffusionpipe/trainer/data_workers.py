@@ -47,6 +47,7 @@ _STACKS = signal.SIGUSR2
 """Asks a worker for its stacks."""
 _ALIGNED: Bytes = 64
 _LAST_WORDS: Seconds = 5.0
+"""A worker that has closed its pipe or was killed ends within this time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,13 +104,14 @@ class DataWorkers:
 
     def stacks(self, patience: Seconds = 1.0) -> str:
         """The Python stacks of all workers now, as text. It waits at most `patience` for workers that are stuck."""
-        before = [os.fstat(worker.stacks).st_size for worker in self._workers]
-        for worker in self._workers:
+        workers = tuple(self._workers)
+        before = [os.fstat(worker.stacks).st_size for worker in workers]
+        for worker in workers:
             with suppress(ProcessLookupError):
                 os.kill(worker.process.pid or 0, _STACKS)
         deadline = time.monotonic() + patience
         texts = []
-        for worker, size in zip(self._workers, before, strict=True):
+        for worker, size in zip(workers, before, strict=True):
             while os.fstat(worker.stacks).st_size == size and time.monotonic() < deadline:
                 time.sleep(0.01)
             time.sleep(0.05)  # until the last line is there
@@ -161,7 +163,7 @@ def _kill(workers: list[_Worker]) -> None:
     for worker in workers:
         worker.process.kill()
     for worker in workers:
-        worker.process.join()
+        worker.process.join(_LAST_WORDS)  # one that waits for a dead file server does not end
         worker.pipe.close()
         os.close(worker.stacks)
     workers.clear()

@@ -20,6 +20,7 @@ from diffusionpipe.ir import Timeline
 from diffusionpipe.ir.files import write_plan, write_timeline
 from diffusionpipe.runtime.process_group import Job
 from diffusionpipe.runtime.progress import RECORDING, STEP
+from diffusionpipe.runtime.stall import stacks_file
 from diffusionpipe.trainer.batch import sample_indices
 from diffusionpipe.trainer.checkpoint import latest, resolve, save
 from diffusionpipe.trainer.drawing import Picture, Wish, draw_in_session, raw_conditions
@@ -106,6 +107,7 @@ def run(recipe: Recipe, job: Job, hooks: Hooks, *, resume: str | None = None) ->
     folder, is_first = recipe.run.folder, job.membership.rank == 0
     job.progress.configure(recipe.run.stuck_after, folder / "logs")
     prepare_folder(folder, resume)
+    stacks_file(folder / "logs", job.membership.rank).unlink(missing_ok=True)
     screen = hooks.screen if is_first else Screen(speaks=False)
     screen.listener = job.progress
     with screen.work("reading model and data") as work:
