@@ -18,7 +18,7 @@ from transformers import CLIPTokenizer
 
 from diffusionpipe.models.graph import canonical_names
 from diffusionpipe.runtime.process_group import Job, joined, membership
-from diffusionpipe.trainer import loop, stopping
+from diffusionpipe.trainer import loop, spikes, stopping
 from diffusionpipe.trainer import run as run_module
 from diffusionpipe.trainer.checkpoint import read
 from diffusionpipe.trainer.drawing import Picture, Wish, draw_in_session
@@ -134,6 +134,12 @@ def _stepper(job: Job, recipe: Recipe, at: Mapping[int, Callable[[Job, Recipe], 
             return super().step(step, inputs)
 
     return InterruptedStepper
+
+
+def train_with_many_spikes(job: Job, recipe: Recipe, resume: str | None = None) -> int:
+    """The run of a recipe where, after two steps, values about the median are spikes."""
+    with mock.patch.multiple(spikes, LEAST=2, DEVIATIONS=-1.0, FACTOR=0.98):
+        return train(job, recipe, resume)
 
 
 def terminate_the_last_rank(job: Job, recipe: Recipe) -> None:

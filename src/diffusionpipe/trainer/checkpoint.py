@@ -79,7 +79,7 @@ def save(
         remains = f"the last good checkpoint is {last}" if last else "there is no earlier checkpoint"
         raise CheckpointError(f"the checkpoint of step {step} could not be written: {error}\n{remains}") from error
     if is_first:
-        _remove_old(run_folder, keep)
+        prune(run_folder, keep)
         size = sum(record.size for record in files)
         logger.info("checkpoint=%s size_bytes=%d save_s=%.2f", final, size, time.perf_counter() - started)
     return final
@@ -258,8 +258,8 @@ def _publish(temporary: Path, final: Path, state: State, files: tuple[FileRecord
     shutil.rmtree(replaced, ignore_errors=True)
 
 
-def _remove_old(run_folder: Path, keep: int) -> None:
-    """Deletes all but the last checkpoints; the new one is safe already, so a failure is only reported."""
+def prune(run_folder: Path, keep: int) -> None:
+    """Deletes all but the last checkpoints, which are safe; so a failure is only reported. One rank calls it."""
     for path in saved_checkpoints(run_folder)[:-keep]:
         try:
             shutil.rmtree(path)
