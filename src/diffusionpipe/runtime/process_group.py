@@ -27,6 +27,7 @@ from torch.distributed import HashStore, PrefixStore, Store, TCPStore  # type: i
 
 from diffusionpipe.errors import ConfigError, PeerError
 from diffusionpipe.runtime.error_file import LAUNCHED, FailureNote, note_of, write_error_file
+from diffusionpipe.runtime.loopback import is_loopback, kept_local, loopback_listener
 from diffusionpipe.runtime.watchdog import Post, Watchdog, end_process
 from diffusionpipe.units import Seconds
 
@@ -149,7 +150,7 @@ def joined(
     post = Post(rank=member.rank, world_size=member.world_size, store_rank=member.store_rank, patience=patience)
     watchdog = Watchdog(post=post, connect=connect, end=_ending(member), note=lambda error: _leave_note(error, member))
     try:
-        with watchdog.guard():
+        with kept_local(member.address), watchdog.guard():
             _await_arrival(store, member, arrival)
             dist.init_process_group(
                 backend="gloo" if place.type == "cpu" else "cpu:gloo,cuda:nccl",
@@ -224,8 +225,8 @@ def _store(member: Membership, arrival: Seconds, patience: Seconds) -> tuple[Sto
         limit = timedelta(seconds=timeout)
         try:
             # Waiting for the others here would end without saying who is missing: _await_arrival says it.
-            store = TCPStore(member.address, member.port, None, is_holder, limit, wait_for_workers=False)
-        except dist.DistNetworkError as error:
+            store = tcp_store(member.address, member.port, is_holder=is_holder, timeout=limit)
+        except (dist.DistNetworkError, OSError) as error:
             raise ConfigError(_network_problem(member, str(error).splitlines()[0])) from error
         return PrefixStore(prefix, store)
 
@@ -235,9 +236,34 @@ def _store(member: Membership, arrival: Seconds, patience: Seconds) -> tuple[Sto
     return connection(is_holder=member.rank == member.store_rank, timeout=arrival), connect
 
 
+def tcp_store(address: str, port: int, *, is_holder: bool, timeout: timedelta, multi_tenant: bool = False) -> TCPStore:
+    """A connection to the key-value store at the address; `is_holder`: also the store itself, in this process.
+
+    The holder of a store at a loopback address listens there alone; port 0: any free one.
+
+    Raises:
+        OSError: the port is in use.
+        DistNetworkError: also for an address of the network; or the store cannot be reached.
+    """
+    descriptor = None
+    if is_holder and is_loopback(address):
+        with loopback_listener(address, port) as listener:
+            port, descriptor = listener.getsockname()[1], listener.detach()  # the store closes it
+    return TCPStore(
+        address,
+        port,
+        None,
+        is_holder,
+        timeout,
+        wait_for_workers=False,
+        multi_tenant=multi_tenant,
+        master_listen_fd=descriptor,
+    )
+
+
 def _network_problem(member: Membership, error: str) -> str:
     where = f"{member.address}:{member.port}"
-    if "EADDRINUSE" in error or "address already in use" in error:
+    if "EADDRINUSE" in error or "address already in use" in error.lower():
         return f"port {member.port} on {member.address} is in use; choose another with torchrun's --master-port."
     return (
         f"rank {member.rank} on {socket.gethostname()} cannot reach the master at {where} ({error}); check "

@@ -11,6 +11,7 @@ runs in a thread because its signal handlers end the job without waiting for a c
 """
 
 import contextlib
+import errno
 import logging
 import os
 import signal
@@ -160,14 +161,15 @@ def _ends(asked: int) -> tuple[int, ...]:
 
 
 def _meeting_point(port: int | None) -> "TCPStore":
-    """A store that holds the port; the agent's rendezvous in this process shares it (multi_tenant)."""
-    from torch.distributed import DistNetworkError, TCPStore  # type: ignore[attr-defined]  # no stub has the latter
+    """A store that holds the port, on loopback; the agent's rendezvous in this process shares it (multi_tenant)."""
+    from diffusionpipe.runtime.process_group import tcp_store
 
     try:
-        return TCPStore(_HOST, port or 0, None, True, timedelta(minutes=1), wait_for_workers=False, multi_tenant=True)
-    except DistNetworkError as error:
+        return tcp_store(_HOST, port or 0, is_holder=True, timeout=timedelta(minutes=1), multi_tenant=True)
+    except OSError as error:
+        problem = "is in use" if error.errno == errno.EADDRINUSE else "cannot be used"
         raise ConfigError(
-            f"port {port} is in use ({str(error).splitlines()[0]}); choose another with --port, or leave it out."
+            f"port {port} {problem} ({error.strerror}); choose another with --port, or leave it out."
         ) from error
 
 
