@@ -19,6 +19,7 @@ from torch import Tensor
 
 from diffusionpipe.errors import NonFiniteLossError
 from diffusionpipe.ir import Phase
+from diffusionpipe.runtime.exchange import form_of, gather
 from diffusionpipe.runtime.slot import Output
 from diffusionpipe.trainer.gradient_norm import clip_factor, scale, sum_of_squares
 from diffusionpipe.trainer.learning_rate import Decay, LearningRateSchedule, learning_rate_at
@@ -237,9 +238,7 @@ class Stepper:
             for output in outputs
             for row in (~torch.isfinite(output.value)).nonzero().flatten()
         ]
-        gathered: list[list[int] | None] = [None] * dist.get_world_size()
-        dist.all_gather_object(gathered, bad)
-        positions = sorted(position for rank in gathered if rank for position in rank)
+        positions = sorted(position for rank in gather(tuple(bad), form_of(tuple[int, ...])) for position in rank)
         named = f"samples {', '.join(self._names_of(step, positions))}" if positions else "no single sample"
         return NonFiniteLossError(
             f"step {step + 1}: the loss is {loss} and the gradient's norm {norm}, from {named}; nothing was updated.\n"
