@@ -25,6 +25,7 @@ from types import FrameType
 from typing import TYPE_CHECKING
 
 from diffusionpipe.errors import ConfigError, PeerError
+from diffusionpipe.runtime.admission import TOKEN, new_token
 from diffusionpipe.runtime.error_file import LAUNCHED, FailureNote, read_error_file
 
 if TYPE_CHECKING:
@@ -200,7 +201,11 @@ def _logs_specs(*, ranks: int, log_folder: Path, environ: Mapping[str, str]) -> 
     """Where the agent sends the ranks' output and looks for their notes, and what it adds to their environment."""
     from torch.distributed.elastic.multiprocessing import LogsDest, LogsSpecs
 
-    added = {LAUNCHED: str(os.getpid()), "TORCH_CPP_LOG_LEVEL": environ.get("TORCH_CPP_LOG_LEVEL", "FATAL")}
+    added = {
+        LAUNCHED: str(os.getpid()),
+        TOKEN: environ.get(TOKEN, new_token()),
+        "TORCH_CPP_LOG_LEVEL": environ.get("TORCH_CPP_LOG_LEVEL", "FATAL"),
+    }
     threads = threads_per_rank(ranks, environ)
     if threads is not None:
         added["OMP_NUM_THREADS"] = str(threads)
