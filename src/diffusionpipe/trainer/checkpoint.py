@@ -19,7 +19,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from diffusionpipe.errors import CheckpointError
-from diffusionpipe.trainer.agreement import agree, rank_in, size_of
+from diffusionpipe.runtime.exchange import form_of
+from diffusionpipe.trainer.agreement import agree, rank_in, size_of, together
 from diffusionpipe.trainer.manifest import (
     FileRecord,
     Manifest,
@@ -67,11 +68,11 @@ def save(
     final = run_folder / _FOLDER / f"step-{step:08d}"
     temporary = final.with_name(f".{final.name}{_WRITING}")
     try:
-        agree(lambda: _make_empty(temporary) if is_first else None, group)
+        together(lambda: _make_empty(temporary) if is_first else None, group)
         names = write_tensors(temporary, tensors, group)
-        records = agree(lambda: describe_files(temporary, names), group)
+        records = agree(lambda: describe_files(temporary, names), group, form=form_of(tuple[FileRecord, ...]))
         files = tuple(record for of_rank in records for record in of_rank)
-        agree(lambda: _publish(temporary, final, state, files) if is_first else None, group)
+        together(lambda: _publish(temporary, final, state, files) if is_first else None, group)
     except CheckpointError as error:
         if is_first:
             shutil.rmtree(temporary, ignore_errors=True)
@@ -95,7 +96,7 @@ def load(path: Path, tensors: Mapping[str, Tensor], *, group: dist.ProcessGroup 
         CheckpointError: on all ranks, for a damaged checkpoint or one of another model.
     """
     verify_together(path, group)
-    return agree(lambda: read(path, tensors), group)[rank_in(group)]
+    return together(lambda: read(path, tensors), group)
 
 
 def read(path: Path, tensors: Mapping[str, Tensor]) -> State:
@@ -142,7 +143,8 @@ def verify_together(path: Path, group: dist.ProcessGroup | None = None) -> None:
     by_rank = agree(lambda: _problems(path, rank_in(group), size_of(group)), group)
     problems = list(dict.fromkeys(problem for of_rank in by_rank for problem in of_rank))
     if problems:
-        good = agree(lambda: previous_good(path) if rank_in(group) == 0 else None, group)[0]
+        found = agree(lambda: str(previous_good(path) or "") if rank_in(group) == 0 else "", group)[0]
+        good = Path(found) if found else None
         raise CheckpointError(_refusal(path, problems, good))
 
 

@@ -20,6 +20,7 @@ from torch import Tensor
 from diffusionpipe.errors import LossSpikeError, NonFiniteLossError
 from diffusionpipe.ir import Phase
 from diffusionpipe.models.graph import canonical_names
+from diffusionpipe.runtime.exchange import PLAIN, form_of, gather
 from diffusionpipe.runtime.slot import Output
 from diffusionpipe.trainer.gradient_norm import clip_factor, scale, sum_of_squares
 from diffusionpipe.trainer.learning_rate import Decay, LearningRateSchedule, learning_rate_at
@@ -268,10 +269,8 @@ class Stepper:
         names = canonical_names(self._session.graph.components)
         frozen = {name: p for p, name in names.items() if not (p.requires_grad or p.is_meta)}
         weights = {**frozen, **self._session.worker.parameters}
-        gathered: list[tuple[list[int], str | None]] = [([], None)] * dist.get_world_size()
-        dist.all_gather_object(gathered, (bad, first_not_finite(weights)))
-        positions = sorted(position for of_rank, _ in gathered for position in of_rank)
-        broken = [name for _, name in gathered if name is not None]
+        positions = sorted(position for rank in gather(tuple(bad), form_of(tuple[int, ...])) for position in rank)
+        broken = [str(name) for name in gather(first_not_finite(weights), PLAIN) if name is not None]
         start = f"step {step + 1}: the loss is {loss} and the gradient's norm {norm}"
         if broken:
             start += f"; weights are not finite, first {min(broken)}"

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from diffusionpipe.errors import CheckpointError, NonFiniteWeightsError
 from diffusionpipe.models.lora import is_adapter, is_second_matrix
-from diffusionpipe.trainer.agreement import agree, rank_in
+from diffusionpipe.trainer.agreement import together
 from diffusionpipe.trainer.checkpoint import State, read, verify_together
 from diffusionpipe.trainer.ema import Ema
 from diffusionpipe.trainer.optimizer import empty_optimizer_tensors, optimizer_tensors, restore_optimizer
@@ -75,7 +75,7 @@ def load_training(path: Path, state: TrainingState, *, group: dist.ProcessGroup 
         CheckpointError: on all ranks, for a damaged checkpoint, or one of another model, optimizer or recipe.
     """
     verify_together(path, group)
-    return agree(_loading(path, state), group)[rank_in(group)]
+    return together(_loading(path, state), group)
 
 
 def _loading(path: Path, state: TrainingState) -> Callable[[], State]:
