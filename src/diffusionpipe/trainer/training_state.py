@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from diffusionpipe.errors import CheckpointError, NonFiniteWeightsError
 from diffusionpipe.models.lora import is_adapter, is_second_matrix
-from diffusionpipe.trainer.agreement import together
+from diffusionpipe.trainer.agreement import agree, together
 from diffusionpipe.trainer.checkpoint import State, read, verify_together
 from diffusionpipe.trainer.ema import Ema
 from diffusionpipe.trainer.optimizer import empty_optimizer_tensors, optimizer_tensors, restore_optimizer
