@@ -64,6 +64,7 @@ def sample(
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
 ) -> None:
     """Draw pictures with a run's exported model or adapters (LoRA), or with any diffusers model."""
+    from diffusionpipe.cli.outputs import check_outputs
     from diffusionpipe.cli.redraw import origin_of, redraw
     from diffusionpipe.cli.train import grid_columns
     from diffusionpipe.cli.trained_model import trained_model
@@ -72,6 +73,7 @@ def sample(
     from diffusionpipe.trainer.sampling import SamplingSettings
     from diffusionpipe.viz.grid import sample_grid
 
+    check_outputs(out)
     if like is not None:
         _refuse_beside_like(context)
         redraw(run, like, out, _device(device))

@@ -75,8 +75,11 @@ def show(
     One rank's part is 1/P of the model, even if a schedule cuts it into several stages. Times may be in any unit; the
     figures are in the same unit.
     """
+    from diffusionpipe.cli.outputs import check_outputs
+
     texts = {"forward": forward, "input-grad": input_grad, "weight-grad": weight_grad, "comm": comm}
     question = _question(name, ranks, microbatches, texts, is_ambiguous=as_json and as_csv)
+    check_outputs(perfetto, out, pictures=(png,))
     answer = _answer(question)
     if as_json:
         _print_json(question, answer)
