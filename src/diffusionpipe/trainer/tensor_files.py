@@ -20,6 +20,7 @@ from torch.distributed.checkpoint.planner import SavePlan
 from torch.distributed.checkpoint.storage import WriteResult
 
 from diffusionpipe.errors import CheckpointError
+from diffusionpipe.ir.output_file import check_folder
 from diffusionpipe.trainer.agreement import agree, rank_in
 
 METADATA = ".metadata"
@@ -60,7 +61,11 @@ def write_tensors(
 
     def write_own() -> list[WriteResult]:
         own = planner.finish_plan(everyones[rank_in(group)])
-        written: list[WriteResult] = writer.write_data(own, planner).wait()
+        try:
+            written: list[WriteResult] = writer.write_data(own, planner).wait()
+        except RuntimeError as error:  # torch's writer speaks of positions in the file where the disk is full
+            check_folder(folder)
+            raise CheckpointError(f"{type(error).__name__}: {error}") from error
         if len(written) != len(own.items):
             raise CheckpointError(f"only {len(written)} of {len(own.items)} tensors were written")
         return written
