@@ -295,6 +295,12 @@ def test_only_results_that_exist_are_named(capsys, tmp_path):
         (["{sd}", "--prompt", "a", "--label", "1"], "say what to draw"),
         (["{sd}", "--label", "1"], "give prompts, not labels"),
         (["{dit}", "--label", "7"], "there is no class 7"),
+        (["{dit}", "--label", "-1"], "there is no class -1; the model has classes 0 to"),
+        (["{sd}", "--prompt", "a", "--resolution", "1000000"], "one picture of 1000000 x 1000000 pixels"),
+        (
+            ["{sd}", "--prompt", "a", "--resolution", "1000000", "--count", "3"],
+            "3 pictures of 1000000 x 1000000 pixels",
+        ),
         (["{sd}", "--prompt", "a", "--scheduler", "Nonsense"], "no scheduler 'Nonsense'"),
     ],
 )

@@ -155,8 +155,10 @@ def _draw(
     """The pictures, with a bar of the denoising steps."""
     from rich.progress import Progress
 
+    from diffusionpipe.cli.sample_memory import check_memory
     from diffusionpipe.trainer.drawing import draw_from_folder
 
+    check_memory(model.folder, len(wish), resolution, device)
     with Progress(transient=True) as progress:
         task = progress.add_task("drawing", total=settings.steps)
         return draw_from_folder(
