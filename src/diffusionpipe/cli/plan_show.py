@@ -71,7 +71,7 @@ def show(
         )
     check_outputs(perfetto, pictures=(png, svg))
     plan = read_plan(plan_file)
-    check(plan.train)
+    check(plan.train, source=plan_file)
     times = _given(plan, profile, cluster) if profile and cluster else _found(plan, plan_file)
     console = Console(highlight=False)
     for line in _lines(plan, times, max(72, console.width)):

@@ -211,7 +211,7 @@ def _require_sound(plan: Plan, profile: Profile, plan_file: Path, profile_file: 
     from diffusionpipe.errors import ConfigError
     from diffusionpipe.ir.check import check
 
-    check(plan.train)
+    check(plan.train, source=plan_file)
     if plan.mesh.pipeline != plan.train.num_workers:
         raise ConfigError(
             f"{plan_file}: the mesh has {plan.mesh.pipeline} workers, but the schedule has orders for "

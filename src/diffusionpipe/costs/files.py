@@ -132,9 +132,7 @@ def _graph_problems(graph: ModelGraph) -> Iterator[str]:
             yield f"{spec.name}: the shape {spec.shape} has a negative side"
     tensors, parameters = {spec.name for spec in graph.tensors}, {spec.name for spec in graph.parameters}
     written = set(graph.inputs)
-    ends = [("graph.inputs", graph.inputs), ("graph.output", (graph.output,))]
-    ends += [("graph.prediction", (graph.prediction,))] if graph.prediction is not None else []
-    for place, names in ends:
+    for place, names in (("graph.inputs", graph.inputs), ("graph.output", (graph.output,))):
         yield from (f"{place}: there is no tensor {name}" for name in names if name not in tensors)
     for layer in graph.layers:
         lost = [name for name in layer.parameters if name not in parameters]

@@ -44,15 +44,18 @@ def build_graph(
     Raises ModelError.
     """
     folder = resolve_folder(folder_or_id)
-    return family_graph(
-        family_of(folder),
-        open_components(folder),
-        Objective(objective, scheduler_config(folder)),
-        resolution=resolution,
-        train=train,
-        dtype=dtype,
-        lora=lora,
-    )
+    family, components = family_of(folder), open_components(folder)
+    noise = Objective(objective, scheduler_config(folder))
+    try:
+        return family_graph(family, components, noise, resolution=resolution, train=train, dtype=dtype, lora=lora)
+    except ModelError as error:
+        if str(folder) in str(error):
+            raise
+        raise ModelError(f"{folder}: {error}") from error
+    except (AttributeError, TypeError, ValueError, IndexError, KeyError, ZeroDivisionError, OverflowError) as error:
+        raise ModelError(
+            f"{folder}: the configurations of its components do not fit together: {type(error).__name__}: {error}"
+        ) from error
 
 
 def family_graph(

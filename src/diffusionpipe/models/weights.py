@@ -115,7 +115,9 @@ def _shards(index: Path) -> list[str]:
             raise ModelError(f"{index}: the shard of {name} is {shard!r}; it must be the name of a file beside it")
     shards = sorted(set(table.values()))
     if missing := [shard for shard in shards if not (index.parent / shard).is_file()]:
-        raise ModelError(f"{index.parent / missing[0]} cannot be read: {index.name} names it, but it is missing")
+        raise ModelError(
+            f"{index}: {missing[0] or repr(missing[0])} cannot be read: it is missing; get the model again"
+        )
     return shards
 
 

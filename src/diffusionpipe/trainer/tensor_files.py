@@ -86,10 +86,15 @@ def read_tensors(folder: Path, tensors: Mapping[str, Tensor]) -> None:
     _check_wanted(folder, tensors, metadata)
     reader = FileSystemReader(folder)
     planner = DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
-    reader.set_up_storage_reader(metadata, True)
-    planner.set_up_planner(dict(tensors), metadata, True)
-    plan = reader.prepare_local_plan(planner.create_local_plan())
-    reader.read_data(planner.finish_plan(plan), planner).wait()
+    try:
+        reader.set_up_storage_reader(metadata, True)
+        planner.set_up_planner(dict(tensors), metadata, True)
+        plan = reader.prepare_local_plan(planner.create_local_plan())
+        reader.read_data(planner.finish_plan(plan), planner).wait()
+    except Exception as error:  # a table that does not fit the files leads to anything
+        raise CheckpointError(
+            f"the tensors of {folder.name} cannot be read: {type(error).__name__}: {error}"
+        ) from error
 
 
 def stored_tensors(folder: Path) -> dict[str, Tensor]:
