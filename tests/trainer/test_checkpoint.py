@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from forked import Forked
+from full_disk import REASONS, full_disk
 
 from diffusionpipe.errors import CheckpointError
 from diffusionpipe.trainer import checkpoint
@@ -176,6 +177,15 @@ def test_a_full_disk_keeps_the_bytes_of_the_last_good_checkpoint(tmp_path, monke
     assert str(good) in str(caught.value)
     assert content(good) == before
     assert os.listdir(good.parent) == [good.name]
+
+
+def test_a_disk_that_fills_while_tensors_are_written_is_named(tmp_path):
+    tensors = {"model.w": torch.zeros(20_000)}
+    with (
+        full_disk(tmp_path, free=16384) as folder,
+        pytest.raises(CheckpointError, match=rf"step 2 could not be written: .*({REASONS})"),
+    ):
+        save(folder, 2, tensors, {"step": 2}, keep=1)
 
 
 def test_a_failing_rename_puts_the_replaced_checkpoint_back(tmp_path, monkeypatch):

@@ -55,7 +55,7 @@ def train(
     from rich.console import Console
 
     from diffusionpipe.cli.output import log_to
-    from diffusionpipe.trainer.launch import is_under_torchrun, launch
+    from diffusionpipe.trainer.launch import LOGS, is_under_torchrun, launch
     from diffusionpipe.trainer.screen import Screen
 
     is_rank = is_under_torchrun(os.environ)
@@ -78,7 +78,7 @@ def train(
     status = launch(
         [sys.executable, "-m", "diffusionpipe", *_arguments(recipe, overrides or (), resume, device, uses_cache=cache)],
         ranks=count,
-        log_folder=loaded.run.folder / "logs",
+        log_folder=loaded.run.folder / LOGS,
         environ=os.environ,
         port=port,
     )

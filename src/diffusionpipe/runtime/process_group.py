@@ -196,16 +196,15 @@ def leave(error: BaseException, member: Membership) -> NoReturn:
 
 def failed(error: BaseException, member: Membership) -> tuple[int, str]:
     """The exit status for `error` and what to print (nothing where our launcher prints); leaves the error file."""
-    note = _leave_note(error, member)
-    is_heard = member.error_file is not None and member.launcher == os.getppid()
+    note, is_left = _leave_note(error, member)
+    is_heard = is_left and member.launcher == os.getppid()
     return note.exit_code, "" if is_heard else note.message
 
 
-def _leave_note(error: BaseException, member: Membership) -> FailureNote:
+def _leave_note(error: BaseException, member: Membership) -> tuple[FailureNote, bool]:
+    """The note, and whether it is in the error file."""
     note = note_of(error, "".join(traceback.format_exception(error)))
-    if member.error_file is not None:
-        write_error_file(member.error_file, note)
-    return note
+    return note, member.error_file is not None and write_error_file(member.error_file, note)
 
 
 def _end_soon() -> None:

@@ -19,6 +19,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from diffusionpipe.errors import CheckpointError
+from diffusionpipe.ir.input_file import read_json
 from diffusionpipe.runtime.exchange import form_of
 from diffusionpipe.trainer.agreement import agree, rank_in, size_of, together
 from diffusionpipe.trainer.manifest import (
@@ -116,10 +117,11 @@ def read_state(path: Path) -> State:
         CheckpointError: it cannot be read.
     """
     try:
-        state = json.loads((path / STATE).read_text(encoding="utf-8"))
+        state = read_json(path / STATE)
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{STATE} of {path.name} cannot be read: {error}") from error
-    assert isinstance(state, dict), "written by save"
+    if not isinstance(state, dict):
+        raise CheckpointError(f"{STATE} of {path.name} cannot be read: it is no JSON object")
     return state
 
 

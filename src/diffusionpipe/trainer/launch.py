@@ -25,6 +25,7 @@ from types import FrameType
 from typing import TYPE_CHECKING
 
 from diffusionpipe.errors import ConfigError, PeerError
+from diffusionpipe.ir.output_file import reason_of
 from diffusionpipe.runtime.admission import TOKEN, new_token
 from diffusionpipe.runtime.error_file import LAUNCHED, FailureNote, read_error_file
 
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
     from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
     from torch.distributed.elastic.multiprocessing import LogsSpecs
 
+LOGS = "logs"
+"""The folder for the ranks' output, in that of the run."""
 _HOST = "127.0.0.1"
 _FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 _TAIL = 30
@@ -79,7 +82,10 @@ def launch(
     """
     if ranks < 1:
         raise ConfigError(f"{ranks} ranks are too few; use --ranks 1 or more.")
-    log_folder.mkdir(parents=True, exist_ok=True)
+    try:
+        log_folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"the folder {log_folder} cannot be made: {reason_of(error)}; choose another") from error
     store = _meeting_point(port)
     with _quiet_agent(), _Signals() as signals:
         agent = _agent(command, ranks=ranks, log_folder=log_folder, environ=environ, port=store.port)

@@ -11,8 +11,10 @@ from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from diffusionpipe.errors import CheckpointError
+from diffusionpipe.ir.input_file import problem_of_file, read_json
 from diffusionpipe.units import Bytes
 
 MANIFEST = "manifest.json"
@@ -77,7 +79,7 @@ def read_manifest(folder: Path) -> Manifest:
         CheckpointError: it is missing, cannot be read, or was written by another version.
     """
     try:
-        content = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+        content: Any = read_json(folder / MANIFEST)
         if content["format"] != _FORMAT:
             raise CheckpointError(
                 f"{folder.name} has format {content['format']!r}; this version of DiffusionPipe reads format {_FORMAT}"
@@ -89,7 +91,7 @@ def read_manifest(folder: Path) -> Manifest:
         )
     except FileNotFoundError as error:
         raise CheckpointError(f"{folder.name} has no {MANIFEST}, so it is not a finished checkpoint") from error
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(f"{MANIFEST} of {folder.name} cannot be read: {error}") from error
 
 
@@ -119,8 +121,13 @@ def _describe(folder: Path, name: str) -> FileRecord:
 
 def _size_problem(folder: Path, record: FileRecord) -> str | None:
     """What is wrong with the file's presence and length."""
+    path = folder / record.name
+    if record.name != path.name:
+        return f"{record.name!r} is not the name of a file of the checkpoint"
+    if problem := problem_of_file(path):
+        return f"{record.name}: {problem}"
     try:
-        size = (folder / record.name).stat().st_size
+        size = path.stat().st_size
     except FileNotFoundError:
         return f"{record.name} is missing"
     return None if size == record.size else f"{record.name} has {size} bytes instead of {record.size}"

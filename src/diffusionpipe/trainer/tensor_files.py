@@ -20,6 +20,7 @@ from torch.distributed.checkpoint.planner import SavePlan
 from torch.distributed.checkpoint.storage import WriteResult
 
 from diffusionpipe.errors import CheckpointError
+from diffusionpipe.ir.output_file import check_folder
 from diffusionpipe.runtime.exchange import form_of
 from diffusionpipe.trainer.agreement import agree, rank_in, together
 from diffusionpipe.trainer.tensor_plans import (
@@ -77,7 +78,11 @@ def write_tensors(
         places = [SavePlan([]) for _ in offers]
         places[rank] = share_of(own, shares[rank])
         share = planner.finish_plan(writer.prepare_global_plan(places)[rank])
-        written: list[WriteResult] = writer.write_data(share, planner).wait()
+        try:
+            written: list[WriteResult] = writer.write_data(share, planner).wait()
+        except RuntimeError as error:  # torch's writer speaks of positions in the file where the disk is full
+            check_folder(folder)
+            raise CheckpointError(f"{type(error).__name__}: {error}") from error
         if len(written) != len(share.items):
             raise CheckpointError(f"only {len(written)} of {len(share.items)} tensors were written")
         return written_by(written)
@@ -106,10 +111,15 @@ def read_tensors(folder: Path, tensors: Mapping[str, Tensor]) -> None:
     _check_wanted(folder, tensors, metadata)
     reader = FileSystemReader(folder)
     planner = DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
-    reader.set_up_storage_reader(metadata, True)
-    planner.set_up_planner(dict(tensors), metadata, True)
-    plan = reader.prepare_local_plan(planner.create_local_plan())
-    reader.read_data(planner.finish_plan(plan), planner).wait()
+    try:
+        reader.set_up_storage_reader(metadata, True)
+        planner.set_up_planner(dict(tensors), metadata, True)
+        plan = reader.prepare_local_plan(planner.create_local_plan())
+        reader.read_data(planner.finish_plan(plan), planner).wait()
+    except Exception as error:  # a table that does not fit the files leads to anything
+        raise CheckpointError(
+            f"the tensors of {folder.name} cannot be read: {type(error).__name__}: {error}"
+        ) from error
 
 
 def stored_tensors(folder: Path) -> dict[str, Tensor]:
