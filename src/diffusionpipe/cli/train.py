@@ -34,7 +34,11 @@ def train(
         ),
     ] = None,
     resume: Annotated[
-        str | None, typer.Option(help='Resume from a checkpoint of the run: "latest", a step, or a path.')
+        str | None,
+        typer.Option(
+            help='Resume from a checkpoint of the run: "latest", a step, or a path. "auto": from the newest '
+            "undamaged one, or from the beginning if there is none."
+        ),
     ] = None,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     port: Annotated[
@@ -64,10 +68,15 @@ def train(
     log_to(screen.console, rank)
     with screen.work("starting"):  # torch takes seconds to import
         from diffusionpipe.cli.recipe_checks import checks_of_run
-        from diffusionpipe.runtime.process_group import membership
+        from diffusionpipe.runtime.process_group import Membership, membership
         from diffusionpipe.trainer.recipe_file import load_recipe
+        from diffusionpipe.trainer.resuming import resume_of_attempt
 
-        count = membership(os.environ).world_size if is_rank else ranks or _default_ranks(device)
+        member = membership(os.environ) if is_rank else Membership()
+        count = member.world_size if is_rank else ranks or _default_ranks(device)
+        if (restarted := resume_of_attempt(resume, member.attempt)) != resume:
+            resume = restarted
+            logger.info("restarted=%d resume=%s", member.attempt, resume)
         loaded = load_recipe(recipe, overrides or (), checks_of_run(count, resume))
     if is_rank:
         _refuse_launch_options(ranks, port)

@@ -20,7 +20,7 @@ from diffusionpipe.ir import Timeline
 from diffusionpipe.ir.files import write_plan, write_timeline
 from diffusionpipe.runtime.process_group import Job
 from diffusionpipe.trainer.batch import sample_indices
-from diffusionpipe.trainer.checkpoint import latest, resolve, save
+from diffusionpipe.trainer.checkpoint import latest, save
 from diffusionpipe.trainer.drawing import Picture, Wish, draw_in_session, raw_conditions
 from diffusionpipe.trainer.evaluation import averaged, validate
 from diffusionpipe.trainer.export import export
@@ -35,6 +35,7 @@ from diffusionpipe.trainer.preparation import Data, prepare_folder, read_data
 from diffusionpipe.trainer.progress import TrainingProgress
 from diffusionpipe.trainer.recipe import Recipe
 from diffusionpipe.trainer.recipe_file import recipe_to_toml
+from diffusionpipe.trainer.resuming import checkpoint_of
 from diffusionpipe.trainer.run_export import export_settings
 from diffusionpipe.trainer.sampling import SamplingSettings, build_scheduler
 from diffusionpipe.trainer.scheduler import sampling_scheduler
@@ -105,12 +106,14 @@ def run(recipe: Recipe, job: Job, hooks: Hooks, *, resume: str | None = None) ->
     folder, is_first = recipe.run.folder, job.membership.rank == 0
     prepare_folder(folder, resume)
     screen = hooks.screen if is_first else Screen(speaks=False)
+    with screen.work("verifying the checkpoint"):
+        checkpoint = checkpoint_of(folder, resume)
     with screen.work("reading model and data") as work:
         opened = open_model(recipe, job)
         data = read_data(opened, work, lambda: _check_sampling(opened))
     planning = Planning(make_plan=hooks.make_plan, shelf=hooks.profiles, screen=screen)
     # Before anything long: a login may be missing. A resumed run needs the step first, and has measured before.
-    trackers = open_trackers(recipe, None) if is_first and resume is None else Trackers()
+    trackers = open_trackers(recipe, None) if is_first and checkpoint is None else Trackers()
     try:
         session = open_session(recipe, job, planning, opened)
     except BaseException:
@@ -127,17 +130,16 @@ def run(recipe: Recipe, job: Job, hooks: Hooks, *, resume: str | None = None) ->
             metrics=None,
             identity=run_identity(session, data.train.dataset),
         )
-        checkpoint = resolve(folder, resume) if resume is not None else None
         if checkpoint is not None:
             with screen.work("loading the checkpoint"):
-                loaded = load_training(checkpoint, session.state)
+                loaded = load_training(checkpoint, session.state, is_verified=True)
             state.step = check_resumed(loaded, state.identity, recipe.training.steps)
         _announce(state, checkpoint)
         if session.is_first:
             _write_documents(session)
-            if resume is not None:
+            if checkpoint is not None:
                 trackers = open_trackers(recipe, state.step)
-            state.metrics = MetricsWriter(folder, state.step if resume is not None else None, trackers)
+            state.metrics = MetricsWriter(folder, state.step if checkpoint is not None else None, trackers)
             state.progress = TrainingProgress(
                 num_steps=recipe.training.steps, first_step=state.step, batch=session.plan.batch, screen=screen
             )
