@@ -5,6 +5,7 @@ import logging
 import os
 import re
 import shutil
+import signal
 import sys
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from tiny_runs import recipe_of, save_dit, save_pictures, save_stable_diffusion
 
 from diffusionpipe import cli
 from diffusionpipe.errors import ConfigError
+from diffusionpipe.trainer.loop import Stepper
 from diffusionpipe.trainer.metrics import read_metrics
 from diffusionpipe.trainer.recipe_file import recipe_to_toml
 
@@ -196,6 +198,29 @@ def test_an_unknown_device_is_refused(capsys, recipe):
         cli.main(["train", str(recipe), "--device", "gpu"])
     assert caught.value.code == 2
     assert "there is no device 'gpu'" in capsys.readouterr().err
+
+
+def test_a_stopped_run_has_a_status_of_its_own_and_the_same_command_finishes_it(capsys, recipe, monkeypatch, tmp_path):
+    """As a scheduler of jobs starts it, ends it and starts it again."""
+
+    class Stopped(Stepper):
+        def step(self, step, inputs):
+            if step == 1:
+                signal.raise_signal(signal.SIGTERM)
+            return super().step(step, inputs)
+
+    monkeypatch.setattr("diffusionpipe.trainer.run.Stepper", Stopped)
+    term = signal.getsignal(signal.SIGTERM)
+    command = ["train", str(recipe), "training.steps=4", "data.workers=0", "--resume", "auto", "--device", "cpu"]
+    with pytest.raises(SystemExit) as stopped:
+        cli.main(command)
+    signal.signal(signal.SIGTERM, term)  # the command ignores it until it ends
+    assert stopped.value.code == 75
+    assert "stopped step=2 reason=signal exit_status=75" in capsys.readouterr().err
+    with pytest.raises(SystemExit) as finished:
+        cli.main(command)
+    assert finished.value.code == 0
+    assert (tmp_path / "run" / "export").is_dir()
 
 
 def test_one_rank_trains_draws_its_results_and_is_sampled(capsys, recipe, place, tmp_path):

@@ -114,14 +114,14 @@ def test_a_terminated_job_saves_ends_in_good_order_and_continues_exactly(recipe)
     job.await_step(7)
     job.process.send_signal(signal.SIGTERM)
     status, error = job.end()
-    assert status == 0, error
+    assert status == 75, error
     last = max(losses_of(job.folder))
     assert latest(job.folder).name == f"step-{last:08d}"
     resumed = Command(recipe(data={"workers": 1}), "--resume", "latest")
     resumed.await_step(last + 2)
     resumed.process.send_signal(signal.SIGINT)
     status, error = resumed.end()
-    assert status == 0, error
+    assert status == 75, error
     with crew_of(2) as crew:
         found, expected = continued(crew, job.folder, recipe)
     assert found == expected

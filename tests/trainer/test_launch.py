@@ -14,12 +14,14 @@ import pytest
 
 from diffusionpipe.errors import ConfigError
 from diffusionpipe.runtime.error_file import FailureNote, note_of
+from diffusionpipe.trainer.exit_status import ExitStatus
 from diffusionpipe.trainer.launch import (
     RankFailure,
     error_of,
     first_failure,
     is_under_torchrun,
     launch,
+    status_of_signals,
     threads_per_rank,
 )
 
@@ -43,7 +45,7 @@ import torch.distributed as dist
 from diffusionpipe.errors import ConfigError
 from diffusionpipe.runtime.process_group import joined, leave, membership
 from diffusionpipe.trainer.stopping import Stopping, all_reduced
-member = membership(os.environ)
+member, status = membership(os.environ), 0
 try:
     with joined(member, device="cpu") as job, Stopping(folder=None).listening() as stopping:
         rank = member.rank
@@ -52,6 +54,7 @@ try:
         {body}
 except BaseException as error:
     leave(error, member)
+sys.exit(status)
 """
 
 
@@ -147,13 +150,16 @@ def test_a_killed_rank_is_named_with_its_signal(tmp_path: Path) -> None:
     assert "rank 1 (" in note["message"]
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_to_the_launcher_stops_all_ranks_at_one_step(tmp_path: Path, number: int) -> None:
+@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGINT])  # SIGHUP reaches the ranks as SIGTERM
+def test_a_signal_to_the_launcher_stops_all_ranks_at_one_step_with_a_status_of_its_own(
+    tmp_path: Path, number: int
+) -> None:
     body = """
 for step in range(10000):
     time.sleep(0.01)
     if stopping.agree(all_reduced).stops:
         print("saved", flush=True)
+        status = 75
         break
 """
     process = start(job(body), tmp_path)
@@ -162,7 +168,7 @@ for step in range(10000):
     time.sleep(0.3)
     process.send_signal(number)
     status, out, error = ended(process)
-    assert (status, out) == (0, "saved\n"), error
+    assert (status, out) == (ExitStatus.STOPPED, "saved\n"), error
     assert (tmp_path / "rank_1.out").read_text() == "joined\nsaved\n"
 
 
@@ -220,6 +226,27 @@ def failure(rank: int, *, exit_code: int = 1, time: float = 0.0, blames: bool | 
     if blames is not None:
         note = FailureNote(message="", exit_code=exit_code, is_consequence=blames, time=time)
     return RankFailure(rank=rank, exit_code=exit_code, time=time, note=note)
+
+
+@pytest.mark.parametrize(
+    ("ends", "asked", "status"),
+    [
+        ([75, 75], None, 75),  # the file save_quit, or a signal to a rank
+        ([75, -15], signal.SIGTERM, 75),  # the agent terminated a rank that had yet to end
+        ([-15, -15], signal.SIGTERM, 143),
+        ([130, -2], signal.SIGINT, 130),
+        ([-9, -9], signal.SIGINT, 130),  # the second Ctrl-C
+        ([-15, -15], None, None),  # somebody else terminated them
+        ([75, -9], None, None),
+        ([75, 1], signal.SIGTERM, None),
+        ([1, -15], signal.SIGTERM, None),
+    ],
+)
+def test_the_status_tells_stopped_ended_and_failed_jobs_apart(
+    ends: list[int], asked: int | None, status: int | None
+) -> None:
+    failures = [failure(rank, exit_code=end) for rank, end in enumerate(ends)]
+    assert status_of_signals(failures, asked) == status
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from math import isqrt
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
@@ -147,11 +147,24 @@ def _join(recipe: "Recipe", resume: str | None, device: str, screen: "Screen", *
         if member.world_size == 1 and not member.is_launched:
             raise
         leave(error, member)
-    if member.rank == 0 and steps == recipe.training.steps:
+    if steps < recipe.training.steps:
+        _end_stopped()
+    if member.rank == 0:
         with screen.work("drawing results"):
             _draw_results(recipe)
         report.end()
         _name_results(recipe.run.folder)
+
+
+def _end_stopped() -> NoReturn:
+    """End this rank with the status that means "stopped, not finished"."""
+    import signal
+
+    from diffusionpipe.trainer.exit_status import ExitStatus
+
+    # The launcher or torchrun terminates the other ranks as soon as the first has ended with this status.
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    raise typer.Exit(ExitStatus.STOPPED)
 
 
 def _make_plan(

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING
 
 from diffusionpipe.errors import ConfigError, PeerError
 from diffusionpipe.runtime.error_file import LAUNCHED, FailureNote, read_error_file
+from diffusionpipe.trainer.exit_status import ExitStatus, of_signal
 
 if TYPE_CHECKING:
     from torch.distributed import TCPStore  # type: ignore[attr-defined]  # no stub has it
@@ -62,7 +63,7 @@ def launch(
 ) -> int:
     """Run `command` in `ranks` processes and return the exit status when all have ended.
 
-    0: all ranks ended well (also after a signal, if they did). 128 + n: signal n ended the job.
+    0: all ranks ended well. 75: they were asked to stop, saved and stopped. 128 + n: signal n ended the job.
 
     Args:
         command: the program and its arguments, the same for every rank.
@@ -85,10 +86,25 @@ def launch(
     if not result.is_failed():
         return 0
     failures = _failures(result, ranks, log_folder)
-    asked = signals.ending
-    if asked is not None and all(f.exit_code in _ends(asked) for f in failures):
-        return 128 + asked
+    status = status_of_signals(failures, signals.ending)
+    if status is not None:
+        return status
     raise error_of(first_failure(failures), log_folder)
+
+
+def status_of_signals(failures: Sequence[RankFailure], asked: int | None) -> int | None:
+    """The exit status of a job that ended as a signal or a signal file wants it; None if it failed.
+
+    Args:
+        failures: of all ranks that did not end with 0.
+        asked: the first signal that the launcher was sent; None: none.
+    """
+    ends = {failure.exit_code for failure in failures}
+    if ExitStatus.STOPPED in ends and ends <= {ExitStatus.STOPPED, -signal.SIGTERM}:
+        return ExitStatus.STOPPED  # the agent terminates the ranks that end a little later than the first
+    if asked is not None and ends <= {of_signal(asked), -asked, -signal.SIGTERM, -signal.SIGKILL}:
+        return of_signal(asked)
+    return None
 
 
 def first_failure(failures: Sequence[RankFailure]) -> RankFailure:
@@ -152,11 +168,6 @@ def _failures(result: "RunResult", ranks: int, log_folder: Path) -> list[RankFai
         elif note is not None:
             failures.append(RankFailure(rank=rank, exit_code=-signal.SIGTERM, time=note.time, note=note))
     return failures
-
-
-def _ends(asked: int) -> tuple[int, ...]:
-    """Exit statuses of ranks that end because of the signal `asked`."""
-    return 128 + asked, -asked, -signal.SIGTERM, -signal.SIGKILL
 
 
 def _meeting_point(port: int | None) -> "TCPStore":
@@ -267,7 +278,8 @@ class _Signals:
 
     def __enter__(self) -> "_Signals":
         if threading.current_thread() is threading.main_thread():
-            self._before = {number: signal.signal(number, self._catch) for number in _FORWARDED}
+            heard = [n for n in _FORWARDED if n != signal.SIGHUP or signal.getsignal(n) is not signal.SIG_IGN]  # nohup
+            self._before = {number: signal.signal(number, self._catch) for number in heard}
         return self
 
     def __exit__(self, *exception: object) -> None:

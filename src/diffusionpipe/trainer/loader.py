@@ -163,8 +163,8 @@ def _start_worker(worker: int) -> None:
     Batches are decoded ahead, so a worker can wait until a rank that shares its core does.
     """
     os.nice(POLITENESS)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
 
 
 def _as_it_is(item: T) -> T:

@@ -23,6 +23,7 @@ from diffusionpipe.trainer.batch import sample_indices
 from diffusionpipe.trainer.checkpoint import latest, save
 from diffusionpipe.trainer.drawing import Picture, Wish, draw_in_session, raw_conditions
 from diffusionpipe.trainer.evaluation import averaged, validate
+from diffusionpipe.trainer.exit_status import ExitStatus
 from diffusionpipe.trainer.export import export
 from diffusionpipe.trainer.guidance import drawn_guidance
 from diffusionpipe.trainer.job_profile import ProfileShelf
@@ -260,7 +261,7 @@ def _train(state: _Run) -> None:
             if state.progress is not None:
                 state.progress.pause()
             if any(result.decision.stops for result in results):
-                logger.warning("stopped step=%d reason=signal", state.step)
+                logger.warning("stopped step=%d reason=signal exit_status=%d", state.step, ExitStatus.STOPPED)
                 break
     if traces and state.step == recipe.training.steps:
         state.timeline = measured_timeline(session, traces)
