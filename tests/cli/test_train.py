@@ -19,6 +19,7 @@ from diffusionpipe.errors import ConfigError
 from diffusionpipe.trainer.loop import Stepper
 from diffusionpipe.trainer.metrics import read_metrics
 from diffusionpipe.trainer.recipe_file import recipe_to_toml
+from diffusionpipe.trainer.run_lock import acquire
 
 NUMBERS = {
     r"(?m)^\d\d:\d\d:\d\d ": "hh:mm:ss ",
@@ -57,7 +58,7 @@ def quiet():
     package.setLevel(level)
 
 
-def refused(capsys, recipe, *words):
+def refused(capsys, recipe, *words, allowed=()):
     """The block that the command prints; it exits with 2, prints no traceback and trains nothing."""
     with pytest.raises(SystemExit) as caught:
         cli.main(["train", str(recipe), *words, "--device", "cpu"])
@@ -70,7 +71,7 @@ def refused(capsys, recipe, *words):
     assert "Traceback" not in block
     run = recipe.parent / "run"
     assert not (run / "metrics.jsonl").exists()
-    assert not (run / "checkpoints").exists()
+    assert "checkpoints" in allowed or not (run / "checkpoints").exists()
     return block
 
 
@@ -153,6 +154,18 @@ def test_a_wrong_resume_says_what_is_there(capsys, recipe, wanted):
     (recipe.parent / "run").mkdir()
     (recipe.parent / "run" / "notes").touch()
     assert "run contains notes" in refused(capsys, recipe, "--resume", wanted)
+
+
+@pytest.mark.parametrize("ranks", ["1", "2"])
+@pytest.mark.parametrize("words", [[], ["--resume", "auto"], ["--resume", "auto", "--take-over"]])
+def test_a_second_job_beside_a_running_one_is_refused_before_it_touches_a_file(capsys, recipe, tmp_path, words, ranks):
+    run = tmp_path / "run"
+    with acquire(run):
+        (run / "checkpoints" / ".step-00000003.writing").mkdir(parents=True)
+        before = sorted(run.rglob("*"))
+        message = refused(capsys, recipe, *words, "--ranks", ranks, allowed=("checkpoints",))
+        assert f"run is in use by process {os.getpid()} on " in message
+        assert sorted(run.rglob("*")) == before
 
 
 def test_a_folder_without_pictures_is_refused(capsys, recipe, tmp_path):

@@ -2,9 +2,9 @@
 
 import logging
 import os
-import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from math import isqrt
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn
@@ -40,6 +40,14 @@ def train(
             "undamaged one, or from the beginning if there is none."
         ),
     ] = None,
+    take_over: Annotated[
+        bool,
+        typer.Option(
+            "--take-over",
+            help="Use the run folder although a job on another machine holds its lock, if that job gives no sign of "
+            "life for a minute.",
+        ),
+    ] = False,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     port: Annotated[
         int | None,
@@ -59,7 +67,8 @@ def train(
     from rich.console import Console
 
     from diffusionpipe.cli.output import log_to
-    from diffusionpipe.trainer.launch import is_under_torchrun, launch
+    from diffusionpipe.cli.training_job import TrainingJob, start
+    from diffusionpipe.trainer.launch import is_under_torchrun
     from diffusionpipe.trainer.screen import Screen
 
     is_rank = is_under_torchrun(os.environ)
@@ -81,27 +90,22 @@ def train(
     if is_rank:
         _refuse_launch_options(ranks, port)
     if is_rank or (count == 1 and port is None):
-        _join(loaded, resume, device, screen, uses_cache=cache)
+        _join(_Part(loaded, resume, device, take_over=take_over, uses_cache=cache), screen)
         return
     logger.info("starting ranks=%d run=%s", count, loaded.run.folder)
-    status = launch(
-        [sys.executable, "-m", "diffusionpipe", *_arguments(recipe, overrides or (), resume, device, uses_cache=cache)],
+    job = TrainingJob(
+        recipe=recipe,
+        overrides=overrides or (),
+        folder=loaded.run.folder,
         ranks=count,
-        log_folder=loaded.run.folder / "logs",
-        environ=os.environ,
+        device=device,
+        resume=resume,
+        take_over=take_over,
         port=port,
+        uses_cache=cache,
     )
-    if status:
+    if status := start(job):
         raise typer.Exit(status)
-
-
-def _arguments(
-    recipe: Path, overrides: Sequence[str], resume: str | None, device: str, *, uses_cache: bool
-) -> list[str]:
-    """The command line of each rank."""
-    options = ["--device", device, *(["--resume", resume] if resume is not None else [])]
-    options += [] if uses_cache else ["--no-cache"]
-    return ["train", str(recipe), *overrides, *options]
 
 
 def _refuse_launch_options(ranks: int | None, port: int | None) -> None:
@@ -117,7 +121,18 @@ def _default_ranks(device: str) -> int:
     return max(1, torch.cuda.device_count()) if device != "cpu" else 1
 
 
-def _join(recipe: "Recipe", resume: str | None, device: str, screen: "Screen", *, uses_cache: bool) -> None:
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """What this process was asked for, if it is a rank."""
+
+    recipe: "Recipe"
+    resume: str | None
+    device: str
+    take_over: bool
+    uses_cache: bool
+
+
+def _join(part: _Part, screen: "Screen") -> None:
     """Be one rank of the job, from the first rendezvous to the last picture."""
     import torch
 
@@ -127,7 +142,7 @@ def _join(recipe: "Recipe", resume: str | None, device: str, screen: "Screen", *
     from diffusionpipe.runtime.process_group import joined, leave, membership
     from diffusionpipe.trainer.run import Hooks, run
 
-    member, report = membership(os.environ), RunReport(screen.console)
+    member, report, recipe, device = membership(os.environ), RunReport(screen.console), part.recipe, part.device
     if device == "auto":
         device = "cuda" if torch.cuda.device_count() > member.local_rank else "cpu"
     try:
@@ -138,11 +153,11 @@ def _join(recipe: "Recipe", resume: str | None, device: str, screen: "Screen", *
             hooks = Hooks(
                 make_plan=_make_plan,
                 save_grid=_save_grid,
-                profiles=CachedProfiles(folder=cache_folder(os.environ)) if uses_cache else None,
+                profiles=CachedProfiles(folder=cache_folder(os.environ)) if part.uses_cache else None,
                 screen=screen,
                 announce=report.start,
             )
-            steps = run(recipe, job, hooks, resume=resume)
+            steps = run(recipe, job, hooks, resume=part.resume, take_over=part.take_over)
     except (Exception, KeyboardInterrupt) as error:
         if member.world_size == 1 and not member.is_launched:
             raise

@@ -147,7 +147,7 @@ def joined(
     place = _device(device, member)
     store, connect = _store(member, arrival, patience)
     post = Post(rank=member.rank, world_size=member.world_size, store_rank=member.store_rank, patience=patience)
-    watchdog = Watchdog(post=post, connect=connect, end=_ending(member), note=lambda error: _leave_note(error, member))
+    watchdog = Watchdog(post=post, connect=connect, end=ending(member), note=lambda error: _leave_note(error, member))
     try:
         with watchdog.guard():
             _await_arrival(store, member, arrival)
@@ -201,8 +201,8 @@ def _end_soon() -> None:
     faulthandler.dump_traceback_later(_DEADLINE, exit=True, file=open(os.devnull, "w"))  # noqa: SIM115
 
 
-def _ending(member: Membership) -> Callable[[str], None]:
-    """What the watchdog does when the main thread is blocked."""
+def ending(member: Membership) -> Callable[[str], None]:
+    """A function that ends this process with a message, even while the main thread is blocked."""
 
     def end(message: str) -> None:
         status, text = failed(PeerError(message), member)

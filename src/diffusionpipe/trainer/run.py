@@ -32,7 +32,7 @@ from diffusionpipe.trainer.loader import StepLoader
 from diffusionpipe.trainer.loop import Stepper, StepResult
 from diffusionpipe.trainer.metrics import MetricsWriter
 from diffusionpipe.trainer.planning import MakePlan, Planning
-from diffusionpipe.trainer.preparation import Data, prepare_folder, read_data
+from diffusionpipe.trainer.preparation import Data, locked_folder, prepare_folder, read_data
 from diffusionpipe.trainer.progress import TrainingProgress
 from diffusionpipe.trainer.recipe import Recipe
 from diffusionpipe.trainer.recipe_file import recipe_to_toml
@@ -94,16 +94,23 @@ class _Run:
     timeline: Timeline | None = field(default=None)
 
 
-def run(recipe: Recipe, job: Job, hooks: Hooks, *, resume: str | None = None) -> int:
+def run(recipe: Recipe, job: Job, hooks: Hooks, *, resume: str | None = None, take_over: bool = False) -> int:
     """Train as the recipe says and return the number of steps done, fewer than asked after a signal.
 
-    Every rank of the job calls it with the same arguments. Results stand in the run's folder.
+    Every rank of the job calls it with the same arguments. Results stand in the run's folder, which no other job may
+    use meanwhile; `take_over`: not even one on another machine that gives no sign of life.
 
     Raises:
         ConfigError: the recipe, the data, the model or the checkpoint cannot be used; nothing long has started.
         NonFiniteLossError: the loss is not finite.
         PeerError: another rank died.
     """
+    with locked_folder(recipe.run.folder, job, take_over=take_over):
+        return _run(recipe, job, hooks, resume)
+
+
+def _run(recipe: Recipe, job: Job, hooks: Hooks, resume: str | None) -> int:
+    """`run`, once the folder is this job's."""
     folder, is_first = recipe.run.folder, job.membership.rank == 0
     prepare_folder(folder, resume)
     screen = hooks.screen if is_first else Screen(speaks=False)
