@@ -49,6 +49,14 @@ def train(
         ),
     ] = False,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    max_restarts: Annotated[
+        int,
+        typer.Option(
+            min=0,
+            help="Restart all ranks at most this many times after a crash, with --resume auto. Two restarts in a row "
+            "without a new step or checkpoint end the job. Not under torchrun.",
+        ),
+    ] = 0,
     port: Annotated[
         int | None,
         typer.Option(
@@ -68,6 +76,7 @@ def train(
 
     from diffusionpipe.cli.output import log_to
     from diffusionpipe.cli.training_job import TrainingJob, start
+    from diffusionpipe.trainer.exit_status import ExitStatus, of_signal, signal_name
     from diffusionpipe.trainer.launch import is_under_torchrun
     from diffusionpipe.trainer.screen import Screen
 
@@ -88,8 +97,8 @@ def train(
             logger.info("restarted=%d resume=%s", member.attempt, resume)
         loaded = load_recipe(recipe, overrides or (), checks_of_run(count, resume))
     if is_rank:
-        _refuse_launch_options(ranks, port)
-    if is_rank or (count == 1 and port is None):
+        _refuse_launch_options(ranks, port, max_restarts)
+    if is_rank or (count == 1 and port is None and not max_restarts):
         _join(_Part(loaded, resume, device, take_over=take_over, uses_cache=cache), screen)
         return
     logger.info("starting ranks=%d run=%s", count, loaded.run.folder)
@@ -102,15 +111,21 @@ def train(
         resume=resume,
         take_over=take_over,
         port=port,
+        max_restarts=max_restarts,
         uses_cache=cache,
     )
     if status := start(job):
+        if status > ExitStatus.STOPPED:
+            name = signal_name(status - of_signal(0))
+            logger.warning("ended at once, no new checkpoint was saved signal=%s exit_status=%d", name, status)
         raise typer.Exit(status)
 
 
-def _refuse_launch_options(ranks: int | None, port: int | None) -> None:
+def _refuse_launch_options(ranks: int | None, port: int | None, max_restarts: int) -> None:
     from diffusionpipe.errors import ConfigError
 
+    if max_restarts:
+        raise ConfigError("torchrun restarts the ranks itself: give --max-restarts to torchrun, before the program")
     if ranks is not None or port is not None:
         raise ConfigError("torchrun has started the ranks already; leave out --ranks and --port")
 
@@ -158,7 +173,9 @@ def _join(part: _Part, screen: "Screen") -> None:
                 announce=report.start,
             )
             steps = run(recipe, job, hooks, resume=part.resume, take_over=part.take_over)
-    except (Exception, KeyboardInterrupt) as error:
+    except KeyboardInterrupt as error:
+        leave(error, member)
+    except Exception as error:
         if member.world_size == 1 and not member.is_launched:
             raise
         leave(error, member)

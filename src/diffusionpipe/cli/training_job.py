@@ -20,6 +20,7 @@ class TrainingJob:
     resume: str | None
     take_over: bool
     port: int | None
+    max_restarts: int
     uses_cache: bool
 
 
@@ -30,18 +31,26 @@ def start(job: TrainingJob) -> int:
         ConfigError: another job uses the folder, which is left as it is; or a rank has refused to start.
         PeerError: a rank has failed.
     """
+    from diffusionpipe.errors import ConfigError
     from diffusionpipe.trainer.launch import launch
+    from diffusionpipe.trainer.restarts import with_restarts
     from diffusionpipe.trainer.run_lock import acquire
 
     with acquire(job.folder, take_over=job.take_over) as lock:
         lock.share()  # with rank 0, which outlives a launcher that is killed
-        return launch(
-            [sys.executable, "-m", "diffusionpipe", *arguments_of_rank(job, job.resume)],
-            ranks=job.ranks,
-            log_folder=job.folder / "logs",
-            environ=os.environ,
-            port=job.port,
-        )
+
+        def attempt(resume: str | None) -> int:
+            if lock.is_lost:
+                raise ConfigError(f"another job has taken over {job.folder}, so this one is not restarted.")
+            return launch(
+                [sys.executable, "-m", "diffusionpipe", *arguments_of_rank(job, resume)],
+                ranks=job.ranks,
+                log_folder=job.folder / "logs",
+                environ=os.environ,
+                port=job.port,
+            )
+
+        return with_restarts(attempt, job.folder, job.resume, max_restarts=job.max_restarts)
 
 
 def arguments_of_rank(job: TrainingJob, resume: str | None) -> list[str]:

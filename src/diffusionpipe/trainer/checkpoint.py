@@ -174,6 +174,11 @@ def latest(run_folder: Path) -> Path | None:
     return next(reversed(saved_checkpoints(run_folder)), None)
 
 
+def num_written(run_folder: Path) -> int:
+    """How many checkpoints the run has written, as far as those that are there tell; it only grows."""
+    return max((_sequence(path) or 0 for path in saved_checkpoints(run_folder)), default=0)
+
+
 def previous_good(path: Path) -> Path | None:
     """The newest undamaged checkpoint of the same run that was written before this one, or None."""
     siblings = saved_checkpoints(path.parent.parent)

@@ -23,4 +23,9 @@ def of_signal(number: int) -> int:
     return 128 + number
 
 
-INTERRUPTED = of_signal(signal.SIGINT)
+def signal_name(number: int) -> str:
+    """The signal's name, e.g. "SIGTERM"."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return "unknown"
