@@ -12,12 +12,12 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
-from diffusionpipe.errors import ConfigError, DiffusionPipeError, PeerError
+from diffusionpipe.errors import ConfigError, DiffusionPipeError, NonFiniteLossError, PeerError
 from diffusionpipe.units import Seconds
 
 LAUNCHED = "DIFFUSIONPIPE_LAUNCHED"
 """Our launcher's process id, set for its ranks: they leave their errors in the error file, it prints the cause."""
-
+INTERRUPTED = "interrupted by Ctrl-C outside of the training steps; no new checkpoint was saved"
 
 _REFUSALS = ("can't allocate memory", "Cannot allocate memory", "std::bad_alloc")
 """What torch's errors say on the CPU when there is no more memory."""
@@ -42,10 +42,14 @@ class FailureNote:
     """Since the epoch."""
     is_common: bool = False
     """Whether all ranks have failed alike, so that none is to be named."""
+    would_recur: bool = False
+    """Whether a restart from the last checkpoint would fail in the same way."""
 
 
 def note_of(error: BaseException, traceback: str = "") -> FailureNote:
     """The note for `error`: its text if it is one of ours, else `traceback` (or its type and text)."""
+    if isinstance(error, KeyboardInterrupt):
+        return FailureNote(message=INTERRUPTED, exit_code=130, is_consequence=False, time=time.time())
     text = str(error) if isinstance(error, DiffusionPipeError) else traceback.rstrip() or f"{_name(error)}: {error}"
     text = out_of_memory(error) or text
     disk = disk_problem(error)
@@ -55,6 +59,7 @@ def note_of(error: BaseException, traceback: str = "") -> FailureNote:
         is_consequence=isinstance(error, PeerError),
         time=time.time(),
         is_common=isinstance(error, ConfigError) and error.is_common,
+        would_recur=isinstance(error, NonFiniteLossError),
     )
 
 

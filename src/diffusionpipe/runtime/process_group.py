@@ -157,7 +157,7 @@ def joined(
     meeting, connect = _store(member, arrival, patience)
     store = private_keys(meeting, member.token)
     post = Post(rank=member.rank, world_size=member.world_size, store_rank=member.store_rank, patience=patience)
-    watchdog = Watchdog(post=post, connect=connect, end=_ending(member), note=lambda error: _leave_note(error, member))
+    watchdog = Watchdog(post=post, connect=connect, end=ending(member), note=lambda error: _leave_note(error, member))
     try:
         with kept_local(member.address), watchdog.guard():
             me = Candidate(rank=member.rank, world_size=member.world_size, token=member.token)
@@ -211,8 +211,8 @@ def _end_soon() -> None:
     faulthandler.dump_traceback_later(_DEADLINE, exit=True, file=open(os.devnull, "w"))  # noqa: SIM115
 
 
-def _ending(member: Membership) -> Callable[[str], None]:
-    """What the watchdog does when the main thread is blocked."""
+def ending(member: Membership) -> Callable[[str], None]:
+    """A function that ends this process with a message, even while the main thread is blocked."""
 
     def end(message: str) -> None:
         status, text = failed(PeerError(message), member)

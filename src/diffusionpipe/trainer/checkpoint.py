@@ -7,6 +7,7 @@ runs/x/checkpoints/.step-00000300.writing/     becomes step-00000300 by a rename
 runs/x/checkpoints/.step-00000300.replaced/    an older one of the same step, until the new one is in its place
 """
 
+import errno
 import json
 import logging
 import re
@@ -38,6 +39,8 @@ logger = logging.getLogger(__name__)
 
 State = dict[str, object]
 STATE = "state.json"
+AUTO = "auto"
+"""`--resume auto`: the newest undamaged checkpoint, or none (see `resuming`)."""
 _FOLDER = "checkpoints"
 _LEFT = ".step-*"
 _NAME = re.compile(r"step-(\d{8,})")
@@ -142,12 +145,21 @@ def verify_together(path: Path, group: dist.ProcessGroup | None = None) -> None:
     Raises:
         CheckpointError: on all ranks, as in `verify`.
     """
-    by_rank = agree(lambda: _problems(path, rank_in(group), size_of(group)), group)
-    problems = list(dict.fromkeys(problem for of_rank in by_rank for problem in of_rank))
+    problems = problems_together(path, group)
     if problems:
         found = agree(lambda: str(previous_good(path) or "") if rank_in(group) == 0 else "", group)[0]
         good = Path(found) if found else None
         raise CheckpointError(_refusal(path, problems, good))
+
+
+def problems_together(path: Path, group: dist.ProcessGroup | None = None) -> list[str]:
+    """What is wrong with the checkpoint, found by all ranks of the group, each of which reads its share of the files.
+
+    Raises:
+        CheckpointError: on all ranks, where a rank may not read the files at all.
+    """
+    by_rank = agree(lambda: _problems(path, rank_in(group), size_of(group)), group)
+    return list(dict.fromkeys(problem for of_rank in by_rank for problem in of_rank))
 
 
 def saved_checkpoints(run_folder: Path) -> tuple[Path, ...]:
@@ -164,6 +176,11 @@ def saved_checkpoints(run_folder: Path) -> tuple[Path, ...]:
 def latest(run_folder: Path) -> Path | None:
     """The checkpoint that was written last, or None."""
     return next(reversed(saved_checkpoints(run_folder)), None)
+
+
+def num_written(run_folder: Path) -> int:
+    """How many checkpoints the run has written, as far as those that are there tell; it only grows."""
+    return max((_sequence(path) or 0 for path in saved_checkpoints(run_folder)), default=0)
 
 
 def previous_good(path: Path) -> Path | None:
@@ -221,11 +238,12 @@ def problem_of_folder(folder: Path, resume: str | None) -> str | None:
     """Why a run that resumes or not cannot use its folder; None where it can."""
     try:
         if resume is not None:
-            resolve(folder, resume)
+            if resume != AUTO:
+                resolve(folder, resume)
         elif latest(folder) is not None:
             return (
-                f"{folder} holds the checkpoints of an earlier run; continue with --resume latest, choose "
-                "another run.folder, or delete the folder"
+                f"{folder} holds the checkpoints of an earlier run; continue with --resume latest (or "
+                "auto), choose another run.folder, or delete the folder"
             )
     except (CheckpointError, OSError) as error:
         return str(error)
@@ -297,7 +315,12 @@ def _problems(path: Path, share: int, num_shares: int) -> list[str]:
     except CheckpointError as error:
         return [str(error)]
     by_size = sorted(manifest.files, key=lambda record: (-record.size, record.name))
-    return check_files(path, by_size[share::num_shares])
+    try:
+        return check_files(path, by_size[share::num_shares])
+    except OSError as error:
+        if error.errno != errno.EIO:
+            raise
+        return [f"the disk cannot read it: {error}"]
 
 
 def _refusal(path: Path, problems: list[str], good: Path | None) -> str:

@@ -7,7 +7,9 @@ where a run was resumed, changes anything.
 import os
 import signal
 from collections.abc import Generator, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from multiprocessing import resource_tracker
 from typing import TypeVar
 
 import torch
@@ -139,7 +141,8 @@ class _Steps(data.Dataset[dict[str, Tensor] | _Failure]):
 
 def _raising(loader: "data.DataLoader[dict[str, Tensor] | _Failure]") -> Generator[dict[str, Tensor], None, None]:
     """The batches; failures become errors again. Closing it ends the workers, which SIGTERM does not end."""
-    batches = iter(loader)
+    with _signals_held():
+        batches = iter(loader)
     try:
         for item in batches:
             if isinstance(item, _Failure):
@@ -153,6 +156,24 @@ def _raising(loader: "data.DataLoader[dict[str, Tensor] | _Failure]") -> Generat
         del batches  # torch ends the workers when their iterator goes
 
 
+_LEFT_TO_PARENT = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+@contextmanager
+def _signals_held() -> Iterator[None]:
+    """Processes that start in the block hold these signals back from their first instant, until they ignore them.
+
+    Otherwise one that reaches the whole process group ends a worker that is still importing torch. This process's other
+    threads take them meanwhile; its main thread hears of them after the block.
+    """
+    resource_tracker.ensure_running()  # it unblocks them once it has started
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _LEFT_TO_PARENT)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 POLITENESS = 10
 """Added to the workers' nice value."""
 
@@ -163,8 +184,9 @@ def _start_worker(worker: int) -> None:
     Batches are decoded ahead, so a worker can wait until a rank that shares its core does.
     """
     os.nice(POLITENESS)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    for number in _LEFT_TO_PARENT:
+        signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _LEFT_TO_PARENT)
 
 
 def _as_it_is(item: T) -> T:

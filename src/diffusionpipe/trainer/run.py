@@ -21,9 +21,10 @@ from diffusionpipe.ir import Timeline
 from diffusionpipe.ir.files import write_plan, write_timeline
 from diffusionpipe.runtime.process_group import Job
 from diffusionpipe.trainer.batch import sample_indices
-from diffusionpipe.trainer.checkpoint import latest, prune, resolve, save
+from diffusionpipe.trainer.checkpoint import latest, prune, save
 from diffusionpipe.trainer.drawing import Picture, Wish, draw_in_session, raw_conditions
 from diffusionpipe.trainer.evaluation import averaged, validate
+from diffusionpipe.trainer.exit_status import ExitStatus
 from diffusionpipe.trainer.export import export
 from diffusionpipe.trainer.guidance import drawn_guidance
 from diffusionpipe.trainer.job_profile import ProfileShelf
@@ -32,10 +33,11 @@ from diffusionpipe.trainer.loader import StepLoader
 from diffusionpipe.trainer.loop import Stepper, StepResult
 from diffusionpipe.trainer.metrics import MetricsWriter
 from diffusionpipe.trainer.planning import MakePlan, Planning
-from diffusionpipe.trainer.preparation import Data, prepare_folder, read_data
+from diffusionpipe.trainer.preparation import Data, locked_folder, prepare_folder, read_data
 from diffusionpipe.trainer.progress import TrainingProgress
 from diffusionpipe.trainer.recipe import Recipe
 from diffusionpipe.trainer.recipe_file import recipe_to_toml
+from diffusionpipe.trainer.resuming import checkpoint_of
 from diffusionpipe.trainer.run_export import export_settings
 from diffusionpipe.trainer.sampling import SamplingSettings, build_scheduler
 from diffusionpipe.trainer.scheduler import sampling_scheduler
@@ -99,24 +101,33 @@ class _Run:
     timeline: Timeline | None = field(default=None)
 
 
-def run(recipe: Recipe, job: Job, hooks: Hooks, *, resume: str | None = None) -> int:
+def run(recipe: Recipe, job: Job, hooks: Hooks, *, resume: str | None = None, take_over: bool = False) -> int:
     """Train as the recipe says and return the number of steps done, fewer than asked after a signal.
 
-    Every rank of the job calls it with the same arguments. Results stand in the run's folder.
+    Every rank of the job calls it with the same arguments. Results stand in the run's folder, which no other job may
+    use meanwhile; `take_over`: not even one on another machine that gives no sign of life.
 
     Raises:
         ConfigError: the recipe, the data, the model or the checkpoint cannot be used; nothing long has started.
         NonFiniteLossError: the loss is not finite.
         PeerError: another rank died.
     """
+    with locked_folder(recipe.run.folder, job, take_over=take_over):
+        return _run(recipe, job, hooks, resume)
+
+
+def _run(recipe: Recipe, job: Job, hooks: Hooks, resume: str | None) -> int:
+    """`run`, once the folder is this job's."""
     folder, is_first = recipe.run.folder, job.membership.rank == 0
     prepare_folder(folder, resume)
     screen = hooks.screen if is_first else Screen(speaks=False)
+    with screen.work("verifying the checkpoint"):
+        checkpoint = checkpoint_of(folder, resume)
     with screen.work("reading model and data") as work:
         opened = open_model(recipe, job)
         data = read_data(opened, work, lambda: _check_sampling(opened))
     # A login may be missing: before anything long. A resumed run needs the step first, and has measured before.
-    trackers = open_trackers(recipe, None) if is_first and resume is None else Trackers()
+    trackers = open_trackers(recipe, None) if is_first and checkpoint is None else Trackers()
     try:
         planning = Planning(make_plan=hooks.make_plan, shelf=hooks.profiles, screen=screen)
         session = open_session(recipe, job, planning, opened)
@@ -135,18 +146,17 @@ def run(recipe: Recipe, job: Job, hooks: Hooks, *, resume: str | None = None) ->
             identity=run_identity(session, data.train.dataset),
             spikes=Spikes(recipe.training.on_spike),
         )
-        checkpoint = resolve(folder, resume) if resume is not None else None
         if checkpoint is not None:
             with screen.work("loading the checkpoint"):
-                loaded = load_training(checkpoint, session.state)
+                loaded = load_training(checkpoint, session.state, is_verified=True)
             state.step = check_resumed(loaded, state.identity, recipe.training.steps)
             state.spikes = Spikes(recipe.training.on_spike, kept_values(loaded))
         _announce(state, checkpoint)
         if session.is_first:
             _write_documents(session)
-            if resume is not None:
+            if checkpoint is not None:
                 trackers = open_trackers(recipe, state.step)
-            state.metrics = MetricsWriter(folder, state.step if resume is not None else None, trackers)
+            state.metrics = MetricsWriter(folder, state.step if checkpoint is not None else None, trackers)
             state.progress = TrainingProgress(
                 num_steps=recipe.training.steps, first_step=state.step, batch=session.plan.batch, screen=screen
             )
@@ -267,7 +277,7 @@ def _train(state: _Run) -> None:
             if state.progress is not None:
                 state.progress.pause()
             if any(result.decision.stops for result in results):
-                logger.warning("stopped step=%d reason=signal", state.step)
+                logger.warning("stopped step=%d reason=signal exit_status=%d", state.step, ExitStatus.STOPPED)
                 break
     if traces and state.step == recipe.training.steps:
         state.timeline = measured_timeline(session, traces)

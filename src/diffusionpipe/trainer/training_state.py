@@ -66,15 +66,19 @@ def first_not_finite(tensors: Mapping[str, Tensor]) -> str | None:
     return next(name for name, norm in zip(floating, largest.tolist(), strict=True) if not isfinite(norm))
 
 
-def load_training(path: Path, state: TrainingState, *, group: dist.ProcessGroup | None = None) -> State:
+def load_training(
+    path: Path, state: TrainingState, *, is_verified: bool = False, group: dist.ProcessGroup | None = None
+) -> State:
     """Puts a checkpoint into this rank's model, optimizer and average, and returns what else was saved with it.
 
     Every rank of the group calls it; the ranks that saved may have been more or fewer, and split otherwise.
+    `is_verified`: `resuming.checkpoint_of` has compared its checksums already.
 
     Raises:
         CheckpointError: on all ranks, for a damaged checkpoint, or one of another model, optimizer or recipe.
     """
-    verify_together(path, group)
+    if not is_verified:
+        verify_together(path, group)
     return together(_loading(path, state), group)
 
 
