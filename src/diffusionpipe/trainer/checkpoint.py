@@ -28,6 +28,7 @@ from diffusionpipe.trainer.manifest import (
     describe_files,
     read_manifest,
     sync_folder,
+    unlisted,
     write_durably,
     write_manifest,
 )
@@ -127,7 +128,8 @@ def verify(path: Path) -> None:
     """Compares size and checksum of each file with the manifest; reads the whole checkpoint.
 
     Raises:
-        CheckpointError: a file is missing, cut or altered; it names the file and the previous good checkpoint.
+        CheckpointError: a file is missing, cut, altered or not in the manifest; it names the file and the previous good
+            checkpoint.
     """
     problems = _problems(path, 0, 1)
     if problems:
@@ -295,7 +297,7 @@ def _problems(path: Path, share: int, num_shares: int) -> list[str]:
     except CheckpointError as error:
         return [str(error)]
     by_size = sorted(manifest.files, key=lambda record: (-record.size, record.name))
-    return check_files(path, by_size[share::num_shares])
+    return unlisted(path, manifest) + check_files(path, by_size[share::num_shares])
 
 
 def _refusal(path: Path, problems: list[str], good: Path | None) -> str:
