@@ -21,6 +21,8 @@ EXCHANGES = {
 PICKLES = {"cPickle", "cloudpickle", "dill", "joblib", "marshal", "pickle", "shelve"}
 ALLOWED = {"Unpickler", "UnpicklingError"}
 """Of pickle, in the reader: what it is derived from, and what it raises."""
+TOKENIZER = "getattr(transformers, kind).from_pretrained"
+"""Of a class that `trainer/drawing.py` allows; it has no weights."""
 CHECKPOINT = "torch.distributed.checkpoint"
 DRIVERS = {"async_save", "load", "load_state_dict", "save", "save_state_dict"}
 """DCP's own way of saving and loading: its ranks exchange objects, and its table is unpickled freely."""
@@ -65,6 +67,9 @@ def _doors_of_call(function: str, keywords: list[ast.keyword]) -> Iterator[str]:
         yield "torch.load without weights_only=True"
     if function in {f"{CHECKPOINT}.{driver}" for driver in DRIVERS} or function in {f"dcp.{one}" for one in DRIVERS}:
         yield function
+    is_of_weights = function.endswith(".from_pretrained") and function != TOKENIZER
+    if is_of_weights and given.get("use_safetensors") != "True":
+        yield "from_pretrained without use_safetensors=True"
     if given.get("allow_pickle", "False") != "False":
         yield "allow_pickle"
     if given.get("trust_remote_code", "False") != "False":
@@ -105,6 +110,7 @@ def test_the_source_has_no_door_for_foreign_code():
         "numpy.load(path, allow_pickle=True)",
         "AutoModel.from_pretrained(path, trust_remote_code=True)",
         "FileSystemReader(folder).read_metadata()",
+        "AutoencoderKL.from_pretrained(folder)",
         "eval(text)",
     ],
 )

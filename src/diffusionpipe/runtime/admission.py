@@ -87,13 +87,13 @@ def admit(store: "Store", me: Candidate, *, arrival: Seconds, proving: Seconds =
         _judge(store, me, hellos, said, proving)
         return
     if _missing(store, ["answer"], 2 * proving, pause=0.005):
-        raise ConfigError(f"rank 0{_host(hellos[0])} has not answered within {2 * proving:.0f} s; start the job again.")
+        raise ConfigError(f"rank 0{_host(hellos[0])} did not answer within {2 * proving:.0f} s; start the job again.")
     verdict, _, answer = _text(store, "answer").partition(" ")
     store.add("heard", 1)
     if verdict != "admitted":
         raise _refusal(answer)
     if not hmac.compare_digest(answer.encode(), _proof(me.token, "answer", said).encode()):
-        raise _refusal(f"rank 0{_host(hellos[0])} does not know the token of rank {me.rank}")
+        raise _refusal(f"rank 0{_host(hellos[0])} has another token than rank {me.rank}, or none")
 
 
 def _judge(store: "Store", me: Candidate, hellos: Sequence[str], said: str, proving: Seconds) -> None:
@@ -123,7 +123,7 @@ def _judge(store: "Store", me: Candidate, hellos: Sequence[str], said: str, prov
 def _problem(proof: str, token: str | None, expected: str) -> str | None:
     """What is wrong with a proof."""
     if not proof:
-        return "has not proved that it knows the token"
+        return "sent no proof of the token"
     if hmac.compare_digest(proof.encode(), expected.encode()):
         return None
     if token is None:

@@ -173,7 +173,7 @@ def _class_of(error: ConfigError) -> str:
 def _error(data: object) -> ConfigError:
     name, text = _pair(data)
     if name not in _ERRORS or not isinstance(text, str):
-        raise ValueError(f"{name!r} is no error of DiffusionPipe")
+        raise ValueError(f"{name!r} is not an error of DiffusionPipe")
     error = _ERRORS[name](text)
     error.is_common = True
     return error

@@ -30,6 +30,7 @@ from diffusionpipe.trainer.manifest import (
     describe_files,
     read_manifest,
     sync_folder,
+    unlisted,
     write_durably,
     write_manifest,
 )
@@ -132,7 +133,8 @@ def verify(path: Path) -> None:
     """Compares size and checksum of each file with the manifest; reads the whole checkpoint.
 
     Raises:
-        CheckpointError: a file is missing, cut or altered; it names the file and the previous good checkpoint.
+        CheckpointError: a file is missing, cut, altered or not in the manifest; it names the file and the previous good
+            checkpoint.
     """
     problems = _problems(path, 0, 1)
     if problems:
@@ -316,7 +318,7 @@ def _problems(path: Path, share: int, num_shares: int) -> list[str]:
         return [str(error)]
     by_size = sorted(manifest.files, key=lambda record: (-record.size, record.name))
     try:
-        return check_files(path, by_size[share::num_shares])
+        return unlisted(path, manifest) + check_files(path, by_size[share::num_shares])
     except OSError as error:
         if error.errno != errno.EIO:
             raise

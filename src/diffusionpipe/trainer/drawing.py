@@ -153,7 +153,7 @@ def decode_exactly(folder: Path, latents: Tensor) -> Tensor:
     """The same pictures with values in [0, 1], before they are rounded to 256 levels, (N, H, W, 3) on the CPU."""
     from diffusers import AutoencoderKL
 
-    vae = AutoencoderKL.from_pretrained(folder / "vae").to(latents.device).eval()
+    vae = AutoencoderKL.from_pretrained(folder / "vae", use_safetensors=True).to(latents.device).eval()
     shift = getattr(vae.config, "shift_factor", None) or 0.0
     pictures = []
     with torch.no_grad():

@@ -103,7 +103,7 @@ def _failures(result: "RunResult", frozen: Mapping[int, str], ranks: int, log_fo
                 RankFailure(
                     rank=rank,
                     exit_code=seen.exitcode if seen is not None else -signal.SIGTERM,
-                    time=seen.timestamp if seen is not None or note is None else note.time,
+                    time=seen.timestamp if seen is not None else note.time if note is not None else 0.0,
                     note=note,
                     is_first=rank == first,
                     frozen=frozen.get(rank),

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
-from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
+from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter, _StorageInfo
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 from torch.distributed.checkpoint.planner import SavePlan
 from torch.distributed.checkpoint.storage import WriteResult
@@ -198,4 +198,21 @@ def _read_metadata(folder: Path) -> Metadata:
         raise CheckpointError(f"{METADATA} of {folder.name} cannot be read: {error}") from error
     if not isinstance(metadata, Metadata):
         raise CheckpointError(f"{METADATA} of {folder.name} holds a {type(metadata).__name__}")
+    if problem := _problem_of(metadata):
+        raise CheckpointError(f"{METADATA} of {folder.name} cannot be used: {problem}")
     return metadata
+
+
+def _problem_of(metadata: Metadata) -> str | None:
+    """What makes a table unfit to be read by torch, which trusts it."""
+    places = metadata.storage_data
+    if not isinstance(metadata.state_dict_metadata, dict) or not isinstance(places, dict):
+        return "it is incomplete"
+    for place in places.values():
+        if not isinstance(place, _StorageInfo) or not isinstance(place.relative_path, str):
+            return "it does not say where each tensor lies"
+        if not place.relative_path.endswith(".distcp") or "/" in place.relative_path:
+            return f"{place.relative_path!r} is not one of the checkpoint's files"
+        if getattr(place, "transform_descriptors", None):
+            return f"{place.relative_path} is compressed or encrypted, which DiffusionPipe does not do"
+    return None
