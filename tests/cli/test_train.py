@@ -5,18 +5,24 @@ import logging
 import os
 import re
 import shutil
+import signal
+import subprocess
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+from full_disk import REASONS, full_disk
 from screen_files import assert_screen, masked
 from terminal import run_in_terminal
 from tiny_runs import recipe_of, save_dit, save_pictures, save_stable_diffusion
 
 from diffusionpipe import cli
 from diffusionpipe.errors import ConfigError
+from diffusionpipe.trainer.loop import Stepper
 from diffusionpipe.trainer.metrics import read_metrics
 from diffusionpipe.trainer.recipe_file import recipe_to_toml
+from diffusionpipe.trainer.run_lock import acquire
 
 NUMBERS = {
     r"(?m)^\d\d:\d\d:\d\d ": "hh:mm:ss ",
@@ -55,7 +61,7 @@ def quiet():
     package.setLevel(level)
 
 
-def refused(capsys, recipe, *words):
+def refused(capsys, recipe, *words, allowed=()):
     """The block that the command prints; it exits with 2, prints no traceback and trains nothing."""
     with pytest.raises(SystemExit) as caught:
         cli.main(["train", str(recipe), *words, "--device", "cpu"])
@@ -67,8 +73,8 @@ def refused(capsys, recipe, *words):
     assert all(re.match(r"\d\d:\d\d:\d\d ", line) for line in log.splitlines()), log
     assert "Traceback" not in block
     run = recipe.parent / "run"
-    assert not (run / "metrics.jsonl").exists()
-    assert not (run / "checkpoints").exists()
+    assert not run.is_dir() or not (run / "metrics.jsonl").exists()
+    assert not run.is_dir() or "checkpoints" in allowed or not (run / "checkpoints").exists()
     return block
 
 
@@ -153,6 +159,48 @@ def test_a_wrong_resume_says_what_is_there(capsys, recipe, wanted):
     assert "run contains notes" in refused(capsys, recipe, "--resume", wanted)
 
 
+@pytest.mark.parametrize("case", ["a file", "a link to nothing", "a full disk", "logs is a file"])
+def test_a_run_folder_that_cannot_be_written_is_refused_before_ranks_start(capsys, recipe, case):
+    run = recipe.parent / "run"
+    with ExitStack() as stack:
+        if case == "a file":
+            run.touch()
+        elif case == "a link to nothing":
+            run.symlink_to("nowhere")
+        else:
+            run.mkdir()
+            if case == "a full disk":
+                stack.enter_context(full_disk(run))
+            else:
+                (run / "logs").touch()
+        block = refused(capsys, recipe, "--ranks", "2")
+    says = {"a link to nothing": "is a link to nowhere, which does not exist", "a full disk": f"({REASONS})"}
+    assert re.search(f"run.folder: nothing can be written to .*: .*{says.get(case, 'is a file')}", block), block
+
+
+def test_a_run_folder_on_a_read_only_disk_is_refused(capsys, recipe):
+    run = recipe.parent / "run"
+    run.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "ro", "none", run], capture_output=True).returncode:
+        pytest.skip("this process may not mount")
+    try:
+        assert "Read-only file system" in refused(capsys, recipe, "--ranks", "2")
+    finally:
+        subprocess.run(["umount", run], check=True)
+
+
+@pytest.mark.parametrize("ranks", ["1", "2"])
+@pytest.mark.parametrize("words", [[], ["--resume", "auto"], ["--resume", "auto", "--take-over"]])
+def test_a_second_job_beside_a_running_one_is_refused_before_it_touches_a_file(capsys, recipe, tmp_path, words, ranks):
+    run = tmp_path / "run"
+    with acquire(run):
+        (run / "checkpoints" / ".step-00000003.writing").mkdir(parents=True)
+        before = sorted(run.rglob("*"))
+        message = refused(capsys, recipe, *words, "--ranks", ranks, allowed=("checkpoints",))
+        assert f"run is in use by process {os.getpid()} on " in message
+        assert sorted(run.rglob("*")) == before
+
+
 def test_a_folder_without_pictures_is_refused(capsys, recipe, tmp_path):
     (tmp_path / "empty").mkdir()
     assert "holds no pictures" in refused(capsys, recipe, f"data.train={tmp_path / 'empty'}")
@@ -196,6 +244,29 @@ def test_an_unknown_device_is_refused(capsys, recipe):
         cli.main(["train", str(recipe), "--device", "gpu"])
     assert caught.value.code == 2
     assert "there is no device 'gpu'" in capsys.readouterr().err
+
+
+def test_a_stopped_run_has_a_status_of_its_own_and_the_same_command_finishes_it(capsys, recipe, monkeypatch, tmp_path):
+    """As a scheduler of jobs starts it, ends it and starts it again."""
+
+    class Stopped(Stepper):
+        def step(self, step, inputs):
+            if step == 1:
+                signal.raise_signal(signal.SIGTERM)
+            return super().step(step, inputs)
+
+    monkeypatch.setattr("diffusionpipe.trainer.run.Stepper", Stopped)
+    term = signal.getsignal(signal.SIGTERM)
+    command = ["train", str(recipe), "training.steps=4", "data.workers=0", "--resume", "auto", "--device", "cpu"]
+    with pytest.raises(SystemExit) as stopped:
+        cli.main(command)
+    signal.signal(signal.SIGTERM, term)  # the command ignores it until it ends
+    assert stopped.value.code == 75
+    assert "stopped step=2 reason=signal exit_status=75" in capsys.readouterr().err
+    with pytest.raises(SystemExit) as finished:
+        cli.main(command)
+    assert finished.value.code == 0
+    assert (tmp_path / "run" / "export").is_dir()
 
 
 def test_one_rank_trains_draws_its_results_and_is_sampled(capsys, recipe, place, tmp_path):
@@ -262,6 +333,12 @@ def test_only_results_that_exist_are_named(capsys, tmp_path):
         (["{sd}", "--prompt", "a", "--label", "1"], "say what to draw"),
         (["{sd}", "--label", "1"], "give prompts, not labels"),
         (["{dit}", "--label", "7"], "there is no class 7"),
+        (["{dit}", "--label", "-1"], "there is no class -1; the model has classes 0 to"),
+        (["{sd}", "--prompt", "a", "--resolution", "1000000"], "one picture of 1000000 x 1000000 pixels"),
+        (
+            ["{sd}", "--prompt", "a", "--resolution", "1000000", "--count", "3"],
+            "3 pictures of 1000000 x 1000000 pixels",
+        ),
         (["{sd}", "--prompt", "a", "--scheduler", "Nonsense"], "no scheduler 'Nonsense'"),
     ],
 )

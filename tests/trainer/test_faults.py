@@ -8,7 +8,9 @@ import socket
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
+from random import Random
 
 import psutil
 import pytest
@@ -65,12 +67,16 @@ class Command:
             time.sleep(0.05)
         raise AssertionError((self.process.poll(), self.process.communicate() if self.process.poll() else "too slow"))
 
-    def rank(self, number):
-        """The process of a rank."""
-        for child in psutil.Process(self.process.pid).children(recursive=True):
-            if child.environ().get("RANK") == str(number) and "diffusionpipe" in child.cmdline():
-                return child
-        raise AssertionError(f"no rank {number}")
+    def rank(self, number, *, waits=False):
+        """The process of a rank; `waits`: also if the job is between two starts."""
+        deadline = time.monotonic() + (PATIENCE if waits else 0)
+        while True:
+            for child in psutil.Process(self.process.pid).children(recursive=True):
+                with suppress(psutil.NoSuchProcess, psutil.ZombieProcess):
+                    if child.environ().get("RANK") == str(number) and "diffusionpipe" in child.cmdline():
+                        return child
+            assert time.monotonic() < deadline, f"no rank {number}"
+            time.sleep(0.05)
 
     def end(self, seconds=PATIENCE):
         """Status and standard error when it has ended, with every process that it started."""
@@ -114,17 +120,41 @@ def test_a_terminated_job_saves_ends_in_good_order_and_continues_exactly(recipe)
     job.await_step(7)
     job.process.send_signal(signal.SIGTERM)
     status, error = job.end()
-    assert status == 0, error
+    assert status == 75, error
     last = max(losses_of(job.folder))
     assert latest(job.folder).name == f"step-{last:08d}"
     resumed = Command(recipe(data={"workers": 1}), "--resume", "latest")
     resumed.await_step(last + 2)
     resumed.process.send_signal(signal.SIGINT)
     status, error = resumed.end()
-    assert status == 0, error
+    assert status == 75, error
     with crew_of(2) as crew:
         found, expected = continued(crew, job.folder, recipe)
     assert found == expected
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_job_whose_ranks_are_killed_at_random_ends_by_itself_with_the_losses_of_an_uninterrupted_one(recipe):
+    """A rank is killed in a step, the next one while the ranks start, and so on: five times."""
+    steps, random, reached = 120, Random(7), 0
+    job = Command(recipe(steps=steps), "--resume", "auto", "--max-restarts", "10")
+    for number in range(5):
+        if number % 2 == 0:
+            job.await_step(reached + random.randint(1, 12))
+        ranks = [job.rank(rank, waits=True) for rank in range(2)]
+        time.sleep(0.0 if number % 2 == 0 else 2 * random.random())
+        reached = max(losses_of(job.folder), default=0)
+        ranks[random.randrange(2)].send_signal(signal.SIGKILL)
+        psutil.wait_procs(ranks, timeout=30)
+    status, error = job.end()
+    assert status == 0, error
+    lines = [line for line in error.splitlines() if " restart=" in line]
+    assert len(lines) == 5
+    assert all("was killed by signal 9 (SIGKILL)" in line for line in lines)
+    with crew_of(2) as crew:
+        assert crew.run(train, recipe("uninterrupted", steps)) == [steps, steps]
+    assert losses_of(job.folder) == losses_of(job.folder.parent / "uninterrupted")
 
 
 @pytest.mark.slow

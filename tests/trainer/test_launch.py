@@ -1,5 +1,6 @@
 """The launcher with small scripts as ranks: real processes through torch's elastic agent."""
 
+import ast
 import json
 import os
 import pty
@@ -12,16 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from diffusionpipe.errors import ConfigError
+from diffusionpipe.errors import ConfigError, PeerError
 from diffusionpipe.runtime.error_file import FailureNote, note_of
-from diffusionpipe.trainer.launch import (
-    RankFailure,
-    error_of,
-    first_failure,
-    is_under_torchrun,
-    launch,
-    threads_per_rank,
-)
+from diffusionpipe.trainer.exit_status import ExitStatus
+from diffusionpipe.trainer.launch import is_under_torchrun, launch, threads_per_rank
+from diffusionpipe.trainer.rank_failures import RankFailure, error_of, first_failure, status_of_signals
 
 LAUNCHER = """
 import os, sys
@@ -43,7 +39,7 @@ import torch.distributed as dist
 from diffusionpipe.errors import ConfigError
 from diffusionpipe.runtime.process_group import joined, leave, membership
 from diffusionpipe.trainer.stopping import Stopping, all_reduced
-member = membership(os.environ)
+member, status = membership(os.environ), 0
 try:
     with joined(member, device="cpu") as job, Stopping(folder=None).listening() as stopping:
         rank = member.rank
@@ -52,6 +48,7 @@ try:
         {body}
 except BaseException as error:
     leave(error, member)
+sys.exit(status)
 """
 
 
@@ -110,6 +107,18 @@ def test_a_terminal_stays_a_terminal_for_rank_0(tmp_path: Path) -> None:
     assert (tmp_path / "rank_1.out").read_text() == "False False\n"
 
 
+@pytest.mark.slow
+def test_launcher_and_ranks_listen_on_loopback_alone(tmp_path: Path) -> None:
+    script = job(
+        "import psutil; print([c.laddr.ip for p in (os.getpid(), os.getppid())"
+        " for c in psutil.Process(p).net_connections('tcp') if c.status == 'LISTEN'], flush=True)"
+    )
+    status, out, error = ended(start(script, tmp_path))
+    assert (status, error) == (0, "")
+    found = [out.splitlines()[1], (tmp_path / "rank_1.out").read_text().splitlines()[1]]
+    assert [set(ast.literal_eval(addresses)) for addresses in found] == [{"127.0.0.1"}, {"127.0.0.1"}]
+
+
 def test_the_failing_rank_speaks_once_and_its_status_is_the_launchers(tmp_path: Path) -> None:
     body = """
 if rank == 1:
@@ -136,6 +145,19 @@ def test_a_foreign_programs_failure_shows_the_end_of_its_log(tmp_path: Path) -> 
     assert error.endswith("no more coffee\n")
 
 
+def test_a_rank_that_somebody_terminates_is_named_with_the_end_of_its_log(tmp_path: Path) -> None:
+    """Both end by SIGTERM: one by somebody else's, then the other by the agent's."""
+    script = (
+        "import os, signal, sys, time\n"
+        "if os.environ['RANK'] == '1':\n"
+        "    print('last words', file=sys.stderr)\n"
+        "    os.kill(os.getpid(), signal.SIGTERM)\n"
+        "time.sleep(60)\n"
+    )
+    with pytest.raises(PeerError, match=r"(?s)^rank 1 was killed by signal 15 \(SIGTERM\).*rank_1\.err:\nlast words$"):
+        launch([sys.executable, "-c", script], ranks=2, log_folder=tmp_path, environ=os.environ)
+
+
 def test_a_killed_rank_is_named_with_its_signal(tmp_path: Path) -> None:
     body = "if rank == 1: os.kill(os.getpid(), signal.SIGKILL)\ndist.recv(torch.ones(1), src=1)"
     status, _, error = ended(start(job(body), tmp_path))
@@ -147,13 +169,51 @@ def test_a_killed_rank_is_named_with_its_signal(tmp_path: Path) -> None:
     assert "rank 1 (" in note["message"]
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_to_the_launcher_stops_all_ranks_at_one_step(tmp_path: Path, number: int) -> None:
+FROZEN = """
+import json, os, signal, time
+if os.environ["RANK"] == "1":
+    os.kill(os.getpid(), signal.SIGSTOP)
+time.sleep(0.3)
+note = {"message": "rank 1 stopped answering", "exit_code": 1, "is_consequence": True, "time": time.time()}
+note |= {"is_common": False, "would_recur": False, "timestamp": 0}
+open(os.environ["TORCHELASTIC_ERROR_FILE"], "w").write(json.dumps(note))
+"""
+
+
+def test_a_frozen_rank_is_ended_at_once_and_named_by_the_others(tmp_path: Path) -> None:
+    """Not after the 30 s of torch's agent, nor as one that was killed and may have run out of memory."""
+    script = f"{FROZEN}time.sleep(1.5)\nraise SystemExit(1)"
+    with pytest.raises(PeerError, match=r"^rank 1 stopped answering$"):
+        launch([sys.executable, "-c", script], ranks=2, log_folder=tmp_path, environ=os.environ)
+
+
+def test_a_frozen_rank_that_no_other_names_is_called_frozen(tmp_path: Path) -> None:
+    text = str(error_of(failure(1, exit_code=-9, frozen="stopped by a signal (state T)"), tmp_path))
+    assert text.startswith("rank 1 was frozen, stopped by a signal (state T), so the launcher ended it.")
+    assert "out of memory" not in text
+
+
+def test_a_rank_that_is_paused_while_all_is_well_may_go_on(tmp_path: Path) -> None:
+    script = (
+        "import os, signal, subprocess, sys, time\n"
+        "if os.environ['RANK'] == '1':\n"
+        "    wake = f'import os, time; time.sleep(1.5); os.kill({os.getpid()}, 18)'\n"
+        "    subprocess.Popen([sys.executable, '-c', wake], start_new_session=True)\n"
+        "    os.kill(os.getpid(), signal.SIGSTOP)\n"
+    )
+    assert launch([sys.executable, "-c", script], ranks=2, log_folder=tmp_path, environ=os.environ) == 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGINT])  # SIGHUP reaches the ranks as SIGTERM
+def test_a_signal_to_the_launcher_stops_all_ranks_at_one_step_with_a_status_of_its_own(
+    tmp_path: Path, number: int
+) -> None:
     body = """
 for step in range(10000):
     time.sleep(0.01)
     if stopping.agree(all_reduced).stops:
         print("saved", flush=True)
+        status = 75
         break
 """
     process = start(job(body), tmp_path)
@@ -162,7 +222,7 @@ for step in range(10000):
     time.sleep(0.3)
     process.send_signal(number)
     status, out, error = ended(process)
-    assert (status, out) == (0, "saved\n"), error
+    assert (status, out) == (ExitStatus.STOPPED, "saved\n"), error
     assert (tmp_path / "rank_1.out").read_text() == "joined\nsaved\n"
 
 
@@ -215,11 +275,40 @@ def test_a_problem_that_all_ranks_have_alike_names_none(tmp_path: Path, is_commo
     assert str(error_of(failed, tmp_path)) == text
 
 
-def failure(rank: int, *, exit_code: int = 1, time: float = 0.0, blames: bool | None = None) -> RankFailure:
+def failure(
+    rank: int, *, exit_code: int = 1, time: float = 0.0, blames: bool | None = None, **more: object
+) -> RankFailure:
     note = None
     if blames is not None:
         note = FailureNote(message="", exit_code=exit_code, is_consequence=blames, time=time)
-    return RankFailure(rank=rank, exit_code=exit_code, time=time, note=note)
+    return RankFailure(rank=rank, exit_code=exit_code, time=time, note=note, **more)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("ends", "asked", "status"),
+    [
+        ([75, 75], None, 75),  # the file save_quit, or a signal to a rank
+        ([75, -15], signal.SIGTERM, 75),  # the agent terminated a rank that had yet to end
+        ([-15, -15], signal.SIGTERM, 143),
+        ([130, -2], signal.SIGINT, 130),
+        ([-9, -9], signal.SIGINT, 130),  # the second Ctrl-C
+        ([-15, -15], None, None),  # somebody else terminated them
+        ([75, -9], None, None),
+        ([75, 1], signal.SIGTERM, None),
+        ([1, -15], signal.SIGTERM, None),
+    ],
+)
+def test_the_status_tells_stopped_ended_and_failed_jobs_apart(
+    ends: list[int], asked: int | None, status: int | None
+) -> None:
+    failures = [failure(rank, exit_code=end) for rank, end in enumerate(ends)]
+    assert status_of_signals(failures, asked) == status
+
+
+def test_a_rank_that_ends_because_an_interrupted_one_did_is_no_failure() -> None:
+    failures = [failure(0, exit_code=130, blames=False), failure(1, blames=True)]
+    assert status_of_signals(failures, signal.SIGINT) == 130
+    assert status_of_signals([failure(0, blames=False), failure(1, blames=True)], signal.SIGINT) is None
 
 
 @pytest.mark.parametrize(
@@ -229,6 +318,9 @@ def failure(rank: int, *, exit_code: int = 1, time: float = 0.0, blames: bool | 
         [failure(0, blames=False), failure(1, exit_code=-9, time=3)],  # an error that a kill has caused
         [failure(0, exit_code=-15), failure(1, time=3)],  # terminated by the agent
         [failure(0, exit_code=-9, time=30), failure(1)],  # killed by the agent after its patience
+        [failure(0, exit_code=-9, frozen="T"), failure(1, blames=True, time=8)],  # the note that names the frozen rank
+        [failure(0, exit_code=-15), failure(1, exit_code=-9, frozen="T")],
+        [failure(0, exit_code=-15), failure(1, exit_code=-15, is_first=True)],  # terminated by somebody else
         [failure(0, blames=False, time=2), failure(1, blames=False, time=1)],  # the earlier one
     ],
 )

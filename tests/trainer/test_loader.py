@@ -1,6 +1,7 @@
 import multiprocessing
 import os
 import signal
+import threading
 from dataclasses import replace
 
 import numpy as np
@@ -112,11 +113,26 @@ def test_a_picture_that_breaks_while_training_ends_it_by_name_and_step(pictures,
     assert "Traceback" not in str(caught.value)
 
 
-def test_workers_leave_sigterm_to_the_parent(pictures):
+def test_workers_leave_signals_to_the_parent_from_their_first_instant(pictures):
+    """As a terminal or torch's agent sends them to a whole process group, also while a worker imports torch."""
     loader = StepLoader(source=pictures, batch=8, positions=(0,), first_step=0, num_steps=20, workers=1)
-    batches = iter(loader)
+    before, signalled = set(_children()), set()
+
+    def send():
+        while not ended.wait(0.002):
+            for child in set(_children()) - before - signalled:
+                signalled.add(child)
+                for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+                    os.kill(child, number)
+
+    ended, batches = threading.Event(), iter(loader)
+    sender = threading.Thread(target=send)
+    sender.start()
     next(batches)
-    for child in _children():
+    ended.set()
+    sender.join()
+    assert signalled
+    for child in signalled:
         os.kill(child, signal.SIGTERM)
     assert len(list(batches)) == 19
 

@@ -22,6 +22,7 @@ def with_one_more_stop(votes: Votes) -> Votes:
     [
         (signal.SIGTERM, Decision(saves=True, stops=True)),
         (signal.SIGINT, Decision(saves=True, stops=True)),
+        (signal.SIGHUP, Decision(saves=True, stops=True)),
         (signal.SIGUSR1, Decision(saves=True, stops=False)),
     ],
 )
@@ -30,6 +31,16 @@ def test_a_signal_takes_effect_at_the_next_agreement(number: int, decision: Deci
         assert stopping.agree(alone) == Decision(saves=False, stops=False)
         signal.raise_signal(number)
         assert stopping.agree(alone) == decision
+
+
+def test_a_run_under_nohup_goes_on_when_its_terminal_is_closed() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with Stopping(folder=None).listening() as stopping:
+            signal.raise_signal(signal.SIGHUP)
+            assert stopping.agree(alone) == Decision(saves=False, stops=False)
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 def test_saving_is_wished_once_and_stopping_for_good() -> None:

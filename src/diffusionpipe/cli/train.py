@@ -2,12 +2,12 @@
 
 import logging
 import os
-import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from math import isqrt
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
@@ -34,9 +34,29 @@ def train(
         ),
     ] = None,
     resume: Annotated[
-        str | None, typer.Option(help='Resume from a checkpoint of the run: "latest", a step, or a path.')
+        str | None,
+        typer.Option(
+            help='Resume from a checkpoint of the run: "latest", a step, or a path. "auto": from the newest '
+            "undamaged one, or from the beginning if there is none."
+        ),
     ] = None,
+    take_over: Annotated[
+        bool,
+        typer.Option(
+            "--take-over",
+            help="Use the run folder although a job on another machine holds its lock, if that job gives no sign of "
+            "life for a minute.",
+        ),
+    ] = False,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    max_restarts: Annotated[
+        int,
+        typer.Option(
+            min=0,
+            help="Restart all ranks at most this many times after a crash, with --resume auto. Two restarts in a row "
+            "without a new step or checkpoint end the job. Not under torchrun.",
+        ),
+    ] = 0,
     port: Annotated[
         int | None,
         typer.Option(
@@ -55,7 +75,9 @@ def train(
     from rich.console import Console
 
     from diffusionpipe.cli.output import log_to
-    from diffusionpipe.trainer.launch import is_under_torchrun, launch
+    from diffusionpipe.cli.training_job import TrainingJob, start
+    from diffusionpipe.trainer.exit_status import ExitStatus, of_signal, signal_name
+    from diffusionpipe.trainer.launch import is_under_torchrun
     from diffusionpipe.trainer.screen import Screen
 
     is_rank = is_under_torchrun(os.environ)
@@ -64,40 +86,46 @@ def train(
     log_to(screen.console, rank)
     with screen.work("starting"):  # torch takes seconds to import
         from diffusionpipe.cli.recipe_checks import checks_of_run
-        from diffusionpipe.runtime.process_group import membership
+        from diffusionpipe.runtime.process_group import Membership, membership
         from diffusionpipe.trainer.recipe_file import load_recipe
+        from diffusionpipe.trainer.resuming import resume_of_attempt
 
-        count = membership(os.environ).world_size if is_rank else ranks or _default_ranks(device)
+        member = membership(os.environ) if is_rank else Membership()
+        count = member.world_size if is_rank else ranks or _default_ranks(device)
+        if (restarted := resume_of_attempt(resume, member.attempt)) != resume:
+            resume = restarted
+            logger.info("restarted=%d resume=%s", member.attempt, resume)
         loaded = load_recipe(recipe, overrides or (), checks_of_run(count, resume))
     if is_rank:
-        _refuse_launch_options(ranks, port)
-    if is_rank or (count == 1 and port is None):
-        _join(loaded, resume, device, screen, uses_cache=cache)
+        _refuse_launch_options(ranks, port, max_restarts)
+    if is_rank or (count == 1 and port is None and not max_restarts):
+        _join(_Part(loaded, resume, device, take_over=take_over, uses_cache=cache), screen)
         return
     logger.info("starting ranks=%d run=%s", count, loaded.run.folder)
-    status = launch(
-        [sys.executable, "-m", "diffusionpipe", *_arguments(recipe, overrides or (), resume, device, uses_cache=cache)],
+    job = TrainingJob(
+        recipe=recipe,
+        overrides=overrides or (),
+        folder=loaded.run.folder,
         ranks=count,
-        log_folder=loaded.run.folder / "logs",
-        environ=os.environ,
+        device=device,
+        resume=resume,
+        take_over=take_over,
         port=port,
+        max_restarts=max_restarts,
+        uses_cache=cache,
     )
-    if status:
+    if status := start(job):
+        if status > ExitStatus.STOPPED:
+            name = signal_name(status - of_signal(0))
+            logger.warning("ended at once, no new checkpoint was saved signal=%s exit_status=%d", name, status)
         raise typer.Exit(status)
 
 
-def _arguments(
-    recipe: Path, overrides: Sequence[str], resume: str | None, device: str, *, uses_cache: bool
-) -> list[str]:
-    """The command line of each rank."""
-    options = ["--device", device, *(["--resume", resume] if resume is not None else [])]
-    options += [] if uses_cache else ["--no-cache"]
-    return ["train", str(recipe), *overrides, *options]
-
-
-def _refuse_launch_options(ranks: int | None, port: int | None) -> None:
+def _refuse_launch_options(ranks: int | None, port: int | None, max_restarts: int) -> None:
     from diffusionpipe.errors import ConfigError
 
+    if max_restarts:
+        raise ConfigError("torchrun restarts the ranks itself: give --max-restarts to torchrun, before the program")
     if ranks is not None or port is not None:
         raise ConfigError("torchrun has started the ranks already; leave out --ranks and --port")
 
@@ -108,7 +136,18 @@ def _default_ranks(device: str) -> int:
     return max(1, torch.cuda.device_count()) if device != "cpu" else 1
 
 
-def _join(recipe: "Recipe", resume: str | None, device: str, screen: "Screen", *, uses_cache: bool) -> None:
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """What this process was asked for, if it is a rank."""
+
+    recipe: "Recipe"
+    resume: str | None
+    device: str
+    take_over: bool
+    uses_cache: bool
+
+
+def _join(part: _Part, screen: "Screen") -> None:
     """Be one rank of the job, from the first rendezvous to the last picture."""
     import torch
 
@@ -118,7 +157,7 @@ def _join(recipe: "Recipe", resume: str | None, device: str, screen: "Screen", *
     from diffusionpipe.runtime.process_group import joined, leave, membership
     from diffusionpipe.trainer.run import Hooks, run
 
-    member, report = membership(os.environ), RunReport(screen.console)
+    member, report, recipe, device = membership(os.environ), RunReport(screen.console), part.recipe, part.device
     if device == "auto":
         device = "cuda" if torch.cuda.device_count() > member.local_rank else "cpu"
     try:
@@ -129,20 +168,35 @@ def _join(recipe: "Recipe", resume: str | None, device: str, screen: "Screen", *
             hooks = Hooks(
                 make_plan=_make_plan,
                 save_grid=_save_grid,
-                profiles=CachedProfiles(folder=cache_folder(os.environ)) if uses_cache else None,
+                profiles=CachedProfiles(folder=cache_folder(os.environ)) if part.uses_cache else None,
                 screen=screen,
                 announce=report.start,
             )
-            steps = run(recipe, job, hooks, resume=resume)
-    except (Exception, KeyboardInterrupt) as error:
+            steps = run(recipe, job, hooks, resume=part.resume, take_over=part.take_over)
+    except KeyboardInterrupt as error:
+        leave(error, member)
+    except Exception as error:
         if member.world_size == 1 and not member.is_launched:
             raise
         leave(error, member)
-    if member.rank == 0 and steps == recipe.training.steps:
+    if steps < recipe.training.steps:
+        _end_stopped()
+    if member.rank == 0:
         with screen.work("drawing results"):
             _draw_results(recipe)
         report.end()
         _name_results(recipe.run.folder)
+
+
+def _end_stopped() -> NoReturn:
+    """End this rank with the status that means "stopped, not finished"."""
+    import signal
+
+    from diffusionpipe.trainer.exit_status import ExitStatus
+
+    # The launcher or torchrun terminates the other ranks as soon as the first has ended with this status.
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    raise typer.Exit(ExitStatus.STOPPED)
 
 
 def _make_plan(

@@ -69,15 +69,39 @@ def this_member(rank: int) -> Member:
 
 def is_gone(member: Member, seen_from: Member) -> bool:
     """Whether the process is known to have ended; always False for one that cannot be seen from `seen_from`."""
-    if not seen_from.machine or member.machine != seen_from.machine:
+    if not _is_visible(member, seen_from):
         return False
+    state = state_of_process(member.pid)
+    return state is not None and state in {"", "Z", "X"}  # Z: ended, but not yet collected by its parent
+
+
+FROZEN = {
+    "T": "stopped by a signal (state T)",
+    "t": "stopped by a debugger (state t)",
+    "D": "waiting for a device or a file system (state D)",
+}
+"""States of a process that does not answer, as people call them."""
+
+
+def why_frozen(member: Member, seen_from: Member) -> str | None:
+    """Why the process does not answer; None where that cannot be seen."""
+    return FROZEN.get(state_of_process(member.pid) or "") if _is_visible(member, seen_from) else None
+
+
+def state_of_process(pid: int) -> str | None:
+    """The letter of the process's state in /proc: "" if there is no such process, None if that cannot be seen."""
     try:
-        status = Path(f"/proc/{member.pid}/stat").read_text(encoding="utf-8", errors="replace")
-    except FileNotFoundError:
-        return True
+        status = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    except (FileNotFoundError, ProcessLookupError):
+        return "" if Path("/proc/self/stat").exists() else None
     except OSError:
-        return False
-    return status.rpartition(")")[2].split()[0] in "ZX"  # ended, but not yet collected by its parent
+        return None
+    return status.rpartition(")")[2].split()[0]
+
+
+def _is_visible(member: Member, seen_from: Member) -> bool:
+    """Whether one process can see the other."""
+    return bool(seen_from.machine) and member.machine == seen_from.machine
 
 
 def parse_member(text: str) -> Member:

@@ -29,7 +29,16 @@ from typing import TYPE_CHECKING
 from diffusionpipe.errors import DiffusionPipeError, PeerError
 from diffusionpipe.runtime.progress import Moment, Progress
 from diffusionpipe.runtime.stall import culprit_of, dump_stacks, may_judge, moment_to_text, parse_moment, reason_of
-from diffusionpipe.runtime.verdict import Fate, Member, Verdict, is_gone, parse_member, parse_verdict, this_member
+from diffusionpipe.runtime.verdict import (
+    Fate,
+    Member,
+    Verdict,
+    is_gone,
+    parse_member,
+    parse_verdict,
+    this_member,
+    why_frozen,
+)
 from diffusionpipe.units import Seconds
 
 if TYPE_CHECKING:
@@ -130,8 +139,9 @@ class Watchdog:
             return
         self._is_claimed = True
         text = str(error) if isinstance(error, DiffusionPipeError) else f"{type(error).__name__}: {error}"
+        reason = "was interrupted by Ctrl-C" if isinstance(error, KeyboardInterrupt) else f"failed:\n{text}"
         try:
-            self._publish(Verdict(fate=Fate.FAILED, reason=f"failed:\n{text}", member=self._me))
+            self._publish(Verdict(fate=Fate.FAILED, reason=reason, member=self._me))
         except RuntimeError:  # the store is gone: the others will notice that themselves
             return
 
@@ -246,7 +256,8 @@ class Watchdog:
             return None
         reason = "died: its process is gone (killed, out of memory, or crashed)"
         if not gone:
-            reason = f"stopped answering {self._silence:.0f} s ago"
+            frozen = why_frozen(member, self._me)
+            reason = f"stopped answering {self._silence:.0f} s ago{f': it is frozen, {frozen}' if frozen else ''}"
         return self._publish(Verdict(fate=Fate.DIED if gone else Fate.SILENT, reason=reason, member=member))
 
     def _heard(self) -> Verdict | None:

@@ -7,6 +7,7 @@ runs/x/checkpoints/.step-00000300.writing/     becomes step-00000300 by a rename
 runs/x/checkpoints/.step-00000300.replaced/    an older one of the same step, until the new one is in its place
 """
 
+import errno
 import json
 import logging
 import re
@@ -19,7 +20,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from diffusionpipe.errors import CheckpointError
-from diffusionpipe.trainer.agreement import agree, rank_in, size_of
+from diffusionpipe.ir.input_file import read_json
+from diffusionpipe.runtime.exchange import form_of
+from diffusionpipe.trainer.agreement import agree, rank_in, size_of, together
 from diffusionpipe.trainer.manifest import (
     FileRecord,
     Manifest,
@@ -27,6 +30,7 @@ from diffusionpipe.trainer.manifest import (
     describe_files,
     read_manifest,
     sync_folder,
+    unlisted,
     write_durably,
     write_manifest,
 )
@@ -36,6 +40,8 @@ logger = logging.getLogger(__name__)
 
 State = dict[str, object]
 STATE = "state.json"
+AUTO = "auto"
+"""`--resume auto`: the newest undamaged checkpoint, or none (see `resuming`)."""
 _FOLDER = "checkpoints"
 _LEFT = ".step-*"
 _NAME = re.compile(r"step-(\d{8,})")
@@ -67,11 +73,11 @@ def save(
     final = run_folder / _FOLDER / f"step-{step:08d}"
     temporary = final.with_name(f".{final.name}{_WRITING}")
     try:
-        agree(lambda: _make_empty(temporary) if is_first else None, group)
+        together(lambda: _make_empty(temporary) if is_first else None, group)
         names = write_tensors(temporary, tensors, group)
-        records = agree(lambda: describe_files(temporary, names), group)
+        records = agree(lambda: describe_files(temporary, names), group, form=form_of(tuple[FileRecord, ...]))
         files = tuple(record for of_rank in records for record in of_rank)
-        agree(lambda: _publish(temporary, final, state, files) if is_first else None, group)
+        together(lambda: _publish(temporary, final, state, files) if is_first else None, group)
     except CheckpointError as error:
         if is_first:
             shutil.rmtree(temporary, ignore_errors=True)
@@ -79,7 +85,7 @@ def save(
         remains = f"the last good checkpoint is {last}" if last else "there is no earlier checkpoint"
         raise CheckpointError(f"the checkpoint of step {step} could not be written: {error}\n{remains}") from error
     if is_first:
-        _remove_old(run_folder, keep)
+        prune(run_folder, keep)
         size = sum(record.size for record in files)
         logger.info("checkpoint=%s size_bytes=%d save_s=%.2f", final, size, time.perf_counter() - started)
     return final
@@ -95,7 +101,7 @@ def load(path: Path, tensors: Mapping[str, Tensor], *, group: dist.ProcessGroup 
         CheckpointError: on all ranks, for a damaged checkpoint or one of another model.
     """
     verify_together(path, group)
-    return agree(lambda: read(path, tensors), group)[rank_in(group)]
+    return together(lambda: read(path, tensors), group)
 
 
 def read(path: Path, tensors: Mapping[str, Tensor]) -> State:
@@ -115,10 +121,11 @@ def read_state(path: Path) -> State:
         CheckpointError: it cannot be read.
     """
     try:
-        state = json.loads((path / STATE).read_text(encoding="utf-8"))
+        state = read_json(path / STATE)
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{STATE} of {path.name} cannot be read: {error}") from error
-    assert isinstance(state, dict), "written by save"
+    if not isinstance(state, dict):
+        raise CheckpointError(f"{STATE} of {path.name} cannot be read: it is no JSON object")
     return state
 
 
@@ -126,7 +133,8 @@ def verify(path: Path) -> None:
     """Compares size and checksum of each file with the manifest; reads the whole checkpoint.
 
     Raises:
-        CheckpointError: a file is missing, cut or altered; it names the file and the previous good checkpoint.
+        CheckpointError: a file is missing, cut, altered or not in the manifest; it names the file and the previous good
+            checkpoint.
     """
     problems = _problems(path, 0, 1)
     if problems:
@@ -139,11 +147,21 @@ def verify_together(path: Path, group: dist.ProcessGroup | None = None) -> None:
     Raises:
         CheckpointError: on all ranks, as in `verify`.
     """
-    by_rank = agree(lambda: _problems(path, rank_in(group), size_of(group)), group)
-    problems = list(dict.fromkeys(problem for of_rank in by_rank for problem in of_rank))
+    problems = problems_together(path, group)
     if problems:
-        good = agree(lambda: previous_good(path) if rank_in(group) == 0 else None, group)[0]
+        found = agree(lambda: str(previous_good(path) or "") if rank_in(group) == 0 else "", group)[0]
+        good = Path(found) if found else None
         raise CheckpointError(_refusal(path, problems, good))
+
+
+def problems_together(path: Path, group: dist.ProcessGroup | None = None) -> list[str]:
+    """What is wrong with the checkpoint, found by all ranks of the group, each of which reads its share of the files.
+
+    Raises:
+        CheckpointError: on all ranks, where a rank may not read the files at all.
+    """
+    by_rank = agree(lambda: _problems(path, rank_in(group), size_of(group)), group)
+    return list(dict.fromkeys(problem for of_rank in by_rank for problem in of_rank))
 
 
 def saved_checkpoints(run_folder: Path) -> tuple[Path, ...]:
@@ -160,6 +178,11 @@ def saved_checkpoints(run_folder: Path) -> tuple[Path, ...]:
 def latest(run_folder: Path) -> Path | None:
     """The checkpoint that was written last, or None."""
     return next(reversed(saved_checkpoints(run_folder)), None)
+
+
+def num_written(run_folder: Path) -> int:
+    """How many checkpoints the run has written, as far as those that are there tell; it only grows."""
+    return max((_sequence(path) or 0 for path in saved_checkpoints(run_folder)), default=0)
 
 
 def previous_good(path: Path) -> Path | None:
@@ -217,11 +240,12 @@ def problem_of_folder(folder: Path, resume: str | None) -> str | None:
     """Why a run that resumes or not cannot use its folder; None where it can."""
     try:
         if resume is not None:
-            resolve(folder, resume)
+            if resume != AUTO:
+                resolve(folder, resume)
         elif latest(folder) is not None:
             return (
-                f"{folder} holds the checkpoints of an earlier run; continue with --resume latest, choose "
-                "another run.folder, or delete the folder"
+                f"{folder} holds the checkpoints of an earlier run; continue with --resume latest (or "
+                "auto), choose another run.folder, or delete the folder"
             )
     except (CheckpointError, OSError) as error:
         return str(error)
@@ -258,8 +282,8 @@ def _publish(temporary: Path, final: Path, state: State, files: tuple[FileRecord
     shutil.rmtree(replaced, ignore_errors=True)
 
 
-def _remove_old(run_folder: Path, keep: int) -> None:
-    """Deletes all but the last checkpoints; the new one is safe already, so a failure is only reported."""
+def prune(run_folder: Path, keep: int) -> None:
+    """Deletes all but the last checkpoints, which are safe; so a failure is only reported. One rank calls it."""
     for path in saved_checkpoints(run_folder)[:-keep]:
         try:
             shutil.rmtree(path)
@@ -293,7 +317,12 @@ def _problems(path: Path, share: int, num_shares: int) -> list[str]:
     except CheckpointError as error:
         return [str(error)]
     by_size = sorted(manifest.files, key=lambda record: (-record.size, record.name))
-    return check_files(path, by_size[share::num_shares])
+    try:
+        return unlisted(path, manifest) + check_files(path, by_size[share::num_shares])
+    except OSError as error:
+        if error.errno != errno.EIO:
+            raise
+        return [f"the disk cannot read it: {error}"]
 
 
 def _refusal(path: Path, problems: list[str], good: Path | None) -> str:

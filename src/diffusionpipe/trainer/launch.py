@@ -11,20 +11,24 @@ runs in a thread because its signal handlers end the job without waiting for a c
 """
 
 import contextlib
+import errno
 import logging
 import os
 import signal
 import threading
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING
 
-from diffusionpipe.errors import ConfigError, PeerError
-from diffusionpipe.runtime.error_file import LAUNCHED, FailureNote, read_error_file
+from diffusionpipe.errors import ConfigError
+from diffusionpipe.ir.output_file import reason_of
+from diffusionpipe.runtime.admission import TOKEN, new_token
+from diffusionpipe.runtime.error_file import LAUNCHED, read_error_file
+from diffusionpipe.trainer.forwarded_signals import ForwardedSignals
+from diffusionpipe.trainer.frozen_ranks import FrozenRanks
+from diffusionpipe.trainer.rank_failures import RankFailure, error_of, first_failure, output_file, status_of_signals
 
 if TYPE_CHECKING:
     from torch.distributed import TCPStore  # type: ignore[attr-defined]  # no stub has it
@@ -32,24 +36,9 @@ if TYPE_CHECKING:
     from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
     from torch.distributed.elastic.multiprocessing import LogsSpecs
 
+LOGS = "logs"
+"""The folder for the ranks' output, in that of the run."""
 _HOST = "127.0.0.1"
-_FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
-_TAIL = 30
-"""Lines of a rank's log that are shown when it left no note."""
-_ESCALATION = 20
-"""Seconds after the first failure from which a SIGKILL counts as the agent's own (it waits 30 s)."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankFailure:
-    """How one rank ended that did not end well."""
-
-    rank: int
-    exit_code: int
-    """Negative: the signal that killed it."""
-    time: float
-    note: FailureNote | None
-    """What it left; None if it was killed or is no program of ours."""
 
 
 def is_under_torchrun(environ: Mapping[str, str]) -> bool:
@@ -62,7 +51,7 @@ def launch(
 ) -> int:
     """Run `command` in `ranks` processes and return the exit status when all have ended.
 
-    0: all ranks ended well (also after a signal, if they did). 128 + n: signal n ended the job.
+    0: all ranks ended well. 75: they were asked to stop, saved and stopped. 128 + n: signal n ended the job.
 
     Args:
         command: the program and its arguments, the same for every rank.
@@ -73,65 +62,26 @@ def launch(
 
     Raises:
         ConfigError: the port is in use, or the rank that failed first raised one: its text.
+        NonFiniteLossError: the loss is not finite; the same would happen again.
         PeerError: a rank failed in another way; the text names it.
     """
     if ranks < 1:
         raise ConfigError(f"{ranks} ranks are too few; use --ranks 1 or more.")
-    log_folder.mkdir(parents=True, exist_ok=True)
+    try:
+        log_folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"the folder {log_folder} cannot be made: {reason_of(error)}; choose another") from error
     store = _meeting_point(port)
-    with _quiet_agent(), _Signals() as signals:
+    with _quiet_agent(), ForwardedSignals() as signals:
         agent = _agent(command, ranks=ranks, log_folder=log_folder, environ=environ, port=store.port)
-        result = _run(agent, signals)
+        result, frozen = _run(agent, signals, lambda: any(_error_file(log_folder, r).exists() for r in range(ranks)))
     if not result.is_failed():
         return 0
-    failures = _failures(result, ranks, log_folder)
-    asked = signals.ending
-    if asked is not None and all(f.exit_code in _ends(asked) for f in failures):
-        return 128 + asked
+    failures = _failures(result, frozen, ranks, log_folder)
+    status = status_of_signals(failures, signals.ending)
+    if status is not None:
+        return status
     raise error_of(first_failure(failures), log_folder)
-
-
-def first_failure(failures: Sequence[RankFailure]) -> RankFailure:
-    """The failure that caused the others.
-
-    A rank killed from outside comes first, then errors of a rank's own, then those that name another rank, then
-    ranks that the agent terminated; within each kind the earliest.
-    """
-    start = min(failure.time for failure in failures)
-
-    def order(failure: RankFailure) -> tuple[int, float]:
-        note = failure.note
-        if note is not None:
-            return (2 if note.is_consequence else 1), note.time
-        if failure.exit_code == -signal.SIGTERM:
-            return 3, failure.time
-        is_killed = failure.exit_code < 0 and failure.time < start + _ESCALATION
-        return (0 if is_killed else 1), failure.time
-
-    return min(failures, key=order)
-
-
-def error_of(failure: RankFailure, log_folder: Path) -> ConfigError | PeerError:
-    """The error that tells the user about `failure`."""
-    rank, note = failure.rank, failure.note
-    if note is not None:
-        text = note.message if note.is_consequence or note.is_common else f"rank {rank}: {note.message}"
-        return ConfigError(text) if note.exit_code == 2 else PeerError(text)
-    if failure.exit_code < 0:
-        number = -failure.exit_code
-        why = "; the system may have run out of memory" if number == signal.SIGKILL else ""
-        return PeerError(
-            f"rank {rank} was killed by signal {number} ({_signal_name(number)}){why}. "
-            "The other ranks have stopped; the last checkpoint is kept. Resume with --resume latest."
-        )
-    text = f"rank {rank} failed with exit status {failure.exit_code}"
-    error = _output(log_folder, rank, "err")
-    if rank == 0 or not error.is_file():
-        text += "; its output is above."
-    else:
-        lines = error.read_text(encoding="utf-8", errors="replace").splitlines()
-        text = "\n".join([f"{text}; the end of {error}:", *lines[-_TAIL:]])
-    return ConfigError(text) if failure.exit_code == 2 else PeerError(text)
 
 
 def threads_per_rank(ranks: int, environ: Mapping[str, str]) -> int | None:
@@ -142,32 +92,36 @@ def threads_per_rank(ranks: int, environ: Mapping[str, str]) -> int | None:
     return max(1, cores // ranks)
 
 
-def _failures(result: "RunResult", ranks: int, log_folder: Path) -> list[RankFailure]:
+def _failures(result: "RunResult", frozen: Mapping[int, str], ranks: int, log_folder: Path) -> list[RankFailure]:
     """Those that the agent saw, and of the ranks that it then terminated those that had left a note."""
     failures: list[RankFailure] = []
+    first = next(iter(result.failures), None)  # the agent saw it end before it terminated the others
     for rank in range(ranks):
         seen, note = result.failures.get(rank), read_error_file(_error_file(log_folder, rank))
-        if seen is not None:
-            failures.append(RankFailure(rank=rank, exit_code=seen.exitcode, time=seen.timestamp, note=note))
-        elif note is not None:
-            failures.append(RankFailure(rank=rank, exit_code=-signal.SIGTERM, time=note.time, note=note))
+        if seen is not None or note is not None:
+            failures.append(
+                RankFailure(
+                    rank=rank,
+                    exit_code=seen.exitcode if seen is not None else -signal.SIGTERM,
+                    time=seen.timestamp if seen is not None else note.time if note is not None else 0.0,
+                    note=note,
+                    is_first=rank == first,
+                    frozen=frozen.get(rank),
+                )
+            )
     return failures
 
 
-def _ends(asked: int) -> tuple[int, ...]:
-    """Exit statuses of ranks that end because of the signal `asked`."""
-    return 128 + asked, -asked, -signal.SIGTERM, -signal.SIGKILL
-
-
 def _meeting_point(port: int | None) -> "TCPStore":
-    """A store that holds the port; the agent's rendezvous in this process shares it (multi_tenant)."""
-    from torch.distributed import DistNetworkError, TCPStore  # type: ignore[attr-defined]  # no stub has the latter
+    """A store that holds the port, on loopback; the agent's rendezvous in this process shares it (multi_tenant)."""
+    from diffusionpipe.runtime.process_group import tcp_store
 
     try:
-        return TCPStore(_HOST, port or 0, None, True, timedelta(minutes=1), wait_for_workers=False, multi_tenant=True)
-    except DistNetworkError as error:
+        return tcp_store(_HOST, port or 0, is_holder=True, timeout=timedelta(minutes=1), multi_tenant=True)
+    except OSError as error:
+        problem = "is in use" if error.errno == errno.EADDRINUSE else "cannot be used"
         raise ConfigError(
-            f"port {port} is in use ({str(error).splitlines()[0]}); choose another with --port, or leave it out."
+            f"port {port} {problem} ({error.strerror}); choose another with --port, or leave it out."
         ) from error
 
 
@@ -198,7 +152,11 @@ def _logs_specs(*, ranks: int, log_folder: Path, environ: Mapping[str, str]) -> 
     """Where the agent sends the ranks' output and looks for their notes, and what it adds to their environment."""
     from torch.distributed.elastic.multiprocessing import LogsDest, LogsSpecs
 
-    added = {LAUNCHED: str(os.getpid()), "TORCH_CPP_LOG_LEVEL": environ.get("TORCH_CPP_LOG_LEVEL", "FATAL")}
+    added = {
+        LAUNCHED: str(os.getpid()),
+        TOKEN: environ.get(TOKEN, new_token()),
+        "TORCH_CPP_LOG_LEVEL": environ.get("TORCH_CPP_LOG_LEVEL", "FATAL"),
+    }
     threads = threads_per_rank(ranks, environ)
     if threads is not None:
         added["OMP_NUM_THREADS"] = str(threads)
@@ -217,7 +175,7 @@ def _logs_specs(*, ranks: int, log_folder: Path, environ: Mapping[str, str]) -> 
                     environment["PYTHONUNBUFFERED"] = "1"  # or a killed rank's last words are lost
 
             def files(stream: str) -> dict[int, str]:
-                return {rank: str(_output(log_folder, rank, stream)) if rank > 0 else "" for rank in envs}
+                return {rank: str(output_file(log_folder, rank, stream)) if rank > 0 else "" for rank in envs}
 
             return LogsDest(
                 stdouts=files("out"), stderrs=files("err"), error_files={rank: str(p) for rank, p in notes.items()}
@@ -226,10 +184,13 @@ def _logs_specs(*, ranks: int, log_folder: Path, environ: Mapping[str, str]) -> 
     return RankLogs(str(log_folder))
 
 
-def _run(agent: "LocalElasticAgent", signals: "_Signals") -> "RunResult":
-    """What the agent reports, once every process of every rank is gone."""
+def _run(
+    agent: "LocalElasticAgent", signals: ForwardedSignals, is_failing: Callable[[], bool]
+) -> tuple["RunResult", Mapping[int, str]]:
+    """What the agent reports, once every process of every rank is gone, and which ranks were killed here as frozen."""
     results: list[RunResult] = []
     errors: list[BaseException] = []
+    frozen = FrozenRanks()
 
     def work() -> None:
         try:
@@ -237,60 +198,24 @@ def _run(agent: "LocalElasticAgent", signals: "_Signals") -> "RunResult":
         except BaseException as error:
             errors.append(error)
 
-    def groups() -> list[int]:
+    def pids() -> list[int]:
+        """Of the ranks, each of which leads a process group."""
         return [worker.id for worker in agent.get_worker_group().workers if isinstance(worker.id, int)]
 
     thread = threading.Thread(target=work, name="elastic agent")
     thread.start()
     while thread.is_alive():
         thread.join(0.1)
-        signals.forward(groups())
-    for group in groups():  # the data workers of a rank that was killed
+        signals.forward(pids())
+        frozen.look(pids(), is_failing=is_failing())
+    for group in pids():  # the data workers of a rank that was killed
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(group, signal.SIGKILL)
     if errors and isinstance(errors[0], OSError):
         raise ConfigError(f"the ranks cannot be started: {errors[0]}") from errors[0]
     if errors:
         raise errors[0]
-    return results[0]
-
-
-class _Signals:
-    """Catches signals while it is entered and forwards them to the ranks, which are in sessions of their own."""
-
-    def __init__(self) -> None:
-        self.ending: int | None = None
-        """The first signal that asked for the end."""
-        self._pending: list[int] = []
-        self._interrupts = 0
-        self._before: dict[signal.Signals, signal._HANDLER] = {}
-
-    def __enter__(self) -> "_Signals":
-        if threading.current_thread() is threading.main_thread():
-            self._before = {number: signal.signal(number, self._catch) for number in _FORWARDED}
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
-
-    def forward(self, groups: Sequence[int]) -> None:
-        """Send what has arrived to the ranks' process groups; kept until there are any."""
-        while groups and self._pending:
-            number = self._pending.pop(0)
-            for group in groups:
-                with contextlib.suppress(ProcessLookupError, PermissionError):
-                    os.killpg(group, number)
-
-    def _catch(self, number: int, frame: FrameType | None) -> None:
-        if number == signal.SIGUSR1:
-            self._pending.append(number)
-            return
-        self.ending = self.ending or number
-        self._interrupts += number == signal.SIGINT
-        if self._interrupts > 1:
-            number = signal.SIGKILL
-        self._pending.append(signal.SIGTERM if number == signal.SIGHUP else number)
+    return results[0], frozen.killed
 
 
 @contextlib.contextmanager
@@ -303,16 +228,5 @@ def _quiet_agent() -> Iterator[None]:
         logging.disable(before)
 
 
-def _output(log_folder: Path, rank: int, stream: str) -> Path:
-    return log_folder / f"rank_{rank}.{stream}"
-
-
 def _error_file(log_folder: Path, rank: int) -> Path:
     return log_folder / f"rank_{rank}.error.json"
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return "unknown"

@@ -5,6 +5,7 @@
 
 import json
 import os
+import re
 from collections.abc import Mapping, Sequence
 from math import isfinite
 from pathlib import Path
@@ -14,6 +15,9 @@ from typing import Self, TextIO
 from diffusionpipe.trainer.trackers import Shown, Trackers
 
 METRICS = "metrics.jsonl"
+_STEP = re.compile(r'^{"step": (\d+),', re.MULTILINE)
+_END = 65536
+"""Bytes at the end of the file that hold its last lines."""
 
 
 class MetricsWriter:
@@ -58,6 +62,17 @@ def read_metrics(folder: Path) -> list[dict[str, float | None]]:
     """All complete lines of a run's metrics.jsonl, in order; [] if there is no such file."""
     path = folder / METRICS
     return [row for _, row in _lines(path)] if path.exists() else []
+
+
+def last_step(folder: Path) -> int:
+    """The last step in a run's metrics.jsonl, 0 without any; reads only the end of the file."""
+    try:
+        with (folder / METRICS).open("rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - _END))
+            text = file.read().decode("utf-8", errors="replace")
+    except OSError:
+        return 0
+    return max((int(step) for step in _STEP.findall(text)), default=0)
 
 
 def _lines(path: Path) -> list[tuple[str, dict[str, float | None]]]:

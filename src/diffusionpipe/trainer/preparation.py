@@ -1,25 +1,50 @@
 """What a run checks and reads before anything is measured: its folder, its data, and whether all fits together."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 from diffusionpipe.errors import CheckpointError, ConfigError
+from diffusionpipe.runtime.process_group import Job, ending
 from diffusionpipe.trainer.agreement import from_first, on_all
 from diffusionpipe.trainer.batch import TOKENS, Augmentation, BatchSource
 from diffusionpipe.trainer.checkpoint import clean, problem_of_folder
 from diffusionpipe.trainer.dataset import Condition, Dataset, scan
+from diffusionpipe.trainer.dataset_form import DATASETS
 from diffusionpipe.trainer.drawing import null_label, open_tokenizer
 from diffusionpipe.trainer.guidance import trained_guidance
 from diffusionpipe.trainer.optimizer import problem_of_shapes
 from diffusionpipe.trainer.recipe import Recipe
+from diffusionpipe.trainer.run_lock import acquire, join
 from diffusionpipe.trainer.screen import Work
 from diffusionpipe.trainer.session import Model
 from diffusionpipe.trainer.shared_file_system import check_shared_file_system
 
 Check = Callable[[], None]
 """Raises a ConfigError where something is wrong."""
+
+
+@contextmanager
+def locked_folder(folder: Path, job: Job, *, take_over: bool = False) -> Iterator[None]:
+    """No other job uses the folder while the block runs: rank 0 holds its lock, or its launcher's. Every rank calls it.
+
+    A restart by torchrun takes over from a rank 0 on another machine that gives no sign of life.
+
+    Raises:
+        ConfigError: on all ranks; another job uses the folder, which is left as it is.
+    """
+    member, held = job.membership, ExitStack()
+
+    def take() -> None:
+        end = ending(member)
+        lock = join(folder, member.launcher, on_loss=end) if member.launcher is not None else None
+        held.enter_context(lock or acquire(folder, take_over=take_over or member.attempt > 0, on_loss=end))
+
+    with held:
+        from_first(take)
+        yield
 
 
 def prepare_folder(folder: Path, resume: str | None) -> None:
@@ -62,7 +87,7 @@ def read_data(opened: Model, work: Work, *others: Check) -> Data:
     Raises:
         ConfigError: on every rank; all that was found is listed.
     """
-    train, held_out = from_first(lambda: _scan(opened, work, others))
+    train, held_out = from_first(lambda: _scan(opened, work, others), DATASETS)
     return on_all(
         lambda: Data(
             train=_source(opened, train, _augmentation(opened.recipe)),

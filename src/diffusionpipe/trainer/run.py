@@ -10,21 +10,23 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing, nullcontext
 from dataclasses import dataclass, field
+from math import isfinite
 from pathlib import Path
 from time import perf_counter
 
 import torch.distributed as dist
 
-from diffusionpipe.errors import PeerError
+from diffusionpipe.errors import NonFiniteLossError, PeerError
 from diffusionpipe.ir import Timeline
 from diffusionpipe.ir.files import write_plan, write_timeline
 from diffusionpipe.runtime.process_group import Job
 from diffusionpipe.runtime.progress import RECORDING, STEP
 from diffusionpipe.runtime.stall import stacks_file
 from diffusionpipe.trainer.batch import sample_indices
-from diffusionpipe.trainer.checkpoint import latest, resolve, save
+from diffusionpipe.trainer.checkpoint import latest, prune, save
 from diffusionpipe.trainer.drawing import Picture, Wish, draw_in_session, raw_conditions
 from diffusionpipe.trainer.evaluation import averaged, validate
+from diffusionpipe.trainer.exit_status import ExitStatus
 from diffusionpipe.trainer.export import export
 from diffusionpipe.trainer.guidance import drawn_guidance
 from diffusionpipe.trainer.job_profile import ProfileShelf
@@ -33,20 +35,22 @@ from diffusionpipe.trainer.loader import StepLoader
 from diffusionpipe.trainer.loop import Stepper, StepResult
 from diffusionpipe.trainer.metrics import MetricsWriter
 from diffusionpipe.trainer.planning import MakePlan, Planning
-from diffusionpipe.trainer.preparation import Data, prepare_folder, read_data
+from diffusionpipe.trainer.preparation import Data, locked_folder, prepare_folder, read_data
 from diffusionpipe.trainer.progress import TrainingProgress
 from diffusionpipe.trainer.recipe import Recipe
 from diffusionpipe.trainer.recipe_file import recipe_to_toml
+from diffusionpipe.trainer.resuming import checkpoint_of
 from diffusionpipe.trainer.run_export import export_settings
 from diffusionpipe.trainer.sampling import SamplingSettings, build_scheduler
 from diffusionpipe.trainer.scheduler import sampling_scheduler
 from diffusionpipe.trainer.screen import Screen, steps_of
 from diffusionpipe.trainer.session import Model, Session, check_resumed, open_model, open_session, run_identity
+from diffusionpipe.trainer.spikes import Spikes, kept_values
 from diffusionpipe.trainer.start import Start, places
 from diffusionpipe.trainer.stopping import Stopping
 from diffusionpipe.trainer.traced import Trace, measured_timeline
 from diffusionpipe.trainer.trackers import Trackers, open_trackers
-from diffusionpipe.trainer.training_state import load_training, training_tensors
+from diffusionpipe.trainer.training_state import check_finite, load_training, training_tensors
 from diffusionpipe.units import Seconds
 
 logger = logging.getLogger(__name__)
@@ -85,38 +89,52 @@ class _Run:
     """On rank 0."""
     identity: Mapping[str, object]
     """What the checkpoints say about the run."""
+    spikes: Spikes
     progress: TrainingProgress | None = None
     """On rank 0."""
     step: int = 0
     """Steps done."""
     saved: int | None = None
     """The step of the last checkpoint of this process."""
+    is_proven: bool = True
+    """Whether the weights of that checkpoint have given a finite loss."""
+    validated: int | None = None
+    """The last step whose weights had a finite validation loss."""
     timeline: Timeline | None = field(default=None)
 
 
-def run(recipe: Recipe, job: Job, hooks: Hooks, *, resume: str | None = None) -> int:
+def run(recipe: Recipe, job: Job, hooks: Hooks, *, resume: str | None = None, take_over: bool = False) -> int:
     """Train as the recipe says and return the number of steps done, fewer than asked after a signal.
 
-    Every rank of the job calls it with the same arguments. Results stand in the run's folder.
+    Every rank of the job calls it with the same arguments. Results stand in the run's folder, which no other job may
+    use meanwhile; `take_over`: not even one on another machine that gives no sign of life.
 
     Raises:
         ConfigError: the recipe, the data, the model or the checkpoint cannot be used; nothing long has started.
         NonFiniteLossError: the loss is not finite.
         PeerError: another rank died.
     """
+    with locked_folder(recipe.run.folder, job, take_over=take_over):
+        return _run(recipe, job, hooks, resume)
+
+
+def _run(recipe: Recipe, job: Job, hooks: Hooks, resume: str | None) -> int:
+    """`run`, once the folder is this job's."""
     folder, is_first = recipe.run.folder, job.membership.rank == 0
     job.progress.configure(recipe.run.stuck_after, folder / "logs")
     prepare_folder(folder, resume)
     stacks_file(folder / "logs", job.membership.rank).unlink(missing_ok=True)
     screen = hooks.screen if is_first else Screen(speaks=False)
     screen.listener = job.progress
+    with screen.work("verifying the checkpoint"):
+        checkpoint = checkpoint_of(folder, resume)
     with screen.work("reading model and data") as work:
         opened = open_model(recipe, job)
         data = read_data(opened, work, lambda: _check_sampling(opened))
-    planning = Planning(make_plan=hooks.make_plan, shelf=hooks.profiles, screen=screen)
-    # Before anything long: a login may be missing. A resumed run needs the step first, and has measured before.
-    trackers = open_trackers(recipe, None) if is_first and resume is None else Trackers()
+    # A login may be missing: before anything long. A resumed run needs the step first, and has measured before.
+    trackers = open_trackers(recipe, None) if is_first and checkpoint is None else Trackers()
     try:
+        planning = Planning(make_plan=hooks.make_plan, shelf=hooks.profiles, screen=screen)
         session = open_session(recipe, job, planning, opened)
     except BaseException:
         trackers.close()
@@ -131,18 +149,19 @@ def run(recipe: Recipe, job: Job, hooks: Hooks, *, resume: str | None = None) ->
             stopping=stopping,
             metrics=None,
             identity=run_identity(session, data.train.dataset),
+            spikes=Spikes(recipe.training.on_spike),
         )
-        checkpoint = resolve(folder, resume) if resume is not None else None
         if checkpoint is not None:
             with screen.work("loading the checkpoint"):
-                loaded = load_training(checkpoint, session.state)
+                loaded = load_training(checkpoint, session.state, is_verified=True)
             state.step = check_resumed(loaded, state.identity, recipe.training.steps)
+            state.spikes = Spikes(recipe.training.on_spike, kept_values(loaded))
         _announce(state, checkpoint)
         if session.is_first:
             _write_documents(session)
-            if resume is not None:
+            if checkpoint is not None:
                 trackers = open_trackers(recipe, state.step)
-            state.metrics = MetricsWriter(folder, state.step if resume is not None else None, trackers)
+            state.metrics = MetricsWriter(folder, state.step if checkpoint is not None else None, trackers)
             state.progress = TrainingProgress(
                 num_steps=recipe.training.steps, first_step=state.step, batch=session.plan.batch, screen=screen
             )
@@ -153,8 +172,7 @@ def run(recipe: Recipe, job: Job, hooks: Hooks, *, resume: str | None = None) ->
                 state.metrics.close()
         if state.saved != state.step:
             _save(state)
-    if state.step == recipe.training.steps:
-        _finish(state)
+    _finish(state)
     return state.step
 
 
@@ -235,7 +253,7 @@ def _train(state: _Run) -> None:
         )
         return tuple(f"{index} ({samples[index].name})" for index in indices)
 
-    stepper = Stepper(session, state.stopping, names_of)
+    stepper = Stepper(session, state.stopping, names_of, state.spikes)
     traces: list[Trace] = []
     waits: dict[int, Seconds] = {}
     with (
@@ -267,13 +285,14 @@ def _train(state: _Run) -> None:
             with progress.phase(RECORDING):
                 for result in results:
                     _report(state, result, waits.pop(result.step))
+                    _prune_after(state, result)
             _evaluate(state)
             if any(result.decision.saves for result in results) or _is_due(recipe.checkpoint.every, state.step):
                 _save(state)
             if state.progress is not None:
                 state.progress.pause()
             if any(result.decision.stops for result in results):
-                logger.warning("stopped step=%d reason=signal", state.step)
+                logger.warning("stopped step=%d reason=signal exit_status=%d", state.step, ExitStatus.STOPPED)
                 break
     if traces and state.step == recipe.training.steps:
         state.timeline = measured_timeline(session, traces)
@@ -308,8 +327,17 @@ def _report(state: _Run, result: StepResult, waited: float) -> None:
             "iteration_s": result.iteration,
             "update_s": result.seconds - result.iteration,
             **({"amended": 1.0} if result.is_amended else {}),
+            **({"skipped": 1.0} if result.is_skipped else {}),
         },
     )
+
+
+def _prune_after(state: _Run, result: StepResult) -> None:
+    """Remove the checkpoint beyond `keep` once the weights of the newest have given a finite loss."""
+    if not state.is_proven and state.saved is not None and result.step > state.saved:
+        state.is_proven = True
+        if state.session.is_first:
+            prune(state.session.recipe.run.folder, state.session.recipe.checkpoint.keep)
 
 
 def _evaluate(state: _Run) -> None:
@@ -319,6 +347,13 @@ def _evaluate(state: _Run) -> None:
     if state.data.validation is not None and (_is_due(recipe.validation.every, state.step) or is_last):
         with state.screen.work("validating"):
             result = validate(session, state.data.validation)
+        if not isfinite(result.loss):
+            raise NonFiniteLossError(
+                f"step {state.step}: the validation loss is {result.loss}, so these weights are not saved.\n"
+                "The last checkpoints are kept. Lower optimizer.learning_rate or set training.clip_norm; then continue "
+                "with --resume latest."
+            )
+        state.validated = state.step
         if state.metrics is not None:
             logger.info("step=%d validation_loss=%.5f", state.step, result.loss)
             by_time = {f"validation_loss_t{time:g}": loss for time, loss in result.by_time}
@@ -353,22 +388,26 @@ def sampling_settings(session: Session | Model) -> SamplingSettings:
 
 
 def _save(state: _Run) -> None:
-    session = state.session
+    session, keep = state.session, state.session.recipe.checkpoint.keep
+    is_proven = state.validated == state.step
     with state.screen.work("saving"):
+        tensors = training_tensors(session.state)
+        check_finite(tensors, state.step)
         save(
             session.recipe.run.folder,
             state.step,
-            training_tensors(session.state),
-            {"step": state.step, **state.identity},
-            keep=session.recipe.checkpoint.keep,
+            tensors,
+            {"step": state.step, **state.identity, **state.spikes.state()},
+            keep=keep if is_proven else keep + 1,  # one more, until these weights give a loss
         )
+    state.is_proven = is_proven
     state.saved = state.step
 
 
 def _finish(state: _Run) -> None:
     """Export and timeline, on rank 0; the others wait at the job's end."""
     session, recipe = state.session, state.session.recipe
-    if not session.is_first:
+    if not session.is_first or state.step < recipe.training.steps:
         return
     folder = recipe.run.folder
     if state.timeline is not None:

@@ -1,6 +1,7 @@
 """When to save and when to stop: signals and signal files, agreed on by all ranks at a step's end.
 
     SIGTERM, SIGINT (Ctrl-C)   save and stop after this step; a second SIGINT ends the process at once
+    SIGHUP                     the same, unless it is ignored (nohup)
     SIGUSR1                    save after this step and go on
     RUN/save                   the same, by creating a file in the run folder (rank 0 looks once per second)
     RUN/save_quit              save and stop
@@ -30,7 +31,7 @@ logger = logging.getLogger(__name__)
 Votes = tuple[int, int]
 """How many want to save, and how many want to stop."""
 
-_STOP = (signal.SIGTERM, signal.SIGINT)
+_STOP = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _LOOK: Seconds = 1.0
 
 
@@ -82,7 +83,10 @@ class Stopping:
         for file in self._signal_files():
             logger.warning("removed a leftover signal file file=%s", file)
             self._remove(file)
-        before = {number: signal.signal(number, self._note) for number in (*_STOP, signal.SIGUSR1)}
+        heard = [*_STOP, signal.SIGUSR1]
+        if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+            heard.remove(signal.SIGHUP)
+        before = {number: signal.signal(number, self._note) for number in heard}
         self._is_listening = True
         os.register_at_fork(after_in_child=self._leave_in_child)
         try:
@@ -135,6 +139,7 @@ class Stopping:
         if self._is_listening:
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            signal.signal(signal.SIGHUP, signal.SIG_DFL)
             signal.signal(signal.SIGINT, signal.SIG_IGN)
             signal.signal(signal.SIGUSR1, signal.SIG_IGN)
 
