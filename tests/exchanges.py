@@ -10,12 +10,13 @@ import torch
 import torch.distributed as dist
 
 from diffusionpipe.costs import Link
-from diffusionpipe.errors import DataError
+from diffusionpipe.errors import ConfigError, DataError
 from diffusionpipe.runtime import exchange
-from diffusionpipe.runtime.exchange import PLAIN, broadcast, form_of, gather, gather_numbers
+from diffusionpipe.runtime.exchange import PLAIN, broadcast, collect, form_of, gather, gather_numbers, rows_of
 from diffusionpipe.runtime.process_group import Job
 from diffusionpipe.trainer import checkpoint
 from diffusionpipe.trainer.agreement import agree, from_first, together
+from diffusionpipe.trainer.dataset import Sample
 
 FLOATS = (0.1, 1 / 3, 5e-324, math.pi * 1e300, -0.0, 2.0**53 + 2)
 
@@ -69,6 +70,17 @@ def send_another_kind(job: Job) -> None:
         gather("code", form_of(str))
     else:
         gather(1, form_of(int))
+
+
+def collect_rows(job: Job) -> list[object]:
+    """What the first rank reads of both, where the other sends rows of another kind in a second try."""
+    rank = job.membership.rank
+    rows = (Sample(name=f"{rank}.png", label=rank), Sample(name="b.png", text="b"))
+    good = [read() for read in collect(rows, rows_of(Sample))]
+    with suppress(ConfigError):
+        bad = collect("code" if rank else 3, form_of(str) if rank else form_of(int))  # type: ignore[arg-type]
+        return [*good, *(read() for read in bad)]
+    return [*good, "refused"]
 
 
 def fail_on_first(job: Job) -> None:

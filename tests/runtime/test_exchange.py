@@ -5,11 +5,12 @@ from pathlib import Path
 
 import pytest
 from crew import Crew, crew_of
-from exchanges import FLOATS, fail_on_first, join_as_guest, send_all, send_another_kind, send_much
+from exchanges import FLOATS, collect_rows, fail_on_first, join_as_guest, send_all, send_another_kind, send_much
 
 from diffusionpipe.costs import Link
 from diffusionpipe.errors import ConfigError, DataError
 from diffusionpipe.runtime.exchange import PLAIN, form_of, optional
+from diffusionpipe.trainer.dataset import Sample
 
 
 @pytest.fixture(scope="module")
@@ -47,6 +48,11 @@ def test_a_value_of_another_kind_is_refused_and_its_sender_named(crew: Crew):
     first, second = map(str, crew.run(send_another_kind))
     assert first.startswith('rank 1 has sent a message that cannot be read (value: must be a whole number; got "code")')
     assert second.startswith("rank 0 has sent a message that cannot be read (value: must be a text; got 1)")
+
+
+def test_the_first_rank_alone_reads_rows_and_refuses_others(crew: Crew):
+    rows = [(Sample(name=f"{rank}.png", label=rank), Sample(name="b.png", text="b")) for rank in range(2)]
+    assert crew.run(collect_rows) == [[*rows, "refused"], []]
 
 
 def test_an_error_of_the_first_rank_keeps_class_and_text_on_the_others(crew: Crew):

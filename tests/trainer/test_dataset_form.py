@@ -28,9 +28,9 @@ def test_samples_arrive_as_they_were_scanned():
 @pytest.mark.parametrize("column", [[1, "b", "c"], ["a", "b"], "abc", [["a"], "b", "c"]])
 def test_other_columns_are_refused(column):
     data = DATASETS.write((Dataset(folder=Path("x"), samples=SAMPLES), None))
-    data[0]["columns"]["name"] = column
+    data[0][1]["name"] = column
     with pytest.raises(ValueError, match=r"column|argument"):
         DATASETS.read(data)
-    for other in (3, [1], [None, None], [{"folder": "x", "columns": {}}, None]):
+    for other in (3, [1], [None, None], [["x", {}], None]):
         with pytest.raises(ValueError, match=r"needed|columns"):
             DATASETS.read(other)

@@ -9,7 +9,7 @@ from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
 
 from diffusionpipe.errors import CheckpointError
-from diffusionpipe.runtime.exchange import form_of
+from diffusionpipe.runtime.exchange import form_of, rows_of
 from diffusionpipe.trainer.tensor_plans import (
     Offer,
     Written,
@@ -29,8 +29,7 @@ TENSORS = [
 ]
 
 
-def sent(value, kind):
-    form = form_of(kind)
+def sent(value, form):
     return form.read(json.loads(json.dumps(form.write(value))))
 
 
@@ -49,13 +48,13 @@ def planned(tmp_path):
 
 def test_every_rank_gets_the_plan_that_torch_would_have_sent_it(planned):
     plans = [plan for _, _, plan in planned]
-    offers = [sent(offers_of(plan), tuple[Offer, ...]) for plan in plans]
+    offers = [sent(offers_of(plan), rows_of(Offer)) for plan in plans]
     assert [plan_of(of_rank) for of_rank in offers] == plans
     check_replicas(offers)
     decided, metadata = planned[0][0].create_global_plan([plan_of(of_rank) for of_rank in offers])
     expected, expected_metadata = planned[0][0].create_global_plan(plans)
     assert metadata == expected_metadata
-    shares = sent(shares_of(offers, decided), tuple[tuple[int, ...], ...])
+    shares = sent(shares_of(offers, decided), form_of(tuple[tuple[int, ...], ...]))
     assert [share_of(plan, share) for plan, share in zip(plans, shares, strict=True)] == expected
     hints = [
         [item.index.index for item in share_of(plan, share).items] for plan, share in zip(plans, shares, strict=True)
@@ -69,7 +68,7 @@ def test_results_arrive_as_they_were_written_and_no_rank_reports_those_of_anothe
     decided, _ = planner.create_global_plan([plan])
     (share,) = writer.prepare_global_plan(decided)
     results = writer.write_data(planner.finish_plan(share), planner).wait()
-    written = sent(written_by(results), tuple[Written, ...])
+    written = sent(written_by(results), rows_of(Written))
     assert results_of(written, share, "__0_") == results
     with pytest.raises(CheckpointError, match="has written other tensors than it was to write"):
         results_of(written[1:], share, "__0_")

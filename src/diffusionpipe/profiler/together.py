@@ -5,7 +5,7 @@ others wait finds layers faster than they will be.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from statistics import mean
 
 import torch
@@ -17,7 +17,7 @@ from diffusionpipe.profiler.links import measure_links
 from diffusionpipe.profiler.measured import Report, profile_model, silent
 from diffusionpipe.profiler.passes import Agree
 from diffusionpipe.profiler.update import MakeUpdate, time_update
-from diffusionpipe.runtime.exchange import form_of, gather
+from diffusionpipe.runtime.exchange import broadcast, form_of, gather
 from diffusionpipe.runtime.process_group import Job
 from diffusionpipe.units import Seconds
 
@@ -64,12 +64,27 @@ def profile_job(
     return profile
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Measured:
+    """What differs between the ranks' profiles."""
+
+    batch_sizes: tuple[int, ...]
+    layers: tuple[LayerProfile, ...]
+    waking: tuple[tuple[Seconds, Seconds], ...]
+
+
 def profile_together(measure: Callable[[Agree], Profile]) -> Profile:
     """The mean of the ranks' profiles, the same on all; every rank of the job calls this.
 
     `measure` is `profile_model` with the same arguments on all ranks, but for `agree`, which keeps them in step.
     """
-    return combined(gather(measure(_largest), form_of(Profile)))
+    mine = measure(_largest)
+    measured = _Measured(batch_sizes=mine.batch_sizes, layers=mine.layers, waking=mine.waking)
+    everyone = gather(measured, form_of(_Measured))
+    profile = broadcast(mine, form_of(Profile))  # its other parts, which are large, travel once
+    return combined(
+        [replace(profile, batch_sizes=one.batch_sizes, layers=one.layers, waking=one.waking) for one in everyone]
+    )
 
 
 def _largest(value: float) -> float:

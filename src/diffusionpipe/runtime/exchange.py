@@ -7,8 +7,11 @@ Many numbers travel faster as a tensor (`gather_numbers`).
 """
 
 import json
+import types
+import typing
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Generic, TypeAlias, TypeVar, Union
 
 import torch
@@ -50,6 +53,38 @@ def form_of(kind: type[T]) -> Form[T]:
         return value  # type: ignore[return-value]  # decode returns a value of that kind if it finds no problem
 
     return Form(lambda value: encode(value, kind), read)
+
+
+def rows_of(kind: type[T]) -> Form[tuple[T, ...]]:
+    """The form of many values of a dataclass, as columns: types are checked by column, at a tenth of the time.
+
+    Its fields are texts, numbers, truth values, one of these or None, or tuples of whole numbers.
+    """
+    hints = typing.get_type_hints(kind)
+
+    def write(rows: tuple[T, ...]) -> object:
+        return {name: [getattr(row, name) for row in rows] for name in hints}
+
+    def read(data: object) -> tuple[T, ...]:
+        if not isinstance(data, dict) or data.keys() != hints.keys():
+            raise ValueError(f"the columns {', '.join(hints)} are needed")
+        columns = [_column(name, hint, data[name]) for name, hint in hints.items()]
+        return tuple(kind(**dict(zip(hints, row, strict=True))) for row in zip(*columns, strict=True))
+
+    return Form(write, read)
+
+
+def _column(name: str, hint: object, data: object) -> list[object]:
+    """The column's values, all of the type of its field."""
+    is_list = typing.get_origin(hint) is tuple
+    kinds = {list} if is_list else set(typing.get_args(hint)) if isinstance(hint, types.UnionType) else {hint}
+    if not isinstance(data, list) or not kinds.issuperset(map(type, data)):
+        raise ValueError(f"column {name} holds values of another type")
+    if not is_list:
+        return data
+    if not {int}.issuperset(type(number) for values in data for number in values):
+        raise ValueError(f"column {name} holds values of another type")
+    return [tuple(values) for values in data]
 
 
 def optional(form: Form[T]) -> Form[T | None]:
@@ -117,6 +152,27 @@ def broadcast(value: T | None, form: Form[T]) -> T:
     return value if is_first else _read(message.numpy().tobytes(), form, 0)  # type: ignore[return-value]  # as above
 
 
+def collect(value: T, form: Form[T], group: dist.ProcessGroup | None = None) -> list[Callable[[], T]]:
+    """On the first rank of the group, every rank's value, to be read by a call; nothing on the others.
+
+    All of the group call it. A call raises a `ConfigError` if the rank has sent something else.
+
+    Raises:
+        ConfigError: on every rank alike, if one has sent too much; it names the rank.
+    """
+    if _size(group) == 1:
+        return [lambda: value]
+    text = _text(value, form)
+    counts, mine = _padded(text, group)
+    is_first = dist.get_rank(group) == 0
+    messages = [torch.empty_like(mine) for _ in counts] if is_first else None
+    dist.gather(mine, messages, group=group, group_dst=0)
+    found = zip(messages or (), counts, strict=False)
+    return [
+        partial(_read, message[:count].numpy().tobytes(), form, rank) for rank, (message, count) in enumerate(found)
+    ]
+
+
 def gather_numbers(values: Tensor) -> list[Tensor]:
     """Every rank's tensor, on every rank, in the order of ranks; all have the same shape and type, on the CPU."""
     everyone = [torch.empty_like(values) for _ in range(_size(None))]
@@ -137,16 +193,21 @@ def _as_tensor(text: bytes) -> Tensor:
 
 
 def _gather_bytes(text: bytes, group: dist.ProcessGroup | None) -> list[bytes]:
-    size = _size(group)
-    lengths = [torch.zeros(1, dtype=torch.int64) for _ in range(size)]
+    counts, mine = _padded(text, group)
+    messages = [torch.empty_like(mine) for _ in counts]
+    dist.all_gather(messages, mine, group=group)
+    return [message[:count].numpy().tobytes() for message, count in zip(messages, counts, strict=True)]
+
+
+def _padded(text: bytes, group: dist.ProcessGroup | None) -> tuple[list[int], Tensor]:
+    """The lengths of all ranks' messages, and this one's with zeros to the longest."""
+    lengths = [torch.zeros(1, dtype=torch.int64) for _ in range(_size(group))]
     dist.all_gather(lengths, torch.tensor([len(text)], dtype=torch.int64), group=group)
     counts = [int(length) for length in lengths]
     _check_lengths(counts, MOST_GATHERED)
     mine = torch.zeros(max(counts), dtype=torch.uint8)
     mine[: len(text)] = _as_tensor(text)
-    padded = [torch.empty_like(mine) for _ in range(size)]
-    dist.all_gather(padded, mine, group=group)
-    return [message[:count].numpy().tobytes() for message, count in zip(padded, counts, strict=True)]
+    return counts, mine
 
 
 def _check_lengths(counts: Sequence[int], most: Bytes) -> None:

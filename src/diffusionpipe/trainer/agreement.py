@@ -125,7 +125,7 @@ def _attempt(action: Callable[[], T]) -> _Outcome[T]:
     try:
         return action(), None, None
     except Exception as error:
-        return None, str(error) if isinstance(error, CheckpointError) else f"{type(error).__name__}: {error}", error
+        return None, str(error) if isinstance(error, ConfigError) else f"{type(error).__name__}: {error}", error
 
 
 def _raise_problems(of_ranks: list[str | None], cause: Exception | None) -> None:

@@ -21,8 +21,8 @@ from torch.distributed.checkpoint.storage import WriteResult
 
 from diffusionpipe.errors import CheckpointError
 from diffusionpipe.ir.output_file import check_folder
-from diffusionpipe.runtime.exchange import form_of
-from diffusionpipe.trainer.agreement import agree, rank_in, together
+from diffusionpipe.runtime.exchange import collect, form_of, rows_of
+from diffusionpipe.trainer.agreement import agree, rank_in, size_of, together
 from diffusionpipe.trainer.tensor_plans import (
     Offer,
     Written,
@@ -54,19 +54,21 @@ def write_tensors(
     writer = FileSystemWriter(folder, sync_files=True, thread_count=1)
     planner = DefaultSavePlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
 
-    def plan_own() -> SavePlan:
+    def plan_own() -> tuple[SavePlan, tuple[Offer, ...]]:
         planner.set_up_planner(dict(tensors), writer.storage_meta(), is_first)
         writer.set_up_storage_writer(is_first)
-        return writer.prepare_local_plan(planner.create_local_plan())
+        plan = writer.prepare_local_plan(planner.create_local_plan())
+        return plan, offers_of(plan)
 
-    own = together(plan_own, group)
-    offers = agree(lambda: offers_of(own), group, form=form_of(tuple[Offer, ...]))
+    own, own_offers = together(plan_own, group)
+    sent_offers = collect(own_offers, rows_of(Offer), group)
     decided: tuple[list[SavePlan], Metadata] | None = None
 
     def plan_all() -> tuple[tuple[int, ...], ...]:
         nonlocal decided
         if not is_first:
             return ()
+        offers = [read() for read in sent_offers]
         check_replicas(offers)
         decided = planner.create_global_plan([plan_of(of_rank) for of_rank in offers])
         return shares_of(offers, decided[0])
@@ -75,7 +77,7 @@ def write_tensors(
 
     def write_own() -> tuple[Written, ...]:
         # The writer names the files of a plan by its place among all.
-        places = [SavePlan([]) for _ in offers]
+        places = [SavePlan([]) for _ in range(size_of(group))]
         places[rank] = share_of(own, shares[rank])
         share = planner.finish_plan(writer.prepare_global_plan(places)[rank])
         try:
@@ -87,17 +89,18 @@ def write_tensors(
             raise CheckpointError(f"only {len(written)} of {len(share.items)} tensors were written")
         return written_by(written)
 
-    results = agree(write_own, group, form=form_of(tuple[Written, ...]))
+    own_results = together(write_own, group)
+    sent_results = collect(own_results, rows_of(Written), group)
 
     def finish() -> None:
         if decided is None:
             return
         plans, metadata = decided
-        of_ranks = zip(results, writer.prepare_global_plan(plans), strict=True)
-        writer.finish(metadata, [results_of(one, plan, plan.storage_data.prefix) for one, plan in of_ranks])
+        of_ranks = zip(sent_results, writer.prepare_global_plan(plans), strict=True)
+        writer.finish(metadata, [results_of(read(), plan, plan.storage_data.prefix) for read, plan in of_ranks])
 
     together(finish, group)
-    names = {one.file for one in results[rank]}
+    names = {one.file for one in own_results}
     return (*sorted(names), *((METADATA,) if is_first else ()))
 
 
