@@ -1,6 +1,7 @@
 """Picture files to tensors: upright, square, in [-1, 1]."""
 
 from dataclasses import dataclass
+from hashlib import blake2b
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,7 @@ from diffusionpipe.errors import DataError
 from diffusionpipe.ir.input_file import problem_of_file
 
 CENTRE = (0.5, 0.5)
+_BLOCK = 4096
 _FIRST_TURNED = 5  # EXIF orientations from this one on exchange width and height
 
 
@@ -21,10 +23,25 @@ def problem_of_header(path: Path) -> str | None:
         return problem
     try:
         with Image.open(path) as picture:
+            _refuse_numbers(picture)
             picture.verify()
     except Exception as error:  # the formats' readers raise whatever their parsers stumble over
         return _reason(error)
     return None
+
+
+def fingerprint(path: Path) -> bytes:
+    """Of the file's contents: its length and the bytes at its start, middle and end, not its date.
+
+    So a copy of a data folder has the same. A picture that took the place of another one has another.
+    """
+    size = path.stat().st_size
+    digest = blake2b(str(size).encode(), digest_size=16)
+    with path.open("rb") as file:
+        for place in (0, size // 2, max(0, size - _BLOCK)):
+            file.seek(place)
+            digest.update(file.read(_BLOCK))
+    return digest.digest()
 
 
 def load_pixels(
@@ -41,6 +58,7 @@ def load_pixels(
     """
     try:
         with Image.open(path) as opened:
+            _refuse_numbers(opened)
             picture = _flatten(ImageOps.exif_transpose(opened), "L" if channels == 1 else "RGB")
     except Exception as error:  # as above; nothing goes on after it
         raise DataError(f"{path}: cannot be decoded: {_reason(error)}; repair or remove it") from error
@@ -88,6 +106,12 @@ def save_picture(pixels: Tensor, path: Path) -> None:
     levels = ((pixels.detach().float().cpu().clamp(-1, 1) + 1) * 127.5).round().to(torch.uint8)
     values = levels.permute(1, 2, 0).numpy()  # (H, W, C)
     Image.fromarray(values[..., 0] if values.shape[-1] == 1 else values).save(path)
+
+
+def _refuse_numbers(picture: Image.Image) -> None:
+    """Raise a ValueError for floating-point levels: nothing says which one is white, and Pillow cuts them at 255."""
+    if picture.mode == "F":
+        raise ValueError("its levels are floating-point numbers of unknown range; save it with 8 or 16 bits")
 
 
 def _flatten(picture: Image.Image, mode: str) -> Image.Image:

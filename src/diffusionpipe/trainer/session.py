@@ -267,6 +267,7 @@ def run_identity(session: Session, train: Dataset) -> dict[str, object]:
         "seed": recipe.training.seed,
         "batch": recipe.training.batch,
         "data": f"{len(train.samples)} pictures, fingerprint {sha256(described.encode()).hexdigest()[:12]}",
+        "picture files": f"fingerprint {train.contents}",
         "model": recipe.model.path,
         "lora": lora_identity(recipe),
         "prediction": str(session.prediction),
