@@ -17,6 +17,14 @@ _BLOCK = 4096
 _FIRST_TURNED = 5  # EXIF orientations from this one on exchange width and height
 
 
+class PictureError(DataError):
+    """A picture cannot be decoded."""
+
+    def __init__(self, path: Path, reason: str) -> None:
+        self.path, self.reason = path, reason
+        super().__init__(f"{path}: cannot be decoded: {reason}; repair or remove it")
+
+
 def problem_of_header(path: Path) -> str | None:
     """Why the picture cannot be opened, or None if it can; reads the header and what checksums the format has."""
     if problem := problem_of_file(path):
@@ -54,14 +62,14 @@ def load_pixels(
     white. `channels` is 3 for RGB, 1 for grey.
 
     Raises:
-        DataError: the file cannot be decoded; the message names it.
+        PictureError: the file cannot be decoded; the message names it.
     """
     try:
         with Image.open(path) as opened:
             _refuse_numbers(opened)
             picture = _flatten(ImageOps.exif_transpose(opened), "L" if channels == 1 else "RGB")
     except Exception as error:  # as above; nothing goes on after it
-        raise DataError(f"{path}: cannot be decoded: {_reason(error)}; repair or remove it") from error
+        raise PictureError(path, _reason(error)) from error
     picture = _square(picture, placing(picture.size, resolution, crop), resolution)
     if flip:
         picture = ImageOps.mirror(picture)
@@ -91,14 +99,14 @@ def upright_size(path: Path) -> tuple[int, int]:
     """Width and height of the picture as it is seen, from its header.
 
     Raises:
-        DataError: the header cannot be read; the message names the file.
+        PictureError: the header cannot be read; the message names the file.
     """
     try:
         with Image.open(path) as picture:
             is_turned = picture.getexif().get(ExifTags.Base.Orientation, 1) >= _FIRST_TURNED
             return picture.size[::-1] if is_turned else picture.size
     except Exception as error:  # as in problem_of_header
-        raise DataError(f"{path}: cannot be decoded: {_reason(error)}; repair or remove it") from error
+        raise PictureError(path, _reason(error)) from error
 
 
 def save_picture(pixels: Tensor, path: Path) -> None:

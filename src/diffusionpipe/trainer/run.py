@@ -40,6 +40,7 @@ from diffusionpipe.trainer.sampling import SamplingSettings, build_scheduler
 from diffusionpipe.trainer.scheduler import sampling_scheduler
 from diffusionpipe.trainer.screen import Screen, steps_of
 from diffusionpipe.trainer.session import Model, Session, check_resumed, open_model, open_session, run_identity
+from diffusionpipe.trainer.skipped import count_skipped
 from diffusionpipe.trainer.start import Start, places
 from diffusionpipe.trainer.stopping import Stopping
 from diffusionpipe.trainer.traced import Trace, measured_timeline
@@ -293,8 +294,16 @@ def _report(state: _Run, result: StepResult, waited: float) -> None:
             "iteration_s": result.iteration,
             "update_s": result.seconds - result.iteration,
             **({"amended": 1.0} if result.is_amended else {}),
+            **_skipped(state, result.step),
         },
     )
+
+
+def _skipped(state: _Run, step: int) -> dict[str, float]:
+    """Samples so far whose pictures could not be decoded, where these are replaced."""
+    if state.data.train.skipping is None:
+        return {}
+    return {"skipped_samples": float(count_skipped(state.session.recipe.run.folder, step))}
 
 
 def _evaluate(state: _Run) -> None:
