@@ -273,7 +273,7 @@ def model_folder(originals: Originals, random: Random, place: Path) -> Case:
     names = [path for path in sorted(model.rglob("*.json")) if "special" not in path.name]
     path = random.choice(names)
     _rewrite(path, mutated_json(path.read_text(encoding="utf-8"), random))
-    return Case(lambda: _open(model), ("model_index.json", "config.json", "/model/"))
+    return Case(lambda: _open(model), ("model_index.json", "config.json", "/model"))
 
 
 def _open(model: Path) -> None:
