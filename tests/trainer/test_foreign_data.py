@@ -3,16 +3,23 @@
 import json
 import os
 import shutil
+import threading
+from pathlib import Path
 
 import pytest
 import torch
 from PIL import Image
+from pydantic import ValidationError
 
-from diffusionpipe.errors import CheckpointError, DataError
+from diffusionpipe.errors import CheckpointError, DataError, RecipeError
+from diffusionpipe.ir.input_file import read_named
 from diffusionpipe.trainer.checkpoint import read_state, save, verify
 from diffusionpipe.trainer.dataset import scan
 from diffusionpipe.trainer.images import fingerprint, load_pixels
 from diffusionpipe.trainer.overrides import override
+from diffusionpipe.trainer.prompts import read_prompts
+from diffusionpipe.trainer.recipe import DataSection
+from diffusionpipe.trainer.recipe_file import load_recipe
 from diffusionpipe.trainer.session import check_resumed
 
 
@@ -134,3 +141,40 @@ def test_a_picture_with_floating_point_levels_is_refused_instead_of_turning_blac
     assert "f.png: ValueError: its levels are floating-point numbers" in refusal(data)
     with pytest.raises(DataError, match=r"f\.png: .*floating-point"):
         load_pixels(data / "f.png", resolution=4)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [("steps = " + "9" * 5000, "not a TOML file"), ("x = " + "[" * 100_000, "nested too deeply")],
+    ids=["large", "deep"],
+)
+def test_a_recipe_that_toml_cannot_read_is_refused_by_name(tmp_path, text, says):
+    (tmp_path / "recipe.toml").write_text(text)
+    with pytest.raises(RecipeError, match=rf"recipe\.toml: .*{says}"):
+        load_recipe(tmp_path / "recipe.toml")
+
+
+@pytest.mark.parametrize(("path", "says"), [("a" * 300, "255 between two slashes"), ("a\0b", "NUL character")])
+def test_a_path_that_cannot_exist_is_refused_by_its_key(path, says):
+    with pytest.raises(ValidationError, match=says):
+        DataSection.model_validate({"train": path, "resolution": 16})
+
+
+def test_prompts_from_a_device_that_never_ends_are_refused(monkeypatch):
+    monkeypatch.setattr("diffusionpipe.trainer.prompts.MAX_PROMPTS", 2**20)
+    with pytest.raises(RecipeError, match="/dev/zero: it has more than"):
+        read_prompts(Path("/dev/zero"))
+
+
+def test_a_plan_from_a_device_that_never_ends_is_refused(monkeypatch):
+    with pytest.raises(ValueError, match="it has more than 1,000 bytes"):
+        read_named(Path("/dev/zero"), 1000)
+
+
+def test_a_fifo_that_the_user_names_is_read(tmp_path):
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    writer = threading.Thread(target=fifo.write_text, args=("a blue tit\na robin\n",))
+    writer.start()
+    assert [prompt.text for prompt in read_prompts(fifo)] == ["a blue tit", "a robin"]
+    writer.join(20)

@@ -144,7 +144,7 @@ except OSError as error:
     with full_disk(tmp_path):
         status, _, error = ended(start(script.replace("FOLDER", str(tmp_path)), tmp_path))
     assert status == 2, error
-    assert re.search(rf"cannot write .*metrics\.jsonl: ({REASONS})", error)
+    assert re.search(rf"cannot write .*: ({REASONS})", error)
     assert "Traceback" not in error
     assert "JSONDecodeError" not in error
 
