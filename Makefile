@@ -10,7 +10,7 @@ export OMP_NUM_THREADS ?= 1
 # A demo that was interrupted goes on; one that is finished exports and scores again.
 RESUME_DIGITS = $(if $(wildcard runs/digits/checkpoints/step-*),--resume latest)
 
-.PHONY: demo demo-memory test test-all check docs format install clean
+.PHONY: demo demo-memory test test-all fuzz check docs format install clean
 
 install: $(VENV)/installed
 
@@ -39,6 +39,11 @@ test: install
 test-all: test
 	@start=$$(date +%s); $(PYTEST) -m slow; status=$$?; \
 	echo "make test-all: $$(($$(date +%s) - start)) s after make test"; exit $$status
+
+# 2,500 mutated inputs; SEED=1 makes other ones. See tests/fuzz/README.md.
+SEED ?= 0
+fuzz: install
+	PYTHONPATH=tests $(BIN)/python -m fuzz --seed $(SEED)
 
 check: install
 	$(BIN)/ruff check .

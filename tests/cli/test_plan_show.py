@@ -1,3 +1,4 @@
+import json
 from dataclasses import replace
 
 import pytest
@@ -136,6 +137,15 @@ def test_a_plan_edited_into_something_illegal_is_refused(folder, capsys):
     text = (folder / "plan.json").read_text()
     (folder / "plan.json").write_text(text.replace("0F0 ", "", 1))
     assert "worker 0: 0F0" in shown(capsys, folder / "plan.json", code=2)
+
+
+def test_a_plan_whose_stage_holds_a_block_that_is_not_there_is_refused_by_name(folder, capsys):
+    data = json.loads((folder / "plan.json").read_text())
+    data["blocks"] = data["blocks"][:-1]
+    (folder / "plan.json").write_text(json.dumps(data))
+    block = shown(capsys, folder / "plan.json", *known(folder), code=2)
+    assert f"{folder}/plan.json: the schedule is illegal" in block
+    assert "the plan has 2 blocks" in block
 
 
 def test_a_named_profile_of_another_model_is_refused(folder, capsys):

@@ -123,6 +123,7 @@ def test_all_problems_are_listed_at_once_also_those_of_ranks_and_folders(capsys,
     [
         (["pipeline.plan=auto", "pipeline.stages=3"], "2 ranks cannot form pipelines of 3 stages"),
         (["pipeline.stages=3"], "need 3 ranks; there are 2"),
+        (["pipeline.schedule=a=b"], "pipeline.schedule: there is no schedule 'a=b'"),
     ],
 )
 def test_sizes_that_do_not_suit_the_ranks_are_refused_before_these_start(capsys, recipe, words, part):

@@ -21,7 +21,7 @@ from fuzz.kinds import KINDS, Case, Kind, Originals, make_originals
 
 from diffusionpipe import cli, planner, viz
 
-SHOWN = 400
+SHOWN = 1600
 """Characters of a failure that are printed."""
 
 
@@ -39,7 +39,8 @@ class Report:
             ending = "unnamed"
         self.endings.setdefault(kind, Counter())[ending] += 1
         if ending not in (Ending.ACCEPTED, Ending.REFUSED):
-            self.failures.append(f"{kind}, case {number}: {ending}\n{outcome.text[-SHOWN * 4 :].strip()}")
+            self.failures.append(f"{kind}, case {number}: {ending}\n{outcome.text[-SHOWN:].strip()}\n")
+            print(self.failures[-1], flush=True)
 
     def table(self) -> str:
         """Cases by kind and ending."""
@@ -140,8 +141,6 @@ def main() -> int:
         report = run(
             counts, seed=options.seed, processes=options.processes, folder=Path(temporary), first=options.first
         )
-    for failure in report.failures:
-        print(f"{failure}\n")
     print(report.table())
     print(f"seed {options.seed}, {time.monotonic() - started:.0f} s")
     return 1 if report.failures else 0

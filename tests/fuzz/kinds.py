@@ -11,7 +11,7 @@ from random import Random
 
 import torch
 from fuzz.mutation import WORDS, mutated_bytes, mutated_json, mutated_text
-from tiny_runs import save_pictures, save_stable_diffusion
+from tiny_runs import recipe_of, save_pictures, save_stable_diffusion
 
 from diffusionpipe import cli
 from diffusionpipe.trainer.checkpoint import load, resolve, save
@@ -185,7 +185,7 @@ def plan(originals: Originals, random: Random, place: Path) -> Case:
     _rewrite(place / "profile.json", (FILES / "profile.json").read_text())
     if random.random() < 0.5:
         words = ("--profile", FILES / "profile.json", "--cluster", FILES / "cluster.json")
-        return Case(_command("plan", "show", path, *words), ("plan.json",))
+        return Case(_command("plan", "show", path, *words), ("plan.json", "profile.json"))
     return Case(_command("plan", "show", path), ("plan.json",))
 
 
@@ -273,18 +273,17 @@ def model_folder(originals: Originals, random: Random, place: Path) -> Case:
     names = [path for path in sorted(model.rglob("*.json")) if "special" not in path.name]
     path = random.choice(names)
     _rewrite(path, mutated_json(path.read_text(encoding="utf-8"), random))
-    return Case(lambda: _open(model), ("model_index.json", "config.json", "/model/"))
+    return Case(lambda: _open(model), ("model_index.json", "config.json", "/model"))
 
 
 def _open(model: Path) -> None:
-    from diffusionpipe.models.describe import describe
-    from diffusionpipe.models.folder import build_graph, scheduler_config
-    from diffusionpipe.models.objective import ObjectiveSettings
+    from diffusionpipe.models.folder import scheduler_config
     from diffusionpipe.trainer.drawing import open_tokenizer
     from diffusionpipe.trainer.sampling import Spacing, build_scheduler, set_times
+    from diffusionpipe.trainer.session import build_model
 
-    graph = build_graph(model, objective=ObjectiveSettings(), resolution=16)
-    describe(graph)
+    recipe = recipe_of(model, model, model / "run")
+    build_model(recipe, model, "cpu")
     open_tokenizer(model)
     config = scheduler_config(model)
     set_times(build_scheduler(config), config, 4, Spacing())

@@ -43,6 +43,8 @@ def refusal(act):
         ("unet", {"attention_head_dim": 0}),
         ("unet", {"norm_num_groups": 0}),
         ("unet", {"down_block_types": None}),
+        ("unet", {"layers_per_block": 100_000}),
+        ("text_encoder", {"num_hidden_layers": 100_000}),
         ("vae", {"norm_num_groups": "x"}),
         ("text_encoder", {"num_attention_heads": 0}),
         ("text_encoder", {"hidden_size": "wide"}),

@@ -4,6 +4,7 @@ import ast
 import json
 import os
 import pty
+import re
 import signal
 import socket
 import subprocess
@@ -12,6 +13,7 @@ import time
 from pathlib import Path
 
 import pytest
+from full_disk import REASONS, full_disk
 
 from diffusionpipe.errors import ConfigError, PeerError
 from diffusionpipe.runtime.error_file import FailureNote, note_of
@@ -135,6 +137,25 @@ def test_a_bug_in_a_rank_shows_its_traceback_and_status_1(tmp_path: Path) -> Non
     assert status == 1
     assert without_notice(error).startswith("rank 1: Traceback")
     assert error.endswith("IndexError: list index out of range\n")
+
+
+@pytest.mark.slow
+def test_a_full_disk_is_named_by_rank_0_itself_where_no_note_can_be_left(tmp_path: Path) -> None:
+    script = """
+import os, sys
+from pathlib import Path
+from diffusionpipe.runtime.process_group import leave, membership
+try:
+    Path("FOLDER/metrics.jsonl").write_text("x" * 9000)
+except OSError as error:
+    leave(error, membership(os.environ))
+"""
+    with full_disk(tmp_path):
+        status, _, error = ended(start(script.replace("FOLDER", str(tmp_path)), tmp_path))
+    assert status == 2, error
+    assert re.search(rf"cannot write .*: ({REASONS})", error)
+    assert "Traceback" not in error
+    assert "JSONDecodeError" not in error
 
 
 def test_a_foreign_programs_failure_shows_the_end_of_its_log(tmp_path: Path) -> None:

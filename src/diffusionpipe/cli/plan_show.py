@@ -62,7 +62,7 @@ def show(
     from diffusionpipe import viz
     from diffusionpipe.cli.outputs import check_outputs
     from diffusionpipe.errors import ConfigError
-    from diffusionpipe.ir.check import check
+    from diffusionpipe.ir.check import check_plan
     from diffusionpipe.ir.files import read_plan
 
     if (profile is None) != (cluster is None):
@@ -71,7 +71,7 @@ def show(
         )
     check_outputs(perfetto, pictures=(png, svg))
     plan = read_plan(plan_file)
-    check(plan.train, source=plan_file)
+    check_plan(plan, source=plan_file)
     times = _given(plan, profile, cluster) if profile and cluster else _found(plan, plan_file)
     console = Console(highlight=False)
     for line in _lines(plan, times, max(72, console.width)):

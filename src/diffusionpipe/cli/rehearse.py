@@ -209,24 +209,15 @@ def disturbance(processor: dict[str, Any]) -> str | None:
 def _require_sound(plan: Plan, profile: Profile, plan_file: Path, profile_file: Path) -> None:
     """Refuse a plan that is illegal or of another model."""
     from diffusionpipe.errors import ConfigError
-    from diffusionpipe.ir.check import check
+    from diffusionpipe.ir.check import check_plan
 
-    check(plan.train, source=plan_file)
-    if plan.mesh.pipeline != plan.train.num_workers:
-        raise ConfigError(
-            f"{plan_file}: the mesh has {plan.mesh.pipeline} workers, but the schedule has orders for "
-            f"{plan.train.num_workers}"
-        )
-    missing = sorted({stage.weights for stage in plan.train.placement.stages} - set(range(len(plan.blocks))))
-    if missing:
-        raise ConfigError(f"{plan_file}: stages hold block {missing[0]}, the plan has {len(plan.blocks)} blocks")
+    check_plan(plan, source=plan_file)
     known = {layer.name for layer in profile.graph.layers}
     unknown = [name for block in plan.blocks for name in block if name not in known]
     if unknown:
         raise ConfigError(
-            f"{profile_file} was made for another model: it lacks {len(unknown)} of the plan's layers, e.g. "
-            f"{unknown[0]}; "
-            "give the profile from which the plan was made"
+            f"{profile_file} was made for another model than {plan_file}: it lacks {len(unknown)} of the plan's "
+            f"layers, e.g. {unknown[0]}; give the profile from which the plan was made"
         )
 
 

@@ -27,9 +27,10 @@ from diffusionpipe.ir.check_messages import channel_problems, message_problems, 
 from diffusionpipe.ir.check_placement import placement_problems, supply_problems
 from diffusionpipe.ir.execution import NO_TIME, Streams, execute
 from diffusionpipe.ir.flows import flows
+from diffusionpipe.ir.plan import Plan
 from diffusionpipe.ir.schedule import Schedule
 
-__all__ = ["Streams", "check"]
+__all__ = ["Streams", "check", "check_plan"]
 
 
 def check(schedule: Schedule, *, streams: Streams = Streams.DIRECTION, source: object = None) -> None:
@@ -59,6 +60,24 @@ def check(schedule: Schedule, *, streams: Streams = Streams.DIRECTION, source: o
             f"deadlock: {line}" for line in execute(schedule, NO_TIME, streams=streams, all_flows=all_flows).blocked
         ]
     _refuse(structure + order, source)
+
+
+def check_plan(plan: Plan, *, source: object) -> None:
+    """Do nothing if the training schedule of the plan in the file `source` is legal and suits its mesh and blocks.
+
+    Raises:
+        ScheduleError: it does not; the message names the file.
+    """
+    check(plan.train, source=source)
+    problems = []
+    if plan.mesh.pipeline != plan.train.num_workers:
+        problems.append(
+            f"the mesh has {plan.mesh.pipeline} workers, but the schedule has orders for {plan.train.num_workers}"
+        )
+    missing = sorted({stage.weights for stage in plan.train.placement.stages} - set(range(len(plan.blocks))))
+    if missing:
+        problems.append(f"stages hold block {missing[0]}, the plan has {len(plan.blocks)} blocks")
+    _refuse(problems, source)
 
 
 def _refuse(problems: Sequence[str], source: object) -> None:

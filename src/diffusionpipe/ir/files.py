@@ -25,6 +25,7 @@ from typing import Generic, NoReturn, TypeVar
 
 from diffusionpipe.errors import FileFormatError
 from diffusionpipe.ir.codec import decode, encode, layout
+from diffusionpipe.ir.input_file import read_named
 from diffusionpipe.ir.output_file import write_atomically
 from diffusionpipe.ir.plan import Plan
 from diffusionpipe.ir.schedule import Schedule
@@ -119,11 +120,13 @@ def read_file(path: Path, form: Format[T]) -> T:
         FileFormatError: the file is missing, unreadable or not of this format and version.
     """
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_named(path)
     except OSError as error:
         raise FileFormatError(f"cannot read {path}: {error.strerror}; check the path") from error
     except UnicodeDecodeError:
         raise FileFormatError(f"{path}: not UTF-8 text, so it cannot be a {form.name}; check the path") from None
+    except ValueError as error:
+        raise FileFormatError(f"{path}: {error}, so it cannot be a {form.name}; check the path") from None
     return from_text(text, form, source=str(path))
 
 

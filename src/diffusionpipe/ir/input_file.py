@@ -8,10 +8,12 @@ import json
 import os
 import stat
 from pathlib import Path
+from typing import BinaryIO
 
 from diffusionpipe.units import Bytes
 
-MAX_TEXT: Bytes = 512 * 2**20
+_PART = 2**20
+MAX_TEXT: Bytes = 256 * 2**20
 """Of a text that is read whole; the largest honest ones are metadata.jsonl files of millions of pictures."""
 
 
@@ -36,9 +38,27 @@ def read_text(path: Path, limit: Bytes = MAX_TEXT) -> str:
     with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
             raise OSError(22, "it is not a regular file", str(path))
-        data = file.read(limit + 1)
-    if len(data) > limit:
-        raise ValueError(f"it has more than {limit:,} bytes")
+        return _decoded(file, limit)
+
+
+def read_named(path: Path, limit: Bytes = MAX_TEXT) -> str:
+    """The UTF-8 text of a file that a user names; it may be a FIFO, as `<(command)` of a shell is one.
+
+    Raises:
+        OSError: it cannot be read.
+        ValueError: it is too large, as the devices that never end are, or not UTF-8.
+    """
+    with path.open("rb") as file:
+        return _decoded(file, limit)
+
+
+def _decoded(file: BinaryIO, limit: Bytes) -> str:
+    """What is left of the file, read in parts, so that memory grows with the text and not with the limit."""
+    data = bytearray()
+    while part := file.read(_PART):
+        data += part
+        if len(data) > limit:
+            raise ValueError(f"it has more than {limit:,} bytes")
     return data.decode("utf-8")
 
 

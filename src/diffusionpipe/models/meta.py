@@ -14,6 +14,7 @@ _OF_TRANSFORMERS = {
     "CLIPTextModelWithProjection": "CLIPTextConfig",
     "T5EncoderModel": "T5Config",
 }
+_MAX_LAYERS = 512
 
 
 def module_on_meta(kind: str, config: Mapping[str, Any], *, source: object) -> nn.Module:
@@ -28,6 +29,7 @@ def module_on_meta(kind: str, config: Mapping[str, Any], *, source: object) -> n
     import diffusers
     import transformers
 
+    _check_counts(config, source)
     module: Any
     try:
         with accelerate.init_empty_weights(include_buffers=False), _EmptyOnMeta():
@@ -43,6 +45,14 @@ def module_on_meta(kind: str, config: Mapping[str, Any], *, source: object) -> n
         raise ModelError(f"{source} does not make a {kind}: {type(error).__name__}: {error}") from error
     assert isinstance(module, nn.Module)
     return module
+
+
+def _check_counts(config: Mapping[str, Any], source: object) -> None:
+    """Refuse numbers of layers whose modules would take minutes to construct. Raises ModelError."""
+    for key, value in config.items():
+        counts = value if isinstance(value, list | tuple) else [value]
+        if "layers" in key and any(isinstance(count, int) and count > _MAX_LAYERS for count in counts):
+            raise ModelError(f"{source}: {key} is {str(value)[:40]}; at most {_MAX_LAYERS} layers are supported")
 
 
 class _EmptyOnMeta(TorchFunctionMode):

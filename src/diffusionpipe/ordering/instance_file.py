@@ -28,6 +28,7 @@ from pydantic_core import ErrorDetails
 
 from diffusionpipe.errors import FileFormatError
 from diffusionpipe.ir.codec import layout
+from diffusionpipe.ir.input_file import read_named
 from diffusionpipe.ir.output_file import write_atomically
 from diffusionpipe.ordering.instance import HalfStage, Instance, Placing
 from diffusionpipe.schedules.split_work import Objective
@@ -71,11 +72,13 @@ def read_instance(path: Path | str) -> Instance:
     """
     path = Path(path)
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_named(path)
     except OSError as error:
         raise FileFormatError(f"{path}: cannot be read ({error.strerror}); give the path of an instance") from error
     except UnicodeDecodeError as error:
         raise FileFormatError(f"{path}: is not UTF-8 text; write the instance as JSON") from error
+    except ValueError as error:
+        raise FileFormatError(f"{path}: {error}; give the path of an instance") from error
     return parse_instance(text, source=str(path))
 
 

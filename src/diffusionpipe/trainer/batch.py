@@ -1,7 +1,7 @@
 """Samples to the raw inputs of the model: pictures, tokens or labels, noise and times, all keyed."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -15,13 +15,17 @@ from diffusionpipe.costs import TensorSpec
 from diffusionpipe.errors import DataError
 from diffusionpipe.trainer.captions import METADATA
 from diffusionpipe.trainer.dataset import Dataset
-from diffusionpipe.trainer.images import CENTRE, load_pixels, placing, upright_size
+from diffusionpipe.trainer.images import CENTRE, PictureError, load_pixels, placing, upright_size
 from diffusionpipe.trainer.randomness import normal, permutation, uniform
+from diffusionpipe.trainer.skipped import Skipped, Skipping
 
 TOKENS = ("input_ids", "input_ids_2", "input_ids_3")
 """The caption in the tokens of each text encoder."""
 INPUTS = ("pixels", "condition", *TOKENS, "labels", "posterior_noise", "noise", "time", "time_ids", "guidance")
 """Raw inputs that a model may read."""
+
+_ATTEMPTS = 100
+"""A few damaged pictures could replace each other for ever."""
 
 Tokenizer = Callable[..., Mapping[str, Any]]
 """A tokenizer of transformers: called with texts, padding, max_length and truncation, it returns "input_ids"."""
@@ -50,6 +54,8 @@ class BatchSource:
     null_label: int | None = None
     """The label of dropped labels, above all others; needed for "labels"."""
     augmentation: Augmentation = Augmentation()
+    skipping: Skipping | None = None
+    """Replace pictures that cannot be decoded; None: they are errors."""
     guidance: float = 1.0
     """What a distilled model is told; 1: that its prediction is that of the data, without guidance."""
 
@@ -111,9 +117,46 @@ def make_batch(source: BatchSource, rows: Rows) -> dict[str, Tensor]:
     """The raw inputs of these rows by name, each (len(rows.samples), *shape) in the dtype that the model wants.
 
     Raises:
-        DataError: a picture cannot be decoded; the message names it.
+        DataError: a picture cannot be decoded, or too many have been replaced; the message names it.
     """
-    return {spec.name: _input(source, rows, spec).to(getattr(torch, spec.dtype)) for spec in source.inputs}
+    for _ in range(_ATTEMPTS):
+        try:
+            return {spec.name: _input(source, rows, spec).to(getattr(torch, spec.dtype)) for spec in source.inputs}
+        except PictureError as error:
+            if source.skipping is None:
+                raise
+            rows = _with_replacement(source, rows, error)
+    raise DataError(f"step {rows.step}: {_ATTEMPTS} times in a row a picture could not be decoded; repair the data set")
+
+
+def _with_replacement(source: BatchSource, rows: Rows, error: PictureError) -> Rows:
+    """The rows with another sample in each place of the one that cannot be decoded, and a line in the list.
+
+    The sample follows from seed, step and position, as all that is drawn does, so it is the same on every layout.
+    """
+    assert source.skipping is not None
+    samples, dataset = list(rows.samples), source.dataset
+    damaged = next(
+        sample for sample in rows.samples if error.path in (dataset.path(sample), _condition_path(dataset, sample))
+    )
+    for row, position in enumerate(rows.positions):
+        if rows.samples[row] != damaged:
+            continue
+        drawn = uniform(
+            seed=source.seed, purpose=f"{rows.purpose}replacement.{damaged}", step=rows.step, positions=(position,)
+        )
+        other = int(drawn[0] * (len(dataset.samples) - 1)) if len(dataset.samples) > 1 else damaged
+        samples[row] = other + (other >= damaged)
+        source.skipping.note(
+            Skipped(
+                step=rows.step,
+                position=position,
+                skipped=dataset.samples[damaged].name,
+                instead=dataset.samples[samples[row] % len(dataset.samples)].name,
+                reason=error.reason,
+            )
+        )
+    return replace(rows, samples=tuple(sample % len(dataset.samples) for sample in samples))
 
 
 def _input(source: BatchSource, rows: Rows, spec: TensorSpec) -> Tensor:
@@ -166,8 +209,12 @@ def _pixels(source: BatchSource, rows: Rows, spec: TensorSpec) -> Tensor:
 def _condition(source: BatchSource, rows: Rows, spec: TensorSpec) -> Tensor:
     """The pictures that steer, cut and mirrored like those that they belong to, with values in [0, 1]."""
     dataset = source.dataset
-    paths = [dataset.folder / (dataset.samples[sample].condition or "") for sample in rows.samples]
+    paths = [_condition_path(dataset, sample) for sample in rows.samples]
     return (_pictures(source, rows, spec, paths) + 1) / 2
+
+
+def _condition_path(dataset: Dataset, sample: int) -> Path:
+    return dataset.folder / (dataset.samples[sample].condition or "")
 
 
 def _time_ids(source: BatchSource, rows: Rows) -> Tensor:

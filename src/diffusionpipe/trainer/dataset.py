@@ -9,11 +9,12 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from hashlib import blake2b
 from pathlib import Path
 
 from diffusionpipe.errors import DataError
 from diffusionpipe.trainer.captions import METADATA, Description, read_metadata, read_sidecar
-from diffusionpipe.trainer.images import problem_of_header
+from diffusionpipe.trainer.images import fingerprint, problem_of_header
 
 ENDINGS = (".jpg", ".jpeg", ".png", ".webp", ".bmp")
 NUM_EXAMPLES = 10
@@ -50,6 +51,8 @@ class Dataset:
     folder: Path
     samples: tuple[Sample, ...]
     """Sorted by name."""
+    contents: str = ""
+    """A fingerprint of all picture files, also those that steer; "" where they were not opened."""
 
     def path(self, index: int) -> Path:
         """The file of sample `index`."""
@@ -82,6 +85,7 @@ def scan(
     metadata = read_metadata(folder, metadata_files)
     conditions = {d.condition for d in metadata.descriptions.values() if d.condition is not None}
     found, pictures = set(pictures), [name for name in pictures if name not in conditions]
+    headers = _headers(folder, sorted(found), progress) if check_headers else _Headers(problems=(), contents="")
     described, sidecar_problems = _with_sidecars(folder, pictures, metadata.descriptions, need)
     problems = {
         "lines of metadata that cannot be used": metadata.problems,
@@ -90,10 +94,12 @@ def scan(
         ),
         "captions that cannot be read": sidecar_problems,
         _NEEDED[need]: [name for name in pictures if getattr(described[name], need) is None],
-        "pictures that cannot be read": _problems_of_headers(folder, sorted(found), progress) if check_headers else (),
+        "pictures that cannot be read": headers.problems,
     }
     _raise(folder, problems)
-    return Dataset(folder=folder, samples=tuple(_sample(name, described[name]) for name in pictures))
+    return Dataset(
+        folder=folder, samples=tuple(_sample(name, described[name]) for name in pictures), contents=headers.contents
+    )
 
 
 def _sample(name: str, about: Description) -> Sample:
@@ -135,17 +141,35 @@ def _with_sidecars(
     return result, problems
 
 
-def _problems_of_headers(folder: Path, pictures: Sequence[str], progress: Progress | None) -> list[str]:
+@dataclass(frozen=True, slots=True)
+class _Headers:
+    """What opening every picture has shown."""
+
+    problems: Sequence[str]
     """Every picture that cannot be opened, as "name: reason"."""
-    problems = []
+    contents: str
+
+
+def _headers(folder: Path, pictures: Sequence[str], progress: Progress | None) -> _Headers:
+    """Opens every picture."""
+    problems, contents = [], blake2b(digest_size=16)
+
+    def check(name: str) -> tuple[str | None, bytes]:
+        problem = problem_of_header(folder / name)
+        try:
+            return problem, b"" if problem else fingerprint(folder / name)
+        except OSError as error:
+            return f"{error.strerror}", b""
+
     with ThreadPoolExecutor(min(32, 4 * (os.cpu_count() or 1))) as threads:
-        checked = threads.map(lambda name: problem_of_header(folder / name), pictures)
-        for number, (name, problem) in enumerate(zip(pictures, checked, strict=True), start=1):
+        checked = threads.map(check, pictures)
+        for number, (name, (problem, digest)) in enumerate(zip(pictures, checked, strict=True), start=1):
+            contents.update(name.encode("utf-8", "surrogateescape") + b"\0" + digest)
             if problem is not None:
                 problems.append(f"{name}: {problem}")
             if progress is not None and number % PROGRESS_EVERY == 0:
                 progress(number, len(pictures))
-    return problems
+    return _Headers(problems, contents.hexdigest()[:12])
 
 
 def _raise(folder: Path, problems: dict[str, Sequence[str]]) -> None:

@@ -1,6 +1,7 @@
 """Picture files to tensors: upright, square, in [-1, 1]."""
 
 from dataclasses import dataclass
+from hashlib import blake2b
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,16 @@ from diffusionpipe.errors import DataError
 from diffusionpipe.ir.input_file import problem_of_file
 
 CENTRE = (0.5, 0.5)
+_BLOCK = 4096
 _FIRST_TURNED = 5  # EXIF orientations from this one on exchange width and height
+
+
+class PictureError(DataError):
+    """A picture cannot be decoded."""
+
+    def __init__(self, path: Path, reason: str) -> None:
+        self.path, self.reason = path, reason
+        super().__init__(f"{path}: cannot be decoded: {reason}; repair or remove it")
 
 
 def problem_of_header(path: Path) -> str | None:
@@ -21,10 +31,25 @@ def problem_of_header(path: Path) -> str | None:
         return problem
     try:
         with Image.open(path) as picture:
+            _refuse_numbers(picture)
             picture.verify()
     except Exception as error:  # the formats' readers raise whatever their parsers stumble over
         return _reason(error)
     return None
+
+
+def fingerprint(path: Path) -> bytes:
+    """Of the file's contents: its length and the bytes at its start, middle and end, not its date.
+
+    So a copy of a data folder has the same. A picture that took the place of another one has another.
+    """
+    size = path.stat().st_size
+    digest = blake2b(str(size).encode(), digest_size=16)
+    with path.open("rb") as file:
+        for place in (0, size // 2, max(0, size - _BLOCK)):
+            file.seek(place)
+            digest.update(file.read(_BLOCK))
+    return digest.digest()
 
 
 def load_pixels(
@@ -37,13 +62,14 @@ def load_pixels(
     white. `channels` is 3 for RGB, 1 for grey.
 
     Raises:
-        DataError: the file cannot be decoded; the message names it.
+        PictureError: the file cannot be decoded; the message names it.
     """
     try:
         with Image.open(path) as opened:
+            _refuse_numbers(opened)
             picture = _flatten(ImageOps.exif_transpose(opened), "L" if channels == 1 else "RGB")
     except Exception as error:  # as above; nothing goes on after it
-        raise DataError(f"{path}: cannot be decoded: {_reason(error)}; repair or remove it") from error
+        raise PictureError(path, _reason(error)) from error
     picture = _square(picture, placing(picture.size, resolution, crop), resolution)
     if flip:
         picture = ImageOps.mirror(picture)
@@ -73,14 +99,14 @@ def upright_size(path: Path) -> tuple[int, int]:
     """Width and height of the picture as it is seen, from its header.
 
     Raises:
-        DataError: the header cannot be read; the message names the file.
+        PictureError: the header cannot be read; the message names the file.
     """
     try:
         with Image.open(path) as picture:
             is_turned = picture.getexif().get(ExifTags.Base.Orientation, 1) >= _FIRST_TURNED
             return picture.size[::-1] if is_turned else picture.size
     except Exception as error:  # as in problem_of_header
-        raise DataError(f"{path}: cannot be decoded: {_reason(error)}; repair or remove it") from error
+        raise PictureError(path, _reason(error)) from error
 
 
 def save_picture(pixels: Tensor, path: Path) -> None:
@@ -88,6 +114,12 @@ def save_picture(pixels: Tensor, path: Path) -> None:
     levels = ((pixels.detach().float().cpu().clamp(-1, 1) + 1) * 127.5).round().to(torch.uint8)
     values = levels.permute(1, 2, 0).numpy()  # (H, W, C)
     Image.fromarray(values[..., 0] if values.shape[-1] == 1 else values).save(path)
+
+
+def _refuse_numbers(picture: Image.Image) -> None:
+    """Raise a ValueError for floating-point levels: nothing says which one is white, and Pillow cuts them at 255."""
+    if picture.mode == "F":
+        raise ValueError("its levels are floating-point numbers of unknown range; save it with 8 or 16 bits")
 
 
 def _flatten(picture: Image.Image, mode: str) -> Image.Image:

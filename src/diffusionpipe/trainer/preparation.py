@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -16,11 +16,12 @@ from diffusionpipe.trainer.dataset_form import DATASETS
 from diffusionpipe.trainer.drawing import null_label, open_tokenizer
 from diffusionpipe.trainer.guidance import trained_guidance
 from diffusionpipe.trainer.optimizer import problem_of_shapes
-from diffusionpipe.trainer.recipe import Recipe
+from diffusionpipe.trainer.recipe import OnError, Recipe
 from diffusionpipe.trainer.run_lock import acquire, join
 from diffusionpipe.trainer.screen import Work
 from diffusionpipe.trainer.session import Model
 from diffusionpipe.trainer.shared_file_system import check_shared_file_system
+from diffusionpipe.trainer.skipped import FILE, Skipping
 
 Check = Callable[[], None]
 """Raises a ConfigError where something is wrong."""
@@ -61,7 +62,10 @@ def prepare_folder(folder: Path, resume: str | None) -> None:
             clean(folder)
         except (CheckpointError, OSError) as error:
             return str(error)
-        return problem_of_folder(folder, resume)
+        problem = problem_of_folder(folder, resume)
+        if problem is None and resume is None:
+            (folder / FILE).unlink(missing_ok=True)  # of an earlier run, which wrote no checkpoint
+        return problem
 
     problem = from_first(prepare)
     if problem is not None:
@@ -90,7 +94,7 @@ def read_data(opened: Model, work: Work, *others: Check) -> Data:
     train, held_out = from_first(lambda: _scan(opened, work, others), DATASETS)
     return on_all(
         lambda: Data(
-            train=_source(opened, train, _augmentation(opened.recipe)),
+            train=replace(_source(opened, train, _augmentation(opened.recipe)), skipping=_skipping(opened.recipe)),
             validation=_source(opened, held_out, Augmentation()) if held_out is not None else None,
         )
     )
@@ -139,6 +143,12 @@ def _augmentation(recipe: Recipe) -> Augmentation:
     return Augmentation(
         random_crop=recipe.data.random_crop, flip=recipe.data.flip, condition_dropout=recipe.data.caption_dropout
     )
+
+
+def _skipping(recipe: Recipe) -> Skipping | None:
+    if recipe.data.on_error is OnError.STOP:
+        return None
+    return Skipping(folder=recipe.run.folder, most=recipe.data.max_skipped)
 
 
 def _source(opened: Model, dataset: Dataset, augmentation: Augmentation) -> BatchSource:

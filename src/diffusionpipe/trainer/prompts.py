@@ -11,6 +11,10 @@ from difflib import get_close_matches
 from pathlib import Path
 
 from diffusionpipe.errors import RecipeError
+from diffusionpipe.ir.input_file import read_named
+
+MAX_PROMPTS = 16 * 2**20
+"""Bytes of a file of prompts."""
 
 _KEYS = ("prompt", "negative_prompt")
 
@@ -31,13 +35,15 @@ def read_prompts(path: Path) -> tuple[Prompt, ...]:
         RecipeError: the file cannot be read, holds no prompt, or lines are wrong; the message names each of them.
     """
     try:
-        lines = path.read_text(encoding="utf-8-sig").splitlines()
+        lines = read_named(path, MAX_PROMPTS).removeprefix("\ufeff").splitlines()
     except OSError as error:
         raise RecipeError(
             f"there is no file of prompts {path} ({error.strerror}); give a text file with one prompt a line"
         ) from error
     except UnicodeDecodeError as error:
         raise RecipeError(f"{path} is not a text file in UTF-8; write one prompt a line") from error
+    except ValueError as error:
+        raise RecipeError(f"{path}: {error}; write one prompt a line") from error
     prompts, problems = [], []
     for number, line in enumerate(map(str.strip, lines), start=1):
         if not line or line.startswith("#"):

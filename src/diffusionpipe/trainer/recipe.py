@@ -155,6 +155,13 @@ class ObjectiveSection(Section):
         return self
 
 
+class OnError(StrEnum):
+    """What to do about a picture that cannot be decoded."""
+
+    STOP = "stop"
+    SKIP = "skip"
+
+
 class DataSection(Section):
     """[data]: pictures and captions."""
 
@@ -172,6 +179,10 @@ class DataSection(Section):
     """Share of samples trained with an empty caption (or the null label), for classifier-free guidance."""
     workers: Annotated[int, Field(ge=0)] = 1
     """Processes per rank that decode pictures ahead; 0 decodes in the training process."""
+    on_error: Choice[OnError] = OnError.STOP
+    """A training picture that turns out to be damaged when it is decoded: stop the run, or skip the picture."""
+    max_skipped: Count = 100
+    """With on_error = "skip": different pictures that may be skipped before the run stops."""
 
 
 class TrainingSection(Section):

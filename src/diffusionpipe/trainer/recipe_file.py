@@ -23,6 +23,7 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from diffusionpipe.errors import RecipeError
+from diffusionpipe.ir.input_file import read_named
 from diffusionpipe.trainer.overrides import Table, override
 from diffusionpipe.trainer.recipe import Check, Recipe, problems_between
 from diffusionpipe.trainer.section import Section
@@ -46,11 +47,13 @@ def load_recipe(path: Path | str, overrides: Sequence[str] = (), checks: Sequenc
     """
     path = Path(path)
     try:
-        table = tomllib.loads(path.read_text(encoding="utf-8"))
+        table = tomllib.loads(read_named(path))
     except OSError as error:
         raise RecipeError(f"{path}: cannot be read ({error.strerror}); give the path of a recipe") from error
-    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except ValueError as error:
         raise RecipeError(f"{path}: not a TOML file: {error}") from error
+    except RecursionError:
+        raise RecipeError(f"{path}: not a usable TOML file: it is nested too deeply") from None
     return recipe_from_table(table, overrides, source=path, checks=checks)
 
 

@@ -45,6 +45,7 @@ from diffusionpipe.trainer.sampling import SamplingSettings, build_scheduler
 from diffusionpipe.trainer.scheduler import sampling_scheduler
 from diffusionpipe.trainer.screen import Screen, steps_of
 from diffusionpipe.trainer.session import Model, Session, check_resumed, open_model, open_session, run_identity
+from diffusionpipe.trainer.skipped import count_skipped
 from diffusionpipe.trainer.spikes import Spikes, kept_values
 from diffusionpipe.trainer.start import Start, places
 from diffusionpipe.trainer.stopping import Stopping
@@ -328,6 +329,7 @@ def _report(state: _Run, result: StepResult, waited: float) -> None:
             "update_s": result.seconds - result.iteration,
             **({"amended": 1.0} if result.is_amended else {}),
             **({"skipped": 1.0} if result.is_skipped else {}),
+            **_skipped(state, result.step),
         },
     )
 
@@ -338,6 +340,13 @@ def _prune_after(state: _Run, result: StepResult) -> None:
         state.is_proven = True
         if state.session.is_first:
             prune(state.session.recipe.run.folder, state.session.recipe.checkpoint.keep)
+
+
+def _skipped(state: _Run, step: int) -> dict[str, float]:
+    """Samples so far whose pictures could not be decoded, where these are replaced."""
+    if state.data.train.skipping is None:
+        return {}
+    return {"skipped_samples": float(count_skipped(state.session.recipe.run.folder, step))}
 
 
 def _evaluate(state: _Run) -> None:

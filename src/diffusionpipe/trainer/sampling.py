@@ -87,7 +87,10 @@ def build_scheduler(config: Mapping[str, object], class_name: str | None = None)
     name = class_name or own
     scheduler_class = getattr(diffusers, name, None)
     if scheduler_class is None or not hasattr(scheduler_class, "set_timesteps"):
-        raise RecipeError(f"diffusers has no scheduler {name!r}; use e.g. DDIMScheduler or DPMSolverMultistepScheduler")
+        source = "" if class_name else "scheduler_config.json: "
+        raise RecipeError(
+            f"{source}diffusers has no scheduler {name!r}; use e.g. DDIMScheduler or DPMSolverMultistepScheduler"
+        )
     if name.startswith(FLOW) != own.startswith(FLOW):  # they and the others read each other's models wrongly
         raise RecipeError(f"the model samples with a scheduler like {own}, which {name} cannot replace")
     if config.get("use_dynamic_shifting") and "mu" not in signature(scheduler_class.set_timesteps).parameters:

@@ -1,12 +1,14 @@
 """What every section of a recipe is made of: strict, frozen, unknown keys refused; and the types of its keys."""
 
+import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer
 
 T = TypeVar("T")
+_MAX_NAME, _MAX_PATH = 255, 4095
 
 
 def _none_for_word(value: object) -> object:
@@ -31,10 +33,20 @@ def texts_for_text(value: object) -> object:
     return (value,) if isinstance(value, str) else value
 
 
+def possible(path: Path) -> Path:
+    """The path, if a file of that name can exist."""
+    if "\0" in str(path):
+        raise ValueError("a path cannot hold a NUL character")
+    longest = max((len(os.fsencode(part)) for part in path.parts), default=0)
+    if longest > _MAX_NAME or len(os.fsencode(path)) > _MAX_PATH:
+        raise ValueError(f"a path has at most {_MAX_PATH} bytes and {_MAX_NAME} between two slashes")
+    return path
+
+
 # The sections are strict (no "3" for 3); where TOML has no such type, a list, a word or a string must do.
 Several = Annotated[tuple[T, ...], Field(strict=False)]
 Choice = Annotated[T, Field(strict=False)]
-Place = Annotated[Path, Field(strict=False)]
+Place = Annotated[Path, Field(strict=False), AfterValidator(possible)]
 Maybe = Annotated[T | None, BeforeValidator(_none_for_word)]
 # None is written "auto": what the model itself says.
 Auto = Annotated[T | None, BeforeValidator(_none_for_auto), PlainSerializer(_auto_for_none)]

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from diffusionpipe.costs import ModelGraph
-from diffusionpipe.errors import CheckpointError, ConfigError
+from diffusionpipe.errors import CheckpointError, ConfigError, ModelError
 from diffusionpipe.ir import Plan, Schedule
 from diffusionpipe.models.describe import describe
 from diffusionpipe.models.flow_shift import is_flow_scheduler
@@ -144,7 +144,10 @@ def build_model(recipe: Recipe, folder: Path, device: str) -> tuple[LayerGraph, 
         lora=lora_of(recipe),
     )
     _cast(graph, recipe)
-    return graph, describe(graph, autocast=_autocast(recipe), device=device)
+    try:
+        return graph, describe(graph, autocast=_autocast(recipe), device=device)
+    except ModelError as error:
+        raise ModelError(f"{folder}: {error}") from error
 
 
 def _cast(graph: LayerGraph, recipe: Recipe) -> None:
@@ -267,6 +270,7 @@ def run_identity(session: Session, train: Dataset) -> dict[str, object]:
         "seed": recipe.training.seed,
         "batch": recipe.training.batch,
         "data": f"{len(train.samples)} pictures, fingerprint {sha256(described.encode()).hexdigest()[:12]}",
+        "picture files": f"fingerprint {train.contents}",
         "model": recipe.model.path,
         "lora": lora_identity(recipe),
         "prediction": str(session.prediction),

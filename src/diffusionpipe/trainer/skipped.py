@@ -1,0 +1,72 @@
+"""Training pictures that could not be decoded and were replaced: a line for each in skipped.jsonl of the run's folder.
+
+    {"step": 12, "position": 3, "skipped": "birds/7.jpg", "instead": "birds/41.jpg", "reason": "OSError: ..."}
+
+The process that decodes writes the line, before the batch is used. Several may write the same one: ranks that encode
+different parts of a sample decode it each, and a resumed run decodes the batches again that were ready ahead.
+"""
+
+import json
+import os
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from diffusionpipe.errors import DataError
+
+FILE = "skipped.jsonl"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Skipped:
+    """One sample of one step that was replaced."""
+
+    step: int
+    """Steps done before."""
+    position: int
+    """In the global batch."""
+    skipped: str
+    instead: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Skipping:
+    """Where skipped pictures are listed, and how many there may be."""
+
+    folder: Path
+    """The run's."""
+    most: int
+    """Different pictures."""
+
+    def note(self, skipped: Skipped) -> None:
+        """List it.
+
+        Raises:
+            DataError: too many different pictures have been skipped; the message names the list.
+        """
+        line = json.dumps(asdict(skipped)) + "\n"
+        descriptor = os.open(self.folder / FILE, os.O_CREAT | os.O_WRONLY | os.O_APPEND, 0o644)
+        try:
+            os.write(descriptor, line.encode())  # in one piece, so that lines of several processes do not mix
+        finally:
+            os.close(descriptor)
+        pictures = {one.skipped for one in read_skipped(self.folder)}
+        if len(pictures) > self.most:
+            raise DataError(
+                f"{len(pictures)} pictures cannot be decoded, more than data.max_skipped = {self.most}; "
+                f"{self.folder / FILE} lists them. Repair or remove them, or raise data.max_skipped"
+            )
+
+
+def read_skipped(folder: Path) -> frozenset[Skipped]:
+    """All that is listed in a run's folder, each once."""
+    path = folder / FILE
+    if not path.exists():
+        return frozenset()
+    lines = path.read_text(encoding="utf-8").split("\n")[:-1]
+    return frozenset(Skipped(**json.loads(line)) for line in lines)
+
+
+def count_skipped(folder: Path, step: int) -> int:
+    """Samples of the first `step` steps that were replaced; the same on every layout and after resuming."""
+    return len({(one.step, one.position) for one in read_skipped(folder) if one.step < step})
