@@ -28,3 +28,10 @@ def test_a_rank_without_memory_says_so_and_what_would_help_instead_of_a_tracebac
 def test_other_errors_keep_their_text():
     assert note_of(RuntimeError("boom"), "Traceback ... boom").message == "Traceback ... boom"
     assert note_of(ConfigError("training.batch: is 0")).message == "training.batch: is 0"
+
+
+def test_an_interrupted_rank_leaves_one_line_and_the_status_of_the_signal() -> None:
+    note = note_of(KeyboardInterrupt(), "Traceback ...\nKeyboardInterrupt\n")
+    assert note.exit_code == 130
+    assert len(note.message.splitlines()) == 1
+    assert "Ctrl-C" in note.message

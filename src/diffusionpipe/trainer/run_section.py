@@ -39,3 +39,6 @@ class RunSection(Section):
     """The project (experiment) under which trackers file the run."""
     name: Maybe[Annotated[str, Field(min_length=1)]] = None
     """Name of the run in the trackers; "none": the name of its folder."""
+    patience: Annotated[float, Field(ge=3, le=3600)] = 8.0
+    """Seconds without an answer after which a rank counts as gone; on its own machine a dead process is noticed within
+    a second. Raise it where ranks are paused, e.g. by live migration."""
