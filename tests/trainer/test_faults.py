@@ -24,6 +24,8 @@ from diffusionpipe.trainer.recipe_file import recipe_to_toml
 PATIENCE = 120.0
 """Seconds until a job must have started and come to its steps on a busy machine."""
 
+TORCHRUN = ("-m", "torch.distributed.run", "--nproc-per-node", "2", "--max-restarts", "3")
+
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
@@ -47,14 +49,14 @@ def recipe(place, tmp_path):
 class Command:
     """`python -m diffusionpipe train` with a recipe."""
 
-    def __init__(self, recipe, *words, ranks=2):
+    def __init__(self, recipe, *words, ranks=2, launcher=None):
         self.folder = Path(recipe.run.folder)
         self.folder.mkdir(exist_ok=True)
         file = self.folder.with_suffix(".toml")
         file.write_text(recipe_to_toml(recipe))
-        options = ["--ranks", str(ranks), "--device", "cpu", *words]
+        options = ["--device", "cpu", *words, *([] if launcher else ["--ranks", str(ranks)])]
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "diffusionpipe", "train", str(file), *options],
+            [sys.executable, *(launcher or ()), "-m", "diffusionpipe", "train", str(file), *options],
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"},
         )  # fmt: skip
 
@@ -155,6 +157,19 @@ def test_a_job_whose_ranks_are_killed_at_random_ends_by_itself_with_the_losses_o
     with crew_of(2) as crew:
         assert crew.run(train, recipe("uninterrupted", steps)) == [steps, steps]
     assert losses_of(job.folder) == losses_of(job.folder.parent / "uninterrupted")
+
+
+@pytest.mark.slow
+def test_torchrun_restarts_a_job_from_its_last_checkpoint(recipe):
+    """The second start has the same command as the first, which would refuse a folder that holds checkpoints."""
+    job = Command(recipe(steps=40), launcher=TORCHRUN)
+    job.await_step(12)
+    job.rank(1).send_signal(signal.SIGKILL)
+    status, error = job.end()
+    assert status == 0, error
+    assert "restarted=1 resume=auto" in error
+    assert list(losses_of(job.folder)) == list(range(1, 41))
+    assert (job.folder / "export").is_dir()
 
 
 @pytest.mark.slow
