@@ -139,17 +139,17 @@ def test_a_terminated_job_saves_ends_in_good_order_and_continues_exactly(recipe)
 @pytest.mark.timeout(900)
 def test_a_job_whose_ranks_are_killed_at_random_ends_by_itself_with_the_losses_of_an_uninterrupted_one(recipe):
     """A rank is killed in a step, the next one while the ranks start, and so on: five times."""
-    steps, random, reached = 120, Random(7), 0
+    steps, random, reached = 80, Random(7), 0
     job = Command(recipe(steps=steps), "--resume", "auto", "--max-restarts", "10")
     for number in range(5):
         if number % 2 == 0:
-            job.await_step(reached + random.randint(1, 12))
+            job.await_step(reached + random.randint(1, 6))
         ranks = [job.rank(rank, waits=True) for rank in range(2)]
         time.sleep(0.0 if number % 2 == 0 else 2 * random.random())
         reached = max(losses_of(job.folder), default=0)
         ranks[random.randrange(2)].send_signal(signal.SIGKILL)
         psutil.wait_procs(ranks, timeout=30)
-    status, error = job.end()
+    status, error = job.end(seconds=3 * PATIENCE)
     assert status == 0, error
     lines = [line for line in error.splitlines() if " restart=" in line]
     assert len(lines) == 5

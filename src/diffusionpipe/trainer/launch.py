@@ -193,7 +193,7 @@ def _run(
     while thread.is_alive():
         thread.join(0.1)
         signals.forward(pids())
-        frozen.look(pids(), is_failing=is_failing())
+        frozen.look(pids(), is_failing)
     for group in pids():  # the data workers of a rank that was killed
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(group, signal.SIGKILL)
