@@ -37,6 +37,8 @@ acquire(folder).share()
 if os.fork() == 0:
     assert join(folder, launcher, on_loss=print) is not None
     os.kill(launcher, signal.SIGKILL)
+    while os.getppid() == launcher:
+        time.sleep(0.01)
     print(launcher, flush=True)
     time.sleep({seconds})
     os._exit(0)
