@@ -94,6 +94,7 @@ def refused(capsys, recipe, *words, allowed=()):
         ('model.train=["vae"]', ["vae"]),
         ("data.train=nowhere", ["data.train: there is no folder nowhere"]),
         ("data.validation=nowhere", ["data.validation"]),
+        ("run.patience=1", ["run.patience", "3"]),
     ],
 )
 def test_a_wrong_key_or_value_is_named(capsys, recipe, override, parts):
@@ -245,6 +246,31 @@ def test_an_unknown_device_is_refused(capsys, recipe):
         cli.main(["train", str(recipe), "--device", "gpu"])
     assert caught.value.code == 2
     assert "there is no device 'gpu'" in capsys.readouterr().err
+
+
+def test_ctrl_c_while_loading_is_one_line_and_its_own_status(capsys, recipe, monkeypatch):
+    def interrupt(*arguments, **options):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("diffusionpipe.trainer.run.open_model", interrupt)
+    with pytest.raises(SystemExit) as caught:
+        cli.main(["train", str(recipe), "--device", "cpu"])
+    assert caught.value.code == 130
+    assert (
+        capsys.readouterr().err == "interrupted by Ctrl-C outside of the training steps; no new checkpoint was saved\n"
+    )
+
+
+def test_the_recipes_patience_is_the_jobs(recipe, monkeypatch):
+    class SeenError(Exception):
+        """The rank was about to join."""
+
+    def join(member, *, device, patience):
+        raise SeenError(patience)
+
+    monkeypatch.setattr("diffusionpipe.runtime.process_group.joined", join)
+    with pytest.raises(SeenError, match=r"^30\.0$"):
+        cli.main(["train", str(recipe), "run.patience=30", "--device", "cpu"])
 
 
 def test_a_stopped_run_has_a_status_of_its_own_and_the_same_command_finishes_it(capsys, recipe, monkeypatch, tmp_path):

@@ -54,3 +54,10 @@ def test_a_note_comes_back_and_a_full_disk_leaves_no_half_of_one(tmp_path):
     with full_disk(tmp_path) as folder:
         assert not write_error_file(folder / "rank_0.error.json", note)
         assert not [path for path in folder.iterdir() if "error" in path.name]
+
+
+def test_an_interrupted_rank_leaves_one_line_and_the_status_of_the_signal() -> None:
+    note = note_of(KeyboardInterrupt(), "Traceback ...\nKeyboardInterrupt\n")
+    assert note.exit_code == 130
+    assert len(note.message.splitlines()) == 1
+    assert "Ctrl-C" in note.message

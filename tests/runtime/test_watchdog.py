@@ -104,6 +104,7 @@ def test_a_frozen_rank_is_named_after_the_patience() -> None:
             assert status == 1
             assert "rank 1 (" in error
             assert "stopped answering" in error
+            assert "it is frozen, stopped by a signal (state T)" in error
 
 
 def test_a_frozen_store_is_noticed_although_its_clients_block() -> None:

@@ -115,7 +115,7 @@ LAYOUTS_OF_SPIKES = {
 
 
 def skipped_in(folder):
-    return [row["step"] for row in read_metrics(folder) if row.get("skipped")]
+    return [row["step"] for row in read_metrics(folder) if row.get("skipped_step")]
 
 
 @pytest.mark.slow

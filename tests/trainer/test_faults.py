@@ -24,6 +24,8 @@ from diffusionpipe.trainer.recipe_file import recipe_to_toml
 PATIENCE = 120.0
 """Seconds until a job must have started and come to its steps on a busy machine."""
 
+TORCHRUN = ("-m", "torch.distributed.run", "--nproc-per-node", "2", "--max-restarts", "3")
+
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
@@ -47,14 +49,14 @@ def recipe(place, tmp_path):
 class Command:
     """`python -m diffusionpipe train` with a recipe."""
 
-    def __init__(self, recipe, *words, ranks=2):
+    def __init__(self, recipe, *words, ranks=2, launcher=None):
         self.folder = Path(recipe.run.folder)
         self.folder.mkdir(exist_ok=True)
         file = self.folder.with_suffix(".toml")
         file.write_text(recipe_to_toml(recipe))
-        options = ["--ranks", str(ranks), "--device", "cpu", *words]
+        options = ["--device", "cpu", *words, *([] if launcher else ["--ranks", str(ranks)])]
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "diffusionpipe", "train", str(file), *options],
+            [sys.executable, *(launcher or ()), "-m", "diffusionpipe", "train", str(file), *options],
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"},
         )  # fmt: skip
 
@@ -137,17 +139,17 @@ def test_a_terminated_job_saves_ends_in_good_order_and_continues_exactly(recipe)
 @pytest.mark.timeout(900)
 def test_a_job_whose_ranks_are_killed_at_random_ends_by_itself_with_the_losses_of_an_uninterrupted_one(recipe):
     """A rank is killed in a step, the next one while the ranks start, and so on: five times."""
-    steps, random, reached = 120, Random(7), 0
+    steps, random, reached = 80, Random(7), 0
     job = Command(recipe(steps=steps), "--resume", "auto", "--max-restarts", "10")
     for number in range(5):
         if number % 2 == 0:
-            job.await_step(reached + random.randint(1, 12))
+            job.await_step(reached + random.randint(1, 6))
         ranks = [job.rank(rank, waits=True) for rank in range(2)]
         time.sleep(0.0 if number % 2 == 0 else 2 * random.random())
         reached = max(losses_of(job.folder), default=0)
         ranks[random.randrange(2)].send_signal(signal.SIGKILL)
         psutil.wait_procs(ranks, timeout=30)
-    status, error = job.end()
+    status, error = job.end(seconds=3 * PATIENCE)
     assert status == 0, error
     lines = [line for line in error.splitlines() if " restart=" in line]
     assert len(lines) == 5
@@ -155,6 +157,19 @@ def test_a_job_whose_ranks_are_killed_at_random_ends_by_itself_with_the_losses_o
     with crew_of(2) as crew:
         assert crew.run(train, recipe("uninterrupted", steps)) == [steps, steps]
     assert losses_of(job.folder) == losses_of(job.folder.parent / "uninterrupted")
+
+
+@pytest.mark.slow
+def test_torchrun_restarts_a_job_from_its_last_checkpoint(recipe):
+    """The second start has the same command as the first, which would refuse a folder that holds checkpoints."""
+    job = Command(recipe(steps=40), launcher=TORCHRUN)
+    job.await_step(12)
+    job.rank(1).send_signal(signal.SIGKILL)
+    status, error = job.end()
+    assert status == 0, error
+    assert "restarted=1 resume=auto" in error
+    assert list(losses_of(job.folder)) == list(range(1, 41))
+    assert (job.folder / "export").is_dir()
 
 
 @pytest.mark.slow

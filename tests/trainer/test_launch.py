@@ -247,6 +247,16 @@ for step in range(10000):
     assert (tmp_path / "rank_1.out").read_text() == "joined\nsaved\n"
 
 
+def test_ctrl_c_before_the_first_step_leaves_no_word_of_a_rank(tmp_path: Path) -> None:
+    """Rank 1 waits in a transfer, as while measuring; the launcher's caller says the one line."""
+    body = "dist.recv(torch.ones(1), src=0) if rank else time.sleep(60)"
+    process = start(job(body).replace(", Stopping(folder=None).listening() as stopping", ""), tmp_path)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "joined\n"
+    process.send_signal(signal.SIGINT)
+    assert ended(process) == (128 + signal.SIGINT, "", "")
+
+
 def test_ranks_that_do_not_listen_die_of_the_forwarded_signal(tmp_path: Path) -> None:
     process = start("import time; print('here', flush=True); time.sleep(60)", tmp_path)
     assert process.stdout is not None

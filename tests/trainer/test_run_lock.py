@@ -37,6 +37,8 @@ acquire(folder).share()
 if os.fork() == 0:
     assert join(folder, launcher, on_loss=print) is not None
     os.kill(launcher, signal.SIGKILL)
+    while os.getppid() == launcher:
+        time.sleep(0.01)
     print(launcher, flush=True)
     time.sleep({seconds})
     os._exit(0)
@@ -91,7 +93,7 @@ def test_the_lock_of_a_killed_process_needs_no_flag(tmp_path):
 
 
 def test_the_ranks_of_a_killed_launcher_keep_the_folder_until_they_have_ended(tmp_path):
-    with holding(tmp_path, LAUNCHER, seconds=60) as job, pytest.raises(ConfigError, match=f"process {job.pid} on"):
+    with holding(tmp_path, LAUNCHER, seconds=5) as job, pytest.raises(ConfigError, match=f"process {job.pid} on"):
         acquire(tmp_path, timing=QUICK)
     other = tmp_path / "other"
     with holding(other, LAUNCHER, seconds=0.5), acquire(other, timing=Timing(ending=20)):

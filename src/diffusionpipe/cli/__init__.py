@@ -91,7 +91,10 @@ def diffusionpipe(
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command line and exit: 0 done, 1 the run failed, 2 something to fix for the user, 130 interrupted."""
+    """Run the command line and exit: 0 done, 1 the run failed, 2 something to fix for the user, 130 interrupted.
+
+    `train` has one more: 75, stopped before the last step (see `trainer.exit_status`).
+    """
     quieten()
     try:
         app(args=None if arguments is None else list(arguments), prog_name="diffusionpipe")

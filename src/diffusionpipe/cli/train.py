@@ -163,7 +163,7 @@ def _join(part: _Part, screen: "Screen") -> None:
     try:
         with ExitStack() as stack:
             with screen.work("waiting for all ranks"):
-                job = stack.enter_context(joined(member, device=device))
+                job = stack.enter_context(joined(member, device=device, patience=recipe.run.patience))
                 job.agree("the recipe", recipe.model_dump_json())
             hooks = Hooks(
                 make_plan=_make_plan,

@@ -27,18 +27,20 @@ class FrozenRanks:
         self._clock = clock
         self._since: dict[int, tuple[str, Seconds]] = {}
 
-    def look(self, pids: Sequence[int], *, is_failing: bool) -> None:
+    def look(self, pids: Sequence[int], is_failing: Callable[[], bool]) -> None:
         """Kill the ranks that are frozen, if the job fails; `pids` are the process ids by rank.
 
-        `is_failing`: whether a rank has left a note. Without one, a rank that somebody has paused can go on later.
+        `is_failing`: whether a rank has left a note; only asked if one is frozen. Without a note, a rank that somebody
+        has paused can go on later.
         """
         now = self._clock()
-        states = [state_of_process(pid) or "" for pid in pids]
-        for rank, (pid, state) in enumerate(zip(pids, states, strict=True)):
+        for rank, pid in enumerate(pids):
+            state = state_of_process(pid) or ""
             before, since = self._since.get(rank, ("", now))
             since = since if state == before else now
             self._since[rank] = state, since
-            if is_failing and state in FROZEN and now - since >= _PATIENCE[state] and rank not in self.killed:
+            is_frozen = state in FROZEN and now - since >= _PATIENCE[state]
+            if is_frozen and rank not in self.killed and is_failing():
                 self.killed[rank] = FROZEN[state]
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.killpg(pid, signal.SIGKILL)

@@ -98,17 +98,16 @@ def _failures(result: "RunResult", frozen: Mapping[int, str], ranks: int, log_fo
     first = next(iter(result.failures), None)  # the agent saw it end before it terminated the others
     for rank in range(ranks):
         seen, note = result.failures.get(rank), read_error_file(_error_file(log_folder, rank))
-        if seen is not None or note is not None:
-            failures.append(
-                RankFailure(
-                    rank=rank,
-                    exit_code=seen.exitcode if seen is not None else -signal.SIGTERM,
-                    time=seen.timestamp if seen is not None else note.time if note is not None else 0.0,
-                    note=note,
-                    is_first=rank == first,
-                    frozen=frozen.get(rank),
-                )
-            )
+        if seen is not None:
+            exit_code, when = seen.exitcode, float(seen.timestamp)
+        elif note is not None:
+            exit_code, when = -signal.SIGTERM, note.time
+        else:
+            continue
+        is_first, why = rank == first, frozen.get(rank)
+        failures.append(
+            RankFailure(rank=rank, exit_code=exit_code, time=when, note=note, is_first=is_first, frozen=why)
+        )
     return failures
 
 
@@ -207,7 +206,7 @@ def _run(
     while thread.is_alive():
         thread.join(0.1)
         signals.forward(pids())
-        frozen.look(pids(), is_failing=is_failing())
+        frozen.look(pids(), is_failing)
     for group in pids():  # the data workers of a rank that was killed
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(group, signal.SIGKILL)

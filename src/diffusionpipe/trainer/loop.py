@@ -251,7 +251,7 @@ class Stepper:
                 "continue with --resume latest."
             )
         if self._session.is_first:
-            logger.warning('step=%d skipped=True reason="%s"', step + 1, spike)
+            logger.warning('step=%d skipped_step=True reason="%s"', step + 1, spike)
 
     def _update(self, step: int) -> None:
         """The optimizer's step."""

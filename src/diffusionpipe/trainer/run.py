@@ -328,7 +328,7 @@ def _report(state: _Run, result: StepResult, waited: float) -> None:
             "iteration_s": result.iteration,
             "update_s": result.seconds - result.iteration,
             **({"amended": 1.0} if result.is_amended else {}),
-            **({"skipped": 1.0} if result.is_skipped else {}),
+            **({"skipped_step": 1.0} if result.is_skipped else {}),
             **_skipped(state, result.step),
         },
     )

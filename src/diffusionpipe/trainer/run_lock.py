@@ -144,6 +144,7 @@ class RunLock:
         self.release()
 
     def _watch(self, interval: Seconds) -> None:
+        has_warned = False
         while not self._ended.wait(interval):
             if self.is_lost:
                 if self._on_loss is not None:
@@ -153,7 +154,9 @@ class RunLock:
                 try:
                     os.utime(self._descriptor)
                 except OSError as error:
-                    logger.warning("lock=%s beat=False reason=%s", self._path, error)
+                    if not has_warned:
+                        logger.warning("lock=%s beat=False reason=%s", self._path, error)
+                    has_warned = True
 
 
 def acquire(

@@ -42,3 +42,6 @@ class RunSection(Section):
     stuck_after: Maybe[Literal["auto"] | Positive] = "auto"
     """Seconds without progress within a step after which the run ends as stuck; ten times as many elsewhere. "auto":
     20 median steps, at least 60 s; "none": no limit."""
+    patience: Annotated[float, Field(ge=3, le=3600)] = 8.0
+    """Seconds without an answer after which a rank counts as gone; on its own machine a dead process is noticed within
+    a second. Raise it where ranks are paused, e.g. by live migration."""
