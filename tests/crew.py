@@ -7,6 +7,7 @@ function of a module in this folder.
 
 import gc
 import multiprocessing
+import os
 import socket
 import traceback
 from collections.abc import Callable, Iterator
@@ -14,6 +15,7 @@ from contextlib import contextmanager
 from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 from typing import Any
+from unittest import mock
 
 PATIENCE = 120.0
 """Seconds after which a function that does not return on all ranks counts as hung."""
@@ -52,7 +54,8 @@ class Crew:
 def start_fork_server() -> None:
     """Imports what ranks need in the process that they are forked from; without effect if it runs already."""
     multiprocessing.get_context("forkserver").set_forkserver_preload(list(IMPORTED))
-    forkserver.ensure_running()
+    with mock.patch.dict(os.environ, TORCH_CPP_LOG_LEVEL="FATAL"):  # as the launcher does: no stack traces of c10d
+        forkserver.ensure_running()
 
 
 @contextmanager

@@ -87,15 +87,21 @@ def copies_of(graph: LayerGraph, count: int) -> list[LayerGraph]:
     return copies[:count]
 
 
-def step_in_threads(graph: LayerGraph, model: ModelGraph, layout: Layout, inputs: Mapping[str, Tensor]) -> Step:
-    """The same step over the ranks of a layout; checks that replicas agree bit for bit."""
+def step_in_threads(
+    graph: LayerGraph, model: ModelGraph, layout: Layout, inputs: Mapping[str, Tensor], *, again: bool = True
+) -> Step:
+    """The same step over the ranks of a layout; checks that replicas agree bit for bit.
+
+    `again`: it is the second one, which must not see what the first one left behind.
+    """
     plan = build_plan(model, layout)
     copies = None if layout.sharded else copies_of(graph, plan.mesh.num_ranks)
 
     def main(rank: int, transport: Transport) -> tuple[float, dict[str, Tensor]]:
         own = copies[rank] if copies else copy.deepcopy(graph)
         worker = build_worker(own, model, plan, rank, transport, device=CPU)
-        run_step(worker, inputs)  # a first iteration whose leftovers the second must not see
+        if again:
+            run_step(worker, inputs)
         return run_step(worker, inputs)
 
     return merge(run_threads(plan.mesh.num_ranks, main))

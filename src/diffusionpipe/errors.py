@@ -8,11 +8,14 @@
     │   └── CheckpointError    a checkpoint that is missing, truncated, altered or of another run
     ├── ScheduleError          an order of actions is illegal
     ├── FileFormatError        a plan, schedule, profile, cluster or timeline file cannot be read
-    ├── NonFiniteLossError     the loss is NaN or infinite
+    ├── TrainingError          the weights, the loss or the learning rate: training cannot go on
+    │   ├── NonFiniteLossError     a loss is NaN or infinite
+    │   ├── NonFiniteWeightsError  a weight is NaN or infinite
+    │   └── LossSpikeError         a loss or a gradient norm is far above those before
     └── PeerError              another rank died or stopped; this rank ends too
 
 The command line prints each of these as one block without a traceback and exits with status 2
-(`PeerError` and `NonFiniteLossError`: status 1). Whatever is not in this tree is a bug.
+(`PeerError` and `TrainingError`: status 1). Whatever is not in this tree is a bug.
 """
 
 from collections.abc import Sequence
@@ -57,8 +60,20 @@ class FileFormatError(ConfigError):
     """A plan, schedule, profile, cluster or timeline file cannot be read."""
 
 
-class NonFiniteLossError(DiffusionPipeError):
+class TrainingError(DiffusionPipeError):
+    """Training cannot go on: the weights, the loss or the learning rate. All ranks raise it alike."""
+
+
+class NonFiniteLossError(TrainingError):
     """The loss is NaN or infinite; the message names the step and the samples."""
+
+
+class NonFiniteWeightsError(TrainingError):
+    """A weight is NaN or infinite; nothing was saved."""
+
+
+class LossSpikeError(TrainingError):
+    """The loss or the gradient norm is far above those of the steps before; nothing was updated."""
 
 
 class PeerError(DiffusionPipeError):

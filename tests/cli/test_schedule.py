@@ -108,12 +108,18 @@ def test_the_list_names_every_schedule_with_its_first_line():
         (("1f1b", "--ranks", 2, "--microbatches", -3), "--microbatches is -3; use a number of at least 1"),
         (
             ("1f1b", "--ranks", 100_000, "--microbatches", 100_000),
-            "100000 ranks x 100000 micro-batches are more than 1,000,000 forwards; use fewer",
+            "100000 ranks x 100000 micro-batches are more than 50,000 forwards; use fewer",
         ),
-        ((*SMALL, "--forward", -1), "--forward is -1; use a finite number from 0 up"),
-        ((*SMALL, "--comm", "nan"), "--comm is nan; use a finite number from 0 up"),
-        ((*SMALL, "--input-grad", "inf"), "--input-grad is inf; use a finite number from 0 up"),
-        ((*SMALL, "--weight-grad", "fast"), "--weight-grad is fast; use a finite number from 0 up"),
+        ((*SMALL, "--forward", -1), "--forward is -1; use a number from 0 to 1e15"),
+        ((*SMALL, "--comm", "nan"), "--comm is nan; use a number from 0 to 1e15"),
+        ((*SMALL, "--input-grad", "inf"), "--input-grad is inf; use a number from 0 to 1e15"),
+        ((*SMALL, "--weight-grad", "fast"), "--weight-grad is fast; use a number from 0 to 1e15"),
+        ((*SMALL, "--forward", "9" * 400), f"--forward is {'9' * 40}; use a number from 0 to 1e15"),
+        ((*SMALL, "--forward", "1e308"), "--forward is 1e308; use a number from 0 to 1e15"),
+        (
+            ("interleaved-zb", "--ranks", 1, "--microbatches", 1_000_000),
+            "1 ranks x 1000000 micro-batches are more than 50,000 forwards; use fewer",
+        ),
         ((*SMALL, "--json", "--csv"), "--json and --csv exclude each other; use one of them"),
     ],
 )

@@ -6,10 +6,13 @@ import os
 import re
 import shutil
 import signal
+import subprocess
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+from full_disk import REASONS, full_disk
 from screen_files import assert_screen, masked
 from terminal import run_in_terminal
 from tiny_runs import recipe_of, save_dit, save_pictures, save_stable_diffusion
@@ -70,8 +73,8 @@ def refused(capsys, recipe, *words, allowed=()):
     assert all(re.match(r"\d\d:\d\d:\d\d ", line) for line in log.splitlines()), log
     assert "Traceback" not in block
     run = recipe.parent / "run"
-    assert not (run / "metrics.jsonl").exists()
-    assert "checkpoints" in allowed or not (run / "checkpoints").exists()
+    assert not run.is_dir() or not (run / "metrics.jsonl").exists()
+    assert not run.is_dir() or "checkpoints" in allowed or not (run / "checkpoints").exists()
     return block
 
 
@@ -155,6 +158,36 @@ def test_a_wrong_resume_says_what_is_there(capsys, recipe, wanted):
     (recipe.parent / "run").mkdir()
     (recipe.parent / "run" / "notes").touch()
     assert "run contains notes" in refused(capsys, recipe, "--resume", wanted)
+
+
+@pytest.mark.parametrize("case", ["a file", "a link to nothing", "a full disk", "logs is a file"])
+def test_a_run_folder_that_cannot_be_written_is_refused_before_ranks_start(capsys, recipe, case):
+    run = recipe.parent / "run"
+    with ExitStack() as stack:
+        if case == "a file":
+            run.touch()
+        elif case == "a link to nothing":
+            run.symlink_to("nowhere")
+        else:
+            run.mkdir()
+            if case == "a full disk":
+                stack.enter_context(full_disk(run))
+            else:
+                (run / "logs").touch()
+        block = refused(capsys, recipe, "--ranks", "2")
+    says = {"a link to nothing": "is a link to nowhere, which does not exist", "a full disk": f"({REASONS})"}
+    assert re.search(f"run.folder: nothing can be written to .*: .*{says.get(case, 'is a file')}", block), block
+
+
+def test_a_run_folder_on_a_read_only_disk_is_refused(capsys, recipe):
+    run = recipe.parent / "run"
+    run.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "ro", "none", run], capture_output=True).returncode:
+        pytest.skip("this process may not mount")
+    try:
+        assert "Read-only file system" in refused(capsys, recipe, "--ranks", "2")
+    finally:
+        subprocess.run(["umount", run], check=True)
 
 
 @pytest.mark.parametrize("ranks", ["1", "2"])
@@ -326,6 +359,12 @@ def test_only_results_that_exist_are_named(capsys, tmp_path):
         (["{sd}", "--prompt", "a", "--label", "1"], "say what to draw"),
         (["{sd}", "--label", "1"], "give prompts, not labels"),
         (["{dit}", "--label", "7"], "there is no class 7"),
+        (["{dit}", "--label", "-1"], "there is no class -1; the model has classes 0 to"),
+        (["{sd}", "--prompt", "a", "--resolution", "1000000"], "one picture of 1000000 x 1000000 pixels"),
+        (
+            ["{sd}", "--prompt", "a", "--resolution", "1000000", "--count", "3"],
+            "3 pictures of 1000000 x 1000000 pixels",
+        ),
         (["{sd}", "--prompt", "a", "--scheduler", "Nonsense"], "no scheduler 'Nonsense'"),
     ],
 )

@@ -113,6 +113,35 @@ def test_a_wrong_or_missing_cost_is_refused_with_layer_and_field(layer, field, v
     assert all(word in str(caught.value) for word in ("mine.json", *words))
 
 
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda graph: graph["tensors"].pop(1), ("encode", "there is no tensor latents")),
+        (lambda graph: graph["parameters"].pop(0), ("encode", "there is no parameter vae.w")),
+        (lambda graph: graph["tensors"].append(graph["tensors"][0]), ("tensor pixels occurs 2 times",)),
+        (lambda graph: graph["tensors"][0].update(dtype="float8"), ("pixels", "dtype is 'float8'")),
+        (lambda graph: graph["tensors"][0].update(shape=[-3]), ("pixels", "negative side")),
+        (lambda graph: graph.update(inputs=["pixels", "sound"]), ("graph.inputs: there is no tensor sound",)),
+        (lambda graph: graph.update(output="profit"), ("graph.output: there is no tensor profit",)),
+        (lambda graph: graph["layers"][0].update(reads=["hidden"]), ("encode reads hidden, which no layer before it",)),
+        (lambda graph: graph["tensors"][0].update(shape=[10**400]), ("tensors[0].shape[0]", "below 2^62")),
+        (lambda graph: graph["layers"][0].update(flops=-(10**5000)), ("not valid JSON",)),
+    ],
+    ids=range(10),
+)
+def test_a_model_that_does_not_fit_together_is_refused_with_the_name(change, words):
+    data = json.loads(profile_to_text(PROFILE))
+    change(data["graph"])
+    sys.set_int_max_str_digits(0)
+    try:
+        text = json.dumps(data)
+    finally:
+        sys.set_int_max_str_digits(4300)
+    with pytest.raises(FileFormatError) as caught:
+        profile_from_text(text, source="mine.json")
+    assert all(word in str(caught.value) for word in ("mine.json", *words))
+
+
 def test_zero_gradients_are_accepted_where_no_gradient_is_needed():
     assert profile_from_text(profile_to_text(PROFILE)).layer("encode").weight_grad == (0.0, 0.0)
 

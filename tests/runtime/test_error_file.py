@@ -1,8 +1,12 @@
+import errno
+import os
+
 import pytest
 import torch
+from full_disk import full_disk
 
 from diffusionpipe.errors import ConfigError
-from diffusionpipe.runtime.error_file import note_of
+from diffusionpipe.runtime.error_file import note_of, read_error_file, write_error_file
 
 REFUSED = (
     "[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory: you tried to allocate"
@@ -35,3 +39,25 @@ def test_an_interrupted_rank_leaves_one_line_and_the_status_of_the_signal() -> N
     assert note.exit_code == 130
     assert len(note.message.splitlines()) == 1
     assert "Ctrl-C" in note.message
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EROFS])
+def test_a_disk_that_cannot_be_written_is_one_line_with_the_file_and_not_a_traceback(number):
+    note = note_of(OSError(number, os.strerror(number), "runs/x/metrics.jsonl"), "Traceback ...")
+    assert note.message.startswith(f"cannot write runs/x/metrics.jsonl: {os.strerror(number)}; ")
+    assert "\n" not in note.message
+    assert note.exit_code == 2
+
+
+def test_another_error_of_the_operating_system_keeps_its_traceback():
+    assert note_of(OSError(errno.EBADF, "bad"), "Traceback ...").message == "Traceback ..."
+
+
+def test_a_note_comes_back_and_a_full_disk_leaves_no_half_of_one(tmp_path):
+    note = note_of(ConfigError("x" * 5000))
+    assert write_error_file(tmp_path / "rank_0.error.json", note)
+    assert read_error_file(tmp_path / "rank_0.error.json") == note
+    (tmp_path / "rank_0.error.json").unlink()
+    with full_disk(tmp_path) as folder:
+        assert not write_error_file(folder / "rank_0.error.json", note)
+        assert not [path for path in folder.iterdir() if "error" in path.name]

@@ -108,8 +108,8 @@ def test_gradients_are_those_of_one_process_for_every_schedule_and_layout(prepar
     graph, model, inputs, expected = prepared
     has_skips = any(layer.component == "unet" for layer in graph.layers)
     for layout in layouts_of(stages, schedule)[:: 1 if has_skips and stages > 1 else 4]:
-        if can_run(layout, model):
-            assert_same_step(step_in_threads(graph, model, layout, inputs), expected)
+        if can_run(layout, model):  # a second iteration of every schedule is above
+            assert_same_step(step_in_threads(graph, model, layout, inputs, again=False), expected)
 
 
 def test_checkpointed_layers_change_no_gradient(prepared):

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from forked import Forked
+from full_disk import REASONS, full_disk
 
 from diffusionpipe.errors import CheckpointError
 from diffusionpipe.trainer import checkpoint
@@ -178,6 +179,15 @@ def test_a_full_disk_keeps_the_bytes_of_the_last_good_checkpoint(tmp_path, monke
     assert os.listdir(good.parent) == [good.name]
 
 
+def test_a_disk_that_fills_while_tensors_are_written_is_named(tmp_path):
+    tensors = {"model.w": torch.zeros(20_000)}
+    with (
+        full_disk(tmp_path, free=16384) as folder,
+        pytest.raises(CheckpointError, match=rf"step 2 could not be written: .*({REASONS})"),
+    ):
+        save(folder, 2, tensors, {"step": 2}, keep=1)
+
+
 def test_a_failing_rename_puts_the_replaced_checkpoint_back(tmp_path, monkeypatch):
     good = write(tmp_path, 1)
     before = content(good)
@@ -269,6 +279,108 @@ def test_metadata_that_would_run_code_is_refused(tmp_path):
     with pytest.raises(CheckpointError, match="has no place in a checkpoint's metadata"):
         stored_tensors(path)
     assert not (tmp_path / "hacked").exists()
+
+
+@pytest.mark.parametrize("name", ["__9_0.distcp", ".hidden", "notes"])
+def test_a_file_that_the_manifest_does_not_list_is_refused_by_name(tmp_path, name):
+    write(tmp_path, 1, 2)
+    path = resolve(tmp_path, "latest")
+    (path / name).mkdir() if name == "notes" else (path / name).write_bytes(b"x")
+    with pytest.raises(CheckpointError, match=f"'{name}' is not in manifest.json") as caught:
+        load(path, small(0))
+    assert "resume with --resume 1" in str(caught.value)
+
+
+def test_a_file_whose_record_was_taken_out_of_the_manifest_is_refused(tmp_path):
+    path = write(tmp_path, 1)
+    manifest = json.loads((path / "manifest.json").read_text())
+    manifest["files"] = [record for record in manifest["files"] if record["name"] != "__0_0.distcp"]
+    (path / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(CheckpointError, match=r"'__0_0.distcp' is not in manifest.json"):
+        verify(path)
+
+
+def manifest_to_a_link(path):
+    path.rename(path.with_name("elsewhere"))
+    path.symlink_to("elsewhere")
+    return "is a link"
+
+
+def manifest_to_an_endless_link(path):
+    path.unlink()
+    path.symlink_to("/dev/zero")
+    return "is a link"
+
+
+def manifest_to_a_pipe(path):
+    path.unlink()
+    os.mkfifo(path)
+    return "is not a regular file"
+
+
+def manifest_to_a_folder(path):
+    path.unlink()
+    path.mkdir()
+    return "is not a regular file"
+
+
+def manifest_of_a_huge_size(path):
+    os.truncate(path, 2**40)
+    return "more than any manifest"
+
+
+def manifest_of_a_deep_list(path):
+    path.write_text("[" * 100_000)
+    return "recursion"
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize(
+    "change",
+    [
+        manifest_to_a_link,
+        manifest_to_an_endless_link,
+        manifest_to_a_pipe,
+        manifest_to_a_folder,
+        manifest_of_a_huge_size,
+        manifest_of_a_deep_list,
+    ],
+)
+def test_a_manifest_that_is_no_file_of_its_own_is_refused(tmp_path, change):
+    path = write(tmp_path, 1)
+    problem = change(path / "manifest.json")
+    with pytest.raises(CheckpointError, match=f"manifest.json of step-00000001 cannot be read: .*{problem}"):
+        verify(path)
+
+
+@pytest.mark.parametrize("name", ["../1", "/etc/passwd", "", ".", "a/b", 3, None])
+def test_a_manifest_names_files_of_its_folder_alone(tmp_path, name):
+    path = write(tmp_path, 1)
+    manifest = json.loads((path / "manifest.json").read_text())
+    manifest["files"][0]["name"] = name
+    (path / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(CheckpointError, match=r"not a file's name|values of other types"):
+        verify(path)
+
+
+@pytest.mark.timeout(20)
+def test_a_pipe_in_the_place_of_a_file_is_refused(tmp_path):
+    path = write(tmp_path, 1)
+    (path / "__0_0.distcp").unlink()
+    os.mkfifo(path / "__0_0.distcp")
+    with pytest.raises(CheckpointError, match=r"__0_0.distcp is not a regular file"):
+        verify(path)
+
+
+@pytest.mark.parametrize("place", ["../../secret.distcp", "/etc/passwd", "state.json"])
+def test_a_table_that_leads_out_of_the_folder_is_refused(tmp_path, place):
+    path = write(tmp_path, 1)
+    table = pickle.loads((path / ".metadata").read_bytes())
+    for info in table.storage_data.values():
+        info.relative_path = place
+    (path / ".metadata").write_bytes(pickle.dumps(table))
+    with pytest.raises(CheckpointError, match="is not one of the checkpoint's files"):
+        read(path, small(0))
 
 
 def test_torch_itself_reads_the_checkpoint(tmp_path):

@@ -1,5 +1,6 @@
 """The launcher with small scripts as ranks: real processes through torch's elastic agent."""
 
+import ast
 import json
 import os
 import pty
@@ -104,6 +105,18 @@ def test_a_terminal_stays_a_terminal_for_rank_0(tmp_path: Path) -> None:
     assert os.read(parent, 1000) == b"True True\r\n"
     os.close(parent)
     assert (tmp_path / "rank_1.out").read_text() == "False False\n"
+
+
+@pytest.mark.slow
+def test_launcher_and_ranks_listen_on_loopback_alone(tmp_path: Path) -> None:
+    script = job(
+        "import psutil; print([c.laddr.ip for p in (os.getpid(), os.getppid())"
+        " for c in psutil.Process(p).net_connections('tcp') if c.status == 'LISTEN'], flush=True)"
+    )
+    status, out, error = ended(start(script, tmp_path))
+    assert (status, error) == (0, "")
+    found = [out.splitlines()[1], (tmp_path / "rank_1.out").read_text().splitlines()[1]]
+    assert [set(ast.literal_eval(addresses)) for addresses in found] == [{"127.0.0.1"}, {"127.0.0.1"}]
 
 
 def test_the_failing_rank_speaks_once_and_its_status_is_the_launchers(tmp_path: Path) -> None:

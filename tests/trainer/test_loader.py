@@ -113,19 +113,6 @@ def test_a_picture_that_breaks_while_training_ends_it_by_name_and_step(pictures,
     assert "Traceback" not in str(caught.value)
 
 
-def test_a_worker_that_is_killed_ends_the_loading_with_a_reason(source, monkeypatch):
-    # A real kill makes torch's handler of SIGCHLD raise anywhere in this process, in pytest too.
-    def killed(*args, **options):
-        yield {"time": torch.zeros(1)}
-        raise RuntimeError("DataLoader worker (pid 7) is killed by signal: Killed.")
-
-    monkeypatch.setattr("torch.utils.data.DataLoader", killed)
-    batches = iter(StepLoader(source=source, batch=8, positions=(0,), first_step=0, num_steps=9, workers=1))
-    next(batches)
-    with pytest.raises(DataError, match=r"a process that decodes pictures died .*pid 7"):
-        next(batches)
-
-
 def test_workers_leave_signals_to_the_parent_from_their_first_instant(pictures):
     """As a terminal or torch's agent sends them to a whole process group, also while a worker imports torch."""
     loader = StepLoader(source=pictures, batch=8, positions=(0,), first_step=0, num_steps=20, workers=1)

@@ -19,6 +19,7 @@ from diffusionpipe.ir import Op
 from diffusionpipe.ir.files import read_plan, write_plan
 from diffusionpipe.planner import Layout, build_plan
 from diffusionpipe.trainer.recipe_file import recipe_to_toml
+from diffusionpipe.trainer.session import build_model
 
 FREE = {"microbatches": "none", "encode_chunk": "none"}
 """The sizes of `recipe_of` left out."""
@@ -89,6 +90,13 @@ def problem_of(results):
     assert all(isinstance(result, ConfigError) for result in results), results
     assert len({str(result) for result in results}) == 1
     return str(results[0])
+
+
+def test_a_searched_run_in_one_process_measures_and_learns_the_same(recipe, in_one, tmp_path):
+    assert train_here(recipe(tmp_path / "run", plan="auto")) == 4
+    assert read_profile(tmp_path / "run" / "profile.json").source == "measured"
+    assert read_plan(tmp_path / "run" / "plan.json").mesh.num_ranks == 1
+    assert_learns_the_same(tmp_path / "run", in_one)
 
 
 def test_a_searched_plan_learns_what_one_process_learns(searched, in_one):
@@ -167,20 +175,25 @@ def test_a_plan_file_that_plan_has_written_is_trained_by(crew, recipe, searched,
     assert timeline.source == "simulated"
 
 
-def test_a_plan_with_buckets_and_copies_side_by_side_is_trained_by(crew, recipe, searched, in_one, tmp_path):
-    model = read_profile(searched / "profile.json").graph
+@pytest.fixture(scope="module")
+def plan_of_copies(recipe, place):
+    """A plan file of two ranks: copies, with three buckets of gradients and groups side by side."""
+    _, model = build_model(recipe(place / "described"), place / "sd", "cpu")
     layout = Layout(batch=4, stages=1, microbatches=2, data_parallel=2, adjacent=2, buckets=3)
     plan = build_plan(model, layout)
     assert sum(action.op is Op.REDUCE_GRAD for action in plan.train.orders[0]) == 3
-    write_plan(plan, tmp_path / "plan.json")
-    assert crew.run(train, recipe(tmp_path / "run", plan=str(tmp_path / "plan.json"))) == [4, 4]
+    write_plan(plan, place / "copies.json")
+    return str(place / "copies.json")
+
+
+def test_a_plan_with_buckets_and_copies_side_by_side_is_trained_by(crew, recipe, plan_of_copies, in_one, tmp_path):
+    assert crew.run(train, recipe(tmp_path / "run", plan=plan_of_copies)) == [4, 4]
     assert_learns_the_same(tmp_path / "run", in_one)
 
 
-def test_a_plan_for_other_ranks_stops_every_rank(crew, recipe, searched, tmp_path):
-    path = str(searched / "plan.json")
+def test_a_plan_for_other_ranks_stops_every_rank(crew, recipe, plan_of_copies, tmp_path):
     with pytest.raises(ConfigError, match=r"it is for 2 ranks, but there are 1: start with --ranks 2"):
-        train_here(recipe(tmp_path / "run", plan=path))
+        train_here(recipe(tmp_path / "run", plan=plan_of_copies))
     assert "cannot read" in problem_of(crew.run(train, recipe(tmp_path / "run", plan=str(tmp_path / "gone.json"))))
 
 

@@ -16,7 +16,7 @@ from typer.core import TyperGroup, TyperOption
 
 from diffusionpipe import __version__
 from diffusionpipe.cli.output import quieten
-from diffusionpipe.errors import DiffusionPipeError, NonFiniteLossError, PeerError
+from diffusionpipe.errors import ConfigError, DiffusionPipeError, PeerError, TrainingError
 
 if TYPE_CHECKING:  # typer has its own copy of click and does not export its types
     from typer._click import Command, Context, Parameter
@@ -100,9 +100,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
         app(args=None if arguments is None else list(arguments), prog_name="diffusionpipe")
     except DiffusionPipeError as error:
         _print_error(error)
-        sys.exit(1 if isinstance(error, PeerError | NonFiniteLossError) else 2)
+        sys.exit(1 if isinstance(error, PeerError | TrainingError) else 2)
     except KeyboardInterrupt:
         sys.exit(130)
+    except OSError as error:
+        from diffusionpipe.runtime.error_file import disk_problem
+
+        problem = disk_problem(error)
+        if not problem:
+            raise
+        _print_error(ConfigError(problem))
+        sys.exit(2)
 
 
 def _print_error(error: DiffusionPipeError) -> None:

@@ -39,8 +39,10 @@ def cluster(
     ] = None,
 ) -> None:
     """Measure the links between ranks and write a cluster file for `plan`, or show known clusters."""
+    from diffusionpipe.cli.outputs import check_outputs
     from diffusionpipe.costs.clusters import load_cluster
 
+    check_outputs(out)
     if show_list:
         _print_list()
     elif name is not None:

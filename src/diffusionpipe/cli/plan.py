@@ -83,8 +83,10 @@ def make(
     cache: Annotated[bool, typer.Option(help="Keep new profiles for later commands, and reuse kept ones.")] = True,
 ) -> None:
     """Find the fastest layout that fits in the memory of a cluster, and explain the choice."""
+    from diffusionpipe.cli.outputs import check_outputs
     from diffusionpipe.planner.choice import choose
 
+    check_outputs(out)
     _check_options(recipe, {"--checkpoint": checkpoint, "--ema": ema, "--optimizer": optimizer}, profile, batch)
     sample_batch = 0
     if recipe is None:

@@ -60,6 +60,7 @@ def show(
     from rich.console import Console
 
     from diffusionpipe import viz
+    from diffusionpipe.cli.outputs import check_outputs
     from diffusionpipe.errors import ConfigError
     from diffusionpipe.ir.check import check
     from diffusionpipe.ir.files import read_plan
@@ -68,8 +69,9 @@ def show(
         raise ConfigError(
             "--profile and --cluster need each other; give both, or neither to use the files beside the plan"
         )
+    check_outputs(perfetto, pictures=(png, svg))
     plan = read_plan(plan_file)
-    check(plan.train)
+    check(plan.train, source=plan_file)
     times = _given(plan, profile, cluster) if profile and cluster else _found(plan, plan_file)
     console = Console(highlight=False)
     for line in _lines(plan, times, max(72, console.width)):

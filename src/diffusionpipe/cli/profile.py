@@ -41,10 +41,12 @@ def profile(
     ] = 120.0,
 ) -> None:
     """Measure the time and memory of each layer for `plan`, or compute them for another device."""
+    from diffusionpipe.cli.outputs import check_outputs
     from diffusionpipe.costs.files import write_profile
     from diffusionpipe.trainer.recipe_file import load_recipe
 
     sizes = _batch_sizes(batch_sizes)
+    check_outputs(out)
     loaded = load_recipe(recipe, overrides or ())
     if analytic is None:
         made = _measured(loaded, sizes, device, repeats, time_budget)

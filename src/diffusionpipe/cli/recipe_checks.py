@@ -59,6 +59,18 @@ def checks_of_run(num_ranks: int, resume: str | None) -> "Sequence[Check]":
                 line if line.startswith("pipeline.") else f"pipeline: {line}" for line in str(error).split("\n")
             )
 
+    def has_a_usable_folder(*, run: "RunSection") -> Iterator[str]:
+        from diffusionpipe.ir.output_file import check_folder, reason_of
+        from diffusionpipe.trainer.launch import LOGS
+
+        try:
+            check_folder(run.folder / LOGS)
+        except OSError as error:
+            yield (
+                f"run.folder: nothing can be written to {run.folder}: {reason_of(error)}; choose another folder, or "
+                "mend this one"
+            )
+
     def has_a_free_folder(*, run: "RunSection") -> Iterator[str]:
         from diffusionpipe.trainer.checkpoint import is_interrupted, problem_of_folder
 
@@ -66,4 +78,4 @@ def checks_of_run(num_ranks: int, resume: str | None) -> "Sequence[Check]":
         if problem is not None:
             yield f"{'run.folder' if resume is None else '--resume'}: {problem}"
 
-    return has_known_schedule, has_data, has_trackers, has_sizes_for_the_ranks, has_a_free_folder
+    return has_known_schedule, has_data, has_trackers, has_sizes_for_the_ranks, has_a_usable_folder, has_a_free_folder

@@ -42,6 +42,7 @@ def _draw(model: "TrainedModel", origin: "Origin", device: "torch.device") -> "P
     """The picture, in its place among as many as were drawn with it: then every number is rounded as before."""
     from rich.progress import Progress
 
+    from diffusionpipe.cli.sample_memory import check_memory
     from diffusionpipe.trainer.drawing import Arithmetic, Wish, draw_from_folder
 
     wish = Wish(
@@ -49,6 +50,7 @@ def _draw(model: "TrainedModel", origin: "Origin", device: "torch.device") -> "P
         labels=() if origin.label is None else (origin.label,) * origin.count,
         negatives=(origin.negative_prompt,) * origin.count if origin.negative_prompt else (),
     )
+    check_memory(model.folder, len(wish), origin.resolution, device)
     with Progress(transient=True) as progress:
         task = progress.add_task("drawing", total=origin.settings.steps)
         pictures = draw_from_folder(

@@ -66,6 +66,7 @@ def rehearse(
     from rich.console import Console
 
     from diffusionpipe.cli.machine import free_memory, moment
+    from diffusionpipe.cli.outputs import check_outputs
     from diffusionpipe.cli.rehearsal import fitting_scale, rehearsal_mesh
     from diffusionpipe.cli.rehearsal_report import figures_of, print_report
     from diffusionpipe.cli.rehearsal_size import size_of
@@ -77,6 +78,7 @@ def rehearse(
     for name, value in (("--scale", scale), ("--bytes-scale", bytes_scale)):
         if value is not None and not 0 < value < float("inf"):
             raise ConfigError(f"{name} {value} is not a positive number; use e.g. 0.1")
+    check_outputs(pictures=(png,))
     loaded, made = read_plan(plan), read_profile(profile)
     _require_sound(loaded, made, plan, profile)
     mesh = rehearsal_mesh(loaded.mesh, ranks)
@@ -209,7 +211,7 @@ def _require_sound(plan: Plan, profile: Profile, plan_file: Path, profile_file: 
     from diffusionpipe.errors import ConfigError
     from diffusionpipe.ir.check import check
 
-    check(plan.train)
+    check(plan.train, source=plan_file)
     if plan.mesh.pipeline != plan.train.num_workers:
         raise ConfigError(
             f"{plan_file}: the mesh has {plan.mesh.pipeline} workers, but the schedule has orders for "

@@ -64,6 +64,7 @@ def sample(
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
 ) -> None:
     """Draw pictures with a run's exported model or adapters (LoRA), or with any diffusers model."""
+    from diffusionpipe.cli.outputs import check_outputs
     from diffusionpipe.cli.redraw import origin_of, redraw
     from diffusionpipe.cli.train import grid_columns
     from diffusionpipe.cli.trained_model import trained_model
@@ -72,6 +73,7 @@ def sample(
     from diffusionpipe.trainer.sampling import SamplingSettings
     from diffusionpipe.viz.grid import sample_grid
 
+    check_outputs(out)
     if like is not None:
         _refuse_beside_like(context)
         redraw(run, like, out, _device(device))
@@ -153,8 +155,10 @@ def _draw(
     """The pictures, with a bar of the denoising steps."""
     from rich.progress import Progress
 
+    from diffusionpipe.cli.sample_memory import check_memory
     from diffusionpipe.trainer.drawing import draw_from_folder
 
+    check_memory(model.folder, len(wish), resolution, device)
     with Progress(transient=True) as progress:
         task = progress.add_task("drawing", total=settings.steps)
         return draw_from_folder(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -20,7 +19,9 @@ if TYPE_CHECKING:
     from diffusionpipe.ir import Schedule, Timeline
     from diffusionpipe.units import Seconds
 
-MAX_FORWARDS = 1_000_000
+MAX_FORWARDS = 50_000
+MAX_TIME = 1e15
+"""Sums of such times are exact enough to be drawn, and times of 0.001 beside them are not lost."""
 
 app = typer.Typer(cls=DefaultVerb, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="rich")
 app.command("compare")(compare)
@@ -75,8 +76,11 @@ def show(
     One rank's part is 1/P of the model, even if a schedule cuts it into several stages. Times may be in any unit; the
     figures are in the same unit.
     """
+    from diffusionpipe.cli.outputs import check_outputs
+
     texts = {"forward": forward, "input-grad": input_grad, "weight-grad": weight_grad, "comm": comm}
     question = _question(name, ranks, microbatches, texts, is_ambiguous=as_json and as_csv)
+    check_outputs(perfetto, out, pictures=(png,))
     answer = _answer(question)
     if as_json:
         _print_json(question, answer)
@@ -129,7 +133,7 @@ def _question(name: str, ranks: int, microbatches: int, texts: dict[str, str], *
         )
     times = {option: _time(text) for option, text in texts.items()}
     problems += [
-        f"--{option} is {texts[option]}; use a finite number from 0 up"
+        f"--{option} is {texts[option][:40]}; use a number from 0 to 1e15"
         for option, time in times.items()
         if time is None
     ]
@@ -167,7 +171,7 @@ def _time(text: str) -> Seconds | None:
         time = int(text) if text.strip().lstrip("+").isdecimal() else float(text)
     except ValueError:
         return None
-    return time if isfinite(time) and time >= 0 else None
+    return time if 0 <= time <= MAX_TIME else None
 
 
 def _answer(question: _Question) -> _Answer:

@@ -21,6 +21,7 @@ def instance(
 
     Times are in units of 0.1 microseconds, memory is in bytes. The optimizer is AdamW.
     """
+    from diffusionpipe.cli.outputs import check_outputs
     from diffusionpipe.costs import Workload
     from diffusionpipe.costs.clusters import load_cluster
     from diffusionpipe.costs.files import check_device, read_profile
@@ -33,6 +34,7 @@ def instance(
 
     if placement not in list(Placing):
         raise ConfigError(f"--placement is {placement!r}; use {', '.join(Placing)}")
+    check_outputs(out)
     loaded, machines = read_profile(profile), load_cluster(cluster)
     check_device(loaded, machines, source=str(profile))
     width = 8 if loaded.precision == "float64" else 4

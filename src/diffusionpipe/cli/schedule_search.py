@@ -27,10 +27,12 @@ def search(
     docs/schedule-search.md describes the instance and the answer. `schedule instance` writes the instance of a profiled
     model on a cluster.
     """
+    from diffusionpipe.cli.outputs import check_outputs
     from diffusionpipe.ordering import search as search_order
     from diffusionpipe.ordering.instance_file import read_instance
 
     question = read_instance(instance)
+    check_outputs(perfetto, out, pictures=(png, svg))
     answer = search_order(question)
     if as_json:
         _print_json(answer)

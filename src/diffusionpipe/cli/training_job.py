@@ -32,7 +32,7 @@ def start(job: TrainingJob) -> int:
         PeerError: a rank has failed.
     """
     from diffusionpipe.errors import ConfigError
-    from diffusionpipe.trainer.launch import launch
+    from diffusionpipe.trainer.launch import LOGS, launch
     from diffusionpipe.trainer.restarts import with_restarts
     from diffusionpipe.trainer.run_lock import acquire
 
@@ -45,7 +45,7 @@ def start(job: TrainingJob) -> int:
             return launch(
                 [sys.executable, "-m", "diffusionpipe", *arguments_of_rank(job, resume)],
                 ranks=job.ranks,
-                log_folder=job.folder / "logs",
+                log_folder=job.folder / LOGS,
                 environ=os.environ,
                 port=job.port,
             )

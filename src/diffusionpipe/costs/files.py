@@ -3,11 +3,12 @@
 A number that reading accepts is one that planning can use: no time is negative, and none is 0 where work is done.
 """
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from diffusionpipe.costs.cluster import Cluster
-from diffusionpipe.costs.graph import LayerSpec, ModelGraph, ParameterSpec, TensorSpec
+from diffusionpipe.costs.graph import BYTES_OF_DTYPE, LayerSpec, ModelGraph, ParameterSpec, TensorSpec
 from diffusionpipe.costs.profile import Profile
 from diffusionpipe.errors import FileFormatError
 from diffusionpipe.ir.files import MAX_PROBLEMS, Format, from_text, read_file, to_text, write_file
@@ -32,6 +33,7 @@ def profile_from_text(text: str, *, source: str = "profile") -> Profile:
         FileFormatError: it is none, or a time is missing, negative, or 0 where work is done; layer and field are named.
     """
     profile = from_text(text, PROFILE, source=source)
+    _refuse(list(_graph_problems(profile.graph)), source)
     _refuse(list(_zero_times(profile)), source)
     return profile
 
@@ -48,6 +50,7 @@ def read_profile(path: Path) -> Profile:
         FileFormatError: as `profile_from_text`, or the file cannot be read.
     """
     profile = read_file(path, PROFILE)
+    _refuse(list(_graph_problems(profile.graph)), str(path))
     _refuse(list(_zero_times(profile)), str(path))
     return profile
 
@@ -109,6 +112,35 @@ def _refuse(problems: list[str], source: str) -> None:
     if problems:
         rest = [f"and {len(problems) - MAX_PROBLEMS} more"] if len(problems) > MAX_PROBLEMS else []
         raise FileFormatError("\n  ".join([f"{source}: not a valid {PROFILE.name}", *problems[:MAX_PROBLEMS], *rest]))
+
+
+def _graph_problems(graph: ModelGraph) -> Iterator[str]:
+    """Names that nothing has or that two things have, and types of unknown size."""
+    named: tuple[tuple[str, Sequence[_Named]], ...] = (
+        ("layer", graph.layers),
+        ("tensor", graph.tensors),
+        ("parameter", graph.parameters),
+    )
+    for kind, things in named:
+        counts = Counter(thing.name for thing in things)
+        yield from (f"{kind} {name} occurs {count} times" for name, count in counts.items() if count > 1)
+    specs: tuple[TensorSpec | ParameterSpec, ...] = (*graph.tensors, *graph.parameters)
+    for spec in specs:
+        if spec.dtype not in BYTES_OF_DTYPE:
+            yield f"{spec.name}: dtype is {spec.dtype!r}; known are {', '.join(BYTES_OF_DTYPE)}"
+        if any(side < 0 for side in spec.shape):
+            yield f"{spec.name}: the shape {spec.shape} has a negative side"
+    tensors, parameters = {spec.name for spec in graph.tensors}, {spec.name for spec in graph.parameters}
+    written = set(graph.inputs)
+    for place, names in (("graph.inputs", graph.inputs), ("graph.output", (graph.output,))):
+        yield from (f"{place}: there is no tensor {name}" for name in names if name not in tensors)
+    for layer in graph.layers:
+        lost = [name for name in layer.parameters if name not in parameters]
+        yield from (f"{layer.name}: there is no parameter {name}" for name in lost)
+        yield from (f"{layer.name}: there is no tensor {name}" for name in layer.writes if name not in tensors)
+        unknown = [name for name in layer.reads if name not in tensors or name not in written]
+        yield from (f"{layer.name} reads {name}, which no layer before it writes" for name in unknown)
+        written.update(layer.writes)
 
 
 def _zero_times(profile: Profile) -> Iterator[str]:

@@ -54,8 +54,8 @@ STAGE_OPS = frozenset({Op.REDUCE_GRAD, Op.STEP, Op.UNSHARD, Op.RESHARD})
 """Ops of a whole stage: they have no micro-batch."""
 
 _TEXT = re.compile(
-    r"(?P<stage>\d+)(?P<op>SEND_F|RECV_F|SEND_B|RECV_B|REDUCE_GRAD|ENCODE|STEP|UNSHARD|RESHARD|F|B|I|W|T)"
-    r"(?P<microbatch>\d+)?(?:[>#](?P<slot>\d+))?"
+    r"(?P<stage>\d{1,9})(?P<op>SEND_F|RECV_F|SEND_B|RECV_B|REDUCE_GRAD|ENCODE|STEP|UNSHARD|RESHARD|F|B|I|W|T)"
+    r"(?P<microbatch>\d{1,9})?(?:[>#](?P<slot>\d{1,9}))?"
 )
 
 
@@ -103,7 +103,8 @@ def parse_action(text: str) -> Action:
     """
     match = _TEXT.fullmatch(text.strip())
     if match is None:
-        raise ScheduleError([f"{text!r} is not an action; write e.g. 2F0, 2B0, 2SEND_F0>5, 2REDUCE_GRAD or 1ENCODE#4"])
+        shown = text if len(text) <= 60 else f"{text[:60]}..."
+        raise ScheduleError([f"{shown!r} is not an action; write e.g. 2F0, 2B0, 2SEND_F0>5, 2REDUCE_GRAD or 1ENCODE#4"])
     microbatch, slot = match["microbatch"], match["slot"]
     return Action(
         stage=int(match["stage"]),

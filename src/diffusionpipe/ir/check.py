@@ -32,16 +32,17 @@ from diffusionpipe.ir.schedule import Schedule
 __all__ = ["Streams", "check"]
 
 
-def check(schedule: Schedule, *, streams: Streams = Streams.DIRECTION) -> None:
+def check(schedule: Schedule, *, streams: Streams = Streams.DIRECTION, source: object = None) -> None:
     """Do nothing if the schedule is legal.
 
-    Messages are looked at where there are any. Cost: linear in actions, messages and flows. What builds on something
-    broken is left out: only a sound placement is looked into, only a complete schedule is executed.
+    `source` is the file that the schedule comes from; a refusal names it. Messages are looked at where there are any.
+    Cost: linear in actions, messages and flows. What builds on something broken is left out: only a sound placement is
+    looked into, only a complete schedule is executed.
 
     Raises:
         ScheduleError: it is illegal; every problem found is named, with worker and action.
     """
-    _refuse(placement_problems(schedule))
+    _refuse(placement_problems(schedule), source)
     all_flows = flows(schedule)
     positions = {action: i for order in schedule.orders for i, action in enumerate(order)}
     structure = [
@@ -57,9 +58,9 @@ def check(schedule: Schedule, *, streams: Streams = Streams.DIRECTION) -> None:
         order += [
             f"deadlock: {line}" for line in execute(schedule, NO_TIME, streams=streams, all_flows=all_flows).blocked
         ]
-    _refuse(structure + order)
+    _refuse(structure + order, source)
 
 
-def _refuse(problems: Sequence[str]) -> None:
+def _refuse(problems: Sequence[str], source: object) -> None:
     if problems:
-        raise ScheduleError(problems)
+        raise ScheduleError(problems if source is None else [f"{source}: the schedule is illegal:", *problems])

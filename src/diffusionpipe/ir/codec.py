@@ -16,13 +16,15 @@ from dataclasses import MISSING, fields, is_dataclass
 from enum import StrEnum
 from fractions import Fraction
 from functools import cache
-from math import isfinite
 
 from diffusionpipe.errors import ScheduleError
 from diffusionpipe.ir.action import Action, parse_action
 from diffusionpipe.ir.placement import Range, Share
 
 LINE_WIDTH = 120
+_MAX_WHOLE = 2**62 - 1
+_MAX_NUMBER = 1e100
+"""Sums and products of a few such numbers are finite."""
 
 
 def _parse_range(text: str) -> Range:
@@ -99,7 +101,7 @@ def decode(kind: object, data: object, where: str, problems: list[str]) -> objec
 
 
 def _refuse(where: str, wanted: str, data: object, problems: list[str]) -> _Bad:
-    shown = json.dumps(data)
+    shown = json.dumps(data) if not isinstance(data, int) or abs(data) <= _MAX_WHOLE else "a larger number"
     shown = shown if len(shown) <= 60 else shown[:57] + "..."
     problems.append(f"{where or 'the file'}: must be {wanted}; got {shown}")
     return _BAD
@@ -110,11 +112,12 @@ def _decode_plain(kind: type, data: object, where: str, problems: list[str]) -> 
         case builtins if builtins is bool:
             return data if isinstance(data, bool) else _refuse(where, "true or false", data, problems)
         case builtins if builtins is int:
-            is_int = isinstance(data, int) and not isinstance(data, bool)
-            return data if is_int else _refuse(where, "a whole number", data, problems)
+            if not isinstance(data, int) or isinstance(data, bool):
+                return _refuse(where, "a whole number", data, problems)
+            return data if abs(data) <= _MAX_WHOLE else _refuse(where, "a whole number below 2^62", data, problems)
         case builtins if builtins is float:
-            is_number = isinstance(data, int | float) and not isinstance(data, bool) and isfinite(data)
-            return data if is_number else _refuse(where, "a finite number", data, problems)
+            is_number = isinstance(data, int | float) and not isinstance(data, bool) and abs(data) <= _MAX_NUMBER
+            return data if is_number else _refuse(where, "a finite number, at most 1e100", data, problems)
         case _:
             assert kind is str, f"decode does not know {kind!r}"
             return data if isinstance(data, str) else _refuse(where, "a text", data, problems)

@@ -19,14 +19,13 @@ schedule or a plan passes its schedules to `diffusionpipe.ir.check.check` before
 """
 
 import json
-import os
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic, NoReturn, TypeVar
 
-from diffusionpipe.errors import ConfigError, FileFormatError
+from diffusionpipe.errors import FileFormatError
 from diffusionpipe.ir.codec import decode, encode, layout
+from diffusionpipe.ir.output_file import write_atomically
 from diffusionpipe.ir.plan import Plan
 from diffusionpipe.ir.schedule import Schedule
 from diffusionpipe.ir.timeline import Timeline
@@ -106,32 +105,6 @@ def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
 
 def _no_constant(constant: str) -> NoReturn:
     raise ValueError(f"{constant} is not a number")
-
-
-def write_atomically(path: Path, text: str) -> None:
-    """Write `text` so that the file holds either its old content or all of the new one, also after a crash.
-
-    Raises:
-        ConfigError: the file cannot be written; the old one is untouched.
-    """
-    draft = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with draft.open("w", encoding="utf-8", newline="\n") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        draft.replace(path)
-        folder = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)  # the rename itself
-        finally:
-            os.close(folder)
-    except OSError as error:
-        with suppress(OSError):
-            draft.unlink()
-        raise ConfigError(
-            f"cannot write {path}: {error.strerror}; check that the folder exists, is writable and has free space"
-        ) from error
 
 
 def write_file(value: T, path: Path, form: Format[T]) -> None:

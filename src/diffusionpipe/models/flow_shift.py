@@ -8,6 +8,7 @@ the factor f. FLUX.1's makes it of mu, a straight line in the number of tokens o
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor
 
@@ -97,14 +98,29 @@ def shift_of(config: Mapping[str, object]) -> FlowShift:
     scheduler_class = getattr(diffusers, name, None)
     if scheduler_class is None:
         raise ModelError(f"diffusers has no scheduler {name!r}; install a version of diffusers that has it")
-    values = scheduler_class.from_config(dict(config)).config  # with the defaults of the class
+    try:
+        values = scheduler_class.from_config(dict(config)).config  # with the defaults of the class
+        return _shift_in(values)
+    except (TypeError, ValueError, OverflowError, ZeroDivisionError, KeyError, AttributeError, RuntimeError) as error:
+        raise ModelError(
+            f"scheduler_config.json does not make a {name}: {type(error).__name__}: {error}; restore the model's own"
+        ) from error
+
+
+def _shift_in(values: Mapping[str, Any]) -> FlowShift:
+    """The shift that a scheduler's values state.
+
+    Raises ModelError as in `shift_of`, and whatever a wrong value leads to.
+    """
     if values.get("invert_sigmas"):
         raise ModelError("the scheduler's invert_sigmas = true is not supported; objective.shift cannot replace it")
     terminal = float(values.get("shift_terminal") or 0)
     if not values.get("use_dynamic_shifting"):
         return FlowShift(static=float(values["shift"]), terminal=terminal)
     kind = values.get("time_shift_type", _TIME_SHIFT_TYPES[0])
-    numbers = [values.get(key) for key in ("base_image_seq_len", "base_shift", "max_image_seq_len", "max_shift")]
+    numbers: list[Any] = [
+        values.get(key) for key in ("base_image_seq_len", "base_shift", "max_image_seq_len", "max_shift")
+    ]
     if kind not in _TIME_SHIFT_TYPES or None in numbers:
         raise ModelError(
             f"the scheduler's time_shift_type {kind!r} with base_image_seq_len, base_shift, max_image_seq_len, "

@@ -1,6 +1,5 @@
 """A diffusers folder or hub id as a layer graph on the meta device."""
 
-import json
 import re
 from collections.abc import Collection, Mapping
 from pathlib import Path
@@ -9,6 +8,7 @@ from typing import Any
 from torch import nn
 
 from diffusionpipe.errors import ModelError
+from diffusionpipe.ir.input_file import read_json
 from diffusionpipe.models import controlnet, dit, flux, sd3, sdxl, stable_diffusion
 from diffusionpipe.models.family import Family
 from diffusionpipe.models.graph import LayerGraph
@@ -44,15 +44,18 @@ def build_graph(
     Raises ModelError.
     """
     folder = resolve_folder(folder_or_id)
-    return family_graph(
-        family_of(folder),
-        open_components(folder),
-        Objective(objective, scheduler_config(folder)),
-        resolution=resolution,
-        train=train,
-        dtype=dtype,
-        lora=lora,
-    )
+    family, components = family_of(folder), open_components(folder)
+    noise = Objective(objective, scheduler_config(folder))
+    try:
+        return family_graph(family, components, noise, resolution=resolution, train=train, dtype=dtype, lora=lora)
+    except ModelError as error:
+        if str(folder) in str(error):
+            raise
+        raise ModelError(f"{folder}: {error}") from error
+    except (AttributeError, TypeError, ValueError, IndexError, KeyError, ZeroDivisionError, OverflowError) as error:
+        raise ModelError(
+            f"{folder}: the configurations of its components do not fit together: {type(error).__name__}: {error}"
+        ) from error
 
 
 def family_graph(
@@ -128,7 +131,7 @@ def open_components(folder: Path) -> dict[str, nn.Module]:
     Raises ModelError with every problem found.
     """
     family = family_of(folder)
-    index = _read_json(folder / "model_index.json")
+    index = model_index(folder)
     problems = []
     for name, kind in family.components.items():
         entry = index.get(name)
@@ -175,18 +178,25 @@ def weight_sources(folder: Path, graph: LayerGraph) -> dict[str, Path | None]:
 
 def family_of(folder: Path) -> Family:
     """The adapter of the pipeline in the folder. Raises ModelError if there is none."""
-    index = _read_json(folder / "model_index.json")
+    index = model_index(folder)
     name = str(index.get("_class_name"))
     if name not in REGISTRY:
         raise ModelError(f"{folder} is a {name}; supported pipelines: {', '.join(sorted(REGISTRY))}")
     return REGISTRY[name]
 
 
+def model_index(folder: Path) -> dict[str, Any]:
+    """The classes of the folder's parts. Raises ModelError if it is missing or unreadable."""
+    return _read_json(folder / "model_index.json")
+
+
 def _read_json(path: Path) -> dict[str, Any]:
     if not path.is_file():
         raise ModelError(f"{path} is missing; a model is a folder as diffusers' save_pretrained writes it")
     try:
-        content = json.loads(path.read_text())
+        content = read_json(path)
+    except OSError as error:
+        raise ModelError(f"{path} cannot be read: {error.strerror}") from error
     except ValueError as error:
         raise ModelError(f"{path} is not a JSON file: {error}") from error
     if not isinstance(content, dict):

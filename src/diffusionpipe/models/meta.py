@@ -37,10 +37,10 @@ def module_on_meta(kind: str, config: Mapping[str, Any], *, source: object) -> n
                 module = getattr(transformers, kind)(settings)
             else:
                 module = getattr(diffusers, kind).from_config(dict(config))
-    except (ValueError, TypeError, KeyError, NotImplementedError) as error:
-        raise ModelError(f"{source} does not make a {kind}: {error}") from error
-    if kind in _OF_TRANSFORMERS:
-        module.tie_weights()  # accelerate makes a new meta parameter at every place that a tied one stands
+        if kind in _OF_TRANSFORMERS:
+            module.tie_weights()  # accelerate makes a new meta parameter at every place that a tied one stands
+    except Exception as error:  # the libraries' constructors raise whatever a wrong value leads to
+        raise ModelError(f"{source} does not make a {kind}: {type(error).__name__}: {error}") from error
     assert isinstance(module, nn.Module)
     return module
 

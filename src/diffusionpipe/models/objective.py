@@ -13,9 +13,11 @@ import torch
 from torch import Tensor, nn
 
 from diffusionpipe.costs import TensorSpec
-from diffusionpipe.errors import RecipeError
+from diffusionpipe.errors import ModelError, RecipeError
 from diffusionpipe.models.flow_shift import FlowShift, shift_of
 from diffusionpipe.models.graph import Layer, num_tokens
+
+_MAX_TIMESTEPS = 1_000_000
 
 
 class Prediction(StrEnum):
@@ -89,7 +91,7 @@ class Objective(nn.Module):
         That is the configuration of a diffusers scheduler; {} for its defaults.
 
         Raises:
-            ModelError: the configuration shifts times in a way that is not supported.
+            ModelError: the configuration has wrong values, or shifts times in a way that is not supported.
         """
         super().__init__()
         self.settings = settings
@@ -164,8 +166,23 @@ def _alphas_cumprod(scheduler: Mapping[str, object]) -> Tensor:
         "trained_betas",
         "rescale_betas_zero_snr",
     )
-    alphas: Tensor = DDPMScheduler(**{name: scheduler[name] for name in names if name in scheduler}).alphas_cumprod
-    return alphas.clone()
+    steps = scheduler.get("num_train_timesteps", 1000)
+    if not isinstance(steps, int) or isinstance(steps, bool) or not 1 <= steps <= _MAX_TIMESTEPS:
+        raise ModelError(
+            f"scheduler_config.json: num_train_timesteps is {str(steps)[:40]}; it must be a whole number from 1 to "
+            f"{_MAX_TIMESTEPS:,}"
+        )
+    given = {name: scheduler[name] for name in names if name in scheduler}
+    try:
+        alphas: Tensor = DDPMScheduler(**given).alphas_cumprod.clone()
+    except Exception as error:  # a wrong value leads to anything
+        raise ModelError(f"scheduler_config.json makes no noise levels: {type(error).__name__}: {error}") from error
+    if not alphas.isfinite().all() or alphas.min() < 0 or alphas.max() > 1 or len(alphas) != steps:
+        raise ModelError(
+            f"scheduler_config.json: {', '.join(names)} make noise levels (alphas_cumprod) that are not {steps} "
+            "numbers from 0 to 1"
+        )
+    return alphas
 
 
 def _per_sample(values: Tensor, like: Tensor) -> Tensor:

@@ -1,7 +1,6 @@
 """Weights of the layers that one rank runs: read from safetensors, or initialised by name."""
 
 import hashlib
-import json
 from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from diffusionpipe.errors import ModelError
+from diffusionpipe.ir.input_file import read_json
 from diffusionpipe.models.graph import LayerGraph, attribute, own_parameters
 from diffusionpipe.models.lora import is_adapter, is_second_matrix, stored_name
 
@@ -93,16 +93,32 @@ def weight_files(folder: Path) -> tuple[Path, ...]:
     for name in _FILES:
         index = folder / f"{name}.index.json"
         if index.is_file():
-            try:
-                shards = set(json.loads(index.read_text())["weight_map"].values())
-            except (ValueError, KeyError, AttributeError) as error:
-                raise ModelError(f"{index} is not an index of safetensors shards: {error!r}") from error
-            return tuple(folder / shard for shard in sorted(shards))
+            return tuple(folder / shard for shard in _shards(index))
     for name in _FILES:
         if (folder / name).is_file():
             return (folder / name,)
     others = tuple(folder.glob("*.safetensors"))
     return others if len(others) == 1 else ()
+
+
+def _shards(index: Path) -> list[str]:
+    """The names of the shards in an index. Raises ModelError for one that names anything but files beside it."""
+    try:
+        content = read_json(index)
+    except (OSError, ValueError) as error:
+        raise ModelError(f"{index} cannot be read: {error}") from error
+    table = content.get("weight_map") if isinstance(content, dict) else None
+    if not isinstance(table, dict) or not table:
+        raise ModelError(f"{index} is not an index of safetensors shards: it has no weight_map")
+    for name, shard in table.items():
+        if not isinstance(shard, str) or shard != Path(shard).name:
+            raise ModelError(f"{index}: the shard of {name} is {shard!r}; it must be the name of a file beside it")
+    shards = sorted(set(table.values()))
+    if missing := [shard for shard in shards if not (index.parent / shard).is_file()]:
+        raise ModelError(
+            f"{index}: {missing[0] or repr(missing[0])} cannot be read: it is missing; get the model again"
+        )
+    return shards
 
 
 def _needed(graph: LayerGraph, component_name: str, layers: Collection[str]) -> dict[str, Tensor]:

@@ -28,7 +28,7 @@ from pydantic_core import ErrorDetails
 
 from diffusionpipe.errors import FileFormatError
 from diffusionpipe.ir.codec import layout
-from diffusionpipe.ir.files import write_atomically
+from diffusionpipe.ir.output_file import write_atomically
 from diffusionpipe.ordering.instance import HalfStage, Instance, Placing
 from diffusionpipe.schedules.split_work import Objective
 

@@ -28,6 +28,7 @@ import torch.distributed as dist
 from diffusionpipe.costs import AllReduce, Cluster, Device, Link
 from diffusionpipe.errors import ConfigError
 from diffusionpipe.profiler.measured import Report, device_name, silent
+from diffusionpipe.runtime.exchange import form_of, gather, gather_numbers
 from diffusionpipe.runtime.process_group import Job
 from diffusionpipe.runtime.transport import ProcessTransport, Work
 from diffusionpipe.units import Bytes, Seconds
@@ -91,7 +92,9 @@ def measure_links(job: Job, *, name: str, repeats: int = 7, progress: Report = s
     world_size = job.membership.world_size
     if world_size < 2:
         raise ConfigError("one rank has no links to measure; use --ranks 2 or more")
-    ranks = _gather(_Rank(host=socket.gethostname(), device=device_name(job.device), memory=_memory(job)))
+    ranks = gather(
+        _Rank(host=socket.gethostname(), device=device_name(job.device), memory=_memory(job)), form_of(_Rank)
+    )
     nodes = _nodes([rank.host for rank in ranks])
     first_node, everyone = tuple(r for r in range(world_size) if nodes[r] == 0), tuple(range(world_size))
     transport = ProcessTransport(summing=(first_node, everyone))
@@ -126,18 +129,11 @@ def measure_links(job: Job, *, name: str, repeats: int = 7, progress: Report = s
     return Links(cluster=cluster, trials=tuple(trials))
 
 
-def _gather(mine: _Rank) -> list[_Rank]:
-    ranks: list[_Rank] = [mine] * dist.get_world_size()
-    dist.all_gather_object(ranks, mine)
-    return ranks
-
-
 def _memory(job: Job) -> Bytes:
     if job.device.type == "cuda":
         return int(torch.cuda.get_device_properties(job.device).total_memory * USABLE)
     on_this_machine = int(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") * USABLE_OF_HOST)
-    hosts: list[str] = [""] * dist.get_world_size()
-    dist.all_gather_object(hosts, socket.gethostname())
+    hosts = gather(socket.gethostname(), form_of(str))
     return on_this_machine // hosts.count(socket.gethostname())
 
 
@@ -244,8 +240,7 @@ class _Measure:
                 if self.job.device.type == "cuda":
                     torch.cuda.synchronize(self.job.device)
                 mine[-1].append(time.perf_counter() - start)
-        everyone: list[list[list[Seconds]]] = [[]] * dist.get_world_size()
-        dist.all_gather_object(everyone, mine[1:])
+        everyone = [times.tolist() for times in gather_numbers(torch.tensor(mine[1:], dtype=torch.float64))]
         return [list(ranks) for ranks in zip(*everyone, strict=True)]
 
 

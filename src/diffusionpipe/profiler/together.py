@@ -17,6 +17,7 @@ from diffusionpipe.profiler.links import measure_links
 from diffusionpipe.profiler.measured import Report, profile_model, silent
 from diffusionpipe.profiler.passes import Agree
 from diffusionpipe.profiler.update import MakeUpdate, time_update
+from diffusionpipe.runtime.exchange import form_of, gather
 from diffusionpipe.runtime.process_group import Job
 from diffusionpipe.units import Seconds
 
@@ -68,10 +69,7 @@ def profile_together(measure: Callable[[Agree], Profile]) -> Profile:
 
     `measure` is `profile_model` with the same arguments on all ranks, but for `agree`, which keeps them in step.
     """
-    mine = measure(_largest)
-    everyone: list[Profile] = [mine] * dist.get_world_size()
-    dist.all_gather_object(everyone, mine)
-    return combined(everyone)
+    return combined(gather(measure(_largest), form_of(Profile)))
 
 
 def _largest(value: float) -> float:

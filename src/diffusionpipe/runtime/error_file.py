@@ -4,8 +4,11 @@ torch's elastic agent gives every rank a path in `TORCHELASTIC_ERROR_FILE` and r
 the JSON found there; we add what the launcher needs to tell the cause from its consequences on the other ranks.
 """
 
+import errno
 import json
+import os
 import time
+from contextlib import suppress
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
@@ -18,6 +21,13 @@ INTERRUPTED = "interrupted by Ctrl-C outside of the training steps; no new check
 
 _REFUSALS = ("can't allocate memory", "Cannot allocate memory", "std::bad_alloc")
 """What torch's errors say on the CPU when there is no more memory."""
+
+_DISK = {
+    errno.ENOSPC: "free space on that disk, or choose another folder",
+    errno.EDQUOT: "free space within your quota, or choose another folder",
+    errno.EROFS: "choose a folder on a disk that can be written",
+}
+"""States of a disk, with their remedies."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,9 +52,10 @@ def note_of(error: BaseException, traceback: str = "") -> FailureNote:
         return FailureNote(message=INTERRUPTED, exit_code=130, is_consequence=False, time=time.time())
     text = str(error) if isinstance(error, DiffusionPipeError) else traceback.rstrip() or f"{_name(error)}: {error}"
     text = out_of_memory(error) or text
+    disk = disk_problem(error)
     return FailureNote(
-        message=text,
-        exit_code=2 if isinstance(error, ConfigError) else 1,
+        message=disk or text,
+        exit_code=2 if disk or isinstance(error, ConfigError) else 1,
         is_consequence=isinstance(error, PeerError),
         time=time.time(),
         is_common=isinstance(error, ConfigError) and error.is_common,
@@ -65,12 +76,28 @@ def out_of_memory(error: BaseException) -> str:
     )
 
 
-def write_error_file(path: Path, note: FailureNote) -> None:
-    """Leave `note` at `path`; a disk that is full or gone is no reason to fail once more."""
+def disk_problem(error: BaseException) -> str:
+    """What to say if `error` is an operating system's that names a disk's state; "" if it means another thing."""
+    if not isinstance(error, OSError) or error.errno not in _DISK:
+        return ""
+    place = f"cannot write {error.filename}" if error.filename else "cannot write a file"
+    return f"{place}: {os.strerror(error.errno)}; {_DISK[error.errno]}"
+
+
+def write_error_file(path: Path, note: FailureNote) -> bool:
+    """Leave `note` at `path` and say whether that was possible; on a full disk nothing is left.
+
+    torch's agent reads whatever file is there and ends with its own error where that is no JSON.
+    """
+    draft = path.with_name(f".{path.name}")
     try:
-        path.write_text(json.dumps({**asdict(note), "timestamp": int(note.time)}), encoding="utf-8")
+        draft.write_text(json.dumps({**asdict(note), "timestamp": int(note.time)}), encoding="utf-8")
+        draft.replace(path)
     except OSError:
-        return
+        with suppress(OSError):
+            draft.unlink()
+        return False
+    return True
 
 
 def read_error_file(path: Path) -> FailureNote | None:

@@ -9,6 +9,7 @@ system closes then. SIGKILL lets nobody tidy up, and a rank in the middle of a c
 
 import multiprocessing
 import os
+import secrets
 import socket
 import threading
 import traceback
@@ -94,8 +95,9 @@ def local_ranks(num_ranks: int, *, preload: Sequence[str] = PRELOAD) -> Iterator
         listener.bind(("127.0.0.1", 0))
         port = listener.getsockname()[1]
     pairs = [context.Pipe() for _ in range(num_ranks)]
+    token = secrets.token_hex(16)
     processes = [
-        context.Process(target=_serve, args=(rank, num_ranks, port, theirs), daemon=True)
+        context.Process(target=_serve, args=(rank, num_ranks, port, token, theirs), daemon=True)
         for rank, (_, theirs) in enumerate(pairs)
     ]
     for process, (_, theirs) in zip(processes, pairs, strict=True):
@@ -110,7 +112,7 @@ def local_ranks(num_ranks: int, *, preload: Sequence[str] = PRELOAD) -> Iterator
             process.join()
 
 
-def _serve(rank: int, num_ranks: int, port: int, pipe: Connection) -> None:
+def _serve(rank: int, num_ranks: int, port: int, token: str, pipe: Connection) -> None:
     """The ranks' side."""
     threading.Thread(target=_end_with_parent, daemon=True).start()
     import torch
@@ -118,7 +120,7 @@ def _serve(rank: int, num_ranks: int, port: int, pipe: Connection) -> None:
     from diffusionpipe.runtime.process_group import Membership, joined
 
     torch.set_num_threads(1)
-    member = Membership(rank=rank, world_size=num_ranks, local_rank=rank, address="127.0.0.1", port=port)
+    member = Membership(rank=rank, world_size=num_ranks, local_rank=rank, address="127.0.0.1", port=port, token=token)
     with joined(member, device="cpu") as job:
         while True:
             function, arguments = pipe.recv()

@@ -12,11 +12,10 @@ import faulthandler
 import os
 import socket
 import sys
-import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
 from typing import NoReturn
@@ -26,7 +25,9 @@ import torch.distributed as dist
 from torch.distributed import HashStore, PrefixStore, Store, TCPStore  # type: ignore[attr-defined]  # no stub has them
 
 from diffusionpipe.errors import ConfigError, PeerError
+from diffusionpipe.runtime.admission import SHORTEST, TOKEN, Candidate, admit, private_keys
 from diffusionpipe.runtime.error_file import LAUNCHED, FailureNote, note_of, write_error_file
+from diffusionpipe.runtime.loopback import is_loopback, kept_local, loopback_listener
 from diffusionpipe.runtime.watchdog import Post, Watchdog, end_process
 from diffusionpipe.units import Seconds
 
@@ -53,6 +54,8 @@ class Membership:
     error_file: Path | None = None
     launcher: int | None = None
     """The process of our launcher, which prints this rank's errors as long as it lives."""
+    token: str | None = field(default=None, repr=False)
+    """What every rank of the job must know; None: nothing."""
 
     @property
     def is_launched(self) -> bool:
@@ -83,6 +86,10 @@ def membership(environ: Mapping[str, str]) -> Membership:
         raise ConfigError(
             f"the environment variables of the job are incomplete: {found}. Start with torchrun or --ranks N."
         )
+    if TOKEN in environ and len(environ[TOKEN]) < SHORTEST:
+        raise ConfigError(
+            f"{TOKEN} has {len(environ[TOKEN])} characters; set it to a random text of {SHORTEST} or more."
+        )
     return Membership(
         rank=rank,
         world_size=world_size,
@@ -92,6 +99,7 @@ def membership(environ: Mapping[str, str]) -> Membership:
         store_rank=None if environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True" else 0,
         attempt=attempt,
         error_file=error_file,
+        token=environ.get(TOKEN),
         launcher=int(environ[LAUNCHED]) if environ.get(LAUNCHED, "").isdecimal() else None,
     )
 
@@ -141,16 +149,19 @@ def joined(
         patience: silence after which a rank counts as gone.
 
     Raises:
-        ConfigError: the port is in use, the master cannot be reached, ranks do not come, or there is no such device.
+        ConfigError: the port is in use, the master cannot be reached, ranks do not come or do not know the token, or
+            there is no such device.
         PeerError: another rank has failed or died.
     """
     place = _device(device, member)
-    store, connect = _store(member, arrival, patience)
+    meeting, connect = _store(member, arrival, patience)
+    store = private_keys(meeting, member.token)
     post = Post(rank=member.rank, world_size=member.world_size, store_rank=member.store_rank, patience=patience)
     watchdog = Watchdog(post=post, connect=connect, end=ending(member), note=lambda error: _leave_note(error, member))
     try:
-        with watchdog.guard():
-            _await_arrival(store, member, arrival)
+        with kept_local(member.address), watchdog.guard():
+            me = Candidate(rank=member.rank, world_size=member.world_size, token=member.token)
+            admit(meeting, me, arrival=arrival)
             dist.init_process_group(
                 backend="gloo" if place.type == "cpu" else "cpu:gloo,cuda:nccl",
                 store=PrefixStore("process_group", store),
@@ -185,16 +196,15 @@ def leave(error: BaseException, member: Membership) -> NoReturn:
 
 def failed(error: BaseException, member: Membership) -> tuple[int, str]:
     """The exit status for `error` and what to print (nothing where our launcher prints); leaves the error file."""
-    note = _leave_note(error, member)
-    is_heard = member.error_file is not None and member.launcher == os.getppid()
+    note, is_left = _leave_note(error, member)
+    is_heard = is_left and member.launcher == os.getppid()
     return note.exit_code, "" if is_heard else note.message
 
 
-def _leave_note(error: BaseException, member: Membership) -> FailureNote:
+def _leave_note(error: BaseException, member: Membership) -> tuple[FailureNote, bool]:
+    """The note, and whether it is in the error file."""
     note = note_of(error, "".join(traceback.format_exception(error)))
-    if member.error_file is not None:
-        write_error_file(member.error_file, note)
-    return note
+    return note, member.error_file is not None and write_error_file(member.error_file, note)
 
 
 def _end_soon() -> None:
@@ -223,41 +233,51 @@ def _store(member: Membership, arrival: Seconds, patience: Seconds) -> tuple[Sto
     def connection(*, is_holder: bool, timeout: Seconds) -> Store:
         limit = timedelta(seconds=timeout)
         try:
-            # Waiting for the others here would end without saying who is missing: _await_arrival says it.
-            store = TCPStore(member.address, member.port, None, is_holder, limit, wait_for_workers=False)
-        except dist.DistNetworkError as error:
+            # Waiting for the others here would end without saying who is missing: `admit` says it.
+            store = tcp_store(member.address, member.port, is_holder=is_holder, timeout=limit)
+        except (dist.DistNetworkError, OSError) as error:
             raise ConfigError(_network_problem(member, str(error).splitlines()[0])) from error
         return PrefixStore(prefix, store)
 
     def connect() -> Store:
-        return PrefixStore("watchdog", connection(is_holder=False, timeout=patience))
+        return PrefixStore("watchdog", private_keys(connection(is_holder=False, timeout=patience), member.token))
 
     return connection(is_holder=member.rank == member.store_rank, timeout=arrival), connect
 
 
+def tcp_store(address: str, port: int, *, is_holder: bool, timeout: timedelta, multi_tenant: bool = False) -> TCPStore:
+    """A connection to the key-value store at the address; `is_holder`: also the store itself, in this process.
+
+    The holder of a store at a loopback address listens there alone; port 0: any free one.
+
+    Raises:
+        OSError: the port is in use.
+        DistNetworkError: also for an address of the network; or the store cannot be reached.
+    """
+    descriptor = None
+    if is_holder and is_loopback(address):
+        with loopback_listener(address, port) as listener:
+            port, descriptor = listener.getsockname()[1], listener.detach()  # the store closes it
+    return TCPStore(
+        address,
+        port,
+        None,
+        is_holder,
+        timeout,
+        wait_for_workers=False,
+        multi_tenant=multi_tenant,
+        master_listen_fd=descriptor,
+    )
+
+
 def _network_problem(member: Membership, error: str) -> str:
     where = f"{member.address}:{member.port}"
-    if "EADDRINUSE" in error or "address already in use" in error:
+    if "EADDRINUSE" in error or "address already in use" in error.lower():
         return f"port {member.port} on {member.address} is in use; choose another with torchrun's --master-port."
     return (
         f"rank {member.rank} on {socket.gethostname()} cannot reach the master at {where} ({error}); check "
         "MASTER_ADDR and MASTER_PORT, that rank 0 runs, and that no firewall blocks the connection."
     )
-
-
-def _await_arrival(store: Store, member: Membership, arrival: Seconds) -> None:
-    # Polling keeps signals alive: Store.wait would block the main thread in C++.
-    store.set(f"arrived/{member.rank}", socket.gethostname())
-    missing = list(range(member.world_size))
-    deadline = time.monotonic() + arrival
-    while missing := [rank for rank in missing if not store.check([f"arrived/{rank}"])]:
-        if time.monotonic() > deadline:
-            named = ", ".join(str(rank) for rank in missing)
-            raise ConfigError(
-                f"rank(s) {named} of {member.world_size} did not connect within {arrival:.0f} s; "
-                "start the command on every machine with the same --nnodes and --nproc-per-node."
-            )
-        time.sleep(0.05)
 
 
 def _device(device: str, member: Membership) -> torch.device:

@@ -13,7 +13,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from diffusionpipe.ir.input_file import read_text
+
 METADATA = "metadata.jsonl"
+BOM = "\ufeff"
+"""Some editors begin a UTF-8 file with it; it is no part of the text."""
+MAX_CAPTION = 100_000
+"""Characters; the longest text encoders read a few hundred words."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,8 +48,8 @@ def read_metadata(folder: Path, files: Sequence[str]) -> Metadata:
     problems = []
     for file in files:
         try:
-            lines = (folder / file).read_text(encoding="utf-8").split("\n")
-        except (OSError, UnicodeDecodeError) as error:
+            lines = read_text(folder / file).removeprefix(BOM).split("\n")
+        except (OSError, ValueError) as error:
             problems.append(f"{file}: {error}")
             continue
         for number, line in enumerate(lines, start=1):
@@ -69,11 +75,21 @@ def read_sidecar(picture: Path) -> str | None:
         ValueError: the file is not UTF-8 text, or cannot be read.
     """
     try:
-        return picture.with_suffix(".txt").read_text(encoding="utf-8").strip()
+        text = read_text(picture.with_suffix(".txt"), MAX_CAPTION).removeprefix(BOM).strip()
     except FileNotFoundError:
         return None
     except OSError as error:
         raise ValueError(str(error)) from error
+    _check_caption(text)
+    return text
+
+
+def _check_caption(text: str) -> None:
+    """Raise a ValueError for what no caption has: a NUL shows that the file is not text, or in another encoding."""
+    if "\0" in text:
+        raise ValueError("the caption holds a NUL character; write it as UTF-8 text")
+    if len(text) > MAX_CAPTION:
+        raise ValueError(f"the caption has {len(text):,} characters; use at most {MAX_CAPTION:,}")
 
 
 def _below(metadata: str, name: str) -> str:
@@ -91,6 +107,8 @@ def _parse(line: str) -> tuple[str, Description]:
         row = json.loads(line)
     except json.JSONDecodeError as error:
         raise ValueError(f"not JSON: {error.msg} at column {error.colno}") from error
+    except RecursionError:
+        raise ValueError("not usable: nested too deeply") from None
     if not isinstance(row, dict):
         raise ValueError('expected an object, {"file_name": ..., "text": ...}')
     name, text, label = (row.get(key) for key in ("file_name", "text", "label"))
@@ -98,6 +116,8 @@ def _parse(line: str) -> tuple[str, Description]:
         raise ValueError("file_name is missing; it names the picture")
     if text is not None and not isinstance(text, str):
         raise ValueError(f"text is {json.dumps(text)}; expected a string")
+    if text is not None:
+        _check_caption(text)
     if label is not None and (not isinstance(label, int) or isinstance(label, bool) or label < 0):
         raise ValueError(f"label is {json.dumps(label)}; expected a whole number from 0")
     condition = row.get("conditioning_image")

@@ -20,7 +20,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from diffusionpipe.errors import CheckpointError
-from diffusionpipe.trainer.agreement import agree, rank_in, size_of
+from diffusionpipe.ir.input_file import read_json
+from diffusionpipe.runtime.exchange import form_of
+from diffusionpipe.trainer.agreement import agree, rank_in, size_of, together
 from diffusionpipe.trainer.manifest import (
     FileRecord,
     Manifest,
@@ -28,6 +30,7 @@ from diffusionpipe.trainer.manifest import (
     describe_files,
     read_manifest,
     sync_folder,
+    unlisted,
     write_durably,
     write_manifest,
 )
@@ -70,11 +73,11 @@ def save(
     final = run_folder / _FOLDER / f"step-{step:08d}"
     temporary = final.with_name(f".{final.name}{_WRITING}")
     try:
-        agree(lambda: _make_empty(temporary) if is_first else None, group)
+        together(lambda: _make_empty(temporary) if is_first else None, group)
         names = write_tensors(temporary, tensors, group)
-        records = agree(lambda: describe_files(temporary, names), group)
+        records = agree(lambda: describe_files(temporary, names), group, form=form_of(tuple[FileRecord, ...]))
         files = tuple(record for of_rank in records for record in of_rank)
-        agree(lambda: _publish(temporary, final, state, files) if is_first else None, group)
+        together(lambda: _publish(temporary, final, state, files) if is_first else None, group)
     except CheckpointError as error:
         if is_first:
             shutil.rmtree(temporary, ignore_errors=True)
@@ -82,7 +85,7 @@ def save(
         remains = f"the last good checkpoint is {last}" if last else "there is no earlier checkpoint"
         raise CheckpointError(f"the checkpoint of step {step} could not be written: {error}\n{remains}") from error
     if is_first:
-        _remove_old(run_folder, keep)
+        prune(run_folder, keep)
         size = sum(record.size for record in files)
         logger.info("checkpoint=%s size_bytes=%d save_s=%.2f", final, size, time.perf_counter() - started)
     return final
@@ -98,7 +101,7 @@ def load(path: Path, tensors: Mapping[str, Tensor], *, group: dist.ProcessGroup 
         CheckpointError: on all ranks, for a damaged checkpoint or one of another model.
     """
     verify_together(path, group)
-    return agree(lambda: read(path, tensors), group)[rank_in(group)]
+    return together(lambda: read(path, tensors), group)
 
 
 def read(path: Path, tensors: Mapping[str, Tensor]) -> State:
@@ -118,10 +121,11 @@ def read_state(path: Path) -> State:
         CheckpointError: it cannot be read.
     """
     try:
-        state = json.loads((path / STATE).read_text(encoding="utf-8"))
+        state = read_json(path / STATE)
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{STATE} of {path.name} cannot be read: {error}") from error
-    assert isinstance(state, dict), "written by save"
+    if not isinstance(state, dict):
+        raise CheckpointError(f"{STATE} of {path.name} cannot be read: it is no JSON object")
     return state
 
 
@@ -129,7 +133,8 @@ def verify(path: Path) -> None:
     """Compares size and checksum of each file with the manifest; reads the whole checkpoint.
 
     Raises:
-        CheckpointError: a file is missing, cut or altered; it names the file and the previous good checkpoint.
+        CheckpointError: a file is missing, cut, altered or not in the manifest; it names the file and the previous good
+            checkpoint.
     """
     problems = _problems(path, 0, 1)
     if problems:
@@ -144,7 +149,8 @@ def verify_together(path: Path, group: dist.ProcessGroup | None = None) -> None:
     """
     problems = problems_together(path, group)
     if problems:
-        good = agree(lambda: previous_good(path) if rank_in(group) == 0 else None, group)[0]
+        found = agree(lambda: str(previous_good(path) or "") if rank_in(group) == 0 else "", group)[0]
+        good = Path(found) if found else None
         raise CheckpointError(_refusal(path, problems, good))
 
 
@@ -276,8 +282,8 @@ def _publish(temporary: Path, final: Path, state: State, files: tuple[FileRecord
     shutil.rmtree(replaced, ignore_errors=True)
 
 
-def _remove_old(run_folder: Path, keep: int) -> None:
-    """Deletes all but the last checkpoints; the new one is safe already, so a failure is only reported."""
+def prune(run_folder: Path, keep: int) -> None:
+    """Deletes all but the last checkpoints, which are safe; so a failure is only reported. One rank calls it."""
     for path in saved_checkpoints(run_folder)[:-keep]:
         try:
             shutil.rmtree(path)
@@ -312,7 +318,7 @@ def _problems(path: Path, share: int, num_shares: int) -> list[str]:
         return [str(error)]
     by_size = sorted(manifest.files, key=lambda record: (-record.size, record.name))
     try:
-        return check_files(path, by_size[share::num_shares])
+        return unlisted(path, manifest) + check_files(path, by_size[share::num_shares])
     except OSError as error:
         if error.errno != errno.EIO:
             raise

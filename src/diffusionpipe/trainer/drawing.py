@@ -4,7 +4,6 @@ Either through the pipeline that trains (`draw_in_session`), or in one process f
 (`draw_from_folder`).
 """
 
-import json
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from diffusionpipe.errors import ModelError, RecipeError
-from diffusionpipe.models.folder import build_graph, scheduler_config, weight_sources
+from diffusionpipe.models.folder import build_graph, model_index, scheduler_config, weight_sources
 from diffusionpipe.models.graph import Layer, LayerGraph
 from diffusionpipe.models.lora_file import load_adapters
 from diffusionpipe.models.objective import ObjectiveSettings, Prediction
@@ -81,7 +80,7 @@ def raw_conditions(wish: Wish, graph: LayerGraph, folder: Path, settings: Sampli
         if not wish.labels:
             raise RecipeError("the model draws classes; give labels, not prompts")
         null = null_label(graph)
-        if bad := [label for label in wish.labels if label >= null]:
+        if bad := [label for label in wish.labels if not 0 <= label < null]:
             raise RecipeError(f"there is no class {bad[0]}; the model has classes 0 to {null - 1}")
         return {"labels": torch.tensor([*wish.labels, *([null] * len(wish.labels) if settings.is_guided else [])])}
     raise ModelError("the model has neither captions nor classes, so there is nothing to draw from")
@@ -127,14 +126,14 @@ def open_tokenizer(folder: Path, name: str = "input_ids") -> Tokenizer:
         raise ModelError(f"{path} is missing; a model that reads captions needs a {kind} there")
     try:
         tokenizer: Tokenizer = getattr(transformers, kind).from_pretrained(path)
-    except (OSError, ValueError) as error:
-        raise ModelError(f"{path} does not hold a {kind}: {error}") from error
+    except Exception as error:  # a damaged file raises nearly anything
+        raise ModelError(f"{path} does not hold a {kind}: {type(error).__name__}: {error}") from error
     return tokenizer
 
 
 def _tokenizer_class(folder: Path, name: str) -> str:
     """The class that the folder's index gives the tokenizer. Raises ModelError for one that we do not know."""
-    entry = json.loads((folder / "model_index.json").read_text()).get(name)
+    entry = model_index(folder).get(name)
     kind = str(entry[1]) if isinstance(entry, list) and len(entry) == 2 else "None"
     kind = kind.removesuffix("Fast")
     if kind == "None":
@@ -154,7 +153,7 @@ def decode_exactly(folder: Path, latents: Tensor) -> Tensor:
     """The same pictures with values in [0, 1], before they are rounded to 256 levels, (N, H, W, 3) on the CPU."""
     from diffusers import AutoencoderKL
 
-    vae = AutoencoderKL.from_pretrained(folder / "vae").to(latents.device).eval()
+    vae = AutoencoderKL.from_pretrained(folder / "vae", use_safetensors=True).to(latents.device).eval()
     shift = getattr(vae.config, "shift_factor", None) or 0.0
     pictures = []
     with torch.no_grad():

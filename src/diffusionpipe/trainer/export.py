@@ -173,7 +173,7 @@ def _write_merged(checkpoint: Path, folder: Path, module: nn.Module, settings: E
     """Writes the component with the adapters added to its weights; returns whether they are averages."""
     folder.mkdir()
     library_module: Any = type(module)
-    merged = library_module.from_pretrained(settings.source_model / folder.name)
+    merged = library_module.from_pretrained(settings.source_model / folder.name, use_safetensors=True)
     is_average = _write_adapters(checkpoint, folder, {folder.name: module}, settings, pipeline)
     load_adapters(merged, folder, folder.name)
     (folder / ADAPTERS).unlink()

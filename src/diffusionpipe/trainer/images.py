@@ -9,6 +9,7 @@ from PIL import ExifTags, Image, ImageOps
 from torch import Tensor
 
 from diffusionpipe.errors import DataError
+from diffusionpipe.ir.input_file import problem_of_file
 
 CENTRE = (0.5, 0.5)
 _FIRST_TURNED = 5  # EXIF orientations from this one on exchange width and height
@@ -16,6 +17,8 @@ _FIRST_TURNED = 5  # EXIF orientations from this one on exchange width and heigh
 
 def problem_of_header(path: Path) -> str | None:
     """Why the picture cannot be opened, or None if it can; reads the header and what checksums the format has."""
+    if problem := problem_of_file(path):
+        return problem
     try:
         with Image.open(path) as picture:
             picture.verify()

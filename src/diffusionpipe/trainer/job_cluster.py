@@ -16,6 +16,7 @@ from diffusionpipe.errors import ConfigError
 from diffusionpipe.profiler import measure_links
 from diffusionpipe.profiler.links import USABLE, USABLE_OF_HOST
 from diffusionpipe.profiler.measured import device_name
+from diffusionpipe.runtime.exchange import form_of, gather_numbers, optional
 from diffusionpipe.runtime.process_group import Job
 from diffusionpipe.trainer.agreement import from_first
 from diffusionpipe.trainer.recipe import Recipe
@@ -37,7 +38,7 @@ def agree_on_cluster(recipe: Recipe, job: Job, screen: Screen) -> Cluster:
     Raises:
         ConfigError: on every rank, if the recipe names a cluster that cannot be this one.
     """
-    known = from_first(lambda: _known(recipe, job))
+    known = from_first(lambda: _known(recipe, job), optional(form_of(Cluster)))
     if known is None:
         started = perf_counter()
         with screen.work("measuring links", is_timed=True) as work:
@@ -64,9 +65,8 @@ def with_host_bandwidth(cluster: Cluster, job: Job, *, repeats: int = 7) -> Clus
         started = perf_counter()
         there.copy_(host)
         times.append(perf_counter() - started)
-    ranks = [times] * job.membership.world_size
-    dist.all_gather_object(ranks, times)
-    bandwidth = HOST_COPY / median(max(round_) for round_ in zip(*(rank[1:] for rank in ranks), strict=True))
+    ranks = [rank.tolist() for rank in gather_numbers(torch.tensor(times[1:], dtype=torch.float64))]
+    bandwidth = HOST_COPY / median(max(round_) for round_ in zip(*ranks, strict=True))
     return replace(cluster, devices=tuple(replace(d, host_bandwidth=bandwidth) for d in cluster.devices))
 
 

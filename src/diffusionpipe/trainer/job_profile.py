@@ -2,7 +2,6 @@
 
 import json
 import logging
-import socket
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -10,7 +9,6 @@ from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Protocol
 
-import torch.distributed as dist
 from torch import nn
 
 from diffusionpipe.costs import Cluster, ModelGraph, Profile
@@ -18,12 +16,14 @@ from diffusionpipe.costs.files import read_profile, write_profile
 from diffusionpipe.models.graph import LayerGraph
 from diffusionpipe.profiler import profile_job
 from diffusionpipe.profiler.measured import device_name
+from diffusionpipe.runtime.exchange import form_of, optional
 from diffusionpipe.runtime.process_group import Job
 from diffusionpipe.trainer.agreement import from_first
 from diffusionpipe.trainer.ema import Ema
 from diffusionpipe.trainer.gradient_norm import global_norm_clip
 from diffusionpipe.trainer.optimizer import build_optimizer
 from diffusionpipe.trainer.recipe import Recipe
+from diffusionpipe.trainer.start import places
 from diffusionpipe.units import Seconds
 
 if TYPE_CHECKING:
@@ -79,7 +79,10 @@ def agree_on_profile(
     """
     path, shelf = recipe.run.folder / PROFILE, planning.shelf
     measurement = _measurement(model, recipe, job)
-    kept = from_first(lambda: _kept_profile(path, model, recipe, job) or _from_shelf(shelf, measurement, path))
+    kept = from_first(
+        lambda: _kept_profile(path, model, recipe, job) or _from_shelf(shelf, measurement, path),
+        optional(form_of(Profile)),
+    )
     if kept is not None:
         return kept
     sizes, num_layers = measurement.batch_sizes, len(graph.layers)
@@ -124,12 +127,11 @@ def _listed(sizes: Sequence[int]) -> str:
 
 def _measurement(model: ModelGraph, recipe: Recipe, job: Job) -> Measurement:
     """What this job would measure; every rank calls this."""
-    places: list[tuple[str, str]] = [("", "")] * job.membership.world_size
-    dist.all_gather_object(places, (socket.gethostname(), device_name(job.device)))
-    nodes = list(dict.fromkeys(host for host, _ in places))
+    hosts, devices = places(job)
+    nodes = list(dict.fromkeys(hosts))
     chosen = recipe.pipeline.sizes
     # A search cuts the batch in ways not known yet: a rank has about its equal share of the samples at a time, or less.
-    parts = len(places) if recipe.pipeline.is_searched else chosen.microbatches * chosen.data_parallel
+    parts = len(hosts) if recipe.pipeline.is_searched else chosen.microbatches * chosen.data_parallel
     most = max(1, recipe.training.batch // parts, min(recipe.training.batch, chosen.encode_chunk))
     update = {
         **recipe.optimizer.model_dump(mode="json", include={"name", "arguments"}),
@@ -140,7 +142,7 @@ def _measurement(model: ModelGraph, recipe: Recipe, job: Job) -> Measurement:
         model=model,
         precision=recipe.training.precision.value,
         batch_sizes=(*(size for size in (1, 2, 4, 8, 16, 32, 64, 128) if size < most), most),
-        ranks=tuple(f"node {nodes.index(host)}: {device}" for host, device in places),
+        ranks=tuple(f"node {nodes.index(host)}: {device}" for host, device in zip(hosts, devices, strict=True)),
         update=json.dumps(update, sort_keys=True),
     )
 

@@ -11,6 +11,7 @@ runs in a thread because its signal handlers end the job without waiting for a c
 """
 
 import contextlib
+import errno
 import logging
 import os
 import signal
@@ -22,6 +23,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from diffusionpipe.errors import ConfigError
+from diffusionpipe.ir.output_file import reason_of
+from diffusionpipe.runtime.admission import TOKEN, new_token
 from diffusionpipe.runtime.error_file import LAUNCHED, read_error_file
 from diffusionpipe.trainer.forwarded_signals import ForwardedSignals
 from diffusionpipe.trainer.frozen_ranks import FrozenRanks
@@ -33,6 +36,8 @@ if TYPE_CHECKING:
     from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
     from torch.distributed.elastic.multiprocessing import LogsSpecs
 
+LOGS = "logs"
+"""The folder for the ranks' output, in that of the run."""
 _HOST = "127.0.0.1"
 
 
@@ -62,7 +67,10 @@ def launch(
     """
     if ranks < 1:
         raise ConfigError(f"{ranks} ranks are too few; use --ranks 1 or more.")
-    log_folder.mkdir(parents=True, exist_ok=True)
+    try:
+        log_folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"the folder {log_folder} cannot be made: {reason_of(error)}; choose another") from error
     store = _meeting_point(port)
     with _quiet_agent(), ForwardedSignals() as signals:
         agent = _agent(command, ranks=ranks, log_folder=log_folder, environ=environ, port=store.port)
@@ -104,14 +112,15 @@ def _failures(result: "RunResult", frozen: Mapping[int, str], ranks: int, log_fo
 
 
 def _meeting_point(port: int | None) -> "TCPStore":
-    """A store that holds the port; the agent's rendezvous in this process shares it (multi_tenant)."""
-    from torch.distributed import DistNetworkError, TCPStore  # type: ignore[attr-defined]  # no stub has the latter
+    """A store that holds the port, on loopback; the agent's rendezvous in this process shares it (multi_tenant)."""
+    from diffusionpipe.runtime.process_group import tcp_store
 
     try:
-        return TCPStore(_HOST, port or 0, None, True, timedelta(minutes=1), wait_for_workers=False, multi_tenant=True)
-    except DistNetworkError as error:
+        return tcp_store(_HOST, port or 0, is_holder=True, timeout=timedelta(minutes=1), multi_tenant=True)
+    except OSError as error:
+        problem = "is in use" if error.errno == errno.EADDRINUSE else "cannot be used"
         raise ConfigError(
-            f"port {port} is in use ({str(error).splitlines()[0]}); choose another with --port, or leave it out."
+            f"port {port} {problem} ({error.strerror}); choose another with --port, or leave it out."
         ) from error
 
 
@@ -142,7 +151,11 @@ def _logs_specs(*, ranks: int, log_folder: Path, environ: Mapping[str, str]) -> 
     """Where the agent sends the ranks' output and looks for their notes, and what it adds to their environment."""
     from torch.distributed.elastic.multiprocessing import LogsDest, LogsSpecs
 
-    added = {LAUNCHED: str(os.getpid()), "TORCH_CPP_LOG_LEVEL": environ.get("TORCH_CPP_LOG_LEVEL", "FATAL")}
+    added = {
+        LAUNCHED: str(os.getpid()),
+        TOKEN: environ.get(TOKEN, new_token()),
+        "TORCH_CPP_LOG_LEVEL": environ.get("TORCH_CPP_LOG_LEVEL", "FATAL"),
+    }
     threads = threads_per_rank(ranks, environ)
     if threads is not None:
         added["OMP_NUM_THREADS"] = str(threads)

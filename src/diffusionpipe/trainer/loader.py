@@ -4,26 +4,18 @@ A batch follows from (dataset, seed, step, positions) alone, so neither the numb
 where a run was resumed, changes anything.
 """
 
-import os
-import signal
+from collections import deque
 from collections.abc import Generator, Iterator
-from contextlib import contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass, replace
-from multiprocessing import resource_tracker
-from typing import TypeVar
 
-import torch
 from torch import Tensor
-from torch.utils import data
 
 from diffusionpipe.errors import DataError
 from diffusionpipe.trainer.batch import Augmentation, BatchSource, Rows, make_batch, sample_indices
+from diffusionpipe.trainer.data_workers import DataWorkers
 from diffusionpipe.trainer.dataset import Sample
-
-T = TypeVar("T")
-
-PREFETCHED = 2
-"""Batches that each worker keeps ready."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,10 +23,9 @@ class StepLoader:
     """The training batches of one rank, step after step.
 
     Iterating starts the workers and yields for each step the raw inputs by name, rows in the order of `positions`.
-    Workers are spawned, not forked: the parent has threads of gloo or CUDA.
 
     Raises, while iterating:
-        DataError: a picture cannot be decoded, or a worker was killed.
+        DataError: a picture cannot be decoded, or a worker failed or was killed.
     """
 
     source: BatchSource
@@ -57,20 +48,36 @@ class StepLoader:
         return self.num_steps
 
     def __iter__(self) -> Generator[dict[str, Tensor], None, None]:
-        return _raising(
-            data.DataLoader(
-                _Steps(self),
-                sampler=range(self.first_step, self.first_step + self.num_steps),
-                batch_size=None,
-                collate_fn=_as_it_is,
-                num_workers=self.workers,
-                prefetch_factor=PREFETCHED if self.workers else None,
-                multiprocessing_context="spawn" if self.workers else None,
-                worker_init_fn=_start_worker,
-                pin_memory=self.pin_memory,
-                generator=torch.Generator(),  # otherwise it draws from the global one
-            )
-        )
+        steps = range(self.first_step, self.first_step + self.num_steps)
+        if self.workers == 0:
+            return self._here(steps)
+        return self._pinned(steps) if self.pin_memory else self._ahead(steps)
+
+    def _here(self, steps: range) -> Generator[dict[str, Tensor], None, None]:
+        for step in steps:
+            try:
+                batch = self.load(step)
+            except DataError as error:
+                raise DataError(f"step {step}: {error}") from error
+            yield {name: value.pin_memory() for name, value in batch.items()} if self.pin_memory else batch
+
+    def _ahead(self, steps: range) -> Generator[dict[str, Tensor], None, None]:
+        with closing(DataWorkers(self.load, steps, self.workers)) as workers:
+            for step in steps:
+                yield workers.take(step)
+
+    def _pinned(self, steps: range) -> Generator[dict[str, Tensor], None, None]:
+        """The same in page-locked memory; a thread copies the next batch while this one is used."""
+        with ThreadPoolExecutor(1) as pool, closing(DataWorkers(self.load, steps, self.workers)) as workers:
+
+            def take(step: int) -> dict[str, Tensor]:
+                return {name: value.pin_memory() for name, value in workers.take(step).items()}
+
+            batches = deque(pool.submit(take, step) for step in steps[:1])
+            for following in steps[1:]:
+                batches.append(pool.submit(take, following))
+                yield batches.popleft().result()
+            yield from (batch.result() for batch in batches)
 
     def samples(self, step: int) -> tuple[Sample, ...]:
         """The samples of a step in the order of `positions`, e.g. to name them in an error."""
@@ -117,77 +124,3 @@ def fixed_batches(
             times=tuple(times[number % len(times)] for number in numbers),
         )
         yield make_batch(plain, rows)
-
-
-@dataclass(frozen=True)
-class _Failure:
-    """An error on its way from a worker; torch would wrap an exception into its traceback's text."""
-
-    message: str
-
-
-class _Steps(data.Dataset[dict[str, Tensor] | _Failure]):
-    """The batches by step, as torch's DataLoader wants them."""
-
-    def __init__(self, loader: StepLoader) -> None:
-        self.loader = loader
-
-    def __getitem__(self, step: int) -> dict[str, Tensor] | _Failure:
-        try:
-            return self.loader.load(step)
-        except DataError as error:
-            return _Failure(f"step {step}: {error}")
-
-
-def _raising(loader: "data.DataLoader[dict[str, Tensor] | _Failure]") -> Generator[dict[str, Tensor], None, None]:
-    """The batches; failures become errors again. Closing it ends the workers, which SIGTERM does not end."""
-    with _signals_held():
-        batches = iter(loader)
-    try:
-        for item in batches:
-            if isinstance(item, _Failure):
-                raise DataError(item.message)
-            yield item
-    except RuntimeError as error:
-        if "DataLoader worker" in str(error) and "Caught" not in str(error):
-            raise DataError(f"a process that decodes pictures died (out of memory?): {error}") from error
-        raise
-    finally:
-        del batches  # torch ends the workers when their iterator goes
-
-
-_LEFT_TO_PARENT = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-
-
-@contextmanager
-def _signals_held() -> Iterator[None]:
-    """Processes that start in the block hold these signals back from their first instant, until they ignore them.
-
-    Otherwise one that reaches the whole process group ends a worker that is still importing torch. This process's other
-    threads take them meanwhile; its main thread hears of them after the block.
-    """
-    resource_tracker.ensure_running()  # it unblocks them once it has started
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, _LEFT_TO_PARENT)
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-POLITENESS = 10
-"""Added to the workers' nice value."""
-
-
-def _start_worker(worker: int) -> None:
-    """Leaves signals to the parent: it may want a last checkpoint, and its workers end when it does.
-
-    Batches are decoded ahead, so a worker can wait until a rank that shares its core does.
-    """
-    os.nice(POLITENESS)
-    for number in _LEFT_TO_PARENT:
-        signal.signal(number, signal.SIG_IGN)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, _LEFT_TO_PARENT)
-
-
-def _as_it_is(item: T) -> T:
-    return item

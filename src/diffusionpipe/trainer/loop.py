@@ -17,22 +17,29 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from diffusionpipe.errors import NonFiniteLossError
+from diffusionpipe.errors import LossSpikeError, NonFiniteLossError
 from diffusionpipe.ir import Phase
+from diffusionpipe.models.graph import canonical_names
+from diffusionpipe.runtime.exchange import PLAIN, form_of, gather
 from diffusionpipe.runtime.slot import Output
 from diffusionpipe.trainer.gradient_norm import clip_factor, scale, sum_of_squares
 from diffusionpipe.trainer.learning_rate import Decay, LearningRateSchedule, learning_rate_at
 from diffusionpipe.trainer.optimizer import set_learning_rate
 from diffusionpipe.trainer.post_validation import Backup
-from diffusionpipe.trainer.recipe import Recipe
+from diffusionpipe.trainer.recipe import OnSpike, Recipe
 from diffusionpipe.trainer.session import Session
+from diffusionpipe.trainer.spikes import Spikes
 from diffusionpipe.trainer.stopping import Decision, Stopping
+from diffusionpipe.trainer.training_state import first_not_finite
 from diffusionpipe.units import Seconds
 
 logger = logging.getLogger(__name__)
 
 CALM = 10
 """Steps in a row that needed no clipping, after which the next ones are post-validated (as Qi et al.'s code does)."""
+
+MOST_SKIPPED = 10
+"""Spikes in a row that are skipped; then they are the training."""
 
 NamesOf = Callable[[int, Sequence[int]], Sequence[str]]
 """`names_of(step, positions)`: which samples stood at these positions of the step's batch."""
@@ -55,7 +62,9 @@ class StepResult:
     """Of that, running the schedule; the rest is the sum over all ranks, clipping, optimizer and average."""
     decision: Decision
     is_amended: bool = False
-    """Whether a post-validated step was taken back and done again with clipped gradients."""
+    """Whether a post-validated step was taken back, and done again with clipped gradients or skipped."""
+    is_skipped: bool = False
+    """Whether nothing was updated, because the step was a spike."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,8 +110,10 @@ class Stepper:
     during the next one, see `post_validation`.
     """
 
-    def __init__(self, session: Session, stopping: Stopping, names_of: NamesOf) -> None:
+    def __init__(self, session: Session, stopping: Stopping, names_of: NamesOf, spikes: Spikes | None = None) -> None:
         self._session = session
+        self._spikes = spikes or Spikes(OnSpike.NONE)
+        self._skipped_in_a_row = 0
         self._stopping = stopping
         self._names_of = names_of
         self._rates = learning_rates(session.recipe)
@@ -135,6 +146,7 @@ class Stepper:
 
         Raises:
             NonFiniteLossError: on all ranks, naming the step and the samples; nothing was updated.
+            LossSpikeError: on all ranks, where the recipe stops at spikes, or after many in a row.
             PeerError: another rank died.
         """
         started = perf_counter()
@@ -196,19 +208,23 @@ class Stepper:
             if step.is_updated:
                 self._backup.restore()
             raise self._non_finite(step.step, step.outputs, loss, float(norm))
+        spike = self._spikes.judge(loss, float(norm))
         max_norm = session.recipe.training.clip_norm
         factor = clip_factor(norm, max_norm) if max_norm is not None else None
-        is_clipped = factor is not None and float(factor) < 1
+        is_clipped = spike is not None or (factor is not None and float(factor) < 1)
         is_amended = step.is_updated and is_clipped
         if is_amended:
             self._backup.restore()
-        if not step.is_updated or is_amended:
+        self._skipped_in_a_row = 0 if spike is None else self._skipped_in_a_row + 1
+        if spike is not None:
+            self._skip(step.step, spike)
+        elif not step.is_updated or is_amended:
             if factor is not None:
                 scale([p.grad for p in self._parameters if p.grad is not None], factor)
                 self._end_phase("clip")
             self._update(step.step)
         self._unclipped = 0 if is_clipped else self._unclipped + 1
-        if session.ema is not None:
+        if session.ema is not None and spike is None:
             session.ema.update(step.step)
             self._end_phase("average")
         return StepResult(
@@ -221,7 +237,20 @@ class Stepper:
             iteration=step.iteration,
             decision=self._stopping.decision((int(saves), int(stops))),
             is_amended=is_amended,
+            is_skipped=spike is not None,
         )
+
+    def _skip(self, step: int, spike: str) -> None:
+        """Leave the weights as they were before a spike, or stop there."""
+        if self._spikes.reaction is OnSpike.STOP or self._skipped_in_a_row > MOST_SKIPPED:
+            many = f", after {MOST_SKIPPED} skipped steps in a row" if self._spikes.reaction is OnSpike.SKIP else ""
+            raise LossSpikeError(
+                f"step {step + 1}: {spike}{many}; nothing was updated.\n"
+                "Lower optimizer.learning_rate or training.clip_norm, or set training.on_spike to another value; then "
+                "continue with --resume latest."
+            )
+        if self._session.is_first:
+            logger.warning('step=%d skipped=True reason="%s"', step + 1, spike)
 
     def _update(self, step: int) -> None:
         """The optimizer's step."""
@@ -237,13 +266,25 @@ class Stepper:
             for output in outputs
             for row in (~torch.isfinite(output.value)).nonzero().flatten()
         ]
-        gathered: list[list[int] | None] = [None] * dist.get_world_size()
-        dist.all_gather_object(gathered, bad)
-        positions = sorted(position for rank in gathered if rank for position in rank)
+        names = canonical_names(self._session.graph.components)
+        frozen = {name: p for p, name in names.items() if not (p.requires_grad or p.is_meta)}
+        weights = {**frozen, **self._session.worker.parameters}
+        positions = sorted(position for rank in gather(tuple(bad), form_of(tuple[int, ...])) for position in rank)
+        broken = [str(name) for name in gather(first_not_finite(weights), PLAIN) if name is not None]
+        start = f"step {step + 1}: the loss is {loss} and the gradient's norm {norm}"
+        if broken:
+            start += f"; weights are not finite, first {min(broken)}"
+        if len(positions) == self._session.plan.batch > 1:
+            return NonFiniteLossError(
+                f"{start}. It is so for every sample of the batch, so the weights or the learning rate are the cause, "
+                "not the pictures; nothing was updated.\n"
+                "The last checkpoints are kept. Lower optimizer.learning_rate or set training.clip_norm; then continue "
+                "with --resume latest, or with --resume STEP from an earlier one."
+            )
         named = f"samples {', '.join(self._names_of(step, positions))}" if positions else "no single sample"
         return NonFiniteLossError(
-            f"step {step + 1}: the loss is {loss} and the gradient's norm {norm}, from {named}; nothing was updated.\n"
-            "The last checkpoint is kept. Look at these samples, lower optimizer.learning_rate, or set "
+            f"{start}, from {named}; nothing was updated.\n"
+            "The last checkpoints are kept. Look at these samples, lower optimizer.learning_rate, or set "
             "training.clip_norm; then continue with --resume latest."
         )
 

@@ -7,17 +7,21 @@ tensor is loaded.
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Sequence
+import stat
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from diffusionpipe.errors import CheckpointError
+from diffusionpipe.ir.input_file import problem_of_file
 from diffusionpipe.units import Bytes
 
 MANIFEST = "manifest.json"
 _FORMAT = 1
 _THREADS = 4
+_MOST: Bytes = 2**28
+"""More than a manifest of a million files has."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,10 +78,10 @@ def read_manifest(folder: Path) -> Manifest:
     """The manifest of a checkpoint.
 
     Raises:
-        CheckpointError: it is missing, cannot be read, or was written by another version.
+        CheckpointError: it is missing, cannot be read, is no file of its own, or was written by another version.
     """
     try:
-        content = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+        content = json.loads(_own_file(folder / MANIFEST).decode("utf-8"))
         if content["format"] != _FORMAT:
             raise CheckpointError(
                 f"{folder.name} has format {content['format']!r}; this version of DiffusionPipe reads format {_FORMAT}"
@@ -85,12 +89,19 @@ def read_manifest(folder: Path) -> Manifest:
         return Manifest(
             step=int(content["step"]),
             sequence=int(content["sequence"]),
-            files=tuple(FileRecord(**record) for record in content["files"]),
+            files=tuple(map(_record, content["files"])),
         )
     except FileNotFoundError as error:
         raise CheckpointError(f"{folder.name} has no {MANIFEST}, so it is not a finished checkpoint") from error
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise CheckpointError(f"{MANIFEST} of {folder.name} cannot be read: {error}") from error
+
+
+def unlisted(folder: Path, manifest: Manifest) -> list[str]:
+    """What is wrong with the names in the folder: nothing if each is the manifest or in it."""
+    known = {MANIFEST, *(record.name for record in manifest.files)}
+    strangers = sorted(name for name in os.listdir(folder) if name not in known)
+    return [f"{name!r} is not in {MANIFEST}, so nothing vouches for it; move it out" for name in strangers]
 
 
 def write_durably(path: Path, text: str) -> None:
@@ -110,6 +121,27 @@ def sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
+def _own_file(path: Path) -> bytes:
+    """The content of a file, if it is one: reading a link, a pipe or a device may lead anywhere and never end."""
+    found = path.lstat()
+    if not stat.S_ISREG(found.st_mode):
+        kind = "a link" if stat.S_ISLNK(found.st_mode) else "not a regular file"
+        raise ValueError(f"it is {kind}; put the file itself there")
+    if found.st_size > _MOST:
+        raise ValueError(f"it has {found.st_size:,} bytes, more than any manifest")
+    return path.read_bytes()
+
+
+def _record(data: Mapping[str, object]) -> FileRecord:
+    """The record of a file that lies in the checkpoint's folder itself."""
+    record = FileRecord(**data)  # type: ignore[arg-type]  # the types are checked here
+    if not (isinstance(record.name, str) and isinstance(record.size, int) and isinstance(record.blake2b, str)):
+        raise ValueError(f"a record has values of other types: {str(dict(data))[:200]}")
+    if record.name in ("", ".", "..") or "/" in record.name or "\0" in record.name:
+        raise ValueError(f"{record.name!r} is not a file's name")
+    return record
+
+
 def _describe(folder: Path, name: str) -> FileRecord:
     """Reads one file."""
     with (folder / name).open("rb") as file:
@@ -119,8 +151,13 @@ def _describe(folder: Path, name: str) -> FileRecord:
 
 def _size_problem(folder: Path, record: FileRecord) -> str | None:
     """What is wrong with the file's presence and length."""
+    path = folder / record.name
+    if record.name != path.name:
+        return f"{record.name!r} is not the name of a file of the checkpoint"
+    if problem := problem_of_file(path):
+        return f"{record.name}: {problem}"
     try:
-        size = (folder / record.name).stat().st_size
+        size = path.stat().st_size
     except FileNotFoundError:
         return f"{record.name} is missing"
     return None if size == record.size else f"{record.name} has {size} bytes instead of {record.size}"

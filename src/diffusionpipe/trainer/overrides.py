@@ -21,7 +21,8 @@ class Overridden:
 def override(table: Mapping[str, object], overrides: Sequence[str]) -> Overridden:
     """The table with each `key.path=value` set, the later one winning; `table` itself stays as it is.
 
-    A value is read as TOML; what is not TOML is a string, so `data.train=pictures` needs no quotes.
+    A value is read as TOML; what is not TOML, or too large or deep for it, is a string. So `data.train=pictures` needs
+    no quotes.
     """
     result = _copy(table)
     keys, problems = set(), []
@@ -42,7 +43,7 @@ def parse_value(text: str) -> object:
     """The TOML value that `text` spells, or `text` itself where it spells none."""
     try:
         parsed = tomllib.loads(f"value = {text}")
-    except tomllib.TOMLDecodeError:
+    except (ValueError, RecursionError):
         return text
     return parsed["value"] if len(parsed) == 1 else text
 

@@ -12,6 +12,7 @@ from diffusionpipe.trainer.agreement import from_first, on_all
 from diffusionpipe.trainer.batch import TOKENS, Augmentation, BatchSource
 from diffusionpipe.trainer.checkpoint import clean, problem_of_folder
 from diffusionpipe.trainer.dataset import Condition, Dataset, scan
+from diffusionpipe.trainer.dataset_form import DATASETS
 from diffusionpipe.trainer.drawing import null_label, open_tokenizer
 from diffusionpipe.trainer.guidance import trained_guidance
 from diffusionpipe.trainer.optimizer import problem_of_shapes
@@ -86,7 +87,7 @@ def read_data(opened: Model, work: Work, *others: Check) -> Data:
     Raises:
         ConfigError: on every rank; all that was found is listed.
     """
-    train, held_out = from_first(lambda: _scan(opened, work, others))
+    train, held_out = from_first(lambda: _scan(opened, work, others), DATASETS)
     return on_all(
         lambda: Data(
             train=_source(opened, train, _augmentation(opened.recipe)),

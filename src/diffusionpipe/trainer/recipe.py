@@ -41,6 +41,14 @@ class Objective(StrEnum):
     FLOW_MATCHING = "flow_matching"
 
 
+class OnSpike(StrEnum):
+    """What happens at a step whose loss or gradient norm is far above those of the steps before."""
+
+    NONE = "none"
+    SKIP = "skip"
+    STOP = "stop"
+
+
 class TimeSampling(StrEnum):
     """The distribution of the training times in [0, 1)."""
 
@@ -181,6 +189,8 @@ class TrainingSection(Section):
     """Gradient clipping: a larger norm of all gradients together is scaled down to this value."""
     post_validation: bool = False
     """Run the optimizer step before the gradient norm over all ranks is known, and undo it if clipping was needed."""
+    on_spike: Choice[OnSpike] = OnSpike.NONE
+    """What happens at a step whose loss or gradient norm is far above those before: "none", "skip", "stop"."""
     ema_decay: Maybe[Annotated[float, Field(gt=0, lt=1)]] = None
     """Decay of the exponential moving average of the weights, e.g. 0.9999."""
     activation_checkpointing: Annotated[Several[str], BeforeValidator(patterns_for_bool)] = ()

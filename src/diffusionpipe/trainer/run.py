@@ -10,17 +10,18 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing, nullcontext
 from dataclasses import dataclass, field
+from math import isfinite
 from pathlib import Path
 from time import perf_counter
 
 import torch.distributed as dist
 
-from diffusionpipe.errors import PeerError
+from diffusionpipe.errors import NonFiniteLossError, PeerError
 from diffusionpipe.ir import Timeline
 from diffusionpipe.ir.files import write_plan, write_timeline
 from diffusionpipe.runtime.process_group import Job
 from diffusionpipe.trainer.batch import sample_indices
-from diffusionpipe.trainer.checkpoint import latest, save
+from diffusionpipe.trainer.checkpoint import latest, prune, save
 from diffusionpipe.trainer.drawing import Picture, Wish, draw_in_session, raw_conditions
 from diffusionpipe.trainer.evaluation import averaged, validate
 from diffusionpipe.trainer.exit_status import ExitStatus
@@ -42,11 +43,12 @@ from diffusionpipe.trainer.sampling import SamplingSettings, build_scheduler
 from diffusionpipe.trainer.scheduler import sampling_scheduler
 from diffusionpipe.trainer.screen import Screen, steps_of
 from diffusionpipe.trainer.session import Model, Session, check_resumed, open_model, open_session, run_identity
+from diffusionpipe.trainer.spikes import Spikes, kept_values
 from diffusionpipe.trainer.start import Start, places
 from diffusionpipe.trainer.stopping import Stopping
 from diffusionpipe.trainer.traced import Trace, measured_timeline
 from diffusionpipe.trainer.trackers import Trackers, open_trackers
-from diffusionpipe.trainer.training_state import load_training, training_tensors
+from diffusionpipe.trainer.training_state import check_finite, load_training, training_tensors
 from diffusionpipe.units import Seconds
 
 logger = logging.getLogger(__name__)
@@ -85,12 +87,17 @@ class _Run:
     """On rank 0."""
     identity: Mapping[str, object]
     """What the checkpoints say about the run."""
+    spikes: Spikes
     progress: TrainingProgress | None = None
     """On rank 0."""
     step: int = 0
     """Steps done."""
     saved: int | None = None
     """The step of the last checkpoint of this process."""
+    is_proven: bool = True
+    """Whether the weights of that checkpoint have given a finite loss."""
+    validated: int | None = None
+    """The last step whose weights had a finite validation loss."""
     timeline: Timeline | None = field(default=None)
 
 
@@ -119,10 +126,10 @@ def _run(recipe: Recipe, job: Job, hooks: Hooks, resume: str | None) -> int:
     with screen.work("reading model and data") as work:
         opened = open_model(recipe, job)
         data = read_data(opened, work, lambda: _check_sampling(opened))
-    planning = Planning(make_plan=hooks.make_plan, shelf=hooks.profiles, screen=screen)
-    # Before anything long: a login may be missing. A resumed run needs the step first, and has measured before.
+    # A login may be missing: before anything long. A resumed run needs the step first, and has measured before.
     trackers = open_trackers(recipe, None) if is_first and checkpoint is None else Trackers()
     try:
+        planning = Planning(make_plan=hooks.make_plan, shelf=hooks.profiles, screen=screen)
         session = open_session(recipe, job, planning, opened)
     except BaseException:
         trackers.close()
@@ -137,11 +144,13 @@ def _run(recipe: Recipe, job: Job, hooks: Hooks, resume: str | None) -> int:
             stopping=stopping,
             metrics=None,
             identity=run_identity(session, data.train.dataset),
+            spikes=Spikes(recipe.training.on_spike),
         )
         if checkpoint is not None:
             with screen.work("loading the checkpoint"):
                 loaded = load_training(checkpoint, session.state, is_verified=True)
             state.step = check_resumed(loaded, state.identity, recipe.training.steps)
+            state.spikes = Spikes(recipe.training.on_spike, kept_values(loaded))
         _announce(state, checkpoint)
         if session.is_first:
             _write_documents(session)
@@ -158,8 +167,7 @@ def _run(recipe: Recipe, job: Job, hooks: Hooks, resume: str | None) -> int:
                 state.metrics.close()
         if state.saved != state.step:
             _save(state)
-    if state.step == recipe.training.steps:
-        _finish(state)
+    _finish(state)
     return state.step
 
 
@@ -237,7 +245,7 @@ def _train(state: _Run) -> None:
         )
         return tuple(f"{index} ({samples[index].name})" for index in indices)
 
-    stepper = Stepper(session, state.stopping, names_of)
+    stepper = Stepper(session, state.stopping, names_of, state.spikes)
     traces: list[Trace] = []
     waits: dict[int, Seconds] = {}
     with closing(iter(loader)) as batches, state.progress or nullcontext(), ExitStack() as beginning:
@@ -262,6 +270,7 @@ def _train(state: _Run) -> None:
                 results += stepper.settle()
             for result in results:
                 _report(state, result, waits.pop(result.step))
+                _prune_after(state, result)
             _evaluate(state)
             if any(result.decision.saves for result in results) or _is_due(recipe.checkpoint.every, state.step):
                 _save(state)
@@ -303,8 +312,17 @@ def _report(state: _Run, result: StepResult, waited: float) -> None:
             "iteration_s": result.iteration,
             "update_s": result.seconds - result.iteration,
             **({"amended": 1.0} if result.is_amended else {}),
+            **({"skipped": 1.0} if result.is_skipped else {}),
         },
     )
+
+
+def _prune_after(state: _Run, result: StepResult) -> None:
+    """Remove the checkpoint beyond `keep` once the weights of the newest have given a finite loss."""
+    if not state.is_proven and state.saved is not None and result.step > state.saved:
+        state.is_proven = True
+        if state.session.is_first:
+            prune(state.session.recipe.run.folder, state.session.recipe.checkpoint.keep)
 
 
 def _evaluate(state: _Run) -> None:
@@ -314,6 +332,13 @@ def _evaluate(state: _Run) -> None:
     if state.data.validation is not None and (_is_due(recipe.validation.every, state.step) or is_last):
         with state.screen.work("validating"):
             result = validate(session, state.data.validation)
+        if not isfinite(result.loss):
+            raise NonFiniteLossError(
+                f"step {state.step}: the validation loss is {result.loss}, so these weights are not saved.\n"
+                "The last checkpoints are kept. Lower optimizer.learning_rate or set training.clip_norm; then continue "
+                "with --resume latest."
+            )
+        state.validated = state.step
         if state.metrics is not None:
             logger.info("step=%d validation_loss=%.5f", state.step, result.loss)
             by_time = {f"validation_loss_t{time:g}": loss for time, loss in result.by_time}
@@ -347,22 +372,26 @@ def sampling_settings(session: Session | Model) -> SamplingSettings:
 
 
 def _save(state: _Run) -> None:
-    session = state.session
+    session, keep = state.session, state.session.recipe.checkpoint.keep
+    is_proven = state.validated == state.step
     with state.screen.work("saving"):
+        tensors = training_tensors(session.state)
+        check_finite(tensors, state.step)
         save(
             session.recipe.run.folder,
             state.step,
-            training_tensors(session.state),
-            {"step": state.step, **state.identity},
-            keep=session.recipe.checkpoint.keep,
+            tensors,
+            {"step": state.step, **state.identity, **state.spikes.state()},
+            keep=keep if is_proven else keep + 1,  # one more, until these weights give a loss
         )
+    state.is_proven = is_proven
     state.saved = state.step
 
 
 def _finish(state: _Run) -> None:
     """Export and timeline, on rank 0; the others wait at the job's end."""
     session, recipe = state.session, state.session.recipe
-    if not session.is_first:
+    if not session.is_first or state.step < recipe.training.steps:
         return
     folder = recipe.run.folder
     if state.timeline is not None:

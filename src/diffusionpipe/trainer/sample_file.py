@@ -24,6 +24,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from importlib.metadata import version
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from diffusionpipe.errors import ConfigError
+from diffusionpipe.ir.output_file import reason_of, write_atomically
 from diffusionpipe.trainer.recipe import Precision
 from diffusionpipe.trainer.sampling import SamplingSettings
 
@@ -85,13 +87,13 @@ def write_sample(picture: NDArray[np.uint8], origin: Origin, path: Path) -> None
     chunks = PngInfo()
     for key, text in _texts(origin).items():
         chunks.add_itxt(key, text)
+    drawn = BytesIO()
+    Image.fromarray(picture).save(drawn, format="PNG", pnginfo=chunks)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        Image.fromarray(picture).save(path, format="PNG", pnginfo=chunks)
     except OSError as error:
-        raise ConfigError(
-            f"cannot write {path}: {error}; check that the folder exists, is writable and has free space"
-        ) from error
+        raise ConfigError(f"cannot write {path}: {reason_of(error)}; choose a folder that can be made") from error
+    write_atomically(path, drawn.getvalue())
 
 
 def read_origin(path: Path) -> Origin:

@@ -81,6 +81,8 @@ def build_scheduler(config: Mapping[str, object], class_name: str | None = None)
     """
     import diffusers
 
+    if not isinstance(config.get("_class_name"), str):
+        raise RecipeError("scheduler_config.json: _class_name does not name a scheduler; restore the model's own file")
     own = str(config["_class_name"])
     name = class_name or own
     scheduler_class = getattr(diffusers, name, None)
@@ -93,7 +95,10 @@ def build_scheduler(config: Mapping[str, object], class_name: str | None = None)
             f"{name} cannot shift times by the number of tokens, as the model's scheduler does; use {own}, or set "
             "objective.shift to a number"
         )
-    scheduler: Scheduler = scheduler_class.from_config(dict(config))
+    try:
+        scheduler: Scheduler = scheduler_class.from_config(dict(config))
+    except Exception as error:  # a wrong value leads to anything
+        raise RecipeError(f"scheduler_config.json does not make a {name}: {type(error).__name__}: {error}") from error
     return scheduler
 
 
@@ -102,6 +107,7 @@ def set_times(scheduler: Scheduler, config: Mapping[str, object], num_steps: int
 
     Raises:
         ModelError: the configuration shifts in a way that is not supported.
+        RecipeError: it does not make so many steps.
     """
     extra: dict[str, object] = {}
     if spacing.has_even_sigmas and "sigmas" in signature(scheduler.set_timesteps).parameters:
@@ -112,7 +118,13 @@ def set_times(scheduler: Scheduler, config: Mapping[str, object], num_steps: int
         assert shift.dynamic is not None
         assert spacing.num_tokens is not None
         extra["mu"] = shift.dynamic.mu(spacing.num_tokens)
-    scheduler.set_timesteps(num_steps, **extra)
+    try:
+        scheduler.set_timesteps(num_steps, **extra)
+    except Exception as error:  # a wrong value of the configuration leads to anything
+        raise RecipeError(
+            f"the scheduler of scheduler_config.json cannot make {num_steps} denoising steps: {type(error).__name__}: "
+            f"{error}; use fewer steps, or another scheduler"
+        ) from error
 
 
 def draw(

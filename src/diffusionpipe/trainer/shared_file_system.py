@@ -11,7 +11,7 @@ from pathlib import Path
 import torch.distributed as dist
 
 from diffusionpipe.errors import CheckpointError
-from diffusionpipe.trainer.agreement import agree, rank_in, size_of
+from diffusionpipe.trainer.agreement import agree, rank_in, size_of, together
 from diffusionpipe.units import Seconds
 
 
@@ -28,12 +28,12 @@ def check_shared_file_system(folder: Path, *, group: dist.ProcessGroup | None = 
     run = agree(lambda: secrets.token_hex(8), group)[0]
     tokens = [folder / f".shared-{run}-{other}" for other in range(size)]
     try:
-        agree(lambda: _write_token(tokens[rank]), group)
+        together(lambda: _write_token(tokens[rank]), group)
         seen = agree(lambda: _wait_for(tokens if rank == 0 else tokens[:1], patience), group)
         nodes = agree(socket.gethostname, group)
         # Both directions are the same finding: rank r and rank 0 do not share the folder.
         lacking = sorted({r for r in range(size) if not seen[r][0] or not seen[0][r]})
-        agree(lambda: None, group)  # nobody removes a token that another still looks for
+        together(lambda: None, group)  # nobody removes a token that another still looks for
     finally:
         with suppress(OSError):  # where it could not be written it cannot be removed, and that error is on its way
             tokens[rank].unlink()

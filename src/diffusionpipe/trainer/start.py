@@ -4,11 +4,10 @@ import socket
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch.distributed as dist
-
 from diffusionpipe.costs import ModelGraph
 from diffusionpipe.ir import Plan
 from diffusionpipe.profiler.measured import device_name
+from diffusionpipe.runtime.exchange import form_of, gather
 from diffusionpipe.runtime.process_group import Job
 from diffusionpipe.trainer.recipe import Recipe
 
@@ -38,6 +37,5 @@ class Start:
 
 def places(job: Job) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Host and device of every rank; every rank calls it."""
-    found: list[tuple[str, str]] = [("", "")] * job.membership.world_size
-    dist.all_gather_object(found, (socket.gethostname(), device_name(job.device)))
-    return tuple(host for host, _ in found), tuple(device for _, device in found)
+    text = form_of(str)
+    return tuple(gather(socket.gethostname(), text)), tuple(gather(device_name(job.device), text))

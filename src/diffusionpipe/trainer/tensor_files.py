@@ -14,13 +14,26 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
-from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
+from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter, _StorageInfo
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 from torch.distributed.checkpoint.planner import SavePlan
 from torch.distributed.checkpoint.storage import WriteResult
 
 from diffusionpipe.errors import CheckpointError
-from diffusionpipe.trainer.agreement import agree, rank_in
+from diffusionpipe.ir.output_file import check_folder
+from diffusionpipe.runtime.exchange import form_of
+from diffusionpipe.trainer.agreement import agree, rank_in, together
+from diffusionpipe.trainer.tensor_plans import (
+    Offer,
+    Written,
+    check_replicas,
+    offers_of,
+    plan_of,
+    results_of,
+    share_of,
+    shares_of,
+    written_by,
+)
 
 METADATA = ".metadata"
 
@@ -35,7 +48,8 @@ def write_tensors(
     Raises:
         CheckpointError: a rank could not write, or two ranks mean different things by one name.
     """
-    is_first = rank_in(group) == 0
+    rank = rank_in(group)
+    is_first = rank == 0
     # One thread: an error in any but the first of the writer's threads would be lost.
     writer = FileSystemWriter(folder, sync_files=True, thread_count=1)
     planner = DefaultSavePlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
@@ -45,29 +59,45 @@ def write_tensors(
         writer.set_up_storage_writer(is_first)
         return writer.prepare_local_plan(planner.create_local_plan())
 
-    plans = agree(plan_own, group)
+    own = together(plan_own, group)
+    offers = agree(lambda: offers_of(own), group, form=form_of(tuple[Offer, ...]))
+    decided: tuple[list[SavePlan], Metadata] | None = None
 
-    def plan_all() -> tuple[list[SavePlan], Metadata] | None:
+    def plan_all() -> tuple[tuple[int, ...], ...]:
+        nonlocal decided
         if not is_first:
-            return None
-        _check_replicas(plans)
-        everyones, metadata = planner.create_global_plan(plans)
-        return writer.prepare_global_plan(everyones), metadata
+            return ()
+        check_replicas(offers)
+        decided = planner.create_global_plan([plan_of(of_rank) for of_rank in offers])
+        return shares_of(offers, decided[0])
 
-    decided = agree(plan_all, group)[0]
-    assert decided is not None, "the first rank decides"
-    everyones, metadata = decided
+    shares = agree(plan_all, group, form=form_of(tuple[tuple[int, ...], ...]))[0]
 
-    def write_own() -> list[WriteResult]:
-        own = planner.finish_plan(everyones[rank_in(group)])
-        written: list[WriteResult] = writer.write_data(own, planner).wait()
-        if len(written) != len(own.items):
-            raise CheckpointError(f"only {len(written)} of {len(own.items)} tensors were written")
-        return written
+    def write_own() -> tuple[Written, ...]:
+        # The writer names the files of a plan by its place among all.
+        places = [SavePlan([]) for _ in offers]
+        places[rank] = share_of(own, shares[rank])
+        share = planner.finish_plan(writer.prepare_global_plan(places)[rank])
+        try:
+            written: list[WriteResult] = writer.write_data(share, planner).wait()
+        except RuntimeError as error:  # torch's writer speaks of positions in the file where the disk is full
+            check_folder(folder)
+            raise CheckpointError(f"{type(error).__name__}: {error}") from error
+        if len(written) != len(share.items):
+            raise CheckpointError(f"only {len(written)} of {len(share.items)} tensors were written")
+        return written_by(written)
 
-    results = agree(write_own, group)
-    agree(lambda: writer.finish(metadata, results) if is_first else None, group)
-    names = {result.storage_data.relative_path for result in results[rank_in(group)]}
+    results = agree(write_own, group, form=form_of(tuple[Written, ...]))
+
+    def finish() -> None:
+        if decided is None:
+            return
+        plans, metadata = decided
+        of_ranks = zip(results, writer.prepare_global_plan(plans), strict=True)
+        writer.finish(metadata, [results_of(one, plan, plan.storage_data.prefix) for one, plan in of_ranks])
+
+    together(finish, group)
+    names = {one.file for one in results[rank]}
     return (*sorted(names), *((METADATA,) if is_first else ()))
 
 
@@ -81,10 +111,15 @@ def read_tensors(folder: Path, tensors: Mapping[str, Tensor]) -> None:
     _check_wanted(folder, tensors, metadata)
     reader = FileSystemReader(folder)
     planner = DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
-    reader.set_up_storage_reader(metadata, True)
-    planner.set_up_planner(dict(tensors), metadata, True)
-    plan = reader.prepare_local_plan(planner.create_local_plan())
-    reader.read_data(planner.finish_plan(plan), planner).wait()
+    try:
+        reader.set_up_storage_reader(metadata, True)
+        planner.set_up_planner(dict(tensors), metadata, True)
+        plan = reader.prepare_local_plan(planner.create_local_plan())
+        reader.read_data(planner.finish_plan(plan), planner).wait()
+    except Exception as error:  # a table that does not fit the files leads to anything
+        raise CheckpointError(
+            f"the tensors of {folder.name} cannot be read: {type(error).__name__}: {error}"
+        ) from error
 
 
 def stored_tensors(folder: Path) -> dict[str, Tensor]:
@@ -94,19 +129,6 @@ def stored_tensors(folder: Path) -> dict[str, Tensor]:
         for name, item in _read_metadata(folder).state_dict_metadata.items()
         if isinstance(item, TensorStorageMetadata)
     }
-
-
-def _check_replicas(plans: list[SavePlan]) -> None:
-    """Refuses a name that stands for tensors of different shapes or types on different ranks."""
-    seen: dict[str, tuple[int, object]] = {}
-    for rank, plan in enumerate(plans):
-        for item in plan.items:
-            if item.tensor_data is None:
-                raise CheckpointError(f"rank {rank}: {item.index.fqn} is not a tensor")
-            kind = (item.tensor_data.size, item.tensor_data.properties.dtype)
-            first, known = seen.setdefault(item.index.fqn, (rank, kind))
-            if known != kind:
-                raise CheckpointError(f"{item.index.fqn} is {known} on rank {first} and {kind} on rank {rank}")
 
 
 def _check_wanted(folder: Path, tensors: Mapping[str, Tensor], metadata: Metadata) -> None:
@@ -176,4 +198,21 @@ def _read_metadata(folder: Path) -> Metadata:
         raise CheckpointError(f"{METADATA} of {folder.name} cannot be read: {error}") from error
     if not isinstance(metadata, Metadata):
         raise CheckpointError(f"{METADATA} of {folder.name} holds a {type(metadata).__name__}")
+    if problem := _problem_of(metadata):
+        raise CheckpointError(f"{METADATA} of {folder.name} cannot be used: {problem}")
     return metadata
+
+
+def _problem_of(metadata: Metadata) -> str | None:
+    """What makes a table unfit to be read by torch, which trusts it."""
+    places = metadata.storage_data
+    if not isinstance(metadata.state_dict_metadata, dict) or not isinstance(places, dict):
+        return "it is incomplete"
+    for place in places.values():
+        if not isinstance(place, _StorageInfo) or not isinstance(place.relative_path, str):
+            return "it does not say where each tensor lies"
+        if not place.relative_path.endswith(".distcp") or "/" in place.relative_path:
+            return f"{place.relative_path!r} is not one of the checkpoint's files"
+        if getattr(place, "transform_descriptors", None):
+            return f"{place.relative_path} is compressed or encrypted, which DiffusionPipe does not do"
+    return None

@@ -4,14 +4,26 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TypeAlias
 
-import torch.distributed as dist
-
 from diffusionpipe.ir import Mesh, Phase, Span, Timeline
+from diffusionpipe.runtime.exchange import Form, broadcast, form_of, gather
 from diffusionpipe.trainer.session import Session
 from diffusionpipe.units import Seconds
 
 Trace: TypeAlias = tuple[tuple[Span, ...], Seconds, tuple[Phase, ...]]
 """A rank's iteration: what it did when, how long the iteration took, and the rest of the step."""
+
+_SPANS, _SECONDS, _PHASES = form_of(tuple[Span, ...]), form_of(float), form_of(tuple[Phase, ...])
+
+
+def _read_trace(data: object) -> Trace:
+    if not isinstance(data, list) or len(data) != 3:
+        raise ValueError("spans, a time and phases are needed")
+    return _SPANS.read(data[0]), _SECONDS.read(data[1]), _PHASES.read(data[2])
+
+
+_TRACES: Form[Trace] = Form(
+    lambda trace: [_SPANS.write(trace[0]), _SECONDS.write(trace[1]), _PHASES.write(trace[2])], _read_trace
+)
 
 
 def measured_timeline(session: Session, traces: Sequence[Trace]) -> Timeline:
@@ -20,11 +32,8 @@ def measured_timeline(session: Session, traces: Sequence[Trace]) -> Timeline:
     Every rank calls it with its own traces of the same steps. It is one gathering of small objects for a run.
     """
     by_length = sorted(range(len(traces)), key=lambda index: traces[index][1])
-    chosen = [by_length[len(traces) // 2]]
-    dist.broadcast_object_list(chosen, src=0)
-    gathered: list[Trace | None] = [None] * session.plan.mesh.num_ranks
-    dist.all_gather_object(gathered, traces[chosen[0]])
-    return merged(session.plan.mesh, [trace for trace in gathered if trace is not None])
+    chosen = broadcast(by_length[len(traces) // 2], form_of(int))
+    return merged(session.plan.mesh, gather(traces[chosen], _TRACES))
 
 
 def merged(mesh: Mesh, traces: Sequence[Trace]) -> Timeline:

@@ -2,15 +2,16 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from math import isfinite
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from diffusionpipe.errors import CheckpointError
+from diffusionpipe.errors import CheckpointError, NonFiniteWeightsError
 from diffusionpipe.models.lora import is_adapter, is_second_matrix
-from diffusionpipe.trainer.agreement import agree, rank_in
+from diffusionpipe.trainer.agreement import agree, together
 from diffusionpipe.trainer.checkpoint import State, read, verify_together
 from diffusionpipe.trainer.ema import Ema
 from diffusionpipe.trainer.optimizer import empty_optimizer_tensors, optimizer_tensors, restore_optimizer
@@ -38,6 +39,33 @@ def training_tensors(state: TrainingState) -> dict[str, Tensor]:
     return {**_weights(state), **_prefixed(OPTIMIZER, optimizer_tensors(state.optimizer, state.trainable))}
 
 
+def check_finite(tensors: Mapping[str, Tensor], step: int, *, group: dist.ProcessGroup | None = None) -> None:
+    """Refuses weights and averages among the tensors that are not finite. Every rank of the group calls it.
+
+    Raises:
+        NonFiniteWeightsError: on all ranks alike, with the name of the first one.
+    """
+    weights = {name: tensor for name, tensor in tensors.items() if not name.startswith(OPTIMIZER)}
+    found = [name for name in agree(lambda: first_not_finite(weights), group) if name is not None]
+    if found:
+        raise NonFiniteWeightsError(
+            f"after step {step} the weights are not finite, first {min(found)}; they are not saved.\n"
+            "Lower optimizer.learning_rate or set training.clip_norm; then continue from an earlier checkpoint with "
+            "--resume latest, or start again."
+        )
+
+
+def first_not_finite(tensors: Mapping[str, Tensor]) -> str | None:
+    """The name of the first tensor with a NaN or an infinity; each is read once."""
+    floating = {name: tensor for name, tensor in tensors.items() if tensor.is_floating_point() and tensor.numel()}
+    if not floating:
+        return None
+    largest = torch.stack([norm.double() for norm in torch._foreach_norm(list(floating.values()), float("inf"))])
+    if bool(largest.isfinite().all()):
+        return None
+    return next(name for name, norm in zip(floating, largest.tolist(), strict=True) if not isfinite(norm))
+
+
 def load_training(
     path: Path, state: TrainingState, *, is_verified: bool = False, group: dist.ProcessGroup | None = None
 ) -> State:
@@ -51,7 +79,7 @@ def load_training(
     """
     if not is_verified:
         verify_together(path, group)
-    return agree(_loading(path, state), group)[rank_in(group)]
+    return together(_loading(path, state), group)
 
 
 def _loading(path: Path, state: TrainingState) -> Callable[[], State]:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from io import BytesIO
 from math import ceil
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from diffusionpipe.errors import ConfigError
+from diffusionpipe.ir.output_file import write_atomically
 
 if TYPE_CHECKING:
     import numpy as np
@@ -50,12 +51,9 @@ def sample_grid(images: Sequence[tuple[str, np.ndarray | Image]], path: Path, *,
         sheet.paste(picture, (x + (width - picture.width) // 2, y + (height - picture.height) // 2))
         for number, line in enumerate(lines):
             draw.text((x + width / 2, y + height + 5 + number * _LINE), line, font=font, fill="#222222", anchor="ma")
-    try:
-        sheet.save(path, format="PNG")
-    except OSError as error:
-        raise ConfigError(
-            f"cannot write {path}: {error.strerror}; check that the folder exists, is writable and has free space"
-        ) from error
+    drawn = BytesIO()
+    sheet.save(drawn, format="PNG")
+    write_atomically(path, drawn.getvalue())
 
 
 def _enlarged(image: np.ndarray | Image) -> Image:

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from diffusionpipe.ir import COMPUTE_OPS, MESSAGE_OPS, RECV_OPS, Op, Phase, Schedule, Span, Timeline
-from diffusionpipe.ir.files import write_atomically
+from diffusionpipe.ir.output_file import write_atomically
 from diffusionpipe.units import Seconds
 from diffusionpipe.viz.palette import OP_NAMES, components
 

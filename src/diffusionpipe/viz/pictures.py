@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from diffusionpipe.errors import ConfigError
+from diffusionpipe.ir.output_file import write_atomically
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -31,14 +33,24 @@ def save_figure(figure: Figure, path: Path) -> None:
     """
     import matplotlib
 
-    known = figure.canvas.get_supported_filetypes()
-    ending = path.suffix.lstrip(".").lower()
-    if ending not in known:
+    check_picture(path)
+    drawn = BytesIO()
+    with matplotlib.rc_context({"svg.fonttype": "none"}):
+        figure.savefig(drawn, format=_ending(path))
+    write_atomically(path, drawn.getvalue())
+
+
+def check_picture(path: Path) -> None:
+    """Check that the file name's ending is a format that can be drawn.
+
+    Raises:
+        ConfigError: it is none.
+    """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+    if _ending(path) not in FigureCanvasAgg.get_supported_filetypes():
         raise ConfigError(f"cannot draw {path}: no picture format {path.suffix!r}; use .png, .svg or .pdf")
-    try:
-        with matplotlib.rc_context({"svg.fonttype": "none"}):
-            figure.savefig(path, format=ending)
-    except OSError as error:
-        raise ConfigError(
-            f"cannot write {path}: {error.strerror}; check that the folder exists, is writable and has free space"
-        ) from error
+
+
+def _ending(path: Path) -> str:
+    return path.suffix.lstrip(".").lower()

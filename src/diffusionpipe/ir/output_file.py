@@ -1,0 +1,163 @@
+"""Files that a command writes: whole or not at all, onto whatever the path names, and checked before long work.
+
+A regular file, or none yet, is replaced by renaming a finished draft. A rename onto anything else would destroy it: as
+root, `--out /dev/null` would make the machine's device a regular file. So a link is followed and its target replaced,
+and a device or a FIFO is written in place.
+"""
+
+import os
+import stat
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+
+from diffusionpipe.errors import ConfigError
+
+_PROBE = b"\0" * 4096
+"""A block that a folder must have room for before long work begins."""
+_MAX_LINKS = 40
+
+
+def write_atomically(path: Path, content: str | bytes) -> None:
+    """Write `content` (a text as UTF-8) so that a regular file holds either its old content or all of the new one.
+
+    That also holds after a crash. Through links; a device or FIFO is written in place.
+
+    Raises:
+        ConfigError: the file cannot be written; an old regular file is untouched.
+    """
+    data = content.encode() if isinstance(content, str) else content
+    try:
+        place = _place(path)
+        if place is None:
+            _write_in_place(path, data)
+        else:
+            _replace(place, data)
+    except OSError as error:
+        raise _refusal(path, error) from error
+
+
+def check_outputs(paths: Iterable[Path | None]) -> None:
+    """Check before long work that these files can be written; None stands for a file that was not asked for.
+
+    Leaves nothing behind and changes no file.
+
+    Raises:
+        ConfigError: one of them cannot.
+    """
+    for path in paths:
+        if path is not None:
+            _check(path)
+
+
+def check_folder(folder: Path) -> None:
+    """Check that files can be written below `folder`, which need not exist yet; leaves nothing behind.
+
+    Raises:
+        OSError: they cannot: the file system is read-only or full, a file or a broken link has the name of a folder.
+    """
+    existing = folder
+    while not existing.is_symlink() and not existing.exists() and existing != existing.parent:
+        existing = existing.parent
+    if existing.is_symlink() and not existing.exists():
+        raise FileNotFoundError(2, f"{existing} is a link to {os.readlink(existing)}, which does not exist")
+    if not existing.is_dir():
+        raise NotADirectoryError(20, f"{existing} is a file")
+    _probe(existing / "probe")
+
+
+def reason_of(error: OSError) -> str:
+    """The error's own words, without its number and paths."""
+    return error.strerror or str(error) or type(error).__name__
+
+
+def _refusal(path: Path, error: OSError) -> ConfigError:
+    if isinstance(error, IsADirectoryError):
+        return ConfigError(f"cannot write {path}: it is a folder; give the name of a file")
+    return ConfigError(
+        f"cannot write {path}: {reason_of(error)}; check that the folder exists, is writable and has free space"
+    )
+
+
+def _check(path: Path) -> None:
+    try:
+        place = _place(path)
+        if place is not None:
+            _probe(place)
+        elif not os.access(path, os.W_OK):
+            raise PermissionError(13, os.strerror(13))
+    except OSError as error:
+        raise _refusal(path, error) from error
+
+
+def _place(path: Path) -> Path | None:
+    """The regular file that the path names through links, made or to be made; None: it must be written in place.
+
+    Links in /proc name open files (/dev/stdout is one): another process goes on writing to what they name.
+
+    Raises:
+        OSError: it is a folder, or cannot be looked at.
+    """
+    place = path
+    for _ in range(_MAX_LINKS):
+        folder = Path(os.path.realpath(place.parent))
+        if folder.is_relative_to("/proc"):
+            return None
+        place = folder / place.name
+        if not place.is_symlink():
+            break
+        place = folder / os.readlink(place)
+    try:
+        mode = place.stat().st_mode
+    except FileNotFoundError:
+        return place
+    if stat.S_ISDIR(mode):
+        raise IsADirectoryError(21, os.strerror(21))
+    return place if stat.S_ISREG(mode) else None
+
+
+def _draft_of(place: Path) -> Path:
+    """A hidden name beside the file; short, because a file's name has at most 255 bytes."""
+    return place.with_name(f".{place.name[:40]}.{os.getpid()}.tmp")
+
+
+def _probe(place: Path) -> None:
+    """Write and remove a block beside the file."""
+    draft = _draft_of(place)
+    try:
+        _write_durably(draft, _PROBE)
+    finally:
+        with suppress(OSError):
+            draft.unlink()
+
+
+def _replace(place: Path, data: bytes) -> None:
+    draft = _draft_of(place)
+    try:
+        _write_durably(draft, data)
+        if place.exists():
+            draft.chmod(stat.S_IMODE(place.stat().st_mode))
+        draft.replace(place)
+    except BaseException:
+        with suppress(OSError):
+            draft.unlink()
+        raise
+    folder = os.open(place.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)  # the rename itself
+    finally:
+        os.close(folder)
+
+
+def _write_durably(path: Path, data: bytes) -> None:
+    with path.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _write_in_place(path: Path, data: bytes) -> None:
+    """Without O_CREAT, which makes a regular file where a device has just gone."""
+    descriptor = os.open(path, os.O_WRONLY)
+    with open(descriptor, "wb") as file:
+        file.write(data)

@@ -1,0 +1,168 @@
+"""Who may be a rank: all prove that they know the job's token before anything else that they have written is read.
+
+    rank r                                                    rank 0
+    hello/r = number used once, host     ──>  all wait for the hellos of all
+    proof/r = HMAC(token, r, all hellos) ──>  checks every proof
+    checks the answer                    <──  answer = HMAC(token, all hellos), or which ranks are refused and why
+
+The token itself is never sent. A proof from an earlier start proves nothing, because the hellos are new. The keys that
+ranks use afterwards begin with a name made of the token (`private_keys`), so a process without it does not meet the
+others by accident. This keeps out processes that should not be in the job. It does not encrypt: whoever can read or
+change the network's traffic needs to be kept out by the network (SECURITY.md).
+
+Without a token (torchrun, no DIFFUSIONPIPE_TOKEN) the ranks check that none of them has one.
+"""
+
+import hmac
+import json
+import secrets
+import socket
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from hashlib import sha256
+from typing import TYPE_CHECKING
+
+from diffusionpipe.errors import ConfigError
+from diffusionpipe.units import Seconds
+
+if TYPE_CHECKING:
+    from torch.distributed import Store  # type: ignore[attr-defined]  # no stub has it
+
+TOKEN = "DIFFUSIONPIPE_TOKEN"
+"""The environment variable with the token; our launcher makes one for its ranks."""
+SHORTEST = 16
+"""Characters: a shorter token could be found by trial from a proof that was overheard."""
+_NONE = "none"
+_LONGEST = 1000
+"""Characters of a message; longer ones are not ours."""
+_HEARD: Seconds = 5.0
+"""How long rank 0, which may hold the store, waits until all have heard why they are refused."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidate:
+    """A process that wants to be a rank."""
+
+    rank: int
+    world_size: int
+    token: str | None = field(default=None, repr=False)
+
+
+def new_token() -> str:
+    """A random token."""
+    return secrets.token_hex(16)
+
+
+def private_keys(store: "Store", token: str | None) -> "Store":
+    """The part of the store that only those who know the token find."""
+    from torch.distributed import PrefixStore  # type: ignore[attr-defined]  # no stub has it
+
+    return store if token is None else PrefixStore(_mac(token, "keys")[:32], store)
+
+
+def admit(store: "Store", me: Candidate, *, arrival: Seconds, proving: Seconds = 60.0) -> None:
+    """Wait until all ranks are there and have proved that they know the token. Every rank calls it.
+
+    Args:
+        store: where they meet.
+        me: this process.
+        arrival: how long to wait for all ranks to come.
+        proving: how long to wait for their proofs then.
+
+    Raises:
+        ConfigError: ranks do not come; or, on every rank that waits for the answer, one has another token or none.
+    """
+    # Polling keeps signals alive: Store.wait would block the main thread in C++.
+    store.set(f"hello/{me.rank}", f"{secrets.token_hex(16)} {socket.gethostname()}")
+    if missing := _missing(store, [f"hello/{rank}" for rank in range(me.world_size)], arrival, pause=0.05):
+        raise ConfigError(
+            f"rank(s) {', '.join(map(str, missing))} of {me.world_size} did not connect within {arrival:.0f} s; "
+            "start the command on every machine with the same --nnodes and --nproc-per-node."
+        )
+    hellos = [_text(store, f"hello/{rank}") for rank in range(me.world_size)]
+    said = sha256(json.dumps(hellos).encode()).hexdigest()
+    store.set(f"proof/{me.rank}", _proof(me.token, f"rank {me.rank} of {me.world_size}", said))
+    if me.rank == 0:
+        _judge(store, me, hellos, said, proving)
+        return
+    if _missing(store, ["answer"], 2 * proving, pause=0.005):
+        raise ConfigError(f"rank 0{_host(hellos[0])} did not answer within {2 * proving:.0f} s; start the job again.")
+    verdict, _, answer = _text(store, "answer").partition(" ")
+    store.add("heard", 1)
+    if verdict != "admitted":
+        raise _refusal(answer)
+    if not hmac.compare_digest(answer.encode(), _proof(me.token, "answer", said).encode()):
+        raise _refusal(f"rank 0{_host(hellos[0])} has another token than rank {me.rank}, or none")
+
+
+def _judge(store: "Store", me: Candidate, hellos: Sequence[str], said: str, proving: Seconds) -> None:
+    """Check all proofs and answer.
+
+    Raises:
+        ConfigError: a rank is refused; the others have heard it.
+    """
+    late = _missing(store, [f"proof/{rank}" for rank in range(me.world_size)], proving, pause=0.005)
+    problems = []
+    for rank, hello in enumerate(hellos):
+        proof = "" if rank in late else _text(store, f"proof/{rank}")
+        problem = _problem(proof, me.token, _proof(me.token, f"rank {rank} of {me.world_size}", said))
+        if problem is not None:
+            problems.append(f"rank {rank}{_host(hello)} {problem}")
+    if not problems:
+        store.set("answer", f"admitted {_proof(me.token, 'answer', said)}")
+        return
+    shown = "; ".join(problems[:4]) + (f"; and {len(problems) - 4} more" if len(problems) > 4 else "")
+    store.set("answer", f"refused {shown}")
+    deadline = time.monotonic() + min(_HEARD, proving)
+    while store.add("heard", 0) < me.world_size - 1 and time.monotonic() < deadline:
+        time.sleep(0.02)
+    raise _refusal(shown)
+
+
+def _problem(proof: str, token: str | None, expected: str) -> str | None:
+    """What is wrong with a proof."""
+    if not proof:
+        return "sent no proof of the token"
+    if hmac.compare_digest(proof.encode(), expected.encode()):
+        return None
+    if token is None:
+        return "has a token, but rank 0 has none"
+    return "has no token" if proof == _NONE else "has another token than rank 0"
+
+
+def _refusal(problem: str) -> ConfigError:
+    error = ConfigError(f"{problem}. Set {TOKEN} to the same text for every rank of the job, or for none.")
+    error.is_common = True
+    return error
+
+
+def _proof(token: str | None, role: str, said: str) -> str:
+    return _NONE if token is None else _mac(token, f"{role}: {said}")
+
+
+def _mac(token: str, text: str) -> str:
+    return hmac.new(token.encode(), text.encode(), sha256).hexdigest()
+
+
+def _missing(store: "Store", keys: Sequence[str], patience: Seconds, *, pause: Seconds) -> list[int]:
+    """Positions of the keys that do not appear in time."""
+    missing = list(range(len(keys)))
+    deadline = time.monotonic() + patience
+    while missing := [place for place in missing if not store.check([keys[place]])]:
+        if time.monotonic() > deadline:
+            break
+        time.sleep(pause)
+    return missing
+
+
+def _text(store: "Store", key: str) -> str:
+    """What somebody has written, made fit to be shown."""
+    found = store.get(key)[:_LONGEST].decode(errors="replace")
+    return "".join(character if character.isprintable() else "?" for character in found)
+
+
+def _host(hello: str) -> str:
+    """The host that a rank says it is on, in brackets."""
+    host = hello.partition(" ")[2]
+    return f" ({host[:100]})" if host else ""

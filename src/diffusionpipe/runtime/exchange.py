@@ -1,0 +1,172 @@
+"""Small values between the ranks of a job, as JSON text: reading one runs no code, whoever has sent it.
+
+torch.distributed's own exchange of objects unpickles what a peer sends, and a pickle may run any code. Here a `Form`
+says how a kind of value becomes a JSON value and how it is read back. A message that is no such value is refused on all
+ranks, and its sender is named. Numbers arrive as they were sent: the text of a float64 stands for exactly that one.
+Many numbers travel faster as a tensor (`gather_numbers`).
+"""
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Generic, TypeAlias, TypeVar, Union
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from diffusionpipe.errors import ConfigError
+from diffusionpipe.ir.codec import decode, encode
+from diffusionpipe.units import Bytes
+
+T = TypeVar("T")
+Json: TypeAlias = Union[bool, int, float, str, "list[Json]", "dict[str, Json]", None]
+
+MOST_GATHERED: Bytes = 2**28
+"""The longest message of a rank to all: every rank holds one of each."""
+MOST_BROADCAST: Bytes = 2**32
+"""The longest message of the first rank to all."""
+_NUM_SHOWN = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Form(Generic[T]):
+    """How values of one kind travel."""
+
+    write: Callable[[T], object]
+    """The JSON value."""
+    read: Callable[[object], T]
+    """The value back; raises a ValueError, TypeError or KeyError for anything that `write` does not return."""
+
+
+def form_of(kind: type[T]) -> Form[T]:
+    """The form of values that files can hold, see `ir.codec.decode`: frozen dataclasses, tuples, enumerations."""
+
+    def read(data: object) -> T:
+        problems: list[str] = []
+        value = decode(kind, data, "value", problems)
+        if problems:
+            raise ValueError("; ".join(problems[:_NUM_SHOWN]))
+        return value  # type: ignore[return-value]  # decode returns a value of that kind if it finds no problem
+
+    return Form(lambda value: encode(value, kind), read)
+
+
+def optional(form: Form[T]) -> Form[T | None]:
+    """The same values, or None."""
+    return Form(
+        lambda value: None if value is None else form.write(value),
+        lambda data: None if data is None else form.read(data),
+    )
+
+
+def _plain(value: object) -> object:
+    """The value, which has to be one of JSON's own.
+
+    Raises:
+        TypeError: it, or one in it, is not.
+    """
+    match value:
+        case None | bool() | int() | float() | str():
+            if type(value) not in (type(None), bool, int, float, str):
+                raise TypeError(f"{type(value).__name__} is not a plain value")
+        case list():
+            for item in value:
+                _plain(item)
+        case dict():
+            for key, item in value.items():
+                if type(key) is not str:
+                    raise TypeError("a key is not a text")
+                _plain(item)
+        case _:
+            raise TypeError(f"{type(value).__name__} has no plain form; give the values a Form")
+    return value
+
+
+PLAIN: Form[Json] = Form(_plain, lambda data: data)  # type: ignore[arg-type,return-value]  # the parser returns Json
+"""Values that are JSON already: texts, numbers, lists, dictionaries."""
+
+
+def gather(value: T, form: Form[T], group: dist.ProcessGroup | None = None) -> list[T]:
+    """Every rank's value, on every rank, in the order of ranks; all of the group call it.
+
+    Raises:
+        ConfigError: on every rank alike, if one has sent something else or too much; it names the rank.
+    """
+    if _size(group) == 1:
+        return [value]
+    texts = _gather_bytes(_text(value, form), group)
+    return [_read(text, form, rank) for rank, text in enumerate(texts)]
+
+
+def broadcast(value: T | None, form: Form[T]) -> T:
+    """The first rank's value, on every rank; those of the others do not count. All ranks of the job call it.
+
+    Raises:
+        ConfigError: on every rank, if the value is too long; on the others, if it is not of that form.
+    """
+    if _size(None) == 1:
+        return value  # type: ignore[return-value]  # the first rank has one
+    is_first = dist.get_rank() == 0
+    text = _text(value, optional(form)) if is_first else b""
+    length = torch.tensor([len(text)], dtype=torch.int64)
+    dist.broadcast(length, src=0)
+    _check_lengths([int(length)], MOST_BROADCAST)
+    message = _as_tensor(text) if is_first else torch.empty(int(length), dtype=torch.uint8)
+    dist.broadcast(message, src=0)
+    return value if is_first else _read(message.numpy().tobytes(), form, 0)  # type: ignore[return-value]  # as above
+
+
+def gather_numbers(values: Tensor) -> list[Tensor]:
+    """Every rank's tensor, on every rank, in the order of ranks; all have the same shape and type, on the CPU."""
+    everyone = [torch.empty_like(values) for _ in range(_size(None))]
+    dist.all_gather(everyone, values.contiguous())
+    return everyone
+
+
+def _size(group: dist.ProcessGroup | None) -> int:
+    return dist.get_world_size(group) if dist.is_available() and dist.is_initialized() else 1
+
+
+def _text(value: T, form: Form[T]) -> bytes:
+    return json.dumps(form.write(value), separators=(",", ":")).encode("ascii")
+
+
+def _as_tensor(text: bytes) -> Tensor:
+    return torch.frombuffer(bytearray(text), dtype=torch.uint8)
+
+
+def _gather_bytes(text: bytes, group: dist.ProcessGroup | None) -> list[bytes]:
+    size = _size(group)
+    lengths = [torch.zeros(1, dtype=torch.int64) for _ in range(size)]
+    dist.all_gather(lengths, torch.tensor([len(text)], dtype=torch.int64), group=group)
+    counts = [int(length) for length in lengths]
+    _check_lengths(counts, MOST_GATHERED)
+    mine = torch.zeros(max(counts), dtype=torch.uint8)
+    mine[: len(text)] = _as_tensor(text)
+    padded = [torch.empty_like(mine) for _ in range(size)]
+    dist.all_gather(padded, mine, group=group)
+    return [message[:count].numpy().tobytes() for message, count in zip(padded, counts, strict=True)]
+
+
+def _check_lengths(counts: Sequence[int], most: Bytes) -> None:
+    for rank, count in enumerate(counts):
+        if not 0 < count <= most:
+            raise _refusal(rank, f"a message of {count:,} bytes; a message has 1 to {most:,}")
+
+
+def _read(text: bytes, form: Form[T], rank: int) -> T:
+    try:
+        return form.read(json.loads(text))
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        problem = f"{type(error).__name__}: {error}" if not isinstance(error, ValueError) else str(error)
+        raise _refusal(rank, f"a message that cannot be read ({problem[:500]})") from error
+
+
+def _refusal(rank: int, problem: str) -> ConfigError:
+    error = ConfigError(
+        f"rank {rank} has sent {problem}. Start all ranks with the same version of DiffusionPipe, and let no other "
+        "program connect to the job."
+    )
+    error.is_common = True
+    return error

@@ -1,0 +1,277 @@
+"""Processes that make a rank's batches ahead, and the memory in which a batch travels to the rank.
+
+    rank    step 7 ──────────────────────────────────────>  data worker    makes the batch of step 7
+            names, dtypes and shapes, one file descriptor <──              writes it into memory of its own
+
+The memory is an anonymous file (memfd): the worker writes the batch into it once, and the rank maps it without a copy.
+/dev/shm is not used, so its size does not matter (containers have 64 MB by default), and there are no semaphores that
+a killed process could leave behind. A worker has one pipe to its rank. If the worker dies, the pipe ends, and the rank
+knows at once. If the rank dies, the pipe ends too, and the worker ends.
+"""
+
+import faulthandler
+import json
+import mmap
+import multiprocessing
+import os
+import signal
+import tempfile
+import time
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from math import prod
+from multiprocessing import reduction, resource_tracker
+from multiprocessing.connection import Connection
+from multiprocessing.context import SpawnProcess
+from multiprocessing.util import Finalize
+
+import torch
+from torch import Tensor
+
+from diffusionpipe.errors import DataError
+from diffusionpipe.units import Bytes, Seconds
+
+PREFETCHED = 2
+"""Batches that each worker keeps ready."""
+POLITENESS = 10
+"""Added to the workers' nice value."""
+
+MakeBatch = Callable[[int], Mapping[str, Tensor]]
+"""`make(step)`: the batch of a step by name; it can be pickled."""
+
+_LEFT_TO_THE_RANK = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
+_STACKS = signal.SIGUSR2
+"""Asks a worker for its stacks."""
+_ALIGNED: Bytes = 64
+_LAST_WORDS: Seconds = 5.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Worker:
+    """The rank's side of one worker."""
+
+    process: SpawnProcess
+    pipe: Connection
+    stacks: int
+    """Descriptor of the file into which the worker writes its stacks when it gets `_STACKS`."""
+
+
+class DataWorkers:
+    """The workers of one rank. Step k is made by worker k % num_workers, so the batches come in order.
+
+    Workers are spawned, not forked: the rank has threads of gloo or CUDA.
+    """
+
+    def __init__(self, make: MakeBatch, steps: range, num_workers: int) -> None:
+        """Start the workers and ask for the first batches.
+
+        Raises:
+            DataError: a worker cannot be started.
+        """
+        self._steps, self._asked = steps, 0
+        self._workers: list[_Worker] = []
+        self._finalizer = Finalize(self, _kill, args=(self._workers,), exitpriority=10)
+        self.awaited: int | None = None
+        """The process for which the rank waits now."""
+        try:
+            self._workers += [_started(make, number) for number in range(num_workers)]
+        except OSError as error:
+            self.close()
+            raise DataError(f"a data worker cannot be started: {error}; set data.workers = 0") from error
+        for _ in range(PREFETCHED * num_workers):
+            self._ask()
+
+    def take(self, step: int) -> dict[str, Tensor]:
+        """The batch of a step; steps must be taken in order.
+
+        Raises:
+            DataError: the worker could not make the batch, or died; the message names the cause.
+        """
+        worker = self._worker_of(step)
+        self.awaited = worker.process.pid
+        try:
+            batch = _received(worker.pipe)
+        except (EOFError, OSError) as error:
+            raise DataError(_death(worker.process, step)) from error
+        finally:
+            self.awaited = None
+        self._ask()
+        return batch
+
+    def stacks(self, patience: Seconds = 1.0) -> str:
+        """The Python stacks of all workers now, as text. It waits at most `patience` for workers that are stuck."""
+        before = [os.fstat(worker.stacks).st_size for worker in self._workers]
+        for worker in self._workers:
+            with suppress(ProcessLookupError):
+                os.kill(worker.process.pid or 0, _STACKS)
+        deadline = time.monotonic() + patience
+        texts = []
+        for worker, size in zip(self._workers, before, strict=True):
+            while os.fstat(worker.stacks).st_size == size and time.monotonic() < deadline:
+                time.sleep(0.01)
+            time.sleep(0.05)  # until the last line is there
+            written = os.pread(worker.stacks, 2**20, size).decode(errors="replace")
+            texts.append(f"Data worker (process {worker.process.pid}):\n{written or '  no answer'}\n")
+        return "".join(texts)
+
+    def close(self) -> None:
+        """End the workers. They hold nothing that must be kept."""
+        self._finalizer()
+
+    def _worker_of(self, step: int) -> _Worker:
+        return self._workers[self._steps.index(step) % len(self._workers)]
+
+    def _ask(self) -> None:
+        """Ask for the next batch, if there is one more."""
+        if self._asked < len(self._steps):
+            step = self._steps[self._asked]
+            self._asked += 1
+            with suppress(OSError):  # the worker has died; `take` says how
+                self._worker_of(step).pipe.send_bytes(str(step).encode())
+
+
+def _started(make: MakeBatch, number: int) -> _Worker:
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    process = context.Process(target=_serve, args=(make, theirs), name=f"data worker {number}", daemon=True)
+    with _signals_blocked():
+        process.start()
+    theirs.close()  # so that the pipe ends with the worker
+    stacks = anonymous_file()
+    with suppress(OSError):  # the worker has died already; `take` says how
+        reduction.send_handle(ours, stacks, process.pid)
+    return _Worker(process=process, pipe=ours, stacks=stacks)
+
+
+@contextmanager
+def _signals_blocked() -> Iterator[None]:
+    """A process that is started in the block gets no signals until it is ready to leave them to its rank."""
+    resource_tracker.ensure_running()  # starting it later would unblock them
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, (*_LEFT_TO_THE_RANK, _STACKS))
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _kill(workers: list[_Worker]) -> None:
+    for worker in workers:
+        worker.process.kill()
+    for worker in workers:
+        worker.process.join()
+        worker.pipe.close()
+        os.close(worker.stacks)
+    workers.clear()
+
+
+def _death(process: SpawnProcess, step: int) -> str:
+    """How the worker that was to make the batch of `step` ended."""
+    process.join(_LAST_WORDS)
+    who = f"step {step}: the data worker (process {process.pid}), which decodes pictures,"
+    code = process.exitcode
+    if code is None:
+        return f"{who} closed its connection"
+    if code >= 0:
+        return f"{who} ended with status {code}; its error is above or in the rank's log"
+    hint = "; the system may have run out of memory" if -code == signal.SIGKILL else ""
+    return f"{who} was killed by signal {-code} ({signal.Signals(-code).name}){hint}"
+
+
+# ---- the worker's side
+
+
+def _serve(make: MakeBatch, pipe: Connection) -> None:
+    """Makes the batches of the steps that the rank asks for, until the pipe ends."""
+    _leave_signals_to_the_rank()
+    os.nice(POLITENESS)  # batches are made ahead, so a worker can wait until a rank that shares its core does
+    torch.set_num_threads(1)
+    with suppress(EOFError, OSError):
+        faulthandler.register(_STACKS, file=reduction.recv_handle(pipe), all_threads=True)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, (_STACKS,))
+        while True:
+            step = int(pipe.recv_bytes())
+            _reply(pipe, step, make)
+
+
+def _leave_signals_to_the_rank() -> None:
+    """It may want a last checkpoint, for which it needs its batches; workers end when it does."""
+    for number in _LEFT_TO_THE_RANK:
+        signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _LEFT_TO_THE_RANK)
+
+
+def _reply(pipe: Connection, step: int, make: MakeBatch) -> None:
+    """Send the batch of a step, or the reason why there is none."""
+    file: int | None = None
+    try:
+        batch = make(step)
+        specs = [(name, str(t.dtype).removeprefix("torch."), tuple(t.shape)) for name, t in batch.items()]
+        file = anonymous_file()
+        _write(file, list(batch.values()))
+    except DataError as error:
+        reply: dict[str, object] = {"error": f"step {step}: {error}"}
+    except Exception as error:
+        traceback.print_exc()
+        reply = {"error": f"step {step}: a data worker failed: {type(error).__name__}: {error}"}
+    else:
+        reply = {"tensors": specs}
+    pipe.send_bytes(json.dumps(reply).encode())
+    if "tensors" in reply and file is not None:
+        reduction.send_handle(pipe, file, os.getppid())
+    if file is not None:
+        os.close(file)
+
+
+# ---- the memory of a batch
+
+
+def anonymous_file() -> int:
+    """A descriptor of a file without a name, in memory where the system has such files, else on the disk."""
+    if hasattr(os, "memfd_create"):
+        return os.memfd_create("diffusionpipe")
+    with tempfile.TemporaryFile() as file:
+        return os.dup(file.fileno())
+
+
+def _write(file: int, tensors: list[Tensor]) -> None:
+    """Put the tensors one after the other, each at a multiple of `_ALIGNED`."""
+    start = 0
+    for tensor in tensors:
+        data = tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data
+        written = 0
+        while written < len(data):
+            written += os.pwrite(file, data[written:], start + written)
+        start = _aligned(start + len(data))
+
+
+def _received(pipe: Connection) -> dict[str, Tensor]:
+    """The next batch of a worker.
+
+    Raises:
+        DataError: the worker could not make it.
+    """
+    reply = json.loads(pipe.recv_bytes())
+    if "error" in reply:
+        raise DataError(reply["error"])
+    file = reduction.recv_handle(pipe)
+    try:
+        size = os.fstat(file).st_size
+        memory = mmap.mmap(file, size) if size else None
+    finally:
+        os.close(file)
+    batch: dict[str, Tensor] = {}
+    start = 0
+    for name, dtype_name, shape in reply["tensors"]:
+        dtype, count = getattr(torch, dtype_name), prod(shape)
+        if memory is None or count == 0:
+            batch[name] = torch.empty(shape, dtype=dtype)
+            continue
+        batch[name] = torch.frombuffer(memory, dtype=dtype, count=count, offset=start).reshape(shape)
+        start = _aligned(start + batch[name].nbytes)
+    return batch
+
+
+def _aligned(start: Bytes) -> Bytes:
+    return -(-start // _ALIGNED) * _ALIGNED

@@ -1,0 +1,66 @@
+"""Steps whose loss or gradient norm is far above those of the steps before, by a rule that outliers cannot move.
+
+A value is a spike if it is more than `DEVIATIONS` deviations above the median of the last `WINDOW` values, and more
+than `FACTOR` times this median. The deviation is the median absolute deviation, scaled to that of a normal
+distribution. Spikes do not count among the past values. Loss and norm are sums over all ranks, so every rank judges
+alike.
+"""
+
+from collections import deque
+from collections.abc import Iterable, Mapping
+from statistics import median
+
+from diffusionpipe.trainer.recipe import OnSpike
+
+WINDOW = 100
+LEAST = 20
+"""Values before which nothing is called a spike."""
+DEVIATIONS = 10.0
+FACTOR = 2.0
+_NORMAL = 1.4826
+"""Standard deviation of a normal distribution over its median absolute deviation."""
+
+_NAMES = ("loss", "gradient_norm")
+_KEY = "past_values"
+
+
+class Spikes:
+    """The past values of a run, and the judgement of the next."""
+
+    def __init__(self, reaction: OnSpike, kept: Mapping[str, Iterable[float]] | None = None) -> None:
+        self.reaction = reaction
+        self._past = {name: deque((kept or {}).get(name, ()), maxlen=WINDOW) for name in _NAMES}
+
+    def judge(self, loss: float, gradient_norm: float) -> str | None:
+        """Why this step is a spike, in words; None if it is none, and then its values count for the next steps."""
+        if self.reaction is OnSpike.NONE:
+            return None
+        values = dict(zip(_NAMES, (loss, gradient_norm), strict=True))
+        problems = [_problem(name, value, self._past[name]) for name, value in values.items()]
+        found = [problem for problem in problems if problem is not None]
+        if found:
+            return " and ".join(found)
+        for name, value in values.items():
+            self._past[name].append(value)
+        return None
+
+    def state(self) -> dict[str, object]:
+        """For a checkpoint's state, so that a resumed run judges alike; empty where nothing is judged."""
+        past = {name: list(values) for name, values in self._past.items()}
+        return {} if self.reaction is OnSpike.NONE else {_KEY: past}
+
+
+def kept_values(state: Mapping[str, object]) -> dict[str, list[float]]:
+    """The past values in a checkpoint's state; none in one that judged nothing."""
+    kept = state.get(_KEY)
+    return {str(name): list(values) for name, values in kept.items()} if isinstance(kept, Mapping) else {}
+
+
+def _problem(name: str, value: float, past: deque[float]) -> str | None:
+    if len(past) < LEAST:
+        return None
+    usual = median(past)
+    deviation = _NORMAL * median(abs(one - usual) for one in past)
+    if value <= FACTOR * usual or value <= usual + DEVIATIONS * deviation:
+        return None
+    return f"{name}={value:.4g} is {value / usual:.1f} times the median of the last {len(past)} steps ({usual:.4g})"

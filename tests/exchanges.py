@@ -1,0 +1,78 @@
+"""What ranks of the tests of messages run; see `crew`."""
+
+import math
+import os
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from diffusionpipe.costs import Link
+from diffusionpipe.errors import DataError
+from diffusionpipe.runtime import exchange
+from diffusionpipe.runtime.exchange import PLAIN, broadcast, form_of, gather, gather_numbers
+from diffusionpipe.runtime.process_group import Job
+from diffusionpipe.trainer import checkpoint
+from diffusionpipe.trainer.agreement import agree, from_first, together
+
+FLOATS = (0.1, 1 / 3, 5e-324, math.pi * 1e300, -0.0, 2.0**53 + 2)
+
+
+class Intruder:
+    """Unpickling one makes a folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def __reduce__(self) -> Any:
+        return os.mkdir, (str(self.folder),)
+
+
+def send_all(job: Job) -> dict[str, object]:
+    """Values of each kind, as each rank gets them."""
+    rank = job.membership.rank
+    return {
+        "floats": gather(FLOATS, form_of(tuple[float, ...])),
+        "dataclass": gather(Link(rank / 3, 1e9), form_of(Link)),
+        "names": gather(["café \udcff\x1b", rank], PLAIN),
+        "first": broadcast(rank + 5, form_of(int)),
+        "numbers": [one.tolist() for one in gather_numbers(torch.tensor(FLOATS, dtype=torch.float64) + rank)],
+        "own": together(lambda: {rank}),
+    }
+
+
+def join_as_guest(job: Job, folder: Path, call: str) -> object:
+    """Rank 0 exchanges as ever; rank 1 takes part with a pickle that runs code where it is read."""
+    if job.membership.rank == 1:
+        with suppress(Exception):  # what rank 0 has sent is no pickle
+            dist.all_gather_object([None, None], Intruder(folder / "code"))
+        return None
+    if call == "save":
+        return checkpoint.save(folder, 1, {"w": torch.zeros(1)}, {}, keep=1)
+    return agree(lambda: 1)
+
+
+def send_much(job: Job) -> None:
+    """More than a message may have, from rank 1."""
+    exchange.MOST_GATHERED = 100
+    try:
+        gather("x" * (200 * job.membership.rank), form_of(str))
+    finally:
+        exchange.MOST_GATHERED = 2**28
+
+
+def send_another_kind(job: Job) -> None:
+    """A text where the others send numbers."""
+    if job.membership.rank == 1:
+        gather("code", form_of(str))
+    else:
+        gather(1, form_of(int))
+
+
+def fail_on_first(job: Job) -> None:
+    def make() -> int:
+        raise DataError("no pictures")
+
+    from_first(make)

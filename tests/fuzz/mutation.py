@@ -1,0 +1,132 @@
+"""Small changes of files: of their bytes, of a JSON value somewhere inside, of words of a text."""
+
+import json
+from random import Random
+from typing import Any
+
+NASTY: tuple[Any, ...] = (
+    None, True, False, -1, 0, 1, 2, 7, 1000, 100_000, 10**9, 2**63, -(2**63), 10**400, 0.5, -0.5, 1e-320, 1e15, 1e308,
+    -1e308, float("inf"), float("nan"), "", " ", "x", "\0", "\ufeff", "\ud800", "0", "-1", "1e999", "../../etc/passwd",
+    "/dev/null", "a=b", "[bold]", "%s{0}", "x" * 5000, [], {}, [[]], [None], [0], ["x"], {"x": 1}, [1] * 1000,
+)  # fmt: skip
+"""Values that programs stumble over."""
+WORDS = (
+    "", "0", "-1", "1", "3", "1000000", "9" * 400, "9" * 5000, "1e308", "-1e308", "nan", "inf", "true", "none", '"x"',
+    '""', "[]", "{}", "[[]]", "[" * 3000, "x=y", "\0", "\ufeff", "../..", "/dev/zero", "2F0", "0B0", "999999999F0", ",",
+    "\n", "=", ".", '"auto"', '"\\u0000"', "1:0", "0:1/0",
+)  # fmt: skip
+"""The same for texts."""
+_DEPTH = 2000
+
+
+def mutated_bytes(data: bytes, random: Random) -> bytes:
+    """One to three changes anywhere."""
+    content = bytearray(data)
+    for _ in range(random.randint(1, 3)):
+        place = random.randrange(len(content) + 1)
+        size = min(random.choice((1, 1, 2, 8, 64)), len(content) - place)
+        match random.randrange(6):
+            case 0 if size:
+                content[place] ^= 1 << random.randrange(8)
+            case 1:
+                del content[place : place + size]
+            case 2:
+                content[place:place] = random.randbytes(random.choice((1, 4, 16)))
+            case 3:
+                del content[place:]
+            case 4:
+                content[place:place] = content[place : place + size]
+            case _:
+                content[place : place + size] = bytes([random.choice((0, 255, 127, 34, 123))]) * size
+    return bytes(content)
+
+
+def mutated_text(text: str, random: Random) -> str:
+    """Words or lines replaced, doubled, exchanged or left out; now and then bytes instead."""
+    if random.random() < 0.15:
+        return mutated_bytes(text.encode(), random).decode("utf-8", "replace")
+    for _ in range(random.randint(1, 2)):
+        lines = text.split("\n")
+        at = random.randrange(len(lines))
+        match random.randrange(5):
+            case 0:
+                del lines[at]
+            case 1:
+                lines.insert(at, lines[random.randrange(len(lines))] if lines else "")
+            case _:
+                parts = _tokens(lines[at])
+                which = random.randrange(len(parts))
+                parts[which] = random.choice(WORDS)
+                lines[at] = "".join(parts)
+        text = "\n".join(lines)
+    return text
+
+
+def _tokens(line: str) -> list[str]:
+    """Words and what is between them."""
+    parts: list[str] = []
+    for letter in line:
+        if parts and letter.isalnum() == parts[-1][-1].isalnum():
+            parts[-1] += letter
+        else:
+            parts.append(letter)
+    return parts or [""]
+
+
+def mutated_json(text: str, random: Random) -> str:
+    """One or two values replaced, removed, added or exchanged; now and then the text itself is changed."""
+    if random.random() < 0.15:
+        return mutated_text(text, random)
+    value = json.loads(text)
+    for _ in range(random.randint(1, 2)):
+        value = _changed(value, random)
+    result = json.dumps(value, indent=random.choice((None, 1)))
+    if random.random() < 0.02:
+        result = '{"a":' * _DEPTH + result + "}" * _DEPTH
+    return result
+
+
+def _changed(value: Any, random: Random) -> Any:
+    """The value with one place in it changed."""
+    places = list(_places(value))
+    if not places:
+        return random.choice(NASTY)
+    holder, key = random.choice(places)
+    match random.randrange(8):
+        case 0:
+            del holder[key]
+        case 1 if isinstance(holder, dict):
+            holder[random.choice(("x", "", "name", *holder))] = random.choice(NASTY)
+        case 1:
+            holder.insert(key, holder[key])
+        case 2:
+            other, there = random.choice(places)
+            holder[key], other[there] = other[there], holder[key]
+        case 3 if isinstance(holder[key], int | float) and not isinstance(holder[key], bool):
+            holder[key] = random.choice((holder[key] + 1, -holder[key], holder[key] * 1000, holder[key] // 2))
+        case 4 if isinstance(holder[key], str):
+            holder[key] = mutated_text(holder[key], random)
+        case _:
+            holder[key] = random.choice(NASTY)
+    if _is_circular(value):
+        return random.choice(NASTY)
+    return value
+
+
+def _places(value: Any, depth: int = 0) -> Any:
+    """(holder, key) of everything inside; the outer ones again and again, because there are few."""
+    if depth > 40:
+        return
+    pairs = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, inner in list(pairs):
+        yield from [(value, key)] * (3 if depth < 2 else 1)
+        yield from _places(inner, depth + 1)
+
+
+def _is_circular(value: Any) -> bool:
+    """Whether an exchange has put a value into itself."""
+    try:
+        json.dumps(value)
+    except ValueError:
+        return True
+    return False

@@ -1,0 +1,68 @@
+"""Messages between ranks: exact, of one kind, and never code."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from crew import Crew, crew_of
+from exchanges import FLOATS, fail_on_first, join_as_guest, send_all, send_another_kind, send_much
+
+from diffusionpipe.costs import Link
+from diffusionpipe.errors import ConfigError, DataError
+from diffusionpipe.runtime.exchange import PLAIN, form_of, optional
+
+
+@pytest.fixture(scope="module")
+def crew() -> Iterator[Crew]:
+    with crew_of(2) as ranks:
+        yield ranks
+
+
+def test_values_arrive_as_they_were_sent(crew: Crew):
+    first, second = crew.run(send_all)
+    assert (first.pop("own"), second.pop("own")) == ({0}, {1})
+    assert first == second
+    assert [list(map(repr, floats)) for floats in first["floats"]] == [list(map(repr, FLOATS))] * 2
+    assert first["dataclass"] == [Link(0.0, 1e9), Link(1 / 3, 1e9)]
+    assert first["names"] == [["café \udcff\x1b", 0], ["café \udcff\x1b", 1]]
+    assert first["first"] == 5
+    assert first["numbers"] == [list(FLOATS), [value + 1 for value in FLOATS]]
+
+
+@pytest.mark.parametrize("call", ["agree", "save"])
+def test_a_guest_that_sends_a_pickle_runs_no_code_and_is_named(crew: Crew, tmp_path: Path, call: str):
+    refused, _ = crew.run(join_as_guest, tmp_path, call)
+    assert isinstance(refused, ConfigError)
+    assert str(refused).startswith("rank 1 has sent a message that cannot be read")
+    assert not (tmp_path / "code").exists()
+
+
+def test_too_long_a_message_is_refused_by_all_before_it_is_sent(crew: Crew):
+    first, second = map(str, crew.run(send_much))
+    assert first == second
+    assert first.startswith("rank 1 has sent a message of 202 bytes; a message has 1 to 100.")
+
+
+def test_a_value_of_another_kind_is_refused_and_its_sender_named(crew: Crew):
+    first, second = map(str, crew.run(send_another_kind))
+    assert first.startswith('rank 1 has sent a message that cannot be read (value: must be a whole number; got "code")')
+    assert second.startswith("rank 0 has sent a message that cannot be read (value: must be a text; got 1)")
+
+
+def test_an_error_of_the_first_rank_keeps_class_and_text_on_the_others(crew: Crew):
+    for error in crew.run(fail_on_first):
+        assert type(error) is DataError
+        assert (str(error), error.is_common) == ("no pictures", True)
+
+
+@pytest.mark.parametrize("value", [(1, 2), {1: 2}, object(), [Link(1.0, 1.0)], b"text"])
+def test_what_is_not_plain_needs_a_form(value: object):
+    with pytest.raises(TypeError, match=r"plain|a key is not a text"):
+        PLAIN.write(value)
+
+
+def test_none_is_a_value_of_optional_forms_alone():
+    form = form_of(Link)
+    assert optional(form).read(optional(form).write(None)) is None
+    with pytest.raises(ValueError, match="must be an object with latency, bandwidth"):
+        form.read(None)
