@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch.distributed as dist
 
-from diffusionpipe.trainer.agreement import agree, rank_in
+from diffusionpipe.trainer.agreement import agree, rank_in, together
 from diffusionpipe.trainer.checkpoint import AUTO, problems_together, resolve, saved_checkpoints, verify_together
 
 logger = logging.getLogger(__name__)
@@ -43,8 +43,7 @@ def checkpoint_of(run_folder: Path, resume: str | None, group: dist.ProcessGroup
         return None
     if resume == AUTO:
         return newest_good(run_folder, group)
-    path = agree(lambda: resolve(run_folder, resume) if rank_in(group) == 0 else None, group)[0]
-    assert path is not None, "rank 0 has found it"
+    path = Path(agree(lambda: str(resolve(run_folder, resume)) if rank_in(group) == 0 else "", group)[0])
     verify_together(path, group)
     return path
 
@@ -55,15 +54,15 @@ def newest_good(run_folder: Path, group: dist.ProcessGroup | None = None) -> Pat
     Damaged ones that are newer get another name, so that they are neither read again nor counted among those to keep.
     """
     is_first = rank_in(group) == 0
-    found = agree(lambda: saved_checkpoints(run_folder) if is_first else (), group)[0]
+    found = agree(lambda: [str(path) for path in saved_checkpoints(run_folder)] if is_first else [], group)[0]
     good, skipped = None, []
-    for path in reversed(found):
+    for path in map(Path, reversed(found)):
         problems = problems_together(path, group)
         if not problems:
             good = path
             break
         skipped.append(Skipped(path, problems))
-    agree(lambda: _set_aside(skipped, good) if is_first else None, group)
+    together(lambda: _set_aside(skipped, good) if is_first else None, group)
     return good
 
 
