@@ -114,7 +114,10 @@ def prediction_of(recipe: Recipe, folder: Path) -> Prediction:
         return Prediction.FLOW_MATCHING
     kind = str(config.get("prediction_type", "epsilon"))
     if kind not in {"epsilon", "v_prediction"}:
-        raise ConfigError(f"the folder's scheduler predicts {kind!r}; set objective.kind to what the model predicts")
+        raise ConfigError(
+            f"scheduler_config.json of {folder} says that the model predicts {kind!r}; set objective.kind to what it "
+            "predicts"
+        )
     return Prediction(kind)
 
 
