@@ -9,13 +9,13 @@ _SAMPLES = rows_of(Sample)
 
 
 def _write(dataset: Dataset) -> object:
-    return [str(dataset.folder), _SAMPLES.write(dataset.samples)]
+    return [str(dataset.folder), dataset.contents, _SAMPLES.write(dataset.samples)]
 
 
 def _read(data: object) -> Dataset:
-    if not isinstance(data, list) or len(data) != 2 or not isinstance(data[0], str):
-        raise ValueError("a folder and columns are needed")
-    return Dataset(folder=Path(data[0]), samples=_SAMPLES.read(data[1]))
+    if not isinstance(data, list) or len(data) != 3 or not all(isinstance(text, str) for text in data[:2]):
+        raise ValueError("a folder, a fingerprint and columns are needed")
+    return Dataset(folder=Path(data[0]), contents=data[1], samples=_SAMPLES.read(data[2]))
 
 
 def _write_both(both: tuple[Dataset, Dataset | None]) -> object:
