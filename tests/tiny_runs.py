@@ -30,6 +30,7 @@ from diffusionpipe.trainer.metrics import read_metrics
 from diffusionpipe.trainer.planning import Planning
 from diffusionpipe.trainer.recipe import Recipe
 from diffusionpipe.trainer.run import Hooks
+from diffusionpipe.trainer.run_samples import sampling_settings
 from diffusionpipe.trainer.session import open_session
 from diffusionpipe.trainer.tensor_files import stored_tensors
 
@@ -190,7 +191,7 @@ def draw_untrained(job: Job, recipe: Recipe) -> list[Picture] | None:
 
     session = open_session(recipe, job, Planning(make_plan=_make_plan))
     wish = Wish(prompts=recipe.sampling.prompts, labels=recipe.sampling.labels)
-    return draw_in_session(session, wish, run_module.sampling_settings(session))
+    return draw_in_session(session, wish, sampling_settings(session))
 
 
 def losses_of(folder: Path, key: str = "loss") -> dict[int, float]:

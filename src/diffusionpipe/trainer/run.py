@@ -24,15 +24,14 @@ from diffusionpipe.runtime.progress import RECORDING, STEP
 from diffusionpipe.runtime.stall import stacks_file
 from diffusionpipe.trainer.batch import sample_indices
 from diffusionpipe.trainer.checkpoint import latest, prune, save
-from diffusionpipe.trainer.drawing import Picture, Wish, draw_in_session, raw_conditions
+from diffusionpipe.trainer.drawing import Picture, draw_in_session
 from diffusionpipe.trainer.evaluation import averaged, validate
 from diffusionpipe.trainer.exit_status import ExitStatus
 from diffusionpipe.trainer.export import export
-from diffusionpipe.trainer.guidance import drawn_guidance
 from diffusionpipe.trainer.job_profile import ProfileShelf
 from diffusionpipe.trainer.kept_samples import keep_in_session, sample_folder
 from diffusionpipe.trainer.loader import StepLoader
-from diffusionpipe.trainer.loop import Stepper, StepResult
+from diffusionpipe.trainer.loop import NamesOf, Stepper, StepResult
 from diffusionpipe.trainer.metrics import MetricsWriter
 from diffusionpipe.trainer.planning import MakePlan, Planning
 from diffusionpipe.trainer.preparation import Data, locked_folder, prepare_folder, read_data
@@ -41,10 +40,9 @@ from diffusionpipe.trainer.recipe import Recipe
 from diffusionpipe.trainer.recipe_file import recipe_to_toml
 from diffusionpipe.trainer.resuming import checkpoint_of
 from diffusionpipe.trainer.run_export import export_settings
-from diffusionpipe.trainer.sampling import SamplingSettings, build_scheduler
-from diffusionpipe.trainer.scheduler import sampling_scheduler
+from diffusionpipe.trainer.run_samples import check_sampling, sampling_settings, wish_of
 from diffusionpipe.trainer.screen import Screen, steps_of
-from diffusionpipe.trainer.session import Model, Session, check_resumed, open_model, open_session, run_identity
+from diffusionpipe.trainer.session import Session, check_resumed, open_model, open_session, run_identity
 from diffusionpipe.trainer.skipped import count_skipped
 from diffusionpipe.trainer.spikes import Spikes, kept_values
 from diffusionpipe.trainer.start import Start, places
@@ -131,7 +129,7 @@ def _run(recipe: Recipe, job: Job, hooks: Hooks, resume: str | None) -> int:
         checkpoint = checkpoint_of(folder, resume)
     with screen.work("reading model and data") as work:
         opened = open_model(recipe, job)
-        data = read_data(opened, work, lambda: _check_sampling(opened))
+        data = read_data(opened, work, lambda: check_sampling(opened))
     # A login may be missing: before anything long. A resumed run needs the step first, and has measured before.
     trackers = open_trackers(recipe, None) if is_first and checkpoint is None else Trackers()
     try:
@@ -204,23 +202,6 @@ def _peer_failure(job: Job) -> PeerError | None:
     return PeerError(verdict.message(job.membership.rank)) if verdict is not None else None
 
 
-def _check_sampling(session: Model) -> None:
-    """Refuse before the first step what could not be drawn later.
-
-    Raises:
-        RecipeError: the prompts or labels do not suit the model, or there is no such scheduler.
-    """
-    if session.recipe.sampling.every is not None:
-        settings = sampling_settings(session)
-        raw_conditions(_wish(session.recipe), session.graph, session.folder, settings)
-        build_scheduler(settings.scheduler, settings.scheduler_class)
-
-
-def _wish(recipe: Recipe) -> Wish:
-    drawn = recipe.sampling
-    return Wish(prompts=drawn.prompts, labels=drawn.labels, negatives=drawn.negatives)
-
-
 def _write_documents(session: Session) -> None:
     """The resolved recipe and the plan, for people and for `diffusionpipe sample`."""
     folder = session.recipe.run.folder
@@ -242,19 +223,7 @@ def _train(state: _Run) -> None:
         pin_memory=session.job.device.type == "cuda",
         on_start=progress.help_from,
     )
-
-    def names_of(step: int, positions: Sequence[int]) -> tuple[str, ...]:
-        samples = state.data.train.dataset.samples
-        indices = sample_indices(
-            len(samples),
-            seed=recipe.training.seed,
-            batch=session.plan.batch,
-            step=step,
-            positions=positions,
-        )
-        return tuple(f"{index} ({samples[index].name})" for index in indices)
-
-    stepper = Stepper(session, state.stopping, names_of, state.spikes)
+    stepper = Stepper(session, state.stopping, _names_of(state), state.spikes)
     traces: list[Trace] = []
     waits: dict[int, Seconds] = {}
     with (
@@ -297,6 +266,19 @@ def _train(state: _Run) -> None:
                 break
     if traces and state.step == recipe.training.steps:
         state.timeline = measured_timeline(session, traces)
+
+
+def _names_of(state: _Run) -> NamesOf:
+    """How the samples of a step are called in messages."""
+    samples, training = state.data.train.dataset.samples, state.session.recipe.training
+
+    def names(step: int, positions: Sequence[int]) -> tuple[str, ...]:
+        indices = sample_indices(
+            len(samples), seed=training.seed, batch=state.session.plan.batch, step=step, positions=positions
+        )
+        return tuple(f"{index} ({samples[index].name})" for index in indices)
+
+    return names
 
 
 def _needs_final_weights(state: _Run, results: Sequence[StepResult]) -> bool:
@@ -368,7 +350,7 @@ def _evaluate(state: _Run) -> None:
             by_time = {f"validation_loss_t{time:g}": loss for time, loss in result.by_time}
             state.metrics.write(state.step, {"validation_loss": result.loss, **by_time})
     if recipe.sampling.every is not None and (_is_due(recipe.sampling.every, state.step) or is_last):
-        wish, settings = _wish(recipe), sampling_settings(session)
+        wish, settings = wish_of(recipe), sampling_settings(session)
         started = perf_counter()
         with state.screen.work("drawing samples") as work, averaged(session):
             pictures = draw_in_session(session, wish, settings, on_step=steps_of(work))
@@ -380,20 +362,6 @@ def _evaluate(state: _Run) -> None:
                 grid = sample_folder(recipe.run.folder, state.step).with_suffix(".png")
                 state.hooks.save_grid(pictures, wish.captions, grid)
             logger.info("step=%d drawn=%s draw_s=%.1f", state.step, grid, perf_counter() - started)
-
-
-def sampling_settings(session: Session | Model) -> SamplingSettings:
-    """How the run draws samples: with the scheduler that its export will have."""
-    recipe = session.recipe
-    guidance = drawn_guidance(recipe, session.folder)
-    return SamplingSettings(
-        steps=recipe.sampling.steps,
-        guidance=guidance.scale,
-        embedded_guidance=guidance.embedded,
-        seed=recipe.training.seed if recipe.sampling.seed is None else recipe.sampling.seed,
-        scheduler=sampling_scheduler(session.folder, session.prediction, recipe.objective.shift),
-        scheduler_class=recipe.sampling.scheduler,
-    )
 
 
 def _save(state: _Run) -> None:
