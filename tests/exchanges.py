@@ -18,7 +18,7 @@ from diffusionpipe.trainer import checkpoint
 from diffusionpipe.trainer.agreement import agree, from_first, together
 from diffusionpipe.trainer.dataset import Sample
 
-FLOATS = (0.1, 1 / 3, 5e-324, math.pi * 1e300, -0.0, 2.0**53 + 2)
+FLOATS = (0.1, 1 / 3, 5e-324, math.pi * 1e99, -0.0, 2.0**53 + 2)
 
 
 class Intruder:

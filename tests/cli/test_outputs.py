@@ -9,7 +9,7 @@ COMMANDS = {
     "plan": ("plan", "none.toml", "--cluster", "l40sx8", "--out"),
     "plan show": ("plan", "show", "none.json", "--png"),
     "cluster": ("cluster", "--ranks", "2", "--out"),
-    "schedule": ("schedule", "gpipe", "--ranks", "100", "--microbatches", "10000", "--perfetto"),
+    "schedule": ("schedule", "gpipe", "--ranks", "100", "--microbatches", "400", "--perfetto"),
     "rehearse": ("rehearse", "none.json", "--profile", "none.json", "--png"),
     "sample": ("sample", "none", "--prompt", "a bird", "--out"),
 }

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ from terminal import run_in_terminal
 from tiny_runs import recipe_of, save_dit, save_pictures, save_stable_diffusion
 
 from diffusionpipe import cli
+from diffusionpipe.cli.training_job import TrainingJob, arguments_of_rank
 from diffusionpipe.errors import ConfigError
 from diffusionpipe.trainer.loop import Stepper
 from diffusionpipe.trainer.metrics import read_metrics
@@ -379,8 +381,18 @@ def test_sample_says_what_it_cannot_draw(capsys, place, tmp_path, words, message
 
 
 def test_ranks_are_told_what_the_command_line_says():
-    from diffusionpipe.cli.train import _arguments
-
-    told = _arguments(Path("a.toml"), ["training.steps=3"], "latest", "cpu", uses_cache=False)
-    assert told == ["train", "a.toml", "training.steps=3", "--device", "cpu", "--resume", "latest", "--no-cache"]
-    assert _arguments(Path("a.toml"), [], None, "auto", uses_cache=True) == ["train", "a.toml", "--device", "auto"]
+    job = TrainingJob(
+        recipe=Path("a.toml"),
+        overrides=["training.steps=3"],
+        folder=Path("runs/a"),
+        ranks=2,
+        device="cpu",
+        resume="latest",
+        take_over=True,
+        port=None,
+        max_restarts=3,
+        uses_cache=False,
+    )
+    told = ["train", "a.toml", "training.steps=3", "--device", "cpu"]
+    assert arguments_of_rank(job, "auto") == [*told, "--resume", "auto", "--no-cache"]
+    assert arguments_of_rank(replace(job, uses_cache=True), None) == told

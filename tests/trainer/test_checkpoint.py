@@ -368,7 +368,7 @@ def test_a_pipe_in_the_place_of_a_file_is_refused(tmp_path):
     path = write(tmp_path, 1)
     (path / "__0_0.distcp").unlink()
     os.mkfifo(path / "__0_0.distcp")
-    with pytest.raises(CheckpointError, match=r"__0_0.distcp is not a regular file"):
+    with pytest.raises(CheckpointError, match=r"__0_0.distcp: it is not a regular file"):
         verify(path)
 
 

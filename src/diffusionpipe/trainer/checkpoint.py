@@ -125,7 +125,7 @@ def read_state(path: Path) -> State:
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{STATE} of {path.name} cannot be read: {error}") from error
     if not isinstance(state, dict):
-        raise CheckpointError(f"{STATE} of {path.name} cannot be read: it is no JSON object")
+        raise CheckpointError(f"{STATE} of {path.name} cannot be read: it is not a JSON object")
     return state
 
 

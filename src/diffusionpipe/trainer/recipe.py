@@ -201,7 +201,7 @@ class TrainingSection(Section):
     post_validation: bool = False
     """Run the optimizer step before the gradient norm over all ranks is known, and undo it if clipping was needed."""
     on_spike: Choice[OnSpike] = OnSpike.NONE
-    """What happens at a step whose loss or gradient norm is far above those before: "none", "skip", "stop"."""
+    """The reaction to a step whose loss or gradient norm is far above those before: "none", "skip" or "stop"."""
     ema_decay: Maybe[Annotated[float, Field(gt=0, lt=1)]] = None
     """Decay of the exponential moving average of the weights, e.g. 0.9999."""
     activation_checkpointing: Annotated[Several[str], BeforeValidator(patterns_for_bool)] = ()
