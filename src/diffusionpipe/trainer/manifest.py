@@ -138,7 +138,7 @@ def _record(data: Mapping[str, object]) -> FileRecord:
     if not (isinstance(record.name, str) and isinstance(record.size, int) and isinstance(record.blake2b, str)):
         raise ValueError(f"a record has values of other types: {str(dict(data))[:200]}")
     if record.name in ("", ".", "..") or "/" in record.name or "\0" in record.name:
-        raise ValueError(f"{record.name!r} is not a file's name")
+        raise ValueError(f"{record.name!r} is not the name of a file of the checkpoint")
     return record
 
 
@@ -152,8 +152,6 @@ def _describe(folder: Path, name: str) -> FileRecord:
 def _size_problem(folder: Path, record: FileRecord) -> str | None:
     """What is wrong with the file's presence and length."""
     path = folder / record.name
-    if record.name != path.name:
-        return f"{record.name!r} is not the name of a file of the checkpoint"
     if problem := problem_of_file(path):
         return f"{record.name}: {problem}"
     try:
