@@ -43,7 +43,8 @@ def test_of_a_runs_own_file_losses_learning_rate_and_speed_are_drawn(tmp_path):
     with MetricsWriter(tmp_path) as metrics:
         progress = TrainingProgress(num_steps=9, batch=4, screen=Screen(speaks=False))
         session = SimpleNamespace(plan=SimpleNamespace(batch=4))
-        state = SimpleNamespace(metrics=metrics, progress=progress, session=session)
+        data = SimpleNamespace(train=SimpleNamespace(skipping=None))
+        state = SimpleNamespace(metrics=metrics, progress=progress, session=session, data=data)
         for step in range(1, 10):
             result = StepResult(
                 step=step, loss=1 / step, gradient_norm=1.0, learning_rate=step * 1e-4, bubble=0.1, seconds=0.5,
