@@ -113,7 +113,7 @@ def test_sharded_data_parallelism_says_which_memory_is_in_parts_and_which_is_not
 
 
 def test_it_says_when_memory_forbids_copies():
-    setting = Setting(profile=synthetic.transformer(), cluster=synthetic.cluster(8), workload=synthetic.workload(32))
+    setting = Setting(profile=synthetic.transformer(), cluster=synthetic.cluster(4), workload=synthetic.workload(16))
     found = comparison_of(setting)
     assert re.search(r"a whole copy of the model needs [0-9.]+ GiB more than a device has", found.verdict)
     assert "stages" in found.verdict
