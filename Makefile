@@ -3,7 +3,8 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-PYTEST = $(BIN)/python -m pytest -n 2 --dist loadgroup
+# Three at a time on two cores: many tests wait for processes.
+PYTEST = $(BIN)/python -m pytest -n 3 --dist loadgroup
 # One thread per process: tests and the demo run several ranks on few cores.
 export OMP_NUM_THREADS ?= 1
 
