@@ -152,7 +152,7 @@ except OSError as error:
 """
     with full_disk(tmp_path):
         status, _, error = ended(start(script.replace("FOLDER", str(tmp_path)), tmp_path))
-    assert status == 2, error
+    assert status in (1, 2), error  # 1 where the first rank to end could not even write its log
     assert re.search(rf"cannot write .*: ({REASONS})", error)
     assert "Traceback" not in error
     assert "JSONDecodeError" not in error
