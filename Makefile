@@ -3,8 +3,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-# Three at a time on two cores: many tests wait for processes.
-PYTEST = $(BIN)/python -m pytest -n 3 --dist loadgroup
+PYTEST = $(BIN)/python -m pytest -n 2 --dist loadgroup
 # One thread per process: tests and the demo run several ranks on few cores.
 export OMP_NUM_THREADS ?= 1
 
