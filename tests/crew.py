@@ -45,9 +45,10 @@ class Crew:
             pipe.send((function, arguments, keywords))
         return [self._receive(rank, pipe) for rank, pipe in enumerate(self._pipes)]
 
-    @staticmethod
-    def _receive(rank: int, pipe: Connection) -> Any:
-        assert pipe.poll(PATIENCE), f"rank {rank} hangs"
+    def _receive(self, rank: int, pipe: Connection) -> Any:
+        if not pipe.poll(PATIENCE):  # the reason is often the error of another one
+            others = [(number, other.recv()) for number, other in enumerate(self._pipes) if other.poll(0)]
+            raise AssertionError(f"rank {rank} hangs; what the others have returned: {others}")
         return pipe.recv()
 
 
