@@ -462,6 +462,13 @@ def test_the_pipeline_draws_what_one_process_draws(crew, recipe, place, tmp_path
     assert_same_pictures(shown, drawn_from(place / model, wish, guidance))
 
 
+def test_the_first_rank_shows_pictures_although_its_stage_reads_no_latents(crew, recipe, place, tmp_path):
+    """As where a search cuts behind the layers of the time alone."""
+    shown, other = crew.run(draw_untrained, recipe(tmp_path, pipeline={"splits": ["unet.conv_in"]}))
+    assert other is None
+    assert_same_pictures(shown, drawn_from(place / "sd", Wish(prompts=PROMPTS), 2.0))
+
+
 @pytest.mark.parametrize("kind", ["epsilon", "v_prediction", "flow_matching"])
 def test_the_export_draws_the_pictures_of_the_run(crew, recipe, tmp_path, kind):
     short = {"training": {"steps": 2}, "learning_rate": {"warmup_steps": 0}, "validation": {"every": 2}}

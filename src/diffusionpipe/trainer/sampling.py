@@ -216,7 +216,7 @@ class PipelinePredictor:
         self._pipeline = placement.pipelines[0]
         self._rank_of = {w: worker.plan.mesh.rank(worker.place.group, w) for w in range(worker.plan.mesh.pipeline)}
         self._worker = worker.place.worker
-        self._readers, self._writers = _ends(worker)
+        self._holders, self._writers = _ends(worker)
         for name, value in conditions.items():
             if name in self._executor.store:
                 self._executor.store.write(name, Range(0, num_rows), value)
@@ -228,13 +228,13 @@ class PipelinePredictor:
 
     @property
     def holds_latents(self) -> bool:
-        """Whether this worker reads noisy latents."""
-        return self._worker in self._readers
+        """Whether this worker has noisy latents: it reads or shows them."""
+        return self._worker in self._holders
 
     @property
     def shows(self) -> bool:
         """Whether this is the one worker that decodes and keeps the pictures."""
-        return self._worker == self._readers[0]
+        return self._worker == self._holders[0]
 
     def __call__(self, noisy: Tensor | None, timestep: Tensor) -> Tensor | None:
         """See `Predict`. Rows beyond `num_rows` are padding."""
@@ -259,9 +259,9 @@ class PipelinePredictor:
         sent = {rows: value.contiguous() for rows, value in outputs.items()}
         prediction: Tensor | None = None
         if self._worker in self._writers:
-            for reader in self._readers:
-                if reader != self._worker:
-                    works += [self._transport.send(v, self._rank_of[reader]) for v in sent.values()]
+            for holder in self._holders:
+                if holder != self._worker:
+                    works += [self._transport.send(v, self._rank_of[holder]) for v in sent.values()]
         if self.holds_latents:
             prediction = self._empty(str(self._model.prediction), self.capacity)
             for writer, spans in self._writers.items():
@@ -280,21 +280,25 @@ class PipelinePredictor:
 
 
 def _ends(worker: Worker) -> tuple[tuple[int, ...], dict[int, list[tuple[int, int]]]]:
-    """Workers that read noisy latents, or what frozen layers make of them, and the rows that each writer predicts."""
+    """Workers that have noisy latents, and the rows that each writer predicts.
+
+    The first worker shows the pictures, so it has latents also where it reads none: its stage may hold the layers of
+    the time alone. The others read them, or what frozen layers make of them.
+    """
     plan, model = worker.plan, worker.model
     placement = plan.sample.placement
     noisy = {"noisy"}
     for layer in model.layers:
         if layer.name in model.frozen_layers and not noisy.isdisjoint(layer.reads):
             noisy.update(layer.writes)
-    readers: set[int] = set()
+    holders = {0}
     writers: dict[int, list[tuple[int, int]]] = {}
     for index, stage in enumerate(placement.stages):
         block = plan.blocks[stage.weights]
         if not noisy.isdisjoint(model.reads_of(block)):
-            readers.add(stage.worker)
+            holders.add(stage.worker)
         if model.prediction in model.writes_of(block):
             num_microbatches = len(placement.pipeline_of(index).microbatches)
             rows = [placement.rows(index, microbatch) for microbatch in range(num_microbatches)]
             writers.setdefault(stage.worker, []).extend((r.start, r.stop) for r in rows)
-    return tuple(sorted(readers)), writers
+    return tuple(sorted(holders)), writers
