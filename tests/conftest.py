@@ -2,11 +2,12 @@
 
 import gc
 import os
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
 import pytest
-from crew import start_fork_server
+from crew import Crew, crew_of, start_fork_server
 
 collect_ignore = ["golden/record.py"]  # it runs with the source of the commit that it records
 
@@ -21,7 +22,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if item.nodeid.startswith(tuple(slow)) and not item.nodeid.startswith(tuple(quick)):
             item.add_marker(pytest.mark.slow)
-        if has_shared_fixtures(item.path) and item.get_closest_marker("xdist_group") is None:
+        is_shared = has_shared_fixtures(item.path) or "crew" in getattr(item, "fixturenames", ())
+        if is_shared and item.get_closest_marker("xdist_group") is None:
             item.add_marker(pytest.mark.xdist_group(item.path.stem))
     if config.args_source is not pytest.Config.ArgsSource.ARGS:  # all tests are collected
         names = [item.nodeid for item in items]
@@ -39,6 +41,24 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         if apart:  # pytest 9.2 has a name that pytest-xdist 3.8 cannot change
             raise pytest.UsageError("this pytest ignores groups of pytest-xdist; install what constraints.txt names")
     start_fork_server()  # before a test starts it with fewer imports: ranks are then forked in milliseconds
+
+
+@pytest.fixture(scope="module")
+def crew() -> Iterator[Crew]:
+    """Two ranks, the same for all tests of a file."""
+    with crew_of(2) as ranks:
+        yield ranks
+
+
+@pytest.fixture(scope="module")
+def one_thread() -> Iterator[None]:
+    """This process computes with one thread, as the ranks of a crew do, so that the bits are equal."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 @cache

@@ -5,7 +5,6 @@ import shutil
 from pathlib import Path
 
 import pytest
-import torch
 from golden.folders import save_model, save_pictures
 from golden.losses import differences, is_same, machine
 from golden.recipes import STEPS, TRAININGS, recipe_of
@@ -18,15 +17,9 @@ from diffusionpipe.ir.files import plan_to_text, read_plan, read_timeline, timel
 from diffusionpipe.planner import predicted_timeline
 from diffusionpipe.trainer.checkpoint import verify
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 FILES = Path(__file__).parent
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def texts():

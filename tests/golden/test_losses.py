@@ -16,6 +16,8 @@ from golden.recipes import PRECISIONS, STEPS, TRAININGS
 from golden.trainings import run_training
 from transformers.models.t5.modeling_t5 import T5LayerNorm
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 RECORDED = json.loads((FOLDER / "losses.json").read_text(encoding="utf-8"))
 QUICK = "dit-alone"
 """In every run, in float64, which is compared on every machine; it needs no other process."""
@@ -29,14 +31,6 @@ CASES = [
     for name in sorted(TRAININGS, key=lambda name: TRAININGS[name].ranks)
     for precision in PRECISIONS
 ]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")

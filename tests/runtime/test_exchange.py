@@ -1,22 +1,15 @@
 """Messages between ranks: exact, of one kind, and never code."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from crew import Crew, crew_of
+from crew import Crew
 from exchanges import FLOATS, collect_rows, fail_on_first, join_as_guest, send_all, send_another_kind, send_much
 
 from diffusionpipe.costs import Link
 from diffusionpipe.errors import ConfigError, DataError
 from diffusionpipe.runtime.exchange import PLAIN, form_of, optional
 from diffusionpipe.trainer.dataset import Sample
-
-
-@pytest.fixture(scope="module")
-def crew() -> Iterator[Crew]:
-    with crew_of(2) as ranks:
-        yield ranks
 
 
 def test_values_arrive_as_they_were_sent(crew: Crew):

@@ -5,7 +5,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from crew import crew_of
 from tiny_runs import (
     losses_of,
     recipe_of,
@@ -22,19 +21,7 @@ from diffusionpipe.trainer import run as run_module
 from diffusionpipe.trainer.checkpoint import latest, saved_checkpoints
 from diffusionpipe.trainer.metrics import read_metrics
 
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
-@pytest.fixture(scope="module")
-def crew():
-    with crew_of(2) as ranks:
-        yield ranks
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture(scope="module")

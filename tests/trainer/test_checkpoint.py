@@ -359,7 +359,7 @@ def test_a_manifest_names_files_of_its_folder_alone(tmp_path, name):
     manifest = json.loads((path / "manifest.json").read_text())
     manifest["files"][0]["name"] = name
     (path / "manifest.json").write_text(json.dumps(manifest))
-    with pytest.raises(CheckpointError, match=r"not a file's name|values of other types"):
+    with pytest.raises(CheckpointError, match=r"is not the name of a file of the checkpoint|values of other types"):
         verify(path)
 
 

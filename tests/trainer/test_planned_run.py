@@ -5,8 +5,6 @@ import shutil
 from dataclasses import replace
 
 import pytest
-import torch
-from crew import crew_of
 from tiny_runs import losses_of, recipe_of, save_pictures, save_stable_diffusion, train, train_here
 
 from diffusionpipe.cli import main
@@ -21,22 +19,10 @@ from diffusionpipe.planner import Layout, build_plan
 from diffusionpipe.trainer.recipe_file import recipe_to_toml
 from diffusionpipe.trainer.session import build_model
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 FREE = {"microbatches": "none", "encode_chunk": "none"}
 """The sizes of `recipe_of` left out."""
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
-@pytest.fixture(scope="module")
-def crew():
-    with crew_of(2) as ranks:
-        yield ranks
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,6 @@ import shutil
 import numpy as np
 import pytest
 import torch
-from crew import crew_of
 from tiny_runs import (
     RESOLUTION,
     ask_to_save,
@@ -35,23 +34,11 @@ from diffusionpipe.trainer.metrics import read_metrics
 from diffusionpipe.trainer.randomness import normal
 from diffusionpipe.trainer.sampling import SamplingSettings
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 PROMPTS = ("a b", "c", "d")
 LABELS = (0, 3, 4)
 TIMES = ("wall", "step_s", "data_s", "iteration_s", "update_s", "samples_per_s", "bubble")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
-@pytest.fixture(scope="module")
-def crew():
-    with crew_of(2) as ranks:
-        yield ranks
 
 
 @pytest.fixture(scope="module")

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 MAX_FORWARDS = 50_000
 MAX_TIME = 1e15
-"""Sums of such times are exact enough to be drawn, and times of 0.001 beside them are not lost."""
+"""The longest time that an option may give. Floating-point sums of longer times would lose the short ones."""
 
 app = typer.Typer(cls=DefaultVerb, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="rich")
 app.command("compare")(compare)

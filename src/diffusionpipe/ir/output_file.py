@@ -125,7 +125,7 @@ def _probe(place: Path) -> None:
     """Write and remove a block beside the file."""
     draft = _draft_of(place)
     try:
-        _write_durably(draft, _PROBE)
+        write_durably(draft, _PROBE)
     finally:
         with suppress(OSError):
             draft.unlink()
@@ -134,7 +134,7 @@ def _probe(place: Path) -> None:
 def _replace(place: Path, data: bytes) -> None:
     draft = _draft_of(place)
     try:
-        _write_durably(draft, data)
+        write_durably(draft, data)
         if place.exists():
             draft.chmod(stat.S_IMODE(place.stat().st_mode))
         draft.replace(place)
@@ -142,18 +142,24 @@ def _replace(place: Path, data: bytes) -> None:
         with suppress(OSError):
             draft.unlink()
         raise
-    folder = os.open(place.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)  # the rename itself
-    finally:
-        os.close(folder)
+    sync_folder(place.parent)  # the rename itself
 
 
-def _write_durably(path: Path, data: bytes) -> None:
+def write_durably(path: Path, data: bytes) -> None:
+    """Write a file and wait until it is on the disk."""
     with path.open("wb") as file:
         file.write(data)
         file.flush()
         os.fsync(file.fileno())
+
+
+def sync_folder(folder: Path) -> None:
+    """Wait until the folder's entries are on the disk."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def _write_in_place(path: Path, data: bytes) -> None:

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from diffusionpipe.errors import CheckpointError
 from diffusionpipe.ir.input_file import read_json
+from diffusionpipe.ir.output_file import sync_folder, write_durably
 from diffusionpipe.runtime.exchange import form_of
 from diffusionpipe.trainer.agreement import agree, rank_in, size_of, together
 from diffusionpipe.trainer.manifest import (
@@ -29,9 +30,7 @@ from diffusionpipe.trainer.manifest import (
     check_files,
     describe_files,
     read_manifest,
-    sync_folder,
     unlisted,
-    write_durably,
     write_manifest,
 )
 from diffusionpipe.trainer.tensor_files import read_tensors, write_tensors
@@ -261,7 +260,7 @@ def _make_empty(folder: Path) -> None:
 
 def _publish(temporary: Path, final: Path, state: State, files: tuple[FileRecord, ...]) -> None:
     """Completes the folder, makes it durable and gives it its name."""
-    write_durably(temporary / STATE, json.dumps(state, indent=1) + "\n")
+    write_durably(temporary / STATE, (json.dumps(state, indent=1) + "\n").encode())
     others = [path for path in saved_checkpoints(final.parent.parent) if path != final]
     manifest = Manifest(
         step=int(final.name.removeprefix("step-")),

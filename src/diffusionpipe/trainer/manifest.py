@@ -15,6 +15,7 @@ from pathlib import Path
 
 from diffusionpipe.errors import CheckpointError
 from diffusionpipe.ir.input_file import problem_of_file
+from diffusionpipe.ir.output_file import sync_folder, write_durably
 from diffusionpipe.units import Bytes
 
 MANIFEST = "manifest.json"
@@ -70,7 +71,8 @@ def check_files(folder: Path, records: Sequence[FileRecord]) -> list[str]:
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
     """Writes the manifest and makes it and the folder durable."""
-    write_durably(folder / MANIFEST, json.dumps({"format": _FORMAT, **asdict(manifest)}, indent=1) + "\n")
+    text = json.dumps({"format": _FORMAT, **asdict(manifest)}, indent=1) + "\n"
+    write_durably(folder / MANIFEST, text.encode())
     sync_folder(folder)
 
 
@@ -102,23 +104,6 @@ def unlisted(folder: Path, manifest: Manifest) -> list[str]:
     known = {MANIFEST, *(record.name for record in manifest.files)}
     strangers = sorted(name for name in os.listdir(folder) if name not in known)
     return [f"{name!r} is not in {MANIFEST}, so nothing vouches for it; move it out" for name in strangers]
-
-
-def write_durably(path: Path, text: str) -> None:
-    """Writes a text file and waits until it is on the disk."""
-    with path.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def sync_folder(folder: Path) -> None:
-    """Waits until the folder's entries are on the disk."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _own_file(path: Path) -> bytes:

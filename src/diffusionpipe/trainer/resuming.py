@@ -21,7 +21,7 @@ DAMAGED = ".damaged"
 
 
 @dataclass(frozen=True, slots=True)
-class Skipped:
+class _Damaged:
     """A checkpoint that cannot be used."""
 
     path: Path
@@ -61,12 +61,12 @@ def newest_good(run_folder: Path, group: dist.ProcessGroup | None = None) -> Pat
         if not problems:
             good = path
             break
-        skipped.append(Skipped(path, problems))
+        skipped.append(_Damaged(path, problems))
     together(lambda: _set_aside(skipped, good) if is_first else None, group)
     return good
 
 
-def _set_aside(skipped: Sequence[Skipped], good: Path | None) -> None:
+def _set_aside(skipped: Sequence[_Damaged], good: Path | None) -> None:
     """Rename what was skipped, and say which steps have to be done again."""
     for one in skipped:
         kept = _free_name(one.path)

@@ -30,6 +30,7 @@ from diffusionpipe.trainer.exit_status import ExitStatus
 from diffusionpipe.trainer.export import export
 from diffusionpipe.trainer.job_profile import ProfileShelf
 from diffusionpipe.trainer.kept_samples import keep_in_session, sample_folder
+from diffusionpipe.trainer.launch import LOGS
 from diffusionpipe.trainer.loader import StepLoader
 from diffusionpipe.trainer.loop import NamesOf, Stepper, StepResult
 from diffusionpipe.trainer.metrics import MetricsWriter
@@ -120,9 +121,9 @@ def run(recipe: Recipe, job: Job, hooks: Hooks, *, resume: str | None = None, ta
 def _run(recipe: Recipe, job: Job, hooks: Hooks, resume: str | None) -> int:
     """`run`, once the folder is this job's."""
     folder, is_first = recipe.run.folder, job.membership.rank == 0
-    job.progress.configure(recipe.run.stuck_after, folder / "logs")
+    job.progress.configure(recipe.run.stuck_after, folder / LOGS)
     prepare_folder(folder, resume)
-    stacks_file(folder / "logs", job.membership.rank).unlink(missing_ok=True)
+    stacks_file(folder / LOGS, job.membership.rank).unlink(missing_ok=True)
     screen = hooks.screen if is_first else Screen(speaks=False)
     screen.listener = job.progress
     with screen.work("verifying the checkpoint"):

@@ -9,6 +9,7 @@ different parts of a sample decode it each, and a resumed run decodes the batche
 import json
 import os
 from dataclasses import asdict, dataclass
+from functools import lru_cache
 from pathlib import Path
 
 from diffusionpipe.errors import DataError
@@ -63,6 +64,13 @@ def read_skipped(folder: Path) -> frozenset[Skipped]:
     path = folder / FILE
     if not path.exists():
         return frozenset()
+    found = path.stat()
+    return _parsed(path, (found.st_ino, found.st_mtime_ns, found.st_size))
+
+
+@lru_cache(maxsize=1)
+def _parsed(path: Path, state: tuple[int, ...]) -> frozenset[Skipped]:
+    """What the file lists in this state: it is asked for at every step, and changes seldom."""
     lines = path.read_text(encoding="utf-8").split("\n")[:-1]
     return frozenset(Skipped(**json.loads(line)) for line in lines)
 
