@@ -10,7 +10,7 @@ from torch import Tensor
 
 from diffusionpipe.costs import ModelGraph
 from diffusionpipe.errors import ConfigError
-from diffusionpipe.ir.execution import lone_blocks
+from diffusionpipe.ir.schedule import lone_blocks
 from diffusionpipe.models.describe import describe
 from diffusionpipe.models.graph import LayerGraph, canonical_names
 from diffusionpipe.models.run import run_layers

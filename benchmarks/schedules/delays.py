@@ -12,10 +12,11 @@ from benchmarks.schedules.torch_stages import WIDTH
 from benchmarks.throughput.chains import our_schedule
 from diffusionpipe.costs import Costs, StageCosts, TensorSpec
 from diffusionpipe.ir import Action, Schedule, Span
-from diffusionpipe.ir.execution import execute
-from diffusionpipe.ir.flows import TIMED_OPS, Flow, flows
+from diffusionpipe.ir.flows import TIMED_OPS, flows
 from diffusionpipe.runtime.transport import ProcessTransport
 from diffusionpipe.runtime.virtual import virtual_executor
+from diffusionpipe.timing import ends_of, graph_of, prices_of
+from diffusionpipe.timing.work import Compute, Encode, Transfer
 from diffusionpipe.units import Seconds
 
 TENSORS = {
@@ -85,38 +86,21 @@ def delays_of(schedule: Schedule, iterations: Iterable[Sequence[Sequence[Span]]]
     return Delays(actions=tuple(actions), messages=tuple(messages))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Drawn:
-    """Every action and every message takes a delay of its own, drawn from the samples."""
-
-    costs: Costs
-    delays: Delays
-    random: Random
-
-    def compute(self, action: Action) -> Seconds:
-        return self.costs.seconds(action) + self.random.choice(self.delays.actions)
-
-    def waking(self, idle: Seconds, busy: Seconds) -> Seconds:
-        return 0
-
-    def message(self, slot: int) -> Seconds:
-        return self.random.choice(self.delays.messages)
-
-    def flow(self, flow: Flow) -> Seconds:
-        return self.random.choice(self.delays.messages)
-
-    def reduce(self, stage: int) -> Seconds:
-        return 0
-
-    def unshard(self, stage: int) -> Seconds:
-        return 0
-
-
 def predicted(schedule: Schedule, costs: Costs, delays: Delays, *, num_draws: int) -> Seconds:
-    """The median makespan over so many draws."""
-    return median(_makespan(schedule, _Drawn(costs=costs, delays=delays, random=Random(i))) for i in range(num_draws))
+    """The median makespan over so many draws: every action and every message takes a delay of its own."""
+    graph = graph_of(schedule)
+    prices = prices_of(graph.works, costs)
 
+    def makespan(random: Random) -> Seconds:
+        durations: list[Seconds] = []
+        for index in graph.work:
+            match graph.works[index]:
+                case Compute() | Encode():
+                    durations.append(prices[index] + random.choice(delays.actions))
+                case Transfer():
+                    durations.append(random.choice(delays.messages))
+                case _:
+                    durations.append(0)
+        return max(ends_of(graph, durations))
 
-def _makespan(schedule: Schedule, durations: _Drawn) -> Seconds:
-    ends = execute(schedule, durations).ends
-    return max(end for worker in ends for end in worker if end is not None)
+    return median(makespan(Random(i)) for i in range(num_draws))

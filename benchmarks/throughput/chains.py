@@ -6,10 +6,10 @@ from typing import Any
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 
 from diffusionpipe.ir import Edge, Schedule
-from diffusionpipe.ir.check import check
 from diffusionpipe.passes import communicate, connect
 from diffusionpipe.schedules import REGISTRY
 from diffusionpipe.simulator import simulate, uniform_costs
+from diffusionpipe.timing.legal import check
 
 SCHEDULES = ("gpipe", "1f1b")
 _TORCH = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}

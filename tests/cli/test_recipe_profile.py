@@ -11,8 +11,8 @@ from tiny_runs import recipe_of, save_pictures, save_stable_diffusion
 from diffusionpipe.cli import main
 from diffusionpipe.costs.clusters import load_cluster
 from diffusionpipe.costs.files import PROFILE, read_profile, write_cluster, write_profile
-from diffusionpipe.ir.check import check
 from diffusionpipe.ir.files import read_file, read_plan
+from diffusionpipe.timing.legal import check
 from diffusionpipe.trainer.recipe_file import recipe_to_toml
 
 

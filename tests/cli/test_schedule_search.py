@@ -10,9 +10,9 @@ from diffusionpipe import cli
 from diffusionpipe.cli.schedule_search import _origin_text
 from diffusionpipe.costs.files import read_profile
 from diffusionpipe.errors import ConfigError
-from diffusionpipe.ir.check import check
 from diffusionpipe.ir.files import read_schedule
 from diffusionpipe.ordering.instance_file import read_instance
+from diffusionpipe.timing.legal import check
 
 SDXL = Path(__file__).parents[2] / "profiles/analytic/sdxl-l40s.json"
 

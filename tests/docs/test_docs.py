@@ -11,9 +11,9 @@ from types import ModuleType
 
 import pytest
 
-from diffusionpipe.ir.check import check
 from diffusionpipe.schedules import REGISTRY
 from diffusionpipe.simulator.comparison import WorkerCosts, compare_families
+from diffusionpipe.timing.legal import check
 from diffusionpipe.trainer.recipe_file import SECTIONS, recipe_from_table
 
 ROOT = Path(__file__).parents[2]

@@ -12,9 +12,9 @@ from tiny_runs import losses_of, tensors_of, train_here
 
 from diffusionpipe.costs.clusters import load_cluster
 from diffusionpipe.costs.files import cluster_to_text, profile_to_text, read_profile
-from diffusionpipe.ir.check import check
 from diffusionpipe.ir.files import plan_to_text, read_plan, read_timeline, timeline_to_text
 from diffusionpipe.planner import predicted_timeline
+from diffusionpipe.timing.legal import check
 from diffusionpipe.trainer.checkpoint import verify
 
 pytestmark = pytest.mark.usefixtures("one_thread")

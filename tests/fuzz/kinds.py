@@ -225,9 +225,9 @@ def schedule_json(originals: Originals, random: Random, place: Path) -> Case:
 
 
 def _use(schedule: object) -> None:
-    from diffusionpipe.ir.check import check
     from diffusionpipe.ir.schedule import Schedule
     from diffusionpipe.simulator.comparison import WorkerCosts, measure
+    from diffusionpipe.timing.legal import check
     from diffusionpipe.viz import explained_sketch
 
     assert isinstance(schedule, Schedule)

@@ -5,9 +5,9 @@ import json
 import pytest
 from golden.orders import FAMILIES, family_figures, recorded_orders, value_of
 
-from diffusionpipe.ir.check import check
 from diffusionpipe.ordering import Placing, costs_of, search
 from diffusionpipe.simulator import simulate
+from diffusionpipe.timing.legal import check
 
 TOLERANCE = 1e-9
 ORDERS = recorded_orders()

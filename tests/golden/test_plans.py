@@ -4,8 +4,8 @@ import pytest
 from golden.plans import TOLERANCE, predicted, questions, recorded_plan, setting_of
 
 from diffusionpipe.errors import ConfigError
-from diffusionpipe.ir.check import check
 from diffusionpipe.planner.choice import choose
+from diffusionpipe.timing.legal import check
 
 QUICK = {"paper-00-2-stages", "paper-05-2-stages", "paper-20-2-stages"}
 """A tenth of them, in every run."""

@@ -15,13 +15,13 @@ from ordering.instances import (
 
 from diffusionpipe.errors import ConfigError
 from diffusionpipe.ir import Op
-from diffusionpipe.ir.check import check
 from diffusionpipe.ordering import HalfStage, Instance, Objective, Placing, costs_of, schedule_of, search
 from diffusionpipe.ordering.bounds import lower_bound
 from diffusionpipe.ordering.evaluation import figures_of, fits
 from diffusionpipe.ordering.families import family_orders
 from diffusionpipe.ordering.problem import problem_of
 from diffusionpipe.simulator import simulate
+from diffusionpipe.timing.legal import check
 
 settings.register_profile("ordering", deadline=None, max_examples=25)
 UNIT = HalfStage(forward=1, input_grad=1, weight_grad=1, activation=1, kept_after_input_grad=1)

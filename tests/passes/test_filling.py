@@ -7,7 +7,6 @@ from strategies import sized, trainers
 
 from diffusionpipe.errors import ConfigError, ScheduleError
 from diffusionpipe.ir import Op, Range
-from diffusionpipe.ir.check import Streams, check
 from diffusionpipe.passes import (
     PlacedFill,
     communicate,
@@ -19,6 +18,8 @@ from diffusionpipe.passes import (
 )
 from diffusionpipe.schedules import REGISTRY
 from diffusionpipe.simulator import simulate, uniform_costs
+from diffusionpipe.timing import Streams
+from diffusionpipe.timing.legal import check
 
 NUM_LAYERS = 6
 OUTPUTS = {0: ("noisy", "text"), 1: ("text",), 2: ("text", "target")}

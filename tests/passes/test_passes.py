@@ -10,11 +10,11 @@ from strategies import costs_of, lookaheads, schedules
 
 from diffusionpipe.errors import ConfigError, ScheduleError
 from diffusionpipe.ir import RECV_OPS, Action, Edge, Op, Pipeline, Placement, Range, Schedule, Share, Stage
-from diffusionpipe.ir.check import check
 from diffusionpipe.ir.flows import TIMED_OPS
 from diffusionpipe.passes import communicate, connect, insert_encoding, reduce_gradients, replicate
 from diffusionpipe.schedules import forward_only, gpipe, one_f_one_b
 from diffusionpipe.simulator import simulate, uniform_costs
+from diffusionpipe.timing.legal import check
 
 SKIP = Edge(producer=0, consumer=2, tensors=("skip",), gradients=("skip",))
 CHAIN = (Edge(producer=0, consumer=1), Edge(producer=1, consumer=2))

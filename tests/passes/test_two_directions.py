@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from strategies import FROZEN_BLOCK, costs_of, edges, lookaheads, sized, streams
 
 from diffusionpipe.ir import Action, Edge, Op, Range
-from diffusionpipe.ir.check import check
 from diffusionpipe.ir.flows import flows
 from diffusionpipe.ir.ranges import tiles
 from diffusionpipe.passes import (
@@ -28,6 +27,7 @@ from diffusionpipe.schedules.bitpipe import bitpipe
 from diffusionpipe.schedules.chimera import chimera, chimera_doubling
 from diffusionpipe.schedules.dualpipe import dualpipe
 from diffusionpipe.simulator import simulate, uniform_costs
+from diffusionpipe.timing.legal import check
 
 families = st.sampled_from([chimera, chimera_doubling, bitpipe, dualpipe])
 

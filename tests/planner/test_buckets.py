@@ -4,11 +4,11 @@ from hypothesis import strategies as st
 from strategies import chains
 
 from diffusionpipe.errors import ScheduleError
-from diffusionpipe.ir.check import check
 from diffusionpipe.passes import reduce_gradients
 from diffusionpipe.planner.buckets import bucket_starts, subdivide
 from diffusionpipe.schedules import gpipe, one_f_one_b
 from diffusionpipe.simulator import simulate, uniform_costs
+from diffusionpipe.timing.legal import check
 
 
 @given(chains, st.integers(1, 4), st.integers(1, 5), st.integers(1, 4))

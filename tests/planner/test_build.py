@@ -3,12 +3,12 @@ from planner import synthetic
 
 from diffusionpipe.errors import ConfigError
 from diffusionpipe.ir import Op
-from diffusionpipe.ir.check import check
 from diffusionpipe.planner import Layout, build_plan
 from diffusionpipe.planner.build import Unfilled
 from diffusionpipe.planner.filling import filler_of
 from diffusionpipe.planner.proposal import pricing_of
 from diffusionpipe.planner.stage_costs import Setting
+from diffusionpipe.timing.legal import check
 
 PROFILE = synthetic.unet()
 SETTING = Setting(profile=PROFILE, cluster=synthetic.cluster(8), workload=synthetic.workload(16))

@@ -4,10 +4,10 @@ import pytest
 from planner import synthetic
 
 from diffusionpipe.errors import ConfigError
-from diffusionpipe.ir.check import check
 from diffusionpipe.planner.choice import choose
 from diffusionpipe.planner.given import Given
 from diffusionpipe.planner.stage_costs import Setting
+from diffusionpipe.timing.legal import check
 
 
 def setting_of(profile=None, *, given=None, ranks=2, batch=8, memory=80.0):

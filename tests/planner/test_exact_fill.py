@@ -2,11 +2,11 @@ import pytest
 
 from diffusionpipe.costs import Costs, StageCosts
 from diffusionpipe.errors import ConfigError
-from diffusionpipe.ir.check import check
 from diffusionpipe.passes import insert_fills
 from diffusionpipe.planner.exact_fill import exact_fill
 from diffusionpipe.planner.fill import FillOptions, FrozenLayers
 from diffusionpipe.schedules import REGISTRY
+from diffusionpipe.timing.legal import check
 
 pytest.importorskip("scipy")
 SCHEDULE = REGISTRY["gpipe"](2, 2, 1)

@@ -12,13 +12,13 @@ from strategies import costs_of, schedules, trainers
 from diffusionpipe.costs import Costs, StageCosts
 from diffusionpipe.errors import ConfigError, ScheduleError
 from diffusionpipe.ir import Op
-from diffusionpipe.ir.check import check
 from diffusionpipe.passes import communicate, insert_encoding, insert_fills, reduce_gradients
 from diffusionpipe.planner.exact_fill import exact_fill
 from diffusionpipe.planner.fill import FillOptions, FrozenLayers, fill_bound, fill_costs, frozen_layers, plan_fills
 from diffusionpipe.planner.fill_graph import compute_graph
 from diffusionpipe.schedules import REGISTRY
 from diffusionpipe.simulator import simulate
+from diffusionpipe.timing.legal import check
 
 seeds = st.integers(0, 10_000)
 QUICK = FillOptions(is_thorough=False)

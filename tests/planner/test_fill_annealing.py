@@ -5,12 +5,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from planner.fill_cases import FillCase, random_case
 
-from diffusionpipe.ir.check import check
 from diffusionpipe.passes import insert_fills
 from diffusionpipe.planner.fill import FillOptions, case_of, fill_costs, plan_of
 from diffusionpipe.planner.fill_annealing import annealed
 from diffusionpipe.planner.fill_shares import pack_unshifted
 from diffusionpipe.simulator import simulate
+from diffusionpipe.timing.legal import check
 
 
 def start(case: FillCase, options: FillOptions, chunk: int):

@@ -6,7 +6,6 @@ from planner import synthetic
 from diffusionpipe.costs import Device
 from diffusionpipe.costs.memory import offloaded_bytes
 from diffusionpipe.errors import ConfigError
-from diffusionpipe.ir.check import check
 from diffusionpipe.planner.baselines import best_of, data_parallel
 from diffusionpipe.planner.candidates import Judge
 from diffusionpipe.planner.choice import choose
@@ -15,6 +14,7 @@ from diffusionpipe.planner.given import Given
 from diffusionpipe.planner.naming import ON_HOST
 from diffusionpipe.planner.offload import encoder_bytes, is_heavy, offloaded
 from diffusionpipe.planner.stage_costs import Setting
+from diffusionpipe.timing.legal import check
 
 GB = 10**9
 TEXT = "text.0"

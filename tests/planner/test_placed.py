@@ -3,7 +3,6 @@
 import pytest
 from planner import synthetic
 
-from diffusionpipe.ir.check import check
 from diffusionpipe.planner.arrangement import Arrangement
 from diffusionpipe.planner.candidates import Candidate, Judge
 from diffusionpipe.planner.choice import choose
@@ -14,6 +13,7 @@ from diffusionpipe.planner.proposal import propose
 from diffusionpipe.planner.search import search
 from diffusionpipe.planner.stage_costs import Setting
 from diffusionpipe.schedules import REGISTRY
+from diffusionpipe.timing.legal import check
 
 PLACED = [name for name in sorted(REGISTRY) if not is_chain(name)]
 UNEVEN = [0.012, 0.008, 0.011, 0.007, 0.015, 0.006, 0.010, 0.009] * 2

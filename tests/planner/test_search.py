@@ -6,7 +6,6 @@ import pytest
 from planner import synthetic
 
 from diffusionpipe.errors import ConfigError
-from diffusionpipe.ir.check import check
 from diffusionpipe.planner import Layout, build_plan
 from diffusionpipe.planner.arrangement import Arrangement, Ground, arrangements
 from diffusionpipe.planner.baselines import best_baselines, gpipe_starts, pipeline, places
@@ -15,6 +14,7 @@ from diffusionpipe.planner.filling import filler_of
 from diffusionpipe.planner.proposal import pricing_of, propose
 from diffusionpipe.planner.search import least_overflow, search
 from diffusionpipe.planner.stage_costs import Setting
+from diffusionpipe.timing.legal import check
 
 
 def unet_setting(num_ranks=8, batch=256, **cluster):

@@ -5,7 +5,6 @@ from planner import synthetic
 
 from diffusionpipe.errors import ConfigError
 from diffusionpipe.ir import Op
-from diffusionpipe.ir.check import check
 from diffusionpipe.passes import shard_parameters
 from diffusionpipe.planner import Layout, build_plan
 from diffusionpipe.planner.baselines import zero3
@@ -21,6 +20,7 @@ from diffusionpipe.planner.sharded import sharded_finalists
 from diffusionpipe.planner.stage_costs import Setting
 from diffusionpipe.schedules import one_f_one_b
 from diffusionpipe.simulator import simulate, uniform_costs
+from diffusionpipe.timing.legal import check
 
 
 def setting_of(

@@ -2,10 +2,10 @@ import pytest
 from tiers import quick_and_slow
 
 from diffusionpipe.ir import Op
-from diffusionpipe.ir.check import check
 from diffusionpipe.schedules.bitpipe import bitpipe
 from diffusionpipe.schedules.chimera import chimera
 from diffusionpipe.simulator import activations_in_flight, simulate, uniform_costs
+from diffusionpipe.timing.legal import check
 
 EVEN = range(2, 17, 2)
 

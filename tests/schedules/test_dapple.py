@@ -4,10 +4,10 @@ from hypothesis import strategies as st
 from schedules.measures import makespan
 
 from diffusionpipe.errors import ConfigError
-from diffusionpipe.ir.check import check
 from diffusionpipe.schedules import one_f_one_b
 from diffusionpipe.schedules.dapple import dapple_a, dapple_b
 from diffusionpipe.simulator import activations_in_flight
+from diffusionpipe.timing.legal import check
 
 sizes = st.integers(1, 16)
 bounds = st.none() | st.integers(1, 20)

@@ -2,9 +2,9 @@ import pytest
 from schedules.pairs import RATIOS, paired_makespan
 
 from diffusionpipe.errors import ConfigError
-from diffusionpipe.ir.check import check
 from diffusionpipe.schedules.dualpipe import dualpipe
 from diffusionpipe.simulator import activations_in_flight, simulate, uniform_costs
+from diffusionpipe.timing.legal import check
 
 EVEN = range(2, 17, 2)
 

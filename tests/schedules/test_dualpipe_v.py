@@ -2,10 +2,10 @@ import pytest
 from schedules.pairs import RATIOS, paired_makespan
 
 from diffusionpipe.errors import ConfigError
-from diffusionpipe.ir.check import check
 from diffusionpipe.schedules.dualpipe import dualpipe
 from diffusionpipe.schedules.dualpipe_v import dualpipe_v
 from diffusionpipe.simulator import activations_in_flight, simulate, uniform_costs
+from diffusionpipe.timing.legal import check
 
 WORKERS = range(1, 17)
 

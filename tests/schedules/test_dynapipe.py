@@ -4,9 +4,9 @@ from hypothesis import strategies as st
 from schedules.measures import makespan, samples_held
 
 from diffusionpipe.errors import ConfigError
-from diffusionpipe.ir.check import check
 from diffusionpipe.schedules.dapple import dapple_b
 from diffusionpipe.schedules.dynapipe import dynapipe
+from diffusionpipe.timing.legal import check
 
 workers = st.integers(1, 16)
 unequal = st.lists(st.integers(1, 9), min_size=1, max_size=32)

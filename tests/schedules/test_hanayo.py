@@ -4,10 +4,10 @@ from hypothesis import strategies as st
 from schedules.measures import makespan
 
 from diffusionpipe.errors import ConfigError
-from diffusionpipe.ir.check import check
 from diffusionpipe.schedules.hanayo import hanayo
 from diffusionpipe.schedules.list_scheduling import StageTimes
 from diffusionpipe.simulator import activations_in_flight
+from diffusionpipe.timing.legal import check
 
 
 def shortest(p, m, waves):

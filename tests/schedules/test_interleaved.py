@@ -4,12 +4,12 @@ from hypothesis import strategies as st
 from schedules.measures import makespan
 
 from diffusionpipe.errors import ConfigError
-from diffusionpipe.ir.check import check
 from diffusionpipe.ir.torch_csv import schedule_from_csv
 from diffusionpipe.schedules import one_f_one_b
 from diffusionpipe.schedules.alternation import rounds
 from diffusionpipe.schedules.interleaved import interleaved
 from diffusionpipe.simulator import activations_in_flight
+from diffusionpipe.timing.legal import check
 
 sizes = st.integers(1, 12)
 chunk_counts = st.integers(1, 4)

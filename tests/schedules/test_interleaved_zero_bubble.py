@@ -4,11 +4,11 @@ from hypothesis import strategies as st
 from schedules.measures import makespan
 
 from diffusionpipe.errors import ConfigError
-from diffusionpipe.ir.check import check
 from diffusionpipe.ir.torch_csv import schedule_from_csv
 from diffusionpipe.schedules.alternation import rounds
 from diffusionpipe.schedules.interleaved_zero_bubble import interleaved_zero_bubble
 from diffusionpipe.simulator import activations_in_flight
+from diffusionpipe.timing.legal import check
 
 sizes = st.integers(1, 12)
 chunk_counts = st.integers(1, 4)

@@ -4,10 +4,10 @@ from hypothesis import strategies as st
 from schedules.measures import makespan
 
 from diffusionpipe.errors import ConfigError
-from diffusionpipe.ir.check import check
 from diffusionpipe.schedules import gpipe, one_f_one_b
 from diffusionpipe.schedules.kfkb import kfkb
 from diffusionpipe.simulator import activations_in_flight
+from diffusionpipe.timing.legal import check
 
 sizes = st.integers(1, 16)
 groups = st.integers(1, 6)

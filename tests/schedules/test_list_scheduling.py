@@ -3,11 +3,11 @@ from hypothesis import strategies as st
 from schedules.measures import makespan
 
 from diffusionpipe.ir import Op
-from diffusionpipe.ir.check import check
 from diffusionpipe.schedules import gpipe, one_f_one_b
 from diffusionpipe.schedules.list_scheduling import StageTimes, list_schedule
 from diffusionpipe.schedules.shapes import SPLIT, TRAIN, Pipe, linear, loop, schedule_of, wave
 from diffusionpipe.simulator import activations_in_flight
+from diffusionpipe.timing.legal import check
 
 sizes = st.integers(1, 6)
 durations = st.integers(1, 5)

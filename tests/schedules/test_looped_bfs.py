@@ -6,10 +6,10 @@ from hypothesis import strategies as st
 from schedules.measures import makespan
 
 from diffusionpipe.errors import ConfigError
-from diffusionpipe.ir.check import check
 from diffusionpipe.schedules import gpipe
 from diffusionpipe.schedules.looped_bfs import looped_bfs
 from diffusionpipe.simulator import activations_in_flight
+from diffusionpipe.timing.legal import check
 
 sizes = st.integers(1, 12)
 chunk_counts = st.integers(1, 4)

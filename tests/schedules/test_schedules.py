@@ -5,8 +5,8 @@ from strategies import generators, sized
 
 from diffusionpipe.errors import ConfigError
 from diffusionpipe.ir import Op
-from diffusionpipe.ir.check import check
 from diffusionpipe.schedules import REGISTRY, forward_only, gpipe, one_f_one_b
+from diffusionpipe.timing.legal import check
 
 sizes = st.integers(1, 12)
 

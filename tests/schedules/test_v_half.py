@@ -2,9 +2,9 @@ import pytest
 from split_times import EQUAL, SOME_MICROBATCHES, UNEQUAL, simulated
 
 from diffusionpipe.errors import ConfigError
-from diffusionpipe.ir.check import check
 from diffusionpipe.schedules.v_half import v_half
 from diffusionpipe.simulator import activations_in_flight
+from diffusionpipe.timing.legal import check
 
 # Published for m = 3p: workers, bubble, most stages in flight.
 PUBLISHED = [(4, 0.0649, 6), (6, 0.0924, 8), (8, 0.1056, 10), (12, 0.1184, 14), (16, 0.1246, 18), (24, 0.1308, 26)]

@@ -4,9 +4,9 @@ import pytest
 from split_times import EQUAL, SOME_MICROBATCHES, UNEQUAL, simulated
 
 from diffusionpipe.errors import ConfigError
-from diffusionpipe.ir.check import check
 from diffusionpipe.schedules.v_min import v_min
 from diffusionpipe.simulator import activations_in_flight
+from diffusionpipe.timing.legal import check
 
 # Published for m = 3p: workers, bubble, most stages in flight.
 PUBLISHED = [(4, 0.1325, 4), (6, 0.1360, 6), (8, 0.1579, 8), (12, 0.1595, 10), (16, 0.1700, 12), (24, 0.1708, 18)]

@@ -5,10 +5,10 @@ from schedules.measures import makespan, window
 
 from diffusionpipe.errors import ConfigError
 from diffusionpipe.ir import Op
-from diffusionpipe.ir.check import check
 from diffusionpipe.schedules.alternation import rounds
 from diffusionpipe.schedules.zeropp import zeropp
 from diffusionpipe.simulator import activations_in_flight
+from diffusionpipe.timing.legal import check
 
 sizes = st.integers(1, 16)
 chunk_counts = st.integers(1, 4)

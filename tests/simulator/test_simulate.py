@@ -10,11 +10,11 @@ from strategies import costs_of, durations, lookaheads, relabelled, schedules, s
 from diffusionpipe.costs import Costs, Link, StageCosts
 from diffusionpipe.errors import ScheduleError
 from diffusionpipe.ir import Action, Edge, Op, Pipeline, Placement, Schedule, Stage, parse_action
-from diffusionpipe.ir.execution import Streams
 from diffusionpipe.ir.flows import TIMED_OPS
 from diffusionpipe.passes import communicate, insert_encoding, reduce_gradients, replicate
 from diffusionpipe.schedules import forward_only, gpipe, one_f_one_b
 from diffusionpipe.simulator import activations_in_flight, simulate, uniform_costs
+from diffusionpipe.timing import Streams
 
 SMALL = [(p, m) for p in range(1, 9) for m in range(1, 17)]
 

@@ -62,8 +62,8 @@ def show(
     from diffusionpipe import viz
     from diffusionpipe.cli.outputs import check_outputs
     from diffusionpipe.errors import ConfigError
-    from diffusionpipe.ir.check import check_plan
     from diffusionpipe.ir.files import read_plan
+    from diffusionpipe.timing.legal import check_plan
 
     if (profile is None) != (cluster is None):
         raise ConfigError(

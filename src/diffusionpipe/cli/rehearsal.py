@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING
 from diffusionpipe.costs import Costs, Link, StageCosts, TensorSpec
 from diffusionpipe.errors import ConfigError
 from diffusionpipe.ir import COMPUTE_OPS, Mesh, Op, Schedule, Span, Timeline
-from diffusionpipe.ir.execution import Streams
 from diffusionpipe.ir.flows import flows
 from diffusionpipe.simulator import simulate
+from diffusionpipe.timing import Streams
 from diffusionpipe.units import Bytes, Seconds
 
 if TYPE_CHECKING:

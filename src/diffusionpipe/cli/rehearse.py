@@ -209,7 +209,7 @@ def disturbance(processor: dict[str, Any]) -> str | None:
 def _require_sound(plan: Plan, profile: Profile, plan_file: Path, profile_file: Path) -> None:
     """Refuse a plan that is illegal or of another model."""
     from diffusionpipe.errors import ConfigError
-    from diffusionpipe.ir.check import check_plan
+    from diffusionpipe.timing.legal import check_plan
 
     check_plan(plan, source=plan_file)
     known = {layer.name for layer in profile.graph.layers}

@@ -45,6 +45,8 @@ class Op(StrEnum):
     RESHARD = "RESHARD"
     """Drop what other groups hold of them."""
 
+    __hash__ = str.__hash__  # that of Enum is a Python function, and every look-up of an action hashes its op
+
 
 COMPUTE_OPS = frozenset({Op.F, Op.B, Op.I, Op.W, Op.T})
 SEND_OPS = frozenset({Op.SEND_F, Op.SEND_B})

@@ -9,7 +9,8 @@ This is the one statement of the rules of data flow. The checker, the simulator 
     with T (self-conditioning)       T after T along the pipeline; F after T along an edge that leads back
 """
 
-from collections.abc import Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -56,23 +57,73 @@ def ends(message: Message, slot: int) -> tuple[Action, Action]:
     )
 
 
-def flows(schedule: Schedule) -> tuple[Flow, ...]:
-    """Every flow of the schedule, pipeline by pipeline, edge by edge, micro-batch by micro-batch.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Feed:
+    """What a trained stage reads of another one: the flows of all micro-batches over one edge in one direction."""
 
-    Where two stages' shares do not meet nothing flows. Trusts the placement: `check` looks at it first.
-    """
-    frozen = {s for p in schedule.placement.pipelines if Op.ENCODE in p.ops for s in p.stages}
-    found: list[Flow] = []
+    source: int
+    destination: int
+    producer: Op
+    """The op of the source that must have ended,"""
+    consumer: Op
+    """and the op of the destination that reads, both of the same micro-batch."""
+    tensors: tuple[str, ...]
+    is_gradient: bool
+    microbatches: tuple[int, ...]
+    """Samples of each micro-batch of the pipeline."""
+    samples: Mapping[int, Range]
+    """Samples of a micro-batch -> those of them that flow; never empty."""
+
+
+def feeds(schedule: Schedule) -> Iterator[tuple[Feed, ...]]:
+    """The feeds of all trained pipelines, those of an edge together; where two stages' shares do not meet, none."""
+    frozen = _frozen_stages(schedule)
+    for pipeline in schedule.placement.pipelines:
+        for edge in pipeline.edges if pipeline.ops else ():
+            if edge.producer not in frozen:
+                yield tuple(_trained_feeds(schedule, pipeline, edge))
+
+
+def frozen_flows(schedule: Schedule) -> Iterator[Flow]:
+    """What trained stages read of encoder stages, edge by edge, micro-batch by micro-batch."""
+    frozen = _frozen_stages(schedule)
+    if not frozen:
+        return
     for pipeline in schedule.placement.pipelines:
         rows: dict[int, list[Range]] = {}
         for edge in pipeline.edges:
             if edge.producer in frozen:
                 if edge.consumer not in rows:
                     rows[edge.consumer] = _rows(pipeline, schedule.placement.stages[edge.consumer])
-                found.extend(_frozen_flows(schedule, pipeline, edge, rows[edge.consumer]))
-            elif pipeline.ops:
-                found.extend(_trained_flows(schedule, pipeline, edge))
-    return tuple(found)
+                yield from _frozen_flows(schedule, pipeline, edge, rows[edge.consumer])
+
+
+def flows(schedule: Schedule) -> tuple[Flow, ...]:
+    """Every flow of the schedule: those of trained stages, micro-batch by micro-batch, then those of encoders.
+
+    Trusts the placement: `check` looks at it first.
+    """
+    found = [
+        Flow(
+            producers=(compute_action(feed.source, feed.producer, microbatch),),
+            consumer=compute_action(feed.destination, feed.consumer, microbatch),
+            source=feed.source,
+            destination=feed.destination,
+            microbatch=microbatch,
+            samples=feed.samples[size],
+            tensors=feed.tensors,
+            is_gradient=feed.is_gradient,
+        )
+        for of_edge in feeds(schedule)
+        if of_edge
+        for microbatch, size in enumerate(of_edge[0].microbatches)
+        for feed in of_edge
+    ]
+    return (*found, *frozen_flows(schedule))
+
+
+def _frozen_stages(schedule: Schedule) -> set[int]:
+    return {s for p in schedule.placement.pipelines if Op.ENCODE in p.ops for s in p.stages}
 
 
 def _rows(pipeline: Pipeline, stage: Stage) -> list[Range]:
@@ -82,40 +133,38 @@ def _rows(pipeline: Pipeline, stage: Stage) -> list[Range]:
     return [samples[size].shifted(start) for size, start in zip(pipeline.microbatches, starts, strict=False)]
 
 
-def _trained_flows(schedule: Schedule, pipeline: Pipeline, edge: Edge) -> Iterator[Flow]:
-    stages = schedule.placement.stages
-    backward = backward_op(pipeline)
+def _trained_feeds(schedule: Schedule, pipeline: Pipeline, edge: Edge) -> Iterator[Feed]:
+    producer, consumer = schedule.placement.stages[edge.producer], schedule.placement.stages[edge.consumer]
+    if max(producer.share.start, consumer.share.start) >= min(producer.share.stop, consumer.share.stop):
+        return
+    samples = {
+        size: producer.share.samples(size).intersection(consumer.share.samples(size))
+        for size in set(pipeline.microbatches)
+    }
     is_ahead = pipeline.stages.index(edge.producer) < pipeline.stages.index(edge.consumer)
-    ends = {size: _common(stages, edge, size) for size in set(pipeline.microbatches)}
-    for microbatch, size in enumerate(pipeline.microbatches):
-        if not (samples := ends[size]):
-            continue
-        for first, second in _forward_ops(pipeline, is_ahead=is_ahead):
-            yield Flow(
-                producers=(compute_action(edge.producer, first, microbatch),),
-                consumer=compute_action(edge.consumer, second, microbatch),
-                source=edge.producer,
-                destination=edge.consumer,
-                microbatch=microbatch,
-                samples=samples,
-                tensors=edge.tensors,
-            )
-        if backward is not None and edge.gradients:
-            yield Flow(
-                producers=(compute_action(edge.consumer, backward, microbatch),),
-                consumer=compute_action(edge.producer, backward, microbatch),
-                source=edge.consumer,
-                destination=edge.producer,
-                microbatch=microbatch,
-                samples=samples,
-                tensors=edge.gradients,
-                is_gradient=True,
-            )
-
-
-def _common(stages: tuple[Stage, ...], edge: Edge, size: int) -> Range:
-    producer, consumer = stages[edge.producer], stages[edge.consumer]
-    return producer.share.samples(size).intersection(consumer.share.samples(size))
+    for first, second in _forward_ops(pipeline, is_ahead=is_ahead):
+        yield Feed(
+            source=edge.producer,
+            destination=edge.consumer,
+            producer=first,
+            consumer=second,
+            tensors=edge.tensors,
+            is_gradient=False,
+            microbatches=pipeline.microbatches,
+            samples=samples,
+        )
+    backward = backward_op(pipeline)
+    if backward is not None and edge.gradients:
+        yield Feed(
+            source=edge.consumer,
+            destination=edge.producer,
+            producer=backward,
+            consumer=backward,
+            tensors=edge.gradients,
+            is_gradient=True,
+            microbatches=pipeline.microbatches,
+            samples=samples,
+        )
 
 
 def _forward_ops(pipeline: Pipeline, *, is_ahead: bool) -> list[tuple[Op, Op]]:
@@ -148,3 +197,37 @@ def _frozen_flows(schedule: Schedule, pipeline: Pipeline, edge: Edge, read: Sequ
                 is_frozen=True,
                 is_ahead=is_ahead,
             )
+
+
+def slots_of_edge(schedule: Schedule) -> dict[tuple[int, int, int, bool], list[int]]:
+    """(source, destination, micro-batch, whether a gradient) -> the messages between these trained stages."""
+    found: dict[tuple[int, int, int, bool], list[int]] = defaultdict(list)
+    for slot, message in enumerate(schedule.messages):
+        found[message.source, message.destination, message.microbatch, message.is_gradient].append(slot)
+    return found
+
+
+def slots_of_encoder(schedule: Schedule) -> dict[tuple[int, int], list[int]]:
+    """(source, worker of the destination) -> messages; a worker receives an encoder's output once for its stages."""
+    found: dict[tuple[int, int], list[int]] = defaultdict(list)
+    for slot, message in enumerate(schedule.messages):
+        found[message.source, schedule.placement.stages[message.destination].worker].append(slot)
+    return found
+
+
+def serving(schedule: Schedule, all_flows: Sequence[Flow]) -> dict[int, tuple[int, ...]]:
+    """Index of each flow between workers -> the messages that carry it."""
+    stages = schedule.placement.stages
+    of_edge, of_encoder = slots_of_edge(schedule), slots_of_encoder(schedule)
+    served = {}
+    for index, flow in enumerate(all_flows):
+        worker = stages[flow.destination].worker
+        if stages[flow.source].worker == worker:
+            continue
+        if flow.is_frozen:
+            candidates = of_encoder.get((flow.source, worker), [])
+        else:
+            key = flow.source, flow.destination, flow.microbatch, flow.is_gradient
+            candidates = of_edge.get(key, [])
+        served[index] = tuple(s for s in candidates if schedule.messages[s].samples.intersection(flow.samples))
+    return served

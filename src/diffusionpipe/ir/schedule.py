@@ -1,5 +1,6 @@
 """A schedule: for each worker the ordered actions, with the messages and fills that they name."""
 
+from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -68,3 +69,11 @@ class Schedule:
     def num_microbatches(self) -> int:
         """The micro-batches of all trained pipelines together."""
         return sum(len(p.microbatches) for p in self.placement.pipelines if Op.ENCODE not in p.ops)
+
+
+def lone_blocks(schedule: Schedule) -> frozenset[int]:
+    """The trained blocks that one worker alone holds; data-parallel copies of it are not in the schedule."""
+    holders: dict[int, set[int]] = defaultdict(set)
+    for stage in schedule.placement.stages:
+        holders[stage.weights].add(stage.worker)
+    return frozenset(weights for weights, workers in holders.items() if len(workers) == 1)

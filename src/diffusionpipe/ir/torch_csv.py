@@ -69,7 +69,7 @@ def schedule_from_csv(text: str, *, name: str = "csv", microbatch_size: int = 1)
     """The schedule of a compute-only CSV, over a chain of stages with neighbour edges.
 
     Where some backwards are whole (B) and others split (I, W), as torch's V schedules mix them, each B becomes I and W
-    in its place, which does the same work in the same order. Whether the order is legal is `ir.check`'s to say.
+    in its place, which does the same work in the same order. Whether the order is legal is `timing.legal`'s to say.
 
     Raises:
         ScheduleError: a cell is no compute action, a stage stands on two ranks, or stages or micro-batches are missing;

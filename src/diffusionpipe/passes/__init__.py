@@ -1,6 +1,6 @@
 """Schedule -> Schedule: real edges, replicas, encoding, gradient reduction, communication.
 
-In the order in which they are applied; each is pure and optional, and each result satisfies `ir.check`:
+In the order in which they are applied; each is pure and optional, and each result satisfies `timing.legal`:
 
     connect           a model's edges and micro-batch sizes in place of the generator's chain
     replicate         several workers per stage

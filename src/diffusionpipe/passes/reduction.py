@@ -4,10 +4,9 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from diffusionpipe.errors import ScheduleError
 from diffusionpipe.ir import Action, Op, Schedule
-from diffusionpipe.ir.execution import execute
-from diffusionpipe.ir.flows import Flow
+from diffusionpipe.timing import graph_of, timed
+from diffusionpipe.timing.work import Compute, Encode, Work
 from diffusionpipe.units import Seconds
 
 
@@ -53,37 +52,23 @@ def reduce_gradients(schedule: Schedule, is_data_parallel: bool) -> Schedule:
     return replace(schedule, orders=tuple(orders))
 
 
-class _Units:
+def _units(work: Work) -> Seconds:
     """Times for comparing ends: backwards take two units, everything else that computes one."""
-
-    def compute(self, action: Action) -> Seconds:
-        return 2 if action.op is Op.B else 1
-
-    def waking(self, idle: Seconds, busy: Seconds) -> Seconds:
-        return 0
-
-    def message(self, slot: int) -> Seconds:
-        return 0
-
-    def flow(self, flow: Flow) -> Seconds:
-        return 0
-
-    def reduce(self, stage: int) -> Seconds:
-        return 0
-
-    def unshard(self, stage: int) -> Seconds:
-        return 0
+    match work:
+        case Compute(op=Op.B):
+            return 2
+        case Compute() | Encode():
+            return 1
+        case _:
+            return 0
 
 
 def _complete(schedule: Schedule, last: Sequence[Mapping[int, int]]) -> dict[int, Seconds]:
     """Block -> when its last backward on any worker ends; `last` says where it stands on each."""
-    execution = execute(schedule, _Units())
-    if execution.blocked:
-        raise ScheduleError([f"deadlock: {line}" for line in execution.blocked])
+    graph = graph_of(schedule)
+    ends = timed(graph, [_units(work) for work in graph.works]).ends
     complete: dict[int, Seconds] = defaultdict(int)
     for worker, index in enumerate(last):
         for block, i in index.items():
-            end = execution.ends[worker][i]
-            assert end is not None, schedule.orders[worker][i]
-            complete[block] = max(complete[block], end)
+            complete[block] = max(complete[block], ends[graph.events[worker][i]])
     return complete

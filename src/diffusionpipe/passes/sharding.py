@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from diffusionpipe.errors import ConfigError, ScheduleError
 from diffusionpipe.ir import Action, Op, Schedule
 from diffusionpipe.ir.action import COMPUTE_OPS
-from diffusionpipe.ir.execution import lone_blocks
+from diffusionpipe.ir.schedule import lone_blocks
 
 
 def shard_parameters(schedule: Schedule, *, prefetch: int = 1) -> Schedule:

@@ -11,7 +11,6 @@ from typing import Protocol
 from diffusionpipe.costs import Costs, ModelGraph
 from diffusionpipe.errors import ConfigError
 from diffusionpipe.ir import Edge, Mesh, Op, Plan, Range, Schedule, Timeline
-from diffusionpipe.ir.check import check
 from diffusionpipe.passes import (
     PlacedFill,
     communicate,
@@ -31,6 +30,7 @@ from diffusionpipe.planner.shardable import check_homes, check_shardable, sharde
 from diffusionpipe.planner.structure import generated
 from diffusionpipe.schedules import forward_over
 from diffusionpipe.simulator import simulate, uniform_costs
+from diffusionpipe.timing.legal import check
 
 Blocks = Sequence[Sequence[str]]
 

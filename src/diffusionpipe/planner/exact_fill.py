@@ -2,12 +2,11 @@
 
 For each host w, place k in its order and layer l
     n[w, k, l]   samples that run layer l there            T       the time of the iteration, minimised
-    y[w, k, l]   pieces in which they do                   s[w]    samples of the host;   t[a] start of node a
+    y[w, k, l]   pieces in which they do                   s[w]    samples of the host;   t[a] start of event a
 
     sum_k n[w, k, l] = s[w],  sum_w s[w] = batch,  n <= chunk * y
     sum_{k' <= k} n[w, k', l + 1] <= sum_{k' <= k} n[w, k', l]                no sample skips a layer
-    t[a] >= t[a'] + time of a' + sum_l (fixed_l * y + slope_l * n)            a' before a on w; the fills between
-    t[a] >= t[b] + time of b + lag                                            b is read by a
+    t[a] >= t[b] + time of b + sum_l (fixed_l * y + slope_l * n)              a waits for b; the fills if b is a room
     T    >= every end, with the fills at the end of each order
 
 Exact for times that are affine in the samples, and without time for a fill itself. Small cases only: seconds for two or
@@ -108,7 +107,7 @@ def exact_fill(
     fixed, slope = _affine(case)
     program = _Program()
     makespan = program.variable()
-    starts = [program.variable() for _ in case.graph.worker]
+    starts = [program.variable() for _ in range(len(case.graph.graph))]
     hosts = {worker: _host(program, case, worker) for worker in case.hosts}
     program.require([(host.share, 1.0) for host in hosts.values()], case.batch, case.batch)
     _time_rows(program, case, makespan, starts, hosts, fixed, slope)
@@ -134,15 +133,9 @@ def _affine(case: Case) -> tuple[list[Seconds], list[Seconds]]:
     return fixed, slope
 
 
-def _places(case: Case, worker: int) -> list[int]:
-    """Positions in the worker's order before which fills may stand; its length is the last."""
-    own = [p for w, p in zip(case.graph.worker, case.graph.position, strict=True) if w == worker]
-    return [*sorted(own), case.graph.lengths[worker]]
-
-
 def _host(program: _Program, case: Case, worker: int) -> _Host:
     chunk, layers = case.options.allowed_chunks(case.batch)[0], range(case.frozen.num_layers)
-    places = _places(case, worker)
+    places = case.graph.places[worker]
     keys = [(place, layer) for place in places for layer in layers]
     host = _Host(
         share=program.variable(upper=case.batch, is_integer=True),
@@ -172,7 +165,9 @@ def _time_rows(
 ) -> None:
     graph = case.graph
 
-    def fills(worker: int, place: int) -> Terms:
+    def fills(event: int) -> Terms:
+        """What is put into the event, if it is a host's room, with its sign turned."""
+        worker, place = graph.place_of.get(event, (-1, -1))
         if worker not in hosts:
             return []
         host = hosts[worker]
@@ -182,26 +177,10 @@ def _time_rows(
             for term in ((host.counts[place, layer], -slope[layer]), (host.calls[place, layer], -fixed[layer]))
         ]
 
-    previous: dict[int, int] = {}
-    for node, worker in enumerate(graph.worker):
-        for source, lag in graph.inputs[node]:
-            program.require([(starts[node], 1.0), (starts[source], -1.0)], graph.seconds[source] + lag)
-        program.require([(makespan, 1.0), (starts[node], -1.0)], graph.seconds[node])
-        if worker >= 0:
-            terms = [(starts[node], 1.0), *fills(worker, graph.position[node])]
-            before = previous.get(worker)
-            if before is None:
-                program.require(terms, 0)
-            else:
-                program.require([*terms, (starts[before], -1.0)], graph.seconds[before])
-            previous[worker] = node
-    for worker in range(graph.num_workers):
-        terms = [(makespan, 1.0), *fills(worker, graph.lengths[worker])]
-        last = previous.get(worker)
-        if last is None:
-            program.require(terms, 0)
-        else:
-            program.require([*terms, (starts[last], -1.0)], graph.seconds[last])
+    for event in range(1, len(graph.graph)):
+        for source in {graph.graph.first[event], graph.graph.second[event]}:
+            program.require([(starts[event], 1.0), (starts[source], -1.0), *fills(source)], graph.durations[source])
+        program.require([(makespan, 1.0), (starts[event], -1.0), *fills(event)], graph.durations[event])
 
 
 def _pieces(case: Case, host: _Host, values: Sequence[float]) -> list[Piece]:

@@ -51,11 +51,11 @@ MAX_POLISHED = 6
 """Packings that the local search starts from."""
 FAR = 1.02
 """An iteration longer than this many bounds is worth a longer search."""
-SHIFTING_VISITS = 6_000
-FURTHER_VISITS = 30_000
-POLISHING_VISITS = 20_000
-ANNEALING_VISITS = 4_000_000
-"""Nodes that the trials of each may visit together; 10,000 take some 40 ms, in the local searches 15 and 3 ms."""
+SHIFTING_VISITS = 18_000
+FURTHER_VISITS = 90_000
+POLISHING_VISITS = 40_000
+ANNEALING_VISITS = 8_000_000
+"""Events that the trials of each may visit together."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,13 +14,14 @@ are drawn from a generator with a fixed seed, so equal cases have equal results.
 """
 
 from collections.abc import Sequence
-from itertools import groupby, pairwise
+from itertools import accumulate, groupby, pairwise
 from math import log
 from random import Random
 
-from diffusionpipe.planner.fill_polish import Pieces, places_of, retimed
+from diffusionpipe.planner.fill_polish import Pieces, retimed
 from diffusionpipe.planner.fill_queue import Piece
 from diffusionpipe.planner.fill_shares import CLOSE, Case, Packing, bound_of
+from diffusionpipe.timing import Times, ends_of
 from diffusionpipe.units import Seconds
 
 HOT, COLD = 0.1, 0.005
@@ -51,36 +52,25 @@ class _Unit:
 
 
 class _State:
-    """Units at places, and the times of all nodes with them."""
+    """Units at places, and the times of all events with them."""
 
     def __init__(self, case: Case, units: list[_Unit], bound: Seconds) -> None:
         self.units, self.bound = units, bound
-        graph = case.graph
-        self._graph, self._speeds = graph, [case.options.speed(w) for w in range(graph.num_workers)]
-        self.places = [places_of(graph, worker) for worker in range(graph.num_workers)]
-        self._offsets = [0]
-        for places in self.places:
-            self._offsets.append(self._offsets[-1] + len(places))
-        self._room = [0.0] * self._offsets[-1]
-        self.holders: list[list[tuple[_Unit, int]]] = [[] for _ in self._room]
-        """For each slot, which is a worker's place, the layers of units that run there."""
-        index = {(w, p): self._offsets[w] + i for w, places in enumerate(self.places) for i, p in enumerate(places)}
-        last = [-1] * graph.num_workers
-        self._nodes: list[tuple[int, int, Seconds, tuple[tuple[int, Seconds], ...]]] = []
-        self._node_of_slot = [len(graph.worker)] * len(self._room)
-        for node, worker in enumerate(graph.worker):
-            slot = index[worker, graph.position[node]] if worker >= 0 else -1
-            previous = last[worker] if worker >= 0 else -1
-            self._nodes.append((slot, previous, graph.seconds[node], graph.inputs[node]))
-            if worker >= 0:
-                last[worker] = node
-                self._node_of_slot[slot] = node
-        self._last = last
-        self._ends = [0.0] * len(graph.worker)
+        self._graph = graph = case.graph
+        self._speeds = [case.options.speed(worker) for worker in range(graph.num_workers)]
+        self.places = graph.places
+        self._offsets = list(accumulate(map(len, self.places), initial=0))
+        self._events = list(graph.rooms.values())
+        """For each slot, which is a worker's place, the event of its room."""
+        self._slot_of = {event: slot for slot, event in enumerate(self._events)}
+        self.holders: list[list[tuple[_Unit, int]]] = [[] for _ in self._events]
+        """For each slot the layers of units that run there."""
+        self._durations = list(graph.durations)
+        self._ends: list[Seconds] = [0]
         self.makespan = 0.0
         for unit in units:
             self._put(unit, range(len(unit.places)), 1)
-        self.badness = self._times(0)
+        self.badness = self._times(1)
 
     def slot(self, unit: _Unit, layer: int) -> int:
         """Where the unit's layer runs."""
@@ -89,16 +79,16 @@ class _State:
     def _put(self, unit: _Unit, layers: Sequence[int], sign: int) -> None:
         for layer in layers:
             slot = self.slot(unit, layer)
-            self._room[slot] += sign * unit.seconds[layer] / self._speeds[unit.worker]
+            self._durations[self._events[slot]] += sign * unit.seconds[layer] / self._speeds[unit.worker]
             if sign > 0:
                 self.holders[slot].append((unit, layer))
             else:
                 self.holders[slot].remove((unit, layer))
                 if not self.holders[slot]:
-                    self._room[slot] = 0.0
+                    self._durations[self._events[slot]] = 0.0
 
     def move(self, unit: _Unit, worker: int, places: list[int], allowed: Seconds) -> int:
-        """Put the unit elsewhere if badness then stays within what is allowed; nodes visited, negative if not."""
+        """Put the unit elsewhere if badness then stays within what is allowed; events visited, negative if not."""
         layers = [
             i for i, (a, b) in enumerate(zip(unit.places, places, strict=True)) if a != b or worker != unit.worker
         ]
@@ -107,59 +97,31 @@ class _State:
         self._put(unit, layers, -1)
         unit.worker, unit.places = worker, places
         self._put(unit, layers, 1)
-        first = min(self._node_of_slot[slot] for slot in (*touched, *(self.slot(unit, layer) for layer in layers)))
-        kept = self._ends[first:]
-        badness, visited = self._times(first), len(self._nodes) - first + 1
+        first = min(self._events[slot] for slot in (*touched, *(self.slot(unit, layer) for layer in layers)))
+        kept = self._ends
+        badness, visited = self._times(first), len(kept) - first
         if badness <= allowed:
             self.badness = badness
             return visited
         self._put(unit, layers, -1)
         unit.worker, unit.places, self.makespan = before
         self._put(unit, layers, 1)
-        self._ends[first:] = kept
+        self._ends = kept
         return -visited
 
     def _times(self, first: int) -> Seconds:
-        """Time all nodes from this one on; the badness."""
-        ends, room = self._ends, self._room
-        for node in range(first, len(ends)):
-            slot, previous, seconds, inputs = self._nodes[node]
-            start = room[slot] if slot >= 0 else 0.0
-            if previous >= 0:
-                start += ends[previous]
-            for source, lag in inputs:
-                if (ready := ends[source] + lag) > start:
-                    start = ready
-            ends[node] = start + seconds
-        tails = self._tails()
-        self.makespan = max(*tails, max(ends))
+        """Time all events from this one on; the badness."""
+        graph = self._graph
+        self._ends = ends = ends_of(graph.graph, self._durations, waking=graph.waking, before=self._ends[:first])
+        self.makespan = max(ends)
+        tails = [ends[tail] for tail in graph.graph.tails]
         late = [end - self.bound for end in (*tails, self.makespan) if end > self.bound]
         return float(sum(excess**POWER for excess in late) ** (1 / POWER))
 
-    def _tails(self) -> list[Seconds]:
-        return [
-            (self._ends[last] if last >= 0 else 0.0) + self._room[self._offsets[worker + 1] - 1]
-            for worker, last in enumerate(self._last)
-        ]
-
     def critical(self) -> list[int]:
         """Slots with work on the critical path."""
-        ends, found = self._ends, []
-        tails = self._tails()
-        worker = max(range(len(tails)), key=lambda w: tails[w])
-        node = max(range(len(ends)), key=lambda n: ends[n])
-        if tails[worker] >= ends[node]:
-            node = self._last[worker]
-            found.append(self._offsets[worker + 1] - 1)
-        while node >= 0:
-            slot, previous, seconds, inputs = self._nodes[node]
-            start = ends[node] - seconds
-            following = next((source for source, lag in inputs if ends[source] + lag >= start * (1 - 1e-12)), None)
-            if following is None:
-                found.append(slot)
-                following = previous
-            node = following
-        return [slot for slot in found if slot >= 0 and self.holders[slot]]
+        path = Times(graph=self._graph.graph, ends=self._ends).critical_path()
+        return [slot for event in path if (slot := self._slot_of.get(event)) is not None and self.holders[slot]]
 
     def pieces(self, chunk: int) -> tuple[Pieces, ...]:
         """All units as pieces of at most so many samples, in an order in which they can run; samples numbered anew."""
@@ -208,7 +170,7 @@ def annealed(case: Case, packing: Packing, *, visits: int, enough: Seconds) -> P
             critical = state.critical()
             if state.makespan < best.makespan * (1 - 1e-9):
                 best = _better(case, best, state)
-                left -= sum(map(len, best.pieces)) + len(case.graph.worker)
+                left -= sum(map(len, best.pieces)) + len(case.graph.graph)
     return best
 
 
@@ -217,7 +179,7 @@ def _units(case: Case, packing: Packing) -> list[_Unit]:
     units = []
     single = case.seconds_a_sample(1) <= case.seconds_a_sample(packing.chunk) * SPLIT_LOSS
     for worker, pieces in enumerate(packing.pieces):
-        index = {position: i for i, position in enumerate(places_of(case.graph, worker))}
+        index = {position: i for i, position in enumerate(case.graph.places[worker])}
         chains: list[list[int]] = [[0] * case.frozen.num_layers for _ in range(packing.shares[worker])]
         for position, first, stop, start, end in pieces:
             for sample in range(start, end):

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from diffusionpipe.planner.fill_graph import ComputeGraph
+from diffusionpipe.planner.fill_graph import Place
 from diffusionpipe.planner.fill_queue import Piece
 from diffusionpipe.planner.fill_shares import CLOSE, Case, Packing, Visits, bound_of
 from diffusionpipe.units import Seconds
@@ -12,8 +12,7 @@ REACH = 4
 """Places tried to either side."""
 
 Pieces = tuple[Piece, ...]
-Place = tuple[int, int]
-"""Worker and position in its order."""
+NO_PLACE: Place = (-1, -1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,10 +34,10 @@ def polished(case: Case, packing: Packing, visits: Visits) -> Packing:
     or one sample of the last, to a later place, or the first to an earlier one. Shares stay.
     """
     pieces = [_by_layer(own) for own in packing.pieces]
-    places = [places_of(case.graph, worker) for worker in range(case.graph.num_workers)]
+    places = case.graph.places
     timed = _timed(case, pieces)
     bound = bound_of(case, packing)
-    size = len(case.graph.worker) + sum(len(own) for own in pieces)
+    size = len(case.graph.graph) + sum(len(own) for own in pieces)
     is_better = True
     while is_better and visits.left > 0 and timed.makespan > bound * CLOSE:
         is_better = False
@@ -77,12 +76,6 @@ def _by_layer(pieces: Sequence[Piece]) -> Pieces:
     return tuple((at, layer, layer + 1, a, b) for at, first, stop, a, b in pieces for layer in range(first, stop))
 
 
-def places_of(graph: ComputeGraph, worker: int) -> list[int]:
-    """Positions in a worker's order before which work can stand: its computes, and the end."""
-    own = [p for w, p in zip(graph.worker, graph.position, strict=True) if w == worker]
-    return [*own, graph.lengths[worker]]
-
-
 def _seconds(case: Case, worker: int, piece: Piece) -> Seconds:
     _, layer, stop, first, last = piece
     running = case.frozen.running(last - first)
@@ -91,52 +84,23 @@ def _seconds(case: Case, worker: int, piece: Piece) -> Seconds:
 
 def _timed(case: Case, pieces: Sequence[Pieces]) -> _Timed:
     graph = case.graph
-    room: dict[Place, Seconds] = {}
+    work: dict[Place, Seconds] = {}
     for worker, own in enumerate(pieces):
         for piece in own:
-            key = worker, piece[0]
-            room[key] = room.get(key, 0.0) + _seconds(case, worker, piece)
-    host = [0.0] * graph.num_workers
-    latest = [-1] * graph.num_workers
-    ends: list[Seconds] = []
-    reason: list[int] = []  # the node that each waited for, -1 for none
-    on_host: list[bool] = []
-    for node, worker in enumerate(graph.worker):
-        start, why, is_host = 0.0, -1, False
-        if worker >= 0:
-            start, why, is_host = host[worker] + room.get((worker, graph.position[node]), 0.0), latest[worker], True
-        for source, lag in graph.inputs[node]:
-            if ends[source] + lag > start:
-                start, why, is_host = ends[source] + lag, source, False
-        end = start + graph.seconds[node]
-        ends.append(end)
-        reason.append(why)
-        on_host.append(is_host)
-        if worker >= 0:
-            host[worker], latest[worker] = end, node
-    tails = [host[w] + room.get((w, graph.lengths[w]), 0.0) for w in range(graph.num_workers)]
-    critical: list[Place] = []
-    last = max(range(graph.num_workers), key=lambda w: tails[w])
-    makespan = max(tails[last], max(ends))
-    if tails[last] >= makespan:
-        node = latest[last]
-        critical.append((last, graph.lengths[last]))
-    else:
-        node = max(range(len(ends)), key=lambda n: ends[n])
-    while node >= 0:
-        if on_host[node]:
-            critical.append((graph.worker[node], graph.position[node]))
-        node = reason[node]
+            place = worker, piece[0]
+            work[place] = work.get(place, 0.0) + _seconds(case, worker, piece)
+    times = graph.filled(work)
+    path = times.critical_path()
     return _Timed(
-        makespan=makespan,
-        critical=tuple(place for place in critical if place in room),
-        ends=tuple(tails),
-        is_shifted=any(end > early * (1 + 1e-12) for end, early in zip(ends, graph.earliest, strict=True)),
+        makespan=times.ends[path[0]],
+        critical=tuple(graph.place_of[event] for event in path if graph.place_of.get(event, NO_PLACE) in work),
+        ends=tuple(times.ends[tail] for tail in graph.graph.tails),
+        is_shifted=graph.is_shifted(times),
     )
 
 
 def _moves(
-    pieces: Sequence[Pieces], places: Sequence[list[int]], critical: Sequence[Place]
+    pieces: Sequence[Pieces], places: Sequence[Sequence[int]], critical: Sequence[Place]
 ) -> Iterator[tuple[int, Pieces]]:
     """(worker, its pieces after a move), the cheapest moves first."""
     for worker, position in critical:

@@ -84,7 +84,7 @@ class Visits:
     """A budget of work, so that the time of a search does not depend on the machine's speed."""
 
     left: int
-    """Nodes and fills that evaluations may still visit."""
+    """Events and fills that evaluations may still visit."""
 
 
 def bound_of(case: Case, packing: Packing) -> Seconds:
@@ -150,7 +150,7 @@ def _packed(case: Case, worker: int, samples: int, chunk: int) -> tuple[FillQueu
         if queue.is_empty:
             break
         queue.fill(gap.position, gap.end - gap.start)
-    return queue, case.graph.ends[worker] + queue.drain(case.graph.lengths[worker])
+    return queue, case.graph.ends[worker] + queue.drain(case.graph.places[worker][-1])
 
 
 def balanced(case: Case, shares: list[int], rate: Seconds, end_of: Callable[[int, int], Seconds]) -> list[int]:

@@ -5,6 +5,8 @@ from dataclasses import dataclass
 
 from diffusionpipe.planner.fill_queue import FillQueue
 from diffusionpipe.planner.fill_shares import CLOSE, Case, Packing, Visits, bound_of, in_proportion
+from diffusionpipe.timing import Times
+from diffusionpipe.timing.clock import ends_with_rooms
 from diffusionpipe.units import Seconds
 
 
@@ -43,30 +45,23 @@ ROUNDS = 4
 def pack_shifted(case: Case, shares: tuple[int, ...], chunk: int, policy: Policy, makespan: Seconds) -> Packing:
     """Fills in every wait, and a last one that ends after it where the part of it inside is worth that.
 
-    Nodes are visited in an order in which they can run, so what a delay does to others is known when their own waits
-    are filled. No node starts after its latest start for an iteration of time `makespan`, so only what is left at a
+    Events are timed in an order in which they can happen, so what a delay does to others is known when their own waits
+    are filled. No action starts after its latest start for an iteration of time `makespan`, so only what is left at a
     worker's end can exceed it.
     """
     graph = case.graph
-    latest = graph.latest_starts(max(makespan, graph.makespan))
+    latest = graph.times.latest_starts(max(makespan, graph.makespan))
     queues = [case.queue(worker, share, chunk) for worker, share in enumerate(shares)]
-    host = [0.0] * graph.num_workers
-    ends: list[Seconds] = []
-    for node, worker in enumerate(graph.worker):
-        ready = 0.0
-        for source, lag in graph.inputs[node]:
-            ready = max(ready, ends[source] + lag)
-        start = ready
-        if worker >= 0:
-            start = host[worker]
-            queue = queues[worker]
-            if start < ready and not queue.is_empty:
-                position = graph.position[node]
-                start += _fill(queue, position, ready - start, latest[node] - start, policy)
-            start = max(start, ready)
-            host[worker] = start + graph.seconds[node]
-        ends.append(start + graph.seconds[node])
-    return _packing(case, shares, chunk, queues, host, ends)
+
+    def decide(event: int, room: int, free: Seconds, ready: Seconds) -> Seconds:
+        worker, position = graph.place_of[room]
+        queue = queues[worker]
+        if free >= ready or queue.is_empty:
+            return 0.0
+        return _fill(queue, position, ready - free, latest[event] - free, policy)
+
+    ends = ends_with_rooms(graph.graph, graph.durations, graph.action_behind, decide, waking=graph.waking)
+    return _packing(case, shares, chunk, queues, ends)
 
 
 def _fill(queue: FillQueue, position: int, wait: Seconds, slack: Seconds, policy: Policy) -> Seconds:
@@ -83,11 +78,12 @@ def _packing(
     shares: tuple[int, ...],
     chunk: int,
     queues: list[FillQueue],
-    host: list[Seconds],
     ends: list[Seconds],
 ) -> Packing:
+    graph = case.graph
     drained = [
-        end + queue.drain(case.graph.lengths[w]) for w, (end, queue) in enumerate(zip(host, queues, strict=True))
+        ends[tail] + queue.drain(places[-1])
+        for tail, queue, places in zip(graph.graph.tails, queues, graph.places, strict=True)
     ]
     return Packing(
         shares=shares,
@@ -96,7 +92,7 @@ def _packing(
         ends=tuple(drained),
         used=tuple(queue.used for queue in queues),
         makespan=max(*drained, max(ends)),
-        is_shifted=any(end > early * (1 + 1e-12) for end, early in zip(ends, case.graph.earliest, strict=True)),
+        is_shifted=graph.is_shifted(Times(graph=graph.graph, ends=ends)),
     )
 
 
@@ -116,7 +112,7 @@ def shifted_packings(case: Case, packing: Packing, policies: Sequence[Policy], v
             if (policy, shares) in tried:
                 continue
             tried.add((policy, shares))
-            visits.left -= len(case.graph.worker)
+            visits.left -= len(case.graph.graph)
             trial = pack_shifted(case, shares, packing.chunk, policy, bound + policy.target * (best - bound))
             found.append(trial)
             best = min(best, trial.makespan)

@@ -7,7 +7,7 @@ from diffusionpipe.costs import ModelGraph
 from diffusionpipe.costs.sharding import blocks_in_common
 from diffusionpipe.errors import ConfigError
 from diffusionpipe.ir import Schedule
-from diffusionpipe.ir.execution import lone_blocks
+from diffusionpipe.ir.schedule import lone_blocks
 
 LARGE_BLOCK = 2**23
 """Parameters that are worth being gathered together, where nothing else is said,"""

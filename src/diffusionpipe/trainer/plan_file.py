@@ -8,9 +8,9 @@ from diffusionpipe.costs import ModelGraph
 from diffusionpipe.errors import ConfigError, ScheduleError
 from diffusionpipe.ir import Op, Plan, Schedule
 from diffusionpipe.ir.action import COMPUTE_OPS
-from diffusionpipe.ir.check import check
-from diffusionpipe.ir.check_compute import sharded_blocks
 from diffusionpipe.ir.files import read_plan
+from diffusionpipe.timing.legal import check
+from diffusionpipe.timing.legal.compute import sharded_blocks
 from diffusionpipe.trainer.recipe import Recipe
 
 MAX_PROBLEMS = 5

@@ -5,11 +5,10 @@ from collections.abc import Iterator, Mapping
 from itertools import pairwise
 
 from diffusionpipe.ir.action import COMPUTE_OPS, Action, Op, compute_action
-from diffusionpipe.ir.execution import lone_blocks
 from diffusionpipe.ir.flows import TIMED_OPS
 from diffusionpipe.ir.placement import Range
 from diffusionpipe.ir.ranges import tiles
-from diffusionpipe.ir.schedule import Schedule
+from diffusionpipe.ir.schedule import Schedule, lone_blocks
 
 ORDER_OF_OPS = (Op.T, Op.F, Op.B, Op.I, Op.W)
 """Every stage does its ops for a micro-batch in this order."""

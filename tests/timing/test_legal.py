@@ -26,11 +26,12 @@ from diffusionpipe.ir import (
     Stage,
     parse_action,
 )
-from diffusionpipe.ir.check import Streams, check
 from diffusionpipe.ir.flows import TIMED_OPS
 from diffusionpipe.passes import communicate, insert_encoding, reduce_gradients, replicate
 from diffusionpipe.schedules import forward_only, gpipe, one_f_one_b
 from diffusionpipe.simulator import simulate, uniform_costs
+from diffusionpipe.timing import Streams
+from diffusionpipe.timing.legal import check
 
 
 def actions(text):

@@ -5,8 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from math import inf
 
 from diffusionpipe.ir.action import MESSAGE_OPS, SEND_OPS, Action, Op
-from diffusionpipe.ir.execution import serving
-from diffusionpipe.ir.flows import Flow, ends
+from diffusionpipe.ir.flows import Flow, ends, serving
 from diffusionpipe.ir.placement import Range
 from diffusionpipe.ir.ranges import is_disjoint, is_within, merged
 from diffusionpipe.ir.schedule import Message, Schedule

@@ -1,28 +1,16 @@
-"""The abstract machine that runs a schedule: what a worker's host, its compute and its streams wait for.
+"""An event-driven machine that runs a schedule: the judge of `timing`, from which it imports nothing.
 
-    host of a worker    issues its actions in order. At a compute action it waits until the action's inputs are there,
-                        its block's parameters among them, and until the action has ended; sends, receives, reductions
-                        and gathers it only puts on their stream.
-    stream              transfers run one after the other in the order of issue. A transfer is the head of a stream
-                        at both ends and issued at both ends, or it does not start: sends are never buffered.
-
-           host 0   F0 | F1 |                      SEND and RECV of one message start together (rendezvous),
-      stream 0->1      s0======                    when the later end is ready,
-                       |                           and the next transfer on either stream waits for their end
-      stream 0->1      r0======
-           host 1      .......F0 |
-
-Nothing in this machine chooses: every host and every stream has a fixed sequence. So whether it gets stuck does not
-depend on durations, and times are longest paths. The checker runs it for the first reason, the simulator for the
-second. Cost: one visit for each action, message and flow.
+It moves hosts and streams on one step at a time, as a machine does; `timing` sorts events and takes longest paths.
+It is the simulator's engine of an earlier version, with costs in the place of its table of durations.
 """
 
 from collections import defaultdict, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Protocol
 
+from diffusionpipe.costs import Costs
+from diffusionpipe.costs.waking import wake_time
 from diffusionpipe.ir.action import COMPUTE_OPS, MESSAGE_OPS, Action, Op
 from diffusionpipe.ir.flows import TIMED_OPS, Flow, flows
 from diffusionpipe.ir.schedule import Schedule
@@ -39,51 +27,45 @@ class Streams(StrEnum):
     receives and its sends alike: one NCCL communicator per direction."""
 
 
-class Durations(Protocol):
-    """How long things take."""
+class Durations:
+    """How long things take by the costs of a schedule."""
+
+    def __init__(self, schedule: Schedule, costs: Costs) -> None:
+        self.schedule, self.costs = schedule, costs
 
     def compute(self, action: Action) -> Seconds:
         """Time of a compute action or a fill."""
+        if action.op is Op.ENCODE:
+            return self.costs.fills[action.slot]
+        stage = self.costs.stages[action.stage]
+        times = {Op.F: stage.forward, Op.B: stage.backward, Op.I: stage.input_grad, Op.W: stage.weight_grad}
+        return times[action.op]
 
     def waking(self, idle: Seconds, busy: Seconds) -> Seconds:
         """What an action of `busy` seconds takes longer after its worker has waited `idle` seconds for it."""
+        return wake_time(self.costs.waking, idle, busy)
 
     def message(self, slot: int) -> Seconds:
         """Time of a message on its link."""
+        message = self.schedule.messages[slot]
+        return self._transfer(message.source, message.destination, message.tensors, len(message.samples))
 
     def flow(self, flow: Flow) -> Seconds:
         """Time of a flow between workers where messages are not explicit."""
+        return self._transfer(flow.source, flow.destination, flow.tensors, len(flow.samples))
 
     def reduce(self, stage: int) -> Seconds:
         """Time of a stage's gradient reduction."""
+        return self.costs.reduces[stage] if self.costs.reduces else 0
 
     def unshard(self, stage: int) -> Seconds:
         """Time in which the parameters of a stage's block are gathered."""
+        return self.costs.unshards[stage] if self.costs.unshards else 0
 
-
-class _NoTime:
-    """Durations of zero, for where only the order matters."""
-
-    def compute(self, action: Action) -> Seconds:
-        return 0
-
-    def waking(self, idle: Seconds, busy: Seconds) -> Seconds:
-        return 0
-
-    def message(self, slot: int) -> Seconds:
-        return 0
-
-    def flow(self, flow: Flow) -> Seconds:
-        return 0
-
-    def reduce(self, stage: int) -> Seconds:
-        return 0
-
-    def unshard(self, stage: int) -> Seconds:
-        return 0
-
-
-NO_TIME: Durations = _NoTime()
+    def _transfer(self, source: int, destination: int, tensors: Sequence[str], num_samples: int) -> Seconds:
+        stages = self.schedule.placement.stages
+        num_bytes = num_samples * sum(self.costs.tensor_bytes.get(name, 0) for name in tensors)
+        return self.costs.link_between(stages[source].worker, stages[destination].worker).transfer(num_bytes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,18 +80,9 @@ class Execution:
     """For each worker that did not come to its end, the action it waits at; for each stream, its head."""
 
 
-def execute(
-    schedule: Schedule,
-    durations: Durations,
-    *,
-    streams: Streams = Streams.DIRECTION,
-    all_flows: Sequence[Flow] | None = None,
-) -> Execution:
-    """Run the schedule until nothing can go on. `all_flows` are its flows, if the caller has them.
-
-    Every send needs its receive, and every reduction its replicas; `check` looks at that first.
-    """
-    machine = _Machine(schedule, durations, streams, flows(schedule) if all_flows is None else all_flows)
+def execute(schedule: Schedule, costs: Costs, *, streams: Streams = Streams.DIRECTION) -> Execution:
+    """Run the schedule until nothing can go on."""
+    machine = _Machine(schedule, Durations(schedule, costs), streams, flows(schedule))
     machine.run()
     return machine.result()
 

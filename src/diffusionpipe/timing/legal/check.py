@@ -9,28 +9,27 @@ sharding       a sharded block is computed with only between its UNSHARD and its
 one worker of a group holds it; every gradient is reduced
 messages       one SEND and one RECV each; every edge between workers is carried, for exactly its samples; sent
 after it is produced, received before it is read; equal order at both ends of a channel
-progress       the abstract machine of `ir.execution` comes to its end: nothing waits in a circle, even when sends
-are unbuffered rendezvous and a stream carries one transfer at a time
+progress       the events of `timing.graph` have an order in which they can happen: nothing waits in a circle, even when
+sends are unbuffered rendezvous and a stream carries one transfer at a time
 """
 
 from collections.abc import Sequence
 
 from diffusionpipe.errors import ScheduleError
-from diffusionpipe.ir.check_compute import (
+from diffusionpipe.ir.flows import flows
+from diffusionpipe.ir.plan import Plan
+from diffusionpipe.ir.schedule import Schedule
+from diffusionpipe.timing.graph import graph_of
+from diffusionpipe.timing.legal.compute import (
     completeness_problems,
     fill_problems,
     order_problems,
     reduction_problems,
     sharding_problems,
 )
-from diffusionpipe.ir.check_messages import channel_problems, message_problems, timing_problems
-from diffusionpipe.ir.check_placement import placement_problems, supply_problems
-from diffusionpipe.ir.execution import NO_TIME, Streams, execute
-from diffusionpipe.ir.flows import flows
-from diffusionpipe.ir.plan import Plan
-from diffusionpipe.ir.schedule import Schedule
-
-__all__ = ["Streams", "check", "check_plan"]
+from diffusionpipe.timing.legal.messages import channel_problems, message_problems, timing_problems
+from diffusionpipe.timing.legal.placement import placement_problems, supply_problems
+from diffusionpipe.timing.machine import Streams, machine_of
 
 
 def check(schedule: Schedule, *, streams: Streams = Streams.DIRECTION, source: object = None) -> None:
@@ -56,10 +55,17 @@ def check(schedule: Schedule, *, streams: Streams = Streams.DIRECTION, source: o
         structure += message_problems(schedule, all_flows)
         order += [*timing_problems(schedule, all_flows, positions), *channel_problems(schedule)]
     if not structure:
-        order += [
-            f"deadlock: {line}" for line in execute(schedule, NO_TIME, streams=streams, all_flows=all_flows).blocked
-        ]
+        order += _stuck(schedule, streams)
     _refuse(structure + order, source)
+
+
+def _stuck(schedule: Schedule, streams: Streams) -> tuple[str, ...]:
+    """Where the schedule gets stuck."""
+    try:
+        graph_of(schedule, machine_of(streams))
+    except ScheduleError as error:
+        return error.problems
+    return ()
 
 
 def check_plan(plan: Plan, *, source: object) -> None:

@@ -1,0 +1,145 @@
+"""When the events of a graph happen: the one loop that all times of schedules come from.
+
+    end of an event = the later end of the two that it waits for + its time
+                    + on a host after a wait: what it takes longer then (`costs.waking`)
+
+Times stay exact where the prices are integers or Fractions. They need not grow with the prices where waking counts:
+an action that comes 10 ms earlier may leave a wait of 10 ms behind it, after which the next one takes 2 ms longer. So
+critical path and latest starts speak of the durations as they came out, waking included.
+
+    worker 0   0F0 0F1                 0F0 0F1          a forward takes 2, a transfer 1
+    worker 1           1F0 1F1            =1F0=1F1      [1] the later of host and input, [2] and the time
+
+>>> from diffusionpipe.schedules import forward_only
+>>> from diffusionpipe.timing.graph import graph_of
+>>> graph = graph_of(forward_only(2, 2))
+>>> times = timed(graph, [1 if "Transfer" in str(work) else 2 for work in graph.works])
+>>> [[times.ends[event] for event in events] for events in graph.events]
+[[2, 4], [5, 7]]
+>>> times.makespan, times.critical_path()
+(7, [6, 4, 3, 1])
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from diffusionpipe.costs.waking import wake_time
+from diffusionpipe.timing.graph import START, Graph
+from diffusionpipe.units import Seconds
+
+Waking = Sequence[tuple[Seconds, Seconds]]
+"""(wait, what an action takes longer after it); see `costs.waking`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Times:
+    """When the events of a graph happen. One entry for each event."""
+
+    graph: Graph
+    ends: Sequence[Seconds]
+
+    def start(self, event: int) -> Seconds:
+        """The end of the later one of the two that it waits for."""
+        first, second = self.ends[self.graph.first[event]], self.ends[self.graph.second[event]]
+        return second if second > first else first
+
+    @property
+    def makespan(self) -> Seconds:
+        """From 0 to the last end."""
+        return max(self.ends)
+
+    def critical_path(self, last: int | None = None) -> list[int]:
+        """Events without waits between them that lead to the end of `last`, or to the last end of all, backwards.
+
+        Shortening none but others changes that end not at all, as long as no action's waking changes.
+        """
+        ends, graph = self.ends, self.graph
+        event = max(range(len(ends)), key=ends.__getitem__) if last is None else last
+        path = []
+        while event != START:
+            path.append(event)
+            first, second = graph.first[event], graph.second[event]
+            event = second if ends[second] > ends[first] else first
+        return path
+
+    def latest_starts(self, makespan: Seconds) -> list[Seconds]:
+        """When each event may start at the latest in an iteration of this time, with the durations that came out."""
+        first, second, ends = self.graph.first, self.graph.second, self.ends
+        latest = [makespan] * len(ends)  # of ends at first, of starts in the end
+        for event in range(len(ends) - 1, START, -1):
+            a, b = first[event], second[event]
+            start = latest[event] - (ends[event] - max(ends[a], ends[b]))
+            latest[event] = start
+            if start < latest[a]:
+                latest[a] = start
+            if start < latest[b]:
+                latest[b] = start
+        return latest
+
+
+def timed(graph: Graph, prices: Sequence[Seconds], *, waking: Waking = ()) -> Times:
+    """When the events happen if each work takes its price, one for each of `graph.works`."""
+    return Times(graph=graph, ends=ends_of(graph, durations_of(graph, prices), waking=waking))
+
+
+def durations_of(graph: Graph, prices: Sequence[Seconds]) -> list[Seconds]:
+    """By event its time without waking."""
+    return [prices[work] for work in graph.work]
+
+
+def ends_of(
+    graph: Graph, durations: Sequence[Seconds], *, waking: Waking = (), before: Sequence[Seconds] = (0,)
+) -> list[Seconds]:
+    """By event when it ends.
+
+    Args:
+        graph: the events.
+        durations: by event its time without waking.
+        waking: what an action takes longer after a wait.
+        before: the ends of the first events, which have not changed; at least that of the start.
+    """
+    ends = list(before)
+    append, known = ends.append, len(ends)
+    rows = zip(graph.first[known:], graph.second[known:], durations[known:], strict=True)
+    if not waking:
+        for first, second, duration in rows:
+            start, arrival = ends[first], ends[second]
+            append((arrival if arrival > start else start) + duration)  # [1] + [2]
+        return ends
+    for (first, second, duration), is_on_host in zip(rows, graph.is_on_host[known:], strict=True):
+        start, arrival = ends[first], ends[second]
+        if arrival > start:
+            extra = wake_time(waking, arrival - start, duration) if is_on_host else 0
+            append(arrival + (duration + extra))
+        else:
+            append(start + duration)
+    return ends
+
+
+Decide = Callable[[int, int, Seconds, Seconds], Seconds]
+"""(action, the room before it, when its host is free, when its input is there) -> the work to put into the room."""
+
+
+def ends_with_rooms(
+    graph: Graph, durations: Sequence[Seconds], room_before: Mapping[int, int], decide: Decide, *, waking: Waking = ()
+) -> list[Seconds]:
+    """By event when it ends, if the work in rooms is decided while time goes on: at each action that has a room.
+
+    Args:
+        graph: a graph with rooms.
+        durations: by event its time without waking; those of rooms are not read.
+        room_before: the event of an action -> that of its room, which nothing else waits for.
+        decide: asked in an order in which the actions can happen.
+        waking: what an action takes longer after a wait.
+    """
+    ends: list[Seconds] = [0]
+    for event in range(1, len(graph)):
+        room = room_before.get(event)
+        arrival = ends[graph.second[event]]
+        if room is not None:
+            free = ends[graph.first[room]]
+            ends[room] = free + decide(event, room, free, arrival)
+        start = ends[graph.first[event]]
+        extra = wake_time(waking, arrival - start, durations[event]) if waking and graph.is_on_host[event] else 0
+        ends.append(max(start, arrival) + durations[event] + extra)
+    return ends

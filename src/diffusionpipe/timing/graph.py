@@ -1,0 +1,305 @@
+"""A schedule as a graph of events: made once, timed often.
+
+An event is an action, a transfer (the SEND and the RECV of a message are one), or a place where others meet. It starts
+at the end of the later of the two events that it waits for, and takes its price. Event 0 is the start of the iteration.
+
+    worker 0   0F0 0F1         event   1 0F0   2 0F1   3 transfer   4 1F0   5 transfer   6 1F1
+    worker 1       1F0 1F1     first   0       1       1            0       2            4       [1] before it on its host
+                               second  0       0       0            3       0            5       [2] its input
+
+An event that waits for more than two others gets events without work before it, each of which is the later of two [3].
+So timing a graph is one loop without branches (`timing.clock`), and the number of an event is larger than of those that
+it waits for. Whether events can be numbered like this depends on no time; if not, the schedule is stuck (a deadlock).
+
+>>> from diffusionpipe.schedules import forward_only
+>>> graph = graph_of(forward_only(2, 2))
+>>> graph.first[1:], graph.second[1:]
+((0, 1, 1, 0, 2, 4), (0, 0, 0, 3, 0, 5))
+>>> graph.events                # of the actions of each worker
+((1, 2), (4, 6))
+"""
+
+from collections import defaultdict
+from collections.abc import Hashable, Iterator, Sequence
+from dataclasses import dataclass
+
+from diffusionpipe.errors import ScheduleError
+from diffusionpipe.ir import COMPUTE_OPS, MESSAGE_OPS, Action, Op, Range, Schedule
+from diffusionpipe.ir.flows import TIMED_OPS, feeds, frozen_flows, slots_of_edge, slots_of_encoder
+from diffusionpipe.ir.schedule import lone_blocks
+from diffusionpipe.timing.machine import HOST, Machine, Streams, machine_of
+from diffusionpipe.timing.work import NOTHING, Compute, Encode, Gather, Reduce, Room, Transfer, Work
+
+START = 0
+"""The event at which the iteration starts."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Graph:
+    """Events in an order in which they can happen. All tuples but the last three have one entry for each event."""
+
+    first: tuple[int, ...]
+    """An event that it waits for; for what runs on a host the event before it there,"""
+    second: tuple[int, ...]
+    """and another one."""
+    work: tuple[int, ...]
+    """Index of its work in `works`."""
+    is_on_host: tuple[bool, ...]
+    """Whether it occupies a worker: it takes longer after a wait."""
+    works: tuple[Work, ...]
+    """Every different work once."""
+    events: tuple[tuple[int, ...], ...]
+    """The event of each action, worker by worker in the order of the actions."""
+    tails: tuple[int, ...]
+    """The last event on each worker's host."""
+
+    def __len__(self) -> int:
+        return len(self.first)
+
+
+def graph_of(schedule: Schedule, machine: Machine | None = None, *, has_rooms: bool = False) -> Graph:
+    """The graph of a schedule on a machine; None: one queue for transfers in each direction.
+
+    With rooms there is one before each action that occupies a worker, where work may be put later. Every send needs its receive; `check` looks at that first. Cost: one visit for each action, message and flow.
+
+    Raises:
+        ScheduleError: the schedule gets stuck; it names where every worker waits.
+    """
+    builder = _Builder(schedule, machine or machine_of(Streams.DIRECTION))
+    for worker in range(schedule.num_workers):
+        builder.add_order(worker, has_rooms=has_rooms)
+    builder.add_feeds()
+    builder.add_frozen_flows()
+    return builder.numbered()
+
+
+class _Builder:
+    """Events in the order in which they are found, each with all that it waits for."""
+
+    def __init__(self, schedule: Schedule, machine: Machine) -> None:
+        self.schedule, self.machine = schedule, machine
+        self.waits: list[list[int]] = [[]]
+        self.work: list[int] = [0]
+        self.is_on_host: set[int] = set()
+        self.weights = [stage.weights for stage in schedule.placement.stages]
+        self.works: dict[Work, int] = {NOTHING: 0}
+        self.events: list[list[int]] = []
+        self.tails: list[int] = []
+        self.computes: dict[tuple[int, Op], tuple[int, dict[int | None, int]]] = {}
+        """By stage and op: its work, and the event of each micro-batch."""
+        self.fills: dict[int, int] = {}
+        self.message_of_slot: dict[int, int] = {}
+        self.reduction_of_block: dict[int, int] = {}
+        self.reduced: dict[int, tuple[int, ...]] = defaultdict(tuple)
+        self.num_ends: dict[int, int] = defaultdict(int)
+        self.queues: dict[tuple[int, Hashable], list[tuple[int, int, Action]]] = defaultdict(list)
+        """By worker and queue its events, each with the one behind which it was issued and its action."""
+        self.lone = lone_blocks(schedule)
+
+    def add(self, work: int, waits: list[int]) -> int:
+        """One more event, which does a work of this index."""
+        self.waits.append(waits)
+        self.work.append(work)
+        return len(self.waits) - 1
+
+    def index_of(self, work: Work) -> int:
+        """The index of a work."""
+        return self.works.setdefault(work, len(self.works))
+
+    def add_order(self, worker: int, *, has_rooms: bool) -> None:
+        """The actions of a worker: on its host one behind the other, on other queues behind what was issued there."""
+        host, events, hosted = START, list[int](), self.queues[worker, HOST]
+        ends: dict[Hashable, tuple[int, int]] = {}  # queue -> its last event, and the event behind which it was issued
+        gathered: dict[int, int] = {}  # block -> the gather whose reader comes
+        for position, action in enumerate(self.schedule.orders[worker]):
+            is_compute = action.op in COMPUTE_OPS
+            if has_rooms and action.op in TIMED_OPS:
+                host = self.add(self.index_of(Room(worker, position)), [host])
+            event = self._compute(action) if is_compute else self._event(action)
+            queue = HOST if is_compute else self.machine(self.schedule, worker, action)
+            if queue == HOST:
+                self.waits[event].insert(0, host)  # [1]
+                hosted.append((event, host, action))
+                self.is_on_host.add(event)
+                host = event
+            else:
+                last, issued_behind = ends.get(queue, (START, -1))
+                if issued_behind != host:  # else what was issued before it has waited for the host
+                    self.waits[event].append(host)
+                self.waits[event].append(last)
+                ends[queue] = event, host
+                self.queues[worker, queue].append((event, host, action))
+            if action.op is Op.UNSHARD:
+                gathered[self.weights[action.stage]] = event
+            elif is_compute and gathered:
+                gather = gathered.pop(self.weights[action.stage], None)
+                if gather is not None:
+                    self.waits[event].append(gather)
+            events.append(event)
+        if has_rooms:
+            host = self.add(self.index_of(Room(worker, len(events))), [host])
+        self.events.append(events)
+        self.tails.append(host)
+
+    def _compute(self, action: Action) -> int:
+        found = self.computes.get((action.stage, action.op))
+        if found is None:
+            work = self.index_of(Compute(action.stage, action.op))
+            found = self.computes[action.stage, action.op] = work, {}
+        event = self.add(found[0], [])
+        found[1][action.microbatch] = event
+        return event
+
+    def _event(self, action: Action) -> int:
+        """The event of an action; the two ends of a message are one, and so are those of a block's reduction."""
+        op, slot = action.op, action.slot
+        if op in MESSAGE_OPS:
+            assert slot is not None
+            self.num_ends[slot] += 1
+            if slot not in self.message_of_slot:
+                message = self.schedule.messages[slot]
+                work = self._transfer(message.source, message.destination, message.tensors, message.samples)
+                self.message_of_slot[slot] = self.add(work, [])
+            return self.message_of_slot[slot]
+        if op is Op.ENCODE:
+            assert slot is not None
+            self.fills[slot] = self.add(self.index_of(Encode(slot)), [])
+            return self.fills[slot]
+        if op is Op.REDUCE_GRAD:
+            return self._reduction(action.stage)
+        return self.add(self.index_of(Gather(action.stage) if op is Op.UNSHARD else NOTHING), [])
+
+    def _transfer(self, source: int, destination: int, tensors: tuple[str, ...], samples: Range) -> int:
+        """The index of a transfer between the workers of two stages."""
+        stages = self.schedule.placement.stages
+        return self.index_of(Transfer(stages[source].worker, stages[destination].worker, tensors, len(samples)))
+
+    def _reduction(self, stage: int) -> int:
+        block = self.weights[stage]
+        if block in self.lone:  # its copies are in other data-parallel groups: it may be reduced several times
+            return self.add(self.index_of(Reduce((stage,))), [])
+        event = self.reduction_of_block.get(block)
+        if event is None:
+            event = self.reduction_of_block[block] = self.add(0, [])
+        self.reduced[event] += (stage,)
+        return event
+
+    def add_feeds(self) -> None:
+        """What the computes wait for: what they read of this worker, or the transfer that brings it [2]."""
+        stages, is_explicit = self.schedule.placement.stages, bool(self.message_of_slot)
+        slots = slots_of_edge(self.schedule) if is_explicit else {}
+        for feed in (feed for of_edge in feeds(self.schedule) for feed in of_edge):
+            _, producers = self.computes[feed.source, feed.producer]
+            _, consumers = self.computes[feed.destination, feed.consumer]
+            is_local = stages[feed.source].worker == stages[feed.destination].worker
+            works = {
+                size: 0 if is_local else self._transfer(feed.source, feed.destination, feed.tensors, samples)
+                for size, samples in feed.samples.items()
+            }
+            for microbatch, size in enumerate(feed.microbatches):
+                waits = self.waits[consumers[microbatch]]
+                if is_local:
+                    waits.append(producers[microbatch])
+                elif is_explicit:
+                    candidates = slots.get((feed.source, feed.destination, microbatch, feed.is_gradient), ())
+                    waits.extend(self._messages(candidates, feed.samples[size]))
+                else:
+                    waits.append(self.add(works[size], [producers[microbatch]]))
+
+    def add_frozen_flows(self) -> None:
+        """The same for frozen outputs; those of the next batch are waited for by no event of this iteration."""
+        stages, is_explicit = self.schedule.placement.stages, bool(self.message_of_slot)
+        slots = slots_of_encoder(self.schedule) if is_explicit else {}
+        for flow in frozen_flows(self.schedule):
+            if flow.is_ahead:
+                continue
+            source, destination = stages[flow.source].worker, stages[flow.destination].worker
+            _, consumers = self.computes[flow.destination, flow.consumer.op]
+            waits = self.waits[consumers[flow.consumer.microbatch]]
+            if source != destination and is_explicit:
+                waits.extend(self._messages(slots.get((flow.source, destination), ()), flow.samples))
+                continue
+            producers = [self.fills[action.slot] for action in flow.producers if action.slot is not None]
+            if source != destination:
+                work = self._transfer(flow.source, flow.destination, flow.tensors, flow.samples)
+                producers = [self.add(work, producers)]
+            waits.extend(producers)
+
+    def _messages(self, slots: Sequence[int], samples: Range) -> Iterator[int]:
+        """The events of those messages that bring any of these samples."""
+        messages = self.schedule.messages
+        for slot in slots:
+            if messages[slot].samples.intersection(samples):
+                yield self.message_of_slot[slot]
+
+    def numbered(self) -> Graph:
+        """The events in an order in which they can happen, each behind at most two others."""
+        for event, stages in self.reduced.items():
+            self.work[event] = self.index_of(Reduce(stages))
+        number = [0] * len(self.waits)
+        first, second, work, is_on_host = [START], [START], [0], [False]
+        for event in self._order()[1:]:
+            waits = self.waits[event]
+            if len(waits) == 1:
+                one, other = number[waits[0]], START
+            elif len(waits) == 2:
+                one, other = number[waits[0]], number[waits[1]]
+            else:
+                one, *rest = dict.fromkeys(number[other] for other in waits)
+                while len(rest) > 1:  # [3]
+                    first.append(rest.pop())
+                    second.append(rest.pop())
+                    work.append(0)
+                    is_on_host.append(False)
+                    rest.append(len(first) - 1)
+                other = rest[0] if rest else START
+            number[event] = len(first)
+            first.append(one)
+            second.append(other)
+            work.append(self.work[event])
+            is_on_host.append(event in self.is_on_host)
+        return Graph(
+            first=tuple(first),
+            second=tuple(second),
+            work=tuple(work),
+            is_on_host=tuple(is_on_host),
+            works=tuple(self.works),
+            events=tuple(tuple(number[event] for event in events) for events in self.events),
+            tails=tuple(number[tail] for tail in self.tails),
+        )
+
+    def _order(self) -> list[int]:
+        """All events in an order in which they can happen.
+
+        Raises:
+            ScheduleError: there is none.
+        """
+        for slot, count in self.num_ends.items():
+            if count != 2:
+                event = self.message_of_slot[slot]
+                self.waits[event].append(event)  # it waits for an end that never comes
+        readers: list[list[int]] = [[] for _ in self.waits]
+        counts = [len(waits) for waits in self.waits]
+        for event, waits in enumerate(self.waits):
+            for other in waits:
+                readers[other].append(event)
+        order = [START]
+        for event in order:  # grows while it is read
+            for reader in readers[event]:
+                counts[reader] -= 1
+                if not counts[reader]:
+                    order.append(reader)
+        if len(order) < len(self.waits):
+            raise ScheduleError([f"deadlock: {line}" for line in self._blocked(counts)])
+        return order
+
+    def _blocked(self, counts: Sequence[int]) -> Iterator[str]:
+        """Where every host and every queue stops; `counts`: by event, for how many others it still waits."""
+        for (worker, queue), events in sorted(self.queues.items(), key=lambda item: (item[0][1] != HOST, str(item[0]))):
+            for event, issued_behind, action in events:
+                if counts[event]:
+                    if queue == HOST:
+                        yield f"worker {worker} waits at {action} for its inputs"
+                    elif not counts[issued_behind]:
+                        yield f"worker {worker} has {action} at the head of its stream {queue}"
+                    break

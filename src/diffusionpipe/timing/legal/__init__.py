@@ -1,0 +1,5 @@
+"""What is legal: the rules of schedules, and `check`, which looks at all of them."""
+
+from diffusionpipe.timing.legal.check import check, check_plan
+
+__all__ = ["check", "check_plan"]
