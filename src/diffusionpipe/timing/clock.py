@@ -17,7 +17,7 @@ critical path and latest starts speak of the durations as they came out, waking 
 >>> [[times.ends[event] for event in events] for events in graph.events]
 [[2, 4], [5, 7]]
 >>> times.makespan, times.critical_path()
-(7, [6, 4, 3, 1])
+(7, [6, 5, 3, 1])
 """
 
 from collections.abc import Callable, Mapping, Sequence

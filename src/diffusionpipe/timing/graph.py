@@ -3,9 +3,9 @@
 An event is an action, a transfer (the SEND and the RECV of a message are one), or a place where others meet. It starts
 at the end of the later of the two events that it waits for, and takes its price. Event 0 is the start of the iteration.
 
-    worker 0   0F0 0F1         event   1 0F0   2 0F1   3 transfer   4 1F0   5 transfer   6 1F1
-    worker 1       1F0 1F1     first   0       1       1            0       2            4       [1] before it on its host
-                               second  0       0       0            3       0            5       [2] its input
+    worker 0   0F0 0F1        event   1 0F0   2 0F1   3 transfer   4 transfer   5 1F0   6 1F1
+    worker 1       1F0 1F1    first   0       1       1            2            0       5        [1] before it on its host
+                              second  0       0       0            0            3       4        [2] its input
 
 An event that waits for more than two others gets events without work before it, each of which is the later of two [3].
 So timing a graph is one loop without branches (`timing.clock`), and the number of an event is larger than of those that
@@ -14,9 +14,9 @@ it waits for. Whether events can be numbered like this depends on no time; if no
 >>> from diffusionpipe.schedules import forward_only
 >>> graph = graph_of(forward_only(2, 2))
 >>> graph.first[1:], graph.second[1:]
-((0, 1, 1, 0, 2, 4), (0, 0, 0, 3, 0, 5))
+((0, 1, 1, 2, 0, 5), (0, 0, 0, 0, 3, 4))
 >>> graph.events                # of the actions of each worker
-((1, 2), (4, 6))
+((1, 2), (5, 6))
 """
 
 from collections import defaultdict
@@ -60,7 +60,8 @@ class Graph:
 def graph_of(schedule: Schedule, machine: Machine | None = None, *, has_rooms: bool = False) -> Graph:
     """The graph of a schedule on a machine; None: one queue for transfers in each direction.
 
-    With rooms there is one before each action that occupies a worker, where work may be put later. Every send needs its receive; `check` looks at that first. Cost: one visit for each action, message and flow.
+    With rooms there is one before each action that occupies a worker, where work may be put later. Every send needs its
+    receive; `check` looks at that first. Cost: one visit for each action, message and flow.
 
     Raises:
         ScheduleError: the schedule gets stuck; it names where every worker waits.
