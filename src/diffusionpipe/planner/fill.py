@@ -54,7 +54,7 @@ FAR = 1.02
 SHIFTING_VISITS = 18_000
 FURTHER_VISITS = 90_000
 POLISHING_VISITS = 40_000
-ANNEALING_VISITS = 8_000_000
+ANNEALING_VISITS = 12_000_000
 """Events that the trials of each may visit together."""
 
 

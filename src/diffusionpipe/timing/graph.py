@@ -4,8 +4,8 @@ An event is an action, a transfer (the SEND and the RECV of a message are one), 
 at the end of the later of the two events that it waits for, and takes its price. Event 0 is the start of the iteration.
 
     worker 0   0F0 0F1        event   1 0F0   2 0F1   3 transfer   4 transfer   5 1F0   6 1F1
-    worker 1       1F0 1F1    first   0       1       1            2            0       5        [1] before it on its host
-                              second  0       0       0            0            3       4        [2] its input
+    worker 1       1F0 1F1    first   0       1       1            2            0       5     [1] before it on its host
+                              second  0       0       0            0            3       4     [2] its input
 
 An event that waits for more than two others gets events without work before it, each of which is the later of two [3].
 So timing a graph is one loop without branches (`timing.clock`), and the number of an event is larger than of those that
