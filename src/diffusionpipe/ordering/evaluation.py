@@ -4,6 +4,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from diffusionpipe.ordering.problem import NO_LETTER, Problem
+from diffusionpipe.schedules.shapes import SPLIT
+from diffusionpipe.timing import held
+from diffusionpipe.timing.held import peak_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,22 +36,15 @@ def figures_of(problem: Problem, orders: Sequence[Sequence[int]]) -> Figures | N
 def peaks_of(problem: Problem, orders: Sequence[Sequence[int]]) -> tuple[int, ...]:
     """The most that each rank holds: a letter's memory is taken at its start and given back at its end."""
     changes = changes_of(problem)
-    peaks = []
-    for order in orders:
-        held = peak = 0
-        for letter in order:
-            held += changes[letter]
-            if held > peak:
-                peak = held
-        peaks.append(peak)
-    return tuple(peaks)
+    both = [(change, 0) if change > 0 else (0, change) for change in changes_of(problem)]
+    return tuple(peak_of(map(both.__getitem__, order)) for order in orders)
 
 
 def changes_of(problem: Problem) -> list[int]:
     """By letter what it takes at its start, or less than 0: gives back at its end."""
     changes = []
     for activation, kept in zip(problem.activation, problem.kept, strict=True):
-        changes += [activation, kept - activation, -kept]
+        changes += [sum(change) for change in held.changes_of(SPLIT, activation, kept).values()]
     return changes
 
 

@@ -19,13 +19,14 @@ Transfers that take no time change the start of no action: by the same induction
 that it stands behind ends, and in the timeline its reader starts no earlier than that.
 """
 
-from collections import defaultdict, deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from diffusionpipe.errors import ConfigError, ScheduleError
 from diffusionpipe.ir import Action, Message, Op, Range, Schedule, Timeline
-from diffusionpipe.ir.flows import TIMED_OPS, Flow, ends, flows
+from diffusionpipe.ir.flows import TIMED_OPS, Flow, ends, feeds, frozen_flows
+from diffusionpipe.timing import START, Graph, graph_of
 from diffusionpipe.units import Seconds
 
 
@@ -48,118 +49,141 @@ def communicate(schedule: Schedule, timeline: Timeline, *, lookahead: int = 1) -
         raise ConfigError(f"lookahead={lookahead}: the number of computes a message may be early starts at 0")
     if schedule.has_communication:
         raise ScheduleError(["messages are explicit already; communicate takes a compute-only schedule"])
-    stages = schedule.placement.stages
-    all_flows = flows(schedule)
-    transfers = list(_transfers(schedule, all_flows))
-    rank = _ranks(schedule, timeline, _inputs(schedule, all_flows, transfers))
-    windows = _windows(schedule, lookahead)
+    graph = graph_of(schedule)
+    rank = _ranks(schedule, graph, timeline)
+    windows = _windows(schedule, graph, lookahead)
 
-    def key(transfer: _Transfer) -> int:
+    def place(transfer: _Transfer) -> int:
         produced = max(rank[producer] for producer in transfer.producers)
         if not transfer.consumers:  # read in the next iteration: it may come as soon as it is there
             return produced
-        window = windows[min(transfer.consumers, key=rank.__getitem__)]
-        return max(produced, -1 if window is None else rank[window])
+        return max(produced, rank[windows[min(transfer.consumers, key=rank.__getitem__)]])
 
-    transfers.sort(key=key)  # stable: equal keys keep the order of the edges
-    entries = _compute_entries(schedule, rank)
-    for slot, transfer in enumerate(transfers):
-        for action in ends(transfer.message, slot):
-            entries[stages[action.stage].worker].append(((key(transfer), 1, slot), action))
-    orders = tuple(tuple(action for _, action in sorted(e, key=lambda entry: entry[0])) for e in entries)
-    _assert_placed(orders, transfers)
-    return replace(schedule, messages=tuple(transfer.message for transfer in transfers), orders=orders)
+    placed = [(place(transfer), transfer.message) for transfer in _transfers(schedule, _Events(schedule, graph))]
+    placed.sort(key=lambda pair: pair[0])  # stable: at equal places the order of the edges stays
+    entries = _compute_entries(schedule, graph, rank)
+    stages = schedule.placement.stages
+    for slot, (behind, message) in enumerate(placed):
+        send, recv = ends(message, slot)
+        entries[stages[message.source].worker].append(((behind, 1, slot), send))
+        entries[stages[message.destination].worker].append(((behind, 1, slot), recv))
+    for worker in entries:
+        worker.sort(key=lambda entry: entry[0])
+    return replace(
+        schedule,
+        messages=tuple(message for _, message in placed),
+        orders=tuple(tuple(action for _, action in worker) for worker in entries),
+    )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class _Transfer:
     message: Message
-    producers: tuple[Action, ...]
-    consumers: tuple[Action, ...]
-    """Its readers in this iteration."""
+    producers: Sequence[int]
+    """Events."""
+    consumers: Sequence[int]
+    """The events of its readers in this iteration."""
 
 
-def _inputs(
-    schedule: Schedule, all_flows: Sequence[Flow], transfers: Sequence[_Transfer]
-) -> dict[Action, list[Action]]:
-    """Action -> the actions whose ends it waits for, here or behind a message."""
-    stages = schedule.placement.stages
-    inputs: dict[Action, list[Action]] = defaultdict(list)
-    for flow in all_flows:
-        if stages[flow.source].worker == stages[flow.destination].worker and not flow.is_ahead:
-            inputs[flow.consumer].extend(flow.producers)
-    for transfer in transfers:
-        for consumer in transfer.consumers:
-            inputs[consumer].extend(transfer.producers)
-    return inputs
+class _Events:
+    """The events of a schedule's computes and fills."""
+
+    def __init__(self, schedule: Schedule, graph: Graph) -> None:
+        self.computes: dict[tuple[int, Op], dict[int | None, int]] = defaultdict(dict)
+        self.fills: dict[int | None, int] = {}
+        for order, events in zip(schedule.orders, graph.events, strict=True):
+            for action, event in zip(order, events, strict=True):
+                if action.op is Op.ENCODE:
+                    self.fills[action.slot] = event
+                elif action.op in TIMED_OPS:
+                    self.computes[action.stage, action.op][action.microbatch] = event
 
 
-def _ranks(schedule: Schedule, timeline: Timeline, inputs: Mapping[Action, Sequence[Action]]) -> Mapping[Action, int]:
-    """Compute action -> its place among all, by end; an action never stands before one that it waits for."""
-    ends_in_time: dict[Action, Seconds] = {span.action: span.end for span in timeline.spans}
-    keys: dict[Action, tuple[Seconds, int]] = {}
-    orders = [deque(action for action in order if action.op in TIMED_OPS) for order in schedule.orders]
-    missing = [str(action) for order in orders for action in order if action not in ends_in_time]
+def _ranks(schedule: Schedule, graph: Graph, timeline: Timeline) -> list[int]:
+    """By event its place among all, by the ends of the timeline; an event never stands before one that it waits for.
+
+    Only computes and fills have places of their own; the start has -1.
+    """
+    found: dict[Action, Seconds] = {span.action: span.end for span in timeline.spans}
+    ends_in_time: dict[int, Seconds] = {}
+    missing = []
+    for order, events in zip(schedule.orders, graph.events, strict=True):
+        for action, event in zip(order, events, strict=True):
+            if action.op in TIMED_OPS:
+                if action in found:
+                    ends_in_time[event] = found[action]
+                else:
+                    missing.append(str(action))
     if missing:
         raise ScheduleError([f"the timeline is another schedule's: it lacks {', '.join(missing[:5])}"])
-    host: list[Seconds] = [0] * len(orders)
-    has_moved = True
-    while has_moved:
-        has_moved = False
-        for worker, order in enumerate(orders):
-            while order and all(producer in keys for producer in inputs.get(order[0], ())):
-                action = order.popleft()
-                before = [keys[producer][0] for producer in inputs.get(action, ())]
-                host[worker] = max(ends_in_time[action], host[worker], *before)
-                keys[action] = (host[worker], len(keys))
-                has_moved = True
-    stuck = [f"deadlock: worker {worker} waits at {order[0]}" for worker, order in enumerate(orders) if order]
-    if stuck:
-        raise ScheduleError(stuck)
-    return {action: rank for rank, action in enumerate(sorted(keys, key=lambda action: keys[action]))}
+    reached: list[Seconds] = [0]
+    for event in range(1, len(graph)):
+        before = max(reached[graph.first[event]], reached[graph.second[event]])
+        reached.append(max(before, ends_in_time.get(event, before)))
+    rank = [-1] * len(graph)
+    for place, event in enumerate(sorted(ends_in_time, key=lambda event: (reached[event], event))):
+        rank[event] = place
+    return rank
 
 
-def _windows(schedule: Schedule, lookahead: int) -> dict[Action, Action | None]:
-    """Compute action -> the action at whose end its messages may come; None: from the start."""
+def _windows(schedule: Schedule, graph: Graph, lookahead: int) -> dict[int, int]:
+    """Event of a compute or fill -> the one at whose end its messages may come; the start: at once."""
     windows = {}
-    for order in schedule.orders:
-        computes = [action for action in order if action.op in TIMED_OPS]
-        for i, action in enumerate(computes):
-            windows[action] = computes[i - 1 - lookahead] if i > lookahead else None
+    for order, events in zip(schedule.orders, graph.events, strict=True):
+        own = [event for action, event in zip(order, events, strict=True) if action.op in TIMED_OPS]
+        for i, event in enumerate(own):
+            windows[event] = own[i - 1 - lookahead] if i > lookahead else START
     return windows
 
 
-def _transfers(schedule: Schedule, all_flows: Sequence[Flow]) -> Iterator[_Transfer]:
+def _transfers(schedule: Schedule, events: _Events) -> Iterator[_Transfer]:
+    """Everything that crosses workers: edge by edge, micro-batch by micro-batch, then what encoders send."""
     stages = schedule.placement.stages
-    crossing = [flow for flow in all_flows if stages[flow.source].worker != stages[flow.destination].worker]
-    if any(flow.consumer.op is Op.T or flow.producers[0].op is Op.T for flow in crossing):
-        raise ScheduleError(["messages of forwards without gradient (T) between workers have no text form"])
+    for of_edge in feeds(schedule):
+        crossing = [feed for feed in of_edge if stages[feed.source].worker != stages[feed.destination].worker]
+        if any(Op.T in (feed.consumer, feed.producer) for feed in crossing):
+            raise ScheduleError(["messages of forwards without gradient (T) between workers have no text form"])
+        for microbatch, size in enumerate(crossing[0].microbatches if crossing else ()):
+            for feed in crossing:
+                yield _Transfer(
+                    Message(
+                        source=feed.source,
+                        destination=feed.destination,
+                        microbatch=microbatch,
+                        samples=feed.samples[size],
+                        tensors=feed.tensors,
+                        is_gradient=feed.is_gradient,
+                    ),
+                    (events.computes[feed.source, feed.producer][microbatch],),
+                    (events.computes[feed.destination, feed.consumer][microbatch],),
+                )
     encoded: dict[tuple[int, int], list[Flow]] = defaultdict(list)
-    for flow in crossing:
-        if flow.is_frozen:
+    for flow in frozen_flows(schedule):
+        if stages[flow.source].worker != stages[flow.destination].worker:
             encoded[flow.source, stages[flow.destination].worker].append(flow)
-        else:
-            yield _transfer([flow], is_gradient=flow.is_gradient)
     for group in encoded.values():
         for together in _overlapping(group):
-            yield _transfer(together, is_gradient=False)
+            yield _encoded(together, events)
 
 
-def _transfer(group: Sequence[Flow], *, is_gradient: bool) -> _Transfer:
-    """One message for all of these flows, which come from one stage and go to one worker."""
+def _encoded(group: Sequence[Flow], events: _Events) -> _Transfer:
+    """One message for all of these flows, which come from one encoder stage and go to one worker."""
+    if any(flow.consumer.op is Op.T for flow in group):
+        raise ScheduleError(["messages of forwards without gradient (T) between workers have no text form"])
     message = Message(
         source=group[0].source,
         destination=min(flow.destination for flow in group),
         microbatch=group[0].microbatch,
         samples=Range(min(flow.samples.start for flow in group), max(flow.samples.stop for flow in group)),
         tensors=tuple(dict.fromkeys(name for flow in group for name in flow.tensors)),
-        is_gradient=is_gradient,
     )
-    return _Transfer(
-        message=message,
-        producers=tuple(dict.fromkeys(producer for flow in group for producer in flow.producers)),
-        consumers=tuple(flow.consumer for flow in group if not flow.is_ahead),
-    )
+    consumers = [
+        events.computes[flow.destination, flow.consumer.op][flow.consumer.microbatch]
+        for flow in group
+        if not flow.is_ahead
+    ]
+    producers = dict.fromkeys(events.fills[action.slot] for flow in group for action in flow.producers)
+    return _Transfer(message, tuple(producers), consumers)
 
 
 def _overlapping(group: Sequence[Flow]) -> list[list[Flow]]:
@@ -174,22 +198,16 @@ def _overlapping(group: Sequence[Flow]) -> list[list[Flow]]:
     return found
 
 
-def _compute_entries(schedule: Schedule, rank: Mapping[Action, int]) -> list[list[tuple[tuple[int, int, int], Action]]]:
+def _compute_entries(
+    schedule: Schedule, graph: Graph, rank: Sequence[int]
+) -> list[list[tuple[tuple[int, int, int], Action]]]:
     """For each worker its actions with their keys; ops of a whole stage stay behind the compute that they follow."""
     entries = []
-    for order in schedule.orders:
+    for order, events in zip(schedule.orders, graph.events, strict=True):
         key, keyed = -1, []
-        for i, action in enumerate(order):
-            key = rank.get(action, key)
+        for i, (action, event) in enumerate(zip(order, events, strict=True)):
+            if action.op in TIMED_OPS:
+                key = rank[event]
             keyed.append(((key, 0, i), action))
         entries.append(keyed)
     return entries
-
-
-def _assert_placed(orders: Sequence[Sequence[Action]], transfers: Sequence[_Transfer]) -> None:
-    """Every send stands behind its producers and every receive before its consumers."""
-    position = {action: i for order in orders for i, action in enumerate(order)}
-    for slot, transfer in enumerate(transfers):
-        send, recv = ends(transfer.message, slot)
-        assert all(position[producer] < position[send] for producer in transfer.producers), send
-        assert all(position[recv] < position[consumer] for consumer in transfer.consumers), recv

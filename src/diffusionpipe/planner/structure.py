@@ -4,11 +4,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from diffusionpipe.ir import Edge, Op, Schedule
+from diffusionpipe.ir import Edge, Schedule
 from diffusionpipe.passes import connect_blocks, reduce_gradients, replicate
 from diffusionpipe.planner.buckets import subdivide
 from diffusionpipe.planner.compiled import Compiled, compiled
 from diffusionpipe.schedules import generator_of
+from diffusionpipe.timing.held import changes_by_order
 
 Pair = tuple[tuple[int, int], bool]
 """(block that writes, block that reads), and whether a gradient comes back."""
@@ -71,12 +72,13 @@ def holding_of(schedule: Schedule) -> Holding:
 def _peaks(schedule: Schedule, worker: int, stages: Sequence[int]) -> tuple[tuple[int, ...], ...]:
     held = dict.fromkeys(stages, 0)
     seen: dict[tuple[int, ...], None] = {}
-    for action in schedule.orders[worker]:
-        if action.op is Op.F:
-            held[action.stage] += 1
+    changes = changes_by_order(schedule, [(1, 1)] * len(schedule.placement.stages))[worker]
+    for action, (taken, given_back) in zip(schedule.orders[worker], changes, strict=True):
+        if taken:
+            held[action.stage] += taken
             seen[tuple(held.values())] = None
-        elif action.op in (Op.B, Op.W):
-            held[action.stage] -= 1
+        if given_back:
+            held[action.stage] += given_back
     return tuple(one for one in seen if not any(other != one and _covers(other, one) for other in seen))
 
 

@@ -12,6 +12,7 @@ from diffusionpipe.costs import StageCosts
 from diffusionpipe.errors import ConfigError
 from diffusionpipe.ir import Action, Op, Schedule, compute_action
 from diffusionpipe.schedules.shapes import SPLIT, Pipe, schedule_of
+from diffusionpipe.timing.held import changes_of, peak_of
 from diffusionpipe.units import Bytes, Seconds
 
 UNIT_COSTS = StageCosts()
@@ -76,22 +77,9 @@ def schedule_of_work(name: str, work: SplitWork, orders: Sequence[Sequence[Actio
 
 
 def peaks(costs: Sequence[StageCosts], orders: Sequence[Sequence[Action]]) -> list[Bytes]:
-    """The most that each worker holds in activations: from F, a part to the end of I, the rest to the end of W."""
-    found = []
-    for order in orders:
-        held = peak = 0
-        for action in order:
-            cost = costs[action.stage]
-            match action.op:
-                case Op.F:
-                    held += cost.activation
-                    peak = max(peak, held)
-                case Op.I:
-                    held -= cost.activation - cost.kept_after_input_grad
-                case _:
-                    held -= cost.kept_after_input_grad
-        found.append(peak)
-    return found
+    """The most that each worker holds in activations."""
+    changes = [changes_of(SPLIT, cost.activation, cost.kept_after_input_grad) for cost in costs]
+    return [peak_of(changes[action.stage][action.op] for action in order) for order in orders]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -224,14 +212,14 @@ def network_of(work: SplitWork) -> Network:
             join(forward - 3, forward, hop)
             join(input_grad, input_grad - 3, hop)
     join(3 * last, 3 * last + 1)
-    held = [(c.activation, c.activation - c.kept_after_input_grad, c.kept_after_input_grad) for c in work.costs]
+    changes = [changes_of(SPLIT, c.activation, c.kept_after_input_grad)[op] for c in work.costs for op in OPS]
     return Network(
         num_microbatches=m,
         workers=tuple(worker for worker in work.workers for _ in range(3)),
         durations=durations,
         waits=tuple(map(tuple, waits)),
         reversed_waits=tuple(map(tuple, reversed_waits)),
-        acquires=tuple(amount for activation, _, _ in held for amount in (activation, 0, 0)),
-        releases=tuple(amount for _, early, late in held for amount in (0, early, late)),
+        acquires=tuple(taken for taken, _ in changes),
+        releases=tuple(-given_back for _, given_back in changes),
         limits=work.limits,
     )
