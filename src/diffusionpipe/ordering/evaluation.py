@@ -35,7 +35,6 @@ def figures_of(problem: Problem, orders: Sequence[Sequence[int]]) -> Figures | N
 
 def peaks_of(problem: Problem, orders: Sequence[Sequence[int]]) -> tuple[int, ...]:
     """The most that each rank holds: a letter's memory is taken at its start and given back at its end."""
-    changes = changes_of(problem)
     both = [(change, 0) if change > 0 else (0, change) for change in changes_of(problem)]
     return tuple(peak_of(map(both.__getitem__, order)) for order in orders)
 
