@@ -68,7 +68,7 @@ class Compiled:
     ) -> Seconds:
         """What `simulate` says after `communicate`: the same, but transfers wait for each other and for both ends.
 
-        The total order of `communicate` (by the ends of `makespan`), run as `timing.machine` describes: a worker has one
+        The total order of `communicate` (by the ends of `makespan`), run as `timing.machine` says: a worker has one
         stream towards higher and one towards lower workers, and a transfer needs the streams of both its ends.
         """
         durations = [time for stage in stages for time in stage]
