@@ -1,12 +1,14 @@
 """Latest starts and critical paths, against delays of single events; exactness; parts of a graph timed again."""
 
 from fractions import Fraction
+from itertools import pairwise
 from random import Random
 
 import pytest
 from timing.test_oracle import costs_of, filled
 
 from diffusionpipe.passes import communicate
+from diffusionpipe.schedules import forward_only
 from diffusionpipe.simulator import simulate
 from diffusionpipe.timing import ends_of, graph_of, prices_of, timed
 from diffusionpipe.timing.clock import durations_of
@@ -54,7 +56,7 @@ def test_the_critical_path_has_no_wait_and_its_events_no_slack(is_waking):
         assert times.ends[path[0]] == times.makespan
         assert times.start(path[-1]) == 0
         latest = times.latest_starts(times.makespan)
-        for later, earlier in zip(path, path[1:], strict=False):
+        for later, earlier in pairwise(path):
             assert times.start(later) == times.ends[earlier]
         assert [latest[event] for event in path] == pytest.approx([times.start(event) for event in path])
 
@@ -81,14 +83,12 @@ def test_fractions_stay_fractions():
 
 def test_being_free_earlier_can_end_later_where_waking_counts():
     """Why latest starts speak of the durations that came out: one forward less to wait for, and the wait is longer."""
-    from diffusionpipe.schedules import forward_only
-
     graph = graph_of(forward_only(2, 2))
     waking = ((1, 0), (11, 10))
 
     def end(first):
         """With this much time of the first forward on worker 1."""
-        durations = [0, 5, 40, 0, 0, first, 100]
+        durations = [0, 5, 50, 0, 0, first, 100]
         return ends_of(graph, durations, waking=waking)[-1]
 
     assert end(39) > end(40)
