@@ -1,4 +1,4 @@
-"""Marks as slow what tests/slow_tests.txt lists, and keeps the tests of a file with shared fixtures in one process."""
+"""Marks as slow what slow_tests.txt lists, keeps tests with shared fixtures in one process, and times no example."""
 
 import gc
 import os
@@ -8,8 +8,13 @@ from pathlib import Path
 
 import pytest
 from crew import Crew, crew_of, start_fork_server
+from hypothesis import settings
 
 collect_ignore = ["golden/record.py"]  # it runs with the source of the commit that it records
+
+# Examples are not timed: the machine that runs the tests is shared.
+settings.register_profile("untimed", deadline=None, max_examples=60)
+settings.load_profile("untimed")
 
 LIST = Path(__file__).parent / "slow_tests.txt"
 

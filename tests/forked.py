@@ -32,6 +32,13 @@ class Forked:
     def kill(self) -> None:
         self._process.kill()
 
+    def close(self) -> None:
+        """Ends it and closes its streams, unread: children of it may hold their other ends for longer."""
+        self.kill()
+        self.wait()
+        self.stdout.close()
+        self.stderr.close()
+
     def wait(self, timeout: float | None = None) -> None:
         self._process.join(timeout)
         if self._process.exitcode is None:

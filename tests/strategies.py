@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from math import lcm
 
-from hypothesis import settings
 from hypothesis import strategies as st
 
 from diffusionpipe.costs import Costs, Link, StageCosts
@@ -13,10 +12,6 @@ from diffusionpipe.ir import Edge, Placement, Schedule
 from diffusionpipe.passes import connect, insert_encoding, reduce_gradients, replicate
 from diffusionpipe.schedules import REGISTRY, Generator, forward_only, gpipe, one_f_one_b
 from diffusionpipe.timing import Streams
-
-# Examples are not timed: the machine that runs the tests is shared.
-settings.register_profile("untimed", deadline=None, max_examples=60)
-settings.load_profile("untimed")
 
 generators = st.sampled_from([*REGISTRY.values(), forward_only])
 trainers = st.sampled_from(list(REGISTRY.values()))

@@ -14,6 +14,7 @@ The last lines are the results of these runs. The exit status is 1 if they are n
 """
 
 import argparse
+import itertools
 import json
 import os
 import re
@@ -36,6 +37,8 @@ GAPS = 1.1
 """Of the memory for training, with what an allocator leaves unused between tensors."""
 PERIOD = 0.02
 """Seconds between two looks at the ranks' memory."""
+LOOKS = 25
+"""Looks after which ranks are searched for again among all processes, which takes as long as many looks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,30 +101,41 @@ def train(*overrides: str, limit: int | None = None) -> Outcome:
             [*command, *overrides], stdout=output, stderr=subprocess.STDOUT, preexec_fn=set_limit, env=environment
         )
         peaks: dict[int, int] = {}
-        while process.poll() is None:
-            for rank, held in memory_of_ranks(process.pid).items():
-                peaks[rank] = max(held, peaks.get(rank, 0))
+        for look in itertools.count():
+            if process.poll() is not None:
+                break
+            if look % LOOKS == 0:
+                ranks = ranks_of(process.pid)
+            for rank, folder in ranks.items():
+                peaks[rank] = max(private_memory(folder), peaks.get(rank, 0))
             time.sleep(PERIOD)
         output.seek(0)
         text = output.read()
     return Outcome(status=process.returncode, output=text, peaks=tuple(held for _, held in sorted(peaks.items())))
 
 
-def memory_of_ranks(launcher: int) -> dict[int, int]:
-    """The private memory of the ranks that a launcher has started, in bytes, by rank."""
+def ranks_of(launcher: int) -> dict[int, Path]:
+    """The folders in /proc of the ranks that a launcher has started, by rank."""
     found = {}
     for path in Path("/proc").glob("[0-9]*"):
         try:
             if int((path / "stat").read_text().rpartition(")")[2].split()[1]) != launcher:
                 continue
             environment = (path / "environ").read_bytes()
-            rank = re.search(rb"(?:^|\0)RANK=(\d+)", environment)
-            held = re.search(r"^VmData:\s+(\d+) kB", (path / "status").read_text(), re.MULTILINE)
         except (OSError, ValueError):
             continue  # it has ended
-        if rank and held:
-            found[int(rank.group(1))] = int(held.group(1)) * 1024
+        if rank := re.search(rb"(?:^|\0)RANK=(\d+)", environment):
+            found[int(rank.group(1))] = path
     return found
+
+
+def private_memory(folder: Path) -> int:
+    """The private memory of a process, in bytes; 0 once it has ended."""
+    try:
+        held = re.search(r"^VmData:\s+(\d+) kB", (folder / "status").read_text(), re.MULTILINE)
+    except OSError:
+        return 0
+    return int(held.group(1)) * 1024 if held else 0
 
 
 def plan() -> tuple[int, str]:

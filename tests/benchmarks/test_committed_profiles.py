@@ -14,6 +14,7 @@ from diffusionpipe.cli import main
 from diffusionpipe.errors import ConfigError
 from diffusionpipe.ir.files import read_plan
 from diffusionpipe.planner.choice import choose
+from diffusionpipe.planner.search import search
 from diffusionpipe.planner.stage_costs import Setting
 
 PROFILES = Path(__file__).parents[2] / "profiles" / "analytic"
@@ -74,7 +75,7 @@ class Cell:
             found = paper.measure(self.case).entry(paper.BEST)
             assert found is not None
             return found.layout, None, found.overflow
-        choice = choose(self.setting)
+        choice = planner.choose(self.setting)
         return choice.sizes, tuple(use.total for use in choice.proposal.memory), choice.proposal.overflow
 
 
@@ -100,25 +101,40 @@ def test_the_command_plans_for_the_setting_of_the_benchmarks_cell(cell, monkeypa
     assert asked == [cell.setting]
 
 
-def check_agreement(cell, folder, capsys, monkeypatch):
-    """The command's plan has the layout, memory and lack of memory of the benchmark's cell."""
-    chosen = []
+@pytest.mark.slow
+@pytest.mark.parametrize("cell", [one for one in ALL if one.profile not in LONG], ids=lambda cell: cell.profile)
+def test_the_commands_plan_is_that_of_the_benchmarks_cell(cell, tmp_path, capsys, monkeypatch):
+    """Its layout, memory and lack of memory; searches for an equal setting are made once, as they take seconds."""
+    chosen, searches = [], {}
 
     def note(*arguments, **options):
         chosen.append(choose(*arguments, **options))
         return chosen[-1]
 
+    def once(setting, *, filler=None, limit=float("inf"), **options):
+        if setting != cell.setting:
+            return search(setting, filler=filler, limit=limit, **options)
+        key = (filler is None, limit, *options.items())
+        if key not in searches:
+            searches[key] = search(setting, filler=filler, limit=limit, **options)
+        return searches[key]
+
+    monkeypatch.setattr("diffusionpipe.planner.choice.search", once)
+    monkeypatch.setattr("benchmarks.paper.cells.search", once)
+    monkeypatch.setattr("benchmarks.paper.cells._same_layout", lambda *_: None)  # nothing of them is looked at here
+    monkeypatch.setattr("benchmarks.paper.cells.best_baselines", lambda _: ())
     with monkeypatch.context() as patches:
         patches.setattr("diffusionpipe.planner.choice.choose", note)
-        status = run([*cell.command, "--out", str(folder / "plan.json")])
+        status = run([*cell.command, "--out", str(tmp_path / "plan.json")])
     shown = capsys.readouterr()
-    if chosen:  # the same search for an equal setting, made once
+    if chosen:
 
         def again(setting, **_):
             assert setting == cell.setting
             return chosen[0]
 
         monkeypatch.setattr("benchmarks.cards.cells.choose", again)
+        monkeypatch.setattr("benchmarks.planner.__main__.choose", again)
     layout, held, overflow = cell.entry()
     if overflow > 0:
         assert status == 2
@@ -129,19 +145,9 @@ def check_agreement(cell, folder, capsys, monkeypatch):
     assert status == 0
     choice = chosen[0]
     assert layout in choice.sizes
-    assert read_plan(folder / "plan.json") == choice.plan()
+    assert read_plan(tmp_path / "plan.json") == choice.plan()
     if held is not None:
         assert tuple(use.total for use in choice.proposal.memory) == held
-
-
-def test_a_stable_diffusion_is_planned_as_in_the_papers_cell(tmp_path, capsys, monkeypatch):
-    check_agreement(Cell("sd-2.1-a100-80"), tmp_path, capsys, monkeypatch)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("cell", [one for one in ALL if one.profile not in LONG], ids=lambda cell: cell.profile)
-def test_the_commands_plan_is_that_of_the_benchmarks_cell(cell, tmp_path, capsys, monkeypatch):
-    check_agreement(cell, tmp_path, capsys, monkeypatch)
 
 
 def test_the_base_of_adapters_is_counted_with_its_matrices_in_two_bytes():

@@ -89,10 +89,11 @@ def test_the_memory_of_ranks_is_what_the_system_counts_of_their_processes():
         [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment
     ) as child:
         child.stdout.readline()
-        held = memory.memory_of_ranks(os.getpid())
+        held = {rank: memory.private_memory(folder) for rank, folder in memory.ranks_of(os.getpid()).items()}
         child.stdin.close()
     assert list(held) == [1]
     assert 100 * 2**20 <= held[1] < 200 * 2**20
+    assert memory.private_memory(Path("/proc") / str(child.pid)) == 0  # it has ended
 
 
 def test_the_report_says_what_was_measured_and_nothing_else():

@@ -23,6 +23,8 @@ MILLIONS = {
 DIT_GIGAMACS = {"dit-xl-2-256": 118.6, "dit-xl-2-512": 524.6}
 """Peebles & Xie, section 5; they count a multiplication and an addition as one operation."""
 
+pytestmark = pytest.mark.xdist_group("test_configured")  # so that each model is made once
+
 QUICK = ("sd-2.1", "dit-xl-2-256", "flux.1-dev")
 """Those whose graphs `make test` makes; the others in `make test-all`."""
 

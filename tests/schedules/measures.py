@@ -1,7 +1,5 @@
 """What tests of families measure: times with equal stages."""
 
-import strategies  # noqa: F401 (loads the profile in which examples are not timed)
-
 from diffusionpipe.simulator import simulate, uniform_costs
 
 

@@ -25,8 +25,9 @@ def test_every_size_and_bound_is_legal(family, num_workers, num_microbatches, bo
 @pytest.mark.parametrize("p", range(1, 17))
 def test_every_size_up_to_64_microbatches_is_legal(p, family):
     for m in range(1, 65):
-        for bound in (None, 2, p):
-            check(family(p, m, max_in_flight=bound))
+        schedules = [family(p, m, max_in_flight=bound) for bound in (None, 2, p)]
+        for schedule in {one.orders: one for one in schedules}.values():  # policy A's are the same without and with p
+            check(schedule)
 
 
 @given(sizes, sizes)

@@ -33,6 +33,7 @@ def run_ranks(scenario, folder, size):
                for words in arguments]  # fmt: skip
     for process in [Forked(script, environment) for script in scripts]:
         process.wait(timeout=120)
+        process.close()
     found = [folder / f"{scenario}-{rank}.json" for rank in range(size)]
     return [json.loads(path.read_text()) if path.exists() else None for path in found]
 

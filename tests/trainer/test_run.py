@@ -23,6 +23,7 @@ from tiny_runs import (
     train_here,
 )
 
+from diffusionpipe.cli.job_profiles import CachedProfiles
 from diffusionpipe.cli.run_timeline import draw_timeline
 from diffusionpipe.errors import CheckpointError, ConfigError, DataError, ModelError, NonFiniteLossError, RecipeError
 from diffusionpipe.ir.files import read_plan, read_timeline
@@ -70,6 +71,12 @@ def recipe(place):
         return recipe_of(place / kind, place / "data", place / name, **merged)
 
     return make
+
+
+@pytest.fixture(scope="module")
+def profiles(place):
+    """Filled runs measure the same layers; each set of them is measured once for all."""
+    return CachedProfiles(place / "profiles")
 
 
 @pytest.fixture(scope="module")
@@ -204,8 +211,8 @@ def test_the_timeline_of_copies_has_the_whole_step_of_every_rank(crew, recipe, t
         "sharded, block by block, recomputed, post-validated",
     ],
 )
-def test_other_layouts_change_nothing(crew, recipe, in_one, tmp_path, sections):
-    assert crew.run(train, recipe(tmp_path, **sections)) == [6, 6]
+def test_other_layouts_change_nothing(crew, recipe, profiles, in_one, tmp_path, sections):
+    assert crew.run(train, recipe(tmp_path, **sections), profiles=profiles) == [6, 6]
     assert_same_losses(tmp_path, in_one)
     assert_same_weights(tmp_path, in_one, 1e-3)
     assert_same_pictures(pictures_of(tmp_path), pictures_of(in_one))
@@ -254,11 +261,11 @@ def test_bfloat16_over_two_ranks_stays_near_float32(crew, recipe, over_two, tmp_
 
 
 @pytest.mark.parametrize("fill", [False, True], ids=["unfilled", "filled"])
-def test_a_post_validated_run_is_bit_for_bit_the_blocking_one(crew, recipe, tmp_path, fill):
+def test_a_post_validated_run_is_bit_for_bit_the_blocking_one(crew, recipe, profiles, tmp_path, fill):
     """Clipping is needed every now and then, so that steps are taken back."""
     sections = {"pipeline": {"fill": fill}, "checkpoint": {"every": 8}, "sampling": {"every": 7}}
     common = {"steps": 14, "clip_norm": 0.66}
-    assert crew.run(train, recipe(tmp_path / "blocking", training=common, **sections)) == [14, 14]
+    assert crew.run(train, recipe(tmp_path / "blocking", training=common, **sections), profiles=profiles) == [14, 14]
     if fill:
         (tmp_path / "validated").mkdir()
         shutil.copy(tmp_path / "blocking" / "profile.json", tmp_path / "validated")
@@ -288,9 +295,9 @@ def test_a_run_that_was_interrupted_twice_is_bit_for_bit_the_uninterrupted_one(c
     assert np.array_equal(pictures_of(tmp_path), pictures_of(over_two))
 
 
-def test_a_filled_run_goes_on_bit_for_bit_with_the_profile_that_it_was_planned_by(crew, recipe, tmp_path):
+def test_a_filled_run_goes_on_bit_for_bit_with_the_profile_that_it_was_planned_by(crew, recipe, profiles, tmp_path):
     filled = {"pipeline": {"fill": True}}
-    assert crew.run(train, recipe(tmp_path / "whole", **filled)) == [6, 6]
+    assert crew.run(train, recipe(tmp_path / "whole", **filled), profiles=profiles) == [6, 6]
     (tmp_path / "stopped").mkdir()
     shutil.copy(tmp_path / "whole" / "profile.json", tmp_path / "stopped")
     assert crew.run(train, recipe(tmp_path / "stopped", **filled), at={3: ask_to_save_and_quit}) == [3, 3]

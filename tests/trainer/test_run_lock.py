@@ -53,8 +53,15 @@ def holding(folder, script=HOLDER, **values):
         assert process.stdout.readline().strip().isdecimal()
         yield process
     finally:
-        process.kill()
-        process.wait()
+        process.close()
+
+
+def test_a_job_of_these_tests_leaves_no_stream_open(tmp_path):
+    with holding(tmp_path) as job:
+        pass
+    assert job.returncode is not None
+    assert job.stdout.closed
+    assert job.stderr.closed
 
 
 def files(folder):

@@ -86,7 +86,7 @@ def ends(body, inputs, folder, **sections):
         return [(rank.returncode, error) for rank, error in zip(ranks, errors, strict=True)]
     finally:
         for rank in ranks:
-            rank.kill()
+            rank.close()
 
 
 @pytest.mark.parametrize(

@@ -89,13 +89,17 @@ def frozen_flows(schedule: Schedule) -> Iterator[Flow]:
     frozen = _frozen_stages(schedule)
     if not frozen:
         return
+    fills: dict[int, list[tuple[Action, Range]]] = defaultdict(list)
+    for slot, fill in enumerate(schedule.fills):
+        if fill.samples:
+            fills[fill.stage].append((Action(stage=fill.stage, op=Op.ENCODE, slot=slot), fill.samples))
     for pipeline in schedule.placement.pipelines:
         rows: dict[int, list[Range]] = {}
         for edge in pipeline.edges:
             if edge.producer in frozen:
                 if edge.consumer not in rows:
                     rows[edge.consumer] = _rows(pipeline, schedule.placement.stages[edge.consumer])
-                yield from _frozen_flows(schedule, pipeline, edge, rows[edge.consumer])
+                yield from _frozen_flows(schedule, pipeline, edge, rows[edge.consumer], fills[edge.producer])
 
 
 def flows(schedule: Schedule) -> tuple[Flow, ...]:
@@ -173,21 +177,25 @@ def _forward_ops(pipeline: Pipeline, *, is_ahead: bool) -> list[tuple[Op, Op]]:
     return [(Op.T, Op.T), (Op.F, Op.F)] if is_ahead else [(Op.T, Op.F)]
 
 
-def _frozen_flows(schedule: Schedule, pipeline: Pipeline, edge: Edge, read: Sequence[Range]) -> Iterator[Flow]:
-    fills = [
-        (Action(stage=edge.producer, op=Op.ENCODE, slot=slot), fill.samples)
-        for slot, fill in enumerate(schedule.fills)
-        if fill.stage == edge.producer
-    ]
+def _frozen_flows(
+    schedule: Schedule,
+    pipeline: Pipeline,
+    edge: Edge,
+    read: Sequence[Range],
+    fills: Sequence[tuple[Action, Range]],
+) -> Iterator[Flow]:
+    """`read`: the consumer's samples by micro-batch; `fills`: those of the producer, with their samples."""
     encoded = schedule.placement.rows(edge.producer, 0)
     is_ahead = schedule.placement.pipeline_of(edge.producer).is_ahead
     for microbatch, rows in enumerate(read):
         if rows.stop <= encoded.start or encoded.stop <= rows.start:
             continue
         samples = rows.intersection(encoded)
+        start, stop = samples.start, samples.stop
+        producers = tuple(action for action, part in fills if part.start < stop and start < part.stop)
         for op in (Op.T, Op.F) if Op.T in pipeline.ops else (Op.F,):
             yield Flow(
-                producers=tuple(action for action, part in fills if part.intersection(samples)),
+                producers=producers,
                 consumer=compute_action(edge.consumer, op, microbatch),
                 source=edge.producer,
                 destination=edge.consumer,

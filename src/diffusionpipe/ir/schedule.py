@@ -58,7 +58,7 @@ class Schedule:
     @property
     def has_communication(self) -> bool:
         """Whether sends and receives are explicit."""
-        return any(action.op in MESSAGE_OPS for _, action in self.actions())
+        return any(action.op in MESSAGE_OPS for order in self.orders for action in order)
 
     def actions(self) -> Iterator[tuple[int, Action]]:
         """Every (worker, action), worker by worker, in order."""

@@ -17,20 +17,23 @@ ORDER_OF_OPS = (Op.T, Op.F, Op.B, Op.I, Op.W)
 def completeness_problems(schedule: Schedule) -> Iterator[str]:
     """Actions that are missing, done twice, on a wrong worker, or not part of the work."""
     stages = schedule.placement.stages
-    for worker, action in schedule.actions():
-        home = stages[action.stage].worker
-        if worker != home:
-            yield f"worker {worker}: {action} belongs to worker {home}, where stage {action.stage} lives"
-    counts = Counter(action for _, action in schedule.actions() if action.op in TIMED_OPS)
-    expected = {
-        compute_action(stage, op, microbatch): None
+    for worker, order in enumerate(schedule.orders):
+        for action in order:
+            if stages[action.stage].worker != worker:
+                home = stages[action.stage].worker
+                yield f"worker {worker}: {action} belongs to worker {home}, where stage {action.stage} lives"
+    counts = Counter(action for order in schedule.orders for action in order if action.op in TIMED_OPS)
+    expected = dict.fromkeys(
+        compute_action(stage, op, microbatch)
         for pipeline in schedule.placement.pipelines
         for stage in pipeline.stages
         for op in pipeline.ops & COMPUTE_OPS
         for microbatch in range(len(pipeline.microbatches))
-    }
+    )
     for slot, fill in enumerate(schedule.fills):
         expected[Action(stage=fill.stage, op=Op.ENCODE, slot=slot)] = None
+    if counts.keys() == expected.keys() and counts.total() == len(expected):
+        return
     for action in expected:
         if action not in counts:
             yield f"worker {stages[action.stage].worker}: {action} is missing"
@@ -75,13 +78,16 @@ def order_problems(schedule: Schedule, positions: Mapping[Action, int]) -> Itera
             worker = schedule.placement.stages[stage].worker
             for microbatch in range(len(pipeline.microbatches)):
                 actions = [compute_action(stage, op, microbatch) for op in ops]
-                for first, second in pairwise(a for a in actions if a in positions):
-                    if positions[first] > positions[second]:
+                reached = [(at, action) for action in actions if (at := positions.get(action)) is not None]
+                for (before, first), (after, second) in pairwise(reached):
+                    if before > after:
                         yield f"worker {worker}: {second} comes before {first}"
     yield from _layer_order_problems(schedule)
 
 
 def _layer_order_problems(schedule: Schedule) -> Iterator[str]:
+    if not schedule.fills:
+        return
     reached: dict[tuple[int, str, int], int] = defaultdict(int)
     for worker, action in schedule.actions():
         if action.op is not Op.ENCODE:
@@ -98,6 +104,8 @@ def _layer_order_problems(schedule: Schedule) -> Iterator[str]:
 def reduction_problems(schedule: Schedule) -> Iterator[str]:
     """Reductions that are early, doubled, or not on every worker that holds the block."""
     stages = schedule.placement.stages
+    if not any(action.op is Op.REDUCE_GRAD for order in schedule.orders for action in order):
+        return
     sharded = sharded_blocks(schedule)
     trained = {s for p in schedule.placement.pipelines if p.ops & {Op.B, Op.W} for s in p.stages}
     holders: dict[int, set[int]] = defaultdict(set)
@@ -123,7 +131,8 @@ def reduction_problems(schedule: Schedule) -> Iterator[str]:
 def sharded_blocks(schedule: Schedule) -> frozenset[int]:
     """The blocks of which every data-parallel group holds a part: those that are ever gathered or dropped."""
     stages = schedule.placement.stages
-    return frozenset(stages[a.stage].weights for _, a in schedule.actions() if a.op in (Op.UNSHARD, Op.RESHARD))
+    gathered = (a for order in schedule.orders for a in order if a.op is Op.UNSHARD or a.op is Op.RESHARD)
+    return frozenset(stages[action.stage].weights for action in gathered)
 
 
 def sharding_problems(schedule: Schedule) -> Iterator[str]:
@@ -132,6 +141,8 @@ def sharding_problems(schedule: Schedule) -> Iterator[str]:
     The gradients of a sharded block may be reduced several times: each time those that came since the last one.
     """
     sharded = sharded_blocks(schedule)
+    if not sharded:
+        return
     stages = schedule.placement.stages
     lone = lone_blocks(schedule)
     for block in sorted(sharded - lone):

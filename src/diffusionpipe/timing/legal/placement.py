@@ -83,10 +83,12 @@ def _names(schedule: Schedule) -> Iterator[str]:
     for slot, message in enumerate(schedule.messages):
         if not (0 <= message.source < num_stages and 0 <= message.destination < num_stages):
             yield f"message {slot} goes from stage {message.source} to stage {message.destination}; one does not exist"
-    for worker, action in schedule.actions():
-        if not 0 <= action.stage < num_stages:
-            yield f"worker {worker}: {action} names stage {action.stage}; there are {num_stages} stages"
-        yield from _slot(schedule, worker, action)
+    for worker, order in enumerate(schedule.orders):
+        for action in order:
+            if not 0 <= action.stage < num_stages:
+                yield f"worker {worker}: {action} names stage {action.stage}; there are {num_stages} stages"
+            if action.slot is not None:
+                yield from _slot(schedule, worker, action)
 
 
 def _slot(schedule: Schedule, worker: int, action: Action) -> Iterator[str]:
@@ -138,20 +140,23 @@ def _edges(schedule: Schedule, pipeline: Pipeline) -> Iterator[str]:
 def supply_problems(schedule: Schedule, flows: Sequence[Flow]) -> Iterator[str]:
     """Whatever an action reads of a block, it gets for each of its samples from exactly one of the block's stages."""
     stages = schedule.placement.stages
-    supplied: dict[tuple[Action, int, str], int] = defaultdict(int)
+    supplied: dict[tuple[Action, int], dict[str, int]] = defaultdict(lambda: defaultdict(int))
     for flow in flows:
         if not flow.is_gradient:
+            brought = supplied[flow.consumer, stages[flow.source].weights]
+            num_samples = flow.samples.stop - flow.samples.start
             for name in flow.tensors:
-                supplied[flow.consumer, stages[flow.source].weights, name] += len(flow.samples)
+                brought[name] += num_samples
     wanted = {
-        (stage, microbatch): len(stages[stage].share.samples(size))
+        stage: {size: len(stages[stage].share.samples(size)) for size in set(pipeline.microbatches)}
         for pipeline in schedule.placement.pipelines
         for stage in pipeline.stages
-        for microbatch, size in enumerate(pipeline.microbatches)
     }
-    for (action, weights, name), have in supplied.items():
+    for (action, weights), brought in supplied.items():
         assert action.microbatch is not None
-        want = wanted[action.stage, action.microbatch]
-        if have != want:
+        want = wanted[action.stage][schedule.placement.pipeline_of(action.stage).microbatches[action.microbatch]]
+        for name, have in brought.items():
+            if have == want:
+                continue
             worker = stages[action.stage].worker
             yield f"worker {worker}: {action} reads {name!r} of block {weights} for {want} samples, edges bring {have}"
