@@ -154,6 +154,8 @@ def _join(part: _Part, screen: "Screen") -> None:
     from diffusionpipe.cli.job_profiles import CachedProfiles
     from diffusionpipe.cli.profile_cache import cache_folder
     from diffusionpipe.cli.run_report import RunReport
+    from diffusionpipe.errors import TrainingError
+    from diffusionpipe.runtime.error_file import out_of_memory
     from diffusionpipe.runtime.process_group import joined, leave, membership
     from diffusionpipe.trainer.run import Hooks, run
 
@@ -177,6 +179,8 @@ def _join(part: _Part, screen: "Screen") -> None:
         leave(error, member)
     except Exception as error:
         if member.world_size == 1 and not member.is_launched:
+            if text := out_of_memory(error):
+                raise TrainingError(text) from error
             raise
         leave(error, member)
     if steps < recipe.training.steps:
