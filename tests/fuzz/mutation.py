@@ -1,6 +1,8 @@
 """Small changes of files: of their bytes, of a JSON value somewhere inside, of words of a text."""
 
 import json
+import pickle
+import re
 from random import Random
 from typing import Any
 
@@ -13,10 +15,11 @@ NASTY: tuple[Any, ...] = (
 WORDS = (
     "", "0", "-1", "1", "3", "1000000", "9" * 400, "9" * 5000, "1e308", "-1e308", "nan", "inf", "true", "none", '"x"',
     '""', "[]", "{}", "[[]]", "[" * 3000, "x=y", "\0", "\ufeff", "../..", "/dev/zero", "2F0", "0B0", "999999999F0", ",",
-    "\n", "=", ".", '"auto"', '"\\u0000"', "1:0", "0:1/0",
+    "\n", "=", ".", '"auto"', '"\\u0000"', "1:0", "0:1/0", "-0.0", "1e15", "1e-300", "0x7fffffffffffffff", "1970-01-01",
+    "\U0001f600", "\u202e", "{ a = 1 }", "100000", "1e-320",
 )  # fmt: skip
 """The same for texts."""
-_DEPTH = 2000
+_DEPTH, _WIDTH = 2000, 50_000
 
 
 def mutated_bytes(data: bytes, random: Random) -> bytes:
@@ -62,6 +65,38 @@ def mutated_text(text: str, random: Random) -> str:
     return text
 
 
+def changed_table(data: bytes, random: Random) -> bytes:
+    """A pickled table of a checkpoint with another value in one of its fields."""
+    table = pickle.loads(data)
+    items, places = list(table.state_dict_metadata.values()), list(table.storage_data.values())
+    holder = random.choice((table, *items, *places, *(item.properties for item in items)))
+    chunks = [chunk for item in items for chunk in item.chunks]
+    holder = random.choice((holder, holder, *chunks))
+    object.__setattr__(holder, random.choice(list(vars(holder))), random.choice(NASTY))
+    return pickle.dumps(table)
+
+
+def encoded(text: str, random: Random) -> bytes:
+    """The text as bytes: UTF-8, now and then with a mark or a NUL, cut off, or in another encoding."""
+    data = text.encode("utf-8", "surrogatepass")
+    if random.random() < 0.95:
+        return data
+    match random.randrange(6):
+        case 0:
+            return b"\xef\xbb\xbf" + data
+        case 1:
+            return text.encode("utf-16", "surrogatepass")
+        case 2:
+            return data[: random.randrange(len(data) + 1)]
+        case 3:
+            return data.replace(b"\n", b"\r\n") + b"\x1a"
+        case 4:
+            place = random.randrange(len(data) + 1)
+            return data[:place] + b"\0" * 1000 + data[place:]
+        case _:
+            return b"\xe4\xf6\xfc " + data
+
+
 def _tokens(line: str) -> list[str]:
     """Words and what is between them."""
     parts: list[str] = []
@@ -81,9 +116,17 @@ def mutated_json(text: str, random: Random) -> str:
     for _ in range(random.randint(1, 2)):
         value = _changed(value, random)
     result = json.dumps(value, indent=random.choice((None, 1)))
-    if random.random() < 0.02:
-        result = '{"a":' * _DEPTH + result + "}" * _DEPTH
-    return result
+    match random.randrange(100):
+        case 0:
+            return '{"a":' * _DEPTH + result + "}" * _DEPTH
+        case 1 if result.startswith("{"):
+            return result[:-1] + "".join(f',"k{number}":0' for number in range(_WIDTH)) + "}"
+        case 2 if result.startswith("{"):
+            return '{"x":1,"x":1,' + result[1:]
+        case 3:
+            return re.sub(r"\d+", "9" * 5000, result, count=1)
+        case _:
+            return result
 
 
 def _changed(value: Any, random: Random) -> Any:

@@ -4,10 +4,11 @@ import sys
 import time
 
 import pytest
-from fuzz import kinds
+from fuzz import folders, kinds
 from fuzz.__main__ import counts_of, run
 from fuzz.isolation import Ending, Isolated
-from fuzz.kinds import KINDS, Case, make_originals
+from fuzz.kinds import KINDS
+from fuzz.originals import Case, make_originals
 
 from diffusionpipe.errors import ConfigError
 
@@ -75,11 +76,13 @@ def originals(tmp_path_factory):
     return make_originals(tmp_path_factory.mktemp("originals"))
 
 
-@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in ("overrides", "arguments")])
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in ("overrides", "odd files", "arguments")])
 def test_the_unchanged_input_is_accepted(originals, tmp_path, monkeypatch, kind):
     """Otherwise every changed one would be refused for the same reason, and nothing would be shown."""
-    for name in ("mutated_text", "mutated_json", "mutated_bytes"):
-        monkeypatch.setattr(kinds, name, lambda content, random: content)
+    for module in (kinds, folders):
+        for name in ("mutated_text", "mutated_json", "mutated_bytes", "encoded"):
+            monkeypatch.setattr(module, name, lambda content, random: content)
+    monkeypatch.setattr(kinds, "changed_table", lambda content, random: content)
     case = KINDS[kind][0](originals, kinds.Random(0), tmp_path)
     outcome = outcome_of(case.act, tmp_path / "said")
     assert outcome.ending is Ending.ACCEPTED, outcome.text

@@ -24,6 +24,7 @@ from diffusionpipe.trainer.recipe_file import load_recipe
 from diffusionpipe.trainer.sampling_section import SamplingSection
 from diffusionpipe.trainer.session import check_resumed
 from diffusionpipe.trainer.skipped import read_skipped
+from diffusionpipe.trainer.spikes import kept_values
 
 
 def refusal(folder):
@@ -136,6 +137,18 @@ def test_a_run_goes_on_with_the_same_pictures_only_and_a_state_without_a_fingerp
     assert check_resumed({"step": 3, **identity}, identity, 5) == 3
     with pytest.raises(CheckpointError, match="picture files was 'fingerprint 456' and is 'fingerprint 123'"):
         check_resumed({"step": 3, **identity, "picture files": "fingerprint 456"}, identity, 5)
+
+
+@pytest.mark.parametrize("step", [None, "x", -1, 1.5, float("inf"), [], True])
+def test_a_state_with_an_impossible_step_is_refused(step):
+    with pytest.raises(CheckpointError, match=r"state\.json has the step"):
+        check_resumed({"step": step}, {}, 5)
+
+
+@pytest.mark.parametrize("past", [3, [1.0], {"loss": 1.0}, {"loss": ["x"]}, {"loss": [float("nan")]}, {"loss": [None]}])
+def test_a_state_with_impossible_past_values_is_refused(past):
+    with pytest.raises(CheckpointError, match=r"state\.json has"):
+        kept_values({"step": 1, "past_values": past})
 
 
 def test_a_picture_with_floating_point_levels_is_refused_instead_of_turning_black(data):

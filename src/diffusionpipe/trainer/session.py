@@ -255,8 +255,11 @@ def check_resumed(state: Mapping[str, object], identity: Mapping[str, object], n
             f"the checkpoint belongs to another run: {'; '.join(differing)}. "
             "Resume with the same recipe and data, or start a new run in another run.folder."
         )
-    step = state["step"]
-    assert isinstance(step, int)
+    step = state.get("step")
+    if not isinstance(step, int) or isinstance(step, bool) or step < 0:
+        raise CheckpointError(
+            f"the checkpoint's state.json has the step {str(step)[:100]!r}; it was not written by a run"
+        )
     if step > num_steps:
         raise CheckpointError(
             f"the checkpoint is from step {step}, but the recipe ends at step {num_steps}; "
