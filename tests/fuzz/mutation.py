@@ -3,6 +3,7 @@
 import json
 import pickle
 import re
+from copy import deepcopy
 from random import Random
 from typing import Any
 
@@ -72,7 +73,7 @@ def changed_table(data: bytes, random: Random) -> bytes:
     holder = random.choice((table, *items, *places, *(item.properties for item in items)))
     chunks = [chunk for item in items for chunk in item.chunks]
     holder = random.choice((holder, holder, *chunks))
-    object.__setattr__(holder, random.choice(list(vars(holder))), random.choice(NASTY))
+    object.__setattr__(holder, random.choice(list(vars(holder))), _nasty(random))
     return pickle.dumps(table)
 
 
@@ -133,13 +134,13 @@ def _changed(value: Any, random: Random) -> Any:
     """The value with one place in it changed."""
     places = list(_places(value))
     if not places:
-        return random.choice(NASTY)
+        return _nasty(random)
     holder, key = random.choice(places)
     match random.randrange(8):
         case 0:
             del holder[key]
         case 1 if isinstance(holder, dict):
-            holder[random.choice(("x", "", "name", *holder))] = random.choice(NASTY)
+            holder[random.choice(("x", "", "name", *holder))] = _nasty(random)
         case 1:
             holder.insert(key, holder[key])
         case 2:
@@ -150,10 +151,15 @@ def _changed(value: Any, random: Random) -> Any:
         case 4 if isinstance(holder[key], str):
             holder[key] = mutated_text(holder[key], random)
         case _:
-            holder[key] = random.choice(NASTY)
+            holder[key] = _nasty(random)
     if _is_circular(value):
-        return random.choice(NASTY)
+        return _nasty(random)
     return value
+
+
+def _nasty(random: Random) -> Any:
+    """One of the values, as a copy: a case must not depend on what another has put into a list."""
+    return deepcopy(random.choice(NASTY))
 
 
 def _places(value: Any, depth: int = 0) -> Any:

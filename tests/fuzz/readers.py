@@ -58,8 +58,9 @@ def load_checkpoint(run: Path) -> None:
     from diffusionpipe.trainer.session import check_resumed
     from diffusionpipe.trainer.spikes import kept_values
 
-    state = load(resolve(run, "latest"), {"model.a": torch.zeros(50), "ema.b": torch.zeros(3, 4)})
-    check_resumed(state, {"seed": 0}, 10)
+    path = resolve(run, "latest")
+    state = load(path, {"model.a": torch.zeros(50), "ema.b": torch.zeros(3, 4)})
+    check_resumed(state, {"seed": 0}, 10, str(path))
     kept_values(state)
 
 

@@ -137,12 +137,14 @@ def test_a_run_goes_on_with_the_same_pictures_only_and_a_state_without_a_fingerp
     assert check_resumed({"step": 3, **identity}, identity, 5) == 3
     with pytest.raises(CheckpointError, match="picture files was 'fingerprint 456' and is 'fingerprint 123'"):
         check_resumed({"step": 3, **identity, "picture files": "fingerprint 456"}, identity, 5)
+    with pytest.raises(CheckpointError, match=r"^step-3 belongs to another run: seed was 1 and is 0"):
+        check_resumed({"step": 3, **identity, "seed": 1}, identity, 5, "step-3")
 
 
 @pytest.mark.parametrize("step", [None, "x", -1, 1.5, float("inf"), [], True])
 def test_a_state_with_an_impossible_step_is_refused(step):
-    with pytest.raises(CheckpointError, match=r"state\.json has the step"):
-        check_resumed({"step": step}, {}, 5)
+    with pytest.raises(CheckpointError, match=r"step-7: state\.json has the step"):
+        check_resumed({"step": step}, {}, 5, "step-7")
 
 
 @pytest.mark.parametrize("past", [3, [1.0], {"loss": 1.0}, {"loss": ["x"]}, {"loss": [float("nan")]}, {"loss": [None]}])

@@ -208,7 +208,8 @@ def _reason(error: ErrorDetails, path: KeyPath) -> str:
             return f"is {given!r}; give an object with the fields {', '.join(_fields_at(path))}"
         case _:
             whole = path in (("ranks",), ("microbatches",))
-            return f"is {given!r}; use {'a whole number of at least 1' if whole else 'a number from 1e-100 to 1e100, or 0'}"
+            wanted = "a whole number of at least 1" if whole else "a number from 1e-100 to 1e100, or 0"
+            return f"is {given!r}; use {wanted}"
 
 
 def _fields_at(path: KeyPath) -> list[str]:
