@@ -49,10 +49,10 @@ def test_a_gpu_that_is_not_there_is_refused(model, say, monkeypatch):
 @pytest.mark.parametrize(
     ("recipe", "says"),
     [
-        (b"", "data.resolution is no positive whole number; correct it, or give --resolution"),
-        (b"[data]\nresolution = -3", "data.resolution is no positive whole number"),
-        (b"[data]\nresolution = 1e400", "data.resolution is no positive whole number"),
-        (b"data = 3", "data.resolution is no positive whole number"),
+        (b"", "data.resolution must be a whole number of at least 1; correct it, or give --resolution"),
+        (b"[data]\nresolution = -3", "data.resolution must be a whole number of at least 1"),
+        (b"[data]\nresolution = 1e400", "data.resolution must be a whole number of at least 1"),
+        (b"data = 3", "data.resolution must be a whole number of at least 1"),
         (b'[sampling]\nsteps = "x"', "sampling.steps: Input should be a valid integer"),
         (b"sampling = 3", "sampling: Input should be"),
         (b"[", "cannot be read"),
