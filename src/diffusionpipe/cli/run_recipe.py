@@ -44,7 +44,9 @@ def resolution_of(run: Path, folder: Path) -> int:
     data = _table(recipe).get("data")
     resolution = data.get("resolution") if isinstance(data, dict) else None
     if not isinstance(resolution, int) or isinstance(resolution, bool) or resolution < 1:
-        raise ConfigError(f"{recipe}: data.resolution must be a whole number of at least 1; correct it, or give --resolution")
+        raise ConfigError(
+            f"{recipe}: data.resolution must be a whole number of at least 1; correct it, or give --resolution"
+        )
     return resolution
 
 
