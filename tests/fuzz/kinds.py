@@ -87,7 +87,7 @@ def _use(schedule: object) -> None:
 
 def instance(originals: Originals, random: Random, place: Path) -> Case:
     path = rewrite(place / "instance.json", encoded(mutated_json(json.dumps(INSTANCE), random), random))
-    return Case(command("schedule", "search", path), ("instance.json",))
+    return Case(command("schedule", "search", path), ("instance.json", "memory_limit:"))
 
 
 def metadata(originals: Originals, random: Random, place: Path) -> Case:
