@@ -137,6 +137,10 @@ def test_a_missing_name_or_size_is_a_usage_error():
     assert run("1f1b", "--ranks", "two", "--microbatches", 2).exit_code == 2
 
 
+def test_times_that_differ_by_hundreds_of_orders_of_magnitude_are_drawn():
+    assert "makespan" in output_of(*SMALL, "--forward", "1e-308")
+
+
 def test_times_of_zero_are_drawn():
     zeros = [part for option in ("--forward", "--input-grad", "--weight-grad") for part in (option, 0)]
     assert "makespan          0  from" in output_of(*SMALL, *zeros)
@@ -172,3 +176,16 @@ def test_compare_draws_one_sheet(tmp_path):
     output_of(*SIZES, "--png", tmp_path / "sheet.png")
     with Image.open(tmp_path / "sheet.png") as picture:
         assert picture.width > 1000
+
+
+def test_compare_refuses_sizes_and_times_that_would_not_end():
+    assert problems_of("compare", "--ranks", 4, "--microbatches", 10**7) == [
+        "4 ranks x 10000000 micro-batches are more than 2,048 forwards; use fewer"
+    ]
+    assert run("compare", "--ranks", 4, "--microbatches", 8, "--forward", "inf").exit_code == 2
+
+
+@pytest.mark.parametrize("option", [("--seconds", "inf"), ("--batch", 10**400)])
+def test_an_instance_with_an_endless_number_is_a_usage_error(tmp_path, option):
+    words = ("--profile", "x", "--cluster", "l40sx8", "--batch", 8, "--microbatches", 4, "--out", tmp_path / "x.json")
+    assert run("instance", *words, *option).exit_code == 2

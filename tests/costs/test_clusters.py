@@ -104,3 +104,8 @@ def test_negative_latency_is_refused_where_a_cluster_is_made():
             intra_reduce=total,
             inter_reduce=total,
         )
+
+
+def test_a_number_of_nodes_with_thousands_of_digits_is_refused():
+    with pytest.raises(ConfigError, match="give the number of nodes as 1 to 1024"):
+        load_cluster("l40sx8:" + "9" * 5000)

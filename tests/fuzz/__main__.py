@@ -17,9 +17,11 @@ from random import Random
 
 from crew import IMPORTED
 from fuzz.isolation import Ending, Outcome, all_outcomes
-from fuzz.kinds import KINDS, Case, Kind, Originals, make_originals
+from fuzz.kinds import KINDS
+from fuzz.originals import Case, Kind, Originals, make_originals
 
 from diffusionpipe import cli, planner, viz
+from diffusionpipe.cli.output import quieten
 
 SHOWN = 1600
 """Characters of a failure that are printed."""
@@ -113,7 +115,8 @@ def run(
 
 
 def _import_all() -> None:
-    """Import what the cases use, so that their processes start with it."""
+    """Import what the cases use, so that their processes start with it, and be as quiet as the command line."""
+    quieten()
     for package in (cli, planner, viz):
         for module in pkgutil.iter_modules(package.__path__):
             importlib.import_module(f"{package.__name__}.{module.name}")

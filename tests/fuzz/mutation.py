@@ -1,6 +1,9 @@
 """Small changes of files: of their bytes, of a JSON value somewhere inside, of words of a text."""
 
 import json
+import pickle
+import re
+from copy import deepcopy
 from random import Random
 from typing import Any
 
@@ -13,10 +16,11 @@ NASTY: tuple[Any, ...] = (
 WORDS = (
     "", "0", "-1", "1", "3", "1000000", "9" * 400, "9" * 5000, "1e308", "-1e308", "nan", "inf", "true", "none", '"x"',
     '""', "[]", "{}", "[[]]", "[" * 3000, "x=y", "\0", "\ufeff", "../..", "/dev/zero", "2F0", "0B0", "999999999F0", ",",
-    "\n", "=", ".", '"auto"', '"\\u0000"', "1:0", "0:1/0",
+    "\n", "=", ".", '"auto"', '"\\u0000"', "1:0", "0:1/0", "-0.0", "1e15", "1e-300", "0x7fffffffffffffff", "1970-01-01",
+    "\U0001f600", "\u202e", "{ a = 1 }", "100000", "1e-320",
 )  # fmt: skip
 """The same for texts."""
-_DEPTH = 2000
+_DEPTH, _WIDTH = 2000, 50_000
 
 
 def mutated_bytes(data: bytes, random: Random) -> bytes:
@@ -62,6 +66,38 @@ def mutated_text(text: str, random: Random) -> str:
     return text
 
 
+def changed_table(data: bytes, random: Random) -> bytes:
+    """A pickled table of a checkpoint with another value in one of its fields."""
+    table = pickle.loads(data)
+    items, places = list(table.state_dict_metadata.values()), list(table.storage_data.values())
+    holder = random.choice((table, *items, *places, *(item.properties for item in items)))
+    chunks = [chunk for item in items for chunk in item.chunks]
+    holder = random.choice((holder, holder, *chunks))
+    object.__setattr__(holder, random.choice(list(vars(holder))), _nasty(random))
+    return pickle.dumps(table)
+
+
+def encoded(text: str, random: Random) -> bytes:
+    """The text as bytes: UTF-8, now and then with a mark or a NUL, cut off, or in another encoding."""
+    data = text.encode("utf-8", "surrogatepass")
+    if random.random() < 0.95:
+        return data
+    match random.randrange(6):
+        case 0:
+            return b"\xef\xbb\xbf" + data
+        case 1:
+            return text.encode("utf-16", "surrogatepass")
+        case 2:
+            return data[: random.randrange(len(data) + 1)]
+        case 3:
+            return data.replace(b"\n", b"\r\n") + b"\x1a"
+        case 4:
+            place = random.randrange(len(data) + 1)
+            return data[:place] + b"\0" * 1000 + data[place:]
+        case _:
+            return b"\xe4\xf6\xfc " + data
+
+
 def _tokens(line: str) -> list[str]:
     """Words and what is between them."""
     parts: list[str] = []
@@ -81,22 +117,30 @@ def mutated_json(text: str, random: Random) -> str:
     for _ in range(random.randint(1, 2)):
         value = _changed(value, random)
     result = json.dumps(value, indent=random.choice((None, 1)))
-    if random.random() < 0.02:
-        result = '{"a":' * _DEPTH + result + "}" * _DEPTH
-    return result
+    match random.randrange(100):
+        case 0:
+            return '{"a":' * _DEPTH + result + "}" * _DEPTH
+        case 1 if result.startswith("{"):
+            return result[:-1] + "".join(f',"k{number}":0' for number in range(_WIDTH)) + "}"
+        case 2 if result.startswith("{"):
+            return '{"x":1,"x":1,' + result[1:]
+        case 3:
+            return re.sub(r"\d+", "9" * 5000, result, count=1)
+        case _:
+            return result
 
 
 def _changed(value: Any, random: Random) -> Any:
     """The value with one place in it changed."""
     places = list(_places(value))
     if not places:
-        return random.choice(NASTY)
+        return _nasty(random)
     holder, key = random.choice(places)
     match random.randrange(8):
         case 0:
             del holder[key]
         case 1 if isinstance(holder, dict):
-            holder[random.choice(("x", "", "name", *holder))] = random.choice(NASTY)
+            holder[random.choice(("x", "", "name", *holder))] = _nasty(random)
         case 1:
             holder.insert(key, holder[key])
         case 2:
@@ -107,10 +151,15 @@ def _changed(value: Any, random: Random) -> Any:
         case 4 if isinstance(holder[key], str):
             holder[key] = mutated_text(holder[key], random)
         case _:
-            holder[key] = random.choice(NASTY)
+            holder[key] = _nasty(random)
     if _is_circular(value):
-        return random.choice(NASTY)
+        return _nasty(random)
     return value
+
+
+def _nasty(random: Random) -> Any:
+    """One of the values, as a copy: a case must not depend on what another has put into a list."""
+    return deepcopy(random.choice(NASTY))
 
 
 def _places(value: Any, depth: int = 0) -> Any:

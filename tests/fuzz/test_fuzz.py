@@ -2,12 +2,15 @@
 
 import sys
 import time
+from random import Random
 
 import pytest
-from fuzz import kinds
+from fuzz import folders, kinds
 from fuzz.__main__ import counts_of, run
 from fuzz.isolation import Ending, Isolated
-from fuzz.kinds import KINDS, Case, make_originals
+from fuzz.kinds import KINDS
+from fuzz.mutation import mutated_json
+from fuzz.originals import Case, make_originals
 
 from diffusionpipe.errors import ConfigError
 
@@ -75,12 +78,14 @@ def originals(tmp_path_factory):
     return make_originals(tmp_path_factory.mktemp("originals"))
 
 
-@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in ("overrides", "arguments")])
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in ("overrides", "odd files", "arguments")])
 def test_the_unchanged_input_is_accepted(originals, tmp_path, monkeypatch, kind):
     """Otherwise every changed one would be refused for the same reason, and nothing would be shown."""
-    for name in ("mutated_text", "mutated_json", "mutated_bytes"):
-        monkeypatch.setattr(kinds, name, lambda content, random: content)
-    case = KINDS[kind][0](originals, kinds.Random(0), tmp_path)
+    for module in (kinds, folders):
+        for name in ("mutated_text", "mutated_json", "mutated_bytes", "encoded"):
+            monkeypatch.setattr(module, name, lambda content, random: content)
+    monkeypatch.setattr(kinds, "changed_table", lambda content, random: content)
+    case = KINDS[kind][0](originals, Random(0), tmp_path)
     outcome = outcome_of(case.act, tmp_path / "said")
     assert outcome.ending is Ending.ACCEPTED, outcome.text
 
@@ -89,3 +94,11 @@ def test_the_unchanged_input_is_accepted(originals, tmp_path, monkeypatch, kind)
 def test_a_hundred_changed_inputs_are_read_or_refused_by_name(tmp_path):
     report = run(counts_of(100, None), seed=0, processes=2, folder=tmp_path)
     assert not report.failures, "\n\n".join(report.failures)
+
+
+def test_a_case_follows_from_its_seed_and_not_from_the_cases_before():
+    def text(seed):
+        return mutated_json('{"a": [1, {"b": "c"}], "d": []}', Random(seed))
+
+    first = [text(seed) for seed in range(300)]
+    assert [text(seed) for seed in range(300)] == first

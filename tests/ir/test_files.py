@@ -316,3 +316,9 @@ def test_a_failed_write_leaves_the_old_file_and_no_draft(tmp_path, monkeypatch):
 def test_writing_into_a_missing_folder_is_refused(tmp_path):
     with pytest.raises(ConfigError, match=r"cannot write .*No such file or directory"):
         write_schedule(small_schedule(), tmp_path / "missing" / "schedule.json")
+
+
+def test_an_object_with_many_keys_is_read_in_time_that_grows_with_them():
+    keys = ",".join(f'"k{number}":1' for number in range(100_000))  # a search of each among all would take minutes
+    with pytest.raises(FileFormatError, match='no key "format"'):
+        plan_from_text("{" + keys + "}")

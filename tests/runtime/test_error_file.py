@@ -42,6 +42,15 @@ def test_a_disk_that_cannot_be_written_is_one_line_with_the_file_and_not_a_trace
     assert note.exit_code == 2
 
 
+@pytest.mark.parametrize("number", [errno.EISDIR, errno.ENOTDIR, errno.EACCES, errno.ELOOP, errno.ENAMETOOLONG])
+def test_something_in_the_way_is_one_line_with_its_place_and_not_a_traceback(number):
+    note = note_of(OSError(number, os.strerror(number), "runs/x/samples" + "x" * 1000), "Traceback ...")
+    assert note.message.startswith("cannot use runs/x/samplesxxx")
+    assert f": {os.strerror(number)}; " in note.message
+    assert len(note.message) < 450
+    assert note.exit_code == 2
+
+
 def test_another_error_of_the_operating_system_keeps_its_traceback():
     assert note_of(OSError(errno.EBADF, "bad"), "Traceback ...").message == "Traceback ..."
 

@@ -5,6 +5,7 @@ import signal
 import socket
 import time
 from pathlib import Path
+from queue import Queue
 
 import pytest
 import torch.distributed as dist
@@ -226,6 +227,19 @@ def test_a_broken_connection_is_translated_into_the_rank_that_broke_it() -> None
     assert isinstance(told, PeerError)
     assert "rank 1 (" in str(told)
     assert "no such layer" in str(told)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [("verdict", "x"), ("verdict", "[]"), ("verdict", '{"fate": "kind"}'), ("member/1", "{}")]
+)
+def test_what_no_rank_has_written_into_the_store_ends_the_rank_instead_of_its_watch(key: str, value: str) -> None:
+    store, said = dist.HashStore(), Queue[str]()
+    post = Post(rank=0, world_size=2, interval=0.01, patience=0.05)
+    watchdog = Watchdog(post=post, connect=lambda: store, end=said.put)
+    store.set(key, value)
+    store.set("beat/1", "1 {}")
+    watchdog.start()
+    assert "a key-value store in which a stranger has written" in said.get(timeout=20)
 
 
 def test_a_failing_rank_leaves_a_note_and_stays_quiet_under_our_launcher(tmp_path: Path) -> None:

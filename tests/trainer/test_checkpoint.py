@@ -384,6 +384,16 @@ def test_a_table_that_leads_out_of_the_folder_is_refused(tmp_path, place):
         read(path, small(0))
 
 
+@pytest.mark.parametrize(("field", "value"), [("size", 5), ("size", None), ("properties", None), ("chunks", None)])
+def test_a_table_that_does_not_describe_its_tensors_is_refused(tmp_path, field, value):
+    path = write(tmp_path, 1)
+    table = pickle.loads((path / ".metadata").read_bytes())
+    setattr(table.state_dict_metadata["model.w"], field, value)
+    (path / ".metadata").write_bytes(pickle.dumps(table))
+    with pytest.raises(CheckpointError, match=r"does not describe 'model\.w' as a tensor"):
+        read(path, small(0))
+
+
 def test_torch_itself_reads_the_checkpoint(tmp_path):
     path = write(tmp_path, 4)
     target = tmp_path / "torch.pt"

@@ -11,16 +11,20 @@ import torch
 from PIL import Image
 from pydantic import ValidationError
 
-from diffusionpipe.errors import CheckpointError, DataError, RecipeError
+from diffusionpipe.errors import CheckpointError, ConfigError, DataError, RecipeError
 from diffusionpipe.ir.input_file import read_named
-from diffusionpipe.trainer.checkpoint import read_state, save, verify
+from diffusionpipe.trainer.checkpoint import clean, problem_of_folder, read_state, save, verify
 from diffusionpipe.trainer.dataset import scan
-from diffusionpipe.trainer.images import fingerprint, load_pixels
+from diffusionpipe.trainer.images import PictureError, fingerprint, load_pixels
+from diffusionpipe.trainer.metrics import MetricsWriter, last_step
 from diffusionpipe.trainer.overrides import override
 from diffusionpipe.trainer.prompts import read_prompts
-from diffusionpipe.trainer.recipe import DataSection
+from diffusionpipe.trainer.recipe import DataSection, TrainingSection
 from diffusionpipe.trainer.recipe_file import load_recipe
+from diffusionpipe.trainer.sampling_section import SamplingSection
 from diffusionpipe.trainer.session import check_resumed
+from diffusionpipe.trainer.skipped import read_skipped
+from diffusionpipe.trainer.spikes import kept_values
 
 
 def refusal(folder):
@@ -133,6 +137,20 @@ def test_a_run_goes_on_with_the_same_pictures_only_and_a_state_without_a_fingerp
     assert check_resumed({"step": 3, **identity}, identity, 5) == 3
     with pytest.raises(CheckpointError, match="picture files was 'fingerprint 456' and is 'fingerprint 123'"):
         check_resumed({"step": 3, **identity, "picture files": "fingerprint 456"}, identity, 5)
+    with pytest.raises(CheckpointError, match=r"^step-3 belongs to another run: seed was 1 and is 0"):
+        check_resumed({"step": 3, **identity, "seed": 1}, identity, 5, "step-3")
+
+
+@pytest.mark.parametrize("step", [None, "x", -1, 1.5, float("inf"), [], True])
+def test_a_state_with_an_impossible_step_is_refused(step):
+    with pytest.raises(CheckpointError, match=r"step-7: state\.json has the step"):
+        check_resumed({"step": step}, {}, 5, "step-7")
+
+
+@pytest.mark.parametrize("past", [3, [1.0], {"loss": 1.0}, {"loss": ["x"]}, {"loss": [float("nan")]}, {"loss": [None]}])
+def test_a_state_with_impossible_past_values_is_refused(past):
+    with pytest.raises(CheckpointError, match=r"state\.json has"):
+        kept_values({"step": 1, "past_values": past})
 
 
 def test_a_picture_with_floating_point_levels_is_refused_instead_of_turning_black(data):
@@ -178,3 +196,112 @@ def test_a_fifo_that_the_user_names_is_read(tmp_path):
     writer.start()
     assert [prompt.text for prompt in read_prompts(fifo)] == ["a blue tit", "a robin"]
     writer.join(20)
+
+
+def test_links_in_a_circle_end_where_they_lead_back(data):
+    for name in ("b", "c"):  # followed for ever, they would make 2^40 folders
+        (data / name).symlink_to(".")
+    elsewhere = data / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "back").symlink_to("..")
+    assert [sample.name for sample in scan(data, "text").samples] == ["a.png"]
+
+
+def test_a_link_to_another_folder_is_followed(data, tmp_path_factory):
+    other = tmp_path_factory.mktemp("other")
+    shutil.copy(data / "a.png", other)
+    shutil.copy(data / "a.txt", other)
+    for name in ("one", "two"):
+        (data / name).symlink_to(other)
+    assert [sample.name for sample in scan(data, "text").samples] == ["a.png", "one/a.png", "two/a.png"]
+
+
+@pytest.mark.parametrize("size", [(1, 60_000), (60_000, 1)])
+def test_a_line_of_pixels_that_would_fill_the_memory_is_refused(data, size):
+    Image.new("RGB", size).save(data / "a.png")
+    assert f"a.png: ValueError: it has {size[0]} x {size[1]} pixels" in refusal(data)
+    with pytest.raises(PictureError, match="one side may be at most 100 times the other"):
+        load_pixels(data / "a.png", resolution=512)
+
+
+@pytest.mark.parametrize("key", ["step", "sequence"])
+@pytest.mark.parametrize("value", ["Infinity", "NaN", "1e999", "[]", "9" * 5000])
+def test_a_manifest_with_an_impossible_number_is_refused_by_name(checkpoint, key, value):
+    path = checkpoint / "manifest.json"
+    path.write_text(path.read_text().replace(f'"{key}": 1', f'"{key}": {value}'))
+    with pytest.raises(CheckpointError, match=r"manifest\.json of step-00000001 cannot be read"):
+        verify(checkpoint)
+
+
+@pytest.mark.parametrize("wanted", ["9" * 5000, "x" * 300, "a/" * 3000])
+def test_a_checkpoint_that_can_have_no_such_name_does_not_exist(checkpoint, wanted):
+    problem = problem_of_folder(checkpoint.parent.parent, wanted)
+    assert "step-00000001" in problem
+    assert len(problem) < 1000
+
+
+@pytest.mark.parametrize("kind", ["link", "file"])
+def test_a_leftover_that_is_no_folder_goes_and_the_target_of_a_link_stays(checkpoint, tmp_path, kind):
+    (tmp_path / "precious").mkdir()
+    left = checkpoint.with_name(".step-00000009.writing")
+    if kind == "link":
+        left.symlink_to(tmp_path / "precious")
+    else:
+        left.write_text("x")
+    assert clean(tmp_path) == (left.name,)
+    assert not left.is_symlink()
+    assert not left.exists()
+    assert (tmp_path / "precious").is_dir()
+
+
+@pytest.mark.parametrize(
+    "line", ['{"step": "x", "loss": 1}', '{"step": null}', '{"step": ' + "9" * 5000 + "}", "[" * 3000, '{"step": [1]}']
+)
+def test_lines_of_metrics_that_no_run_has_written_are_left_out(tmp_path, line):
+    own = '{"step": 1, "loss": 0.5}'
+    (tmp_path / "metrics.jsonl").write_text(f"{line}\n{own}\n")
+    assert last_step(tmp_path) == 1
+    MetricsWriter(tmp_path, resume_step=1).close()
+    assert (tmp_path / "metrics.jsonl").read_text() == f"{own}\n"
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (os.mkfifo, "it is not a regular file"),  # it would be waited for
+        (os.mkdir, "it is not a regular file"),
+        (lambda path: path.symlink_to("/dev/full"), "it is not a regular file"),
+        (lambda path: path.symlink_to("nothing/here"), "it is a link to nothing"),
+    ],
+)
+def test_metrics_that_are_no_file_are_refused_at_once(tmp_path, make, says):
+    make(tmp_path / "metrics.jsonl")
+    assert last_step(tmp_path) == 0
+    with pytest.raises(ConfigError, match=rf"metrics\.jsonl: {says}; remove it"):
+        MetricsWriter(tmp_path, resume_step=1)
+
+
+@pytest.mark.parametrize("line", ["[]", "{", '{"step": "a"}', "[" * 3000])
+def test_a_damaged_list_of_skipped_pictures_is_refused_by_line(tmp_path, line):
+    (tmp_path / "skipped.jsonl").write_text(f"{line}\n")
+    with pytest.raises(DataError, match=r"skipped\.jsonl line 1: "):
+        read_skipped(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("section", "key", "value"),
+    [
+        (DataSection, "workers", 100_000),  # each is a process: they would bring the machine down
+        (DataSection, "resolution", 10**12),
+        (TrainingSection, "batch", 10**12),
+        (TrainingSection, "steps", 10**30),
+        (TrainingSection, "seed", 10**30),
+        (SamplingSection, "steps", 10**9),
+        (SamplingSection, "seed", 2**63),
+        (SamplingSection, "labels", [10**30]),
+    ],
+)
+def test_a_number_that_no_machine_can_serve_is_refused_by_its_key(section, key, value):
+    needed = {DataSection: {"train": "x", "resolution": 8}, TrainingSection: {"steps": 1, "batch": 1}}
+    with pytest.raises(ValidationError, match=f"(?s){key}.*should be less than"):
+        section.model_validate({**needed.get(section, {}), key: value})

@@ -207,3 +207,38 @@ def test_a_folder_that_cannot_be_made_is_refused_by_name(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(ConfigError, match=r"run\.folder: .*file/run cannot be used"):
         acquire(tmp_path / "file" / "run")
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+def test_a_lock_that_is_a_link_is_refused_and_its_target_is_not_written(tmp_path, is_there):
+    precious = tmp_path / "precious"
+    if is_there:
+        precious.write_text("precious")
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "run.lock").symlink_to(precious)
+    with pytest.raises(ConfigError, match="it is a link; remove it"):
+        acquire(tmp_path / "run", timing=QUICK)
+    assert precious.exists() == is_there
+    assert not is_there or precious.read_text() == "precious"
+
+
+def test_a_lock_that_is_a_fifo_is_refused(tmp_path):
+    os.mkfifo(tmp_path / "run.lock")
+    with pytest.raises(ConfigError, match="it is not a regular file; remove it"):
+        acquire(tmp_path, timing=QUICK)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"machine": 5}, {"host": None}, {"pid": "x"}, {"pid": 10**30}, {"started": "x"}, {"started": 1e300}, "[" * 3000],
+    ids=str,
+)
+def test_a_lock_that_no_job_has_written_counts_as_empty(tmp_path, change):
+    owner = {"host": "h", "pid": 1, "machine": "m", "started": 0.0}
+    text = change if isinstance(change, str) else json.dumps({**owner, **change})
+    (tmp_path / "run.lock").write_text(text)
+    acquire(tmp_path, timing=QUICK).release()
+
+
+def test_an_owner_whose_clock_is_impossible_can_be_named():
+    assert "since an unknown time" in str(Owner(host="h", pid=1, machine="m", started=1e20))

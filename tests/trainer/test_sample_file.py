@@ -1,5 +1,6 @@
 """PNG files that say how they were drawn."""
 
+import os
 from dataclasses import replace
 
 import numpy as np
@@ -7,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
+from PIL.PngImagePlugin import PngInfo
 
 from diffusionpipe.errors import ConfigError
 from diffusionpipe.trainer.recipe import Precision
@@ -55,3 +57,39 @@ def test_a_picture_without_origin_and_a_file_that_is_none_are_refused(tmp_path):
     (tmp_path / "text.png").write_text("no picture")
     with pytest.raises(ConfigError, match="cannot be read as a picture"):
         read_origin(tmp_path / "text.png")
+
+
+@pytest.mark.parametrize(
+    ("key", "text"),
+    [
+        ("steps", "0"),
+        ("steps", "1000000000"),
+        ("seed", "9" * 30),
+        ("seed", "9" * 5000),
+        ("guidance", "NaN"),
+        ("guidance", "Infinity"),
+        ("guidance", '"x"'),
+        ("embedded_guidance", "-1"),
+        ("count", "1000000000"),
+        ("index", "7"),
+        ("rows", "0"),
+        ("resolution", "-8"),
+        ("resolution", "true"),
+        ("label", "3"),
+        ("scheduler", "[]"),
+        ("scheduler", "[" * 3000),
+    ],
+)
+def test_a_picture_that_says_something_impossible_of_itself_is_refused_by_name(tmp_path, key, text):
+    chunks = PngInfo()
+    for name, value in {**_texts(ORIGIN), key: text}.items():
+        chunks.add_itxt(name, value)
+    Image.new("RGB", (8, 8)).save(tmp_path / "picture.png", pnginfo=chunks)
+    with pytest.raises(ConfigError, match=r"picture\.png does not say how it was drawn"):
+        read_origin(tmp_path / "picture.png")
+
+
+def test_a_picture_that_is_a_fifo_is_refused_without_waiting(tmp_path):
+    os.mkfifo(tmp_path / "picture.png")
+    with pytest.raises(ConfigError, match=r"picture\.png cannot be read as a picture: it is not a regular file"):
+        read_origin(tmp_path / "picture.png")

@@ -50,3 +50,9 @@ def test_captions_are_written_below_the_picture_and_never_beside_it(tmp_path):
 def test_a_folder_that_is_missing_is_refused(tmp_path):
     with pytest.raises(ConfigError, match="cannot write"):
         sample_grid([("", np.zeros((8, 8, 3), dtype=np.uint8))], tmp_path / "missing" / "grid.png", columns=1)
+
+
+def test_a_caption_of_a_million_letters_is_cut(tmp_path):
+    pixels = np.zeros((16, 16, 3), dtype=np.uint8)
+    long, short = (drawn(tmp_path, [("a" * count, pixels)], 1) for count in (1_000_000, 1_000))
+    assert np.array_equal(long, short)

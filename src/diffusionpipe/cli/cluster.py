@@ -26,6 +26,7 @@ def cluster(
         int | None,
         typer.Option(
             min=2,
+            max=1024,
             help="Processes to start, to measure the links between them; default: one per GPU. Not under torchrun.",
         ),
     ] = None,
@@ -98,6 +99,7 @@ def _measure(out: Path | None, ranks: int | None, device: str, port: int | None)
     """Start the ranks, or be one of them."""
     from tempfile import TemporaryDirectory
 
+    from diffusionpipe.cli.machine import check_processes
     from diffusionpipe.errors import ConfigError
     from diffusionpipe.trainer.launch import is_under_torchrun, launch
 
@@ -107,6 +109,7 @@ def _measure(out: Path | None, ranks: int | None, device: str, port: int | None)
         _join(out, device)
         return
     count = ranks or _default_ranks(device)
+    check_processes(count)
     if count < 2:
         raise ConfigError("one rank has no links to measure; use --ranks 2 or more, or --list for known clusters")
     arguments = ["cluster", "--device", device, *(["--out", str(out)] if out is not None else [])]

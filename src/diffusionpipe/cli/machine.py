@@ -9,6 +9,10 @@ from diffusionpipe.units import Bytes, Seconds
 
 PROC = Path("/proc")
 CGROUP = Path("/sys/fs/cgroup")
+_RANK: Bytes = 2**28
+"""Memory of a process that has imported torch and has no model yet; half of what was seen."""
+_WORKER: Bytes = 2**26
+"""The same for a data worker."""
 
 
 def num_cores() -> int:
@@ -20,6 +24,29 @@ def free_memory(proc: Path = PROC, cgroup: Path = CGROUP) -> Bytes | None:
     """Memory that can be taken without swapping, by the system's account and its control group's; None if unknown."""
     known = [found for found in (_available(proc), _left_in_group(cgroup)) if found is not None]
     return min(known, default=None)
+
+
+def check_processes(ranks: int, workers: int = 0, free: Bytes | None = None) -> None:
+    """Refuse so many processes that their interpreters alone do not fit in memory: they would bring the machine down.
+
+    Args:
+        ranks: processes of the job.
+        workers: data workers of each.
+        free: memory that is left; None: measured.
+
+    Raises:
+        ConfigError: names what is needed and what is left.
+    """
+    from diffusionpipe.errors import ConfigError
+
+    free = free_memory() if free is None else free
+    needed = ranks * (_RANK + workers * _WORKER)
+    if free is not None and needed > free:
+        each = f" with {workers} data workers each" if workers else ""
+        raise ConfigError(
+            f"{ranks} ranks{each} take at least {needed / 2**30:,.1f} GiB of memory, and {free / 2**30:,.1f} GiB are "
+            f"free on this machine; use fewer ranks{' or data.workers' if workers else ''}"
+        )
 
 
 def _available(proc: Path) -> Bytes | None:

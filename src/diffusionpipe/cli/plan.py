@@ -54,7 +54,9 @@ def make(
     ] = None,
     batch: Annotated[
         int | None,
-        typer.Option(min=1, help="Global batch: samples of one step over all devices; default: the recipe's."),
+        typer.Option(
+            min=1, max=1_000_000, help="Global batch: samples of one step over all devices; default: the recipe's."
+        ),
     ] = None,
     out: Annotated[
         Path | None, typer.Option(help="Write the plan file, which pipeline.plan takes, and its prediction.")

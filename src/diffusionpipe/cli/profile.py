@@ -35,7 +35,9 @@ def profile(
     ] = None,
     batch_sizes: Annotated[str, typer.Option(help="Batch sizes to measure, separated by commas.")] = "1,2,4,8,16,32",
     device: Annotated[str, typer.Option(help="Where to measure: auto, cpu or cuda.")] = "auto",
-    repeats: Annotated[int, typer.Option(min=1, help="Minimum number of measurements of each layer.")] = 5,
+    repeats: Annotated[
+        int, typer.Option(min=1, max=1_000_000, help="Minimum number of measurements of each layer.")
+    ] = 5,
     time_budget: Annotated[
         float, typer.Option(help="After this number of seconds, no larger batch size is measured.")
     ] = 120.0,
@@ -61,8 +63,10 @@ def _batch_sizes(text: str) -> tuple[int, ...]:
     from diffusionpipe.errors import ConfigError
 
     words = [word.strip() for word in text.split(",")]
-    if not all(word.isdecimal() and int(word) > 0 for word in words):
-        raise ConfigError(f"--batch-sizes is {text}; give positive whole numbers separated by commas, e.g. 1,2,4,8")
+    if not all(word.isdecimal() and len(word) < 8 and int(word) > 0 for word in words):
+        raise ConfigError(
+            f"--batch-sizes is {text[:200]}; give whole numbers from 1 to 9,999,999, separated by commas, e.g. 1,2,4,8"
+        )
     return tuple(sorted({int(word) for word in words}))
 
 

@@ -42,7 +42,7 @@ def _draw(model: "TrainedModel", origin: "Origin", device: "torch.device") -> "P
     """The picture, in its place among as many as were drawn with it: then every number is rounded as before."""
     from rich.progress import Progress
 
-    from diffusionpipe.cli.sample_memory import check_memory
+    from diffusionpipe.cli.sample_memory import check_memory, named_shortage
     from diffusionpipe.trainer.drawing import Arithmetic, Wish, draw_from_folder
 
     wish = Wish(
@@ -51,7 +51,7 @@ def _draw(model: "TrainedModel", origin: "Origin", device: "torch.device") -> "P
         negatives=(origin.negative_prompt,) * origin.count if origin.negative_prompt else (),
     )
     check_memory(model.folder, len(wish), origin.resolution, device)
-    with Progress(transient=True) as progress:
+    with named_shortage(), Progress(transient=True) as progress:
         task = progress.add_task("drawing", total=origin.settings.steps)
         pictures = draw_from_folder(
             model.folder,
@@ -68,7 +68,7 @@ def _draw(model: "TrainedModel", origin: "Origin", device: "torch.device") -> "P
 
 def origin_of(run: Path, settings: "SamplingSettings", resolution: int) -> "Origin":
     """What pictures have in common that are drawn together from a run or a folder."""
-    from diffusionpipe.cli.trained_model import recipe_of
+    from diffusionpipe.cli.run_recipe import recipe_of
     from diffusionpipe.trainer.recipe import Precision
     from diffusionpipe.trainer.recipe_file import load_recipe
     from diffusionpipe.trainer.sample_file import Origin

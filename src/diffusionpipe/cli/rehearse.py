@@ -56,7 +56,7 @@ def rehearse(
         int | None,
         typer.Option(min=1, help="Processes to start: whole data-parallel groups of the plan; default: all ranks."),
     ] = None,
-    iterations: Annotated[int, typer.Option(min=1, help="Measured iterations.")] = 10,
+    iterations: Annotated[int, typer.Option(min=1, max=1_000_000, help="Measured iterations.")] = 10,
     json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")] = False,
     png: Annotated[Path | None, typer.Option(help="Draw the prediction above a measured iteration.")] = None,
 ) -> None:

@@ -12,12 +12,14 @@ if TYPE_CHECKING:
     from diffusionpipe.cli.trained_model import TrainedModel
     from diffusionpipe.trainer.drawing import Picture, Wish
     from diffusionpipe.trainer.sampling import SamplingSettings
-    from diffusionpipe.trainer.sampling_section import SamplingSection
 
 _GUIDANCE_HELP = (
     "How closely a picture follows its prompt: the scale of classifier-free guidance (1 turns it off), or the guidance "
     "embedding of a distilled model (FLUX.1-dev); default: the run's, or that of diffusers' pipeline."
 )
+MAX_COUNT = 10_000
+"""Of the pictures drawn in one command; they are kept in memory until all are drawn."""
+MAX_GUIDANCE = 1e6
 _TRUE_CFG_HELP = (
     "Scale of classifier-free guidance of a distilled model (FLUX.1-dev), 1 turns it off; default: the run's, or 1."
 )
@@ -42,17 +44,23 @@ def sample(
         Path | None,
         typer.Option(help="Draw this picture of a run or of --keep again, bit for bit, and write it to --out."),
     ] = None,
-    count: Annotated[int, typer.Option(min=1, help="Pictures of each prompt or label.")] = 1,
+    count: Annotated[int, typer.Option(min=1, max=MAX_COUNT, help="Pictures of each prompt or label.")] = 1,
     steps: Annotated[
-        int | None, typer.Option(min=1, help="Denoising steps; default: the run's, or 30.", show_default=False)
+        int | None,
+        typer.Option(min=1, max=10_000, help="Denoising steps; default: the run's, or 30.", show_default=False),
     ] = None,
-    guidance: Annotated[float | None, typer.Option(min=0.0, help=_GUIDANCE_HELP, show_default=False)] = None,
-    true_cfg_scale: Annotated[float | None, typer.Option(min=1.0, help=_TRUE_CFG_HELP, show_default=False)] = None,
-    seed: Annotated[int, typer.Option(help="Seed of the noise.")] = 0,
+    guidance: Annotated[
+        float | None, typer.Option(min=0.0, max=MAX_GUIDANCE, help=_GUIDANCE_HELP, show_default=False)
+    ] = None,
+    true_cfg_scale: Annotated[
+        float | None, typer.Option(min=1.0, max=MAX_GUIDANCE, help=_TRUE_CFG_HELP, show_default=False)
+    ] = None,
+    seed: Annotated[int, typer.Option(min=-(2**63), max=2**63 - 1, help="Seed of the noise.")] = 0,
     resolution: Annotated[
         int | None,
         typer.Option(
             min=8,
+            max=2**24,
             help="Height and width in pixels; default: the resolution of the run, or of diffusers' pipeline.",
             show_default=False,
         ),
@@ -64,8 +72,10 @@ def sample(
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
 ) -> None:
     """Draw pictures with a run's exported model or adapters (LoRA), or with any diffusers model."""
+    from diffusionpipe.cli.device import chosen_device
     from diffusionpipe.cli.outputs import check_outputs
     from diffusionpipe.cli.redraw import origin_of, redraw
+    from diffusionpipe.cli.run_recipe import resolution_of, sampling_of
     from diffusionpipe.cli.train import grid_columns
     from diffusionpipe.cli.trained_model import trained_model
     from diffusionpipe.trainer.guidance import guidance_of
@@ -76,10 +86,10 @@ def sample(
     check_outputs(out)
     if like is not None:
         _refuse_beside_like(context)
-        redraw(run, like, out, _device(device))
+        redraw(run, like, out, chosen_device(device))
         return
     wish = _wish(prompt or (), prompts, negative, label or (), count)
-    model, own = trained_model(run), _sampling_of(run)
+    place, model, own = chosen_device(device), trained_model(run), sampling_of(run)
     strength = guidance_of(
         model.folder,
         own.guidance if guidance is None else guidance,
@@ -93,8 +103,8 @@ def sample(
         scheduler=model.scheduler,
         scheduler_class=scheduler or own.scheduler,
     )
-    size = resolution or _resolution(run, model.folder)
-    pictures = _draw(model, wish, settings, size, _device(device))
+    size = resolution or resolution_of(run, model.folder)
+    pictures = _draw(model, wish, settings, size, place)
     sample_grid(list(zip(wish.captions, pictures, strict=True)), out, columns=grid_columns(len(pictures)))
     if keep is not None:
         keep_samples(pictures, wish, origin_of(run, settings, size), keep)
@@ -135,6 +145,9 @@ def _wish(
         )
     if label and negative is not None:
         raise ConfigError("--negative is for models with text; leave it out with --label")
+    wanted = count * (len(asked) + len(label))
+    if wanted > MAX_COUNT:
+        raise ConfigError(f"{wanted:,} pictures are asked for; draw at most {MAX_COUNT:,} in one command")
     repeated = tuple(one for one in asked for _ in range(count))
     return Wish(
         prompts=tuple(one.text for one in repeated),
@@ -143,23 +156,17 @@ def _wish(
     )
 
 
-def _device(name: str) -> "torch.device":
-    import torch
-
-    return torch.device(("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else name)
-
-
 def _draw(
     model: "TrainedModel", wish: "Wish", settings: "SamplingSettings", resolution: int, device: "torch.device"
 ) -> "list[Picture]":
     """The pictures, with a bar of the denoising steps."""
     from rich.progress import Progress
 
-    from diffusionpipe.cli.sample_memory import check_memory
+    from diffusionpipe.cli.sample_memory import check_memory, named_shortage
     from diffusionpipe.trainer.drawing import draw_from_folder
 
     check_memory(model.folder, len(wish), resolution, device)
-    with Progress(transient=True) as progress:
+    with named_shortage(), Progress(transient=True) as progress:
         task = progress.add_task("drawing", total=settings.steps)
         return draw_from_folder(
             model.folder,
@@ -170,29 +177,3 @@ def _draw(
             adapters=model.adapters,
             on_step=lambda done, total: progress.update(task, completed=done, total=total),
         )
-
-
-def _sampling_of(run: Path) -> "SamplingSection":
-    """[sampling] of the run's recipe, or its defaults."""
-    import tomllib
-
-    from diffusionpipe.cli.trained_model import recipe_of
-    from diffusionpipe.trainer.sampling_section import SamplingSection
-
-    recipe = recipe_of(run)
-    if not recipe.is_file():
-        return SamplingSection()
-    return SamplingSection.model_validate(tomllib.loads(recipe.read_text(encoding="utf-8")).get("sampling", {}))
-
-
-def _resolution(run: Path, folder: Path) -> int:
-    """The resolution that the run was trained at, or that of diffusers' pipeline."""
-    import tomllib
-
-    from diffusionpipe.cli.trained_model import recipe_of
-    from diffusionpipe.models.pipeline_defaults import default_resolution
-
-    recipe = recipe_of(run)
-    if recipe.is_file():
-        return int(tomllib.loads(recipe.read_text(encoding="utf-8"))["data"]["resolution"])
-    return default_resolution(folder)

@@ -1,5 +1,7 @@
 """Whether pictures of a size fit in memory, said before a model is loaded."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -30,6 +32,27 @@ def check_memory(folder: Path, count: int, resolution: int, device: "torch.devic
         f"{pictures} of {resolution} x {resolution} pixels take at least {needed / 2**30:,.1f} GiB, and "
         f"{free / 2**30:,.1f} GiB are free; use a smaller --resolution, below {max(fitting, 8)}, or a smaller --count"
     )
+
+
+@contextmanager
+def named_shortage() -> Iterator[None]:
+    """Within the block, a lack of memory becomes an error that says what to change.
+
+    Raises:
+        ConfigError: there was not enough memory.
+    """
+    from diffusionpipe.errors import ConfigError
+    from diffusionpipe.runtime.error_file import is_shortage
+
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        if not is_shortage(error):
+            raise
+        reason = str(error).partition("\n")[0].strip()
+        raise ConfigError(
+            f"out of memory{f' ({reason})' if reason else ''}; use a smaller --count or a smaller --resolution"
+        ) from error
 
 
 def least_memory(folder: Path, count: int, resolution: int) -> "Bytes":

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from diffusionpipe.cli.default_verb import DEFAULT, DefaultVerb
-from diffusionpipe.cli.schedule_compare import compare
+from diffusionpipe.cli.schedule_compare import MAX_TIME, compare
 from diffusionpipe.cli.schedule_instance import instance
 from diffusionpipe.cli.schedule_search import search
 
@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from diffusionpipe.units import Seconds
 
 MAX_FORWARDS = 50_000
-MAX_TIME = 1e15
-"""The longest time that an option may give. Floating-point sums of longer times would lose the short ones."""
 
 app = typer.Typer(cls=DefaultVerb, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="rich")
 app.command("compare")(compare)

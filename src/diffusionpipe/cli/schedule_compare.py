@@ -10,21 +10,33 @@ import typer
 if TYPE_CHECKING:
     from diffusionpipe.simulator.comparison import Comparison, Result, WorkerCosts
 
+MAX_TIME = 1e15
+"""The longest time that an option may give. Floating-point sums of longer times would lose the short ones."""
+MAX_COMPARED = 2048
+"""Forwards, up to which all families are made within half a minute."""
+
 
 def compare(
     ranks: Annotated[int, typer.Option(metavar="P", min=1, help="Number of ranks.")],
     microbatches: Annotated[int, typer.Option(metavar="M", min=1, help="Micro-batches of one iteration.")],
     forward: Annotated[
-        float, typer.Option(metavar="t", min=0, help="Time of a forward of one rank's part of the model.")
+        float, typer.Option(metavar="t", min=0, max=MAX_TIME, help="Time of a forward of one rank's part of the model.")
     ] = 1,
-    input_grad: Annotated[float, typer.Option(metavar="t", min=0, help="Time of the gradient of its inputs.")] = 1,
-    weight_grad: Annotated[float, typer.Option(metavar="t", min=0, help="Time of the gradient of its weights.")] = 1,
-    comm: Annotated[float, typer.Option(metavar="t", min=0, help="Time of a message between two ranks.")] = 0,
+    input_grad: Annotated[
+        float, typer.Option(metavar="t", min=0, max=MAX_TIME, help="Time of the gradient of its inputs.")
+    ] = 1,
+    weight_grad: Annotated[
+        float, typer.Option(metavar="t", min=0, max=MAX_TIME, help="Time of the gradient of its weights.")
+    ] = 1,
+    comm: Annotated[
+        float, typer.Option(metavar="t", min=0, max=MAX_TIME, help="Time of a message between two ranks.")
+    ] = 0,
     memory: Annotated[
         float | None,
         typer.Option(
             metavar="L",
             min=0,
+            max=MAX_TIME,
             help="Activations that fit on a rank; 1 is those of one rank's part of the model for one micro-batch.",
         ),
     ] = None,
@@ -36,8 +48,15 @@ def compare(
     The model is the same for all: one rank's part of it is 1/P. Schedules with several stages on a rank cut it finer.
     Times may be in any unit; the figures are in the same unit.
     """
+    from diffusionpipe.cli.outputs import check_outputs
+    from diffusionpipe.errors import ConfigError
     from diffusionpipe.simulator.comparison import WorkerCosts, compare_families
 
+    check_outputs(pictures=[png])
+    if ranks * microbatches > MAX_COMPARED:
+        raise ConfigError(
+            f"{ranks} ranks x {microbatches} micro-batches are more than {MAX_COMPARED:,} forwards; use fewer"
+        )
     costs = WorkerCosts(forward=forward, input_grad=input_grad, weight_grad=weight_grad, latency=comm)
     comparison = compare_families(ranks, microbatches, costs)
     if as_json:

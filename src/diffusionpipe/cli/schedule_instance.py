@@ -11,11 +11,11 @@ import typer
 def instance(
     profile: Annotated[Path, typer.Option(metavar="FILE", help="The file that `diffusionpipe profile` wrote.")],
     cluster: Annotated[str, typer.Option(metavar="NAME", help="A cluster file or a known cluster, e.g. l40sx8.")],
-    batch: Annotated[int, typer.Option(min=1, help="Samples of one iteration of the pipeline.")],
+    batch: Annotated[int, typer.Option(min=1, max=1_000_000, help="Samples of one iteration of the pipeline.")],
     microbatches: Annotated[int, typer.Option(metavar="M", min=1, help="Micro-batches of one iteration.")],
     out: Annotated[Path, typer.Option(help="Write the instance file.")],
     placement: Annotated[str, typer.Option(help="linear, v or loop; any tries all three.")] = "any",
-    seconds: Annotated[float, typer.Option(metavar="t", min=0, help="Seconds that the search may take.")] = 10,
+    seconds: Annotated[float, typer.Option(metavar="t", min=0, max=1e9, help="Seconds that the search may take.")] = 10,
 ) -> None:
     """Write an instance for `schedule search`: a profiled model, split by time over all devices of a cluster.
 

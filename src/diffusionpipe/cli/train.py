@@ -30,7 +30,9 @@ def train(
     ranks: Annotated[
         int | None,
         typer.Option(
-            min=1, help="Processes to start, one per device; default: one per GPU, else 1. Not under torchrun."
+            min=1,
+            max=1024,
+            help="Processes to start, one per device; default: one per GPU, else 1. Not under torchrun.",
         ),
     ] = None,
     resume: Annotated[
@@ -53,6 +55,7 @@ def train(
         int,
         typer.Option(
             min=0,
+            max=1_000_000,
             help="Restart all ranks at most this many times after a crash, with --resume auto. Two restarts in a row "
             "without a new step or checkpoint end the job. Not under torchrun.",
         ),
@@ -74,6 +77,7 @@ def train(
     """Train a diffusion model by pipeline parallelism."""
     from rich.console import Console
 
+    from diffusionpipe.cli.machine import check_processes
     from diffusionpipe.cli.output import log_to
     from diffusionpipe.cli.training_job import TrainingJob, start
     from diffusionpipe.trainer.exit_status import ExitStatus, of_signal, signal_name
@@ -101,6 +105,7 @@ def train(
     if is_rank or (count == 1 and port is None and not max_restarts):
         _join(_Part(loaded, resume, device, take_over=take_over, uses_cache=cache), screen)
         return
+    check_processes(count, loaded.data.workers)
     logger.info("starting ranks=%d run=%s", count, loaded.run.folder)
     job = TrainingJob(
         recipe=recipe,
@@ -154,6 +159,8 @@ def _join(part: _Part, screen: "Screen") -> None:
     from diffusionpipe.cli.job_profiles import CachedProfiles
     from diffusionpipe.cli.profile_cache import cache_folder
     from diffusionpipe.cli.run_report import RunReport
+    from diffusionpipe.errors import TrainingError
+    from diffusionpipe.runtime.error_file import out_of_memory
     from diffusionpipe.runtime.process_group import joined, leave, membership
     from diffusionpipe.trainer.run import Hooks, run
 
@@ -177,6 +184,8 @@ def _join(part: _Part, screen: "Screen") -> None:
         leave(error, member)
     except Exception as error:
         if member.world_size == 1 and not member.is_launched:
+            if text := out_of_memory(error):
+                raise TrainingError(text) from error
             raise
         leave(error, member)
     if steps < recipe.training.steps:

@@ -22,6 +22,7 @@ def trained_model(run: Path) -> TrainedModel:
     Raises:
         ConfigError: there is none, or adapters whose base model is not known or not there.
     """
+    from diffusionpipe.cli.run_recipe import recipe_of
     from diffusionpipe.errors import ConfigError
     from diffusionpipe.models.folder import scheduler_config
     from diffusionpipe.models.lora_file import ADAPTERS
@@ -67,6 +68,7 @@ def model_after(run: Path, step: int, temporary: Path) -> TrainedModel:
     Raises:
         ConfigError: the run keeps neither.
     """
+    from diffusionpipe.cli.run_recipe import recipe_of
     from diffusionpipe.errors import ConfigError
     from diffusionpipe.models.lora_file import ADAPTERS
     from diffusionpipe.trainer.checkpoint import saved_checkpoints
@@ -88,9 +90,3 @@ def model_after(run: Path, step: int, temporary: Path) -> TrainedModel:
         )
     exported = export_checkpoint(loaded, kept[step], temporary / "export")
     return with_adapters(exported, recipe) if (exported / ADAPTERS).is_file() else trained_model(exported)
-
-
-def recipe_of(run: Path) -> Path:
-    """Where the resolved recipe of a run or of its export/ is."""
-    own = run / "recipe.toml"
-    return own if own.is_file() else run.parent / "recipe.toml"

@@ -23,7 +23,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, TypeAlias
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 from pydantic_core import ErrorDetails
 
 from diffusionpipe.errors import FileFormatError
@@ -34,8 +34,18 @@ from diffusionpipe.ordering.instance import HalfStage, Instance, Placing
 from diffusionpipe.schedules.split_work import Objective
 
 KeyPath: TypeAlias = tuple[str | int, ...]
-Whole: TypeAlias = Annotated[int, Field(strict=True, ge=0)]
-Decimal: TypeAlias = Annotated[float, Field(strict=True, ge=0, allow_inf_nan=False)]
+LARGEST, SMALLEST = 1e100, 1e-100
+"""Of the numbers but 0: sums of them are finite, and so is their ratio."""
+
+
+def _sized(number: float) -> float:
+    if number and number < SMALLEST:
+        raise ValueError(f"below {SMALLEST:g}")
+    return number
+
+
+Whole: TypeAlias = Annotated[int, Field(strict=True, ge=0, le=int(LARGEST))]
+Decimal: TypeAlias = Annotated[float, Field(strict=True, ge=0, le=LARGEST), AfterValidator(_sized)]
 Amount: TypeAlias = Whole | Decimal
 
 MAX_FORWARDS = 1_000_000
@@ -90,7 +100,7 @@ def parse_instance(text: str, *, source: str = "instance") -> Instance:
     """
     try:
         value = json.loads(text)
-    except (json.JSONDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:
         line = getattr(error, "lineno", 1)
         raise FileFormatError(f"{source}: line {line}: not valid JSON: {error}; correct this line") from error
     try:
@@ -158,15 +168,21 @@ def _problems_between(parsed: _Instance) -> Iterator[tuple[KeyPath, str]]:
 
 
 def _described(errors: list[ErrorDetails]) -> list[tuple[KeyPath, str]]:
-    """Where and what, once for each field: a number that is neither whole nor decimal is wrong for one reason."""
+    """Where and what, once for each field: a number that is neither whole nor decimal is wrong for one reason.
+
+    Problems beyond `MAX_PROBLEMS`, which are only counted, have no text.
+    """
     problems: dict[KeyPath, str] = {}
     for error in errors:
         path = tuple(part for part in error["loc"] if part not in _BRANCHES)
-        problems.setdefault(path, f"{_name(path)}{_reason(error, path)}")
+        if path not in problems:
+            problems[path] = f"{_name(path)}{_reason(error, path)}" if len(problems) < MAX_PROBLEMS else ""
     return list(problems.items())
 
 
-_BRANCHES = frozenset({"constrained-int", "constrained-float", "int", "float"})
+_BRANCHES = frozenset(
+    {"constrained-int", "constrained-float", "int", "float", "function-after[_sized(), constrained-float]"}
+)
 """What pydantic adds to the path of a number that may be whole or decimal."""
 
 
@@ -192,7 +208,8 @@ def _reason(error: ErrorDetails, path: KeyPath) -> str:
             return f"is {given!r}; give an object with the fields {', '.join(_fields_at(path))}"
         case _:
             whole = path in (("ranks",), ("microbatches",))
-            return f"is {given!r}; use {'a whole number of at least 1' if whole else 'a finite number from 0 up'}"
+            wanted = "a whole number of at least 1" if whole else "a number from 1e-100 to 1e100, or 0"
+            return f"is {given!r}; use {wanted}"
 
 
 def _fields_at(path: KeyPath) -> list[str]:

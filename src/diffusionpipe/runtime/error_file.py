@@ -28,6 +28,18 @@ _DISK = {
     errno.EROFS: "choose a folder on a disk that can be written",
 }
 """States of a disk, with their remedies."""
+_PLACES = {
+    errno.EISDIR: "move that folder away",
+    errno.ENOTDIR: "a file is where a folder should be; move it away",
+    errno.EEXIST: "move it away",
+    errno.EACCES: "change its permissions, or choose another place",
+    errno.EPERM: "change its permissions, or choose another place",
+    errno.ELOOP: "its links lead back to each other; remove them",
+    errno.ENAMETOOLONG: "choose a shorter name",
+}
+"""What may be in the way at a place that the user has chosen, with the remedies."""
+_SHOWN = 300
+"""Characters of a path in a message."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,11 +75,16 @@ def note_of(error: BaseException, traceback: str = "") -> FailureNote:
     )
 
 
+def is_shortage(error: BaseException) -> bool:
+    """Whether `error` means that the device or the process has no more memory."""
+    is_named = isinstance(error, MemoryError) or _name(error) == "OutOfMemoryError"  # torch's, not imported for it
+    return is_named or any(refusal in str(error) for refusal in _REFUSALS)
+
+
 def out_of_memory(error: BaseException) -> str:
     """What to say if `error` means that the device or the process has no more memory; "" if it means another thing."""
     said = str(error)
-    is_named = isinstance(error, MemoryError) or _name(error) == "OutOfMemoryError"  # torch's, not imported for it
-    if not is_named and not any(refusal in said for refusal in _REFUSALS):
+    if not is_shortage(error):
         return ""
     return (
         f"out of memory ({said.splitlines()[0].strip() if said else _name(error)}).\n"
@@ -77,7 +94,9 @@ def out_of_memory(error: BaseException) -> str:
 
 
 def disk_problem(error: BaseException) -> str:
-    """What to say if `error` is an operating system's that names a disk's state; "" if it means another thing."""
+    """What to say if `error` is an operating system's about a disk or a place on it; "" if it means another thing."""
+    if isinstance(error, OSError) and error.errno in _PLACES and error.filename:
+        return f"cannot use {str(error.filename)[:_SHOWN]}: {os.strerror(error.errno)}; {_PLACES[error.errno]}"
     if not isinstance(error, OSError) or error.errno not in _DISK:
         return ""
     place = f"cannot write {error.filename}" if error.filename else "cannot write a file"

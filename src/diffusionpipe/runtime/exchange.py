@@ -219,7 +219,7 @@ def _check_lengths(counts: Sequence[int], most: Bytes) -> None:
 def _read(text: bytes, form: Form[T], rank: int) -> T:
     try:
         return form.read(json.loads(text))
-    except (ValueError, TypeError, KeyError, RecursionError) as error:
+    except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError) as error:
         problem = f"{type(error).__name__}: {error}" if not isinstance(error, ValueError) else str(error)
         raise _refusal(rank, f"a message that cannot be read ({problem[:500]})") from error
 

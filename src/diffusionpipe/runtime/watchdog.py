@@ -44,6 +44,8 @@ from diffusionpipe.units import Seconds
 if TYPE_CHECKING:
     from torch.distributed import Store  # type: ignore[attr-defined]  # no stub has it
 
+_LONGEST = 300
+"""Characters of a reason that repeats what others have written."""
 _BROKEN_CONNECTION = ("gloo/", "connection closed by peer", "connection reset", "broken pipe")
 
 
@@ -201,6 +203,9 @@ class Watchdog:
                     time.sleep(self._post.interval / 20)
         except RuntimeError as error:
             self._conclude(self._store_lost(f"ended (its key-value store is gone: {str(error).splitlines()[0]})"))
+        except (ValueError, TypeError, LookupError) as error:  # or this thread would end unseen, and watch no more
+            reason = f"holds a key-value store in which a stranger has written ({type(error).__name__}: {error})"
+            self._conclude(self._store_lost(reason[:_LONGEST]))
 
     def _watch_alone(self) -> None:
         looked = time.monotonic()

@@ -10,6 +10,7 @@ runs/x/checkpoints/.step-00000300.replaced/    an older one of the same step, un
 import errno
 import json
 import logging
+import os
 import re
 import shutil
 import time
@@ -44,6 +45,8 @@ AUTO = "auto"
 _FOLDER = "checkpoints"
 _LEFT = ".step-*"
 _NAME = re.compile(r"step-(\d{8,})")
+_SHOWN = 200
+"""Characters of what was asked for that a message repeats."""
 _WRITING, _REPLACED = ".writing", ".replaced"
 
 
@@ -200,13 +203,15 @@ def resolve(run_folder: Path, wanted: str | int | Path) -> Path:
     if wanted == "latest":
         return _latest_or_refuse(run_folder)
     if str(wanted).isdecimal():
-        path = run_folder / _FOLDER / f"step-{int(str(wanted)):08d}"
-        if not path.is_dir():
-            raise CheckpointError(f"{run_folder} has no checkpoint of step {wanted}; {_listing(run_folder)}")
+        path = run_folder / _FOLDER / f"step-{str(wanted).lstrip('0').zfill(8)}"
+        if not os.path.isdir(path):
+            raise CheckpointError(
+                f"{run_folder} has no checkpoint of step {str(wanted)[:_SHOWN]}; {_listing(run_folder)}"
+            )
         return path
     path = Path(str(wanted))
-    if not path.exists():
-        raise CheckpointError(f"{path} does not exist; {_listing(run_folder)}")
+    if not os.path.exists(path):  # False also for what can be no path
+        raise CheckpointError(f"{str(path)[:_SHOWN]} does not exist; {_listing(run_folder)}")
     if not path.is_dir():
         raise CheckpointError(f"{path} is a file, but a checkpoint is a folder; {_listing(run_folder)}")
     if _is_checkpoint(path.absolute()):
@@ -224,6 +229,8 @@ def clean(run_folder: Path) -> tuple[str, ...]:
         final = path.with_name(path.name.removeprefix(".").removesuffix(_REPLACED))
         if path.name.endswith(_REPLACED) and not final.exists():
             path.rename(final)
+        elif path.is_symlink() or not path.is_dir():
+            path.unlink()
         else:
             shutil.rmtree(path)
         logger.warning("leftover=%s reason=interrupted_save", path)

@@ -118,10 +118,27 @@ def _list_files(folder: Path) -> tuple[list[str], list[str]]:
 
 
 def _walk(folder: Path) -> Iterator[str]:
+    """Names of all files below the folder. A link to a folder around it is not followed: that would never end."""
+    around: dict[str, frozenset[_Identity | None]] = {os.fspath(folder): frozenset({_identity(folder)})}
     for directory, inner, files in os.walk(folder, followlinks=True):
-        inner[:] = [name for name in inner if not name.startswith(".")]
+        above = around.pop(directory)
+        entered = {name: _identity(Path(directory, name)) for name in inner if not name.startswith(".")}
+        inner[:] = [name for name, identity in entered.items() if identity is not None and identity not in above]
+        around.update((os.path.join(directory, name), above | {entered[name]}) for name in inner)
         below = Path(directory).relative_to(folder)
         yield from ((below / name).as_posix() for name in files if not name.startswith("."))
+
+
+_Identity = tuple[int, int]
+
+
+def _identity(folder: Path) -> _Identity | None:
+    """What is the same for a folder and every link to it; None if it has just gone."""
+    try:
+        found = folder.stat()
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
 
 
 def _with_sidecars(

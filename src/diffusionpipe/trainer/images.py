@@ -14,6 +14,8 @@ from diffusionpipe.ir.input_file import problem_of_file
 
 CENTRE = (0.5, 0.5)
 _BLOCK = 4096
+_MAX_RATIO = 100
+"""Of a picture's sides: a file of a few bytes may hold a line of pixels that would fill the memory when enlarged."""
 _FIRST_TURNED = 5  # EXIF orientations from this one on exchange width and height
 
 
@@ -31,7 +33,7 @@ def problem_of_header(path: Path) -> str | None:
         return problem
     try:
         with Image.open(path) as picture:
-            _refuse_numbers(picture)
+            _refuse_unfit(picture)
             picture.verify()
     except Exception as error:  # the formats' readers raise whatever their parsers stumble over
         return _reason(error)
@@ -66,7 +68,7 @@ def load_pixels(
     """
     try:
         with Image.open(path) as opened:
-            _refuse_numbers(opened)
+            _refuse_unfit(opened)
             picture = _flatten(ImageOps.exif_transpose(opened), "L" if channels == 1 else "RGB")
     except Exception as error:  # as above; nothing goes on after it
         raise PictureError(path, _reason(error)) from error
@@ -116,10 +118,13 @@ def save_picture(pixels: Tensor, path: Path) -> None:
     Image.fromarray(values[..., 0] if values.shape[-1] == 1 else values).save(path)
 
 
-def _refuse_numbers(picture: Image.Image) -> None:
-    """Raise a ValueError for floating-point levels: nothing says which one is white, and Pillow cuts them at 255."""
-    if picture.mode == "F":
+def _refuse_unfit(picture: Image.Image) -> None:
+    """Raise a ValueError for pictures that cannot become squares, or whose levels have no known meaning."""
+    if picture.mode == "F":  # nothing says which level is white, and Pillow cuts them at 255
         raise ValueError("its levels are floating-point numbers of unknown range; save it with 8 or 16 bits")
+    width, height = picture.size
+    if max(width, height) > _MAX_RATIO * min(width, height):
+        raise ValueError(f"it has {width} x {height} pixels; one side may be at most {_MAX_RATIO} times the other")
 
 
 def _flatten(picture: Image.Image, mode: str) -> Image.Image:

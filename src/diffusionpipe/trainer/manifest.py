@@ -95,7 +95,7 @@ def read_manifest(folder: Path) -> Manifest:
         )
     except FileNotFoundError as error:
         raise CheckpointError(f"{folder.name} has no {MANIFEST}, so it is not a finished checkpoint") from error
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise CheckpointError(f"{MANIFEST} of {folder.name} cannot be read: {error}") from error
 
 

@@ -12,10 +12,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self, TextIO
 
+from diffusionpipe.errors import ConfigError
+from diffusionpipe.ir.input_file import problem_of_file
 from diffusionpipe.trainer.trackers import Shown, Trackers
 
 METRICS = "metrics.jsonl"
-_STEP = re.compile(r'^{"step": (\d+),', re.MULTILINE)
+_STEP = re.compile(r'^{"step": (\d{1,18}),', re.MULTILINE)
 _END = 65536
 """Bytes at the end of the file that hold its last lines."""
 
@@ -61,11 +63,14 @@ class MetricsWriter:
 def read_metrics(folder: Path) -> list[dict[str, float | None]]:
     """All complete lines of a run's metrics.jsonl, in order; [] if there is no such file."""
     path = folder / METRICS
+    _refuse_stranger(path)
     return [row for _, row in _lines(path)] if path.exists() else []
 
 
 def last_step(folder: Path) -> int:
     """The last step in a run's metrics.jsonl, 0 without any; reads only the end of the file."""
+    if problem_of_file(folder / METRICS):
+        return 0
     try:
         with (folder / METRICS).open("rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - _END))
@@ -82,15 +87,25 @@ def _lines(path: Path) -> list[tuple[str, dict[str, float | None]]]:
     for line in text.splitlines(keepends=True):
         try:
             row = json.loads(line)
-        except json.JSONDecodeError:
-            continue  # a crash cut it off
-        if line.endswith("\n") and isinstance(row, dict) and "step" in row:
+        except (ValueError, RecursionError):
+            continue  # a crash cut it off, or somebody else wrote it
+        if line.endswith("\n") and isinstance(row, dict) and type(row.get("step")) is int:
             result.append((line, row))
     return result
 
 
+def _refuse_stranger(path: Path) -> None:
+    """Raise a ConfigError for what is no regular file: a FIFO would never end, and behind a broken link is none."""
+    problem = problem_of_file(path)
+    if path.is_symlink() and not path.exists():
+        problem = "it is a link to nothing"
+    if problem:
+        raise ConfigError(f"{path}: {problem}; remove it")
+
+
 def _truncate(path: Path, last_step: int | None) -> None:
     """Leave only the lines up to `last_step`, all or nothing: a new file is written and renamed."""
+    _refuse_stranger(path)
     if not path.exists():
         return
     kept = [line for line, row in _lines(path) if last_step is not None and (row["step"] or 0) <= last_step]

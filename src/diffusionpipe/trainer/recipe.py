@@ -26,6 +26,7 @@ from diffusionpipe.trainer.section import (
     Positive,
     ProperFraction,
     Section,
+    Seed,
     Several,
     patterns_for_bool,
     raise_problems,
@@ -169,7 +170,7 @@ class DataSection(Section):
     """Folder of pictures with metadata.jsonl (file_name and text, or label) or .txt files beside them."""
     validation: Maybe[Place] = None
     """Folder of the same kind for validation; it is never used for training."""
-    resolution: Count
+    resolution: Annotated[Count, Field(le=65_536)]
     """Side of the square that pictures are resized and cropped to, in pixels."""
     random_crop: bool = False
     """Crop at a random place instead of the centre."""
@@ -177,7 +178,7 @@ class DataSection(Section):
     """Mirror every second picture from left to right, at random."""
     caption_dropout: Fraction = 0.1
     """Share of samples trained with an empty caption (or the null label), for classifier-free guidance."""
-    workers: Annotated[int, Field(ge=0)] = 1
+    workers: Annotated[int, Field(ge=0, le=128)] = 1
     """Processes per rank that decode pictures ahead; 0 decodes in the training process."""
     on_error: Choice[OnError] = OnError.STOP
     """A training picture that turns out to be damaged when it is decoded: stop the run, or skip the picture."""
@@ -188,11 +189,11 @@ class DataSection(Section):
 class TrainingSection(Section):
     """[training]: the loop."""
 
-    seed: int = 0
+    seed: Seed = 0
     """Seed of all random numbers of the run."""
     steps: Count
     """Optimizer steps of the whole run."""
-    batch: Count
+    batch: Annotated[Count, Field(le=1_000_000)]
     """Global batch: samples of one step over all ranks."""
     precision: Choice[Precision] = Precision.FLOAT32
     """Arithmetic: float32, bfloat16 (autocast over float32 weights), or float64 (for tests)."""
@@ -236,7 +237,7 @@ class LearningRateSection(Section):
 
     schedule: Choice[RateSchedule] = RateSchedule.CONSTANT
     """The schedule after the warm-up."""
-    warmup_steps: Annotated[int, Field(ge=0)] = 0
+    warmup_steps: Annotated[int, Field(ge=0, le=2**53)] = 0
     """Steps over which the rate rises linearly to optimizer.learning_rate."""
     final: Fraction = 0.0
     """The rate at the last step as a fraction of the highest."""

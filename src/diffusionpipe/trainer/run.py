@@ -154,7 +154,7 @@ def _run(recipe: Recipe, job: Job, hooks: Hooks, resume: str | None) -> int:
         if checkpoint is not None:
             with screen.work("loading the checkpoint"):
                 loaded = load_training(checkpoint, session.state, is_verified=True)
-            state.step = check_resumed(loaded, state.identity, recipe.training.steps)
+            state.step = check_resumed(loaded, state.identity, recipe.training.steps, str(checkpoint))
             state.spikes = Spikes(recipe.training.on_spike, kept_values(loaded))
         _announce(state, checkpoint)
         if session.is_first:

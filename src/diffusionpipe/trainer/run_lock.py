@@ -17,16 +17,18 @@ import json
 import logging
 import os
 import secrets
+import stat
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from enum import StrEnum
-from errno import EAGAIN, EWOULDBLOCK
+from errno import EAGAIN, EINVAL, ELOOP, EWOULDBLOCK
 from pathlib import Path
 from threading import Event, Thread
 
 from diffusionpipe.errors import ConfigError
+from diffusionpipe.ir.codec import decode
 from diffusionpipe.runtime.verdict import Member, is_gone, this_member
 from diffusionpipe.units import Seconds
 
@@ -64,7 +66,10 @@ class Owner:
     """Since the epoch."""
 
     def __str__(self) -> str:
-        since = datetime.fromtimestamp(self.started).astimezone().isoformat(sep=" ", timespec="seconds")
+        try:
+            since = datetime.fromtimestamp(self.started).astimezone().isoformat(sep=" ", timespec="seconds")
+        except (ValueError, OverflowError, OSError):  # a clock that was wrong, or a file of a stranger
+            since = "an unknown time"
         return f"process {self.pid} on {self.host}, which has used it since {since}"
 
 
@@ -204,7 +209,7 @@ def acquire(
 def join(folder: Path, launcher: int, *, on_loss: Callable[[str], None], timing: Timing = USUAL) -> RunLock | None:
     """The lock that this rank's launcher holds, held by this rank too; None if the launcher holds none."""
     try:
-        descriptor = os.open(folder / NAME, os.O_RDWR | os.O_CLOEXEC)
+        descriptor = _open(folder / NAME)
     except OSError:
         return None
     owner = _read(descriptor)
@@ -233,7 +238,7 @@ def _try(path: Path, me: Member, *, is_late: bool) -> tuple[int | Owner | None, 
 
     `is_late`: whether a file that does not name its owner yet will never do.
     """
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    descriptor = _open(path, os.O_CREAT)
     is_kept = False
     try:
         is_locked = _lock(descriptor, fcntl.LOCK_EX)
@@ -295,6 +300,24 @@ def _replace(path: Path, me: Member, *, is_contested: bool = False) -> int:
     return descriptor
 
 
+def _open(path: Path, more: int = 0) -> int:
+    """A descriptor of the lock file itself: through a link, what the link names would be overwritten.
+
+    Raises:
+        OSError: it is a link or no regular file, or cannot be opened.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK | more, 0o644)
+    except OSError as error:
+        if error.errno == ELOOP:
+            raise OSError(ELOOP, "it is a link; remove it", str(path)) from error
+        raise
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(EINVAL, "it is not a regular file; remove it", str(path))
+    return descriptor
+
+
 def _lock(descriptor: int, kind: int) -> bool | None:
     """Try to get the flock; whether another process holds it, None where the file system has none."""
     try:
@@ -316,10 +339,12 @@ def _is_current(descriptor: int, path: Path) -> bool:
 
 def _read(descriptor: int) -> Owner | None:
     """The owner that the file names; None if it names none."""
+    problems: list[str] = []
     try:
-        return Owner(**json.loads(os.pread(descriptor, 4096, 0)))
-    except (ValueError, TypeError):
+        found = decode(Owner, json.loads(os.pread(descriptor, 4096, 0)), "", problems)
+    except (ValueError, RecursionError):
         return None
+    return found if isinstance(found, Owner) and not problems else None
 
 
 def _write(descriptor: int, me: Member) -> None:

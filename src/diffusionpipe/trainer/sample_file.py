@@ -32,11 +32,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from diffusionpipe.errors import ConfigError
+from diffusionpipe.ir.input_file import problem_of_file
 from diffusionpipe.ir.output_file import reason_of, write_atomically
 from diffusionpipe.trainer.recipe import Precision
 from diffusionpipe.trainer.sampling import SamplingSettings
 
 _MAX_SLUG = 48
+_MOST = 10_000
+"""Of pictures drawn together, of their rows, and of denoising steps."""
 _SOFTWARE = "Software"
 
 
@@ -102,17 +105,21 @@ def read_origin(path: Path) -> Origin:
     Raises:
         ConfigError: it is no picture, or one that does not say how it was drawn.
     """
-    from PIL import Image, UnidentifiedImageError
+    from PIL import Image
 
+    if problem := problem_of_file(path):
+        raise ConfigError(f"{path} cannot be read as a picture: {problem}")
     try:
         with Image.open(path) as image:
             image.load()  # text may follow the pixels
             chunks: Mapping[str, str] = dict(getattr(image, "text", {}))
-    except (OSError, UnidentifiedImageError) as error:
+    except Exception as error:  # Pillow's readers raise whatever their parsers stumble over
         raise ConfigError(f"{path} cannot be read as a picture: {error}") from error
     try:
-        return _origin(chunks)
-    except (KeyError, ValueError, TypeError) as error:
+        origin = _origin(chunks)
+        _check(origin)
+        return origin
+    except (KeyError, ValueError, TypeError, RecursionError) as error:
         raise ConfigError(
             f"{path} does not say how it was drawn ({error!r}); give a picture of a run's samples/step-*/ folders, or "
             "one that `diffusionpipe sample --keep` has written, as it was written"
@@ -135,6 +142,38 @@ def _origin(chunks: Mapping[str, str]) -> Origin:
     values = {key: _value(key, text) for key, text in chunks.items() if key in own}
     values["precision"] = Precision(values["precision"])
     return Origin(settings=SamplingSettings(**settings), **values)
+
+
+def _check(origin: Origin) -> None:
+    """Raise a ValueError for what no picture of ours says of itself: the file may be a stranger's."""
+    settings = origin.settings
+    whole = {
+        "steps": (settings.steps, 1, _MOST),
+        "seed": (settings.seed, -(2**63), 2**63 - 1),
+        "index": (origin.index, 0, _MOST),
+        "count": (origin.count, 1, _MOST),
+        "rows": (1 if origin.rows is None else origin.rows, 1, _MOST),
+        "resolution": (origin.resolution, 1, 2**24),
+        "label": (origin.label or 0, 0, 2**31),
+        "training_step": (origin.training_step or 0, 0, 2**62),
+    }
+    wrong = [name for name, (value, low, high) in whole.items() if type(value) is not int or not low <= value <= high]
+    strengths = {"guidance": settings.guidance, "embedded_guidance": settings.embedded_guidance}
+    wrong += [name for name, value in strengths.items() if not _is_strength(value, is_optional=name != "guidance")]
+    if not isinstance(settings.scheduler, dict):
+        wrong.append("scheduler")
+    if (origin.prompt is None) == (origin.label is None):
+        wrong.append("prompt or label")
+    if not wrong and origin.index >= origin.count:
+        wrong.append("index")
+    if wrong:
+        raise ValueError(f"it has an impossible {wrong[0]}")
+
+
+def _is_strength(value: object, *, is_optional: bool) -> bool:
+    if value is None:
+        return is_optional
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < 1e9
 
 
 def _value(key: str, text: str) -> Any:  # whatever JSON holds

@@ -14,6 +14,7 @@ from diffusionpipe.trainer.section import (
     Maybe,
     NotNegative,
     Section,
+    Seed,
     Several,
     raise_problems,
     texts_for_text,
@@ -30,9 +31,9 @@ class SamplingSection(Section):
     negative_prompt: Annotated[Several[str], BeforeValidator(texts_for_text)] = ()
     """Things that the pictures should not show: one text for all prompts, or a list with one for each prompt. Guidance
     steers away from it instead of from the empty caption."""
-    labels: Several[Annotated[int, Field(ge=0)]] = ()
+    labels: Several[Annotated[int, Field(ge=0, lt=2**31)]] = ()
     """Classes to draw; for models with class labels."""
-    steps: Count = 30
+    steps: Annotated[Count, Field(le=10_000)] = 30
     """Denoising steps."""
     guidance: Auto[NotNegative] = None
     """The guidance value that a distilled model (FLUX.1-dev) reads; for other models the scale of classifier-free
@@ -41,7 +42,7 @@ class SamplingSection(Section):
     """Scale of classifier-free guidance of a distilled model; 1 turns it off."""
     scheduler: Maybe[str] = None
     """Class name of a diffusers scheduler, e.g. "DDIMScheduler"; "none": the folder's own."""
-    seed: Maybe[int] = None
+    seed: Maybe[Seed] = None
     """Seed of the first noise of the pictures, which is the same at every drawing; "none": training.seed."""
 
     @model_validator(mode="before")

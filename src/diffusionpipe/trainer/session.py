@@ -239,8 +239,10 @@ def open_session(recipe: Recipe, job: Job, planning: Planning, opened: Model | N
     )
 
 
-def check_resumed(state: Mapping[str, object], identity: Mapping[str, object], num_steps: int) -> int:
-    """The step to go on with, if the checkpoint's run saw the same data in the same order.
+def check_resumed(
+    state: Mapping[str, object], identity: Mapping[str, object], num_steps: int, source: str = "the checkpoint"
+) -> int:
+    """The step to go on with, if the checkpoint's run saw the same data in the same order; `source` is for messages.
 
     Raises:
         CheckpointError: the run would not be continued but mixed with another, or has gone beyond the recipe's end.
@@ -252,14 +254,15 @@ def check_resumed(state: Mapping[str, object], identity: Mapping[str, object], n
     ]
     if differing:
         raise CheckpointError(
-            f"the checkpoint belongs to another run: {'; '.join(differing)}. "
+            f"{source} belongs to another run: {'; '.join(differing)}. "
             "Resume with the same recipe and data, or start a new run in another run.folder."
         )
-    step = state["step"]
-    assert isinstance(step, int)
+    step = state.get("step")
+    if not isinstance(step, int) or isinstance(step, bool) or step < 0:
+        raise CheckpointError(f"{source}: state.json has the step {str(step)[:100]!r}; it was not written by a run")
     if step > num_steps:
         raise CheckpointError(
-            f"the checkpoint is from step {step}, but the recipe ends at step {num_steps}; "
+            f"{source} is from step {step}, but the recipe ends at step {num_steps}; "
             "resume from an earlier one with --resume STEP, or raise training.steps"
         )
     return step

@@ -13,6 +13,8 @@ from functools import lru_cache
 from pathlib import Path
 
 from diffusionpipe.errors import DataError
+from diffusionpipe.ir.codec import decode
+from diffusionpipe.ir.input_file import problem_of_file
 
 FILE = "skipped.jsonl"
 
@@ -60,8 +62,14 @@ class Skipping:
 
 
 def read_skipped(folder: Path) -> frozenset[Skipped]:
-    """All that is listed in a run's folder, each once."""
+    """All that is listed in a run's folder, each once.
+
+    Raises:
+        DataError: the list is damaged; the message names the file and the line.
+    """
     path = folder / FILE
+    if problem := problem_of_file(path):
+        raise DataError(f"{path}: {problem}; remove it")
     if not path.exists():
         return frozenset()
     found = path.stat()
@@ -71,8 +79,20 @@ def read_skipped(folder: Path) -> frozenset[Skipped]:
 @lru_cache(maxsize=1)
 def _parsed(path: Path, state: tuple[int, ...]) -> frozenset[Skipped]:
     """What the file lists in this state: it is asked for at every step, and changes seldom."""
-    lines = path.read_text(encoding="utf-8").split("\n")[:-1]
-    return frozenset(Skipped(**json.loads(line)) for line in lines)
+    lines = path.read_text(encoding="utf-8", errors="replace").split("\n")[:-1]
+    return frozenset(_entry(path, number, line) for number, line in enumerate(lines, start=1))
+
+
+def _entry(path: Path, number: int, line: str) -> Skipped:
+    problems: list[str] = []
+    try:
+        found = decode(Skipped, json.loads(line), "", problems)
+    except (ValueError, RecursionError) as error:
+        problems.append(str(error))
+    if problems:
+        raise DataError(f"{path} line {number}: {problems[0]}; remove the line")
+    assert isinstance(found, Skipped)
+    return found
 
 
 def count_skipped(folder: Path, step: int) -> int:

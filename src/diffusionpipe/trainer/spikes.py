@@ -8,8 +8,10 @@ alike.
 
 from collections import deque
 from collections.abc import Iterable, Mapping
+from math import inf
 from statistics import median
 
+from diffusionpipe.errors import CheckpointError
 from diffusionpipe.trainer.recipe import OnSpike
 
 WINDOW = 100
@@ -51,9 +53,21 @@ class Spikes:
 
 
 def kept_values(state: Mapping[str, object]) -> dict[str, list[float]]:
-    """The past values in a checkpoint's state; none in one that judged nothing."""
-    kept = state.get(_KEY)
-    return {str(name): list(values) for name, values in kept.items()} if isinstance(kept, Mapping) else {}
+    """The past values in a checkpoint's state; none in one that judged nothing.
+
+    Raises:
+        CheckpointError: no run has written such values.
+    """
+    kept = state.get(_KEY, {})
+    if not isinstance(kept, Mapping) or not all(isinstance(values, list) for values in kept.values()):
+        raise CheckpointError(f"the checkpoint's state.json has no lists of past values in {_KEY!r}")
+    if wrong := [value for values in kept.values() for value in values if not _is_past(value)]:
+        raise CheckpointError(f"the checkpoint's state.json has the past value {str(wrong[0])[:100]!r} in {_KEY!r}")
+    return {str(name): list(values) for name, values in kept.items()}
+
+
+def _is_past(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < inf
 
 
 def _problem(name: str, value: float, past: deque[float]) -> str | None:

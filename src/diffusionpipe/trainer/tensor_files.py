@@ -206,11 +206,20 @@ def _read_metadata(folder: Path) -> Metadata:
     return metadata
 
 
+def _is_whole(item: TensorStorageMetadata) -> bool:
+    """Whether shape and type of a tensor in the table are what they should be."""
+    dtype = getattr(item.properties, "dtype", None)
+    return isinstance(item.size, torch.Size) and isinstance(item.chunks, list) and isinstance(dtype, torch.dtype)
+
+
 def _problem_of(metadata: Metadata) -> str | None:
     """What makes a table unfit to be read by torch, which trusts it."""
-    places = metadata.storage_data
-    if not isinstance(metadata.state_dict_metadata, dict) or not isinstance(places, dict):
+    items, places = metadata.state_dict_metadata, metadata.storage_data
+    if not isinstance(items, dict) or not isinstance(places, dict):
         return "it is incomplete"
+    for name, item in items.items():
+        if not isinstance(name, str) or (isinstance(item, TensorStorageMetadata) and not _is_whole(item)):
+            return f"it does not describe {name!r} as a tensor"
     for place in places.values():
         if not isinstance(place, _StorageInfo) or not isinstance(place.relative_path, str):
             return "it does not say where each tensor lies"

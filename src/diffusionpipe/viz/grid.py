@@ -76,6 +76,8 @@ def _font() -> FreeTypeFont:
 def _wrapped(caption: str, font: FreeTypeFont, width: int) -> list[str]:
     """The caption in lines that fit; an ellipsis ends what does not."""
     lines = [""]
+    if len(caption) > _MAX_LINES * width:  # no line has more letters than pixels
+        caption = f"{caption[: _MAX_LINES * width]}…"
     for word in caption.split():
         longer = f"{lines[-1]} {word}".strip()
         if font.getlength(longer) <= width or not lines[-1]:

@@ -16,6 +16,8 @@ _SHOWN = COMPUTE_OPS | {Op.ENCODE}
 _LINES = 48
 """Lines of all bands together from which on only three of them are shown; fewer bands than that are shown always."""
 _FEWEST_BANDS, _MOST_BANDS = 3, 6
+_MOST_CUT = 1e9
+"""Bands into which a timeline may be cut, where times differ by hundreds of orders of magnitude."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -175,7 +177,7 @@ def _grids(bars: list[_Bar], places: Mapping[int, tuple[int, int]], columns: int
             )
     joined = _joined(bars, end / columns)
     for form in _forms(joined, places):
-        num_bands = ceil(end / _legible_unit(joined, form) / columns - 1e-9)
+        num_bands = ceil(min(end / _legible_unit(joined, form) / columns, _MOST_CUT) - 1e-9)
         yield _Grid(
             bars=tuple(joined),
             form=form,

@@ -12,6 +12,7 @@ read at half of what a device's PCIe lanes can do, because all devices read at o
 "diffusionpipe cluster --ranks N" measures. Memory is what is left after torch's own use.
 """
 
+import os
 from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
@@ -36,10 +37,10 @@ def load_cluster(name: str) -> Cluster:
         ConfigError: there is no such file or name, N is no sensible number, or several nodes are asked of a file that
             describes several already.
     """
-    if Path(name).is_file():
+    if os.path.isfile(name):  # False also for what can be no path
         return read_file(Path(name), CLUSTER)
     stem, _, count = name.rpartition(":") if ":" in name else (name, "", "1")
-    if Path(stem).is_file():
+    if os.path.isfile(stem):
         cluster = read_file(Path(stem), CLUSTER)
     elif stem in shipped_clusters():
         text = (files(__package__) / f"{stem}.json").read_text(encoding="utf-8")
@@ -49,8 +50,8 @@ def load_cluster(name: str) -> Cluster:
             f"there is no cluster {name!r}: neither a file nor one of {', '.join(shipped_clusters())}\n"
             'Measure yours with "diffusionpipe cluster --ranks N --out FILE", or add ":N" to a name for N nodes.'
         )
-    if not count.isdecimal() or not 1 <= int(count) <= MAX_NODES:
-        raise ConfigError(f"{name!r}: give the number of nodes as 1 to {MAX_NODES}, e.g. {stem}:4")
+    if not count.isdecimal() or len(count) > len(str(MAX_NODES)) or not 1 <= int(count) <= MAX_NODES:
+        raise ConfigError(f"{name[:100]!r}: give the number of nodes as 1 to {MAX_NODES}, e.g. {stem}:4")
     return repeat_nodes(cluster, int(count))
 
 

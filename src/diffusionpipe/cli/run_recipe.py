@@ -1,0 +1,71 @@
+"""How a run draws pictures: from the recipe in its folder, which may be a stranger's."""
+
+import tomllib
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from diffusionpipe.trainer.sampling_section import SamplingSection
+
+
+def sampling_of(run: Path) -> "SamplingSection":
+    """[sampling] of the run's recipe, or its defaults.
+
+    Raises:
+        ConfigError: the recipe cannot be read, or the section is wrong; the message names the file and the key.
+    """
+    from pydantic import ValidationError
+
+    from diffusionpipe.errors import ConfigError
+    from diffusionpipe.trainer.sampling_section import SamplingSection
+
+    recipe = recipe_of(run)
+    values = _table(recipe).get("sampling", {})
+    try:
+        return SamplingSection.model_validate(values)
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = ".".join(("sampling", *map(str, first["loc"])))
+        raise ConfigError(f"{recipe}: {key}: {first['msg']}; correct it, or remove the section [sampling]") from error
+
+
+def resolution_of(run: Path, folder: Path) -> int:
+    """The resolution that the run was trained at, or that of diffusers' pipeline.
+
+    Raises:
+        ConfigError: the run's recipe does not name one.
+    """
+    from diffusionpipe.errors import ConfigError
+    from diffusionpipe.models.pipeline_defaults import default_resolution
+
+    recipe = recipe_of(run)
+    if not recipe.is_file():
+        return default_resolution(folder)
+    data = _table(recipe).get("data")
+    resolution = data.get("resolution") if isinstance(data, dict) else None
+    if not isinstance(resolution, int) or isinstance(resolution, bool) or resolution < 1:
+        raise ConfigError(
+            f"{recipe}: data.resolution must be a whole number of at least 1; correct it, or give --resolution"
+        )
+    return resolution
+
+
+def recipe_of(run: Path) -> Path:
+    """Where the resolved recipe of a run or of its export/ is."""
+    own = run / "recipe.toml"
+    return own if own.is_file() else run.parent / "recipe.toml"
+
+
+def _table(recipe: Path) -> dict[str, object]:
+    """The sections of a recipe's file, empty where there is none."""
+    from diffusionpipe.errors import ConfigError
+    from diffusionpipe.ir.input_file import read_text
+
+    if not recipe.is_file():
+        return {}
+    try:
+        return tomllib.loads(read_text(recipe))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{recipe}: cannot be read: {error}; restore or remove it") from error
+    except RecursionError:
+        raise ConfigError(f"{recipe}: cannot be read: it is nested too deeply; restore or remove it") from None

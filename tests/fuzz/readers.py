@@ -1,0 +1,83 @@
+"""The code that reads inputs, by the kind of input."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from tiny_runs import recipe_of
+
+from diffusionpipe import cli
+from diffusionpipe.trainer.checkpoint import load, resolve
+
+
+def load_run_recipe(recipe: Path, overrides: tuple[str, ...] = ()) -> Callable[[], object]:
+    from diffusionpipe.cli.recipe_checks import checks_of_run
+    from diffusionpipe.trainer.recipe_file import load_recipe, recipe_to_toml
+
+    return lambda: recipe_to_toml(load_recipe(recipe, overrides, checks_of_run(2, None)))
+
+
+def command(*words: object) -> Callable[[], object]:
+    return lambda: cli.main([str(word) for word in words])
+
+
+def scan_data(data: Path) -> None:
+    from diffusionpipe.trainer.dataset import scan
+    from diffusionpipe.trainer.images import load_pixels
+
+    found = scan(data, "text")
+    for index in range(len(found.samples)):
+        load_pixels(found.path(index), resolution=16)
+
+
+def open_model(model: Path) -> None:
+    from diffusionpipe.models.folder import scheduler_config
+    from diffusionpipe.trainer.drawing import open_tokenizer
+    from diffusionpipe.trainer.sampling import Spacing, build_scheduler, set_times
+    from diffusionpipe.trainer.session import build_model
+
+    recipe = recipe_of(model, model, model / "run")
+    build_model(recipe, model, "cpu")
+    open_tokenizer(model)
+    config = scheduler_config(model)
+    set_times(build_scheduler(config), config, 4, Spacing())
+
+
+def materialize_unet(model: Path) -> None:
+    from diffusionpipe.models.folder import build_graph, weight_sources
+    from diffusionpipe.models.objective import ObjectiveSettings
+    from diffusionpipe.models.weights import materialize
+
+    graph = build_graph(model, objective=ObjectiveSettings(), resolution=16)
+    names = [layer.name for layer in graph.layers]
+    materialize(graph, names, weight_sources(model, graph), device="cpu", dtype=torch.float32, seed=0)
+
+
+def load_checkpoint(run: Path) -> None:
+    """The latest checkpoint of the originals' run, as a resumed run reads it."""
+    from diffusionpipe.trainer.session import check_resumed
+    from diffusionpipe.trainer.spikes import kept_values
+
+    path = resolve(run, "latest")
+    state = load(path, {"model.a": torch.zeros(50), "ema.b": torch.zeros(3, 4)})
+    check_resumed(state, {"seed": 0}, 10, str(path))
+    kept_values(state)
+
+
+def use_run(run: Path) -> None:
+    """What a resumed run and `sample` read of a run's folder beside its checkpoints."""
+    from diffusionpipe.cli.run_recipe import resolution_of, sampling_of
+    from diffusionpipe.trainer.checkpoint import clean, problem_of_folder
+    from diffusionpipe.trainer.metrics import MetricsWriter, last_step, read_metrics
+    from diffusionpipe.trainer.run_lock import Timing, acquire
+    from diffusionpipe.trainer.skipped import count_skipped
+
+    with acquire(run, take_over=True, timing=Timing(beat=0.01, stale=0.05, ending=0.05)):
+        clean(run)
+        problem_of_folder(run, "latest")
+        last_step(run)
+        MetricsWriter(run, resume_step=2).close()
+        read_metrics(run)
+        count_skipped(run, 3)
+        sampling_of(run)
+        resolution_of(run, run)
