@@ -1,6 +1,6 @@
 """The rules of explicit messages."""
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from math import inf
 
@@ -19,20 +19,36 @@ def message_problems(schedule: Schedule, flows: Sequence[Flow]) -> Iterator[str]
 
 def _pairing(schedule: Schedule) -> Iterator[str]:
     stages = schedule.placement.stages
-    counts = Counter(action for _, action in schedule.actions() if action.op in MESSAGE_OPS)
-    expected = {action for slot, message in enumerate(schedule.messages) for action in ends(message, slot)}
+    sent, received = [0] * len(schedule.messages), [0] * len(schedule.messages)
+    strangers: dict[Action, None] = {}
+    for _, action in schedule.actions():
+        if action.op in MESSAGE_OPS:
+            assert action.slot is not None
+            if not _is_end(action, schedule.messages[action.slot]):
+                strangers[action] = None
+            elif action.op in SEND_OPS:
+                sent[action.slot] += 1
+            else:
+                received[action.slot] += 1
     for slot, message in enumerate(schedule.messages):
         if stages[message.source].worker == stages[message.destination].worker:
             yield f"message {slot} starts and ends on worker {stages[message.source].worker}; remove it"
-        for action in ends(message, slot):
-            if counts[action] != 1:
-                yield f"worker {stages[action.stage].worker}: {action} occurs {counts[action]} times, not once"
-    for action in counts:
-        if action not in expected:
-            assert action.slot is not None
-            send, recv = ends(schedule.messages[action.slot], action.slot)
-            worker = stages[action.stage].worker
-            yield f"worker {worker}: {action} is not an end of message {action.slot}, whose ends are {send} and {recv}"
+        if sent[slot] != 1 or received[slot] != 1:
+            for action, count in zip(ends(message, slot), (sent[slot], received[slot]), strict=True):
+                if count != 1:
+                    yield f"worker {stages[action.stage].worker}: {action} occurs {count} times, not once"
+    for action in strangers:
+        assert action.slot is not None
+        send, recv = ends(schedule.messages[action.slot], action.slot)
+        worker = stages[action.stage].worker
+        yield f"worker {worker}: {action} is not an end of message {action.slot}, whose ends are {send} and {recv}"
+
+
+def _is_end(action: Action, message: Message) -> bool:
+    """Whether a send or receive of this message's number is its SEND or its RECV."""
+    is_gradient = action.op in (Op.SEND_B, Op.RECV_B)
+    stage = message.source if action.op in SEND_OPS else message.destination
+    return (action.stage, action.microbatch, is_gradient) == (stage, message.microbatch, message.is_gradient)
 
 
 def _carried(schedule: Schedule, flows: Sequence[Flow]) -> Iterator[str]:
@@ -69,6 +85,9 @@ def _carried(schedule: Schedule, flows: Sequence[Flow]) -> Iterator[str]:
 
 
 def _exactly(where: str, tensors: Mapping[str, Sequence[Range]], messages: Sequence[Message]) -> Iterator[str]:
+    is_usual = len(messages) == 1 and messages[0].tensors == tuple(tensors)
+    if is_usual and all(ranges == [messages[0].samples] for ranges in tensors.values()):
+        return  # one message brings what is read, and nothing else
     names = {name for message in messages for name in message.tensors}
     for name in sorted(names - tensors.keys()):
         yield f"{where} no {name!r}, but it is sent"
