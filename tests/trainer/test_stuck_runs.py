@@ -16,7 +16,7 @@ import worker_batches
 from tiny_runs import recipe_of, train
 from diffusionpipe.runtime import compiler
 from diffusionpipe.runtime.process_group import joined, leave, membership
-from diffusionpipe.trainer import drawing, loader, run
+from diffusionpipe.trainer import drawing, loader, run, run_checkpoints
 from diffusionpipe.trainer.data_workers import DataWorkers
 
 member = membership(os.environ)
@@ -59,7 +59,7 @@ if member.rank == 1:
 """
 SLOW = """
 slowly(compiler, "run_backward", 0.8)
-slowly(run, "training_tensors", 3)
+slowly(run_checkpoints, "training_tensors", 3)
 slowly(drawing, "decode", 3)
 """
 

@@ -1,44 +1,18 @@
-"""What this machine has left for processes of ours: cores, memory, and how busy other programs keep it."""
+"""What this machine has left for processes of ours: cores, and how busy other programs keep them."""
 
 import os
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter, process_time
 
-from diffusionpipe.units import Bytes, Seconds
+from diffusionpipe.units import Seconds
 
 PROC = Path("/proc")
-CGROUP = Path("/sys/fs/cgroup")
 
 
 def num_cores() -> int:
     """Cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def free_memory(proc: Path = PROC, cgroup: Path = CGROUP) -> Bytes | None:
-    """Memory that can be taken without swapping, by the system's account and its control group's; None if unknown."""
-    known = [found for found in (_available(proc), _left_in_group(cgroup)) if found is not None]
-    return min(known, default=None)
-
-
-def _available(proc: Path) -> Bytes | None:
-    try:
-        lines = (proc / "meminfo").read_text().splitlines()
-    except OSError:
-        return None
-    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")), None)
-
-
-def _left_in_group(cgroup: Path) -> Bytes | None:
-    """Limit less use; what files occupy of it can be dropped."""
-    try:
-        limit = (cgroup / "memory.max").read_text().strip()
-        used = int((cgroup / "memory.current").read_text())
-        statistics = dict(line.split() for line in (cgroup / "memory.stat").read_text().splitlines())
-    except (OSError, ValueError):
-        return None
-    return None if limit == "max" else int(limit) - used + int(statistics.get("inactive_file", 0))
 
 
 @dataclass(frozen=True, slots=True)
