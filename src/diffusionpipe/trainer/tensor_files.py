@@ -162,7 +162,7 @@ class _PiecewiseFile(io.FileIO):
         super().__init__(os.fspath(path), mode)
         self._between, self._unsynced = between, 0
 
-    def write(self, data: ReadableBuffer) -> int:
+    def write(self, data: "ReadableBuffer") -> int:
         """As of any file."""
         written = super().write(memoryview(data)[:_PIECE])
         self._unsynced += written

@@ -72,7 +72,9 @@ def first_not_finite(tensors: Mapping[str, Tensor]) -> str | None:
     """The name of the first tensor with a NaN or an infinity; each is read once."""
     floating = {name: tensor for name, tensor in tensors.items() if tensor.is_floating_point() and tensor.numel()}
     # A sum is finite only if all of its terms are, and on a CPU it takes a tenth of a norm's time.
-    suspects = {name: tensor for name, tensor in floating.items() if tensor.is_cuda or not isfinite(tensor.sum())}
+    suspects = {
+        name: tensor for name, tensor in floating.items() if tensor.is_cuda or not isfinite(tensor.detach().sum())
+    }
     if not suspects:
         return None
     largest = torch.stack([norm.double() for norm in torch._foreach_norm(list(suspects.values()), float("inf"))])
