@@ -83,6 +83,11 @@ class RunCheckpoints:
         self.saved: int | None = None
         """The step of the last checkpoint of this process, which may still be on its way."""
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether no checkpoint is on its way."""
+        return self._pending is None
+
     # ---- at the end of a step; every rank calls these with the same values
 
     def save(self, step: int, state: TrainingState, others: State, *, is_proven: bool, is_last: bool) -> None:
