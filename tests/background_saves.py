@@ -4,6 +4,7 @@ import errno
 import logging
 import os
 import threading
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -14,6 +15,7 @@ from torch import Tensor
 
 from diffusionpipe.runtime.process_group import Job
 from diffusionpipe.trainer.checkpoint import Part, Saving
+from diffusionpipe.trainer.host_copy import HostCopy
 from diffusionpipe.trainer.recipe import Recipe
 
 PATIENCE = 60.0
@@ -51,9 +53,13 @@ def step_of(saving: Saving) -> int:
 def train_with_late_writes(
     job: Job, recipe: Recipe, until: Mapping[int, int], resume: str | None = None
 ) -> tuple[int, list[str]]:
-    """The run; the checkpoint of a step is written only when the step `until[step]` has begun. Steps, and the log."""
+    """The run, and the log; copies are late, and a checkpoint is written only when the step `until[its step]` begins."""
     begun = {later: threading.Event() for later in until.values()}
-    write = Saving.write
+    write, complete = Saving.write, HostCopy.complete
+
+    def complete_late(host: HostCopy) -> None:
+        time.sleep(0.2)
+        complete(host)
 
     def late(saving: Saving, *given: Any) -> Part:
         later = until.get(step_of(saving))
@@ -64,7 +70,8 @@ def train_with_late_writes(
         begun[later].set()
 
     at = {later: lambda *_, later=later: begin(later) for later in begun}
-    with mock.patch.object(Saving, "write", late), heard() as messages:
+    late_copy = mock.patch.object(HostCopy, "complete", complete_late)
+    with mock.patch.object(Saving, "write", late), late_copy, heard() as messages:
         return train(job, recipe, resume, at=at), messages
 
 

@@ -83,6 +83,9 @@ def _save(run: RunCheckpoints, step: int, state: TrainingState) -> Save:
     while not run.is_idle:
         step += 1
         _work()
+        began = time.perf_counter()
+        run.protect()
+        standstill += time.perf_counter() - began
         votes = torch.tensor([float(run.vote())], dtype=torch.float64)
         dist.all_reduce(votes)
         began = time.perf_counter()
@@ -92,7 +95,7 @@ def _save(run: RunCheckpoints, step: int, state: TrainingState) -> Save:
 
 
 def _work() -> None:
-    """What a step computes."""
+    """What a step computes: a quarter of a second on one core that does nothing else."""
     matrix = torch.ones(_WORK, _WORK)
-    for _ in range(10):
+    for _ in range(100):
         matrix = matrix @ matrix / _WORK

@@ -56,7 +56,9 @@ def tensors():
 def test_a_copy_is_written_with_the_bytes_of_the_tensors_although_they_change(tmp_path):
     expected = save(tmp_path / "synchronous", 3, tensors(), {"step": 3}, keep=1)
     given, saving, host = tensors(), Saving(tmp_path / "asynchronous", 3, {"step": 3}), HostCopy(CPU)
-    copies = host.take({name: given[name] for name in saving.plan(given)})
+    copies = host.start({name: given[name] for name in saving.plan(given)})
+    host.complete()
+    host.protect()
 
     def change() -> None:
         with torch.no_grad():
@@ -78,13 +80,19 @@ def test_a_copy_is_written_with_the_bytes_of_the_tensors_although_they_change(tm
 
 def test_the_memory_of_a_copy_is_kept_for_the_next_one():
     host, given = HostCopy(CPU), tensors()
-    first = host.take(given)
+
+    def copied(sources):
+        copies = host.start(sources)
+        host.complete()
+        return copies
+
+    first = copied(given)
     places = {name: tensor.data_ptr() for name, tensor in first.items() if tensor.numel()}
     given["model.a"] += 1
-    second = host.take(given)
+    second = copied(given)
     assert {name: tensor.data_ptr() for name, tensor in second.items() if tensor.numel()} == places
     assert torch.equal(second["model.a"], given["model.a"])
-    third = host.take(given | {"model.new": torch.ones(3)})
+    third = copied(given | {"model.new": torch.ones(3)})
     assert torch.equal(third["model.new"], torch.ones(3))
 
 
@@ -92,11 +100,29 @@ def test_a_disk_that_fills_while_a_copy_is_written_is_named(tmp_path):
     given = {"model.w": torch.zeros(20_000)}
     with full_disk(tmp_path, free=16384) as folder:
         saving = Saving(folder, 2, {})
-        copies = HostCopy(CPU).take({name: given[name] for name in saving.plan(given)})
+        saving.plan(given)
         with pytest.raises((CheckpointError, OSError), match=REASONS):
-            saving.write(copies, lambda: None)
+            saving.write(given, lambda: None)
         assert "step 2 could not be written: full\nthere is no earlier" in str(saving.give_up(CheckpointError("full")))
         assert list((folder / "checkpoints").iterdir()) == []
+
+
+def test_nothing_changes_before_it_is_copied():
+    host, given, seen = HostCopy(CPU), {"w": torch.ones(3)}, []
+    copies = host.start(given)
+
+    def update():
+        host.protect()
+        seen.append(copies["w"].tolist())
+        given["w"].zero_()
+
+    thread = threading.Thread(target=update)
+    thread.start()
+    thread.join(0.1)
+    assert thread.is_alive()
+    host.complete()
+    thread.join(PATIENCE)
+    assert seen == [[1.0] * 3]
 
 
 @contextmanager

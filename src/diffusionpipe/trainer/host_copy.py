@@ -1,14 +1,14 @@
 """A copy of tensors in host memory, from which a checkpoint is written while training changes the tensors themselves.
 
-    main stream     ... step 5 | step 6: forward, backward ........ | update
-    side stream                | copy to page-locked memory |  ^
-    other thread                                            |  |  write the copy to the disk
-                                             `protect`: the update waits for the copy
+    main thread     ... step 5 | start | step 6: forward, backward ....... | protect | update
+    other thread               |       | complete      | check and write the copy to the disk
 
-On a CPU the copy is done when `take` returns. The memory is kept for the next copy.
+Forward and backward only read weights and the optimizer's state, so they run beside the copy; the update waits for its
+end. A GPU copies on a stream of its own into page-locked memory. The memory is kept for the next copy.
 """
 
 import logging
+import threading
 from collections.abc import Mapping
 
 import torch
@@ -30,12 +30,14 @@ class HostCopy:
         self._kinds: Mapping[str, object] = {}
         self._memory = pages(0)
         self._copies: dict[str, Tensor] = {}
+        self._sources: Mapping[str, Tensor] = {}
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
         self._copied: torch.cuda.Event | None = None
+        self._is_copied = threading.Event()
+        self._is_copied.set()
 
-    @torch.no_grad()
-    def take(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Starts to copy the tensors and returns the copies, which are complete after `wait`.
+    def start(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Begins to copy the tensors and returns the copies, which `complete` fills.
 
         Nobody may read the copies of the time before any more.
         """
@@ -43,25 +45,34 @@ class HostCopy:
         if kinds != self._kinds:
             self._make_room(tensors)
             self._kinds = kinds
-        if not tensors:
-            return {}
-        if self._stream is None:
-            torch._foreach_copy_(list(self._copies.values()), list(tensors.values()))
-        else:
+        if self._stream is not None:
             self._copy_beside(self._stream, tensors)
+        else:
+            self._sources = tensors
+            self._is_copied.clear()
         return dict(self._copies)
 
-    def protect(self) -> None:
-        """Lets whatever the device gets to do from now on wait for the copy: it may change the tensors."""
-        if self._copied is not None:
-            torch.cuda.current_stream(self._device).wait_event(self._copied)
-
-    def wait(self) -> None:
-        """Waits until the copies are complete; any thread may call it."""
+    @torch.no_grad()
+    def complete(self) -> None:
+        """Returns when the copies are complete; another thread calls it."""
         if self._copied is not None:
             torch.cuda.set_device(self._device)  # of this thread: otherwise it would be the first one
             self._copied.synchronize()
+            return
+        try:
+            if self._sources:
+                torch._foreach_copy_(list(self._copies.values()), list(self._sources.values()))
+        finally:
+            self._sources = {}
+            self._is_copied.set()
 
+    def protect(self) -> None:
+        """Returns when the tensors may change; on a GPU, what the device gets to do from now on waits for that."""
+        if self._copied is not None:
+            torch.cuda.current_stream(self._device).wait_event(self._copied)
+        self._is_copied.wait()
+
+    @torch.no_grad()
     def _copy_beside(self, stream: torch.cuda.Stream, tensors: Mapping[str, Tensor]) -> None:
         stream.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(stream):

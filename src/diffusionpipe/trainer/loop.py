@@ -82,7 +82,7 @@ class Saves(Protocol):
         ...
 
     def protect(self) -> None:
-        """The weights may change from now on."""
+        """Returns when the weights may change."""
         ...
 
 

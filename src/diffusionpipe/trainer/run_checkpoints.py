@@ -1,7 +1,7 @@
 """The checkpoints of a run under way: written while training stands still, or beside it.
 
-    main thread    step 5 | plan, copy | step 6 | step 7 | tell all | step 8 | step 9 | done
-    other thread                       | check, write, sync, read  |         | publish, prune (first rank)
+    main thread    step 5 | plan | step 6 | step 7 ...... | tell all | step 8 | step 9 | done
+    other thread                 | copy, check, write, sync, read    | publish, prune (first rank)
 
 Only the main threads talk to other ranks, at the ends of steps. The sum over all ranks that each step computes anyway
 carries a vote of every rank whose thread has ended (`vote`), so all ranks take the next action (`after`) at the same
@@ -150,9 +150,11 @@ class RunCheckpoints:
         return self._size if task.has_failed else 1
 
     def protect(self) -> None:
-        """What the device gets to do from now on may change the weights."""
-        if self._host is not None:
+        """Returns when the weights may change: they are copied, or what the device gets to do now waits for that."""
+        if self._host is not None and self._pending is not None:
+            started = perf_counter()
             self._host.protect()
+            self._pending.standstill += perf_counter() - started
 
     # ---- when an error ends the run
 
@@ -189,17 +191,17 @@ class RunCheckpoints:
             )
 
     def _begin(self, step: int, tensors: Mapping[str, Tensor], others: State, host: HostCopy) -> None:
-        """Copy this rank's share of the tensors, and start to write it."""
+        """Start to copy this rank's share of the tensors and to write it."""
         started = perf_counter()
         saving = Saving(self._folder, step, others)
         try:
             names = saving.plan(tensors)
-            copies = together(lambda: host.take({name: tensors[name] for name in names}))
+            copies = together(lambda: host.start({name: tensors[name] for name in names}))
         except CheckpointError as error:
             raise saving.give_up(error) from error
 
         def write(go_on: Callable[[], None]) -> _Checked:
-            host.wait()
+            host.complete()
             not_finite = first_weight_not_finite(copies)
             return _Checked(not_finite=not_finite, part=None if not_finite else saving.write(copies, go_on))
 
