@@ -53,7 +53,7 @@ def step_of(saving: Saving) -> int:
 def train_with_late_writes(
     job: Job, recipe: Recipe, until: Mapping[int, int], resume: str | None = None
 ) -> tuple[int, list[str]]:
-    """The run, and the log; copies are late, and a checkpoint is written only when the step `until[its step]` begins."""
+    """The run, and the log. Copies are late; a checkpoint is written only when the step `until[its step]` begins."""
     begun = {later: threading.Event() for later in until.values()}
     write, complete = Saving.write, HostCopy.complete
 

@@ -32,6 +32,7 @@ def recipe_in(folder: Path) -> Recipe:
         validation={"every": 50, "samples": 4},
         sampling={"every": 200, "steps": 2, "prompts": ("a b", "c")},
         checkpoint={"every": 25, "keep": 2, "asynchronous": True},
+        run={"patience": 60.0},  # other programs may keep the machine busy
     )
 
 
