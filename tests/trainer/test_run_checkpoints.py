@@ -67,7 +67,7 @@ def test_a_copy_is_written_with_the_bytes_of_the_tensors_although_they_change(tm
 
     change()
     part = saving.write(copies, change)
-    saving.collect(lambda: part)
+    saving.collect(part)
     saving.publish()
     verify(saving.path)
     data = "__0_0.distcp"

@@ -98,15 +98,10 @@ class Saving:
         written = self._writing.write(copies, between)
         return Part(written=written, records=describe_files(self._temporary, sorted({one.file for one in written})))
 
-    def collect(self, part: Callable[[], Part]) -> None:
-        """Tells the other ranks what this one has written: what `part` returns, or that it raises.
-
-        Raises:
-            CheckpointError: on all ranks, if any could not write.
-        """
-        own = together(part, self._group)
-        self._writing.collect(own.written)
-        self._records = agree(lambda: own.records, self._group, form=form_of(tuple[FileRecord, ...]))
+    def collect(self, part: Part) -> None:
+        """Tells the other ranks what this one has written; all have written something."""
+        self._writing.collect(part.written)
+        self._records = agree(lambda: part.records, self._group, form=form_of(tuple[FileRecord, ...]))
 
     def publish(self) -> None:
         """Gives the checkpoint its name, when all of it is on the disk."""
@@ -157,7 +152,7 @@ def save(
     saving = Saving(run_folder, step, state, group)
     try:
         saving.plan(tensors)
-        saving.collect(saving.write)
+        saving.collect(together(saving.write, group))
         together(lambda: saving.publish() if is_first else None, group)
     except CheckpointError as error:
         raise saving.give_up(error) from error

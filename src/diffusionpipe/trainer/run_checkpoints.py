@@ -10,9 +10,11 @@ step. A checkpoint gets its name when the files of all ranks are on the disk and
 
 import logging
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
+from typing import TypeVar
 
 from torch import Tensor
 
@@ -34,6 +36,7 @@ from diffusionpipe.units import Seconds
 
 logger = logging.getLogger(__name__)
 
+T = TypeVar("T")
 _PHASE = "saving"
 _PATIENCE: Seconds = 3.0
 """For a thread that nobody waits for any more."""
@@ -196,11 +199,12 @@ class RunCheckpoints:
         saving = Saving(self._folder, step, others)
         try:
             names = saving.plan(tensors)
-            copies = together(lambda: host.start({name: tensors[name] for name in names}))
         except CheckpointError as error:
             raise saving.give_up(error) from error
+        start = _attempt(lambda: host.start({name: tensors[name] for name in names}))
 
         def write(go_on: Callable[[], None]) -> _Checked:
+            copies = start()
             host.complete()
             not_finite = first_weight_not_finite(copies)
             return _Checked(not_finite=not_finite, part=None if not_finite else saving.write(copies, go_on))
@@ -233,12 +237,13 @@ class RunCheckpoints:
 
     def _tell_all(self, pending: _Pending, writing: BackgroundTask[_Checked]) -> None:
         """Tell all ranks what each has written, and publish it on the first."""
-        checked = together(writing.result)
-        found = agree(lambda: checked.not_finite)
+        found = agree(lambda: writing.result().not_finite)
         if any(name is not None for name in found):
             pending.saving.give_up(CheckpointError("weights are not finite"))
         refuse_not_finite(found, pending.step)
-        pending.saving.collect(lambda: _present(checked.part))
+        part = writing.result().part
+        assert part is not None, "only weights that are not finite prevent it"
+        pending.saving.collect(part)
         pending.writing = None
         if self._is_first:
             keep = self._kept
@@ -252,6 +257,11 @@ class RunCheckpoints:
             )
 
 
-def _present(part: Part | None) -> Part:
-    assert part is not None, "only weights that are not finite prevent it"
-    return part
+def _attempt(action: Callable[[], T]) -> Callable[[], T]:
+    """Does it now; a function that returns its result or raises its error, also later and in another thread."""
+    done: Future[T] = Future()
+    try:
+        done.set_result(action())
+    except Exception as error:
+        done.set_exception(error)
+    return done.result
