@@ -12,7 +12,7 @@ export PYTHONDONTWRITEBYTECODE =
 # A demo that was interrupted goes on; one that is finished exports and scores again.
 RESUME_DIGITS = $(if $(wildcard runs/digits/checkpoints/step-*),--resume latest)
 
-.PHONY: demo demo-memory test test-all fuzz check docs format install clean
+.PHONY: demo demo-memory test test-all fuzz soak check docs format install clean
 
 install: $(VENV)/installed
 
@@ -48,6 +48,11 @@ SINCE_START = $$(($$(date +%s) - $$(cat $(VENV)/tests-started)))
 SEED ?= 0
 fuzz: install
 	PYTHONPATH=tests $(BIN)/python -m fuzz --seed $(SEED)
+
+# A job of two ranks; what its processes hold must not grow. MINUTES=5 makes it shorter. See tests/soak/README.md.
+MINUTES ?= 20
+soak: install
+	PYTHONPATH=tests $(BIN)/python -m soak --minutes $(MINUTES)
 
 check: install
 	$(BIN)/ruff check .

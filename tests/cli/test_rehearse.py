@@ -17,7 +17,7 @@ from rich.console import Console
 from screen_files import assert_screen
 
 from diffusionpipe import cli
-from diffusionpipe.cli.machine import Moment, cores_of_others, free_memory, moment
+from diffusionpipe.cli.machine import Moment, cores_of_others, moment
 from diffusionpipe.cli.rehearsal import (
     FINEST,
     LONGEST,
@@ -54,6 +54,7 @@ from diffusionpipe.ir.flows import flows
 from diffusionpipe.planner.build import Layout
 from diffusionpipe.planner.from_profile import plan_from_profile, setting_of
 from diffusionpipe.planner.stage_costs import costs_of
+from diffusionpipe.runtime.free_memory import free_memory
 from diffusionpipe.schedules import REGISTRY
 from diffusionpipe.simulator import simulate
 

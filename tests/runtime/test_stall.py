@@ -2,6 +2,7 @@ import subprocess
 import sys
 import threading
 import time
+from queue import Queue
 
 import pytest
 from torch.distributed import HashStore
@@ -147,6 +148,42 @@ def test_bytes_that_an_awaited_data_worker_reads_are_progress():
     assert seen == [0, 1, 2, 0, 1]
     assert progress.look(1.0).helper is None
     worker.process.communicate()
+
+
+def test_a_thread_beside_the_steps_may_be_slow_but_not_hang(tmp_path):
+    progress, orders, done = Progress(2), Queue(), Queue()
+    progress.configure(10.0, None)
+
+    def write():
+        with progress.beside("writing the checkpoint of step 5"), (tmp_path / "file").open("wb") as file:
+            done.put("begun")
+            while orders.get():
+                file.write(bytes(2**17))
+                file.flush()
+                done.put("written")
+        done.put("ended")
+
+    def look(elapsed):
+        progress.advance()  # the steps go on
+        return progress.look(elapsed)
+
+    thread = threading.Thread(target=write, daemon=True)
+    with progress.phase(STEP):
+        progress.step = 7
+        thread.start()
+        done.get(timeout=10)
+        assert [look(99.0).phase for _ in range(2)] == [STEP, STEP]
+        orders.put(True)
+        done.get(timeout=10)
+        assert [look(99.0).phase for _ in range(2)] == [STEP, STEP]
+        hanging = look(2.0)
+        assert (hanging.is_over_limit, hanging.waits, hanging.limit) == (True, None, 100.0)
+        assert hanging.place() == "writing the checkpoint of step 5 (step 7)"
+        assert culprit_of({2: hanging}, 2) == hanging
+        orders.put(False)
+        done.get(timeout=10)
+        assert look(99.0).phase == STEP
+    thread.join()
 
 
 def test_an_action_that_waits_names_whom_it_waits_for():

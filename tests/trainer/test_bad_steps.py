@@ -88,7 +88,8 @@ def test_an_older_checkpoint_goes_after_the_next_one_gave_a_finite_loss(recipe, 
     report = run_module._report
     counted = lambda *given: (report(*given), counts.append(len(saved_checkpoints(tmp_path))))  # noqa: E731
     monkeypatch.setattr(run_module, "_report", counted)
-    train_here(recipe(tmp_path, training={"steps": 6}, checkpoint={"every": 1, "keep": 1}, **validated))
+    checkpoint = {"every": 1, "keep": 1, "asynchronous": False}
+    train_here(recipe(tmp_path, training={"steps": 6}, checkpoint=checkpoint, **validated))
     # Counted before the removal: from step 3 on there is one more, but none after the validation of step 3.
     assert counts == [0, 1, 2, 1, 2, 2]
     assert len(saved_checkpoints(tmp_path)) == 1

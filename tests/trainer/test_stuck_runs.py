@@ -13,10 +13,11 @@ import os, time
 from pathlib import Path
 from unittest import mock
 import worker_batches
-from tiny_runs import recipe_of, train
+from tiny_runs import ask_to_save, recipe_of, train
 from diffusionpipe.runtime import compiler
 from diffusionpipe.runtime.process_group import joined, leave, membership
-from diffusionpipe.trainer import drawing, loader, run
+from diffusionpipe.trainer import drawing, loader, run, run_checkpoints
+from diffusionpipe.trainer.checkpoint import Saving
 from diffusionpipe.trainer.data_workers import DataWorkers
 
 member = membership(os.environ)
@@ -57,9 +58,14 @@ IN_A_WORKER = """
 if member.rank == 1:
     mock.patch.object(loader, "DataWorkers", starting_stuck_workers).start()
 """
+ON_A_DISK = """
+options['at'] = {2: ask_to_save}
+if member.rank == 1:
+    mock.patch.object(Saving, "write", lambda *_: time.sleep(600)).start()
+"""
 SLOW = """
 slowly(compiler, "run_backward", 0.8)
-slowly(run, "training_tensors", 3)
+slowly(run_checkpoints, "training_tensors", 3)
 slowly(drawing, "decode", 3)
 """
 
@@ -133,6 +139,18 @@ def test_a_rank_that_stops_is_named_with_its_place(body, changed, place, waits, 
     logs = tmp_path / "logs"
     assert frame in (logs / "rank_1.stacks").read_text()
     assert "trainer/run.py" in (logs / "rank_0.stacks").read_text()
+
+
+@pytest.mark.slow
+def test_a_disk_that_hangs_while_the_steps_go_on_is_noticed(inputs, tmp_path):
+    sections = {"training": {"steps": 10_000_000}, "run": {"folder": str(tmp_path), "stuck_after": 1.0}}
+    for status, error in ends(ON_A_DISK, inputs, tmp_path, **sections):
+        assert status == 1
+        found = next(line for line in error.splitlines() if "has made no progress" in line)
+        assert re.match(r"rank 1 .* for 1\d s: writing the checkpoint of step 2 \(step \d+\)", found), error
+        assert "The limit here was 10 s; run.stuck_after changes it." in error
+    assert max(losses_of(tmp_path)) > 3
+    assert "in write" in (tmp_path / "logs" / "rank_1.stacks").read_text()
 
 
 @pytest.mark.slow

@@ -5,10 +5,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter, process_time
 
+from diffusionpipe.errors import ConfigError
+from diffusionpipe.runtime.free_memory import free_memory
 from diffusionpipe.units import Bytes, Seconds
 
 PROC = Path("/proc")
-CGROUP = Path("/sys/fs/cgroup")
 _RANK: Bytes = 2**28
 """Memory of a process that has imported torch and has no model yet; half of what was seen."""
 _WORKER: Bytes = 2**26
@@ -18,12 +19,6 @@ _WORKER: Bytes = 2**26
 def num_cores() -> int:
     """Cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def free_memory(proc: Path = PROC, cgroup: Path = CGROUP) -> Bytes | None:
-    """Memory that can be taken without swapping, by the system's account and its control group's; None if unknown."""
-    known = [found for found in (_available(proc), _left_in_group(cgroup)) if found is not None]
-    return min(known, default=None)
 
 
 def check_processes(ranks: int, workers: int = 0, free: Bytes | None = None) -> None:
@@ -37,8 +32,6 @@ def check_processes(ranks: int, workers: int = 0, free: Bytes | None = None) -> 
     Raises:
         ConfigError: names what is needed and what is left.
     """
-    from diffusionpipe.errors import ConfigError
-
     free = free_memory() if free is None else free
     needed = ranks * (_RANK + workers * _WORKER)
     if free is not None and needed > free:
@@ -47,25 +40,6 @@ def check_processes(ranks: int, workers: int = 0, free: Bytes | None = None) -> 
             f"{ranks} ranks{each} take at least {needed / 2**30:,.1f} GiB of memory, and {free / 2**30:,.1f} GiB are "
             f"free on this machine; use fewer ranks{' or data.workers' if workers else ''}"
         )
-
-
-def _available(proc: Path) -> Bytes | None:
-    try:
-        lines = (proc / "meminfo").read_text().splitlines()
-    except OSError:
-        return None
-    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")), None)
-
-
-def _left_in_group(cgroup: Path) -> Bytes | None:
-    """Limit less use; what files occupy of it can be dropped."""
-    try:
-        limit = (cgroup / "memory.max").read_text().strip()
-        used = int((cgroup / "memory.current").read_text())
-        statistics = dict(line.split() for line in (cgroup / "memory.stat").read_text().splitlines())
-    except (OSError, ValueError):
-        return None
-    return None if limit == "max" else int(limit) - used + int(statistics.get("inactive_file", 0))
 
 
 @dataclass(frozen=True, slots=True)

@@ -65,7 +65,7 @@ def rehearse(
 
     from rich.console import Console
 
-    from diffusionpipe.cli.machine import free_memory, moment
+    from diffusionpipe.cli.machine import moment
     from diffusionpipe.cli.outputs import check_outputs
     from diffusionpipe.cli.rehearsal import fitting_scale, rehearsal_mesh
     from diffusionpipe.cli.rehearsal_report import figures_of, print_report
@@ -73,6 +73,7 @@ def rehearse(
     from diffusionpipe.costs.files import read_profile
     from diffusionpipe.errors import ConfigError
     from diffusionpipe.ir.files import read_plan
+    from diffusionpipe.runtime.free_memory import free_memory
 
     began = moment()
     for name, value in (("--scale", scale), ("--bytes-scale", bytes_scale)):

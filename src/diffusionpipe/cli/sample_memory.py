@@ -67,6 +67,6 @@ def least_memory(folder: Path, count: int, resolution: int) -> "Bytes":
 def _free(device: "torch.device") -> "Bytes | None":
     import torch
 
-    from diffusionpipe.cli.machine import free_memory
+    from diffusionpipe.runtime.free_memory import free_memory
 
     return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else free_memory()

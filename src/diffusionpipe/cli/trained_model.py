@@ -71,7 +71,7 @@ def model_after(run: Path, step: int, temporary: Path) -> TrainedModel:
     from diffusionpipe.cli.run_recipe import recipe_of
     from diffusionpipe.errors import ConfigError
     from diffusionpipe.models.lora_file import ADAPTERS
-    from diffusionpipe.trainer.checkpoint import saved_checkpoints
+    from diffusionpipe.trainer.checkpoint_folder import saved_checkpoints
     from diffusionpipe.trainer.recipe_file import load_recipe
     from diffusionpipe.trainer.run_export import export_checkpoint
 

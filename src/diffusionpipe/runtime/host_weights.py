@@ -24,11 +24,11 @@ from torch import Tensor, nn
 from diffusionpipe.errors import ConfigError
 from diffusionpipe.ir import Range
 from diffusionpipe.models.graph import Layer, own_parameters
+from diffusionpipe.runtime.host_memory import lock_pages, pages, unlock_pages
 from diffusionpipe.units import Bytes
 
 _ALIGNMENT: Bytes = 512
 """Of each parameter, as torch aligns what it allocates on GPUs."""
-_PAGE: Bytes = 4096
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,7 +102,7 @@ class HostWeights:
         _move_rest([parameter for some in own.values() for parameter in some if parameter in kept], device)
         _move_buffers({components[layer.component] for layer in layers}, device)
         places = _places(p for some in own.values() for p in some if p not in kept)
-        self._memory = _host_memory(max((place.stop for place in places.values()), default=0))
+        self._memory = pages(max((place.stop for place in places.values()), default=0))
         for parameter, place in places.items():
             parameter.data = _view(self._memory, place.start, parameter.data).copy_(parameter.data)
         found = {name: _weights([p for p in some if p not in kept], places) for name, some in own.items()}
@@ -115,7 +115,7 @@ class HostWeights:
         self._views: dict[tuple[str, bool], tuple[Tensor, ...]] = {}
         if device.type == "cuda" and len(self._memory):
             _lock(self._memory)
-            weakref.finalize(self, _unlock, self._memory, self._stream).atexit = False
+            weakref.finalize(self, unlock_pages, self._memory, self._stream).atexit = False
 
     def __contains__(self, layer: str) -> bool:
         return layer in self._weights
@@ -252,29 +252,15 @@ def _view(memory: Tensor, start: Bytes, like: Tensor) -> Tensor:
     return memory[start : start + like.nbytes].view(like.dtype).view(like.shape)
 
 
-def _host_memory(size: Bytes) -> Tensor:
-    """Whole pages of host memory, (size rounded up,)."""
-    size = -(-size // _PAGE) * _PAGE
-    memory = torch.empty(size + _PAGE, dtype=torch.uint8) if size else torch.empty(0, dtype=torch.uint8)
-    start = -memory.data_ptr() % _PAGE
-    return memory[start : start + size]
-
-
 def _lock(memory: Tensor) -> None:
-    """Page-lock host memory as it is: torch's own page-locked memory is rounded up to powers of two.
+    """Page-lock the memory.
 
     Raises:
         ConfigError: it cannot be.
     """
-    runtime = torch.cuda.cudart()  # type: ignore[no-untyped-call]
-    status = int(runtime.cudaHostRegister(memory.data_ptr(), memory.nbytes, 0))
+    status = lock_pages(memory)
     if status:
         raise ConfigError(
             f"{memory.nbytes / 2**30:.1f} GiB of host memory for the frozen part cannot be page-locked (CUDA error "
             f"{status}); free memory of this machine, or set pipeline.offload_frozen = false"
         )
-
-
-def _unlock(memory: Tensor, stream: torch.cuda.Stream) -> None:
-    stream.synchronize()
-    torch.cuda.cudart().cudaHostUnregister(memory.data_ptr())  # type: ignore[no-untyped-call]

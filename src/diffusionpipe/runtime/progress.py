@@ -4,6 +4,9 @@ The main thread says which phase it is in and counts what is done there (layers,
 iteration it says nothing: the executor records the time of every action anyway, and the number of times recorded is
 the position in the order. So the executor's loop has no extra work. The watchdog's thread asks for the `Moment` with
 every beat. Whether the main thread waits for other ranks follows from its Python frames.
+
+A second thread may work beside the main one (`beside`), e.g. write a checkpoint. It has a limit of its own, that of the
+phases outside of steps: it may be slow, but where it hangs, so does the rank.
 """
 
 import linecache
@@ -106,6 +109,18 @@ class Moment:
         return text + (f", waiting for its data worker (process {self.helper})" if self.helper is not None else "")
 
 
+@dataclass(slots=True)
+class _Beside:
+    """The work of another thread. Mutable: the watchdog's thread notes what it has seen."""
+
+    name: str
+    thread: int
+    """The number that the system gives it."""
+    seen: int = -1
+    """Its bytes read and written, in units."""
+    still: Seconds = 0.0
+
+
 class Progress:
     """One rank's progress. Mutable: its main thread writes, its watchdog's thread reads."""
 
@@ -126,6 +141,7 @@ class Progress:
         self._durations: deque[Seconds] = deque(maxlen=31)
         self._seen: object = None
         self._still = 0.0
+        self._beside: _Beside | None = None
 
     # ---- the main thread
 
@@ -188,11 +204,24 @@ class Progress:
         self._durations.append(seconds)
         self._count += 1
 
+    # ---- another thread
+
+    @contextmanager
+    def beside(self, name: str) -> Iterator[None]:
+        """The block is work beside the main thread's, e.g. "writing the checkpoint of step 5"; one at a time."""
+        self._beside = _Beside(name, threading.get_native_id())
+        try:
+            yield
+        finally:
+            self._beside = None
+
     # ---- the watchdog's thread
 
     def limit(self) -> Seconds | None:
         """The time without progress that is allowed in the phase now."""
-        phase = self._phases[-1]
+        return self._limit_in(self._phases[-1])
+
+    def _limit_in(self, phase: str) -> Seconds | None:
         if self._stuck_after is None or phase == PLANNING:
             return None
         if self._stuck_after == "auto":
@@ -208,7 +237,21 @@ class Progress:
         return interval if limit is None else min(interval, limit / 4)
 
     def look(self, elapsed: Seconds) -> Moment:
-        """The moment, `elapsed` after the last look."""
+        """The moment, `elapsed` after the last look: of the main thread, or of one beside it that is over its limit."""
+        mine, beside = self._look_at_main(elapsed), self._look_beside(elapsed)
+        return beside if beside is not None and beside.is_over_limit and not mine.is_over_limit else mine
+
+    def _look_beside(self, elapsed: Seconds) -> Moment | None:
+        work = self._beside
+        if work is None:
+            return None
+        seen = bytes_moved(thread=work.thread) >> _IO_UNIT
+        work.still = work.still + elapsed if seen == work.seen else 0.0
+        work.seen = seen
+        limit = self._limit_in(work.name)
+        return Moment(rank=self.rank, phase=work.name, step=self.step, still=work.still, limit=limit)
+
+    def _look_at_main(self, elapsed: Seconds) -> Moment:
         phase, limit, helpers = self._phases[-1], self.limit(), self._helpers
         helper = helpers.awaited if self._is_taking and helpers is not None else None
         io = bytes_moved(helper) if phase != STEP or helper is not None else 0
@@ -255,9 +298,9 @@ def is_in_collective(frame: FrameType | None) -> bool:
     return ".wait()" in linecache.getline(innermost.f_code.co_filename, innermost.f_lineno)
 
 
-def bytes_moved(process: int | None = None) -> int:
-    """Bytes that this or another process has read and written, messages not included; 0 if unknown."""
-    total = 0
-    with suppress(OSError, ValueError), open(f"/proc/{process or 'self'}/io", encoding="ascii") as file:
+def bytes_moved(process: int | None = None, thread: int | None = None) -> int:
+    """Bytes that this or another process, or a thread of it, has read and written, without messages; 0 if unknown."""
+    total, place = 0, f"/proc/{process or 'self'}" + (f"/task/{thread}" if thread is not None else "")
+    with suppress(OSError, ValueError), open(f"{place}/io", encoding="ascii") as file:
         total = sum(int(line.split()[1]) for line in file if line.startswith(("rchar:", "wchar:")))
     return total

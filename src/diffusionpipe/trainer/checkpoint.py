@@ -10,11 +10,10 @@ runs/x/checkpoints/.step-00000300.replaced/    an older one of the same step, un
 import errno
 import json
 import logging
-import os
-import re
 import shutil
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch.distributed as dist
@@ -25,6 +24,14 @@ from diffusionpipe.ir.input_file import read_json
 from diffusionpipe.ir.output_file import sync_folder, write_durably
 from diffusionpipe.runtime.exchange import form_of
 from diffusionpipe.trainer.agreement import agree, rank_in, size_of, together
+from diffusionpipe.trainer.checkpoint_folder import (
+    FOLDER,
+    latest,
+    order_of,
+    resolve,
+    saved_checkpoints,
+    sequence_of,
+)
 from diffusionpipe.trainer.manifest import (
     FileRecord,
     Manifest,
@@ -34,7 +41,9 @@ from diffusionpipe.trainer.manifest import (
     unlisted,
     write_manifest,
 )
-from diffusionpipe.trainer.tensor_files import read_tensors, write_tensors
+from diffusionpipe.trainer.tensor_files import METADATA, TensorWriting, read_tensors
+from diffusionpipe.trainer.tensor_plans import Written
+from diffusionpipe.units import Bytes, Seconds
 
 logger = logging.getLogger(__name__)
 
@@ -42,12 +51,80 @@ State = dict[str, object]
 STATE = "state.json"
 AUTO = "auto"
 """`--resume auto`: the newest undamaged checkpoint, or none (see `resuming`)."""
-_FOLDER = "checkpoints"
 _LEFT = ".step-*"
-_NAME = re.compile(r"step-(\d{8,})")
-_SHOWN = 200
-"""Characters of what was asked for that a message repeats."""
 _WRITING, _REPLACED = ".writing", ".replaced"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """What one rank has written of a checkpoint."""
+
+    written: tuple[Written, ...]
+    records: tuple[FileRecord, ...]
+
+
+class Saving:
+    """One checkpoint on its way to the disk, in steps that may be far apart.
+
+    The steps of all ranks of the group, in this order: `plan`, `write`, `collect`, `publish` (first rank only). They
+    take `plan` and `collect` together, through messages; a rank takes `write` and `publish` by itself, and another
+    thread may do it. After an error in any step `give_up` leaves no trace.
+    """
+
+    def __init__(self, run_folder: Path, step: int, state: State, group: dist.ProcessGroup | None = None) -> None:
+        """All ranks have the same step and state (JSON values)."""
+        self.path = run_folder / FOLDER / f"step-{step:08d}"
+        """Where the checkpoint will be."""
+        self._run_folder, self._step, self._state, self._group = run_folder, step, state, group
+        self._is_first = rank_in(group) == 0
+        self._temporary = self.path.with_name(f".{self.path.name}{_WRITING}")
+        self._writing = TensorWriting(self._temporary, group)
+        self._records: list[tuple[FileRecord, ...]] = []
+        self._size: Bytes = 0
+
+    def plan(self, tensors: Mapping[str, Tensor]) -> tuple[str, ...]:
+        """Makes the folder, agrees on who writes what, and returns the names of the tensors that this rank writes.
+
+        Names may repeat between ranks and then stand for equal values.
+
+        Raises:
+            CheckpointError: on all ranks.
+        """
+        together(lambda: _make_empty(self._temporary) if self._is_first else None, self._group)
+        return self._writing.plan(tensors)
+
+    def write(self, copies: Mapping[str, Tensor] | None = None, between: Callable[[], None] | None = None) -> Part:
+        """Writes this rank's tensors and reads its files again; the arguments are those of `TensorWriting.write`."""
+        written = self._writing.write(copies, between)
+        return Part(written=written, records=describe_files(self._temporary, sorted({one.file for one in written})))
+
+    def collect(self, part: Part) -> None:
+        """Tells the other ranks what this one has written; all have written something."""
+        self._writing.collect(part.written)
+        self._records = agree(lambda: part.records, self._group, form=form_of(tuple[FileRecord, ...]))
+
+    def publish(self) -> None:
+        """Gives the checkpoint its name, when all of it is on the disk."""
+        self._writing.finish()
+        self._records[0] += describe_files(self._temporary, [METADATA])
+        files = tuple(record for of_rank in self._records for record in of_rank)
+        self._size = sum(record.size for record in files)
+        _publish(self._temporary, self.path, self._state, files)
+
+    def give_up(self, error: CheckpointError) -> CheckpointError:
+        """Removes what was written, and returns an error that names the last good checkpoint. All ranks call it."""
+        if self._is_first:
+            shutil.rmtree(self._temporary, ignore_errors=True)
+        last = latest(self._run_folder)
+        remains = f"the last good checkpoint is {last}" if last else "there is no earlier checkpoint"
+        return CheckpointError(f"the checkpoint of step {self._step} could not be written: {error}\n{remains}")
+
+    def report(self, standstill: Seconds, seconds: Seconds) -> None:
+        """Says on the first rank that the checkpoint is there, and what time it took."""
+        if self._is_first:
+            logger.info(
+                "checkpoint=%s size_bytes=%d standstill_s=%.2f save_s=%.2f", self.path, self._size, standstill, seconds
+            )
 
 
 def save(
@@ -72,25 +149,18 @@ def save(
     assert keep >= 1, "the recipe checks this"
     started = time.perf_counter()
     is_first = rank_in(group) == 0
-    final = run_folder / _FOLDER / f"step-{step:08d}"
-    temporary = final.with_name(f".{final.name}{_WRITING}")
+    saving = Saving(run_folder, step, state, group)
     try:
-        together(lambda: _make_empty(temporary) if is_first else None, group)
-        names = write_tensors(temporary, tensors, group)
-        records = agree(lambda: describe_files(temporary, names), group, form=form_of(tuple[FileRecord, ...]))
-        files = tuple(record for of_rank in records for record in of_rank)
-        together(lambda: _publish(temporary, final, state, files) if is_first else None, group)
+        saving.plan(tensors)
+        saving.collect(together(saving.write, group))
+        together(lambda: saving.publish() if is_first else None, group)
     except CheckpointError as error:
-        if is_first:
-            shutil.rmtree(temporary, ignore_errors=True)
-        last = latest(run_folder)
-        remains = f"the last good checkpoint is {last}" if last else "there is no earlier checkpoint"
-        raise CheckpointError(f"the checkpoint of step {step} could not be written: {error}\n{remains}") from error
+        raise saving.give_up(error) from error
     if is_first:
         prune(run_folder, keep)
-        size = sum(record.size for record in files)
-        logger.info("checkpoint=%s size_bytes=%d save_s=%.2f", final, size, time.perf_counter() - started)
-    return final
+    seconds = time.perf_counter() - started
+    saving.report(seconds, seconds)
+    return saving.path
 
 
 def load(path: Path, tensors: Mapping[str, Tensor], *, group: dist.ProcessGroup | None = None) -> State:
@@ -166,57 +236,11 @@ def problems_together(path: Path, group: dist.ProcessGroup | None = None) -> lis
     return list(dict.fromkeys(problem for of_rank in by_rank for problem in of_rank))
 
 
-def saved_checkpoints(run_folder: Path) -> tuple[Path, ...]:
-    """The run's checkpoints in the order in which they were written.
-
-    One whose manifest cannot be read stands last: it is found first and refused by name, not silently passed over.
-    """
-    folder = run_folder / _FOLDER
-    if not folder.is_dir():
-        return ()
-    return tuple(sorted((path for path in folder.iterdir() if _is_checkpoint(path)), key=_order))
-
-
-def latest(run_folder: Path) -> Path | None:
-    """The checkpoint that was written last, or None."""
-    return next(reversed(saved_checkpoints(run_folder)), None)
-
-
-def num_written(run_folder: Path) -> int:
-    """How many checkpoints the run has written, as far as those that are there tell; it only grows."""
-    return max((_sequence(path) or 0 for path in saved_checkpoints(run_folder)), default=0)
-
-
 def previous_good(path: Path) -> Path | None:
     """The newest undamaged checkpoint of the same run that was written before this one, or None."""
     siblings = saved_checkpoints(path.parent.parent)
-    others = [other for other in siblings if other != path and (_order(other) < _order(path))]
+    others = [other for other in siblings if other != path and (order_of(other) < order_of(path))]
     return next((other for other in reversed(others) if not _problems(other, 0, 1)), None)
-
-
-def resolve(run_folder: Path, wanted: str | int | Path) -> Path:
-    """The checkpoint meant by "latest", a step, or a path (to a checkpoint, or to a run whose latest is meant).
-
-    Raises:
-        CheckpointError: there is none; it lists what is there.
-    """
-    if wanted == "latest":
-        return _latest_or_refuse(run_folder)
-    if str(wanted).isdecimal():
-        path = run_folder / _FOLDER / f"step-{str(wanted).lstrip('0').zfill(8)}"
-        if not os.path.isdir(path):
-            raise CheckpointError(
-                f"{run_folder} has no checkpoint of step {str(wanted)[:_SHOWN]}; {_listing(run_folder)}"
-            )
-        return path
-    path = Path(str(wanted))
-    if not os.path.exists(path):  # False also for what can be no path
-        raise CheckpointError(f"{str(path)[:_SHOWN]} does not exist; {_listing(run_folder)}")
-    if not path.is_dir():
-        raise CheckpointError(f"{path} is a file, but a checkpoint is a folder; {_listing(run_folder)}")
-    if _is_checkpoint(path.absolute()):
-        return path
-    return _latest_or_refuse(path.parent if path.name == _FOLDER else path)
 
 
 def clean(run_folder: Path) -> tuple[str, ...]:
@@ -224,7 +248,7 @@ def clean(run_folder: Path) -> tuple[str, ...]:
 
     A checkpoint that was being replaced when the process died returns to its place.
     """
-    left = sorted((run_folder / _FOLDER).glob(_LEFT))
+    left = sorted((run_folder / FOLDER).glob(_LEFT))
     for path in left:
         final = path.with_name(path.name.removeprefix(".").removesuffix(_REPLACED))
         if path.name.endswith(_REPLACED) and not final.exists():
@@ -239,7 +263,7 @@ def clean(run_folder: Path) -> tuple[str, ...]:
 
 def is_interrupted(run_folder: Path) -> bool:
     """Whether an interrupted save has left something for `clean`."""
-    return any((run_folder / _FOLDER).glob(_LEFT))
+    return any((run_folder / FOLDER).glob(_LEFT))
 
 
 def problem_of_folder(folder: Path, resume: str | None) -> str | None:
@@ -271,7 +295,7 @@ def _publish(temporary: Path, final: Path, state: State, files: tuple[FileRecord
     others = [path for path in saved_checkpoints(final.parent.parent) if path != final]
     manifest = Manifest(
         step=int(final.name.removeprefix("step-")),
-        sequence=1 + max((order for path in others if (order := _sequence(path)) is not None), default=0),
+        sequence=1 + max((order for path in others if (order := sequence_of(path)) is not None), default=0),
         files=(*files, *describe_files(temporary, [STATE])),
     )
     write_manifest(temporary, manifest)
@@ -297,25 +321,6 @@ def prune(run_folder: Path, keep: int) -> None:
             logger.warning("checkpoint=%s kept=True reason=%s", path, error)
 
 
-def _is_checkpoint(path: Path) -> bool:
-    """Whether the path has the name and kind of a checkpoint."""
-    return _NAME.fullmatch(path.name) is not None and path.is_dir()
-
-
-def _sequence(path: Path) -> int | None:
-    """The checkpoint's place in the order of writing, None if its manifest cannot be read."""
-    try:
-        return read_manifest(path).sequence
-    except CheckpointError:
-        return None
-
-
-def _order(path: Path) -> tuple[bool, int, str]:
-    """Sorts by the order of writing, unreadable ones last by step."""
-    sequence = _sequence(path)
-    return (sequence is None, sequence or 0, path.name)
-
-
 def _problems(path: Path, share: int, num_shares: int) -> list[str]:
     """What is wrong with the checkpoint, as far as this share of its files shows."""
     try:
@@ -338,26 +343,3 @@ def _refusal(path: Path, problems: list[str], good: Path | None) -> str:
         f"the previous good checkpoint is {good}; resume with --resume {step}" if good else "no earlier good one exists"
     )
     return f"{path} is damaged: {'; '.join(problems)}\n{offer}"
-
-
-def _latest_or_refuse(run_folder: Path) -> Path:
-    """The run's latest checkpoint.
-
-    Raises:
-        CheckpointError: it has none.
-    """
-    path = latest(run_folder)
-    if path is None:
-        raise CheckpointError(f"{run_folder} has no checkpoint; {_listing(run_folder)}")
-    return path
-
-
-def _listing(run_folder: Path) -> str:
-    """What could have been meant: the run's checkpoints, or else what lies in the folder."""
-    names = [path.name for path in saved_checkpoints(run_folder)]
-    if names:
-        return f"{run_folder} has {', '.join(names)}"
-    if not run_folder.is_dir():
-        return f"{run_folder} is not a folder"
-    inside = sorted(path.name for path in run_folder.iterdir())
-    return f"{run_folder} contains {', '.join(inside[:10]) or 'nothing'}{', ...' if len(inside) > 10 else ''}"

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from time import perf_counter
+from typing import Protocol
 
 import torch
 import torch.distributed as dist
@@ -41,6 +42,10 @@ CALM = 10
 MOST_SKIPPED = 10
 """Spikes in a row that are skipped; then they are the training."""
 
+_SAVING = 2**20
+"""More than all votes to save: one number carries them and this many times the votes of `Saves`, both exactly. A sixth
+number could change the order in which the others are summed, and so the last digit of a loss."""
+
 NamesOf = Callable[[int, Sequence[int]], Sequence[str]]
 """`names_of(step, positions)`: which samples stood at these positions of the step's batch."""
 
@@ -65,6 +70,20 @@ class StepResult:
     """Whether a post-validated step was taken back, and done again with clipped gradients or skipped."""
     is_skipped: bool = False
     """Whether nothing was updated, because the step was a spike."""
+    saving_votes: int = 0
+    """The sum of all ranks' `Saves.vote`."""
+
+
+class Saves(Protocol):
+    """A checkpoint that is written during training, as the steps see it."""
+
+    def vote(self) -> int:
+        """A number to be summed over all ranks, at most the number of ranks."""
+        ...
+
+    def protect(self) -> None:
+        """Returns when the weights may change."""
+        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,7 +103,7 @@ class _Unsettled:
     step: int
     outputs: list[Output]
     total: Tensor
-    """(5,): squared norm, loss, busy share, votes to save, votes to stop."""
+    """(5,): squared norm, loss, busy share, votes to save and of `Saves`, votes to stop."""
     work: dist.Work | None
     iteration: Seconds
     is_updated: bool = False
@@ -110,8 +129,16 @@ class Stepper:
     during the next one, see `post_validation`.
     """
 
-    def __init__(self, session: Session, stopping: Stopping, names_of: NamesOf, spikes: Spikes | None = None) -> None:
+    def __init__(
+        self,
+        session: Session,
+        stopping: Stopping,
+        names_of: NamesOf,
+        spikes: Spikes | None = None,
+        saves: Saves | None = None,
+    ) -> None:
         self._session = session
+        self._saves = saves
         self._spikes = spikes or Spikes(OnSpike.NONE)
         self._skipped_in_a_row = 0
         self._stopping = stopping
@@ -151,6 +178,8 @@ class Stepper:
         """
         started = perf_counter()
         iteration = self._iterate(inputs)
+        if self._saves is not None:
+            self._saves.protect()
         settled = self.settle()
         if any(result.is_amended for result in settled):
             self._session.worker.train.rewind()
@@ -190,7 +219,9 @@ class Stepper:
         device, outputs = self._session.job.device, iteration.outputs
         counted = [p.grad for p in self._owned if p.grad is not None]
         loss = sum((output.value.double().sum() for output in outputs), torch.zeros((), dtype=torch.float64))
-        rest = torch.tensor([iteration.busy, *map(float, self._stopping.votes())], dtype=torch.float64, device=device)
+        saves, stops = self._stopping.votes()
+        saves += _SAVING * self._saves.vote() if self._saves is not None else 0
+        rest = torch.tensor([iteration.busy, float(saves), float(stops)], dtype=torch.float64, device=device)
         squares = sum_of_squares(counted, device)
         total = torch.cat([squares.reshape(1), loss.to(device).reshape(1), rest])
         work = dist.all_reduce(total, async_op=True)
@@ -202,7 +233,8 @@ class Stepper:
         with session.job.progress.waiting():
             if step.work is not None:
                 step.work.wait()
-            squares, summed, busy, saves, stops = step.total.tolist()
+            squares, summed, busy, votes, stops = step.total.tolist()
+        saving_votes, saves = divmod(int(votes), _SAVING)
         self._end_phase("sum over all ranks")
         norm, loss = step.total[0].sqrt(), summed / session.plan.batch
         if not _is_finite(loss) or not _is_finite(squares):
@@ -236,9 +268,10 @@ class Stepper:
             bubble=1 - busy / session.plan.mesh.num_ranks,
             seconds=step.seconds,
             iteration=step.iteration,
-            decision=self._stopping.decision((int(saves), int(stops))),
+            decision=self._stopping.decision((saves, int(stops))),
             is_amended=is_amended,
             is_skipped=spike is not None,
+            saving_votes=saving_votes,
         )
 
     def _skip(self, step: int, spike: str) -> None:

@@ -267,6 +267,9 @@ class CheckpointSection(Section):
     """Steps between checkpoints."""
     keep: Count = 3
     """Number of newest checkpoints to keep."""
+    asynchronous: Auto[bool] = None
+    """Whether training goes on while a checkpoint is written from a copy in host memory; "auto": if the memory
+    suffices."""
 
 
 class Recipe(Section):

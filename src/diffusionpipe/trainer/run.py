@@ -23,7 +23,8 @@ from diffusionpipe.runtime.process_group import Job
 from diffusionpipe.runtime.progress import RECORDING, STEP
 from diffusionpipe.runtime.stall import stacks_file
 from diffusionpipe.trainer.batch import sample_indices
-from diffusionpipe.trainer.checkpoint import latest, prune, save
+from diffusionpipe.trainer.checkpoint_folder import latest
+from diffusionpipe.trainer.copy_memory import saves_beside_training
 from diffusionpipe.trainer.drawing import Picture, draw_in_session
 from diffusionpipe.trainer.evaluation import averaged, validate
 from diffusionpipe.trainer.exit_status import ExitStatus
@@ -40,6 +41,7 @@ from diffusionpipe.trainer.progress import TrainingProgress
 from diffusionpipe.trainer.recipe import Recipe
 from diffusionpipe.trainer.recipe_file import recipe_to_toml
 from diffusionpipe.trainer.resuming import checkpoint_of
+from diffusionpipe.trainer.run_checkpoints import RunCheckpoints
 from diffusionpipe.trainer.run_export import export_settings
 from diffusionpipe.trainer.run_samples import check_sampling, sampling_settings, wish_of
 from diffusionpipe.trainer.screen import Screen, steps_of
@@ -50,7 +52,7 @@ from diffusionpipe.trainer.start import Start, places
 from diffusionpipe.trainer.stopping import Stopping
 from diffusionpipe.trainer.traced import Trace, measured_timeline
 from diffusionpipe.trainer.trackers import Trackers, open_trackers
-from diffusionpipe.trainer.training_state import check_finite, load_training, training_tensors
+from diffusionpipe.trainer.training_state import load_training
 from diffusionpipe.units import Seconds
 
 logger = logging.getLogger(__name__)
@@ -90,14 +92,11 @@ class _Run:
     identity: Mapping[str, object]
     """What the checkpoints say about the run."""
     spikes: Spikes
+    checkpoints: RunCheckpoints
     progress: TrainingProgress | None = None
     """On rank 0."""
     step: int = 0
     """Steps done."""
-    saved: int | None = None
-    """The step of the last checkpoint of this process."""
-    is_proven: bool = True
-    """Whether the weights of that checkpoint have given a finite loss."""
     validated: int | None = None
     """The last step whose weights had a finite validation loss."""
     timeline: Timeline | None = field(default=None)
@@ -150,6 +149,9 @@ def _run(recipe: Recipe, job: Job, hooks: Hooks, resume: str | None) -> int:
             metrics=None,
             identity=run_identity(session, data.train.dataset),
             spikes=Spikes(recipe.training.on_spike),
+            checkpoints=RunCheckpoints(
+                job, folder, recipe.checkpoint.keep, screen, is_asynchronous=saves_beside_training(session)
+            ),
         )
         if checkpoint is not None:
             with screen.work("loading the checkpoint"):
@@ -167,11 +169,15 @@ def _run(recipe: Recipe, job: Job, hooks: Hooks, resume: str | None) -> int:
             )
         try:
             _train(state)
+        except BaseException as error:
+            state.checkpoints.leave(error)
+            raise
         finally:
             if state.metrics is not None:
                 state.metrics.close()
-        if state.saved != state.step:
-            _save(state)
+        if state.checkpoints.saved != state.step:
+            _save(state, is_last=True)
+        state.checkpoints.finish()
     _finish(state)
     return state.step
 
@@ -224,7 +230,7 @@ def _train(state: _Run) -> None:
         pin_memory=session.job.device.type == "cuda",
         on_start=progress.help_from,
     )
-    stepper = Stepper(session, state.stopping, _names_of(state), state.spikes)
+    stepper = Stepper(session, state.stopping, _names_of(state), state.spikes, state.checkpoints)
     traces: list[Trace] = []
     waits: dict[int, Seconds] = {}
     with (
@@ -256,13 +262,15 @@ def _train(state: _Run) -> None:
             with progress.phase(RECORDING):
                 for result in results:
                     _report(state, result, waits.pop(result.step))
-                    _prune_after(state, result)
+            for result in results:
+                state.checkpoints.after(result.step, result.saving_votes)
             _evaluate(state)
+            stops = any(result.decision.stops for result in results)
             if any(result.decision.saves for result in results) or _is_due(recipe.checkpoint.every, state.step):
-                _save(state)
+                _save(state, is_last=stops or state.step == recipe.training.steps)
             if state.progress is not None:
                 state.progress.pause()
-            if any(result.decision.stops for result in results):
+            if stops:
                 logger.warning("stopped step=%d reason=signal exit_status=%d", state.step, ExitStatus.STOPPED)
                 break
     if traces and state.step == recipe.training.steps:
@@ -317,14 +325,6 @@ def _report(state: _Run, result: StepResult, waited: float) -> None:
     )
 
 
-def _prune_after(state: _Run, result: StepResult) -> None:
-    """Remove the checkpoint beyond `keep` once the weights of the newest have given a finite loss."""
-    if not state.is_proven and state.saved is not None and result.step > state.saved:
-        state.is_proven = True
-        if state.session.is_first:
-            prune(state.session.recipe.run.folder, state.session.recipe.checkpoint.keep)
-
-
 def _skipped(state: _Run, step: int) -> dict[str, float]:
     """Samples so far whose pictures could not be decoded, where these are replaced."""
     if state.data.train.skipping is None:
@@ -365,21 +365,10 @@ def _evaluate(state: _Run) -> None:
             logger.info("step=%d drawn=%s draw_s=%.1f", state.step, grid, perf_counter() - started)
 
 
-def _save(state: _Run) -> None:
-    session, keep = state.session, state.session.recipe.checkpoint.keep
+def _save(state: _Run, *, is_last: bool) -> None:
+    values = {"step": state.step, **state.identity, **state.spikes.state()}
     is_proven = state.validated == state.step
-    with state.screen.work("saving"):
-        tensors = training_tensors(session.state)
-        check_finite(tensors, state.step)
-        save(
-            session.recipe.run.folder,
-            state.step,
-            tensors,
-            {"step": state.step, **state.identity, **state.spikes.state()},
-            keep=keep if is_proven else keep + 1,  # one more, until these weights give a loss
-        )
-    state.is_proven = is_proven
-    state.saved = state.step
+    state.checkpoints.save(state.step, state.session.state, values, is_proven=is_proven, is_last=is_last)
 
 
 def _finish(state: _Run) -> None:

@@ -5,16 +5,20 @@ but we learn which files each rank wrote, agree on failures in our own words, ne
 can read the metadata, which it pickles, without running what a pickle may contain.
 """
 
+import io
+import os
 import pathlib
 import pickle
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
-from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter, _StorageInfo
+from torch.distributed.checkpoint.filesystem import FileSystem, FileSystemReader, FileSystemWriter, _StorageInfo
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 from torch.distributed.checkpoint.planner import SavePlan
 from torch.distributed.checkpoint.storage import WriteResult
@@ -34,74 +38,139 @@ from diffusionpipe.trainer.tensor_plans import (
     shares_of,
     written_by,
 )
+from diffusionpipe.units import Bytes
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
 
 METADATA = ".metadata"
+_PIECE: Bytes = 64 * 2**20
+"""Of a file that is written in pieces."""
 
 
-def write_tensors(
-    folder: Path, tensors: Mapping[str, Tensor], group: dist.ProcessGroup | None = None
-) -> tuple[str, ...]:
-    """Writes every rank's tensors into the existing, empty folder; returns the names of the files this rank wrote.
+class TensorWriting:
+    """One rank's part of writing the tensors of all ranks into a folder, in steps that may be far apart.
 
-    A name that several ranks hold is written by one of them, so that all write about equally much.
-
-    Raises:
-        CheckpointError: a rank could not write, or two ranks mean different things by one name.
+    All ranks of the group take the steps in this order. They take `plan` and `collect` together, through messages; a
+    rank takes `write` and `finish` by itself, and another thread may do it.
     """
-    rank = rank_in(group)
-    is_first = rank == 0
-    # One thread: an error in any but the first of the writer's threads would be lost.
-    writer = FileSystemWriter(folder, sync_files=True, thread_count=1)
-    planner = DefaultSavePlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
 
-    def plan_own() -> tuple[SavePlan, tuple[Offer, ...]]:
-        planner.set_up_planner(dict(tensors), writer.storage_meta(), is_first)
-        writer.set_up_storage_writer(is_first)
-        plan = writer.prepare_local_plan(planner.create_local_plan())
-        return plan, offers_of(plan)
+    def __init__(self, folder: Path, group: dist.ProcessGroup | None = None) -> None:
+        """`folder` exists and is empty."""
+        self._folder, self._group = folder, group
+        self._rank = rank_in(group)
+        # One thread: an error in any but the first of the writer's threads would be lost.
+        self._writer = FileSystemWriter(folder, sync_files=True, thread_count=1)
+        self._planner = DefaultSavePlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
+        self._share = SavePlan([])
+        self._decided: tuple[list[SavePlan], Metadata] | None = None
+        self._results: list[Callable[[], tuple[Written, ...]]] = []
 
-    own, own_offers = together(plan_own, group)
-    sent_offers = collect(own_offers, rows_of(Offer), group)
-    decided: tuple[list[SavePlan], Metadata] | None = None
+    def plan(self, tensors: Mapping[str, Tensor]) -> tuple[str, ...]:
+        """Agrees on who writes what, and returns the names of the tensors that this rank writes.
 
-    def plan_all() -> tuple[tuple[int, ...], ...]:
-        nonlocal decided
-        if not is_first:
-            return ()
-        offers = [read() for read in sent_offers]
-        check_replicas(offers)
-        decided = planner.create_global_plan([plan_of(of_rank) for of_rank in offers])
-        return shares_of(offers, decided[0])
+        A name that several ranks hold is written by one of them, so that all write about equally much.
 
-    shares = agree(plan_all, group, form=form_of(tuple[tuple[int, ...], ...]))[0]
+        Raises:
+            CheckpointError: on all ranks, if two ranks mean different things by one name.
+        """
+        is_first = self._rank == 0
 
-    def write_own() -> tuple[Written, ...]:
+        def plan_own() -> tuple[SavePlan, tuple[Offer, ...]]:
+            self._planner.set_up_planner(dict(tensors), self._writer.storage_meta(), is_first)
+            self._writer.set_up_storage_writer(is_first)
+            plan = self._writer.prepare_local_plan(self._planner.create_local_plan())
+            return plan, offers_of(plan)
+
+        own, own_offers = together(plan_own, self._group)
+        sent_offers = collect(own_offers, rows_of(Offer), self._group)
+
+        def plan_all() -> tuple[tuple[int, ...], ...]:
+            if not is_first:
+                return ()
+            offers = [read() for read in sent_offers]
+            check_replicas(offers)
+            self._decided = self._planner.create_global_plan([plan_of(of_rank) for of_rank in offers])
+            return shares_of(offers, self._decided[0])
+
+        shares = agree(plan_all, self._group, form=form_of(tuple[tuple[int, ...], ...]))[0]
         # The writer names the files of a plan by its place among all.
-        places = [SavePlan([]) for _ in range(size_of(group))]
-        places[rank] = share_of(own, shares[rank])
-        share = planner.finish_plan(writer.prepare_global_plan(places)[rank])
+        places = [SavePlan([]) for _ in range(size_of(self._group))]
+        places[self._rank] = share_of(own, shares[self._rank])
+        self._share = self._planner.finish_plan(self._writer.prepare_global_plan(places)[self._rank])
+        return tuple(item.index.fqn for item in self._share.items)
+
+    def write(
+        self, copies: Mapping[str, Tensor] | None = None, between: Callable[[], None] | None = None
+    ) -> tuple[Written, ...]:
+        """Writes this rank's tensors, or their copies in host memory, and waits until they are on the disk.
+
+        `between` is called after every piece; with it, pieces go to the disk one by one, so that a slow disk differs
+        from one that hangs.
+
+        Raises:
+            CheckpointError: not all could be written.
+        """
+        if copies is not None:
+            self._planner.state_dict = dict(copies)
+            self._writer.per_thread_copy_ahead = 0  # nothing to copy: no stream of a GPU is used
+        if between is not None:
+            self._writer.fs = _PiecewiseFiles(between)
         try:
-            written: list[WriteResult] = writer.write_data(share, planner).wait()
+            written: list[WriteResult] = self._writer.write_data(self._share, self._planner).wait()
         except RuntimeError as error:  # torch's writer speaks of positions in the file where the disk is full
-            check_folder(folder)
+            check_folder(self._folder)
             raise CheckpointError(f"{type(error).__name__}: {error}") from error
-        if len(written) != len(share.items):
-            raise CheckpointError(f"only {len(written)} of {len(share.items)} tensors were written")
+        if len(written) != len(self._share.items):
+            raise CheckpointError(f"only {len(written)} of {len(self._share.items)} tensors were written")
         return written_by(written)
 
-    own_results = together(write_own, group)
-    sent_results = collect(own_results, rows_of(Written), group)
+    def collect(self, written: tuple[Written, ...]) -> None:
+        """Tells the first rank what this one has written."""
+        self._results = collect(written, rows_of(Written), self._group)
 
-    def finish() -> None:
-        if decided is None:
-            return
-        plans, metadata = decided
-        of_ranks = zip(sent_results, writer.prepare_global_plan(plans), strict=True)
-        writer.finish(metadata, [results_of(read(), plan, plan.storage_data.prefix) for read, plan in of_ranks])
+    def finish(self) -> None:
+        """Writes the table of all tensors; on the first rank only.
 
-    together(finish, group)
-    names = {one.file for one in own_results}
-    return (*sorted(names), *((METADATA,) if is_first else ()))
+        Raises:
+            CheckpointError: a rank has written something else than it was to write.
+        """
+        assert self._decided is not None, "only the first rank has planned for all"
+        plans, metadata = self._decided
+        of_ranks = zip(self._results, self._writer.prepare_global_plan(plans), strict=True)
+        self._writer.finish(metadata, [results_of(read(), plan, plan.storage_data.prefix) for read, plan in of_ranks])
+
+
+class _PiecewiseFiles(FileSystem):
+    """Files whose content goes to the disk piece by piece while they are written."""
+
+    def __init__(self, between: Callable[[], None]) -> None:
+        super().__init__()
+        self._between = between
+
+    @contextmanager
+    def create_stream(self, path: str | os.PathLike[str], mode: str) -> Iterator[io.IOBase]:
+        """As the class above."""
+        with io.BufferedWriter(_PiecewiseFile(path, mode, self._between)) as stream:
+            yield stream
+
+
+class _PiecewiseFile(io.FileIO):
+    """A file that is synced whenever a piece was written."""
+
+    def __init__(self, path: str | os.PathLike[str], mode: str, between: Callable[[], None]) -> None:
+        super().__init__(os.fspath(path), mode)
+        self._between, self._unsynced = between, 0
+
+    def write(self, data: "ReadableBuffer") -> int:
+        """As of any file."""
+        written = super().write(memoryview(data)[:_PIECE])
+        self._unsynced += written
+        if self._unsynced >= _PIECE:
+            os.fdatasync(self.fileno())
+            self._unsynced = 0
+        self._between()
+        return written
 
 
 def read_tensors(folder: Path, tensors: Mapping[str, Tensor]) -> None:

@@ -1,0 +1,1 @@
+"""How long training stands still for a checkpoint."""

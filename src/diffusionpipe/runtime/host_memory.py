@@ -1,0 +1,31 @@
+"""Host memory in whole pages, which can be locked: a GPU then copies from and to them without the processor."""
+
+import torch
+from torch import Tensor
+
+from diffusionpipe.units import Bytes
+
+_PAGE: Bytes = 4096
+
+
+def pages(size: Bytes) -> Tensor:
+    """Whole pages of host memory, (size rounded up,)."""
+    size = -(-size // _PAGE) * _PAGE
+    memory = torch.empty(size + _PAGE, dtype=torch.uint8) if size else torch.empty(0, dtype=torch.uint8)
+    start = -memory.data_ptr() % _PAGE
+    return memory[start : start + size]
+
+
+def lock_pages(memory: Tensor) -> int:
+    """Page-lock host memory as it is, and return CUDA's status, 0 for success.
+
+    torch's own page-locked memory is rounded up to powers of two.
+    """
+    runtime = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+    return int(runtime.cudaHostRegister(memory.data_ptr(), memory.nbytes, 0))
+
+
+def unlock_pages(memory: Tensor, stream: torch.cuda.Stream) -> None:
+    """Undo `lock_pages`, when the stream has done with the memory."""
+    stream.synchronize()
+    torch.cuda.cudart().cudaHostUnregister(memory.data_ptr())  # type: ignore[no-untyped-call]

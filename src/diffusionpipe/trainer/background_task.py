@@ -1,0 +1,64 @@
+"""One piece of work in a thread of its own, while the main thread trains on."""
+
+import threading
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+from diffusionpipe.runtime.progress import Progress
+from diffusionpipe.units import Seconds
+
+T = TypeVar("T")
+
+
+class _AbandonedError(Exception):
+    """Nobody waits for the work any more."""
+
+
+class BackgroundTask(Generic[T]):
+    """The work of a thread, which starts at once. Mutable: ends with a result or an error.
+
+    The thread does not hold up the end of the process. It takes part in no communication between ranks: two threads
+    that use one process group, or NCCL at all, would wait for each other. It is known to the watchdog by `name`.
+    """
+
+    def __init__(self, work: Callable[[Callable[[], None]], T], name: str, progress: Progress) -> None:
+        """`work` gets a function to call between its parts, which ends it after `abandon`."""
+        self._work, self._name, self._progress = work, name, progress
+        self._result: T | None = None
+        self._error: Exception | None = None
+        self._is_abandoned = False
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    @property
+    def is_done(self) -> bool:
+        """Whether it has ended."""
+        return not self._thread.is_alive()
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether it has ended with an error."""
+        return self.is_done and self._error is not None
+
+    def result(self) -> T:
+        """Waits for the end; returns what the work has returned, or raises what it has raised."""
+        self._thread.join()
+        if self._error is not None:
+            raise self._error
+        return self._result  # type: ignore[return-value]  # without an error there is a result
+
+    def abandon(self, patience: Seconds) -> None:
+        """Ends the work after its present part and waits for that, but not longer than `patience`."""
+        self._is_abandoned = True
+        self._thread.join(patience)
+
+    def _run(self) -> None:
+        try:
+            with self._progress.beside(self._name):
+                self._result = self._work(self._go_on)
+        except Exception as error:
+            self._error = error
+
+    def _go_on(self) -> None:
+        if self._is_abandoned:
+            raise _AbandonedError(self._name)
