@@ -258,7 +258,9 @@ def _store(member: Membership, arrival: Seconds, patience: Seconds) -> tuple[Sto
                 store = tcp_store(member.address, member.port, is_holder=is_holder, timeout=trial)
             except (dist.DistNetworkError, OSError) as error:
                 if member.is_launched and os.getppid() != member.launcher:
-                    raise PeerError(f"the launcher (process {member.launcher}) has ended; this rank stops too") from None
+                    raise PeerError(
+                        f"the launcher (process {member.launcher}) has ended; this rank stops too"
+                    ) from None
                 if time.monotonic() < deadline:
                     continue
                 raise ConfigError(_network_problem(member, str(error).splitlines()[0])) from error
