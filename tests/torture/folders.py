@@ -5,6 +5,7 @@ import os
 import re
 import signal
 import time
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
@@ -14,32 +15,35 @@ from torture.cases import LINGERS, Case, Scene, check_plain, go_on, reach, start
 from torture.findings import CauseError, LostError
 
 REFUSED = 2
+SECOND = ((), ("--resume", "auto"), ("--resume", "latest", "--take-over"))
+"""Options of a second job."""
 
 
 def cases() -> list[Case]:
     """All of them."""
     return [
-        Case("two jobs", "a second train", partial(_second,), kills=0),
-        Case("two jobs", "a second --resume auto", partial(_second, "--resume", "auto"), kills=0),
-        Case("two jobs", "a second --take-over", partial(_second, "--resume", "latest", "--take-over"), kills=0),
+        *(Case("two jobs", " ".join(["a second train", *words]), partial(_second, words), kills=0) for words in SECOND),
         Case("two jobs", "both started at once", _race, kills=0),
         Case("two jobs", "the launcher killed, the same command at once", _at_once),
         Case("two jobs", "a lock of a dead job on another machine, --take-over", _take_over, kills=0),
     ]  # fmt: skip
 
 
-def _second(*arguments: str | Scene) -> str:
-    *words, scene = arguments
-    at = Moment("a step", 1, 6)
-    first = start_forked(scene, "stages", moment=at)
+def _second(words: Sequence[str], scene: Scene) -> str:
+    return second("stages", Moment("a step", 1, 6), scene, *words)
+
+
+def second(flavour: str, at: Moment, scene: Scene, *words: str) -> str:
+    """Start a second job while the first is at a moment."""
+    first = start_forked(scene, flavour, moment=at)
     try:
         reach(first, at)
         before = _contents(first.folder)
-        second = start_forked(scene, "stages", *words)
+        other = start_forked(scene, flavour, *words)
         try:
-            status, error = second.end(30)
+            status, error = other.end(30)
         finally:
-            second.kill_all()
+            other.kill_all()
         check_plain(error)
         if status != REFUSED or f"process {first.pid} on " not in error:
             raise CauseError(f"the second ended with {status}:\n{error[-2000:]}")
@@ -51,7 +55,7 @@ def _second(*arguments: str | Scene) -> str:
         first.kill_all()
     if status != 0:
         raise CauseError(f"the first ended with {status}:\n{error[-2000:]}")
-    scene.inputs.check_equal(first.folder, "stages")
+    scene.inputs.check_equal(first.folder, flavour)
     return "the second is refused, the first finishes"
 
 

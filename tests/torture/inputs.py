@@ -31,12 +31,19 @@ class Flavour:
 
 
 EXACT = {"training": {"precision": "float64"}}
+SHORT = {
+    "training": {"steps": 6},
+    "checkpoint": {"every": 2},
+    "validation": {"every": 6},
+    "sampling": {"every": "none"},
+}
 LONG = {"training": {"steps": 40}, "validation": {"every": 20}, "sampling": {"every": 20}}
 FLAVOURS = {
     "stages": Flavour("sd", 2, {"pipeline": {"stages": 2}}),
     "three": Flavour("dit", 3, {"pipeline": {"stages": 3}}),
     "sharded": Flavour("dit", 2, {"pipeline": {"data_parallel": 2, "sharded": True}}),
     "workers": Flavour("dit", 2, {"pipeline": {"stages": 2}, "data": {"workers": 1}}),
+    "short": Flavour("dit", 2, SHORT | {"pipeline": {"stages": 2}}),
     "long": Flavour("dit", 2, LONG | {"pipeline": {"stages": 2}}),
     "long sharded": Flavour("dit", 2, LONG | {"pipeline": {"data_parallel": 2, "sharded": True}}),
     "float64": Flavour("dit", 2, EXACT | {"pipeline": {"stages": 2}}, 1e-10),

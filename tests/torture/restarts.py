@@ -81,6 +81,23 @@ def _await_end(processes: list[psutil.Process]) -> None:
                 time.sleep(0.02)
 
 
+def once(at: Moment, flavour: str, scene: Scene) -> str:
+    """Kill rank 1 while a rank is at a moment; the job restarts and ends by itself."""
+    job = start_forked(scene, flavour, *ALWAYS, moment=at)
+    try:
+        reach(job, at)
+        job.rank(1).send_signal(signal.SIGKILL)
+        go_on(job)
+        status, error = job.end()
+    finally:
+        job.kill_all()
+    check_plain(error)
+    if status != 0 or error.count(" restart=1 ") != 1:
+        raise CauseError(f"status {status}:\n{error[-2000:]}")
+    scene.inputs.check_equal(job.folder, flavour)
+    return "restarted once, ended by itself"
+
+
 def _frozen(scene: Scene) -> str:
     at = Moment("a step", 1, 6)
     job = start_forked(scene, "stages", *ALWAYS, moment=at)
