@@ -10,7 +10,7 @@ export OMP_NUM_THREADS ?= 1
 # A demo that was interrupted goes on; one that is finished exports and scores again.
 RESUME_DIGITS = $(if $(wildcard runs/digits/checkpoints/step-*),--resume latest)
 
-.PHONY: demo demo-memory test test-all fuzz check docs format install clean
+.PHONY: demo demo-memory test test-all fuzz torture check docs format install clean
 
 install: $(VENV)/installed
 
@@ -44,6 +44,10 @@ test-all: test
 SEED ?= 0
 fuzz: install
 	PYTHONPATH=tests $(BIN)/python -m fuzz --seed $(SEED)
+
+# Jobs that are killed, stopped and starved; SEED=1 does it at other random moments. See tests/torture/README.md.
+torture: install
+	PYTHONPATH=tests $(BIN)/python -m torture --seed $(SEED)
 
 check: install
 	$(BIN)/ruff check .
