@@ -57,7 +57,7 @@ def start_fork_server(*more: str) -> None:
 
     Without effect if it runs already.
     """
-    multiprocessing.get_context("forkserver").set_forkserver_preload([*IMPORTED, *more])
+    multiprocessing.get_context("forkserver").set_forkserver_preload([*more, *IMPORTED])
     with mock.patch.dict(os.environ, TORCH_CPP_LOG_LEVEL="FATAL"):  # as the launcher does: no stack traces of c10d
         forkserver.ensure_running()
 

@@ -15,10 +15,6 @@ class UnequalError(AssertionError):
     """A resumed run differs from an uninterrupted one."""
 
 
-class NotAllowedError(Exception):
-    """This machine does not allow the case."""
-
-
 COLUMNS = {
     HangError: "hang",
     StrayError: "stray",
