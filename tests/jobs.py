@@ -18,8 +18,8 @@ from tiny_runs import losses_of
 from diffusionpipe.trainer.recipe import Recipe
 from diffusionpipe.trainer.recipe_file import recipe_to_toml
 
-PATIENCE = 120.0
-"""Seconds until a job must have started and come to its steps on a busy machine."""
+PATIENCE = 240.0
+"""Seconds until a job must have come to its steps; only waited for where something is wrong."""
 
 TORCHRUN = ("-m", "torch.distributed.run", "--nproc-per-node", "2", "--max-restarts", "3")
 

@@ -12,8 +12,8 @@ from moments import Moment
 from torture.cases import LINGERS, SOON, Case, Scene, check_kept, check_plain, finish, go_on, reach, start_forked
 from torture.findings import CauseError
 
-PATIENCE = 3.0
-"""run.patience of all runs here."""
+PATIENCE = 8.0
+"""run.patience, as it is where a recipe does not say it."""
 LIMIT = 1.0
 """run.stuck_after; ten times as long outside of steps."""
 GRACE = 15.0

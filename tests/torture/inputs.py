@@ -74,7 +74,7 @@ class Inputs:
             "checkpoint": {"every": SAVED[0]},
             "validation": {"every": SAVED[0]},
             "sampling": {"every": DRAWN[0], "steps": 2, **CONDITIONS[chosen.model]},
-            "run": {"trackers": "none", "patience": 3.0},
+            "run": {"trackers": "none"},
         }
         for more in (chosen.sections, sections):
             for section, values in more.items():
