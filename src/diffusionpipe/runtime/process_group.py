@@ -251,16 +251,14 @@ def _store(member: Membership, arrival: Seconds, patience: Seconds) -> tuple[Sto
     def connection(*, is_holder: bool, timeout: Seconds) -> Store:
         deadline = time.monotonic() + timeout
         while True:
+            if member.is_launched and os.getppid() != member.launcher:
+                raise PeerError(f"the launcher (process {member.launcher}) has ended; this rank stops too")
             left = deadline - time.monotonic()
             trial = timedelta(seconds=min(left, _TRIAL) if member.is_launched else left)
             try:
                 # Waiting for the others here would end without saying who is missing: `admit` says it.
                 store = tcp_store(member.address, member.port, is_holder=is_holder, timeout=trial)
             except (dist.DistNetworkError, OSError) as error:
-                if member.is_launched and os.getppid() != member.launcher:
-                    raise PeerError(
-                        f"the launcher (process {member.launcher}) has ended; this rank stops too"
-                    ) from None
                 if time.monotonic() < deadline:
                     continue
                 raise ConfigError(_network_problem(member, str(error).splitlines()[0])) from error
