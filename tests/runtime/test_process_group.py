@@ -9,7 +9,6 @@ from diffusionpipe.errors import ConfigError, PeerError
 from diffusionpipe.runtime import process_group
 from diffusionpipe.runtime.process_group import Membership, joined
 
-
 LAUNCHER, ANOTHER = 7, 1
 
 
