@@ -128,7 +128,6 @@ def _launch(place: str, arguments: list[str]) -> NoReturn:
 
 def _tend(requests: socket.socket) -> NoReturn:
     """The nursery's whole life: fork ranks until the launcher is gone."""
-    launcher = os.getppid()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # as the launcher does, which ends it
     try:
@@ -141,12 +140,13 @@ def _tend(requests: socket.socket) -> NoReturn:
             reader, writer = os.pipe()
             between = os.fork()
             if between == 0:
+                parent = os.getpid()
                 rank = os.fork()
                 if rank == 0:
                     requests.close()
                     os.close(writer)
                     os.close(reader)
-                    while os.getppid() != launcher:
+                    while os.getppid() == parent:
                         time.sleep(0.001)
                     _be_rank(order, files)
                 os.write(writer, rank.to_bytes(8, "little"))

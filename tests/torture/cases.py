@@ -16,9 +16,9 @@ from moments import Moment
 from torture.findings import CauseError, LostError
 from torture.inputs import FLAVOURS, Inputs, saved_steps
 
-SOON = 20.0
+SOON = 60.0
 """Seconds within which a job must have ended after one of its processes was killed; 1 to 3 s on a quiet machine."""
-LINGERS = 25.0
+LINGERS = 60.0
 """Seconds that ranks may live after their launcher was killed."""
 
 
