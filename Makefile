@@ -12,7 +12,7 @@ export PYTHONDONTWRITEBYTECODE =
 # A demo that was interrupted goes on; one that is finished exports and scores again.
 RESUME_DIGITS = $(if $(wildcard runs/digits/checkpoints/step-*),--resume latest)
 
-.PHONY: demo demo-memory test test-all fuzz soak check docs format install clean
+.PHONY: demo demo-memory test test-all fuzz soak torture check docs format install clean
 
 install: $(VENV)/installed
 
@@ -53,6 +53,10 @@ fuzz: install
 MINUTES ?= 20
 soak: install
 	PYTHONPATH=tests $(BIN)/python -m soak --minutes $(MINUTES)
+
+# Jobs that are killed, stopped and starved; SEED=1 does it at other random moments. See tests/torture/README.md.
+torture: install
+	PYTHONPATH=tests $(BIN)/python -m torture --seed $(SEED)
 
 check: install
 	$(BIN)/ruff check .

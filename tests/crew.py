@@ -52,9 +52,12 @@ class Crew:
         return pipe.recv()
 
 
-def start_fork_server() -> None:
-    """Imports what ranks need in the process that they are forked from; without effect if it runs already."""
-    multiprocessing.get_context("forkserver").set_forkserver_preload(list(IMPORTED))
+def start_fork_server(*more: str) -> None:
+    """Imports what ranks need, and `more`, in the process that they are forked from.
+
+    Without effect if it runs already.
+    """
+    multiprocessing.get_context("forkserver").set_forkserver_preload([*more, *IMPORTED])
     with mock.patch.dict(os.environ, TORCH_CPP_LOG_LEVEL="FATAL"):  # as the launcher does: no stack traces of c10d
         forkserver.ensure_running()
 

@@ -71,14 +71,14 @@ def save_dit(folder: Path) -> Path:
     return folder
 
 
-def save_pictures(folder: Path, count: int = 20, seed: int = 0) -> Path:
+def save_pictures(folder: Path, count: int = 20, seed: int = 0, resolution: int = RESOLUTION) -> Path:
     """Random pictures with captions and labels."""
     folder.mkdir(parents=True)
     random = np.random.default_rng(seed)
     lines = []
     for number in range(count):
         name = f"{number:03d}.png"
-        Image.fromarray(random.integers(0, 256, (RESOLUTION, RESOLUTION, 3), dtype=np.uint8)).save(folder / name)
+        Image.fromarray(random.integers(0, 256, (resolution, resolution, 3), dtype=np.uint8)).save(folder / name)
         label = number % NUM_CLASSES
         lines.append(json.dumps({"file_name": name, "text": "abcdefgh"[label], "label": label}))
     (folder / "metadata.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")

@@ -93,7 +93,7 @@ def test_kubernetes_starts_a_stopped_pod_again_and_ends_a_refused_one():
 
 
 def test_the_commands_of_the_page_are_those_that_tests_run():
-    """test_faults.py runs both, with kills."""
+    """tests/torture/restarts.py runs both, with kills."""
     commands = re.findall(r"^    ((?:torchrun|diffusionpipe) .*)$", PAGE, flags=re.MULTILINE)
     assert commands == [
         "diffusionpipe train recipe.toml --ranks 2 --resume auto --max-restarts 10",

@@ -1,30 +1,18 @@
-"""Jobs of two ranks started by the command, to which something happens."""
+"""Jobs of two ranks started by the command, to which something happens; `make torture` has many more."""
 
-import os
 import resource
 import shutil
 import signal
 import socket
-import subprocess
-import sys
-import time
-from contextlib import suppress
-from pathlib import Path
-from random import Random
 
-import psutil
 import pytest
 from crew import crew_of
+from forked_jobs import ForkedCommand
 from tiny_runs import losses_of, recipe_of, save_pictures, save_stable_diffusion, tensors_of, train, train_here
 
 from diffusionpipe.errors import CheckpointError
-from diffusionpipe.trainer.checkpoint import latest, verify
-from diffusionpipe.trainer.recipe_file import recipe_to_toml
-
-PATIENCE = 120.0
-"""Seconds until a job must have started and come to its steps on a busy machine."""
-
-TORCHRUN = ("-m", "torch.distributed.run", "--nproc-per-node", "2", "--max-restarts", "3")
+from diffusionpipe.trainer.checkpoint import verify
+from diffusionpipe.trainer.checkpoint_folder import latest
 
 
 @pytest.fixture(scope="module")
@@ -46,52 +34,6 @@ def recipe(place, tmp_path):
     return make
 
 
-class Command:
-    """`python -m diffusionpipe train` with a recipe."""
-
-    def __init__(self, recipe, *words, ranks=2, launcher=None):
-        self.folder = Path(recipe.run.folder)
-        self.folder.mkdir(exist_ok=True)
-        file = self.folder.with_suffix(".toml")
-        file.write_text(recipe_to_toml(recipe))
-        options = ["--device", "cpu", *words, *([] if launcher else ["--ranks", str(ranks)])]
-        self.process = subprocess.Popen(
-            [sys.executable, *(launcher or ()), "-m", "diffusionpipe", "train", str(file), *options],
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"},
-        )  # fmt: skip
-
-    def await_step(self, step):
-        """Wait until the step is in the metrics."""
-        deadline = time.monotonic() + PATIENCE
-        while time.monotonic() < deadline and self.process.poll() is None:
-            if max(losses_of(self.folder), default=0) >= step:
-                return
-            time.sleep(0.05)
-        raise AssertionError((self.process.poll(), self.process.communicate() if self.process.poll() else "too slow"))
-
-    def rank(self, number, *, waits=False):
-        """The process of a rank; `waits`: also if the job is between two starts."""
-        deadline = time.monotonic() + (PATIENCE if waits else 0)
-        while True:
-            for child in psutil.Process(self.process.pid).children(recursive=True):
-                with suppress(psutil.NoSuchProcess, psutil.ZombieProcess):
-                    if child.environ().get("RANK") == str(number) and "diffusionpipe" in child.cmdline():
-                        return child
-            assert time.monotonic() < deadline, f"no rank {number}"
-            time.sleep(0.05)
-
-    def end(self, seconds=PATIENCE):
-        """Status and standard error when it has ended, with every process that it started."""
-        started = psutil.Process(self.process.pid).children(recursive=True)
-        try:
-            _, error = self.process.communicate(timeout=seconds)
-            _, alive = psutil.wait_procs(started, timeout=5)
-            assert not alive
-        finally:
-            self.process.kill()
-        return self.process.returncode, error
-
-
 def continued(crew, folder, recipe):
     """Losses of the run resumed until a few steps after its last checkpoint, and of an uninterrupted run."""
     steps = int(latest(folder).name.removeprefix("step-")) + 3
@@ -101,7 +43,7 @@ def continued(crew, folder, recipe):
 
 
 def test_a_killed_rank_ends_all_within_seconds_and_the_run_continues_exactly(recipe):
-    job = Command(recipe())
+    job = ForkedCommand(recipe())
     job.await_step(7)
     job.rank(1).send_signal(signal.SIGKILL)
     status, error = job.end(seconds=15)
@@ -117,67 +59,11 @@ def test_a_killed_rank_ends_all_within_seconds_and_the_run_continues_exactly(rec
 
 
 @pytest.mark.slow
-def test_a_terminated_job_saves_ends_in_good_order_and_continues_exactly(recipe):
-    job = Command(recipe(data={"workers": 1}))
-    job.await_step(7)
-    job.process.send_signal(signal.SIGTERM)
-    status, error = job.end()
-    assert status == 75, error
-    last = max(losses_of(job.folder))
-    assert latest(job.folder).name == f"step-{last:08d}"
-    resumed = Command(recipe(data={"workers": 1}), "--resume", "latest")
-    resumed.await_step(last + 2)
-    resumed.process.send_signal(signal.SIGINT)
-    status, error = resumed.end()
-    assert status == 75, error
-    with crew_of(2) as crew:
-        found, expected = continued(crew, job.folder, recipe)
-    assert found == expected
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-def test_a_job_whose_ranks_are_killed_at_random_ends_by_itself_with_the_losses_of_an_uninterrupted_one(recipe):
-    """A rank is killed in a step, the next one while the ranks start, and so on: five times."""
-    steps, random, reached = 80, Random(7), 0
-    job = Command(recipe(steps=steps), "--resume", "auto", "--max-restarts", "10")
-    for number in range(5):
-        if number % 2 == 0:
-            job.await_step(reached + random.randint(1, 6))
-        ranks = [job.rank(rank, waits=True) for rank in range(2)]
-        time.sleep(0.0 if number % 2 == 0 else 2 * random.random())
-        reached = max(losses_of(job.folder), default=0)
-        ranks[random.randrange(2)].send_signal(signal.SIGKILL)
-        psutil.wait_procs(ranks, timeout=30)
-    status, error = job.end(seconds=3 * PATIENCE)
-    assert status == 0, error
-    lines = [line for line in error.splitlines() if " restart=" in line]
-    assert len(lines) == 5
-    assert all("was killed by signal 9 (SIGKILL)" in line for line in lines)
-    with crew_of(2) as crew:
-        assert crew.run(train, recipe("uninterrupted", steps)) == [steps, steps]
-    assert losses_of(job.folder) == losses_of(job.folder.parent / "uninterrupted")
-
-
-@pytest.mark.slow
-def test_torchrun_restarts_a_job_from_its_last_checkpoint(recipe):
-    """The second start has the same command as the first, which would refuse a folder that holds checkpoints."""
-    job = Command(recipe(steps=40), launcher=TORCHRUN)
-    job.await_step(12)
-    job.rank(1).send_signal(signal.SIGKILL)
-    status, error = job.end()
-    assert status == 0, error
-    assert "restarted=1 resume=auto" in error
-    assert list(losses_of(job.folder)) == list(range(1, 41))
-    assert (job.folder / "export").is_dir()
-
-
-@pytest.mark.slow
 def test_pictures_that_cannot_be_read_are_one_error_of_the_job_that_names_no_rank(recipe, place, tmp_path):
     data = shutil.copytree(place / "data", tmp_path / "data")
     for file in sorted(data.glob("*.png"))[4:]:
         file.write_bytes(file.read_bytes()[:60])
-    status, error = Command(recipe(data={"train": str(data)})).end()
+    status, error = ForkedCommand(recipe(data={"train": str(data)})).end()
     assert status == 2
     assert "Traceback" not in error
     (line,) = (line for line in error.splitlines() if line.startswith("error: "))
@@ -190,7 +76,7 @@ def test_a_port_in_use_is_said_before_any_rank_starts(recipe):
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        status, error = Command(recipe(), "--port", str(port)).end()
+        status, error = ForkedCommand(recipe(), "--port", str(port)).end()
     assert status == 2
     (line,) = (line for line in error.splitlines() if " starting " not in line)
     assert line.startswith(f"error: port {port} is in use")

@@ -12,6 +12,7 @@ import faulthandler
 import os
 import socket
 import sys
+import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -33,6 +34,8 @@ from diffusionpipe.runtime.watchdog import Post, Watchdog, end_process
 from diffusionpipe.units import Seconds
 
 _JOB = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+_TRIAL: Seconds = 5.0
+"""After this time without a connection to its launcher's store, a rank looks whether the launcher lives."""
 _DEADLINE = 10
 """Seconds that a failing rank has for its clean-up: NCCL's may hang."""
 
@@ -246,13 +249,21 @@ def _store(member: Membership, arrival: Seconds, patience: Seconds) -> tuple[Sto
     prefix = f"diffusionpipe/{member.attempt}"
 
     def connection(*, is_holder: bool, timeout: Seconds) -> Store:
-        limit = timedelta(seconds=timeout)
-        try:
-            # Waiting for the others here would end without saying who is missing: `admit` says it.
-            store = tcp_store(member.address, member.port, is_holder=is_holder, timeout=limit)
-        except (dist.DistNetworkError, OSError) as error:
-            raise ConfigError(_network_problem(member, str(error).splitlines()[0])) from error
-        return PrefixStore(prefix, store)
+        deadline = time.monotonic() + timeout
+        while True:
+            if member.is_launched and os.getppid() != member.launcher:
+                raise PeerError(f"the launcher (process {member.launcher}) has ended; this rank stops too")
+            left = deadline - time.monotonic()
+            trial = timedelta(seconds=min(left, _TRIAL) if member.is_launched else left)
+            try:
+                # Waiting for the others here would end without saying who is missing: `admit` says it.
+                store = tcp_store(member.address, member.port, is_holder=is_holder, timeout=trial)
+            except (dist.DistNetworkError, OSError) as error:
+                if time.monotonic() < deadline:
+                    continue
+                raise ConfigError(_network_problem(member, str(error).splitlines()[0])) from error
+            store.set_timeout(timedelta(seconds=timeout))
+            return PrefixStore(prefix, store)
 
     def connect() -> Store:
         return PrefixStore("watchdog", private_keys(connection(is_holder=False, timeout=patience), member.token))

@@ -1,0 +1,92 @@
+"""Moments of a rank's work at which a test makes it wait, so that what happens to it then happens exactly there."""
+
+import importlib
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+PLACES = {
+    "joining": "diffusionpipe.runtime.process_group:admit",
+    "the lock": "diffusionpipe.trainer.run:locked_folder",
+    "reading the model": "diffusionpipe.trainer.run:open_model",
+    "reading the data": "diffusionpipe.trainer.run:read_data",
+    "measuring": "diffusionpipe.profiler.measured:_run_once",
+    "measuring links": "diffusionpipe.profiler.links:measure_links",
+    "planning": "diffusionpipe.trainer.session:build_worker",
+    "verifying": "diffusionpipe.trainer.run:checkpoint_of",
+    "loading": "diffusionpipe.trainer.run:load_training",
+    "starting workers": "diffusionpipe.trainer.loader:DataWorkers",
+    "a step": "diffusionpipe.trainer.loop:Stepper.step",
+    "a backward": "diffusionpipe.runtime.compiler:run_backward",
+    "the sum": "diffusionpipe.trainer.loop:Stepper._start_sum",
+    "recording": "diffusionpipe.trainer.run:_report",
+    "making the folder": "diffusionpipe.trainer.checkpoint:_make_empty",
+    "writing tensors": "diffusionpipe.trainer.checkpoint:Saving.write",
+    "checksums": "diffusionpipe.trainer.checkpoint:describe_files",
+    "publishing": "diffusionpipe.trainer.checkpoint:_publish",
+    "the manifest": "diffusionpipe.trainer.checkpoint:write_manifest",
+    "the rename": "diffusionpipe.trainer.checkpoint:sync_folder",
+    "pruning": "diffusionpipe.trainer.checkpoint:prune",
+    "validating": "diffusionpipe.trainer.run:validate",
+    "a validation batch": "diffusionpipe.trainer.evaluation:_add_losses",
+    "drawing": "diffusionpipe.trainer.run:draw_in_session",
+    "a drawing step": "diffusionpipe.trainer.sampling:PipelinePredictor.__call__",
+    "decoding": "diffusionpipe.trainer.drawing:decode",
+    "keeping samples": "diffusionpipe.trainer.run:keep_in_session",
+    "exporting": "diffusionpipe.trainer.run:export",
+    "writing the export": "diffusionpipe.trainer.export:_copy_frozen",
+    "replacing the export": "diffusionpipe.trainer.export:_replace",
+    "drawing results": "diffusionpipe.cli.train:_draw_results",
+}
+"""Functions, at whose beginning a rank waits; "start": before anything."""
+
+
+@dataclass(frozen=True)
+class Moment:
+    """The `count`-th time that a rank comes to a place, in the first start of a job."""
+
+    place: str
+    rank: int
+    count: int = 1
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, found: dict[str, Any]) -> "Moment":
+        return cls(**found)
+
+    def arm(self, rank: int, folder: Path) -> None:
+        """In rank `rank`: wait there, with the file `reached` as a sign, until there is a file `go`."""
+        if rank != self.rank:
+            return
+        if self.place == "start":
+            _wait(folder)
+            return
+        module, _, path = PLACES[self.place].partition(":")
+        *names, name = path.split(".")
+        owner: Any = importlib.import_module(module)
+        for inner in names:
+            owner = getattr(owner, inner)
+        function, calls = getattr(owner, name), 0
+
+        def waiting(*arguments: Any, **options: Any) -> Any:
+            nonlocal calls
+            calls += 1
+            if calls == self.count:
+                _wait(folder)
+            return function(*arguments, **options)
+
+        mock.patch.object(owner, name, waiting).start()
+
+
+def _wait(folder: Path) -> None:
+    try:
+        (folder / "reached").touch(exist_ok=False)
+    except FileExistsError:
+        return  # in a restart
+    deadline = time.monotonic() + 60
+    while not (folder / "go").exists() and time.monotonic() < deadline:
+        time.sleep(0.001)

@@ -1,0 +1,34 @@
+"""How a process becomes a rank of a job."""
+
+import os
+import socket
+
+import pytest
+
+from diffusionpipe.errors import ConfigError, PeerError
+from diffusionpipe.runtime import process_group
+from diffusionpipe.runtime.process_group import Membership, joined
+
+LAUNCHER, ANOTHER = 7, 1
+
+
+@pytest.mark.parametrize(
+    ("parents", "error", "match"),
+    [
+        ([ANOTHER], PeerError, r"the launcher \(process 7\) has ended"),
+        ([LAUNCHER, ANOTHER], PeerError, r"the launcher \(process 7\) has ended"),
+        ([LAUNCHER], ConfigError, "cannot reach"),
+    ],
+    ids=["it has ended", "it ends meanwhile", "it lives"],
+)
+def test_a_rank_that_cannot_reach_its_launcher_looks_whether_it_lives(monkeypatch, parents, error, match):
+    """The ranks of a launcher that was killed while they started had waited five minutes for it."""
+    monkeypatch.setattr(process_group, "_TRIAL", 0.1)
+    monkeypatch.setattr(os, "getppid", lambda: parents.pop(0) if len(parents) > 1 else parents[0])
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))  # nobody listens
+        member = Membership(
+            rank=1, world_size=2, address="127.0.0.1", port=free.getsockname()[1], store_rank=None, launcher=LAUNCHER
+        )
+        with pytest.raises(error, match=match), joined(member, device="cpu", arrival=1.0):
+            pass
