@@ -160,6 +160,7 @@ def test_one_process_needs_no_environment_and_no_port() -> None:
     assert not dist.is_initialized()
 
 
+@pytest.mark.timeout(30)
 def test_a_port_in_use_is_named() -> None:
     with socket.socket() as taken:
         taken.bind(("", 0))

@@ -253,13 +253,15 @@ def _store(member: Membership, arrival: Seconds, patience: Seconds) -> tuple[Sto
         while True:
             if member.is_launched and os.getppid() != member.launcher:
                 raise PeerError(f"the launcher (process {member.launcher}) has ended; this rank stops too")
-            left = deadline - time.monotonic()
-            trial = timedelta(seconds=min(left, _TRIAL) if member.is_launched else left)
+            started = time.monotonic()
+            trial = min(deadline - started, _TRIAL) if member.is_launched else deadline - started
             try:
                 # Waiting for the others here would end without saying who is missing: `admit` says it.
-                store = tcp_store(member.address, member.port, is_holder=is_holder, timeout=trial)
+                limit = timedelta(seconds=trial)
+                store = tcp_store(member.address, member.port, is_holder=is_holder, timeout=limit)
             except (dist.DistNetworkError, OSError) as error:
-                if time.monotonic() < deadline:
+                has_waited = time.monotonic() - started > trial / 2  # else it failed: a port in use, an unknown host
+                if has_waited and not is_holder and time.monotonic() < deadline:
                     continue
                 raise ConfigError(_network_problem(member, str(error).splitlines()[0])) from error
             store.set_timeout(timedelta(seconds=timeout))
