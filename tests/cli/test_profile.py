@@ -45,8 +45,8 @@ def test_an_analytic_profile_needs_no_device(recipe, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (("--batch-sizes", "1,two"), "positive whole numbers"),
-        (("--batch-sizes", "0"), "positive whole numbers"),
+        (("--batch-sizes", "1,two"), "whole numbers from 1 to 9,999,999"),
+        (("--batch-sizes", "0"), "whole numbers from 1 to 9,999,999"),
         (("--analytic", "a100"), "known are"),
         (("--device", "tpu"), "choose auto, cpu or cuda"),
     ],

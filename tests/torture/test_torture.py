@@ -30,7 +30,10 @@ SHORT = (
 )
 
 
-@pytest.mark.parametrize("act", [act for _, act in SHORT], ids=[name for name, _ in SHORT])
+@pytest.mark.parametrize(
+    "act",
+    [pytest.param(act, id=name, marks=[] if name == "rank" else pytest.mark.slow) for name, act in SHORT],
+)
 def test_a_job_that_is_killed_in_a_moment_names_it_keeps_its_checkpoints_and_goes_on_exactly(inputs, request, act):
     act(Scene(inputs, Random(0), request.node.callspec.id))
 

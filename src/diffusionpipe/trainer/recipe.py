@@ -268,7 +268,7 @@ class CheckpointSection(Section):
     keep: Count = 3
     """Number of newest checkpoints to keep."""
     asynchronous: Auto[bool] = None
-    """Whether training goes on while a checkpoint is written from a copy in host memory; "auto": if the memory
+    """Whether training continues while a checkpoint is written from a copy in host memory; "auto": if the memory
     suffices."""
 
 
