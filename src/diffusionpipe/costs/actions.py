@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import inf
 
-from diffusionpipe.ir import Action, Op
 from diffusionpipe.units import Bytes, Seconds
 
 
@@ -71,22 +70,6 @@ class Costs:
     """The link between any two workers,"""
     links: Mapping[tuple[int, int], Link] = field(default_factory=dict)
     """unless the pair (source, destination) stands here."""
-
-    def seconds(self, action: Action) -> Seconds:
-        """Time of a compute action or a fill."""
-        if action.op is Op.ENCODE:
-            assert action.slot is not None
-            return self.fills[action.slot]
-        stage = self.stages[action.stage]
-        match action.op:
-            case Op.B:
-                return stage.backward
-            case Op.I:
-                return stage.input_grad
-            case Op.W:
-                return stage.weight_grad
-            case _:
-                return stage.forward
 
     def link_between(self, source: int, destination: int) -> Link:
         """The link from worker `source` to worker `destination`."""
