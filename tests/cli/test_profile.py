@@ -47,6 +47,7 @@ def test_an_analytic_profile_needs_no_device(recipe, tmp_path, capsys):
     [
         (("--batch-sizes", "1,two"), "whole numbers from 1 to 9,999,999"),
         (("--batch-sizes", "0"), "whole numbers from 1 to 9,999,999"),
+        (("--time-budget", "nan"), "--time-budget"),
         (("--analytic", "a100"), "known are"),
         (("--device", "tpu"), "choose auto, cpu or cuda"),
     ],

@@ -39,7 +39,8 @@ def profile(
         int, typer.Option(min=1, max=1_000_000, help="Minimum number of measurements of each layer.")
     ] = 5,
     time_budget: Annotated[
-        float, typer.Option(help="After this number of seconds, no larger batch size is measured.")
+        float,
+        typer.Option(min=0.0, max=1e9, help="After this number of seconds, no larger batch size is measured."),
     ] = 120.0,
 ) -> None:
     """Measure the time and memory of each layer for `plan`, or compute them for another device."""
