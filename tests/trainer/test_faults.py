@@ -28,7 +28,7 @@ def recipe(place, tmp_path):
     """A recipe of a run called `name` that takes far longer than a test waits."""
 
     def make(name="run", steps=100_000, **sections):
-        options = {"checkpoint": {"every": 5}, "training": {"steps": steps}}
+        options = {"checkpoint": {"every": 5, "asynchronous": False}, "training": {"steps": steps}}
         return recipe_of(place / "sd", place / "data", tmp_path / name, **(options | sections))
 
     return make
