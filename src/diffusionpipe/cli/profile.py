@@ -72,16 +72,12 @@ def _batch_sizes(text: str) -> tuple[int, ...]:
 
 
 def _measured(loaded: Recipe, sizes: tuple[int, ...], device: str, repeats: int, budget: Seconds) -> Profile:
-    import torch
-
-    from diffusionpipe.errors import ConfigError
+    from diffusionpipe.cli.device import chosen_device
     from diffusionpipe.models.folder import resolve_folder
     from diffusionpipe.profiler import profile_model
     from diffusionpipe.trainer.session import build_model
 
-    if device not in ("auto", "cpu", "cuda"):
-        raise ConfigError(f"there is no device {device!r}; choose auto, cpu or cuda")
-    chosen = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
+    chosen = chosen_device(device).type
     graph, model = build_model(loaded, resolve_folder(loaded.model.path), chosen)
     with progress_bar() as report:
         return profile_model(
