@@ -14,8 +14,8 @@ from tiny_runs import train
 from torch import Tensor
 
 from diffusionpipe.runtime.process_group import Job
-from diffusionpipe.trainer.checkpoint import Part, Saving
-from diffusionpipe.trainer.host_copy import HostCopy
+from diffusionpipe.trainer.checkpoints.checkpoint import Part, Saving
+from diffusionpipe.trainer.checkpoints.host_copy import HostCopy
 from diffusionpipe.trainer.recipe import Recipe
 
 PATIENCE = 60.0

@@ -14,9 +14,9 @@ from diffusionpipe.errors import ConfigError, DataError
 from diffusionpipe.runtime import exchange
 from diffusionpipe.runtime.exchange import PLAIN, broadcast, collect, form_of, gather, gather_numbers, rows_of
 from diffusionpipe.runtime.process_group import Job
-from diffusionpipe.trainer import checkpoint
 from diffusionpipe.trainer.agreement import agree, from_first, together
-from diffusionpipe.trainer.dataset import Sample
+from diffusionpipe.trainer.checkpoints import checkpoint
+from diffusionpipe.trainer.data.dataset import Sample
 
 FLOATS = (0.1, 1 / 3, 5e-324, math.pi * 1e99, -0.0, 2.0**53 + 2)
 

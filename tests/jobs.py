@@ -15,8 +15,7 @@ from pathlib import Path
 import psutil
 from tiny_runs import losses_of
 
-from diffusionpipe.trainer.recipe import Recipe
-from diffusionpipe.trainer.recipe_file import recipe_to_toml
+from diffusionpipe.trainer.recipe import Recipe, recipe_to_toml
 
 PATIENCE = 240.0
 """Seconds until a job must have come to its steps; only waited for where something is wrong."""

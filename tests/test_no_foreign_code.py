@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 SOURCE = Path(__file__).parent.parent / "src"
-READER = "diffusionpipe/trainer/tensor_files.py"
+READER = "diffusionpipe/trainer/checkpoints/tensor_files.py"
 """The one module that may unpickle: DCP's table, by a reader that knows the classes of such tables alone."""
 
 EXCHANGES = {

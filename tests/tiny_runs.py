@@ -22,7 +22,8 @@ from diffusionpipe.models.graph import LayerGraph, canonical_names
 from diffusionpipe.runtime.process_group import Job, joined, membership
 from diffusionpipe.trainer import loop, session, spikes, stopping
 from diffusionpipe.trainer import run as run_module
-from diffusionpipe.trainer.checkpoint import read
+from diffusionpipe.trainer.checkpoints.checkpoint import read
+from diffusionpipe.trainer.checkpoints.tensor_files import stored_tensors
 from diffusionpipe.trainer.drawing import Picture, Wish, draw_in_session
 from diffusionpipe.trainer.job_profile import ProfileShelf
 from diffusionpipe.trainer.loop import Stepper, StepResult
@@ -32,7 +33,6 @@ from diffusionpipe.trainer.recipe import Recipe
 from diffusionpipe.trainer.run import Hooks
 from diffusionpipe.trainer.run_samples import sampling_settings
 from diffusionpipe.trainer.session import open_session
-from diffusionpipe.trainer.tensor_files import stored_tensors
 
 RESOLUTION = 8
 

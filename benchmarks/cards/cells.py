@@ -9,11 +9,11 @@ from diffusionpipe.costs import Workload
 from diffusionpipe.costs.clusters import load_cluster
 from diffusionpipe.errors import ConfigError
 from diffusionpipe.planner.advice import nearest_layout
-from diffusionpipe.planner.baselines import Baseline, best_of, data_parallel, zero3
-from diffusionpipe.planner.candidates import Judge
 from diffusionpipe.planner.choice import choose
-from diffusionpipe.planner.split_baselines import diffusion_pipe, naive_split
-from diffusionpipe.planner.stage_costs import Setting
+from diffusionpipe.planner.pricing.stage_costs import Setting
+from diffusionpipe.planner.rivals.baselines import Baseline, best_of, data_parallel, zero3
+from diffusionpipe.planner.rivals.split_baselines import diffusion_pipe, naive_split
+from diffusionpipe.planner.search.candidates import Judge
 from diffusionpipe.units import Bytes
 
 OURS = "DiffusionPipe"

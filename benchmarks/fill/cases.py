@@ -8,8 +8,8 @@ from time import process_time
 from diffusionpipe.costs import Costs, Link, StageCosts
 from diffusionpipe.ir import Schedule
 from diffusionpipe.passes import reduce_gradients
-from diffusionpipe.planner.fill import FrozenLayers, plan_fills
-from diffusionpipe.planner.fill_graph import ComputeGraph, compute_graph
+from diffusionpipe.planner.filling.compute_graph import ComputeGraph, compute_graph
+from diffusionpipe.planner.filling.fills import FrozenLayers, plan_fills
 from diffusionpipe.schedules import REGISTRY
 from diffusionpipe.units import Seconds
 

@@ -4,10 +4,10 @@ from dataclasses import dataclass, replace
 
 from diffusionpipe.costs import Costs, Profile
 from diffusionpipe.ir import Plan
-from diffusionpipe.planner.build import Layout, build_plan
+from diffusionpipe.planner.assembly.build import Layout, build_plan
 from diffusionpipe.planner.from_profile import plan_from_profile, setting_of
-from diffusionpipe.planner.proposal import pricing_of
-from diffusionpipe.planner.stage_costs import costs_of
+from diffusionpipe.planner.pricing.stage_costs import costs_of
+from diffusionpipe.planner.search.proposal import pricing_of
 
 SERIAL, FILLED = "serial", "filled"
 

@@ -5,11 +5,11 @@ from math import sqrt
 
 from benchmarks.paper.cells import Case, setting_of
 from diffusionpipe.costs import Cluster
-from diffusionpipe.planner.baselines import data_parallel
-from diffusionpipe.planner.candidates import Judge
-from diffusionpipe.planner.filling import filler_of
-from diffusionpipe.planner.search import search
-from diffusionpipe.planner.stage_costs import Setting
+from diffusionpipe.planner.filling.filler import filler_of
+from diffusionpipe.planner.pricing.stage_costs import Setting
+from diffusionpipe.planner.rivals.baselines import data_parallel
+from diffusionpipe.planner.search.candidates import Judge
+from diffusionpipe.planner.search.search import search
 
 FACTOR = 1.28
 """What the paper reports over data parallelism."""

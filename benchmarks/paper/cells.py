@@ -6,14 +6,14 @@ from dataclasses import dataclass, replace
 from benchmarks.paper import profiles
 from diffusionpipe.costs import Cluster, Workload
 from diffusionpipe.costs.clusters import load_cluster
-from diffusionpipe.planner.baselines import Baseline, best_baselines, gpipe_starts, pipeline, spp_starts
-from diffusionpipe.planner.build import Filler
-from diffusionpipe.planner.candidates import Candidate, Judge
-from diffusionpipe.planner.filling import filler_of
-from diffusionpipe.planner.naming import name_of, sizes_of
-from diffusionpipe.planner.proposal import Proposal, propose
-from diffusionpipe.planner.search import Search, search
-from diffusionpipe.planner.stage_costs import Setting
+from diffusionpipe.planner.assembly.build import Filler
+from diffusionpipe.planner.filling.filler import filler_of
+from diffusionpipe.planner.pricing.stage_costs import Setting
+from diffusionpipe.planner.rivals.baselines import Baseline, best_baselines, gpipe_starts, pipeline, spp_starts
+from diffusionpipe.planner.search.candidates import Candidate, Judge
+from diffusionpipe.planner.search.naming import name_of, sizes_of
+from diffusionpipe.planner.search.proposal import Proposal, propose
+from diffusionpipe.planner.search.search import Search, search
 from diffusionpipe.units import Bytes, Seconds
 
 MODELS = {"SD 2.1, 512 px": "sd-2.1", "ControlNet v1.0, 512 px": "controlnet-sd-1.5"}

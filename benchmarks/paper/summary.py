@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 
 from benchmarks.paper.bandwidth import Threshold
 from benchmarks.paper.cells import BEST, PIPELINE, Cell, Entry
-from diffusionpipe.planner.naming import DATA_PARALLEL, SHARDED
+from diffusionpipe.planner.search.naming import DATA_PARALLEL, SHARDED
 
 DDP = "data parallel (overlapped)"
 DDP_AFTER = "data parallel"

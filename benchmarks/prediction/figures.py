@@ -9,8 +9,8 @@ from benchmarks.prediction.training import Profiles, StepTrace
 from diffusionpipe.ir import Op, Plan, Timeline
 from diffusionpipe.planner import predicted_timeline
 from diffusionpipe.planner.from_profile import setting_of
-from diffusionpipe.planner.proposal import predict
-from diffusionpipe.planner.stage_costs import update_time
+from diffusionpipe.planner.pricing.stage_costs import update_time
+from diffusionpipe.planner.search.proposal import predict
 from diffusionpipe.units import Bytes, Seconds
 
 SHORT = 0.03

@@ -6,7 +6,7 @@ from diffusionpipe.costs import Profile
 from diffusionpipe.ir import Plan
 from diffusionpipe.planner import Layout, build_plan, plan_from_profile
 from diffusionpipe.planner.from_profile import setting_of
-from diffusionpipe.planner.proposal import pricing_of
+from diffusionpipe.planner.search.proposal import pricing_of
 
 BATCH = 64
 CHUNK = 32

@@ -20,16 +20,15 @@ from diffusionpipe.profiler.held import NotingTransport, count_held
 from diffusionpipe.runtime.process_group import Job
 from diffusionpipe.runtime.transport import ProcessTransport
 from diffusionpipe.runtime.worker import build_worker, channels_of, holders_of, trained_layers
-from diffusionpipe.trainer.batch import TOKENS, BatchSource
-from diffusionpipe.trainer.dataset import Condition, scan
+from diffusionpipe.trainer.data.batch import TOKENS, BatchSource
+from diffusionpipe.trainer.data.dataset import Condition, scan
+from diffusionpipe.trainer.data.loader import StepLoader
 from diffusionpipe.trainer.drawing import open_tokenizer
 from diffusionpipe.trainer.ema import Ema
 from diffusionpipe.trainer.job_profile import update_of
-from diffusionpipe.trainer.loader import StepLoader
 from diffusionpipe.trainer.loop import Stepper
 from diffusionpipe.trainer.optimizer import build_optimizer
-from diffusionpipe.trainer.recipe import Recipe
-from diffusionpipe.trainer.recipe_file import load_recipe
+from diffusionpipe.trainer.recipe import Recipe, load_recipe
 from diffusionpipe.trainer.session import Session, build_model, prediction_of
 from diffusionpipe.trainer.stopping import Stopping
 from diffusionpipe.units import Bytes, Seconds

@@ -11,8 +11,8 @@ from rich.table import Table
 
 from benchmarks.paper import profiles
 from diffusionpipe.costs import Profile
-from diffusionpipe.planner.folded import folded_cuts
-from diffusionpipe.planner.partition import balanced_cuts
+from diffusionpipe.planner.assembly.folded import folded_cuts
+from diffusionpipe.planner.assembly.partition import balanced_cuts
 from diffusionpipe.schedules.shapes import linear, loop, wave
 from diffusionpipe.units import Seconds
 

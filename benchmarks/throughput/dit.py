@@ -12,7 +12,7 @@ from diffusionpipe.models.describe import describe
 from diffusionpipe.models.dit import dit_graph
 from diffusionpipe.models.graph import LayerGraph
 from diffusionpipe.models.objective import Objective, ObjectiveSettings
-from diffusionpipe.planner.partition import balanced_cuts
+from diffusionpipe.planner.assembly.partition import balanced_cuts
 from diffusionpipe.runtime.stage import LayerStage
 
 CHANNELS, SIZE, NUM_CLASSES = 4, 8, 1000

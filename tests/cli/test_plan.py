@@ -8,7 +8,7 @@ from planner import synthetic
 from diffusionpipe.cli import main
 from diffusionpipe.costs.files import read_profile, write_cluster, write_profile
 from diffusionpipe.ir.files import read_plan
-from diffusionpipe.planner.stage_costs import update_time
+from diffusionpipe.planner.pricing.stage_costs import update_time
 from diffusionpipe.timing.legal import check
 
 

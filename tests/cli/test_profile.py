@@ -6,7 +6,7 @@ from tiny_runs import recipe_of, save_dit, save_pictures
 from diffusionpipe import cli
 from diffusionpipe.costs.clusters import load_cluster
 from diffusionpipe.costs.files import read_profile
-from diffusionpipe.trainer.recipe_file import recipe_to_toml
+from diffusionpipe.trainer.recipe import recipe_to_toml
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,7 @@ from diffusionpipe.costs.clusters import load_cluster
 from diffusionpipe.costs.files import PROFILE, read_profile, write_cluster, write_profile
 from diffusionpipe.ir.files import read_file, read_plan
 from diffusionpipe.timing.legal import check
-from diffusionpipe.trainer.recipe_file import recipe_to_toml
+from diffusionpipe.trainer.recipe import recipe_to_toml
 
 
 @pytest.fixture(scope="module")

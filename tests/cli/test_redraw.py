@@ -6,7 +6,7 @@ from PIL import Image
 from tiny_runs import recipe_of, save_pictures, save_stable_diffusion, train_here
 
 from diffusionpipe import cli
-from diffusionpipe.trainer.randomness import normal
+from diffusionpipe.trainer.data.randomness import normal
 from diffusionpipe.trainer.sample_file import read_origin, write_sample
 
 PROMPTS = ("a b", "c d e")

@@ -23,7 +23,7 @@ from diffusionpipe.cli.training_job import TrainingJob, arguments_of_rank
 from diffusionpipe.errors import ConfigError
 from diffusionpipe.trainer.loop import Stepper
 from diffusionpipe.trainer.metrics import read_metrics
-from diffusionpipe.trainer.recipe_file import recipe_to_toml
+from diffusionpipe.trainer.recipe import recipe_to_toml
 from diffusionpipe.trainer.run_lock import acquire
 
 NUMBERS = {
@@ -230,7 +230,7 @@ def test_labels_above_the_models_classes_are_refused(capsys, recipe, place, tmp_
 
 def test_more_stages_than_layers_are_refused(recipe, place):
     from diffusionpipe.cli.train import _make_plan
-    from diffusionpipe.trainer.recipe_file import load_recipe
+    from diffusionpipe.trainer.recipe import load_recipe
     from diffusionpipe.trainer.session import build_model
 
     loaded = load_recipe(recipe)

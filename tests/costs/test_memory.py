@@ -7,12 +7,12 @@ from diffusionpipe.costs import ParameterSpec
 from diffusionpipe.costs.memory import MemoryUse, offloaded_bytes, peak_memory
 from diffusionpipe.ir import Op
 from diffusionpipe.planner import Layout
-from diffusionpipe.planner.baselines import zero3
-from diffusionpipe.planner.build import build_train_schedule
-from diffusionpipe.planner.candidates import Judge
-from diffusionpipe.planner.filling import filler_of
-from diffusionpipe.planner.proposal import predict, pricing_of, propose
-from diffusionpipe.planner.stage_costs import Setting, block_costs
+from diffusionpipe.planner.assembly.build import build_train_schedule
+from diffusionpipe.planner.filling.filler import filler_of
+from diffusionpipe.planner.pricing.stage_costs import Setting, block_costs
+from diffusionpipe.planner.rivals.baselines import zero3
+from diffusionpipe.planner.search.candidates import Judge
+from diffusionpipe.planner.search.proposal import predict, pricing_of, propose
 from diffusionpipe.simulator import simulate
 
 

@@ -14,7 +14,7 @@ import pytest
 from diffusionpipe.schedules import REGISTRY
 from diffusionpipe.simulator.comparison import WorkerCosts, compare_families
 from diffusionpipe.timing.legal import check
-from diffusionpipe.trainer.recipe_file import SECTIONS, recipe_from_table
+from diffusionpipe.trainer.recipe import SECTIONS, recipe_from_table
 
 ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "src/diffusionpipe"

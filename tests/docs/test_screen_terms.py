@@ -10,7 +10,9 @@ import pytest
 from diffusionpipe.cli.plan_show import HEADS
 from diffusionpipe.cli.plan_table import COLUMNS, WORDS
 from diffusionpipe.costs.memory import MemoryUse
-from diffusionpipe.planner import baselines, explain, naming
+from diffusionpipe.planner import explain
+from diffusionpipe.planner.rivals import baselines
+from diffusionpipe.planner.search import naming
 from diffusionpipe.schedules import REGISTRY
 
 ROOT = Path(__file__).parents[2]

@@ -12,7 +12,7 @@ import pytest
 
 from diffusionpipe.cli.recipe_setting import restriction_of
 from diffusionpipe.costs.clusters import load_cluster
-from diffusionpipe.trainer.recipe_file import load_recipe
+from diffusionpipe.trainer.recipe import load_recipe
 
 ROOT = Path(__file__).parents[2]
 DIGITS = ROOT / "examples/digits"

@@ -108,8 +108,8 @@ def kept_picture(originals: Originals, random: Random, place: Path) -> Case:
 def message(originals: Originals, random: Random, place: Path) -> Case:
     """A message of another rank."""
     from diffusionpipe.runtime.exchange import PLAIN, _read, _text, form_of, optional, rows_of
-    from diffusionpipe.trainer.manifest import FileRecord
-    from diffusionpipe.trainer.tensor_plans import Offer, Written
+    from diffusionpipe.trainer.checkpoints.manifest import FileRecord
+    from diffusionpipe.trainer.checkpoints.tensor_plans import Offer, Written
 
     records = (FileRecord(name="a", size=1, blake2b="00"),) * 2
     form, value = random.choice((

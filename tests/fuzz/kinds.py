@@ -10,7 +10,7 @@ from fuzz.mutation import WORDS, changed_table, encoded, mutated_bytes, mutated_
 from fuzz.originals import FILES, INSTANCE, KEYS, Case, Kind, Originals, rewrite
 from fuzz.readers import command, load_checkpoint, load_run_recipe, materialize_unet, open_model, scan_data
 
-from diffusionpipe.trainer.checkpoint import resolve
+from diffusionpipe.trainer.checkpoints.checkpoint import resolve
 
 
 def recipe(originals: Originals, random: Random, place: Path) -> Case:

@@ -11,7 +11,7 @@ from random import Random
 import torch
 from tiny_runs import save_pictures, save_stable_diffusion
 
-from diffusionpipe.trainer.checkpoint import save
+from diffusionpipe.trainer.checkpoints.checkpoint import save
 
 FILES = Path(__file__).parents[1] / "files"
 HALF = {"forward": 2, "input_grad": 1.5, "weight_grad": 1, "activation": 2, "kept_after_input_grad": 1}

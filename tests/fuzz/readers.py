@@ -7,12 +7,12 @@ import torch
 from tiny_runs import recipe_of
 
 from diffusionpipe import cli
-from diffusionpipe.trainer.checkpoint import load, resolve
+from diffusionpipe.trainer.checkpoints.checkpoint import load, resolve
 
 
 def load_run_recipe(recipe: Path, overrides: tuple[str, ...] = ()) -> Callable[[], object]:
     from diffusionpipe.cli.recipe_checks import checks_of_run
-    from diffusionpipe.trainer.recipe_file import load_recipe, recipe_to_toml
+    from diffusionpipe.trainer.recipe import load_recipe, recipe_to_toml
 
     return lambda: recipe_to_toml(load_recipe(recipe, overrides, checks_of_run(2, None)))
 
@@ -22,8 +22,8 @@ def command(*words: object) -> Callable[[], object]:
 
 
 def scan_data(data: Path) -> None:
-    from diffusionpipe.trainer.dataset import scan
-    from diffusionpipe.trainer.images import load_pixels
+    from diffusionpipe.trainer.data.dataset import scan
+    from diffusionpipe.trainer.data.images import load_pixels
 
     found = scan(data, "text")
     for index in range(len(found.samples)):
@@ -67,10 +67,10 @@ def load_checkpoint(run: Path) -> None:
 def use_run(run: Path) -> None:
     """What a resumed run and `sample` read of a run's folder beside its checkpoints."""
     from diffusionpipe.cli.run_recipe import resolution_of, sampling_of
-    from diffusionpipe.trainer.checkpoint import clean, problem_of_folder
+    from diffusionpipe.trainer.checkpoints.checkpoint import clean, problem_of_folder
+    from diffusionpipe.trainer.data.skipped import count_skipped
     from diffusionpipe.trainer.metrics import MetricsWriter, last_step, read_metrics
     from diffusionpipe.trainer.run_lock import Timing, acquire
-    from diffusionpipe.trainer.skipped import count_skipped
 
     with acquire(run, take_over=True, timing=Timing(beat=0.01, stale=0.05, ending=0.05)):
         clean(run)

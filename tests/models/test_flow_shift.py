@@ -10,7 +10,7 @@ from diffusers.pipelines.flux.pipeline_flux import calculate_shift
 from diffusionpipe.errors import ModelError
 from diffusionpipe.models.flow_shift import FlowShift, shift_of
 from diffusionpipe.models.objective import Objective, ObjectiveSettings, Prediction, TimeSampling, noise_layer
-from diffusionpipe.trainer.randomness import uniform
+from diffusionpipe.trainer.data.randomness import uniform
 
 FLUX = {"use_dynamic_shifting": True, "shift": 3.0}
 CONFIGS = {

@@ -7,7 +7,7 @@ from diffusionpipe.ir import Action, Op
 from diffusionpipe.ir.action import COMPUTE_OPS
 from diffusionpipe.ir.schedule import lone_blocks
 from diffusionpipe.passes import communicate, reduce_gradients, replicate, shard_parameters
-from diffusionpipe.planner.buckets import subdivide
+from diffusionpipe.planner.assembly.buckets import subdivide
 from diffusionpipe.schedules import REGISTRY, gpipe, one_f_one_b, zeropp
 from diffusionpipe.simulator import simulate, uniform_costs
 from diffusionpipe.timing.legal import check

@@ -22,7 +22,7 @@ from diffusionpipe.passes import (
     reduce_gradients,
     replicate,
 )
-from diffusionpipe.planner.buckets import subdivide
+from diffusionpipe.planner.assembly.buckets import subdivide
 from diffusionpipe.schedules.bitpipe import bitpipe
 from diffusionpipe.schedules.chimera import chimera, chimera_doubling
 from diffusionpipe.schedules.dualpipe import dualpipe

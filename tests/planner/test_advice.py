@@ -9,10 +9,10 @@ from diffusionpipe.costs import Workload
 from diffusionpipe.costs.clusters import load_cluster
 from diffusionpipe.costs.files import read_profile
 from diffusionpipe.planner.advice import nearest_layout, nothing_fits, with_adapters
-from diffusionpipe.planner.given import Given
-from diffusionpipe.planner.proposal import propose
-from diffusionpipe.planner.search import least_overflow, search
-from diffusionpipe.planner.stage_costs import Setting
+from diffusionpipe.planner.pricing.given import Given
+from diffusionpipe.planner.pricing.stage_costs import Setting
+from diffusionpipe.planner.search.proposal import propose
+from diffusionpipe.planner.search.search import least_overflow, search
 
 PROFILES = Path(__file__).parents[2] / "profiles/analytic"
 

@@ -6,13 +6,13 @@ import pytest
 from planner import synthetic
 
 from diffusionpipe.costs.memory import MemoryUse
-from diffusionpipe.planner.candidates import Judge
 from diffusionpipe.planner.explain import Row, _best_pipeline, _update, compare, parts_of
-from diffusionpipe.planner.filling import filler_of
-from diffusionpipe.planner.given import Given
-from diffusionpipe.planner.offload import encoder_bytes
-from diffusionpipe.planner.search import search
-from diffusionpipe.planner.stage_costs import Setting, trained_parameters, update_time
+from diffusionpipe.planner.filling.filler import filler_of
+from diffusionpipe.planner.pricing.given import Given
+from diffusionpipe.planner.pricing.offload import encoder_bytes
+from diffusionpipe.planner.pricing.stage_costs import Setting, trained_parameters, update_time
+from diffusionpipe.planner.search.candidates import Judge
+from diffusionpipe.planner.search.search import search
 
 
 def comparison_of(setting, *, is_filled=True):

@@ -10,7 +10,7 @@ from tiny_models import raw_inputs, tiny_dit, tiny_stable_diffusion
 from diffusionpipe.models.describe import describe
 from diffusionpipe.planner import Layout, build_plan
 from diffusionpipe.planner.from_profile import setting_of
-from diffusionpipe.planner.proposal import predict
+from diffusionpipe.planner.search.proposal import predict
 from diffusionpipe.profiler.held import NotingTransport, count_held
 from diffusionpipe.profiler.measured import profile_model
 from diffusionpipe.profiler.memory import HeldBytes

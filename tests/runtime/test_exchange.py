@@ -9,7 +9,7 @@ from exchanges import FLOATS, collect_rows, fail_on_first, join_as_guest, send_a
 from diffusionpipe.costs import Link
 from diffusionpipe.errors import ConfigError, DataError
 from diffusionpipe.runtime.exchange import PLAIN, form_of, optional
-from diffusionpipe.trainer.dataset import Sample
+from diffusionpipe.trainer.data.dataset import Sample
 
 
 def test_values_arrive_as_they_were_sent(crew: Crew):

@@ -6,7 +6,7 @@ from diffusionpipe.costs import Costs, StageCosts, TensorSpec
 from diffusionpipe.errors import ConfigError, PeerError, ScheduleError
 from diffusionpipe.ir import Mesh, Op
 from diffusionpipe.passes import communicate, reduce_gradients, shard_parameters
-from diffusionpipe.planner.buckets import subdivide
+from diffusionpipe.planner.assembly.buckets import subdivide
 from diffusionpipe.runtime.local_ranks import local_ranks
 from diffusionpipe.runtime.rehearsal import (
     DeviceClock,

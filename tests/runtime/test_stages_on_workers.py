@@ -7,7 +7,8 @@ from tiny_models import raw_inputs, tiny_dit, tiny_stable_diffusion
 
 from diffusionpipe.ir import Op
 from diffusionpipe.models.describe import describe
-from diffusionpipe.planner import Layout, build, build_plan
+from diffusionpipe.planner import Layout, build_plan
+from diffusionpipe.planner.assembly import build
 from diffusionpipe.schedules.shapes import SPLIT, TRAIN, Pipe, linear, loop, wave
 
 WAYS = {

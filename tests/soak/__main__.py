@@ -10,7 +10,7 @@ from soak.job import Job
 from soak.readings import Reading, Span, growth, head, read, shared_bytes
 from tiny_runs import losses_of
 
-from diffusionpipe.trainer.checkpoint import latest, verify
+from diffusionpipe.trainer.checkpoints.checkpoint import latest, verify
 
 STARTED: float = 300.0
 """Seconds in which the first step must be done."""

@@ -10,8 +10,7 @@ from pathlib import Path
 import psutil
 from tiny_runs import recipe_of, save_pictures, save_stable_diffusion
 
-from diffusionpipe.trainer.recipe import Recipe
-from diffusionpipe.trainer.recipe_file import recipe_to_toml
+from diffusionpipe.trainer.recipe import Recipe, recipe_to_toml
 
 RANKS = 2
 END: float = 120.0

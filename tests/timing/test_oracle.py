@@ -16,7 +16,7 @@ from diffusionpipe.costs import Costs, Link, StageCosts
 from diffusionpipe.errors import ConfigError, ScheduleError
 from diffusionpipe.ir import Op, Range, Schedule
 from diffusionpipe.passes import PlacedFill, communicate, insert_fills, reduce_gradients, shard_parameters
-from diffusionpipe.planner.buckets import subdivide
+from diffusionpipe.planner.assembly.buckets import subdivide
 from diffusionpipe.schedules import REGISTRY
 from diffusionpipe.simulator import activations_in_flight, simulate
 from diffusionpipe.timing import Streams, graph_of, machine_of

@@ -9,8 +9,8 @@ from forked_jobs import ForkedCommand
 from tiny_runs import losses_of, recipe_of, save_dit, save_pictures, save_stable_diffusion, tensors_of
 from torture.findings import LostError, UnequalError
 
-from diffusionpipe.trainer.checkpoint import verify
-from diffusionpipe.trainer.checkpoint_folder import latest, saved_checkpoints
+from diffusionpipe.trainer.checkpoints.checkpoint import verify
+from diffusionpipe.trainer.checkpoints.checkpoint_folder import latest, saved_checkpoints
 from diffusionpipe.trainer.recipe import Recipe
 
 STEPS = 12

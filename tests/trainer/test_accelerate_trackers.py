@@ -12,7 +12,7 @@ from tiny_runs import recipe_of
 
 from diffusionpipe.trainer.accelerate_trackers import AccelerateTracker, _arguments
 from diffusionpipe.trainer.metrics import MetricsWriter, read_metrics
-from diffusionpipe.trainer.run_section import TrackerName
+from diffusionpipe.trainer.recipe import TrackerName
 from diffusionpipe.trainer.trackers import Opening, Shown, open_trackers, tag_of
 
 

@@ -18,7 +18,7 @@ from tiny_runs import (
 from diffusionpipe.errors import LossSpikeError, NonFiniteLossError, NonFiniteWeightsError
 from diffusionpipe.runtime.process_group import joined, membership
 from diffusionpipe.trainer import run as run_module
-from diffusionpipe.trainer.checkpoint import latest, saved_checkpoints
+from diffusionpipe.trainer.checkpoints.checkpoint import latest, saved_checkpoints
 from diffusionpipe.trainer.metrics import read_metrics
 
 pytestmark = pytest.mark.usefixtures("one_thread")

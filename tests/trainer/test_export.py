@@ -9,7 +9,7 @@ from torch import nn
 
 from diffusionpipe.errors import CheckpointError, ModelError
 from diffusionpipe.models.objective import Prediction
-from diffusionpipe.trainer.checkpoint import save
+from diffusionpipe.trainer.checkpoints.checkpoint import save
 from diffusionpipe.trainer.export import Export, export
 
 

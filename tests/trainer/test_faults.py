@@ -11,8 +11,8 @@ from forked_jobs import ForkedCommand
 from tiny_runs import losses_of, recipe_of, save_pictures, save_stable_diffusion, tensors_of, train, train_here
 
 from diffusionpipe.errors import CheckpointError
-from diffusionpipe.trainer.checkpoint import verify
-from diffusionpipe.trainer.checkpoint_folder import latest
+from diffusionpipe.trainer.checkpoints.checkpoint import verify
+from diffusionpipe.trainer.checkpoints.checkpoint_folder import latest
 
 
 @pytest.fixture(scope="module")

@@ -23,11 +23,11 @@ from diffusionpipe.models.folder import build_graph, scheduler_config
 from diffusionpipe.models.objective import Objective, ObjectiveSettings, Prediction
 from diffusionpipe.models.pipeline_defaults import Guidance, default_guidance, default_resolution
 from diffusionpipe.trainer import drawing
-from diffusionpipe.trainer.checkpoint import save
+from diffusionpipe.trainer.checkpoints.checkpoint import save
+from diffusionpipe.trainer.data.randomness import normal
 from diffusionpipe.trainer.drawing import Wish, draw_from_folder, spacing_of
 from diffusionpipe.trainer.export import Export, export
 from diffusionpipe.trainer.guidance import guidance_of, trained_guidance
-from diffusionpipe.trainer.randomness import normal
 from diffusionpipe.trainer.sampling import SamplingSettings, Spacing, build_scheduler, set_times
 from diffusionpipe.trainer.scheduler import sampling_scheduler, shift_contradiction
 from diffusionpipe.trainer.session import build_model, objective_of

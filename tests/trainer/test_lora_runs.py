@@ -30,11 +30,11 @@ from diffusionpipe.errors import CheckpointError, ConfigError, ModelError
 from diffusionpipe.models.lora import is_adapter, is_second_matrix
 from diffusionpipe.models.run import run_layers
 from diffusionpipe.runtime.process_group import joined, membership
-from diffusionpipe.trainer.checkpoint import latest
+from diffusionpipe.trainer.checkpoints.checkpoint import latest
+from diffusionpipe.trainer.checkpoints.training_state import load_training
 from diffusionpipe.trainer.planning import Planning
 from diffusionpipe.trainer.recipe import Recipe
 from diffusionpipe.trainer.session import build_model, open_session
-from diffusionpipe.trainer.training_state import load_training
 
 pytest.importorskip("peft")
 DENOISERS = {"sd": "unet", "flux": "transformer"}

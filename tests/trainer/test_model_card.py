@@ -14,7 +14,7 @@ from diffusionpipe.models.objective import Prediction
 from diffusionpipe.models.pipeline_defaults import Guidance
 from diffusionpipe.trainer.card_snippet import Example
 from diffusionpipe.trainer.model_card import Adapters, Card, model_card, public_name, public_recipe
-from diffusionpipe.trainer.recipe_file import recipe_from_table
+from diffusionpipe.trainer.recipe import recipe_from_table
 
 EXAMPLE = Example(prompt='a "b" c', label=3, steps=2, guidance=Guidance(scale=3.0), resolution=8)
 DISTILLED = replace(EXAMPLE, guidance=Guidance(scale=2.0, embedded=3.5))

@@ -12,9 +12,9 @@ from diffusionpipe.errors import ConfigError, FileFormatError
 from diffusionpipe.ir import Op
 from diffusionpipe.ir.files import plan_to_text, write_plan
 from diffusionpipe.planner import Layout, build_plan
-from diffusionpipe.planner.filling import filler_of
-from diffusionpipe.planner.proposal import pricing_of
-from diffusionpipe.planner.stage_costs import Setting
+from diffusionpipe.planner.filling.filler import filler_of
+from diffusionpipe.planner.pricing.stage_costs import Setting
+from diffusionpipe.planner.search.proposal import pricing_of
 from diffusionpipe.trainer.plan_file import read_plan_file
 
 PROFILE = synthetic.chain([0.01] * 6, frozen=0.01)

@@ -16,7 +16,7 @@ from diffusionpipe.errors import ConfigError
 from diffusionpipe.ir import Op
 from diffusionpipe.ir.files import read_plan, write_plan
 from diffusionpipe.planner import Layout, build_plan
-from diffusionpipe.trainer.recipe_file import recipe_to_toml
+from diffusionpipe.trainer.recipe import recipe_to_toml
 from diffusionpipe.trainer.session import build_model
 
 pytestmark = pytest.mark.usefixtures("one_thread")

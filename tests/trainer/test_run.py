@@ -29,10 +29,10 @@ from diffusionpipe.errors import CheckpointError, ConfigError, DataError, ModelE
 from diffusionpipe.ir.files import read_plan, read_timeline
 from diffusionpipe.models.folder import scheduler_config
 from diffusionpipe.trainer import trackers
-from diffusionpipe.trainer.checkpoint import latest, verify
+from diffusionpipe.trainer.checkpoints.checkpoint import latest, verify
+from diffusionpipe.trainer.data.randomness import normal
 from diffusionpipe.trainer.drawing import Wish, draw_from_folder
 from diffusionpipe.trainer.metrics import read_metrics
-from diffusionpipe.trainer.randomness import normal
 from diffusionpipe.trainer.sampling import SamplingSettings
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -38,7 +38,7 @@ def expectation_of(start: "Start") -> Expectation:
     from diffusionpipe.costs.clusters import load_cluster
     from diffusionpipe.costs.files import read_profile
     from diffusionpipe.planner import predicted_timeline
-    from diffusionpipe.planner.stage_costs import update_time
+    from diffusionpipe.planner.pricing.stage_costs import update_time
 
     recipe, plan, folder = start.recipe, start.plan, start.recipe.run.folder
     if recipe.pipeline.is_profiled:
@@ -61,7 +61,7 @@ def expectation_of(start: "Start") -> Expectation:
 
 
 def _memory(start: "Start", profile: "Profile", cluster: "Cluster | None") -> "tuple[MemoryUse, ...]":
-    from diffusionpipe.planner.proposal import predict
+    from diffusionpipe.planner.search.proposal import predict
 
     plan = start.plan
     return predict(_setting(start, profile, cluster), plan.train, plan.blocks, plan.mesh).memory

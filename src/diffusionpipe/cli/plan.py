@@ -13,7 +13,7 @@ from diffusionpipe.cli.plan_show import show
 if TYPE_CHECKING:
     from diffusionpipe.costs import Cluster
     from diffusionpipe.planner.explain import Comparison
-    from diffusionpipe.planner.stage_costs import Setting
+    from diffusionpipe.planner.pricing.stage_costs import Setting
 
 app = typer.Typer(cls=DefaultVerb, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="rich")
 app.command("show")(show)
@@ -101,7 +101,7 @@ def make(
     else:
         from diffusionpipe.cli.recipe_profile import make_profile_of, read_profile_of
         from diffusionpipe.cli.recipe_setting import check_search, setting_of
-        from diffusionpipe.trainer.recipe_file import load_recipe
+        from diffusionpipe.trainer.recipe import load_recipe
         from diffusionpipe.trainer.workload import samples_drawn_together
 
         loaded = load_recipe(recipe, [*(overrides or ()), *([f"training.batch={batch}"] if batch else [])])
@@ -158,7 +158,7 @@ def stated_setting(
     from diffusionpipe.costs import Workload
     from diffusionpipe.costs.files import check_device, read_profile
     from diffusionpipe.costs.workload import state_of_optimizer
-    from diffusionpipe.planner.stage_costs import Setting
+    from diffusionpipe.planner.pricing.stage_costs import Setting
 
     loaded = read_profile(profile)
     check_device(loaded, cluster, source=str(profile))

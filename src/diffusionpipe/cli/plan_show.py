@@ -13,8 +13,8 @@ import typer
 if TYPE_CHECKING:
     from diffusionpipe import viz
     from diffusionpipe.ir import Plan, Timeline
-    from diffusionpipe.planner.proposal import Proposal
-    from diffusionpipe.planner.stage_costs import Setting
+    from diffusionpipe.planner.pricing.stage_costs import Setting
+    from diffusionpipe.planner.search.proposal import Proposal
     from diffusionpipe.units import Bytes
 
 HEADS = ("stage", "rank", "ranks", "samples", "layers", "from", "to", "idle", "total", "free", "others")
@@ -100,8 +100,8 @@ def _given(plan: Plan, profile: Path, cluster: str) -> _Times:
 
 def _predicted(plan: Plan, setting: Setting, source: str, workload: str) -> _Times:
     from diffusionpipe import viz
-    from diffusionpipe.planner.offload import can_offload, offloaded
-    from diffusionpipe.planner.proposal import predict
+    from diffusionpipe.planner.pricing.offload import can_offload, offloaded
+    from diffusionpipe.planner.search.proposal import predict
 
     if plan.offload_frozen and can_offload(setting):
         setting = offloaded(setting)
@@ -158,7 +158,7 @@ def _setting_beside(plan: Plan, plan_file: Path) -> tuple[Setting, str, str] | N
     setting = stated_setting(profile, found, plan.batch, checkpoint=plan.checkpointed, has_ema=False, optimizer="AdamW")
     training = "AdamW without a moving average"
     if recipe.is_file():
-        from diffusionpipe.trainer.recipe_file import load_recipe
+        from diffusionpipe.trainer.recipe import load_recipe
         from diffusionpipe.trainer.workload import workload_of
 
         workload = replace(workload_of(load_recipe(recipe)), checkpointed=plan.checkpointed, offload_frozen=False)
@@ -187,7 +187,7 @@ def require_layers(setting: Setting, names: list[str], profile: Path) -> None:
 def _lines(plan: Plan, times: _Times, width: int) -> Iterator[str]:
     from diffusionpipe import viz
     from diffusionpipe.planner.explain import unit_of
-    from diffusionpipe.planner.naming import name_of_plan, sizes_of_plan, stages_of_plan
+    from diffusionpipe.planner.search.naming import name_of_plan, sizes_of_plan, stages_of_plan
 
     ranks = plan.mesh.num_ranks
     heading = f"{name_of_plan(plan)}, {sizes_of_plan(plan)}; batch {plan.batch}, {ranks} rank{'s' * (ranks > 1)}"
@@ -233,7 +233,7 @@ def _durations(times: _Times) -> str:
 
 def _stages(plan: Plan) -> list[Sequence[str]]:
     """A row for each trained stage: its rank in the first group, its layers, its samples of a micro-batch."""
-    from diffusionpipe.planner.naming import stages_of_plan
+    from diffusionpipe.planner.search.naming import stages_of_plan
 
     stages = stages_of_plan(plan)
     rows: list[Sequence[str]] = [("stage", "rank", "samples", "layers", "from", "to")]

@@ -46,7 +46,7 @@ def profile(
     """Measure the time and memory of each layer for `plan`, or compute them for another device."""
     from diffusionpipe.cli.outputs import check_outputs
     from diffusionpipe.costs.files import write_profile
-    from diffusionpipe.trainer.recipe_file import load_recipe
+    from diffusionpipe.trainer.recipe import load_recipe
 
     sizes = _batch_sizes(batch_sizes)
     check_outputs(out)

@@ -7,9 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from diffusionpipe.trainer.pipeline_section import PipelineSection
-    from diffusionpipe.trainer.recipe import Check, DataSection, TrainingSection
-    from diffusionpipe.trainer.run_section import RunSection
+    from diffusionpipe.trainer.recipe import Check, DataSection, PipelineSection, RunSection, TrainingSection
 
 
 def has_known_schedule(*, pipeline: "PipelineSection") -> Iterator[str]:
@@ -44,8 +42,8 @@ def checks_of_run(num_ranks: int, resume: str | None) -> "Sequence[Check]":
     def has_sizes_for_the_ranks(*, training: "TrainingSection", pipeline: "PipelineSection") -> Iterator[str]:
         from diffusionpipe.cli.recipe_setting import given_sizes
         from diffusionpipe.errors import ConfigError
-        from diffusionpipe.planner.given import check_given
-        from diffusionpipe.trainer.layout import replicas_of_stages
+        from diffusionpipe.planner.pricing.given import check_given
+        from diffusionpipe.trainer.recipe import replicas_of_stages
 
         if any(has_known_schedule(pipeline=pipeline)):
             return
@@ -72,7 +70,7 @@ def checks_of_run(num_ranks: int, resume: str | None) -> "Sequence[Check]":
             )
 
     def has_a_free_folder(*, run: "RunSection") -> Iterator[str]:
-        from diffusionpipe.trainer.checkpoint import is_interrupted, problem_of_folder
+        from diffusionpipe.trainer.checkpoints.checkpoint import is_interrupted, problem_of_folder
 
         problem = problem_of_folder(run.folder, resume) if not is_interrupted(run.folder) else None  # or rank 0 cleans
         if problem is not None:

@@ -1,10 +1,9 @@
 """What the search is asked for a recipe."""
 
 from diffusionpipe.costs import Cluster, Profile
-from diffusionpipe.planner.given import NOTHING, Given, check_given
-from diffusionpipe.planner.stage_costs import Setting
-from diffusionpipe.trainer.pipeline_section import PipelineSection
-from diffusionpipe.trainer.recipe import Recipe
+from diffusionpipe.planner.pricing.given import NOTHING, Given, check_given
+from diffusionpipe.planner.pricing.stage_costs import Setting
+from diffusionpipe.trainer.recipe import PipelineSection, Recipe
 from diffusionpipe.trainer.workload import workload_of
 
 

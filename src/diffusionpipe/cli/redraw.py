@@ -69,8 +69,7 @@ def _draw(model: "TrainedModel", origin: "Origin", device: "torch.device") -> "P
 def origin_of(run: Path, settings: "SamplingSettings", resolution: int) -> "Origin":
     """What pictures have in common that are drawn together from a run or a folder."""
     from diffusionpipe.cli.run_recipe import recipe_of
-    from diffusionpipe.trainer.recipe import Precision
-    from diffusionpipe.trainer.recipe_file import load_recipe
+    from diffusionpipe.trainer.recipe import Precision, load_recipe
     from diffusionpipe.trainer.sample_file import Origin
 
     recipe = recipe_of(run)

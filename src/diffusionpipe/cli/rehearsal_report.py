@@ -12,7 +12,7 @@ from diffusionpipe.cli.rehearsal import Rehearsed, seconds_by_kind
 from diffusionpipe.cli.rehearsal_size import Size
 from diffusionpipe.costs import Costs, Link, Profile
 from diffusionpipe.ir import Plan
-from diffusionpipe.planner.stage_costs import update_time
+from diffusionpipe.planner.pricing.stage_costs import update_time
 from diffusionpipe.simulator import simulate
 
 

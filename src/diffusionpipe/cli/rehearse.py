@@ -229,7 +229,7 @@ def _costs(plan: Plan, profile: Profile, cluster: str | None) -> Costs:
     from diffusionpipe.costs.clusters import load_cluster
     from diffusionpipe.errors import ConfigError
     from diffusionpipe.planner.from_profile import setting_of
-    from diffusionpipe.planner.stage_costs import costs_of
+    from diffusionpipe.planner.pricing.stage_costs import costs_of
 
     setting = setting_of(profile, plan.mesh, plan.batch)
     setting = replace(setting, workload=replace(setting.workload, checkpointed=plan.checkpointed))

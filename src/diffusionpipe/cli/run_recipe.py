@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from diffusionpipe.trainer.sampling_section import SamplingSection
+    from diffusionpipe.trainer.recipe import SamplingSection
 
 
 def sampling_of(run: Path) -> "SamplingSection":
@@ -17,7 +17,7 @@ def sampling_of(run: Path) -> "SamplingSection":
     from pydantic import ValidationError
 
     from diffusionpipe.errors import ConfigError
-    from diffusionpipe.trainer.sampling_section import SamplingSection
+    from diffusionpipe.trainer.recipe import SamplingSection
 
     recipe = recipe_of(run)
     values = _table(recipe).get("sampling", {})

@@ -37,7 +37,7 @@ def predicted_step(recipe: "Recipe", plan: "Plan") -> "Timeline | None":
     from diffusionpipe.costs.files import read_profile
     from diffusionpipe.ir import Phase
     from diffusionpipe.planner import predicted_timeline
-    from diffusionpipe.planner.stage_costs import update_time
+    from diffusionpipe.planner.pricing.stage_costs import update_time
 
     if recipe.pipeline.plan_file is not None:
         return read_prediction(recipe.pipeline.plan_file, plan)

@@ -136,7 +136,7 @@ def _wish(
     """
     from diffusionpipe.errors import ConfigError
     from diffusionpipe.trainer.drawing import Wish
-    from diffusionpipe.trainer.prompts import Prompt, negatives_of, read_prompts
+    from diffusionpipe.trainer.recipe import Prompt, negatives_of, read_prompts
 
     asked = (*(Prompt(text, None) for text in prompt), *(read_prompts(prompts) if prompts is not None else ()))
     if bool(asked) == bool(label):

@@ -91,7 +91,7 @@ def train(
     with screen.work("starting"):  # torch takes seconds to import
         from diffusionpipe.cli.recipe_checks import checks_of_run
         from diffusionpipe.runtime.process_group import Membership, membership
-        from diffusionpipe.trainer.recipe_file import load_recipe
+        from diffusionpipe.trainer.recipe import load_recipe
         from diffusionpipe.trainer.resuming import resume_of_attempt
 
         member = membership(os.environ) if is_rank else Membership()
@@ -217,7 +217,7 @@ def _make_plan(
 ) -> "Plan":
     """The plan that the recipe's [pipeline] section asks for."""
     from diffusionpipe.planner import Layout, build_plan, plan_from_profile
-    from diffusionpipe.trainer.layout import replicas_of_stages
+    from diffusionpipe.trainer.recipe import replicas_of_stages
     from diffusionpipe.trainer.workload import samples_drawn_together
 
     if profile is not None and cluster is not None:

@@ -45,7 +45,7 @@ def with_adapters(adapters: Path, recipe: Path) -> TrainedModel:
     """
     from diffusionpipe.errors import ConfigError
     from diffusionpipe.models.folder import resolve_folder
-    from diffusionpipe.trainer.recipe_file import load_recipe
+    from diffusionpipe.trainer.recipe import load_recipe
     from diffusionpipe.trainer.scheduler import sampling_scheduler
     from diffusionpipe.trainer.session import prediction_of
 
@@ -71,8 +71,8 @@ def model_after(run: Path, step: int, temporary: Path) -> TrainedModel:
     from diffusionpipe.cli.run_recipe import recipe_of
     from diffusionpipe.errors import ConfigError
     from diffusionpipe.models.lora_file import ADAPTERS
-    from diffusionpipe.trainer.checkpoint_folder import saved_checkpoints
-    from diffusionpipe.trainer.recipe_file import load_recipe
+    from diffusionpipe.trainer.checkpoints.checkpoint_folder import saved_checkpoints
+    from diffusionpipe.trainer.recipe import load_recipe
     from diffusionpipe.trainer.run_export import export_checkpoint
 
     recipe = recipe_of(run)

@@ -10,16 +10,16 @@ from math import prod
 
 from diffusionpipe.costs import Cluster, LayerProfile, LayerSpec, ParameterSpec
 from diffusionpipe.costs.memory import MemoryUse
-from diffusionpipe.planner.baselines import best_baselines
-from diffusionpipe.planner.candidates import Candidate
 from diffusionpipe.planner.explain import parts_of, sizes_in, unit_of
-from diffusionpipe.planner.given import NOTHING
-from diffusionpipe.planner.naming import name_of
-from diffusionpipe.planner.offload import WORTH, can_offload, encoder_bytes, is_heavy, offloaded
-from diffusionpipe.planner.proposal import Proposal
-from diffusionpipe.planner.search import least_estimated_overflow, least_overflow
-from diffusionpipe.planner.sharded import leanest_sharded
-from diffusionpipe.planner.stage_costs import Setting
+from diffusionpipe.planner.pricing.given import NOTHING
+from diffusionpipe.planner.pricing.offload import WORTH, can_offload, encoder_bytes, is_heavy, offloaded
+from diffusionpipe.planner.pricing.stage_costs import Setting
+from diffusionpipe.planner.rivals.baselines import best_baselines
+from diffusionpipe.planner.search.candidates import Candidate
+from diffusionpipe.planner.search.naming import name_of
+from diffusionpipe.planner.search.proposal import Proposal
+from diffusionpipe.planner.search.search import least_estimated_overflow, least_overflow
+from diffusionpipe.planner.search.sharded import leanest_sharded
 from diffusionpipe.units import Bytes
 
 RECOMPUTE = "recompute all layers in the backward (training.activation_checkpointing = true, or --checkpoint '*')"

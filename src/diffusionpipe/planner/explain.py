@@ -11,15 +11,15 @@ from itertools import pairwise
 from statistics import fmean
 
 from diffusionpipe.costs.memory import MemoryUse
-from diffusionpipe.planner.baselines import DDP, DDP_AFTER, ZERO3, Baseline, best_baselines
-from diffusionpipe.planner.candidates import Candidate, Judge
-from diffusionpipe.planner.given import NOTHING
-from diffusionpipe.planner.naming import ON_HOST, name_of, sizes_of
-from diffusionpipe.planner.offload import encoder_bytes
-from diffusionpipe.planner.pool import Judged
-from diffusionpipe.planner.proposal import Proposal
-from diffusionpipe.planner.search import Search
-from diffusionpipe.planner.stage_costs import Setting, time_to_update
+from diffusionpipe.planner.pricing.given import NOTHING
+from diffusionpipe.planner.pricing.offload import encoder_bytes
+from diffusionpipe.planner.pricing.stage_costs import Setting, time_to_update
+from diffusionpipe.planner.rivals.baselines import DDP, DDP_AFTER, ZERO3, Baseline, best_baselines
+from diffusionpipe.planner.search.candidates import Candidate, Judge
+from diffusionpipe.planner.search.naming import ON_HOST, name_of, sizes_of
+from diffusionpipe.planner.search.pool import Judged
+from diffusionpipe.planner.search.proposal import Proposal
+from diffusionpipe.planner.search.search import Search
 from diffusionpipe.units import Bytes, Seconds
 
 GIB = 2**30

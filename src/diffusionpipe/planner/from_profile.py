@@ -7,11 +7,11 @@ from diffusionpipe.costs import AllReduce, Cluster, Device, Link, Profile, Workl
 from diffusionpipe.errors import ConfigError
 from diffusionpipe.ir import Mesh, Plan, Timeline
 from diffusionpipe.passes import PlacedFill
-from diffusionpipe.planner.build import Layout, Unfilled, build_plan
-from diffusionpipe.planner.fill import FillOptions, frozen_layers, plan_fills
-from diffusionpipe.planner.folded import stage_starts
-from diffusionpipe.planner.proposal import pricing_of
-from diffusionpipe.planner.stage_costs import Setting, costs_of
+from diffusionpipe.planner.assembly.build import Layout, Unfilled, build_plan
+from diffusionpipe.planner.assembly.folded import stage_starts
+from diffusionpipe.planner.filling.fills import FillOptions, frozen_layers, plan_fills
+from diffusionpipe.planner.pricing.stage_costs import Setting, costs_of
+from diffusionpipe.planner.search.proposal import pricing_of
 from diffusionpipe.simulator import simulate
 from diffusionpipe.units import Bytes, Seconds
 

@@ -8,7 +8,7 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from diffusionpipe.trainer.run_section import TrackerName
+from diffusionpipe.trainer.recipe import TrackerName
 from diffusionpipe.trainer.trackers import Opening, Shown
 
 _LAUNCHERS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE")

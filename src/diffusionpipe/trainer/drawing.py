@@ -23,7 +23,7 @@ from diffusionpipe.models.run import needed_layers, run_layers
 from diffusionpipe.models.weights import materialize
 from diffusionpipe.runtime.host_weights import HostWeights
 from diffusionpipe.runtime.stage import LayerStage
-from diffusionpipe.trainer.batch import TOKENS, Tokenizer, token_ids
+from diffusionpipe.trainer.data.batch import TOKENS, Tokenizer, token_ids
 from diffusionpipe.trainer.recipe import Precision
 from diffusionpipe.trainer.sampling import PipelinePredictor, SamplingSettings, Spacing, draw
 

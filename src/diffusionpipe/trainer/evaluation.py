@@ -8,8 +8,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from diffusionpipe.trainer.batch import BatchSource
-from diffusionpipe.trainer.loader import fixed_batches, num_fixed_rows
+from diffusionpipe.trainer.data.batch import BatchSource
+from diffusionpipe.trainer.data.loader import fixed_batches, num_fixed_rows
 from diffusionpipe.trainer.session import Session
 
 

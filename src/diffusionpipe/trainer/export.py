@@ -19,14 +19,14 @@ from diffusionpipe.models.objective import Prediction
 from diffusionpipe.models.pipeline_defaults import default_guidance
 from diffusionpipe.models.weights import weight_files
 from diffusionpipe.trainer.card_snippet import Example
-from diffusionpipe.trainer.checkpoint import read, verify
+from diffusionpipe.trainer.checkpoints.checkpoint import read, verify
+from diffusionpipe.trainer.checkpoints.manifest import read_manifest
+from diffusionpipe.trainer.checkpoints.tensor_files import stored_tensors
+from diffusionpipe.trainer.checkpoints.training_state import EMA, MODEL
 from diffusionpipe.trainer.guidance import drawn_guidance
-from diffusionpipe.trainer.manifest import read_manifest
 from diffusionpipe.trainer.model_card import Adapters, Card, model_card
 from diffusionpipe.trainer.recipe import Recipe
 from diffusionpipe.trainer.scheduler import sampling_scheduler
-from diffusionpipe.trainer.tensor_files import stored_tensors
-from diffusionpipe.trainer.training_state import EMA, MODEL
 
 _INDEX = "model_index.json"
 _SCHEDULER = "scheduler"

@@ -23,6 +23,7 @@ from diffusionpipe.ir import Phase
 from diffusionpipe.models.graph import canonical_names
 from diffusionpipe.runtime.exchange import PLAIN, form_of, gather
 from diffusionpipe.runtime.slot import Output
+from diffusionpipe.trainer.checkpoints.training_state import first_not_finite
 from diffusionpipe.trainer.gradient_norm import clip_factor, scale, sum_of_squares
 from diffusionpipe.trainer.learning_rate import Decay, LearningRateSchedule, learning_rate_at
 from diffusionpipe.trainer.optimizer import set_learning_rate
@@ -31,7 +32,6 @@ from diffusionpipe.trainer.recipe import OnSpike, Recipe
 from diffusionpipe.trainer.session import Session
 from diffusionpipe.trainer.spikes import Spikes
 from diffusionpipe.trainer.stopping import Decision, Stopping
-from diffusionpipe.trainer.training_state import first_not_finite
 from diffusionpipe.units import Seconds
 
 logger = logging.getLogger(__name__)

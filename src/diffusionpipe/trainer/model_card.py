@@ -8,8 +8,7 @@ from typing import Any
 from diffusionpipe.models.folder import is_hub_id
 from diffusionpipe.models.objective import Prediction
 from diffusionpipe.trainer.card_snippet import Example, snippet
-from diffusionpipe.trainer.recipe import Recipe
-from diffusionpipe.trainer.recipe_file import tables_of, tables_to_toml
+from diffusionpipe.trainer.recipe import Recipe, tables_of, tables_to_toml
 
 _OF_TEXT = ("StableDiffusion", "Flux")
 _FREE_TEXT = ("prompts", "negative_prompt", "negative_prompts")

@@ -9,10 +9,11 @@ from pathlib import Path
 from diffusionpipe.errors import CheckpointError, ConfigError
 from diffusionpipe.runtime.process_group import Job, ending
 from diffusionpipe.trainer.agreement import from_first, on_all
-from diffusionpipe.trainer.batch import TOKENS, Augmentation, BatchSource
-from diffusionpipe.trainer.checkpoint import clean, problem_of_folder
-from diffusionpipe.trainer.dataset import Condition, Dataset, scan
-from diffusionpipe.trainer.dataset_form import DATASETS
+from diffusionpipe.trainer.checkpoints.checkpoint import clean, problem_of_folder
+from diffusionpipe.trainer.data.batch import TOKENS, Augmentation, BatchSource
+from diffusionpipe.trainer.data.dataset import Condition, Dataset, scan
+from diffusionpipe.trainer.data.dataset_form import DATASETS
+from diffusionpipe.trainer.data.skipped import FILE, Skipping
 from diffusionpipe.trainer.drawing import null_label, open_tokenizer
 from diffusionpipe.trainer.guidance import trained_guidance
 from diffusionpipe.trainer.optimizer import problem_of_shapes
@@ -21,7 +22,6 @@ from diffusionpipe.trainer.run_lock import acquire, join
 from diffusionpipe.trainer.screen import Work
 from diffusionpipe.trainer.session import Model
 from diffusionpipe.trainer.shared_file_system import check_shared_file_system
-from diffusionpipe.trainer.skipped import FILE, Skipping
 
 Check = Callable[[], None]
 """Raises a ConfigError where something is wrong."""

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from diffusionpipe.errors import PeerError
-from diffusionpipe.trainer.checkpoint import AUTO
-from diffusionpipe.trainer.checkpoint_folder import num_written
+from diffusionpipe.trainer.checkpoints.checkpoint import AUTO
+from diffusionpipe.trainer.checkpoints.checkpoint_folder import num_written
 from diffusionpipe.trainer.exit_status import of_signal
 from diffusionpipe.trainer.forwarded_signals import pause
 from diffusionpipe.trainer.metrics import last_step

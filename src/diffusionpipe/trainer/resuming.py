@@ -12,8 +12,8 @@ from pathlib import Path
 import torch.distributed as dist
 
 from diffusionpipe.trainer.agreement import agree, rank_in, together
-from diffusionpipe.trainer.checkpoint import AUTO, problems_together, verify_together
-from diffusionpipe.trainer.checkpoint_folder import resolve, saved_checkpoints
+from diffusionpipe.trainer.checkpoints.checkpoint import AUTO, problems_together, verify_together
+from diffusionpipe.trainer.checkpoints.checkpoint_folder import resolve, saved_checkpoints
 
 logger = logging.getLogger(__name__)
 

@@ -22,9 +22,13 @@ from diffusionpipe.ir.files import write_plan, write_timeline
 from diffusionpipe.runtime.process_group import Job
 from diffusionpipe.runtime.progress import RECORDING, STEP
 from diffusionpipe.runtime.stall import stacks_file
-from diffusionpipe.trainer.batch import sample_indices
-from diffusionpipe.trainer.checkpoint_folder import latest
+from diffusionpipe.trainer.checkpoints.checkpoint_folder import latest
+from diffusionpipe.trainer.checkpoints.run_checkpoints import RunCheckpoints
+from diffusionpipe.trainer.checkpoints.training_state import load_training
 from diffusionpipe.trainer.copy_memory import saves_beside_training
+from diffusionpipe.trainer.data.batch import sample_indices
+from diffusionpipe.trainer.data.loader import StepLoader
+from diffusionpipe.trainer.data.skipped import count_skipped
 from diffusionpipe.trainer.drawing import Picture, draw_in_session
 from diffusionpipe.trainer.evaluation import averaged, validate
 from diffusionpipe.trainer.exit_status import ExitStatus
@@ -32,27 +36,22 @@ from diffusionpipe.trainer.export import export
 from diffusionpipe.trainer.job_profile import ProfileShelf
 from diffusionpipe.trainer.kept_samples import keep_in_session, sample_folder
 from diffusionpipe.trainer.launch import LOGS
-from diffusionpipe.trainer.loader import StepLoader
 from diffusionpipe.trainer.loop import NamesOf, Stepper, StepResult
 from diffusionpipe.trainer.metrics import MetricsWriter
 from diffusionpipe.trainer.planning import MakePlan, Planning
 from diffusionpipe.trainer.preparation import Data, locked_folder, prepare_folder, read_data
 from diffusionpipe.trainer.progress import TrainingProgress
-from diffusionpipe.trainer.recipe import Recipe
-from diffusionpipe.trainer.recipe_file import recipe_to_toml
+from diffusionpipe.trainer.recipe import Recipe, recipe_to_toml
 from diffusionpipe.trainer.resuming import checkpoint_of
-from diffusionpipe.trainer.run_checkpoints import RunCheckpoints
 from diffusionpipe.trainer.run_export import export_settings
 from diffusionpipe.trainer.run_samples import check_sampling, sampling_settings, wish_of
 from diffusionpipe.trainer.screen import Screen, steps_of
 from diffusionpipe.trainer.session import Session, check_resumed, open_model, open_session, run_identity
-from diffusionpipe.trainer.skipped import count_skipped
 from diffusionpipe.trainer.spikes import Spikes, kept_values
 from diffusionpipe.trainer.start import Start, places
 from diffusionpipe.trainer.stopping import Stopping
 from diffusionpipe.trainer.traced import Trace, measured_timeline
 from diffusionpipe.trainer.trackers import Trackers, open_trackers
-from diffusionpipe.trainer.training_state import load_training
 from diffusionpipe.units import Seconds
 
 logger = logging.getLogger(__name__)

@@ -23,7 +23,7 @@ from diffusionpipe.ir import Range
 from diffusionpipe.models.flow_shift import FLOW, shift_of
 from diffusionpipe.runtime.transport import Transport, Work
 from diffusionpipe.runtime.worker import Worker
-from diffusionpipe.trainer.randomness import normal
+from diffusionpipe.trainer.data.randomness import normal
 
 Predict = Callable[[Tensor | None, Tensor], Tensor | None]
 """`predict(noisy, timesteps)`: the prediction for every row, on ranks that hold latents; None elsewhere."""

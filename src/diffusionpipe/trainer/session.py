@@ -30,7 +30,8 @@ from diffusionpipe.runtime.worker import (
     holders_of,
 )
 from diffusionpipe.trainer.agreement import on_all
-from diffusionpipe.trainer.dataset import Dataset
+from diffusionpipe.trainer.checkpoints.training_state import TrainingState
+from diffusionpipe.trainer.data.dataset import Dataset
 from diffusionpipe.trainer.ema import Ema
 from diffusionpipe.trainer.guidance import check_guidance
 from diffusionpipe.trainer.loading import Weights, load_weights
@@ -40,7 +41,6 @@ from diffusionpipe.trainer.planning import Planning, agree_on_plan
 from diffusionpipe.trainer.recipe import Objective, ObjectiveSection, Recipe
 from diffusionpipe.trainer.recipe import Precision as RecipePrecision
 from diffusionpipe.trainer.scheduler import shift_contradiction
-from diffusionpipe.trainer.training_state import TrainingState
 
 logger = logging.getLogger(__name__)
 

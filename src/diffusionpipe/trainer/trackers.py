@@ -16,9 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from diffusionpipe.errors import ConfigError, RecipeError
-from diffusionpipe.trainer.recipe import Recipe
-from diffusionpipe.trainer.recipe_file import SECTIONS, recipe_to_toml
-from diffusionpipe.trainer.run_section import RunSection, TrackerName
+from diffusionpipe.trainer.recipe import SECTIONS, Recipe, RunSection, TrackerName, recipe_to_toml
 
 logger = logging.getLogger(__name__)
 

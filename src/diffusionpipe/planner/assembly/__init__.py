@@ -1,0 +1,1 @@
+"""Layout -> plan: cuts, blocks, buckets, schedule and passes."""

@@ -1,0 +1,1 @@
+"""Frozen work of the next batch in the waits of an iteration."""

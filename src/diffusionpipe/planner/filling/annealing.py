@@ -1,0 +1,246 @@
+"""A longer local search for the few cases that constructions leave far from the bound: single samples change places.
+
+        worker 0   F F F F v B F v B F v B B B vv       v moves along its worker's order, or to another worker; samples
+        worker 1   F F F B v F B v F B F B B vvv        of one worker may overtake each other, layers of a sample not
+
+Where a sample's layer is longer than most waits, it delays compute wherever it stands, and what matters is which delays
+others absorb. Several workers then end late together, so no single move shortens the iteration. Therefore the search
+judges all late ends at once,
+
+    badness = (sum over workers and the iteration of max(0, end - bound) ** 4) ** (1/4),
+
+and accepts a little worse moves at first (simulated annealing: Kirkpatrick, Gelatt, Vecchi, Science 220, 1983). Moves
+are drawn from a generator with a fixed seed, so equal cases have equal results.
+"""
+
+from collections.abc import Sequence
+from itertools import accumulate, groupby, pairwise
+from math import log
+from random import Random
+
+from diffusionpipe.planner.filling.fill_queue import Piece
+from diffusionpipe.planner.filling.polish import Pieces, retimed
+from diffusionpipe.planner.filling.shares import CLOSE, Case, Packing, bound_of
+from diffusionpipe.timing import Times, ends_of
+from diffusionpipe.units import Seconds
+
+HOT, COLD = 0.1, 0.005
+"""What badness may grow by at first and at the end, in times of a sample through all layers."""
+AIMED = 0.7
+"""Part of the moves that take something off the critical path; the others are anything."""
+MOVED_AWAY = 0.1
+"""Part of the moves that give a sample to another worker."""
+FAR_SHIFTS = 0.25
+"""Part of the moves along a worker's order that go up to eight places, the others one."""
+POWER = 4
+SPLIT_LOSS = 1.01
+"""Pieces become single samples where that takes at most so many times as long; else they move as they are."""
+
+
+class _Unit:
+    """Some samples of one worker that stay together: for each layer the place at which it runs."""
+
+    __slots__ = ("places", "seconds", "size", "worker")
+
+    def __init__(self, worker: int, size: int, places: list[int], seconds: list[Seconds]) -> None:
+        self.worker = worker
+        self.size = size
+        self.places = places
+        """Index among the worker's places; never falls with the layer."""
+        self.seconds = seconds
+        """On a device of speed 1, by layer."""
+
+
+class _State:
+    """Units at places, and the times of all events with them."""
+
+    def __init__(self, case: Case, units: list[_Unit], bound: Seconds) -> None:
+        self.units, self.bound = units, bound
+        self._graph = graph = case.graph
+        self._speeds = [case.options.speed(worker) for worker in range(graph.num_workers)]
+        self.places = graph.places
+        self._offsets = list(accumulate(map(len, self.places), initial=0))
+        self._events = list(graph.rooms.values())
+        """For each slot, which is a worker's place, the event of its room."""
+        self._slot_of = {event: slot for slot, event in enumerate(self._events)}
+        self.holders: list[list[tuple[_Unit, int]]] = [[] for _ in self._events]
+        """For each slot the layers of units that run there."""
+        self._durations = list(graph.durations)
+        self._ends: list[Seconds] = [0]
+        self.makespan = 0.0
+        for unit in units:
+            self._put(unit, range(len(unit.places)), 1)
+        self.badness = self._times(1)
+
+    def slot(self, unit: _Unit, layer: int) -> int:
+        """Where the unit's layer runs."""
+        return self._offsets[unit.worker] + unit.places[layer]
+
+    def _put(self, unit: _Unit, layers: Sequence[int], sign: int) -> None:
+        for layer in layers:
+            slot = self.slot(unit, layer)
+            self._durations[self._events[slot]] += sign * unit.seconds[layer] / self._speeds[unit.worker]
+            if sign > 0:
+                self.holders[slot].append((unit, layer))
+            else:
+                self.holders[slot].remove((unit, layer))
+                if not self.holders[slot]:
+                    self._durations[self._events[slot]] = 0.0
+
+    def move(self, unit: _Unit, worker: int, places: list[int], allowed: Seconds) -> int:
+        """Put the unit elsewhere if badness then stays within what is allowed; events visited, negative if not."""
+        layers = [
+            i for i, (a, b) in enumerate(zip(unit.places, places, strict=True)) if a != b or worker != unit.worker
+        ]
+        before = unit.worker, unit.places, self.makespan
+        touched = [self.slot(unit, layer) for layer in layers]
+        self._put(unit, layers, -1)
+        unit.worker, unit.places = worker, places
+        self._put(unit, layers, 1)
+        first = min(self._events[slot] for slot in (*touched, *(self.slot(unit, layer) for layer in layers)))
+        kept = self._ends
+        badness, visited = self._times(first), len(kept) - first
+        if badness <= allowed:
+            self.badness = badness
+            return visited
+        self._put(unit, layers, -1)
+        unit.worker, unit.places, self.makespan = before
+        self._put(unit, layers, 1)
+        self._ends = kept
+        return -visited
+
+    def _times(self, first: int) -> Seconds:
+        """Time all events from this one on; the badness."""
+        graph = self._graph
+        self._ends = ends = ends_of(graph.graph, self._durations, waking=graph.waking, before=self._ends[:first])
+        self.makespan = max(ends)
+        tails = [ends[tail] for tail in graph.graph.tails]
+        late = [end - self.bound for end in (*tails, self.makespan) if end > self.bound]
+        return float(sum(excess**POWER for excess in late) ** (1 / POWER))
+
+    def critical(self) -> list[int]:
+        """Slots with work on the critical path."""
+        path = Times(graph=self._graph.graph, ends=self._ends).critical_path()
+        return [slot for event in path if (slot := self._slot_of.get(event)) is not None and self.holders[slot]]
+
+    def pieces(self, chunk: int) -> tuple[Pieces, ...]:
+        """All units as pieces of at most so many samples, in an order in which they can run; samples numbered anew."""
+        found: list[Pieces] = []
+        for worker, places in enumerate(self.places):
+            first, own = 0, list[Piece]()
+            for unit in sorted((u for u in self.units if u.worker == worker), key=lambda u: u.places):
+                stop = first + unit.size
+                own += [(places[at], layer, layer + 1, first, stop) for layer, at in enumerate(unit.places)]
+                first = stop
+            found.append(_joined(sorted(own), chunk))
+        return tuple(found)
+
+
+def _joined(pieces: Sequence[Piece], chunk: int) -> Pieces:
+    """Neighbours of one layer and place as one piece of at most so many samples."""
+    found: list[Piece] = []
+    for piece in pieces:
+        if found and found[-1][:3] == piece[:3] and found[-1][4] == piece[3] and piece[4] - found[-1][3] <= chunk:
+            found[-1] = (*found[-1][:4], piece[4])
+        else:
+            found.append(piece)
+    return tuple(found)
+
+
+def annealed(case: Case, packing: Packing, *, visits: int, enough: Seconds) -> Packing:
+    """The packing after moves of single samples; ends with the budget, or when the time is enough.
+
+    At most as many samples as all open chunks of the largest size hold are unfinished on a worker at a time.
+    """
+    units = _units(case, packing)
+    state, random, best = _State(case, units, bound_of(case, packing)), Random(0), packing
+    sample, left = case.seconds_a_sample(1), visits
+    enough = max(enough, state.bound * CLOSE)
+    critical = state.critical()
+    while left > 0 and best.makespan > enough:
+        unit, layer = _chosen(state, critical, random)
+        target = _elsewhere(state, unit, layer, case.hosts, random)
+        left -= 10  # what choosing takes
+        if target is None:
+            continue
+        heat = sample * HOT * (COLD / HOT) ** (1 - left / visits)
+        visited = state.move(unit, *target, state.badness - heat * log(1.0 - random.random()))
+        left -= abs(visited)
+        if visited > 0:
+            critical = state.critical()
+            if state.makespan < best.makespan * (1 - 1e-9):
+                best = _better(case, best, state)
+                left -= sum(map(len, best.pieces)) + len(case.graph.graph)
+    return best
+
+
+def _units(case: Case, packing: Packing) -> list[_Unit]:
+    """The packing's samples, those together that must not be separated."""
+    units = []
+    single = case.seconds_a_sample(1) <= case.seconds_a_sample(packing.chunk) * SPLIT_LOSS
+    for worker, pieces in enumerate(packing.pieces):
+        index = {position: i for i, position in enumerate(case.graph.places[worker])}
+        chains: list[list[int]] = [[0] * case.frozen.num_layers for _ in range(packing.shares[worker])]
+        for position, first, stop, start, end in pieces:
+            for sample in range(start, end):
+                chains[sample][first:stop] = [index[position]] * (stop - first)
+        most = 1 if single else packing.chunk
+        for chain, same in groupby(chains):
+            count = len(list(same))
+            for first in range(0, count, most):
+                size = min(most, count - first)
+                seconds = [case.options.overhead + b - a for a, b in pairwise(case.frozen.running(size))]
+                units.append(_Unit(worker, size, list(chain), seconds))
+    return units
+
+
+def _chosen(state: _State, critical: Sequence[int], random: Random) -> tuple[_Unit, int]:
+    """A unit and one of its layers, mostly on the critical path."""
+    if critical and random.random() < AIMED:
+        return random.choice(state.holders[random.choice(critical)])
+    unit = random.choice(state.units)
+    return unit, random.randrange(len(unit.places))
+
+
+def _elsewhere(
+    state: _State, unit: _Unit, layer: int, hosts: Sequence[int], random: Random
+) -> tuple[int, list[int]] | None:
+    """A worker and places for the unit, None if the same: the layer some places on or back, or another host."""
+    if random.random() < MOVED_AWAY:
+        worker = random.choice(hosts)
+        last, place, spread = (
+            len(state.places[worker]) - 1,
+            random.randrange(len(state.places[worker])),
+            random.choice((0, 2)),
+        )
+        places = []
+        for _ in unit.places:
+            places.append(place)
+            place = min(last, place + random.randint(0, spread))
+        return (worker, places) if worker != unit.worker else None
+    distance = 1 + (random.randrange(8) if random.random() < FAR_SHIFTS else 0)
+    place = unit.places[layer] + random.choice((-distance, distance))
+    place = max(0, min(len(state.places[unit.worker]) - 1, place))
+    before = [min(at, place) for at in unit.places[:layer]]
+    places = [*before, place, *(max(at, place) for at in unit.places[layer + 1 :])]
+    return (unit.worker, places) if places != unit.places else None
+
+
+def _better(case: Case, best: Packing, state: _State) -> Packing:
+    """The state as a packing, if too many samples are not unfinished in it and it is better than the best so far."""
+    pieces = state.pieces(best.chunk)
+    allowed = case.options.open_chunks * case.options.allowed_chunks(case.batch)[0]
+    if max(_most_unfinished(own, case.frozen.num_layers) for own in pieces) > allowed:
+        return best
+    found = retimed(case, best, pieces)
+    return found if found.makespan < best.makespan else best
+
+
+def _most_unfinished(pieces: Pieces, num_layers: int) -> int:
+    """Most samples that have begun and are not through all layers at a time."""
+    unfinished = most = 0
+    for _, first, stop, start, end in pieces:
+        unfinished += (end - start) * (first == 0)
+        most = max(most, unfinished)
+        unfinished -= (end - start) * (stop == num_layers)
+    return most

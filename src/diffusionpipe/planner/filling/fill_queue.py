@@ -1,0 +1,183 @@
+"""One worker's frozen work, cut into pieces that fit the waits it is offered."""
+
+from bisect import bisect_right
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from diffusionpipe.ir import Range
+from diffusionpipe.passes import PlacedFill
+from diffusionpipe.planner.filling.frozen_layers import FillOptions, FrozenLayers
+from diffusionpipe.units import Seconds
+
+Piece = tuple[int, int, int, int, int]
+"""Position in the worker's order, first layer, layer after the last, first sample, sample after the last."""
+
+LEAST_GAIN = 0.25
+"""A partial batch must save at least this part of its own time from what is left of the layer."""
+
+LARGER = 1.25
+"""Where a piece does not fit anyway, how much longer than with one sample it may get to take more samples along."""
+
+
+@dataclass(slots=True)
+class _Front:
+    """Samples on their way through the layers: all have done the layers before `layer`, the first `done` that too."""
+
+    first: int
+    size: int
+    layer: int = 0
+    done: int = 0
+
+
+class FillQueue:
+    """The samples of one worker, in chunks of nearly equal size, each going through the layers front to back.
+
+        wait of 9        chunk 0: layers 0, 1, 2 and, of layer 3, the samples that still fit (a partial batch)
+        wait of 3        chunk 0: not even one sample of layer 3 fits -> chunk 1: layer 0
+        wait of 20       chunk 0: layer 3 on its other samples, layers 4, ... ; chunk 1: layers 1, 2, ...
+
+    The oldest unfinished chunk goes first; a younger one takes what is left of a wait. Two bisections for each piece.
+    """
+
+    __slots__ = ("_fronts", "_frozen", "_open", "_overhead", "_speed", "_waiting", "pieces", "used")
+
+    def __init__(self, frozen: FrozenLayers, options: FillOptions, *, worker: int, samples: int, chunk: int) -> None:
+        self._frozen = frozen
+        self._overhead = options.overhead
+        self._open = options.open_chunks
+        self._speed = options.speed(worker)
+        self._waiting = list(_chunks(samples, chunk))[::-1]
+        self._fronts: list[_Front] = []
+        self.pieces: list[Piece] = []
+        self.used = 0.0
+        """Time of all pieces so far."""
+        self._refill()
+
+    def _refill(self) -> None:
+        while self._waiting and len(self._fronts) < self._open:
+            self._fronts.append(_Front(*self._waiting.pop()))
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether all is done."""
+        return not self._fronts
+
+    def fill(self, position: int, length: Seconds) -> Seconds:
+        """Run what fits into a wait of this length, before the action at this position; the time it takes."""
+        length *= self._speed
+        used = 0.0
+        i = 0
+        while i < len(self._fronts) and used < length:
+            front = self._fronts[i]
+            used += self._advance(front, position, length - used)
+            if front.layer == self._frozen.num_layers:
+                del self._fronts[i]
+                self._refill()
+            else:
+                i += 1
+        self.used += used / self._speed
+        return used / self._speed
+
+    def _advance(self, front: _Front, position: int, left: Seconds) -> Seconds:
+        """Take the front on as far as the time allows; the time used."""
+        taken = 0.0
+        if front.done:
+            taken = self._part(front, position, left)
+            if front.done:
+                return taken
+        running = self._frozen.running(front.size, self._overhead)
+        is_start = self._frozen.starts_run[front.layer]
+        offset = running[front.layer] - (0.0 if is_start else self._overhead)
+        stop = bisect_right(running, left - taken + offset) - 1
+        if stop > front.layer:
+            self._emit(position, front, front.layer, stop, 0, front.size)
+            front.layer = stop
+            taken += running[stop] - offset
+        if front.layer < self._frozen.num_layers and front.size > 1:
+            taken += self._part(front, position, left - taken)
+        return taken
+
+    def _part(self, front: _Front, position: int, left: Seconds) -> Seconds:
+        """Run the front's layer on as many more of its samples as fit; the time used."""
+        rest = front.size - front.done
+        if self._piece(front, rest) <= left:
+            count = rest
+        else:
+            low, count = 0, rest  # `low` samples fit, `count` do not
+            while count - low > 1:
+                middle = (low + count) // 2
+                low, count = (middle, count) if self._piece(front, middle) <= left else (low, middle)
+            count = low
+            saved = self._piece(front, rest) - self._piece(front, rest - count) if count else 0.0
+            if not count or saved < LEAST_GAIN * self._piece(front, count):
+                return 0.0
+        return self._run(front, position, count)
+
+    def _run(self, front: _Front, position: int, count: int) -> Seconds:
+        """Run the front's layer on `count` more samples."""
+        taken = self._piece(front, count)
+        self._emit(position, front, front.layer, front.layer + 1, front.done, front.done + count)
+        front.done += count
+        if front.done == front.size:
+            front.layer, front.done = front.layer + 1, 0
+        return taken
+
+    def _piece(self, front: _Front, count: int) -> Seconds:
+        running = self._frozen.running(count)
+        return self._overhead + running[front.layer + 1] - running[front.layer]
+
+    def _emit(self, position: int, front: _Front, layer: int, stop: int, first: int, last: int) -> None:
+        self.pieces.append((position, layer, stop, front.first + first, front.first + last))
+
+    def exceed(self, position: int, length: Seconds, limit: Seconds) -> Seconds:
+        """Run one piece that is longer than the wait but not than the limit; its time, 0 if there is none.
+
+        `fill` must have run before: then one sample of one layer is too long, and the shortest of such is taken, with
+        as many more samples as cost little.
+        """
+        best, seconds = None, limit * self._speed
+        for front in self._fronts:
+            if (one := self._piece(front, 1)) <= seconds:
+                best, seconds = front, one
+        if best is None or length <= 0:
+            return 0.0
+        allowed = min(seconds * LARGER, limit * self._speed)
+        count = 1
+        while count < best.size - best.done and self._piece(best, count + 1) <= allowed:
+            count += 1
+        taken = self._run(best, position, count) / self._speed
+        if best.layer == self._frozen.num_layers:
+            self._fronts.remove(best)
+            self._refill()
+        self.used += taken
+        return taken
+
+    def drain(self, position: int) -> Seconds:
+        """Run all that is left; the time it takes."""
+        return self.fill(position, float("inf"))
+
+
+def _chunks(samples: int, chunk: int) -> Iterator[tuple[int, int]]:
+    """(first sample, size) of as few chunks as the limit allows, sizes differing by at most one."""
+    count = -(-samples // chunk)
+    for i in range(count):
+        first = samples * i // count
+        yield first, samples * (i + 1) // count - first
+
+
+def placed(
+    pieces: list[Piece], frozen: FrozenLayers, options: FillOptions, *, worker: int, first: int
+) -> list[tuple[PlacedFill, Seconds]]:
+    """The pieces as fills of one component each with their times; `first` is the worker's first sample."""
+    found = []
+    for position, layer, stop, start, end in pieces:
+        for layers in frozen.split_at_runs(Range(layer, stop)):
+            fill = PlacedFill(
+                position=position,
+                component=frozen.components[layers.start],
+                layers=layers,
+                samples=Range(first + start, first + end),
+            )
+            seconds = options.overhead + frozen.seconds(layers, end - start)
+            found.append((fill, seconds / options.speed(worker)))
+    return found

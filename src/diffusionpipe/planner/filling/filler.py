@@ -1,0 +1,101 @@
+"""The filler of a setting: `plan_fills` as `build_plan` and the search call it, within each device's memory."""
+
+from collections.abc import Mapping, Sequence
+from itertools import product
+
+from diffusionpipe.costs.memory import peak_memory
+from diffusionpipe.passes import PlacedFill
+from diffusionpipe.planner.assembly.build import Filler, Unfilled
+from diffusionpipe.planner.filling.fills import FillOptions, frozen_layers, plan_fills
+from diffusionpipe.planner.pricing.encoders import frozen_workspace
+from diffusionpipe.planner.pricing.layer_table import checkpointed_layers
+from diffusionpipe.planner.pricing.offload import encoder_bytes
+from diffusionpipe.planner.pricing.stage_costs import Setting, worker_speeds
+from diffusionpipe.units import Bytes
+
+
+def filler_of(setting: Setting) -> Filler:
+    """Fills the bubbles with the setting's frozen layers; what it learns of their times is kept between calls.
+
+    At most `setting.workload.encode_chunk` samples go through them together, fewer where memory demands it; where it
+    demands even more, only some workers hold the frozen layers and encode for the others (see `hosts_and_chunk`).
+    """
+    frozen = frozen_layers(setting.profile)
+
+    def fill(unfilled: Unfilled) -> Mapping[int, Sequence[PlacedFill]]:
+        speeds = worker_speeds(setting.cluster, unfilled.mesh)
+        hosts, chunk = hosts_and_chunk(setting, unfilled)
+        options = FillOptions(speeds=speeds, max_chunk=chunk, workers=hosts)
+        return plan_fills(unfilled.schedule, unfilled.costs, frozen, options).fills
+
+    return fill
+
+
+def hosts_and_chunk(setting: Setting, unfilled: Unfilled) -> tuple[tuple[int, ...] | None, int]:
+    """Workers that can hold the frozen layers, None for all, and the most samples that may go through them together.
+
+        free of 24 GB     worker 0   3     encoders with a chunk of 16: 14 GB,  of 1: 10 GB
+        beside training   worker 1   11    so worker 1 encodes everything, one sample at a time
+
+    As many workers as possible, then as large a chunk as possible. Where no worker has room, all of them with chunks
+    of one sample: the plan's memory then says by how much it is too large.
+    """
+    batch, num_workers = unfilled.schedule.placement.pipelines[0].num_samples, unfilled.schedule.num_workers
+    weights = encoder_bytes(setting)
+    others = [_read_elsewhere(setting, unfilled, worker) for worker in range(num_workers)]
+    chunks = [min(setting.workload.encode_chunk, batch)]
+    while chunks[-1] > 1:
+        chunks.append(chunks[-1] // 2)
+    running = {chunk: frozen_workspace(setting, setting.graph.frozen_layers, chunk) for chunk in chunks}
+    cautious, daring = _rooms(setting, unfilled)
+    for count in range(num_workers, 0, -1):
+        rows = 2 * -(-batch // count)  # of this batch and of the next one
+        for rooms, chunk in product((cautious, daring), chunks):
+            hosts = tuple(
+                worker
+                for worker, (free, workspace) in enumerate(rooms)
+                if weights + rows * others[worker] + max(0, running[chunk] - workspace) <= free
+            )
+            if len(hosts) >= count:
+                return (None if count == num_workers else hosts), chunk
+    return None, 1
+
+
+def _read_elsewhere(setting: Setting, unfilled: Unfilled, worker: int) -> Bytes:
+    """Bytes of one sample that the worker would encode for other workers alone; what it reads, it holds anyway."""
+    graph, placement = setting.graph, unfilled.schedule.placement
+    own = {
+        name
+        for stage in placement.stages
+        if stage.worker == worker
+        for name in graph.frozen_outputs(unfilled.blocks[stage.weights])
+    }
+    return sum(graph.tensor(name).num_bytes for name in graph.frozen_outputs(graph.backbone_layers) if name not in own)
+
+
+Room = tuple[Bytes, Bytes]
+"""Bytes left, and bytes of the hungriest layer while it runs."""
+
+
+def _rooms(setting: Setting, unfilled: Unfilled) -> tuple[list[Room], list[Room]]:
+    """Of each worker without the frozen layers: with two messages waiting while activations peak, and with none.
+
+    Messages are not explicit yet. The full simulation of the plan says how many wait.
+    """
+    backbone = tuple(name for block in unfilled.blocks[:-1] for name in block)
+    uses = peak_memory(
+        unfilled.schedule,
+        unfilled.timeline,
+        unfilled.blocks,
+        profile=setting.profile,
+        workload=setting.workload,
+        checkpointed=checkpointed_layers(setting.workload, backbone),
+        shard=unfilled.mesh.shard,
+    )
+    mesh, devices = unfilled.mesh, setting.cluster.devices
+    groups = range(mesh.data_parallel)
+    memories = [min(devices[mesh.rank(group, worker)].memory for group in groups) for worker in range(mesh.pipeline)]
+    # What is read from the frozen part is held twice where it is encoded ahead.
+    free = [memory - use.total - use.frozen_outputs for memory, use in zip(memories, uses, strict=True)]
+    cautious = [(one, use.workspace) for one, use in zip(free, uses, strict=True)]
+    return cautious, [(one + use.messages, use.workspace) for one, use in zip(free, uses, strict=True)]

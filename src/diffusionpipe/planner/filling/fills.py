@@ -1,0 +1,213 @@
+"""Frozen work of the next batch in the waits of this iteration: who encodes what, where, in which chunks.
+
+        worker 0   F F F F vvvvvvvvv B B B B            v: fills in the waits that the schedule leaves,
+        worker 1   vvv F F F vv B F B B B vvv           also while others still reduce their gradients;
+        worker 2   vvvvvv F B F B F B F B vvvvvvvv|v    what fits nowhere runs at the end and is exposed
+
+Own algorithm. Each worker takes a share of the samples and runs all frozen layers on it, in chunks, so nothing is
+exchanged between layers (DiffusionPipe, Tian et al., MLSys 2024, https://arxiv.org/abs/2405.01248, instead spreads
+every layer over the devices that are idle together; see `paper_fill`). Three steps, each for several chunk sizes:
+
+1. shares in proportion to idle time, then samples move from the worker that ends last to where they end first;
+2. in each worker: waits in order of time, as many layers as fit, then a part of the chunk's samples of the next layer;
+3. only if something is exposed then: pieces may outlast a wait and delay compute, up to latest start times; the best
+   results are polished by moving what lies on the critical path, and what is then still longer than `FAR` bounds and a
+   sample goes through a longer local search (`fill_annealing`).
+
+Without step 3 no compute starts later than without fills. Invariants: every layer runs once on every sample; the time
+is never below `fill_bound`, and the same that the simulator gives for `insert_fills` with these fills.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from diffusionpipe.costs import Costs, StageCosts
+from diffusionpipe.ir import Schedule
+from diffusionpipe.passes import PlacedFill
+from diffusionpipe.planner.filling.annealing import annealed
+from diffusionpipe.planner.filling.compute_graph import compute_graph
+from diffusionpipe.planner.filling.fill_queue import placed
+from diffusionpipe.planner.filling.frozen_layers import FillOptions, FrozenLayers, check_options, frozen_layers
+from diffusionpipe.planner.filling.polish import polished
+from diffusionpipe.planner.filling.shares import (
+    CLOSE,
+    Case,
+    Packing,
+    Visits,
+    bound_of,
+    hosts_of,
+    idle_level,
+    pack_unshifted,
+    seconds_a_sample,
+)
+from diffusionpipe.planner.filling.shifting import FURTHER, USUAL, Policy, shifted_packings
+from diffusionpipe.units import Seconds
+
+__all__ = ["FillOptions", "FillPlan", "FrozenLayers", "fill_bound", "fill_costs", "frozen_layers", "plan_fills"]
+
+MAX_SHIFTED = 2
+"""Chunk sizes for which delaying compute is tried."""
+MAX_POLISHED = 6
+"""Packings that the local search starts from."""
+FAR = 1.02
+"""An iteration longer than this many bounds is worth a longer search."""
+SHIFTING_VISITS = 18_000
+FURTHER_VISITS = 90_000
+POLISHING_VISITS = 40_000
+ANNEALING_VISITS = 12_000_000
+"""Events that the trials of each may visit together."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FillPlan:
+    """Fills and what they make of the iteration."""
+
+    fills: Mapping[int, tuple[PlacedFill, ...]]
+    """Worker -> its fills in the order in which they run, as `insert_fills` takes them."""
+    seconds: tuple[Seconds, ...]
+    """Time of each fill, worker by worker: `Costs.fills` of the filled schedule."""
+    shares: tuple[int, ...]
+    """Samples that each worker encodes."""
+    chunk: int
+    """Most samples that go through the layers together."""
+    iteration: Seconds
+    """Predicted time of the filled iteration."""
+    unfilled: Seconds
+    """Time of the iteration without frozen work."""
+    bound: Seconds
+    """max(unfilled, (compute + frozen work of all workers) / workers): no fill with this frozen work is faster."""
+    busy: Seconds
+    """Compute of all workers."""
+    is_shifted: bool
+    """Whether some compute starts later than without fills."""
+
+    @property
+    def frozen(self) -> Seconds:
+        """Frozen work of all workers."""
+        return sum(self.seconds)
+
+    @property
+    def exposed(self) -> Seconds:
+        """What the frozen work adds to the iteration."""
+        return self.iteration - self.unfilled
+
+    @property
+    def bubble_before(self) -> float:
+        """The idle part of all workers' time without frozen work."""
+        return 1.0 - self.busy / (len(self.shares) * self.unfilled)
+
+    @property
+    def bubble_after(self) -> float:
+        """The idle part of all workers' time with it."""
+        return 1.0 - (self.busy + self.frozen) / (len(self.shares) * self.iteration)
+
+
+def plan_fills(schedule: Schedule, costs: Costs, frozen: FrozenLayers, options: FillOptions | None = None) -> FillPlan:
+    """The fills of one iteration.
+
+    Args:
+        schedule: compute and reductions, as `insert_fills` takes it; a reduction counts until it ends.
+        costs: of that schedule.
+        frozen: the layers; keep the object between calls, it remembers times.
+        options: chunk sizes, hosts, speeds; None for the defaults.
+
+    Raises:
+        ConfigError: the options do not fit.
+        ScheduleError: the schedule has fills or messages already.
+    """
+    case = case_of(schedule, costs, frozen, options)
+    return plan_of(case, _best(case))
+
+
+def case_of(schedule: Schedule, costs: Costs, frozen: FrozenLayers, options: FillOptions | None) -> Case:
+    """The arguments of `plan_fills`, checked.
+
+    Raises:
+        ConfigError: the options do not fit.
+        ScheduleError: the schedule has fills or messages already.
+    """
+    options = options or FillOptions()
+    check_options(options, frozen, schedule.num_workers)
+    batch = schedule.placement.num_samples
+    return Case(graph=compute_graph(schedule, costs), frozen=frozen, options=options, batch=batch)
+
+
+def _best(case: Case) -> Packing:
+    """The best packing over all chunk sizes; of those that come close to their bounds, that with the least work."""
+    packings: list[Packing] = []
+    for chunk in case.options.allowed_chunks(case.batch):
+        if packings and chunk >= max(packings[-1].shares):  # makes the same chunks as the size before
+            continue
+        packings.append(pack_unshifted(case, chunk))
+    packings.sort(key=_rank)
+    unshifted, best = tuple(packings), packings[0]
+    if not case.options.is_thorough or best.makespan <= bound_of(case, best) * CLOSE:
+        return best
+    packings += _shifted(case, packings[:MAX_SHIFTED], USUAL, Visits(left=SHIFTING_VISITS))
+    best = min(packings, key=_rank)
+    if best.makespan > bound_of(case, best) * FAR:
+        packings += _shifted(case, unshifted, FURTHER, Visits(left=FURTHER_VISITS))
+    starts = {(packing.makespan, packing.shares): packing for packing in sorted(packings, key=_rank, reverse=True)}
+    visits = Visits(left=POLISHING_VISITS)
+    chosen = sorted(starts.values(), key=_rank)[:MAX_POLISHED]
+    best = min((polished(case, start, visits) for start in chosen), key=_rank)
+    enough = FAR * bound_of(case, best) + case.seconds_a_sample(1)
+    return annealed(case, best, visits=ANNEALING_VISITS, enough=enough) if best.makespan > enough else best
+
+
+def _shifted(case: Case, packings: Sequence[Packing], policies: Sequence[Policy], visits: Visits) -> list[Packing]:
+    return [found for packing in packings for found in shifted_packings(case, packing, policies, visits)]
+
+
+def _rank(packing: Packing) -> tuple[Seconds, Seconds]:
+    """The time of the iteration, then the frozen work."""
+    return packing.makespan, sum(packing.used)
+
+
+def plan_of(case: Case, packing: Packing) -> FillPlan:
+    """The packing as fills, with what they make of the iteration."""
+    graph = case.graph
+    fills, seconds, first = {}, [], 0
+    for worker, (share, pieces) in enumerate(zip(packing.shares, packing.pieces, strict=True)):
+        found = placed(pieces, case.frozen, case.options, worker=worker, first=first)
+        first += share
+        if found:
+            fills[worker] = tuple(fill for fill, _ in found)
+            seconds += [time for _, time in found]
+    return FillPlan(
+        fills=fills,
+        seconds=tuple(seconds),
+        shares=packing.shares,
+        chunk=packing.chunk,
+        iteration=packing.makespan,
+        unfilled=graph.makespan,
+        bound=max(graph.makespan, (sum(graph.busy) + sum(seconds)) / graph.num_workers),
+        busy=sum(graph.busy),
+        is_shifted=packing.is_shifted,
+    )
+
+
+def fill_bound(
+    unfilled: Seconds, busy: Sequence[Seconds], batch: int, frozen: FrozenLayers, options: FillOptions | None = None
+) -> Seconds:
+    """A time below which no filled iteration comes: the hosts' idle time against the batch at its cheapest chunk size.
+
+    For pruning; costs a few sums, and needs of the schedule only its time (or a bound of it) and each worker's compute.
+    Holds where the time a sample is least at one of the chunk sizes or at 1, as with times linear between them.
+    """
+    options = options or FillOptions()
+    chunks = {1, *options.allowed_chunks(batch)}
+    rate = min(seconds_a_sample(frozen, options, chunk) for chunk in chunks)
+    speeds = {worker: options.speed(worker) for worker in hosts_of(options, len(busy))}
+    return idle_level(unfilled, busy, batch * rate, speeds)
+
+
+def fill_costs(costs: Costs, plan: FillPlan) -> Costs:
+    """The costs of the schedule that `insert_fills` makes of the plan's fills."""
+    encoder = StageCosts(forward=0, backward=0, input_grad=0, weight_grad=0, activation=0, kept_after_input_grad=0)
+    return replace(
+        costs,
+        stages=costs.stages + (encoder,) * len(plan.fills),
+        fills=plan.seconds,
+        reduces=costs.reduces + (0.0,) * len(plan.fills) if costs.reduces else (),
+    )

@@ -1,0 +1,182 @@
+"""How many samples each worker encodes, and what the iteration takes then."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from diffusionpipe.planner.filling.compute_graph import ComputeGraph
+from diffusionpipe.planner.filling.fill_queue import FillQueue, Piece
+from diffusionpipe.planner.filling.frozen_layers import FillOptions, FrozenLayers
+from diffusionpipe.units import Seconds
+
+CLOSE = 1.001
+"""An iteration this close to its lower bound, as a ratio, is not improved further."""
+MAX_MOVES = 8
+"""Moves of samples between workers, for each worker."""
+
+
+def hosts_of(options: FillOptions, num_workers: int) -> tuple[int, ...]:
+    """The workers that may encode."""
+    return options.workers or tuple(range(num_workers))
+
+
+def seconds_a_sample(frozen: FrozenLayers, options: FillOptions, chunk: int) -> Seconds:
+    """Frozen time of one sample in chunks of this size on a device of speed 1."""
+    return frozen.running(chunk, options.overhead)[-1] / chunk
+
+
+def idle_level(unfilled: Seconds, busy: Sequence[Seconds], work: Seconds, speeds: Mapping[int, float]) -> Seconds:
+    """The least time, from the iteration's own, in which hosts of these speeds can take in so much frozen work.
+
+    Every wait counts as usable to the last second, and the work as divisible: a lower bound.
+    """
+    idle = sum((unfilled - busy[worker]) * speed for worker, speed in speeds.items())
+    return unfilled + max(0.0, work - idle) / sum(speeds.values())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """One iteration's compute and the frozen work that it shall take in."""
+
+    graph: ComputeGraph
+    frozen: FrozenLayers
+    options: FillOptions
+    batch: int
+
+    @property
+    def hosts(self) -> tuple[int, ...]:
+        """The workers that may encode."""
+        return hosts_of(self.options, self.graph.num_workers)
+
+    def seconds_a_sample(self, chunk: int) -> Seconds:
+        """Frozen time of one sample in chunks of this size on a device of speed 1."""
+        return seconds_a_sample(self.frozen, self.options, chunk)
+
+    def level(self, rate: Seconds) -> Seconds:
+        """`idle_level` of this case at this frozen time a sample."""
+        speeds = {worker: self.options.speed(worker) for worker in self.hosts}
+        return idle_level(self.graph.makespan, self.graph.busy, self.batch * rate, speeds)
+
+    def queue(self, worker: int, samples: int, chunk: int) -> FillQueue:
+        """So many samples for a worker."""
+        return FillQueue(self.frozen, self.options, worker=worker, samples=samples, chunk=chunk)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Packing:
+    """Fills of all workers as pieces."""
+
+    shares: tuple[int, ...]
+    """Samples of each worker."""
+    chunk: int
+    pieces: tuple[list[Piece], ...]
+    ends: tuple[Seconds, ...]
+    """End of each worker's last action or fill."""
+    used: tuple[Seconds, ...]
+    """Frozen time of each worker."""
+    makespan: Seconds
+    """Time of the iteration."""
+    is_shifted: bool
+    """Whether some compute starts later than without fills."""
+
+
+@dataclass(slots=True)
+class Visits:
+    """A budget of work, so that the time of a search does not depend on the machine's speed."""
+
+    left: int
+    """Events and fills that evaluations may still visit."""
+
+
+def bound_of(case: Case, packing: Packing) -> Seconds:
+    """The least time with the packing's frozen work: if every host waited equally long, or nothing were exposed."""
+    work = sum(packing.used) + sum(case.graph.busy[worker] for worker in case.hosts)
+    return max(case.graph.makespan, work / len(case.hosts))
+
+
+def in_proportion(weights: Sequence[float], total: int) -> list[int]:
+    """Whole numbers in proportion to the weights that sum to the total (largest remainders)."""
+    scale = total / sum(weights)
+    exact = [weight * scale for weight in weights]
+    shares = [int(value) for value in exact]
+    by_remainder = sorted(range(len(weights)), key=lambda i: shares[i] - exact[i])
+    for i in by_remainder[: total - sum(shares)]:
+        shares[i] += 1
+    return shares
+
+
+def fluid_shares(case: Case, rate: Seconds) -> list[int]:
+    """Samples of each worker in proportion to its idle time in the iteration of the lower bound."""
+    level, hosts = case.level(rate), case.hosts
+    weights = [0.0] * case.graph.num_workers
+    for worker in hosts:
+        weights[worker] = max(0.0, level - case.graph.busy[worker]) * case.options.speed(worker)
+    if not sum(weights):
+        weights = [float(worker in hosts) for worker in range(case.graph.num_workers)]
+    return in_proportion(weights, case.batch)
+
+
+def pack_unshifted(case: Case, chunk: int) -> Packing:
+    """Fills in the waits alone: no compute starts later; what does not fit runs at each worker's end.
+
+    Shares start in proportion to idle time; then samples move from the worker that ends last to the one that ends
+    first with them, as long as that helps.
+    """
+    graph = case.graph
+    known: dict[tuple[int, int], tuple[FillQueue, Seconds]] = {}
+
+    def packed(worker: int, samples: int) -> tuple[FillQueue, Seconds]:
+        if (worker, samples) not in known:
+            known[worker, samples] = _packed(case, worker, samples, chunk)
+        return known[worker, samples]
+
+    rate = case.seconds_a_sample(chunk)
+    shares = balanced(case, fluid_shares(case, rate), rate, lambda worker, samples: packed(worker, samples)[1])
+    queues = [packed(worker, share) for worker, share in enumerate(shares)]
+    return Packing(
+        shares=tuple(shares),
+        chunk=chunk,
+        pieces=tuple(queue.pieces for queue, _ in queues),
+        ends=tuple(end for _, end in queues),
+        used=tuple(queue.used for queue, _ in queues),
+        makespan=max(graph.makespan, *(end for _, end in queues)),
+        is_shifted=False,
+    )
+
+
+def _packed(case: Case, worker: int, samples: int, chunk: int) -> tuple[FillQueue, Seconds]:
+    """The worker's samples in its waits and at its end, and its end."""
+    queue = case.queue(worker, samples, chunk)
+    for gap in case.graph.gaps[worker]:
+        if queue.is_empty:
+            break
+        queue.fill(gap.position, gap.end - gap.start)
+    return queue, case.graph.ends[worker] + queue.drain(case.graph.places[worker][-1])
+
+
+def balanced(case: Case, shares: list[int], rate: Seconds, end_of: Callable[[int, int], Seconds]) -> list[int]:
+    """The shares after moving samples off the worker that ends last; `end_of`: (worker, samples) -> its end."""
+    shares, floor = list(shares), case.graph.makespan
+    for _ in range(MAX_MOVES * len(case.hosts)):
+        ends = {worker: end_of(worker, shares[worker]) for worker in case.hosts}
+        last = max(case.hosts, key=lambda worker: ends[worker])
+        excess = ends[last] - max(floor, min(ends.values()))
+        count = max(1, min(shares[last], int(excess / 2 / rate * case.options.speed(last))))
+        if ends[last] <= floor or not _moved(shares, ends, count, end_of):
+            break
+    return shares
+
+
+def _moved(shares: list[int], ends: dict[int, Seconds], count: int, end_of: Callable[[int, int], Seconds]) -> bool:
+    """Move at most so many samples off the worker that ends last; whether any move lets both end earlier."""
+    *others, last = sorted(ends, key=lambda worker: ends[worker])
+    while count:
+        for worker in others:
+            if ends[worker] >= ends[last]:
+                break
+            after = max(end_of(last, shares[last] - count), end_of(worker, shares[worker] + count))
+            if after < ends[last]:
+                shares[last] -= count
+                shares[worker] += count
+                return True
+        count //= 2
+    return False

@@ -1,0 +1,143 @@
+"""Fills that may delay compute where that lengthens nothing: waits too short by themselves become one of use."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from diffusionpipe.planner.filling.fill_queue import FillQueue
+from diffusionpipe.planner.filling.shares import CLOSE, Case, Packing, Visits, bound_of, in_proportion
+from diffusionpipe.timing import Times
+from diffusionpipe.timing.clock import ends_with_rooms
+from diffusionpipe.units import Seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """How far compute is delayed, and for what."""
+
+    least_use: float
+    """What delays compute must have at least this part of it inside the wait."""
+    is_eager: bool
+    """Whether as much as these limits allow goes there; else only one piece more than the wait holds."""
+    target: float
+    """No compute starts later than an iteration allows that lies so far from the bound to the best time so far."""
+
+
+USUAL = (
+    Policy(0.2, True, 0.2),
+    Policy(0.05, False, 0.2),
+    Policy(0.05, True, 0.6),
+    Policy(0.2, False, 0.2),
+    Policy(0.5, True, 0.6),
+    Policy(0.2, False, 1.0),
+)
+"""None does well everywhere; these complement each other on random cases."""
+FURTHER = tuple(
+    Policy(least_use, is_eager, target)
+    for least_use in (0.5, 0.2, 0.05, 0.01)
+    for is_eager in (False, True)
+    for target in (0.2, 0.6, 1.0)
+)
+"""For cases that those leave far from the bound."""
+ROUNDS = 4
+"""Shares tried for one policy."""
+
+
+def pack_shifted(case: Case, shares: tuple[int, ...], chunk: int, policy: Policy, makespan: Seconds) -> Packing:
+    """Fills in every wait, and a last one that ends after it where the part of it inside is worth that.
+
+    Events are timed in an order in which they can happen, so what a delay does to others is known when their own waits
+    are filled. No action starts after its latest start for an iteration of time `makespan`, so only what is left at a
+    worker's end can exceed it.
+    """
+    graph = case.graph
+    latest = graph.times.latest_starts(max(makespan, graph.makespan))
+    queues = [case.queue(worker, share, chunk) for worker, share in enumerate(shares)]
+
+    def decide(event: int, room: int, free: Seconds, ready: Seconds) -> Seconds:
+        worker, position = graph.place_of[room]
+        queue = queues[worker]
+        if free >= ready or queue.is_empty:
+            return 0.0
+        return _fill(queue, position, ready - free, latest[event] - free, policy)
+
+    ends = ends_with_rooms(graph.graph, graph.durations, graph.action_behind, decide, waking=graph.waking)
+    return _packing(case, shares, chunk, queues, ends)
+
+
+def _fill(queue: FillQueue, position: int, wait: Seconds, slack: Seconds, policy: Policy) -> Seconds:
+    """Fill a wait after which compute has this much time until its latest start; the time taken."""
+    if policy.is_eager:
+        return queue.fill(position, max(wait, min(slack, wait / policy.least_use)))
+    taken = queue.fill(position, wait)
+    rest, slack = wait - taken, slack - taken
+    return taken + (queue.exceed(position, rest, min(slack, rest / policy.least_use)) if slack > rest > 0 else 0.0)
+
+
+def _packing(
+    case: Case,
+    shares: tuple[int, ...],
+    chunk: int,
+    queues: list[FillQueue],
+    ends: list[Seconds],
+) -> Packing:
+    graph = case.graph
+    drained = [
+        ends[tail] + queue.drain(places[-1])
+        for tail, queue, places in zip(graph.graph.tails, queues, graph.places, strict=True)
+    ]
+    return Packing(
+        shares=shares,
+        chunk=chunk,
+        pieces=tuple(queue.pieces for queue in queues),
+        ends=tuple(drained),
+        used=tuple(queue.used for queue in queues),
+        makespan=max(*drained, max(ends)),
+        is_shifted=graph.is_shifted(Times(graph=graph.graph, ends=ends)),
+    )
+
+
+def shifted_packings(case: Case, packing: Packing, policies: Sequence[Policy], visits: Visits) -> list[Packing]:
+    """Packings that delay compute, by each policy from the given shares and then with ever more equal ends.
+
+    Ends early where one comes close to the bound, or with the budget.
+    """
+    found: list[Packing] = []
+    best, bound = packing.makespan, bound_of(case, packing)
+    shares_of = dict.fromkeys(policies, packing.shares)
+    tried: set[tuple[Policy, tuple[int, ...]]] = set()
+    for _ in range(ROUNDS):
+        for policy, shares in shares_of.items():
+            if visits.left <= 0 or best <= bound * CLOSE:
+                return found
+            if (policy, shares) in tried:
+                continue
+            tried.add((policy, shares))
+            visits.left -= len(case.graph.graph)
+            trial = pack_shifted(case, shares, packing.chunk, policy, bound + policy.target * (best - bound))
+            found.append(trial)
+            best = min(best, trial.makespan)
+            equal = _with_equal_ends(case, trial)
+            shares_of[policy] = equal if (policy, equal) not in tried else _with_one_moved(case, trial)
+    return found
+
+
+def _with_one_moved(case: Case, packing: Packing) -> tuple[int, ...]:
+    """The shares with a sample moved from the host that ends last to the one that waits most."""
+    shares = list(packing.shares)
+    waits = {worker: packing.makespan - case.graph.busy[worker] - packing.used[worker] for worker in case.hosts}
+    source = max((worker for worker in case.hosts if shares[worker]), key=lambda worker: packing.ends[worker])
+    shares[source] -= 1
+    shares[max(waits, key=lambda worker: waits[worker] if worker != source else -1.0)] += 1
+    return tuple(shares)
+
+
+def _with_equal_ends(case: Case, packing: Packing) -> tuple[int, ...]:
+    """The shares with which all hosts would end together if each sample more or less moved their ends by its time."""
+    rate = case.seconds_a_sample(min(packing.chunk, max(packing.shares)))
+    ends = [packing.ends[worker] for worker in case.hosts]
+    speeds = [case.options.speed(worker) for worker in case.hosts]
+    level = max(case.graph.makespan, sum(e * v for e, v in zip(ends, speeds, strict=True)) / sum(speeds))
+    wanted = [0.0] * case.graph.num_workers
+    for worker, end, speed in zip(case.hosts, ends, speeds, strict=True):
+        wanted[worker] = max(0.0, packing.shares[worker] + (level - end) * speed / rate)
+    return tuple(in_proportion(wanted, case.batch))

@@ -1,0 +1,1 @@
+"""What work costs where: stages, encoders, collectives, and how ranks become pipelines."""

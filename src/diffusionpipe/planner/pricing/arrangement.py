@@ -1,0 +1,95 @@
+"""How a cluster's ranks become pipelines, and what lies between their stages."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from diffusionpipe.costs import AllReduce, Cluster, Link
+from diffusionpipe.ir import Mesh
+from diffusionpipe.planner.pricing.collectives import reduction_rate
+from diffusionpipe.units import Bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arrangement:
+    """Ranks as equal pipelines. What differs between two arrangements of one size is what crosses node borders.
+
+    2 nodes of 4, 2 units     adjacent 1:  [01 01 | 01 01]   a pipeline stays in its node, gradients cross
+                              adjacent 4:  [0000 | 1111]     activations cross, gradients do not
+    """
+
+    data_parallel: int
+    """Pipelines side by side."""
+    units: int
+    """Ranks of a pipeline; a stage takes one or more of them."""
+    adjacent: int = 1
+    """So many pipelines stand rank beside rank (see `Mesh`)."""
+
+    @property
+    def mesh(self) -> Mesh:
+        """The mesh of the plan."""
+        return Mesh(data_parallel=self.data_parallel, pipeline=self.units, adjacent=self.adjacent)
+
+
+def arrangements(cluster: Cluster) -> Iterator[Arrangement]:
+    """Every arrangement of all ranks that differs in size or in what crosses nodes."""
+    num_ranks = cluster.num_ranks
+    node = cluster.nodes.count(0)
+    for units in (u for u in range(1, num_ranks + 1) if num_ranks % u == 0):
+        groups = num_ranks // units
+        adjacent = {1}
+        if units > 1 and node < num_ranks:
+            adjacent |= {c for c in (node, groups) if groups % c == 0}
+        for c in sorted(adjacent):
+            yield Arrangement(data_parallel=groups, units=units, adjacent=c)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ground:
+    """An arrangement on a cluster. Groups run in step, so everywhere the slowest of them counts."""
+
+    arrangement: Arrangement
+    cluster: Cluster
+    _rates: dict[tuple[int, ...], AllReduce] = field(default_factory=dict, repr=False, compare=False)
+    _links: dict[tuple[int, int, int, int], Link] = field(default_factory=dict, repr=False, compare=False)
+
+    def ranks(self, units: Sequence[int]) -> list[int]:
+        """All ranks of these units, over all groups."""
+        mesh = self.arrangement.mesh
+        return [mesh.rank(group, unit) for group in range(mesh.data_parallel) for unit in units]
+
+    @cached_property
+    def speeds(self) -> tuple[float, ...]:
+        """Of each unit."""
+        units = range(self.arrangement.units)
+        return tuple(min(self.cluster.devices[r].speed for r in self.ranks([unit])) for unit in units)
+
+    @cached_property
+    def memories(self) -> tuple[Bytes, ...]:
+        """Of each unit."""
+        units = range(self.arrangement.units)
+        return tuple(min(self.cluster.devices[r].memory for r in self.ranks([unit])) for unit in units)
+
+    def reduction(self, units: Sequence[int]) -> tuple[AllReduce, int]:
+        """The rate of gradient sums over these units of all groups, and the number of ranks."""
+        key = tuple(units)
+        if key not in self._rates:
+            self._rates[key] = reduction_rate(self.cluster, self.ranks(key))
+        return self._rates[key], self.arrangement.data_parallel * len(key)
+
+    def link(self, source: int, senders: int, target: int, receivers: int) -> Link:
+        """The slowest link between replicas, of two stages at these units, whose samples meet."""
+        key = (source, senders, target, receivers)
+        if key not in self._links:
+            self._links[key] = self.cluster.inter if self._crosses(*key) else self.cluster.intra
+        return self._links[key]
+
+    def _crosses(self, source: int, senders: int, target: int, receivers: int) -> bool:
+        mesh, nodes = self.arrangement.mesh, self.cluster.nodes
+        pairs = [
+            (source + i, target + j)
+            for i in range(senders)
+            for j in range(i * receivers // senders, ((i + 1) * receivers - 1) // senders + 1)
+        ]
+        groups = range(mesh.data_parallel)
+        return any(nodes[mesh.rank(g, a)] != nodes[mesh.rank(g, b)] for a, b in pairs for g in groups)

@@ -1,0 +1,79 @@
+"""The frozen part in host memory: what training with it costs, and where it is worth a look.
+
+A layer's parameters come to the device while the layer before it runs, so a layer takes its own time or that of its
+copy, whichever is longer, and two layers' parameters are on the device at a time.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+
+from diffusionpipe.costs import Profile
+from diffusionpipe.costs.memory import offloaded_bytes
+from diffusionpipe.errors import ConfigError
+from diffusionpipe.planner.pricing.stage_costs import Setting, frozen_bytes
+from diffusionpipe.units import Bytes, Seconds
+
+WORTH = 16
+"""Encoders below this part of the smallest device's memory stay there."""
+
+
+def offloaded(setting: Setting) -> Setting:
+    """The setting with the frozen part in host memory; the device that copies slowest counts.
+
+    Times of layers are those of a device of speed 1, so on slower devices copies count longer than they take.
+    """
+    graph, profile, workload = setting.graph, setting.profile, setting.workload
+    bandwidth = min(device.host_bandwidth for device in setting.cluster.devices)
+    least = {name: frozen_bytes(graph, (name,), workload) / bandwidth for name in graph.frozen_layers}
+    return replace(
+        setting,
+        profile=_Copied(least=least, **{field.name: getattr(profile, field.name) for field in fields(profile)}),
+        workload=replace(workload, offload_frozen=True),
+        whole=setting,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Copied(Profile):
+    """A profile whose frozen layers wait for their parameters."""
+
+    least: Mapping[str, Seconds]
+    """Frozen layer -> the time of its copy."""
+
+    def forward(self, name: str, batch: float) -> Seconds:
+        """Forward time of a layer for a batch."""
+        return max(super().forward(name, batch), self.least.get(name, 0.0) if batch else 0.0)
+
+
+def can_offload(setting: Setting) -> bool:
+    """Whether it may be asked for: there is a frozen part, and it is known how fast devices copy from the host."""
+    return bool(setting.graph.frozen_layers) and all(d.host_bandwidth > 0 for d in setting.cluster.devices)
+
+
+def check_offload(setting: Setting) -> None:
+    """Refuse a plan with the frozen part in host memory where that is not possible.
+
+    Raises:
+        ConfigError: there is no frozen part, or the cluster does not say how fast devices copy from the host.
+    """
+    if not setting.graph.frozen_layers:
+        raise ConfigError("offload_frozen: the model has no frozen part; leave it out")
+    if not can_offload(setting):
+        raise ConfigError(
+            f"offload_frozen: the cluster {setting.cluster.name} does not say how fast its devices copy from host "
+            'memory; give every device a "host_bandwidth" in bytes per second, or measure: diffusionpipe cluster'
+        )
+
+
+def is_heavy(setting: Setting) -> bool:
+    """Whether the frozen part takes so much of the smallest device that its place in memory matters."""
+    smallest = min(device.memory for device in setting.cluster.devices)
+    return can_offload(setting) and WORTH * encoder_bytes(setting) > smallest
+
+
+def encoder_bytes(setting: Setting) -> Bytes:
+    """The frozen part on a device that runs it: whole, or as much of it as is there at a time."""
+    graph, workload = setting.graph, setting.workload
+    if workload.offload_frozen:
+        return offloaded_bytes(graph, graph.frozen_layers, workload)
+    return frozen_bytes(graph, graph.frozen_layers, workload)

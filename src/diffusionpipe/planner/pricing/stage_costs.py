@@ -1,0 +1,315 @@
+"""Profile x blocks x micro-batches x devices -> the costs of every action of a schedule."""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import prod
+
+from diffusionpipe.costs import Cluster, Costs, Link, ModelGraph, ParameterSpec, Profile, StageCosts, Workload
+from diffusionpipe.costs.sharding import gathered_bytes, owners_on_workers
+from diffusionpipe.errors import ConfigError
+from diffusionpipe.ir import Mesh, Schedule
+from diffusionpipe.planner.pricing.collectives import all_reduce, rooted
+from diffusionpipe.planner.pricing.given import NOTHING, Given
+from diffusionpipe.planner.pricing.layer_table import checkpointed_layers, trained_reads
+from diffusionpipe.units import Bytes, Seconds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """What a plan is made for."""
+
+    profile: Profile
+    cluster: Cluster
+    workload: Workload
+    given: Given = NOTHING
+    """Sizes that a search keeps to."""
+    whole: "Setting | None" = None
+    """The same with the frozen part on the devices; None where it is there (see `planner.offload`)."""
+
+    @property
+    def graph(self) -> ModelGraph:
+        """The model."""
+        return self.profile.graph
+
+
+def costs_of(schedule: Schedule, blocks: Sequence[Sequence[str]], mesh: Mesh, setting: Setting) -> Costs:
+    """The costs of the schedule's actions where stage s holds the layers `blocks[weights of s]`.
+
+    Data-parallel groups run in step, so everywhere the slowest of them counts: a worker has the speed of the slowest
+    device that stands at its place in any group, a link is the slowest between its two places. All micro-batches of a
+    pipeline cost what its largest costs, and each an equal part of casting the stage's weights, which is done once; of
+    sharded ones each rank casts its own part as a part of gathering them.
+    What a message takes from the compute of its ends (`Link.occupancy`) is added to the forwards and backwards there. A
+    reduction sums a block's trained gradients over every rank that holds it.
+
+    Raises:
+        ConfigError: the cluster has fewer devices than the mesh.
+    """
+    if mesh.num_ranks > setting.cluster.num_ranks:
+        raise ConfigError(
+            f"the layout is for {mesh.num_ranks} ranks, cluster {setting.cluster.name} has "
+            f"{setting.cluster.num_ranks}; plan for this cluster"
+        )
+    placement = schedule.placement
+    speeds = worker_speeds(setting.cluster, mesh)
+    links = _links(schedule.num_workers, mesh, setting.cluster)
+    occupied = _occupied(schedule, setting, links)
+    stages = []
+    for index, stage in enumerate(placement.stages):
+        if placement.is_frozen(index):
+            stages.append(
+                StageCosts(forward=0, backward=0, input_grad=0, weight_grad=0, activation=0, kept_after_input_grad=0)
+            )
+            continue
+        microbatches = placement.pipeline_of(index).microbatches
+        costs = block_costs(
+            setting,
+            blocks[stage.weights],
+            len(stage.share.samples(max(microbatches))),
+            microbatches=len(microbatches) if mesh.shard == 1 else None,
+            speed=speeds[stage.worker],
+            received=_received(schedule, index, setting.graph),
+        )
+        forward, backward = occupied[index]
+        stages.append(
+            replace(
+                costs,
+                forward=costs.forward + forward,
+                backward=costs.backward + backward,
+                input_grad=costs.input_grad + backward,
+            )
+        )
+    return Costs(
+        stages=tuple(stages),
+        fills=tuple(
+            frozen_time(
+                setting.profile,
+                blocks[placement.stages[fill.stage].weights][fill.layers.start : fill.layers.stop],
+                len(fill.samples),
+            )
+            / speeds[placement.stages[fill.stage].worker]
+            for fill in schedule.fills
+        ),
+        reduces=_reduces(schedule, blocks, mesh, setting),
+        unshards=_unshards(schedule, blocks, mesh, setting),
+        waking=setting.profile.waking,
+        tensor_bytes={tensor.name: tensor.num_bytes for tensor in setting.graph.tensors},
+        link=setting.cluster.intra,
+        links=links,
+    )
+
+
+def block_costs(
+    setting: Setting,
+    layers: Sequence[str],
+    samples: float,
+    *,
+    microbatches: float | None = None,
+    speed: float = 1.0,
+    received: Collection[str] | None = None,
+) -> StageCosts:
+    """Costs of one of so many micro-batches of so many samples through these layers.
+
+    Weights are cast once for all micro-batches: a stage does so while it waits for the first of them, and each forward
+    counts its part. Recomputed layers cast in every forward. Without a number of micro-batches casts are left out, as
+    where copies are gathered.
+    A recomputed layer runs its forward again before its input gradient and keeps only what it reads. `received` are
+    the tensors that arrive from other workers, whose buffers are held until the backward; None: all that other trained
+    layers write. What comes from the frozen part is held anyway and counts in `costs.memory`.
+    """
+    profile = setting.profile
+    again = checkpointed_layers(setting.workload, tuple(layers))
+    forward = sum(profile.forward(name, samples) for name in layers)
+    recompute = sum(profile.forward(name, samples) for name in again)
+    if microbatches is not None:
+        recast = sum(profile.cast(name, setting.workload) for name in again)
+        once = sum(profile.cast(name, setting.workload) for name in layers if name not in again)
+        forward, recompute = forward + recast + once / microbatches, recompute + recast
+    input_grad = recompute + sum(profile.input_grad(name, samples) for name in layers)
+    weight_grad = sum(profile.weight_grad(name, samples) for name in layers)
+    outside = trained_reads(setting.graph, layers) if received is None else frozenset(received)
+    activation, deferred = _kept_bytes(setting, layers, samples, again=again, received=outside)
+    return StageCosts(
+        forward=forward / speed,
+        backward=(input_grad + weight_grad) / speed,
+        input_grad=input_grad / speed,
+        weight_grad=weight_grad / speed,
+        activation=activation,
+        kept_after_input_grad=min(activation, deferred),
+    )
+
+
+def frozen_time(profile: Profile, layers: Collection[str], samples: float) -> Seconds:
+    """Time of the forward of these layers on the profile's device."""
+    return sum(profile.forward(name, samples) for name in layers)
+
+
+def update_time(schedule: Schedule, blocks: Sequence[Sequence[str]], profile: Profile, mesh: Mesh) -> Seconds:
+    """Time between two iterations on devices like the profiled one, by the worker that has most to update.
+
+    If sharded, its parameters are in about equal parts over the groups.
+    """
+    placement = schedule.placement
+    held: dict[int, set[str]] = {}
+    for index, stage in enumerate(placement.stages):
+        if not placement.is_frozen(index):
+            held.setdefault(stage.worker, set()).update(blocks[stage.weights])
+    most = max((trained_parameters(profile.graph, layers) for layers in held.values()), default=0)
+    return time_to_update(most / mesh.shard, profile, mesh.num_ranks)
+
+
+def time_to_update(num_parameters: float, profile: Profile, num_ranks: int) -> Seconds:
+    """The agreement of the ranks, a sum of a few numbers, and an update; 0 where the profile knows of no update."""
+    if not profile.update:
+        return 0.0
+    agreement = profile.reduce.latency if profile.reduce is not None and num_ranks > 1 else 0.0
+    return agreement + profile.update * num_parameters
+
+
+def trained_parameters(graph: ModelGraph, layers: Collection[str]) -> int:
+    """Trained parameters of these layers; a tied one counts once."""
+    return sum(prod(p.shape) for p in _parameters(graph, layers) if p.is_trainable)
+
+
+def frozen_parameters(graph: ModelGraph, layers: Collection[str]) -> int:
+    """Frozen parameters of these layers; a tied one counts once."""
+    return sum(prod(p.shape) for p in _parameters(graph, layers) if not p.is_trainable)
+
+
+def frozen_bytes(graph: ModelGraph, layers: Collection[str], workload: Workload) -> Bytes:
+    """Bytes of the frozen parameters of these layers; a tied one counts once."""
+    return sum(workload.frozen_size(p) for p in _parameters(graph, layers) if not p.is_trainable)
+
+
+def _parameters(graph: ModelGraph, layers: Collection[str]) -> list[ParameterSpec]:
+    names = graph.parameters_of(layers)
+    return [p for p in graph.parameters if p.name in names]
+
+
+def _kept_bytes(
+    setting: Setting, layers: Sequence[str], samples: float, *, again: frozenset[str], received: Collection[str]
+) -> tuple[Bytes, Bytes]:
+    """Bytes kept from the forward to the backward, and of these from the input gradient to the weight gradient.
+
+    A layer's own bytes hold what it writes; what a recomputed one writes is held if any layer reads it, as input of
+    the next one or until it is sent.
+    """
+    profile, graph, wanted = setting.profile, setting.graph, set(layers)
+    kept, deferred, held = 0, 0, set[str]()
+    for layer in graph.layers:
+        if layer.name not in wanted:
+            continue
+        reads = sum(graph.tensor(name).num_bytes for name in dict.fromkeys(layer.reads))
+        writes = sum(graph.tensor(name).num_bytes for name in layer.writes)
+        held.update(name for name in layer.reads if name in received)
+        if layer.name in again:
+            held.update(graph.read_tensors.intersection(layer.writes))
+        else:
+            kept += profile.activation(layer.name, samples)
+        if profile.weight_grad(layer.name, samples):
+            deferred += round(samples * (reads + writes))
+    return kept + round(samples * sum(graph.tensor(name).num_bytes for name in held)), deferred
+
+
+def worker_speeds(cluster: Cluster, mesh: Mesh) -> tuple[float, ...]:
+    """The speed of the slowest device that stands in each worker's place in any data-parallel group."""
+    groups = range(mesh.data_parallel)
+    return tuple(
+        min(cluster.devices[mesh.rank(group, worker)].speed for group in groups) for worker in range(mesh.pipeline)
+    )
+
+
+def _links(num_workers: int, mesh: Mesh, cluster: Cluster) -> dict[tuple[int, int], Link]:
+    """The pairs of workers that are in different nodes in some data-parallel group."""
+    return {
+        (source, destination): cluster.inter
+        for source in range(num_workers)
+        for destination in range(num_workers)
+        if source != destination
+        and any(
+            cluster.nodes[mesh.rank(group, source)] != cluster.nodes[mesh.rank(group, destination)]
+            for group in range(mesh.data_parallel)
+        )
+    }
+
+
+def _received(schedule: Schedule, stage: int, graph: ModelGraph) -> set[str]:
+    """Tensors that a stage reads from trained stages of other workers."""
+    placement = schedule.placement
+    return {
+        name
+        for edge in placement.pipeline_of(stage).edges
+        if edge.consumer == stage and placement.stages[edge.producer].worker != placement.stages[stage].worker
+        for name in edge.tensors
+    } - graph.frozen_tensors
+
+
+def _occupied(
+    schedule: Schedule, setting: Setting, links: Mapping[tuple[int, int], Link]
+) -> list[tuple[Seconds, Seconds]]:
+    """For each stage what sending and receiving take from its forward and from its backward of one micro-batch."""
+    placement, graph = schedule.placement, setting.graph
+    forward, backward = ([0.0] * len(placement.stages) for _ in range(2))
+    for pipeline in placement.pipelines:
+        for edge in pipeline.edges:
+            ends = placement.stages[edge.producer], placement.stages[edge.consumer]
+            if ends[0].worker == ends[1].worker or placement.is_frozen(edge.producer):
+                continue
+            link = links.get((ends[0].worker, ends[1].worker), setting.cluster.intra)
+            size = max(pipeline.microbatches)
+            samples = len(ends[0].share.samples(size).intersection(ends[1].share.samples(size)))
+            for seconds, names in ((forward, edge.tensors), (backward, edge.gradients)):
+                num_bytes = samples * sum(graph.tensor(name).num_bytes for name in names)
+                for stage in (edge.producer, edge.consumer):
+                    seconds[stage] += link.occupancy(num_bytes, len(names))
+    return list(zip(forward, backward, strict=True))
+
+
+def _reduces(schedule: Schedule, blocks: Sequence[Sequence[str]], mesh: Mesh, setting: Setting) -> tuple[Seconds, ...]:
+    placement, workload = schedule.placement, setting.workload
+    if mesh.shard > 1:
+        gradients = {p.name: prod(p.shape) * workload.gradient_bytes * p.is_trainable for p in setting.graph.parameters}
+        return _at_owners(schedule, blocks, mesh, setting, gradients)
+    holders: dict[int, set[int]] = {}
+    for index, stage in enumerate(placement.stages):
+        if not placement.is_frozen(index):
+            holders.setdefault(stage.weights, set()).add(stage.worker)
+    seconds = {}
+    for weights, workers in holders.items():
+        ranks = [mesh.rank(group, w) for group in range(mesh.data_parallel) for w in sorted(workers)]
+        num_bytes = trained_parameters(setting.graph, blocks[weights]) * workload.gradient_bytes
+        seconds[weights] = all_reduce(setting.cluster, num_bytes, ranks)
+    return tuple(seconds.get(stage.weights, 0.0) for stage in placement.stages)
+
+
+def _unshards(schedule: Schedule, blocks: Sequence[Sequence[str]], mesh: Mesh, setting: Setting) -> tuple[Seconds, ...]:
+    if mesh.shard == 1:
+        return ()
+    precision = setting.profile.precision
+    sizes = {p.name: gathered_bytes(p, setting.workload, precision) for p in setting.graph.parameters}
+    seconds = _at_owners(schedule, blocks, mesh, setting, sizes)
+    speeds = worker_speeds(setting.cluster, mesh)
+    casts = [
+        sum(setting.profile.cast(name, setting.workload) for name in blocks[stage.weights]) / speeds[stage.worker]
+        for stage in schedule.placement.stages
+    ]
+    return tuple(gather + cast / mesh.shard for gather, cast in zip(seconds, casts, strict=True))
+
+
+def _at_owners(
+    schedule: Schedule, blocks: Sequence[Sequence[str]], mesh: Mesh, setting: Setting, sizes: Mapping[str, Bytes]
+) -> tuple[Seconds, ...]:
+    """For each stage the time in which its block goes from or to its owners, one after the other.
+
+    `sizes`: parameter -> its bytes on the way.
+    """
+    placement, graph = schedule.placement, setting.graph
+    owners = owners_on_workers(schedule, blocks, graph, mesh.shard)
+    seconds = []
+    for index, stage in enumerate(placement.stages):
+        ranks = [mesh.rank(group, stage.worker) for group in range(mesh.data_parallel)]
+        held = [0] * mesh.shard
+        for name in () if placement.is_frozen(index) else graph.parameters_of(blocks[stage.weights]):
+            held[owners[stage.worker][name]] += sizes[name]
+        seconds.append(rooted(setting.cluster, held, ranks))
+    return tuple(seconds)

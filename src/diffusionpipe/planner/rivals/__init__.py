@@ -1,0 +1,1 @@
+"""What other systems would do with the same model and machines."""

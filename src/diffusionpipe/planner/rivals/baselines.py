@@ -1,0 +1,309 @@
+"""What others would do with the same model and machines, each as it really runs: encoders first, then the backbone.
+
+    data parallelism    every rank trains on its share; gradients are summed while the backward runs, or after it
+    ZeRO-3 / FSDP       the same with parameters (frozen ones too), gradients and optimizer state in equal parts on all
+                        ranks; every layer gathers its parameters before its forward and again before its backward, one
+                        layer ahead, and scatters the sums of its gradients; encoders are whole on every rank if they
+                        fit, else in parts as well
+    GPipe               stages of equal time (torchgpipe's balance), all forwards, then all backwards
+    1F1B + SPP          stages by SPP's bound (see `objectives.PlanningBound`), 1F1B
+
+Each at its own best sizes that fit in memory.
+
+Where layers compute in bfloat16 from wider weights, each casts them as its system does. Data parallelism trains under
+torch.autocast, which casts every weight in every forward, recomputed ones included, and keeps the copies of the one
+part of the batch that is under way for its backward (where layers are recomputed: of one layer). FSDP casts the part of
+a layer that a rank holds whenever it gathers that layer, and keeps no other copy. The two pipelines are run as ours is:
+copies are made once in an iteration and kept throughout, but recomputed layers are cast in every forward.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import pairwise
+
+from diffusionpipe.planner.assembly.partition import balanced_cuts
+from diffusionpipe.planner.pricing.arrangement import Arrangement, arrangements
+from diffusionpipe.planner.pricing.collectives import all_gather, all_reduce
+from diffusionpipe.planner.pricing.encoders import components_of, encode_chunks_of
+from diffusionpipe.planner.pricing.offload import is_heavy, offloaded
+from diffusionpipe.planner.pricing.stage_costs import Setting, frozen_bytes
+from diffusionpipe.planner.search.candidates import Candidate, Judge
+from diffusionpipe.planner.search.naming import ON_HOST, sizes_of
+from diffusionpipe.planner.search.objectives import PlanningBound
+from diffusionpipe.units import Bytes, Seconds
+
+DDP_BUCKET = 25 * 2**20
+"""Bytes of gradients that torch's DistributedDataParallel sums at a time."""
+MAX_MICROBATCHES = 128
+DDP = "data parallel (overlapped)"
+DDP_AFTER = "data parallel"
+ZERO3 = "ZeRO-3 / FSDP"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Baseline:
+    """What another system reaches."""
+
+    name: str
+    sizes: str
+    """Stages, micro-batches or accumulation, for people."""
+    step: Seconds
+    frozen: Seconds
+    """The part of the step in which encoders run."""
+    busy: Seconds
+    """Mean time that a rank computes, encoders included."""
+    held: tuple[Bytes, ...]
+    """Peak memory of each rank of a pipeline; one figure where all ranks hold the same."""
+    overflow: Bytes
+    """By how much the fullest device's memory is exceeded; negative: what is left."""
+    candidate: Candidate | None = None
+    """Of the pipelines."""
+
+
+def best_baselines(setting: Setting) -> tuple[Baseline, ...]:
+    """All of them, each at its best sizes; one that fits at no size is at the sizes that miss by least.
+
+    Where encoders are heavy each has them on the devices or in host memory, whichever is better for it.
+    """
+    systems: tuple[Callable[[Judge], Baseline | None], ...] = (
+        partial(data_parallel, is_overlapped=True),
+        partial(data_parallel, is_overlapped=False),
+        zero3,
+        lambda judge: pipeline(judge, "GPipe", "gpipe", gpipe_starts, places(judge)),
+        lambda judge: pipeline(judge, "1F1B + SPP", "1f1b", spp_starts, places(judge)),
+    )
+    found = (best_of(system, setting) for system in systems)
+    return tuple(one for one in found if one is not None)
+
+
+def best_of(system: Callable[[Judge], Baseline | None], setting: Setting) -> Baseline | None:
+    """A system with encoders on the devices or, where these are heavy, in host memory, whichever is better for it."""
+    best = system(Judge(setting=setting))
+    if is_heavy(setting):
+        other = system(Judge(setting=offloaded(setting)))
+        if other and (best is None or is_better(other, best)):
+            return replace(other, sizes=f"{other.sizes}{ON_HOST}")
+    return best
+
+
+def places(judge: Judge, *, least: int = 2) -> Iterator[tuple[Arrangement, int]]:
+    """Every (arrangement, micro-batches) of so many and more stages that cuts the batch at whole samples."""
+    batch = judge.setting.workload.batch
+    for arrangement in arrangements(judge.setting.cluster):
+        if least <= arrangement.units <= judge.num_layers and batch % arrangement.data_parallel == 0:
+            rows = batch // arrangement.data_parallel
+            for count in range(1, min(rows, MAX_MICROBATCHES) + 1):
+                if rows % count == 0:
+                    yield arrangement, count
+
+
+Partitioner = Callable[[Judge, Arrangement, int], tuple[int, ...] | None]
+
+
+def gpipe_starts(judge: Judge, arrangement: Arrangement, microbatches: int) -> tuple[int, ...] | None:
+    """Stages of about equal forward and backward time, communication and gradients left out."""
+    sums = judge.table.sums(judge.unit_samples(arrangement, microbatches), microbatches)
+    return balanced_cuts(sums.steps(), arrangement.units)
+
+
+def spp_starts(judge: Judge, arrangement: Arrangement, microbatches: int) -> tuple[int, ...] | None:
+    """The stages that SPP's bound is smallest for."""
+    found = judge.partitions(arrangement, microbatches, PlanningBound(microbatches), width=2, ignores_memory=True)
+    return found[0].starts if found else None
+
+
+def pipeline(
+    judge: Judge, name: str, schedule: str, partitioner: Partitioner, where: Iterable[tuple[Arrangement, int]]
+) -> Baseline | None:
+    """The best of a pipeline baseline over these sizes; None where there are none."""
+    best: Baseline | None = None
+    for arrangement, microbatches in where:
+        sums = judge.table.sums(judge.unit_samples(arrangement, microbatches), microbatches)
+        work = microbatches * (sums.forward[-1] + sums.backward[-1]) / sum(judge.ground(arrangement).speeds)
+        if best and best.overflow <= 0 and work + judge.frozen_seconds >= best.step:
+            continue
+        starts = partitioner(judge, arrangement, microbatches)
+        if starts is None:
+            continue
+        one = _pipeline_at(judge, name, schedule, arrangement, microbatches, starts)
+        if best is None or is_better(one, best):
+            best = one
+    return best
+
+
+def _pipeline_at(
+    judge: Judge, name: str, schedule: str, arrangement: Arrangement, microbatches: int, starts: tuple[int, ...]
+) -> Baseline:
+    candidate = Candidate(
+        arrangement=arrangement,
+        schedule=schedule,
+        microbatches=microbatches,
+        starts=starts,
+        replicas=(1,) * len(starts),
+    )
+    estimate = judge.estimate(candidate)
+    return Baseline(
+        name=name,
+        sizes=sizes_of(candidate),
+        step=estimate.serial,
+        frozen=estimate.frozen,
+        busy=estimate.busy + estimate.frozen,
+        held=estimate.held,
+        overflow=estimate.overflow,
+        candidate=candidate,
+    )
+
+
+def data_parallel(judge: Judge, *, is_overlapped: bool) -> Baseline | None:
+    """Whole copies of the model on every rank, gradients accumulated as often as memory demands.
+
+    None where the batch cannot be shared equally.
+    """
+    name = DDP if is_overlapped else DDP_AFTER
+    best: Baseline | None = None
+    for rows, count in _accumulations(judge):
+        samples = rows / count
+        passes, last = _data_parallel_times(judge, samples, is_overlapped=is_overlapped)
+        held = judge.stage_bytes(0, judge.num_layers, samples, count, 1)
+        one = _replicated(judge, name, count, (count - 1) * passes + last, count * passes, held)
+        if best is None or is_better(one, best):
+            best = one
+    return best
+
+
+def _accumulations(judge: Judge) -> Iterator[tuple[int, int]]:
+    """(samples of a rank, parts in which they are done)."""
+    batch, ranks = judge.setting.workload.batch, judge.setting.cluster.num_ranks
+    if batch % ranks == 0:
+        rows = batch // ranks
+        yield from ((rows, count) for count in range(1, min(rows, MAX_MICROBATCHES) + 1) if rows % count == 0)
+
+
+def _data_parallel_times(judge: Judge, samples: float, *, is_overlapped: bool) -> tuple[Seconds, Seconds]:
+    """Seconds of one forward and backward without and with the sum of the gradients."""
+    table, cluster = judge.table, judge.setting.cluster
+    sums = table.sums(samples, 1)  # it casts for each part of the batch anew
+    slowest = min(device.speed for device in cluster.devices)
+    ranks = range(cluster.num_ranks)
+    whole = (sums.forward[-1] + sums.backward[-1]) / slowest
+    now, free, pending = sums.forward[-1] / slowest, 0.0, 0
+    for layer in range(judge.num_layers - 1, -1, -1):
+        now += (sums.backward[layer + 1] - sums.backward[layer]) / slowest
+        pending += (table.trained[layer + 1] - table.trained[layer]) * judge.setting.workload.gradient_bytes
+        if pending >= DDP_BUCKET or not layer:
+            ready = now if is_overlapped else whole
+            free = max(free, ready) + all_reduce(cluster, pending, ranks)
+            pending = 0
+    return whole, max(whole, free)
+
+
+def _replicated(judge: Judge, name: str, count: int, step: Seconds, busy: Seconds, held: Bytes) -> Baseline:
+    """A baseline in which every rank does the same."""
+    smallest = min(device.memory for device in judge.setting.cluster.devices)
+    return Baseline(
+        name=name,
+        sizes=f"{judge.setting.cluster.num_ranks} copies" + (f", accumulated over {count}" if count > 1 else ""),
+        step=judge.frozen_seconds + step,
+        frozen=judge.frozen_seconds,
+        busy=judge.frozen_seconds + busy,
+        held=(held,),
+        overflow=held - smallest,
+    )
+
+
+def zero3(judge: Judge) -> Baseline | None:
+    """ZeRO-3, as FSDP runs it layer by layer; None where the batch cannot be shared equally."""
+    best: Baseline | None = None
+    for rows, count in _accumulations(judge):
+        samples = rows / count
+        busy, step = _zero3_times(judge, samples)
+        held = _zero3_bytes(judge, samples, count)
+        one = _replicated(judge, ZERO3, count, count * step, count * busy, held)
+        if one.overflow > 0 and judge.frozen_bytes and not judge.setting.workload.offload_frozen:
+            one = _with_sharded_encoders(judge, one, rows)
+        if best is None or is_better(one, best):
+            best = one
+    return best
+
+
+def _with_sharded_encoders(judge: Judge, one: Baseline, rows: int) -> Baseline:
+    """The same with the frozen layers in equal parts too, each gathered for every chunk that runs through it."""
+    setting = judge.setting
+    ranks, layers = range(setting.cluster.num_ranks), setting.graph.frozen_layers
+    sizes = [frozen_bytes(setting.graph, (name,), setting.workload) for name in layers]
+    gathers = [all_gather(setting.cluster, size, ranks) for size in sizes]
+    slowest = min(device.speed for device in setting.cluster.devices)
+    gather_of = dict(zip(layers, gathers, strict=True))
+    chunks, seconds = encode_chunks_of(setting), 0.0
+    for component, own in components_of(setting.graph).items():
+        for start in range(0, rows, chunks[component]):
+            samples = min(chunks[component], rows - start)
+            computes = [setting.profile.forward(name, samples) / slowest for name in own]
+            seconds += _gathering([gather_of[name] for name in own], computes)
+    saved = judge.frozen_bytes - -(-judge.frozen_bytes // len(ranks)) - sum(sorted(sizes)[-2:])
+    return replace(
+        one,
+        sizes=f"{one.sizes}, encoders in parts",
+        step=one.step - one.frozen + seconds,
+        frozen=seconds,
+        held=(one.held[0] - saved,),
+        overflow=one.overflow - saved,
+    )
+
+
+def _gathering(gathers: Sequence[Seconds], computes: Sequence[Seconds]) -> Seconds:
+    """Layers one after the other, each gathered while the one before it computes."""
+    now = free = started = 0.0
+    for gather, compute in zip(gathers, computes, strict=True):
+        free = max(free, started) + gather
+        started = max(now, free) if gather else now
+        now = started + compute
+    return now
+
+
+def _gathered_bytes(judge: Judge) -> list[Bytes]:
+    """Of each layer: parameters travel in the precision in which they are used."""
+    return [after - before for before, after in pairwise(judge.table.gathered_bytes)]
+
+
+def _zero3_times(judge: Judge, samples: float) -> tuple[Seconds, Seconds]:
+    """Compute of one forward and backward, and its time with all communication, which uses one queue."""
+    table, cluster, num_layers = judge.table, judge.setting.cluster, judge.num_layers
+    sums, ranks = table.sums(samples), range(cluster.num_ranks)
+    slowest = min(device.speed for device in cluster.devices)
+    casts = [(table.casts[i + 1] - table.casts[i]) / len(ranks) / slowest for i in range(num_layers)]
+    gathers = [
+        cast + all_gather(cluster, num_bytes, ranks)
+        for cast, num_bytes in zip(casts, _gathered_bytes(judge), strict=True)
+    ]
+    gradients = [
+        (table.trained[i + 1] - table.trained[i]) * judge.setting.workload.gradient_bytes for i in range(num_layers)
+    ]
+    now = free = started = reduction = 0.0
+    passes = [(i, sums.forward, False) for i in range(num_layers)]
+    passes += [(i, sums.backward, True) for i in range(num_layers - 1, -1, -1)]
+    for layer, running, is_backward in passes:
+        # The gather of a layer is queued when the layer before it begins, and the latter's reduction at its end.
+        free = gathered = max(free, started) + gathers[layer]
+        free = max(free, now) + reduction if reduction else free
+        started = max(now, gathered) if gathers[layer] else now
+        now = started + (running[layer + 1] - running[layer]) / slowest
+        reduction = all_gather(cluster, gradients[layer], ranks) if is_backward else 0.0
+    free = max(free, now) + reduction
+    return (sums.forward[-1] + sums.backward[-1]) / slowest, max(now, free)
+
+
+def _zero3_bytes(judge: Judge, samples: float, count: int) -> Bytes:
+    """A part of all parameters, two gathered layers, the gradients of one; the rest as in data parallelism."""
+    workload, table = judge.setting.workload, judge.table
+    whole = judge.stage_bytes(0, judge.num_layers, samples, count, 1) - table.copies[-1]
+    held = table.trained[-1] * workload.bytes_per_trained + table.frozen_bytes[-1]
+    largest = max(table.trained[i + 1] - table.trained[i] for i in range(judge.num_layers))
+    gathered = 2 * max(_gathered_bytes(judge)) + largest * workload.gradient_bytes
+    return whole - held + -(-held // judge.setting.cluster.num_ranks) + gathered
+
+
+def is_better(one: Baseline, other: Baseline) -> bool:
+    """Whether one fits and the other does not, or misses the memory by less, or is faster."""
+    return (max(0, one.overflow), one.step) < (max(0, other.overflow), other.step)

@@ -1,0 +1,212 @@
+"""Candidates from a place (an arrangement of ranks and a number of micro-batches), and better ones from good ones."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from math import gcd
+
+from diffusionpipe.planner.assembly.partition import balanced_cuts
+from diffusionpipe.planner.pricing.arrangement import Arrangement
+from diffusionpipe.planner.pricing.encoders import host_sets
+from diffusionpipe.planner.pricing.given import is_chain
+from diffusionpipe.planner.search.candidates import Candidate, Judge
+from diffusionpipe.planner.search.objectives import CriticalPath
+from diffusionpipe.planner.search.placed import ordered, placed
+from diffusionpipe.planner.search.pool import Judged, Pool
+from diffusionpipe.schedules import REGISTRY
+from diffusionpipe.units import Bytes, Seconds
+
+NUM_IMPROVED = 8
+NUM_ORDERED = 2
+"""For the best so many places orders are searched,"""
+ORDER_SECONDS: Seconds = 0.15
+"""each with the effort of this time."""
+MAX_UNEQUAL_UNITS = 8
+BUCKETS = (2, 4, 8, 16, 32)
+MAX_BUCKETED_FORWARDS = 1024
+"""Stages x buckets x micro-batches of what is tried in buckets."""
+HEAVY = 1 / 32
+"""Encoders of this part of a device's memory may be kept off some of the ranks."""
+ENOUGH = 5e-3
+"""Whoever comes so near to the time in which all devices work without a wait is not improved by other orders."""
+BETTER = 1 - 1e-9
+
+
+def add_place(pool: Pool, arrangement: Arrangement, microbatches: int, replicas: tuple[int, ...] = (1,)) -> None:
+    """Judge the dynamic program's partitions and that of equal times, as 1F1B: no schedule needs less memory.
+
+    The best one and that of equal times are also judged with the other schedules. If one is given, it is the only one.
+    Where nothing fits because every rank holds the encoders, some ranks hold them for all.
+    """
+    judge = pool.judge
+    if not judge.setting.given.allows_chains:
+        for candidate in placed(judge, arrangement, microbatches):
+            pool.add(pool.judged_of(candidate))
+        return
+    # The dearest stage is busy all the time: whoever is to be better than the best has a cheaper one.
+    limit = max(pool.score / microbatches, 2 * _even_share(judge, arrangement, microbatches))
+
+    def cuts(hosts: tuple[int, ...] | None) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
+        objective = CriticalPath(microbatches)
+        partitions = judge.partitions(arrangement, microbatches, objective, replicas=replicas, limit=limit, hosts=hosts)
+        return [(partition.starts, partition.replicas) for partition in partitions]
+
+    found = cuts(None)
+    if not found and pool.is_filled and judge.frozen_bytes >= HEAVY * max(judge.ground(arrangement).memories):
+        for hosts in host_sets(judge.ground(arrangement).memories):
+            add_cuts(pool, arrangement, microbatches, cuts(hosts), hosts=hosts)
+    if arrangement.units > 1 and replicas == (1,):
+        sums = judge.table.sums(judge.unit_samples(arrangement, microbatches), microbatches)
+        found.append((balanced_cuts(sums.steps(), arrangement.units), (1,) * arrangement.units))
+    add_cuts(pool, arrangement, microbatches, found)
+
+
+def add_cuts(
+    pool: Pool,
+    arrangement: Arrangement,
+    microbatches: int,
+    found: Sequence[tuple[tuple[int, ...], tuple[int, ...]]],
+    *,
+    hosts: tuple[int, ...] | None = None,
+) -> None:
+    """Judge partitions: first layers and replicas of their stages."""
+    schedule = pool.judge.setting.given.schedule or "1f1b"
+    for index, (starts, counts) in enumerate(found):
+        candidate = Candidate(
+            arrangement=arrangement,
+            schedule=schedule,
+            microbatches=microbatches,
+            starts=starts,
+            replicas=counts,
+            hosts=hosts,
+        )
+        # Replicas with a common divisor are another arrangement's.
+        if not pool.judge.fits_evenly(candidate) or gcd(*counts) != 1:
+            continue
+        one = pool.judged_of(candidate)
+        pool.add(one)
+        if arrangement.units == 1:  # all that data parallelism can be improved in
+            pool.add(_bucketed(pool, one))
+        elif index in (0, len(found) - 1):
+            _add_schedules(pool, one)
+
+
+def improve(pool: Pool) -> None:
+    """Unequal replicas, moved cuts, buckets, other schedules, several stages on a worker and searched orders."""
+    given = pool.judge.setting.given
+    for arrangement, microbatches in _best_places(pool, NUM_IMPROVED):
+        if 2 < arrangement.units <= MAX_UNEQUAL_UNITS and given.stages is None and given.allows_chains:
+            rows = pool.judge.setting.workload.batch // (arrangement.data_parallel * microbatches)
+            replicas = tuple(r for r in range(1, arrangement.units) if rows % r == 0)
+            add_place(pool, arrangement, microbatches, replicas)
+    for one in pool.diverse()[:NUM_IMPROVED]:
+        moved = _bucketed(pool, _move_cuts(pool, one))
+        pool.add(moved)
+        _add_schedules(pool, moved)
+    if given.schedule is None:
+        for arrangement, microbatches in _best_places(pool, NUM_IMPROVED):
+            _add_placed(pool, arrangement, microbatches)
+        for arrangement, microbatches in _best_places(pool, NUM_ORDERED):
+            _add_ordered(pool, arrangement, microbatches)
+
+
+def _best_places(pool: Pool, count: int) -> list[tuple[Arrangement, int]]:
+    """Arrangements and micro-batches of the best candidates."""
+    return list(dict.fromkeys((one.candidate.arrangement, one.candidate.microbatches) for one in pool.ranked()))[:count]
+
+
+def _add_schedules(pool: Pool, one: Judged) -> None:
+    """The other families of schedules that put one stage on each worker, where they are better."""
+    if pool.judge.setting.given.schedule is not None or not is_chain(one.candidate.schedule):
+        return
+    alike = set[tuple[Seconds, Bytes]]()
+    for name in sorted(set(REGISTRY) - {one.candidate.schedule}):
+        if is_chain(name):
+            variant = pool.judged_of(replace(one.candidate, schedule=name))
+            key = variant.score, variant.estimate.overflow
+            if variant.score < one.score * BETTER and key not in alike:  # families agree at many sizes
+                alike.add(key)
+                pool.add(variant)
+
+
+def _add_placed(pool: Pool, arrangement: Arrangement, microbatches: int) -> None:
+    """The families with several stages on a worker, where they are better; the best of them with moved cuts."""
+    own = _of_place(pool, arrangement, microbatches)
+    if not _may_gain(pool, own[0]):
+        return
+    candidates = (one for one in placed(pool.judge, arrangement, microbatches) if pool.judge.fits(one))
+    found = sorted((pool.judged_of(candidate) for candidate in candidates), key=lambda one: one.score)
+    better = [one for one in found if one.score < own[0].score * BETTER]
+    for one in better:
+        pool.add(one)
+    if better:
+        pool.add(_move_cuts(pool, better[0]))
+
+
+def _add_ordered(pool: Pool, arrangement: Arrangement, microbatches: int) -> None:
+    """Orders made for this place alone, where they are better."""
+    own = _of_place(pool, arrangement, microbatches)
+    if not _may_gain(pool, own[0]):
+        return
+    for candidate in ordered(pool.judge, [one.candidate for one in own], seconds=ORDER_SECONDS):
+        one = pool.judged_of(candidate)
+        if one.fits and one.score < own[0].score * BETTER:
+            pool.add(one)
+
+
+def _of_place(pool: Pool, arrangement: Arrangement, microbatches: int) -> list[Judged]:
+    place = (arrangement, microbatches)
+    return [one for one in pool.ranked() if (one.candidate.arrangement, one.candidate.microbatches) == place]
+
+
+def _may_gain(pool: Pool, one: Judged) -> bool:
+    """Whether another order could save anything: its devices wait, and it would then be the best."""
+    candidate, judge = one.candidate, pool.judge
+    if candidate.arrangement.units == 1 or candidate.hosts is not None:
+        return False
+    # All devices at work all the time, the frozen part included.
+    least = one.estimate.busy + one.estimate.frozen
+    return one.score > least * (1 + ENOUGH) and least < pool.score and judge.num_layers >= candidate.arrangement.units
+
+
+def _even_share(judge: Judge, arrangement: Arrangement, microbatches: int) -> Seconds:
+    """What each unit would compute for one micro-batch if layers could be cut anywhere."""
+    sums = judge.table.sums(judge.unit_samples(arrangement, microbatches), microbatches)
+    return (sums.forward[-1] + sums.backward[-1]) / sum(judge.ground(arrangement).speeds)
+
+
+def _move_cuts(pool: Pool, one: Judged) -> Judged:
+    """The candidate with its cuts moved by a layer at a time for as long as that helps."""
+    num_layers = pool.judge.num_layers
+    while True:
+        found = one
+        for stage in range(1, len(one.candidate.starts)):
+            for step in (-1, 1):
+                starts = list(one.candidate.starts)
+                starts[stage] += step
+                if not starts[stage - 1] < starts[stage] < (*starts, num_layers)[stage + 1]:
+                    continue
+                moved = pool.judged_of(replace(one.candidate, starts=tuple(starts)))
+                if moved.fits and moved.score < found.score * BETTER:
+                    found = moved
+        if found is one:
+            return one
+        one = found
+
+
+def _bucketed(pool: Pool, one: Judged) -> Judged:
+    """The candidate with the number of buckets that is best, the fewest of equally good ones."""
+    if one.candidate.arrangement.data_parallel == 1 and max(one.candidate.replicas) == 1:
+        return one  # no gradient is summed
+    for buckets in (*BUCKETS, pool.judge.num_layers):
+        if _has_layers(pool.judge, one.candidate, buckets):
+            variant = pool.judged_of(replace(one.candidate, buckets=buckets))
+            if variant.score < one.score * BETTER:
+                one = variant
+    return one
+
+
+def _has_layers(judge: Judge, candidate: Candidate, buckets: int) -> bool:
+    if len(candidate.starts) * buckets * candidate.microbatches > MAX_BUCKETED_FORWARDS:
+        return False
+    stops = (*candidate.starts[1:], judge.num_layers)
+    return all(stop - start >= buckets for start, stop in zip(candidate.starts, stops, strict=True))

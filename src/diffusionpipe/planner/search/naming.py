@@ -1,0 +1,130 @@
+"""Names of layouts, for tables, logs and pictures: of candidates, and of plans that were read from a file."""
+
+from dataclasses import dataclass
+
+from diffusionpipe.ir import Op, Plan
+from diffusionpipe.planner.search.candidates import Candidate
+
+ON_HOST = ", encoders on host"
+DATA_PARALLEL = "data parallel"
+SHARDED = "sharded data parallel"
+
+
+def name_of(candidate: Candidate) -> str:
+    """The candidate's schedule, or data parallelism where there is one stage."""
+    if len(candidate.starts) > 1:
+        return candidate.schedule
+    return SHARDED if candidate.sharded else DATA_PARALLEL
+
+
+def sizes_of(candidate: Candidate) -> str:
+    """A candidate's sizes in words, e.g. "4 stages (1,1,2,4 replicas) x 2 groups, 16 micro-batches"."""
+    return _in_words(
+        _Sizes(
+            stages=len(candidate.starts),
+            workers=candidate.workers,
+            replicas=candidate.replicas,
+            groups=candidate.arrangement.data_parallel,
+            is_side_by_side=candidate.arrangement.adjacent > 1,
+            microbatches=candidate.microbatches,
+            buckets=candidate.buckets,
+        )
+    )
+
+
+def name_of_plan(plan: Plan) -> str:
+    """The schedule of a plan's pipelines, or data parallelism where every rank holds all layers."""
+    if plan.mesh.pipeline > 1:
+        return plan.train.name
+    if plan.mesh.data_parallel == 1:
+        return "one device"
+    return SHARDED if plan.mesh.shard > 1 else DATA_PARALLEL
+
+
+def sizes_of_plan(plan: Plan) -> str:
+    """A plan's sizes in the words of `sizes_of`."""
+    stages = [one for one in stages_of_plan(plan) if not one.direction]
+    blocks = dict.fromkeys(one.blocks for one in stages)
+    replicas = tuple(sum(one.blocks == block for one in stages) for block in blocks)
+    is_replicated = max(replicas) > 1
+    words = _in_words(
+        _Sizes(
+            stages=len(blocks),
+            workers=len(blocks) if is_replicated else plan.mesh.pipeline,
+            replicas=replicas,
+            groups=plan.mesh.data_parallel,
+            is_side_by_side=plan.mesh.adjacent > 1,
+            microbatches=plan.train.num_microbatches(),
+            buckets=max(len(one.blocks) for one in stages),
+        )
+    )
+    return words + (ON_HOST if plan.offload_frozen else "")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedStage:
+    """One stage of a plan on one worker; its buckets together."""
+
+    direction: int
+    """The trained pipeline that it belongs to; 0 where there is one."""
+    worker: int
+    blocks: tuple[int, ...]
+    """Several where the stage's gradients are summed, or its parameters gathered, bucket by bucket."""
+    share: str
+    """The part of every micro-batch's samples, e.g. "0:1/2"; "" for all of them."""
+
+
+def stages_of_plan(plan: Plan) -> tuple[PlannedStage, ...]:
+    """The trained stages of a plan in forward order, pipeline by pipeline.
+
+    Where each worker holds one run of neighbouring stages, these are the buckets of one stage. In other plans a worker
+    has several stages.
+    """
+    placement = plan.train.placement
+    trained = [p for p in placement.pipelines if Op.ENCODE not in p.ops]
+    found = []
+    for direction, pipeline in enumerate(trained):
+        own: dict[int, list[int]] = {}
+        for stage in pipeline.stages:
+            own.setdefault(placement.stages[stage].worker, []).append(stage)
+        runs = {worker: [placement.stages[stage].weights for stage in stages] for worker, stages in own.items()}
+        are_buckets = all(blocks == list(range(blocks[0], blocks[0] + len(blocks))) for blocks in runs.values())
+        groups = list(own.values()) if are_buckets else [[stage] for stage in pipeline.stages]
+        for group in groups:
+            first = placement.stages[group[0]]
+            found.append(
+                PlannedStage(
+                    direction=direction,
+                    worker=first.worker,
+                    blocks=tuple(placement.stages[stage].weights for stage in group),
+                    share="" if str(first.share) == "0:1" else str(first.share),
+                )
+            )
+    return tuple(found)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Sizes:
+    stages: int
+    workers: int
+    replicas: tuple[int, ...]
+    groups: int
+    is_side_by_side: bool
+    microbatches: int
+    buckets: int
+
+
+def _in_words(sizes: _Sizes) -> str:
+    words = []
+    if sizes.stages > 1:
+        words.append(f"{sizes.stages} stages" + (f" on {sizes.workers} ranks" if sizes.workers < sizes.stages else ""))
+        if max(sizes.replicas) > 1:
+            words.append(f"({','.join(map(str, sizes.replicas))} replicas)")
+    if sizes.groups > 1:
+        words.append(f"x {sizes.groups} groups" if sizes.stages > 1 else f"{sizes.groups} copies")
+    text = " ".join(words) or "one device"
+    if sizes.stages > 1 and sizes.is_side_by_side:
+        text += " side by side"
+    if sizes.microbatches > 1:
+        text += f", {sizes.microbatches} micro-batches"
+    return text + (f", {sizes.buckets} buckets" if sizes.buckets > 1 else "")

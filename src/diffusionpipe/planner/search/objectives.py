@@ -1,0 +1,137 @@
+"""What published planners minimise, as objectives of the dynamic program.
+
+Legend: stages s = 1, ..., S in forward order; F_s, B_s forward and backward of one micro-batch; c_s forward plus
+backward transfer between stages s and s + 1; R_s the reduction of the gradients of stage s; M micro-batches.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from diffusionpipe.planner.search.dynamic_program import LinkTime, Numbers, StageTime
+from diffusionpipe.units import Seconds
+
+
+@dataclass(frozen=True, slots=True)
+class CriticalPath:
+    """DiffusionPipe's T^max = (M + 2 S - 2) T0 + T_gap (Tian et al., MLSys 2024; reconstructed).
+
+        T0      the largest of all F_s + B_s and all c_s: each link counts as one more stage
+        T_gap   max over s of max(0, R_s - sum over j < s of (B_j + backward transfer j)): what of a reduction is left
+                when the backwards that come after it are done
+
+    A bound for orders that count links as stages; plain 1F1B over slow links can take longer. So it only selects what
+    is then simulated.
+    """
+
+    num_microbatches: int
+
+    def prepend(self, rest: Numbers | None, stage: StageTime, link: LinkTime) -> Numbers:
+        """(T0, T_gap) of the longer suffix."""
+        forward, backward, reduce = stage
+        if rest is None:
+            return forward + backward, reduce
+        slowest = max(rest[0], forward + backward, link[0] + link[1])
+        return slowest, max(reduce, rest[1] - backward - link[1])
+
+    def value(self, numbers: Numbers, num_stages: int) -> Seconds:
+        """T^max."""
+        return (self.num_microbatches + 2 * num_stages - 2) * numbers[0] + max(0.0, numbers[1])
+
+
+@dataclass(frozen=True, slots=True)
+class PlanningBound:
+    """SPP's bound (1 + (4 S - 4) / M) M W + A.
+
+    Luo et al., "Efficient Pipeline Planning for Expedited Distributed DNN Training", INFOCOM 2022. W is the largest of
+    all F_s + B_s and all c_s, A the longest reduction, which overlaps nothing.
+    """
+
+    num_microbatches: int
+
+    def prepend(self, rest: Numbers | None, stage: StageTime, link: LinkTime) -> Numbers:
+        """(W, A) of the longer suffix."""
+        forward, backward, reduce = stage
+        if rest is None:
+            return forward + backward, reduce
+        return max(rest[0], forward + backward, link[0] + link[1]), max(rest[1], reduce)
+
+    def value(self, numbers: Numbers, num_stages: int) -> Seconds:
+        """The bound."""
+        return (self.num_microbatches + 4 * num_stages - 4) * numbers[0] + numbers[1]
+
+
+@dataclass(frozen=True, slots=True)
+class PivotLatency:
+    """DAPPLE's L = Tw + Ts + Te around a pivot stage Q (Fan et al., PPoPP 2021, section 4). Links count as stages.
+
+        Tw   sum of F_a, a <= Q                    warm-up until Q has done its first forward
+        Ts   (M - 1) (F_Q + B_Q)                   steady phase
+        Te   max over s of R_s + what is left:     sum of B_a, s <= a <= Q, for s <= Q
+                                                   minus the sum of B_a, Q < a < s, for s > Q
+
+    The pivot is the stage that makes L largest, the exact form of the paper's rule, which compares neighbours without
+    the reductions. The ending of stage s > Q follows from the order of its last backward; the paper's own sum also
+    subtracts B_Q and B_s, and would let a lone stage end before its last backward.
+    """
+
+    num_microbatches: int
+
+    def prepend(self, rest: Numbers | None, stage: StageTime, link: LinkTime) -> Numbers:
+        """(L, the longest way in and back to the first stage, the longest reduction behind it) of the longer suffix."""
+        forward, backward, reduce = stage
+        if rest is not None:
+            rest = self._before(rest, link[0], link[1], None)
+        return self._before(rest, forward, backward, reduce)
+
+    def _before(self, rest: Numbers | None, forward: Seconds, backward: Seconds, reduce: Seconds | None) -> Numbers:
+        """The numbers with one more stage or, without a reduction, link at the front."""
+        steady = (self.num_microbatches - 1) * (forward + backward)
+        never = float("-inf")
+        own = never if reduce is None else reduce
+        latency, path, ending = rest or (never, never, never)
+        return (
+            max(
+                forward + latency,
+                forward + path + backward + own,
+                forward + steady + max(backward + own, ending),
+            ),
+            forward + backward + max(path, steady),
+            max(own, ending - backward),
+        )
+
+    def value(self, numbers: Numbers, num_stages: int) -> Seconds:
+        """L."""
+        return numbers[0]
+
+
+def critical_path(num_microbatches: int, stages: Sequence[StageTime], links: Sequence[LinkTime]) -> Seconds:
+    """T^max of given stages, straight from its formula (see `CriticalPath`)."""
+    slowest = max(*(f + b for f, b, _ in stages), *(f + b for f, b in links), 0.0)
+    gap = 0.0
+    for s, (_, _, reduce) in enumerate(stages):
+        later = sum(b for _, b, _ in stages[:s]) + sum(b for _, b in links[:s])
+        gap = max(gap, reduce - later)
+    return (num_microbatches + 2 * len(stages) - 2) * slowest + gap
+
+
+def planning_bound(num_microbatches: int, stages: Sequence[StageTime], links: Sequence[LinkTime]) -> Seconds:
+    """SPP's bound of given stages, straight from its formula (see `PlanningBound`)."""
+    slowest = max(*(f + b for f, b, _ in stages), *(f + b for f, b in links), 0.0)
+    return (1 + (4 * len(stages) - 4) / num_microbatches) * num_microbatches * slowest + max(r for _, _, r in stages)
+
+
+def pivot_latency(num_microbatches: int, stages: Sequence[StageTime], links: Sequence[LinkTime]) -> Seconds:
+    """DAPPLE's L of given stages, straight from its formula (see `PivotLatency`)."""
+    chain: list[tuple[Seconds, Seconds, Seconds | None]] = []
+    for s, stage in enumerate(stages):
+        chain.append(stage)
+        if s < len(links):
+            chain.append((*links[s], None))
+    latencies = []
+    for q, (forward, backward, _) in enumerate(chain):
+        start = sum(f for f, _, _ in chain[: q + 1]) + (num_microbatches - 1) * (forward + backward)
+        for s, (_, _, reduce) in enumerate(chain):
+            if reduce is not None:
+                left = sum(b for _, b, _ in chain[s : q + 1]) if s <= q else -sum(b for _, b, _ in chain[q + 1 : s])
+                latencies.append(start + left + reduce)
+    return max(latencies)

@@ -1,0 +1,182 @@
+"""Candidates whose workers have several stages or two directions, and candidates with orders of their own.
+
+    v       0 7   1 6   2 5   3 4       stages of four workers: zero-bubble V, V-Half, V-Min, Hanayo, DualPipeV
+    loop    0 4   1 5   2 6   3 7       interleaved, breadth-first, ZeroPP
+    both    0 3'  1 2'  2 1'  3 0'      two directions, copies of the same blocks: Chimera, BitPipe, DualPipe
+
+The model is cut for them by time or, on a V under a U-Net, so that skips stay on one rank (`folded.stage_starts`).
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from statistics import fmean
+
+from diffusionpipe.errors import ConfigError
+from diffusionpipe.ordering import HalfStage, Instance, Objective, Placing, schedule_of, search
+from diffusionpipe.planner.assembly.folded import stage_starts
+from diffusionpipe.planner.assembly.structure import generated
+from diffusionpipe.planner.pricing.arrangement import Arrangement
+from diffusionpipe.planner.pricing.given import is_chain
+from diffusionpipe.planner.pricing.stage_costs import Setting
+from diffusionpipe.planner.search.candidates import Candidate, Judge
+from diffusionpipe.schedules import REGISTRY
+from diffusionpipe.schedules.shapes import linear, loop, wave
+from diffusionpipe.units import Seconds
+
+TICK: Seconds = 1e-7
+"""The order search counts whole ticks."""
+MAX_ACTIONS = 8192
+"""No order is searched for more forwards and backwards than that."""
+PLACES: Mapping[Placing, Callable[[int], tuple[int, ...]]] = {
+    Placing.LINEAR: linear,
+    Placing.V: lambda num_workers: wave(num_workers, 2),
+    Placing.LOOP: lambda num_workers: loop(num_workers, 2),
+}
+
+
+def placed(judge: Judge, arrangement: Arrangement, microbatches: int) -> Iterator[Candidate]:
+    """A candidate for each family that can do the sizes, but for those with one stage on each worker.
+
+    If a family is given (`Given.schedule`), it is the only one.
+    """
+    cuts: dict[tuple[int, ...], tuple[int, ...]] = {}
+    for name in sorted(REGISTRY):
+        if is_chain(name) or judge.setting.given.schedule not in (None, name):
+            continue
+        try:
+            workers = generated(name, arrangement.units, microbatches, 1).placement.workers()
+        except ConfigError:
+            continue
+        if len(workers) > judge.num_layers:
+            continue
+        if workers not in cuts:
+            cuts[workers] = _cuts(judge, arrangement, microbatches, workers)
+        yield Candidate(
+            arrangement=arrangement,
+            schedule=name,
+            microbatches=microbatches,
+            starts=cuts[workers],
+            replicas=(1,) * arrangement.units,
+        )
+
+
+def ordered(judge: Judge, known: Sequence[Candidate], *, seconds: Seconds) -> Iterator[Candidate]:
+    """For each placement the candidate with the best order that a search finds for its own times and memory.
+
+    All candidates of `known` have the same arrangement and micro-batches, the best ones first. The cuts are those of
+    the first one that stands so. `seconds` caps the effort of each search, see `ordering.Instance`.
+    """
+    first = known[0]
+    arrangement, microbatches = first.arrangement, first.microbatches
+    for placing, places in PLACES.items():
+        workers = places(arrangement.units)
+        if len(workers) > judge.num_layers or 3 * len(workers) * microbatches > MAX_ACTIONS:
+            continue
+        starts = next((one.starts for one in known if _stands(one, workers)), None)
+        candidate = Candidate(
+            arrangement=arrangement,
+            schedule=f"search-{placing}",
+            microbatches=microbatches,
+            starts=starts or _cuts(judge, arrangement, microbatches, workers),
+            replicas=(1,) * arrangement.units,
+        )
+        try:
+            answer = search(_instance(judge, candidate, placing, workers, seconds), max_levels=1)
+        except ConfigError:  # too little memory for one micro-batch
+            continue
+        yield replace(candidate, orders=schedule_of(answer))
+
+
+def instance_of(setting: Setting, *, microbatches: int, placing: Placing, seconds: Seconds) -> Instance:
+    """The order search's question for one pipeline over all devices of a setting, its half-stages cut by time.
+
+    Times are in ticks, memory is in bytes: what a device has left beside parameters, gradients and optimizer.
+
+    Raises:
+        ConfigError: the batch or the model cannot be cut so.
+    """
+    judge, num_ranks = Judge(setting=setting), setting.cluster.num_ranks
+    if setting.workload.batch % microbatches:
+        raise ConfigError(
+            f"a batch of {setting.workload.batch} cannot be cut into {microbatches} equal micro-batches; change one"
+        )
+    if 2 * num_ranks > judge.num_layers:
+        raise ConfigError(
+            f"{num_ranks} ranks have {2 * num_ranks} half-stages, but the trained part has only {judge.num_layers} "
+            "layers; use fewer devices"
+        )
+    arrangement = Arrangement(data_parallel=1, units=num_ranks)
+    shape = Placing.V if placing is Placing.V else Placing.LOOP  # the same 2p half-stages serve all placements
+    workers = PLACES[shape](num_ranks)
+    candidate = Candidate(
+        arrangement=arrangement,
+        schedule=f"search-{shape}",
+        microbatches=microbatches,
+        starts=_cuts(judge, arrangement, microbatches, workers),
+        replicas=(1,) * num_ranks,
+    )
+    return replace(_instance(judge, candidate, shape, workers, seconds), placement=placing)
+
+
+def _cuts(judge: Judge, arrangement: Arrangement, microbatches: int, workers: tuple[int, ...]) -> tuple[int, ...]:
+    times = judge.table.sums(judge.unit_samples(arrangement, microbatches), microbatches).steps()
+    return stage_starts(judge.setting.graph, times, workers)
+
+
+def _stands(candidate: Candidate, workers: tuple[int, ...]) -> bool:
+    """Whether the candidate has one pipeline over these workers, each of them one unit."""
+    if max(candidate.replicas) > 1 or len(candidate.starts) != len(workers):
+        return False
+    schedule = candidate.orders or generated(candidate.schedule, candidate.workers, candidate.microbatches, 1)
+    return len(schedule.placement.pipelines) == 1 and schedule.placement.workers() == workers
+
+
+def _instance(
+    judge: Judge, candidate: Candidate, placing: Placing, workers: tuple[int, ...], seconds: Seconds
+) -> Instance:
+    """The candidate's stages as the order search asks for them; messages all take what they take on average."""
+    arrangement, ground = candidate.arrangement, judge.ground(candidate.arrangement)
+    samples = judge.unit_samples(arrangement, candidate.microbatches)
+    sums, weight_grads = judge.table.sums(samples, candidate.microbatches), judge.weight_grads(samples)
+    spans = list(zip(candidate.starts, (*candidate.starts[1:], judge.num_layers), strict=True))
+    halves = []
+    for (first, stop), unit in zip(spans, workers, strict=True):
+        weight_grad = weight_grads[stop] - weight_grads[first]
+        times = (
+            sums.forward[stop] - sums.forward[first],
+            sums.backward[stop] - sums.backward[first] - weight_grad,
+            weight_grad,
+        )
+        activation = judge.table.activation(first, stop, samples)
+        forward, input_grad, rest = (round(time / ground.speeds[unit] / TICK) for time in times)
+        halves.append(
+            HalfStage(
+                forward=forward,
+                input_grad=input_grad,
+                weight_grad=rest,
+                activation=activation,
+                kept_after_input_grad=activation,
+            )
+        )
+        if placing is Placing.LINEAR:
+            halves.append(HalfStage(forward=0, input_grad=0, weight_grad=0, activation=0, kept_after_input_grad=0))
+    flows = judge.table.flows(candidate.starts)
+    times_sent = [
+        ground.link(workers[a], 1, workers[b], 1).transfer(round(samples * flow[0]))
+        for (a, b), flow in flows.items()
+        if b == a + 1 and workers[a] != workers[b]
+    ]
+    free = []
+    for unit, memory in enumerate(ground.memories):
+        own = [(*span, candidate.microbatches) for span, worker in zip(spans, workers, strict=True) if worker == unit]
+        free.append(max(0, memory - judge.unit_bytes(own, [[0] * len(own)], samples)))
+    return Instance(
+        ranks=arrangement.units,
+        microbatches=candidate.microbatches,
+        placement=placing,
+        stages=tuple(halves),
+        comm=round(fmean(times_sent or [0.0]) / TICK),
+        memory_limit=tuple(free),
+        objective=Objective.MAKESPAN,
+        seconds=seconds,
+    )

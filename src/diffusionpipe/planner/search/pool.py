@@ -1,0 +1,57 @@
+"""The candidates that a search has judged so far."""
+
+from dataclasses import dataclass, field
+
+from diffusionpipe.planner.search.candidates import Candidate, Estimate, Judge
+from diffusionpipe.units import Seconds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Judged:
+    """A candidate with its estimate."""
+
+    candidate: Candidate
+    estimate: Estimate
+    score: Seconds
+    """What it is ranked by: the iteration time with the frozen work, filled or serial."""
+
+    @property
+    def fits(self) -> bool:
+        """Whether it fits in memory, as far as an estimate can say."""
+        return self.estimate.overflow <= 0
+
+
+@dataclass(slots=True, kw_only=True)
+class Pool:
+    """Judged candidates, and the best of them."""
+
+    judge: Judge
+    is_filled: bool
+    """Whether frozen work runs in the bubbles."""
+    judged: dict[Candidate, Judged] = field(default_factory=dict)
+    score: Seconds = float("inf")
+    """Of the best that fits."""
+
+    def judged_of(self, candidate: Candidate) -> Judged:
+        """The candidate with its estimate; it is not added."""
+        estimate = self.judge.estimate(candidate)
+        score = estimate.filled if self.is_filled else estimate.serial
+        return Judged(candidate=candidate, estimate=estimate, score=score)
+
+    def add(self, one: Judged) -> None:
+        """Keep it."""
+        self.judged[one.candidate] = one
+        if one.fits:
+            self.score = min(self.score, one.score)
+
+    def ranked(self) -> list[Judged]:
+        """Those that fit, best first; ties by the order in which they were found."""
+        return sorted((one for one in self.judged.values() if one.fits), key=lambda one: one.score)
+
+    def diverse(self) -> list[Judged]:
+        """Of those the best of each arrangement, number of micro-batches, replicas, schedule and hosts."""
+        seen: dict[object, Judged] = {}
+        for one in self.ranked():
+            c = one.candidate
+            seen.setdefault((c.arrangement, c.microbatches, c.replicas, c.schedule, c.hosts), one)
+        return list(seen.values())

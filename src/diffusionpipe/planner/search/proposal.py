@@ -1,0 +1,113 @@
+"""A candidate made into a plan, simulated in full: every rank of a pipeline, every message in its queue."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from diffusionpipe.costs import Costs
+from diffusionpipe.costs.memory import MemoryUse, peak_memory
+from diffusionpipe.ir import Mesh, Op, Schedule, Timeline
+from diffusionpipe.planner.assembly.build import Blocks, Filler, Layout, Pricing, build_train_schedule
+from diffusionpipe.planner.pricing.layer_table import checkpointed_layers
+from diffusionpipe.planner.pricing.stage_costs import Setting, costs_of, update_time
+from diffusionpipe.simulator import simulate
+from diffusionpipe.units import Bytes, Seconds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Proposal:
+    """A training schedule with everything that is predicted of it."""
+
+    train: Schedule
+    blocks: Blocks
+    mesh: Mesh
+    costs: Costs
+    timeline: Timeline
+    memory: tuple[MemoryUse, ...]
+    """Of each worker."""
+    overflow: Bytes
+    """By how much the fullest device's memory is exceeded; negative: what is left."""
+    exposed: Seconds
+    """The part of the iteration in which frozen work runs while nothing else does anywhere."""
+    update: Seconds
+    """Clipping, optimizer and average on the worker with most to update; 0 if the profile does not know it."""
+
+    @property
+    def iteration(self) -> Seconds:
+        """Time of one run of the schedule, without the update."""
+        return self.timeline.makespan
+
+    @property
+    def step(self) -> Seconds:
+        """Time from one batch to the next: the iteration, then the update."""
+        return self.iteration + self.update
+
+
+def pricing_of(setting: Setting) -> Pricing:
+    """The costs of a setting, as `build_plan` asks for them."""
+
+    def price(schedule: Schedule, blocks: Blocks, mesh: Mesh) -> Costs:
+        return costs_of(schedule, blocks, mesh, setting)
+
+    return price
+
+
+def propose(setting: Setting, layout: Layout, filler: Filler | None = None) -> Proposal:
+    """What the plan of a layout costs.
+
+    Raises:
+        ConfigError: the layout does not fit the model or the batch.
+    """
+    train, blocks = build_train_schedule(setting.graph, layout, pricing=pricing_of(setting), filler=filler)
+    return predict(setting, train, blocks, layout.mesh)
+
+
+def predict(setting: Setting, train: Schedule, blocks: Blocks, mesh: Mesh) -> Proposal:
+    """What a training schedule costs.
+
+    Raises:
+        ScheduleError: it gets stuck.
+        ConfigError: the cluster has fewer devices than the mesh.
+    """
+    costs = costs_of(train, blocks, mesh, setting)
+    timeline = simulate(train, costs)
+    backbone = tuple(name for block in blocks[:-1] for name in block)
+    memory = peak_memory(
+        train,
+        timeline,
+        blocks,
+        profile=setting.profile,
+        workload=setting.workload,
+        checkpointed=checkpointed_layers(setting.workload, backbone),
+        shard=mesh.shard,
+    )
+    devices = setting.cluster.devices[: mesh.num_ranks]
+    overflow = max(memory[mesh.place(rank)[1]].total - device.memory for rank, device in enumerate(devices))
+    return Proposal(
+        train=train,
+        blocks=blocks,
+        mesh=mesh,
+        costs=costs,
+        timeline=timeline,
+        memory=memory,
+        overflow=overflow,
+        exposed=exposed_frozen_time(timeline),
+        update=update_time(train, blocks, setting.profile, mesh),
+    )
+
+
+def exposed_frozen_time(timeline: Timeline) -> Seconds:
+    """Time in which some worker runs frozen work and none trains or reduces."""
+    frozen = [(s.start, s.end) for s in timeline.spans if s.action.op is Op.ENCODE]
+    ops = {Op.F, Op.B, Op.I, Op.W, Op.T, Op.REDUCE_GRAD, Op.UNSHARD}
+    trained = [(s.start, s.end) for s in timeline.spans if s.action.op in ops]
+    return _length(frozen + trained) - _length(trained)
+
+
+def _length(intervals: Sequence[tuple[Seconds, Seconds]]) -> Seconds:
+    """Length of the union."""
+    total, reached = 0.0, float("-inf")
+    for start, end in sorted(intervals):
+        if end > reached:
+            total += end - max(start, reached)
+            reached = end
+    return total

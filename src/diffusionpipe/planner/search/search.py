@@ -1,0 +1,243 @@
+"""The best plan among many: stages, replicas, data parallelism, micro-batches, schedule, and what crosses nodes.
+
+    1. every (arrangement of ranks, number of micro-batches), in the order of a lower bound of its iteration time
+    2. for each the dynamic program's partitions, judged by a quick simulation; those whose lower bound is worse than
+       what is found already are never looked at, but for the most promising of each arrangement
+    3. the best ones improved: cuts moved, gradients in buckets, other schedules, unequal replicas; where devices still
+       wait, several stages on each, two directions, and orders searched for these very times (`ordering`)
+    4. the best of these made into plans and simulated in full, with memory; the winner is the fastest that fits
+
+Whether frozen work is filled into bubbles changes what is best, so both are judged together: in steps 2 and 3 by
+what a good filling reaches, in step 4 by the filler's own work. No step depends on chance or on the clock.
+"""
+
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+
+from diffusionpipe.errors import ConfigError
+from diffusionpipe.planner.assembly.build import Filler
+from diffusionpipe.planner.pricing.arrangement import Arrangement, arrangements
+from diffusionpipe.planner.pricing.encoders import host_sets
+from diffusionpipe.planner.pricing.stage_costs import Setting
+from diffusionpipe.planner.search.candidates import Candidate, Judge
+from diffusionpipe.planner.search.improvement import MAX_UNEQUAL_UNITS, add_cuts, add_place, improve
+from diffusionpipe.planner.search.objectives import CriticalPath
+from diffusionpipe.planner.search.placed import placed
+from diffusionpipe.planner.search.pool import Judged, Pool
+from diffusionpipe.planner.search.proposal import Proposal, propose
+from diffusionpipe.planner.search.sharded import with_sharded
+from diffusionpipe.units import Seconds
+
+NUM_FINALISTS = 6
+MAX_MICROBATCHES = 128
+MAX_ATTEMPTS = 4
+"""Where no finalist fits in memory after all, so many times as many are looked at."""
+TRUST = 1.02
+"""An estimate this many times the best full simulation is not looked into any more."""
+LEAST_RAMP = 0.25
+"""Several stages on a worker and split backwards leave so much of the waits at both ends of a pipeline, at least."""
+SLACK = 2.0
+"""Candidates this many times slower than the best are still listed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Search:
+    """What a search found."""
+
+    finalists: tuple[tuple[Candidate, Proposal], ...]
+    """Simulated in full, fastest first; those that do not fit in memory last."""
+    judged: tuple[Judged, ...]
+    """All others that were estimated and come near, best first; each arrangement and schedule once."""
+    num_estimated: int
+    is_filled: bool
+    bound: Seconds
+    """No iteration of pipelines with the frozen work takes less."""
+
+    @property
+    def winner(self) -> tuple[Candidate, Proposal] | None:
+        """The fastest that fits; None where nothing does."""
+        fitting = [one for one in self.finalists if one[1].overflow <= 0]
+        return fitting[0] if fitting else None
+
+
+def search(
+    setting: Setting,
+    *,
+    filler: Filler | None = None,
+    num_finalists: int = NUM_FINALISTS,
+    units: Collection[int] | None = None,
+    limit: Seconds = float("inf"),
+) -> Search:
+    """The best plans of a model on a cluster; `winner` is None where nothing fits in memory.
+
+    `units` are the ranks that a pipeline may have, any by default; 1 is data parallelism. With a `limit` only plans
+    with a shorter step are looked for.
+
+    Raises:
+        ConfigError: no way of using all ranks cuts the batch at whole samples.
+    """
+    pool = Pool(judge=Judge(setting=setting), is_filled=filler is not None, score=limit)
+    is_limited = limit < float("inf")
+    # Without fills nothing but shorter waits would have to make up for the frozen work, which they hardly ever do.
+    ramp = LEAST_RAMP if pool.is_filled and is_limited else 1.0
+    places = sorted(
+        _places(pool.judge, units, is_filled=pool.is_filled, ramp=ramp),
+        key=lambda place: (place[0], place[1].units, place[1].adjacent, place[2]),
+    )
+    if not places:
+        raise ConfigError(_uncuttable(setting))
+    seen: set[Arrangement] = set()
+    for bound, arrangement, microbatches in places:
+        # Of each arrangement one, so that it can be compared.
+        if bound <= pool.score or (arrangement not in seen and not is_limited):
+            known = len(pool.judged)
+            add_place(pool, arrangement, microbatches)
+            # Copies of the model that do not fit at once may fit in parts.
+            if arrangement.units > 1 or len(pool.judged) > known:
+                seen.add(arrangement)
+    improve(pool)
+    finalists = _finalists(setting, pool, filler, num_finalists, limit)
+    fits_easily = any(proposal.overflow <= 0 and candidate.hosts is None for candidate, proposal in finalists)
+    if not (fits_easily or is_limited):
+        _add_tight(pool, [(arrangement, count) for _, arrangement, count in places])
+        finalists = _finalists(setting, pool, filler, num_finalists, limit)
+    if units is None or 1 in units:
+        finalists = with_sharded(setting, finalists, filler, limit=limit)
+    finalists.sort(key=lambda pair: (pair[1].overflow > 0, pair[1].step))
+    taken = {candidate for candidate, _ in finalists}
+    return Search(
+        finalists=tuple(finalists),
+        judged=tuple(o for o in pool.diverse() if o.candidate not in taken and o.score <= SLACK * pool.score),
+        num_estimated=len(pool.judged),
+        is_filled=pool.is_filled,
+        bound=places[0][0],
+    )
+
+
+def _finalists(
+    setting: Setting, pool: Pool, filler: Filler | None, num_finalists: int, limit: Seconds
+) -> list[tuple[Candidate, Proposal]]:
+    """The best candidates simulated in full, in the order of their estimates."""
+    ranked = pool.diverse()
+    finalists: list[tuple[Candidate, Proposal]] = []
+    fastest = limit
+    for one in ranked[: MAX_ATTEMPTS * num_finalists]:
+        is_enough = len(finalists) >= num_finalists and fastest < float("inf")
+        if is_enough or one.score >= TRUST * fastest:
+            break
+        proposal = propose(setting, one.candidate.layout(setting), filler)
+        finalists.append((one.candidate, proposal))
+        if proposal.overflow <= 0:
+            fastest = min(fastest, proposal.step)
+    # Filling never does quite as well as estimated, but for copies of the model: they may win from behind.
+    copies = next((j for j in ranked if len(j.candidate.starts) == 1 and j.score < TRUST * fastest), None)
+    if copies and all(candidate != copies.candidate for candidate, _ in finalists):
+        finalists.append((copies.candidate, propose(setting, copies.candidate.layout(setting), filler)))
+    return finalists
+
+
+def _add_tight(pool: Pool, places: Sequence[tuple[Arrangement, int]]) -> None:
+    """Judge what needs less memory: encoders on some ranks alone, V-shaped schedules, one micro-batch at a time."""
+    judge, given = pool.judge, pool.judge.setting.given
+    for arrangement, microbatches in places:
+        if not 1 < arrangement.units <= MAX_UNEQUAL_UNITS:
+            continue
+        for candidate in placed(judge, arrangement, microbatches):
+            if judge.fits(candidate):
+                pool.add(pool.judged_of(candidate))
+        if not given.allows_chains:
+            continue
+        may_choose = pool.is_filled and judge.frozen_bytes > 0
+        sets = host_sets(judge.ground(arrangement).memories) if may_choose else ()
+        for hosts in sets:
+            partitions = judge.partitions(arrangement, microbatches, CriticalPath(microbatches), hosts=hosts)
+            cuts = [(partition.starts, partition.replicas) for partition in partitions]
+            add_cuts(pool, arrangement, microbatches, cuts, hosts=hosts)
+        anywhere: tuple[tuple[int, ...] | None, ...] = (None, *sets)
+        for some in anywhere if given.schedule in (None, "sequential") else ():
+            # Micro-batches pass one after the other, so what counts is the way of one of them.
+            partitions = judge.partitions(arrangement, microbatches, CriticalPath(1), in_flight=1, hosts=some)
+            for partition in partitions:
+                candidate = Candidate(
+                    arrangement=arrangement,
+                    schedule="sequential",
+                    microbatches=microbatches,
+                    starts=partition.starts,
+                    replicas=partition.replicas,
+                    hosts=some,
+                )
+                if judge.fits_evenly(candidate):
+                    pool.add(pool.judged_of(candidate))
+
+
+def least_overflow(setting: Setting) -> tuple[Candidate, Proposal] | None:
+    """Of the layouts with the most stages, and of data parallelism, the one that misses the memory by least."""
+    best = least_estimated_overflow(setting)
+    return None if best is None else (best.candidate, propose(setting, best.candidate.layout(setting)))
+
+
+def least_estimated_overflow(setting: Setting) -> Judged | None:
+    """The same with its estimate alone, which takes a fraction of the time."""
+    pool = Pool(judge=Judge(setting=setting), is_filled=False)
+    found = list[Judged]()
+    for _, arrangement, microbatches in _places(pool.judge):
+        if not setting.given.allows_chains:
+            found += [pool.judged_of(one) for one in placed(pool.judge, arrangement, microbatches)]
+            continue
+        partitions = pool.judge.partitions(
+            arrangement, microbatches, CriticalPath(microbatches), width=2, ignores_memory=True
+        )
+        for partition in partitions:
+            candidate = Candidate(
+                arrangement=arrangement,
+                schedule=setting.given.schedule or "1f1b",
+                microbatches=microbatches,
+                starts=partition.starts,
+                replicas=partition.replicas,
+            )
+            found.append(pool.judged_of(candidate))
+    return min(found, key=lambda one: (one.estimate.overflow, one.score), default=None)
+
+
+def _places(
+    judge: Judge, units: Collection[int] | None = None, *, is_filled: bool = False, ramp: float = 1.0
+) -> Iterator[tuple[Seconds, Arrangement, int]]:
+    """(lower bound, arrangement, micro-batches) wherever the batch can be cut."""
+    batch, given = judge.setting.workload.batch, judge.setting.given
+    for arrangement in arrangements(judge.setting.cluster):
+        if units is not None and arrangement.units not in units:
+            continue
+        if not given.allows(units=arrangement.units, data_parallel=arrangement.data_parallel):
+            continue
+        if arrangement.units > judge.num_layers or batch % arrangement.data_parallel:
+            continue
+        rows = batch // arrangement.data_parallel
+        counts = [given.microbatches] if given.microbatches else range(1, min(rows, MAX_MICROBATCHES) + 1)
+        for microbatches in counts:
+            if rows % microbatches == 0:
+                bound = _lower_bound(judge, arrangement, microbatches, is_filled=is_filled, ramp=ramp)
+                yield bound, arrangement, microbatches
+
+
+def _lower_bound(judge: Judge, arrangement: Arrangement, microbatches: int, *, is_filled: bool, ramp: float) -> Seconds:
+    """No partition into stages of one unit each takes less time, with the frozen work, if `ramp` is 1.
+
+    One micro-batch passes all stages and comes back, and the stage with the most work does that for all the others.
+    Frozen work fills their waits or runs before. `ramp` is the part of the waits at both ends that counts.
+    """
+    sums = judge.table.sums(judge.unit_samples(arrangement, microbatches), microbatches)
+    whole = sums.forward[-1] + sums.backward[-1]
+    speeds = judge.ground(arrangement).speeds
+    work, waits = microbatches * whole / sum(speeds), whole / max(speeds) - whole / sum(speeds)
+    rows = -(-judge.setting.workload.batch // judge.setting.cluster.num_ranks)
+    frozen = arrangement.units * judge.encoding(rows) / sum(speeds)
+    return max(work + ramp * waits + (0.0 if is_filled else frozen), work + frozen)
+
+
+def _uncuttable(setting: Setting) -> str:
+    batch, ranks = setting.workload.batch, setting.cluster.num_ranks
+    multiple = -(-batch // ranks) * ranks
+    return (
+        f"a batch of {batch} samples cannot be cut over {ranks} ranks by any number of stages and replicas of a model "
+        f"of {len(setting.graph.backbone_layers)} trained layers; use a multiple of {ranks}, e.g. {multiple}"
+    )

@@ -1,0 +1,345 @@
+"""Checkpoints of a run: written whole or not at all, checked before they are read, for any number of ranks.
+
+runs/x/checkpoints/step-00000200/       __0_0.distcp  __1_0.distcp  .metadata   torch.distributed.checkpoint's
+                                        state.json                              step, seed, ...
+                                        manifest.json                           size and checksum of each file
+runs/x/checkpoints/.step-00000300.writing/     becomes step-00000300 by a rename, when all of it is on the disk
+runs/x/checkpoints/.step-00000300.replaced/    an older one of the same step, until the new one is in its place
+"""
+
+import errno
+import json
+import logging
+import shutil
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch.distributed as dist
+from torch import Tensor
+
+from diffusionpipe.errors import CheckpointError
+from diffusionpipe.ir.input_file import read_json
+from diffusionpipe.ir.output_file import sync_folder, write_durably
+from diffusionpipe.runtime.exchange import form_of
+from diffusionpipe.trainer.agreement import agree, rank_in, size_of, together
+from diffusionpipe.trainer.checkpoints.checkpoint_folder import (
+    FOLDER,
+    latest,
+    order_of,
+    resolve,
+    saved_checkpoints,
+    sequence_of,
+)
+from diffusionpipe.trainer.checkpoints.manifest import (
+    FileRecord,
+    Manifest,
+    check_files,
+    describe_files,
+    read_manifest,
+    unlisted,
+    write_manifest,
+)
+from diffusionpipe.trainer.checkpoints.tensor_files import METADATA, TensorWriting, read_tensors
+from diffusionpipe.trainer.checkpoints.tensor_plans import Written
+from diffusionpipe.units import Bytes, Seconds
+
+logger = logging.getLogger(__name__)
+
+State = dict[str, object]
+STATE = "state.json"
+AUTO = "auto"
+"""`--resume auto`: the newest undamaged checkpoint, or none (see `resuming`)."""
+_LEFT = ".step-*"
+_WRITING, _REPLACED = ".writing", ".replaced"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """What one rank has written of a checkpoint."""
+
+    written: tuple[Written, ...]
+    records: tuple[FileRecord, ...]
+
+
+class Saving:
+    """One checkpoint on its way to the disk, in steps that may be far apart.
+
+    The steps of all ranks of the group, in this order: `plan`, `write`, `collect`, `publish` (first rank only). They
+    take `plan` and `collect` together, through messages; a rank takes `write` and `publish` by itself, and another
+    thread may do it. After an error in any step `give_up` leaves no trace.
+    """
+
+    def __init__(self, run_folder: Path, step: int, state: State, group: dist.ProcessGroup | None = None) -> None:
+        """All ranks have the same step and state (JSON values)."""
+        self.path = run_folder / FOLDER / f"step-{step:08d}"
+        """Where the checkpoint will be."""
+        self._run_folder, self._step, self._state, self._group = run_folder, step, state, group
+        self._is_first = rank_in(group) == 0
+        self._temporary = self.path.with_name(f".{self.path.name}{_WRITING}")
+        self._writing = TensorWriting(self._temporary, group)
+        self._records: list[tuple[FileRecord, ...]] = []
+        self._size: Bytes = 0
+
+    def plan(self, tensors: Mapping[str, Tensor]) -> tuple[str, ...]:
+        """Makes the folder, agrees on who writes what, and returns the names of the tensors that this rank writes.
+
+        Names may repeat between ranks and then stand for equal values.
+
+        Raises:
+            CheckpointError: on all ranks.
+        """
+        together(lambda: _make_empty(self._temporary) if self._is_first else None, self._group)
+        return self._writing.plan(tensors)
+
+    def write(self, copies: Mapping[str, Tensor] | None = None, between: Callable[[], None] | None = None) -> Part:
+        """Writes this rank's tensors and reads its files again; the arguments are those of `TensorWriting.write`."""
+        written = self._writing.write(copies, between)
+        return Part(written=written, records=describe_files(self._temporary, sorted({one.file for one in written})))
+
+    def collect(self, part: Part) -> None:
+        """Tells the other ranks what this one has written; all have written something."""
+        self._writing.collect(part.written)
+        self._records = agree(lambda: part.records, self._group, form=form_of(tuple[FileRecord, ...]))
+
+    def publish(self) -> None:
+        """Gives the checkpoint its name, when all of it is on the disk."""
+        self._writing.finish()
+        self._records[0] += describe_files(self._temporary, [METADATA])
+        files = tuple(record for of_rank in self._records for record in of_rank)
+        self._size = sum(record.size for record in files)
+        _publish(self._temporary, self.path, self._state, files)
+
+    def give_up(self, error: CheckpointError) -> CheckpointError:
+        """Removes what was written, and returns an error that names the last good checkpoint. All ranks call it."""
+        if self._is_first:
+            shutil.rmtree(self._temporary, ignore_errors=True)
+        last = latest(self._run_folder)
+        remains = f"the last good checkpoint is {last}" if last else "there is no earlier checkpoint"
+        return CheckpointError(f"the checkpoint of step {self._step} could not be written: {error}\n{remains}")
+
+    def report(self, standstill: Seconds, seconds: Seconds) -> None:
+        """Says on the first rank that the checkpoint is there, and what time it took."""
+        if self._is_first:
+            logger.info(
+                "checkpoint=%s size_bytes=%d standstill_s=%.2f save_s=%.2f", self.path, self._size, standstill, seconds
+            )
+
+
+def save(
+    run_folder: Path,
+    step: int,
+    tensors: Mapping[str, Tensor],
+    state: State,
+    *,
+    keep: int,
+    group: dist.ProcessGroup | None = None,
+) -> Path:
+    """Writes this rank's tensors with those of all others, keeps the last `keep` checkpoints, returns the new folder.
+
+    Every rank of the group calls it, with the same step and state (JSON values); names may repeat between ranks and
+    then stand for equal values. Older checkpoints go only after the new one is in place. Whatever fails before that
+    leaves no trace; a rank that dies leaves a hidden folder, which `clean` removes at the next start, and the
+    collective's own error on its peers.
+
+    Raises:
+        CheckpointError: on all ranks, if any could not write; it names the last good checkpoint.
+    """
+    assert keep >= 1, "the recipe checks this"
+    started = time.perf_counter()
+    is_first = rank_in(group) == 0
+    saving = Saving(run_folder, step, state, group)
+    try:
+        saving.plan(tensors)
+        saving.collect(together(saving.write, group))
+        together(lambda: saving.publish() if is_first else None, group)
+    except CheckpointError as error:
+        raise saving.give_up(error) from error
+    if is_first:
+        prune(run_folder, keep)
+    seconds = time.perf_counter() - started
+    saving.report(seconds, seconds)
+    return saving.path
+
+
+def load(path: Path, tensors: Mapping[str, Tensor], *, group: dist.ProcessGroup | None = None) -> State:
+    """Verifies the checkpoint together with all ranks, fills this rank's tensors in place, returns the state.
+
+    Every rank of the group calls it; the ranks that saved need not be as many. Nothing is changed unless the files of
+    all ranks are good and each rank finds all its names.
+
+    Raises:
+        CheckpointError: on all ranks, for a damaged checkpoint or one of another model.
+    """
+    verify_together(path, group)
+    return together(lambda: read(path, tensors), group)
+
+
+def read(path: Path, tensors: Mapping[str, Tensor]) -> State:
+    """Fills the tensors in place and returns the state; for one process, which has called `verify` before.
+
+    Raises:
+        CheckpointError: a name is missing, or has another shape or type in the checkpoint.
+    """
+    read_tensors(path, tensors)
+    return read_state(path)
+
+
+def read_state(path: Path) -> State:
+    """The state that was saved with the tensors.
+
+    Raises:
+        CheckpointError: it cannot be read.
+    """
+    try:
+        state = read_json(path / STATE)
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{STATE} of {path.name} cannot be read: {error}") from error
+    if not isinstance(state, dict):
+        raise CheckpointError(f"{STATE} of {path.name} cannot be read: it is not a JSON object")
+    return state
+
+
+def verify(path: Path) -> None:
+    """Compares size and checksum of each file with the manifest; reads the whole checkpoint.
+
+    Raises:
+        CheckpointError: a file is missing, cut, altered or not in the manifest; it names the file and the previous good
+            checkpoint.
+    """
+    problems = _problems(path, 0, 1)
+    if problems:
+        raise CheckpointError(_refusal(path, problems, previous_good(path)))
+
+
+def verify_together(path: Path, group: dist.ProcessGroup | None = None) -> None:
+    """`verify` for all ranks of the group, each of which reads its share of the files.
+
+    Raises:
+        CheckpointError: on all ranks, as in `verify`.
+    """
+    problems = problems_together(path, group)
+    if problems:
+        found = agree(lambda: str(previous_good(path) or "") if rank_in(group) == 0 else "", group)[0]
+        good = Path(found) if found else None
+        raise CheckpointError(_refusal(path, problems, good))
+
+
+def problems_together(path: Path, group: dist.ProcessGroup | None = None) -> list[str]:
+    """What is wrong with the checkpoint, found by all ranks of the group, each of which reads its share of the files.
+
+    Raises:
+        CheckpointError: on all ranks, where a rank may not read the files at all.
+    """
+    by_rank = agree(lambda: _problems(path, rank_in(group), size_of(group)), group)
+    return list(dict.fromkeys(problem for of_rank in by_rank for problem in of_rank))
+
+
+def previous_good(path: Path) -> Path | None:
+    """The newest undamaged checkpoint of the same run that was written before this one, or None."""
+    siblings = saved_checkpoints(path.parent.parent)
+    others = [other for other in siblings if other != path and (order_of(other) < order_of(path))]
+    return next((other for other in reversed(others) if not _problems(other, 0, 1)), None)
+
+
+def clean(run_folder: Path) -> tuple[str, ...]:
+    """Removes what an interrupted save has left and returns its names; one process calls it, when no other saves.
+
+    A checkpoint that was being replaced when the process died returns to its place.
+    """
+    left = sorted((run_folder / FOLDER).glob(_LEFT))
+    for path in left:
+        final = path.with_name(path.name.removeprefix(".").removesuffix(_REPLACED))
+        if path.name.endswith(_REPLACED) and not final.exists():
+            path.rename(final)
+        elif path.is_symlink() or not path.is_dir():
+            path.unlink()
+        else:
+            shutil.rmtree(path)
+        logger.warning("leftover=%s reason=interrupted_save", path)
+    return tuple(path.name for path in left)
+
+
+def is_interrupted(run_folder: Path) -> bool:
+    """Whether an interrupted save has left something for `clean`."""
+    return any((run_folder / FOLDER).glob(_LEFT))
+
+
+def problem_of_folder(folder: Path, resume: str | None) -> str | None:
+    """Why a run that resumes or not cannot use its folder; None where it can."""
+    try:
+        if resume is not None:
+            if resume != AUTO:
+                resolve(folder, resume)
+        elif latest(folder) is not None:
+            return (
+                f"{folder} holds the checkpoints of an earlier run; continue with --resume latest (or "
+                "auto), choose another run.folder, or delete the folder"
+            )
+    except (CheckpointError, OSError) as error:
+        return str(error)
+    return None
+
+
+def _make_empty(folder: Path) -> None:
+    """Makes the folder, in place of what an earlier attempt may have left."""
+    if folder.exists():
+        shutil.rmtree(folder)
+    folder.mkdir(parents=True)
+
+
+def _publish(temporary: Path, final: Path, state: State, files: tuple[FileRecord, ...]) -> None:
+    """Completes the folder, makes it durable and gives it its name."""
+    write_durably(temporary / STATE, (json.dumps(state, indent=1) + "\n").encode())
+    others = [path for path in saved_checkpoints(final.parent.parent) if path != final]
+    manifest = Manifest(
+        step=int(final.name.removeprefix("step-")),
+        sequence=1 + max((order for path in others if (order := sequence_of(path)) is not None), default=0),
+        files=(*files, *describe_files(temporary, [STATE])),
+    )
+    write_manifest(temporary, manifest)
+    replaced = final.with_name(f".{final.name}{_REPLACED}")
+    if final.exists():
+        final.rename(replaced)
+    try:
+        temporary.rename(final)
+    except OSError:
+        if replaced.exists():
+            replaced.rename(final)
+        raise
+    sync_folder(final.parent)
+    shutil.rmtree(replaced, ignore_errors=True)
+
+
+def prune(run_folder: Path, keep: int) -> None:
+    """Deletes all but the last checkpoints, which are safe; so a failure is only reported. One rank calls it."""
+    for path in saved_checkpoints(run_folder)[:-keep]:
+        try:
+            shutil.rmtree(path)
+        except OSError as error:
+            logger.warning("checkpoint=%s kept=True reason=%s", path, error)
+
+
+def _problems(path: Path, share: int, num_shares: int) -> list[str]:
+    """What is wrong with the checkpoint, as far as this share of its files shows."""
+    try:
+        manifest = read_manifest(path)
+    except CheckpointError as error:
+        return [str(error)]
+    by_size = sorted(manifest.files, key=lambda record: (-record.size, record.name))
+    try:
+        return unlisted(path, manifest) + check_files(path, by_size[share::num_shares])
+    except OSError as error:
+        if error.errno != errno.EIO:
+            raise
+        return [f"the disk cannot read it: {error}"]
+
+
+def _refusal(path: Path, problems: list[str], good: Path | None) -> str:
+    """The message about a damaged checkpoint."""
+    step = good.name.removeprefix("step-").lstrip("0") or "0" if good else ""
+    offer = (
+        f"the previous good checkpoint is {good}; resume with --resume {step}" if good else "no earlier good one exists"
+    )
+    return f"{path} is damaged: {'; '.join(problems)}\n{offer}"

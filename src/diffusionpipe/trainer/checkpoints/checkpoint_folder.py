@@ -1,0 +1,102 @@
+"""Which checkpoints a run folder holds, and which one is meant by a name."""
+
+import os
+import re
+from pathlib import Path
+
+from diffusionpipe.errors import CheckpointError
+from diffusionpipe.trainer.checkpoints.manifest import read_manifest
+
+FOLDER = "checkpoints"
+"""In the run folder."""
+_NAME = re.compile(r"step-(\d{8,})")
+_SHOWN = 200
+"""Characters of what was asked for that a message repeats."""
+
+
+def saved_checkpoints(run_folder: Path) -> tuple[Path, ...]:
+    """The run's checkpoints in the order in which they were written.
+
+    One whose manifest cannot be read stands last: it is found first and refused by name, not silently passed over.
+    """
+    folder = run_folder / FOLDER
+    if not folder.is_dir():
+        return ()
+    return tuple(sorted((path for path in folder.iterdir() if _is_checkpoint(path)), key=order_of))
+
+
+def latest(run_folder: Path) -> Path | None:
+    """The checkpoint that was written last, or None."""
+    return next(reversed(saved_checkpoints(run_folder)), None)
+
+
+def num_written(run_folder: Path) -> int:
+    """How many checkpoints the run has written, as far as those that are there tell; it only grows."""
+    return max((sequence_of(path) or 0 for path in saved_checkpoints(run_folder)), default=0)
+
+
+def resolve(run_folder: Path, wanted: str | int | Path) -> Path:
+    """The checkpoint meant by "latest", a step, or a path (to a checkpoint, or to a run whose latest is meant).
+
+    Raises:
+        CheckpointError: there is none; it lists what is there.
+    """
+    if wanted == "latest":
+        return _latest_or_refuse(run_folder)
+    if str(wanted).isdecimal():
+        path = run_folder / FOLDER / f"step-{str(wanted).lstrip('0').zfill(8)}"
+        if not os.path.isdir(path):
+            raise CheckpointError(
+                f"{run_folder} has no checkpoint of step {str(wanted)[:_SHOWN]}; {_listing(run_folder)}"
+            )
+        return path
+    path = Path(str(wanted))
+    if not os.path.exists(path):  # False also for what can be no path
+        raise CheckpointError(f"{str(path)[:_SHOWN]} does not exist; {_listing(run_folder)}")
+    if not path.is_dir():
+        raise CheckpointError(f"{path} is a file, but a checkpoint is a folder; {_listing(run_folder)}")
+    if _is_checkpoint(path.absolute()):
+        return path
+    return _latest_or_refuse(path.parent if path.name == FOLDER else path)
+
+
+def _is_checkpoint(path: Path) -> bool:
+    """Whether the path has the name and kind of a checkpoint."""
+    return _NAME.fullmatch(path.name) is not None and path.is_dir()
+
+
+def sequence_of(path: Path) -> int | None:
+    """The checkpoint's place in the order of writing, None if its manifest cannot be read."""
+    try:
+        return read_manifest(path).sequence
+    except CheckpointError:
+        return None
+
+
+def order_of(path: Path) -> tuple[bool, int, str]:
+    """Sorts by the order of writing, unreadable ones last by step."""
+    sequence = sequence_of(path)
+    return (sequence is None, sequence or 0, path.name)
+
+
+def _latest_or_refuse(run_folder: Path) -> Path:
+    """The run's latest checkpoint.
+
+    Raises:
+        CheckpointError: it has none.
+    """
+    path = latest(run_folder)
+    if path is None:
+        raise CheckpointError(f"{run_folder} has no checkpoint; {_listing(run_folder)}")
+    return path
+
+
+def _listing(run_folder: Path) -> str:
+    """What could have been meant: the run's checkpoints, or else what lies in the folder."""
+    names = [path.name for path in saved_checkpoints(run_folder)]
+    if names:
+        return f"{run_folder} has {', '.join(names)}"
+    if not run_folder.is_dir():
+        return f"{run_folder} is not a folder"
+    inside = sorted(path.name for path in run_folder.iterdir())
+    return f"{run_folder} contains {', '.join(inside[:10]) or 'nothing'}{', ...' if len(inside) > 10 else ''}"

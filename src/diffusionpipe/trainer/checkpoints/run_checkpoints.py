@@ -1,0 +1,267 @@
+"""The checkpoints of a run under way: written while training stands still, or beside it.
+
+    main thread    step 5 | plan | step 6 | step 7 ...... | tell all | step 8 | step 9 | done
+    other thread                 | copy, check, write, sync, read    | publish, prune (first rank)
+
+Only the main threads talk to other ranks, at the ends of steps. The sum over all ranks that each step computes anyway
+carries a vote of every rank whose thread has ended (`vote`), so all ranks take the next action (`after`) at the same
+step. A checkpoint gets its name when the files of all ranks are on the disk and read again, as without a thread.
+"""
+
+import logging
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass
+from pathlib import Path
+from time import perf_counter
+from typing import TypeVar
+
+from torch import Tensor
+
+from diffusionpipe.errors import CheckpointError, NonFiniteWeightsError, TrainingError
+from diffusionpipe.runtime.process_group import Job
+from diffusionpipe.trainer.agreement import agree, together
+from diffusionpipe.trainer.checkpoints.background_task import BackgroundTask
+from diffusionpipe.trainer.checkpoints.checkpoint import Part, Saving, State, prune, save
+from diffusionpipe.trainer.checkpoints.host_copy import HostCopy
+from diffusionpipe.trainer.checkpoints.training_state import (
+    TrainingState,
+    check_finite,
+    first_weight_not_finite,
+    refuse_not_finite,
+    training_tensors,
+)
+from diffusionpipe.trainer.screen import Screen
+from diffusionpipe.units import Seconds
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+_PHASE = "saving"
+_PATIENCE: Seconds = 3.0
+"""For a thread that nobody waits for any more."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Checked:
+    """What a rank's thread has found and done."""
+
+    not_finite: str | None
+    """A weight that forbids the checkpoint."""
+    part: Part | None
+    """None if there is such a weight."""
+
+
+@dataclass(slots=True, kw_only=True)
+class _Pending:
+    """A checkpoint on its way to the disk. Mutable."""
+
+    saving: Saving
+    step: int
+    started: Seconds
+    standstill: Seconds
+    """How long training has waited for it."""
+    writing: BackgroundTask[_Checked] | None
+    """None once its result is told to all."""
+    publishing: BackgroundTask[None] | None = None
+    """On the first rank, after that."""
+
+    @property
+    def task(self) -> BackgroundTask[_Checked] | BackgroundTask[None] | None:
+        """What runs in the thread."""
+        return self.writing or self.publishing
+
+
+class RunCheckpoints:
+    """The checkpoints of one run, on one rank. Mutable: at most one is on its way to the disk."""
+
+    def __init__(self, job: Job, folder: Path, keep: int, screen: Screen, *, is_asynchronous: bool) -> None:
+        """`keep`: how many finished ones are kept."""
+        self._job, self._folder, self._keep, self._screen = job, folder, keep, screen
+        self._size = job.membership.world_size
+        self._is_first = job.membership.rank == 0
+        self._host = HostCopy(job.device) if is_asynchronous else None
+        self._pending: _Pending | None = None
+        self._is_proven = True
+        self.saved: int | None = None
+        """The step of the last checkpoint of this process, which may still be on its way."""
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no checkpoint is on its way."""
+        return self._pending is None
+
+    # ---- at the end of a step; every rank calls these with the same values
+
+    def save(self, step: int, state: TrainingState, others: State, *, is_proven: bool, is_last: bool) -> None:
+        """Save the state after this step, with other values for its continuation.
+
+        `is_proven`: these weights have given a finite loss already. `is_last`: training does not go on, so nothing is
+        gained by a copy.
+
+        Raises:
+            CheckpointError: on all ranks; it, or the one before, could not be written.
+            NonFiniteWeightsError: on all ranks.
+        """
+        self._wait_for_previous(step)
+        with self._screen.work(_PHASE):
+            tensors = training_tensors(state)
+            self.saved, self._is_proven = step, is_proven
+            if self._host is None or is_last:
+                check_finite(tensors, step)
+                save(self._folder, step, tensors, others, keep=self._kept)
+            else:
+                self._begin(step, tensors, others, self._host)
+
+    def after(self, step: int, votes: int) -> None:
+        """A step is settled, with a finite loss and the sum of all votes: do what is due.
+
+        Raises:
+            CheckpointError: on all ranks; the checkpoint on its way could not be written.
+            NonFiniteWeightsError: on all ranks; it holds such weights.
+        """
+        if not self._is_proven and self.saved is not None and step > self.saved:
+            self._is_proven = True
+            if self._pending is None and self._is_first:
+                prune(self._folder, self._keep)
+        if self._pending is not None and votes >= self._size:
+            with self._job.progress.phase(_PHASE):
+                self._advance(self._pending)
+
+    def finish(self) -> None:
+        """Wait until no checkpoint is on its way.
+
+        Raises:
+            CheckpointError: on all ranks, as in `after`.
+            NonFiniteWeightsError: on all ranks, as in `after`.
+        """
+        while self._pending is not None:
+            with self._screen.work(f"waiting for the checkpoint of step {self._pending.step}"):
+                self._advance(self._pending)
+
+    # ---- within a step
+
+    def vote(self) -> int:
+        """To be summed over all ranks: 1 if this one is ready for the next action, enough for all if it has failed."""
+        if self._pending is None:
+            return 0
+        task = self._pending.task
+        if task is None:
+            return 1
+        if not task.is_done:
+            return 0
+        return self._size if task.has_failed else 1
+
+    def protect(self) -> None:
+        """Returns when the weights may change: they are copied, or what the device gets to do now waits for that."""
+        if self._host is not None and self._pending is not None:
+            started = perf_counter()
+            self._host.protect()
+            self._pending.standstill += perf_counter() - started
+
+    # ---- when an error ends the run
+
+    def leave(self, error: BaseException) -> None:
+        """Complete the checkpoint on its way, if all ranks can, because all have raised `error`; else stop writing."""
+        if self._pending is None:
+            return
+        if isinstance(error, TrainingError) or (self._size == 1 and isinstance(error, Exception)):
+            try:
+                self.finish()
+            except (CheckpointError, NonFiniteWeightsError) as failure:
+                logger.warning("%s", failure)
+        elif self._pending.task is not None:
+            self._pending.task.abandon(_PATIENCE)
+
+    # ---- inside
+
+    @property
+    def _kept(self) -> int:
+        """One more, until the weights of the newest have given a finite loss."""
+        return self._keep if self._is_proven else self._keep + 1
+
+    def _wait_for_previous(self, step: int) -> None:
+        if self._pending is None:
+            return
+        previous, started = self._pending.step, perf_counter()
+        self.finish()
+        if self._is_first:
+            logger.info(
+                'step=%d waited_s=%.2f reason="the checkpoint of step %d was still being written"',
+                step,
+                perf_counter() - started,
+                previous,
+            )
+
+    def _begin(self, step: int, tensors: Mapping[str, Tensor], others: State, host: HostCopy) -> None:
+        """Start to copy this rank's share of the tensors and to write it."""
+        started = perf_counter()
+        saving = Saving(self._folder, step, others)
+        try:
+            names = saving.plan(tensors)
+        except CheckpointError as error:
+            raise saving.give_up(error) from error
+        start = _attempt(lambda: host.start({name: tensors[name] for name in names}))
+
+        def write(go_on: Callable[[], None]) -> _Checked:
+            copies = start()
+            host.complete()
+            not_finite = first_weight_not_finite(copies)
+            return _Checked(not_finite=not_finite, part=None if not_finite else saving.write(copies, go_on))
+
+        self._pending = _Pending(
+            saving=saving,
+            step=step,
+            started=started,
+            writing=BackgroundTask(write, f"writing the checkpoint of step {step}", self._job.progress),
+            standstill=perf_counter() - started,
+        )
+
+    def _advance(self, pending: _Pending) -> None:
+        """Wait for the threads of all ranks, and take the next action with all ranks."""
+        started = perf_counter()
+        self._pending = None  # if it fails
+        try:
+            if pending.writing is not None:
+                self._tell_all(pending, pending.writing)
+                self._pending = pending
+            else:
+                together(pending.publishing.result if pending.publishing is not None else lambda: None)
+        except CheckpointError as error:
+            raise pending.saving.give_up(error) from error
+        pending.standstill += perf_counter() - started
+        if self._pending is None:
+            pending.saving.report(pending.standstill, perf_counter() - pending.started)
+            if self._is_first and self._is_proven:
+                prune(self._folder, self._keep)
+
+    def _tell_all(self, pending: _Pending, writing: BackgroundTask[_Checked]) -> None:
+        """Tell all ranks what each has written, and publish it on the first."""
+        found = agree(lambda: writing.result().not_finite)
+        if any(name is not None for name in found):
+            pending.saving.give_up(CheckpointError("weights are not finite"))
+        refuse_not_finite(found, pending.step)
+        part = writing.result().part
+        assert part is not None, "only weights that are not finite prevent it"
+        pending.saving.collect(part)
+        pending.writing = None
+        if self._is_first:
+            keep = self._kept
+
+            def publish(go_on: Callable[[], None]) -> None:
+                pending.saving.publish()
+                prune(self._folder, keep)
+
+            pending.publishing = BackgroundTask(
+                publish, f"publishing the checkpoint of step {pending.step}", self._job.progress
+            )
+
+
+def _attempt(action: Callable[[], T]) -> Callable[[], T]:
+    """Does it now; a function that returns its result or raises its error, also later and in another thread."""
+    done: Future[T] = Future()
+    try:
+        done.set_result(action())
+    except Exception as error:
+        done.set_exception(error)
+    return done.result

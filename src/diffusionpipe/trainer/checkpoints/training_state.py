@@ -1,0 +1,166 @@
+"""What a resumed training needs, as tensors named "model.", "optimizer." or "ema." and the parameter's name."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from math import isfinite
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from diffusionpipe.errors import CheckpointError, NonFiniteWeightsError
+from diffusionpipe.models.lora import is_adapter, is_second_matrix
+from diffusionpipe.trainer.agreement import agree, together
+from diffusionpipe.trainer.checkpoints.checkpoint import State, read, verify_together
+from diffusionpipe.trainer.checkpoints.tensor_files import stored_tensors
+from diffusionpipe.trainer.ema import Ema
+from diffusionpipe.trainer.optimizer import empty_optimizer_tensors, optimizer_tensors, restore_optimizer
+
+MODEL, OPTIMIZER, EMA = "model.", "optimizer.", "ema."
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingState:
+    """One rank's part of a training, by canonical names."""
+
+    model: Mapping[str, Tensor]
+    """Parameters and buffers of the trained components."""
+    trainable: Mapping[str, nn.Parameter]
+    """The parameters that the optimizer changes."""
+    optimizer: torch.optim.Optimizer | None
+    """None on a rank without trainable parameters."""
+    ema: Ema | None
+    """None if the recipe wants no average."""
+
+
+def training_tensors(state: TrainingState) -> dict[str, Tensor]:
+    """The tensors to be saved."""
+    return {**_weights(state), **_prefixed(OPTIMIZER, optimizer_tensors(state.optimizer, state.trainable))}
+
+
+def check_finite(tensors: Mapping[str, Tensor], step: int, *, group: dist.ProcessGroup | None = None) -> None:
+    """Refuses weights and averages among the tensors that are not finite. Every rank of the group calls it.
+
+    Raises:
+        NonFiniteWeightsError: on all ranks alike, with the name of the first one.
+    """
+    refuse_not_finite(agree(lambda: first_weight_not_finite(tensors), group), step)
+
+
+def refuse_not_finite(found: Sequence[str | None], step: int) -> None:
+    """Refuses to save if a rank has found a weight that is not finite.
+
+    Raises:
+        NonFiniteWeightsError: with the name of the first one.
+    """
+    names = [name for name in found if name is not None]
+    if names:
+        raise NonFiniteWeightsError(
+            f"after step {step} the weights are not finite, first {min(names)}; they are not saved.\n"
+            "Lower optimizer.learning_rate or set training.clip_norm; then continue from an earlier checkpoint with "
+            "--resume latest, or start again."
+        )
+
+
+def first_weight_not_finite(tensors: Mapping[str, Tensor]) -> str | None:
+    """The name of the first weight or average among the tensors with a NaN or an infinity."""
+    return first_not_finite({name: tensor for name, tensor in tensors.items() if not name.startswith(OPTIMIZER)})
+
+
+def first_not_finite(tensors: Mapping[str, Tensor]) -> str | None:
+    """The name of the first tensor with a NaN or an infinity; each is read once."""
+    floating = {name: tensor for name, tensor in tensors.items() if tensor.is_floating_point() and tensor.numel()}
+    # A sum is finite only if all of its terms are, and on a CPU it takes a tenth of a norm's time.
+    suspects = {
+        name: tensor for name, tensor in floating.items() if tensor.is_cuda or not isfinite(tensor.detach().sum())
+    }
+    if not suspects:
+        return None
+    largest = torch.stack([norm.double() for norm in torch._foreach_norm(list(suspects.values()), float("inf"))])
+    if bool(largest.isfinite().all()):
+        return None
+    return next(name for name, norm in zip(suspects, largest.tolist(), strict=True) if not isfinite(norm))
+
+
+def load_training(
+    path: Path, state: TrainingState, *, is_verified: bool = False, group: dist.ProcessGroup | None = None
+) -> State:
+    """Puts a checkpoint into this rank's model, optimizer and average, and returns what else was saved with it.
+
+    Every rank of the group calls it; the ranks that saved may have been more or fewer, and split otherwise.
+    `is_verified`: `resuming.checkpoint_of` has compared its checksums already.
+
+    Raises:
+        CheckpointError: on all ranks, for a damaged checkpoint, or one of another model, optimizer or recipe.
+    """
+    if not is_verified:
+        verify_together(path, group)
+    return together(_loading(path, state), group)
+
+
+def _loading(path: Path, state: TrainingState) -> Callable[[], State]:
+    """The local part of `load_training`."""
+
+    def load_own() -> State:
+        found = stored_tensors(path)
+        _check_adapters(state.trainable, _without(MODEL, found), path)
+        stored = _without(OPTIMIZER, found)
+        optimizer = empty_optimizer_tensors(state.optimizer, state.trainable, stored)
+        saved = read(path, {**_weights(state), **_prefixed(OPTIMIZER, optimizer)})
+        restore_optimizer(state.optimizer, state.trainable, optimizer)
+        return saved
+
+    return load_own
+
+
+def _check_adapters(trainable: Mapping[str, Tensor], stored: Mapping[str, Tensor], path: Path) -> None:
+    """Refuses a checkpoint of adapters where whole components are trained, the reverse, and other adapters."""
+    if not trainable:
+        return
+    ours = {name: tensor for name, tensor in trainable.items() if is_adapter(name)}
+    theirs = {name: tensor for name, tensor in stored.items() if is_adapter(name)}
+    if theirs and not ours:
+        raise CheckpointError(
+            f"{path} holds adapters of rank {_rank(theirs)}, but the recipe trains whole components; set "
+            f"lora.rank = {_rank(theirs)}, or start a new run in another run.folder"
+        )
+    if ours and not theirs:
+        raise CheckpointError(
+            f"{path} holds whole components, but the recipe trains adapters; remove [lora], or start a new run in "
+            "another run.folder (to train adapters on what that run has learned, set model.path to its export)"
+        )
+    if ours and _rank(ours) != _rank(theirs):
+        raise CheckpointError(
+            f"{path} holds adapters of rank {_rank(theirs)}, but lora.rank is {_rank(ours)}; set lora.rank = "
+            f"{_rank(theirs)}, or start a new run in another run.folder"
+        )
+    if missing := [name for name in ours if name not in theirs]:
+        raise CheckpointError(
+            f"{path} has no {missing[0]} and lacks {len(missing)} of {len(ours)} tensors of adapters; resume with the "
+            "same lora.target_modules, or start a new run in another run.folder"
+        )
+
+
+def _rank(adapters: Mapping[str, Tensor]) -> int:
+    """The rank of adapters: rows of the first matrices, columns of the second."""
+    name, tensor = next(iter(adapters.items()))
+    return tensor.shape[1 if is_second_matrix(name) else 0]
+
+
+def _weights(state: TrainingState) -> dict[str, Tensor]:
+    """The tensors that exist from the start: weights and their averages."""
+    return {
+        **_prefixed(MODEL, {name: tensor.detach() for name, tensor in state.model.items()}),
+        **_prefixed(EMA, state.ema.tensors() if state.ema is not None else {}),
+    }
+
+
+def _without(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Those with the prefix, under their names without it."""
+    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
+
+
+def _prefixed(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The same tensors under longer names."""
+    return {prefix + name: tensor for name, tensor in tensors.items()}

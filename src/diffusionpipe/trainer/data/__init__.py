@@ -1,0 +1,1 @@
+"""Pictures, captions and labels to batches of raw inputs, keyed by sample."""

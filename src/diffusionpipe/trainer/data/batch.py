@@ -1,0 +1,303 @@
+"""Samples to the raw inputs of the model: pictures, tokens or labels, noise and times, all keyed."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from diffusionpipe.costs import TensorSpec
+from diffusionpipe.errors import DataError
+from diffusionpipe.trainer.data.captions import METADATA
+from diffusionpipe.trainer.data.dataset import Dataset
+from diffusionpipe.trainer.data.images import CENTRE, PictureError, load_pixels, placing, upright_size
+from diffusionpipe.trainer.data.randomness import normal, permutation, uniform
+from diffusionpipe.trainer.data.skipped import Skipped, Skipping
+
+TOKENS = ("input_ids", "input_ids_2", "input_ids_3")
+"""The caption in the tokens of each text encoder."""
+INPUTS = ("pixels", "condition", *TOKENS, "labels", "posterior_noise", "noise", "time", "time_ids", "guidance")
+"""Raw inputs that a model may read."""
+
+_ATTEMPTS = 100
+"""A few damaged pictures could replace each other for ever."""
+
+Tokenizer = Callable[..., Mapping[str, Any]]
+"""A tokenizer of transformers: called with texts, padding, max_length and truncation, it returns "input_ids"."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Augmentation:
+    """Random changes of the samples while training."""
+
+    random_crop: bool = False
+    flip: bool = False
+    condition_dropout: float = 0.0
+    """Share of samples with an empty caption or the null label."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchSource:
+    """A dataset and how its samples become the raw inputs of a model."""
+
+    dataset: Dataset
+    inputs: tuple[TensorSpec, ...]
+    """What the model reads: its graph's raw inputs."""
+    seed: int
+    tokenizers: Mapping[str, Tokenizer] = field(default_factory=dict)
+    """For each of `TOKENS` that the model reads."""
+    null_label: int | None = None
+    """The label of dropped labels, above all others; needed for "labels"."""
+    augmentation: Augmentation = Augmentation()
+    skipping: Skipping | None = None
+    """Replace pictures that cannot be decoded; None: they are errors."""
+    guidance: float = 1.0
+    """What a distilled model is told; 1: that its prediction is that of the data, without guidance."""
+
+    def __post_init__(self) -> None:
+        """Checks that every input can be made.
+
+        Raises:
+            DataError: it cannot; every reason is listed.
+        """
+        problems = [
+            f"the model reads {spec.name!r}, which no data set provides; known inputs are {', '.join(INPUTS)}"
+            for spec in self.inputs
+            if spec.name not in INPUTS
+        ]
+        names = {spec.name for spec in self.inputs}
+        problems += [
+            f"the model reads captions as {name!r}, but no tokenizer is given"
+            for name in TOKENS
+            if name in names and name not in self.tokenizers
+        ]
+        if "condition" in names:
+            problems += _problems_of_conditions(self.dataset)
+        if "labels" in names:
+            problems += _problems_of_labels(self.dataset, self.null_label)
+        if problems:
+            raise DataError("\n".join(problems))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rows:
+    """Some rows of one global batch."""
+
+    samples: tuple[int, ...]
+    """Index into the dataset of each row."""
+    positions: tuple[int, ...]
+    """What keys the draws of each row: its position in the global batch."""
+    step: int
+    purpose: str = ""
+    """Put before the purpose of every draw."""
+    times: tuple[float, ...] | None = None
+    """The time of each row; None draws them."""
+
+
+def sample_indices(num_samples: int, *, seed: int, batch: int, step: int, positions: Sequence[int]) -> tuple[int, ...]:
+    """The samples at some positions of a step's global batch.
+
+    The order of the data is endless: the keyed permutations of epoch 0, 1, ... one after the other. Step k takes
+    k * batch up to (k + 1) * batch of it, so any step can be found without what was before it, and a batch may be
+    larger than the dataset.
+    """
+    indices = []
+    for position in positions:
+        epoch, place = divmod(step * batch + position, num_samples)
+        indices.append(int(_order(seed, epoch, num_samples)[place]))
+    return tuple(indices)
+
+
+def make_batch(source: BatchSource, rows: Rows) -> dict[str, Tensor]:
+    """The raw inputs of these rows by name, each (len(rows.samples), *shape) in the dtype that the model wants.
+
+    Raises:
+        DataError: a picture cannot be decoded, or too many have been replaced; the message names it.
+    """
+    for _ in range(_ATTEMPTS):
+        try:
+            return {spec.name: _input(source, rows, spec).to(getattr(torch, spec.dtype)) for spec in source.inputs}
+        except PictureError as error:
+            if source.skipping is None:
+                raise
+            rows = _with_replacement(source, rows, error)
+    raise DataError(f"step {rows.step}: {_ATTEMPTS} times in a row a picture could not be decoded; repair the data set")
+
+
+def _with_replacement(source: BatchSource, rows: Rows, error: PictureError) -> Rows:
+    """The rows with another sample in each place of the one that cannot be decoded, and a line in the list.
+
+    The sample follows from seed, step and position, as all that is drawn does, so it is the same on every layout.
+    """
+    assert source.skipping is not None
+    samples, dataset = list(rows.samples), source.dataset
+    damaged = next(
+        sample for sample in rows.samples if error.path in (dataset.path(sample), _condition_path(dataset, sample))
+    )
+    for row, position in enumerate(rows.positions):
+        if rows.samples[row] != damaged:
+            continue
+        drawn = uniform(
+            seed=source.seed, purpose=f"{rows.purpose}replacement.{damaged}", step=rows.step, positions=(position,)
+        )
+        other = int(drawn[0] * (len(dataset.samples) - 1)) if len(dataset.samples) > 1 else damaged
+        samples[row] = other + (other >= damaged)
+        source.skipping.note(
+            Skipped(
+                step=rows.step,
+                position=position,
+                skipped=dataset.samples[damaged].name,
+                instead=dataset.samples[samples[row] % len(dataset.samples)].name,
+                reason=error.reason,
+            )
+        )
+    return replace(rows, samples=tuple(sample % len(dataset.samples) for sample in samples))
+
+
+def _input(source: BatchSource, rows: Rows, spec: TensorSpec) -> Tensor:
+    """One raw input, in the dtype in which it arises."""
+    match spec.name:
+        case "pixels":
+            return _pixels(source, rows, spec)
+        case "condition":
+            return _condition(source, rows, spec)
+        case name if name in TOKENS:
+            return _input_ids(source, rows, spec)
+        case "time_ids":
+            return _time_ids(source, rows)
+        case "guidance":
+            return torch.full((len(rows.samples),), source.guidance)
+        case "labels":
+            return _labels(source, rows)
+        case "time" if rows.times is not None:
+            return torch.tensor(rows.times, dtype=torch.float32)
+        case "time":
+            return _uniform(source, rows, "time")
+        case _:
+            return normal(
+                seed=source.seed,
+                purpose=rows.purpose + spec.name,
+                step=rows.step,
+                positions=rows.positions,
+                shape=spec.shape,
+            )
+
+
+def _uniform(source: BatchSource, rows: Rows, purpose: str, shape: Sequence[int] = ()) -> Tensor:
+    return uniform(
+        seed=source.seed, purpose=rows.purpose + purpose, step=rows.step, positions=rows.positions, shape=shape
+    )
+
+
+def _views(source: BatchSource, rows: Rows) -> list[tuple[tuple[float, float], bool]]:
+    """Crop and flip of each row."""
+    augmentation, num_rows = source.augmentation, len(rows.samples)
+    crops = _uniform(source, rows, "crop", (2,)).tolist() if augmentation.random_crop else [CENTRE] * num_rows
+    flips = (_uniform(source, rows, "flip") < 0.5).tolist() if augmentation.flip else [False] * num_rows
+    return [((crop[0], crop[1]), flip) for crop, flip in zip(crops, flips, strict=True)]
+
+
+def _pixels(source: BatchSource, rows: Rows, spec: TensorSpec) -> Tensor:
+    return _pictures(source, rows, spec, [source.dataset.path(sample) for sample in rows.samples])
+
+
+def _condition(source: BatchSource, rows: Rows, spec: TensorSpec) -> Tensor:
+    """The pictures that steer, cut and mirrored like those that they belong to, with values in [0, 1]."""
+    dataset = source.dataset
+    paths = [_condition_path(dataset, sample) for sample in rows.samples]
+    return (_pictures(source, rows, spec, paths) + 1) / 2
+
+
+def _condition_path(dataset: Dataset, sample: int) -> Path:
+    return dataset.folder / (dataset.samples[sample].condition or "")
+
+
+def _time_ids(source: BatchSource, rows: Rows) -> Tensor:
+    """Height and width of the picture, top and left of the cut, height and width of the result, (B, 6)."""
+    resolution = next(spec.shape[-1] for spec in source.inputs if spec.name == "pixels")
+    ids = []
+    for sample, (crop, flip) in zip(rows.samples, _views(source, rows), strict=True):
+        width, height = upright_size(source.dataset.path(sample))
+        place = placing((width, height), resolution, crop)
+        left = place.resized[0] - resolution - place.left if flip else place.left
+        ids.append((height, width, place.top, left, resolution, resolution))
+    return torch.tensor(ids, dtype=torch.float32).reshape(-1, 6)
+
+
+def _pictures(source: BatchSource, rows: Rows, spec: TensorSpec, paths: Sequence[Path]) -> Tensor:
+    channels, resolution, _ = spec.shape
+    pictures = torch.empty(len(paths), *spec.shape)
+    decoded: dict[tuple[Path, tuple[float, float], bool], int] = {}
+    for row, (path, (crop, flip)) in enumerate(zip(paths, _views(source, rows), strict=True)):
+        key = (path, crop, flip)
+        if key in decoded:  # validation takes each picture at several times
+            pictures[row] = pictures[decoded[key]]
+            continue
+        pictures[row] = load_pixels(key[0], resolution=resolution, channels=channels, crop=key[1], flip=flip)
+        decoded[key] = row
+    return pictures  # (B, C, R, R)
+
+
+def _is_dropped(source: BatchSource, rows: Rows) -> list[bool]:
+    share = source.augmentation.condition_dropout
+    if share == 0:
+        return [False] * len(rows.samples)
+    dropped: list[bool] = (_uniform(source, rows, "condition_dropout") < share).tolist()
+    return dropped
+
+
+def _input_ids(source: BatchSource, rows: Rows, spec: TensorSpec) -> Tensor:
+    texts = [source.dataset.samples[sample].text or "" for sample in rows.samples]
+    kept = ["" if dropped else text for text, dropped in zip(texts, _is_dropped(source, rows), strict=True)]
+    return token_ids(source.tokenizers[spec.name], kept, spec.shape[0])
+
+
+def token_ids(tokenizer: Tokenizer, texts: Sequence[str], length: int) -> Tensor:
+    """The texts as int64 tokens, cut or padded to `length`, (len(texts), length)."""
+    if not texts:
+        return torch.empty(0, length, dtype=torch.int64)
+    tokens = tokenizer(list(texts), padding="max_length", max_length=length, truncation=True)["input_ids"]
+    return torch.tensor(tokens, dtype=torch.int64)  # (B, T)
+
+
+def _labels(source: BatchSource, rows: Rows) -> Tensor:
+    labels = [source.dataset.samples[sample].label for sample in rows.samples]
+    kept = [
+        source.null_label if dropped else label
+        for label, dropped in zip(labels, _is_dropped(source, rows), strict=True)
+    ]
+    return torch.tensor(kept, dtype=torch.int64)
+
+
+def _problems_of_conditions(dataset: Dataset) -> list[str]:
+    without = [sample.name for sample in dataset.samples if sample.condition is None]
+    if not without:
+        return []
+    problem = (
+        f'{dataset.folder}: {len(without)} pictures have no "conditioning_image" in {METADATA}, e.g. {without[0]}; '
+        "the model needs one for each picture"
+    )
+    return [problem]
+
+
+def _problems_of_labels(dataset: Dataset, null_label: int | None) -> list[str]:
+    if null_label is None:
+        return ["the model reads labels, but its null label is not given"]
+    bad = [sample for sample in dataset.samples if sample.label is None or sample.label >= null_label]
+    if not bad:
+        return []
+    problem = (
+        f"{dataset.folder}: {len(bad)} pictures have no label below {null_label}, the model's number of classes, "
+        f"e.g. {bad[0].name} has {bad[0].label}"
+    )
+    return [problem]
+
+
+@lru_cache(maxsize=4)
+def _order(seed: int, epoch: int, num_samples: int) -> NDArray[np.int64]:
+    return permutation(seed=seed, epoch=epoch, size=num_samples)

@@ -1,0 +1,202 @@
+"""A folder of pictures with captions or labels, checked as a whole before anything else starts.
+
+The layout is that of Hugging Face's `imagefolder`: pictures in the folder or in folders below it, described by
+metadata.jsonl files or by .txt files beside them (see `captions`). Names that start with a dot are left out.
+"""
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from hashlib import blake2b
+from pathlib import Path
+
+from diffusionpipe.errors import DataError
+from diffusionpipe.trainer.data.captions import METADATA, Description, read_metadata, read_sidecar
+from diffusionpipe.trainer.data.images import fingerprint, problem_of_header
+
+ENDINGS = (".jpg", ".jpeg", ".png", ".webp", ".bmp")
+NUM_EXAMPLES = 10
+"""An error names at most so many pictures of each problem."""
+PROGRESS_EVERY = 100
+"""Pictures between two reports of progress."""
+
+Progress = Callable[[int, int], None]
+
+
+class Condition(StrEnum):
+    """What the model is conditioned on, so what every picture needs."""
+
+    TEXT = "text"
+    LABEL = "label"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sample:
+    """A picture and what stands about it."""
+
+    name: str
+    """Path below the folder, with "/"."""
+    text: str | None = None
+    label: int | None = None
+    condition: str | None = None
+    """The picture that steers, as a path below the folder."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dataset:
+    """All samples of a folder."""
+
+    folder: Path
+    samples: tuple[Sample, ...]
+    """Sorted by name."""
+    contents: str = ""
+    """A fingerprint of all picture files, also those that steer; "" where they were not opened."""
+
+    def path(self, index: int) -> Path:
+        """The file of sample `index`."""
+        return self.folder / self.samples[index].name
+
+
+_NEEDED = {
+    Condition.TEXT: f'pictures without a caption; give them a "text" in {METADATA} or a .txt file with the same name',
+    Condition.LABEL: f'pictures without a class; give them a "label" in {METADATA}',
+}
+
+
+def scan(
+    folder: Path | str, need: Condition | str, *, check_headers: bool = True, progress: Progress | None = None
+) -> Dataset:
+    """The samples of a folder; every picture is opened and its header checked, unless another rank does that.
+
+    `progress` is told the number of pictures checked and of all.
+
+    Raises:
+        DataError: there are no pictures, or pictures, captions or metadata cannot be used; every kind of problem is
+            listed, each with its first examples.
+    """
+    folder, need = Path(folder), Condition(need)
+    if not folder.is_dir():
+        raise DataError(f"{folder}: no such folder; give a folder of pictures with {METADATA} or .txt files")
+    pictures, metadata_files = _list_files(folder)
+    if not pictures:
+        raise DataError(f"{folder}: holds no pictures; expected files ending in {', '.join(ENDINGS)}")
+    metadata = read_metadata(folder, metadata_files)
+    conditions = {d.condition for d in metadata.descriptions.values() if d.condition is not None}
+    found, pictures = set(pictures), [name for name in pictures if name not in conditions]
+    headers = _headers(folder, sorted(found), progress) if check_headers else _Headers(problems=(), contents="")
+    described, sidecar_problems = _with_sidecars(folder, pictures, metadata.descriptions, need)
+    problems = {
+        "lines of metadata that cannot be used": metadata.problems,
+        f"pictures named in metadata that do not exist (or have another ending than {' '.join(ENDINGS)})": sorted(
+            (set(metadata.descriptions) | conditions).difference(found)
+        ),
+        "captions that cannot be read": sidecar_problems,
+        _NEEDED[need]: [name for name in pictures if getattr(described[name], need) is None],
+        "pictures that cannot be read": headers.problems,
+    }
+    _raise(folder, problems)
+    return Dataset(
+        folder=folder, samples=tuple(_sample(name, described[name]) for name in pictures), contents=headers.contents
+    )
+
+
+def _sample(name: str, about: Description) -> Sample:
+    return Sample(name=name, text=about.text, label=about.label, condition=about.condition)
+
+
+def _list_files(folder: Path) -> tuple[list[str], list[str]]:
+    """Names of pictures and of metadata files below the folder, sorted."""
+    pictures, metadata = [], []
+    for name in _walk(folder):
+        if name.rpartition("/")[2] == METADATA:
+            metadata.append(name)
+        elif name.lower().endswith(ENDINGS):
+            pictures.append(name)
+    return sorted(pictures), sorted(metadata)
+
+
+def _walk(folder: Path) -> Iterator[str]:
+    """Names of all files below the folder. A link to a folder around it is not followed: that would never end."""
+    around: dict[str, frozenset[_Identity | None]] = {os.fspath(folder): frozenset({_identity(folder)})}
+    for directory, inner, files in os.walk(folder, followlinks=True):
+        above = around.pop(directory)
+        entered = {name: _identity(Path(directory, name)) for name in inner if not name.startswith(".")}
+        inner[:] = [name for name, identity in entered.items() if identity is not None and identity not in above]
+        around.update((os.path.join(directory, name), above | {entered[name]}) for name in inner)
+        below = Path(directory).relative_to(folder)
+        yield from ((below / name).as_posix() for name in files if not name.startswith("."))
+
+
+_Identity = tuple[int, int]
+
+
+def _identity(folder: Path) -> _Identity | None:
+    """What is the same for a folder and every link to it; None if it has just gone."""
+    try:
+        found = folder.stat()
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
+
+
+def _with_sidecars(
+    folder: Path, pictures: Sequence[str], descriptions: dict[str, Description], need: Condition
+) -> tuple[dict[str, Description], list[str]]:
+    """A description of every picture, from its .txt file where the metadata has no text; and what cannot be read."""
+    result, problems = {}, []
+    for name in pictures:
+        known = descriptions.get(name, Description())
+        if need is Condition.TEXT and known.text is None:
+            try:
+                known = replace(known, text=read_sidecar(folder / name))
+            except ValueError as error:
+                known = replace(known, text="")  # reported here, so not as missing too
+                problems.append(f"{Path(name).with_suffix('.txt').as_posix()}: {error}")
+        result[name] = known
+    return result, problems
+
+
+@dataclass(frozen=True, slots=True)
+class _Headers:
+    """What opening every picture has shown."""
+
+    problems: Sequence[str]
+    """Every picture that cannot be opened, as "name: reason"."""
+    contents: str
+
+
+def _headers(folder: Path, pictures: Sequence[str], progress: Progress | None) -> _Headers:
+    """Opens every picture."""
+    problems, contents = [], blake2b(digest_size=16)
+
+    def check(name: str) -> tuple[str | None, bytes]:
+        problem = problem_of_header(folder / name)
+        try:
+            return problem, b"" if problem else fingerprint(folder / name)
+        except OSError as error:
+            return f"{error.strerror}", b""
+
+    with ThreadPoolExecutor(min(32, 4 * (os.cpu_count() or 1))) as threads:
+        checked = threads.map(check, pictures)
+        for number, (name, (problem, digest)) in enumerate(zip(pictures, checked, strict=True), start=1):
+            contents.update(name.encode("utf-8", "surrogateescape") + b"\0" + digest)
+            if problem is not None:
+                problems.append(f"{name}: {problem}")
+            if progress is not None and number % PROGRESS_EVERY == 0:
+                progress(number, len(pictures))
+    return _Headers(problems, contents.hexdigest()[:12])
+
+
+def _raise(folder: Path, problems: dict[str, Sequence[str]]) -> None:
+    """Raise a DataError for the kinds of problems that have examples."""
+    lines = []
+    for kind, examples in problems.items():
+        if examples:
+            lines.append(f"  {len(examples)} {kind}:")
+            lines.extend(f"    {example}" for example in examples[:NUM_EXAMPLES])
+            if len(examples) > NUM_EXAMPLES:
+                lines.append(f"    and {len(examples) - NUM_EXAMPLES} more")
+    if lines:
+        raise DataError(f"{folder}: cannot be trained on\n" + "\n".join(lines))

@@ -1,0 +1,32 @@
+"""How the samples of a folder travel from the rank that has scanned it to the others: as columns of JSON values."""
+
+from pathlib import Path
+
+from diffusionpipe.runtime.exchange import Form, rows_of
+from diffusionpipe.trainer.data.dataset import Dataset, Sample
+
+_SAMPLES = rows_of(Sample)
+
+
+def _write(dataset: Dataset) -> object:
+    return [str(dataset.folder), dataset.contents, _SAMPLES.write(dataset.samples)]
+
+
+def _read(data: object) -> Dataset:
+    if not isinstance(data, list) or len(data) != 3 or not all(isinstance(text, str) for text in data[:2]):
+        raise ValueError("a folder, a fingerprint and columns are needed")
+    return Dataset(folder=Path(data[0]), contents=data[1], samples=_SAMPLES.read(data[2]))
+
+
+def _write_both(both: tuple[Dataset, Dataset | None]) -> object:
+    return [None if dataset is None else _write(dataset) for dataset in both]
+
+
+def _read_both(data: object) -> tuple[Dataset, Dataset | None]:
+    if not isinstance(data, list) or len(data) != 2:
+        raise ValueError("training and validation data are needed")
+    return _read(data[0]), None if data[1] is None else _read(data[1])
+
+
+DATASETS = Form(_write_both, _read_both)
+"""Training and validation data."""

@@ -1,0 +1,134 @@
+"""Batches of raw inputs, decoded ahead by worker processes; each rank loads only the rows that it encodes.
+
+A batch follows from (dataset, seed, step, positions) alone, so neither the number of ranks nor that of workers, nor
+where a run was resumed, changes anything.
+"""
+
+from collections import deque
+from collections.abc import Callable, Generator, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from dataclasses import dataclass, replace
+
+from torch import Tensor
+
+from diffusionpipe.errors import DataError
+from diffusionpipe.trainer.data.batch import Augmentation, BatchSource, Rows, make_batch, sample_indices
+from diffusionpipe.trainer.data.data_workers import DataWorkers
+from diffusionpipe.trainer.data.dataset import Sample
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepLoader:
+    """The training batches of one rank, step after step.
+
+    Iterating starts the workers and yields for each step the raw inputs by name, rows in the order of `positions`.
+
+    Raises, while iterating:
+        DataError: a picture cannot be decoded, or a worker failed or was killed.
+    """
+
+    source: BatchSource
+    batch: int
+    """Samples of one step over all ranks."""
+    positions: tuple[int, ...]
+    """The positions in the global batch that this rank encodes."""
+    first_step: int
+    num_steps: int
+    workers: int = 1
+    """Worker processes; 0 decodes in this one."""
+    pin_memory: bool = False
+    on_start: Callable[[DataWorkers], None] | None = None
+    """Called with the workers when they have been started."""
+
+    def __post_init__(self) -> None:
+        outside = [position for position in self.positions if not 0 <= position < self.batch]
+        if outside:
+            raise ValueError(f"positions {outside} lie outside a batch of {self.batch} samples")
+
+    def __len__(self) -> int:
+        return self.num_steps
+
+    def __iter__(self) -> Generator[dict[str, Tensor], None, None]:
+        steps = range(self.first_step, self.first_step + self.num_steps)
+        if self.workers == 0:
+            return self._here(steps)
+        return self._pinned(steps) if self.pin_memory else self._ahead(steps)
+
+    def _here(self, steps: range) -> Generator[dict[str, Tensor], None, None]:
+        for step in steps:
+            try:
+                batch = self.load(step)
+            except DataError as error:
+                raise DataError(f"step {step}: {error}") from error
+            yield {name: value.pin_memory() for name, value in batch.items()} if self.pin_memory else batch
+
+    def _ahead(self, steps: range) -> Generator[dict[str, Tensor], None, None]:
+        with closing(self._started(steps)) as workers:
+            for step in steps:
+                yield workers.take(step)
+
+    def _started(self, steps: range) -> DataWorkers:
+        workers = DataWorkers(replace(self, on_start=None).load, steps, self.workers)
+        if self.on_start is not None:
+            self.on_start(workers)
+        return workers
+
+    def _pinned(self, steps: range) -> Generator[dict[str, Tensor], None, None]:
+        """The same in page-locked memory; a thread copies the next batch while this one is used."""
+        with ThreadPoolExecutor(1) as pool, closing(self._started(steps)) as workers:
+
+            def take(step: int) -> dict[str, Tensor]:
+                return {name: value.pin_memory() for name, value in workers.take(step).items()}
+
+            batches = deque(pool.submit(take, step) for step in steps[:1])
+            for following in steps[1:]:
+                batches.append(pool.submit(take, following))
+                yield batches.popleft().result()
+            yield from (batch.result() for batch in batches)
+
+    def samples(self, step: int) -> tuple[Sample, ...]:
+        """The samples of a step in the order of `positions`, e.g. to name them in an error."""
+        return tuple(self.source.dataset.samples[index] for index in self._indices(step))
+
+    def load(self, step: int) -> dict[str, Tensor]:
+        """One step's batch, made in this process."""
+        rows = Rows(samples=self._indices(step), positions=self.positions, step=step)
+        return make_batch(self.source, rows)
+
+    def _indices(self, step: int) -> tuple[int, ...]:
+        return sample_indices(
+            len(self.source.dataset.samples),
+            seed=self.source.seed,
+            batch=self.batch,
+            step=step,
+            positions=self.positions,
+        )
+
+
+def num_fixed_rows(source: BatchSource, *, times: tuple[float, ...], num_samples: int) -> int:
+    """Rows of a whole validation: the first `num_samples` samples (or all there are) at each of the times."""
+    return min(num_samples, len(source.dataset.samples)) * len(times)
+
+
+def fixed_batches(
+    source: BatchSource, *, batch: int, positions: tuple[int, ...], times: tuple[float, ...], num_samples: int
+) -> Iterator[dict[str, Tensor]]:
+    """Validation batches of one rank: the same samples, times and noise whenever it is called.
+
+    Row r of the validation is sample r // len(times) at times[r % len(times)]; batch b holds the rows b * batch up to
+    (b + 1) * batch. The last batch is filled up with the first rows again, which the caller leaves out of its mean
+    (see `num_fixed_rows`). Pictures are cropped at the centre; nothing is flipped or dropped.
+    """
+    plain = replace(source, augmentation=Augmentation())
+    num_rows = num_fixed_rows(source, times=times, num_samples=num_samples)
+    for start in range(0, num_rows, batch):
+        numbers = tuple((start + position) % num_rows for position in positions)
+        rows = Rows(
+            samples=tuple(number // len(times) for number in numbers),
+            positions=numbers,
+            step=0,
+            purpose="validation.",
+            times=tuple(times[number % len(times)] for number in numbers),
+        )
+        yield make_batch(plain, rows)

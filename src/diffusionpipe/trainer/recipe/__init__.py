@@ -1,0 +1,60 @@
+"""The recipe of a run: everything that a training depends on, read from a TOML file and checked.
+
+`Recipe` and its sections are in `schema` and the modules that it names; `recipe_file` reads and writes files. Other
+packages import from here.
+"""
+
+from diffusionpipe.trainer.recipe.layout import replicas_of_stages
+from diffusionpipe.trainer.recipe.overrides import override
+from diffusionpipe.trainer.recipe.pipeline_section import PipelineSection
+from diffusionpipe.trainer.recipe.prompts import Prompt, negatives_of, read_prompts
+from diffusionpipe.trainer.recipe.recipe_file import (
+    SECTIONS,
+    load_recipe,
+    recipe_from_table,
+    recipe_to_toml,
+    tables_of,
+    tables_to_toml,
+)
+from diffusionpipe.trainer.recipe.run_section import RunSection, TrackerName
+from diffusionpipe.trainer.recipe.sampling_section import SamplingSection
+from diffusionpipe.trainer.recipe.schema import (
+    Check,
+    DataSection,
+    FrozenDtype,
+    Objective,
+    ObjectiveSection,
+    OnError,
+    OnSpike,
+    Precision,
+    Recipe,
+    TrainingSection,
+)
+
+__all__ = [
+    "SECTIONS",
+    "Check",
+    "DataSection",
+    "FrozenDtype",
+    "Objective",
+    "ObjectiveSection",
+    "OnError",
+    "OnSpike",
+    "PipelineSection",
+    "Precision",
+    "Prompt",
+    "Recipe",
+    "RunSection",
+    "SamplingSection",
+    "TrackerName",
+    "TrainingSection",
+    "load_recipe",
+    "negatives_of",
+    "override",
+    "read_prompts",
+    "recipe_from_table",
+    "recipe_to_toml",
+    "replicas_of_stages",
+    "tables_of",
+    "tables_to_toml",
+]

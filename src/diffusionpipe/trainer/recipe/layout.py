@@ -1,0 +1,28 @@
+"""How many copies of each stage a recipe asks for on a given number of ranks."""
+
+from diffusionpipe.errors import RecipeError
+from diffusionpipe.trainer.recipe.pipeline_section import PipelineSection
+
+
+def replicas_of_stages(pipeline: PipelineSection, num_ranks: int) -> tuple[int, ...]:
+    """Copies of each stage in forward order, in one of the `data_parallel` pipelines; their sum is its ranks.
+
+    Raises:
+        RecipeError: the ranks do not suffice, or some would be left over.
+    """
+    copies = pipeline.sizes.data_parallel
+    per_pipeline, rest = divmod(num_ranks, copies)
+    if rest or not per_pipeline:
+        raise RecipeError(
+            f"pipeline.data_parallel: {num_ranks} ranks cannot form {copies} equal pipelines; use a multiple of "
+            f"{copies} ranks"
+        )
+    replicas = pipeline.replicas or (1,) * (pipeline.stages or per_pipeline)
+    if sum(replicas) != per_pipeline:
+        wanted = sum(replicas) * copies
+        key = "replicas" if pipeline.replicas else "stages"
+        raise RecipeError(
+            f"pipeline.{key}: {copies} x {sum(replicas)} stages and replicas need {wanted} ranks; "
+            f"there are {num_ranks}: start {wanted}, or change pipeline.stages, replicas or data_parallel"
+        )
+    return replicas

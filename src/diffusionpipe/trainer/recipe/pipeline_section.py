@@ -1,0 +1,132 @@
+"""[pipeline] of a recipe: the sizes, where they come from, and their defaults."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Self
+
+from pydantic import Field, model_validator
+
+from diffusionpipe.trainer.recipe.section import Count, Maybe, Section, Several, raise_problems
+
+AUTO = "auto"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sizes:
+    """The sizes of a pipeline that is not searched."""
+
+    microbatches: int
+    schedule: str
+    data_parallel: int
+    encode_chunk: int
+    fill: bool
+    sharded: bool
+    offload_frozen: bool
+
+
+class PipelineSection(Section):
+    """[pipeline]: how the model and the batch are spread over the ranks.
+
+    The sizes are None where the file leaves them out: then `sizes` has their defaults, or the search chooses them.
+    """
+
+    plan: Maybe[Annotated[str, Field(min_length=1)]] = None
+    """"none": the sizes below; "auto": the fastest sizes, searched at the start; else the path of a plan file."""
+    stages: Maybe[Count] = None
+    """Parts that the trained model is cut into; "none": one per rank and, with `replicas`, one per entry."""
+    microbatches: Maybe[Count] = None
+    """Parts that a pipeline's batch is cut into; "none": 4."""
+    schedule: Maybe[str] = None
+    """Name of the schedule; "none": "1f1b"."""
+    replicas: Several[Count] = ()
+    """Copies of each stage, e.g. [2, 1]; they share the samples of every micro-batch. Empty: one of each."""
+    data_parallel: Maybe[Count] = None
+    """Copies of the whole pipeline; they share the batch. "none": 1."""
+    sharded: Maybe[bool] = None
+    """Whether the copies shard parameters, gradients and optimizer state (as ZeRO-3 / FSDP); "none": false, or with
+    plan = "auto" the faster choice."""
+    splits: Several[str] = ()
+    """Names of the first layers of stages 1, 2, ...; empty: stages of equal counted work."""
+    encode_chunk: Maybe[Count] = None
+    """Most samples that the frozen layers (text encoder, VAE) process at a time; "none": 16."""
+    fill: Maybe[bool] = None
+    """Run the frozen layers for the next batch in the pipeline bubbles; "none": false, or with plan = "auto" the faster
+    choice."""
+    offload_frozen: Maybe[bool] = None
+    """Whether the frozen layers' weights are kept in host memory and copied to the device layer by layer;
+    "none": false, or with plan = "auto" the faster choice that fits."""
+    cluster: Maybe[Annotated[str, Field(min_length=1)]] = None
+    """Cluster file or name whose links and memory the search assumes; "none": those of this job, measured."""
+
+    @property
+    def is_searched(self) -> bool:
+        """Whether the sizes that are left out are searched."""
+        return self.plan == AUTO
+
+    @property
+    def is_profiled(self) -> bool:
+        """Whether the layers are measured before planning."""
+        return self.is_searched or (self.plan is None and bool(self.fill))
+
+    @property
+    def plan_file(self) -> Path | None:
+        """The plan file to train by, if there is one."""
+        return None if self.plan in (None, AUTO) else Path(str(self.plan))
+
+    @property
+    def sizes(self) -> Sizes:
+        """The sizes, with defaults for what is left out."""
+        return Sizes(
+            microbatches=self.microbatches or 4,
+            schedule=self.schedule or "1f1b",
+            data_parallel=self.data_parallel or 1,
+            encode_chunk=self.encode_chunk or 16,
+            fill=bool(self.fill),
+            sharded=bool(self.sharded),
+            offload_frozen=bool(self.offload_frozen),
+        )
+
+    @model_validator(mode="after")
+    def _other_keys_leave_the_plan_its_say(self) -> Self:
+        keys = (
+            "stages",
+            "microbatches",
+            "schedule",
+            "replicas",
+            "data_parallel",
+            "sharded",
+            "splits",
+            "encode_chunk",
+            "fill",
+            "offload_frozen",
+        )
+        given = [key for key in (*keys, "cluster") if getattr(self, key) not in (None, ())]
+        match self.plan:
+            case None:
+                wrong = {"cluster": 'only the search uses it; set plan = "auto", or remove it'}
+            case "auto":
+                text = "the search chooses it; remove it, or remove plan and give the sizes yourself"
+                wrong = dict.fromkeys(("replicas", "splits"), text)
+            case path:
+                text = f'the plan file {path} sets it; remove it, or set plan = "auto"'
+                wrong = dict.fromkeys((*keys, "cluster"), text)
+        raise_problems(f"{key}: {wrong[key]}" for key in given if key in wrong)
+        return self
+
+    @model_validator(mode="after")
+    def _parts_need_copies(self) -> Self:
+        if not self.sharded or self.plan is not None:
+            return self
+        if self.sizes.data_parallel == 1:
+            raise ValueError("sharded: there is one copy of the pipeline; set data_parallel to 2 or more, or remove it")
+        if max(self.replicas, default=1) > 1:
+            raise ValueError("sharded: replicas of stages cannot be sharded; use data_parallel instead of replicas")
+        return self
+
+    @model_validator(mode="after")
+    def _replicas_match_the_stages(self) -> Self:
+        if self.replicas and self.stages not in (None, len(self.replicas)):
+            raise ValueError(
+                f"replicas: there are {len(self.replicas)} numbers for {self.stages} stages; give one number per stage"
+            )
+        return self

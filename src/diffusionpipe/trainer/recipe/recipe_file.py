@@ -1,0 +1,184 @@
+"""Recipes as TOML files: reading, with every problem named at once, and writing.
+
+[model]
+path = "examples/digits/model"
+
+[data]
+train = "runs/digits-data/train"
+resolution = 32
+
+[training]
+steps = 1000
+batch = 64
+"""
+
+import json
+import tomllib
+from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
+from pathlib import Path
+from typing import TypeAlias
+
+from pydantic import ValidationError
+from pydantic_core import ErrorDetails
+
+from diffusionpipe.errors import RecipeError
+from diffusionpipe.ir.input_file import read_named
+from diffusionpipe.trainer.recipe.overrides import Table, override
+from diffusionpipe.trainer.recipe.schema import Check, Recipe, problems_between
+from diffusionpipe.trainer.recipe.section import Section
+
+KeyPath: TypeAlias = tuple[str | int, ...]
+
+SECTIONS: dict[str, type[Section]] = {
+    name: field.annotation
+    for name, field in Recipe.model_fields.items()
+    if isinstance(field.annotation, type) and issubclass(field.annotation, Section)
+}
+
+
+def load_recipe(path: Path | str, overrides: Sequence[str] = (), checks: Sequence[Check] = ()) -> Recipe:
+    """The recipe of a TOML file with `key.path=value` overrides; paths in it are relative to the current directory.
+
+    `checks` look at its sections beside our own.
+
+    Raises:
+        RecipeError: the file cannot be read, or keys or values are wrong; the message lists every problem.
+    """
+    path = Path(path)
+    try:
+        table = tomllib.loads(read_named(path))
+    except OSError as error:
+        raise RecipeError(f"{path}: cannot be read ({error.strerror}); give the path of a recipe") from error
+    except ValueError as error:
+        raise RecipeError(f"{path}: not a TOML file: {error}") from error
+    except RecursionError:
+        raise RecipeError(f"{path}: not a usable TOML file: it is nested too deeply") from None
+    return recipe_from_table(table, overrides, source=path, checks=checks)
+
+
+def recipe_from_table(
+    table: Mapping[str, object], overrides: Sequence[str] = (), *, source: Path | str, checks: Sequence[Check] = ()
+) -> Recipe:
+    """The recipe of a parsed TOML file; `source`, its path, gives the run's folder its default name.
+
+    Raises:
+        RecipeError: keys or values are wrong; the message lists every problem.
+    """
+    overridden = override(table, overrides)
+    full = _with_run_folder(overridden.table, Path(source))
+    sections, problems = _validate(full)
+    problems.extend(("", f"{name}: {_unknown((name,))}") for name in full if name not in SECTIONS)
+    problems.extend((line.partition(":")[0], line) for line in problems_between(sections, checks))
+    lines = [*overridden.problems, *(line + _origin(key, overridden.keys) for key, line in problems)]
+    if lines:
+        count = "1 problem" if len(lines) == 1 else f"{len(lines)} problems"
+        raise RecipeError(f"{source}: {count}\n" + "\n".join(f"  {line}" for line in lines))
+    return Recipe(**sections)  # type: ignore[arg-type]  # keys and classes are those of Recipe's fields
+
+
+def recipe_to_toml(recipe: Recipe) -> str:
+    """The whole recipe with all defaults as TOML; `load_recipe` reads it back as an equal recipe."""
+    return tables_to_toml(tables_of(recipe))
+
+
+def tables_of(recipe: Recipe) -> dict[str, Table]:
+    """The keys and values of each section, as JSON has them."""
+    return {name: getattr(recipe, name).model_dump(mode="json") for name in SECTIONS}
+
+
+def tables_to_toml(tables: Mapping[str, Table]) -> str:
+    """Sections as TOML."""
+    lines: list[str] = []
+    for name, values in tables.items():
+        lines += [f"[{name}]", *(f"{key} = {_toml(value)}" for key, value in values.items()), ""]
+    return "\n".join(lines)
+
+
+def _with_run_folder(table: Table, source: Path) -> Table:
+    run = table.get("run", {})
+    if isinstance(run, dict) and "folder" not in run:
+        return {**table, "run": {**run, "folder": f"runs/{source.stem}"}}
+    return table
+
+
+def _validate(table: Table) -> tuple[dict[str, Section], list[tuple[str, str]]]:
+    """The sections that are right, and (key, line) of every problem in the others."""
+    sections: dict[str, Section] = {}
+    problems = []
+    for name, section in SECTIONS.items():
+        default = Recipe.model_fields[name]
+        if name not in table and not default.is_required():
+            sections[name] = default.get_default(call_default_factory=True, validated_data={})
+            continue
+        value = table.get(name, {})
+        if not isinstance(value, dict):
+            problems.append((name, f"{name}: expected a section, [{name}]; got {value!r}"))
+            continue
+        try:
+            sections[name] = section.model_validate(value)
+        except ValidationError as error:
+            problems.extend(line for details in error.errors() for line in _problems(section, name, details))
+    return sections, problems
+
+
+def _problems(section: type[Section], name: str, details: ErrorDetails) -> list[tuple[str, str]]:
+    """(key, line) of what pydantic found; our own checks of a section name its keys at the start of each line."""
+    path = (name, *details["loc"])
+    key = _dotted(path)
+    match details["type"]:
+        case "value_error":
+            lines = [f"{key}.{line}".replace(".: ", ": ") for line in str(details["ctx"]["error"]).splitlines()]
+            return [(line.partition(":")[0], line) for line in lines]
+        case "extra_forbidden":
+            text = _unknown(path)
+        case "missing":
+            text = f"this key is required: {_first_lower(section.model_fields[str(path[-1])].description or '')}"
+        case _:
+            text = f"{_first_lower(details['msg'])}; got {json.dumps(details['input'], default=str)}"
+    return [(key, f"{key}: {text}")]
+
+
+def _unknown(path: KeyPath) -> str:
+    """What to say about a section or key that does not exist: the nearest one that does."""
+    *parents, last = map(str, path)
+    keys = [f"{name}.{key}" for name, section in SECTIONS.items() for key in section.model_fields]
+    moved = [key for key in keys if key.endswith(f".{last}")]
+    if not parents:
+        nearest = [f"[{name}]" for name in get_close_matches(last, SECTIONS, n=1)] or moved
+        return "unknown section; " + (f"did you mean {nearest[0]}?" if nearest else f"sections: {', '.join(SECTIONS)}")
+    here = SECTIONS[parents[0]].model_fields
+    near = [f"{parents[0]}.{key}" for key in get_close_matches(last, here, n=1)]
+    nearest = [*moved, *near, *get_close_matches(_dotted(path), keys, n=1, cutoff=0.75)]
+    if not nearest and "arguments" in here:
+        return f"unknown key; put arguments of the class into [{parents[0]}.arguments]"
+    return "unknown key; " + (f"did you mean {nearest[0]}?" if nearest else f"[{parents[0]}] has {', '.join(here)}")
+
+
+def _origin(key: str, overridden: frozenset[str]) -> str:
+    """Says so where an override set the key, the section around it, or a part of it."""
+    inner = key.partition("[")[0] + "."
+    is_overridden = any(inner.startswith(f"{other}.") or f"{other}.".startswith(inner) for other in overridden)
+    return " (set on the command line)" if is_overridden else ""
+
+
+def _dotted(path: KeyPath) -> str:
+    return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path).lstrip(".")
+
+
+def _first_lower(text: str) -> str:
+    return text[:1].lower() + text[1:]
+
+
+def _toml(value: object) -> str:
+    """A value of JSON as TOML; None is the word "none"."""
+    match value:
+        case None:
+            return '"none"'
+        case dict():
+            return "{" + ", ".join(f"{_toml(key)} = {_toml(inner)}" for key, inner in value.items()) + "}"
+        case list():
+            return "[" + ", ".join(_toml(inner) for inner in value) + "]"
+        case _:
+            # JSON's numbers and strings are TOML's, except that TOML wants DEL escaped.
+            return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")

@@ -1,0 +1,47 @@
+"""[run] of a recipe: where results go, and who records them besides."""
+
+from enum import StrEnum
+from typing import Annotated, Literal
+
+from pydantic import BeforeValidator, Field
+
+from diffusionpipe.trainer.recipe.section import Choice, Maybe, Place, Positive, Section, Several, texts_for_text
+
+
+class TrackerName(StrEnum):
+    """Programs that record runs."""
+
+    AUTO = "auto"
+    TENSORBOARD = "tensorboard"
+    WANDB = "wandb"
+    TRACKIO = "trackio"
+    MLFLOW = "mlflow"
+    COMET = "comet_ml"
+    AIM = "aim"
+    CLEARML = "clearml"
+    DVCLIVE = "dvclive"
+    SWANLAB = "swanlab"
+
+
+def _empty_for_none(value: object) -> object:
+    return () if value == "none" else texts_for_text(value)
+
+
+class RunSection(Section):
+    """[run]: where results go."""
+
+    folder: Place
+    """Folder of metrics, checkpoints, samples and the export. If the file leaves it out: runs/<name of the file>."""
+    trackers: Annotated[Several[Choice[TrackerName]], BeforeValidator(_empty_for_none)] = (TrackerName.AUTO,)
+    """Trackers that also record metrics and pictures, e.g. ["tensorboard", "wandb"]; "auto": TensorBoard if it is
+    installed; "none": none."""
+    project: Annotated[str, Field(min_length=1)] = "diffusionpipe"
+    """The project (experiment) under which trackers file the run."""
+    name: Maybe[Annotated[str, Field(min_length=1)]] = None
+    """Name of the run in the trackers; "none": the name of its folder."""
+    stuck_after: Maybe[Literal["auto"] | Positive] = "auto"
+    """Seconds without progress within a step after which the run ends as stuck; ten times as many elsewhere. "auto":
+    20 median steps, at least 60 s; "none": no limit."""
+    patience: Annotated[float, Field(ge=3, le=3600)] = 8.0
+    """Seconds without an answer after which a rank counts as gone; on its own machine a dead process is noticed within
+    a second. Raise it where ranks are paused, e.g. by live migration."""

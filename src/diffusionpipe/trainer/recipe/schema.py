@@ -1,0 +1,374 @@
+"""A recipe: everything that a training run depends on, checked.
+
+Each class is one section of the TOML file, each field one key; `recipe_file.load_recipe` reads the file. Where a key
+may be switched off, the word "none" does it. Paths are relative to the current directory.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from enum import StrEnum
+from inspect import signature
+from typing import Annotated, Self
+
+from pydantic import BeforeValidator, Field, JsonValue, model_validator
+
+from diffusionpipe.errors import RecipeError
+from diffusionpipe.trainer.recipe.pipeline_section import PipelineSection
+from diffusionpipe.trainer.recipe.run_section import RunSection
+from diffusionpipe.trainer.recipe.sampling_section import SamplingSection
+from diffusionpipe.trainer.recipe.section import (
+    Auto,
+    Choice,
+    Count,
+    Fraction,
+    Maybe,
+    NotNegative,
+    Place,
+    Positive,
+    ProperFraction,
+    Section,
+    Seed,
+    Several,
+    patterns_for_bool,
+    raise_problems,
+)
+
+
+class Objective(StrEnum):
+    """What the denoiser predicts."""
+
+    AUTO = "auto"
+    EPSILON = "epsilon"
+    V_PREDICTION = "v_prediction"
+    FLOW_MATCHING = "flow_matching"
+
+
+class OnSpike(StrEnum):
+    """What happens at a step whose loss or gradient norm is far above those of the steps before."""
+
+    NONE = "none"
+    SKIP = "skip"
+    STOP = "stop"
+
+
+class TimeSampling(StrEnum):
+    """The distribution of the training times in [0, 1)."""
+
+    UNIFORM = "uniform"
+    LOGIT_NORMAL = "logit_normal"
+
+
+class Precision(StrEnum):
+    """The arithmetic of the layers; parameters, gradients and the optimizer are float32, or float64 with the last."""
+
+    FLOAT32 = "float32"
+    BFLOAT16 = "bfloat16"
+    FLOAT64 = "float64"
+
+
+class FrozenDtype(StrEnum):
+    """The dtype in which frozen weights are stored where it is not that of the trained ones."""
+
+    BFLOAT16 = "bfloat16"
+
+
+class RateSchedule(StrEnum):
+    """How the learning rate goes on after the warm-up."""
+
+    CONSTANT = "constant"
+    LINEAR = "linear"
+    COSINE = "cosine"
+
+
+class ModelSection(Section):
+    """[model]: the model to train."""
+
+    path: str
+    """A diffusers folder, or the id of one on the Hugging Face Hub."""
+    train: Several[str] = ()
+    """Components to train, e.g. ["unet"]; empty: the denoiser of the pipeline's class."""
+    from_scratch: bool = False
+    """Whether the trained components start from random weights, by their configuration only."""
+    frozen_dtype: Maybe[Choice[FrozenDtype]] = None
+    """"bfloat16": frozen linear layers and convolutions are stored in bfloat16, with half the memory and the same
+    results. "none": frozen weights have the dtype of the trained weights."""
+
+
+class LoraSection(Section):
+    """[lora]: low-rank adapters beside the denoiser's weights, which stay frozen."""
+
+    rank: Maybe[Count]
+    """Rank of every adapter, e.g. 16; "none" trains whole components."""
+    alpha: Maybe[Positive] = None
+    """The output of an adapter is scaled by alpha / rank; "none": alpha = rank."""
+    target_modules: Several[str] = ()
+    """Name suffixes of the layers that get an adapter; empty: attention's to_q, to_k, to_v, to_out.0."""
+    merge: bool = False
+    """Whether the export is the whole model with the adapters added to its weights, instead of the adapters alone."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _has_no_dropout(cls, values: object) -> object:
+        named = [key for key in ("dropout", "lora_dropout") if isinstance(values, Mapping) and key in values]
+        raise_problems(
+            f"{key}: dropout is not supported, because its random numbers would depend on the rank; remove it"
+            for key in named
+        )
+        return values
+
+    @model_validator(mode="after")
+    def _every_setting_has_an_effect(self) -> Self:
+        if self.rank is None:
+            others = {"alpha": self.alpha is not None, "target_modules": self.target_modules, "merge": self.merge}
+            raise_problems(
+                f"{key}: it has no effect without adapters; set rank, e.g. 16, or remove it"
+                for key, is_given in others.items()
+                if is_given
+            )
+        return self
+
+
+class ObjectiveSection(Section):
+    """[objective]: the loss."""
+
+    kind: Choice[Objective] = Objective.AUTO
+    """The prediction target of the denoiser; "auto" reads it from the folder's scheduler."""
+    snr_gamma: Maybe[Positive] = None
+    """Gamma of the min-SNR weighting of the loss over the times; 5 is usual."""
+    time_sampling: Choice[TimeSampling] = TimeSampling.UNIFORM
+    """The distribution of the training times."""
+    shift: Auto[Positive] = None
+    """Shift of the times towards noise, for flow matching; 1 means no shift. "auto": the shift of the folder's
+    scheduler, which may depend on the resolution."""
+    guidance: Auto[NotNegative] = None
+    """The guidance value that a distilled model (FLUX.1-dev) reads in training; "auto": 1."""
+
+    @model_validator(mode="after")
+    def _every_setting_has_an_effect(self) -> Self:
+        problems = []
+        if self.kind is Objective.FLOW_MATCHING and self.snr_gamma is not None:
+            problems.append("snr_gamma: it has no effect for flow_matching; remove it")
+        if self.kind in (Objective.EPSILON, Objective.V_PREDICTION):
+            if self.shift not in (None, 1):
+                problems.append(f"shift: it has no effect for {self.kind}; remove it")
+            if self.time_sampling is not TimeSampling.UNIFORM:
+                problems.append(f"time_sampling: {self.time_sampling} needs flow_matching, not {self.kind}; remove it")
+        raise_problems(problems)
+        return self
+
+
+class OnError(StrEnum):
+    """What to do about a picture that cannot be decoded."""
+
+    STOP = "stop"
+    SKIP = "skip"
+
+
+class DataSection(Section):
+    """[data]: pictures and captions."""
+
+    train: Place
+    """Folder of pictures with metadata.jsonl (file_name and text, or label) or .txt files beside them."""
+    validation: Maybe[Place] = None
+    """Folder of the same kind for validation; it is never used for training."""
+    resolution: Annotated[Count, Field(le=65_536)]
+    """Side of the square that pictures are resized and cropped to, in pixels."""
+    random_crop: bool = False
+    """Crop at a random place instead of the centre."""
+    flip: bool = False
+    """Mirror every second picture from left to right, at random."""
+    caption_dropout: Fraction = 0.1
+    """Share of samples trained with an empty caption (or the null label), for classifier-free guidance."""
+    workers: Annotated[int, Field(ge=0, le=128)] = 1
+    """Processes per rank that decode pictures ahead; 0 decodes in the training process."""
+    on_error: Choice[OnError] = OnError.STOP
+    """A training picture that turns out to be damaged when it is decoded: stop the run, or skip the picture."""
+    max_skipped: Count = 100
+    """With on_error = "skip": different pictures that may be skipped before the run stops."""
+
+
+class TrainingSection(Section):
+    """[training]: the loop."""
+
+    seed: Seed = 0
+    """Seed of all random numbers of the run."""
+    steps: Count
+    """Optimizer steps of the whole run."""
+    batch: Annotated[Count, Field(le=1_000_000)]
+    """Global batch: samples of one step over all ranks."""
+    precision: Choice[Precision] = Precision.FLOAT32
+    """Arithmetic: float32, bfloat16 (autocast over float32 weights), or float64 (for tests)."""
+    clip_norm: Maybe[Positive] = 1.0
+    """Gradient clipping: a larger norm of all gradients together is scaled down to this value."""
+    post_validation: bool = False
+    """Run the optimizer step before the gradient norm over all ranks is known, and undo it if clipping was needed."""
+    on_spike: Choice[OnSpike] = OnSpike.NONE
+    """The reaction to a step whose loss or gradient norm is far above those before: "none", "skip" or "stop"."""
+    ema_decay: Maybe[Annotated[float, Field(gt=0, lt=1)]] = None
+    """Decay of the exponential moving average of the weights, e.g. 0.9999."""
+    activation_checkpointing: Annotated[Several[str], BeforeValidator(patterns_for_bool)] = ()
+    """true, false, or patterns of layer names ("unet.down_blocks.*") whose activations are recomputed in the
+    backward pass instead of kept."""
+
+
+class OptimizerSection(Section):
+    """[optimizer]: any class of torch.optim."""
+
+    name: str = "AdamW"
+    """Name of the class."""
+    learning_rate: Positive = 1e-4
+    """The highest learning rate, after the warm-up."""
+    arguments: dict[str, JsonValue] = Field(default_factory=dict)
+    """Further keyword arguments, e.g. weight_decay = 0.01, betas = [0.9, 0.99]."""
+
+    @model_validator(mode="after")
+    def _is_known_to_torch(self) -> Self:
+        # Imported only here: torch takes seconds, and a recipe's schema must not need it.
+        from diffusionpipe.trainer.optimizer import build_optimizer
+
+        try:
+            build_optimizer(self.name, {}, self.learning_rate, self.arguments)
+        except RecipeError as error:
+            raise ValueError(f": {error}") from error
+        return self
+
+
+class LearningRateSection(Section):
+    """[learning_rate]: the learning rate schedule."""
+
+    schedule: Choice[RateSchedule] = RateSchedule.CONSTANT
+    """The schedule after the warm-up."""
+    warmup_steps: Annotated[int, Field(ge=0, le=2**53)] = 0
+    """Steps over which the rate rises linearly to optimizer.learning_rate."""
+    final: Fraction = 0.0
+    """The rate at the last step as a fraction of the highest."""
+
+    @model_validator(mode="after")
+    def _final_has_an_effect(self) -> Self:
+        if self.schedule is RateSchedule.CONSTANT and self.final not in (0, 1):
+            raise ValueError("final: it has no effect on a constant schedule; choose linear or cosine, or remove final")
+        return self
+
+
+class ValidationSection(Section):
+    """[validation]: the loss on held-out samples."""
+
+    every: Maybe[Count] = None
+    """Steps between validations."""
+    timesteps: Annotated[Several[ProperFraction], Field(min_length=1)] = (0.1, 0.3, 0.5, 0.7, 0.9)
+    """Times in [0, 1) at which the loss of each sample is computed."""
+    samples: Count = 64
+    """Number of held-out samples to use, the first by name; fewer if the folder has fewer."""
+
+
+class CheckpointSection(Section):
+    """[checkpoint]: saved states; one is always saved at the end."""
+
+    every: Maybe[Count] = 1000
+    """Steps between checkpoints."""
+    keep: Count = 3
+    """Number of newest checkpoints to keep."""
+    asynchronous: Auto[bool] = None
+    """Whether training continues while a checkpoint is written from a copy in host memory; "auto": if the memory
+    suffices."""
+
+
+class Recipe(Section):
+    """A whole recipe."""
+
+    model: ModelSection
+    lora: LoraSection = LoraSection(rank=None)
+    objective: ObjectiveSection = ObjectiveSection()
+    data: DataSection
+    training: TrainingSection
+    optimizer: OptimizerSection = Field(default_factory=OptimizerSection)
+    learning_rate: LearningRateSection = LearningRateSection()
+    pipeline: PipelineSection = PipelineSection()
+    validation: ValidationSection = ValidationSection()
+    sampling: SamplingSection = SamplingSection()
+    checkpoint: CheckpointSection = CheckpointSection()
+    run: RunSection
+
+    @model_validator(mode="after")
+    def _sections_fit_together(self) -> Self:
+        sections = {name: getattr(self, name) for name in type(self).model_fields}
+        raise_problems(problems_between(sections))
+        return self
+
+
+Check = Callable[..., Iterator[str]]
+"""A function of sections, by their names, that yields "section.key: problem"."""
+
+
+def problems_between(sections: Mapping[str, Section], further: Sequence[Check] = ()) -> Iterator[str]:
+    """What does not fit between sections, by our checks and further ones; checks of absent sections are left out."""
+    for check in (*_CHECKS, *further):
+        names = signature(check).parameters
+        if all(name in sections for name in names):
+            yield from check(**{name: sections[name] for name in names})
+
+
+def _batch_can_be_cut(*, training: TrainingSection, pipeline: PipelineSection) -> Iterator[str]:
+    if pipeline.plan_file is not None:
+        return
+    microbatches, copies = pipeline.sizes.microbatches, pipeline.sizes.data_parallel
+    if pipeline.is_searched:
+        microbatches, copies = pipeline.microbatches or 1, pipeline.data_parallel or 1
+    parts = microbatches * copies
+    if training.batch % parts:
+        nearest = max(1, round(training.batch / parts)) * parts
+        yield (
+            f"training.batch: {training.batch} samples cannot be cut into {microbatches} micro-batches for "
+            f"each of {copies} pipelines; use a multiple of {parts}, e.g. {nearest}"
+        )
+        return
+    size = training.batch // parts
+    bad = sorted({replicas for replicas in pipeline.replicas if size % replicas})
+    if bad:
+        yield (
+            f"pipeline.replicas: a micro-batch of {size} samples cannot be shared by {' or '.join(map(str, bad))} "
+            "replicas; use larger or fewer micro-batches, or other numbers of replicas"
+        )
+
+
+def _warmup_ends_before_the_run(*, training: TrainingSection, learning_rate: LearningRateSection) -> Iterator[str]:
+    if learning_rate.warmup_steps >= training.steps:
+        yield (
+            f"learning_rate.warmup_steps: {learning_rate.warmup_steps} is not less than the {training.steps} steps of "
+            "the run; use a shorter warm-up"
+        )
+
+
+def _validation_has_data(*, data: DataSection, validation: ValidationSection) -> Iterator[str]:
+    if validation.every and data.validation is None:
+        yield "validation.every: there is no data to validate on; set data.validation to a folder"
+    if data.validation is not None and validation.every is None:
+        yield "data.validation: this folder is never used; set validation.every to a number of steps"
+
+
+def _adapters_have_a_base(*, model: ModelSection, lora: LoraSection) -> Iterator[str]:
+    if lora.rank is None:
+        return
+    if model.from_scratch:
+        yield "model.from_scratch: adapters need pretrained weights; remove it, or remove [lora]"
+    if len(model.train) > 1:
+        yield (
+            f"model.train: only the denoiser can have adapters, not {', '.join(model.train)}; remove it, or "
+            "remove [lora]"
+        )
+
+
+def _frozen_weights_are_read_as_stored(*, model: ModelSection, training: TrainingSection) -> Iterator[str]:
+    if model.frozen_dtype is FrozenDtype.BFLOAT16 and training.precision is not Precision.BFLOAT16:
+        yield (
+            f"model.frozen_dtype: layers that compute in {training.precision} would lose precision; set "
+            'training.precision = "bfloat16", or remove it'
+        )
+
+
+_CHECKS: tuple[Check, ...] = (
+    _adapters_have_a_base,
+    _frozen_weights_are_read_as_stored,
+    _batch_can_be_cut,
+    _warmup_ends_before_the_run,
+    _validation_has_data,
+)

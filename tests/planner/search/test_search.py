@@ -1,0 +1,239 @@
+import random
+from dataclasses import replace
+from itertools import combinations, product
+
+import pytest
+from planner import synthetic
+
+from diffusionpipe.errors import ConfigError
+from diffusionpipe.planner import Layout, build_plan
+from diffusionpipe.planner.filling.filler import filler_of
+from diffusionpipe.planner.pricing.arrangement import Arrangement, Ground, arrangements
+from diffusionpipe.planner.pricing.stage_costs import Setting
+from diffusionpipe.planner.rivals.baselines import best_baselines, gpipe_starts, pipeline, places
+from diffusionpipe.planner.search.candidates import Judge
+from diffusionpipe.planner.search.proposal import pricing_of, propose
+from diffusionpipe.planner.search.search import least_overflow, search
+from diffusionpipe.timing.legal import check
+
+
+def unet_setting(num_ranks=8, batch=256, **cluster):
+    return Setting(
+        profile=synthetic.unet(),
+        cluster=synthetic.cluster(num_ranks, **cluster),
+        workload=synthetic.workload(batch),
+    )
+
+
+def chain_setting(seed: int) -> Setting:
+    """Uneven layers and parameters on four devices, where communication and sums of gradients matter."""
+    rng = random.Random(seed)
+    profile = synthetic.chain(
+        [rng.randint(1, 6) * 1e-3 for _ in range(5)],
+        parameters=[rng.randint(1, 40) * 10**6 for _ in range(5)],
+        elements=rng.choice([10**4, 10**6]),
+        frozen=rng.choice([1e-4, 4e-3]),
+    )
+    cluster = synthetic.cluster(4, memory=rng.choice([1.2, 4, 80]), intra_gb=rng.choice([2, 10, 100]))
+    return Setting(profile=profile, cluster=cluster, workload=synthetic.workload(16))
+
+
+def all_layouts(setting: Setting, max_units: int = 4):
+    names, num_layers = setting.graph.backbone_layers, len(setting.graph.backbone_layers)
+    for units in (1, 2, 4):
+        for stages in range(1, min(units, num_layers) + 1):
+            for replicas in product(range(1, units + 1), repeat=stages):
+                if sum(replicas) != units or (units > 1 and stages == 1):
+                    continue
+                for cuts in combinations(range(1, num_layers), stages - 1):
+                    for microbatches in (1, 2, 4, 8, 16):
+                        rows, rest = divmod(setting.workload.batch, microbatches * 4 // units)
+                        if not rest and rows and not any(rows % count for count in replicas):
+                            yield Layout(
+                                batch=setting.workload.batch,
+                                stages=stages,
+                                microbatches=microbatches,
+                                replicas=replicas,
+                                data_parallel=4 // units,
+                                splits=tuple(names[cut] for cut in cuts),
+                            )
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_no_1f1b_layout_is_more_than_a_hundredth_faster_than_the_winner(seed):
+    setting = chain_setting(seed)
+    proposals = (propose(setting, layout) for layout in all_layouts(setting))
+    fastest = min((p.step for p in proposals if p.overflow <= 0), default=None)
+    winner = search(setting).winner
+    if fastest is None:
+        assert winner is None
+    else:
+        assert winner is not None
+        assert winner[1].step <= fastest * 1.01
+
+
+@pytest.mark.slow
+def test_the_search_says_the_same_every_time():
+    setting = unet_setting(4, 16, intra_gb=5)
+    assert search(setting) == search(setting)
+
+
+def test_the_winner_fits_and_its_plan_is_legal():
+    setting = unet_setting(4, 32, memory=9, intra_gb=10)
+    candidate, proposal = search(setting).winner
+    assert proposal.overflow <= 0
+    assert max(use.total for use in proposal.memory) <= 9 * synthetic.GB
+    plan = build_plan(setting.graph, candidate.layout(setting), pricing=pricing_of(setting))
+    check(plan.train)
+    assert plan.batch == 32
+    assert plan.mesh.num_ranks == 4
+    assert plan.train == proposal.train
+
+
+@pytest.mark.parametrize("cluster", [{}, {"intra_gb": 4}, {"per_node": 2, "bus_gb": 2.5, "inter_gb": 1}])
+@pytest.mark.parametrize("is_filled", [False, True])
+def test_no_baseline_that_fits_is_faster(cluster, is_filled):
+    setting = unet_setting(4, 32, **cluster)
+    filler = filler_of(setting) if is_filled else None
+    best = search(setting, filler=filler).winner[1].step
+    for baseline in best_baselines(setting):
+        if baseline.overflow <= 0:
+            assert best <= baseline.step * 1.005, baseline
+
+
+def test_slow_links_between_nodes_do_not_make_it_lose_to_gpipe():
+    setting = unet_setting(8, 64, per_node=4, bus_gb=5, inter_gb=1)
+    gpipe = pipeline(Judge(setting=setting), "GPipe", "gpipe", gpipe_starts, places(Judge(setting=setting)))
+    assert search(setting).winner[1].step <= gpipe.step * 1.005
+
+
+def test_the_full_simulation_confirms_the_estimates_of_all_finalists():
+    setting = unet_setting(4, 64, intra_gb=20)
+    judge = Judge(setting=setting)
+    for candidate, proposal in search(setting).finalists:
+        if not candidate.sharded:  # those are never estimated
+            assert judge.estimate(candidate).serial == pytest.approx(proposal.step, rel=0.05)
+
+
+def test_filling_is_never_slower_than_encoding_first():
+    setting = unet_setting(4, 64, intra_gb=5)
+    filled, plain = search(setting, filler=filler_of(setting)), search(setting)
+    assert filled.winner[1].step < plain.winner[1].step
+    assert filled.winner[1].exposed < plain.winner[1].exposed
+
+
+def test_a_model_too_large_for_one_device_is_cut_into_stages():
+    setting = Setting(profile=synthetic.transformer(), cluster=synthetic.cluster(8), workload=synthetic.workload(32))
+    candidate, proposal = search(setting).winner
+    assert len(candidate.starts) > 1
+    assert proposal.overflow <= 0
+
+
+def test_unequal_devices_get_unequal_stages():
+    profile = synthetic.chain([1.0] * 12, parameters=[100] * 12, frozen=1e-6)
+    cluster = synthetic.cluster(2, speeds=[2.0, 1.0])
+    cluster = replace(cluster, devices=tuple(replace(d, memory=5 * 10**4) for d in cluster.devices))
+    setting = Setting(profile=profile, cluster=cluster, workload=synthetic.workload(32))
+    candidate, _ = search(setting).winner
+    assert len(candidate.starts) == 2
+    assert candidate.starts[1] == 8
+
+
+def test_a_small_device_gets_fewer_layers_than_a_large_one():
+    profile = synthetic.chain([1.0] * 8, parameters=[10**6] * 8, frozen=1e-6)
+    cluster = synthetic.cluster(2)
+    memories = (50 * 10**6, 100 * 10**6)
+    devices = tuple(replace(d, memory=m) for d, m in zip(cluster.devices, memories, strict=True))
+    setting = Setting(profile=profile, cluster=replace(cluster, devices=devices), workload=synthetic.workload(8))
+    candidate, proposal = search(setting).winner
+    assert candidate.starts == (0, 3)  # 16 bytes for each parameter: three layers in 50 MB
+    assert proposal.overflow <= 0
+
+
+def tight_setting(memories, *, elements=10, speeds=None) -> Setting:
+    """Four layers with 16 MB each, and encoders of 40 MB that take a twentieth of the work."""
+    profile = synthetic.chain(
+        [1.0] * 4, parameters=[10**6] * 4, elements=elements, frozen=0.5, frozen_parameters=2 * 10**7
+    )
+    cluster = synthetic.cluster(len(memories), speeds=speeds)
+    devices = tuple(replace(d, memory=m * 10**6) for d, m in zip(cluster.devices, memories, strict=True))
+    return Setting(profile=profile, cluster=replace(cluster, devices=devices), workload=synthetic.workload(8))
+
+
+@pytest.mark.parametrize("memories", [[60, 60], [80, 40], [40, 80]])
+def test_encoders_that_do_not_fit_everywhere_are_on_one_rank(memories):
+    setting = tight_setting(memories)
+    assert search(setting).winner is None  # encoding first needs them on every rank
+    candidate, proposal = search(setting, filler=filler_of(setting)).winner
+    assert proposal.overflow <= 0
+    assert sorted(use.frozen for use in proposal.memory) == [0, 4 * 10**7]
+    assert len(candidate.starts) == 2
+    check(proposal.train)
+
+
+def test_ranks_that_all_have_room_all_encode():
+    setting = tight_setting([200, 200])
+    candidate, proposal = search(setting, filler=filler_of(setting)).winner
+    assert candidate.hosts is None
+    assert all(use.frozen for use in proposal.memory)
+
+
+@pytest.mark.parametrize(("megabytes", "is_sequential"), [(80, True), (90, False)])
+def test_what_fits_only_with_one_microbatch_in_flight_runs_one_at_a_time(megabytes, is_sequential):
+    profile = synthetic.chain([1.0] * 4, parameters=[10**6] * 4, elements=10**6)
+    cluster = synthetic.cluster(2, memory=megabytes / 1000)
+    candidate, _ = search(Setting(profile=profile, cluster=cluster, workload=synthetic.workload(8))).winner
+    assert (candidate.schedule == "sequential") is is_sequential
+
+
+def test_the_bound_of_filling_counts_the_hosts_alone():
+    setting = tight_setting([80, 80])
+    judge = Judge(setting=setting)
+    candidate, _ = search(setting, filler=filler_of(setting)).winner
+    everywhere, one = (judge.estimate(replace(candidate, hosts=hosts)) for hosts in (None, (0,)))
+    assert one.filled >= everywhere.filled
+    assert one.overflow <= everywhere.overflow
+    assert one.held[1] < everywhere.held[1]
+
+
+def test_on_unequal_devices_the_bound_of_filling_weighs_each_one_by_its_speed():
+    setting = tight_setting([200, 200], speeds=[2.0, 1.0])
+    for _, proposal in search(setting, filler=filler_of(setting)).finalists:
+        assert proposal.step > 0
+    judge = Judge(setting=setting)
+    for one, proposal in search(setting, filler=filler_of(setting)).finalists:
+        assert judge.estimate(one).filled <= proposal.step * 1.02
+
+
+def test_a_batch_that_no_layout_cuts_is_refused_with_one_that_works():
+    profile = synthetic.chain([1.0, 1.0])
+    setting = Setting(profile=profile, cluster=synthetic.cluster(7), workload=synthetic.workload(10))
+    with pytest.raises(ConfigError, match=r"batch of 10 .* 7 ranks.* e\.g\. 14"):
+        search(setting)
+
+
+def test_what_fits_nowhere_has_no_winner_and_says_by_how_much():
+    setting = unet_setting(2, 8, memory=1)
+    assert search(setting).winner is None
+    _, proposal = least_overflow(setting)
+    assert proposal.overflow == max(use.total for use in proposal.memory) - 10**9 > 0
+
+
+def test_arrangements_use_all_ranks_and_differ():
+    cluster = synthetic.cluster(64)
+    found = list(arrangements(cluster))
+    assert len(set(found)) == len(found)
+    assert all(a.mesh.num_ranks == 64 for a in found)
+    assert Arrangement(data_parallel=8, units=8, adjacent=8) in found
+    assert Arrangement(data_parallel=16, units=4, adjacent=8) in found
+    assert {a.adjacent for a in arrangements(synthetic.cluster(8))} == {1}
+
+
+def test_adjacent_groups_exchange_gradients_in_the_node_and_activations_across():
+    cluster = synthetic.cluster(64)
+    inside = Ground(arrangement=Arrangement(data_parallel=8, units=8), cluster=cluster)
+    across = Ground(arrangement=Arrangement(data_parallel=8, units=8, adjacent=8), cluster=cluster)
+    assert inside.link(2, 1, 3, 1) == cluster.intra
+    assert across.link(2, 1, 3, 1) == cluster.inter
+    assert inside.reduction([2])[0].bandwidth == cluster.inter_reduce.bandwidth / 8
+    assert across.reduction([2]) == (cluster.intra_reduce, 8)

@@ -1,0 +1,48 @@
+import pytest
+
+from diffusionpipe.trainer.data.captions import Description, read_metadata, read_sidecar
+
+
+def test_names_are_relative_to_the_folder_of_their_metadata(tmp_path):
+    (tmp_path / "cats").mkdir()
+    (tmp_path / "metadata.jsonl").write_text('{"file_name": "./dogs/1.png", "text": "a dog", "other": 1}\n\n')
+    (tmp_path / "cats/metadata.jsonl").write_text('{"file_name": "1.png", "label": 3}')
+    metadata = read_metadata(tmp_path, ["cats/metadata.jsonl", "metadata.jsonl"])
+    assert metadata.descriptions == {"cats/1.png": Description(label=3), "dogs/1.png": Description(text="a dog")}
+    assert metadata.problems == ()
+
+
+@pytest.mark.parametrize(
+    ("line", "problem"),
+    [
+        ('{"file_name": "b.png",}', "not JSON"),
+        ('["b.png"]', "expected an object"),
+        ('{"text": "a"}', "file_name is missing"),
+        ('{"file_name": "b.png", "text": 7}', "text is 7; expected a string"),
+        ('{"file_name": "b.png", "label": true}', "label is true; expected a whole number"),
+        ('{"file_name": "b.png", "label": -1}', "label is -1"),
+        ('{"file_name": "b.png", "conditioning_image": 3}', "conditioning_image is 3; expected the name"),
+        ('{"file_name": "./a.png"}', "a.png is described twice"),
+    ],
+)
+def test_a_bad_line_is_reported_with_its_number_and_the_others_are_kept(tmp_path, line, problem):
+    (tmp_path / "metadata.jsonl").write_text(f'{{"file_name": "a.png"}}\n{line}\n{{"file_name": "c.png"}}\n')
+    metadata = read_metadata(tmp_path, ["metadata.jsonl"])
+    assert sorted(metadata.descriptions) == ["a.png", "c.png"]
+    assert len(metadata.problems) == 1
+    assert metadata.problems[0].startswith("metadata.jsonl line 2: ")
+    assert problem in metadata.problems[0]
+
+
+def test_line_separators_inside_a_caption_do_not_break_the_line(tmp_path):
+    (tmp_path / "metadata.jsonl").write_text('{"file_name": "a.png", "text": "one\u2028two"}\n', encoding="utf-8")
+    assert read_metadata(tmp_path, ["metadata.jsonl"]).descriptions["a.png"].text == "one\u2028two"
+
+
+def test_a_sidecar_is_read_without_the_spaces_around_it(tmp_path):
+    (tmp_path / "a.b.txt").write_text(" a seven \n")
+    assert read_sidecar(tmp_path / "a.b.png") == "a seven"
+    assert read_sidecar(tmp_path / "other.png") is None
+    (tmp_path / "bad.txt").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(ValueError, match="decode"):
+        read_sidecar(tmp_path / "bad.png")

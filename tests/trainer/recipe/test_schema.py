@@ -1,0 +1,160 @@
+import pytest
+from pydantic import ValidationError
+
+from diffusionpipe.models.lora import LoraSettings
+from diffusionpipe.trainer.lora import lora_identity, lora_of
+from diffusionpipe.trainer.recipe.pipeline_section import PipelineSection
+from diffusionpipe.trainer.recipe.schema import Objective, Recipe, RunSection, problems_between
+
+SMALL = {
+    "model": {"path": "model"},
+    "data": {"train": "pictures", "resolution": 32},
+    "training": {"steps": 10, "batch": 8},
+    "run": {"folder": "runs/small"},
+}
+
+
+def recipe(**sections):
+    return Recipe.model_validate(SMALL | {name: SMALL.get(name, {}) | keys for name, keys in sections.items()})
+
+
+def test_a_recipe_of_the_required_keys_alone_is_complete():
+    small = Recipe.model_validate(SMALL)
+    assert small.pipeline == PipelineSection()
+    assert small.objective.kind is Objective.AUTO
+    assert small.training.clip_norm == 1.0
+
+
+@pytest.mark.parametrize(
+    ("given", "patterns"), [(True, ("*",)), (False, ()), (["unet.mid*"], ("unet.mid*",)), ([], ())]
+)
+def test_activation_checkpointing_is_a_switch_or_patterns(given, patterns):
+    assert recipe(training={"activation_checkpointing": given}).training.activation_checkpointing == patterns
+
+
+def test_the_word_none_switches_off_what_is_on():
+    off = recipe(training={"clip_norm": "none"}, checkpoint={"every": "none"})
+    assert off.training.clip_norm is None
+    assert off.checkpoint.every is None
+
+
+@pytest.mark.parametrize(
+    ("sections", "message"),
+    [
+        ({"training": {"batch": 6}}, "6 samples cannot be cut into 4 micro-batches"),
+        ({"training": {"batch": 2}}, "use a multiple of 4, e.g. 4"),
+        ({"pipeline": {"data_parallel": 4}}, "8 samples cannot be cut into 4 micro-batches for each of 4 pipelines"),
+        ({"pipeline": {"replicas": [3, 1]}}, "a micro-batch of 2 samples cannot be shared by 3 replicas"),
+        ({"pipeline": {"replicas": [2, 1], "stages": 3}}, "2 numbers for 3 stages"),
+        ({"pipeline": {"plan": "auto", "replicas": [2, 1]}}, "replicas: the search chooses it; remove it"),
+        ({"pipeline": {"plan": "auto", "splits": ["a"]}}, "splits: the search chooses it"),
+        ({"pipeline": {"plan": "p.json", "stages": 2}}, 'stages: the plan file p.json sets it; .* plan = "auto"'),
+        ({"pipeline": {"plan": "p.json", "fill": False}}, "fill: the plan file p.json sets it"),
+        ({"pipeline": {"plan": "p.json", "cluster": "x"}}, "cluster: the plan file p.json sets it"),
+        ({"pipeline": {"plan": "p.json", "sharded": True}}, "sharded: the plan file p.json sets it"),
+        ({"pipeline": {"plan": "p.json", "offload_frozen": True}}, "offload_frozen: the plan file p.json sets it"),
+        ({"pipeline": {"sharded": True}}, "sharded: there is one copy of the pipeline; set data_parallel to 2"),
+        (
+            {"pipeline": {"sharded": True, "data_parallel": 2, "microbatches": 1, "replicas": [2]}},
+            "sharded: replicas of stages cannot be sharded",
+        ),
+        ({"pipeline": {"cluster": "x"}}, 'cluster: only the search uses it; set plan = "auto"'),
+        ({"pipeline": {"plan": ""}}, "at least 1 character"),
+        ({"pipeline": {"plan": "auto", "microbatches": 3}}, "8 samples cannot be cut into 3 micro-batches"),
+        ({"pipeline": {"plan": "auto", "data_parallel": 3}}, "into 1 micro-batches for each of 3 pipelines"),
+        ({"learning_rate": {"warmup_steps": 10}}, "10 is not less than the 10 steps"),
+        ({"learning_rate": {"final": 0.5}}, "final: it has no effect on a constant schedule"),
+        ({"validation": {"every": 5}}, "validation.every: there is no data"),
+        ({"data": {"validation": "held-out"}}, "data.validation: this folder is never used"),
+        ({"validation": {"timesteps": [1.0]}}, "less than 1"),
+        ({"validation": {"timesteps": []}}, "at least 1 item"),
+        ({"sampling": {"every": 5}}, "neither prompts nor labels"),
+        ({"sampling": {"prompts": ["a seven"], "labels": [7]}}, "labels are given too"),
+        ({"objective": {"kind": "flow_matching", "snr_gamma": 5.0}}, "no effect for flow_matching"),
+        ({"objective": {"kind": "epsilon", "shift": 3.0}}, "no effect for epsilon"),
+        ({"objective": {"kind": "v_prediction", "time_sampling": "logit_normal"}}, "needs flow_matching"),
+        ({"optimizer": {"name": "Adamw"}}, "did you mean AdamW"),
+        ({"optimizer": {"arguments": {"weigth_decay": 0.1}}}, "did you mean weight_decay"),
+        ({"optimizer": {"arguments": {"lr": 0.1}}}, "lr is the recipe's learning rate"),
+        ({"training": {"ema_decay": 1.0}}, "less than 1"),
+        ({"training": {"steps": True}}, "valid integer"),
+        ({"training": {"steps": "10"}}, "valid integer"),
+        ({"sampling": {"prompts": [7]}}, "valid string"),
+        ({"optimizer": {"learning_rate": float("nan")}}, "finite number"),
+        ({"data": {"resolution": 0}}, "greater than or equal to 1"),
+        ({"model": {"pth": "x"}}, "Extra inputs are not permitted"),
+        ({"lora": {"alpha": 8.0}}, "rank\n  Field required"),
+        ({"lora": {"rank": 0}}, "greater than or equal to 1"),
+        ({"lora": {"rank": 8, "alpha": 0.0}}, "greater than 0"),
+        ({"lora": {"rank": "none", "merge": True}}, "merge: it has no effect without adapters; set rank"),
+        ({"lora": {"rank": "none", "target_modules": ["to_q"]}}, "target_modules: it has no effect without adapters"),
+        ({"lora": {"rank": 8, "dropout": 0.1}}, "dropout: dropout is not supported.*remove it"),
+        ({"lora": {"rank": 8, "lora_dropout": 0.1}}, "lora_dropout: dropout is not supported"),
+        (
+            {"lora": {"rank": 8}, "model": {"from_scratch": True}},
+            "model.from_scratch: adapters need pretrained weights",
+        ),
+        (
+            {"lora": {"rank": 8}, "model": {"train": ["unet", "text_encoder"]}},
+            "model.train: only the denoiser can have adapters",
+        ),
+        ({"model": {"frozen_dtype": "bfloat16"}}, 'compute in float32 .*training.precision = "bfloat16"'),
+    ],
+)
+def test_wrong_values_and_combinations_are_refused(sections, message):
+    with pytest.raises(ValidationError, match=message):
+        recipe(**sections)
+
+
+@pytest.mark.parametrize("batch", [1, 6, 7])
+def test_a_batch_that_the_defaults_do_not_cut_is_left_to_the_search_or_the_plan_file(batch):
+    for plan in ("auto", "plan.json"):
+        assert recipe(training={"batch": batch}, pipeline={"plan": plan}).training.batch == batch
+
+
+def test_sizes_that_are_left_out_have_defaults_where_nothing_is_searched():
+    sizes = recipe(pipeline={"data_parallel": 2}).pipeline.sizes
+    assert (sizes.microbatches, sizes.schedule, sizes.data_parallel) == (4, "1f1b", 2)
+    assert (sizes.encode_chunk, sizes.fill) == (16, False)
+
+
+@pytest.mark.parametrize(
+    ("pipeline", "profiled"),
+    [({}, False), ({"fill": True}, True), ({"plan": "auto"}, True), ({"plan": "plan.json"}, False)],
+)
+def test_layers_are_profiled_for_filling_and_for_searching(pipeline, profiled):
+    assert recipe(pipeline=pipeline).pipeline.is_profiled is profiled
+
+
+def test_without_a_section_no_adapters_are_trained():
+    assert recipe().lora.rank is None
+    assert lora_of(recipe()) is None
+    assert lora_identity(recipe()) is None
+
+
+def test_adapters_are_as_the_section_says_and_on_attention_unless_it_names_layers():
+    plain = lora_of(recipe(lora={"rank": 8}))
+    assert plain == LoraSettings(rank=8, alpha=None, target_modules=("to_q", "to_k", "to_v", "to_out.0"))
+    chosen = recipe(lora={"rank": 8, "alpha": 4, "target_modules": ["proj_in"]})
+    assert lora_of(chosen) == LoraSettings(rank=8, alpha=4.0, target_modules=("proj_in",))
+    assert lora_identity(chosen) == "rank 8, alpha 4, on proj_in"
+    assert lora_identity(recipe(lora={"rank": 8})) == lora_identity(recipe(lora={"rank": 8, "alpha": 8}))
+
+
+def test_checks_that_miss_a_section_are_left_out():
+    assert list(problems_between({"run": RunSection(folder="x")})) == []
+
+
+def test_every_key_is_described_in_the_json_schema():
+    definitions = Recipe.model_json_schema()["$defs"]
+    sections = {name: d for name, d in definitions.items() if name.endswith("Section")}
+    assert len(sections) == 12
+    missing = [
+        f"{name}.{key}" for name, d in sections.items() for key, p in d["properties"].items() if "description" not in p
+    ]
+    assert missing == []
+
+
+def test_a_recipe_cannot_be_changed():
+    with pytest.raises(ValidationError, match="frozen"):
+        Recipe.model_validate(SMALL).training.steps = 3
