@@ -66,6 +66,11 @@ class Membership:
         """Whether our launcher started this rank."""
         return self.launcher is not None
 
+    @property
+    def is_heard(self) -> bool:
+        """Whether our launcher lives, so that it says why this rank has ended."""
+        return self.launcher == os.getppid()
+
 
 def membership(environ: Mapping[str, str]) -> Membership:
     """Where the process stands in the job, from the environment variables that torchrun sets.
@@ -215,8 +220,7 @@ def leave(error: BaseException, member: Membership) -> NoReturn:
 def failed(error: BaseException, member: Membership) -> tuple[int, str]:
     """The exit status for `error` and what to print (nothing where our launcher prints); leaves the error file."""
     note, is_left = _leave_note(error, member)
-    is_heard = is_left and member.launcher == os.getppid()
-    return note.exit_code, "" if is_heard else note.message
+    return note.exit_code, "" if is_left and member.is_heard else note.message
 
 
 def _leave_note(error: BaseException, member: Membership) -> tuple[FailureNote, bool]:

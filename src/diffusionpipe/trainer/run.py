@@ -16,13 +16,13 @@ from time import perf_counter
 
 import torch.distributed as dist
 
-from diffusionpipe.errors import NonFiniteLossError, PeerError
+from diffusionpipe.errors import NonFiniteLossError
 from diffusionpipe.ir import Timeline
 from diffusionpipe.ir.files import write_plan, write_timeline
 from diffusionpipe.runtime.process_group import Job
 from diffusionpipe.runtime.progress import RECORDING, STEP
 from diffusionpipe.runtime.stall import stacks_file
-from diffusionpipe.trainer.checkpoints.checkpoint_folder import latest
+from diffusionpipe.trainer.checkpoints.checkpoint_folder import kept_of, latest
 from diffusionpipe.trainer.checkpoints.run_checkpoints import RunCheckpoints
 from diffusionpipe.trainer.checkpoints.training_state import load_training
 from diffusionpipe.trainer.copy_memory import saves_beside_training
@@ -120,6 +120,7 @@ def _run(recipe: Recipe, job: Job, hooks: Hooks, resume: str | None) -> int:
     """`run`, once the folder is this job's."""
     folder, is_first = recipe.run.folder, job.membership.rank == 0
     job.progress.configure(recipe.run.stuck_after, folder / LOGS)
+    job.watchdog.remedy = lambda: "" if job.membership.is_heard else kept_of(folder).sentences
     prepare_folder(folder, resume)
     stacks_file(folder / LOGS, job.membership.rank).unlink(missing_ok=True)
     screen = hooks.screen if is_first else Screen(speaks=False)
@@ -137,7 +138,7 @@ def _run(recipe: Recipe, job: Job, hooks: Hooks, resume: str | None) -> int:
     except BaseException:
         trackers.close()
         raise
-    stopping = Stopping(folder=folder if session.is_first else None, peer_failure=lambda: _peer_failure(job))
+    stopping = Stopping(folder=folder if session.is_first else None, peer_failure=job.watchdog.failure)
     with stopping.listening():
         state = _Run(
             session=session,
@@ -200,12 +201,6 @@ def _announce(state: _Run, checkpoint: Path | None) -> None:
             checkpoint=checkpoint,
         )
         state.hooks.announce(start)
-
-
-def _peer_failure(job: Job) -> PeerError | None:
-    """The death of another rank that the watchdog knows of."""
-    verdict = job.watchdog.verdict
-    return PeerError(verdict.message(job.membership.rank)) if verdict is not None else None
 
 
 def _write_documents(session: Session) -> None:
@@ -339,10 +334,10 @@ def _evaluate(state: _Run) -> None:
         with state.screen.work("validating"):
             result = validate(session, state.data.validation)
         if not isfinite(result.loss):
+            kept = kept_of(recipe.run.folder)
             raise NonFiniteLossError(
                 f"step {state.step}: the validation loss is {result.loss}, so these weights are not saved.\n"
-                "The last checkpoints are kept. Lower optimizer.learning_rate or set training.clip_norm; then continue "
-                "with --resume latest."
+                f"{kept.fact} Lower optimizer.learning_rate or set training.clip_norm; then {kept.way_back}."
             )
         state.validated = state.step
         if state.metrics is not None:

@@ -2,6 +2,7 @@
 
 import os
 import re
+from dataclasses import dataclass
 from pathlib import Path
 
 from diffusionpipe.errors import CheckpointError
@@ -28,6 +29,43 @@ def saved_checkpoints(run_folder: Path) -> tuple[Path, ...]:
 def latest(run_folder: Path) -> Path | None:
     """The checkpoint that was written last, or None."""
     return next(reversed(saved_checkpoints(run_folder)), None)
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """What a run that has failed leaves, and how to go on, for messages."""
+
+    steps: tuple[int, ...]
+    """Of its checkpoints, in the order of writing."""
+
+    @property
+    def fact(self) -> str:
+        """A sentence."""
+        return f"The checkpoint of step {self.steps[-1]} is kept." if self.steps else "No checkpoint was saved."
+
+    @property
+    def way(self) -> str:
+        """E.g. "resume with --resume latest"."""
+        return "resume with --resume latest" if self.steps else "start again"
+
+    @property
+    def way_back(self) -> str:
+        """The same, where the latest weights may be the cause."""
+        return self.way + (f", or with --resume {self.steps[-2]} from an earlier one" if len(self.steps) > 1 else "")
+
+    @property
+    def sentences(self) -> str:
+        """Fact and way."""
+        return f"{self.fact} {self.way[0].upper()}{self.way[1:]}."
+
+
+def kept_of(run_folder: Path) -> Kept:
+    """What is kept of a run."""
+    try:
+        paths = saved_checkpoints(run_folder)
+    except OSError:  # the disk may be the reason for the failure
+        paths = ()
+    return Kept(tuple(int(path.name.removeprefix("step-")) for path in paths))
 
 
 def num_written(run_folder: Path) -> int:
