@@ -52,7 +52,7 @@ def start(job: TrainingJob) -> int:
                     port=job.port,
                 )
             except PeerError as error:
-                raise PeerError(f"{error}\n{kept_of(job.folder).sentences}") from error
+                raise PeerError(f"{error}\n{kept_of(job.folder).remedy()}") from error
 
         return with_restarts(attempt, job.folder, job.resume, max_restarts=job.max_restarts)
 

@@ -23,7 +23,6 @@ from diffusionpipe.ir import Phase
 from diffusionpipe.models.graph import canonical_names
 from diffusionpipe.runtime.exchange import PLAIN, form_of, gather
 from diffusionpipe.runtime.slot import Output
-from diffusionpipe.trainer.checkpoints.checkpoint_folder import kept_of
 from diffusionpipe.trainer.checkpoints.training_state import first_not_finite
 from diffusionpipe.trainer.gradient_norm import clip_factor, scale, sum_of_squares
 from diffusionpipe.trainer.learning_rate import Decay, LearningRateSchedule, learning_rate_at
@@ -278,12 +277,10 @@ class Stepper:
     def _skip(self, step: int, spike: str) -> None:
         """Leave the weights as they were before a spike, or stop there."""
         if self._spikes.reaction is OnSpike.STOP or self._skipped_in_a_row > MOST_SKIPPED:
-            kept = kept_of(self._session.recipe.run.folder)
             many = f", after {MOST_SKIPPED} skipped steps in a row" if self._spikes.reaction is OnSpike.SKIP else ""
             raise LossSpikeError(
                 f"step {step + 1}: {spike}{many}; nothing was updated.\n"
-                f"{kept.fact} Lower optimizer.learning_rate or training.clip_norm, or set training.on_spike to another "
-                f"value; then {kept.way}."
+                "Lower optimizer.learning_rate or training.clip_norm, or set training.on_spike to another value."
             )
         if self._session.is_first:
             logger.warning('step=%d skipped_step=True reason="%s"', step + 1, spike)
@@ -310,18 +307,16 @@ class Stepper:
         start = f"step {step + 1}: the loss is {loss} and the gradient's norm {norm}"
         if broken:
             start += f"; weights are not finite, first {min(broken)}"
-        kept = kept_of(self._session.recipe.run.folder)
         if len(positions) == self._session.plan.batch > 1:
             return NonFiniteLossError(
                 f"{start}. It is so for every sample of the batch, so the weights or the learning rate are the cause, "
                 "not the pictures; nothing was updated.\n"
-                f"{kept.fact} Lower optimizer.learning_rate or set training.clip_norm; then {kept.way_back}."
+                "Lower optimizer.learning_rate or set training.clip_norm."
             )
         named = f"samples {', '.join(self._names_of(step, positions))}" if positions else "no single sample"
         return NonFiniteLossError(
             f"{start}, from {named}; nothing was updated.\n"
-            f"{kept.fact} Look at these samples, lower optimizer.learning_rate, or set training.clip_norm; then "
-            f"{kept.way}."
+            "Look at these samples, lower optimizer.learning_rate, or set training.clip_norm."
         )
 
 

@@ -16,7 +16,7 @@ from time import perf_counter
 
 import torch.distributed as dist
 
-from diffusionpipe.errors import NonFiniteLossError
+from diffusionpipe.errors import NonFiniteLossError, TrainingError
 from diffusionpipe.ir import Timeline
 from diffusionpipe.ir.files import write_plan, write_timeline
 from diffusionpipe.runtime.process_group import Job
@@ -120,7 +120,7 @@ def _run(recipe: Recipe, job: Job, hooks: Hooks, resume: str | None) -> int:
     """`run`, once the folder is this job's."""
     folder, is_first = recipe.run.folder, job.membership.rank == 0
     job.progress.configure(recipe.run.stuck_after, folder / LOGS)
-    job.watchdog.remedy = lambda: "" if job.membership.is_heard else kept_of(folder).sentences
+    job.watchdog.remedy = lambda: "" if job.membership.is_heard else kept_of(folder).remedy()
     prepare_folder(folder, resume)
     stacks_file(folder / LOGS, job.membership.rank).unlink(missing_ok=True)
     screen = hooks.screen if is_first else Screen(speaks=False)
@@ -169,15 +169,17 @@ def _run(recipe: Recipe, job: Job, hooks: Hooks, resume: str | None) -> int:
             )
         try:
             _train(state)
+            if state.checkpoints.saved != state.step:
+                _save(state, is_last=True)
+            state.checkpoints.finish()
         except BaseException as error:
             state.checkpoints.leave(error)
+            if isinstance(error, TrainingError):  # after the last checkpoint is complete
+                raise type(error)(f"{error}\n{kept_of(folder).remedy(may_be_ruined=True)}") from error
             raise
         finally:
             if state.metrics is not None:
                 state.metrics.close()
-        if state.checkpoints.saved != state.step:
-            _save(state, is_last=True)
-        state.checkpoints.finish()
     _finish(state)
     return state.step
 
@@ -334,10 +336,9 @@ def _evaluate(state: _Run) -> None:
         with state.screen.work("validating"):
             result = validate(session, state.data.validation)
         if not isfinite(result.loss):
-            kept = kept_of(recipe.run.folder)
             raise NonFiniteLossError(
                 f"step {state.step}: the validation loss is {result.loss}, so these weights are not saved.\n"
-                f"{kept.fact} Lower optimizer.learning_rate or set training.clip_norm; then {kept.way_back}."
+                "Lower optimizer.learning_rate or set training.clip_norm."
             )
         state.validated = state.step
         if state.metrics is not None:

@@ -33,30 +33,18 @@ def latest(run_folder: Path) -> Path | None:
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """What a run that has failed leaves, and how to go on, for messages."""
+    """The checkpoints that a run which has failed leaves."""
 
     steps: tuple[int, ...]
-    """Of its checkpoints, in the order of writing."""
+    """In the order of writing."""
 
-    @property
-    def fact(self) -> str:
-        """A sentence."""
-        return f"The checkpoint of step {self.steps[-1]} is kept." if self.steps else "No checkpoint was saved."
-
-    @property
-    def way(self) -> str:
-        """E.g. "resume with --resume latest"."""
-        return "resume with --resume latest" if self.steps else "start again"
-
-    @property
-    def way_back(self) -> str:
-        """The same, where the latest weights may be the cause."""
-        return self.way + (f", or with --resume {self.steps[-2]} from an earlier one" if len(self.steps) > 1 else "")
-
-    @property
-    def sentences(self) -> str:
-        """Fact and way."""
-        return f"{self.fact} {self.way[0].upper()}{self.way[1:]}."
+    def remedy(self, *, may_be_ruined: bool = False) -> str:
+        """Which checkpoint is kept and how to go on; `may_be_ruined`: an earlier one may be the better choice."""
+        if not self.steps:
+            return "No checkpoint was saved. Start again."
+        earlier = f", or from an earlier one with --resume {self.steps[-2]}" if len(self.steps) > 1 else ""
+        way = f"Resume with --resume latest{earlier if may_be_ruined else ''}."
+        return f"The checkpoint of step {self.steps[-1]} is kept. {way}"
 
 
 def kept_of(run_folder: Path) -> Kept:
