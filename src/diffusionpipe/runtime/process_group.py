@@ -29,6 +29,7 @@ from diffusionpipe.errors import ConfigError, PeerError
 from diffusionpipe.runtime.admission import SHORTEST, TOKEN, Candidate, admit, private_keys
 from diffusionpipe.runtime.error_file import LAUNCHED, FailureNote, note_of, write_error_file
 from diffusionpipe.runtime.loopback import is_loopback, kept_local, loopback_listener
+from diffusionpipe.runtime.parent_death import outlive_parent
 from diffusionpipe.runtime.progress import Progress
 from diffusionpipe.runtime.watchdog import Post, Watchdog, end_process
 from diffusionpipe.units import Seconds
@@ -177,6 +178,8 @@ def joined(
     )
     try:
         with kept_local(member.address), watchdog.guard():
+            if member.world_size > 1:
+                outlive_parent()  # the watchdog notices the launcher's end and says so
             me = Candidate(rank=member.rank, world_size=member.world_size, token=member.token)
             admit(meeting, me, arrival=arrival)
             dist.init_process_group(
