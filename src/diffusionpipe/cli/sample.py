@@ -10,7 +10,8 @@ if TYPE_CHECKING:
     import torch
 
     from diffusionpipe.cli.trained_model import TrainedModel
-    from diffusionpipe.trainer.drawing import Picture, Wish
+    from diffusionpipe.trainer.conditions import Wish
+    from diffusionpipe.trainer.drawing import Picture
     from diffusionpipe.trainer.sampling import SamplingSettings
 
 _GUIDANCE_HELP = (
@@ -152,7 +153,7 @@ def _wish(
         ConfigError: there is nothing to draw, or there are prompts and labels, or the file of prompts is wrong.
     """
     from diffusionpipe.errors import ConfigError
-    from diffusionpipe.trainer.drawing import Wish
+    from diffusionpipe.trainer.conditions import Wish
     from diffusionpipe.trainer.recipe import Prompt, negatives_of, read_prompts
 
     asked = (*(Prompt(text, None) for text in prompt), *(read_prompts(prompts) if prompts is not None else ()))

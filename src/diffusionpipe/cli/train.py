@@ -176,7 +176,8 @@ def _join(part: _Part, screen: "Screen") -> None:
     from diffusionpipe.errors import TrainingError
     from diffusionpipe.runtime.error_file import out_of_memory
     from diffusionpipe.runtime.process_group import joined, leave, membership
-    from diffusionpipe.trainer.run import Hooks, run
+    from diffusionpipe.trainer.run import run
+    from diffusionpipe.trainer.run_state import Hooks
 
     member, report, recipe, device = membership(os.environ), RunReport(screen.console), part.recipe, part.device
     if device == "auto":
