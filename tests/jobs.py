@@ -52,6 +52,8 @@ class Job:
 
     pid: int
     """Of the launcher."""
+    took: float
+    """Seconds that the job still took to its end, with all of its processes, when its end was awaited."""
 
     def poll(self) -> int | None:
         """The exit status of the launcher; None while it runs."""
@@ -107,7 +109,8 @@ class Job:
             HangError: the launcher does not end in time.
             StrayError: another process does not.
         """
-        deadline = time.monotonic() + seconds
+        started = time.monotonic()
+        deadline = started + seconds
         try:
             while (status := self.poll()) is None:
                 if time.monotonic() > deadline:
@@ -118,6 +121,7 @@ class Job:
                 if time.monotonic() > deadline:
                     raise StrayError(f"still there: {alive}\n{self.said()}")
                 time.sleep(0.02)
+            self.took = time.monotonic() - started
         finally:
             self.kill_all()
         return status, self.said()
