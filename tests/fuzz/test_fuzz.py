@@ -9,10 +9,11 @@ from fuzz import folders, kinds
 from fuzz.__main__ import counts_of, run
 from fuzz.isolation import Ending, Isolated
 from fuzz.kinds import KINDS
-from fuzz.mutation import mutated_json
+from fuzz.mutation import changed_table, mutated_json
 from fuzz.originals import Case, make_originals
 
 from diffusionpipe.errors import ConfigError
+from diffusionpipe.trainer.checkpoints.checkpoint_folder import resolve
 
 
 def outcome_of(act, folder):
@@ -88,6 +89,12 @@ def test_the_unchanged_input_is_accepted(originals, tmp_path, monkeypatch, kind)
     case = KINDS[kind][0](originals, Random(0), tmp_path)
     outcome = outcome_of(case.act, tmp_path / "said")
     assert outcome.ending is Ending.ACCEPTED, outcome.text
+
+
+def test_every_change_of_a_table_can_be_written(originals):
+    data = (resolve(originals.run, "latest") / ".metadata").read_bytes()
+    for seed in range(300):
+        assert changed_table(data, Random(seed)) != data
 
 
 @pytest.mark.slow
