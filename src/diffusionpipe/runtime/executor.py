@@ -30,13 +30,14 @@ from diffusionpipe.runtime.compiler import Compiler
 from diffusionpipe.runtime.frozen import FillRunner
 from diffusionpipe.runtime.gradients import Reducible
 from diffusionpipe.runtime.progress import Whereabouts
-from diffusionpipe.runtime.routing import Route, extents_of, fed_rows, releases_of, routes_of
+from diffusionpipe.runtime.routing import Route, extents_of, fed_rows, routes_of
 from diffusionpipe.runtime.sharding import Shards
 from diffusionpipe.runtime.slot import Output, Slot
 from diffusionpipe.runtime.stage import StageModule
 from diffusionpipe.runtime.store import RowStore
 from diffusionpipe.runtime.trace import marks_of, position_of, recorder_for, spans_of
 from diffusionpipe.runtime.transport import Transport, Work
+from diffusionpipe.timing.sends import releases_of, waits_of
 from diffusionpipe.units import Seconds
 
 _WORDS = {Op.F: "forward", Op.B: "backward", Op.I: "input backward", Op.W: "weight backward"}
@@ -101,7 +102,7 @@ class Executor:
             loss_scale=loss_scale,
             pool=self.pool,
             routes=routes,
-            releases=releases_of(schedule, worker),
+            releases=releases_of(schedule, waits_of(schedule)),
             slots={key: Slot() for key in routes},
             works=self._works,
             held=self._held,

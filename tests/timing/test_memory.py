@@ -4,7 +4,7 @@ import pytest
 from planner import synthetic
 
 from diffusionpipe.costs import ParameterSpec
-from diffusionpipe.costs.memory import MemoryUse, offloaded_bytes, peak_memory
+from diffusionpipe.costs.memory import MemoryUse
 from diffusionpipe.ir import Op
 from diffusionpipe.planner import Layout
 from diffusionpipe.planner.assembly.build import build_train_schedule
@@ -14,6 +14,7 @@ from diffusionpipe.planner.rivals.baselines import zero3
 from diffusionpipe.planner.search.candidates import Judge
 from diffusionpipe.planner.search.proposal import predict, pricing_of, propose
 from diffusionpipe.simulator import simulate
+from diffusionpipe.timing.memory import offloaded_bytes, peak_memory
 
 
 def chain_setting(batch=8, **workload):
