@@ -11,7 +11,7 @@ from diffusionpipe.planner.assembly.build import build_train_schedule
 from diffusionpipe.planner.filling.filler import filler_of
 from diffusionpipe.planner.pricing.stage_costs import Setting, block_costs
 from diffusionpipe.planner.rivals.baselines import zero3
-from diffusionpipe.planner.search.candidates import Judge
+from diffusionpipe.planner.search.judge import Judge
 from diffusionpipe.planner.search.proposal import predict, pricing_of, propose
 from diffusionpipe.simulator import simulate
 from diffusionpipe.timing.memory import offloaded_bytes, peak_memory
@@ -56,7 +56,7 @@ def test_copies_of_weights_count_once_however_many_micro_batches_are_in_flight(m
     assert [use.copies for use in memory_of(again, checkpointed=("layer1",))] == [200, 2 * 200]
     narrow = replace(setting, workload=replace(setting.workload, parameter_bytes=2))
     assert [use.copies for use in memory_of(narrow)] == [0, 0]
-    estimated, without = (Judge(setting=s).stage_bytes(0, 2, 2, 4, 1) for s in (setting, chain_setting()))
+    estimated, without = (Judge(setting=s).footprint.stage_bytes(0, 2, 2, 4, 1) for s in (setting, chain_setting()))
     assert estimated - without == 2 * 200
 
 
@@ -83,8 +83,8 @@ def test_frozen_bytes_are_those_of_every_parameters_own_dtype():
     assert [use.frozen for use in memory_of(mixed)] == [8 * 2 + 6 * 4, 8 * 2 + 6 * 4 + 5 * 4]
     assert offloaded_bytes(graph, ["encode", "layer3"], mixed.workload) == 8 * 2 + 6 * 4 + 400 * 4 + 5 * 4
     before, after = Judge(setting=setting), Judge(setting=mixed)
-    assert after.frozen_bytes - before.frozen_bytes == 6 * 4
-    assert after.stage_bytes(3, 4, 2, 4, 1) - before.stage_bytes(3, 4, 2, 4, 1) == 6 * 4 + 5 * 4
+    assert after.footprint.frozen_bytes - before.footprint.frozen_bytes == 6 * 4
+    assert after.footprint.stage_bytes(3, 4, 2, 4, 1) - before.footprint.stage_bytes(3, 4, 2, 4, 1) == 6 * 4 + 5 * 4
     shares = [zero3(judge).held[0] for judge in (before, after)]
     gathered = 2 * 5 * 2  # two layers at a time, in two bytes
     assert 6 * 4 < shares[1] - shares[0] <= 6 * 4 + 5 * 4 // 2 + gathered
@@ -152,8 +152,8 @@ def test_the_estimate_of_a_candidate_is_close_to_its_full_memory(microbatches):
     judge = Judge(setting=setting)
     layout = Layout(batch=64, stages=4, microbatches=microbatches, splits=("down1.res0", "mid.attn", "up1.res0"))
     proposal = propose(setting, layout)
-    stops = [*(judge.table.names.index(name) for name in layout.splits), judge.num_layers]
+    stops = [*(judge.tables.table.names.index(name) for name in layout.splits), judge.tables.num_layers]
     for stage, (first, stop) in enumerate(zip([0, *stops], stops, strict=False)):
         in_flight = min(4 - stage, microbatches)
-        estimate = judge.stage_bytes(first, stop, 64 / microbatches, microbatches, in_flight)
+        estimate = judge.footprint.stage_bytes(first, stop, 64 / microbatches, microbatches, in_flight)
         assert estimate == pytest.approx(proposal.memory[stage].total, rel=0.1)

@@ -11,7 +11,7 @@ from diffusionpipe.planner.pricing.given import Given
 from diffusionpipe.planner.pricing.offload import encoder_bytes, is_heavy, offloaded
 from diffusionpipe.planner.pricing.stage_costs import Setting
 from diffusionpipe.planner.rivals.baselines import best_of, data_parallel
-from diffusionpipe.planner.search.candidates import Judge
+from diffusionpipe.planner.search.judge import Judge
 from diffusionpipe.planner.search.naming import ON_HOST
 from diffusionpipe.timing.legal import check
 from diffusionpipe.timing.memory import offloaded_bytes
