@@ -1,7 +1,15 @@
-"""What a rank holds in memory while it runs a schedule, item by item."""
+"""What a rank holds in memory while it runs a schedule, item by item: the items, and what follows from what.
 
+Two callers fill the items. `timing.memory.peak_memory` counts a schedule, `planner.search.footprint` adds up sums over
+ranges of layers, millions of times. What a trained parameter and a layer need is said here, once for both.
+"""
+
+from collections.abc import Collection
 from dataclasses import dataclass, fields
+from operator import attrgetter
 
+from diffusionpipe.costs.profile import Profile
+from diffusionpipe.costs.workload import Workload
 from diffusionpipe.units import Bytes
 
 
@@ -37,8 +45,46 @@ class MemoryUse:
     @property
     def total(self) -> Bytes:
         """All items."""
-        return sum(self.items().values())
+        return sum(_VALUES(self))
 
     def items(self) -> dict[str, Bytes]:
         """The items by name, in order."""
-        return {field.name: getattr(self, field.name) for field in fields(self)}
+        return dict(zip(_NAMES, _VALUES(self), strict=True))
+
+
+_NAMES = tuple(field.name for field in fields(MemoryUse))
+_VALUES = attrgetter(*_NAMES)
+
+
+def use_of(num_trained: int, workload: Workload, **others: Bytes) -> MemoryUse:
+    """What a rank with so many trained parameters holds; `others` are the items that do not follow from their number.
+
+    >>> use_of(10, Workload(batch=1, optimizer_bytes=8), frozen=7).total
+    167
+    """
+    parameters, gradients = num_trained * workload.parameter_bytes, num_trained * workload.gradient_bytes
+    optimizer = num_trained * (workload.optimizer_bytes + workload.master_bytes)
+    return MemoryUse(
+        parameters=parameters,
+        gradients=gradients,
+        optimizer=optimizer,
+        ema=num_trained * workload.ema_bytes,
+        backup=parameters + gradients + optimizer if workload.has_backup else 0,
+        **others,
+    )
+
+
+def copies_of(layer: str, profile: Profile, workload: Workload, again: Collection[str]) -> Bytes:
+    """Copies of a trained layer's weights that live as long as an iteration; the layers in `again` are recomputed."""
+    return 0 if layer in again else profile.copies(layer, workload)
+
+
+def workspace_of(layer: str, samples: float, profile: Profile, workload: Workload, again: Collection[str]) -> Bytes:
+    """What a trained layer needs while it runs; a recomputed one also holds all that it else would keep."""
+    recomputed = profile.recomputed(layer, samples, workload) if layer in again else 0
+    return recomputed + profile.workspace(layer, samples)
+
+
+def encoding_of(layer: str, samples: float, profile: Profile) -> Bytes:
+    """What a frozen layer needs while it runs, what it writes included."""
+    return profile.activation(layer, samples) + profile.workspace(layer, samples)

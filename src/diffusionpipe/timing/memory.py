@@ -1,16 +1,57 @@
-"""What a rank holds in memory while it runs a schedule, item by item."""
+"""What the ranks of a schedule hold in memory, counted item by item.
+
+A rank's stages hold layers: their parameters count with all that stands beside each [1], what several of them share
+once. Activations and message buffers are followed through time (`timing.held`, `timing.buffers`), and count as at the
+moment when their sum is largest [2]. The hungriest layer counts with what it needs while it runs [3]. Rows of the
+frozen part's outputs are held for the whole iteration, and twice where the next batch is encoded meanwhile [4].
+"""
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from math import prod
 
 from diffusionpipe.costs import ModelGraph, Profile, Workload
-from diffusionpipe.costs.memory import MemoryUse
+from diffusionpipe.costs.memory import MemoryUse, copies_of, encoding_of, use_of, workspace_of
 from diffusionpipe.costs.sharding import gathered_bytes, owners_on_workers, stored_bytes
 from diffusionpipe.ir import Op, Range, Schedule, Timeline
 from diffusionpipe.ir.ranges import merged
 from diffusionpipe.timing.buffers import moving_of
 from diffusionpipe.units import Bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Case:
+    """What is counted; `blocks`: the layers of each block, those of the frozen part last."""
+
+    schedule: Schedule
+    blocks: Sequence[Sequence[str]]
+    profile: Profile
+    workload: Workload
+    again: frozenset[str]
+    """Layers that are recomputed."""
+    shard: int
+
+    @property
+    def graph(self) -> ModelGraph:
+        """The model."""
+        return self.profile.graph
+
+    def trained(self, worker: int) -> Iterator[tuple[int, Sequence[str]]]:
+        """The worker's trained stages with their layers."""
+        placement = self.schedule.placement
+        for index, stage in enumerate(placement.stages):
+            if stage.worker == worker and not placement.is_frozen(index):
+                yield index, self.blocks[stage.weights]
+
+    def encoded(self, worker: int) -> Iterator[tuple[int, Sequence[str], int]]:
+        """The worker's fills: encoder stage, layers, samples."""
+        stages = self.schedule.placement.stages
+        for fill in self.schedule.fills:
+            stage = stages[fill.stage]
+            if stage.worker == worker:
+                layers = self.blocks[stage.weights][fill.layers.start : fill.layers.stop]
+                yield fill.stage, layers, len(fill.samples)
 
 
 def peak_memory(
@@ -29,59 +70,50 @@ def peak_memory(
 
     Activations come from the timeline, whose costs must count them. Where messages are explicit their buffers are
     followed through time; else two of the largest per worker are counted, which is what `communicate` allows for.
-    An output of the frozen part is held for the whole iteration, twice where the schedule encodes ahead.
     """
+    case = _Case(
+        schedule=schedule,
+        blocks=blocks,
+        profile=profile,
+        workload=workload,
+        again=frozenset(checkpointed),
+        shard=shard,
+    )
     moving = moving_of(schedule, timeline, profile)
-    again = frozenset(checkpointed)
-    uses = []
-    for worker in range(schedule.num_workers):
-        static = _static(schedule, worker, blocks, profile=profile, workload=workload, again=again, shard=shard)
-        activations, messages = moving[worker]
-        uses.append(
-            MemoryUse(
-                **static,
-                activations=activations,
-                messages=messages,
-                workspace=_workspace(schedule, worker, blocks, profile, workload, again),
-                frozen_outputs=_frozen_outputs(schedule, worker, blocks, profile),
-            )
-        )
-    return tuple(uses)
+    return tuple(_use(case, worker, *moved) for worker, moved in enumerate(moving))
 
 
-def _static(
-    schedule: Schedule,
-    worker: int,
-    blocks: Sequence[Sequence[str]],
-    *,
-    profile: Profile,
-    workload: Workload,
-    again: frozenset[str],
-    shard: int,
-) -> dict[str, Bytes]:
-    """Parameters and all that stands beside each; what two blocks of the worker share counts once."""
-    placement, graph = schedule.placement, profile.graph
-    encoded, trained = set[str](), set[str]()
-    for index, stage in enumerate(placement.stages):
-        if stage.worker == worker and placement.is_frozen(index):
-            encoded |= _encoded_layers(schedule, index, blocks)
-        elif stage.worker == worker:
-            trained.update(blocks[stage.weights])
+def _use(case: _Case, worker: int, activations: Bytes, messages: Bytes) -> MemoryUse:
+    graph, workload = case.graph, case.workload
+    trained = {name for _, layers in case.trained(worker) for name in layers}
+    encoded = {name for _, layers, _ in case.encoded(worker) for name in layers}
     if workload.offload_frozen:
         names = graph.parameters_of(trained)
-        staged = offloaded_bytes(graph, blocks[-1], workload) if encoded else 0
+        staged = offloaded_bytes(graph, case.blocks[-1], workload) if encoded else 0
     else:
         names, staged = graph.parameters_of(trained | encoded), 0
-    if shard == 1:
-        copies = sum(profile.copies(name, workload) for name in trained - again)
-        return _bytes_of(names, staged, profile, workload) | {"copies": copies}
-    owners = owners_on_workers(schedule, blocks, graph, shard).get(worker, {})
-    found = []
-    for part in range(shard):
-        others = frozenset(name for name, owner in owners.items() if owner != part)
-        gathered = _gathered(schedule, worker, blocks, others, profile=profile, workload=workload)
-        found.append(_bytes_of(names - others, staged, profile, workload) | {"gathered": gathered})
-    return max(found, key=lambda sizes: sum(sizes.values()))
+    workspace, frozen_outputs = _workspace(case, worker), _frozen_outputs(case, worker)
+
+    def use(names: Collection[str], *, copies: Bytes = 0, gathered: Bytes = 0) -> MemoryUse:
+        held = [p for p in graph.parameters if p.name in names]
+        return use_of(  # [1]
+            sum(prod(p.shape) for p in held if p.is_trainable),
+            workload,
+            gathered=gathered,
+            frozen=sum(workload.frozen_size(p) for p in held if not p.is_trainable) + staged,
+            copies=copies,
+            activations=activations,  # [2]
+            messages=messages,
+            workspace=workspace,
+            frozen_outputs=frozen_outputs,
+        )
+
+    if case.shard == 1:
+        return use(names, copies=sum(copies_of(name, case.profile, workload, case.again) for name in trained))
+    owners = owners_on_workers(case.schedule, case.blocks, graph, case.shard).get(worker, {})
+    foreign = [frozenset(n for n, owner in owners.items() if owner != part) for part in range(case.shard)]
+    parts = (use(names - others, gathered=_gathered(case, worker, others)) for others in foreign)
+    return max(parts, key=lambda part: part.total)
 
 
 def offloaded_bytes(graph: ModelGraph, layers: Collection[str], workload: Workload) -> Bytes:
@@ -91,37 +123,17 @@ def offloaded_bytes(graph: ModelGraph, layers: Collection[str], workload: Worklo
     return sum(sizes[-2:])
 
 
-def _bytes_of(names: Collection[str], staged: Bytes, profile: Profile, workload: Workload) -> dict[str, Bytes]:
-    held = [p for p in profile.graph.parameters if p.name in names]
-    trained = sum(prod(p.shape) for p in held if p.is_trainable)
-    return {
-        "parameters": trained * workload.parameter_bytes,
-        "gradients": trained * workload.gradient_bytes,
-        "optimizer": trained * (workload.optimizer_bytes + workload.master_bytes),
-        "ema": trained * workload.ema_bytes,
-        "backup": trained * workload.backup_bytes,
-        "frozen": sum(workload.frozen_size(p) for p in held if not p.is_trainable) + staged,
-    }
-
-
-def _gathered(
-    schedule: Schedule,
-    worker: int,
-    blocks: Sequence[Sequence[str]],
-    others: Collection[str],
-    *,
-    profile: Profile,
-    workload: Workload,
-) -> Bytes:
+def _gathered(case: _Case, worker: int, others: Collection[str]) -> Bytes:
     """The most that a worker holds of what others own, and of narrow copies of its own.
 
     Gradients stay until the next block's are on their way too.
     """
-    known = {p.name: p for p in profile.graph.parameters}
-    travels = {name: gathered_bytes(p, workload, profile.precision) for name, p in known.items()}
+    schedule, workload = case.schedule, case.workload
+    known = {p.name: p for p in case.graph.parameters}
+    travels = {name: gathered_bytes(p, workload, case.profile.precision) for name, p in known.items()}
     weights, gradients = [], []
-    for layers in blocks:
-        whole_block = [known[name] for name in profile.graph.parameters_of(layers)]
+    for layers in case.blocks:
+        whole_block = [known[name] for name in case.graph.parameters_of(layers)]
         foreign = [p for p in whole_block if p.name in others]
         copied = {p.name for p in whole_block if travels[p.name] < stored_bytes(p, workload)}
         weights.append(sum(travels[p.name] for p in whole_block if p.name in others or p.name in copied))
@@ -146,45 +158,22 @@ def _gathered(
     return peak
 
 
-def _encoded_layers(schedule: Schedule, encoder: int, blocks: Sequence[Sequence[str]]) -> set[str]:
-    block = blocks[schedule.placement.stages[encoder].weights]
-    return {
-        name for fill in schedule.fills if fill.stage == encoder for name in block[fill.layers.start : fill.layers.stop]
-    }
-
-
-def _workspace(
-    schedule: Schedule,
-    worker: int,
-    blocks: Sequence[Sequence[str]],
-    profile: Profile,
-    workload: Workload,
-    again: frozenset[str],
-) -> Bytes:
-    """The most that one layer needs while it runs; a frozen layer also needs what it reads and writes."""
-    placement = schedule.placement
+def _workspace(case: _Case, worker: int) -> Bytes:
+    """The most that one layer needs while it runs [3]; a frozen layer also needs what it reads and writes."""
+    placement, profile = case.schedule.placement, case.profile
     needs = [0]
-    for index, stage in enumerate(placement.stages):
-        if stage.worker != worker or placement.is_frozen(index):
-            continue
-        samples = len(stage.share.samples(max(placement.pipeline_of(index).microbatches)))
-        for name in blocks[stage.weights]:
-            recomputed = profile.recomputed(name, samples, workload) if name in again else 0
-            needs.append(recomputed + profile.workspace(name, samples))
-    for fill in schedule.fills:
-        stage = placement.stages[fill.stage]
-        if stage.worker == worker:
-            samples = len(fill.samples)
-            names = blocks[stage.weights][fill.layers.start : fill.layers.stop]
-            needs += [profile.activation(n, samples) + profile.workspace(n, samples) for n in names]
+    for index, layers in case.trained(worker):
+        samples = len(placement.stages[index].share.samples(max(placement.pipeline_of(index).microbatches)))
+        needs += [workspace_of(name, samples, profile, case.workload, case.again) for name in layers]
+    for _, layers, samples in case.encoded(worker):
+        needs += [encoding_of(name, samples, profile) for name in layers]
     return max(needs)
 
 
-def _frozen_outputs(schedule: Schedule, worker: int, blocks: Sequence[Sequence[str]], profile: Profile) -> Bytes:
+def _frozen_outputs(case: _Case, worker: int) -> Bytes:
     """Every tensor that the worker's stages read from the frozen part, and what it encodes for others."""
-    placement, graph = schedule.placement, profile.graph
+    placement, graph, blocks = case.schedule.placement, case.graph, case.blocks
     rows: dict[str, list[Range]] = defaultdict(list)
-    is_ahead = any(p.is_ahead for p in placement.pipelines)
     read_by_any = {
         name
         for index, stage in enumerate(placement.stages)
@@ -200,4 +189,4 @@ def _frozen_outputs(schedule: Schedule, worker: int, blocks: Sequence[Sequence[s
         for name in names:
             rows[name] += own
     held = sum(graph.tensor(name).num_bytes * sum(map(len, merged(parts))) for name, parts in rows.items())
-    return held * (2 if is_ahead else 1)
+    return held * (2 if any(p.is_ahead for p in placement.pipelines) else 1)  # [4]

@@ -22,6 +22,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
 
+from diffusionpipe.costs.memory import use_of
 from diffusionpipe.planner.assembly.partition import balanced_cuts
 from diffusionpipe.planner.pricing.arrangement import Arrangement, arrangements
 from diffusionpipe.planner.pricing.collectives import all_gather, all_reduce
@@ -299,7 +300,7 @@ def _zero3_bytes(judge: Judge, samples: float, count: int) -> Bytes:
     """A part of all parameters, two gathered layers, the gradients of one; the rest as in data parallelism."""
     workload, table = judge.setting.workload, judge.tables.table
     whole = judge.footprint.stage_bytes(0, judge.tables.num_layers, samples, count, 1) - table.copies[-1]
-    held = table.trained[-1] * workload.bytes_per_trained + table.frozen_bytes[-1]
+    held = use_of(table.trained[-1], workload, frozen=table.frozen_bytes[-1]).total
     largest = max(table.trained[i + 1] - table.trained[i] for i in range(judge.tables.num_layers))
     gathered = 2 * max(_gathered_bytes(judge)) + largest * workload.gradient_bytes
     return whole - held + -(-held // judge.setting.cluster.num_ranks) + gathered
