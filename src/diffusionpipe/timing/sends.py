@@ -1,9 +1,9 @@
 """When a send is over, as its sender knows it without asking: the one rule for the executor and for the memory model.
 
 A sender keeps a tensor until its receiver has waited for it. It cannot ask: gloo does not say whether a send has ended.
-But it knows the receiver's order. An action waits for the messages that it reads [1]. Whatever the receiver sends to
-the sender after that wait brings the news with it [2], once for each send. The sender drops the tensor in front of the
-action that waits for this message [3], or at the end of the iteration, where no such message comes.
+But it knows the receiver's order. An action waits for the messages that it reads [1]. The next message that the
+receiver sends to the sender after that wait, and for which an action waits there, brings the news with it [2]. The
+sender drops the tensor in front of that action [3], or at the end of the iteration, where no such message comes.
 
     worker 0   0F0  s0   0F1  s1            r2   0B0   r3   0B1        s0 is over in front of 0B0, which waits for 2
     worker 1        r0   1F0  r1  1B0  s2   1F1  1B1   s3              s1 in front of 0B1; s2 and s3 at the end
@@ -52,8 +52,9 @@ def waits_of(schedule: Schedule) -> Waits:
 
 
 def releases_of(schedule: Schedule, waits: Waits) -> dict[int, tuple[int, ...]]:
-    """Message -> those in the other direction which are surely over once it has arrived."""
+    """Message that an action waits for -> those in the other direction which are surely over once it has arrived."""
     releases, seen = dict[int, tuple[int, ...]](), set[int]()
+    awaited = {slot for slots in waits.values() for slot in slots}
     for order in schedule.orders:
         over = defaultdict[int, list[int]](list)  # sender -> what has been waited for since the last message to it
         for action in order:
@@ -61,7 +62,7 @@ def releases_of(schedule: Schedule, waits: Waits) -> dict[int, tuple[int, ...]]:
                 if slot not in seen:  # rows of the frozen part may be waited for by several forwards
                     over[_worker(schedule, schedule.messages[slot].source)].append(slot)
                     seen.add(slot)
-            if action.op in SEND_OPS and action.slot is not None:
+            if action.op in SEND_OPS and action.slot in awaited:
                 receiver = _worker(schedule, schedule.messages[action.slot].destination)
                 releases[action.slot] = tuple(over.pop(receiver, ()))  # [2]
     return releases
