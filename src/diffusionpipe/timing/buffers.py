@@ -1,18 +1,44 @@
-"""Message buffers of a worker through time, beside its activations."""
+"""Message buffers of a worker through time, beside its activations.
+
+    received     from its post [1] to the start of its reader, where an activation becomes one of the reader's
+    sent         a gradient from the end of the action that made it to the moment at which it is dropped [2], which
+                 `timing.sends` knows; an activation is one of its sender's
+
+A receive is posted as soon as the host comes to it: at the end of the compute before it. In 1F1B with 2 workers and 2
+micro-batches, activations of 7 bytes and messages of 5:
+
+    worker 0   0F0 0F1 r2     0B0 0B1         at r2 two activations, and the buffer of 0B0's gradient: 2 x 7 + 5
+    worker 1       1F0 r1 1B0 1F1 1B1         at r1 one, and the buffer of 1F1's input: 7 + 5; the same at 1F1, where
+                                              the gradient that 1B0 has made is still being sent
+
+>>> from diffusionpipe.ir import Edge
+>>> from diffusionpipe.passes import communicate, connect_blocks
+>>> from diffusionpipe.schedules import one_f_one_b
+>>> from diffusionpipe.simulator import simulate, uniform_costs
+>>> silent = connect_blocks(one_f_one_b(2, 2), [Edge(producer=0, consumer=1, tensors=("x",), gradients=("x",))])
+>>> costs = uniform_costs(silent, activation=7)
+>>> schedule = communicate(silent, simulate(silent, costs))
+>>> moving_of(schedule, simulate(schedule, costs), {"x": 5})  # activations, messages
+[(14, 5), (7, 5)]
+"""
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 
-from diffusionpipe.costs import Profile
 from diffusionpipe.ir import Action, Op, Schedule, Span, Timeline
 from diffusionpipe.ir.flows import TIMED_OPS
 from diffusionpipe.timing.sends import drops_of, waits_of
 from diffusionpipe.units import Bytes, Seconds
 
 
-def moving_of(schedule: Schedule, timeline: Timeline, profile: Profile) -> list[tuple[Bytes, Bytes]]:
-    """For each worker activations and message buffers at the moment when their sum is largest."""
-    sizes = {tensor.name: tensor.num_bytes for tensor in profile.graph.tensors}
+def moving_of(schedule: Schedule, timeline: Timeline, sizes: Mapping[str, Bytes]) -> list[tuple[Bytes, Bytes]]:
+    """For each worker activations and message buffers at the moment when their sum is largest.
+
+    Args:
+        schedule: without explicit messages two of the largest count for each worker.
+        timeline: of that schedule, with its activations.
+        sizes: tensor -> bytes of one sample.
+    """
     if not schedule.has_communication:
         two = _two_messages(schedule, sizes)
         return [(timeline.peak_memory(worker), two[worker]) for worker in range(schedule.num_workers)]
@@ -63,7 +89,7 @@ def _buffers(
     placement, makespan = schedule.placement, timeline.makespan
     spans: dict[Action, Span] = {span.action: span for span in timeline.spans}
     waits, posted = waits_of(schedule), _posted(schedule, spans)
-    drops = drops_of(schedule, waits)
+    drops = drops_of(schedule, waits)  # [2]
     for reader, slot in ((reader, slot) for reader, slots in waits.items() for slot in slots):
         message = schedule.messages[slot]
         if placement.is_frozen(message.source):
@@ -83,7 +109,7 @@ def _posted(schedule: Schedule, spans: Mapping[Action, Span]) -> dict[int, Secon
         reached: Seconds = 0.0
         for action in order:
             if action.op in (Op.RECV_F, Op.RECV_B) and action.slot is not None:
-                posted[action.slot] = reached
+                posted[action.slot] = reached  # [1]
             elif action.op in TIMED_OPS:
                 reached = spans[action].end
     return posted

@@ -79,7 +79,7 @@ def peak_memory(
         again=frozenset(checkpointed),
         shard=shard,
     )
-    moving = moving_of(schedule, timeline, profile)
+    moving = moving_of(schedule, timeline, {tensor.name: tensor.num_bytes for tensor in profile.graph.tensors})
     return tuple(_use(case, worker, *moved) for worker, moved in enumerate(moving))
 
 
