@@ -14,6 +14,7 @@ from diffusionpipe.planner.search.candidates import Candidate
 from diffusionpipe.planner.search.proposal import Proposal, propose
 from diffusionpipe.schedules import REGISTRY
 
+FAMILIES = tuple(sorted(REGISTRY))
 PATTERNS = ((), ("*",), ("layer[147]",))
 """Layers that are recomputed."""
 
@@ -27,7 +28,7 @@ class Planned:
     proposal: Proposal
 
 
-def planned(random: Random, families=tuple(sorted(REGISTRY)), *, has_replicas=True, is_sharded=False) -> Planned:
+def planned(random: Random, families=FAMILIES, *, has_replicas=True, is_sharded=False) -> Planned:
     """A candidate of one of the families that can be planned, its frozen work in bubbles or in front of them."""
     while True:
         p, m, d = random.choice((2, 3, 4)), random.choice((1, 2, 4, 6)), 2 if is_sharded else random.choice((1, 1, 2))

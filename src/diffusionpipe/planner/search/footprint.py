@@ -1,4 +1,15 @@
-"""How many bytes a candidate's units hold."""
+"""How many bytes a candidate's units hold, from sums over ranges of layers.
+
+The items are those of `timing.memory`, and so is what a layer needs. Parameters and all that counts with them, copies
+and the workspace of trained layers are exact. The rest is known only of a plan, and counts so:
+
+    encoders          every host holds all of them, and encodes an equal share of the batch
+    activations       at their own peak, with messages or without; a unit with several stages also counts what one of
+                      them reads of another; where the backward is split everything is held until W
+    messages          none: as many as two may wait while activations peak, but which is known of no order before it
+                      is timed, and a guess too high would lose plans that fit
+    frozen outputs    what the unit's stages read, of one batch; not the next one's, nor what it encodes for others
+"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -93,15 +104,19 @@ class Footprint:
 
     def held(self, candidate: Candidate) -> tuple[Bytes, ...]:
         """Peak memory of each unit."""
+        return tuple(use.total for use in self.uses(candidate))
+
+    def uses(self, candidate: Candidate) -> tuple[MemoryUse, ...]:
+        """What each unit holds at its peak."""
         samples = self.tables.unit_samples(candidate.arrangement, candidate.microbatches)
         holding = self._holding(candidate.orders or candidate.schedule, candidate.workers, candidate.microbatches)
         spans = list(zip(candidate.starts, (*candidate.starts[1:], self.tables.num_layers), strict=True))
-        held: list[Bytes] = []
+        uses: list[MemoryUse] = []
         for worker, count in enumerate(candidate.replicas):
-            is_host = are_hosts(candidate.hosts, len(held), count)
+            is_host = are_hosts(candidate.hosts, len(uses), count)
             own = [(*spans[block], microbatches) for block, microbatches in holding.blocks[worker]]
-            held += [self.use(own, holding.peaks[worker], samples / count, is_host=is_host).total] * count
-        return tuple(held)
+            uses += [self.use(own, holding.peaks[worker], samples / count, is_host=is_host)] * count
+        return tuple(uses)
 
     @cached_property
     def _holding(self) -> Callable[[Schedule | str, int, int], Holding]:
