@@ -15,7 +15,8 @@ from diffusionpipe.planner.pricing.given import NOTHING
 from diffusionpipe.planner.pricing.offload import encoder_bytes
 from diffusionpipe.planner.pricing.stage_costs import Setting, time_to_update
 from diffusionpipe.planner.rivals.baselines import DDP, DDP_AFTER, ZERO3, Baseline, best_baselines
-from diffusionpipe.planner.search.candidates import Candidate, Judge
+from diffusionpipe.planner.search.candidates import Candidate
+from diffusionpipe.planner.search.judge import Judge
 from diffusionpipe.planner.search.naming import ON_HOST, name_of, sizes_of
 from diffusionpipe.planner.search.pool import Judged
 from diffusionpipe.planner.search.proposal import Proposal
@@ -149,7 +150,7 @@ def _baseline(judge: Judge, one: Baseline) -> Row:
     if one.candidate is not None:
         update = _update(judge, one.candidate)
     else:
-        parameters = judge.table.trained[-1] / (setting.cluster.num_ranks if one.name == ZERO3 else 1)
+        parameters = judge.tables.table.trained[-1] / (setting.cluster.num_ranks if one.name == ZERO3 else 1)
         update = time_to_update(parameters, setting.profile, setting.cluster.num_ranks)
     return Row(
         name=SHOWN_AS.get(one.name, one.name),
@@ -170,7 +171,7 @@ def _update(judge: Judge, candidate: Candidate) -> Seconds:
     """Of the worker with most to update."""
     if not judge.setting.profile.update:
         return 0.0
-    starts, trained = (*candidate.starts, judge.num_layers), judge.table.trained
+    starts, trained = (*candidate.starts, judge.tables.num_layers), judge.tables.table.trained
     blocks = [trained[stop] - trained[start] for start, stop in pairwise(starts)]
     held: dict[int, set[int]] = defaultdict(set)
     for stage in candidate.layout(judge.setting).generated().placement.stages:

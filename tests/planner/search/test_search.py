@@ -11,7 +11,7 @@ from diffusionpipe.planner.filling.filler import filler_of
 from diffusionpipe.planner.pricing.arrangement import Arrangement, Ground, arrangements
 from diffusionpipe.planner.pricing.stage_costs import Setting
 from diffusionpipe.planner.rivals.baselines import best_baselines, gpipe_starts, pipeline, places
-from diffusionpipe.planner.search.candidates import Judge
+from diffusionpipe.planner.search.judge import Judge
 from diffusionpipe.planner.search.proposal import pricing_of, propose
 from diffusionpipe.planner.search.search import least_overflow, search
 from diffusionpipe.timing.legal import check

@@ -8,7 +8,8 @@ from diffusionpipe.planner.assembly.partition import balanced_cuts
 from diffusionpipe.planner.pricing.arrangement import Arrangement
 from diffusionpipe.planner.pricing.encoders import host_sets
 from diffusionpipe.planner.pricing.given import is_chain
-from diffusionpipe.planner.search.candidates import Candidate, Judge
+from diffusionpipe.planner.search.candidates import Candidate
+from diffusionpipe.planner.search.judge import Judge
 from diffusionpipe.planner.search.objectives import CriticalPath
 from diffusionpipe.planner.search.placed import ordered, placed
 from diffusionpipe.planner.search.pool import Judged, Pool
@@ -51,11 +52,15 @@ def add_place(pool: Pool, arrangement: Arrangement, microbatches: int, replicas:
         return [(partition.starts, partition.replicas) for partition in partitions]
 
     found = cuts(None)
-    if not found and pool.is_filled and judge.frozen_bytes >= HEAVY * max(judge.ground(arrangement).memories):
-        for hosts in host_sets(judge.ground(arrangement).memories):
+    if (
+        not found
+        and pool.is_filled
+        and judge.footprint.frozen_bytes >= HEAVY * max(judge.tables.ground(arrangement).memories)
+    ):
+        for hosts in host_sets(judge.tables.ground(arrangement).memories):
             add_cuts(pool, arrangement, microbatches, cuts(hosts), hosts=hosts)
     if arrangement.units > 1 and replicas == (1,):
-        sums = judge.table.sums(judge.unit_samples(arrangement, microbatches), microbatches)
+        sums = judge.tables.table.sums(judge.tables.unit_samples(arrangement, microbatches), microbatches)
         found.append((balanced_cuts(sums.steps(), arrangement.units), (1,) * arrangement.units))
     add_cuts(pool, arrangement, microbatches, found)
 
@@ -80,7 +85,7 @@ def add_cuts(
             hosts=hosts,
         )
         # Replicas with a common divisor are another arrangement's.
-        if not pool.judge.fits_evenly(candidate) or gcd(*counts) != 1:
+        if not candidate.divides(pool.judge.setting.workload.batch) or gcd(*counts) != 1:
             continue
         one = pool.judged_of(candidate)
         pool.add(one)
@@ -133,7 +138,7 @@ def _add_placed(pool: Pool, arrangement: Arrangement, microbatches: int) -> None
     own = _of_place(pool, arrangement, microbatches)
     if not _may_gain(pool, own[0]):
         return
-    candidates = (one for one in placed(pool.judge, arrangement, microbatches) if pool.judge.fits(one))
+    candidates = (one for one in placed(pool.judge, arrangement, microbatches) if pool.judge.footprint.fits(one))
     found = sorted((pool.judged_of(candidate) for candidate in candidates), key=lambda one: one.score)
     better = [one for one in found if one.score < own[0].score * BETTER]
     for one in better:
@@ -165,18 +170,22 @@ def _may_gain(pool: Pool, one: Judged) -> bool:
         return False
     # All devices at work all the time, the frozen part included.
     least = one.estimate.busy + one.estimate.frozen
-    return one.score > least * (1 + ENOUGH) and least < pool.score and judge.num_layers >= candidate.arrangement.units
+    return (
+        one.score > least * (1 + ENOUGH)
+        and least < pool.score
+        and judge.tables.num_layers >= candidate.arrangement.units
+    )
 
 
 def _even_share(judge: Judge, arrangement: Arrangement, microbatches: int) -> Seconds:
     """What each unit would compute for one micro-batch if layers could be cut anywhere."""
-    sums = judge.table.sums(judge.unit_samples(arrangement, microbatches), microbatches)
-    return (sums.forward[-1] + sums.backward[-1]) / sum(judge.ground(arrangement).speeds)
+    sums = judge.tables.table.sums(judge.tables.unit_samples(arrangement, microbatches), microbatches)
+    return (sums.forward[-1] + sums.backward[-1]) / sum(judge.tables.ground(arrangement).speeds)
 
 
 def _move_cuts(pool: Pool, one: Judged) -> Judged:
     """The candidate with its cuts moved by a layer at a time for as long as that helps."""
-    num_layers = pool.judge.num_layers
+    num_layers = pool.judge.tables.num_layers
     while True:
         found = one
         for stage in range(1, len(one.candidate.starts)):
@@ -197,7 +206,7 @@ def _bucketed(pool: Pool, one: Judged) -> Judged:
     """The candidate with the number of buckets that is best, the fewest of equally good ones."""
     if one.candidate.arrangement.data_parallel == 1 and max(one.candidate.replicas) == 1:
         return one  # no gradient is summed
-    for buckets in (*BUCKETS, pool.judge.num_layers):
+    for buckets in (*BUCKETS, pool.judge.tables.num_layers):
         if _has_layers(pool.judge, one.candidate, buckets):
             variant = pool.judged_of(replace(one.candidate, buckets=buckets))
             if variant.score < one.score * BETTER:
@@ -208,5 +217,5 @@ def _bucketed(pool: Pool, one: Judged) -> Judged:
 def _has_layers(judge: Judge, candidate: Candidate, buckets: int) -> bool:
     if len(candidate.starts) * buckets * candidate.microbatches > MAX_BUCKETED_FORWARDS:
         return False
-    stops = (*candidate.starts[1:], judge.num_layers)
+    stops = (*candidate.starts[1:], judge.tables.num_layers)
     return all(stop - start >= buckets for start, stop in zip(candidate.starts, stops, strict=True))

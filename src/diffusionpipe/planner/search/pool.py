@@ -2,7 +2,8 @@
 
 from dataclasses import dataclass, field
 
-from diffusionpipe.planner.search.candidates import Candidate, Estimate, Judge
+from diffusionpipe.planner.search.candidates import Candidate, Estimate
+from diffusionpipe.planner.search.judge import Judge
 from diffusionpipe.units import Seconds
 
 

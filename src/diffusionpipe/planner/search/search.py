@@ -19,8 +19,9 @@ from diffusionpipe.planner.assembly.build import Filler
 from diffusionpipe.planner.pricing.arrangement import Arrangement, arrangements
 from diffusionpipe.planner.pricing.encoders import host_sets
 from diffusionpipe.planner.pricing.stage_costs import Setting
-from diffusionpipe.planner.search.candidates import Candidate, Judge
+from diffusionpipe.planner.search.candidates import Candidate
 from diffusionpipe.planner.search.improvement import MAX_UNEQUAL_UNITS, add_cuts, add_place, improve
+from diffusionpipe.planner.search.judge import Judge
 from diffusionpipe.planner.search.objectives import CriticalPath
 from diffusionpipe.planner.search.placed import placed
 from diffusionpipe.planner.search.pool import Judged, Pool
@@ -143,12 +144,12 @@ def _add_tight(pool: Pool, places: Sequence[tuple[Arrangement, int]]) -> None:
         if not 1 < arrangement.units <= MAX_UNEQUAL_UNITS:
             continue
         for candidate in placed(judge, arrangement, microbatches):
-            if judge.fits(candidate):
+            if judge.footprint.fits(candidate):
                 pool.add(pool.judged_of(candidate))
         if not given.allows_chains:
             continue
-        may_choose = pool.is_filled and judge.frozen_bytes > 0
-        sets = host_sets(judge.ground(arrangement).memories) if may_choose else ()
+        may_choose = pool.is_filled and judge.footprint.frozen_bytes > 0
+        sets = host_sets(judge.tables.ground(arrangement).memories) if may_choose else ()
         for hosts in sets:
             partitions = judge.partitions(arrangement, microbatches, CriticalPath(microbatches), hosts=hosts)
             cuts = [(partition.starts, partition.replicas) for partition in partitions]
@@ -166,7 +167,7 @@ def _add_tight(pool: Pool, places: Sequence[tuple[Arrangement, int]]) -> None:
                     replicas=partition.replicas,
                     hosts=some,
                 )
-                if judge.fits_evenly(candidate):
+                if candidate.divides(judge.setting.workload.batch):
                     pool.add(pool.judged_of(candidate))
 
 
@@ -209,7 +210,7 @@ def _places(
             continue
         if not given.allows(units=arrangement.units, data_parallel=arrangement.data_parallel):
             continue
-        if arrangement.units > judge.num_layers or batch % arrangement.data_parallel:
+        if arrangement.units > judge.tables.num_layers or batch % arrangement.data_parallel:
             continue
         rows = batch // arrangement.data_parallel
         counts = [given.microbatches] if given.microbatches else range(1, min(rows, MAX_MICROBATCHES) + 1)
@@ -225,12 +226,12 @@ def _lower_bound(judge: Judge, arrangement: Arrangement, microbatches: int, *, i
     One micro-batch passes all stages and comes back, and the stage with the most work does that for all the others.
     Frozen work fills their waits or runs before. `ramp` is the part of the waits at both ends that counts.
     """
-    sums = judge.table.sums(judge.unit_samples(arrangement, microbatches), microbatches)
+    sums = judge.tables.table.sums(judge.tables.unit_samples(arrangement, microbatches), microbatches)
     whole = sums.forward[-1] + sums.backward[-1]
-    speeds = judge.ground(arrangement).speeds
+    speeds = judge.tables.ground(arrangement).speeds
     work, waits = microbatches * whole / sum(speeds), whole / max(speeds) - whole / sum(speeds)
     rows = -(-judge.setting.workload.batch // judge.setting.cluster.num_ranks)
-    frozen = arrangement.units * judge.encoding(rows) / sum(speeds)
+    frozen = arrangement.units * judge.tables.encoding(rows) / sum(speeds)
     return max(work + ramp * waits + (0.0 if is_filled else frozen), work + frozen)
 
 

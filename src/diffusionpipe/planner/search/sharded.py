@@ -10,7 +10,8 @@ from collections.abc import Iterator, Sequence
 from diffusionpipe.planner.assembly.build import Filler
 from diffusionpipe.planner.pricing.arrangement import Arrangement
 from diffusionpipe.planner.pricing.stage_costs import Setting
-from diffusionpipe.planner.search.candidates import Candidate, Judge
+from diffusionpipe.planner.search.candidates import Candidate
+from diffusionpipe.planner.search.judge import Judge
 from diffusionpipe.planner.search.proposal import Proposal, propose
 from diffusionpipe.units import Seconds
 
@@ -62,11 +63,11 @@ def leanest_sharded(setting: Setting) -> tuple[Candidate, Proposal] | None:
     judge = Judge(setting=setting)
     if setting.given.sharded is False:
         return None
-    counts = [count for _, count in _accumulations(judge) if count * judge.num_layers <= MAX_FORWARDS]
+    counts = [count for _, count in _accumulations(judge) if count * judge.tables.num_layers <= MAX_FORWARDS]
     schedules = _schedules(setting, 1)
     if not counts or not schedules:
         return None
-    candidate = _sharded(judge, max(counts), schedules[0], judge.num_layers)
+    candidate = _sharded(judge, max(counts), schedules[0], judge.tables.num_layers)
     return candidate, propose(setting, candidate.layout(setting))
 
 
@@ -79,8 +80,8 @@ def _accumulations(judge: Judge) -> Iterator[tuple[Seconds, int]]:
     rows, slowest = batch // ranks, min(device.speed for device in setting.cluster.devices)
     for count in [given.microbatches] if given.microbatches else range(1, min(rows, MAX_MICROBATCHES) + 1):
         if rows % count == 0:
-            sums = judge.table.sums(rows / count)
-            yield judge.frozen_seconds + count * (sums.forward[-1] + sums.backward[-1]) / slowest, count
+            sums = judge.tables.table.sums(rows / count)
+            yield judge.tables.frozen_seconds + count * (sums.forward[-1] + sums.backward[-1]) / slowest, count
 
 
 def _schedules(setting: Setting, microbatches: int) -> tuple[str, ...]:
@@ -95,7 +96,7 @@ def _best_blocks(
     """The fastest that fits with blocks of any size: larger ones take fewer gathers, smaller ones less memory."""
     setting = judge.setting
     best: tuple[Candidate, Proposal] | None = None
-    for buckets in _numbers_of_blocks(judge.num_layers):
+    for buckets in _numbers_of_blocks(judge.tables.num_layers):
         if buckets * microbatches > MAX_FORWARDS:
             continue
         candidate = _sharded(judge, microbatches, schedule, buckets)
