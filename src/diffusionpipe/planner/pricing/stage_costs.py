@@ -115,7 +115,7 @@ def block_costs(
     where copies are gathered.
     A recomputed layer runs its forward again before its input gradient and keeps only what it reads. `received` are
     the tensors that arrive from other workers, whose buffers are held until the backward; None: all that other trained
-    layers write. What comes from the frozen part is held anyway and counts in `timing.memory`.
+    layers write. What comes from the frozen part is held anyway and counts in `costs.memory`.
     """
     profile = setting.profile
     again = checkpointed_layers(setting.workload, tuple(layers))
