@@ -1,15 +1,21 @@
 """What a candidate's schedule fixes before any time is known: who waits for whom, and who holds what."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from diffusionpipe.ir import Edge, Schedule
-from diffusionpipe.passes import connect_blocks, reduce_gradients, replicate
+from diffusionpipe.costs import Costs
+from diffusionpipe.ir import Edge, Op, Schedule
+from diffusionpipe.ir.flows import ends
+from diffusionpipe.passes import connect_blocks, reduce_gradients, replicate, shard_parameters
+from diffusionpipe.passes.message_order import MessageOrder, message_order
 from diffusionpipe.planner.assembly.buckets import subdivide
-from diffusionpipe.planner.assembly.compiled import Compiled, compiled
+from diffusionpipe.planner.pricing.stage_costs import Meeting, meetings_of
 from diffusionpipe.schedules import generator_of
+from diffusionpipe.timing import Graph, Streams, Times, graph_of, machine_of, prices_of, timed
 from diffusionpipe.timing.held import changes_by_order
+from diffusionpipe.timing.queues import Hop, Queues
+from diffusionpipe.timing.work import Transfer
 
 Pair = tuple[tuple[int, int], bool]
 """(block that writes, block that reads), and whether a gradient comes back."""
@@ -21,8 +27,8 @@ class Place:
 
     unit: int
     block: int
-    part: float
-    """Of the samples of every micro-batch."""
+    samples: int
+    """Of every micro-batch."""
     microbatches: int
 
 
@@ -30,12 +36,38 @@ class Place:
 class Structure:
     """A schedule made ready to be timed again and again with other cuts of the model."""
 
-    compiled: Compiled
+    schedule: Schedule
+    """With reductions or gathers, without messages. Its tensors are named by `ahead` and `back`."""
+    graph: Graph
+    order: MessageOrder
+    queues: Queues
     places: tuple[Place, ...]
     holders: tuple[tuple[int, ...], ...]
     """Block by block the units that hold it."""
-    meetings: tuple[tuple[int, int, float], ...]
-    """For each edge of `compiled`: producing stage, consuming stage, and the part of a micro-batch that they share."""
+    meetings: tuple[Meeting, ...]
+    pairs: frozenset[tuple[int, int]]
+    """Workers between which something is sent."""
+
+    def timed(self, costs: Costs) -> Times:
+        """What `simulate` says of the schedule after `communicate`, both at these costs."""
+        prices = prices_of(self.graph.works, costs)
+        times = timed(self.graph, prices, waking=costs.waking)
+        if not self.order.messages:
+            return times
+        rank = self.order.ranks(times.ends)
+        computes = sorted(self.order.computes, key=rank.__getitem__)
+        queued = self.queues.graph(computes, self.order.placed(rank))
+        return timed(queued, prices, waking=costs.waking)
+
+
+def ahead(producer: int, consumer: int) -> str:
+    """The name of the tensors that one block sends to another."""
+    return f"{producer}>{consumer}"
+
+
+def back(producer: int, consumer: int) -> str:
+    """And the gradients that come back."""
+    return f"{producer}<{consumer}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,38 +118,99 @@ def _covers(first: Sequence[int], second: Sequence[int]) -> bool:
     return all(a >= b for a, b in zip(first, second, strict=True))
 
 
-def structure_of(
-    schedule: Schedule, replicas: tuple[int, ...], buckets: int, pairs: tuple[Pair, ...], is_data_parallel: bool
-) -> Structure:
-    """The structure of a family's schedule whose blocks, cut into buckets, exchange tensors as `pairs` say."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Division:
+    """How a schedule's stages are divided further, and what is summed or gathered then."""
+
+    replicas: tuple[int, ...]
+    buckets: int
+    data_parallel: int
+    sharded: bool
+
+
+def connected(schedule: Schedule, edges: Sequence[Edge], division: Division) -> Schedule:
+    """A generator's schedule with its stages in buckets, edges between blocks, and replicas."""
+    schedule = subdivide(schedule, division.buckets, is_breadth_first=division.sharded)
+    schedule = connect_blocks(schedule, edges)
+    if max(division.replicas) == 1:
+        return schedule
+    return replicate(schedule, [division.replicas[stage.worker] for stage in schedule.placement.stages])
+
+
+def reduced(schedule: Schedule, division: Division) -> Schedule:
+    """A connected schedule with the collectives of its gradients and parameters."""
+    if division.sharded:
+        return shard_parameters(schedule)
+    trains = any(pipeline.ops != {Op.F} for pipeline in schedule.placement.pipelines)
+    return reduce_gradients(schedule, division.data_parallel > 1) if trains else schedule
+
+
+def structure_of(schedule: Schedule, division: Division, pairs: tuple[Pair, ...]) -> Structure:
+    """The structure of a schedule whose blocks, cut into buckets, exchange tensors as `pairs` say."""
     edges = [
-        Edge(producer=a, consumer=b, tensors=("x",), gradients=("x",) if has_gradient else ())
+        Edge(producer=a, consumer=b, tensors=(ahead(a, b),), gradients=(back(a, b),) if has_gradient else ())
         for (a, b), has_gradient in pairs
     ]
-    schedule = connect_blocks(subdivide(schedule, buckets), edges)
-    if max(replicas) > 1:
-        schedule = replicate(schedule, [replicas[stage.worker] for stage in schedule.placement.stages])
-    final = compiled(reduce_gradients(schedule, is_data_parallel))
-    placement = schedule.placement
-    count = {stage: len(p.microbatches) for p in placement.pipelines for stage in p.stages}
-    shares = [stage.share for stage in placement.stages]
+    schedule = reduced(connected(schedule, edges, division), division)
+    placement, graph = schedule.placement, graph_of(schedule)
+    order = message_order(schedule, graph)
+    count = {stage: p.microbatches for p in placement.pipelines for stage in p.stages}
+    hops = _hops(schedule, graph, order)
     holders: dict[int, set[int]] = {}
     for stage in placement.stages:
         holders.setdefault(stage.weights, set()).add(stage.worker)
     return Structure(
-        compiled=final,
+        schedule=schedule,
+        graph=graph,
+        order=order,
+        queues=Queues.of(graph, computes=order.computes, hops=hops),
         places=tuple(
             Place(
                 unit=stage.worker,
                 block=stage.weights,
-                part=float(stage.share.stop - stage.share.start),
-                microbatches=count[s],
+                samples=len(stage.share.samples(max(count[s]))),
+                microbatches=len(count[s]),
             )
             for s, stage in enumerate(placement.stages)
         ),
         holders=tuple(tuple(sorted(holders[block])) for block in sorted(holders)),
-        meetings=tuple(
-            (a, b, max(0.0, float(min(shares[a].stop, shares[b].stop) - max(shares[a].start, shares[b].start))))
-            for a, b in final.edges
-        ),
+        meetings=meetings_of(placement),
+        pairs=frozenset(hop.hosts for hop in hops),
     )
+
+
+def _hops(schedule: Schedule, graph: Graph, order: MessageOrder) -> list[Hop]:
+    """The events of the messages, with the queues that the machine of `simulate` gives them."""
+    machine, numbers = machine_of(Streams.DIRECTION), dict[tuple[int, Hashable], int]()
+    explicit, stages = replace(schedule, messages=order.messages), schedule.placement.stages
+    events = _transfers_into(graph)
+    hops = []
+    for slot, message in enumerate(order.messages):
+        workers = stages[message.source].worker, stages[message.destination].worker
+        here, there = (
+            numbers.setdefault((worker, machine(explicit, worker, action)), len(numbers))
+            for worker, action in zip(workers, ends(message, slot), strict=True)
+        )
+        hops.append(
+            Hop(event=events[order.bounds[slot][0], order.readers[slot]].pop(), hosts=workers, queues=(here, there))
+        )
+    return hops
+
+
+def _transfers_into(graph: Graph) -> dict[tuple[int, int], list[int]]:
+    """(event that produces it, event that reads it) -> the transfers between them."""
+    is_transfer = [isinstance(work, Transfer) for work in graph.works]
+    found: dict[tuple[int, int], list[int]] = {}
+    brought: dict[int, tuple[int, ...]] = {}  # of transfers and of events at which they meet
+    for event in range(1, len(graph)):
+        one, other = graph.first[event], graph.second[event]
+        if is_transfer[graph.work[event]]:
+            brought[event] = (event,)
+            continue
+        transfers = brought.get(one, ()) + brought.get(other, ())
+        if transfers and not (graph.work[event] or graph.is_on_host[event]):
+            brought[event] = transfers
+            continue
+        for transfer in transfers:
+            found.setdefault((graph.first[transfer], event), []).append(transfer)
+    return found

@@ -48,7 +48,9 @@ def add_place(pool: Pool, arrangement: Arrangement, microbatches: int, replicas:
 
     def cuts(hosts: tuple[int, ...] | None) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
         objective = CriticalPath(microbatches)
-        partitions = judge.partitions(arrangement, microbatches, objective, replicas=replicas, limit=limit, hosts=hosts)
+        partitions = judge.questions.partitions(
+            arrangement, microbatches, objective, replicas=replicas, limit=limit, hosts=hosts
+        )
         return [(partition.starts, partition.replicas) for partition in partitions]
 
     found = cuts(None)

@@ -138,18 +138,12 @@ def _instance(
     """The candidate's stages as the order search asks for them; messages all take what they take on average."""
     arrangement, ground = candidate.arrangement, judge.tables.ground(candidate.arrangement)
     samples = judge.tables.unit_samples(arrangement, candidate.microbatches)
-    sums, weight_grads = judge.tables.table.sums(samples, candidate.microbatches), judge.tables.weight_grads(samples)
+    sums = judge.tables.table.sums(samples, candidate.microbatches)
     spans = list(zip(candidate.starts, (*candidate.starts[1:], judge.tables.num_layers), strict=True))
     halves = []
     for (first, stop), unit in zip(spans, workers, strict=True):
-        weight_grad = weight_grads[stop] - weight_grads[first]
-        times = (
-            sums.forward[stop] - sums.forward[first],
-            sums.backward[stop] - sums.backward[first] - weight_grad,
-            weight_grad,
-        )
         activation = judge.tables.table.activation(first, stop, samples)
-        forward, input_grad, rest = (round(time / ground.speeds[unit] / TICK) for time in times)
+        forward, input_grad, rest = (round(time / ground.speeds[unit] / TICK) for time in sums.times(first, stop))
         halves.append(
             HalfStage(
                 forward=forward,
@@ -163,7 +157,7 @@ def _instance(
             halves.append(HalfStage(forward=0, input_grad=0, weight_grad=0, activation=0, kept_after_input_grad=0))
     flows = judge.tables.table.flows(candidate.starts)
     times_sent = [
-        ground.link(workers[a], 1, workers[b], 1).transfer(round(samples * flow[0]))
+        ground.link(workers[a], 1, workers[b], 1).transfer(round(samples * flow[0][0]))
         for (a, b), flow in flows.items()
         if b == a + 1 and workers[a] != workers[b]
     ]

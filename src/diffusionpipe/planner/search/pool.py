@@ -35,7 +35,7 @@ class Pool:
 
     def judged_of(self, candidate: Candidate) -> Judged:
         """The candidate with its estimate; it is not added."""
-        estimate = self.judge.estimate(candidate)
+        estimate = self.judge.estimates.estimate(candidate)
         score = estimate.filled if self.is_filled else estimate.serial
         return Judged(candidate=candidate, estimate=estimate, score=score)
 

@@ -151,13 +151,13 @@ def _add_tight(pool: Pool, places: Sequence[tuple[Arrangement, int]]) -> None:
         may_choose = pool.is_filled and judge.footprint.frozen_bytes > 0
         sets = host_sets(judge.tables.ground(arrangement).memories) if may_choose else ()
         for hosts in sets:
-            partitions = judge.partitions(arrangement, microbatches, CriticalPath(microbatches), hosts=hosts)
+            partitions = judge.questions.partitions(arrangement, microbatches, CriticalPath(microbatches), hosts=hosts)
             cuts = [(partition.starts, partition.replicas) for partition in partitions]
             add_cuts(pool, arrangement, microbatches, cuts, hosts=hosts)
         anywhere: tuple[tuple[int, ...] | None, ...] = (None, *sets)
         for some in anywhere if given.schedule in (None, "sequential") else ():
             # Micro-batches pass one after the other, so what counts is the way of one of them.
-            partitions = judge.partitions(arrangement, microbatches, CriticalPath(1), in_flight=1, hosts=some)
+            partitions = judge.questions.partitions(arrangement, microbatches, CriticalPath(1), in_flight=1, hosts=some)
             for partition in partitions:
                 candidate = Candidate(
                     arrangement=arrangement,
@@ -185,7 +185,7 @@ def least_estimated_overflow(setting: Setting) -> Judged | None:
         if not setting.given.allows_chains:
             found += [pool.judged_of(one) for one in placed(pool.judge, arrangement, microbatches)]
             continue
-        partitions = pool.judge.partitions(
+        partitions = pool.judge.questions.partitions(
             arrangement, microbatches, CriticalPath(microbatches), width=2, ignores_memory=True
         )
         for partition in partitions:
