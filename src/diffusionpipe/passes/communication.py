@@ -52,7 +52,7 @@ def communicate(schedule: Schedule, timeline: Timeline, *, lookahead: int = 1) -
     graph = graph_of(schedule)
     order = message_order(schedule, graph, lookahead=lookahead)
     rank = order.ranks(_reached(schedule, graph, timeline))
-    placed = [(behind, order.messages[index]) for behind, index in order.placed(rank)]
+    placed = [(behind, order.message(index)) for behind, index in order.placed(rank)]
     entries = _compute_entries(schedule, graph, rank)
     stages = schedule.placement.stages
     for slot, (behind, message) in enumerate(placed):

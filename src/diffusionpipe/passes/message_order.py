@@ -23,7 +23,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from diffusionpipe.ir import Message, Op, Range, Schedule
-from diffusionpipe.ir.flows import TIMED_OPS, Flow, feeds, frozen_flows
+from diffusionpipe.ir.flows import TIMED_OPS, Feed, Flow, feeds, frozen_flows
 from diffusionpipe.timing import START, Graph
 from diffusionpipe.units import Seconds
 
@@ -34,13 +34,14 @@ class MessageOrder:
 
     computes: tuple[int, ...]
     """The events of computes and fills."""
-    messages: tuple[Message, ...]
-    """Everything that crosses workers: edge by edge, micro-batch by micro-batch, then what encoders send."""
+    contents: tuple[tuple[Feed, int] | Message, ...]
+    """Everything that crosses workers: edge by edge, micro-batch by micro-batch, then what encoders send. Of a feed
+    the micro-batch is named; its message is made where it is asked for."""
+    transfers: tuple[int, ...]
+    """The events of the feeds' transfers in the graph."""
     bounds: tuple[tuple[int, int], ...]
     """By message the events that it stands behind: the last that produces it, and the one at whose end its reader has
     room; the start: at once."""
-    readers: tuple[int, ...]
-    """By message the first event that reads it; the start: none in this iteration."""
     num_events: int
 
     def ranks(self, ends: Sequence[Seconds]) -> list[int]:
@@ -52,24 +53,49 @@ class MessageOrder:
 
     def placed(self, rank: Sequence[int]) -> list[tuple[int, int]]:
         """(place that it stands behind, message) of each message, in order; at equal places that of the messages."""
-        return sorted(
-            (max(rank[producer], rank[window]), index)
-            for index, (producer, window) in enumerate(self.bounds)  # [2]
+        behind = [rank[producer] if rank[producer] > rank[window] else rank[window] for producer, window in self.bounds]
+        return sorted(zip(behind, range(len(behind)), strict=True))  # [2]
+
+    def message(self, index: int) -> Message:
+        """The message of that number in `contents`."""
+        content = self.contents[index]
+        if isinstance(content, Message):
+            return content
+        feed, microbatch = content
+        return Message(
+            source=feed.source,
+            destination=feed.destination,
+            microbatch=microbatch,
+            samples=feed.samples[feed.microbatches[microbatch]],
+            tensors=feed.tensors,
+            is_gradient=feed.is_gradient,
         )
 
 
 def message_order(schedule: Schedule, graph: Graph, *, lookahead: int = 1) -> MessageOrder:
     """The order of a compute-only schedule's messages; `graph` is its graph, `lookahead` that of `communicate`."""
-    windows = _windows(schedule, graph, lookahead)
-    transfers = list(_transfers(schedule, _Events(schedule, graph)))
+    stages, windows, events = schedule.placement.stages, _windows(schedule, graph, lookahead), _Events(schedule, graph)
+    contents: list[tuple[Feed, int] | Message] = []
+    transfers, bounds, known = list[int](), list[tuple[int, int]](), 0
+    for of_edge in feeds(schedule):
+        crossing = [feed for feed in of_edge if stages[feed.source].worker != stages[feed.destination].worker]
+        ends = [(events.computes[f.source, f.op], events.computes[f.destination, f.op]) for f in crossing]
+        num_microbatches = len(crossing[0].microbatches) if crossing else 0
+        for microbatch in range(num_microbatches):
+            for number, (feed, (producers, consumers)) in enumerate(zip(crossing, ends, strict=True)):
+                contents.append((feed, microbatch))
+                transfers.append(graph.transfers[known + number * num_microbatches + microbatch])
+                bounds.append((producers[microbatch], windows[consumers[microbatch]]))
+        known += len(crossing) * num_microbatches
+    for message, producers, consumers in _encoded(schedule, events):
+        # [1] Events of one worker stand in its order, so the last and the first of them are known.
+        bounds.append((max(producers), windows[min(consumers)] if consumers else START))
+        contents.append(message)
     return MessageOrder(
         computes=tuple(sorted(windows)),
-        messages=tuple(transfer.message for transfer in transfers),
-        bounds=tuple(  # [1] events of one worker stand in its order, so the last and the first of them are known
-            (max(transfer.producers), windows[min(transfer.consumers)] if transfer.consumers else START)
-            for transfer in transfers
-        ),
-        readers=tuple(min(transfer.consumers, default=START) for transfer in transfers),
+        contents=tuple(contents),
+        transfers=tuple(transfers),
+        bounds=tuple(bounds),
         num_events=len(graph),
     )
 
@@ -82,15 +108,6 @@ def _windows(schedule: Schedule, graph: Graph, lookahead: int) -> dict[int, int]
         for i, event in enumerate(own):
             windows[event] = own[i - 1 - lookahead] if i > lookahead else START
     return windows
-
-
-@dataclass(frozen=True, slots=True)
-class _Transfer:
-    message: Message
-    producers: Sequence[int]
-    """Events."""
-    consumers: Sequence[int]
-    """The events of its readers in this iteration; none where the next one reads it."""
 
 
 class _Events:
@@ -107,35 +124,23 @@ class _Events:
                     self.computes[action.stage, action.op][action.microbatch] = event
 
 
-def _transfers(schedule: Schedule, events: _Events) -> Iterator[_Transfer]:
-    """Everything that crosses workers: edge by edge, micro-batch by micro-batch, then what encoders send."""
+_Encoded = tuple[Message, Sequence[int], Sequence[int]]
+"""What an encoder sends, the events that produce it, and those that read it; none where the next iteration does."""
+
+
+def _encoded(schedule: Schedule, events: _Events) -> Iterator[_Encoded]:
+    """Everything that encoders send to other workers."""
     stages = schedule.placement.stages
-    for of_edge in feeds(schedule):
-        crossing = [feed for feed in of_edge if stages[feed.source].worker != stages[feed.destination].worker]
-        for microbatch, size in enumerate(crossing[0].microbatches if crossing else ()):
-            for feed in crossing:
-                yield _Transfer(
-                    Message(
-                        source=feed.source,
-                        destination=feed.destination,
-                        microbatch=microbatch,
-                        samples=feed.samples[size],
-                        tensors=feed.tensors,
-                        is_gradient=feed.is_gradient,
-                    ),
-                    (events.computes[feed.source, feed.op][microbatch],),
-                    (events.computes[feed.destination, feed.op][microbatch],),
-                )
     encoded: dict[tuple[int, int], list[Flow]] = defaultdict(list)
     for flow in frozen_flows(schedule):
         if stages[flow.source].worker != stages[flow.destination].worker:
             encoded[flow.source, stages[flow.destination].worker].append(flow)
     for group in encoded.values():
         for together in _overlapping(group):
-            yield _encoded(together, events)
+            yield _together(together, events)
 
 
-def _encoded(group: Sequence[Flow], events: _Events) -> _Transfer:
+def _together(group: Sequence[Flow], events: _Events) -> _Encoded:
     """One message for all of these flows, which come from one encoder stage and go to one worker."""
     message = Message(
         source=group[0].source,
@@ -150,7 +155,7 @@ def _encoded(group: Sequence[Flow], events: _Events) -> _Transfer:
         if not flow.is_ahead
     ]
     producers = dict.fromkeys(events.fills[action.slot] for flow in group for action in flow.producers)
-    return _Transfer(message, tuple(producers), consumers)
+    return message, tuple(producers), consumers
 
 
 def _overlapping(group: Sequence[Flow]) -> list[list[Flow]]:

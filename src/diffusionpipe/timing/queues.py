@@ -38,8 +38,8 @@ class Hop:
     """and the queues that it is in there; queues of different workers have different numbers."""
 
 
-_Row = tuple[int, int, int, int, bool]
-"""Event, the two that it waits for, its work, whether it is on a host."""
+_Row = tuple[int, int, int]
+"""Event, and the two that it waits for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,14 +67,13 @@ class Queues:
         others = []
         joined: list[_Row] = []  # events without work that stand before the one that waits for more than two
         for event in range(START + 1, len(graph)):
-            row = (event, graph.first[event], graph.second[event], graph.work[event], graph.is_on_host[event])
-            joined.append(row)
-            if not (row[3] or row[4]) and event not in has_place:
+            joined.append((event, graph.first[event], graph.second[event]))
+            if not (graph.work[event] or graph.is_on_host[event] or event in has_place):
                 continue
             rows[event] = tuple(joined)
             if event not in has_place:
                 own = {one for one, *_ in joined}
-                others.append((event, tuple(e for _, a, b, *_ in joined for e in (a, b) if e not in own)))
+                others.append((event, tuple(e for _, a, b in joined for e in (a, b) if e not in own)))
             joined = []
         return cls(unqueued=graph, hops=tuple(hops), rows=tuple(rows), others=tuple(others), worker_of=tuple(worker_of))
 
@@ -85,49 +84,53 @@ class Queues:
             computes: their events, in order.
             placed: (index of the compute behind which it stands, transfer) of each transfer, in order; -1: before all.
         """
-        graph, rows, hops = self.unqueued, self.rows, self.hops
+        graph, rows = self.unqueued, self.rows
         number = [START] * len(graph)
-        first, second, work, is_on_host = [START], [START], [0], [False]
+        first, second, sources = [START], [START], [START]  # sources: the events in `graph`, START for joins
         hosts = [START] * len(graph.events)
-        queues = [START] * (1 + max((queue for hop in hops for queue in hop.queues), default=0))
+        num_queues = 1 + max((queue for hop in self.hops for queue in hop.queues), default=0)
+        queues, issued_behind = [START] * num_queues, [-1] * num_queues
         behind = self._behind(computes)
         pending = iter((*placed, (len(computes), -1)))
         place, transfer = next(pending)
         for index in range(-1, len(computes)):
             events = behind.get(index, ())
             for event in (computes[index], *events) if index >= 0 else events:
-                for one, a, b, kind, on_host in rows[event]:
+                for one, a, b in rows[event]:
                     number[one] = len(first)
                     first.append(number[a])
                     second.append(number[b])
-                    work.append(kind)
-                    is_on_host.append(on_host)
-                if is_on_host[-1]:
+                    sources.append(one)
+                if graph.is_on_host[event]:
                     hosts[self.worker_of[event]] = len(first) - 1
             while place <= index:  # [2]
-                hop = hops[transfer]
+                hop = self.hops[transfer]
                 (sender, receiver), (here, there) = hop.hosts, hop.queues
-                waits = {hosts[sender], hosts[receiver], queues[here], queues[there]} - {START}
+                waits = [queues[here]]
+                if queues[there] != waits[0]:
+                    waits.append(queues[there])
+                for host, queue in ((hosts[sender], here), (hosts[receiver], there)):
+                    if issued_behind[queue] != host:  # else what was issued before it has waited for the host
+                        waits.append(host)
+                        issued_behind[queue] = host
                 while len(waits) > 2:
                     first.append(waits.pop())
                     second.append(waits.pop())
-                    work.append(0)
-                    is_on_host.append(False)
-                    waits.add(len(first) - 1)
+                    sources.append(START)
+                    waits.append(len(first) - 1)
                 number[hop.event] = queues[here] = queues[there] = len(first)
-                first.append(waits.pop() if waits else START)
-                second.append(waits.pop() if waits else START)
-                work.append(graph.work[hop.event])
-                is_on_host.append(False)
+                first.append(waits[0])
+                second.append(waits[-1])
+                sources.append(hop.event)
                 place, transfer = next(pending)
         return Graph(
             first=tuple(first),
             second=tuple(second),
-            work=tuple(work),
-            is_on_host=tuple(is_on_host),
+            work=tuple([graph.work[event] for event in sources]),
+            is_on_host=tuple([graph.is_on_host[event] for event in sources]),
             works=graph.works,
             events=tuple(tuple([number[event] for event in events]) for events in graph.events),
-            tails=tuple(number[tail] for tail in graph.tails),
+            tails=tuple([number[tail] for tail in graph.tails]),
         )
 
     def _behind(self, computes: Sequence[int]) -> dict[int, list[int]]:

@@ -2,10 +2,10 @@
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 from diffusionpipe.costs import Costs
-from diffusionpipe.ir import Edge, Op, Schedule
+from diffusionpipe.ir import Edge, Message, Op, Schedule
 from diffusionpipe.ir.flows import ends
 from diffusionpipe.passes import connect_blocks, reduce_gradients, replicate, shard_parameters
 from diffusionpipe.passes.message_order import MessageOrder, message_order
@@ -32,32 +32,46 @@ class Place:
     microbatches: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Structure:
     """A schedule made ready to be timed again and again with other cuts of the model."""
 
     schedule: Schedule
     """With reductions or gathers, without messages. Its tensors are named by `ahead` and `back`."""
     graph: Graph
-    order: MessageOrder
-    queues: Queues
     places: tuple[Place, ...]
     holders: tuple[tuple[int, ...], ...]
     """Block by block the units that hold it."""
     meetings: tuple[Meeting, ...]
-    pairs: frozenset[tuple[int, int]]
-    """Workers between which something is sent."""
 
-    def timed(self, costs: Costs) -> Times:
-        """What `simulate` says of the schedule after `communicate`, both at these costs."""
-        prices = prices_of(self.graph.works, costs)
-        times = timed(self.graph, prices, waking=costs.waking)
-        if not self.order.messages:
+    @cached_property
+    def order(self) -> MessageOrder:
+        """What puts its messages in order."""
+        return message_order(self.schedule, self.graph)
+
+    @cached_property
+    def queues(self) -> Queues:
+        """Its graph, ready for orders of its messages."""
+        return Queues.of(self.graph, computes=self.order.computes, hops=_hops(self.schedule, self.order))
+
+    @cached_property
+    def pairs(self) -> frozenset[tuple[int, int]]:
+        """Workers between which something is sent."""
+        works = self.graph.works
+        return frozenset((work.source, work.destination) for work in works if isinstance(work, Transfer))
+
+    def unqueued(self, costs: Costs) -> Times:
+        """What `simulate` says of the schedule at these costs, if no message waits for another."""
+        return timed(self.graph, prices_of(self.graph.works, costs), waking=costs.waking)
+
+    def queued(self, costs: Costs, times: Times) -> Times:
+        """What it says after `communicate` with these times, those of `unqueued`."""
+        if not self.graph.transfers:
             return times
         rank = self.order.ranks(times.ends)
         computes = sorted(self.order.computes, key=rank.__getitem__)
         queued = self.queues.graph(computes, self.order.placed(rank))
-        return timed(queued, prices, waking=costs.waking)
+        return timed(queued, prices_of(queued.works, costs), waking=costs.waking)
 
 
 def ahead(producer: int, consumer: int) -> str:
@@ -153,17 +167,13 @@ def structure_of(schedule: Schedule, division: Division, pairs: tuple[Pair, ...]
     ]
     schedule = reduced(connected(schedule, edges, division), division)
     placement, graph = schedule.placement, graph_of(schedule)
-    order = message_order(schedule, graph)
     count = {stage: p.microbatches for p in placement.pipelines for stage in p.stages}
-    hops = _hops(schedule, graph, order)
     holders: dict[int, set[int]] = {}
     for stage in placement.stages:
         holders.setdefault(stage.weights, set()).add(stage.worker)
     return Structure(
         schedule=schedule,
         graph=graph,
-        order=order,
-        queues=Queues.of(graph, computes=order.computes, hops=hops),
         places=tuple(
             Place(
                 unit=stage.worker,
@@ -175,42 +185,25 @@ def structure_of(schedule: Schedule, division: Division, pairs: tuple[Pair, ...]
         ),
         holders=tuple(tuple(sorted(holders[block])) for block in sorted(holders)),
         meetings=meetings_of(placement),
-        pairs=frozenset(hop.hosts for hop in hops),
     )
 
 
-def _hops(schedule: Schedule, graph: Graph, order: MessageOrder) -> list[Hop]:
-    """The events of the messages, with the queues that the machine of `simulate` gives them."""
+def _hops(schedule: Schedule, order: MessageOrder) -> list[Hop]:
+    """The transfers with the queues that the machine of `simulate` gives them."""
     machine, numbers = machine_of(Streams.DIRECTION), dict[tuple[int, Hashable], int]()
-    explicit, stages = replace(schedule, messages=order.messages), schedule.placement.stages
-    events = _transfers_into(graph)
+    stages, known = schedule.placement.stages, dict[tuple[int, int, bool], tuple[tuple[int, int], tuple[int, int]]]()
     hops = []
-    for slot, message in enumerate(order.messages):
-        workers = stages[message.source].worker, stages[message.destination].worker
-        here, there = (
-            numbers.setdefault((worker, machine(explicit, worker, action)), len(numbers))
-            for worker, action in zip(workers, ends(message, slot), strict=True)
-        )
-        hops.append(
-            Hop(event=events[order.bounds[slot][0], order.readers[slot]].pop(), hosts=workers, queues=(here, there))
-        )
+    for index, (content, event) in enumerate(zip(order.contents, order.transfers, strict=True)):
+        assert not isinstance(content, Message), "a structure has no frozen work"
+        feed, _ = content
+        key = feed.source, feed.destination, feed.is_gradient
+        if key not in known:
+            message = order.message(index)
+            explicit, workers = replace(schedule, messages=(message,)), tuple(stages[s].worker for s in key[:2])
+            both = zip(workers, ends(message, 0), strict=True)
+            queues = [(worker, machine(explicit, worker, action)) for worker, action in both]
+            here, there = (numbers.setdefault(queue, len(numbers)) for queue in queues)
+            known[key] = (workers[0], workers[1]), (here, there)
+        hosts, pair = known[key]
+        hops.append(Hop(event=event, hosts=hosts, queues=pair))
     return hops
-
-
-def _transfers_into(graph: Graph) -> dict[tuple[int, int], list[int]]:
-    """(event that produces it, event that reads it) -> the transfers between them."""
-    is_transfer = [isinstance(work, Transfer) for work in graph.works]
-    found: dict[tuple[int, int], list[int]] = {}
-    brought: dict[int, tuple[int, ...]] = {}  # of transfers and of events at which they meet
-    for event in range(1, len(graph)):
-        one, other = graph.first[event], graph.second[event]
-        if is_transfer[graph.work[event]]:
-            brought[event] = (event,)
-            continue
-        transfers = brought.get(one, ()) + brought.get(other, ())
-        if transfers and not (graph.work[event] or graph.is_on_host[event]):
-            brought[event] = transfers
-            continue
-        for transfer in transfers:
-            found.setdefault((graph.first[transfer], event), []).append(transfer)
-    return found

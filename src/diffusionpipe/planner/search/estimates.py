@@ -63,7 +63,7 @@ class Estimates:
         flows = self.tables.table.flows(starts)
         structure = self.structure(candidate, flows)
         costs = self._costs(candidate, structure, starts, flows, head)
-        return structure.timed(costs), costs, structure
+        return structure.queued(costs, structure.unqueued(costs)), costs, structure
 
     def structure(self, candidate: Candidate, flows: Flows) -> Structure:
         """The candidate's schedule with edges between the blocks between which something flows; each is made once."""
