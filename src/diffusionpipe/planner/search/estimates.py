@@ -38,32 +38,48 @@ class Estimates:
     )
     """First layers of blocks -> what their reductions and their gathers take."""
 
-    def estimate(self, candidate: Candidate, *, head: Seconds = 0.0) -> Estimate:
+    def estimate(
+        self, candidate: Candidate, *, head: Seconds = 0.0, is_hopeless: Callable[[Estimate], bool] | None = None
+    ) -> Estimate:
         """What the plan takes, and what it needs.
 
-        `head` is what the first stage does before each of its forwards besides.
+        Args:
+            candidate: what is to be planned.
+            head: what the first stage does before each of its forwards besides.
+            is_hopeless: asked about the time in which no message waits for another, which is quickly known. If it says
+                yes, that is the answer.
         """
-        times, costs, structure = self.timed(candidate, head=head)
+        structure, costs = self._priced(candidate, head)
         busy = [0.0] * candidate.arrangement.units
         for place, stage in zip(structure.places, costs.stages, strict=True):
             busy[place.unit] += place.microbatches * (stage.forward + stage.backward)
         held = self.footprint.held(candidate)
-        return Estimate(
-            pipeline=times.makespan,
-            busy=sum(busy) / candidate.arrangement.units,
-            frozen=self.tables.frozen_seconds,
-            filled=self._filled(candidate, times.makespan, busy),
-            held=held,
-            overflow=self.footprint.overflow(candidate, held),
-        )
 
-    def timed(self, candidate: Candidate, *, head: Seconds = 0.0) -> tuple[Times, Costs, Structure]:
-        """When everything happens in its iteration without frozen work, at which costs, and in which structure."""
+        def estimate(pipeline: Seconds) -> Estimate:
+            return Estimate(
+                pipeline=pipeline,
+                busy=sum(busy) / candidate.arrangement.units,
+                frozen=self.tables.frozen_seconds,
+                filled=self._filled(candidate, pipeline, busy),
+                held=held,
+                overflow=self.footprint.overflow(candidate, held),
+            )
+
+        times = structure.unqueued(costs)
+        if is_hopeless and is_hopeless(least := estimate(times.makespan)):
+            return least
+        return estimate(structure.queued(costs, times).makespan)
+
+    def timed(self, candidate: Candidate) -> Times:
+        """When everything happens in its iteration without frozen work."""
+        structure, costs = self._priced(candidate, 0.0)
+        return structure.queued(costs, structure.unqueued(costs))
+
+    def _priced(self, candidate: Candidate, head: Seconds) -> tuple[Structure, Costs]:
         starts = self.tables.block_starts(candidate)
         flows = self.tables.table.flows(starts)
         structure = self.structure(candidate, flows)
-        costs = self._costs(candidate, structure, starts, flows, head)
-        return structure.queued(costs, structure.unqueued(costs)), costs, structure
+        return structure, self._costs(candidate, structure, starts, flows, head)
 
     def structure(self, candidate: Candidate, flows: Flows) -> Structure:
         """The candidate's schedule with edges between the blocks between which something flows; each is made once."""

@@ -128,7 +128,7 @@ def _add_schedules(pool: Pool, one: Judged) -> None:
     alike = set[tuple[Seconds, Bytes]]()
     for name in sorted(set(REGISTRY) - {one.candidate.schedule}):
         if is_chain(name):
-            variant = pool.judged_of(replace(one.candidate, schedule=name))
+            variant = pool.judged_of(replace(one.candidate, schedule=name), limit=one.score * BETTER)
             key = variant.score, variant.estimate.overflow
             if variant.score < one.score * BETTER and key not in alike:  # families agree at many sizes
                 alike.add(key)
@@ -141,8 +141,9 @@ def _add_placed(pool: Pool, arrangement: Arrangement, microbatches: int) -> None
     if not _may_gain(pool, own[0]):
         return
     candidates = (one for one in placed(pool.judge, arrangement, microbatches) if pool.judge.footprint.fits(one))
-    found = sorted((pool.judged_of(candidate) for candidate in candidates), key=lambda one: one.score)
-    better = [one for one in found if one.score < own[0].score * BETTER]
+    limit = own[0].score * BETTER
+    found = sorted((pool.judged_of(candidate, limit=limit) for candidate in candidates), key=lambda one: one.score)
+    better = [one for one in found if one.score < limit]
     for one in better:
         pool.add(one)
     if better:
@@ -154,9 +155,10 @@ def _add_ordered(pool: Pool, arrangement: Arrangement, microbatches: int) -> Non
     own = _of_place(pool, arrangement, microbatches)
     if not _may_gain(pool, own[0]):
         return
+    limit = own[0].score * BETTER
     for candidate in ordered(pool.judge, [one.candidate for one in own], seconds=ORDER_SECONDS):
-        one = pool.judged_of(candidate)
-        if one.fits and one.score < own[0].score * BETTER:
+        one = pool.judged_of(candidate, limit=limit)
+        if one.fits and one.score < limit:
             pool.add(one)
 
 
@@ -196,7 +198,7 @@ def _move_cuts(pool: Pool, one: Judged) -> Judged:
                 starts[stage] += step
                 if not starts[stage - 1] < starts[stage] < (*starts, num_layers)[stage + 1]:
                     continue
-                moved = pool.judged_of(replace(one.candidate, starts=tuple(starts)))
+                moved = pool.judged_of(replace(one.candidate, starts=tuple(starts)), limit=found.score * BETTER)
                 if moved.fits and moved.score < found.score * BETTER:
                     found = moved
         if found is one:
@@ -210,7 +212,7 @@ def _bucketed(pool: Pool, one: Judged) -> Judged:
         return one  # no gradient is summed
     for buckets in (*BUCKETS, pool.judge.tables.num_layers):
         if _has_layers(pool.judge, one.candidate, buckets):
-            variant = pool.judged_of(replace(one.candidate, buckets=buckets))
+            variant = pool.judged_of(replace(one.candidate, buckets=buckets), limit=one.score * BETTER)
             if variant.score < one.score * BETTER:
                 one = variant
     return one

@@ -14,7 +14,7 @@ class Judged:
     candidate: Candidate
     estimate: Estimate
     score: Seconds
-    """What it is ranked by: the iteration time with the frozen work, filled or serial."""
+    """See `Pool.score_of`."""
 
     @property
     def fits(self) -> bool:
@@ -33,11 +33,15 @@ class Pool:
     score: Seconds = float("inf")
     """Of the best that fits."""
 
-    def judged_of(self, candidate: Candidate) -> Judged:
-        """The candidate with its estimate; it is not added."""
-        estimate = self.judge.estimates.estimate(candidate)
-        score = estimate.filled if self.is_filled else estimate.serial
-        return Judged(candidate=candidate, estimate=estimate, score=score)
+    def judged_of(self, candidate: Candidate, *, limit: Seconds = float("inf")) -> Judged:
+        """The candidate with its estimate; it is not added. What is no better than the limit may be even worse."""
+        estimates = self.judge.estimates
+        estimate = estimates.estimate(candidate, is_hopeless=lambda least: self.score_of(least) >= limit)
+        return Judged(candidate=candidate, estimate=estimate, score=self.score_of(estimate))
+
+    def score_of(self, estimate: Estimate) -> Seconds:
+        """What candidates are ranked by: the iteration time with the frozen work, filled or serial."""
+        return estimate.filled if self.is_filled else estimate.serial
 
     def add(self, one: Judged) -> None:
         """Keep it."""
