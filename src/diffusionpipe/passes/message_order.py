@@ -87,9 +87,9 @@ def message_order(schedule: Schedule, graph: Graph, *, lookahead: int = 1) -> Me
                 transfers.append(graph.transfers[known + number * num_microbatches + microbatch])
                 bounds.append((producers[microbatch], windows[consumers[microbatch]]))
         known += len(crossing) * num_microbatches
-    for message, producers, consumers in _encoded(schedule, events):
+    for message, sources, readers in _encoded(schedule, events):
         # [1] Events of one worker stand in its order, so the last and the first of them are known.
-        bounds.append((max(producers), windows[min(consumers)] if consumers else START))
+        bounds.append((max(sources), windows[min(readers)] if readers else START))
         contents.append(message)
     return MessageOrder(
         computes=tuple(sorted(windows)),

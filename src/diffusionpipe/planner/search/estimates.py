@@ -55,9 +55,11 @@ class Estimates:
             busy[place.unit] += place.microbatches * (stage.forward + stage.backward)
         held = self.footprint.held(candidate)
 
-        def estimate(pipeline: Seconds) -> Estimate:
+        def estimate(times: Times) -> Estimate:
+            pipeline = times.makespan
             return Estimate(
                 pipeline=pipeline,
+                lead=times.start(times.graph.is_on_host.index(True)) if candidate.sharded else 0.0,
                 busy=sum(busy) / candidate.arrangement.units,
                 frozen=self.tables.frozen_seconds,
                 filled=self._filled(candidate, pipeline, busy),
@@ -66,9 +68,9 @@ class Estimates:
             )
 
         times = structure.unqueued(costs)
-        if is_hopeless and is_hopeless(least := estimate(times.makespan)):
+        if is_hopeless and is_hopeless(least := estimate(times)):
             return least
-        return estimate(structure.queued(costs, times).makespan)
+        return estimate(structure.queued(costs, times))
 
     def timed(self, candidate: Candidate) -> Times:
         """When everything happens in its iteration without frozen work."""

@@ -7,29 +7,26 @@ from math import gcd
 from diffusionpipe.planner.assembly.partition import balanced_cuts
 from diffusionpipe.planner.pricing.arrangement import Arrangement
 from diffusionpipe.planner.pricing.encoders import host_sets
-from diffusionpipe.planner.pricing.given import is_chain
 from diffusionpipe.planner.search.candidates import Candidate
+from diffusionpipe.planner.search.constants import (
+    BETTER,
+    BUCKETS,
+    CHAIN,
+    ENOUGH,
+    HEAVY,
+    MAX_BUCKETED_FORWARDS,
+    MAX_UNEQUAL_UNITS,
+    NUM_IMPROVED,
+    NUM_ORDERED,
+    ORDER_SECONDS,
+)
 from diffusionpipe.planner.search.judge import Judge
 from diffusionpipe.planner.search.objectives import CriticalPath
 from diffusionpipe.planner.search.placed import ordered, placed
 from diffusionpipe.planner.search.pool import Judged, Pool
 from diffusionpipe.schedules import REGISTRY
+from diffusionpipe.schedules.traits import is_chain
 from diffusionpipe.units import Bytes, Seconds
-
-NUM_IMPROVED = 8
-NUM_ORDERED = 2
-"""For the best so many places orders are searched,"""
-ORDER_SECONDS: Seconds = 0.15
-"""each with the effort of this time."""
-MAX_UNEQUAL_UNITS = 8
-BUCKETS = (2, 4, 8, 16, 32)
-MAX_BUCKETED_FORWARDS = 1024
-"""Stages x buckets x micro-batches of what is tried in buckets."""
-HEAVY = 1 / 32
-"""Encoders of this part of a device's memory may be kept off some of the ranks."""
-ENOUGH = 5e-3
-"""Whoever comes so near to the time in which all devices work without a wait is not improved by other orders."""
-BETTER = 1 - 1e-9
 
 
 def add_place(pool: Pool, arrangement: Arrangement, microbatches: int, replicas: tuple[int, ...] = (1,)) -> None:
@@ -76,7 +73,7 @@ def add_cuts(
     hosts: tuple[int, ...] | None = None,
 ) -> None:
     """Judge partitions: first layers and replicas of their stages."""
-    schedule = pool.judge.setting.given.schedule or "1f1b"
+    schedule = pool.judge.setting.given.schedule or CHAIN
     for index, (starts, counts) in enumerate(found):
         candidate = Candidate(
             arrangement=arrangement,

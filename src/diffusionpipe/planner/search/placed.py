@@ -16,18 +16,15 @@ from diffusionpipe.ordering import HalfStage, Instance, Objective, Placing, sche
 from diffusionpipe.planner.assembly.folded import stage_starts
 from diffusionpipe.planner.assembly.structure import generated
 from diffusionpipe.planner.pricing.arrangement import Arrangement
-from diffusionpipe.planner.pricing.given import is_chain
 from diffusionpipe.planner.pricing.stage_costs import Setting
 from diffusionpipe.planner.search.candidates import Candidate
+from diffusionpipe.planner.search.constants import MAX_ACTIONS, TICK
 from diffusionpipe.planner.search.judge import Judge
 from diffusionpipe.schedules import REGISTRY
 from diffusionpipe.schedules.shapes import linear, loop, wave
+from diffusionpipe.schedules.traits import is_chain
 from diffusionpipe.units import Seconds
 
-TICK: Seconds = 1e-7
-"""The order search counts whole ticks."""
-MAX_ACTIONS = 8192
-"""No order is searched for more forwards and backwards than that."""
 PLACES: Mapping[Placing, Callable[[int], tuple[int, ...]]] = {
     Placing.LINEAR: linear,
     Placing.V: lambda num_workers: wave(num_workers, 2),

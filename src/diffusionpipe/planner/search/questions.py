@@ -4,6 +4,7 @@ from bisect import bisect_right
 from dataclasses import dataclass
 
 from diffusionpipe.planner.pricing.arrangement import Arrangement
+from diffusionpipe.planner.search.constants import SLACK, WIDTH
 from diffusionpipe.planner.search.dynamic_program import (
     LinkTime,
     Objective,
@@ -97,9 +98,9 @@ class Questions:
         objective: Objective,
         *,
         replicas: tuple[int, ...] = (1,),
-        slack: float = 1.3,
+        slack: float = SLACK,
         limit: Seconds = float("inf"),
-        width: int = 6,
+        width: int = WIDTH,
         ignores_memory: bool = False,
         hosts: tuple[int, ...] | None = None,
         in_flight: int | None = None,
