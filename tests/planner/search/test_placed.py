@@ -6,7 +6,7 @@ from planner import synthetic
 from diffusionpipe.planner.choice import choose
 from diffusionpipe.planner.filling.filler import filler_of
 from diffusionpipe.planner.pricing.arrangement import Arrangement
-from diffusionpipe.planner.pricing.given import Given, is_chain
+from diffusionpipe.planner.pricing.given import Given
 from diffusionpipe.planner.pricing.stage_costs import Setting
 from diffusionpipe.planner.search.candidates import Candidate
 from diffusionpipe.planner.search.judge import Judge
@@ -14,6 +14,7 @@ from diffusionpipe.planner.search.placed import ordered, placed
 from diffusionpipe.planner.search.proposal import propose
 from diffusionpipe.planner.search.search import search
 from diffusionpipe.schedules import REGISTRY
+from diffusionpipe.schedules.traits import is_chain
 from diffusionpipe.timing.legal import check
 
 PLACED = [name for name in sorted(REGISTRY) if not is_chain(name)]
@@ -68,7 +69,8 @@ def test_a_searched_order_is_no_slower_than_any_family_on_its_cuts(memory):
         starts=tuple(range(0, 16, 4)),
         replicas=(1,) * 4,
     )
-    found = {one.schedule: judge.estimates.estimate(one) for one in ordered(judge, [chain, *candidates.values()], seconds=0.5)}
+    known = [chain, *candidates.values()]
+    found = {one.schedule: judge.estimates.estimate(one) for one in ordered(judge, known, seconds=0.5)}
     assert set(found) == {"search-linear", "search-v", "search-loop"}
     assert all(estimate.overflow <= 0 for estimate in found.values())
     best = min(estimate.pipeline for estimate in found.values())

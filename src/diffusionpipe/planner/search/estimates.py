@@ -8,7 +8,7 @@ The frozen work is counted in two ways: before the pipeline, and as if it filled
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 
 from diffusionpipe.costs import Costs, Link
@@ -55,22 +55,25 @@ class Estimates:
             busy[place.unit] += place.microbatches * (stage.forward + stage.backward)
         held = self.footprint.held(candidate)
 
-        def estimate(times: Times) -> Estimate:
-            pipeline = times.makespan
+        def estimate(times: Times, awake: Times) -> Estimate:
             return Estimate(
-                pipeline=pipeline,
+                pipeline=times.makespan,
                 lead=times.start(times.graph.is_on_host.index(True)) if candidate.sharded else 0.0,
                 busy=sum(busy) / candidate.arrangement.units,
                 frozen=self.tables.frozen_seconds,
-                filled=self._filled(candidate, pipeline, busy),
+                filled=self._filled(candidate, awake.makespan, busy),
                 held=held,
                 overflow=self.footprint.overflow(candidate, held),
             )
 
-        times = structure.unqueued(costs)
-        if is_hopeless and is_hopeless(least := estimate(times)):
+        # Nothing needs to wake from a wait that is filled.
+        ways = [costs, replace(costs, waking=())] if costs.waking else [costs]
+        unqueued = [structure.unqueued(one) for one in ways]
+        least = estimate(unqueued[0], unqueued[-1])
+        if is_hopeless and is_hopeless(least):
             return least
-        return estimate(structure.queued(costs, times))
+        queued = [structure.queued(one, times) for one, times in zip(ways, unqueued, strict=True)]
+        return estimate(queued[0], queued[-1])
 
     def timed(self, candidate: Candidate) -> Times:
         """When everything happens in its iteration without frozen work."""
