@@ -22,21 +22,17 @@ class Sums:
     """Running sums over the backbone's layers for one micro-batch: entry l is the sum of layers 0, ..., l - 1."""
 
     forward: tuple[Seconds, ...]
-    input_grad: tuple[Seconds, ...]
-    """With what is recomputed before it."""
-    weight_grad: tuple[Seconds, ...]
     backward: tuple[Seconds, ...]
-    """Both."""
+    """Input and weight gradients, and what is recomputed."""
     activation: tuple[Bytes, ...]
     """Bytes that layers keep of what they made; 0 for a recomputed one (see `LayerTable.held_bytes`)."""
+    layers: tuple[Sequence[Seconds], Sequence[Seconds], Sequence[Seconds]]
+    """Forward, input gradient with what is recomputed, and weight gradient of each layer."""
 
     def times(self, first: int, stop: int) -> tuple[Seconds, Seconds, Seconds]:
         """Forward, input gradient and weight gradient of layers first, ..., stop - 1: the price of a stage."""
-        return (
-            self.forward[stop] - self.forward[first],
-            self.input_grad[stop] - self.input_grad[first],
-            self.weight_grad[stop] - self.weight_grad[first],
-        )
+        forward, input_grad, weight_grad = self.layers  # summed anew: differences of running sums would round
+        return sum(forward[first:stop]), sum(input_grad[first:stop]), sum(weight_grad[first:stop])
 
     def steps(self) -> tuple[Seconds, ...]:
         """Forward and backward of each layer."""
@@ -87,13 +83,13 @@ class LayerTable:
         """
         key = samples, microbatches
         if key not in self._sums:
-            input_grad = self._running(lambda name: self._input_grad(name, samples, microbatches))
-            weight_grad = self._running(lambda name: self.profile.weight_grad(name, samples))
+            forward = [self._forward(name, samples, microbatches) for name in self.names]
+            input_grad = [self._input_grad(name, samples, microbatches) for name in self.names]
+            weight_grad = [self.profile.weight_grad(name, samples) for name in self.names]
             self._sums[key] = Sums(
-                forward=self._running(lambda name: self._forward(name, samples, microbatches)),
-                input_grad=input_grad,
-                weight_grad=weight_grad,
-                backward=tuple(map(add, input_grad, weight_grad)),
+                forward=tuple(accumulate(forward, initial=0.0)),
+                backward=tuple(accumulate(map(add, input_grad, weight_grad), initial=0.0)),
+                layers=(forward, input_grad, weight_grad),
                 activation=tuple(accumulate((self._activation(layer, samples) for layer in self.layers), initial=0)),
             )
         return self._sums[key]

@@ -22,6 +22,11 @@ class Judged:
         return self.estimate.overflow <= 0
 
 
+def rank(one: Judged) -> tuple[Seconds, int, Seconds]:
+    """What is filled is often equal: then the one with fewer parts is first, and with less frozen work behind it."""
+    return one.score, one.candidate.buckets, -one.estimate.pipeline
+
+
 @dataclass(slots=True, kw_only=True)
 class Pool:
     """Judged candidates, and the best of them."""
@@ -40,8 +45,11 @@ class Pool:
         return Judged(candidate=candidate, estimate=estimate, score=self.score_of(estimate))
 
     def score_of(self, estimate: Estimate) -> Seconds:
-        """What candidates are ranked by: the iteration time with the frozen work, filled or serial."""
-        return estimate.filled if self.is_filled else estimate.serial
+        """What candidates are ranked by: the iteration time with the frozen work, filled or serial.
+
+        To ten digits: what differs by rounding alone is equal.
+        """
+        return float(f"{estimate.filled if self.is_filled else estimate.serial:.10g}")
 
     def add(self, one: Judged) -> None:
         """Keep it."""
@@ -50,8 +58,8 @@ class Pool:
             self.score = min(self.score, one.score)
 
     def ranked(self) -> list[Judged]:
-        """Those that fit, best first; ties by the order in which they were found."""
-        return sorted((one for one in self.judged.values() if one.fits), key=lambda one: one.score)
+        """Those that fit, best first; ties as `rank` says."""
+        return sorted((one for one in self.judged.values() if one.fits), key=rank)
 
     def diverse(self) -> list[Judged]:
         """Of those the best of each arrangement, number of micro-batches, replicas, schedule and hosts."""
