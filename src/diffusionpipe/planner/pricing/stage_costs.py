@@ -15,6 +15,10 @@ from diffusionpipe.planner.pricing.layer_table import LayerTable, Load, trained_
 from diffusionpipe.units import Bytes, Seconds
 
 
+FILL_START: Seconds = 2e-4
+"""What starting a fill takes besides its layers where a plan is made to be run."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Setting:
     """What a plan is made for."""
@@ -24,6 +28,9 @@ class Setting:
     workload: Workload
     given: Given = NOTHING
     """Sizes that a search keeps to."""
+    fill_start: Seconds = 0.0
+    """What starting a fill takes besides its layers: more makes fewer and longer fills. Search and fills count it, but
+    the simulator does not."""
     whole: "Setting | None" = None
     """The same with the frozen part on the devices; None where it is there (see `planner.offload`)."""
 

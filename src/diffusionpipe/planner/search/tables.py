@@ -49,14 +49,15 @@ class Tables:
 
     @cached_property
     def encoding(self) -> Callable[[int], Seconds]:
-        """Frozen work of so many samples, in chunks, on a device of speed 1."""
-        profile = self.setting.profile
+        """Frozen work of so many samples, in chunks, on a device of speed 1, with the start of each fill."""
+        profile, start = self.setting.profile, self.setting.fill_start
 
         def seconds(rows: int) -> Seconds:
             total = 0.0
             for layers, chunk in self.encoders:
                 whole, rest = divmod(rows, chunk)
-                total += whole * frozen_time(profile, layers, chunk) + frozen_time(profile, layers, rest)
+                total += whole * (start + frozen_time(profile, layers, chunk))
+                total += start * (rest > 0) + frozen_time(profile, layers, rest)
             return total
 
         return lru_cache(maxsize=None)(seconds)
