@@ -25,7 +25,7 @@ def filler_of(setting: Setting) -> Filler:
     def fill(unfilled: Unfilled) -> Mapping[int, Sequence[PlacedFill]]:
         speeds = worker_speeds(setting.cluster, unfilled.mesh)
         hosts, chunk = hosts_and_chunk(setting, unfilled)
-        options = FillOptions(speeds=speeds, max_chunk=chunk, workers=hosts)
+        options = FillOptions(speeds=speeds, max_chunk=chunk, workers=hosts, overhead=setting.fill_start)
         return plan_fills(unfilled.schedule, unfilled.costs, frozen, options).fills
 
     return fill

@@ -111,7 +111,9 @@ def gpipe_starts(judge: Judge, arrangement: Arrangement, microbatches: int) -> t
 
 def spp_starts(judge: Judge, arrangement: Arrangement, microbatches: int) -> tuple[int, ...] | None:
     """The stages that SPP's bound is smallest for."""
-    found = judge.partitions(arrangement, microbatches, PlanningBound(microbatches), width=2, ignores_memory=True)
+    found = judge.questions.partitions(
+        arrangement, microbatches, PlanningBound(microbatches), width=2, ignores_memory=True
+    )
     return found[0].starts if found else None
 
 
@@ -144,7 +146,7 @@ def _pipeline_at(
         starts=starts,
         replicas=(1,) * len(starts),
     )
-    estimate = judge.estimate(candidate)
+    estimate = judge.estimates.estimate(candidate)
     return Baseline(
         name=name,
         sizes=sizes_of(candidate),

@@ -62,7 +62,7 @@ def _split_at(judge: Judge, arrangement: Arrangement, microbatches: int, host: i
         work = sums.forward[stop] - sums.forward[first] + sums.backward[stop] - sums.backward[first]
         compute += work / ground.speeds[unit]
         held.append(judge.footprint.stage_bytes(first, stop, samples, count, 1, is_host=unit == host))
-        reduce = max(reduce, judge.reduction(ground, first, stop, unit, 1))
+        reduce = max(reduce, judge.tables.reduction(ground, first, stop, [unit]))
     messages = 0.0
     for unit, cut in enumerate(starts[1:], 1):
         there, back = table.crossing[cut]
@@ -114,7 +114,7 @@ def _diffusion_pipe_at(judge: Judge, arrangement: Arrangement, microbatches: int
         hosts=(0,),
     )
     head: Seconds = frozen_time(setting.profile, layers, samples)
-    estimate = judge.estimate(candidate, head=head)
+    estimate = judge.estimates.estimate(candidate, head=head)
     return Baseline(
         name="diffusion-pipe",
         sizes=_sizes(arrangement, microbatches),

@@ -29,8 +29,7 @@ class Candidate:
     orders: Schedule | None = None
     """Orders made for this candidate; `schedule` is then what they are called. None: those of the family."""
     sharded: bool = False
-    """Whether the data-parallel copies hold their parameters in parts. Such a candidate is never estimated, but
-    simulated in full (see `planner.sharded`)."""
+    """Whether the data-parallel copies hold their parameters in parts."""
 
     @property
     def workers(self) -> int:
@@ -73,6 +72,8 @@ class Estimate:
     """Mean time that a unit computes in it."""
     frozen: Seconds
     """Frozen work of a rank's equal share."""
+    lead: Seconds
+    """Before that nothing computes, as the first block is gathered: frozen work before the pipeline runs beside it."""
     filled: Seconds
     """Iteration time that no filling can beat, and a good one comes close to."""
     held: tuple[Bytes, ...]
@@ -83,4 +84,4 @@ class Estimate:
     @property
     def serial(self) -> Seconds:
         """Iteration time with the frozen work before the pipeline."""
-        return self.frozen + self.pipeline
+        return self.pipeline + max(0.0, self.frozen - self.lead)

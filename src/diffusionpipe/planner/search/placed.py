@@ -16,18 +16,15 @@ from diffusionpipe.ordering import HalfStage, Instance, Objective, Placing, sche
 from diffusionpipe.planner.assembly.folded import stage_starts
 from diffusionpipe.planner.assembly.structure import generated
 from diffusionpipe.planner.pricing.arrangement import Arrangement
-from diffusionpipe.planner.pricing.given import is_chain
 from diffusionpipe.planner.pricing.stage_costs import Setting
 from diffusionpipe.planner.search.candidates import Candidate
+from diffusionpipe.planner.search.constants import MAX_ACTIONS, TICK
 from diffusionpipe.planner.search.judge import Judge
 from diffusionpipe.schedules import REGISTRY
 from diffusionpipe.schedules.shapes import linear, loop, wave
+from diffusionpipe.schedules.traits import is_chain
 from diffusionpipe.units import Seconds
 
-TICK: Seconds = 1e-7
-"""The order search counts whole ticks."""
-MAX_ACTIONS = 8192
-"""No order is searched for more forwards and backwards than that."""
 PLACES: Mapping[Placing, Callable[[int], tuple[int, ...]]] = {
     Placing.LINEAR: linear,
     Placing.V: lambda num_workers: wave(num_workers, 2),
@@ -138,18 +135,12 @@ def _instance(
     """The candidate's stages as the order search asks for them; messages all take what they take on average."""
     arrangement, ground = candidate.arrangement, judge.tables.ground(candidate.arrangement)
     samples = judge.tables.unit_samples(arrangement, candidate.microbatches)
-    sums, weight_grads = judge.tables.table.sums(samples, candidate.microbatches), judge.tables.weight_grads(samples)
+    sums = judge.tables.table.sums(samples, candidate.microbatches)
     spans = list(zip(candidate.starts, (*candidate.starts[1:], judge.tables.num_layers), strict=True))
     halves = []
     for (first, stop), unit in zip(spans, workers, strict=True):
-        weight_grad = weight_grads[stop] - weight_grads[first]
-        times = (
-            sums.forward[stop] - sums.forward[first],
-            sums.backward[stop] - sums.backward[first] - weight_grad,
-            weight_grad,
-        )
         activation = judge.tables.table.activation(first, stop, samples)
-        forward, input_grad, rest = (round(time / ground.speeds[unit] / TICK) for time in times)
+        forward, input_grad, rest = (round(time / ground.speeds[unit] / TICK) for time in sums.times(first, stop))
         halves.append(
             HalfStage(
                 forward=forward,
@@ -163,7 +154,7 @@ def _instance(
             halves.append(HalfStage(forward=0, input_grad=0, weight_grad=0, activation=0, kept_after_input_grad=0))
     flows = judge.tables.table.flows(candidate.starts)
     times_sent = [
-        ground.link(workers[a], 1, workers[b], 1).transfer(round(samples * flow[0]))
+        ground.link(workers[a], 1, workers[b], 1).transfer(round(samples * flow[0][0]))
         for (a, b), flow in flows.items()
         if b == a + 1 and workers[a] != workers[b]
     ]

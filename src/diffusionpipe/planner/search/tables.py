@@ -3,7 +3,6 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from itertools import accumulate
 
 from diffusionpipe.planner.assembly.buckets import bucket_starts
 from diffusionpipe.planner.pricing.arrangement import Arrangement, Ground
@@ -20,10 +19,10 @@ class Tables:
 
     setting: Setting
 
-    @cached_property
+    @property
     def table(self) -> LayerTable:
         """Sums over the trained part's layers."""
-        return LayerTable(profile=self.setting.profile, workload=self.setting.workload)
+        return self.setting.table
 
     @cached_property
     def num_layers(self) -> int:
@@ -50,27 +49,24 @@ class Tables:
 
     @cached_property
     def encoding(self) -> Callable[[int], Seconds]:
-        """Frozen work of so many samples, in chunks, on a device of speed 1."""
-        profile = self.setting.profile
+        """Frozen work of so many samples, in chunks, on a device of speed 1, with the start of each fill."""
+        profile, start = self.setting.profile, self.setting.fill_start
 
         def seconds(rows: int) -> Seconds:
             total = 0.0
             for layers, chunk in self.encoders:
                 whole, rest = divmod(rows, chunk)
-                total += whole * frozen_time(profile, layers, chunk) + frozen_time(profile, layers, rest)
+                total += whole * (start + frozen_time(profile, layers, chunk))
+                total += start * (rest > 0) + frozen_time(profile, layers, rest)
             return total
 
         return lru_cache(maxsize=None)(seconds)
 
-    @cached_property
-    def weight_grads(self) -> Callable[[float], tuple[Seconds, ...]]:
-        """Running sums of the layers' weight gradients for so many samples, for schedules that split the backward."""
-        profile, names = self.setting.profile, self.table.names
-
-        def sums(samples: float) -> tuple[Seconds, ...]:
-            return tuple(accumulate((profile.weight_grad(name, samples) for name in names), initial=0.0))
-
-        return lru_cache(maxsize=None)(sums)
+    def reduction(self, ground: Ground, first: int, stop: int, units: Sequence[int]) -> Seconds:
+        """Time of the sum of these layers' gradients over all that hold them."""
+        num_bytes = (self.table.trained[stop] - self.table.trained[first]) * self.setting.workload.gradient_bytes
+        rate, holders = ground.reduction(units)
+        return rate.seconds(num_bytes, holders) if num_bytes else 0.0
 
     def unit_samples(self, arrangement: Arrangement, microbatches: int) -> float:
         """Samples of a micro-batch of one group: those of a stage of one unit."""
