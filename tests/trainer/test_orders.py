@@ -132,8 +132,8 @@ def test_other_sizes_are_refused_with_both_numbers(recipe, place):
         "another file (set on the command line)"
     )
     assert problem_of(recipe, place, 2, orders=csv, microbatches=4) == (
-        "pipeline.orders: 1f1b.csv: it has orders for 2 micro-batches, but pipeline.microbatches is 4; use 2, or another "
-        "file (set on the command line)"
+        "pipeline.orders: 1f1b.csv: it has orders for 2 micro-batches, but pipeline.microbatches is 4; use 2, or "
+        "another file (set on the command line)"
     )
 
 

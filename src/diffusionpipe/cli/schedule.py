@@ -202,7 +202,8 @@ def _schedule(question: _Question) -> Schedule:
     from diffusionpipe.schedules.order_file import read_orders
 
     if question.name in REGISTRY:
-        assert question.ranks is not None and question.microbatches is not None
+        assert question.ranks is not None
+        assert question.microbatches is not None
         return REGISTRY[question.name](question.ranks, question.microbatches)
     schedule = read_orders(Path(question.name), question.ranks, question.microbatches)
     num_forwards = sum(len(p.stages) * len(p.microbatches) for p in schedule.placement.pipelines)

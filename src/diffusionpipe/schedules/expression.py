@@ -33,7 +33,7 @@ def value_of(text: str, values: Mapping[str, int]) -> int:
     try:
         return _value(ast.parse(text.strip(), mode="eval").body, values)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
-        raise ConfigError(f"{text!r} is no arithmetic; write e.g. 2 * (ranks - rank) - 1") from None
+        raise ConfigError(f"{text!r} is not arithmetic; write e.g. 2 * (ranks - rank) - 1") from None
     except ZeroDivisionError:
         raise ConfigError(f"{text!r} divides by zero") from None
 
@@ -53,4 +53,6 @@ def _value(node: ast.expr, values: Mapping[str, int]) -> int:
         case ast.Call(func=ast.Name(id=("min" | "max") as name), args=[_, *_] as arguments, keywords=[]):
             return _FUNCTIONS[name]([_value(argument, values) for argument in arguments])
         case _:
-            raise ConfigError(f"{ast.unparse(node)!r} is not allowed; use whole numbers, names, + - * // ( ), min and max")
+            raise ConfigError(
+                f"{ast.unparse(node)!r} is not allowed; use whole numbers, names, + - * // ( ), min and max"
+            )

@@ -1,8 +1,10 @@
-"""Orders from outside: files that say in which order every rank works.
+"""Orders from outside: files that say in which order every rank works. The ending of the name says what they hold.
 
     .csv     torch.distributed.pipelining's compute-only CSV (`ir.torch_csv`)
     .json    a schedule file (`ir.files`), as `diffusionpipe schedule --out` writes it
     .rules   rules for any number of ranks and micro-batches (`rules_text`)
+
+Places in errors are those of the file: `line 2, cell 3` of a CSV, `orders[1], action 2` of a schedule file.
 """
 
 import csv
@@ -102,7 +104,7 @@ def _given_orders(path: Path, text: str, *, is_csv: bool) -> Schedule:
         more = [f"  and {len(error.problems) - MAX_PROBLEMS} more"] if len(error.problems) > MAX_PROBLEMS else []
         raise ScheduleError([f"{path}: the orders are illegal:", *(f"  {one}" for one in problems), *more]) from None
     except csv.Error as error:
-        raise ScheduleError([f"{path}: this is no CSV: {error}"]) from None
+        raise ScheduleError([f"{path}: this is not a CSV file: {error}"]) from None
     return replace(schedule, name=path.name)
 
 

@@ -24,9 +24,9 @@ _KEYS = ("stages", "traversal", "limit", "priority", "meanwhile")
 
 
 def rules_from_text(text: str, *, source: str) -> Rules:
-    """The rules that a text states.
+    r"""The rules that a text states.
 
-    >>> rules_from_text("stages: loop 2   # as interleaved 1F1B\\npriority: F B", source="rules").chunks
+    >>> rules_from_text("stages: loop 2   # as interleaved 1F1B\npriority: F B", source="rules").chunks
     2
 
     Raises:
@@ -48,7 +48,7 @@ def rules_from_text(text: str, *, source: str) -> Rules:
     if isinstance(ops, tuple) and isinstance(meanwhile, tuple) and not set(meanwhile) <= set(ops):
         problems.append(f"line {lines['meanwhile'][0]}: meanwhile: use only ops of priority: {' '.join(ops)}")
     if problems:
-        raise FileFormatError("\n  ".join([f"{source}: these are no rules for orders", *problems]))
+        raise FileFormatError("\n  ".join([f"{source}: these rules cannot be read", *problems]))
     return Rules(**found)  # type: ignore[arg-type]  # the readers give the fields of Rules
 
 
@@ -61,7 +61,7 @@ def _lines(text: str, problems: list[str]) -> dict[str, tuple[int, str]]:
             continue
         key, colon, value = (part.strip() for part in words.partition(":"))
         if not colon or not value:
-            problems.append(f"line {number}: {words[:40]!r} is no rule; write e.g. priority: F B")
+            problems.append(f"line {number}: {words[:40]!r} is not a rule; write e.g. priority: F B")
         elif key not in _KEYS:
             close = get_close_matches(key, _KEYS, n=1)
             hint = f"did you mean {close[0]}?" if close else f"known are {', '.join(_KEYS)}"
@@ -129,5 +129,5 @@ _READERS = {
 _WANTED = {
     "stages": f"write chain, loop N or wave N, with N stages on each rank (1 to {MAX_CHUNKS})",
     "traversal": "write all at once, rounds of SIZE or units of SIZE, e.g. rounds of ranks",
-    "priority": "write F and B, or F, I and W, in the order in which a rank looks at them",
+    "priority": "write F and B, or F, I and W, the first choice first",
 }
