@@ -17,7 +17,8 @@ from heapq import heappop, heappush
 from math import inf
 
 from diffusionpipe.ordering.evaluation import changes_of
-from diffusionpipe.ordering.problem import NO_LETTER, Letters, Problem
+from diffusionpipe.ordering.problem import Letters, Problem
+from diffusionpipe.timing.march import NOTHING
 
 Keys = Sequence[Sequence[float]]
 """By letter and micro-batch how urgent an action is; the least comes first."""
@@ -50,7 +51,7 @@ class Builder:
     def __init__(self, problem: Problem) -> None:
         self._problem = problem
         self._changes = changes_of(problem)
-        self._readers = [NO_LETTER] * len(problem.durations)
+        self._readers = [NOTHING] * len(problem.durations)
         for letter, before in enumerate(problem.waits_for):
             if before >= 0:
                 self._readers[before] = letter
