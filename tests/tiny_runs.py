@@ -24,14 +24,15 @@ from diffusionpipe.trainer import loop, session, spikes, stopping
 from diffusionpipe.trainer import run as run_module
 from diffusionpipe.trainer.checkpoints.checkpoint import read
 from diffusionpipe.trainer.checkpoints.tensor_files import stored_tensors
-from diffusionpipe.trainer.drawing import Picture, Wish, draw_in_session
+from diffusionpipe.trainer.conditions import Wish
+from diffusionpipe.trainer.drawing import Picture, draw_in_session
 from diffusionpipe.trainer.job_profile import ProfileShelf
 from diffusionpipe.trainer.loop import Stepper, StepResult
 from diffusionpipe.trainer.metrics import read_metrics
 from diffusionpipe.trainer.planning import Planning
 from diffusionpipe.trainer.recipe import Recipe
-from diffusionpipe.trainer.run import Hooks
 from diffusionpipe.trainer.run_samples import sampling_settings
+from diffusionpipe.trainer.run_state import Hooks
 from diffusionpipe.trainer.session import open_session
 
 RESOLUTION = 8

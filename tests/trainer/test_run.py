@@ -30,8 +30,9 @@ from diffusionpipe.ir.files import read_plan, read_timeline
 from diffusionpipe.models.folder import scheduler_config
 from diffusionpipe.trainer import trackers
 from diffusionpipe.trainer.checkpoints.checkpoint import latest, verify
+from diffusionpipe.trainer.conditions import Wish
 from diffusionpipe.trainer.data.randomness import normal
-from diffusionpipe.trainer.drawing import Wish, draw_from_folder
+from diffusionpipe.trainer.drawing import draw_from_folder
 from diffusionpipe.trainer.metrics import read_metrics
 from diffusionpipe.trainer.sampling import SamplingSettings
 

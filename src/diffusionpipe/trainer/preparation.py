@@ -10,11 +10,11 @@ from diffusionpipe.errors import CheckpointError, ConfigError
 from diffusionpipe.runtime.process_group import Job, ending
 from diffusionpipe.trainer.agreement import from_first, on_all
 from diffusionpipe.trainer.checkpoints.checkpoint import clean, problem_of_folder
+from diffusionpipe.trainer.conditions import null_label, open_tokenizer
 from diffusionpipe.trainer.data.batch import TOKENS, Augmentation, BatchSource
 from diffusionpipe.trainer.data.dataset import Condition, Dataset, scan
 from diffusionpipe.trainer.data.dataset_form import DATASETS
 from diffusionpipe.trainer.data.skipped import FILE, Skipping
-from diffusionpipe.trainer.drawing import null_label, open_tokenizer
 from diffusionpipe.trainer.guidance import trained_guidance
 from diffusionpipe.trainer.optimizer import problem_of_shapes
 from diffusionpipe.trainer.recipe import OnError, Recipe

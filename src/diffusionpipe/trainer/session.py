@@ -18,17 +18,11 @@ from diffusionpipe.models.graph import LayerGraph, canonical_names
 from diffusionpipe.models.objective import ObjectiveSettings, Prediction, TimeSampling
 from diffusionpipe.models.weights import frozen_factors
 from diffusionpipe.runtime.heap import keep_heap
+from diffusionpipe.runtime.places import channels_of, encoded_rows, holders_of
 from diffusionpipe.runtime.process_group import Job
 from diffusionpipe.runtime.stage import Precision
 from diffusionpipe.runtime.transport import ProcessTransport, Transport
-from diffusionpipe.runtime.worker import (
-    Sharder,
-    Worker,
-    build_worker,
-    channels_of,
-    encoded_rows,
-    holders_of,
-)
+from diffusionpipe.runtime.worker import Sharder, Worker, build_worker
 from diffusionpipe.trainer.agreement import on_all
 from diffusionpipe.trainer.checkpoints.training_state import TrainingState
 from diffusionpipe.trainer.data.dataset import Dataset
