@@ -96,6 +96,12 @@ def test_a_limit_that_stops_everything_says_where_and_what_to_do():
     )
 
 
+def test_orders_too_long_to_be_listed_are_refused():
+    rules = rules_from_text("stages: loop 1000\npriority: F B", source="long")
+    with pytest.raises(ConfigError, match=r"64 ranks x 1000 stages x 64 .* are 4,096,000 forwards; use at most 1,000"):
+        schedule_by_rules(rules, 64, 64)
+
+
 def test_a_limit_below_one_names_the_sizes():
     rules = rules_from_text("stages: chain\nlimit: 2 - rank\npriority: F B", source="low")
     with pytest.raises(ConfigError, match=r"limit: 2 - rank is 0 with ranks = 3, .*rank = 2.*; it must be at least 1"):

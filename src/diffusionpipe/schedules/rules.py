@@ -39,6 +39,9 @@ from diffusionpipe.schedules.shapes import Pipe, linear, loop, require_positive,
 from diffusionpipe.units import Seconds
 
 
+MAX_FORWARDS = 1_000_000
+
+
 class Shape(StrEnum):
     """Where the stages are."""
 
@@ -79,9 +82,14 @@ def schedule_by_rules(
     Cost: O(log of the number of actions) for each action.
 
     Raises:
-        ConfigError: a size is below 1, or the workers wait for each other in a circle.
+        ConfigError: a size is below 1, the work is too large to be listed, or the workers wait for each other in a circle.
     """
     require_positive(num_workers=num_workers, num_microbatches=num_microbatches, microbatch_size=microbatch_size)
+    if (num_forwards := num_workers * rules.chunks * num_microbatches) > MAX_FORWARDS:
+        raise ConfigError(
+            f"{num_workers} ranks x {rules.chunks} stages x {num_microbatches} micro-batches are {num_forwards:,} "
+            f"forwards; use at most {MAX_FORWARDS:,}"
+        )
     orders = _Run(rules, num_workers, num_microbatches).orders
     pipe = Pipe(
         workers=_workers(rules, num_workers),
