@@ -38,7 +38,6 @@ from diffusionpipe.schedules.list_scheduling import UNIT_TIMES
 from diffusionpipe.schedules.shapes import Pipe, linear, loop, require_positive, schedule_of, wave
 from diffusionpipe.units import Seconds
 
-
 MAX_FORWARDS = 1_000_000
 
 
@@ -82,7 +81,7 @@ def schedule_by_rules(
     Cost: O(log of the number of actions) for each action.
 
     Raises:
-        ConfigError: a size is below 1, the work is too large to be listed, or the workers wait for each other in a circle.
+        ConfigError: a size is below 1, there is too much work to list, or the workers wait for each other in a circle.
     """
     require_positive(num_workers=num_workers, num_microbatches=num_microbatches, microbatch_size=microbatch_size)
     if (num_forwards := num_workers * rules.chunks * num_microbatches) > MAX_FORWARDS:
