@@ -10,7 +10,6 @@ import pytest
 from diffusionpipe.cli.plan_show import HEADS
 from diffusionpipe.cli.plan_table import COLUMNS, WORDS
 from diffusionpipe.costs.memory import MemoryUse
-from diffusionpipe.planner import explain
 from diffusionpipe.planner.rivals import baselines
 from diffusionpipe.planner.search import naming
 from diffusionpipe.schedules import REGISTRY
@@ -18,7 +17,7 @@ from diffusionpipe.schedules import REGISTRY
 ROOT = Path(__file__).parents[2]
 SCREENS = sorted((ROOT / "tests/screens").glob("*.txt"))
 COMMANDS = sorted((ROOT / "src/diffusionpipe/cli").glob("*.py"))
-BASELINES = {explain.SHOWN_AS.get(one, one) for one in (baselines.DDP, baselines.DDP_AFTER, baselines.ZERO3)}
+BASELINES = {baselines.DDP, baselines.DDP_AFTER, baselines.ZERO3}
 LAYOUTS = {naming.DATA_PARALLEL, naming.SHARDED, "one device", *BASELINES, "GPipe", "1F1B + SPP"}
 SEARCHED = ("search-linear", "search-v", "search-loop")
 
