@@ -64,7 +64,7 @@ HALVES = (Share(stop=Fraction(1, 2)), Share(start=Fraction(1, 2)))
             two_stages(orders=((Action(stage=0, op=Op.SEND_F, microbatch=0, slot=0),), ())),
             "it has the actions SEND_F, but the compute-only format has only F, B, I, W",
         ),
-        (two_stages(orders=((Action(stage=0, op=Op.T, microbatch=0),), ())), "it has the actions T"),
+        (two_stages(orders=((Action(stage=0, op=Op.ENCODE, slot=0),), ())), "it has the actions ENCODE"),
     ],
 )
 def test_what_the_format_cannot_say_is_refused_by_name(schedule, says):
@@ -81,7 +81,7 @@ def test_what_the_format_cannot_say_is_refused_by_name(schedule, says):
         ("0F0,\n1F0,1SEND_B0\n", "line 2, cell 2: '1SEND_B0' is not a computation"),
         ("0F0,0UNSHARD\n", "'0UNSHARD' is not a computation"),
         ("0F0,(0F1;0B0)OVERLAP_F_B\n", "line 1, cell 2: '(0F1;0B0)OVERLAP_F_B' overlaps two actions"),
-        ("0T0\n", "'0T0' is unknown to torch's format"),
+        ("0STEP\n", "'0STEP' is unknown to torch's format"),
         ("0F0\n0B0\n", "stage 0 is on line 1 and on line 2"),
         ("0F0,0F0\n", "the forward 0F0 occurs 2 times"),
         ("0F0,0F1\n1F0\n", "2 stages and 2 micro-batches need 4 forwards, 1 are missing, the first is 1F1"),

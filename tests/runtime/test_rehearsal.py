@@ -93,7 +93,7 @@ def test_messages_are_timed_by_the_lower_rank_of_each_pair(pair):
 
 def test_an_op_that_the_executor_does_not_know_is_an_error_that_names_the_action():
     run = run_of()
-    order = [a if a.op is not Op.B else type(a)(stage=a.stage, op=Op.T, microbatch=a.microbatch)
+    order = [a if a.op is not Op.B else type(a)(stage=a.stage, op=Op.STEP)
              for a in run.schedule.orders[1]]  # fmt: skip
     broken = type(run.schedule)(
         name="broken",
@@ -102,7 +102,7 @@ def test_an_op_that_the_executor_does_not_know_is_an_error_that_names_the_action
         messages=run.schedule.messages,
     )
     changed = VirtualRun(schedule=broken, costs=run.costs, tensors=TENSORS, mesh=run.mesh, inputs=("input",))
-    with local_ranks(2) as ranks, pytest.raises(ScheduleError, match="worker 1: 1T0"):
+    with local_ranks(2) as ranks, pytest.raises(ScheduleError, match="worker 1: 1STEP"):
         ranks.run(rehearse, {"run": changed}, ["run"])
 
 

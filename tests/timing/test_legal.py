@@ -268,6 +268,12 @@ def test_all_problems_are_collected():
     )
 
 
+def test_the_reserved_step_is_refused():
+    schedule = one_f_one_b(2, 2)
+    found = problems(with_order(schedule, 0, [*schedule.orders[0], parse_action("0STEP")]))
+    assert found == ("worker 0: 0STEP is reserved; leave it out, the update follows the iteration",)
+
+
 def test_a_circle_across_workers_is_found():
     found = problems(with_order(gpipe(2, 2), 0, actions("0F0 0B0 0F1 0B1")))
     assert "deadlock: worker 0 waits at 0B0 for its inputs" in found

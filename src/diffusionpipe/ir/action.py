@@ -24,8 +24,6 @@ class Op(StrEnum):
     """Gradient with respect to the stage's inputs."""
     W = "W"
     """Gradient with respect to the stage's weights."""
-    T = "T"
-    """Forward without gradient (self-conditioning, teachers)."""
     SEND_F = "SEND_F"
     """Start sending an activation."""
     RECV_F = "RECV_F"
@@ -48,7 +46,7 @@ class Op(StrEnum):
     __hash__ = str.__hash__  # that of Enum is a Python function, and every look-up of an action hashes its op
 
 
-COMPUTE_OPS = frozenset({Op.F, Op.B, Op.I, Op.W, Op.T})
+COMPUTE_OPS = frozenset({Op.F, Op.B, Op.I, Op.W})
 SEND_OPS = frozenset({Op.SEND_F, Op.SEND_B})
 RECV_OPS = frozenset({Op.RECV_F, Op.RECV_B})
 MESSAGE_OPS = SEND_OPS | RECV_OPS
@@ -56,7 +54,7 @@ STAGE_OPS = frozenset({Op.REDUCE_GRAD, Op.STEP, Op.UNSHARD, Op.RESHARD})
 """Ops of a whole stage: they have no micro-batch."""
 
 _TEXT = re.compile(
-    r"(?P<stage>\d{1,9})(?P<op>SEND_F|RECV_F|SEND_B|RECV_B|REDUCE_GRAD|ENCODE|STEP|UNSHARD|RESHARD|F|B|I|W|T)"
+    r"(?P<stage>\d{1,9})(?P<op>SEND_F|RECV_F|SEND_B|RECV_B|REDUCE_GRAD|ENCODE|STEP|UNSHARD|RESHARD|F|B|I|W)"
     r"(?P<microbatch>\d{1,9})?(?:[>#](?P<slot>\d{1,9}))?"
 )
 

@@ -6,7 +6,6 @@ This is the one statement of the rules of data flow. The checker, the simulator 
                                      B of stage 0 after B of stage 2     (its gradient; I instead of B where split)
     edge from an encoder stage       F after every ENCODE of the rows that the micro-batch reads;
                                      if it works ahead, F of the next iteration, so nothing waits in this one
-    with T (self-conditioning)       T after T along the pipeline; F after T along an edge that leads back
 """
 
 from collections import defaultdict
@@ -63,10 +62,8 @@ class Feed:
 
     source: int
     destination: int
-    producer: Op
-    """The op of the source that must have ended,"""
-    consumer: Op
-    """and the op of the destination that reads, both of the same micro-batch."""
+    op: Op
+    """The op of the source that must have ended, and of the destination that reads, both of the same micro-batch."""
     tensors: tuple[str, ...]
     is_gradient: bool
     microbatches: tuple[int, ...]
@@ -109,8 +106,8 @@ def flows(schedule: Schedule) -> tuple[Flow, ...]:
     """
     found = [
         Flow(
-            producers=(compute_action(feed.source, feed.producer, microbatch),),
-            consumer=compute_action(feed.destination, feed.consumer, microbatch),
+            producers=(compute_action(feed.source, feed.op, microbatch),),
+            consumer=compute_action(feed.destination, feed.op, microbatch),
             source=feed.source,
             destination=feed.destination,
             microbatch=microbatch,
@@ -145,36 +142,20 @@ def _trained_feeds(schedule: Schedule, pipeline: Pipeline, edge: Edge) -> Iterat
         size: producer.share.samples(size).intersection(consumer.share.samples(size))
         for size in set(pipeline.microbatches)
     }
-    is_ahead = pipeline.stages.index(edge.producer) < pipeline.stages.index(edge.consumer)
-    for first, second in _forward_ops(pipeline, is_ahead=is_ahead):
-        yield Feed(
-            source=edge.producer,
-            destination=edge.consumer,
-            producer=first,
-            consumer=second,
-            tensors=edge.tensors,
-            is_gradient=False,
-            microbatches=pipeline.microbatches,
-            samples=samples,
-        )
+    found = [(edge.producer, edge.consumer, Op.F, edge.tensors, False)]
     backward = backward_op(pipeline)
     if backward is not None and edge.gradients:
+        found.append((edge.consumer, edge.producer, backward, edge.gradients, True))
+    for source, destination, op, tensors, is_gradient in found:
         yield Feed(
-            source=edge.consumer,
-            destination=edge.producer,
-            producer=backward,
-            consumer=backward,
-            tensors=edge.gradients,
-            is_gradient=True,
+            source=source,
+            destination=destination,
+            op=op,
+            tensors=tensors,
+            is_gradient=is_gradient,
             microbatches=pipeline.microbatches,
             samples=samples,
         )
-
-
-def _forward_ops(pipeline: Pipeline, *, is_ahead: bool) -> list[tuple[Op, Op]]:
-    if Op.T not in pipeline.ops:
-        return [(Op.F, Op.F)]
-    return [(Op.T, Op.T), (Op.F, Op.F)] if is_ahead else [(Op.T, Op.F)]
 
 
 def _frozen_flows(
@@ -193,18 +174,17 @@ def _frozen_flows(
         samples = rows.intersection(encoded)
         start, stop = samples.start, samples.stop
         producers = tuple(action for action, part in fills if part.start < stop and start < part.stop)
-        for op in (Op.T, Op.F) if Op.T in pipeline.ops else (Op.F,):
-            yield Flow(
-                producers=producers,
-                consumer=compute_action(edge.consumer, op, microbatch),
-                source=edge.producer,
-                destination=edge.consumer,
-                microbatch=0,
-                samples=samples,
-                tensors=edge.tensors,
-                is_frozen=True,
-                is_ahead=is_ahead,
-            )
+        yield Flow(
+            producers=producers,
+            consumer=compute_action(edge.consumer, Op.F, microbatch),
+            source=edge.producer,
+            destination=edge.consumer,
+            microbatch=0,
+            samples=samples,
+            tensors=edge.tensors,
+            is_frozen=True,
+            is_ahead=is_ahead,
+        )
 
 
 def slots_of_edge(schedule: Schedule) -> dict[tuple[int, int, int, bool], list[int]]:

@@ -141,8 +141,6 @@ def _transfers(schedule: Schedule, events: _Events) -> Iterator[_Transfer]:
     stages = schedule.placement.stages
     for of_edge in feeds(schedule):
         crossing = [feed for feed in of_edge if stages[feed.source].worker != stages[feed.destination].worker]
-        if any(Op.T in (feed.consumer, feed.producer) for feed in crossing):
-            raise ScheduleError(["messages of forwards without gradient (T) between workers have no text form"])
         for microbatch, size in enumerate(crossing[0].microbatches if crossing else ()):
             for feed in crossing:
                 yield _Transfer(
@@ -154,8 +152,8 @@ def _transfers(schedule: Schedule, events: _Events) -> Iterator[_Transfer]:
                         tensors=feed.tensors,
                         is_gradient=feed.is_gradient,
                     ),
-                    (events.computes[feed.source, feed.producer][microbatch],),
-                    (events.computes[feed.destination, feed.consumer][microbatch],),
+                    (events.computes[feed.source, feed.op][microbatch],),
+                    (events.computes[feed.destination, feed.op][microbatch],),
                 )
     encoded: dict[tuple[int, int], list[Flow]] = defaultdict(list)
     for flow in frozen_flows(schedule):
@@ -168,8 +166,6 @@ def _transfers(schedule: Schedule, events: _Events) -> Iterator[_Transfer]:
 
 def _encoded(group: Sequence[Flow], events: _Events) -> _Transfer:
     """One message for all of these flows, which come from one encoder stage and go to one worker."""
-    if any(flow.consumer.op is Op.T for flow in group):
-        raise ScheduleError(["messages of forwards without gradient (T) between workers have no text form"])
     message = Message(
         source=group[0].source,
         destination=min(flow.destination for flow in group),

@@ -22,7 +22,7 @@ def replicate(schedule: Schedule, replicas: Sequence[int]) -> Schedule:
         ScheduleError: the schedule has explicit messages, frozen work or reductions already.
         ConfigError: the numbers do not fit the stages, the workers or the micro-batches.
     """
-    if any(action.op not in (Op.F, Op.B, Op.I, Op.W, Op.T) for _, action in schedule.actions()):
+    if any(action.op not in (Op.F, Op.B, Op.I, Op.W) for _, action in schedule.actions()):
         raise ScheduleError(["replicate a schedule of compute actions, before all other passes but connect"])
     placement = schedule.placement
     _check_numbers(placement, replicas)

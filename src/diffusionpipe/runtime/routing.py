@@ -181,7 +181,7 @@ def releases_of(schedule: Schedule, worker: int) -> dict[int, tuple[int, ...]]:
         for action in schedule.orders[peer]:
             if action.microbatch is not None and action.op not in MESSAGE_OPS:
                 route = routes[action.stage, action.microbatch]
-                waited = route.arrivals if action.op in (Op.F, Op.T) else route.gradient_arrivals
+                waited = route.arrivals if action.op is Op.F else route.gradient_arrivals
                 over += [k for k in waited if k in from_here]
                 from_here.difference_update(waited)
             elif (k := action.slot) is not None and action.op in SEND_OPS and to_here(k):

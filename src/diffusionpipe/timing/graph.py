@@ -190,8 +190,8 @@ class _Builder:
         stages, is_explicit = self.schedule.placement.stages, bool(self.message_of_slot)
         slots = slots_of_edge(self.schedule) if is_explicit else {}
         for feed in (feed for of_edge in feeds(self.schedule) for feed in of_edge):
-            _, producers = self.computes[feed.source, feed.producer]
-            _, consumers = self.computes[feed.destination, feed.consumer]
+            _, producers = self.computes[feed.source, feed.op]
+            _, consumers = self.computes[feed.destination, feed.op]
             is_local = stages[feed.source].worker == stages[feed.destination].worker
             works = {
                 size: 0 if is_local else self._transfer(feed.source, feed.destination, feed.tensors, samples)

@@ -11,14 +11,12 @@ from diffusionpipe.viz.places import hues_of_stages, is_later
 
 OP_COLOURS = {
     Op.F: "#9ecae1",
-    Op.T: "#dbe9f6",
     Op.I: "#4292c6",
     Op.B: "#2171b5",
     Op.W: "#08306b",
 }
 LATER_COLOURS = {
     Op.F: "#bcbddc",
-    Op.T: "#e6e4f1",
     Op.I: "#9e9ac8",
     Op.B: "#6a51a3",
     Op.W: "#3f007d",
@@ -27,7 +25,6 @@ LATER_NAME = "second direction or chunk"
 """What the stages are that have these colours."""
 OP_NAMES = {
     Op.F: "forward",
-    Op.T: "forward without gradient",
     Op.I: "backward, inputs",
     Op.B: "backward",
     Op.W: "backward, weights",

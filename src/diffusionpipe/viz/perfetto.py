@@ -20,7 +20,6 @@ _COMPUTE, _COMMUNICATION, _REDUCTION, _UPDATE = "compute", "communication", "red
 _LANES_PER_KIND = 1000
 _COLOURS = {
     Op.F: "thread_state_runnable",
-    Op.T: "thread_state_runnable",
     Op.B: "thread_state_iowait",
     Op.I: "thread_state_iowait",
     Op.W: "thread_state_uninterruptible",

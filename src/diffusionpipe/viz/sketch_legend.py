@@ -11,7 +11,6 @@ _LETTERS = {
     Op.B: "B0: its backward",
     Op.I: "I0: gradient of the inputs",
     Op.W: "W0: gradient of the weights",
-    Op.T: "T0: forward without gradient",
     Op.ENCODE: "E: frozen work (encoders); E3 is its fill 3",
 }
 _WIDEST = 100

@@ -98,7 +98,7 @@ def predict(setting: Setting, train: Schedule, blocks: Blocks, mesh: Mesh) -> Pr
 def exposed_frozen_time(timeline: Timeline) -> Seconds:
     """Time in which some worker runs frozen work and none trains or reduces."""
     frozen = [(s.start, s.end) for s in timeline.spans if s.action.op is Op.ENCODE]
-    ops = {Op.F, Op.B, Op.I, Op.W, Op.T, Op.REDUCE_GRAD, Op.UNSHARD}
+    ops = {Op.F, Op.B, Op.I, Op.W, Op.REDUCE_GRAD, Op.UNSHARD}
     trained = [(s.start, s.end) for s in timeline.spans if s.action.op in ops]
     return _length(frozen + trained) - _length(trained)
 

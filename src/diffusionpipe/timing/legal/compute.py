@@ -10,7 +10,7 @@ from diffusionpipe.ir.placement import Range
 from diffusionpipe.ir.ranges import tiles
 from diffusionpipe.ir.schedule import Schedule, lone_blocks
 
-ORDER_OF_OPS = (Op.T, Op.F, Op.B, Op.I, Op.W)
+ORDER_OF_OPS = (Op.F, Op.B, Op.I, Op.W)
 """Every stage does its ops for a micro-batch in this order."""
 
 
@@ -22,6 +22,8 @@ def completeness_problems(schedule: Schedule) -> Iterator[str]:
             if stages[action.stage].worker != worker:
                 home = stages[action.stage].worker
                 yield f"worker {worker}: {action} belongs to worker {home}, where stage {action.stage} lives"
+            if action.op is Op.STEP:
+                yield f"worker {worker}: {action} is reserved; leave it out, the update follows the iteration"
     counts = Counter(action for order in schedule.orders for action in order if action.op in TIMED_OPS)
     expected = dict.fromkeys(
         compute_action(stage, op, microbatch)

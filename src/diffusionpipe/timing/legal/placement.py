@@ -13,7 +13,6 @@ OPS_OF_PIPELINES: tuple[frozenset[Op], ...] = (
     frozenset({Op.F}),
     frozenset({Op.F, Op.B}),
     frozenset({Op.F, Op.I, Op.W}),
-    frozenset({Op.T, Op.F, Op.B}),
     frozenset({Op.ENCODE}),
     frozenset(),  # a prologue: its stages only receive frozen outputs
 )
