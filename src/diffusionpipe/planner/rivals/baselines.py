@@ -223,7 +223,7 @@ def zero3(judge: Judge) -> Baseline | None:
     for rows, count in accumulations(judge):
         samples = rows / count
         busy, step = zero3_times(judge, samples)
-        held = _zero3_bytes(judge, samples, count)
+        held = zero3_bytes(judge, samples, count)
         one = _replicated(judge, ZERO3, count, count * step, count * busy, held)
         one = replace(one, updated=one.updated / judge.setting.cluster.num_ranks)
         if one.overflow > 0 and judge.frozen_bytes and not judge.setting.workload.offload_frozen:
@@ -300,7 +300,7 @@ def zero3_times(judge: Judge, samples: float) -> tuple[Seconds, Seconds]:
     return (sums.forward[-1] + sums.backward[-1]) / slowest, max(now, free)
 
 
-def _zero3_bytes(judge: Judge, samples: float, count: int) -> Bytes:
+def zero3_bytes(judge: Judge, samples: float, count: int) -> Bytes:
     """A part of all parameters, two gathered layers, the gradients of one; the rest as in data parallelism."""
     workload, table = judge.setting.workload, judge.table
     whole = judge.stage_bytes(0, judge.num_layers, samples, count, 1) - table.copies[-1]
