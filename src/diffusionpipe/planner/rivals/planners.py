@@ -214,23 +214,24 @@ def _copies(judge: Judge, count: int, buckets: int, seconds: Seconds) -> Guess:
 PLANNERS = {
     "pipedream": Planner(
         title="PipeDream",
-        formula="M max(T_s, 2 O / (bandwidth r)), T_s = (F + B + 4 (r - 1) P / (bandwidth r)) / r on r replicas, P "
-        "parameter bytes, O bytes that leave a stage; M at least ranks / r_1. Trained with a flush after each batch",
+        formula="M times the longest of (F + B + 4 (r - 1) P / (bandwidth r)) / r of a stage with P bytes of parameters "
+        "and 2 O / (bandwidth r) of a link that O bytes cross; M is the least number that keeps all devices busy, "
+        "because the pipeline is never emptied. Simulated with one update per batch",
         source="Narayanan et al., SOSP 2019, section 3.1, with the terms of the released optimizer",
         guesses=_pipedream,
     ),
     "dapple": Planner(
         title="DAPPLE",
-        formula="Tw + Ts + Te around the pivot stage Q: F up to Q, (M - 1) (F_Q + B_Q), then the longest way from Q to "
-        "the end of a gradient sum; links count as stages",
+        formula="Tw + Ts + Te around the pivot stage Q: Tw is the sum of F up to Q, Ts is (M - 1) (F + B) of Q, Te the "
+        "longest way from there to the end of a gradient sum; links count as stages",
         source="Fan et al., PPoPP 2021, section 4",
         guesses=_by_objective(PivotLatency, "dapple-a"),
         schedules=("dapple-a", "dapple-b"),
     ),
     "spp": Planner(
         title="SPP",
-        formula="(M + 4 S - 4) W + A: W the longest F + B of a stage or transfer there and back of a link, A the "
-        "longest gradient sum",
+        formula="(M + 4 S - 4) W + A, an upper bound: W is the longest F + B of a stage or transfer there and back over "
+        "a link, A the longest gradient sum",
         source="Luo et al., INFOCOM 2022",
         guesses=_by_objective(PlanningBound, "1f1b"),
     ),
