@@ -83,7 +83,6 @@ OptimizerName = Annotated[
 Cache = Annotated[bool, typer.Option(help="Keep new profiles for later commands, and reuse kept ones.")]
 
 
-
 app = typer.Typer(cls=DefaultVerb, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="rich")
 app.command("show")(show)
 

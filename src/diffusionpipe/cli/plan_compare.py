@@ -7,7 +7,8 @@ from difflib import get_close_matches
 from textwrap import wrap
 from typing import TYPE_CHECKING
 
-from diffusionpipe.cli.plan_table import GIB, MICROBATCHES, WORDS, Line, decimals_of, shortened, wrapped
+from diffusionpipe.cli.plan_table import MICROBATCHES, WORDS, Line, decimals_of, shortened, wrapped
+from diffusionpipe.planner.explain import GIB
 from diffusionpipe.planner.pricing.given import NOTHING
 
 if TYPE_CHECKING:
@@ -24,10 +25,10 @@ HEADS = (
     (("peak", "GiB"), "peak GiB", 1),
     (("missing", "GiB"), "missing GiB", 1),
 )
-"""Two lines of each column's head, its entry in docs/glossary.md, and its decimals; None: as its largest value needs."""
+"""Two lines of each column's head, its entry in docs/glossary.md, its decimals (None: those of its largest value)."""
 SYMBOLS = (
-    "In the formulas: S stages, M micro-batches; F, B forward and backward of one micro-batch on a stage; r devices that "
-    "replicate a stage."
+    "In the formulas: S stages, M micro-batches; F, B forward and backward of one micro-batch on a stage; r replicas "
+    "of a stage."
 )
 
 

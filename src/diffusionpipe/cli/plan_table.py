@@ -129,6 +129,7 @@ def shortened(sizes: str) -> str:
 
 
 def wrapped(layout: str, room: int, *, is_winner: bool) -> list[str]:
+    """A layout in lines of at most `room` columns, marked if it is the plan; numbers stay with their words."""
     mark = "> " if is_winner else "  "
     tied = re.sub(r"(\d) (?=[a-z])(?!x )|(?<=x) (?=\d)", lambda found: f"{found[1] or ''}\xa0", layout)
     lines = wrap(tied, max(room, 16), initial_indent=mark, subsequent_indent="    ", break_on_hyphens=False)

@@ -1,6 +1,7 @@
 """Layouts that other systems' planners choose train: loss and gradients are those of one process."""
 
 from dataclasses import replace
+from functools import cache
 
 import pytest
 from layouts import assert_same_step, reference_step, step_in_threads
@@ -13,6 +14,13 @@ from diffusionpipe.planner.pricing.stage_costs import Setting
 from diffusionpipe.planner.rivals.simulated import simulated
 
 BATCH, RANKS = 12, 3
+
+
+@cache
+def prepared():
+    graph = tiny_dit()
+    inputs = raw_inputs(graph, BATCH)
+    return graph, describe(graph), inputs, reference_step(graph, inputs)
 
 
 def profile_of(model: ModelGraph) -> Profile:
@@ -32,13 +40,11 @@ def profile_of(model: ModelGraph) -> Profile:
 
 @pytest.mark.parametrize("name", ["pipedream", "spp", "dapple"])
 def test_a_rivals_layout_with_unequal_replicas_learns_the_same(name):
-    graph = tiny_dit()
-    model = describe(graph)
+    graph, model, inputs, expected = prepared()
     slow = AllReduce(latency=1e-6, bandwidth=1e5)
     cluster = replace(synthetic.cluster(RANKS), intra=Link(1e-6, 1e5), intra_reduce=slow)
     setting = Setting(profile=profile_of(model), cluster=cluster, workload=synthetic.workload(BATCH))
     (rival,) = simulated([name], setting)
     assert rival.candidate.replicas == (2, 1), rival.sizes
-    inputs = raw_inputs(graph, BATCH)
     found = step_in_threads(graph, model, rival.candidate.layout(setting), inputs)
-    assert_same_step(found, reference_step(graph, inputs))
+    assert_same_step(found, expected)

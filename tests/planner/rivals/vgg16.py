@@ -34,7 +34,7 @@ def vgg16() -> tuple[list[float], list[int], list[int]]:
 
 
 def vgg16_profile() -> Profile:
-    """The same as a file for `diffusionpipe plan`: a third of each time is forward. Reading the input is the encoder."""
+    """The same as a file for `diffusionpipe plan`: a third of each time is forward. The encoder reads the input."""
     times, outputs, parameters = vgg16()
     sketch = synthetic.Sketch(inputs=("raw",))
     read = sketch.tensor("raw", 1)

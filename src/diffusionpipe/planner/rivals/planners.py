@@ -11,11 +11,12 @@ batch, and takes the one that its formula says is fastest of those that fit in m
 lacks least. `simulated` says how long that really takes.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from itertools import islice, pairwise
 from math import gcd, lcm
 
+from diffusionpipe.planner.assembly.partition import balanced_cuts
 from diffusionpipe.planner.pricing.arrangement import Arrangement
 from diffusionpipe.planner.pricing.offload import is_heavy, offloaded
 from diffusionpipe.planner.pricing.stage_costs import Setting
@@ -25,7 +26,6 @@ from diffusionpipe.planner.rivals.baselines import (
     ZERO3,
     accumulations,
     data_parallel_times,
-    gpipe_starts,
     places,
     zero3_bytes,
     zero3_times,
@@ -100,9 +100,7 @@ def _pipedream(judge: Judge) -> Iterator[Guess]:
     cluster, batch = setting.cluster, setting.workload.batch
     node = cluster.nodes.count(0)
     levels = [(node, cluster.intra.bandwidth), (cluster.num_ranks // node, cluster.inter.bandwidth)]
-    parameters = [
-        (after - before) * setting.workload.gradient_bytes for before, after in pairwise(table.trained)
-    ]
+    parameters = [(after - before) * setting.workload.gradient_bytes for before, after in pairwise(table.trained)]
     for count in (count for count in range(1, batch + 1) if batch % count == 0):
         size = batch // count
         seconds, stages = pipedream(
@@ -125,7 +123,9 @@ def _pipedream(judge: Judge) -> Iterator[Guess]:
             starts=tuple(first for first, _ in stages),
             replicas=counts,
         )
-        guess = Guess(judge=Judge(setting=whole) if whole != setting else judge, candidate=candidate, seconds=count * seconds)
+        guess = Guess(
+            judge=Judge(setting=whole) if whole != setting else judge, candidate=candidate, seconds=count * seconds
+        )
         yield guess
         if _overflow(guess) <= 0:
             return  # smaller minibatches take longer by the formula
@@ -158,7 +158,8 @@ def _by_objective(objective_of: Callable[[int], Objective], schedule: str) -> Ca
 
 def _gpipe(judge: Judge) -> Iterator[Guess]:
     for arrangement, count in places(judge):
-        starts = gpipe_starts(judge, arrangement, count)
+        sums = judge.table.sums(judge.unit_samples(arrangement, count), count)
+        starts = balanced_cuts(sums.steps(), arrangement.units)
         candidate = Candidate(
             arrangement=arrangement, schedule="gpipe", microbatches=count, starts=starts, replicas=(1,) * len(starts)
         )
@@ -214,7 +215,7 @@ def _copies(judge: Judge, count: int, buckets: int, seconds: Seconds) -> Guess:
 PLANNERS = {
     "pipedream": Planner(
         title="PipeDream",
-        formula="M times the longest of (F + B + 4 (r - 1) P / (bandwidth r)) / r of a stage with P bytes of parameters "
+        formula="M times the longest of (F + B + 4 (r - 1) P / (bandwidth r)) / r of a stage with P parameter bytes "
         "and 2 O / (bandwidth r) of a link that O bytes cross; M is the least number that keeps all devices busy, "
         "because the pipeline is never emptied. Simulated with one update per batch",
         source="Narayanan et al., SOSP 2019, section 3.1, with the terms of the released optimizer",
@@ -230,7 +231,7 @@ PLANNERS = {
     ),
     "spp": Planner(
         title="SPP",
-        formula="(M + 4 S - 4) W + A, an upper bound: W is the longest F + B of a stage or transfer there and back over "
+        formula="(M + 4 S - 4) W + A, an upper bound: W is the longest F + B of a stage or transfer there and back on "
         "a link, A the longest gradient sum",
         source="Luo et al., INFOCOM 2022",
         guesses=_by_objective(PlanningBound, "1f1b"),
