@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from diffusionpipe.errors import ModelError, RecipeError
+from diffusionpipe.ir.combinations import Feature, refusal
 from diffusionpipe.models.folder import build_graph, model_index, scheduler_config, weight_sources
 from diffusionpipe.models.graph import Layer, LayerGraph
 from diffusionpipe.models.lora_file import load_adapters
@@ -64,9 +65,7 @@ def raw_conditions(wish: Wish, graph: LayerGraph, folder: Path, settings: Sampli
     """
     inputs = {spec.name for spec in graph.inputs}
     if "condition" in inputs:
-        raise ModelError(
-            "the model needs a conditioning picture, which prompts cannot give; draw with diffusers' pipeline"
-        )
+        raise ModelError(refusal(Feature.CONTROLNET, Feature.PICTURES))
     if "input_ids" in inputs:
         if not wish.prompts:
             raise RecipeError("the model draws from captions; give prompts, not labels")

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from functools import cache
 
 from diffusionpipe.errors import ConfigError
+from diffusionpipe.ir.combinations import Feature, refusal
 from diffusionpipe.schedules import REGISTRY, generator_of
 
 
@@ -72,10 +73,10 @@ def _problems(given: Given, batch: int, num_ranks: int) -> Iterator[str]:
         )
         return
     if given.sharded and not given.allows(units=1, data_parallel=num_ranks):
-        yield "with sharded, the search puts a copy of the whole model on each rank; leave out stages and data_parallel"
+        yield refusal(Feature.SHARDED, Feature.GIVEN_PIPELINES)
         return
     if given.sharded and num_ranks == 1:
-        yield "one rank cannot shard its parameters; start more ranks, or leave out sharded"
+        yield refusal(Feature.SHARDED, Feature.ONE_RANK)
         return
     parts = [copies * (given.microbatches or 1) for copies in allowed]
     if all(batch % part for part in parts):
