@@ -10,6 +10,7 @@ from torch import Tensor
 
 from diffusionpipe.costs import ModelGraph
 from diffusionpipe.errors import ConfigError
+from diffusionpipe.ir import PlanPhase
 from diffusionpipe.ir.schedule import lone_blocks
 from diffusionpipe.models.describe import describe
 from diffusionpipe.models.graph import LayerGraph, canonical_names
@@ -49,11 +50,11 @@ def run_step(worker: Worker, inputs: Mapping[str, Tensor]) -> tuple[float, dict[
     return loss, {name: p.grad.clone() for name, p in worker.parameters.items() if p.grad is not None}
 
 
-def feed_rows(worker: Worker, inputs: Mapping[str, Tensor]) -> None:
+def feed_rows(worker: Worker, inputs: Mapping[str, Tensor], phase: PlanPhase = PlanPhase.TRAIN) -> None:
     if worker.encoded is not None:
         offset = worker.place.group * (worker.plan.batch // worker.plan.mesh.data_parallel)
         rows = slice(offset + worker.encoded.start, offset + worker.encoded.stop)
-        worker.feed(worker.train, {name: value[rows] for name, value in inputs.items()})
+        worker.feed(worker.executors[phase], {name: value[rows] for name, value in inputs.items()})
 
 
 def steps_in_process(

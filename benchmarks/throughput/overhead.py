@@ -19,6 +19,7 @@ from benchmarks.throughput.ratios import Ratio, interleaved, median_ratio
 from diffusionpipe.costs import TensorSpec
 from diffusionpipe.ir.torch_csv import schedule_to_csv
 from diffusionpipe.models.graph import Layer
+from diffusionpipe.runtime.equipment import Equipment
 from diffusionpipe.runtime.executor import Executor
 from diffusionpipe.runtime.stage import LayerStage
 from diffusionpipe.runtime.transport import ProcessTransport
@@ -109,10 +110,12 @@ def _executor(module: nn.Module) -> Executor:
     return Executor(
         schedule,
         RANK,
-        stages={RANK: LayerStage([layer], {"model": module}, outputs=("hidden",))},
-        tensors={"hidden": TensorSpec(name="hidden", shape=(WIDTH,), needs_gradient=True)},
-        transport=ProcessTransport(),
-        device=torch.device("cpu"),
+        Equipment(
+            stages={RANK: LayerStage([layer], {"model": module}, outputs=("hidden",))},
+            tensors={"hidden": TensorSpec(name="hidden", shape=(WIDTH,), needs_gradient=True)},
+            transport=ProcessTransport(),
+            device=torch.device("cpu"),
+        ),
     )
 
 

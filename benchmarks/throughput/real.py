@@ -19,6 +19,7 @@ from benchmarks.throughput.ranks import run_ranks
 from benchmarks.throughput.ratios import Ratio, interleaved, median_ratio
 from diffusionpipe.ir import Range
 from diffusionpipe.models.objective import Objective
+from diffusionpipe.runtime.equipment import Equipment
 from diffusionpipe.runtime.executor import Executor
 from diffusionpipe.runtime.stage import LayerStage
 from diffusionpipe.runtime.transport import ProcessTransport
@@ -213,11 +214,13 @@ def _our_step(model: Backbone, batch: Mapping[str, Tensor], rank: int, name: str
     executor = Executor(
         our_schedule(name, NUM_RANKS, NUM_MICROBATCHES, BATCH // NUM_MICROBATCHES, edges),
         rank,
-        stages={rank: stage},
-        tensors={spec.name: spec for spec in model.model.tensors},
-        transport=transport,
-        device=torch.device("cpu"),
-        loss_scale=1.0 / BATCH,
+        Equipment(
+            stages={rank: stage},
+            tensors={spec.name: spec for spec in model.model.tensors},
+            transport=transport,
+            device=torch.device("cpu"),
+            loss_scale=1.0 / BATCH,
+        ),
     )
     for key in stage.reads:
         if key in executor.store:

@@ -4,6 +4,7 @@ import torch
 
 from diffusionpipe.costs import Costs, StageCosts, TensorSpec
 from diffusionpipe.passes import communicate
+from diffusionpipe.runtime.equipment import Equipment
 from diffusionpipe.runtime.executor import Executor
 from diffusionpipe.runtime.threads import run_threads
 from diffusionpipe.runtime.virtual import virtual_stages
@@ -37,13 +38,15 @@ def test_a_stage_prepares_once_in_an_iteration_while_its_first_inputs_are_on_the
         executor = Executor(
             schedule,
             rank,
-            stages={index: Noting(stage, events) for index, stage in stages.items()},
-            tensors=tensors,
-            transport=transport,
-            device=torch.device("cpu"),
-            raw_inputs=("input",),
-            preparations={i: lambda: events.append("prepare") for i in stages},
-            cleanup=lambda: events.append("clean"),
+            Equipment(
+                stages={index: Noting(stage, events) for index, stage in stages.items()},
+                tensors=tensors,
+                transport=transport,
+                device=torch.device("cpu"),
+                raw_inputs=("input",),
+                preparations={i: lambda: events.append("prepare") for i in stages},
+                cleanup=lambda: events.append("clean"),
+            ),
         )
         executor.run()
         executor.run()

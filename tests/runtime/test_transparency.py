@@ -12,6 +12,7 @@ from tiny_models import raw_inputs, tiny_dit, tiny_stable_diffusion
 from torch import Tensor, nn
 
 from diffusionpipe.costs import TensorSpec
+from diffusionpipe.ir import PlanPhase
 from diffusionpipe.models.describe import describe
 from diffusionpipe.models.graph import canonical_names
 from diffusionpipe.models.run import run_layers
@@ -218,8 +219,7 @@ def test_a_forward_only_schedule_gives_the_losses_of_one_process(prepared):
 
     def main(rank, transport):
         worker = build_worker(copy.deepcopy(graph), model, plan, rank, transport, device=CPU)
-        worker.train = worker.validate
-        feed_rows(worker, inputs)
+        feed_rows(worker, inputs, PlanPhase.VALIDATE)
         return worker.validate.run()
 
     rows = {output.rows.start: output.value for outputs in run_threads(4, main) for output in outputs}

@@ -12,7 +12,7 @@ from diffusionpipe.ir.action import (
     parse_action,
 )
 from diffusionpipe.ir.placement import WHOLE, Edge, Pipeline, Placement, Range, Share, Stage
-from diffusionpipe.ir.plan import Mesh, Plan
+from diffusionpipe.ir.plan import Mesh, Plan, PlanPhase
 from diffusionpipe.ir.schedule import Fill, Message, Schedule
 from diffusionpipe.ir.timeline import MemorySample, Phase, Span, Timeline
 
@@ -34,6 +34,7 @@ __all__ = [
     "Pipeline",
     "Placement",
     "Plan",
+    "PlanPhase",
     "Range",
     "Schedule",
     "Share",

@@ -1,6 +1,8 @@
 """A plan: everything that the ranks must agree on before the first step."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from enum import StrEnum
 
 from diffusionpipe.ir.schedule import Schedule
 
@@ -47,6 +49,15 @@ class Mesh:
         return outer * self.adjacent + inner, worker
 
 
+class PlanPhase(StrEnum):
+    """A kind of iteration; a plan has a schedule for each, and names it like this."""
+
+    TRAIN = "train"
+    PROLOGUE = "prologue"
+    VALIDATE = "validate"
+    SAMPLE = "sample"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     """A partition, its schedules and the mesh."""
@@ -66,6 +77,12 @@ class Plan:
     """Layers whose activations are recomputed in the backward."""
     offload_frozen: bool = False
     """Whether the frozen part's parameters rest in host memory and come to the device layer by layer, as they run."""
+
+    @property
+    def phases(self) -> Mapping[PlanPhase, Schedule]:
+        """The schedules that there are."""
+        found = {phase: getattr(self, phase.value) for phase in PlanPhase}
+        return {phase: schedule for phase, schedule in found.items() if schedule is not None}
 
     @property
     def batch(self) -> int:

@@ -10,20 +10,16 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import get_gradient_edge
 
-from diffusionpipe.costs import TensorSpec
 from diffusionpipe.errors import ScheduleError
 from diffusionpipe.ir import Action, Message, Op, Schedule
 from diffusionpipe.ir.action import COMPUTE_OPS
 from diffusionpipe.runtime.backward import run_backward
 from diffusionpipe.runtime.buffers import BufferPool
-from diffusionpipe.runtime.frozen import FillRunner
-from diffusionpipe.runtime.gradients import Reducible
+from diffusionpipe.runtime.equipment import Equipment
 from diffusionpipe.runtime.routing import Part, Route
-from diffusionpipe.runtime.sharding import Shards
 from diffusionpipe.runtime.slot import Output, Slot, count_read
-from diffusionpipe.runtime.stage import StageModule
 from diffusionpipe.runtime.store import RowStore
-from diffusionpipe.runtime.transport import Transport, Work
+from diffusionpipe.runtime.transport import Work
 
 Instruction = tuple[Callable[[], None] | None, Callable[[], None]]
 """What an action waits for, None for nothing, and what it does then."""
@@ -35,16 +31,7 @@ class Compiler:
 
     schedule: Schedule
     worker: int
-    stages: Mapping[int, StageModule]
-    tensors: Mapping[str, TensorSpec]
-    transport: Transport
-    device: torch.device
-    rank_of_worker: tuple[int, ...]
-    encoder: FillRunner | None
-    gradients: Mapping[int, Reducible]
-    sharded: Mapping[int, Shards]
-    """Blocks that are whole only between their UNSHARD and RESHARD."""
-    loss_scale: float
+    equipment: Equipment
     pool: BufferPool
     routes: Mapping[tuple[int, int], Route]
     releases: Mapping[int, tuple[int, ...]]
@@ -69,7 +56,7 @@ class Compiler:
             ScheduleError: an op that the executor does not know.
         """
         wait, run = self._plain_instruction(action)
-        block = self.sharded.get(self.schedule.placement.stages[action.stage].weights)
+        block = self.equipment.sharded.get(self.schedule.placement.stages[action.stage].weights)
         if block is None or action.op not in COMPUTE_OPS:
             return wait, run
         return _both(wait, block.wait), run if action.op is Op.F else _both(block.open_gradients, run)
@@ -89,12 +76,12 @@ class Compiler:
             case Op.ENCODE:
                 return None, self._compile_encode(action)
             case Op.REDUCE_GRAD:
-                block = self.gradients[self.schedule.placement.stages[action.stage].weights]
+                block = self.equipment.gradients[self.schedule.placement.stages[action.stage].weights]
                 return None, block.reduce
             case Op.UNSHARD:
-                return None, self.sharded[self.schedule.placement.stages[action.stage].weights].unshard
+                return None, self.equipment.sharded[self.schedule.placement.stages[action.stage].weights].unshard
             case Op.RESHARD:
-                return None, self.sharded[self.schedule.placement.stages[action.stage].weights].reshard
+                return None, self.equipment.sharded[self.schedule.placement.stages[action.stage].weights].reshard
         raise ScheduleError([f"worker {self.worker}: {action}: the executor does not run {action.op} yet"])
 
     def _wait_for(self, messages: tuple[int, ...]) -> Callable[[], None] | None:
@@ -118,7 +105,7 @@ class Compiler:
     def _compile_forward(self, action: Action) -> Instruction:
         assert action.microbatch is not None
         key = (action.stage, action.microbatch)
-        slot, route, module = self.slots[key], self.routes[key], self.stages[action.stage]
+        slot, route, module = self.slots[key], self.routes[key], self.equipment.stages[action.stage]
         trains = action.stage in self.trained
         splits = Op.W in self.schedule.placement.pipeline_of(action.stage).ops
         deferred = slot.deferred if splits else None
@@ -156,7 +143,7 @@ class Compiler:
             view = self.reading.view(name, route.batch_rows)
             return lambda: view
         value = self._compile_value(slot, route, name, parts)
-        if not (trains and name in route.with_gradient and self.tensors[name].needs_gradient):
+        if not (trains and name in route.with_gradient and self.equipment.tensors[name].needs_gradient):
             return value
 
         def leaf() -> Tensor:
@@ -188,7 +175,7 @@ class Compiler:
 
     def _compile_buffer(self, slot: Slot, route: Route, name: str) -> Callable[[], Tensor]:
         """Makes the buffer of an input that arrives in parts when the first part needs it."""
-        shape, dtype = (route.num_rows, *self.tensors[name].shape), self._dtype(name)
+        shape, dtype = (route.num_rows, *self.equipment.tensors[name].shape), self._dtype(name)
         inputs, take = slot.inputs, self.pool.take
 
         def buffer() -> Tensor:
@@ -241,13 +228,15 @@ class Compiler:
         return weight_gradients
 
     def _dtype(self, name: str) -> torch.dtype:
-        dtype = getattr(torch, self.tensors[name].dtype)
+        dtype = getattr(torch, self.equipment.tensors[name].dtype)
         assert isinstance(dtype, torch.dtype)
         return dtype
 
     def _loss_gradient(self, route: Route, name: str) -> Tensor:
         """The step's loss is `loss_scale` times the sum of the samples' losses."""
-        return torch.full((route.num_rows,), self.loss_scale, dtype=self._dtype(name), device=self.device)
+        return torch.full(
+            (route.num_rows,), self.equipment.loss_scale, dtype=self._dtype(name), device=self.equipment.device
+        )
 
     def _compile_gradient(self, slot: Slot, route: Route, name: str) -> Callable[[], Tensor]:
         """The gradient of one output: the sum over everyone who read it, in edge order."""
@@ -284,8 +273,8 @@ class Compiler:
         assert action.slot is not None
         k, message = action.slot, self.schedule.messages[action.slot]
         placement = self.schedule.placement
-        works, held, send = self.works[k], self.held[k], self.transport.send
-        destination = self.rank_of_worker[placement.stages[message.destination].worker]
+        works, held, send = self.works[k], self.held[k], self.equipment.transport.send
+        destination = self.equipment.rank_of_worker(placement.stages[message.destination].worker)
         if placement.is_frozen(message.source):
             views = [self.writing.view(name, message.samples) for name in message.tensors]
             return lambda: works.extend([send(view, destination) for view in views])
@@ -309,8 +298,8 @@ class Compiler:
         assert action.slot is not None
         message = self.schedule.messages[action.slot]
         placement = self.schedule.placement
-        works, recv = self.works[action.slot], self.transport.recv
-        source = self.rank_of_worker[placement.stages[message.source].worker]
+        works, recv = self.works[action.slot], self.equipment.transport.recv
+        source = self.equipment.rank_of_worker(placement.stages[message.source].worker)
         if placement.is_frozen(message.source):
             views = [self.writing.view(name, message.samples) for name in message.tensors]
             return lambda: works.extend([recv(view, source) for view in views])
@@ -332,11 +321,15 @@ class Compiler:
     def _compile_receive_gradient(
         self, slot: Slot, message: Message, num_rows: int, works: list[Work], source: int
     ) -> Callable[[], None]:
-        arrived, recv = slot.arrived, self.transport.recv
+        arrived, recv = slot.arrived, self.equipment.transport.recv
         makers = [
-            ((name, message.source), torch.empty(0, dtype=self._dtype(name), device=self.device).new_empty, shape)
+            (
+                (name, message.source),
+                torch.empty(0, dtype=self._dtype(name), device=self.equipment.device).new_empty,
+                shape,
+            )
             for name in message.tensors
-            for shape in [(num_rows, *self.tensors[name].shape)]
+            for shape in [(num_rows, *self.equipment.tensors[name].shape)]
         ]
 
         def run() -> None:
@@ -349,8 +342,8 @@ class Compiler:
 
     def _compile_encode(self, action: Action) -> Callable[[], None]:
         assert action.slot is not None
-        assert self.encoder is not None, "a schedule with fills needs an encoder"
-        fill, encoder, store = self.schedule.fills[action.slot], self.encoder, self.writing
+        assert self.equipment.encoder is not None, "a schedule with fills needs an encoder"
+        fill, encoder, store = self.schedule.fills[action.slot], self.equipment.encoder, self.writing
         return lambda: encoder.run(fill, store)
 
 

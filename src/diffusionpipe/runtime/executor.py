@@ -19,24 +19,20 @@ behind the RECV_F that posts its inputs, so that they can arrive meanwhile.
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-import torch
 from torch import Tensor
 
-from diffusionpipe.costs import TensorSpec
 from diffusionpipe.ir import Action, Op, Range, Schedule, Span
 from diffusionpipe.ir.flows import TIMED_OPS
 from diffusionpipe.runtime.buffers import BufferPool
 from diffusionpipe.runtime.compiler import Compiler
-from diffusionpipe.runtime.frozen import FillRunner
-from diffusionpipe.runtime.gradients import Reducible
+from diffusionpipe.runtime.equipment import Equipment
 from diffusionpipe.runtime.progress import Whereabouts
 from diffusionpipe.runtime.routing import Route, extents_of, fed_rows, releases_of, routes_of
-from diffusionpipe.runtime.sharding import Shards
 from diffusionpipe.runtime.slot import Output, Slot
 from diffusionpipe.runtime.stage import StageModule
 from diffusionpipe.runtime.store import RowStore
 from diffusionpipe.runtime.trace import marks_of, position_of, recorder_for, spans_of
-from diffusionpipe.runtime.transport import Transport, Work
+from diffusionpipe.runtime.transport import Work
 from diffusionpipe.units import Seconds
 
 _WORDS = {Op.F: "forward", Op.B: "backward", Op.I: "input backward", Op.W: "weight backward"}
@@ -46,59 +42,28 @@ _WORDS = {Op.F: "forward", Op.B: "backward", Op.I: "input backward", Op.W: "weig
 class Executor:
     """One worker's side of one schedule. Mutable: it holds what is in flight during `run`."""
 
-    def __init__(
-        self,
-        schedule: Schedule,
-        worker: int,
-        *,
-        stages: Mapping[int, StageModule],
-        tensors: Mapping[str, TensorSpec],
-        transport: Transport,
-        device: torch.device,
-        rank_of_worker: Callable[[int], int] = lambda worker: worker,
-        encoder: FillRunner | None = None,
-        raw_inputs: tuple[str, ...] = (),
-        gradients: Mapping[int, Reducible] | None = None,
-        sharded: Mapping[int, Shards] | None = None,
-        loss_scale: float = 1.0,
-        store: RowStore | None = None,
-        preparations: Mapping[int, Callable[[], None]] | None = None,
-        cleanup: Callable[[], None] | None = None,
-    ) -> None:
-        """`stages`: stage id -> what it computes. `loss_scale`: gradient of the step's loss for each sample's loss.
-
-        `preparations`: stage id -> what it does in every iteration before its first forward; `cleanup` comes after the
-        iteration. `sharded`: the blocks that the schedule gathers, by id. `store`: where frozen outputs go instead of a
-        store of its own; for the prologue of another executor.
+    def __init__(self, schedule: Schedule, worker: int, equipment: Equipment, *, store: RowStore | None = None) -> None:
+        """`store`: where frozen outputs go instead of a store of its own; for the prologue of another executor.
 
         Raises:
             ScheduleError: the order holds ops that this executor does not know.
         """
-        self.schedule = schedule
-        self.worker = worker
-        self.pool = BufferPool(device)
+        self.schedule, self.worker, self._equipment = schedule, worker, equipment
+        self.pool = BufferPool(equipment.device)
         routes = routes_of(schedule, worker)
-        extents = _with_inputs(extents_of(schedule, worker, raw_inputs), schedule, routes, stages)
+        extents = _with_inputs(extents_of(schedule, worker, equipment.raw_inputs), schedule, routes, equipment.stages)
         is_ahead = any(pipeline.is_ahead for pipeline in schedule.placement.pipelines) and store is None
-        self._stores = [store or RowStore(extents, tensors, device) for _ in range(1 + is_ahead)]
+        # Two stores take turns: while one is read, the other is filled for the next iteration.
+        self._stores = [store or RowStore(extents, equipment.tensors, equipment.device) for _ in range(1 + is_ahead)]
         self._turn = 0
         self._works: tuple[list[Work], ...] = tuple([] for _ in schedule.messages)
         self._held: tuple[list[Tensor], ...] = tuple([] for _ in schedule.messages)
         self._outputs: list[Output] = []
-        self._gradients = dict(gradients or {})
         order = schedule.orders[worker]
         compiler = Compiler(
             schedule=schedule,
             worker=worker,
-            stages=stages,
-            tensors=tensors,
-            transport=transport,
-            device=device,
-            rank_of_worker=tuple(rank_of_worker(w) for w in range(schedule.num_workers)),
-            encoder=encoder,
-            gradients=self._gradients,
-            sharded=sharded or {},
-            loss_scale=loss_scale,
+            equipment=equipment,
             pool=self.pool,
             routes=routes,
             releases=releases_of(schedule, worker),
@@ -110,22 +75,20 @@ class Executor:
             writing=self._stores[-1],
             trained=frozenset(action.stage for action in order if action.op in (Op.B, Op.I)),
         )
-        # Two stores take turns: while one is read, the other is filled for the next iteration.
         turns = (replace(compiler, reading=r, writing=self._stores[i - 1]) for i, r in enumerate(self._stores))
-        steps = _prepared(order, preparations or {})
+        steps = _prepared(order, equipment.preparations)
         self._programs = [
             [turn.instruction(s) if isinstance(s, Action) else (None, s) for s in steps] for turn in turns
         ]
-        self._preparations = dict(preparations or {})
-        self._cleanup = cleanup
-        self._recorder = recorder_for(device)
-        marked = list(zip(marks_of([wait is not None for wait, _ in self._programs[0]]), steps, strict=True))
-        self._marks = [marks for marks, step in marked if isinstance(step, Action)]
-        self._computing = [marks for marks, s in marked if not isinstance(s, Action) or s.op in TIMED_OPS]
-        self._last_mark = marked[-1][0][1] + 1 if marked else 1
-        self._steps = marked
-        self._sources = _sources(schedule, worker, rank_of_worker)
+        self._recorder = recorder_for(equipment.device)
+        marks = marks_of([wait is not None for wait, _ in self._programs[0]])
+        self._steps = list(zip(marks, steps, strict=True))
+        self._sources = _sources(schedule, worker, equipment.rank_of_worker)
         self._num_runs = 0
+
+    @property
+    def _last_mark(self) -> int:
+        return self._steps[-1][0][1] + 1 if self._steps else 1
 
     @property
     def store(self) -> RowStore:
@@ -158,8 +121,7 @@ class Executor:
                 mark()
             self._finish()
         finally:
-            if self._cleanup is not None:
-                self._cleanup()
+            self._equipment.cleanup()
         mark()
         self._turn = (self._turn + 1) % len(self._stores)
         return list(self._outputs)
@@ -186,7 +148,7 @@ class Executor:
 
     def prepare(self) -> None:
         """What stages do in `run` before their first forwards, all at once; `run` need not do it again then."""
-        for preparation in self._preparations.values():
+        for preparation in self._equipment.preparations.values():
             preparation()
 
     def rewind(self) -> None:
@@ -196,7 +158,8 @@ class Executor:
     def spans(self) -> tuple[tuple[Span, ...], float]:
         """What the last iteration did when, and its length in seconds. On GPUs it waits for the device."""
         times = self._recorder.times()
-        return spans_of(self.worker, self.schedule.orders[self.worker], self._marks, times), times[self._last_mark]
+        marks = [marks for marks, step in self._steps if isinstance(step, Action)]
+        return spans_of(self.worker, self.schedule.orders[self.worker], marks, times), times[self._last_mark]
 
     def mark(self) -> None:
         """Note the time since the last iteration's start, for `times_after`."""
@@ -209,7 +172,8 @@ class Executor:
     def busy(self) -> Seconds:
         """Seconds of the last iteration in which this worker computed."""
         times = self._recorder.times()
-        return sum(times[end] - times[start] for start, end in self._computing)
+        computing = [marks for marks, s in self._steps if not isinstance(s, Action) or s.op in TIMED_OPS]
+        return sum(times[end] - times[start] for start, end in computing)
 
     def _finish(self) -> None:
         for works in self._works:
@@ -218,7 +182,7 @@ class Executor:
             works.clear()
         for held in self._held:
             held.clear()
-        for block in self._gradients.values():
+        for block in self._equipment.gradients.values():
             block.finish()
 
 

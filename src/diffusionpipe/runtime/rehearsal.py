@@ -22,6 +22,7 @@ import torch.distributed as dist
 
 from diffusionpipe.costs import Costs, TensorSpec
 from diffusionpipe.ir import Mesh, Op, Schedule, Span
+from diffusionpipe.runtime.equipment import Equipment
 from diffusionpipe.runtime.executor import Executor
 from diffusionpipe.runtime.process_group import Job
 from diffusionpipe.runtime.transport import ProcessTransport, Transport, Work
@@ -217,15 +218,17 @@ def _executor(run: VirtualRun, rank: int, clock: DeviceClock) -> Executor:
     return Executor(
         schedule,
         worker,
-        stages=stages,
-        tensors=run.tensors,
-        transport=_Listening(transport, clock),
-        device=torch.device("cpu"),
-        rank_of_worker=lambda other: mesh.rank(group, other),
-        encoder=VirtualEncoder(dict(zip(schedule.fills, run.costs.fills, strict=True)), clock.wait),
-        raw_inputs=run.inputs,
-        gradients=reductions,
-        sharded={block: VirtualShards(one, clock) for block, one in gatherings.items()},
+        Equipment(
+            stages=stages,
+            tensors=run.tensors,
+            transport=_Listening(transport, clock),
+            device=torch.device("cpu"),
+            rank_of_worker=lambda other: mesh.rank(group, other),
+            encoder=VirtualEncoder(dict(zip(schedule.fills, run.costs.fills, strict=True)), clock.wait),
+            raw_inputs=run.inputs,
+            gradients=reductions,
+            sharded={block: VirtualShards(one, clock) for block, one in gatherings.items()},
+        ),
     )
 
 

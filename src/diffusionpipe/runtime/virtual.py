@@ -14,6 +14,7 @@ from torch import Tensor
 
 from diffusionpipe.costs import Costs, TensorSpec
 from diffusionpipe.ir import Fill, Schedule
+from diffusionpipe.runtime.equipment import Equipment
 from diffusionpipe.runtime.executor import Executor
 from diffusionpipe.runtime.split import Deferred
 from diffusionpipe.runtime.store import RowStore
@@ -180,10 +181,16 @@ def virtual_executor(
     return Executor(
         schedule,
         worker,
-        stages=virtual_stages(schedule, worker, costs=costs, tensors=tensors, inputs=inputs, output=output, wait=wait),
-        tensors=tensors,
-        transport=transport,
-        device=torch.device("cpu"),
-        encoder=VirtualEncoder(dict(zip(schedule.fills, costs.fills, strict=True)), wait) if schedule.fills else None,
-        raw_inputs=tuple(inputs),
+        Equipment(
+            stages=virtual_stages(
+                schedule, worker, costs=costs, tensors=tensors, inputs=inputs, output=output, wait=wait
+            ),
+            tensors=tensors,
+            transport=transport,
+            device=torch.device("cpu"),
+            encoder=VirtualEncoder(dict(zip(schedule.fills, costs.fills, strict=True)), wait)
+            if schedule.fills
+            else None,
+            raw_inputs=tuple(inputs),
+        ),
     )

@@ -1,6 +1,6 @@
 """One rank's part of a plan: its layers, its gradients and an executor for each schedule."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -9,17 +9,17 @@ from torch import Tensor, nn
 
 from diffusionpipe.costs import ModelGraph
 from diffusionpipe.costs.sharding import part_of_parameter
-from diffusionpipe.ir import Edge, Op, Plan, Range, Schedule
+from diffusionpipe.ir import Edge, Op, Plan, PlanPhase, Range, Schedule
 from diffusionpipe.models.graph import Layer, LayerGraph, layer_parameters, own_parameters
 from diffusionpipe.models.run import needed_layers
 from diffusionpipe.runtime.casts import Casts
+from diffusionpipe.runtime.equipment import Equipment
 from diffusionpipe.runtime.executor import Executor
 from diffusionpipe.runtime.frozen import Encoder
 from diffusionpipe.runtime.gradients import BlockGradients, Reducible
 from diffusionpipe.runtime.host_weights import HostWeights
 from diffusionpipe.runtime.sharding import Reductions, ShardedBlock, narrow_modules, read_copies
 from diffusionpipe.runtime.stage import LayerStage, Precision, modules_of
-from diffusionpipe.runtime.store import RowStore
 from diffusionpipe.runtime.transport import Transport
 
 
@@ -68,7 +68,7 @@ def channels_of(plan: Plan) -> set[tuple[int, int]]:
     """All (source, destination) pairs of ranks between which the plan's schedules send messages."""
     pairs = {
         (stages[message.source].worker, stages[message.destination].worker)
-        for schedule in (plan.train, plan.validate, plan.sample)  # the prologue's are among train's
+        for schedule in plan.phases.values()
         for stages in (schedule.placement.stages,)
         for message in schedule.messages
     }
@@ -98,17 +98,34 @@ class Worker:
     owned: frozenset[str]
     """Those of them that count on this rank when every parameter is counted once."""
     gradients: Mapping[int, Reducible]
-    train: Executor
-    prologue: Executor | None
-    """Encodes the first batch where `train` encodes ahead; shares its store."""
-    validate: Executor
-    sample: Executor
+    executors: Mapping[PlanPhase, Executor]
+    """One for each of the plan's phases; those of the prologue and of the training share a store."""
     encoded: Range | None
     """The samples of the pipeline's batch that this rank encodes when it trains."""
     casts: Casts
     """Copies of its trained layers' weights; there are some only while an executor runs under autocast."""
     host_weights: HostWeights | None
     """Brings the frozen layers' weights to the device where the plan leaves them in host memory; for all executors."""
+
+    @property
+    def train(self) -> Executor:
+        """Trains, and encodes the next iteration's batch if the plan works ahead."""
+        return self.executors[PlanPhase.TRAIN]
+
+    @property
+    def prologue(self) -> Executor | None:
+        """Encodes the first batch if `train` encodes ahead."""
+        return self.executors.get(PlanPhase.PROLOGUE)
+
+    @property
+    def validate(self) -> Executor:
+        """Computes losses."""
+        return self.executors[PlanPhase.VALIDATE]
+
+    @property
+    def sample(self) -> Executor:
+        """Computes predictions."""
+        return self.executors[PlanPhase.SAMPLE]
 
     @property
     def encodes_ahead(self) -> bool:
@@ -150,41 +167,19 @@ def build_worker(
         sharder = Sharder(graph=graph, model=model, plan=plan, rank=rank, transport=transport, precision=precision)
         sharded = {block: sharder.shard(block) for block in trained_blocks(plan, rank)}
     held = _held(graph, plan, rank, transport, sharded if plan.mesh.shard > 1 else None)
-    casts = Casts()
     parts = _Parts(
         graph=graph,
         model=model,
         plan=plan,
         place=place,
         precision=precision,
-        casts=casts,
+        transport=transport,
+        device=device,
+        gradients=held.gradients,
+        sharded=sharded or {},
+        casts=Casts(),
         host_weights=_host_weights(graph, plan, device) if plan.offload_frozen else None,
     )
-
-    # Sharded blocks bring their copies themselves.
-    has_casts = precision.autocast is not None and sharded is None
-
-    def executor(schedule: Schedule, loss_scale: float = 1.0, store: RowStore | None = None) -> Executor:
-        stages = parts.stages(schedule)
-        return Executor(
-            schedule,
-            place.worker,
-            stages=stages,
-            tensors={spec.name: spec for spec in model.tensors},
-            transport=transport,
-            device=device,
-            rank_of_worker=lambda worker: plan.mesh.rank(place.group, worker),
-            encoder=parts.encoder(schedule),
-            raw_inputs=model.inputs,
-            gradients=held.gradients,
-            sharded=sharded,
-            loss_scale=loss_scale,
-            store=store,
-            preparations={i: stage.cast for i, stage in stages.items()} if has_casts else {},
-            cleanup=casts.drop,
-        )
-
-    train = executor(plan.train, loss_scale=1.0 / plan.batch)
     return Worker(
         place=place,
         plan=plan,
@@ -192,12 +187,9 @@ def build_worker(
         parameters=held.parameters,
         owned=held.owned,
         gradients=held.gradients,
-        train=train,
-        prologue=executor(plan.prologue, store=train.first_store) if plan.prologue is not None else None,
-        validate=executor(plan.validate),
-        sample=executor(plan.sample),
+        executors=parts.executors(),
         encoded=encoded_rows(plan.train, place.worker),
-        casts=casts,
+        casts=parts.casts,
         host_weights=parts.host_weights,
     )
 
@@ -285,29 +277,66 @@ class Sharder:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Parts:
-    """Makes stages and encoders for one rank."""
+    """Makes a rank's executors: the stages and the encoder of each phase."""
 
     graph: LayerGraph
     model: ModelGraph
     plan: Plan
     place: Place
     precision: Precision
+    transport: Transport
+    device: torch.device
+    gradients: Mapping[int, Reducible]
+    sharded: Mapping[int, ShardedBlock]
     casts: Casts
     host_weights: HostWeights | None
+
+    def executors(self) -> dict[PlanPhase, Executor]:
+        """One for each phase of the plan."""
+        found: dict[PlanPhase, Executor] = {}
+        for phase, schedule in self.plan.phases.items():  # the training's before the prologue's, which fills its store
+            store = found[PlanPhase.TRAIN].first_store if phase is PlanPhase.PROLOGUE else None
+            found[phase] = Executor(schedule, self.place.worker, self.equipment(phase), store=store)
+        return found
+
+    def equipment(self, phase: PlanPhase) -> Equipment:
+        """What this rank runs a phase with."""
+        schedule = self.plan.phases[phase]
+        # The prologue only encodes: its other stages are there to receive.
+        stages = {} if phase is PlanPhase.PROLOGUE else self.stages(schedule, self._result(phase))
+        # Sharded blocks bring their copies themselves.
+        has_casts = self.precision.autocast is not None and not self.sharded
+        return Equipment(
+            stages=stages,
+            tensors={spec.name: spec for spec in self.model.tensors},
+            transport=self.transport,
+            device=self.device,
+            rank_of_worker=lambda worker: self.plan.mesh.rank(self.place.group, worker),
+            encoder=self.encoder(schedule),
+            raw_inputs=self.model.inputs,
+            gradients=self.gradients,
+            sharded=self.sharded,
+            loss_scale=1.0 / self.plan.batch if phase is PlanPhase.TRAIN else 1.0,
+            preparations={i: stage.cast for i, stage in stages.items()} if has_casts else {},
+            cleanup=self.casts.drop,
+        )
 
     def _layers(self, block: int) -> list[Layer]:
         names = frozenset(self.plan.blocks[block])
         return [layer for layer in self.graph.layers if layer.name in names]
 
-    def stages(self, schedule: Schedule) -> dict[int, LayerStage]:
-        """Stage id -> module, for this worker's trained stages."""
+    def _result(self, phase: PlanPhase) -> str:
+        """The tensor that a phase is run for: the prediction when it samples, else the loss."""
+        return self.model.prediction or self.model.output if phase is PlanPhase.SAMPLE else self.model.output
+
+    def stages(self, schedule: Schedule, result: str) -> dict[int, LayerStage]:
+        """Stage id -> module, for this worker's trained stages; each yields what others read of it, and `result`."""
         stages: dict[int, LayerStage] = {}
-        if schedule is self.plan.prologue:
-            return stages
         for index, stage in enumerate(schedule.placement.stages):
             if stage.worker == self.place.worker and not schedule.placement.is_frozen(index):
                 layers = self._layers(stage.weights)
-                outputs = self._outputs(schedule, index, layers)
+                wanted = {name for edge in _edges(schedule) if edge.producer == index for name in edge.tensors}
+                outputs = tuple(name for layer in layers for name in layer.writes if name in wanted | {result})
                 stages[index] = LayerStage(
                     needed_layers(layers, outputs, given=()),
                     self.graph.components,
@@ -317,12 +346,6 @@ class _Parts:
                     casts=self.casts,
                 )
         return stages
-
-    def _outputs(self, schedule: Schedule, stage: int, layers: Sequence[Layer]) -> tuple[str, ...]:
-        """What others read of a stage, and what the schedule is run for: losses, or predictions when it samples."""
-        wanted = {name for edge in _edges(schedule) if edge.producer == stage for name in edge.tensors}
-        wanted.add(self.model.prediction or self.model.output if schedule is self.plan.sample else self.model.output)
-        return tuple(name for layer in layers for name in layer.writes if name in wanted)
 
     def encoder(self, schedule: Schedule) -> Encoder | None:
         """The frozen part, if this worker encodes in this schedule."""

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from diffusionpipe.costs import ModelGraph
 from diffusionpipe.errors import ConfigError, ScheduleError
-from diffusionpipe.ir import Op, Plan, Schedule
+from diffusionpipe.ir import Op, Plan
 from diffusionpipe.ir.action import COMPUTE_OPS
 from diffusionpipe.ir.files import read_plan
 from diffusionpipe.timing.legal import check
@@ -37,14 +37,9 @@ def read_plan_file(path: Path, model: ModelGraph, recipe: Recipe, num_ranks: int
     return plan
 
 
-def _schedules(plan: Plan) -> dict[str, Schedule]:
-    found = {"train": plan.train, "prologue": plan.prologue, "validate": plan.validate, "sample": plan.sample}
-    return {name: schedule for name, schedule in found.items() if schedule is not None}
-
-
 def _illegal(plan: Plan) -> Iterator[str]:
     """What breaks the rules of schedules and plans, whatever the model."""
-    for name, schedule in _schedules(plan).items():
+    for name, schedule in plan.phases.items():
         try:
             check(schedule)
         except ScheduleError as error:
@@ -108,7 +103,7 @@ def _listed(patterns: Sequence[str]) -> str:
 def _incomplete(plan: Plan, model: ModelGraph) -> Iterator[str]:
     """Tensors that a block reads and nobody brings, blocks without a place, sums that are left out."""
     homes = {(stage.weights, stage.worker) for stage in plan.train.placement.stages}
-    for name, schedule in _schedules(plan).items():
+    for name, schedule in plan.phases.items():
         placement = schedule.placement
         trained = [s for s in range(len(placement.stages)) if not placement.is_frozen(s)]
         if name in ("train", "validate"):
@@ -143,7 +138,7 @@ def _missing_sums(plan: Plan) -> Iterator[str]:
 
 def _wrong_parts(plan: Plan) -> Iterator[str]:
     """Blocks in parts that are not gathered, and gathered ones that the mesh holds whole."""
-    for name, schedule in _schedules(plan).items():
+    for name, schedule in plan.phases.items():
         stages = schedule.placement.stages
         computed = {stages[action.stage].weights for _, action in schedule.actions() if action.op in COMPUTE_OPS}
         gathered = sharded_blocks(schedule)

@@ -218,7 +218,7 @@ def _write_documents(session: Session) -> None:
 def _train(state: _Run) -> None:
     session, recipe, progress = state.session, state.session.recipe, state.session.job.progress
     worker = session.worker
-    progress.executors = [e for e in (worker.prologue, worker.train, worker.validate, worker.sample) if e is not None]
+    progress.executors = list(worker.executors.values())
     loader = StepLoader(
         source=state.data.train,
         batch=session.plan.batch,
