@@ -184,14 +184,9 @@ NOT_TRIED = {
     frozenset({Feature.CONTROLNET, Feature.TEXT_ENCODER}),
 }
 """Pairs of one iteration that no test can build."""
-TABLE: Mapping[Pair, Works | Refused] = {
-    pair: entry
-    for pair, entry in (
-        *((frozenset(pair), Works(test)) for test, pairs in WORKS.items() for pair in pairs),
-        *((frozenset(pair), Refused(reason)) for pair, reason in REFUSED.items()),
-    )
-    if pair not in NOT_TRIED
-}
+_KNOWN: dict[Pair, Works | Refused] = {frozenset(pair): Works(test) for test, pairs in WORKS.items() for pair in pairs}
+_KNOWN.update((frozenset(pair), Refused(reason)) for pair, reason in REFUSED.items())
+TABLE: Mapping[Pair, Works | Refused] = {pair: entry for pair, entry in _KNOWN.items() if pair not in NOT_TRIED}
 
 
 def verdict(one: Feature, other: Feature) -> Works | Refused | None:
