@@ -18,10 +18,10 @@ from diffusionpipe.costs import Cluster, Profile, Workload
 from diffusionpipe.costs.files import cluster_from_text, profile_from_text
 from diffusionpipe.ir import Plan
 from diffusionpipe.ir.files import plan_from_text
-from diffusionpipe.planner.given import Given
-from diffusionpipe.planner.offload import offloaded
-from diffusionpipe.planner.proposal import Proposal, predict
-from diffusionpipe.planner.stage_costs import Setting
+from diffusionpipe.planner.pricing.given import Given
+from diffusionpipe.planner.pricing.offload import offloaded
+from diffusionpipe.planner.pricing.stage_costs import Setting
+from diffusionpipe.planner.search.proposal import Proposal, predict
 
 FOLDER = Path(__file__).parent
 TOLERANCE = 1e-9
