@@ -144,8 +144,10 @@ def _route(
         inputs={name: tuple(parts) for name, parts in inputs.items()},
         with_gradient=frozenset(with_gradient),
         gradients={name: tuple(parts) for name, parts in gradients.items()},
-        arrivals=waits.get(Action(stage=stage, op=Op.F, microbatch=microbatch), ()),
-        gradient_arrivals=waits.get(Action(stage=stage, op=backward, microbatch=microbatch), ()) if backward else (),
+        arrivals=tuple(waits.get(Action(stage=stage, op=Op.F, microbatch=microbatch), ())),
+        gradient_arrivals=tuple(
+            waits.get(Action(stage=stage, op=backward, microbatch=microbatch), ()) if backward else ()
+        ),
         read=frozenset(read),
         num_reads=num_reads,
         num_gradient_reads=num_gradient_reads,

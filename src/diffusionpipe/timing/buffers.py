@@ -90,16 +90,18 @@ def _buffers(
     spans: dict[Action, Span] = {span.action: span for span in timeline.spans}
     waits, posted = waits_of(schedule), _posted(schedule, spans)
     drops = drops_of(schedule, waits)  # [2]
-    for reader, slot in ((reader, slot) for reader, slots in waits.items() for slot in slots):
-        message = schedule.messages[slot]
-        if placement.is_frozen(message.source):
-            continue
-        num_bytes = len(message.samples) * sum(sizes.get(name, 0) for name in message.tensors)
-        yield spans[reader].worker, posted[slot], spans[reader].start, num_bytes
-        if message.is_gradient:
-            producer = spans[Action(stage=message.source, op=reader.op, microbatch=message.microbatch)]
-            end = spans[drops[slot]].start if slot in drops else makespan
-            yield placement.stages[message.source].worker, producer.end, max(end, producer.end), num_bytes
+    for reader, slots in waits.items():
+        start, worker = spans[reader].start, spans[reader].worker
+        for slot in slots:
+            message = schedule.messages[slot]
+            if placement.is_frozen(message.source):
+                continue
+            num_bytes = len(message.samples) * sum(sizes.get(name, 0) for name in message.tensors)
+            yield worker, posted[slot], start, num_bytes
+            if message.is_gradient:
+                producer = spans[Action(stage=message.source, op=reader.op, microbatch=message.microbatch)]
+                end = spans[drops[slot]].start if slot in drops else makespan
+                yield producer.worker, producer.end, max(end, producer.end), num_bytes
 
 
 def _posted(schedule: Schedule, spans: Mapping[Action, Span]) -> dict[int, Seconds]:

@@ -26,57 +26,57 @@ sender drops the tensor in front of that action [3], or at the end of the iterat
 """
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
-from diffusionpipe.ir import SEND_OPS, Action, Op, Schedule
+from diffusionpipe.ir import MESSAGE_OPS, SEND_OPS, Action, Op, Schedule
 from diffusionpipe.ir.flows import backward_op, frozen_flows, slots_of_encoder
 
-Waits = Mapping[Action, tuple[int, ...]]
-"""Action -> the messages that it waits for."""
+Waits = Mapping[Action, Sequence[int]]
+"""Action -> the messages that it waits for, ascending."""
 
 
 def waits_of(schedule: Schedule) -> Waits:
-    """Action -> the messages that it waits for, ascending. Outputs of the next batch are waited for by none."""
-    placement, found = schedule.placement, defaultdict[Action, set[int]](set)
+    """What each action waits for. Outputs of the frozen part for the next batch are waited for by none."""
+    placement, found = schedule.placement, defaultdict[Action, list[int]](list)
     for slot, message in enumerate(schedule.messages):
         if not placement.is_frozen(message.source):
             op = backward_op(placement.pipeline_of(message.source)) if message.is_gradient else Op.F
             assert op is not None, message
-            found[Action(stage=message.destination, op=op, microbatch=message.microbatch)].add(slot)
+            found[Action(stage=message.destination, op=op, microbatch=message.microbatch)].append(slot)
     of_encoder = slots_of_encoder(schedule)
     for flow in frozen_flows(schedule):
         slots = () if flow.is_ahead else of_encoder.get((flow.source, placement.stages[flow.destination].worker), ())
-        if slots:
-            found[flow.consumer].update(s for s in slots if schedule.messages[s].samples.intersection(flow.samples))
-    return {action: tuple(sorted(slots)) for action, slots in found.items()}
+        if reading := [s for s in slots if schedule.messages[s].samples.intersection(flow.samples)]:
+            found[flow.consumer] = sorted({*found[flow.consumer], *reading})
+    return found
 
 
 def releases_of(schedule: Schedule, waits: Waits) -> dict[int, tuple[int, ...]]:
     """Message that an action waits for -> those in the other direction which are surely over once it has arrived."""
-    releases, seen = dict[int, tuple[int, ...]](), set[int]()
-    awaited = {slot for slots in waits.values() for slot in slots}
-    for order in schedule.orders:
-        over = defaultdict[int, list[int]](list)  # sender -> what has been waited for since the last message to it
-        for action in order:
-            for slot in waits.get(action, ()):  # [1]
-                if slot not in seen:  # rows of the frozen part may be waited for by several forwards
-                    over[_worker(schedule, schedule.messages[slot].source)].append(slot)
-                    seen.add(slot)
-            if action.op in SEND_OPS and action.slot in awaited:
-                receiver = _worker(schedule, schedule.messages[action.slot].destination)
-                releases[action.slot] = tuple(over.pop(receiver, ()))  # [2]
-    return releases
+    return _news(schedule, waits)[1]
 
 
 def drops_of(schedule: Schedule, waits: Waits) -> dict[int, Action]:
     """Message -> the action in front of which its sender drops it. Without one it does so after the iteration."""
-    releases, drops = releases_of(schedule, waits), dict[int, Action]()
+    first, releases = _news(schedule, waits)
+    return {sent: first[slot] for slot, over in releases.items() for sent in over}  # [3]
+
+
+def _news(schedule: Schedule, waits: Waits) -> tuple[dict[int, Action], dict[int, tuple[int, ...]]]:
+    """The first action that waits for each message, and what is over once the message has arrived."""
+    first, releases = dict[int, Action](), dict[int, tuple[int, ...]]()
+    awaited = {slot for slots in waits.values() for slot in slots}
     for order in schedule.orders:
+        over = defaultdict[int, list[int]](list)  # sender -> what has been waited for since the last message to it
         for action in order:
-            for slot in waits.get(action, ()):
-                for sent in releases[slot]:
-                    drops.setdefault(sent, action)  # [3]
-    return drops
+            if action.op in SEND_OPS and action.slot in awaited:
+                receiver = _worker(schedule, schedule.messages[action.slot].destination)
+                releases[action.slot] = tuple(over.pop(receiver, ()))  # [2]
+            for slot in () if action.op in MESSAGE_OPS else waits.get(action, ()):  # [1]
+                if slot not in first:  # rows of the frozen part may be waited for by several forwards
+                    first[slot] = action
+                    over[_worker(schedule, schedule.messages[slot].source)].append(slot)
+    return first, releases
 
 
 def _worker(schedule: Schedule, stage: int) -> int:
