@@ -13,7 +13,7 @@ from diffusionpipe.planner.filling.fills import FillOptions, frozen_layers, plan
 from diffusionpipe.planner.pricing.stage_costs import FILL_START, Setting, costs_of
 from diffusionpipe.planner.search.proposal import pricing_of
 from diffusionpipe.simulator import simulate
-from diffusionpipe.units import Bytes, Seconds
+from diffusionpipe.units import Bytes
 
 LINKS = {"cpu": Link(1e-4, 1.5e9), "cuda": Link(1e-5, 2.5e10)}
 """What links between ranks of one machine cost where the profile does not know."""

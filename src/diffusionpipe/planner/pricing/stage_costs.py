@@ -14,7 +14,6 @@ from diffusionpipe.planner.pricing.given import NOTHING, Given
 from diffusionpipe.planner.pricing.layer_table import LayerTable, Load, trained_reads
 from diffusionpipe.units import Bytes, Seconds
 
-
 FILL_START: Seconds = 2e-4
 """What starting a fill takes besides its layers where a plan is made to be run."""
 
