@@ -15,7 +15,7 @@ from diffusionpipe.costs.files import cluster_to_text, profile_to_text, read_pro
 from diffusionpipe.ir.files import plan_to_text, read_plan, read_timeline, timeline_to_text
 from diffusionpipe.planner import predicted_timeline
 from diffusionpipe.timing.legal import check
-from diffusionpipe.trainer.checkpoint import verify
+from diffusionpipe.trainer.checkpoints.checkpoint import verify
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -18,7 +18,8 @@ fills is exact (`estimates`), so there [4] confirms it:
 >>> names = ["in", "a", "b", "c", "loss"]       # layer i reads tensor i and writes the next one
 >>> graph = ModelGraph(
 ...     layers=tuple(
-...         LayerSpec(name=f"layer{i}", component="net", reads=(names[i],), writes=(names[i + 1],), parameters=(f"w{i}",))
+...         LayerSpec(name=f"layer{i}", component="net", reads=(names[i],), writes=(names[i + 1],),
+...                   parameters=(f"w{i}",))
 ...         for i in range(4)
 ...     ),
 ...     tensors=tuple(TensorSpec(name=name, shape=(1,), needs_gradient=name != "in") for name in names),
