@@ -69,8 +69,9 @@ def use_run(run: Path) -> None:
     from diffusionpipe.cli.run_recipe import resolution_of, sampling_of
     from diffusionpipe.trainer.checkpoints.checkpoint import clean, problem_of_folder
     from diffusionpipe.trainer.data.skipped import count_skipped
+    from diffusionpipe.trainer.lock_owner import Timing
     from diffusionpipe.trainer.metrics import MetricsWriter, last_step, read_metrics
-    from diffusionpipe.trainer.run_lock import Timing, acquire
+    from diffusionpipe.trainer.run_lock import acquire
 
     with acquire(run, take_over=True, timing=Timing(beat=0.01, stale=0.05, ending=0.05)):
         clean(run)

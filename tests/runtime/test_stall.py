@@ -10,7 +10,8 @@ from torch.distributed import HashStore
 from diffusionpipe.runtime.progress import PLANNING, STEP, Moment, Progress, Whereabouts, is_in_collective
 from diffusionpipe.runtime.stall import culprit_of, dump_stacks, may_judge, moment_to_text, parse_moment, reason_of
 from diffusionpipe.runtime.trace import marks_of, position_of
-from diffusionpipe.runtime.watchdog import Post, Watchdog
+from diffusionpipe.runtime.watch_post import Post
+from diffusionpipe.runtime.watchdog import Watchdog
 
 
 def moments(*given):

@@ -13,7 +13,8 @@ from forked import Forked
 
 from diffusionpipe.errors import ConfigError, PeerError
 from diffusionpipe.runtime.process_group import failed, joined, membership
-from diffusionpipe.runtime.watchdog import Post, Watchdog
+from diffusionpipe.runtime.watch_post import Post
+from diffusionpipe.runtime.watchdog import Watchdog
 
 PREAMBLE = """
 import ctypes, os, signal, sys, time

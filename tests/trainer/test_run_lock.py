@@ -18,8 +18,9 @@ from diffusionpipe.cli.recipe_checks import checks_of_run
 from diffusionpipe.errors import ConfigError
 from diffusionpipe.runtime.verdict import Member, this_member
 from diffusionpipe.trainer import run_lock
+from diffusionpipe.trainer.lock_owner import Life, Owner, Timing, life_of, refusal
 from diffusionpipe.trainer.recipe.run_section import RunSection
-from diffusionpipe.trainer.run_lock import Life, Owner, Timing, acquire, is_held, life_of, refusal
+from diffusionpipe.trainer.run_lock import acquire, is_held
 
 QUICK = Timing(beat=0.05, stale=0.4, ending=0.3)
 HOLDER = """

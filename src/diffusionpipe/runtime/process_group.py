@@ -31,7 +31,8 @@ from diffusionpipe.runtime.error_file import LAUNCHED, FailureNote, note_of, wri
 from diffusionpipe.runtime.loopback import is_loopback, kept_local, loopback_listener
 from diffusionpipe.runtime.parent_death import outlive_parent
 from diffusionpipe.runtime.progress import Progress
-from diffusionpipe.runtime.watchdog import Post, Watchdog, end_process
+from diffusionpipe.runtime.watch_post import Post, end_process
+from diffusionpipe.runtime.watchdog import Watchdog
 from diffusionpipe.units import Seconds
 
 _JOB = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")

@@ -18,12 +18,10 @@ is counted in the watcher's own rounds, so that a watcher that was paused itself
 
 import contextlib
 import json
-import os
-import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from diffusionpipe.errors import DiffusionPipeError, PeerError
@@ -39,6 +37,7 @@ from diffusionpipe.runtime.verdict import (
     this_member,
     why_frozen,
 )
+from diffusionpipe.runtime.watch_post import Post, _deaf_to_sigterm, _is_broken_connection, end_process
 from diffusionpipe.units import Seconds
 
 if TYPE_CHECKING:
@@ -46,26 +45,6 @@ if TYPE_CHECKING:
 
 _LONGEST = 300
 """Characters of a reason that repeats what others have written."""
-_BROKEN_CONNECTION = ("gloo/", "connection closed by peer", "connection reset", "broken pipe")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Post:
-    """Where a watchdog stands and how patient it is."""
-
-    rank: int
-    world_size: int
-    store_rank: int | None = None
-    """The rank whose process holds the store; None: the launcher's does."""
-    interval: Seconds = 1.0
-    patience: Seconds = 8.0
-    """Silence after which a rank counts as gone: above any pause of a healthy rank, and 15 s with all delays."""
-
-
-def end_process(message: str) -> None:
-    """Write `message` to the standard error stream and end the process with status 1, whatever other threads do."""
-    os.write(2, f"{message}\n".encode())  # sys.stderr's lock may be held by the blocked main thread
-    os._exit(1)
 
 
 class Watchdog:
@@ -342,25 +321,3 @@ class Watchdog:
 
     def _all_done(self) -> bool:
         return self._requests().add("done", 0) == self._post.world_size
-
-
-@contextlib.contextmanager
-def _deaf_to_sigterm() -> Iterator[None]:
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
-
-
-def _is_broken_connection(error: BaseException) -> bool:
-    if isinstance(error, PeerError):
-        return True
-    from torch.distributed import DistError
-
-    if isinstance(error, DistError):
-        return True
-    return isinstance(error, RuntimeError) and any(sign in str(error).lower() for sign in _BROKEN_CONNECTION)

@@ -15,8 +15,8 @@ transfers get other waits, in a new numbering that follows the order.
 >>> hops = [Hop(event=event, hosts=(0, 1), queues=(0, 1)) for event in (3, 4)]
 >>> queued = Queues.of(graph, computes=(1, 2, 5, 6), hops=hops)
 >>> graph = queued.graph([1, 2, 5, 6], [(0, 0), (1, 1)])    # each transfer behind its producer: 0F0 [0] 0F1 [1] ...
->>> graph.first[1:], graph.second[1:]        # 0F0, [0], 0F1, [1] behind [0] and 0F1, 1F0, 1F1
-((0, 1, 1, 2, 0, 5), (0, 0, 0, 3, 2, 4))
+>>> len(graph), graph.first[-2:], graph.second[-2:]     # 1F0 and 1F1 behind their hosts and their transfers
+(8, (0, 6), (3, 5))
 """
 
 from collections import defaultdict

@@ -24,7 +24,6 @@ from diffusionpipe.trainer.checkpoints.checkpoint_folder import kept_of, latest
 from diffusionpipe.trainer.checkpoints.run_checkpoints import RunCheckpoints
 from diffusionpipe.trainer.checkpoints.training_state import load_training
 from diffusionpipe.trainer.copy_memory import saves_beside_training
-from diffusionpipe.trainer.data.batch import sample_indices
 from diffusionpipe.trainer.data.loader import StepLoader
 from diffusionpipe.trainer.data.skipped import count_skipped
 from diffusionpipe.trainer.drawing import draw_in_session
@@ -33,7 +32,7 @@ from diffusionpipe.trainer.exit_status import ExitStatus
 from diffusionpipe.trainer.export import export
 from diffusionpipe.trainer.kept_samples import keep_in_session, sample_folder
 from diffusionpipe.trainer.launch import LOGS
-from diffusionpipe.trainer.loop import NamesOf, Stepper, StepResult
+from diffusionpipe.trainer.loop import Stepper, StepResult
 from diffusionpipe.trainer.metrics import MetricsWriter
 from diffusionpipe.trainer.planning import Planning
 from diffusionpipe.trainer.preparation import locked_folder, prepare_folder, read_data
@@ -42,7 +41,7 @@ from diffusionpipe.trainer.recipe import Recipe, recipe_to_toml
 from diffusionpipe.trainer.resuming import checkpoint_of
 from diffusionpipe.trainer.run_export import export_settings
 from diffusionpipe.trainer.run_samples import check_sampling, sampling_settings, wish_of
-from diffusionpipe.trainer.run_state import Hooks, RunState
+from diffusionpipe.trainer.run_state import Hooks, RunState, names_of
 from diffusionpipe.trainer.screen import Screen, steps_of
 from diffusionpipe.trainer.session import Session, check_resumed, open_model, open_session, run_identity
 from diffusionpipe.trainer.spikes import Spikes, kept_values
@@ -87,7 +86,7 @@ def _run(recipe: Recipe, job: Job, hooks: Hooks, resume: str | None) -> int:
     with screen.work("reading model and data") as work:
         opened = open_model(recipe, job)
         data = read_data(opened, work, lambda: check_sampling(opened))
-    # A login may be missing: before anything long. A resumed run needs the step first, and has measured before.
+    # A login may be missing: before anything long.
     trackers = open_trackers(recipe, None) if is_first and checkpoint is None else Trackers()
     try:
         planning = Planning(make_plan=hooks.make_plan, shelf=hooks.profiles, screen=screen)
@@ -114,13 +113,7 @@ def _run(recipe: Recipe, job: Job, hooks: Hooks, resume: str | None) -> int:
             _load(state, checkpoint)
         _announce(state, checkpoint)
         if session.is_first:
-            _write_documents(session)
-            if checkpoint is not None:
-                trackers = open_trackers(recipe, state.step)
-            state.metrics = MetricsWriter(folder, state.step if checkpoint is not None else None, trackers)
-            state.progress = TrainingProgress(
-                num_steps=recipe.training.steps, first_step=state.step, batch=session.plan.batch, screen=screen
-            )
+            _record(state, trackers, is_resumed=checkpoint is not None)
         try:
             _train(state)
             if state.checkpoints.saved != state.step:
@@ -136,6 +129,19 @@ def _run(recipe: Recipe, job: Job, hooks: Hooks, resume: str | None) -> int:
                 state.metrics.close()
     _finish(state)
     return state.step
+
+
+def _record(state: RunState, trackers: Trackers, *, is_resumed: bool) -> None:
+    """Open what rank 0 records the run in; a resumed run opens its trackers only now, because they need the step."""
+    session, step = state.session, state.step
+    recipe = session.recipe
+    _write_documents(session)
+    if is_resumed:
+        trackers = open_trackers(recipe, step)
+    state.metrics = MetricsWriter(recipe.run.folder, step if is_resumed else None, trackers)
+    state.progress = TrainingProgress(
+        num_steps=recipe.training.steps, first_step=step, batch=session.plan.batch, screen=state.screen
+    )
 
 
 def _load(state: RunState, checkpoint: Path) -> None:
@@ -189,7 +195,7 @@ def _train(state: RunState) -> None:
         pin_memory=session.job.device.type == "cuda",
         on_start=progress.help_from,
     )
-    stepper = Stepper(session, state.stopping, _names_of(state), state.spikes, state.checkpoints)
+    stepper = Stepper(session, state.stopping, names_of(state), state.spikes, state.checkpoints)
     traces: list[Trace] = []
     waits: dict[int, Seconds] = {}
     with (
@@ -234,19 +240,6 @@ def _train(state: RunState) -> None:
                 break
     if traces and state.step == recipe.training.steps:
         state.timeline = measured_timeline(session, traces)
-
-
-def _names_of(state: RunState) -> NamesOf:
-    """How the samples of a step are called in messages."""
-    samples, training = state.data.train.dataset.samples, state.session.recipe.training
-
-    def names(step: int, positions: Sequence[int]) -> tuple[str, ...]:
-        indices = sample_indices(
-            len(samples), seed=training.seed, batch=state.session.plan.batch, step=step, positions=positions
-        )
-        return tuple(f"{index} ({samples[index].name})" for index in indices)
-
-    return names
 
 
 def _needs_final_weights(state: RunState, results: Sequence[StepResult]) -> bool:

@@ -6,8 +6,10 @@ from pathlib import Path
 
 from diffusionpipe.ir import Timeline
 from diffusionpipe.trainer.checkpoints.run_checkpoints import RunCheckpoints
+from diffusionpipe.trainer.data.batch import sample_indices
 from diffusionpipe.trainer.drawing import Picture
 from diffusionpipe.trainer.job_profile import ProfileShelf
+from diffusionpipe.trainer.loop import NamesOf
 from diffusionpipe.trainer.metrics import MetricsWriter
 from diffusionpipe.trainer.planning import MakePlan
 from diffusionpipe.trainer.preparation import Data
@@ -58,3 +60,16 @@ class RunState:
     validated: int | None = None
     """The last step whose weights had a finite validation loss."""
     timeline: Timeline | None = field(default=None)
+
+
+def names_of(state: RunState) -> NamesOf:
+    """How the samples of a step are called in messages."""
+    samples, training = state.data.train.dataset.samples, state.session.recipe.training
+
+    def names(step: int, positions: Sequence[int]) -> tuple[str, ...]:
+        indices = sample_indices(
+            len(samples), seed=training.seed, batch=state.session.plan.batch, step=step, positions=positions
+        )
+        return tuple(f"{index} ({samples[index].name})" for index in indices)
+
+    return names

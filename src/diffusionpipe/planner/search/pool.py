@@ -22,11 +22,6 @@ class Judged:
         return self.estimate.overflow <= 0
 
 
-def rank(one: Judged) -> tuple[Seconds, int, Seconds]:
-    """What is filled is often equal: then the one with fewer parts is first, and with less frozen work behind it."""
-    return one.score, one.candidate.buckets, -one.estimate.pipeline
-
-
 @dataclass(slots=True, kw_only=True)
 class Pool:
     """Judged candidates, and the best of them."""
@@ -58,13 +53,18 @@ class Pool:
             self.score = min(self.score, one.score)
 
     def ranked(self) -> list[Judged]:
-        """Those that fit, best first; ties as `rank` says."""
-        return sorted((one for one in self.judged.values() if one.fits), key=rank)
+        """Those that fit, best first; ties by the order in which they were found."""
+        return sorted((one for one in self.judged.values() if one.fits), key=lambda one: one.score)
 
     def diverse(self) -> list[Judged]:
-        """Of those the best of each arrangement, number of micro-batches, replicas, schedule and hosts."""
+        """Of those the best of each arrangement, number of micro-batches, replicas, schedule and hosts.
+
+        Of equally good ones that with the least frozen work behind the pipeline, where nothing else could hide it.
+        """
         seen: dict[object, Judged] = {}
         for one in self.ranked():
             c = one.candidate
-            seen.setdefault((c.arrangement, c.microbatches, c.replicas, c.schedule, c.hosts), one)
+            best = seen.setdefault((c.arrangement, c.microbatches, c.replicas, c.schedule, c.hosts), one)
+            if one.score == best.score and one.estimate.pipeline > best.estimate.pipeline:
+                seen[c.arrangement, c.microbatches, c.replicas, c.schedule, c.hosts] = one
         return list(seen.values())

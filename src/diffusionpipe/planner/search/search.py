@@ -1,14 +1,48 @@
 """The best plan among many: stages, replicas, data parallelism, micro-batches, schedule, and what crosses nodes.
 
-    1. every (arrangement of ranks, number of micro-batches), in the order of a lower bound of its iteration time
-    2. for each the dynamic program's partitions, judged by a quick simulation; those whose lower bound is worse than
-       what is found already are never looked at, but for the most promising of each arrangement
-    3. the best ones improved: cuts moved, gradients in buckets, other schedules, unequal replicas; where devices still
-       wait, several stages on each, two directions, and orders searched for these very times (`ordering`)
-    4. the best of these made into plans and simulated in full, with memory; the winner is the fastest that fits
+    [1] every (arrangement of ranks, number of micro-batches), in the order of a lower bound of its iteration time
+    [2] for each the dynamic program's partitions, with an estimate; those whose lower bound is worse than what is found
+        already are never looked at, but for the most promising of each arrangement
+    [3] the best ones improved: cuts moved, gradients in buckets, other schedules, unequal replicas; where devices still
+        wait, several stages on each, two directions, and orders searched for these very times (`ordering`)
+    [4] the best of these made into plans and simulated in full, with memory; the winner is the fastest that fits
 
-Whether frozen work is filled into bubbles changes what is best, so both are judged together: in steps 2 and 3 by
-what a good filling reaches, in step 4 by the filler's own work. No step depends on chance or on the clock.
+Whether frozen work is filled into bubbles changes what is best, so both are judged together: in [2] and [3] by what a
+good filling reaches, in [4] by the filler's own work. No step depends on chance or on the clock. An estimate without
+fills is exact (`estimates`), so there [4] confirms it:
+
+>>> from diffusionpipe.costs import AllReduce, Cluster, Device, LayerSpec, Link, ModelGraph, ParameterSpec, Profile
+>>> from diffusionpipe.costs import TensorSpec, Workload
+>>> from diffusionpipe.costs.profile import LayerProfile
+>>> times = [1, 2, 1, 2]                        # forwards of a sample through four layers of 10^9 parameters each
+>>> names = ["in", "a", "b", "c", "loss"]       # layer i reads tensor i and writes the next one
+>>> graph = ModelGraph(
+...     layers=tuple(
+...         LayerSpec(name=f"layer{i}", component="net", reads=(names[i],), writes=(names[i + 1],),
+...                   parameters=(f"w{i}",))
+...         for i in range(4)
+...     ),
+...     tensors=tuple(TensorSpec(name=name, shape=(1,), needs_gradient=name != "in") for name in names),
+...     parameters=tuple(ParameterSpec(name=f"w{i}", shape=(10**9,)) for i in range(4)),
+...     inputs=("in",), output="loss", prediction=None,
+... )
+>>> layers = tuple(
+...     LayerProfile(name=f"layer{i}", forward=(t,), input_grad=(t,), weight_grad=(t,), activation=(1,), workspace=(0,))
+...     for i, t in enumerate(times)
+... )
+>>> kind = dict(device="example", device_type="cpu", precision="float32", source="example")
+>>> slow = AllReduce(latency=0, bandwidth=1e9)  # sums of gradients take long, so the model is cut
+>>> cluster = Cluster(
+...     name="two", devices=(Device(name="example", memory=10**12),) * 2, nodes=(0, 0),
+...     intra=Link(), inter=Link(), intra_reduce=slow, inter_reduce=slow,
+... )
+>>> profile = Profile(graph=graph, batch_sizes=(1,), layers=layers, **kind)
+>>> found = search(Setting(profile=profile, cluster=cluster, workload=Workload(batch=4)))
+>>> candidate, proposal = found.winner
+>>> candidate.schedule, candidate.microbatches, candidate.starts, proposal.iteration, 4 * 3 * sum(times) / 2
+('dualpipe-v', 4, (0, 1, 2, 3), 37.0, 36.0)
+
+The last figure is the time of two devices that never wait.
 """
 
 from collections.abc import Collection, Iterator, Sequence
@@ -89,16 +123,16 @@ def search(
     if not places:
         raise ConfigError(_uncuttable(setting))
     seen: set[Arrangement] = set()
-    for bound, arrangement, microbatches in places:
+    for bound, arrangement, microbatches in places:  # [1]
         # Of each arrangement one, so that it can be compared.
         if bound <= pool.score or (arrangement not in seen and not is_limited):
             known = len(pool.judged)
-            add_place(pool, arrangement, microbatches)
+            add_place(pool, arrangement, microbatches)  # [2]
             # Copies of the model that do not fit at once may fit in parts.
             if arrangement.units > 1 or len(pool.judged) > known:
                 seen.add(arrangement)
-    improve(pool)
-    finalists = _finalists(setting, pool, filler, num_finalists, limit)
+    improve(pool)  # [3]
+    finalists = _finalists(setting, pool, filler, num_finalists, limit)  # [4]
     fits_easily = any(proposal.overflow <= 0 and candidate.hosts is None for candidate, proposal in finalists)
     if not (fits_easily or is_limited):
         _add_tight(pool, [(arrangement, count) for _, arrangement, count in places])

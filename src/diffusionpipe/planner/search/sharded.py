@@ -19,7 +19,7 @@ from diffusionpipe.planner.search.constants import (
     MAX_SHARDED_FORWARDS,
 )
 from diffusionpipe.planner.search.judge import Judge
-from diffusionpipe.planner.search.pool import Judged, Pool, rank
+from diffusionpipe.planner.search.pool import Judged, Pool
 from diffusionpipe.planner.search.proposal import Proposal, propose
 from diffusionpipe.schedules.traits import is_breadth_first, is_depth_first
 from diffusionpipe.units import Seconds
@@ -112,7 +112,7 @@ def _best_blocks(
             left = [other for other in left if other.candidate.buckets > one.candidate.buckets]
             left.sort(key=lambda other: -other.candidate.buckets)
         else:
-            left.sort(key=rank)
+            left.sort(key=_rank)
             if best is None or proposal.step < best[1].step:
                 best = one.candidate, proposal
     return best
@@ -121,7 +121,12 @@ def _best_blocks(
 def _by_estimate(pool: Pool, microbatches: int, schedule: str) -> list[Judged]:
     judge = pool.judge
     counts = [n for n in _numbers_of_blocks(judge.tables.num_layers) if n * microbatches <= MAX_SHARDED_FORWARDS]
-    return sorted((pool.judged_of(_sharded(judge, microbatches, schedule, count)) for count in counts), key=rank)
+    return sorted((pool.judged_of(_sharded(judge, microbatches, schedule, count)) for count in counts), key=_rank)
+
+
+def _rank(one: Judged) -> tuple[Seconds, int]:
+    """Among equal ones that with larger blocks, whose waits are fewer and longer."""
+    return one.score, one.candidate.buckets
 
 
 def _sharded(judge: Judge, microbatches: int, schedule: str, buckets: int) -> Candidate:
