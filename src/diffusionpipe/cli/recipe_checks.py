@@ -82,8 +82,11 @@ def checks_of_run(num_ranks: int, resume: str | None) -> "Sequence[Check]":
 
     def has_a_free_folder(*, run: "RunSection") -> Iterator[str]:
         from diffusionpipe.trainer.checkpoints.checkpoint import is_interrupted, problem_of_folder
+        from diffusionpipe.trainer.run_lock import is_held
 
-        problem = problem_of_folder(run.folder, resume) if not is_interrupted(run.folder) else None  # or rank 0 cleans
+        if is_held(run.folder) or is_interrupted(run.folder):
+            return  # the lock names the job that uses it; rank 0 cleans it and looks again
+        problem = problem_of_folder(run.folder, resume)
         if problem is not None:
             yield f"{'run.folder' if resume is None else '--resume'}: {problem}"
 

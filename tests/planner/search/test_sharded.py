@@ -14,7 +14,7 @@ from diffusionpipe.planner.filling.fills import FillOptions, frozen_layers, plan
 from diffusionpipe.planner.pricing.given import Given, check_given
 from diffusionpipe.planner.pricing.stage_costs import Setting
 from diffusionpipe.planner.rivals.baselines import zero3
-from diffusionpipe.planner.search.candidates import Judge
+from diffusionpipe.planner.search.judge import Judge
 from diffusionpipe.planner.search.proposal import pricing_of, propose
 from diffusionpipe.planner.search.search import search
 from diffusionpipe.planner.search.sharded import sharded_finalists
@@ -148,8 +148,8 @@ def test_what_cannot_be_sharded_is_refused(given, num_ranks, message):
 @pytest.mark.parametrize(
     ("sizes", "message"),
     [
-        ({"data_parallel": 1}, "need data-parallel copies"),
-        ({"data_parallel": 2, "stages": 2, "replicas": (2, 1)}, "replicas of stages cannot shard"),
+        ({"data_parallel": 1}, "sharded parameters need copies"),
+        ({"data_parallel": 2, "stages": 2, "replicas": (2, 1)}, "replicas of stages cannot be sharded"),
         ({"data_parallel": 2, "stages": 2, "schedule": "chimera", "microbatches": 2}, "cannot be sharded"),
     ],
 )

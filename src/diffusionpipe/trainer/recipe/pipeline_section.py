@@ -6,6 +6,7 @@ from typing import Annotated, Self
 
 from pydantic import Field, model_validator
 
+from diffusionpipe.ir.combinations import Feature, refusal
 from diffusionpipe.trainer.recipe.section import Count, Maybe, Section, Several, raise_problems
 
 AUTO = "auto"
@@ -122,9 +123,9 @@ class PipelineSection(Section):
         if not self.sharded or self.plan is not None:
             return self
         if self.sizes.data_parallel == 1:
-            raise ValueError("sharded: there is one copy of the pipeline; set data_parallel to 2 or more, or remove it")
+            raise ValueError(f"sharded: {refusal(Feature.SHARDED, Feature.ONE_COPY)}")
         if max(self.replicas, default=1) > 1:
-            raise ValueError("sharded: replicas of stages cannot be sharded; use data_parallel instead of replicas")
+            raise ValueError(f"sharded: {refusal(Feature.SHARDED, Feature.REPLICAS)}")
         return self
 
     @model_validator(mode="after")
