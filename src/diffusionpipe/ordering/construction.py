@@ -95,8 +95,7 @@ class Builder:
         num_ranks, last_forward = problem.num_ranks, len(durations) - 3
         arrivals: list[list[int]] = [[] for _ in durations]  # when the next ones can start, as far as is known
         arrivals[0] = [0] * problem.num_microbatches
-        counts = [0] * len(durations)
-        room = list(problem.limits)
+        counts, room = [0] * len(durations), list(problem.limits)
         most_between = list(map(min, rule.leads, self._most_between))
         free, first = [0] * num_ranks, [0] * num_ranks
         orders: list[list[int]] = [[] for _ in range(num_ranks)]
@@ -110,14 +109,16 @@ class Builder:
             found = []  # [2] (start, letter)
             for stage in stages[rank]:
                 letter = 3 * stage
-                has_way_out = stage == late or counts[letter] - counts[3 * late] < most_between[rank]
-                has_room = has_way_out and activation[stage] <= room[rank]  # [1]
-                for one in (letter, letter + 1) if has_room else (letter + 1,):
-                    if counts[one] < len(arrivals[one]):
-                        start = arrivals[one][counts[one]]
-                        found.append((start if start > now else now, one))
-                if counts[letter + 2] < counts[letter + 1]:
-                    found.append((now, letter + 2))
+                count, coming = counts[letter], arrivals[letter]
+                has_way_out = stage == late or count - counts[3 * late] < most_between[rank]
+                if has_way_out and count < len(coming) and activation[stage] <= room[rank]:  # [1]
+                    found.append((coming[count] if coming[count] > now else now, letter))
+                letter += 1
+                count, coming = counts[letter], arrivals[letter]
+                if count < len(coming):
+                    found.append((coming[count] if coming[count] > now else now, letter))
+                if counts[letter + 1] < count:
+                    found.append((now, letter + 1))
             if not found:
                 continue
             start, letter = _chosen(found, keys, counts, durations, patience) if len(found) > 1 else found[0]  # [3]
@@ -128,7 +129,7 @@ class Builder:
                 spare[rank] -= start - free[rank]
             if spare[rank] <= 0:
                 return None
-            if not orders[rank]:
+            if problem.is_window and not orders[rank]:
                 first[rank] = start
             free[rank] = end = start + durations[letter]
             counts[letter] += 1
@@ -142,8 +143,7 @@ class Builder:
                 if other != rank and free[other] <= arrival:
                     heappush(events, (arrival if arrival > now else now, other))  # [4]
             heappush(events, (end, rank))
-        begins = first if problem.is_window else [0] * num_ranks
-        return Built(value=max(map(sub, free, begins)), orders=tuple(map(tuple, orders)))
+        return Built(value=max(map(sub, free, first)), orders=tuple(map(tuple, orders)))
 
 
 def _chosen(
