@@ -16,10 +16,11 @@ from diffusionpipe.models.describe import describe
 from diffusionpipe.models.graph import LayerGraph, canonical_names
 from diffusionpipe.models.run import run_layers
 from diffusionpipe.planner import Layout, build_plan
+from diffusionpipe.runtime.places import holders_of
 from diffusionpipe.runtime.process_group import Job
 from diffusionpipe.runtime.threads import run_threads
 from diffusionpipe.runtime.transport import ProcessTransport, Transport
-from diffusionpipe.runtime.worker import Worker, build_worker, holders_of
+from diffusionpipe.runtime.worker import Worker, build_worker
 
 CPU = torch.device("cpu")
 

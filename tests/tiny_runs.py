@@ -24,14 +24,15 @@ from diffusionpipe.trainer import loop, session, spikes, stopping
 from diffusionpipe.trainer import run as run_module
 from diffusionpipe.trainer.checkpoints.checkpoint import read
 from diffusionpipe.trainer.checkpoints.tensor_files import stored_tensors
-from diffusionpipe.trainer.drawing import Picture, Wish, draw_in_session
+from diffusionpipe.trainer.conditions import Wish
+from diffusionpipe.trainer.drawing import Picture, draw_in_session
 from diffusionpipe.trainer.job_profile import ProfileShelf
 from diffusionpipe.trainer.loop import Stepper, StepResult
 from diffusionpipe.trainer.metrics import read_metrics
 from diffusionpipe.trainer.planning import Planning
 from diffusionpipe.trainer.recipe import Recipe
-from diffusionpipe.trainer.run import Hooks
 from diffusionpipe.trainer.run_samples import sampling_settings
+from diffusionpipe.trainer.run_state import Hooks
 from diffusionpipe.trainer.session import open_session
 
 RESOLUTION = 8
@@ -62,9 +63,14 @@ def save_stable_diffusion(folder: Path, **scheduler: object) -> Path:
     return folder
 
 
-def save_dit(folder: Path) -> Path:
-    """A class-conditional DiT as diffusers saves it."""
-    parts = {"vae": tiny_vae(), "transformer": tiny_transformer()}
+def save_dit(folder: Path, vae_levels: int = 2) -> Path:
+    """A class-conditional DiT as diffusers saves it; its VAE halves pictures once less often than it has levels."""
+    vae = tiny_vae(
+        block_out_channels=(*(4,) * (vae_levels - 1), 8),
+        down_block_types=("DownEncoderBlock2D",) * vae_levels,
+        up_block_types=("UpDecoderBlock2D",) * vae_levels,
+    )
+    parts = {"vae": vae, "transformer": tiny_transformer()}
     for seed, part in enumerate(parts.values()):
         randomise_parameters(part, seed)
     DiTPipeline(**parts, scheduler=DDIMScheduler(clip_sample=False)).save_pretrained(folder)

@@ -13,7 +13,7 @@ from diffusionpipe.planner.choice import choose
 from diffusionpipe.planner.pricing.stage_costs import Setting
 from diffusionpipe.planner.rivals.baselines import Baseline, best_of, data_parallel, zero3
 from diffusionpipe.planner.rivals.split_baselines import diffusion_pipe, naive_split
-from diffusionpipe.planner.search.candidates import Judge
+from diffusionpipe.planner.search.judge import Judge
 from diffusionpipe.units import Bytes
 
 OURS = "DiffusionPipe"
@@ -179,8 +179,8 @@ def measure_in(case: Case, state: State) -> Cell:
     found = [entry for again, setting in settings.items() for entry in _entries(setting, is_recomputed=again)]
     plain = Judge(setting=settings[False])
     samples = max(1, case.batch // settings[False].cluster.num_ranks)
-    sums = plain.table.sums(samples)
-    frozen = plain.encoding(samples)
+    sums = plain.tables.table.sums(samples)
+    frozen = plain.tables.encoding(samples)
     return Cell(
         case=case,
         state=state.name,

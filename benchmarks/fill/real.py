@@ -16,9 +16,10 @@ from diffusionpipe.models.describe import describe
 from diffusionpipe.planner.assembly.build import Layout
 from diffusionpipe.profiler import profile_job
 from diffusionpipe.runtime.local_ranks import local_ranks
+from diffusionpipe.runtime.places import channels_of, encoded_rows
 from diffusionpipe.runtime.process_group import Job
 from diffusionpipe.runtime.transport import ProcessTransport
-from diffusionpipe.runtime.worker import build_worker, channels_of, encoded_rows
+from diffusionpipe.runtime.worker import build_worker
 from diffusionpipe.simulator import simulate
 from diffusionpipe.units import Seconds
 

@@ -8,7 +8,7 @@ from diffusionpipe.costs import Cluster
 from diffusionpipe.planner.filling.filler import filler_of
 from diffusionpipe.planner.pricing.stage_costs import Setting
 from diffusionpipe.planner.rivals.baselines import data_parallel
-from diffusionpipe.planner.search.candidates import Judge
+from diffusionpipe.planner.search.judge import Judge
 from diffusionpipe.planner.search.search import search
 
 FACTOR = 1.28

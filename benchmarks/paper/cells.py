@@ -10,7 +10,8 @@ from diffusionpipe.planner.assembly.build import Filler
 from diffusionpipe.planner.filling.filler import filler_of
 from diffusionpipe.planner.pricing.stage_costs import Setting
 from diffusionpipe.planner.rivals.baselines import Baseline, best_baselines, gpipe_starts, pipeline, spp_starts
-from diffusionpipe.planner.search.candidates import Candidate, Judge
+from diffusionpipe.planner.search.candidates import Candidate
+from diffusionpipe.planner.search.judge import Judge
 from diffusionpipe.planner.search.naming import name_of, sizes_of
 from diffusionpipe.planner.search.proposal import Proposal, propose
 from diffusionpipe.planner.search.search import Search, search
@@ -120,10 +121,10 @@ def measure(case: Case) -> Cell:
     judge, filler = Judge(setting=setting), filler_of(setting)
     everything = search(setting, filler=filler)
     by_stages = {stages: search(setting, filler=filler, units=(stages,)) for stages in STAGES}
-    sums = judge.table.sums(case.per_device)
+    sums = judge.tables.table.sums(case.per_device)
     return Cell(
         case=case,
-        frozen_over_busy=judge.frozen_seconds / (sums.forward[-1] + sums.backward[-1]),
+        frozen_over_busy=judge.tables.frozen_seconds / (sums.forward[-1] + sums.backward[-1]),
         ours=tuple(_ours(setting, everything, list(by_stages.values()))),
         others=tuple(_of_baseline(one) for one in best_baselines(setting)),
         same_layout=tuple(

@@ -17,13 +17,14 @@ from diffusionpipe.models.folder import resolve_folder, weight_sources
 from diffusionpipe.models.weights import materialize
 from diffusionpipe.profiler import profile_job, profile_model
 from diffusionpipe.profiler.held import NotingTransport, count_held
+from diffusionpipe.runtime.places import channels_of, holders_of, trained_layers
 from diffusionpipe.runtime.process_group import Job
 from diffusionpipe.runtime.transport import ProcessTransport
-from diffusionpipe.runtime.worker import build_worker, channels_of, holders_of, trained_layers
+from diffusionpipe.runtime.worker import build_worker
+from diffusionpipe.trainer.conditions import open_tokenizer
 from diffusionpipe.trainer.data.batch import TOKENS, BatchSource
 from diffusionpipe.trainer.data.dataset import Condition, scan
 from diffusionpipe.trainer.data.loader import StepLoader
-from diffusionpipe.trainer.drawing import open_tokenizer
 from diffusionpipe.trainer.ema import Ema
 from diffusionpipe.trainer.job_profile import update_of
 from diffusionpipe.trainer.loop import Stepper

@@ -32,7 +32,7 @@ def scan_data(data: Path) -> None:
 
 def open_model(model: Path) -> None:
     from diffusionpipe.models.folder import scheduler_config
-    from diffusionpipe.trainer.drawing import open_tokenizer
+    from diffusionpipe.trainer.conditions import open_tokenizer
     from diffusionpipe.trainer.sampling import Spacing, build_scheduler, set_times
     from diffusionpipe.trainer.session import build_model
 

@@ -11,7 +11,7 @@ from diffusionpipe.errors import DiffusionPipeError, ModelError
 from diffusionpipe.models.folder import build_graph, open_components, scheduler_config
 from diffusionpipe.models.objective import Objective, ObjectiveSettings, Prediction
 from diffusionpipe.models.weights import weight_files
-from diffusionpipe.trainer.drawing import open_tokenizer
+from diffusionpipe.trainer.conditions import open_tokenizer
 from diffusionpipe.trainer.sampling import Spacing, build_scheduler, set_times
 
 

@@ -11,7 +11,7 @@ from diffusionpipe.planner.filling.filler import filler_of
 from diffusionpipe.planner.pricing.given import Given
 from diffusionpipe.planner.pricing.offload import encoder_bytes
 from diffusionpipe.planner.pricing.stage_costs import Setting, trained_parameters, update_time
-from diffusionpipe.planner.search.candidates import Judge
+from diffusionpipe.planner.search.judge import Judge
 from diffusionpipe.planner.search.search import search
 
 

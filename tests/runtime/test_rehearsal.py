@@ -8,15 +8,9 @@ from diffusionpipe.ir import Mesh, Op
 from diffusionpipe.passes import communicate, reduce_gradients, shard_parameters
 from diffusionpipe.planner.assembly.buckets import subdivide
 from diffusionpipe.runtime.local_ranks import local_ranks
-from diffusionpipe.runtime.rehearsal import (
-    DeviceClock,
-    VirtualRun,
-    holders_of,
-    rehearse,
-    time_messages,
-    virtual_reductions,
-)
+from diffusionpipe.runtime.rehearsal import DeviceClock, VirtualRun, rehearse, time_messages
 from diffusionpipe.runtime.threads import run_threads
+from diffusionpipe.runtime.virtual_reductions import VirtualCollectives, meeting_ranks
 from diffusionpipe.schedules import REGISTRY
 from diffusionpipe.simulator import simulate, uniform_costs
 
@@ -125,8 +119,8 @@ def test_a_rank_that_dies_ends_the_call_with_an_error():
 
 def test_reductions_are_summed_by_all_ranks_that_hold_a_block():
     run = run_of(data_parallel=2)
-    assert holders_of(run.schedule, run.mesh) == {0: (0, 2), 1: (1, 3)}
-    assert holders_of(run_of().schedule, Mesh(pipeline=2)) == {}
+    assert meeting_ranks(run.schedule, run.mesh) == {0: (0, 2), 1: (1, 3)}
+    assert meeting_ranks(run_of().schedule, Mesh(pipeline=2)) == {}
 
 
 def test_a_reduction_ends_its_length_after_the_last_rank_came_to_it():
@@ -135,9 +129,15 @@ def test_a_reduction_ends_its_length_after_the_last_rank_came_to_it():
 
     def main(rank, transport):
         holders = {0: (0, 1), 1: (1, 3)}
-        reduction = virtual_reductions(
-            run, 0, rank, holders=holders, transport=transport, wait=lambda d: waits.setdefault(rank, d)
-        )[0]
+        reduction = VirtualCollectives(
+            schedule=run.schedule,
+            costs=run.costs,
+            worker=0,
+            rank=rank,
+            holders=holders,
+            transport=transport,
+            wait=lambda d: waits.setdefault(rank, d),
+        ).reductions()[0]
         reduction.reduce()
         reduction.finish()
         return reduction.stream.free, float(reduction._starts.max())
@@ -156,7 +156,7 @@ def test_compute_waits_for_gathers_and_no_iteration_is_shorter_than_predicted(pa
     costs = Costs(stages=(stage,) * 3, reduces=(0.004,) * 3, unshards=(0.003,) * 3)
     mesh = Mesh(data_parallel=2, shard=2)
     run = VirtualRun(schedule=schedule, costs=costs, tensors=TENSORS, mesh=mesh, inputs=("hidden",))
-    assert holders_of(schedule, mesh) == {0: (0, 1), 1: (0, 1), 2: (0, 1)}
+    assert meeting_ranks(schedule, mesh) == {0: (0, 1), 1: (0, 1), 2: (0, 1)}
     found = pair.run(rehearse, {"run": run}, ["run"])
     predicted = simulate(schedule, costs)
     assert predicted.makespan == pytest.approx(0.027)

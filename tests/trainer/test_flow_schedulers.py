@@ -24,8 +24,9 @@ from diffusionpipe.models.objective import Objective, ObjectiveSettings, Predict
 from diffusionpipe.models.pipeline_defaults import Guidance, default_guidance, default_resolution
 from diffusionpipe.trainer import drawing
 from diffusionpipe.trainer.checkpoints.checkpoint import save
+from diffusionpipe.trainer.conditions import Wish
 from diffusionpipe.trainer.data.randomness import normal
-from diffusionpipe.trainer.drawing import Wish, draw_from_folder, spacing_of
+from diffusionpipe.trainer.drawing import draw_from_folder, spacing_of
 from diffusionpipe.trainer.export import Export, export
 from diffusionpipe.trainer.guidance import guidance_of, trained_guidance
 from diffusionpipe.trainer.sampling import SamplingSettings, Spacing, build_scheduler, set_times

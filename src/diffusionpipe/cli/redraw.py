@@ -43,7 +43,8 @@ def _draw(model: "TrainedModel", origin: "Origin", device: "torch.device") -> "P
     from rich.progress import Progress
 
     from diffusionpipe.cli.sample_memory import check_memory, named_shortage
-    from diffusionpipe.trainer.drawing import Arithmetic, Wish, draw_from_folder
+    from diffusionpipe.trainer.conditions import Wish
+    from diffusionpipe.trainer.drawing import Arithmetic, draw_from_folder
 
     wish = Wish(
         prompts=() if origin.prompt is None else (origin.prompt,) * origin.count,

@@ -30,35 +30,45 @@ LINES_EVERY = 5.0
 """Seconds between lines where no bar can be drawn."""
 
 
+PlanArgument = Annotated[Path, typer.Argument(metavar="PLAN", help="The plan file.", show_default=False)]
+ProfileOption = Annotated[Path, typer.Option(metavar="FILE", help="The profile from which the plan was made.")]
+ClusterOption = Annotated[
+    str | None,
+    typer.Option(metavar="NAME", help="The cluster for which the plan was made: device speeds and links."),
+]
+ScaleOption = Annotated[
+    float | None,
+    typer.Option(
+        help="Factor for all waits; default: the shortest stage waits 10 ms, but the whole rehearsal takes at "
+        "most 20 s."
+    ),
+]
+BytesScaleOption = Annotated[
+    float | None,
+    typer.Option(
+        help="Factor for the sizes of all tensors between stages; default: copying takes at most 5 % of a core, and "
+        "tensors take at most half of the free memory."
+    ),
+]
+RanksOption = Annotated[
+    int | None,
+    typer.Option(min=1, help="Processes to start: whole data-parallel groups of the plan; default: all ranks."),
+]
+IterationsOption = Annotated[int, typer.Option(min=1, max=1_000_000, help="Measured iterations.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")]
+PngOption = Annotated[Path | None, typer.Option(help="Draw the prediction above a measured iteration.")]
+
+
 def rehearse(
-    plan: Annotated[Path, typer.Argument(metavar="PLAN", help="The plan file.", show_default=False)],
-    profile: Annotated[Path, typer.Option(metavar="FILE", help="The profile from which the plan was made.")],
-    cluster: Annotated[
-        str | None,
-        typer.Option(metavar="NAME", help="The cluster for which the plan was made: device speeds and links."),
-    ] = None,
-    scale: Annotated[
-        float | None,
-        typer.Option(
-            help="Factor for all waits; default: the shortest stage waits 10 ms, but the whole rehearsal takes at "
-            "most 20 s."
-        ),
-    ] = None,
-    bytes_scale: Annotated[
-        float | None,
-        typer.Option(
-            help="Factor for the sizes of all tensors between stages; default: copying takes at most 5 % of a core, "
-            "and tensors take "
-            "at most half of the free memory."
-        ),
-    ] = None,
-    ranks: Annotated[
-        int | None,
-        typer.Option(min=1, help="Processes to start: whole data-parallel groups of the plan; default: all ranks."),
-    ] = None,
-    iterations: Annotated[int, typer.Option(min=1, max=1_000_000, help="Measured iterations.")] = 10,
-    json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")] = False,
-    png: Annotated[Path | None, typer.Option(help="Draw the prediction above a measured iteration.")] = None,
+    plan: PlanArgument,
+    profile: ProfileOption,
+    cluster: ClusterOption = None,
+    scale: ScaleOption = None,
+    bytes_scale: BytesScaleOption = None,
+    ranks: RanksOption = None,
+    iterations: IterationsOption = 10,
+    json: JsonOption = False,
+    png: PngOption = None,
 ) -> None:
     """Run a plan on this machine with waits in place of compute, and compare measured and predicted times."""
     from json import dumps

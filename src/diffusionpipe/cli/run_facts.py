@@ -105,7 +105,7 @@ def _ranks_of_blocks(plan: "Plan") -> dict[int, tuple[int, ...]]:
 
 def _has_one_stage_a_rank(plan: "Plan") -> bool:
     """Whether all blocks of a rank are one stage."""
-    from diffusionpipe.planner.pricing.given import is_chain
     from diffusionpipe.schedules import REGISTRY
+    from diffusionpipe.schedules.traits import is_chain
 
     return plan.mesh.pipeline == 1 or (plan.train.name in REGISTRY and is_chain(plan.train.name))

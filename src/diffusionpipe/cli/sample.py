@@ -10,7 +10,8 @@ if TYPE_CHECKING:
     import torch
 
     from diffusionpipe.cli.trained_model import TrainedModel
-    from diffusionpipe.trainer.drawing import Picture, Wish
+    from diffusionpipe.trainer.conditions import Wish
+    from diffusionpipe.trainer.drawing import Picture
     from diffusionpipe.trainer.sampling import SamplingSettings
 
 _GUIDANCE_HELP = (
@@ -25,50 +26,67 @@ _TRUE_CFG_HELP = (
 )
 
 
+RunArgument = Annotated[
+    Path, typer.Argument(help="The run's folder, its export/, or any diffusers folder.", show_default=False)
+]
+PromptOption = Annotated[list[str] | None, typer.Option(help="A caption to draw; may be given several times.")]
+PromptsOption = Annotated[Path | None, typer.Option(help="A file with a caption to draw on each line.")]
+NegativeOption = Annotated[
+    str | None, typer.Option(help="Negative prompt: things that the pictures should not show. Needs guidance.")
+]
+LabelOption = Annotated[list[int] | None, typer.Option(help="A class to draw; may be given several times.")]
+OutOption = Annotated[Path, typer.Option(help="The picture to write: a captioned grid.")]
+KeepOption = Annotated[
+    Path | None, typer.Option(help="A folder in which to write each picture as a file that --like can draw again.")
+]
+LikeOption = Annotated[
+    Path | None,
+    typer.Option(help="Draw this picture of a run or of --keep again, bit for bit, and write it to --out."),
+]
+CountOption = Annotated[int, typer.Option(min=1, max=MAX_COUNT, help="Pictures of each prompt or label.")]
+StepsOption = Annotated[
+    int | None,
+    typer.Option(min=1, max=10_000, help="Denoising steps; default: the run's, or 30.", show_default=False),
+]
+GuidanceOption = Annotated[
+    float | None, typer.Option(min=0.0, max=MAX_GUIDANCE, help=_GUIDANCE_HELP, show_default=False)
+]
+TrueCfgScaleOption = Annotated[
+    float | None, typer.Option(min=1.0, max=MAX_GUIDANCE, help=_TRUE_CFG_HELP, show_default=False)
+]
+SeedOption = Annotated[int, typer.Option(min=-(2**63), max=2**63 - 1, help="Seed of the noise.")]
+ResolutionOption = Annotated[
+    int | None,
+    typer.Option(
+        min=8,
+        max=2**24,
+        help="Height and width in pixels; default: the resolution of the run, or of diffusers' pipeline.",
+        show_default=False,
+    ),
+]
+SchedulerOption = Annotated[
+    str | None,
+    typer.Option(help="A diffusers scheduler, e.g. DDIMScheduler; default: the run's.", show_default=False),
+]
+
+
 def sample(
     context: typer.Context,
-    run: Annotated[
-        Path, typer.Argument(help="The run's folder, its export/, or any diffusers folder.", show_default=False)
-    ],
-    prompt: Annotated[list[str] | None, typer.Option(help="A caption to draw; may be given several times.")] = None,
-    prompts: Annotated[Path | None, typer.Option(help="A file with a caption to draw on each line.")] = None,
-    negative: Annotated[
-        str | None, typer.Option(help="Negative prompt: things that the pictures should not show. Needs guidance.")
-    ] = None,
-    label: Annotated[list[int] | None, typer.Option(help="A class to draw; may be given several times.")] = None,
-    out: Annotated[Path, typer.Option(help="The picture to write: a captioned grid.")] = Path("grid.png"),
-    keep: Annotated[
-        Path | None, typer.Option(help="A folder in which to write each picture as a file that --like can draw again.")
-    ] = None,
-    like: Annotated[
-        Path | None,
-        typer.Option(help="Draw this picture of a run or of --keep again, bit for bit, and write it to --out."),
-    ] = None,
-    count: Annotated[int, typer.Option(min=1, max=MAX_COUNT, help="Pictures of each prompt or label.")] = 1,
-    steps: Annotated[
-        int | None,
-        typer.Option(min=1, max=10_000, help="Denoising steps; default: the run's, or 30.", show_default=False),
-    ] = None,
-    guidance: Annotated[
-        float | None, typer.Option(min=0.0, max=MAX_GUIDANCE, help=_GUIDANCE_HELP, show_default=False)
-    ] = None,
-    true_cfg_scale: Annotated[
-        float | None, typer.Option(min=1.0, max=MAX_GUIDANCE, help=_TRUE_CFG_HELP, show_default=False)
-    ] = None,
-    seed: Annotated[int, typer.Option(min=-(2**63), max=2**63 - 1, help="Seed of the noise.")] = 0,
-    resolution: Annotated[
-        int | None,
-        typer.Option(
-            min=8,
-            max=2**24,
-            help="Height and width in pixels; default: the resolution of the run, or of diffusers' pipeline.",
-            show_default=False,
-        ),
-    ] = None,
-    scheduler: Annotated[
-        str | None,
-        typer.Option(help="A diffusers scheduler, e.g. DDIMScheduler; default: the run's.", show_default=False),
-    ] = None,
+    run: RunArgument,
+    prompt: PromptOption = None,
+    prompts: PromptsOption = None,
+    negative: NegativeOption = None,
+    label: LabelOption = None,
+    out: OutOption = Path("grid.png"),
+    keep: KeepOption = None,
+    like: LikeOption = None,
+    count: CountOption = 1,
+    steps: StepsOption = None,
+    guidance: GuidanceOption = None,
+    true_cfg_scale: TrueCfgScaleOption = None,
+    seed: SeedOption = 0,
+    resolution: ResolutionOption = None,
+    scheduler: SchedulerOption = None,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
 ) -> None:
     """Draw pictures with a run's exported model or adapters (LoRA), or with any diffusers model."""
@@ -135,7 +153,7 @@ def _wish(
         ConfigError: there is nothing to draw, or there are prompts and labels, or the file of prompts is wrong.
     """
     from diffusionpipe.errors import ConfigError
-    from diffusionpipe.trainer.drawing import Wish
+    from diffusionpipe.trainer.conditions import Wish
     from diffusionpipe.trainer.recipe import Prompt, negatives_of, read_prompts
 
     asked = (*(Prompt(text, None) for text in prompt), *(read_prompts(prompts) if prompts is not None else ()))

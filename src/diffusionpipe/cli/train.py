@@ -21,58 +21,66 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
+RecipeArgument = Annotated[Path, typer.Argument(help="The recipe, a TOML file.", show_default=False)]
+OverridesArgument = Annotated[
+    list[str] | None,
+    typer.Argument(help="Keys to change: key.path=value, e.g. training.batch=64.", show_default=False),
+]
+RanksOption = Annotated[
+    int | None,
+    typer.Option(
+        min=1,
+        max=1024,
+        help="Processes to start, one per device; default: one per GPU, else 1. Not under torchrun.",
+    ),
+]
+ResumeOption = Annotated[
+    str | None,
+    typer.Option(
+        help='Resume from a checkpoint of the run: "latest", a step, or a path. "auto": from the newest '
+        "undamaged one, or from the beginning if there is none."
+    ),
+]
+TakeOverOption = Annotated[
+    bool,
+    typer.Option(
+        "--take-over",
+        help="Use the run folder although a job on another machine holds its lock, if that job gives no sign of "
+        "life for a minute.",
+    ),
+]
+MaxRestartsOption = Annotated[
+    int,
+    typer.Option(
+        min=0,
+        max=1_000_000,
+        help="Restart all ranks at most this many times after a crash, with --resume auto. Two restarts in a row "
+        "without a new step or checkpoint end the job. Not under torchrun.",
+    ),
+]
+PortOption = Annotated[
+    int | None,
+    typer.Option(help="TCP port on which the ranks connect (master port); default: any free port. Not under torchrun."),
+]
+CacheOption = Annotated[
+    bool,
+    typer.Option(
+        help="Keep the measured layer times for later runs, and reuse kept ones, in "
+        "$XDG_CACHE_HOME/diffusionpipe/profiles (~/.cache if that is not set)."
+    ),
+]
+
+
 def train(
-    recipe: Annotated[Path, typer.Argument(help="The recipe, a TOML file.", show_default=False)],
-    overrides: Annotated[
-        list[str] | None,
-        typer.Argument(help="Keys to change: key.path=value, e.g. training.batch=64.", show_default=False),
-    ] = None,
-    ranks: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            max=1024,
-            help="Processes to start, one per device; default: one per GPU, else 1. Not under torchrun.",
-        ),
-    ] = None,
-    resume: Annotated[
-        str | None,
-        typer.Option(
-            help='Resume from a checkpoint of the run: "latest", a step, or a path. "auto": from the newest '
-            "undamaged one, or from the beginning if there is none."
-        ),
-    ] = None,
-    take_over: Annotated[
-        bool,
-        typer.Option(
-            "--take-over",
-            help="Use the run folder although a job on another machine holds its lock, if that job gives no sign of "
-            "life for a minute.",
-        ),
-    ] = False,
+    recipe: RecipeArgument,
+    overrides: OverridesArgument = None,
+    ranks: RanksOption = None,
+    resume: ResumeOption = None,
+    take_over: TakeOverOption = False,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
-    max_restarts: Annotated[
-        int,
-        typer.Option(
-            min=0,
-            max=1_000_000,
-            help="Restart all ranks at most this many times after a crash, with --resume auto. Two restarts in a row "
-            "without a new step or checkpoint end the job. Not under torchrun.",
-        ),
-    ] = 0,
-    port: Annotated[
-        int | None,
-        typer.Option(
-            help="TCP port on which the ranks connect (master port); default: any free port. Not under torchrun."
-        ),
-    ] = None,
-    cache: Annotated[
-        bool,
-        typer.Option(
-            help="Keep the measured layer times for later runs, and reuse kept ones, in "
-            "$XDG_CACHE_HOME/diffusionpipe/profiles (~/.cache if that is not set)."
-        ),
-    ] = True,
+    max_restarts: MaxRestartsOption = 0,
+    port: PortOption = None,
+    cache: CacheOption = True,
 ) -> None:
     """Train a diffusion model by pipeline parallelism."""
     from rich.console import Console
@@ -80,7 +88,6 @@ def train(
     from diffusionpipe.cli.machine import check_processes
     from diffusionpipe.cli.output import log_to
     from diffusionpipe.cli.training_job import TrainingJob, start
-    from diffusionpipe.trainer.exit_status import ExitStatus, of_signal, signal_name
     from diffusionpipe.trainer.launch import is_under_torchrun
     from diffusionpipe.trainer.screen import Screen
 
@@ -120,10 +127,17 @@ def train(
         uses_cache=cache,
     )
     if status := start(job):
-        if status > ExitStatus.STOPPED:
-            name = signal_name(status - of_signal(0))
-            logger.warning("ended at once, no new checkpoint was saved signal=%s exit_status=%d", name, status)
-        raise typer.Exit(status)
+        _end_with(status)
+
+
+def _end_with(status: int) -> NoReturn:
+    """End the launcher as its ranks have ended."""
+    from diffusionpipe.trainer.exit_status import ExitStatus, of_signal, signal_name
+
+    if status > ExitStatus.STOPPED:
+        name = signal_name(status - of_signal(0))
+        logger.warning("ended at once, no new checkpoint was saved signal=%s exit_status=%d", name, status)
+    raise typer.Exit(status)
 
 
 def _refuse_launch_options(ranks: int | None, port: int | None, max_restarts: int) -> None:
@@ -162,7 +176,8 @@ def _join(part: _Part, screen: "Screen") -> None:
     from diffusionpipe.errors import TrainingError
     from diffusionpipe.runtime.error_file import out_of_memory
     from diffusionpipe.runtime.process_group import joined, leave, membership
-    from diffusionpipe.trainer.run import Hooks, run
+    from diffusionpipe.trainer.run import run
+    from diffusionpipe.trainer.run_state import Hooks
 
     member, report, recipe, device = membership(os.environ), RunReport(screen.console), part.recipe, part.device
     if device == "auto":
@@ -216,6 +231,7 @@ def _make_plan(
     cluster: "Cluster | None" = None,
 ) -> "Plan":
     """The plan that the recipe's [pipeline] section asks for."""
+    from diffusionpipe.cli.recipe_orders import orders_of
     from diffusionpipe.planner import Layout, build_plan, plan_from_profile
     from diffusionpipe.trainer.recipe import replicas_of_stages
     from diffusionpipe.trainer.workload import samples_drawn_together
@@ -228,6 +244,7 @@ def _make_plan(
         stages=len(replicas),
         microbatches=sizes.microbatches,
         schedule=sizes.schedule,
+        orders=orders_of(recipe.pipeline, num_ranks),
         replicas=replicas,
         data_parallel=sizes.data_parallel,
         sharded=sizes.sharded,

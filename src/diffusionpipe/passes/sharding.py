@@ -1,4 +1,17 @@
-"""Blocks in parts: gathered ahead of their compute, dropped behind it, their gradients reduced to their owners."""
+"""Blocks in parts: gathered ahead of their compute, dropped behind it, their gradients reduced to their owners.
+
+    runs      0F   1F   2F 2B   1B   0B       what a worker computes with one block without changing to another [1]
+    whole     0000 0         000000000000     block 0: dropped behind its forward, gathered again for its backward
+                   1111111111111              block 1: its next run is near, so it stays whole [2]
+                   2222222                    block 2: gathered while the run before it computes [3]
+
+>>> from diffusionpipe.schedules.shapes import Pipe, schedule_of
+>>> from diffusionpipe.ir import parse_action
+>>> order = [parse_action(text) for text in "0F0 1F0 2F0 2B0 1B0 0B0".split()]
+>>> sharded = shard_parameters(schedule_of("example", [Pipe(workers=(0, 0, 0), microbatches=(1,))], [order]))
+>>> " ".join(map(str, sharded.orders[0])).replace("UNSHARD", "U").replace("RESHARD", "R").replace("REDUCE_GRAD", "G")
+'0U 1U 0F0 0R 2U 1F0 2F0 2B0 2R 2G 0U 1B0 1R 1G 0B0 0R 0G'
+"""
 
 from collections import defaultdict
 from collections.abc import Sequence
@@ -62,7 +75,7 @@ class _Span:
 
 
 def _sharded(schedule: Schedule, order: Sequence[Action], prefetch: int) -> tuple[Action, ...]:
-    runs = _runs(schedule, order)
+    runs = _runs(schedule, order)  # [1]
     spans: list[_Span] = []
     open_spans: dict[int, _Span] = {}
     for number, (block, start, stop) in enumerate(runs):
@@ -70,13 +83,13 @@ def _sharded(schedule: Schedule, order: Sequence[Action], prefetch: int) -> tupl
         if span is None or number - span.last > 1 + prefetch:
             span = open_spans[block] = _Span(order[start].stage, number, number)
             spans.append(span)
-        span.last = number
+        span.last = number  # [2]
         span.has_gradients |= any(action.op in (Op.B, Op.W) for action in order[start:stop])
     before: dict[int, list[Action]] = defaultdict(list)
     behind: dict[int, list[Action]] = defaultdict(list)
     for span in spans:
         ahead = span.first - prefetch
-        before[runs[ahead][1] if ahead > 0 else 0].append(Action(stage=span.stage, op=Op.UNSHARD))
+        before[runs[ahead][1] if ahead > 0 else 0].append(Action(stage=span.stage, op=Op.UNSHARD))  # [3]
         end = behind[runs[span.last][2] - 1]
         end.append(Action(stage=span.stage, op=Op.RESHARD))
         if span.has_gradients:

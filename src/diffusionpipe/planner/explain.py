@@ -15,7 +15,8 @@ from diffusionpipe.planner.pricing.given import NOTHING
 from diffusionpipe.planner.pricing.offload import encoder_bytes
 from diffusionpipe.planner.pricing.stage_costs import Setting, time_to_update
 from diffusionpipe.planner.rivals.baselines import Baseline, best_baselines
-from diffusionpipe.planner.search.candidates import Candidate, Judge
+from diffusionpipe.planner.search.candidates import Candidate
+from diffusionpipe.planner.search.judge import Judge
 from diffusionpipe.planner.search.naming import ON_HOST, name_of, sizes_of
 from diffusionpipe.planner.search.pool import Judged
 from diffusionpipe.planner.search.proposal import Proposal
@@ -170,7 +171,7 @@ def _update(judge: Judge, candidate: Candidate) -> Seconds:
     """Of the worker with most to update."""
     if not judge.setting.profile.update:
         return 0.0
-    starts, trained = (*candidate.starts, judge.num_layers), judge.table.trained
+    starts, trained = (*candidate.starts, judge.tables.num_layers), judge.tables.table.trained
     blocks = [trained[stop] - trained[start] for start, stop in pairwise(starts)]
     held: dict[int, set[int]] = defaultdict(set)
     for stage in candidate.layout(judge.setting).generated().placement.stages:

@@ -10,16 +10,13 @@ from diffusionpipe.passes import PlacedFill
 from diffusionpipe.planner.assembly.build import Layout, Unfilled, build_plan
 from diffusionpipe.planner.assembly.folded import stage_starts
 from diffusionpipe.planner.filling.fills import FillOptions, frozen_layers, plan_fills
-from diffusionpipe.planner.pricing.stage_costs import Setting, costs_of
+from diffusionpipe.planner.pricing.stage_costs import FILL_START, Setting, costs_of
 from diffusionpipe.planner.search.proposal import pricing_of
 from diffusionpipe.simulator import simulate
-from diffusionpipe.units import Bytes, Seconds
+from diffusionpipe.units import Bytes
 
 LINKS = {"cpu": Link(1e-4, 1.5e9), "cuda": Link(1e-5, 2.5e10)}
 """What links between ranks of one machine cost where the profile does not know."""
-
-FILL_OVERHEAD: Seconds = 2e-4
-"""What starting a fill takes besides its layers."""
 
 UNKNOWN_MEMORY: Bytes = 2**50
 """Sizes are chosen by the user here, so no memory limit is applied."""
@@ -41,7 +38,7 @@ def plan_from_profile(profile: Profile, layout: Layout) -> Plan:
         return build_plan(profile.graph, layout, pricing=pricing_of(setting))
     frozen = frozen_layers(profile)
     chunks = tuple(size for size in profile.batch_sizes if size <= layout.encode_chunk) or (1,)
-    options = FillOptions(chunks=chunks, max_chunk=layout.encode_chunk, overhead=FILL_OVERHEAD)
+    options = FillOptions(chunks=chunks, max_chunk=layout.encode_chunk, overhead=setting.fill_start)
 
     def filler(unfilled: Unfilled) -> Mapping[int, Sequence[PlacedFill]]:
         costs = costs_of(unfilled.schedule, unfilled.blocks, unfilled.mesh, setting)
@@ -75,7 +72,7 @@ def setting_of(profile: Profile, mesh: Mesh, batch: int, *, checkpointed: tuple[
         inter_reduce=reduce,
     )
     workload = Workload(batch=batch, checkpointed=checkpointed)
-    return Setting(profile=profile, cluster=cluster, workload=workload)
+    return Setting(profile=profile, cluster=cluster, workload=workload, fill_start=FILL_START)
 
 
 def _splits(profile: Profile, layout: Layout) -> tuple[str, ...]:

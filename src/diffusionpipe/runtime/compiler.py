@@ -3,7 +3,7 @@
 An instruction is a pair of closures (wait, run); `runtime.executor` says what happens to them.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -11,41 +11,26 @@ from torch import Tensor
 from torch.autograd.graph import get_gradient_edge
 
 from diffusionpipe.errors import ScheduleError
-from diffusionpipe.ir import Action, Message, Op, Schedule
+from diffusionpipe.ir import Action, Op
 from diffusionpipe.ir.action import COMPUTE_OPS
 from diffusionpipe.runtime.backward import run_backward
-from diffusionpipe.runtime.buffers import BufferPool
-from diffusionpipe.runtime.equipment import Equipment
 from diffusionpipe.runtime.routing import Part, Route
 from diffusionpipe.runtime.slot import Output, Slot, count_read
 from diffusionpipe.runtime.store import RowStore
-from diffusionpipe.runtime.transport import Work
+from diffusionpipe.runtime.transfers import Transfers
 
 Instruction = tuple[Callable[[], None] | None, Callable[[], None]]
 """What an action waits for, None for nothing, and what it does then."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Compiler:
+class Compiler(Transfers):
     """Everything that one worker's instructions refer to, and how they are made."""
 
-    schedule: Schedule
-    worker: int
-    equipment: Equipment
-    pool: BufferPool
-    routes: Mapping[tuple[int, int], Route]
-    releases: Mapping[int, tuple[int, ...]]
-    slots: Mapping[tuple[int, int], Slot]
-    works: tuple[list[Work], ...]
-    """Per message what is under way."""
-    held: tuple[list[Tensor], ...]
-    """Per message the tensors that are being sent."""
     outputs: list[Output]
     """Where results of the iteration go."""
     reading: RowStore
     """Where forwards read frozen outputs."""
-    writing: RowStore
-    """Where fills and frozen messages write: another store if they work ahead."""
     trained: frozenset[int]
     """Stages with a backward."""
 
@@ -70,9 +55,9 @@ class Compiler:
             case Op.W:
                 return None, self._compile_weight_gradients(action)
             case Op.SEND_F | Op.SEND_B:
-                return None, self._compile_send(action)
+                return None, self.send(action)
             case Op.RECV_F | Op.RECV_B:
-                return None, self._compile_receive(action)
+                return None, self.receive(action)
             case Op.ENCODE:
                 return None, self._compile_encode(action)
             case Op.REDUCE_GRAD:
@@ -83,24 +68,6 @@ class Compiler:
             case Op.RESHARD:
                 return None, self.equipment.sharded[self.schedule.placement.stages[action.stage].weights].reshard
         raise ScheduleError([f"worker {self.worker}: {action}: the executor does not run {action.op} yet"])
-
-    def _wait_for(self, messages: tuple[int, ...]) -> Callable[[], None] | None:
-        """Wait for arrivals, then drop the sends that are over by then."""
-        over = sorted({sent for k in messages for sent in self.releases.get(k, ())})
-        pending = [self.works[k] for k in (*messages, *over)]
-        held = [self.held[k] for k in over]
-        if not pending:
-            return None
-
-        def wait() -> None:
-            for works in pending:
-                for work in works:
-                    work.wait()
-                works.clear()
-            for tensors in held:
-                tensors.clear()
-
-        return wait
 
     def _compile_forward(self, action: Action) -> Instruction:
         assert action.microbatch is not None
@@ -134,7 +101,7 @@ class Compiler:
                     if trains:
                         slot.graph[name] = get_gradient_edge(value)
 
-        return self._wait_for(route.arrivals), forward
+        return self.wait_for(route.arrivals), forward
 
     def _compile_input(self, slot: Slot, route: Route, name: str, trains: bool) -> Callable[[], Tensor]:
         """How a forward gets one input: a row range of the store, a neighbour's output, or received parts."""
@@ -163,7 +130,7 @@ class Compiler:
             return lambda: outputs[name][rows.start : rows.stop]
         if not local:
             return lambda: slot.inputs[name]
-        buffer = self._compile_buffer(slot, route, name)
+        buffer = self.buffer_of(slot, route, name)
 
         def gather() -> Tensor:
             value = buffer()
@@ -172,19 +139,6 @@ class Compiler:
             return value
 
         return gather
-
-    def _compile_buffer(self, slot: Slot, route: Route, name: str) -> Callable[[], Tensor]:
-        """Makes the buffer of an input that arrives in parts when the first part needs it."""
-        shape, dtype = (route.num_rows, *self.equipment.tensors[name].shape), self._dtype(name)
-        inputs, take = slot.inputs, self.pool.take
-
-        def buffer() -> Tensor:
-            found = inputs.get(name)
-            if found is None:
-                found = inputs[name] = take(shape, dtype)
-            return found
-
-        return buffer
 
     def _compile_backward(self, action: Action) -> Instruction:
         """B, or I: the walk is the same, but where the forward was told to defer, weight gradients are put aside."""
@@ -213,7 +167,7 @@ class Compiler:
             for name in [name for name, buffer in slot.inputs.items() if not slot.deferred.holds(buffer)]:
                 pool.give_back(slot.inputs.pop(name))
 
-        return self._wait_for(route.gradient_arrivals), backward
+        return self.wait_for(route.gradient_arrivals), backward
 
     def _compile_weight_gradients(self, action: Action) -> Callable[[], None]:
         assert action.microbatch is not None
@@ -227,15 +181,10 @@ class Compiler:
 
         return weight_gradients
 
-    def _dtype(self, name: str) -> torch.dtype:
-        dtype = getattr(torch, self.equipment.tensors[name].dtype)
-        assert isinstance(dtype, torch.dtype)
-        return dtype
-
     def _loss_gradient(self, route: Route, name: str) -> Tensor:
         """The step's loss is `loss_scale` times the sum of the samples' losses."""
         return torch.full(
-            (route.num_rows,), self.equipment.loss_scale, dtype=self._dtype(name), device=self.equipment.device
+            (route.num_rows,), self.equipment.loss_scale, dtype=self.dtype(name), device=self.equipment.device
         )
 
     def _compile_gradient(self, slot: Slot, route: Route, name: str) -> Callable[[], Tensor]:
@@ -268,77 +217,6 @@ class Compiler:
             return lambda: arrived[key]
         gradients, rows = self.slots[part.peer, route.microbatch].input_gradients, part.peer_rows
         return lambda: gradients[name][rows.start : rows.stop]
-
-    def _compile_send(self, action: Action) -> Callable[[], None]:
-        assert action.slot is not None
-        k, message = action.slot, self.schedule.messages[action.slot]
-        placement = self.schedule.placement
-        works, held, send = self.works[k], self.held[k], self.equipment.transport.send
-        destination = self.equipment.rank_of_worker(placement.stages[message.destination].worker)
-        if placement.is_frozen(message.source):
-            views = [self.writing.view(name, message.samples) for name in message.tensors]
-            return lambda: works.extend([send(view, destination) for view in views])
-        key = (message.source, message.microbatch)
-        slot, names, is_gradient = self.slots[key], message.tensors, message.is_gradient
-        source = slot.input_gradients if is_gradient else slot.outputs
-        rows = message.samples.shifted(-placement.samples(*key).start)
-        is_whole = len(rows) == self.routes[key].num_rows
-
-        def run() -> None:
-            for name in names:
-                tensor = source[name] if is_whole else source[name][rows.start : rows.stop]
-                tensor = tensor.contiguous()
-                held.append(tensor)
-                works.append(send(tensor, destination))
-            count_read(slot, is_gradient)
-
-        return run
-
-    def _compile_receive(self, action: Action) -> Callable[[], None]:
-        assert action.slot is not None
-        message = self.schedule.messages[action.slot]
-        placement = self.schedule.placement
-        works, recv = self.works[action.slot], self.equipment.transport.recv
-        source = self.equipment.rank_of_worker(placement.stages[message.source].worker)
-        if placement.is_frozen(message.source):
-            views = [self.writing.view(name, message.samples) for name in message.tensors]
-            return lambda: works.extend([recv(view, source) for view in views])
-        key = (message.destination, message.microbatch)
-        slot, route = self.slots[key], self.routes[key]
-        rows = message.samples.shifted(-placement.samples(*key).start)
-        if message.is_gradient:
-            return self._compile_receive_gradient(slot, message, len(rows), works, source)
-        buffers = [self._compile_buffer(slot, route, name) for name in message.tensors]
-        is_whole = len(rows) == route.num_rows
-
-        def run() -> None:
-            for buffer in buffers:
-                tensor = buffer() if is_whole else buffer()[rows.start : rows.stop]
-                works.append(recv(tensor, source))
-
-        return run
-
-    def _compile_receive_gradient(
-        self, slot: Slot, message: Message, num_rows: int, works: list[Work], source: int
-    ) -> Callable[[], None]:
-        arrived, recv = slot.arrived, self.equipment.transport.recv
-        makers = [
-            (
-                (name, message.source),
-                torch.empty(0, dtype=self._dtype(name), device=self.equipment.device).new_empty,
-                shape,
-            )
-            for name in message.tensors
-            for shape in [(num_rows, *self.equipment.tensors[name].shape)]
-        ]
-
-        def run() -> None:
-            # Not from the pool: autograd may keep a view of an incoming gradient in a parameter's `.grad`.
-            for key, new_empty, shape in makers:
-                buffer = arrived[key] = new_empty(shape)
-                works.append(recv(buffer, source))
-
-        return run
 
     def _compile_encode(self, action: Action) -> Callable[[], None]:
         assert action.slot is not None

@@ -14,6 +14,40 @@ routes resolved; an iteration is a plain loop over them:
 
 What a stage prepares once in an iteration, for all its micro-batches, stands in the loop right in front of its first F:
 behind the RECV_F that posts its inputs, so that they can arrive meanwhile.
+
+Two workers, threads here, with waits of no length in place of compute. Worker 0 starts to send at once and computes on;
+it posts the receive of a gradient before its second forward [1], and waits for it only in front of the backward [2]:
+
+>>> from diffusionpipe.costs import Costs, StageCosts, TensorSpec
+>>> from diffusionpipe.ir import Edge, Message, Pipeline, Placement, Stage, parse_action
+>>> from diffusionpipe.runtime.threads import run_threads
+>>> from diffusionpipe.runtime.virtual import virtual_executor
+>>> edge = Edge(producer=0, consumer=1, tensors=("x",), gradients=("x",))
+>>> pipeline = Pipeline(stages=(0, 1), microbatches=(1, 1), ops=frozenset({Op.F, Op.B}), edges=(edge,))
+>>> there, back = dict(source=0, destination=1), dict(source=1, destination=0, is_gradient=True)
+>>> schedule = Schedule(
+...     name="example",
+...     placement=Placement(stages=(Stage(worker=0, weights=0), Stage(worker=1, weights=1)), pipelines=(pipeline,)),
+...     orders=tuple(tuple(map(parse_action, order.split())) for order in (
+...         "0F0 0SEND_F0>0 0RECV_B0>2 0F1 0SEND_F1>1 0B0 0RECV_B1>3 0B1",
+...         "1RECV_F0>0 1F0 1RECV_F1>1 1B0 1SEND_B0>2 1F1 1B1 1SEND_B1>3",
+...     )),
+...     messages=tuple(
+...         Message(microbatch=number, samples=Range(0, 1), tensors=("x",), **ends)
+...         for ends in (there, back) for number in (0, 1)
+...     ),
+... )
+>>> costs = Costs(stages=(StageCosts(forward=0, backward=0),) * 2)
+>>> tensors = {name: TensorSpec(name=name, shape=(), needs_gradient=name != "noisy") for name in ("noisy", "x", "loss")}
+>>> def main(rank, transport):
+...     executor = virtual_executor(
+...         schedule, rank, costs=costs, tensors=tensors, transport=transport, inputs=("noisy",)
+...     )
+...     outputs = executor.run()
+...     waits = [str(step) for (wait, _), (_, step) in zip(executor._programs[0], executor._steps) if wait]
+...     return [output.name for output in outputs], waits
+>>> run_threads(2, main)
+[([], ['0B0', '0B1']), (['loss', 'loss'], ['1F0', '1F1'])]
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -27,12 +61,13 @@ from diffusionpipe.runtime.buffers import BufferPool
 from diffusionpipe.runtime.compiler import Compiler
 from diffusionpipe.runtime.equipment import Equipment
 from diffusionpipe.runtime.progress import Whereabouts
-from diffusionpipe.runtime.routing import Route, extents_of, fed_rows, releases_of, routes_of
+from diffusionpipe.runtime.routing import Route, extents_of, fed_rows, routes_of
 from diffusionpipe.runtime.slot import Output, Slot
 from diffusionpipe.runtime.stage import StageModule
 from diffusionpipe.runtime.store import RowStore
 from diffusionpipe.runtime.trace import marks_of, position_of, recorder_for, spans_of
 from diffusionpipe.runtime.transport import Work
+from diffusionpipe.timing.sends import releases_of, waits_of
 from diffusionpipe.units import Seconds
 
 _WORDS = {Op.F: "forward", Op.B: "backward", Op.I: "input backward", Op.W: "weight backward"}
@@ -66,7 +101,7 @@ class Executor:
             equipment=equipment,
             pool=self.pool,
             routes=routes,
-            releases=releases_of(schedule, worker),
+            releases=releases_of(schedule, waits_of(schedule)),
             slots={key: Slot() for key in routes},
             works=self._works,
             held=self._held,
@@ -115,9 +150,9 @@ class Executor:
         try:
             for wait, run in self._programs[self._turn]:
                 if wait is not None:
-                    wait()
+                    wait()  # [2]
                     mark()
-                run()
+                run()  # [1]
                 mark()
             self._finish()
         finally:

@@ -11,9 +11,8 @@ tell each other when they came to it, so it ends for all at the same moment: the
 for.
 """
 
-from collections import deque
 from collections.abc import Generator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from statistics import median
 from time import perf_counter, process_time, sleep
 
@@ -21,12 +20,13 @@ import torch
 import torch.distributed as dist
 
 from diffusionpipe.costs import Costs, TensorSpec
-from diffusionpipe.ir import Mesh, Op, Schedule, Span
+from diffusionpipe.ir import Mesh, Schedule, Span
 from diffusionpipe.runtime.equipment import Equipment
 from diffusionpipe.runtime.executor import Executor
 from diffusionpipe.runtime.process_group import Job
 from diffusionpipe.runtime.transport import ProcessTransport, Transport, Work
-from diffusionpipe.runtime.virtual import VirtualEncoder, Wait, precise_wait, virtual_stages
+from diffusionpipe.runtime.virtual import VirtualEncoder, precise_wait, virtual_stages
+from diffusionpipe.runtime.virtual_reductions import VirtualCollectives, VirtualReduction, meeting_ranks
 from diffusionpipe.units import Bytes, Seconds
 
 PAUSE: Seconds = 0.01
@@ -205,15 +205,13 @@ def _executor(run: VirtualRun, rank: int, clock: DeviceClock) -> Executor:
     """The rank's executor with virtual stages. Every rank calls this: it makes process groups."""
     schedule, mesh = run.schedule, run.mesh
     group, worker = mesh.place(rank)
-    holders = holders_of(schedule, mesh)
+    holders = meeting_ranks(schedule, mesh)
     transport = ProcessTransport(summing=tuple(holders.values()))
     stages = virtual_stages(
         schedule, worker, costs=run.costs, tensors=run.tensors, inputs=run.inputs, output=run.output, wait=clock.wait
     )
-    stream = _Stream()
-    reductions = virtual_reductions(run, worker, rank, holders=holders, transport=transport, stream=stream)
-    gatherings = virtual_reductions(
-        run, worker, rank, holders=holders, transport=transport, op=Op.UNSHARD, stream=stream
+    collectives = VirtualCollectives(
+        schedule=schedule, costs=run.costs, worker=worker, rank=rank, holders=holders, transport=transport
     )
     return Executor(
         schedule,
@@ -226,83 +224,10 @@ def _executor(run: VirtualRun, rank: int, clock: DeviceClock) -> Executor:
             rank_of_worker=lambda other: mesh.rank(group, other),
             encoder=VirtualEncoder(dict(zip(schedule.fills, run.costs.fills, strict=True)), clock.wait),
             raw_inputs=run.inputs,
-            gradients=reductions,
-            sharded={block: VirtualShards(one, clock) for block, one in gatherings.items()},
+            gradients=collectives.reductions(),
+            sharded={block: VirtualShards(one, clock) for block, one in collectives.gatherings().items()},
         ),
     )
-
-
-def holders_of(schedule: Schedule, mesh: Mesh) -> dict[int, tuple[int, ...]]:
-    """Block id -> the ranks that sum its gradients or gather it together, where the schedule does so."""
-    stages = schedule.placement.stages
-    workers: dict[int, set[int]] = {}
-    for worker, action in schedule.actions():
-        if action.op in (Op.REDUCE_GRAD, Op.UNSHARD):
-            workers.setdefault(stages[action.stage].weights, set()).add(worker)
-    groups = range(mesh.data_parallel)
-    return {
-        weights: tuple(sorted(mesh.rank(group, worker) for group in groups for worker in found))
-        for weights, found in sorted(workers.items())
-    }
-
-
-@dataclass(slots=True)
-class _Stream:
-    """The reductions and gathers of a rank run one after the other, in the order in which they are started."""
-
-    free: Seconds = 0.0
-    queue: deque["VirtualReduction"] = field(default_factory=deque)
-    """Those of which it is not yet known when they end."""
-
-    def settle(self, one: "VirtualReduction") -> None:
-        """Find out when this one ends, and all before it."""
-        while one.is_pending:
-            self.queue.popleft().settle()
-
-
-@dataclass(slots=True, kw_only=True)
-class VirtualReduction:
-    """The sum of one block's gradients, or its gathering, as a wait."""
-
-    duration: Seconds
-    place: int
-    """This rank's among the ranks."""
-    ranks: tuple[int, ...]
-    transport: Transport
-    stream: _Stream
-    wait: Wait
-    end: Seconds = 0.0
-    """When the last one would have ended."""
-    is_pending: bool = False
-    _starts: torch.Tensor = field(init=False)
-    _work: Work | None = None
-
-    def __post_init__(self) -> None:
-        self._starts = torch.zeros(len(self.ranks), dtype=torch.float64)
-
-    def reset(self) -> None:
-        """There is nothing to forget."""
-
-    def reduce(self) -> None:
-        """Tell the other ranks when this one has come to it."""
-        self.stream.settle(self)
-        self._starts.zero_()
-        self._starts[self.place] = perf_counter()
-        self._work = self.transport.all_reduce(self._starts, self.ranks) if len(self.ranks) > 1 else None
-        self.is_pending = True
-        self.stream.queue.append(self)
-
-    def settle(self) -> None:
-        """Find out when it ends: its duration after the last of the ranks' starts, and after what was before it."""
-        if self._work is not None:
-            self._work.wait()
-        self.end = self.stream.free = max(float(self._starts.max()), self.stream.free) + self.duration
-        self.is_pending = False
-
-    def finish(self) -> None:
-        """Wait until it would have ended."""
-        self.stream.settle(self)
-        self.wait(max(0.0, self.end - perf_counter()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -327,32 +252,3 @@ class VirtualShards:
 
     def open_gradients(self) -> None:
         """See `ShardedBlock`."""
-
-
-def virtual_reductions(
-    run: VirtualRun,
-    worker: int,
-    rank: int,
-    *,
-    holders: Mapping[int, tuple[int, ...]],
-    transport: Transport,
-    wait: Wait = precise_wait,
-    op: Op = Op.REDUCE_GRAD,
-    stream: _Stream | None = None,
-) -> dict[int, VirtualReduction]:
-    """Block id -> the rank's reduction of it, in the order in which they are issued; its gathering with UNSHARD."""
-    stream = stream or _Stream()
-    times = run.costs.reduces if op is Op.REDUCE_GRAD else run.costs.unshards
-    found = {}
-    for action in run.schedule.orders[worker]:
-        if action.op is op:
-            weights = run.schedule.placement.stages[action.stage].weights
-            found[weights] = VirtualReduction(
-                duration=times[action.stage] if times else 0.0,
-                place=holders[weights].index(rank),
-                ranks=holders[weights],
-                transport=transport,
-                stream=stream,
-                wait=wait,
-            )
-    return found

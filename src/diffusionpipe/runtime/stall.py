@@ -4,8 +4,19 @@
 
 A rank that waits for nobody judges itself, as soon as its time without progress is over its limit. A rank that waits
 judges only if its own limit is long over: it follows the waits to their root. If a rank on the way still makes
-progress, or has time left, the job is slow, not stuck. If ranks wait for each other in a circle, the one that is
-furthest behind is named.
+progress, or has time left, the job is slow, not stuck [1]. If ranks wait for each other in a circle, the one that is
+furthest behind is named [3].
+
+>>> stuck = {rank: Moment(rank=rank, phase="step", step=7, waits=waits, still=90.0, limit=60.0)
+...          for rank, waits in enumerate([(1,), (2,), None])}
+>>> culprit_of(stuck, 0).rank                                             # 0 -> 1 -> 2, which waits for nobody [2]
+2
+>>> slow = stuck | {2: Moment(rank=2, phase="step", step=7, still=5.0, limit=60.0)}
+>>> culprit_of(slow, 0) is None
+True
+>>> circle = stuck | {2: Moment(rank=2, phase="step", step=6, waits=(0,), still=90.0, limit=60.0)}
+>>> culprit_of(circle, 0).rank                                            # it is still in step 6
+2
 """
 
 import faulthandler
@@ -47,12 +58,12 @@ def culprit_of(moments: Mapping[int, Moment], rank: int) -> Moment | None:
         path.append(rank)
         moment = moments[rank]
         if not moment.is_over_limit:
-            return None
+            return None  # [1]
         if moment.waits is None:
-            return moment
+            return moment  # [2]
         rank = _next(moments, rank)
     circle = path[path.index(rank) :] if rank in path else path
-    return min((moments[one] for one in circle), key=lambda moment: (moment.step, moment.rank))
+    return min((moments[one] for one in circle), key=lambda moment: (moment.step, moment.rank))  # [3]
 
 
 def _next(moments: Mapping[int, Moment], rank: int) -> int:

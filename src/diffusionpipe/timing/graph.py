@@ -36,7 +36,7 @@ START = 0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Graph:
-    """Events in an order in which they can happen. All tuples but the last three have one entry for each event."""
+    """Events in an order in which they can happen. All tuples but the last four have one entry for each event."""
 
     first: tuple[int, ...]
     """An event that it waits for; for what runs on a host the event before it there,"""
@@ -52,6 +52,8 @@ class Graph:
     """The event of each action, worker by worker in the order of the actions."""
     tails: tuple[int, ...]
     """The last event on each worker's host."""
+    transfers: tuple[int, ...] = ()
+    """Without explicit messages: what brings the feeds between workers, feed by feed, micro-batch by micro-batch."""
 
     def __len__(self) -> int:
         return len(self.first)
@@ -89,6 +91,7 @@ class _Builder:
         self.computes: dict[tuple[int, Op], tuple[int, dict[int | None, int]]] = {}
         """By stage and op: its work, and the event of each micro-batch."""
         self.fills: dict[int, int] = {}
+        self.transfers: list[int] = []
         self.message_of_slot: dict[int, int] = {}
         self.reduction_of_block: dict[int, int] = {}
         self.reduced: dict[int, tuple[int, ...]] = defaultdict(tuple)
@@ -205,7 +208,8 @@ class _Builder:
                     candidates = slots.get((feed.source, feed.destination, microbatch, feed.is_gradient), ())
                     waits.extend(self._messages(candidates, feed.samples[size]))
                 else:
-                    waits.append(self.add(works[size], [producers[microbatch]]))
+                    self.transfers.append(self.add(works[size], [producers[microbatch]]))
+                    waits.append(self.transfers[-1])
 
     def add_frozen_flows(self) -> None:
         """The same for frozen outputs; those of the next batch are waited for by no event of this iteration."""
@@ -267,6 +271,7 @@ class _Builder:
             works=tuple(self.works),
             events=tuple(tuple(number[event] for event in events) for events in self.events),
             tails=tuple(number[tail] for tail in self.tails),
+            transfers=tuple(number[transfer] for transfer in self.transfers),
         )
 
     def _order(self) -> list[int]:

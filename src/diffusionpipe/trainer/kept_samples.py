@@ -5,7 +5,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from diffusionpipe.trainer.drawing import Picture, Wish
+from diffusionpipe.trainer.conditions import Wish
+from diffusionpipe.trainer.drawing import Picture
 from diffusionpipe.trainer.sample_file import Origin, file_name, write_sample
 from diffusionpipe.trainer.sampling import SamplingSettings
 from diffusionpipe.trainer.session import Session

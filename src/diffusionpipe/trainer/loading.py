@@ -14,8 +14,9 @@ from diffusionpipe.costs import ModelGraph
 from diffusionpipe.ir import Plan
 from diffusionpipe.models.graph import LayerGraph
 from diffusionpipe.models.weights import materialize
+from diffusionpipe.runtime.places import trained_blocks, trained_layers
 from diffusionpipe.runtime.sharding import ShardedBlock
-from diffusionpipe.runtime.worker import Sharder, trained_blocks, trained_layers
+from diffusionpipe.runtime.worker import Sharder
 from diffusionpipe.trainer.counts import short_count
 from diffusionpipe.trainer.screen import Screen, Work
 

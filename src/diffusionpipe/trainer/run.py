@@ -7,44 +7,42 @@ planning.
 """
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack, closing, nullcontext
-from dataclasses import dataclass, field
 from math import isfinite
 from pathlib import Path
 from time import perf_counter
 
 import torch.distributed as dist
 
-from diffusionpipe.errors import NonFiniteLossError, PeerError
-from diffusionpipe.ir import Timeline
+from diffusionpipe.errors import NonFiniteLossError, TrainingError
 from diffusionpipe.ir.files import write_plan, write_timeline
 from diffusionpipe.runtime.process_group import Job
 from diffusionpipe.runtime.progress import RECORDING, STEP
 from diffusionpipe.runtime.stall import stacks_file
-from diffusionpipe.trainer.checkpoints.checkpoint_folder import latest
+from diffusionpipe.trainer.checkpoints.checkpoint_folder import kept_of, latest
 from diffusionpipe.trainer.checkpoints.run_checkpoints import RunCheckpoints
 from diffusionpipe.trainer.checkpoints.training_state import load_training
 from diffusionpipe.trainer.copy_memory import saves_beside_training
 from diffusionpipe.trainer.data.batch import sample_indices
 from diffusionpipe.trainer.data.loader import StepLoader
 from diffusionpipe.trainer.data.skipped import count_skipped
-from diffusionpipe.trainer.drawing import Picture, draw_in_session
+from diffusionpipe.trainer.drawing import draw_in_session
 from diffusionpipe.trainer.evaluation import averaged, validate
 from diffusionpipe.trainer.exit_status import ExitStatus
 from diffusionpipe.trainer.export import export
-from diffusionpipe.trainer.job_profile import ProfileShelf
 from diffusionpipe.trainer.kept_samples import keep_in_session, sample_folder
 from diffusionpipe.trainer.launch import LOGS
 from diffusionpipe.trainer.loop import NamesOf, Stepper, StepResult
 from diffusionpipe.trainer.metrics import MetricsWriter
-from diffusionpipe.trainer.planning import MakePlan, Planning
-from diffusionpipe.trainer.preparation import Data, locked_folder, prepare_folder, read_data
+from diffusionpipe.trainer.planning import Planning
+from diffusionpipe.trainer.preparation import locked_folder, prepare_folder, read_data
 from diffusionpipe.trainer.progress import TrainingProgress
 from diffusionpipe.trainer.recipe import Recipe, recipe_to_toml
 from diffusionpipe.trainer.resuming import checkpoint_of
 from diffusionpipe.trainer.run_export import export_settings
 from diffusionpipe.trainer.run_samples import check_sampling, sampling_settings, wish_of
+from diffusionpipe.trainer.run_state import Hooks, RunState
 from diffusionpipe.trainer.screen import Screen, steps_of
 from diffusionpipe.trainer.session import Session, check_resumed, open_model, open_session, run_identity
 from diffusionpipe.trainer.spikes import Spikes, kept_values
@@ -58,47 +56,6 @@ logger = logging.getLogger(__name__)
 
 NUM_TRACED = 15
 """Last steps of a run of which one, of median length, becomes the run's timeline."""
-
-SaveGrid = Callable[[Sequence[Picture], Sequence[str], Path], None]
-"""`save_grid(pictures, captions, path)` writes a captioned grid."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Hooks:
-    """What the command line hands in."""
-
-    make_plan: MakePlan
-    save_grid: SaveGrid
-    profiles: ProfileShelf | None = None
-    """Where profiles of other runs are; None to measure always."""
-    screen: Screen = field(default_factory=Screen)
-    """Where rank 0 shows what is under way."""
-    announce: Callable[[Start], None] | None = None
-    """Called on rank 0 before the first step; None to say nothing of the run."""
-
-
-@dataclass(kw_only=True)
-class _Run:
-    """One run under way on one rank."""
-
-    session: Session
-    hooks: Hooks
-    screen: Screen
-    data: Data
-    stopping: Stopping
-    metrics: MetricsWriter | None
-    """On rank 0."""
-    identity: Mapping[str, object]
-    """What the checkpoints say about the run."""
-    spikes: Spikes
-    checkpoints: RunCheckpoints
-    progress: TrainingProgress | None = None
-    """On rank 0."""
-    step: int = 0
-    """Steps done."""
-    validated: int | None = None
-    """The last step whose weights had a finite validation loss."""
-    timeline: Timeline | None = field(default=None)
 
 
 def run(recipe: Recipe, job: Job, hooks: Hooks, *, resume: str | None = None, take_over: bool = False) -> int:
@@ -120,6 +77,7 @@ def _run(recipe: Recipe, job: Job, hooks: Hooks, resume: str | None) -> int:
     """`run`, once the folder is this job's."""
     folder, is_first = recipe.run.folder, job.membership.rank == 0
     job.progress.configure(recipe.run.stuck_after, folder / LOGS)
+    job.watchdog.remedy = lambda: "" if job.membership.is_heard else kept_of(folder).remedy()
     prepare_folder(folder, resume)
     stacks_file(folder / LOGS, job.membership.rank).unlink(missing_ok=True)
     screen = hooks.screen if is_first else Screen(speaks=False)
@@ -137,9 +95,9 @@ def _run(recipe: Recipe, job: Job, hooks: Hooks, resume: str | None) -> int:
     except BaseException:
         trackers.close()
         raise
-    stopping = Stopping(folder=folder if session.is_first else None, peer_failure=lambda: _peer_failure(job))
+    stopping = Stopping(folder=folder if session.is_first else None, peer_failure=job.watchdog.failure)
     with stopping.listening():
-        state = _Run(
+        state = RunState(
             session=session,
             hooks=hooks,
             screen=screen,
@@ -153,10 +111,7 @@ def _run(recipe: Recipe, job: Job, hooks: Hooks, resume: str | None) -> int:
             ),
         )
         if checkpoint is not None:
-            with screen.work("loading the checkpoint"):
-                loaded = load_training(checkpoint, session.state, is_verified=True)
-            state.step = check_resumed(loaded, state.identity, recipe.training.steps, str(checkpoint))
-            state.spikes = Spikes(recipe.training.on_spike, kept_values(loaded))
+            _load(state, checkpoint)
         _announce(state, checkpoint)
         if session.is_first:
             _write_documents(session)
@@ -168,20 +123,31 @@ def _run(recipe: Recipe, job: Job, hooks: Hooks, resume: str | None) -> int:
             )
         try:
             _train(state)
+            if state.checkpoints.saved != state.step:
+                _save(state, is_last=True)
+            state.checkpoints.finish()
         except BaseException as error:
             state.checkpoints.leave(error)
+            if isinstance(error, TrainingError):  # after the last checkpoint is complete
+                raise type(error)(f"{error}\n{kept_of(folder).remedy(may_be_ruined=True)}") from error
             raise
         finally:
             if state.metrics is not None:
                 state.metrics.close()
-        if state.checkpoints.saved != state.step:
-            _save(state, is_last=True)
-        state.checkpoints.finish()
     _finish(state)
     return state.step
 
 
-def _announce(state: _Run, checkpoint: Path | None) -> None:
+def _load(state: RunState, checkpoint: Path) -> None:
+    """Go on where the checkpoint was written."""
+    training = state.session.recipe.training
+    with state.screen.work("loading the checkpoint"):
+        loaded = load_training(checkpoint, state.session.state, is_verified=True)
+    state.step = check_resumed(loaded, state.identity, training.steps, str(checkpoint))
+    state.spikes = Spikes(training.on_spike, kept_values(loaded))
+
+
+def _announce(state: RunState, checkpoint: Path | None) -> None:
     """Hand all that is settled to whoever shows it, on rank 0."""
     session = state.session
     hosts, devices = places(session.job)
@@ -202,12 +168,6 @@ def _announce(state: _Run, checkpoint: Path | None) -> None:
         state.hooks.announce(start)
 
 
-def _peer_failure(job: Job) -> PeerError | None:
-    """The death of another rank that the watchdog knows of."""
-    verdict = job.watchdog.verdict
-    return PeerError(verdict.message(job.membership.rank)) if verdict is not None else None
-
-
 def _write_documents(session: Session) -> None:
     """The resolved recipe and the plan, for people and for `diffusionpipe sample`."""
     folder = session.recipe.run.folder
@@ -215,7 +175,7 @@ def _write_documents(session: Session) -> None:
     write_plan(session.plan, folder / "plan.json")
 
 
-def _train(state: _Run) -> None:
+def _train(state: RunState) -> None:
     session, recipe, progress = state.session, state.session.recipe, state.session.job.progress
     worker = session.worker
     progress.executors = list(worker.executors.values())
@@ -276,7 +236,7 @@ def _train(state: _Run) -> None:
         state.timeline = measured_timeline(session, traces)
 
 
-def _names_of(state: _Run) -> NamesOf:
+def _names_of(state: RunState) -> NamesOf:
     """How the samples of a step are called in messages."""
     samples, training = state.data.train.dataset.samples, state.session.recipe.training
 
@@ -289,7 +249,7 @@ def _names_of(state: _Run) -> NamesOf:
     return names
 
 
-def _needs_final_weights(state: _Run, results: Sequence[StepResult]) -> bool:
+def _needs_final_weights(state: RunState, results: Sequence[StepResult]) -> bool:
     """Whether the weights are read outside of training after this step."""
     recipe = state.session.recipe
     wanted = (recipe.checkpoint.every, recipe.validation.every, recipe.sampling.every, recipe.training.steps)
@@ -301,7 +261,7 @@ def _is_due(every: int | None, step: int) -> bool:
     return every is not None and step % every == 0
 
 
-def _report(state: _Run, result: StepResult, waited: float) -> None:
+def _report(state: RunState, result: StepResult, waited: float) -> None:
     if state.metrics is None or state.progress is None:
         return
     step_s = result.seconds + waited
@@ -324,14 +284,14 @@ def _report(state: _Run, result: StepResult, waited: float) -> None:
     )
 
 
-def _skipped(state: _Run, step: int) -> dict[str, float]:
+def _skipped(state: RunState, step: int) -> dict[str, float]:
     """Samples so far whose pictures could not be decoded, where these are replaced."""
     if state.data.train.skipping is None:
         return {}
     return {"skipped_samples": float(count_skipped(state.session.recipe.run.folder, step))}
 
 
-def _evaluate(state: _Run) -> None:
+def _evaluate(state: RunState) -> None:
     """Validation and pictures, where they are due."""
     session, recipe = state.session, state.session.recipe
     is_last = state.step == recipe.training.steps
@@ -341,8 +301,7 @@ def _evaluate(state: _Run) -> None:
         if not isfinite(result.loss):
             raise NonFiniteLossError(
                 f"step {state.step}: the validation loss is {result.loss}, so these weights are not saved.\n"
-                "The last checkpoints are kept. Lower optimizer.learning_rate or set training.clip_norm; then continue "
-                "with --resume latest."
+                "Lower optimizer.learning_rate or set training.clip_norm."
             )
         state.validated = state.step
         if state.metrics is not None:
@@ -364,13 +323,13 @@ def _evaluate(state: _Run) -> None:
             logger.info("step=%d drawn=%s draw_s=%.1f", state.step, grid, perf_counter() - started)
 
 
-def _save(state: _Run, *, is_last: bool) -> None:
+def _save(state: RunState, *, is_last: bool) -> None:
     values = {"step": state.step, **state.identity, **state.spikes.state()}
     is_proven = state.validated == state.step
     state.checkpoints.save(state.step, state.session.state, values, is_proven=is_proven, is_last=is_last)
 
 
-def _finish(state: _Run) -> None:
+def _finish(state: RunState) -> None:
     """Export and timeline, on rank 0; the others wait at the job's end."""
     session, recipe = state.session, state.session.recipe
     if not session.is_first or state.step < recipe.training.steps:

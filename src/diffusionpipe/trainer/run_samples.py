@@ -1,6 +1,6 @@
 """The samples that a run draws while it trains: what they show, and how they are drawn."""
 
-from diffusionpipe.trainer.drawing import Wish, raw_conditions
+from diffusionpipe.trainer.conditions import Wish, raw_conditions
 from diffusionpipe.trainer.guidance import drawn_guidance
 from diffusionpipe.trainer.recipe import Recipe
 from diffusionpipe.trainer.sampling import SamplingSettings, build_scheduler

@@ -18,17 +18,11 @@ from diffusionpipe.models.graph import LayerGraph, canonical_names
 from diffusionpipe.models.objective import ObjectiveSettings, Prediction, TimeSampling
 from diffusionpipe.models.weights import frozen_factors
 from diffusionpipe.runtime.heap import keep_heap
+from diffusionpipe.runtime.places import channels_of, encoded_rows, holders_of
 from diffusionpipe.runtime.process_group import Job
 from diffusionpipe.runtime.stage import Precision
 from diffusionpipe.runtime.transport import ProcessTransport, Transport
-from diffusionpipe.runtime.worker import (
-    Sharder,
-    Worker,
-    build_worker,
-    channels_of,
-    encoded_rows,
-    holders_of,
-)
+from diffusionpipe.runtime.worker import Sharder, Worker, build_worker
 from diffusionpipe.trainer.agreement import on_all
 from diffusionpipe.trainer.checkpoints.training_state import TrainingState
 from diffusionpipe.trainer.data.dataset import Dataset
@@ -55,6 +49,8 @@ class Model:
     prediction: Prediction
     graph: LayerGraph
     model: ModelGraph
+    device: str
+    """The kind of device that will train it."""
 
 
 @dataclass(kw_only=True)
@@ -176,12 +172,13 @@ def open_model(recipe: Recipe, job: Job) -> Model:
     Raises:
         ConfigError: on every rank, as `build_model`.
     """
+    device = job.device.type
 
     def build() -> Model:
         folder = resolve_folder(recipe.model.path)
-        graph, model = build_model(recipe, folder, job.device.type)
+        graph, model = build_model(recipe, folder, device)
         prediction = prediction_of(recipe, folder)
-        return Model(recipe=recipe, folder=folder, prediction=prediction, graph=graph, model=model)
+        return Model(recipe=recipe, folder=folder, prediction=prediction, graph=graph, model=model, device=device)
 
     return on_all(build)
 

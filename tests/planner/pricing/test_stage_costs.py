@@ -128,7 +128,7 @@ def test_flows_between_stages_are_those_of_the_graph():
         pair: sum(profile.graph.tensor(name).num_bytes for name in names)
         for pair, names in profile.graph.flows(blocks).items()
     }
-    assert {pair: forward for pair, (forward, _) in table.flows(starts).items()} == expected
+    assert {pair: forward for pair, ((forward, _), _) in table.flows(starts).items()} == expected
 
 
 def test_costs_of_a_schedule_fit_its_actions():

@@ -14,7 +14,7 @@ from diffusionpipe.planner.rivals.baselines import (
     spp_starts,
     zero3,
 )
-from diffusionpipe.planner.search.candidates import Judge
+from diffusionpipe.planner.search.judge import Judge
 
 LATENCY = 2e-5
 
@@ -91,7 +91,7 @@ def test_sharding_also_shards_the_frozen_weights_of_the_trained_part():
     parameters = tuple(replace(one, is_trainable=one.name == "layer0.weight") for one in graph.parameters)
     profile = replace(profile, graph=replace(graph, parameters=parameters))
     judge = Judge(setting=Setting(profile=profile, cluster=synthetic.cluster(4), workload=synthetic.workload(4)))
-    saved = judge.stage_bytes(0, judge.num_layers, 1, 1, 1) - zero3(judge).held[0]
+    saved = judge.footprint.stage_bytes(0, judge.tables.num_layers, 1, 1, 1) - zero3(judge).held[0]
     states, frozen = 16 * 10**8, 2 * 3 * 10**8
     two_layers, gradients = 2 * 2 * 10**8, 4 * 10**8
     assert saved == (states + frozen) * 3 // 4 - two_layers - gradients

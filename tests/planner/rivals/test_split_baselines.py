@@ -4,7 +4,7 @@ from planner import synthetic
 from diffusionpipe.planner.pricing.stage_costs import Setting
 from diffusionpipe.planner.rivals.baselines import data_parallel
 from diffusionpipe.planner.rivals.split_baselines import diffusion_pipe, naive_split
-from diffusionpipe.planner.search.candidates import Judge
+from diffusionpipe.planner.search.judge import Judge
 
 MB = 10**6
 

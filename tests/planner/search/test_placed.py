@@ -6,13 +6,15 @@ from planner import synthetic
 from diffusionpipe.planner.choice import choose
 from diffusionpipe.planner.filling.filler import filler_of
 from diffusionpipe.planner.pricing.arrangement import Arrangement
-from diffusionpipe.planner.pricing.given import Given, is_chain
+from diffusionpipe.planner.pricing.given import Given
 from diffusionpipe.planner.pricing.stage_costs import Setting
-from diffusionpipe.planner.search.candidates import Candidate, Judge
+from diffusionpipe.planner.search.candidates import Candidate
+from diffusionpipe.planner.search.judge import Judge
 from diffusionpipe.planner.search.placed import ordered, placed
 from diffusionpipe.planner.search.proposal import propose
 from diffusionpipe.planner.search.search import search
 from diffusionpipe.schedules import REGISTRY
+from diffusionpipe.schedules.traits import is_chain
 from diffusionpipe.timing.legal import check
 
 PLACED = [name for name in sorted(REGISTRY) if not is_chain(name)]
@@ -41,7 +43,7 @@ def test_the_full_simulation_confirms_the_estimate_of_every_family(name, intra_g
     setting = setting_of(intra_gb=intra_gb)
     judge, candidates = at(setting, 8)
     candidate = candidates[name]
-    estimate, proposal = judge.estimate(candidate), propose(setting, candidate.layout(setting))
+    estimate, proposal = judge.estimates.estimate(candidate), propose(setting, candidate.layout(setting))
     assert proposal.step == pytest.approx(estimate.serial, rel=0.03)
     for found, use in zip(estimate.held, proposal.memory, strict=True):
         assert found == pytest.approx(use.total, rel=0.1)
@@ -67,12 +69,13 @@ def test_a_searched_order_is_no_slower_than_any_family_on_its_cuts(memory):
         starts=tuple(range(0, 16, 4)),
         replicas=(1,) * 4,
     )
-    found = {one.schedule: judge.estimate(one) for one in ordered(judge, [chain, *candidates.values()], seconds=0.5)}
+    known = [chain, *candidates.values()]
+    found = {one.schedule: judge.estimates.estimate(one) for one in ordered(judge, known, seconds=0.5)}
     assert set(found) == {"search-linear", "search-v", "search-loop"}
     assert all(estimate.overflow <= 0 for estimate in found.values())
     best = min(estimate.pipeline for estimate in found.values())
     for one in candidates.values():
-        estimate = judge.estimate(one)
+        estimate = judge.estimates.estimate(one)
         if estimate.overflow <= 0 and len(one.starts) == 8 and one.starts == starts[8]:
             assert best <= estimate.pipeline * 1.002, one.schedule
 

@@ -11,7 +11,7 @@ from diffusionpipe.planner.filling.filler import filler_of
 from diffusionpipe.planner.pricing.arrangement import Arrangement, Ground, arrangements
 from diffusionpipe.planner.pricing.stage_costs import Setting
 from diffusionpipe.planner.rivals.baselines import best_baselines, gpipe_starts, pipeline, places
-from diffusionpipe.planner.search.candidates import Judge
+from diffusionpipe.planner.search.judge import Judge
 from diffusionpipe.planner.search.proposal import pricing_of, propose
 from diffusionpipe.planner.search.search import least_overflow, search
 from diffusionpipe.timing.legal import check
@@ -112,7 +112,7 @@ def test_the_full_simulation_confirms_the_estimates_of_all_finalists():
     judge = Judge(setting=setting)
     for candidate, proposal in search(setting).finalists:
         if not candidate.sharded:  # those are never estimated
-            assert judge.estimate(candidate).serial == pytest.approx(proposal.step, rel=0.05)
+            assert judge.estimates.estimate(candidate).serial == pytest.approx(proposal.step, rel=0.05)
 
 
 def test_filling_is_never_slower_than_encoding_first():
@@ -190,7 +190,7 @@ def test_the_bound_of_filling_counts_the_hosts_alone():
     setting = tight_setting([80, 80])
     judge = Judge(setting=setting)
     candidate, _ = search(setting, filler=filler_of(setting)).winner
-    everywhere, one = (judge.estimate(replace(candidate, hosts=hosts)) for hosts in (None, (0,)))
+    everywhere, one = (judge.estimates.estimate(replace(candidate, hosts=hosts)) for hosts in (None, (0,)))
     assert one.filled >= everywhere.filled
     assert one.overflow <= everywhere.overflow
     assert one.held[1] < everywhere.held[1]
@@ -202,7 +202,7 @@ def test_on_unequal_devices_the_bound_of_filling_weighs_each_one_by_its_speed():
         assert proposal.step > 0
     judge = Judge(setting=setting)
     for one, proposal in search(setting, filler=filler_of(setting)).finalists:
-        assert judge.estimate(one).filled <= proposal.step * 1.02
+        assert judge.estimates.estimate(one).filled <= proposal.step * 1.02
 
 
 def test_a_batch_that_no_layout_cuts_is_refused_with_one_that_works():

@@ -14,7 +14,7 @@ from diffusionpipe.planner.filling.fills import FillOptions, frozen_layers, plan
 from diffusionpipe.planner.pricing.given import Given, check_given
 from diffusionpipe.planner.pricing.stage_costs import Setting
 from diffusionpipe.planner.rivals.baselines import zero3
-from diffusionpipe.planner.search.candidates import Judge
+from diffusionpipe.planner.search.judge import Judge
 from diffusionpipe.planner.search.proposal import pricing_of, propose
 from diffusionpipe.planner.search.search import search
 from diffusionpipe.planner.search.sharded import sharded_finalists

@@ -3,8 +3,9 @@ from pydantic import ValidationError
 
 from diffusionpipe.models.lora import LoraSettings
 from diffusionpipe.trainer.lora import lora_identity, lora_of
+from diffusionpipe.trainer.recipe.model_section import Objective
 from diffusionpipe.trainer.recipe.pipeline_section import PipelineSection
-from diffusionpipe.trainer.recipe.schema import Objective, Recipe, RunSection, problems_between
+from diffusionpipe.trainer.recipe.schema import Recipe, RunSection, problems_between
 
 SMALL = {
     "model": {"path": "model"},

@@ -10,24 +10,21 @@ from typing import Protocol
 
 from diffusionpipe.costs import Costs, ModelGraph
 from diffusionpipe.errors import ConfigError
-from diffusionpipe.ir import Edge, Mesh, Op, Plan, Range, Schedule, Timeline
+from diffusionpipe.ir import Edge, Mesh, Plan, Range, Schedule, Timeline
 from diffusionpipe.passes import (
     PlacedFill,
     communicate,
     connect,
-    connect_blocks,
     gathers_first,
     insert_encoding,
     insert_fills,
     prologue,
-    reduce_gradients,
-    replicate,
     shard_parameters,
 )
-from diffusionpipe.planner.assembly.buckets import bucket_starts, subdivide
+from diffusionpipe.planner.assembly.buckets import bucket_starts
 from diffusionpipe.planner.assembly.folded import stage_starts
 from diffusionpipe.planner.assembly.shardable import check_homes, check_shardable, sharded_buckets, sharding_problems
-from diffusionpipe.planner.assembly.structure import generated
+from diffusionpipe.planner.assembly.structure import Division, connected, generated, reduced
 from diffusionpipe.schedules import forward_over
 from diffusionpipe.simulator import simulate, uniform_costs
 from diffusionpipe.timing.legal import check
@@ -94,7 +91,7 @@ class Layout:
     """Parts of every block, each reduced as soon as its own gradients are complete. 0, for sharded parameters alone:
     as many as `sharded_buckets` says."""
     orders: Schedule | None = None
-    """Orders of compute actions made for these very sizes, which `schedule` only names; None: the family's."""
+    """Orders of compute actions made for these very sizes, in place of those of `schedule`; None: the family's."""
     offload_frozen: bool = False
     """Whether the frozen part's parameters rest in host memory and come to the device layer by layer, as they run."""
     sample_batch: int = 0
@@ -115,6 +112,16 @@ class Layout:
             shard=self.data_parallel if self.sharded else 1,
         )
 
+    @property
+    def division(self) -> Division:
+        """How its stages are divided further."""
+        return Division(
+            replicas=self.replicas or (1,) * self.stages,
+            buckets=self.buckets,
+            data_parallel=self.data_parallel,
+            sharded=self.sharded,
+        )
+
     def generated(self) -> Schedule:
         """The layout's own orders, or the family's schedule of these sizes.
 
@@ -123,8 +130,11 @@ class Layout:
         """
         size = self.batch // (self.data_parallel * self.microbatches)
         if self.orders is not None:
-            (pipeline,) = self.orders.placement.pipelines
-            return connect(self.orders, pipeline.edges, microbatches=(max(size, 1),) * len(pipeline.microbatches))
+            schedule = self.orders
+            for number, pipeline in enumerate(schedule.placement.pipelines):
+                sizes = (max(size, 1),) * len(pipeline.microbatches)
+                schedule = connect(schedule, pipeline.edges, microbatches=sizes, pipeline=number)
+            return schedule
         return generated(self.schedule, self.stages, self.microbatches, max(size, 1))
 
     def places(self) -> tuple[int, ...]:
@@ -307,11 +317,7 @@ def _bucketed(graph: ModelGraph, blocks: Blocks, parts: int) -> tuple[tuple[str,
 
 
 def _connected(build: _Build, schedule: Schedule, backbone: Blocks) -> Schedule:
-    """The generator's schedule with buckets, the model's edges, and replicas."""
-    schedule = subdivide(schedule, build.layout.buckets, is_breadth_first=build.layout.sharded)
-    schedule = connect_blocks(schedule, _edges(build.graph, backbone))
-    replicas = build.layout.replicas or (1,) * build.layout.stages
-    return replicate(schedule, [replicas[stage.worker] for stage in schedule.placement.stages])
+    return connected(schedule, _edges(build.graph, backbone), build.layout.division)
 
 
 def _forwards_of(layout: Layout, microbatches: Sequence[int] = ()) -> Schedule:
@@ -324,13 +330,8 @@ def _train_schedule(build: _Build, schedule: Schedule, filler: Filler | None) ->
     """A family's schedule after all passes; every result of a pass is checked."""
     graph, layout, blocks = build.graph, build.layout, build.blocks
     backbone, frozen = blocks[:-1], len(blocks) - 1
-    trains = any(pipeline.ops != {Op.F} for pipeline in schedule.placement.pipelines)
-    schedule = _connected(build, schedule, backbone)
+    schedule = reduced(_connected(build, schedule, backbone), layout.division)
     outputs = {block: graph.frozen_outputs(layers) for block, layers in enumerate(backbone)}
-    if layout.sharded:
-        schedule = shard_parameters(schedule)
-    elif trains:
-        schedule = reduce_gradients(schedule, is_data_parallel=layout.data_parallel > 1)
     if filler:
         costs = build.pricing(schedule, blocks, layout.mesh)
         timeline = simulate(schedule, costs)

@@ -1,15 +1,21 @@
 """What a candidate's schedule fixes before any time is known: who waits for whom, and who holds what."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import lru_cache
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
 
-from diffusionpipe.ir import Edge, Schedule
-from diffusionpipe.passes import connect_blocks, reduce_gradients, replicate
+from diffusionpipe.costs import Costs
+from diffusionpipe.ir import Edge, Message, Op, Schedule
+from diffusionpipe.ir.flows import ends
+from diffusionpipe.passes import connect_blocks, reduce_gradients, replicate, shard_parameters
+from diffusionpipe.passes.message_order import MessageOrder, message_order
 from diffusionpipe.planner.assembly.buckets import subdivide
-from diffusionpipe.planner.assembly.compiled import Compiled, compiled
+from diffusionpipe.planner.pricing.stage_costs import Meeting, meetings_of
 from diffusionpipe.schedules import generator_of
+from diffusionpipe.timing import Graph, Streams, Times, graph_of, machine_of, prices_of, timed
 from diffusionpipe.timing.held import changes_by_order
+from diffusionpipe.timing.queues import Hop, Queues
+from diffusionpipe.timing.work import Transfer
 
 Pair = tuple[tuple[int, int], bool]
 """(block that writes, block that reads), and whether a gradient comes back."""
@@ -21,21 +27,61 @@ class Place:
 
     unit: int
     block: int
-    part: float
-    """Of the samples of every micro-batch."""
+    samples: int
+    """Of every micro-batch."""
     microbatches: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Structure:
     """A schedule made ready to be timed again and again with other cuts of the model."""
 
-    compiled: Compiled
+    schedule: Schedule
+    """With reductions or gathers, without messages. Its tensors are named by `ahead` and `back`."""
+    graph: Graph
     places: tuple[Place, ...]
     holders: tuple[tuple[int, ...], ...]
     """Block by block the units that hold it."""
-    meetings: tuple[tuple[int, int, float], ...]
-    """For each edge of `compiled`: producing stage, consuming stage, and the part of a micro-batch that they share."""
+    meetings: tuple[Meeting, ...]
+
+    @cached_property
+    def order(self) -> MessageOrder:
+        """What puts its messages in order."""
+        return message_order(self.schedule, self.graph)
+
+    @cached_property
+    def queues(self) -> Queues:
+        """Its graph, ready for orders of its messages."""
+        return Queues.of(self.graph, computes=self.order.computes, hops=_hops(self.schedule, self.order))
+
+    @cached_property
+    def pairs(self) -> frozenset[tuple[int, int]]:
+        """Workers between which something is sent."""
+        works = self.graph.works
+        return frozenset((work.source, work.destination) for work in works if isinstance(work, Transfer))
+
+    def unqueued(self, costs: Costs) -> Times:
+        """What `simulate` says of the schedule at these costs, if no message waits for another."""
+        return timed(self.graph, prices_of(self.graph.works, costs), waking=costs.waking)
+
+    def queued(self, costs: Costs, times: Times) -> Times:
+        """What it says after `communicate` with these times, those of `unqueued`."""
+        if not self.graph.transfers:
+            return times
+        rank = self.order.ranks(times.ends)
+        computes = sorted(self.order.computes, key=rank.__getitem__)
+        queued = self.queues.graph(computes, self.order.placed(rank))
+        return timed(queued, prices_of(queued.works, costs), waking=costs.waking)
+
+
+def ahead(producer: int, consumer: int) -> str:
+    """The name of the tensors that one block sends to another."""
+    return f"{producer}>{consumer}"
+
+
+def back(producer: int, consumer: int) -> str:
+    """And the gradients that come back."""
+    return f"{producer}<{consumer}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,38 +132,78 @@ def _covers(first: Sequence[int], second: Sequence[int]) -> bool:
     return all(a >= b for a, b in zip(first, second, strict=True))
 
 
-def structure_of(
-    schedule: Schedule, replicas: tuple[int, ...], buckets: int, pairs: tuple[Pair, ...], is_data_parallel: bool
-) -> Structure:
-    """The structure of a family's schedule whose blocks, cut into buckets, exchange tensors as `pairs` say."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Division:
+    """How a schedule's stages are divided further, and what is summed or gathered then."""
+
+    replicas: tuple[int, ...]
+    buckets: int
+    data_parallel: int
+    sharded: bool
+
+
+def connected(schedule: Schedule, edges: Sequence[Edge], division: Division) -> Schedule:
+    """A generator's schedule with its stages in buckets, edges between blocks, and replicas."""
+    schedule = subdivide(schedule, division.buckets, is_breadth_first=division.sharded)
+    schedule = connect_blocks(schedule, edges)
+    if max(division.replicas) == 1:
+        return schedule
+    return replicate(schedule, [division.replicas[stage.worker] for stage in schedule.placement.stages])
+
+
+def reduced(schedule: Schedule, division: Division) -> Schedule:
+    """A connected schedule with the collectives of its gradients and parameters."""
+    if division.sharded:
+        return shard_parameters(schedule)
+    trains = any(pipeline.ops != {Op.F} for pipeline in schedule.placement.pipelines)
+    return reduce_gradients(schedule, division.data_parallel > 1) if trains else schedule
+
+
+def structure_of(schedule: Schedule, division: Division, pairs: tuple[Pair, ...]) -> Structure:
+    """The structure of a schedule whose blocks, cut into buckets, exchange tensors as `pairs` say."""
     edges = [
-        Edge(producer=a, consumer=b, tensors=("x",), gradients=("x",) if has_gradient else ())
+        Edge(producer=a, consumer=b, tensors=(ahead(a, b),), gradients=(back(a, b),) if has_gradient else ())
         for (a, b), has_gradient in pairs
     ]
-    schedule = connect_blocks(subdivide(schedule, buckets), edges)
-    if max(replicas) > 1:
-        schedule = replicate(schedule, [replicas[stage.worker] for stage in schedule.placement.stages])
-    final = compiled(reduce_gradients(schedule, is_data_parallel))
-    placement = schedule.placement
-    count = {stage: len(p.microbatches) for p in placement.pipelines for stage in p.stages}
-    shares = [stage.share for stage in placement.stages]
+    schedule = reduced(connected(schedule, edges, division), division)
+    placement, graph = schedule.placement, graph_of(schedule)
+    count = {stage: p.microbatches for p in placement.pipelines for stage in p.stages}
     holders: dict[int, set[int]] = {}
     for stage in placement.stages:
         holders.setdefault(stage.weights, set()).add(stage.worker)
     return Structure(
-        compiled=final,
+        schedule=schedule,
+        graph=graph,
         places=tuple(
             Place(
                 unit=stage.worker,
                 block=stage.weights,
-                part=float(stage.share.stop - stage.share.start),
-                microbatches=count[s],
+                samples=len(stage.share.samples(max(count[s]))),
+                microbatches=len(count[s]),
             )
             for s, stage in enumerate(placement.stages)
         ),
         holders=tuple(tuple(sorted(holders[block])) for block in sorted(holders)),
-        meetings=tuple(
-            (a, b, max(0.0, float(min(shares[a].stop, shares[b].stop) - max(shares[a].start, shares[b].start))))
-            for a, b in final.edges
-        ),
+        meetings=meetings_of(placement),
     )
+
+
+def _hops(schedule: Schedule, order: MessageOrder) -> list[Hop]:
+    """The transfers with the queues that the machine of `simulate` gives them."""
+    machine, numbers = machine_of(Streams.DIRECTION), dict[tuple[int, Hashable], int]()
+    stages, known = schedule.placement.stages, dict[tuple[int, int, bool], tuple[tuple[int, int], tuple[int, int]]]()
+    hops = []
+    for index, (content, event) in enumerate(zip(order.contents, order.transfers, strict=True)):
+        assert not isinstance(content, Message), "a structure has no frozen work"
+        feed, _ = content
+        key = feed.source, feed.destination, feed.is_gradient
+        if key not in known:
+            message = order.message(index)
+            explicit, workers = replace(schedule, messages=(message,)), tuple(stages[s].worker for s in key[:2])
+            both = zip(workers, ends(message, 0), strict=True)
+            queues = [(worker, machine(explicit, worker, action)) for worker, action in both]
+            here, there = (numbers.setdefault(queue, len(numbers)) for queue in queues)
+            known[key] = (workers[0], workers[1]), (here, there)
+        hosts, pair = known[key]
+        hops.append(Hop(event=event, hosts=hosts, queues=pair))
+    return hops

@@ -6,16 +6,28 @@
 
 Own algorithm. Each worker takes a share of the samples and runs all frozen layers on it, in chunks, so nothing is
 exchanged between layers (DiffusionPipe, Tian et al., MLSys 2024, https://arxiv.org/abs/2405.01248, instead spreads
-every layer over the devices that are idle together; see `paper_fill`). Three steps, each for several chunk sizes:
+every layer over the devices that are idle together; see `paper`). Three steps, each for several chunk sizes:
 
 1. shares in proportion to idle time, then samples move from the worker that ends last to where they end first;
 2. in each worker: waits in order of time, as many layers as fit, then a part of the chunk's samples of the next layer;
 3. only if something is exposed then: pieces may outlast a wait and delay compute, up to latest start times; the best
    results are polished by moving what lies on the critical path, and what is then still longer than `FAR` bounds and a
-   sample goes through a longer local search (`fill_annealing`).
+   sample goes through a longer local search (`annealing`).
 
 Without step 3 no compute starts later than without fills. Invariants: every layer runs once on every sample; the time
 is never below `fill_bound`, and the same that the simulator gives for `insert_fills` with these fills.
+
+        worker 0   F0 F1 vvvttt B0 F2 B1 B2         6 samples, 1/4 for each in either layer: [1] three on each worker,
+        worker 1   vvvt F0 B0 F1 B1 F2 B2 tt        [2] the wait of 1 holds layer v of all three, and t of one of them
+
+>>> from diffusionpipe.schedules import one_f_one_b
+>>> costs = Costs(stages=(StageCosts(forward=1, backward=2),) * 2)
+>>> frozen = FrozenLayers(components=("v", "t"), forward=lambda layer, samples: samples / 4)
+>>> plan = plan_fills(one_f_one_b(2, 3, 2), costs, frozen)
+>>> plan.shares, plan.unfilled, plan.iteration
+((3, 3), 12, 12)
+>>> [(fill.position, fill.component, len(fill.samples)) for fill in plan.fills[1]]
+[(0, 'v', 3), (0, 't', 1), (6, 't', 2)]
 """
 
 from collections.abc import Mapping, Sequence
@@ -138,7 +150,7 @@ def _best(case: Case) -> Packing:
     for chunk in case.options.allowed_chunks(case.batch):
         if packings and chunk >= max(packings[-1].shares):  # makes the same chunks as the size before
             continue
-        packings.append(pack_unshifted(case, chunk))
+        packings.append(pack_unshifted(case, chunk))  # [1], [2]
     packings.sort(key=_rank)
     unshifted, best = tuple(packings), packings[0]
     if not case.options.is_thorough or best.makespan <= bound_of(case, best) * CLOSE:

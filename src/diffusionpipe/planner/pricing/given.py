@@ -2,11 +2,11 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache
 
 from diffusionpipe.errors import ConfigError
 from diffusionpipe.ir.combinations import Feature, refusal
 from diffusionpipe.schedules import REGISTRY, generator_of
+from diffusionpipe.schedules.traits import is_chain
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,13 +45,6 @@ def check_given(given: Given, *, batch: int, num_ranks: int) -> None:
     """
     if problems := list(_problems(given, batch, num_ranks)):
         raise ConfigError("\n".join(problems))
-
-
-@cache
-def is_chain(name: str) -> bool:
-    """Whether the family of schedules puts one stage on each worker, in order."""
-    schedule = REGISTRY[name](4, 8)  # sizes that every family can do
-    return [stage.worker for stage in schedule.placement.stages] == [0, 1, 2, 3]
 
 
 def _problems(given: Given, batch: int, num_ranks: int) -> Iterator[str]:
@@ -94,13 +87,14 @@ def _problems(given: Given, batch: int, num_ranks: int) -> Iterator[str]:
 def _undefined_sizes(given: Given, groups: Sequence[int], *, batch: int, num_ranks: int) -> str | None:
     """Why the given family can do none of the sizes that ranks and batch leave; None if it can do some."""
     why = None
+    assert given.schedule is not None
     for copies in groups:
         rows = batch // copies
         for microbatches in [given.microbatches] if given.microbatches else range(1, rows + 1):
             if batch % copies or rows % microbatches:
                 continue
             try:
-                REGISTRY[given.schedule or "1f1b"](num_ranks // copies, microbatches)
+                REGISTRY[given.schedule](num_ranks // copies, microbatches)
             except ConfigError as error:
                 why = str(error)
             else:

@@ -7,10 +7,15 @@ from fnmatch import fnmatchcase
 from functools import cached_property
 from itertools import accumulate, pairwise
 from math import prod
+from operator import add
 
 from diffusionpipe.costs import LayerSpec, ModelGraph, ParameterSpec, Profile, Workload
+from diffusionpipe.costs.memory import copies_of, workspace_of
 from diffusionpipe.costs.sharding import gathered_bytes
 from diffusionpipe.units import Bytes, Seconds
+
+Load = tuple[Bytes, int]
+"""Bytes of one sample of what goes from stage to stage, and how many tensors that are."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,6 +27,13 @@ class Sums:
     """Input and weight gradients, and what is recomputed."""
     activation: tuple[Bytes, ...]
     """Bytes that layers keep of what they made; 0 for a recomputed one (see `LayerTable.held_bytes`)."""
+    layers: tuple[Sequence[Seconds], Sequence[Seconds], Sequence[Seconds]]
+    """Forward, input gradient with what is recomputed, and weight gradient of each layer."""
+
+    def times(self, first: int, stop: int) -> tuple[Seconds, Seconds, Seconds]:
+        """Forward, input gradient and weight gradient of layers first, ..., stop - 1: the price of a stage."""
+        forward, input_grad, weight_grad = self.layers  # summed anew: differences of running sums would round
+        return sum(forward[first:stop]), sum(input_grad[first:stop]), sum(weight_grad[first:stop])
 
     def steps(self) -> tuple[Seconds, ...]:
         """Forward and backward of each layer."""
@@ -35,7 +47,7 @@ class LayerTable:
 
     profile: Profile
     workload: Workload
-    _sums: dict[tuple[float, int | None], Sums] = field(default_factory=dict, repr=False, compare=False)
+    _sums: dict[tuple[float, float | None], Sums] = field(default_factory=dict, repr=False, compare=False)
     _workspace: dict[float, tuple[Bytes, ...]] = field(default_factory=dict, repr=False, compare=False)
 
     @cached_property
@@ -50,11 +62,21 @@ class LayerTable:
         return tuple(of_name[name] for name in self.names)
 
     @cached_property
+    def _position(self) -> Mapping[str, int]:
+        return {name: position for position, name in enumerate(self.names)}
+
+    def range_of(self, layers: Sequence[str]) -> tuple[int, int]:
+        """Position of the first of these layers, which follow each other, and behind the last."""
+        first = self._position[layers[0]] if layers else 0
+        assert self.names[first : first + len(layers)] == tuple(layers), "a stage's layers follow each other"
+        return first, first + len(layers)
+
+    @cached_property
     def checkpointed(self) -> frozenset[str]:
         """The layers that are recomputed in the backward."""
         return checkpointed_layers(self.workload, self.names)
 
-    def sums(self, samples: float, microbatches: int | None = None) -> Sums:
+    def sums(self, samples: float, microbatches: float | None = None) -> Sums:
         """The sums for one of so many micro-batches of so many samples; each is made once.
 
         Weights are cast once in an iteration, which counts in equal parts in the forwards of all its micro-batches;
@@ -62,14 +84,18 @@ class LayerTable:
         """
         key = samples, microbatches
         if key not in self._sums:
+            forward = [self._forward(name, samples, microbatches) for name in self.names]
+            input_grad = [self._input_grad(name, samples, microbatches) for name in self.names]
+            weight_grad = [self.profile.weight_grad(name, samples) for name in self.names]
             self._sums[key] = Sums(
-                forward=self._running(lambda name: self._forward(name, samples, microbatches)),
-                backward=self._running(lambda name: self._backward(name, samples, microbatches)),
+                forward=tuple(accumulate(forward, initial=0.0)),
+                backward=tuple(accumulate(map(add, input_grad, weight_grad), initial=0.0)),
+                layers=(forward, input_grad, weight_grad),
                 activation=tuple(accumulate((self._activation(layer, samples) for layer in self.layers), initial=0)),
             )
         return self._sums[key]
 
-    def _forward(self, name: str, samples: float, microbatches: int | None) -> Seconds:
+    def _forward(self, name: str, samples: float, microbatches: float | None) -> Seconds:
         if microbatches is None:
             return self.profile.forward(name, samples)
         share = 1 if name in self.checkpointed else microbatches
@@ -83,15 +109,15 @@ class LayerTable:
     @cached_property
     def copies(self) -> tuple[Bytes, ...]:
         """Running sums of the bytes of the copies that live as long as an iteration."""
-        sizes = (0 if n in self.checkpointed else self.profile.copies(n, self.workload) for n in self.names)
+        sizes = (copies_of(name, self.profile, self.workload, self.checkpointed) for name in self.names)
         return tuple(accumulate(sizes, initial=0))
 
     def _running(self, cost: Callable[[str], float]) -> tuple[float, ...]:
         return tuple(accumulate((cost(name) for name in self.names), initial=0.0))
 
-    def _backward(self, name: str, samples: float, microbatches: int | None) -> Seconds:
+    def _input_grad(self, name: str, samples: float, microbatches: float | None) -> Seconds:
         again = self._forward(name, samples, microbatches) if name in self.checkpointed else 0.0
-        return again + self.profile.input_grad(name, samples) + self.profile.weight_grad(name, samples)
+        return again + self.profile.input_grad(name, samples)
 
     def _activation(self, layer: LayerSpec, samples: float) -> Bytes:
         return 0 if layer.name in self.checkpointed else self.profile.activation(layer.name, samples)
@@ -198,25 +224,25 @@ class LayerTable:
             for t in tensors
         )
 
-    def flows(self, starts: Sequence[int]) -> dict[tuple[int, int], tuple[Bytes, Bytes]]:
-        """For each pair of stages (producer, consumer) bytes of one sample forward, and of the gradients back."""
-        found: dict[tuple[int, int], tuple[Bytes, Bytes]] = {}
+    def flows(self, starts: Sequence[int]) -> dict[tuple[int, int], tuple[Load, Load]]:
+        """For each pair of stages (producer, consumer) what goes forward, and the gradients that come back."""
+        found: dict[tuple[int, int], tuple[Load, Load]] = {}
         for writer, readers, forward, backward in self._readers:
             source = bisect_right(starts, writer) - 1
             for target in dict.fromkeys(bisect_right(starts, reader) - 1 for reader in readers):
                 if target != source:
-                    have = found.get((source, target), (0, 0))
-                    found[source, target] = have[0] + forward, have[1] + backward
+                    (ahead, tensors), (back, gradients) = found.get((source, target), ((0, 0), (0, 0)))
+                    found[source, target] = (
+                        (ahead + forward, tensors + 1),
+                        (back + backward, gradients + (backward > 0)),
+                    )
         return dict(sorted(found.items()))
 
     def workspace(self, first: int, stop: int, samples: float) -> Bytes:
         """The most that one of these layers needs beyond what is kept, a recomputed one all that it else would keep."""
         if samples not in self._workspace:
-            profile = self.profile
             self._workspace[samples] = tuple(
-                profile.workspace(n, samples)
-                + (profile.recomputed(n, samples, self.workload) if n in self.checkpointed else 0)
-                for n in self.names
+                workspace_of(name, samples, self.profile, self.workload, self.checkpointed) for name in self.names
             )
         return max(self._workspace[samples][first:stop])
 

@@ -8,10 +8,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 
 from diffusionpipe.costs import Profile
-from diffusionpipe.costs.memory import offloaded_bytes
 from diffusionpipe.errors import ConfigError
 from diffusionpipe.ir.combinations import Feature, refusal
 from diffusionpipe.planner.pricing.stage_costs import Setting, frozen_bytes
+from diffusionpipe.timing.memory import offloaded_bytes
 from diffusionpipe.units import Bytes, Seconds
 
 WORTH = 16

@@ -1,20 +1,24 @@
 """Profile x blocks x micro-batches x devices -> the costs of every action of a schedule."""
 
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from math import prod
 
 from diffusionpipe.costs import Cluster, Costs, Link, ModelGraph, ParameterSpec, Profile, StageCosts, Workload
 from diffusionpipe.costs.sharding import gathered_bytes, owners_on_workers
 from diffusionpipe.errors import ConfigError
-from diffusionpipe.ir import Mesh, Schedule
+from diffusionpipe.ir import Edge, Mesh, Placement, Schedule
 from diffusionpipe.planner.pricing.collectives import all_reduce, rooted
 from diffusionpipe.planner.pricing.given import NOTHING, Given
-from diffusionpipe.planner.pricing.layer_table import checkpointed_layers, trained_reads
+from diffusionpipe.planner.pricing.layer_table import LayerTable, Load, trained_reads
 from diffusionpipe.units import Bytes, Seconds
 
+FILL_START: Seconds = 2e-4
+"""What starting a fill takes besides its layers where a plan is made to be run."""
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+
+@dataclass(frozen=True, kw_only=True)
 class Setting:
     """What a plan is made for."""
 
@@ -23,6 +27,9 @@ class Setting:
     workload: Workload
     given: Given = NOTHING
     """Sizes that a search keeps to."""
+    fill_start: Seconds = 0.0
+    """What starting a fill takes besides its layers: more makes fewer and longer fills. Search and fills count it, but
+    the simulator does not."""
     whole: "Setting | None" = None
     """The same with the frozen part on the devices; None where it is there (see `planner.offload`)."""
 
@@ -30,6 +37,11 @@ class Setting:
     def graph(self) -> ModelGraph:
         """The model."""
         return self.profile.graph
+
+    @cached_property
+    def table(self) -> LayerTable:
+        """Sums over the trained part's layers."""
+        return LayerTable(profile=self.profile, workload=self.workload)
 
 
 def costs_of(schedule: Schedule, blocks: Sequence[Sequence[str]], mesh: Mesh, setting: Setting) -> Costs:
@@ -50,10 +62,16 @@ def costs_of(schedule: Schedule, blocks: Sequence[Sequence[str]], mesh: Mesh, se
             f"the layout is for {mesh.num_ranks} ranks, cluster {setting.cluster.name} has "
             f"{setting.cluster.num_ranks}; plan for this cluster"
         )
-    placement = schedule.placement
+    placement, graph = schedule.placement, setting.graph
     speeds = worker_speeds(setting.cluster, mesh)
     links = _links(schedule.num_workers, mesh, setting.cluster)
-    occupied = _occupied(schedule, setting, links)
+
+    def loads(edge: Edge) -> tuple[Load, Load]:
+        ahead, back = (sum(graph.tensor(n).num_bytes for n in names) for names in (edge.tensors, edge.gradients))
+        return (ahead, len(edge.tensors)), (back, len(edge.gradients))
+
+    meetings = meetings_of(placement)
+    occupied = occupancy(len(placement.stages), meetings, lambda pair: links.get(pair, setting.cluster.intra), loads)
     stages = []
     for index, stage in enumerate(placement.stages):
         if placement.is_frozen(index):
@@ -62,21 +80,15 @@ def costs_of(schedule: Schedule, blocks: Sequence[Sequence[str]], mesh: Mesh, se
             )
             continue
         microbatches = placement.pipeline_of(index).microbatches
-        costs = block_costs(
-            setting,
-            blocks[stage.weights],
-            len(stage.share.samples(max(microbatches))),
-            microbatches=len(microbatches) if mesh.shard == 1 else None,
-            speed=speeds[stage.worker],
-            received=_received(schedule, index, setting.graph),
-        )
-        forward, backward = occupied[index]
         stages.append(
-            replace(
-                costs,
-                forward=costs.forward + forward,
-                backward=costs.backward + backward,
-                input_grad=costs.input_grad + backward,
+            block_costs(
+                setting,
+                blocks[stage.weights],
+                len(stage.share.samples(max(microbatches))),
+                microbatches=len(microbatches) if mesh.shard == 1 else None,
+                speed=speeds[stage.worker],
+                received=_received(schedule, index, setting.graph),
+                occupied=occupied[index],
             )
         )
     return Costs(
@@ -90,8 +102,8 @@ def costs_of(schedule: Schedule, blocks: Sequence[Sequence[str]], mesh: Mesh, se
             / speeds[placement.stages[fill.stage].worker]
             for fill in schedule.fills
         ),
-        reduces=_reduces(schedule, blocks, mesh, setting),
-        unshards=_unshards(schedule, blocks, mesh, setting),
+        reduces=reductions(schedule, blocks, mesh, setting),
+        unshards=gathers(schedule, blocks, mesh, setting),
         waking=setting.profile.waking,
         tensor_bytes={tensor.name: tensor.num_bytes for tensor in setting.graph.tensors},
         link=setting.cluster.intra,
@@ -107,6 +119,7 @@ def block_costs(
     microbatches: float | None = None,
     speed: float = 1.0,
     received: Collection[str] | None = None,
+    occupied: tuple[Seconds, Seconds] = (0.0, 0.0),
 ) -> StageCosts:
     """Costs of one of so many micro-batches of so many samples through these layers.
 
@@ -115,27 +128,37 @@ def block_costs(
     where copies are gathered.
     A recomputed layer runs its forward again before its input gradient and keeps only what it reads. `received` are
     the tensors that arrive from other workers, whose buffers are held until the backward; None: all that other trained
-    layers write. What comes from the frozen part is held anyway and counts in `costs.memory`.
+    layers write. What comes from the frozen part is held anyway and counts in `costs.memory`. `occupied` is
+    what messages take from the forward and from the backward.
     """
-    profile = setting.profile
-    again = checkpointed_layers(setting.workload, tuple(layers))
-    forward = sum(profile.forward(name, samples) for name in layers)
-    recompute = sum(profile.forward(name, samples) for name in again)
-    if microbatches is not None:
-        recast = sum(profile.cast(name, setting.workload) for name in again)
-        once = sum(profile.cast(name, setting.workload) for name in layers if name not in again)
-        forward, recompute = forward + recast + once / microbatches, recompute + recast
-    input_grad = recompute + sum(profile.input_grad(name, samples) for name in layers)
-    weight_grad = sum(profile.weight_grad(name, samples) for name in layers)
+    table = setting.table
+    again = table.checkpointed.intersection(layers)
+    times = table.sums(samples, microbatches).times(*table.range_of(layers))
     outside = trained_reads(setting.graph, layers) if received is None else frozenset(received)
     activation, deferred = _kept_bytes(setting, layers, samples, again=again, received=outside)
+    return stage_costs(times, speed, occupied, activation=activation, kept=min(activation, deferred))
+
+
+def stage_costs(
+    times: tuple[Seconds, Seconds, Seconds],
+    speed: float,
+    occupied: tuple[Seconds, Seconds],
+    *,
+    activation: Bytes = 0,
+    kept: Bytes = 0,
+) -> StageCosts:
+    """The price of a stage whose layers take these times (`Sums.times`) at speed 1.
+
+    `occupied` is what messages take from its forward and its backward, whatever its speed.
+    """
+    forward, input_grad, weight_grad = times
     return StageCosts(
-        forward=forward / speed,
-        backward=(input_grad + weight_grad) / speed,
-        input_grad=input_grad / speed,
+        forward=forward / speed + occupied[0],
+        backward=(input_grad + weight_grad) / speed + occupied[1],
+        input_grad=input_grad / speed + occupied[1],
         weight_grad=weight_grad / speed,
         activation=activation,
-        kept_after_input_grad=min(activation, deferred),
+        kept_after_input_grad=kept,
     )
 
 
@@ -244,28 +267,47 @@ def _received(schedule: Schedule, stage: int, graph: ModelGraph) -> set[str]:
     } - graph.frozen_tensors
 
 
-def _occupied(
-    schedule: Schedule, setting: Setting, links: Mapping[tuple[int, int], Link]
+Meeting = tuple[Edge, tuple[int, int], int]
+"""An edge between workers, these two, and the samples of a micro-batch that pass."""
+
+
+def meetings_of(placement: Placement) -> tuple[Meeting, ...]:
+    """All that passes between the workers of trained stages."""
+    stages, found = placement.stages, list[Meeting]()
+    for pipeline in placement.pipelines:
+        size = max(pipeline.microbatches)
+        for edge in pipeline.edges:
+            one, other = stages[edge.producer], stages[edge.consumer]
+            if one.worker == other.worker or placement.is_frozen(edge.producer):
+                continue
+            if samples := len(one.share.samples(size).intersection(other.share.samples(size))):
+                found.append((edge, (one.worker, other.worker), samples))
+    return tuple(found)
+
+
+def occupancy(
+    num_stages: int,
+    meetings: Sequence[Meeting],
+    link_of: Callable[[tuple[int, int]], Link],
+    loads: Callable[[Edge], tuple[Load, Load]],
 ) -> list[tuple[Seconds, Seconds]]:
     """For each stage what sending and receiving take from its forward and from its backward of one micro-batch."""
-    placement, graph = schedule.placement, setting.graph
-    forward, backward = ([0.0] * len(placement.stages) for _ in range(2))
-    for pipeline in placement.pipelines:
-        for edge in pipeline.edges:
-            ends = placement.stages[edge.producer], placement.stages[edge.consumer]
-            if ends[0].worker == ends[1].worker or placement.is_frozen(edge.producer):
-                continue
-            link = links.get((ends[0].worker, ends[1].worker), setting.cluster.intra)
-            size = max(pipeline.microbatches)
-            samples = len(ends[0].share.samples(size).intersection(ends[1].share.samples(size)))
-            for seconds, names in ((forward, edge.tensors), (backward, edge.gradients)):
-                num_bytes = samples * sum(graph.tensor(name).num_bytes for name in names)
-                for stage in (edge.producer, edge.consumer):
-                    seconds[stage] += link.occupancy(num_bytes, len(names))
+    forward, backward = ([0.0] * num_stages for _ in range(2))
+    for edge, pair, samples in meetings:
+        link = link_of(pair)
+        if not (link.overhead or link.overhead_per_byte):
+            continue
+        for seconds, (num_bytes, num_tensors) in zip((forward, backward), loads(edge), strict=True):
+            taken = link.occupancy(samples * num_bytes, num_tensors)
+            seconds[edge.producer] += taken
+            seconds[edge.consumer] += taken
     return list(zip(forward, backward, strict=True))
 
 
-def _reduces(schedule: Schedule, blocks: Sequence[Sequence[str]], mesh: Mesh, setting: Setting) -> tuple[Seconds, ...]:
+def reductions(
+    schedule: Schedule, blocks: Sequence[Sequence[str]], mesh: Mesh, setting: Setting
+) -> tuple[Seconds, ...]:
+    """For each stage the time of the sum of its block's gradients over all that hold it, or at their owners."""
     placement, workload = schedule.placement, setting.workload
     if mesh.shard > 1:
         gradients = {p.name: prod(p.shape) * workload.gradient_bytes * p.is_trainable for p in setting.graph.parameters}
@@ -282,7 +324,8 @@ def _reduces(schedule: Schedule, blocks: Sequence[Sequence[str]], mesh: Mesh, se
     return tuple(seconds.get(stage.weights, 0.0) for stage in placement.stages)
 
 
-def _unshards(schedule: Schedule, blocks: Sequence[Sequence[str]], mesh: Mesh, setting: Setting) -> tuple[Seconds, ...]:
+def gathers(schedule: Schedule, blocks: Sequence[Sequence[str]], mesh: Mesh, setting: Setting) -> tuple[Seconds, ...]:
+    """For each stage the time in which its sharded block comes together, cast where it travels narrow; () for none."""
     if mesh.shard == 1:
         return ()
     precision = setting.profile.precision

@@ -22,13 +22,15 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
 
+from diffusionpipe.costs.memory import use_of
 from diffusionpipe.planner.assembly.partition import balanced_cuts
 from diffusionpipe.planner.pricing.arrangement import Arrangement, arrangements
 from diffusionpipe.planner.pricing.collectives import all_gather, all_reduce
 from diffusionpipe.planner.pricing.encoders import components_of, encode_chunks_of
 from diffusionpipe.planner.pricing.offload import is_heavy, offloaded
 from diffusionpipe.planner.pricing.stage_costs import Setting, frozen_bytes
-from diffusionpipe.planner.search.candidates import Candidate, Judge
+from diffusionpipe.planner.search.candidates import Candidate
+from diffusionpipe.planner.search.judge import Judge
 from diffusionpipe.planner.search.naming import ON_HOST, sizes_of
 from diffusionpipe.planner.search.objectives import PlanningBound
 from diffusionpipe.units import Bytes, Seconds
@@ -95,7 +97,7 @@ def places(judge: Judge, *, least: int = 2) -> Iterator[tuple[Arrangement, int]]
     """Every (arrangement, micro-batches) of so many and more stages that cuts the batch at whole samples."""
     batch = judge.setting.workload.batch
     for arrangement in arrangements(judge.setting.cluster):
-        if least <= arrangement.units <= judge.num_layers and batch % arrangement.data_parallel == 0:
+        if least <= arrangement.units <= judge.tables.num_layers and batch % arrangement.data_parallel == 0:
             rows = batch // arrangement.data_parallel
             for count in range(1, min(rows, MAX_MICROBATCHES) + 1):
                 if rows % count == 0:
@@ -107,13 +109,15 @@ Partitioner = Callable[[Judge, Arrangement, int], tuple[int, ...] | None]
 
 def gpipe_starts(judge: Judge, arrangement: Arrangement, microbatches: int) -> tuple[int, ...] | None:
     """Stages of about equal forward and backward time, communication and gradients left out."""
-    sums = judge.table.sums(judge.unit_samples(arrangement, microbatches), microbatches)
+    sums = judge.tables.table.sums(judge.tables.unit_samples(arrangement, microbatches), microbatches)
     return balanced_cuts(sums.steps(), arrangement.units)
 
 
 def spp_starts(judge: Judge, arrangement: Arrangement, microbatches: int) -> tuple[int, ...] | None:
     """The stages that SPP's bound is smallest for."""
-    found = judge.partitions(arrangement, microbatches, PlanningBound(microbatches), width=2, ignores_memory=True)
+    found = judge.questions.partitions(
+        arrangement, microbatches, PlanningBound(microbatches), width=2, ignores_memory=True
+    )
     return found[0].starts if found else None
 
 
@@ -123,9 +127,9 @@ def pipeline(
     """The best of a pipeline baseline over these sizes; None where there are none."""
     best: Baseline | None = None
     for arrangement, microbatches in where:
-        sums = judge.table.sums(judge.unit_samples(arrangement, microbatches), microbatches)
-        work = microbatches * (sums.forward[-1] + sums.backward[-1]) / sum(judge.ground(arrangement).speeds)
-        if best and best.overflow <= 0 and work + judge.frozen_seconds >= best.step:
+        sums = judge.tables.table.sums(judge.tables.unit_samples(arrangement, microbatches), microbatches)
+        work = microbatches * (sums.forward[-1] + sums.backward[-1]) / sum(judge.tables.ground(arrangement).speeds)
+        if best and best.overflow <= 0 and work + judge.tables.frozen_seconds >= best.step:
             continue
         starts = partitioner(judge, arrangement, microbatches)
         if starts is None:
@@ -146,7 +150,7 @@ def _pipeline_at(
         starts=starts,
         replicas=(1,) * len(starts),
     )
-    estimate = judge.estimate(candidate)
+    estimate = judge.estimates.estimate(candidate)
     return Baseline(
         name=name,
         sizes=sizes_of(candidate),
@@ -169,7 +173,7 @@ def data_parallel(judge: Judge, *, is_overlapped: bool) -> Baseline | None:
     for rows, count in accumulations(judge):
         samples = rows / count
         passes, last = data_parallel_times(judge, samples, is_overlapped=is_overlapped)
-        held = judge.stage_bytes(0, judge.num_layers, samples, count, 1)
+        held = judge.footprint.stage_bytes(0, judge.tables.num_layers, samples, count, 1)
         one = replace(_replicated(judge, name, count, (count - 1) * passes + last, count * passes, held), is_copy=True)
         if best is None or is_better(one, best):
             best = one
@@ -186,13 +190,13 @@ def accumulations(judge: Judge) -> Iterator[tuple[int, int]]:
 
 def data_parallel_times(judge: Judge, samples: float, *, is_overlapped: bool) -> tuple[Seconds, Seconds]:
     """Seconds of one forward and backward without and with the sum of the gradients."""
-    table, cluster = judge.table, judge.setting.cluster
+    table, cluster = judge.tables.table, judge.setting.cluster
     sums = table.sums(samples, 1)  # it casts for each part of the batch anew
     slowest = min(device.speed for device in cluster.devices)
     ranks = range(cluster.num_ranks)
     whole = (sums.forward[-1] + sums.backward[-1]) / slowest
     now, free, pending = sums.forward[-1] / slowest, 0.0, 0
-    for layer in range(judge.num_layers - 1, -1, -1):
+    for layer in range(judge.tables.num_layers - 1, -1, -1):
         now += (sums.backward[layer + 1] - sums.backward[layer]) / slowest
         pending += (table.trained[layer + 1] - table.trained[layer]) * judge.setting.workload.gradient_bytes
         if pending >= DDP_BUCKET or not layer:
@@ -208,12 +212,12 @@ def _replicated(judge: Judge, name: str, count: int, step: Seconds, busy: Second
     return Baseline(
         name=name,
         sizes=f"{judge.setting.cluster.num_ranks} copies" + (f", accumulated over {count}" if count > 1 else ""),
-        step=judge.frozen_seconds + step,
-        frozen=judge.frozen_seconds,
-        busy=judge.frozen_seconds + busy,
+        step=judge.tables.frozen_seconds + step,
+        frozen=judge.tables.frozen_seconds,
+        busy=judge.tables.frozen_seconds + busy,
         held=(held,),
         overflow=held - smallest,
-        updated=judge.table.trained[-1],
+        updated=judge.tables.table.trained[-1],
     )
 
 
@@ -226,7 +230,7 @@ def zero3(judge: Judge) -> Baseline | None:
         held = zero3_bytes(judge, samples, count)
         one = _replicated(judge, ZERO3, count, count * step, count * busy, held)
         one = replace(one, updated=one.updated / judge.setting.cluster.num_ranks)
-        if one.overflow > 0 and judge.frozen_bytes and not judge.setting.workload.offload_frozen:
+        if one.overflow > 0 and judge.footprint.frozen_bytes and not judge.setting.workload.offload_frozen:
             one = _with_sharded_encoders(judge, one, rows)
         if best is None or is_better(one, best):
             best = one
@@ -247,7 +251,7 @@ def _with_sharded_encoders(judge: Judge, one: Baseline, rows: int) -> Baseline:
             samples = min(chunks[component], rows - start)
             computes = [setting.profile.forward(name, samples) / slowest for name in own]
             seconds += _gathering([gather_of[name] for name in own], computes)
-    saved = judge.frozen_bytes - -(-judge.frozen_bytes // len(ranks)) - sum(sorted(sizes)[-2:])
+    saved = judge.footprint.frozen_bytes - -(-judge.footprint.frozen_bytes // len(ranks)) - sum(sorted(sizes)[-2:])
     return replace(
         one,
         sizes=f"{one.sizes}, encoders in parts",
@@ -270,12 +274,12 @@ def _gathering(gathers: Sequence[Seconds], computes: Sequence[Seconds]) -> Secon
 
 def gathered_bytes(judge: Judge) -> list[Bytes]:
     """Of each layer: parameters travel in the precision in which they are used."""
-    return [after - before for before, after in pairwise(judge.table.gathered_bytes)]
+    return [after - before for before, after in pairwise(judge.tables.table.gathered_bytes)]
 
 
 def zero3_times(judge: Judge, samples: float) -> tuple[Seconds, Seconds]:
     """Compute of one forward and backward, and its time with all communication, which uses one queue."""
-    table, cluster, num_layers = judge.table, judge.setting.cluster, judge.num_layers
+    table, cluster, num_layers = judge.tables.table, judge.setting.cluster, judge.tables.num_layers
     sums, ranks = table.sums(samples), range(cluster.num_ranks)
     slowest = min(device.speed for device in cluster.devices)
     casts = [(table.casts[i + 1] - table.casts[i]) / len(ranks) / slowest for i in range(num_layers)]
@@ -302,10 +306,10 @@ def zero3_times(judge: Judge, samples: float) -> tuple[Seconds, Seconds]:
 
 def zero3_bytes(judge: Judge, samples: float, count: int) -> Bytes:
     """A part of all parameters, two gathered layers, the gradients of one; the rest as in data parallelism."""
-    workload, table = judge.setting.workload, judge.table
-    whole = judge.stage_bytes(0, judge.num_layers, samples, count, 1) - table.copies[-1]
-    held = table.trained[-1] * workload.bytes_per_trained + table.frozen_bytes[-1]
-    largest = max(table.trained[i + 1] - table.trained[i] for i in range(judge.num_layers))
+    workload, table = judge.setting.workload, judge.tables.table
+    whole = judge.footprint.stage_bytes(0, judge.tables.num_layers, samples, count, 1) - table.copies[-1]
+    held = use_of(table.trained[-1], workload, frozen=table.frozen_bytes[-1]).total
+    largest = max(table.trained[i + 1] - table.trained[i] for i in range(judge.tables.num_layers))
     gathered = 2 * max(gathered_bytes(judge)) + largest * workload.gradient_bytes
     return whole - held + -(-held // judge.setting.cluster.num_ranks) + gathered
 

@@ -31,9 +31,10 @@ from diffusionpipe.planner.rivals.baselines import (
     zero3_times,
 )
 from diffusionpipe.planner.rivals.pipedream import pipedream
-from diffusionpipe.planner.search.candidates import Candidate, Judge
+from diffusionpipe.planner.search.candidates import Candidate
+from diffusionpipe.planner.search.constants import MAX_UNEQUAL_UNITS
 from diffusionpipe.planner.search.dynamic_program import LinkTime, Objective, StageTime
-from diffusionpipe.planner.search.improvement import MAX_UNEQUAL_UNITS
+from diffusionpipe.planner.search.judge import Judge
 from diffusionpipe.planner.search.objectives import PivotLatency, PlanningBound
 from diffusionpipe.units import Bytes, Seconds
 
@@ -87,16 +88,16 @@ def _choices(planner: Planner, setting: Setting) -> list[Guess]:
 
 def _overflow(guess: Guess) -> Bytes:
     judge, candidate = guess.judge, guess.candidate
-    memories = judge.ground(candidate.arrangement).memories
+    memories = judge.tables.ground(candidate.arrangement).memories
     if candidate.sharded:
-        samples = judge.unit_samples(candidate.arrangement, candidate.microbatches)
+        samples = judge.tables.unit_samples(candidate.arrangement, candidate.microbatches)
         return zero3_bytes(judge, samples, candidate.microbatches) - min(memories)
-    return max(one - memory for one, memory in zip(judge.held(candidate), memories, strict=True))
+    return max(one - memory for one, memory in zip(judge.footprint.held(candidate), memories, strict=True))
 
 
 def _pipedream(judge: Judge) -> Iterator[Guess]:
     """A plan for each number of minibatches in a batch that keeps its pipeline full: NOAM or more of them."""
-    setting, table = judge.setting, judge.table
+    setting, table = judge.setting, judge.tables.table
     cluster, batch = setting.cluster, setting.workload.batch
     node = cluster.nodes.count(0)
     levels = [(node, cluster.intra.bandwidth), (cluster.num_ranks // node, cluster.inter.bandwidth)]
@@ -139,7 +140,7 @@ def _by_objective(objective_of: Callable[[int], Objective], schedule: str) -> Ca
             rows = judge.setting.workload.batch // (arrangement.data_parallel * count)
             most = arrangement.units if 2 < arrangement.units <= MAX_UNEQUAL_UNITS else 2
             replicas = tuple(number for number in range(1, most) if rows % number == 0)
-            found = judge.partitions(
+            found = judge.questions.partitions(
                 arrangement, count, objective_of(count), replicas=replicas, width=2, ignores_memory=True
             )
             for one in found[:1]:
@@ -150,7 +151,7 @@ def _by_objective(objective_of: Callable[[int], Objective], schedule: str) -> Ca
                     starts=one.starts,
                     replicas=one.replicas,
                 )
-                if judge.fits_evenly(candidate):
+                if candidate.divides(judge.setting.workload.batch):
                     yield Guess(judge=judge, candidate=candidate, seconds=one.value)
 
     return guesses
@@ -158,7 +159,7 @@ def _by_objective(objective_of: Callable[[int], Objective], schedule: str) -> Ca
 
 def _gpipe(judge: Judge) -> Iterator[Guess]:
     for arrangement, count in places(judge):
-        sums = judge.table.sums(judge.unit_samples(arrangement, count), count)
+        sums = judge.tables.table.sums(judge.tables.unit_samples(arrangement, count), count)
         starts = balanced_cuts(sums.steps(), arrangement.units)
         candidate = Candidate(
             arrangement=arrangement, schedule="gpipe", microbatches=count, starts=starts, replicas=(1,) * len(starts)
@@ -171,12 +172,12 @@ def _gpipe(judge: Judge) -> Iterator[Guess]:
 def times_of(judge: Judge, candidate: Candidate) -> tuple[list[StageTime], list[LinkTime]]:
     """The times of a candidate's stages, and of the links between them, that formulas are about."""
     counts, starts = candidate.replicas, candidate.starts
-    question = judge.question(
+    question = judge.questions.question(
         candidate.arrangement, candidate.microbatches, replicas=tuple(set(counts)), ignores_memory=True
     )
     stages, links, position = [], [], 0
     for index, (first, count) in enumerate(zip(starts, counts, strict=True)):
-        stop = (*starts, judge.num_layers)[index + 1]
+        stop = (*starts, judge.tables.num_layers)[index + 1]
         times = question.stage(first, stop, position, count, len(starts) - index)
         assert times, "nothing is refused without a cap and a memory limit"
         stages.append(times)
@@ -187,8 +188,8 @@ def times_of(judge: Judge, candidate: Candidate) -> tuple[list[StageTime], list[
 
 
 def _ddp(judge: Judge) -> Iterator[Guess]:
-    gradients = judge.table.trained[-1] * judge.setting.workload.gradient_bytes
-    buckets = max(1, min(judge.num_layers, -(-gradients // DDP_BUCKET)))
+    gradients = judge.tables.table.trained[-1] * judge.setting.workload.gradient_bytes
+    buckets = max(1, min(judge.tables.num_layers, -(-gradients // DDP_BUCKET)))
     for rows, count in accumulations(judge):
         passes, last = data_parallel_times(judge, rows / count, is_overlapped=True)
         yield _copies(judge, count, buckets, (count - 1) * passes + last)
@@ -196,7 +197,7 @@ def _ddp(judge: Judge) -> Iterator[Guess]:
 
 def _zero3(judge: Judge) -> Iterator[Guess]:
     for rows, count in accumulations(judge):
-        guess = _copies(judge, count, judge.num_layers, count * zero3_times(judge, rows / count)[1])
+        guess = _copies(judge, count, judge.tables.num_layers, count * zero3_times(judge, rows / count)[1])
         yield replace(guess, candidate=replace(guess.candidate, sharded=judge.setting.cluster.num_ranks > 1))
 
 

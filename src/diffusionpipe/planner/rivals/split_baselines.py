@@ -21,7 +21,8 @@ from diffusionpipe.planner.assembly.partition import balanced_cuts
 from diffusionpipe.planner.pricing.arrangement import Arrangement
 from diffusionpipe.planner.pricing.stage_costs import frozen_parameters, frozen_time
 from diffusionpipe.planner.rivals.baselines import Baseline, is_better, places
-from diffusionpipe.planner.search.candidates import Candidate, Judge
+from diffusionpipe.planner.search.candidates import Candidate
+from diffusionpipe.planner.search.judge import Judge
 from diffusionpipe.units import Seconds
 
 
@@ -50,25 +51,25 @@ def diffusion_pipe(judge: Judge, *, least: int = 1) -> Baseline | None:
 
 
 def _split_at(judge: Judge, arrangement: Arrangement, microbatches: int, host: int) -> Baseline:
-    ground, table, count = judge.ground(arrangement), judge.table, microbatches
-    samples = judge.unit_samples(arrangement, microbatches)
-    rooms = [memory - judge.frozen_bytes * (unit == host) for unit, memory in enumerate(ground.memories)]
+    ground, table, count = judge.tables.ground(arrangement), judge.tables.table, microbatches
+    samples = judge.tables.unit_samples(arrangement, microbatches)
+    rooms = [memory - judge.footprint.frozen_bytes * (unit == host) for unit, memory in enumerate(ground.memories)]
     starts = _cuts_by_room(judge, samples, rooms)
-    stops = (*starts[1:], judge.num_layers)
+    stops = (*starts[1:], judge.tables.num_layers)
     sums, compute, reduce = table.sums(samples, 1), 0.0, 0.0
     held = []
     for unit, (first, stop) in enumerate(zip(starts, stops, strict=True)):
         work = sums.forward[stop] - sums.forward[first] + sums.backward[stop] - sums.backward[first]
         compute += work / ground.speeds[unit]
-        held.append(judge.stage_bytes(first, stop, samples, count, 1, is_host=unit == host))
-        reduce = max(reduce, judge.reduction(ground, first, stop, unit, 1))
+        held.append(judge.footprint.stage_bytes(first, stop, samples, count, 1, is_host=unit == host))
+        reduce = max(reduce, judge.tables.reduction(ground, first, stop, [unit]))
     messages = 0.0
     for unit, cut in enumerate(starts[1:], 1):
         there, back = table.crossing[cut]
         link = ground.link(unit - 1, 1, unit, 1)
         messages += link.transfer(round(samples * there)) + (link.transfer(round(samples * back)) if back else 0.0)
     rows = judge.setting.workload.batch // arrangement.data_parallel
-    frozen = judge.encoding(rows) / ground.speeds[host]
+    frozen = judge.tables.encoding(rows) / ground.speeds[host]
     return Baseline(
         name="naive split",
         sizes=_sizes(arrangement, count),
@@ -82,12 +83,14 @@ def _split_at(judge: Judge, arrangement: Arrangement, microbatches: int, host: i
 
 def _cuts_by_room(judge: Judge, samples: float, rooms: list[int]) -> tuple[int, ...]:
     """Where each card's layers start, so that all are filled to the same part of what they have room for."""
-    ground = [judge.stage_bytes(i, i + 1, samples, 1, 1, is_host=False) for i in range(judge.num_layers)]
+    ground = [
+        judge.footprint.stage_bytes(i, i + 1, samples, 1, 1, is_host=False) for i in range(judge.tables.num_layers)
+    ]
     total, room = sum(ground), sum(max(0, one) for one in rooms)
     starts, reached, layer, wanted = [0], 0, 0, 0.0
     for unit, one in enumerate(rooms[:-1]):
         wanted += total * max(0, one) / room
-        most = judge.num_layers - (len(rooms) - 1 - unit)
+        most = judge.tables.num_layers - (len(rooms) - 1 - unit)
         while layer < most and (layer <= starts[-1] or reached + ground[layer] / 2 <= wanted):
             reached += ground[layer]
             layer += 1
@@ -96,11 +99,11 @@ def _cuts_by_room(judge: Judge, samples: float, rooms: list[int]) -> tuple[int, 
 
 
 def _diffusion_pipe_at(judge: Judge, arrangement: Arrangement, microbatches: int) -> Baseline:
-    setting, table, ground = judge.setting, judge.table, judge.ground(arrangement)
-    samples = judge.unit_samples(arrangement, microbatches)
+    setting, table, ground = judge.setting, judge.tables.table, judge.tables.ground(arrangement)
+    samples = judge.tables.unit_samples(arrangement, microbatches)
     layers = setting.graph.frozen_layers
     counts = [table.trained[i + 1] - table.trained[i] + table.frozen[i + 1] - table.frozen[i]
-              for i in range(judge.num_layers)]  # fmt: skip
+              for i in range(judge.tables.num_layers)]  # fmt: skip
     counts[0] += frozen_parameters(setting.graph, layers)
     candidate = Candidate(
         arrangement=arrangement,
@@ -111,7 +114,7 @@ def _diffusion_pipe_at(judge: Judge, arrangement: Arrangement, microbatches: int
         hosts=(0,),
     )
     head: Seconds = frozen_time(setting.profile, layers, samples)
-    estimate = judge.estimate(candidate, head=head)
+    estimate = judge.estimates.estimate(candidate, head=head)
     return Baseline(
         name="diffusion-pipe",
         sizes=_sizes(arrangement, microbatches),

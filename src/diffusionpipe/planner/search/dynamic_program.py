@@ -9,6 +9,28 @@ a suffix, and how a stage put before it changes them. If smaller numbers of a su
 worse, then keeping for every state those suffixes that no other beats in all numbers (its Pareto front) loses no
 optimum. This is the exact form of what DiffusionPipe (Tian et al., MLSys 2024) does for T^max, of SPP's PRM (Luo et
 al.) and of DAPPLE's planner (Fan et al., PPoPP 2021), whose own programs keep one suffix per state; see `objectives`.
+
+    layers 0 1 2 3 take 1 2 3 4; two devices, up to two stages; the slowest stage counts, and each transfer 1
+
+    from layer 3    [1] 3 as the last stage: 4
+    from layer 2    [1] 2 3 as the last stage: 7       [2] 2 | 3:     max(3, 4) and 1
+    from layer 1    [1] 1 2 3 as the last stage: 9     [2] 1 | 2 3:   max(2, 7), 1 2 | 3: max(5, 4)
+    from layer 0    all four as one stage: 10, which leaves a device over        [3] of the others those that no
+                    0 | 1 2 3: 9    0 1 | 2 3: 7    0 1 2 | 3: 6                     other beats in all numbers
+
+>>> class SlowestStage:
+...     def prepend(self, rest, stage, link):
+...         work = stage[0] + stage[1]
+...         return (work, 0) if rest is None else (max(rest[0], work), rest[1] + link[0])
+...     def value(self, numbers, num_stages):
+...         return sum(numbers)
+>>> question = Question(
+...     num_layers=4, num_devices=2, max_stages=2, replicas=(1,),
+...     stage=lambda first, stop, device, replicas, stages: (sum(range(first + 1, stop + 1)), 0, 0),
+...     link=lambda cut, device, senders, receivers: (1, 0),
+... )
+>>> [(partition.starts, partition.value) for partition in best_partitions(question, SlowestStage())]
+[((0, 3), 7)]
 """
 
 from collections import defaultdict
@@ -128,7 +150,7 @@ def _grow_last(
         return
     times = question.stage(first, question.num_layers, before, replicas, 1)
     if times is not None:
-        grown[replicas, 1, replicas].append((objective.prepend(None, times, (0.0, 0.0)), first, replicas, None))
+        grown[replicas, 1, replicas].append((objective.prepend(None, times, (0.0, 0.0)), first, replicas, None))  # [1]
 
 
 def _grow(
@@ -157,7 +179,7 @@ def _grow(
             transfer = link(stop, position + replicas, replicas, receivers)
             bucket = grown[behind + replicas, stages + 1, replicas]
             for node in nodes:
-                bucket.append((prepend(node[0], times, transfer), first, replicas, node))
+                bucket.append((prepend(node[0], times, transfer), first, replicas, node))  # [2]
 
 
 def _can_precede(question: Question, first: int, devices: int) -> bool:
@@ -174,7 +196,7 @@ def _front(nodes: list[_Node], objective: Objective, stages: int, width: int) ->
     for node in nodes:
         numbers = node[0]
         if not any(all(a <= b for a, b in zip(other[0], numbers, strict=True)) for other in kept):
-            kept.append(node)
+            kept.append(node)  # [3]
     if len(kept) > width:
         kept = sorted(kept, key=lambda node: objective.value(node[0], stages))[:width]
     return kept

@@ -7,28 +7,26 @@ from math import gcd
 from diffusionpipe.planner.assembly.partition import balanced_cuts
 from diffusionpipe.planner.pricing.arrangement import Arrangement
 from diffusionpipe.planner.pricing.encoders import host_sets
-from diffusionpipe.planner.pricing.given import is_chain
-from diffusionpipe.planner.search.candidates import Candidate, Judge
+from diffusionpipe.planner.search.candidates import Candidate
+from diffusionpipe.planner.search.constants import (
+    BETTER,
+    BUCKETS,
+    CHAIN,
+    ENOUGH,
+    HEAVY,
+    MAX_BUCKETED_FORWARDS,
+    MAX_UNEQUAL_UNITS,
+    NUM_IMPROVED,
+    NUM_ORDERED,
+    ORDER_SECONDS,
+)
+from diffusionpipe.planner.search.judge import Judge
 from diffusionpipe.planner.search.objectives import CriticalPath
 from diffusionpipe.planner.search.placed import ordered, placed
 from diffusionpipe.planner.search.pool import Judged, Pool
 from diffusionpipe.schedules import REGISTRY
+from diffusionpipe.schedules.traits import is_chain
 from diffusionpipe.units import Bytes, Seconds
-
-NUM_IMPROVED = 8
-NUM_ORDERED = 2
-"""For the best so many places orders are searched,"""
-ORDER_SECONDS: Seconds = 0.15
-"""each with the effort of this time."""
-MAX_UNEQUAL_UNITS = 8
-BUCKETS = (2, 4, 8, 16, 32)
-MAX_BUCKETED_FORWARDS = 1024
-"""Stages x buckets x micro-batches of what is tried in buckets."""
-HEAVY = 1 / 32
-"""Encoders of this part of a device's memory may be kept off some of the ranks."""
-ENOUGH = 5e-3
-"""Whoever comes so near to the time in which all devices work without a wait is not improved by other orders."""
-BETTER = 1 - 1e-9
 
 
 def add_place(pool: Pool, arrangement: Arrangement, microbatches: int, replicas: tuple[int, ...] = (1,)) -> None:
@@ -47,15 +45,21 @@ def add_place(pool: Pool, arrangement: Arrangement, microbatches: int, replicas:
 
     def cuts(hosts: tuple[int, ...] | None) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
         objective = CriticalPath(microbatches)
-        partitions = judge.partitions(arrangement, microbatches, objective, replicas=replicas, limit=limit, hosts=hosts)
+        partitions = judge.questions.partitions(
+            arrangement, microbatches, objective, replicas=replicas, limit=limit, hosts=hosts
+        )
         return [(partition.starts, partition.replicas) for partition in partitions]
 
     found = cuts(None)
-    if not found and pool.is_filled and judge.frozen_bytes >= HEAVY * max(judge.ground(arrangement).memories):
-        for hosts in host_sets(judge.ground(arrangement).memories):
+    if (
+        not found
+        and pool.is_filled
+        and judge.footprint.frozen_bytes >= HEAVY * max(judge.tables.ground(arrangement).memories)
+    ):
+        for hosts in host_sets(judge.tables.ground(arrangement).memories):
             add_cuts(pool, arrangement, microbatches, cuts(hosts), hosts=hosts)
     if arrangement.units > 1 and replicas == (1,):
-        sums = judge.table.sums(judge.unit_samples(arrangement, microbatches), microbatches)
+        sums = judge.tables.table.sums(judge.tables.unit_samples(arrangement, microbatches), microbatches)
         found.append((balanced_cuts(sums.steps(), arrangement.units), (1,) * arrangement.units))
     add_cuts(pool, arrangement, microbatches, found)
 
@@ -69,7 +73,7 @@ def add_cuts(
     hosts: tuple[int, ...] | None = None,
 ) -> None:
     """Judge partitions: first layers and replicas of their stages."""
-    schedule = pool.judge.setting.given.schedule or "1f1b"
+    schedule = pool.judge.setting.given.schedule or CHAIN
     for index, (starts, counts) in enumerate(found):
         candidate = Candidate(
             arrangement=arrangement,
@@ -80,7 +84,7 @@ def add_cuts(
             hosts=hosts,
         )
         # Replicas with a common divisor are another arrangement's.
-        if not pool.judge.fits_evenly(candidate) or gcd(*counts) != 1:
+        if not candidate.divides(pool.judge.setting.workload.batch) or gcd(*counts) != 1:
             continue
         one = pool.judged_of(candidate)
         pool.add(one)
@@ -121,7 +125,7 @@ def _add_schedules(pool: Pool, one: Judged) -> None:
     alike = set[tuple[Seconds, Bytes]]()
     for name in sorted(set(REGISTRY) - {one.candidate.schedule}):
         if is_chain(name):
-            variant = pool.judged_of(replace(one.candidate, schedule=name))
+            variant = pool.judged_of(replace(one.candidate, schedule=name), limit=one.score * BETTER)
             key = variant.score, variant.estimate.overflow
             if variant.score < one.score * BETTER and key not in alike:  # families agree at many sizes
                 alike.add(key)
@@ -133,9 +137,10 @@ def _add_placed(pool: Pool, arrangement: Arrangement, microbatches: int) -> None
     own = _of_place(pool, arrangement, microbatches)
     if not _may_gain(pool, own[0]):
         return
-    candidates = (one for one in placed(pool.judge, arrangement, microbatches) if pool.judge.fits(one))
-    found = sorted((pool.judged_of(candidate) for candidate in candidates), key=lambda one: one.score)
-    better = [one for one in found if one.score < own[0].score * BETTER]
+    candidates = (one for one in placed(pool.judge, arrangement, microbatches) if pool.judge.footprint.fits(one))
+    limit = own[0].score * BETTER
+    found = sorted((pool.judged_of(candidate, limit=limit) for candidate in candidates), key=lambda one: one.score)
+    better = [one for one in found if one.score < limit]
     for one in better:
         pool.add(one)
     if better:
@@ -147,9 +152,10 @@ def _add_ordered(pool: Pool, arrangement: Arrangement, microbatches: int) -> Non
     own = _of_place(pool, arrangement, microbatches)
     if not _may_gain(pool, own[0]):
         return
+    limit = own[0].score * BETTER
     for candidate in ordered(pool.judge, [one.candidate for one in own], seconds=ORDER_SECONDS):
-        one = pool.judged_of(candidate)
-        if one.fits and one.score < own[0].score * BETTER:
+        one = pool.judged_of(candidate, limit=limit)
+        if one.fits and one.score < limit:
             pool.add(one)
 
 
@@ -165,18 +171,22 @@ def _may_gain(pool: Pool, one: Judged) -> bool:
         return False
     # All devices at work all the time, the frozen part included.
     least = one.estimate.busy + one.estimate.frozen
-    return one.score > least * (1 + ENOUGH) and least < pool.score and judge.num_layers >= candidate.arrangement.units
+    return (
+        one.score > least * (1 + ENOUGH)
+        and least < pool.score
+        and judge.tables.num_layers >= candidate.arrangement.units
+    )
 
 
 def _even_share(judge: Judge, arrangement: Arrangement, microbatches: int) -> Seconds:
     """What each unit would compute for one micro-batch if layers could be cut anywhere."""
-    sums = judge.table.sums(judge.unit_samples(arrangement, microbatches), microbatches)
-    return (sums.forward[-1] + sums.backward[-1]) / sum(judge.ground(arrangement).speeds)
+    sums = judge.tables.table.sums(judge.tables.unit_samples(arrangement, microbatches), microbatches)
+    return (sums.forward[-1] + sums.backward[-1]) / sum(judge.tables.ground(arrangement).speeds)
 
 
 def _move_cuts(pool: Pool, one: Judged) -> Judged:
     """The candidate with its cuts moved by a layer at a time for as long as that helps."""
-    num_layers = pool.judge.num_layers
+    num_layers = pool.judge.tables.num_layers
     while True:
         found = one
         for stage in range(1, len(one.candidate.starts)):
@@ -185,7 +195,7 @@ def _move_cuts(pool: Pool, one: Judged) -> Judged:
                 starts[stage] += step
                 if not starts[stage - 1] < starts[stage] < (*starts, num_layers)[stage + 1]:
                     continue
-                moved = pool.judged_of(replace(one.candidate, starts=tuple(starts)))
+                moved = pool.judged_of(replace(one.candidate, starts=tuple(starts)), limit=found.score * BETTER)
                 if moved.fits and moved.score < found.score * BETTER:
                     found = moved
         if found is one:
@@ -197,9 +207,9 @@ def _bucketed(pool: Pool, one: Judged) -> Judged:
     """The candidate with the number of buckets that is best, the fewest of equally good ones."""
     if one.candidate.arrangement.data_parallel == 1 and max(one.candidate.replicas) == 1:
         return one  # no gradient is summed
-    for buckets in (*BUCKETS, pool.judge.num_layers):
+    for buckets in (*BUCKETS, pool.judge.tables.num_layers):
         if _has_layers(pool.judge, one.candidate, buckets):
-            variant = pool.judged_of(replace(one.candidate, buckets=buckets))
+            variant = pool.judged_of(replace(one.candidate, buckets=buckets), limit=one.score * BETTER)
             if variant.score < one.score * BETTER:
                 one = variant
     return one
@@ -208,5 +218,5 @@ def _bucketed(pool: Pool, one: Judged) -> Judged:
 def _has_layers(judge: Judge, candidate: Candidate, buckets: int) -> bool:
     if len(candidate.starts) * buckets * candidate.microbatches > MAX_BUCKETED_FORWARDS:
         return False
-    stops = (*candidate.starts[1:], judge.num_layers)
+    stops = (*candidate.starts[1:], judge.tables.num_layers)
     return all(stop - start >= buckets for start, stop in zip(candidate.starts, stops, strict=True))

@@ -16,17 +16,15 @@ from diffusionpipe.ordering import HalfStage, Instance, Objective, Placing, sche
 from diffusionpipe.planner.assembly.folded import stage_starts
 from diffusionpipe.planner.assembly.structure import generated
 from diffusionpipe.planner.pricing.arrangement import Arrangement
-from diffusionpipe.planner.pricing.given import is_chain
 from diffusionpipe.planner.pricing.stage_costs import Setting
-from diffusionpipe.planner.search.candidates import Candidate, Judge
+from diffusionpipe.planner.search.candidates import Candidate
+from diffusionpipe.planner.search.constants import MAX_ACTIONS, TICK
+from diffusionpipe.planner.search.judge import Judge
 from diffusionpipe.schedules import REGISTRY
 from diffusionpipe.schedules.shapes import linear, loop, wave
+from diffusionpipe.schedules.traits import is_chain
 from diffusionpipe.units import Seconds
 
-TICK: Seconds = 1e-7
-"""The order search counts whole ticks."""
-MAX_ACTIONS = 8192
-"""No order is searched for more forwards and backwards than that."""
 PLACES: Mapping[Placing, Callable[[int], tuple[int, ...]]] = {
     Placing.LINEAR: linear,
     Placing.V: lambda num_workers: wave(num_workers, 2),
@@ -47,7 +45,7 @@ def placed(judge: Judge, arrangement: Arrangement, microbatches: int) -> Iterato
             workers = generated(name, arrangement.units, microbatches, 1).placement.workers()
         except ConfigError:
             continue
-        if len(workers) > judge.num_layers:
+        if len(workers) > judge.tables.num_layers:
             continue
         if workers not in cuts:
             cuts[workers] = _cuts(judge, arrangement, microbatches, workers)
@@ -70,7 +68,7 @@ def ordered(judge: Judge, known: Sequence[Candidate], *, seconds: Seconds) -> It
     arrangement, microbatches = first.arrangement, first.microbatches
     for placing, places in PLACES.items():
         workers = places(arrangement.units)
-        if len(workers) > judge.num_layers or 3 * len(workers) * microbatches > MAX_ACTIONS:
+        if len(workers) > judge.tables.num_layers or 3 * len(workers) * microbatches > MAX_ACTIONS:
             continue
         starts = next((one.starts for one in known if _stands(one, workers)), None)
         candidate = Candidate(
@@ -100,10 +98,10 @@ def instance_of(setting: Setting, *, microbatches: int, placing: Placing, second
         raise ConfigError(
             f"a batch of {setting.workload.batch} cannot be cut into {microbatches} equal micro-batches; change one"
         )
-    if 2 * num_ranks > judge.num_layers:
+    if 2 * num_ranks > judge.tables.num_layers:
         raise ConfigError(
-            f"{num_ranks} ranks have {2 * num_ranks} half-stages, but the trained part has only {judge.num_layers} "
-            "layers; use fewer devices"
+            f"{num_ranks} ranks have {2 * num_ranks} half-stages, but the trained part has only "
+            f"{judge.tables.num_layers} layers; use fewer devices"
         )
     arrangement = Arrangement(data_parallel=1, units=num_ranks)
     shape = Placing.V if placing is Placing.V else Placing.LOOP  # the same 2p half-stages serve all placements
@@ -119,7 +117,7 @@ def instance_of(setting: Setting, *, microbatches: int, placing: Placing, second
 
 
 def _cuts(judge: Judge, arrangement: Arrangement, microbatches: int, workers: tuple[int, ...]) -> tuple[int, ...]:
-    times = judge.table.sums(judge.unit_samples(arrangement, microbatches), microbatches).steps()
+    times = judge.tables.table.sums(judge.tables.unit_samples(arrangement, microbatches), microbatches).steps()
     return stage_starts(judge.setting.graph, times, workers)
 
 
@@ -135,20 +133,14 @@ def _instance(
     judge: Judge, candidate: Candidate, placing: Placing, workers: tuple[int, ...], seconds: Seconds
 ) -> Instance:
     """The candidate's stages as the order search asks for them; messages all take what they take on average."""
-    arrangement, ground = candidate.arrangement, judge.ground(candidate.arrangement)
-    samples = judge.unit_samples(arrangement, candidate.microbatches)
-    sums, weight_grads = judge.table.sums(samples, candidate.microbatches), judge.weight_grads(samples)
-    spans = list(zip(candidate.starts, (*candidate.starts[1:], judge.num_layers), strict=True))
+    arrangement, ground = candidate.arrangement, judge.tables.ground(candidate.arrangement)
+    samples = judge.tables.unit_samples(arrangement, candidate.microbatches)
+    sums = judge.tables.table.sums(samples, candidate.microbatches)
+    spans = list(zip(candidate.starts, (*candidate.starts[1:], judge.tables.num_layers), strict=True))
     halves = []
     for (first, stop), unit in zip(spans, workers, strict=True):
-        weight_grad = weight_grads[stop] - weight_grads[first]
-        times = (
-            sums.forward[stop] - sums.forward[first],
-            sums.backward[stop] - sums.backward[first] - weight_grad,
-            weight_grad,
-        )
-        activation = judge.table.activation(first, stop, samples)
-        forward, input_grad, rest = (round(time / ground.speeds[unit] / TICK) for time in times)
+        activation = judge.tables.table.activation(first, stop, samples)
+        forward, input_grad, rest = (round(time / ground.speeds[unit] / TICK) for time in sums.times(first, stop))
         halves.append(
             HalfStage(
                 forward=forward,
@@ -160,16 +152,16 @@ def _instance(
         )
         if placing is Placing.LINEAR:
             halves.append(HalfStage(forward=0, input_grad=0, weight_grad=0, activation=0, kept_after_input_grad=0))
-    flows = judge.table.flows(candidate.starts)
+    flows = judge.tables.table.flows(candidate.starts)
     times_sent = [
-        ground.link(workers[a], 1, workers[b], 1).transfer(round(samples * flow[0]))
+        ground.link(workers[a], 1, workers[b], 1).transfer(round(samples * flow[0][0]))
         for (a, b), flow in flows.items()
         if b == a + 1 and workers[a] != workers[b]
     ]
     free = []
     for unit, memory in enumerate(ground.memories):
         own = [(*span, candidate.microbatches) for span, worker in zip(spans, workers, strict=True) if worker == unit]
-        free.append(max(0, memory - judge.unit_bytes(own, [[0] * len(own)], samples)))
+        free.append(max(0, memory - judge.footprint.use(own, [[0] * len(own)], samples).total))
     return Instance(
         ranks=arrangement.units,
         microbatches=candidate.microbatches,

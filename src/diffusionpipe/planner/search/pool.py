@@ -2,7 +2,8 @@
 
 from dataclasses import dataclass, field
 
-from diffusionpipe.planner.search.candidates import Candidate, Estimate, Judge
+from diffusionpipe.planner.search.candidates import Candidate, Estimate
+from diffusionpipe.planner.search.judge import Judge
 from diffusionpipe.units import Seconds
 
 
@@ -13,12 +14,17 @@ class Judged:
     candidate: Candidate
     estimate: Estimate
     score: Seconds
-    """What it is ranked by: the iteration time with the frozen work, filled or serial."""
+    """See `Pool.score_of`."""
 
     @property
     def fits(self) -> bool:
         """Whether it fits in memory, as far as an estimate can say."""
         return self.estimate.overflow <= 0
+
+
+def rank(one: Judged) -> tuple[Seconds, int, Seconds]:
+    """What is filled is often equal: then the one with fewer parts is first, and with less frozen work behind it."""
+    return one.score, one.candidate.buckets, -one.estimate.pipeline
 
 
 @dataclass(slots=True, kw_only=True)
@@ -32,11 +38,18 @@ class Pool:
     score: Seconds = float("inf")
     """Of the best that fits."""
 
-    def judged_of(self, candidate: Candidate) -> Judged:
-        """The candidate with its estimate; it is not added."""
-        estimate = self.judge.estimate(candidate)
-        score = estimate.filled if self.is_filled else estimate.serial
-        return Judged(candidate=candidate, estimate=estimate, score=score)
+    def judged_of(self, candidate: Candidate, *, limit: Seconds = float("inf")) -> Judged:
+        """The candidate with its estimate; it is not added. What is no better than the limit may be even worse."""
+        estimates = self.judge.estimates
+        estimate = estimates.estimate(candidate, is_hopeless=lambda least: self.score_of(least) >= limit)
+        return Judged(candidate=candidate, estimate=estimate, score=self.score_of(estimate))
+
+    def score_of(self, estimate: Estimate) -> Seconds:
+        """What candidates are ranked by: the iteration time with the frozen work, filled or serial.
+
+        To ten digits: what differs by rounding alone is equal.
+        """
+        return float(f"{estimate.filled if self.is_filled else estimate.serial:.10g}")
 
     def add(self, one: Judged) -> None:
         """Keep it."""
@@ -45,8 +58,8 @@ class Pool:
             self.score = min(self.score, one.score)
 
     def ranked(self) -> list[Judged]:
-        """Those that fit, best first; ties by the order in which they were found."""
-        return sorted((one for one in self.judged.values() if one.fits), key=lambda one: one.score)
+        """Those that fit, best first; ties as `rank` says."""
+        return sorted((one for one in self.judged.values() if one.fits), key=rank)
 
     def diverse(self) -> list[Judged]:
         """Of those the best of each arrangement, number of micro-batches, replicas, schedule and hosts."""

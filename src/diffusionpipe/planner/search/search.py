@@ -19,25 +19,27 @@ from diffusionpipe.planner.assembly.build import Filler
 from diffusionpipe.planner.pricing.arrangement import Arrangement, arrangements
 from diffusionpipe.planner.pricing.encoders import host_sets
 from diffusionpipe.planner.pricing.stage_costs import Setting
-from diffusionpipe.planner.search.candidates import Candidate, Judge
-from diffusionpipe.planner.search.improvement import MAX_UNEQUAL_UNITS, add_cuts, add_place, improve
+from diffusionpipe.planner.search.candidates import Candidate
+from diffusionpipe.planner.search.constants import (
+    CHAIN,
+    LEAN,
+    LEAST_RAMP,
+    LISTED,
+    MAX_ATTEMPTS,
+    MAX_MICROBATCHES,
+    MAX_UNEQUAL_UNITS,
+    NUM_FINALISTS,
+    TRUST,
+)
+from diffusionpipe.planner.search.improvement import add_cuts, add_place, improve
+from diffusionpipe.planner.search.judge import Judge
 from diffusionpipe.planner.search.objectives import CriticalPath
 from diffusionpipe.planner.search.placed import placed
 from diffusionpipe.planner.search.pool import Judged, Pool
 from diffusionpipe.planner.search.proposal import Proposal, propose
 from diffusionpipe.planner.search.sharded import with_sharded
+from diffusionpipe.schedules.traits import holds_one
 from diffusionpipe.units import Seconds
-
-NUM_FINALISTS = 6
-MAX_MICROBATCHES = 128
-MAX_ATTEMPTS = 4
-"""Where no finalist fits in memory after all, so many times as many are looked at."""
-TRUST = 1.02
-"""An estimate this many times the best full simulation is not looked into any more."""
-LEAST_RAMP = 0.25
-"""Several stages on a worker and split backwards leave so much of the waits at both ends of a pipeline, at least."""
-SLACK = 2.0
-"""Candidates this many times slower than the best are still listed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,7 +109,7 @@ def search(
     taken = {candidate for candidate, _ in finalists}
     return Search(
         finalists=tuple(finalists),
-        judged=tuple(o for o in pool.diverse() if o.candidate not in taken and o.score <= SLACK * pool.score),
+        judged=tuple(o for o in pool.diverse() if o.candidate not in taken and o.score <= LISTED * pool.score),
         num_estimated=len(pool.judged),
         is_filled=pool.is_filled,
         bound=places[0][0],
@@ -143,30 +145,30 @@ def _add_tight(pool: Pool, places: Sequence[tuple[Arrangement, int]]) -> None:
         if not 1 < arrangement.units <= MAX_UNEQUAL_UNITS:
             continue
         for candidate in placed(judge, arrangement, microbatches):
-            if judge.fits(candidate):
+            if judge.footprint.fits(candidate):
                 pool.add(pool.judged_of(candidate))
         if not given.allows_chains:
             continue
-        may_choose = pool.is_filled and judge.frozen_bytes > 0
-        sets = host_sets(judge.ground(arrangement).memories) if may_choose else ()
+        may_choose = pool.is_filled and judge.footprint.frozen_bytes > 0
+        sets = host_sets(judge.tables.ground(arrangement).memories) if may_choose else ()
         for hosts in sets:
-            partitions = judge.partitions(arrangement, microbatches, CriticalPath(microbatches), hosts=hosts)
+            partitions = judge.questions.partitions(arrangement, microbatches, CriticalPath(microbatches), hosts=hosts)
             cuts = [(partition.starts, partition.replicas) for partition in partitions]
             add_cuts(pool, arrangement, microbatches, cuts, hosts=hosts)
         anywhere: tuple[tuple[int, ...] | None, ...] = (None, *sets)
-        for some in anywhere if given.schedule in (None, "sequential") else ():
+        for some in anywhere if given.schedule is None or holds_one(given.schedule) else ():
             # Micro-batches pass one after the other, so what counts is the way of one of them.
-            partitions = judge.partitions(arrangement, microbatches, CriticalPath(1), in_flight=1, hosts=some)
+            partitions = judge.questions.partitions(arrangement, microbatches, CriticalPath(1), in_flight=1, hosts=some)
             for partition in partitions:
                 candidate = Candidate(
                     arrangement=arrangement,
-                    schedule="sequential",
+                    schedule=given.schedule or LEAN,
                     microbatches=microbatches,
                     starts=partition.starts,
                     replicas=partition.replicas,
                     hosts=some,
                 )
-                if judge.fits_evenly(candidate):
+                if candidate.divides(judge.setting.workload.batch):
                     pool.add(pool.judged_of(candidate))
 
 
@@ -184,13 +186,13 @@ def least_estimated_overflow(setting: Setting) -> Judged | None:
         if not setting.given.allows_chains:
             found += [pool.judged_of(one) for one in placed(pool.judge, arrangement, microbatches)]
             continue
-        partitions = pool.judge.partitions(
+        partitions = pool.judge.questions.partitions(
             arrangement, microbatches, CriticalPath(microbatches), width=2, ignores_memory=True
         )
         for partition in partitions:
             candidate = Candidate(
                 arrangement=arrangement,
-                schedule=setting.given.schedule or "1f1b",
+                schedule=setting.given.schedule or CHAIN,
                 microbatches=microbatches,
                 starts=partition.starts,
                 replicas=partition.replicas,
@@ -209,7 +211,7 @@ def _places(
             continue
         if not given.allows(units=arrangement.units, data_parallel=arrangement.data_parallel):
             continue
-        if arrangement.units > judge.num_layers or batch % arrangement.data_parallel:
+        if arrangement.units > judge.tables.num_layers or batch % arrangement.data_parallel:
             continue
         rows = batch // arrangement.data_parallel
         counts = [given.microbatches] if given.microbatches else range(1, min(rows, MAX_MICROBATCHES) + 1)
@@ -225,12 +227,12 @@ def _lower_bound(judge: Judge, arrangement: Arrangement, microbatches: int, *, i
     One micro-batch passes all stages and comes back, and the stage with the most work does that for all the others.
     Frozen work fills their waits or runs before. `ramp` is the part of the waits at both ends that counts.
     """
-    sums = judge.table.sums(judge.unit_samples(arrangement, microbatches), microbatches)
+    sums = judge.tables.table.sums(judge.tables.unit_samples(arrangement, microbatches), microbatches)
     whole = sums.forward[-1] + sums.backward[-1]
-    speeds = judge.ground(arrangement).speeds
+    speeds = judge.tables.ground(arrangement).speeds
     work, waits = microbatches * whole / sum(speeds), whole / max(speeds) - whole / sum(speeds)
     rows = -(-judge.setting.workload.batch // judge.setting.cluster.num_ranks)
-    frozen = arrangement.units * judge.encoding(rows) / sum(speeds)
+    frozen = arrangement.units * judge.tables.encoding(rows) / sum(speeds)
     return max(work + ramp * waits + (0.0 if is_filled else frozen), work + frozen)
 
 

@@ -1,8 +1,8 @@
 """Data parallelism with parameters, gradients and optimizer state in parts, as a candidate for a plan.
 
 A plan like any other: its gathers and reductions stand in its orders, frozen work of the next batch fills its waits,
-and its time is the simulator's. What is chosen here is how often gradients are accumulated, whether its micro-batches
-pass through the model one after the other or block by block, and how large a block is.
+and it is estimated like any other. What is chosen here is how often gradients are accumulated, whether its
+micro-batches pass through the model one after the other or block by block, and how large a block is.
 """
 
 from collections.abc import Iterator, Sequence
@@ -10,20 +10,19 @@ from collections.abc import Iterator, Sequence
 from diffusionpipe.planner.assembly.build import Filler
 from diffusionpipe.planner.pricing.arrangement import Arrangement
 from diffusionpipe.planner.pricing.stage_costs import Setting
-from diffusionpipe.planner.search.candidates import Candidate, Judge
+from diffusionpipe.planner.search.candidates import Candidate
+from diffusionpipe.planner.search.constants import (
+    BREADTH_FIRST,
+    CLOSE,
+    DEPTH_FIRST,
+    MAX_MICROBATCHES,
+    MAX_SHARDED_FORWARDS,
+)
+from diffusionpipe.planner.search.judge import Judge
+from diffusionpipe.planner.search.pool import Judged, Pool, rank
 from diffusionpipe.planner.search.proposal import Proposal, propose
+from diffusionpipe.schedules.traits import is_breadth_first, is_depth_first
 from diffusionpipe.units import Seconds
-
-MAX_MICROBATCHES = 128
-MAX_FORWARDS = 2048
-"""Blocks x micro-batches of what is tried."""
-DEPTH_FIRST, BREADTH_FIRST = "1f1b", "gpipe"
-"""What the orders are called with one stage: micro-batch by micro-batch, which holds the activations of one but gathers
-every block for each; and all forwards first, block by block, which gathers a block twice in all."""
-CLOSE = 1.0005
-"""So many times the compute alone is not worth other blocks."""
-WORSE = 1.001
-"""Where larger blocks take so many times as long as smaller ones, even larger ones are not tried."""
 
 Finalists = list[tuple[Candidate, Proposal]]
 
@@ -44,14 +43,17 @@ def with_sharded(
 
 
 def sharded_finalists(setting: Setting, filler: Filler | None, *, fastest: Seconds = float("inf")) -> Finalists:
-    """The best sharded candidate that fits in memory; none where none does, or none can be faster than `fastest`."""
-    judge = Judge(setting=setting)
+    """The best sharded candidate that fits in memory; none where none does, or none can be faster than `fastest`.
+
+    Each is estimated, and from the best estimate on made into plans, as long as another one could be faster.
+    """
+    pool = Pool(judge=Judge(setting=setting), is_filled=filler is not None)
     best: tuple[Candidate, Proposal] | None = None
-    for bound, microbatches in sorted(_accumulations(judge)):
+    for bound, microbatches in sorted(_accumulations(pool.judge)):
         if bound >= min(fastest, best[1].step if best else float("inf")):
             break
         for schedule in _schedules(setting, microbatches):
-            found = _best_blocks(judge, microbatches, schedule, filler, bound)
+            found = _best_blocks(pool, microbatches, schedule, filler, min(fastest, best[1].step if best else fastest))
             if found and (best is None or found[1].step < best[1].step):
                 best = found
     return [best] if best else []
@@ -62,11 +64,12 @@ def leanest_sharded(setting: Setting) -> tuple[Candidate, Proposal] | None:
     judge = Judge(setting=setting)
     if setting.given.sharded is False:
         return None
-    counts = [count for _, count in _accumulations(judge) if count * judge.num_layers <= MAX_FORWARDS]
+    num_layers = judge.tables.num_layers
+    counts = [count for _, count in _accumulations(judge) if count * num_layers <= MAX_SHARDED_FORWARDS]
     schedules = _schedules(setting, 1)
     if not counts or not schedules:
         return None
-    candidate = _sharded(judge, max(counts), schedules[0], judge.num_layers)
+    candidate = _sharded(judge, max(counts), schedules[0], num_layers)
     return candidate, propose(setting, candidate.layout(setting))
 
 
@@ -79,36 +82,46 @@ def _accumulations(judge: Judge) -> Iterator[tuple[Seconds, int]]:
     rows, slowest = batch // ranks, min(device.speed for device in setting.cluster.devices)
     for count in [given.microbatches] if given.microbatches else range(1, min(rows, MAX_MICROBATCHES) + 1):
         if rows % count == 0:
-            sums = judge.table.sums(rows / count)
-            yield judge.frozen_seconds + count * (sums.forward[-1] + sums.backward[-1]) / slowest, count
+            sums = judge.tables.table.sums(rows / count)
+            yield judge.tables.frozen_seconds + count * (sums.forward[-1] + sums.backward[-1]) / slowest, count
 
 
 def _schedules(setting: Setting, microbatches: int) -> tuple[str, ...]:
-    names = (DEPTH_FIRST, BREADTH_FIRST) if microbatches > 1 else (DEPTH_FIRST,)
+    """Depth first and breadth first; with one micro-batch both are the same."""
     given = setting.given.schedule
-    return names if given is None else tuple(name for name in (DEPTH_FIRST, BREADTH_FIRST) if name == given)
+    if given is not None:
+        return (given,) if is_depth_first(given) or (is_breadth_first(given) and microbatches > 1) else ()
+    return (DEPTH_FIRST, BREADTH_FIRST) if microbatches > 1 else (DEPTH_FIRST,)
 
 
 def _best_blocks(
-    judge: Judge, microbatches: int, schedule: str, filler: Filler | None, bound: Seconds
+    pool: Pool, microbatches: int, schedule: str, filler: Filler | None, fastest: Seconds
 ) -> tuple[Candidate, Proposal] | None:
-    """The fastest that fits with blocks of any size: larger ones take fewer gathers, smaller ones less memory."""
-    setting = judge.setting
+    """The fastest that fits with blocks of any size: larger ones take fewer gathers, smaller ones less memory.
+
+    Those whose estimate is no faster than `fastest` are left out. Where one does not fit, the one with the smallest
+    blocks is next: if that does not fit, none does.
+    """
+    setting = pool.judge.setting
     best: tuple[Candidate, Proposal] | None = None
-    for buckets in _numbers_of_blocks(judge.num_layers):
-        if buckets * microbatches > MAX_FORWARDS:
-            continue
-        candidate = _sharded(judge, microbatches, schedule, buckets)
-        proposal = propose(setting, candidate.layout(setting), filler)
+    left = _by_estimate(pool, microbatches, schedule)
+    while left and left[0].score < fastest and (best is None or left[0].score * CLOSE < best[1].step):
+        one = left.pop(0)
+        proposal = propose(setting, one.candidate.layout(setting), filler)
         if proposal.overflow > 0:
-            break  # larger blocks do not fit either
-        if best is not None and proposal.step > best[1].step * WORSE:
-            break
-        if best is None or proposal.step < best[1].step * (1 - 1e-9):
-            best = candidate, proposal
-        if best[1].step < bound * CLOSE:
-            break
+            left = [other for other in left if other.candidate.buckets > one.candidate.buckets]
+            left.sort(key=lambda other: -other.candidate.buckets)
+        else:
+            left.sort(key=rank)
+            if best is None or proposal.step < best[1].step:
+                best = one.candidate, proposal
     return best
+
+
+def _by_estimate(pool: Pool, microbatches: int, schedule: str) -> list[Judged]:
+    judge = pool.judge
+    counts = [n for n in _numbers_of_blocks(judge.tables.num_layers) if n * microbatches <= MAX_SHARDED_FORWARDS]
+    return sorted((pool.judged_of(_sharded(judge, microbatches, schedule, count)) for count in counts), key=rank)
 
 
 def _sharded(judge: Judge, microbatches: int, schedule: str, buckets: int) -> Candidate:

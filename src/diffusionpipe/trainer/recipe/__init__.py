@@ -5,6 +5,7 @@ packages import from here.
 """
 
 from diffusionpipe.trainer.recipe.layout import replicas_of_stages
+from diffusionpipe.trainer.recipe.model_section import FrozenDtype, Objective, ObjectiveSection
 from diffusionpipe.trainer.recipe.overrides import override
 from diffusionpipe.trainer.recipe.pipeline_section import PipelineSection
 from diffusionpipe.trainer.recipe.prompts import Prompt, negatives_of, read_prompts
@@ -18,18 +19,7 @@ from diffusionpipe.trainer.recipe.recipe_file import (
 )
 from diffusionpipe.trainer.recipe.run_section import RunSection, TrackerName
 from diffusionpipe.trainer.recipe.sampling_section import SamplingSection
-from diffusionpipe.trainer.recipe.schema import (
-    Check,
-    DataSection,
-    FrozenDtype,
-    Objective,
-    ObjectiveSection,
-    OnError,
-    OnSpike,
-    Precision,
-    Recipe,
-    TrainingSection,
-)
+from diffusionpipe.trainer.recipe.schema import Check, DataSection, OnError, OnSpike, Precision, Recipe, TrainingSection
 
 __all__ = [
     "SECTIONS",

@@ -13,6 +13,7 @@ from pydantic import BeforeValidator, Field, JsonValue, model_validator
 
 from diffusionpipe.errors import RecipeError
 from diffusionpipe.ir.combinations import Feature, refusal
+from diffusionpipe.trainer.recipe.model_section import FrozenDtype, LoraSection, ModelSection, ObjectiveSection
 from diffusionpipe.trainer.recipe.pipeline_section import PipelineSection
 from diffusionpipe.trainer.recipe.run_section import RunSection
 from diffusionpipe.trainer.recipe.sampling_section import SamplingSection
@@ -22,7 +23,6 @@ from diffusionpipe.trainer.recipe.section import (
     Count,
     Fraction,
     Maybe,
-    NotNegative,
     Place,
     Positive,
     ProperFraction,
@@ -34,28 +34,12 @@ from diffusionpipe.trainer.recipe.section import (
 )
 
 
-class Objective(StrEnum):
-    """What the denoiser predicts."""
-
-    AUTO = "auto"
-    EPSILON = "epsilon"
-    V_PREDICTION = "v_prediction"
-    FLOW_MATCHING = "flow_matching"
-
-
 class OnSpike(StrEnum):
     """What happens at a step whose loss or gradient norm is far above those of the steps before."""
 
     NONE = "none"
     SKIP = "skip"
     STOP = "stop"
-
-
-class TimeSampling(StrEnum):
-    """The distribution of the training times in [0, 1)."""
-
-    UNIFORM = "uniform"
-    LOGIT_NORMAL = "logit_normal"
 
 
 class Precision(StrEnum):
@@ -66,95 +50,12 @@ class Precision(StrEnum):
     FLOAT64 = "float64"
 
 
-class FrozenDtype(StrEnum):
-    """The dtype in which frozen weights are stored where it is not that of the trained ones."""
-
-    BFLOAT16 = "bfloat16"
-
-
 class RateSchedule(StrEnum):
     """How the learning rate goes on after the warm-up."""
 
     CONSTANT = "constant"
     LINEAR = "linear"
     COSINE = "cosine"
-
-
-class ModelSection(Section):
-    """[model]: the model to train."""
-
-    path: str
-    """A diffusers folder, or the id of one on the Hugging Face Hub."""
-    train: Several[str] = ()
-    """Components to train, e.g. ["unet"]; empty: the denoiser of the pipeline's class."""
-    from_scratch: bool = False
-    """Whether the trained components start from random weights, by their configuration only."""
-    frozen_dtype: Maybe[Choice[FrozenDtype]] = None
-    """"bfloat16": frozen linear layers and convolutions are stored in bfloat16, with half the memory and the same
-    results. "none": frozen weights have the dtype of the trained weights."""
-
-
-class LoraSection(Section):
-    """[lora]: low-rank adapters beside the denoiser's weights, which stay frozen."""
-
-    rank: Maybe[Count]
-    """Rank of every adapter, e.g. 16; "none" trains whole components."""
-    alpha: Maybe[Positive] = None
-    """The output of an adapter is scaled by alpha / rank; "none": alpha = rank."""
-    target_modules: Several[str] = ()
-    """Name suffixes of the layers that get an adapter; empty: attention's to_q, to_k, to_v, to_out.0."""
-    merge: bool = False
-    """Whether the export is the whole model with the adapters added to its weights, instead of the adapters alone."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _has_no_dropout(cls, values: object) -> object:
-        named = [key for key in ("dropout", "lora_dropout") if isinstance(values, Mapping) and key in values]
-        raise_problems(
-            f"{key}: dropout is not supported, because its random numbers would depend on the rank; remove it"
-            for key in named
-        )
-        return values
-
-    @model_validator(mode="after")
-    def _every_setting_has_an_effect(self) -> Self:
-        if self.rank is None:
-            others = {"alpha": self.alpha is not None, "target_modules": self.target_modules, "merge": self.merge}
-            raise_problems(
-                f"{key}: it has no effect without adapters; set rank, e.g. 16, or remove it"
-                for key, is_given in others.items()
-                if is_given
-            )
-        return self
-
-
-class ObjectiveSection(Section):
-    """[objective]: the loss."""
-
-    kind: Choice[Objective] = Objective.AUTO
-    """The prediction target of the denoiser; "auto" reads it from the folder's scheduler."""
-    snr_gamma: Maybe[Positive] = None
-    """Gamma of the min-SNR weighting of the loss over the times; 5 is usual."""
-    time_sampling: Choice[TimeSampling] = TimeSampling.UNIFORM
-    """The distribution of the training times."""
-    shift: Auto[Positive] = None
-    """Shift of the times towards noise, for flow matching; 1 means no shift. "auto": the shift of the folder's
-    scheduler, which may depend on the resolution."""
-    guidance: Auto[NotNegative] = None
-    """The guidance value that a distilled model (FLUX.1-dev) reads in training; "auto": 1."""
-
-    @model_validator(mode="after")
-    def _every_setting_has_an_effect(self) -> Self:
-        problems = []
-        if self.kind is Objective.FLOW_MATCHING and self.snr_gamma is not None:
-            problems.append("snr_gamma: it has no effect for flow_matching; remove it")
-        if self.kind in (Objective.EPSILON, Objective.V_PREDICTION):
-            if self.shift not in (None, 1):
-                problems.append(f"shift: it has no effect for {self.kind}; remove it")
-            if self.time_sampling is not TimeSampling.UNIFORM:
-                problems.append(f"time_sampling: {self.time_sampling} needs flow_matching, not {self.kind}; remove it")
-        raise_problems(problems)
-        return self
 
 
 class OnError(StrEnum):

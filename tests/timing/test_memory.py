@@ -1,19 +1,25 @@
 from dataclasses import replace
+from math import prod
+from random import Random
 
 import pytest
 from planner import synthetic
+from planner.random_layouts import planned
 
 from diffusionpipe.costs import ParameterSpec
-from diffusionpipe.costs.memory import MemoryUse, offloaded_bytes, peak_memory
+from diffusionpipe.costs.memory import MemoryUse
 from diffusionpipe.ir import Op
 from diffusionpipe.planner import Layout
 from diffusionpipe.planner.assembly.build import build_train_schedule
 from diffusionpipe.planner.filling.filler import filler_of
+from diffusionpipe.planner.pricing.layer_table import checkpointed_layers
 from diffusionpipe.planner.pricing.stage_costs import Setting, block_costs
 from diffusionpipe.planner.rivals.baselines import zero3
-from diffusionpipe.planner.search.candidates import Judge
+from diffusionpipe.planner.search.judge import Judge
 from diffusionpipe.planner.search.proposal import predict, pricing_of, propose
 from diffusionpipe.simulator import simulate
+from diffusionpipe.timing import memory
+from diffusionpipe.timing.memory import offloaded_bytes, peak_memory
 
 
 def chain_setting(batch=8, **workload):
@@ -55,7 +61,7 @@ def test_copies_of_weights_count_once_however_many_micro_batches_are_in_flight(m
     assert [use.copies for use in memory_of(again, checkpointed=("layer1",))] == [200, 2 * 200]
     narrow = replace(setting, workload=replace(setting.workload, parameter_bytes=2))
     assert [use.copies for use in memory_of(narrow)] == [0, 0]
-    estimated, without = (Judge(setting=s).stage_bytes(0, 2, 2, 4, 1) for s in (setting, chain_setting()))
+    estimated, without = (Judge(setting=s).footprint.stage_bytes(0, 2, 2, 4, 1) for s in (setting, chain_setting()))
     assert estimated - without == 2 * 200
 
 
@@ -82,8 +88,8 @@ def test_frozen_bytes_are_those_of_every_parameters_own_dtype():
     assert [use.frozen for use in memory_of(mixed)] == [8 * 2 + 6 * 4, 8 * 2 + 6 * 4 + 5 * 4]
     assert offloaded_bytes(graph, ["encode", "layer3"], mixed.workload) == 8 * 2 + 6 * 4 + 400 * 4 + 5 * 4
     before, after = Judge(setting=setting), Judge(setting=mixed)
-    assert after.frozen_bytes - before.frozen_bytes == 6 * 4
-    assert after.stage_bytes(3, 4, 2, 4, 1) - before.stage_bytes(3, 4, 2, 4, 1) == 6 * 4 + 5 * 4
+    assert after.footprint.frozen_bytes - before.footprint.frozen_bytes == 6 * 4
+    assert after.footprint.stage_bytes(3, 4, 2, 4, 1) - before.footprint.stage_bytes(3, 4, 2, 4, 1) == 6 * 4 + 5 * 4
     shares = [zero3(judge).held[0] for judge in (before, after)]
     gathered = 2 * 5 * 2  # two layers at a time, in two bytes
     assert 6 * 4 < shares[1] - shares[0] <= 6 * 4 + 5 * 4 // 2 + gathered
@@ -151,8 +157,77 @@ def test_the_estimate_of_a_candidate_is_close_to_its_full_memory(microbatches):
     judge = Judge(setting=setting)
     layout = Layout(batch=64, stages=4, microbatches=microbatches, splits=("down1.res0", "mid.attn", "up1.res0"))
     proposal = propose(setting, layout)
-    stops = [*(judge.table.names.index(name) for name in layout.splits), judge.num_layers]
+    stops = [*(judge.tables.table.names.index(name) for name in layout.splits), judge.tables.num_layers]
     for stage, (first, stop) in enumerate(zip([0, *stops], stops, strict=False)):
         in_flight = min(4 - stage, microbatches)
-        estimate = judge.stage_bytes(first, stop, 64 / microbatches, microbatches, in_flight)
+        estimate = judge.footprint.stage_bytes(first, stop, 64 / microbatches, microbatches, in_flight)
         assert estimate == pytest.approx(proposal.memory[stage].total, rel=0.1)
+
+
+def recounted(one, worker):
+    """What the worker of an unsharded plan holds but for activations and messages, row by row and layer by layer."""
+    setting, train, blocks = one.setting, one.proposal.train, one.proposal.blocks
+    graph, profile, workload, placement = setting.graph, setting.profile, setting.workload, train.placement
+    again = {name for name in graph.backbone_layers if name in checkpointed_layers(workload, graph.backbone_layers)}
+    own = [index for index, stage in enumerate(placement.stages) if stage.worker == worker]
+    trained = {name for i in own if not placement.is_frozen(i) for name in blocks[placement.stages[i].weights]}
+    fills = [fill for fill in train.fills if fill.stage in own]
+    encoded = {name for fill in fills for name in blocks[-1][fill.layers.start : fill.layers.stop]}
+    read = {name for layer in graph.layers for name in layer.reads if layer.name in graph.backbone_layers}
+    rows, sizes = set(), [0]
+    for index in own:
+        layers = blocks[placement.stages[index].weights]
+        for microbatch in range(len(placement.pipeline_of(index).microbatches)):
+            samples = placement.rows(index, microbatch)
+            reads = {name for layer in graph.layers for name in layer.reads if layer.name in layers}
+            names = (read if placement.is_frozen(index) else reads) & graph.frozen_tensors
+            rows |= {(name, row) for name in names for row in range(samples.start, samples.stop)}
+            if not placement.is_frozen(index):
+                for name in layers:
+                    kept = (name in again) * (profile.activation(name, len(samples)) + profile.copies(name, workload))
+                    sizes.append(kept + profile.workspace(name, len(samples)))
+    for fill in fills:
+        names = blocks[-1][fill.layers.start : fill.layers.stop]
+        sizes += [
+            sum(size(name, len(fill.samples)) for size in (profile.activation, profile.workspace)) for name in names
+        ]
+    total = max(sizes) + sum(profile.copies(name, workload) for name in trained - again)
+    per_parameter = 4 + 4 + 8 + workload.ema_bytes + (16 if workload.has_backup else 0)
+    for parameter in graph.parameters:
+        if parameter.name in graph.parameters_of(trained):
+            total += prod(parameter.shape) * per_parameter
+        elif parameter.name in graph.parameters_of(encoded):
+            total += prod(parameter.shape) * 2  # of the only frozen layer: it is there if offloaded, too
+    turns = 1 + any(pipeline.is_ahead for pipeline in placement.pipelines)
+    return total + turns * sum(graph.tensor(name).num_bytes for name, _ in rows)
+
+
+def compare_some():
+    for seed in range(16):
+        one = planned(Random(seed))
+        for worker, use in enumerate(one.proposal.memory):
+            assert use.total - use.activations - use.messages == recounted(one, worker)
+
+
+def test_the_memory_of_plans_is_that_of_their_layers_and_rows():
+    compare_some()
+
+
+@pytest.mark.parametrize("part", ["_frozen_outputs", "_workspace", "copies_of", "workspace_of", "encoding_of"])
+def test_a_forgotten_item_is_noticed(monkeypatch, part):
+    monkeypatch.setattr(memory, part, lambda *arguments: 0)
+    with pytest.raises(AssertionError):
+        compare_some()
+
+
+def test_forgotten_rows_of_the_next_batch_are_noticed(monkeypatch):
+    original = memory._frozen_outputs
+    monkeypatch.setattr(memory, "_frozen_outputs", lambda case, worker: original(without_ahead(case), worker))
+    with pytest.raises(AssertionError):
+        compare_some()
+
+
+def without_ahead(case):
+    placement = case.schedule.placement
+    pipelines = tuple(replace(pipeline, is_ahead=False) for pipeline in placement.pipelines)
+    return replace(case, schedule=replace(case.schedule, placement=replace(placement, pipelines=pipelines)))

@@ -1,0 +1,170 @@
+"""The total order of computes and messages that `communicate` follows, apart from the times that decide it.
+
+    computes   by their ends, however equal ones stand: an event never stands before one that it waits for
+    messages   each right behind the later of two computes: the one that produces it, and the one at whose end the
+               worker that reads it has room for it
+
+Which two these are depends on no time. So they are found once [1], and many timelines of one schedule are put in order
+quickly, as a search over cuts does [2].
+
+>>> from diffusionpipe.schedules import forward_only
+>>> from diffusionpipe.timing import graph_of
+>>> schedule = forward_only(2, 2)
+>>> order = message_order(schedule, graph_of(schedule))
+>>> order.bounds                        # of the two activations: behind 1 and the start, behind 2 and the start
+((1, 0), (2, 0))
+>>> rank = order.ranks([0, 2, 4, 2, 4, 5, 7])   # by event, see `timing.graph`
+>>> [rank[event] for event in order.computes], order.placed(rank)
+([0, 1, 2, 3], [(0, 0), (1, 1)])
+"""
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from diffusionpipe.ir import Message, Op, Range, Schedule
+from diffusionpipe.ir.flows import TIMED_OPS, Feed, Flow, feeds, frozen_flows
+from diffusionpipe.timing import START, Graph
+from diffusionpipe.units import Seconds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MessageOrder:
+    """What puts the messages of a compute-only schedule in order, but for the times."""
+
+    computes: tuple[int, ...]
+    """The events of computes and fills."""
+    contents: tuple[tuple[Feed, int] | Message, ...]
+    """Everything that crosses workers: edge by edge, micro-batch by micro-batch, then what encoders send. Of a feed
+    the micro-batch is named; its message is made where it is asked for."""
+    transfers: tuple[int, ...]
+    """The events of the feeds' transfers in the graph."""
+    bounds: tuple[tuple[int, int], ...]
+    """By message the events that it stands behind: the last that produces it, and the one at whose end its reader has
+    room; the start: at once."""
+    num_events: int
+
+    def ranks(self, ends: Sequence[Seconds]) -> list[int]:
+        """By event its place among all computes and fills; -1 for the start, and for all that has no place."""
+        rank = [-1] * self.num_events
+        for place, event in enumerate(sorted(self.computes, key=ends.__getitem__)):  # stable: by event at equal ends
+            rank[event] = place
+        return rank
+
+    def placed(self, rank: Sequence[int]) -> list[tuple[int, int]]:
+        """(place that it stands behind, message) of each message, in order; at equal places that of the messages."""
+        behind = [rank[producer] if rank[producer] > rank[window] else rank[window] for producer, window in self.bounds]
+        return sorted(zip(behind, range(len(behind)), strict=True))  # [2]
+
+    def message(self, index: int) -> Message:
+        """The message of that number in `contents`."""
+        content = self.contents[index]
+        if isinstance(content, Message):
+            return content
+        feed, microbatch = content
+        return Message(
+            source=feed.source,
+            destination=feed.destination,
+            microbatch=microbatch,
+            samples=feed.samples[feed.microbatches[microbatch]],
+            tensors=feed.tensors,
+            is_gradient=feed.is_gradient,
+        )
+
+
+def message_order(schedule: Schedule, graph: Graph, *, lookahead: int = 1) -> MessageOrder:
+    """The order of a compute-only schedule's messages; `graph` is its graph, `lookahead` that of `communicate`."""
+    stages, windows, events = schedule.placement.stages, _windows(schedule, graph, lookahead), _Events(schedule, graph)
+    contents: list[tuple[Feed, int] | Message] = []
+    transfers, bounds, known = list[int](), list[tuple[int, int]](), 0
+    for of_edge in feeds(schedule):
+        crossing = [feed for feed in of_edge if stages[feed.source].worker != stages[feed.destination].worker]
+        ends = [(events.computes[f.source, f.op], events.computes[f.destination, f.op]) for f in crossing]
+        num_microbatches = len(crossing[0].microbatches) if crossing else 0
+        for microbatch in range(num_microbatches):
+            for number, (feed, (producers, consumers)) in enumerate(zip(crossing, ends, strict=True)):
+                contents.append((feed, microbatch))
+                transfers.append(graph.transfers[known + number * num_microbatches + microbatch])
+                bounds.append((producers[microbatch], windows[consumers[microbatch]]))
+        known += len(crossing) * num_microbatches
+    for message, sources, readers in _encoded(schedule, events):
+        # [1] Events of one worker stand in its order, so the last and the first of them are known.
+        bounds.append((max(sources), windows[min(readers)] if readers else START))
+        contents.append(message)
+    return MessageOrder(
+        computes=tuple(sorted(windows)),
+        contents=tuple(contents),
+        transfers=tuple(transfers),
+        bounds=tuple(bounds),
+        num_events=len(graph),
+    )
+
+
+def _windows(schedule: Schedule, graph: Graph, lookahead: int) -> dict[int, int]:
+    """Event of a compute or fill -> the one at whose end its messages may come; the start: at once."""
+    windows = {}
+    for order, events in zip(schedule.orders, graph.events, strict=True):
+        own = [event for action, event in zip(order, events, strict=True) if action.op in TIMED_OPS]
+        for i, event in enumerate(own):
+            windows[event] = own[i - 1 - lookahead] if i > lookahead else START
+    return windows
+
+
+class _Events:
+    """The events of a schedule's computes and fills."""
+
+    def __init__(self, schedule: Schedule, graph: Graph) -> None:
+        self.computes: dict[tuple[int, Op], dict[int | None, int]] = defaultdict(dict)
+        self.fills: dict[int | None, int] = {}
+        for order, events in zip(schedule.orders, graph.events, strict=True):
+            for action, event in zip(order, events, strict=True):
+                if action.op is Op.ENCODE:
+                    self.fills[action.slot] = event
+                elif action.op in TIMED_OPS:
+                    self.computes[action.stage, action.op][action.microbatch] = event
+
+
+_Encoded = tuple[Message, Sequence[int], Sequence[int]]
+"""What an encoder sends, the events that produce it, and those that read it; none where the next iteration does."""
+
+
+def _encoded(schedule: Schedule, events: _Events) -> Iterator[_Encoded]:
+    """Everything that encoders send to other workers."""
+    stages = schedule.placement.stages
+    encoded: dict[tuple[int, int], list[Flow]] = defaultdict(list)
+    for flow in frozen_flows(schedule):
+        if stages[flow.source].worker != stages[flow.destination].worker:
+            encoded[flow.source, stages[flow.destination].worker].append(flow)
+    for group in encoded.values():
+        for together in _overlapping(group):
+            yield _together(together, events)
+
+
+def _together(group: Sequence[Flow], events: _Events) -> _Encoded:
+    """One message for all of these flows, which come from one encoder stage and go to one worker."""
+    message = Message(
+        source=group[0].source,
+        destination=min(flow.destination for flow in group),
+        microbatch=group[0].microbatch,
+        samples=Range(min(flow.samples.start for flow in group), max(flow.samples.stop for flow in group)),
+        tensors=tuple(dict.fromkeys(name for flow in group for name in flow.tensors)),
+    )
+    consumers = [
+        events.computes[flow.destination, flow.consumer.op][flow.consumer.microbatch]
+        for flow in group
+        if not flow.is_ahead
+    ]
+    producers = dict.fromkeys(events.fills[action.slot] for flow in group for action in flow.producers)
+    return message, tuple(producers), consumers
+
+
+def _overlapping(group: Sequence[Flow]) -> list[list[Flow]]:
+    """The flows in sets that share rows; rows that only touch, as those of two micro-batches, stay apart."""
+    found: list[list[Flow]] = []
+    stop = -1
+    for flow in sorted(group, key=lambda flow: (flow.samples.start, flow.samples.stop)):
+        if flow.samples.start >= stop:
+            found.append([])
+        found[-1].append(flow)
+        stop = max(stop, flow.samples.stop)
+    return found

@@ -1,0 +1,64 @@
+"""How far the search goes. Each constant says what it trades, and what happens if it is larger or smaller."""
+
+from diffusionpipe.units import Seconds
+
+# Families of schedules; `schedules.traits` says what makes them fit for this.
+CHAIN = "1f1b"
+"""Cuts are judged with this family first: one that holds more activations would refuse cuts that fit."""
+LEAN = "sequential"
+"""Where nothing else fits: it holds one micro-batch at a time. One that holds more would fit less often."""
+DEPTH_FIRST = "1f1b"
+"""Of sharded copies: activations of one micro-batch, but each block is gathered for each of them;"""
+BREADTH_FIRST = "gpipe"
+"""or each block twice in all, but activations of all micro-batches. Without one of them some models do not fit, or
+gather far too often."""
+
+# Breadth: how many are looked at.
+MAX_MICROBATCHES = 128
+"""Time against more cuts of the batch: with more, some pipelines of hundreds of layers wait less."""
+WIDTH = 6
+"""Partitions of a question to the dynamic program: more cost estimates, fewer miss cuts that queues favour."""
+NUM_IMPROVED = 8
+"""Of the best candidates, and of the best places, are improved: more cost estimates; fewer trust the first cut more."""
+NUM_ORDERED = 2
+"""For the best so many places orders are searched, each with the effort of `ORDER_SECONDS`: more cost that each."""
+ORDER_SECONDS: Seconds = 0.15
+"""Effort of an order search: larger finds shorter orders and delays every plan; smaller leaves more waits."""
+NUM_FINALISTS = 6
+"""Made into plans and simulated in full: more cost a filled plan each; fewer trust the estimate of filling more."""
+MAX_ATTEMPTS = 4
+"""Where no finalist fits in memory after all, so many times as many are looked at: fewer may miss what fits."""
+
+# Size: what is too large to be tried.
+MAX_UNEQUAL_UNITS = 8
+"""Unequal replicas for pipelines of so many ranks: the dynamic program's time grows with its cube."""
+BUCKETS = (2, 4, 8, 16, 32)
+"""Parts of a stage whose gradients are summed apart: more parts cost estimates, and gain what latency allows."""
+MAX_BUCKETED_FORWARDS = 1024
+"""Stages x buckets x micro-batches of what is tried in buckets: more cost time where buckets gain least."""
+MAX_SHARDED_FORWARDS = 2048
+"""Blocks x micro-batches of sharded copies: larger ones take seconds to simulate, and gather too often to win."""
+MAX_ACTIONS = 8192
+"""Forwards and backwards of an order that is searched: in the effort of a search larger ones hardly improve."""
+TICK: Seconds = 1e-7
+"""The order search counts whole ticks: coarser ones round short stages away, finer ones gain nothing."""
+
+# Trust: when enough is known.
+SLACK = 1.3
+"""The dearest stage that a question allows, in even shares: more makes the dynamic program slower, less asks again."""
+TRUST = 1.02
+"""An estimate so many times the best full simulation ends the finals: more cost plans; fewer miss what fills better
+than estimated."""
+CLOSE = 1.0005
+"""A sharded estimate so near the best full simulation is not looked into: larger is faster and loses up to that."""
+ENOUGH = 5e-3
+"""What comes so near to the time without any wait gets no other orders: larger is faster and loses up to that."""
+BETTER = 1 - 1e-9
+"""A change must gain more than rounding, or moves would go round in circles."""
+HEAVY = 1 / 32
+"""Encoders of this part of a device's memory may be kept off some ranks: less tries it for small ones in vain."""
+LEAST_RAMP = 0.25
+"""Several stages on a worker and split backwards leave so much of the waits at both ends of a pipeline, at least: less
+looks at more places, more may leave out a good one."""
+LISTED = 2.0
+"""Candidates this many times slower than the best are still listed for the user: it changes no plan."""

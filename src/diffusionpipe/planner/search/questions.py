@@ -1,0 +1,135 @@
+"""What the dynamic program is asked for a setting, and the partitions that it answers with."""
+
+from bisect import bisect_right
+from dataclasses import dataclass
+
+from diffusionpipe.planner.pricing.arrangement import Arrangement
+from diffusionpipe.planner.search.constants import SLACK, WIDTH
+from diffusionpipe.planner.search.dynamic_program import (
+    LinkTime,
+    Objective,
+    Partition,
+    Question,
+    StageTime,
+    best_partitions,
+)
+from diffusionpipe.planner.search.footprint import Footprint, are_hosts
+from diffusionpipe.planner.search.tables import Tables
+from diffusionpipe.units import Seconds
+
+
+@dataclass(frozen=True, kw_only=True)
+class Questions:
+    """Questions about one setting."""
+
+    tables: Tables
+    footprint: Footprint
+
+    def question(
+        self,
+        arrangement: Arrangement,
+        microbatches: int,
+        *,
+        replicas: tuple[int, ...] = (1,),
+        cap: Seconds = float("inf"),
+        ignores_memory: bool = False,
+        hosts: tuple[int, ...] | None = None,
+        in_flight: int | None = None,
+    ) -> Question:
+        """What the dynamic program is asked: stages dearer than `cap` are left out, and those that do not fit.
+
+        A stage keeps `in_flight` micro-batches, None for those of 1F1B.
+        """
+        ground, table, units = self.tables.ground(arrangement), self.tables.table, arrangement.units
+        samples = self.tables.unit_samples(arrangement, microbatches)
+        fastest = max(ground.speeds)
+        sums = {r: table.sums(samples / r, microbatches) for r in replicas}
+        both = {r: [f + b for f, b in zip(sums[r].forward, sums[r].backward, strict=True)] for r in replicas}
+        work = [min(r * both[r][i] for r in replicas) for i in range(self.tables.num_layers + 1)]
+
+        def stage(first: int, stop: int, position: int, count: int, stages: int) -> StageTime | None:
+            running = sums[count]
+            speed = min(ground.speeds[position : position + count])
+            forward = (running.forward[stop] - running.forward[first]) / speed
+            backward = (running.backward[stop] - running.backward[first]) / speed
+            if forward + backward > cap:
+                return None
+            if not ignores_memory:
+                held = self.footprint.stage_bytes(
+                    first,
+                    stop,
+                    samples / count,
+                    microbatches,
+                    in_flight or min(stages, microbatches),
+                    is_host=are_hosts(hosts, position, count),
+                )
+                if held > min(ground.memories[position : position + count]):
+                    return None
+            return forward, backward, self.tables.reduction(ground, first, stop, range(position, position + count))
+
+        def link(cut: int, position: int, senders: int, receivers: int) -> LinkTime:
+            way = ground.link(position - senders, senders, position, receivers)
+            amount = samples / min(senders, receivers)
+            forward, backward = table.crossing[cut]
+            return (
+                way.transfer(round(amount * forward)),
+                way.transfer(round(amount * backward)) if backward else 0.0,
+            )
+
+        def longest(first: int, count: int) -> int:
+            limit = (cap * fastest + both[count][first]) * (1 + 1e-12)
+            return max(first + 1, bisect_right(both[count], limit) - 1)
+
+        return Question(
+            num_layers=self.tables.num_layers,
+            num_devices=units,
+            max_stages=min(units, self.tables.num_layers),
+            replicas=replicas,
+            stage=stage,
+            link=link,
+            reach=lambda layers, devices: work[layers] <= cap * devices * fastest * (1 + 1e-12),
+            longest=longest,
+        )
+
+    def partitions(
+        self,
+        arrangement: Arrangement,
+        microbatches: int,
+        objective: Objective,
+        *,
+        replicas: tuple[int, ...] = (1,),
+        slack: float = SLACK,
+        limit: Seconds = float("inf"),
+        width: int = WIDTH,
+        ignores_memory: bool = False,
+        hosts: tuple[int, ...] | None = None,
+        in_flight: int | None = None,
+    ) -> tuple[Partition, ...]:
+        """Good partitions, best first.
+
+        The dearest stage allowed starts at `slack` times the even share and is doubled until something is found, but
+        never beyond `limit`.
+        """
+        sums = self.tables.table.sums(self.tables.unit_samples(arrangement, microbatches) / max(replicas), microbatches)
+        layers = [
+            sums.forward[i + 1] - sums.forward[i] + sums.backward[i + 1] - sums.backward[i]
+            for i in range(self.tables.num_layers)
+        ]
+        ground = self.tables.ground(arrangement)
+        even = (sums.forward[-1] + sums.backward[-1]) * max(replicas) / sum(ground.speeds)
+        everything = (sums.forward[-1] + sums.backward[-1]) * max(replicas) / min(ground.speeds)
+        cap = min(limit, slack * max(even, max(layers) / max(ground.speeds)))
+        while True:
+            question = self.question(
+                arrangement,
+                microbatches,
+                replicas=replicas,
+                cap=cap,
+                ignores_memory=ignores_memory,
+                hosts=hosts,
+                in_flight=in_flight,
+            )
+            found = best_partitions(question, objective, width=width)
+            if found or cap >= min(limit, 2 * everything):
+                return found
+            cap = min(limit, 2 * cap)

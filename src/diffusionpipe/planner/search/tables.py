@@ -1,0 +1,85 @@
+"""What the candidates of one setting share: sums over its layers, its arrangements on the cluster, its frozen work."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+
+from diffusionpipe.planner.assembly.buckets import bucket_starts
+from diffusionpipe.planner.pricing.arrangement import Arrangement, Ground
+from diffusionpipe.planner.pricing.encoders import components_of, encode_chunks_of
+from diffusionpipe.planner.pricing.layer_table import LayerTable
+from diffusionpipe.planner.pricing.stage_costs import Setting, frozen_time
+from diffusionpipe.planner.search.candidates import Candidate
+from diffusionpipe.units import Seconds
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tables:
+    """What is made once for all candidates of a setting."""
+
+    setting: Setting
+
+    @property
+    def table(self) -> LayerTable:
+        """Sums over the trained part's layers."""
+        return self.setting.table
+
+    @cached_property
+    def num_layers(self) -> int:
+        """Of the trained part."""
+        return len(self.table.names)
+
+    @cached_property
+    def ground(self) -> Callable[[Arrangement], Ground]:
+        """An arrangement on the setting's cluster; each is made once."""
+        return lru_cache(maxsize=None)(lambda a: Ground(arrangement=a, cluster=self.setting.cluster))
+
+    @cached_property
+    def encoders(self) -> list[tuple[Sequence[str], int]]:
+        """Layers of each frozen component, and the samples that go through them at a time."""
+        chunks = encode_chunks_of(self.setting)
+        return [(layers, chunks[name]) for name, layers in components_of(self.setting.graph).items()]
+
+    @cached_property
+    def frozen_seconds(self) -> Seconds:
+        """Frozen work of one rank's equal share, in chunks, on the slowest device."""
+        cluster = self.setting.cluster
+        rows = -(-self.setting.workload.batch // cluster.num_ranks)
+        return self.encoding(rows) / min(device.speed for device in cluster.devices)
+
+    @cached_property
+    def encoding(self) -> Callable[[int], Seconds]:
+        """Frozen work of so many samples, in chunks, on a device of speed 1, with the start of each fill."""
+        profile, start = self.setting.profile, self.setting.fill_start
+
+        def seconds(rows: int) -> Seconds:
+            total = 0.0
+            for layers, chunk in self.encoders:
+                whole, rest = divmod(rows, chunk)
+                total += whole * (start + frozen_time(profile, layers, chunk))
+                total += start * (rest > 0) + frozen_time(profile, layers, rest)
+            return total
+
+        return lru_cache(maxsize=None)(seconds)
+
+    def reduction(self, ground: Ground, first: int, stop: int, units: Sequence[int]) -> Seconds:
+        """Time of the sum of these layers' gradients over all that hold them."""
+        num_bytes = (self.table.trained[stop] - self.table.trained[first]) * self.setting.workload.gradient_bytes
+        rate, holders = ground.reduction(units)
+        return rate.seconds(num_bytes, holders) if num_bytes else 0.0
+
+    def unit_samples(self, arrangement: Arrangement, microbatches: int) -> float:
+        """Samples of a micro-batch of one group: those of a stage of one unit."""
+        return self.setting.workload.batch / (arrangement.data_parallel * microbatches)
+
+    def block_starts(self, candidate: Candidate) -> tuple[int, ...]:
+        """First layer of each block: stages cut into buckets of about equal gradients, as `build_plan` cuts them."""
+        if candidate.buckets == 1:
+            return candidate.starts
+        trained = self.table.trained
+        stops = (*candidate.starts[1:], self.num_layers)
+        return tuple(
+            first + start
+            for first, stop in zip(candidate.starts, stops, strict=True)
+            for start in bucket_starts([trained[i + 1] - trained[i] for i in range(first, stop)], candidate.buckets)
+        )

@@ -1,0 +1,67 @@
+"""Where the ranks of a plan stand, and what they hold."""
+
+from dataclasses import dataclass
+
+from diffusionpipe.ir import Op, Plan, Range, Schedule
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Where a rank stands in the plan's mesh."""
+
+    rank: int
+    worker: int
+    """Coordinate on the pipeline axis."""
+    group: int
+    """Coordinate on the data-parallel axis."""
+
+
+def place_of(plan: Plan, rank: int) -> Place:
+    """The place of a rank in the plan's mesh."""
+    group, worker = plan.mesh.place(rank)
+    return Place(rank=rank, worker=worker, group=group)
+
+
+def holders_of(plan: Plan) -> dict[int, tuple[int, ...]]:
+    """Trained block id -> all ranks that hold it, in order."""
+    holders: dict[int, set[int]] = {}
+    placement = plan.train.placement
+    for pipeline in placement.pipelines:
+        if Op.ENCODE not in pipeline.ops:
+            for stage in pipeline.stages:
+                ranks = holders.setdefault(placement.stages[stage].weights, set())
+                ranks.update(
+                    plan.mesh.rank(group, placement.stages[stage].worker) for group in range(plan.mesh.data_parallel)
+                )
+    return {block: tuple(sorted(ranks)) for block, ranks in sorted(holders.items())}
+
+
+def trained_blocks(plan: Plan, rank: int) -> tuple[int, ...]:
+    """The trained blocks that a rank computes with."""
+    return tuple(block for block, ranks in holders_of(plan).items() if rank in ranks)
+
+
+def trained_layers(plan: Plan, rank: int) -> tuple[str, ...]:
+    """The layers of these blocks."""
+    return tuple(name for block in trained_blocks(plan, rank) for name in plan.blocks[block])
+
+
+def channels_of(plan: Plan) -> set[tuple[int, int]]:
+    """All (source, destination) pairs of ranks between which the plan's schedules send messages."""
+    pairs = {
+        (stages[message.source].worker, stages[message.destination].worker)
+        for schedule in plan.phases.values()
+        for stages in (schedule.placement.stages,)
+        for message in schedule.messages
+    }
+    rank, groups = plan.mesh.rank, range(plan.mesh.data_parallel)
+    return {(rank(group, source), rank(group, destination)) for group in groups for source, destination in pairs}
+
+
+def encoded_rows(schedule: Schedule, worker: int) -> Range | None:
+    """The samples of the pipeline's batch that this worker encodes."""
+    placement = schedule.placement
+    for index, stage in enumerate(placement.stages):
+        if stage.worker == worker and placement.is_frozen(index):
+            return placement.rows(index, 0)
+    return None

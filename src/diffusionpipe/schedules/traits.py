@@ -1,0 +1,63 @@
+"""What a search over plans asks about families of schedules, read from their orders."""
+
+from functools import cache
+
+from diffusionpipe.errors import ConfigError
+from diffusionpipe.ir import Op
+from diffusionpipe.schedules import REGISTRY
+
+WORKERS, MICROBATCHES = 4, 8
+"""Sizes that every family can do."""
+
+
+@cache
+def is_chain(name: str) -> bool:
+    """Whether the family puts one stage on each worker, in order.
+
+    >>> [is_chain(name) for name in ("1f1b", "interleaved", "zb-v")]
+    [True, False, False]
+    """
+    stages = REGISTRY[name](WORKERS, MICROBATCHES).placement.stages
+    return [stage.worker for stage in stages] == list(range(WORKERS))
+
+
+@cache
+def holds_one(name: str) -> bool:
+    """Whether a micro-batch goes through all stages of the family and comes back before the next one starts.
+
+    >>> [holds_one(name) for name in ("sequential", "1f1b")]
+    [True, False]
+    """
+    return is_chain(name) and all(
+        [action.op for action in order] == [Op.F, Op.B] * MICROBATCHES
+        for order in REGISTRY[name](WORKERS, MICROBATCHES).orders
+    )
+
+
+@cache
+def is_depth_first(name: str) -> bool:
+    """Whether one worker alone does the backward of each micro-batch right behind its forward.
+
+    >>> [is_depth_first(name) for name in ("1f1b", "gpipe", "zb-h1")]
+    [True, False, False]
+    """
+    return _ops_alone(name) == (Op.F, Op.B, Op.F, Op.B)
+
+
+@cache
+def is_breadth_first(name: str) -> bool:
+    """Whether one worker alone does all forwards before the backwards.
+
+    >>> [is_breadth_first(name) for name in ("1f1b", "gpipe", "zb-h1")]
+    [False, True, False]
+    """
+    return _ops_alone(name) == (Op.F, Op.F, Op.B, Op.B)
+
+
+def _ops_alone(name: str) -> tuple[Op, ...]:
+    """The ops of a worker that has one stage and two micro-batches to itself; () where the family cannot do that."""
+    try:
+        schedule = REGISTRY[name](1, 2)
+    except ConfigError:
+        return ()
+    return tuple(action.op for action in schedule.orders[0]) if len(schedule.placement.stages) == 1 else ()

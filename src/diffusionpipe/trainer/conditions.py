@@ -1,0 +1,120 @@
+"""Prompts and labels to the conditions of a drawing."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from diffusionpipe.errors import ModelError, RecipeError
+from diffusionpipe.ir.combinations import Feature, refusal
+from diffusionpipe.models.folder import model_index
+from diffusionpipe.models.graph import LayerGraph
+from diffusionpipe.trainer.data.batch import TOKENS, Tokenizer, token_ids
+from diffusionpipe.trainer.sampling import SamplingSettings
+
+_TOKENIZERS = ("CLIPTokenizer", "T5Tokenizer")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wish:
+    """What to draw: prompts for a text model, or labels for a class model."""
+
+    prompts: tuple[str, ...] = ()
+    labels: tuple[int, ...] = ()
+    negatives: tuple[str, ...] = ()
+    """What guidance leads away from, one for each prompt; empty: the empty caption."""
+
+    def __len__(self) -> int:
+        return len(self.prompts) or len(self.labels)
+
+    @property
+    def captions(self) -> tuple[str, ...]:
+        """What stands below the pictures."""
+        return self.prompts or tuple(f"class {label}" for label in self.labels)
+
+
+def raw_conditions(wish: Wish, graph: LayerGraph, folder: Path, settings: SamplingSettings) -> dict[str, Tensor]:
+    """The raw inputs of the conditions: all samples with theirs, then, if guided, as many without.
+
+    Raises:
+        RecipeError: prompts for a class model, labels for a text model, or negative prompts without guidance.
+    """
+    inputs = {spec.name for spec in graph.inputs}
+    if "condition" in inputs:
+        raise ModelError(refusal(Feature.CONTROLNET, Feature.PICTURES))
+    if "input_ids" in inputs:
+        if not wish.prompts:
+            raise RecipeError("the model draws from captions; give prompts, not labels")
+        if wish.negatives and not settings.is_guided:
+            key = "guidance" if settings.embedded_guidance is None else "true_cfg_scale"
+            raise RecipeError(f"a negative prompt has no effect without guidance; set {key} above 1, or remove it")
+        negatives = wish.negatives or ("",) * len(wish.prompts)
+        texts = [*wish.prompts, *(negatives if settings.is_guided else ())]
+        return _text_conditions(graph, folder, texts, settings.embedded_guidance)
+    if "labels" in inputs:
+        if not wish.labels:
+            raise RecipeError("the model draws classes; give labels, not prompts")
+        null = null_label(graph)
+        if bad := [label for label in wish.labels if not 0 <= label < null]:
+            raise RecipeError(f"there is no class {bad[0]}; the model has classes 0 to {null - 1}")
+        return {"labels": torch.tensor([*wish.labels, *([null] * len(wish.labels) if settings.is_guided else [])])}
+    raise ModelError("the model has neither captions nor classes, so there is nothing to draw from")
+
+
+def null_label(graph: LayerGraph) -> int:
+    """The label that stands for no class: the number of classes."""
+    for component in graph.components.values():
+        num_classes = getattr(getattr(component, "config", None), "num_embeds_ada_norm", None)
+        if isinstance(num_classes, int):
+            return num_classes
+    raise ModelError("the model has no class embedding")
+
+
+def _text_conditions(
+    graph: LayerGraph, folder: Path, texts: Sequence[str], embedded_guidance: float | None
+) -> dict[str, Tensor]:
+    """Token ids for every text encoder, and the numbers that a picture of the wanted size has: a row for each text."""
+    shapes = {spec.name: spec.shape for spec in graph.inputs}
+    conditions = {
+        name: token_ids(open_tokenizer(folder, name), texts, shapes[name][0]) for name in TOKENS if name in shapes
+    }
+    size = float(shapes["pixels"][-1])
+    if "time_ids" in shapes:
+        conditions["time_ids"] = torch.tensor([[size, size, 0, 0, size, size]] * len(texts))
+    if "guidance" in shapes:
+        assert embedded_guidance is not None, "it is set for distilled models"
+        conditions["guidance"] = torch.full((len(texts),), embedded_guidance)
+    return conditions
+
+
+def open_tokenizer(folder: Path, name: str = "input_ids") -> Tokenizer:
+    """The tokenizer of a model folder that makes the raw input `name`.
+
+    Raises:
+        ModelError: it has none, or one that cannot be read.
+    """
+    import transformers
+
+    path = folder / name.replace("input_ids", "tokenizer")
+    kind = _tokenizer_class(folder, path.name)
+    if not path.is_dir():
+        raise ModelError(f"{path} is missing; a model that reads captions needs a {kind} there")
+    try:
+        tokenizer: Tokenizer = getattr(transformers, kind).from_pretrained(path)
+    except Exception as error:  # a damaged file raises nearly anything
+        raise ModelError(f"{path} does not hold a {kind}: {type(error).__name__}: {error}") from error
+    return tokenizer
+
+
+def _tokenizer_class(folder: Path, name: str) -> str:
+    """The class that the folder's index gives the tokenizer. Raises ModelError for one that we do not know."""
+    entry = model_index(folder).get(name)
+    kind = str(entry[1]) if isinstance(entry, list) and len(entry) == 2 else "None"
+    kind = kind.removesuffix("Fast")
+    if kind == "None":
+        return _TOKENIZERS[0]
+    if kind not in _TOKENIZERS:
+        raise ModelError(f"{folder / 'model_index.json'}: {name} is {kind}; supported: {', '.join(_TOKENIZERS)}")
+    return kind

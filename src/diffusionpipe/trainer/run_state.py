@@ -1,0 +1,60 @@
+"""What a run consists of while it is under way."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from diffusionpipe.ir import Timeline
+from diffusionpipe.trainer.checkpoints.run_checkpoints import RunCheckpoints
+from diffusionpipe.trainer.drawing import Picture
+from diffusionpipe.trainer.job_profile import ProfileShelf
+from diffusionpipe.trainer.metrics import MetricsWriter
+from diffusionpipe.trainer.planning import MakePlan
+from diffusionpipe.trainer.preparation import Data
+from diffusionpipe.trainer.progress import TrainingProgress
+from diffusionpipe.trainer.screen import Screen
+from diffusionpipe.trainer.session import Session
+from diffusionpipe.trainer.spikes import Spikes
+from diffusionpipe.trainer.start import Start
+from diffusionpipe.trainer.stopping import Stopping
+
+SaveGrid = Callable[[Sequence[Picture], Sequence[str], Path], None]
+"""`save_grid(pictures, captions, path)` writes a captioned grid."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hooks:
+    """What the command line hands in."""
+
+    make_plan: MakePlan
+    save_grid: SaveGrid
+    profiles: ProfileShelf | None = None
+    """Where profiles of other runs are; None to measure always."""
+    screen: Screen = field(default_factory=Screen)
+    """Where rank 0 shows what is under way."""
+    announce: Callable[[Start], None] | None = None
+    """Called on rank 0 before the first step; None to say nothing of the run."""
+
+
+@dataclass(kw_only=True)
+class RunState:
+    """One run under way on one rank."""
+
+    session: Session
+    hooks: Hooks
+    screen: Screen
+    data: Data
+    stopping: Stopping
+    metrics: MetricsWriter | None
+    """On rank 0."""
+    identity: Mapping[str, object]
+    """What the checkpoints say about the run."""
+    spikes: Spikes
+    checkpoints: RunCheckpoints
+    progress: TrainingProgress | None = None
+    """On rank 0."""
+    step: int = 0
+    """Steps done."""
+    validated: int | None = None
+    """The last step whose weights had a finite validation loss."""
+    timeline: Timeline | None = field(default=None)
