@@ -10,7 +10,7 @@ from diffusionpipe.planner.pricing.stage_costs import Setting
 from diffusionpipe.planner.rivals.baselines import data_parallel, zero3
 from diffusionpipe.planner.rivals.planners import PLANNERS, choices_of, times_of
 from diffusionpipe.planner.rivals.simulated import simulated
-from diffusionpipe.planner.search.candidates import Judge
+from diffusionpipe.planner.search.judge import Judge
 from diffusionpipe.planner.search.objectives import pivot_latency, planning_bound
 
 
