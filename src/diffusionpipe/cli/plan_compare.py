@@ -79,7 +79,7 @@ def writable(rivals: Sequence[Rival]) -> Rival:
     if rival.proposal.overflow > 0:
         raise ConfigError(
             f"--out: {title}'s layout needs {rival.proposal.overflow / GIB:.1f} GiB more than the fullest device has; "
-            "recompute layers (--checkpoint '*'), or use more devices"
+            "recompute activations, or use more devices"
         )
     return rival
 

@@ -34,6 +34,7 @@ class Feature(StrEnum):
     SEVERAL_STAGES = "several stages"
     TWO_DIRECTIONS = "two directions"
     ORDERS = "searched orders"
+    ORDERS_FILE = "orders file"
     BFLOAT16 = "bfloat16"
     CONTROLNET = "ControlNet"
     TEXT_ENCODER = "text encoder"
@@ -64,6 +65,7 @@ MEANINGS: Mapping[Feature, str] = {
     Feature.SEVERAL_STAGES: "a schedule with several stages on each rank, such as `interleaved`",
     Feature.TWO_DIRECTIONS: "a schedule with pipelines in both directions, such as `chimera`",
     Feature.ORDERS: "orders that a search made for this model, with `search-...` as their name",
+    Feature.ORDERS_FILE: "`pipeline.orders`: the order of every rank is read from a file",
     Feature.BFLOAT16: '`training.precision = "bfloat16"`',
     Feature.CONTROLNET: "the model is a ControlNet",
     Feature.TEXT_ENCODER: "`model.train` names a text encoder",
@@ -140,6 +142,13 @@ WORKS: Mapping[str, Sequence[tuple[Feature, Feature]]] = {
     "tests/trainer/test_lora_runs.py::test_base_weights_kept_in_bfloat16_give_the_same_run_bit_for_bit": [
         (Feature.LORA, Feature.NARROW_STORE),
         (Feature.BFLOAT16, Feature.NARROW_STORE),
+    ],
+    "tests/trainer/test_orders.py::test_an_answer_of_the_search_trains_with_recomputation": [
+        (Feature.ORDERS_FILE, Feature.RECOMPUTE)
+    ],
+    "tests/trainer/test_orders.py::test_a_file_of_orders_is_filled": [(Feature.ORDERS_FILE, Feature.FILL)],
+    "tests/trainer/test_orders.py::test_adapters_train_by_a_file_of_orders_as_by_a_family": [
+        (Feature.ORDERS_FILE, Feature.LORA)
     ],
 }
 REFUSED: Mapping[tuple[Feature, Feature], str] = {
