@@ -10,7 +10,7 @@ from diffusionpipe.costs.clusters import load_cluster
 from diffusionpipe.errors import ConfigError
 from diffusionpipe.planner.advice import nearest_layout
 from diffusionpipe.planner.choice import choose
-from diffusionpipe.planner.pricing.stage_costs import Setting
+from diffusionpipe.planner.pricing.setting import Setting
 from diffusionpipe.planner.rivals.baselines import Baseline, best_of, data_parallel, zero3
 from diffusionpipe.planner.rivals.split_baselines import diffusion_pipe, naive_split
 from diffusionpipe.planner.search.judge import Judge

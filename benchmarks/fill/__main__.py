@@ -15,7 +15,7 @@ from benchmarks.fill import cases, real, virtual
 from benchmarks.fill.picture import draw
 from benchmarks.fill.plans import FILLED, SERIAL
 from benchmarks.machine import machine
-from diffusionpipe.planner.assembly.build import Layout
+from diffusionpipe.planner.assembly.layout import Layout
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

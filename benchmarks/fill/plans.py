@@ -4,7 +4,8 @@ from dataclasses import dataclass, replace
 
 from diffusionpipe.costs import Costs, Profile
 from diffusionpipe.ir import Plan
-from diffusionpipe.planner.assembly.build import Layout, build_plan
+from diffusionpipe.planner.assembly.build import build_plan
+from diffusionpipe.planner.assembly.layout import Layout
 from diffusionpipe.planner.from_profile import plan_from_profile, setting_of
 from diffusionpipe.planner.pricing.stage_costs import costs_of
 from diffusionpipe.planner.search.proposal import pricing_of

@@ -13,7 +13,7 @@ from benchmarks.throughput.ratios import Ratio, interleaved, median_ratio
 from diffusionpipe.costs import ModelGraph, Profile
 from diffusionpipe.ir import Plan
 from diffusionpipe.models.describe import describe
-from diffusionpipe.planner.assembly.build import Layout
+from diffusionpipe.planner.assembly.layout import Layout
 from diffusionpipe.profiler import profile_job
 from diffusionpipe.runtime.local_ranks import local_ranks
 from diffusionpipe.runtime.places import channels_of, encoded_rows

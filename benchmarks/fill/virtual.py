@@ -18,7 +18,7 @@ from diffusionpipe.cli.rehearsal import (
 from diffusionpipe.costs import Link, Profile
 from diffusionpipe.models.configured import configured_graph
 from diffusionpipe.models.describe import describe
-from diffusionpipe.planner.assembly.build import Layout
+from diffusionpipe.planner.assembly.layout import Layout
 from diffusionpipe.profiler import analytic_profile
 from diffusionpipe.runtime.local_ranks import local_ranks
 from diffusionpipe.runtime.rehearsal import VirtualRun

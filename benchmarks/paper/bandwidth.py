@@ -6,7 +6,7 @@ from math import sqrt
 from benchmarks.paper.cells import Case, setting_of
 from diffusionpipe.costs import Cluster
 from diffusionpipe.planner.filling.filler import filler_of
-from diffusionpipe.planner.pricing.stage_costs import Setting
+from diffusionpipe.planner.pricing.setting import Setting
 from diffusionpipe.planner.rivals.baselines import data_parallel
 from diffusionpipe.planner.search.judge import Judge
 from diffusionpipe.planner.search.search import search

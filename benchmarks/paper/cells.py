@@ -6,9 +6,9 @@ from dataclasses import dataclass, replace
 from benchmarks.paper import profiles
 from diffusionpipe.costs import Cluster, Workload
 from diffusionpipe.costs.clusters import load_cluster
-from diffusionpipe.planner.assembly.build import Filler
+from diffusionpipe.planner.assembly.layout import Filler
 from diffusionpipe.planner.filling.filler import filler_of
-from diffusionpipe.planner.pricing.stage_costs import Setting
+from diffusionpipe.planner.pricing.setting import Setting
 from diffusionpipe.planner.rivals.baselines import Baseline, best_baselines, gpipe_starts, pipeline, spp_starts
 from diffusionpipe.planner.search.candidates import Candidate
 from diffusionpipe.planner.search.judge import Judge

@@ -13,7 +13,7 @@ from benchmarks.paper import profiles
 from diffusionpipe.costs import Workload
 from diffusionpipe.costs.clusters import load_cluster
 from diffusionpipe.planner.choice import choose
-from diffusionpipe.planner.pricing.stage_costs import Setting
+from diffusionpipe.planner.pricing.setting import Setting
 from diffusionpipe.units import Seconds
 
 NODE = 8

@@ -14,7 +14,7 @@ from diffusionpipe.cli import main
 from diffusionpipe.errors import ConfigError
 from diffusionpipe.ir.files import read_plan
 from diffusionpipe.planner.choice import choose
-from diffusionpipe.planner.pricing.stage_costs import Setting
+from diffusionpipe.planner.pricing.setting import Setting
 from diffusionpipe.planner.search.search import search
 
 PROFILES = Path(__file__).parents[2] / "profiles" / "analytic"

@@ -9,7 +9,7 @@ from diffusionpipe.cli import main
 from diffusionpipe.costs.files import write_cluster, write_profile
 from diffusionpipe.ir.files import read_plan, write_plan
 from diffusionpipe.planner import Layout, build_plan
-from diffusionpipe.planner.pricing.stage_costs import Setting
+from diffusionpipe.planner.pricing.setting import Setting
 from diffusionpipe.planner.search.proposal import predict, pricing_of
 
 PARAMETERS = [10**7] * 6

@@ -8,7 +8,7 @@ from screen_files import assert_screen
 from diffusionpipe.cli.plan_table import table_lines
 from diffusionpipe.planner.advice import nothing_fits
 from diffusionpipe.planner.choice import choose
-from diffusionpipe.planner.pricing.stage_costs import Setting
+from diffusionpipe.planner.pricing.setting import Setting
 
 
 def setting_of(*, memory=80.0, ranks=4, update=1e-9, gigabytes=50.0):

@@ -51,7 +51,7 @@ from diffusionpipe.errors import ConfigError
 from diffusionpipe.ir import Action, Mesh, Op, Span, Timeline
 from diffusionpipe.ir.files import read_plan, write_plan
 from diffusionpipe.ir.flows import flows
-from diffusionpipe.planner.assembly.build import Layout
+from diffusionpipe.planner.assembly.layout import Layout
 from diffusionpipe.planner.from_profile import plan_from_profile, setting_of
 from diffusionpipe.planner.pricing.stage_costs import costs_of
 from diffusionpipe.runtime.free_memory import free_memory

@@ -20,7 +20,7 @@ from diffusionpipe.ir import Plan
 from diffusionpipe.ir.files import plan_from_text
 from diffusionpipe.planner.pricing.given import Given
 from diffusionpipe.planner.pricing.offload import offloaded
-from diffusionpipe.planner.pricing.stage_costs import Setting
+from diffusionpipe.planner.pricing.setting import Setting
 from diffusionpipe.planner.search.proposal import Proposal, predict
 
 FOLDER = Path(__file__).parent

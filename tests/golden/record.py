@@ -49,7 +49,7 @@ from diffusionpipe.ir.files import plan_to_text, schedule_to_text
 from diffusionpipe.ordering import Instance, Objective, Placing, schedule_of, search
 from diffusionpipe.planner.choice import choose
 from diffusionpipe.planner.pricing.given import Given
-from diffusionpipe.planner.pricing.stage_costs import Setting
+from diffusionpipe.planner.pricing.setting import Setting
 from diffusionpipe.schedules import REGISTRY
 
 FILES = FOLDER.parent / "files"

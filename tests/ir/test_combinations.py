@@ -17,7 +17,7 @@ from diffusionpipe.planner import Layout, build_plan
 from diffusionpipe.planner.filling.frozen_layers import FillOptions, FrozenLayers, check_options
 from diffusionpipe.planner.pricing.given import Given, check_given
 from diffusionpipe.planner.pricing.offload import check_offload
-from diffusionpipe.planner.pricing.stage_costs import Setting
+from diffusionpipe.planner.pricing.setting import Setting
 from diffusionpipe.trainer.drawing import Wish, raw_conditions
 from diffusionpipe.trainer.recipe import Recipe
 from diffusionpipe.trainer.sampling import SamplingSettings

@@ -9,7 +9,7 @@ from diffusionpipe.errors import ConfigError, ScheduleError
 from diffusionpipe.planner.assembly.structure import generated
 from diffusionpipe.planner.filling.filler import filler_of
 from diffusionpipe.planner.pricing.arrangement import Arrangement
-from diffusionpipe.planner.pricing.stage_costs import Setting
+from diffusionpipe.planner.pricing.setting import Setting
 from diffusionpipe.planner.search.candidates import Candidate
 from diffusionpipe.planner.search.proposal import Proposal, propose
 from diffusionpipe.schedules import REGISTRY

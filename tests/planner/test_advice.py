@@ -10,7 +10,7 @@ from diffusionpipe.costs.clusters import load_cluster
 from diffusionpipe.costs.files import read_profile
 from diffusionpipe.planner.advice import nearest_layout, nothing_fits, with_adapters
 from diffusionpipe.planner.pricing.given import Given
-from diffusionpipe.planner.pricing.stage_costs import Setting
+from diffusionpipe.planner.pricing.setting import Setting
 from diffusionpipe.planner.search.proposal import propose
 from diffusionpipe.planner.search.search import least_overflow, search
 

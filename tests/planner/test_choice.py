@@ -6,7 +6,7 @@ from planner import synthetic
 from diffusionpipe.errors import ConfigError
 from diffusionpipe.planner.choice import choose
 from diffusionpipe.planner.pricing.given import Given
-from diffusionpipe.planner.pricing.stage_costs import Setting
+from diffusionpipe.planner.pricing.setting import Setting
 from diffusionpipe.timing.legal import check
 
 

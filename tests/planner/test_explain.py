@@ -10,7 +10,8 @@ from diffusionpipe.planner.explain import Row, _best_pipeline, _update, compare,
 from diffusionpipe.planner.filling.filler import filler_of
 from diffusionpipe.planner.pricing.given import Given
 from diffusionpipe.planner.pricing.offload import encoder_bytes
-from diffusionpipe.planner.pricing.stage_costs import Setting, trained_parameters, update_time
+from diffusionpipe.planner.pricing.setting import Setting
+from diffusionpipe.planner.pricing.stage_costs import trained_parameters, update_time
 from diffusionpipe.planner.search.judge import Judge
 from diffusionpipe.planner.search.search import search
 

@@ -12,7 +12,7 @@ from diffusionpipe.ordering.evaluation import figures_of, fits
 from diffusionpipe.ordering.problem import problem_of
 from diffusionpipe.planner import Layout
 from diffusionpipe.planner.pricing.arrangement import Arrangement
-from diffusionpipe.planner.pricing.stage_costs import Setting
+from diffusionpipe.planner.pricing.setting import Setting
 from diffusionpipe.planner.search.candidates import Candidate
 from diffusionpipe.planner.search.judge import Judge
 from diffusionpipe.planner.search.proposal import propose

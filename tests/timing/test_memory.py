@@ -13,7 +13,8 @@ from diffusionpipe.planner import Layout
 from diffusionpipe.planner.assembly.build import build_train_schedule
 from diffusionpipe.planner.filling.filler import filler_of
 from diffusionpipe.planner.pricing.layer_table import checkpointed_layers
-from diffusionpipe.planner.pricing.stage_costs import Setting, block_costs
+from diffusionpipe.planner.pricing.setting import Setting
+from diffusionpipe.planner.pricing.stage_costs import block_costs
 from diffusionpipe.planner.rivals.baselines import zero3
 from diffusionpipe.planner.search.judge import Judge
 from diffusionpipe.planner.search.proposal import predict, pricing_of, propose

@@ -8,7 +8,8 @@ from diffusionpipe.planner.filling import compute_graph
 from diffusionpipe.planner.filling.filler import filler_of
 from diffusionpipe.planner.filling.fills import FillOptions, frozen_layers, plan_fills
 from diffusionpipe.planner.pricing.arrangement import Arrangement
-from diffusionpipe.planner.pricing.stage_costs import Setting, costs_of
+from diffusionpipe.planner.pricing.setting import Setting
+from diffusionpipe.planner.pricing.stage_costs import costs_of
 from diffusionpipe.planner.search.candidates import Candidate
 from diffusionpipe.planner.search.judge import Judge
 from diffusionpipe.planner.search.proposal import pricing_of

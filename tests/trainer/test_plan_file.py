@@ -13,7 +13,7 @@ from diffusionpipe.ir import Op
 from diffusionpipe.ir.files import plan_to_text, write_plan
 from diffusionpipe.planner import Layout, build_plan
 from diffusionpipe.planner.filling.filler import filler_of
-from diffusionpipe.planner.pricing.stage_costs import Setting
+from diffusionpipe.planner.pricing.setting import Setting
 from diffusionpipe.planner.search.proposal import pricing_of
 from diffusionpipe.trainer.plan_file import read_plan_file
 

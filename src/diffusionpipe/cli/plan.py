@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from diffusionpipe.costs import Cluster
     from diffusionpipe.planner.choice import Choice
     from diffusionpipe.planner.explain import Comparison
-    from diffusionpipe.planner.pricing.stage_costs import Setting
+    from diffusionpipe.planner.pricing.setting import Setting
     from diffusionpipe.planner.rivals.simulated import Rival
 
 RecipeFile = Annotated[
@@ -215,7 +215,7 @@ def stated_setting(
     from diffusionpipe.costs import Workload
     from diffusionpipe.costs.files import check_device, read_profile
     from diffusionpipe.costs.workload import state_of_optimizer
-    from diffusionpipe.planner.pricing.stage_costs import Setting
+    from diffusionpipe.planner.pricing.setting import Setting
 
     loaded = read_profile(profile)
     check_device(loaded, cluster, source=str(profile))

@@ -13,7 +13,7 @@ import typer
 if TYPE_CHECKING:
     from diffusionpipe import viz
     from diffusionpipe.ir import Plan, Timeline
-    from diffusionpipe.planner.pricing.stage_costs import Setting
+    from diffusionpipe.planner.pricing.setting import Setting
     from diffusionpipe.planner.search.proposal import Proposal
     from diffusionpipe.units import Bytes
 

@@ -12,7 +12,7 @@ from diffusionpipe.planner.explain import GIB, parts_of, unit_of
 
 if TYPE_CHECKING:
     from diffusionpipe.planner.explain import Comparison, Row
-    from diffusionpipe.planner.pricing.stage_costs import Setting
+    from diffusionpipe.planner.pricing.setting import Setting
 
 Line = tuple[str, str]
 """A line and its style."""

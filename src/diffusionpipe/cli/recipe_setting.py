@@ -2,7 +2,7 @@
 
 from diffusionpipe.costs import Cluster, Profile
 from diffusionpipe.planner.pricing.given import NOTHING, Given, check_given
-from diffusionpipe.planner.pricing.stage_costs import FILL_START, Setting
+from diffusionpipe.planner.pricing.setting import FILL_START, Setting
 from diffusionpipe.trainer.recipe import PipelineSection, Recipe
 from diffusionpipe.trainer.workload import workload_of
 

@@ -29,7 +29,7 @@ def instance(
     from diffusionpipe.errors import ConfigError
     from diffusionpipe.ordering.instance import Placing
     from diffusionpipe.ordering.instance_file import write_instance
-    from diffusionpipe.planner.pricing.stage_costs import Setting
+    from diffusionpipe.planner.pricing.setting import Setting
     from diffusionpipe.planner.search.placed import instance_of
 
     if placement not in list(Placing):

@@ -1,10 +1,11 @@
 """Model graph x mesh x batch -> plan."""
 
-from diffusionpipe.planner.assembly.build import Layout, build_plan
+from diffusionpipe.planner.assembly.build import build_plan
+from diffusionpipe.planner.assembly.layout import Layout
 from diffusionpipe.planner.choice import Choice, choose
 from diffusionpipe.planner.from_profile import plan_from_profile, predicted_timeline
 from diffusionpipe.planner.pricing.given import Given, check_given
-from diffusionpipe.planner.pricing.stage_costs import Setting
+from diffusionpipe.planner.pricing.setting import Setting
 
 __all__ = [
     "Choice",

@@ -5,12 +5,13 @@ from dataclasses import dataclass, replace
 from diffusionpipe.errors import ConfigError
 from diffusionpipe.ir import Plan
 from diffusionpipe.planner.advice import nothing_fits
-from diffusionpipe.planner.assembly.build import Filler, build_plan
+from diffusionpipe.planner.assembly.build import build_plan
+from diffusionpipe.planner.assembly.layout import Filler
 from diffusionpipe.planner.explain import Comparison, compare, sizes_in
 from diffusionpipe.planner.filling.filler import filler_of
 from diffusionpipe.planner.pricing.given import check_given
 from diffusionpipe.planner.pricing.offload import check_offload, is_heavy, offloaded
-from diffusionpipe.planner.pricing.stage_costs import Setting
+from diffusionpipe.planner.pricing.setting import Setting
 from diffusionpipe.planner.search.candidates import Candidate
 from diffusionpipe.planner.search.naming import name_of
 from diffusionpipe.planner.search.proposal import Proposal, pricing_of, propose

@@ -13,7 +13,8 @@ from statistics import fmean
 from diffusionpipe.costs.memory import MemoryUse
 from diffusionpipe.planner.pricing.given import NOTHING
 from diffusionpipe.planner.pricing.offload import encoder_bytes
-from diffusionpipe.planner.pricing.stage_costs import Setting, time_to_update
+from diffusionpipe.planner.pricing.setting import Setting
+from diffusionpipe.planner.pricing.stage_costs import time_to_update
 from diffusionpipe.planner.rivals.baselines import Baseline, best_baselines
 from diffusionpipe.planner.search.candidates import Candidate
 from diffusionpipe.planner.search.judge import Judge

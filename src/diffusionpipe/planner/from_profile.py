@@ -7,10 +7,12 @@ from diffusionpipe.costs import AllReduce, Cluster, Device, Link, Profile, Workl
 from diffusionpipe.errors import ConfigError
 from diffusionpipe.ir import Mesh, Plan, Timeline
 from diffusionpipe.passes import PlacedFill
-from diffusionpipe.planner.assembly.build import Layout, Unfilled, build_plan
+from diffusionpipe.planner.assembly.build import build_plan
 from diffusionpipe.planner.assembly.folded import stage_starts
+from diffusionpipe.planner.assembly.layout import Layout, Unfilled
 from diffusionpipe.planner.filling.fills import FillOptions, frozen_layers, plan_fills
-from diffusionpipe.planner.pricing.stage_costs import FILL_START, Setting, costs_of
+from diffusionpipe.planner.pricing.setting import FILL_START, Setting
+from diffusionpipe.planner.pricing.stage_costs import costs_of
 from diffusionpipe.planner.search.proposal import pricing_of
 from diffusionpipe.simulator import simulate
 from diffusionpipe.units import Bytes

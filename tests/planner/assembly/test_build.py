@@ -4,9 +4,9 @@ from planner import synthetic
 from diffusionpipe.errors import ConfigError
 from diffusionpipe.ir import Op
 from diffusionpipe.planner import Layout, build_plan
-from diffusionpipe.planner.assembly.build import Unfilled
+from diffusionpipe.planner.assembly.layout import Unfilled
 from diffusionpipe.planner.filling.filler import filler_of
-from diffusionpipe.planner.pricing.stage_costs import Setting
+from diffusionpipe.planner.pricing.setting import Setting
 from diffusionpipe.planner.search.proposal import pricing_of
 from diffusionpipe.timing.legal import check
 

@@ -4,9 +4,9 @@ import pytest
 from planner import synthetic
 
 from diffusionpipe.planner import Layout, build_plan
-from diffusionpipe.planner.assembly.build import Unfilled
+from diffusionpipe.planner.assembly.layout import Unfilled
 from diffusionpipe.planner.filling.filler import filler_of, hosts_and_chunk
-from diffusionpipe.planner.pricing.stage_costs import Setting
+from diffusionpipe.planner.pricing.setting import Setting
 from diffusionpipe.planner.search.proposal import pricing_of, propose
 
 MB = 10**6

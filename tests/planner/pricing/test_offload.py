@@ -9,7 +9,7 @@ from diffusionpipe.planner.choice import choose
 from diffusionpipe.planner.pricing.encoders import components_of, encode_chunks_of
 from diffusionpipe.planner.pricing.given import Given
 from diffusionpipe.planner.pricing.offload import encoder_bytes, is_heavy, offloaded
-from diffusionpipe.planner.pricing.stage_costs import Setting
+from diffusionpipe.planner.pricing.setting import Setting
 from diffusionpipe.planner.rivals.baselines import best_of, data_parallel
 from diffusionpipe.planner.search.judge import Judge
 from diffusionpipe.planner.search.naming import ON_HOST

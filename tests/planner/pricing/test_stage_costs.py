@@ -9,7 +9,8 @@ from diffusionpipe.planner import Layout
 from diffusionpipe.planner.assembly.build import build_train_schedule
 from diffusionpipe.planner.pricing.collectives import all_gather, all_reduce
 from diffusionpipe.planner.pricing.layer_table import LayerTable
-from diffusionpipe.planner.pricing.stage_costs import Setting, block_costs, costs_of, update_time
+from diffusionpipe.planner.pricing.setting import Setting
+from diffusionpipe.planner.pricing.stage_costs import block_costs, costs_of, update_time
 
 GB = synthetic.GB
 

@@ -4,7 +4,7 @@ import pytest
 from planner import synthetic
 
 from diffusionpipe.planner.pricing.arrangement import Arrangement
-from diffusionpipe.planner.pricing.stage_costs import Setting
+from diffusionpipe.planner.pricing.setting import Setting
 from diffusionpipe.planner.rivals.baselines import (
     best_baselines,
     data_parallel,

@@ -6,7 +6,7 @@ import pytest
 from planner import synthetic
 from planner.rivals.vgg16 import MINIBATCH, vgg16_profile
 
-from diffusionpipe.planner.pricing.stage_costs import Setting
+from diffusionpipe.planner.pricing.setting import Setting
 from diffusionpipe.planner.rivals.baselines import data_parallel, zero3
 from diffusionpipe.planner.rivals.planners import PLANNERS, choices_of, times_of
 from diffusionpipe.planner.rivals.simulated import simulated

@@ -1,7 +1,7 @@
 import pytest
 from planner import synthetic
 
-from diffusionpipe.planner.pricing.stage_costs import Setting
+from diffusionpipe.planner.pricing.setting import Setting
 from diffusionpipe.planner.rivals.baselines import data_parallel
 from diffusionpipe.planner.rivals.split_baselines import diffusion_pipe, naive_split
 from diffusionpipe.planner.search.judge import Judge

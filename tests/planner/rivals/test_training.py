@@ -10,7 +10,7 @@ from tiny_models import raw_inputs, tiny_dit
 
 from diffusionpipe.costs import AllReduce, LayerProfile, Link, ModelGraph, Profile
 from diffusionpipe.models.describe import describe
-from diffusionpipe.planner.pricing.stage_costs import Setting
+from diffusionpipe.planner.pricing.setting import Setting
 from diffusionpipe.planner.rivals.simulated import simulated
 
 BATCH, RANKS = 12, 3

@@ -13,7 +13,8 @@ from diffusionpipe.planner.assembly.build import build_train_schedule
 from diffusionpipe.planner.assembly.structure import connected, reduced
 from diffusionpipe.planner.filling.filler import filler_of
 from diffusionpipe.planner.pricing.arrangement import Arrangement, arrangements
-from diffusionpipe.planner.pricing.stage_costs import Setting, block_costs, costs_of
+from diffusionpipe.planner.pricing.setting import Setting
+from diffusionpipe.planner.pricing.stage_costs import block_costs, costs_of
 from diffusionpipe.planner.search.candidates import Candidate
 from diffusionpipe.planner.search.constants import BREADTH_FIRST, CHAIN, DEPTH_FIRST, LEAN
 from diffusionpipe.planner.search.judge import Judge

@@ -3,7 +3,7 @@ from planner import synthetic
 
 from diffusionpipe.planner import Layout, build_plan
 from diffusionpipe.planner.pricing.arrangement import Arrangement
-from diffusionpipe.planner.pricing.stage_costs import Setting
+from diffusionpipe.planner.pricing.setting import Setting
 from diffusionpipe.planner.search.candidates import Candidate
 from diffusionpipe.planner.search.naming import name_of, name_of_plan, sizes_of, sizes_of_plan
 

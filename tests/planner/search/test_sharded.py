@@ -12,7 +12,7 @@ from diffusionpipe.planner.choice import choose
 from diffusionpipe.planner.filling.filler import filler_of
 from diffusionpipe.planner.filling.fills import FillOptions, frozen_layers, plan_fills
 from diffusionpipe.planner.pricing.given import Given, check_given
-from diffusionpipe.planner.pricing.stage_costs import Setting
+from diffusionpipe.planner.pricing.setting import Setting
 from diffusionpipe.planner.rivals.baselines import zero3
 from diffusionpipe.planner.search.judge import Judge
 from diffusionpipe.planner.search.proposal import pricing_of, propose

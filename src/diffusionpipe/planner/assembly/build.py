@@ -1,20 +1,17 @@
 """A plan from given sizes: partition by counted work, the named schedule, and every pass in order."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from itertools import pairwise
 from math import prod
-from typing import Protocol
 
 from diffusionpipe.costs import Costs, ModelGraph
 from diffusionpipe.errors import ConfigError
-from diffusionpipe.ir import Edge, Mesh, Plan, Range, Schedule, Timeline
+from diffusionpipe.ir import Edge, Mesh, Plan, Range, Schedule
 from diffusionpipe.passes import (
-    PlacedFill,
     communicate,
-    connect,
     gathers_first,
     insert_encoding,
     insert_fills,
@@ -23,135 +20,12 @@ from diffusionpipe.passes import (
 )
 from diffusionpipe.planner.assembly.buckets import bucket_starts
 from diffusionpipe.planner.assembly.folded import stage_starts
+from diffusionpipe.planner.assembly.layout import Blocks, Filler, Layout, Pricing, Unfilled
 from diffusionpipe.planner.assembly.shardable import check_homes, check_shardable, sharded_buckets, sharding_problems
-from diffusionpipe.planner.assembly.structure import Division, connected, generated, reduced
+from diffusionpipe.planner.assembly.structure import connected, reduced
 from diffusionpipe.schedules import forward_over
 from diffusionpipe.simulator import simulate, uniform_costs
 from diffusionpipe.timing.legal import check
-
-Blocks = Sequence[Sequence[str]]
-
-
-class Pricing(Protocol):
-    """Says what the actions of a schedule cost."""
-
-    def __call__(self, schedule: Schedule, blocks: Blocks, mesh: Mesh) -> Costs:
-        """The costs of a schedule whose stage s holds the layers `blocks[weights of s]`."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Unfilled:
-    """A training iteration before its frozen work is placed."""
-
-    schedule: Schedule
-    """Compute and gradient reductions; no messages, no frozen pipeline."""
-    timeline: Timeline
-    """Of that schedule at these costs."""
-    costs: Costs
-    blocks: Blocks
-    """The last one is the frozen block, in order."""
-    mesh: Mesh
-
-
-class Filler(Protocol):
-    """Places the frozen work of the next batch in the bubbles of this one."""
-
-    def __call__(self, unfilled: Unfilled) -> Mapping[int, Sequence[PlacedFill]]:
-        """Worker -> its fills in their order, as `passes.insert_fills` takes them; together they cover the batch."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Layout:
-    """The sizes that the user chose."""
-
-    batch: int
-    """Samples of one step, over all data-parallel groups."""
-    stages: int
-    """Workers of one pipeline, before they are replicated; a schedule may cut the model finer than that."""
-    microbatches: int
-    schedule: str = "1f1b"
-    replicas: tuple[int, ...] = ()
-    """Workers in place of each; () for one."""
-    data_parallel: int = 1
-    """Copies of the whole pipeline."""
-    adjacent: int = 1
-    """So many of these copies stand side by side, worker by worker (see `Mesh`): they share a node's links."""
-    sharded: bool = False
-    """Whether the copies hold every block's parameters, gradients and optimizer state in parts, once among them; a
-    block, a bucket of a stage, is gathered for its compute. See `passes.shard_parameters`."""
-    encode_chunk: int = 16
-    """Samples that go through the frozen layers at a time,"""
-    encode_chunks: tuple[tuple[str, int], ...] = ()
-    """and through those of some components, by name."""
-    splits: tuple[str, ...] = ()
-    """Names of the layers with which blocks 1, 2, ... start; () cuts by counted work."""
-    checkpointed: tuple[str, ...] = ()
-    """Patterns (as of file names) of layers to recompute in the backward."""
-    buckets: int = 1
-    """Parts of every block, each reduced as soon as its own gradients are complete. 0, for sharded parameters alone:
-    as many as `sharded_buckets` says."""
-    orders: Schedule | None = None
-    """Orders of compute actions made for these very sizes, in place of those of `schedule`; None: the family's."""
-    offload_frozen: bool = False
-    """Whether the frozen part's parameters rest in host memory and come to the device layer by layer, as they run."""
-    sample_batch: int = 0
-    """Samples drawn at a time during training (both halves of guidance counted); 0 for one per stage."""
-
-    @property
-    def workers(self) -> int:
-        """Workers of one pipeline."""
-        return sum(self.replicas) if self.replicas else self.stages
-
-    @property
-    def mesh(self) -> Mesh:
-        """The mesh of the job."""
-        return Mesh(
-            data_parallel=self.data_parallel,
-            pipeline=self.workers,
-            adjacent=self.adjacent,
-            shard=self.data_parallel if self.sharded else 1,
-        )
-
-    @property
-    def division(self) -> Division:
-        """How its stages are divided further."""
-        return Division(
-            replicas=self.replicas or (1,) * self.stages,
-            buckets=self.buckets,
-            data_parallel=self.data_parallel,
-            sharded=self.sharded,
-        )
-
-    def generated(self) -> Schedule:
-        """The layout's own orders, or the family's schedule of these sizes.
-
-        Raises:
-            ConfigError: there is no such family, or it cannot do these sizes.
-        """
-        size = self.batch // (self.data_parallel * self.microbatches)
-        if self.orders is not None:
-            schedule = self.orders
-            for number, pipeline in enumerate(schedule.placement.pipelines):
-                sizes = (max(size, 1),) * len(pipeline.microbatches)
-                schedule = connect(schedule, pipeline.edges, microbatches=sizes, pipeline=number)
-            return schedule
-        return generated(self.schedule, self.stages, self.microbatches, max(size, 1))
-
-    def places(self) -> tuple[int, ...]:
-        """The worker of each stage of the first pipeline, in forward order: as many as blocks, before buckets.
-
-        Raises:
-            ConfigError: there is no such family, or it cannot do these sizes.
-        """
-        return self.generated().placement.workers()
-
-    def num_blocks(self) -> int:
-        """Parts into which the trained model is cut, before buckets.
-
-        Raises:
-            ConfigError: there is no such family, or it cannot do these sizes.
-        """
-        return len(self.places())
 
 
 def build_plan(

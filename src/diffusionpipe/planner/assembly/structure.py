@@ -10,7 +10,7 @@ from diffusionpipe.ir.flows import ends
 from diffusionpipe.passes import connect_blocks, reduce_gradients, replicate, shard_parameters
 from diffusionpipe.passes.message_order import MessageOrder, message_order
 from diffusionpipe.planner.assembly.buckets import subdivide
-from diffusionpipe.planner.pricing.stage_costs import Meeting, meetings_of
+from diffusionpipe.planner.pricing.meetings import Meeting, meetings_of
 from diffusionpipe.schedules import generator_of
 from diffusionpipe.timing import Graph, Streams, Times, graph_of, machine_of, prices_of, timed
 from diffusionpipe.timing.held import changes_by_order

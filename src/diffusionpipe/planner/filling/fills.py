@@ -20,6 +20,7 @@ is never below `fill_bound`, and the same that the simulator gives for `insert_f
         worker 0   F0 F1 vvvttt B0 F2 B1 B2         6 samples, 1/4 for each in either layer: [1] three on each worker,
         worker 1   vvvt F0 B0 F1 B1 F2 B2 tt        [2] the wait of 1 holds layer v of all three, and t of one of them
 
+>>> from diffusionpipe.costs import StageCosts
 >>> from diffusionpipe.schedules import one_f_one_b
 >>> costs = Costs(stages=(StageCosts(forward=1, backward=2),) * 2)
 >>> frozen = FrozenLayers(components=("v", "t"), forward=lambda layer, samples: samples / 4)
@@ -33,7 +34,7 @@ is never below `fill_bound`, and the same that the simulator gives for `insert_f
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from diffusionpipe.costs import Costs, StageCosts
+from diffusionpipe.costs import Costs
 from diffusionpipe.ir import Schedule
 from diffusionpipe.passes import PlacedFill
 from diffusionpipe.planner.filling.annealing import annealed
@@ -53,6 +54,7 @@ from diffusionpipe.planner.filling.shares import (
     seconds_a_sample,
 )
 from diffusionpipe.planner.filling.shifting import FURTHER, USUAL, Policy, shifted_packings
+from diffusionpipe.planner.pricing.stage_costs import FREE
 from diffusionpipe.units import Seconds
 
 __all__ = ["FillOptions", "FillPlan", "FrozenLayers", "fill_bound", "fill_costs", "frozen_layers", "plan_fills"]
@@ -216,10 +218,9 @@ def fill_bound(
 
 def fill_costs(costs: Costs, plan: FillPlan) -> Costs:
     """The costs of the schedule that `insert_fills` makes of the plan's fills."""
-    encoder = StageCosts(forward=0, backward=0, input_grad=0, weight_grad=0, activation=0, kept_after_input_grad=0)
     return replace(
         costs,
-        stages=costs.stages + (encoder,) * len(plan.fills),
+        stages=costs.stages + (FREE,) * len(plan.fills),
         fills=plan.seconds,
         reduces=costs.reduces + (0.0,) * len(plan.fills) if costs.reduces else (),
     )

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from diffusionpipe.costs import ModelGraph
 from diffusionpipe.costs.memory import encoding_of
-from diffusionpipe.planner.pricing.stage_costs import Setting
+from diffusionpipe.planner.pricing.setting import Setting
 from diffusionpipe.units import Bytes
 
 

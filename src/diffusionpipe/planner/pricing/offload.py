@@ -10,7 +10,8 @@ from dataclasses import dataclass, fields, replace
 from diffusionpipe.costs import Profile
 from diffusionpipe.errors import ConfigError
 from diffusionpipe.ir.combinations import Feature, refusal
-from diffusionpipe.planner.pricing.stage_costs import Setting, frozen_bytes
+from diffusionpipe.planner.pricing.setting import Setting
+from diffusionpipe.planner.pricing.stage_costs import frozen_bytes
 from diffusionpipe.timing.memory import offloaded_bytes
 from diffusionpipe.units import Bytes, Seconds
 

@@ -1,47 +1,20 @@
 """Profile x blocks x micro-batches x devices -> the costs of every action of a schedule."""
 
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Collection, Mapping, Sequence
 from math import prod
 
 from diffusionpipe.costs import Cluster, Costs, Link, ModelGraph, ParameterSpec, Profile, StageCosts, Workload
 from diffusionpipe.costs.sharding import gathered_bytes, owners_on_workers
 from diffusionpipe.errors import ConfigError
-from diffusionpipe.ir import Edge, Mesh, Placement, Schedule
+from diffusionpipe.ir import Edge, Mesh, Schedule
 from diffusionpipe.planner.pricing.collectives import all_reduce, rooted
-from diffusionpipe.planner.pricing.given import NOTHING, Given
-from diffusionpipe.planner.pricing.layer_table import LayerTable, Load, trained_reads
+from diffusionpipe.planner.pricing.layer_table import Load, trained_reads
+from diffusionpipe.planner.pricing.meetings import meetings_of, occupancy
+from diffusionpipe.planner.pricing.setting import Setting
 from diffusionpipe.units import Bytes, Seconds
 
-FILL_START: Seconds = 2e-4
-"""What starting a fill takes besides its layers where a plan is made to be run."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Setting:
-    """What a plan is made for."""
-
-    profile: Profile
-    cluster: Cluster
-    workload: Workload
-    given: Given = NOTHING
-    """Sizes that a search keeps to."""
-    fill_start: Seconds = 0.0
-    """What starting a fill takes besides its layers: more makes fewer and longer fills. Search and fills count it, but
-    the simulator does not."""
-    whole: "Setting | None" = None
-    """The same with the frozen part on the devices; None where it is there (see `planner.offload`)."""
-
-    @property
-    def graph(self) -> ModelGraph:
-        """The model."""
-        return self.profile.graph
-
-    @cached_property
-    def table(self) -> LayerTable:
-        """Sums over the trained part's layers."""
-        return LayerTable(profile=self.profile, workload=self.workload)
+FREE = StageCosts(forward=0, backward=0, input_grad=0, weight_grad=0, activation=0, kept_after_input_grad=0)
+"""What a stage of encoders costs besides its fills."""
 
 
 def costs_of(schedule: Schedule, blocks: Sequence[Sequence[str]], mesh: Mesh, setting: Setting) -> Costs:
@@ -75,9 +48,7 @@ def costs_of(schedule: Schedule, blocks: Sequence[Sequence[str]], mesh: Mesh, se
     stages = []
     for index, stage in enumerate(placement.stages):
         if placement.is_frozen(index):
-            stages.append(
-                StageCosts(forward=0, backward=0, input_grad=0, weight_grad=0, activation=0, kept_after_input_grad=0)
-            )
+            stages.append(FREE)
             continue
         microbatches = placement.pipeline_of(index).microbatches
         stages.append(
@@ -94,13 +65,10 @@ def costs_of(schedule: Schedule, blocks: Sequence[Sequence[str]], mesh: Mesh, se
     return Costs(
         stages=tuple(stages),
         fills=tuple(
-            frozen_time(
-                setting.profile,
-                blocks[placement.stages[fill.stage].weights][fill.layers.start : fill.layers.stop],
-                len(fill.samples),
-            )
-            / speeds[placement.stages[fill.stage].worker]
+            frozen_time(setting.profile, layers[fill.layers.start : fill.layers.stop], len(fill.samples)) / speed
             for fill in schedule.fills
+            for stage in (placement.stages[fill.stage],)
+            for layers, speed in ((blocks[stage.weights], speeds[stage.worker]),)
         ),
         reduces=reductions(schedule, blocks, mesh, setting),
         unshards=gathers(schedule, blocks, mesh, setting),
@@ -265,43 +233,6 @@ def _received(schedule: Schedule, stage: int, graph: ModelGraph) -> set[str]:
         if edge.consumer == stage and placement.stages[edge.producer].worker != placement.stages[stage].worker
         for name in edge.tensors
     } - graph.frozen_tensors
-
-
-Meeting = tuple[Edge, tuple[int, int], int]
-"""An edge between workers, these two, and the samples of a micro-batch that pass."""
-
-
-def meetings_of(placement: Placement) -> tuple[Meeting, ...]:
-    """All that passes between the workers of trained stages."""
-    stages, found = placement.stages, list[Meeting]()
-    for pipeline in placement.pipelines:
-        size = max(pipeline.microbatches)
-        for edge in pipeline.edges:
-            one, other = stages[edge.producer], stages[edge.consumer]
-            if one.worker == other.worker or placement.is_frozen(edge.producer):
-                continue
-            if samples := len(one.share.samples(size).intersection(other.share.samples(size))):
-                found.append((edge, (one.worker, other.worker), samples))
-    return tuple(found)
-
-
-def occupancy(
-    num_stages: int,
-    meetings: Sequence[Meeting],
-    link_of: Callable[[tuple[int, int]], Link],
-    loads: Callable[[Edge], tuple[Load, Load]],
-) -> list[tuple[Seconds, Seconds]]:
-    """For each stage what sending and receiving take from its forward and from its backward of one micro-batch."""
-    forward, backward = ([0.0] * num_stages for _ in range(2))
-    for edge, pair, samples in meetings:
-        link = link_of(pair)
-        if not (link.overhead or link.overhead_per_byte):
-            continue
-        for seconds, (num_bytes, num_tensors) in zip((forward, backward), loads(edge), strict=True):
-            taken = link.occupancy(samples * num_bytes, num_tensors)
-            seconds[edge.producer] += taken
-            seconds[edge.consumer] += taken
-    return list(zip(forward, backward, strict=True))
 
 
 def reductions(

@@ -28,7 +28,8 @@ from diffusionpipe.planner.pricing.arrangement import Arrangement, arrangements
 from diffusionpipe.planner.pricing.collectives import all_gather, all_reduce
 from diffusionpipe.planner.pricing.encoders import components_of, encode_chunks_of
 from diffusionpipe.planner.pricing.offload import is_heavy, offloaded
-from diffusionpipe.planner.pricing.stage_costs import Setting, frozen_bytes
+from diffusionpipe.planner.pricing.setting import Setting
+from diffusionpipe.planner.pricing.stage_costs import frozen_bytes
 from diffusionpipe.planner.search.candidates import Candidate
 from diffusionpipe.planner.search.judge import Judge
 from diffusionpipe.planner.search.naming import ON_HOST, sizes_of

@@ -19,7 +19,7 @@ from math import gcd, lcm
 from diffusionpipe.planner.assembly.partition import balanced_cuts
 from diffusionpipe.planner.pricing.arrangement import Arrangement
 from diffusionpipe.planner.pricing.offload import is_heavy, offloaded
-from diffusionpipe.planner.pricing.stage_costs import Setting
+from diffusionpipe.planner.pricing.setting import Setting
 from diffusionpipe.planner.rivals.baselines import (
     DDP,
     DDP_BUCKET,

@@ -8,7 +8,8 @@ from diffusionpipe.costs.sharding import gathered_bytes
 from diffusionpipe.ir import Plan
 from diffusionpipe.planner.assembly.build import build_plan
 from diffusionpipe.planner.pricing.collectives import all_gather
-from diffusionpipe.planner.pricing.stage_costs import Setting, trained_parameters
+from diffusionpipe.planner.pricing.setting import Setting
+from diffusionpipe.planner.pricing.stage_costs import trained_parameters
 from diffusionpipe.planner.rivals.planners import PLANNERS, Guess, Planner, choices_of
 from diffusionpipe.planner.search.candidates import Candidate
 from diffusionpipe.planner.search.naming import ON_HOST, sizes_of

@@ -4,10 +4,10 @@ from dataclasses import dataclass
 from math import lcm
 
 from diffusionpipe.ir import Schedule
-from diffusionpipe.planner.assembly.build import Layout
+from diffusionpipe.planner.assembly.layout import Layout
 from diffusionpipe.planner.pricing.arrangement import Arrangement
 from diffusionpipe.planner.pricing.encoders import encode_chunks_of
-from diffusionpipe.planner.pricing.stage_costs import Setting
+from diffusionpipe.planner.pricing.setting import Setting
 from diffusionpipe.units import Bytes, Seconds
 
 

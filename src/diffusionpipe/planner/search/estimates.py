@@ -13,11 +13,12 @@ from functools import cached_property, lru_cache
 
 from diffusionpipe.costs import Costs, Link
 from diffusionpipe.ir import Edge
-from diffusionpipe.planner.assembly.build import Layout
+from diffusionpipe.planner.assembly.layout import Layout
 from diffusionpipe.planner.assembly.structure import Pair, Structure, ahead, back, structure_of
 from diffusionpipe.planner.filling.shares import idle_level
 from diffusionpipe.planner.pricing.layer_table import Load
-from diffusionpipe.planner.pricing.stage_costs import gathers, occupancy, reductions, stage_costs
+from diffusionpipe.planner.pricing.meetings import occupancy
+from diffusionpipe.planner.pricing.stage_costs import gathers, reductions, stage_costs
 from diffusionpipe.planner.search.candidates import Candidate, Estimate
 from diffusionpipe.planner.search.footprint import Footprint
 from diffusionpipe.planner.search.tables import Tables

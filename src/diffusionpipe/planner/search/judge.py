@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from functools import cached_property
 
-from diffusionpipe.planner.pricing.stage_costs import Setting
+from diffusionpipe.planner.pricing.setting import Setting
 from diffusionpipe.planner.search.estimates import Estimates
 from diffusionpipe.planner.search.footprint import Footprint
 from diffusionpipe.planner.search.questions import Questions

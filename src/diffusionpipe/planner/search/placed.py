@@ -16,7 +16,7 @@ from diffusionpipe.ordering import HalfStage, Instance, Objective, Placing, sche
 from diffusionpipe.planner.assembly.folded import stage_starts
 from diffusionpipe.planner.assembly.structure import generated
 from diffusionpipe.planner.pricing.arrangement import Arrangement
-from diffusionpipe.planner.pricing.stage_costs import Setting
+from diffusionpipe.planner.pricing.setting import Setting
 from diffusionpipe.planner.search.candidates import Candidate
 from diffusionpipe.planner.search.constants import MAX_ACTIONS, TICK
 from diffusionpipe.planner.search.judge import Judge

@@ -55,14 +55,8 @@ class Questions:
             if forward + backward > cap:
                 return None
             if not ignores_memory:
-                held = self.footprint.stage_bytes(
-                    first,
-                    stop,
-                    samples / count,
-                    microbatches,
-                    in_flight or min(stages, microbatches),
-                    is_host=are_hosts(hosts, position, count),
-                )
+                kept, is_host = in_flight or min(stages, microbatches), are_hosts(hosts, position, count)
+                held = self.footprint.stage_bytes(first, stop, samples / count, microbatches, kept, is_host=is_host)
                 if held > min(ground.memories[position : position + count]):
                     return None
             return forward, backward, self.tables.reduction(ground, first, stop, range(position, position + count))

@@ -49,10 +49,10 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 from diffusionpipe.errors import ConfigError
-from diffusionpipe.planner.assembly.build import Filler
+from diffusionpipe.planner.assembly.layout import Filler
 from diffusionpipe.planner.pricing.arrangement import Arrangement, arrangements
 from diffusionpipe.planner.pricing.encoders import host_sets
-from diffusionpipe.planner.pricing.stage_costs import Setting
+from diffusionpipe.planner.pricing.setting import Setting
 from diffusionpipe.planner.search.candidates import Candidate
 from diffusionpipe.planner.search.constants import (
     CHAIN,

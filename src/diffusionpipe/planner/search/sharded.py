@@ -7,9 +7,9 @@ micro-batches pass through the model one after the other or block by block, and 
 
 from collections.abc import Iterator, Sequence
 
-from diffusionpipe.planner.assembly.build import Filler
+from diffusionpipe.planner.assembly.layout import Filler
 from diffusionpipe.planner.pricing.arrangement import Arrangement
-from diffusionpipe.planner.pricing.stage_costs import Setting
+from diffusionpipe.planner.pricing.setting import Setting
 from diffusionpipe.planner.search.candidates import Candidate
 from diffusionpipe.planner.search.constants import (
     BREADTH_FIRST,

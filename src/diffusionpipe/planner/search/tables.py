@@ -8,7 +8,8 @@ from diffusionpipe.planner.assembly.buckets import bucket_starts
 from diffusionpipe.planner.pricing.arrangement import Arrangement, Ground
 from diffusionpipe.planner.pricing.encoders import components_of, encode_chunks_of
 from diffusionpipe.planner.pricing.layer_table import LayerTable
-from diffusionpipe.planner.pricing.stage_costs import Setting, frozen_time
+from diffusionpipe.planner.pricing.setting import Setting
+from diffusionpipe.planner.pricing.stage_costs import frozen_time
 from diffusionpipe.planner.search.candidates import Candidate
 from diffusionpipe.units import Seconds
 

@@ -1,0 +1,44 @@
+"""What passes between the workers of trained stages, and what it takes from their compute."""
+
+from collections.abc import Callable, Sequence
+
+from diffusionpipe.costs import Link
+from diffusionpipe.ir import Edge, Placement
+from diffusionpipe.planner.pricing.layer_table import Load
+from diffusionpipe.units import Seconds
+
+Meeting = tuple[Edge, tuple[int, int], int]
+"""An edge between workers, these two, and the samples of a micro-batch that pass."""
+
+
+def meetings_of(placement: Placement) -> tuple[Meeting, ...]:
+    """All that passes between the workers of trained stages."""
+    stages, found = placement.stages, list[Meeting]()
+    for pipeline in placement.pipelines:
+        size = max(pipeline.microbatches)
+        for edge in pipeline.edges:
+            one, other = stages[edge.producer], stages[edge.consumer]
+            if one.worker == other.worker or placement.is_frozen(edge.producer):
+                continue
+            if samples := len(one.share.samples(size).intersection(other.share.samples(size))):
+                found.append((edge, (one.worker, other.worker), samples))
+    return tuple(found)
+
+
+def occupancy(
+    num_stages: int,
+    meetings: Sequence[Meeting],
+    link_of: Callable[[tuple[int, int]], Link],
+    loads: Callable[[Edge], tuple[Load, Load]],
+) -> list[tuple[Seconds, Seconds]]:
+    """For each stage what sending and receiving take from its forward and from its backward of one micro-batch."""
+    forward, backward = ([0.0] * num_stages for _ in range(2))
+    for edge, pair, samples in meetings:
+        link = link_of(pair)
+        if not (link.overhead or link.overhead_per_byte):
+            continue
+        for seconds, (num_bytes, num_tensors) in zip((forward, backward), loads(edge), strict=True):
+            taken = link.occupancy(samples * num_bytes, num_tensors)
+            seconds[edge.producer] += taken
+            seconds[edge.consumer] += taken
+    return list(zip(forward, backward, strict=True))

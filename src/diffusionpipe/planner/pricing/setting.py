@@ -1,0 +1,38 @@
+"""What a plan is made for."""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from diffusionpipe.costs import Cluster, ModelGraph, Profile, Workload
+from diffusionpipe.planner.pricing.given import NOTHING, Given
+from diffusionpipe.planner.pricing.layer_table import LayerTable
+from diffusionpipe.units import Seconds
+
+FILL_START: Seconds = 2e-4
+"""What starting a fill takes besides its layers where a plan is made to be run."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    """What a plan is made for."""
+
+    profile: Profile
+    cluster: Cluster
+    workload: Workload
+    given: Given = NOTHING
+    """Sizes that a search keeps to."""
+    fill_start: Seconds = 0.0
+    """What starting a fill takes besides its layers: more makes fewer and longer fills. Search and fills count it, but
+    the simulator does not."""
+    whole: "Setting | None" = None
+    """The same with the frozen part on the devices; None where it is there (see `planner.offload`)."""
+
+    @property
+    def graph(self) -> ModelGraph:
+        """The model."""
+        return self.profile.graph
+
+    @cached_property
+    def table(self) -> LayerTable:
+        """Sums over the trained part's layers."""
+        return LayerTable(profile=self.profile, workload=self.workload)
