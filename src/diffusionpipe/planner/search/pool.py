@@ -57,14 +57,22 @@ class Pool:
         return sorted((one for one in self.judged.values() if one.fits), key=lambda one: one.score)
 
     def diverse(self) -> list[Judged]:
-        """Of those the best of each arrangement, number of micro-batches, replicas, schedule and hosts.
-
-        Of equally good ones that with the least frozen work behind the pipeline, where nothing else could hide it.
-        """
+        """Of those the best of each arrangement, number of micro-batches, replicas, schedule and hosts."""
         seen: dict[object, Judged] = {}
         for one in self.ranked():
-            c = one.candidate
-            best = seen.setdefault((c.arrangement, c.microbatches, c.replicas, c.schedule, c.hosts), one)
-            if one.score == best.score and one.estimate.pipeline > best.estimate.pipeline:
-                seen[c.arrangement, c.microbatches, c.replicas, c.schedule, c.hosts] = one
+            seen.setdefault(_kind(one), one)
         return list(seen.values())
+
+    def twin(self, candidate: Candidate) -> Judged:
+        """Of those of its kind that are as good as this one, the one with the least frozen work behind the pipeline.
+
+        Estimates of filling cannot tell which of both is better.
+        """
+        one = self.judged[candidate]
+        alike = [other for other in self.ranked() if other.score == one.score and _kind(other) == _kind(one)]
+        return max(alike, key=lambda other: other.estimate.pipeline, default=one)
+
+
+def _kind(one: Judged) -> object:
+    c = one.candidate
+    return c.arrangement, c.microbatches, c.replicas, c.schedule, c.hosts

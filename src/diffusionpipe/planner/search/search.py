@@ -165,6 +165,9 @@ def _finalists(
         finalists.append((one.candidate, proposal))
         if proposal.overflow <= 0:
             fastest = min(fastest, proposal.step)
+    best = min((pair for pair in finalists if pair[1].overflow <= 0), key=lambda pair: pair[1].step, default=None)
+    if best and pool.is_filled and (twin := pool.twin(best[0]).candidate) != best[0]:
+        finalists.append((twin, propose(setting, twin.layout(setting), filler)))
     # Filling never does quite as well as estimated, but for copies of the model: they may win from behind.
     copies = next((j for j in ranked if len(j.candidate.starts) == 1 and j.score < TRUST * fastest), None)
     if copies and all(candidate != copies.candidate for candidate, _ in finalists):
