@@ -66,6 +66,7 @@ check: install
 
 docs: install
 	$(BIN)/python docs/make_schedules.py
+	$(BIN)/python docs/make_combinations.py
 
 format: install
 	$(BIN)/ruff check --fix .

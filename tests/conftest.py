@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from crew import Crew, crew_of, start_fork_server
 from hypothesis import settings
+from jobs import hear_all_signals
 
 collect_ignore = ["golden/record.py"]  # it runs with the source of the commit that it records
 
@@ -17,6 +18,10 @@ settings.register_profile("untimed", deadline=None, max_examples=60)
 settings.load_profile("untimed")
 
 LIST = Path(__file__).parent / "slow_tests.txt"
+
+
+def pytest_configure() -> None:
+    hear_all_signals()
 
 
 @pytest.hookimpl(tryfirst=True)  # before tests are left out by their marks

@@ -31,6 +31,13 @@ class StrayError(AssertionError):
     """A process has outlived its job."""
 
 
+def hear_all_signals() -> None:
+    """Start jobs that hear signals, even if this program was started by nohup or in the background of a script."""
+    for number in (signal.SIGHUP, signal.SIGINT):
+        if signal.getsignal(number) is signal.SIG_IGN:  # what is ignored, programs that are started ignore too
+            signal.signal(number, lambda *_: None)
+
+
 class Job:
     """A running `diffusionpipe train`; subclasses start it."""
 
@@ -45,6 +52,8 @@ class Job:
 
     pid: int
     """Of the launcher."""
+    took: float
+    """Seconds that the job still took to its end, with all of its processes, when its end was awaited."""
 
     def poll(self) -> int | None:
         """The exit status of the launcher; None while it runs."""
@@ -100,7 +109,8 @@ class Job:
             HangError: the launcher does not end in time.
             StrayError: another process does not.
         """
-        deadline = time.monotonic() + seconds
+        started = time.monotonic()
+        deadline = started + seconds
         try:
             while (status := self.poll()) is None:
                 if time.monotonic() > deadline:
@@ -111,6 +121,7 @@ class Job:
                 if time.monotonic() > deadline:
                     raise StrayError(f"still there: {alive}\n{self.said()}")
                 time.sleep(0.02)
+            self.took = time.monotonic() - started
         finally:
             self.kill_all()
         return status, self.said()

@@ -63,9 +63,14 @@ def save_stable_diffusion(folder: Path, **scheduler: object) -> Path:
     return folder
 
 
-def save_dit(folder: Path) -> Path:
-    """A class-conditional DiT as diffusers saves it."""
-    parts = {"vae": tiny_vae(), "transformer": tiny_transformer()}
+def save_dit(folder: Path, vae_levels: int = 2) -> Path:
+    """A class-conditional DiT as diffusers saves it; its VAE halves pictures once less often than it has levels."""
+    vae = tiny_vae(
+        block_out_channels=(*(4,) * (vae_levels - 1), 8),
+        down_block_types=("DownEncoderBlock2D",) * vae_levels,
+        up_block_types=("UpDecoderBlock2D",) * vae_levels,
+    )
+    parts = {"vae": vae, "transformer": tiny_transformer()}
     for seed, part in enumerate(parts.values()):
         randomise_parameters(part, seed)
     DiTPipeline(**parts, scheduler=DDIMScheduler(clip_sample=False)).save_pretrained(folder)

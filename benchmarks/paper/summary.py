@@ -6,8 +6,8 @@ from benchmarks.paper.bandwidth import Threshold
 from benchmarks.paper.cells import BEST, PIPELINE, Cell, Entry
 from diffusionpipe.planner.search.naming import DATA_PARALLEL, SHARDED
 
-DDP = "data parallel (overlapped)"
-DDP_AFTER = "data parallel"
+DDP = "DDP"
+DDP_AFTER = "DDP (no overlap)"
 
 
 def summary(cells: Sequence[Cell], thresholds: Sequence[Threshold]) -> dict[str, float | None]:

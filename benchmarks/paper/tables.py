@@ -10,12 +10,12 @@ from benchmarks.paper.cells import BEST, PIPELINE, UNFILLED, Cell, Entry, SameLa
 from benchmarks.paper.summary import speedup_over_best
 from benchmarks.tables import table
 
-SYSTEMS = ("data parallel (overlapped)", "data parallel", "ZeRO-3 / FSDP", "GPipe", "1F1B + SPP")
+SYSTEMS = ("DDP", "DDP (no overlap)", "ZeRO-3 / FSDP", "GPipe", "1F1B + SPP")
 WIDTH = 200
 GIB = 2**30
 SHORT = {
-    "data parallel (overlapped)": "DDP overlapped",
-    "data parallel": "DDP after",
+    "DDP": "DDP overlapped",
+    "DDP (no overlap)": "DDP after",
     "ZeRO-3 / FSDP": "ZeRO-3",
     UNFILLED: "pipeline unfilled",
     PIPELINE: "pipeline filled",

@@ -1,8 +1,20 @@
 """`python -m diffusionpipe` is the command `diffusionpipe`."""
 
+import os
 import sys
 
+from diffusionpipe.runtime.error_file import LAUNCHED
+from diffusionpipe.runtime.parent_death import end_with_parent
+
+
+def _end_with_launcher(launcher: str) -> None:
+    """A rank's imports take seconds; if its launcher ends meanwhile, nobody waits for them."""
+    if launcher.isdecimal() and not end_with_parent(int(launcher)):
+        sys.exit(f"error: the launcher (process {launcher}) has ended; this rank stops too")
+
+
 if __name__ == "__main__":
+    _end_with_launcher(os.environ.get(LAUNCHED, ""))
     try:
         from diffusionpipe.cli import main
     except KeyboardInterrupt:  # the command's own word on it is not loaded yet

@@ -8,6 +8,7 @@ from benchmarks.cards.advice import advice, reason_of
 from benchmarks.cards.cells import OURS, PEER, PEER_SPLIT, STATES, SYSTEMS, Case, Cell, Entry, measure, setting_of
 from benchmarks.cards.picture import draw
 from benchmarks.cards.summary import summary
+from diffusionpipe.costs.memory import use_of
 
 CASE = Case(model="SDXL", machine="RTX 4090 + 4080")
 GIB = 2**30
@@ -75,8 +76,8 @@ def test_the_advice_is_another_system_where_that_is_faster():
 
 def test_the_states_are_counted_as_the_case_says():
     narrow = setting_of(CASE, STATES[1], is_recomputed=True).workload
-    assert (narrow.bytes_per_trained, narrow.checkpointed) == (6, ("*",))
-    assert setting_of(CASE, STATES[0], is_recomputed=False).workload.bytes_per_trained == 16
+    assert (use_of(1, narrow).total, narrow.checkpointed) == (6, ("*",))
+    assert use_of(1, setting_of(CASE, STATES[0], is_recomputed=False).workload).total == 16
 
 
 @pytest.mark.slow

@@ -29,7 +29,7 @@ def test_the_ceiling_is_half_as_much_again_where_encoders_take_as_long_as_traini
 
 
 def test_a_baseline_that_does_not_fit_is_never_the_rival():
-    small, large = entry("ZeRO-3 / FSDP", 1.5), entry("data parallel (overlapped)", 0.5, overflow=1)
+    small, large = entry("ZeRO-3 / FSDP", 1.5), entry("DDP", 0.5, overflow=1)
     figures = summary([cell(small, large)], [])
     assert figures["speedup_best_baseline_min"] == 1.5
     assert figures["speedup_over_ddp_max"] is None
@@ -44,7 +44,7 @@ def test_at_equal_layouts_the_better_of_the_two_that_fit_counts():
 
 
 def test_the_summary_takes_the_extremes_over_all_cells_and_gigabits_for_the_bandwidth():
-    ddp = "data parallel (overlapped)"
+    ddp = "DDP"
     cells = [cell(entry(ddp, 2.0)), cell(entry(ddp, 3.0), ours=2.0)]
     figures = summary(cells, [Threshold(case=CASE, bandwidth=4e9), Threshold(case=CASE, bandwidth=None)])
     assert (figures["speedup_over_ddp_max"], figures["speedup_over_ddp_min"]) == (2.0, 1.5)
@@ -71,7 +71,7 @@ def test_a_measured_cell_has_every_system_and_ours_is_no_slower_than_any_that_fi
     measured = measure(CASE)
     ours = measured.entry(BEST)
     assert {one.system for one in measured.others} == {
-        "data parallel (overlapped)", "data parallel", "ZeRO-3 / FSDP", "GPipe", "1F1B + SPP",
+        "DDP", "DDP (no overlap)", "ZeRO-3 / FSDP", "GPipe", "1F1B + SPP",
     }  # fmt: skip
     assert all(ours.step <= one.step for one in measured.others if one.fits)
     assert {one.stages for one in measured.same_layout} <= {2, 4, 8}

@@ -133,8 +133,50 @@ def test_everything_that_is_wrong_is_said_at_once():
 
 def test_a_missing_name_or_size_is_a_usage_error():
     assert run().exit_code == 2
-    assert run("1f1b").exit_code == 2
     assert run("1f1b", "--ranks", "two", "--microbatches", 2).exit_code == 2
+
+
+def test_a_family_needs_both_sizes():
+    assert problems_of("1f1b") == [
+        "--ranks is missing; 1f1b suits any number, so give one",
+        "--microbatches is missing; 1f1b suits any number, so give one",
+    ]
+
+
+@pytest.mark.parametrize("name", ["mine.csv", "mine.json"])
+def test_a_file_of_orders_is_drawn_and_measured_as_the_family_that_wrote_it(name, tmp_path):
+    path = tmp_path / name
+    path.write_text(output_of(*SMALL, "--csv"))
+    if name.endswith("json"):
+        output_of(*SMALL, "--out", path)
+    options = ("--comm", 1, "--input-grad", 2)
+    assert output_of(path, *options) == output_of(*SMALL, *options).replace("1f1b", name)
+    again = tmp_path / "again.json"
+    output_of(path, "--csv", "--out", again, "--png", tmp_path / "mine.png")
+    assert read_schedule(again).orders == REGISTRY["1f1b"](2, 3).orders
+    assert json.loads(output_of(path, "--json"))["ranks"] == 2
+
+
+def test_rules_are_drawn_at_the_sizes_that_are_given(tmp_path):
+    path = tmp_path / "mine.rules"
+    path.write_text("stages: chain\nlimit: ranks - rank\npriority: F B")
+    assert output_of(path, *SMALL[1:], "--csv") == output_of(*SMALL, "--csv")
+    assert "rules suit any number of ranks and micro-batches" in problems_of(path, "--ranks", 2)[0]
+
+
+def test_an_illegal_file_of_orders_is_refused_before_anything_is_written(tmp_path):
+    path = tmp_path / "mine.csv"
+    path.write_text("0F0,0B0\n1B0,1F0\n")
+    result = run(path, "--out", tmp_path / "out.json")
+    assert str(result.exception).splitlines()[1] == "  line 2, cell 1: worker 1: 1B0 comes before 1F0"
+    assert not (tmp_path / "out.json").exists()
+
+
+def test_a_huge_file_of_orders_is_refused_before_it_is_drawn(tmp_path, monkeypatch):
+    monkeypatch.setattr("diffusionpipe.cli.schedule.MAX_FORWARDS", 1_000)
+    path = tmp_path / "huge.csv"
+    path.write_text(",".join(f"0F{i}" for i in range(1_001)) + "\n")
+    assert problems_of(path) == [f"{path}: 1,001 forwards are more than 1,000; use fewer"]
 
 
 def test_times_that_differ_by_hundreds_of_orders_of_magnitude_are_drawn():

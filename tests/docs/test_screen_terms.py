@@ -7,19 +7,21 @@ from pathlib import Path
 
 import pytest
 
+from diffusionpipe.cli import plan_compare
 from diffusionpipe.cli.plan_show import HEADS
 from diffusionpipe.cli.plan_table import COLUMNS, WORDS
 from diffusionpipe.costs.memory import MemoryUse
-from diffusionpipe.planner import explain
 from diffusionpipe.planner.rivals import baselines
+from diffusionpipe.planner.rivals.planners import PLANNERS
 from diffusionpipe.planner.search import naming
 from diffusionpipe.schedules import REGISTRY
 
 ROOT = Path(__file__).parents[2]
 SCREENS = sorted((ROOT / "tests/screens").glob("*.txt"))
 COMMANDS = sorted((ROOT / "src/diffusionpipe/cli").glob("*.py"))
-BASELINES = {explain.SHOWN_AS.get(one, one) for one in (baselines.DDP, baselines.DDP_AFTER, baselines.ZERO3)}
-LAYOUTS = {naming.DATA_PARALLEL, naming.SHARDED, "one device", *BASELINES, "GPipe", "1F1B + SPP"}
+BASELINES = {baselines.DDP, baselines.DDP_AFTER, baselines.ZERO3}
+RIVALS = {planner.title for planner in PLANNERS.values()}
+LAYOUTS = {naming.DATA_PARALLEL, naming.SHARDED, "one device", *BASELINES, "GPipe", "1F1B + SPP", *RIVALS}
 SEARCHED = ("search-linear", "search-v", "search-loop")
 
 
@@ -84,7 +86,8 @@ def test_every_head_of_a_table_has_an_entry(path):
 def test_every_head_of_the_plan_table_and_of_plan_show_has_an_entry():
     known = entries()
     parts = [name.replace("_", " ") for name in MemoryUse().items()]
-    heads = [*(column.term for column in COLUMNS), *HEADS, *parts, "layout"]
+    compared = [term for _, term, _ in plan_compare.HEADS]
+    heads = [*(column.term for column in COLUMNS), *HEADS, *compared, *parts, "layout"]
     assert [head for head in heads if not has_entry(head, known)] == []
 
 

@@ -11,6 +11,7 @@ from diffusionpipe.costs.files import profile_from_text, profile_to_text
 from diffusionpipe.errors import ConfigError
 from diffusionpipe.models.describe import describe
 from diffusionpipe.models.graph import layer_parameters
+from diffusionpipe.profiler import measured
 from diffusionpipe.profiler.analytic import analytic_profile
 from diffusionpipe.profiler.clock import spread
 from diffusionpipe.profiler.layer_run import split_backward
@@ -103,6 +104,27 @@ def test_casts_are_measured_and_their_copies_are_those_that_are_counted():
         assert (layer.cast > 0) == (layer.copies > 0) == (other.cast > 0), layer.name
         assert (layer.copies, layer.activation) == (other.copies, other.activation)
     assert profile.layer("transformer.transformer_blocks.1").copies > 0
+
+
+def test_sizes_beyond_the_memory_are_left_out_before_they_fill_it(caplog, monkeypatch):
+    """Linux hands out more memory than there is, and then ends the process that uses it."""
+    graph = tiny_dit(torch.float32)
+    model = describe(graph)
+    largest = max(sum(model.tensor(name).num_bytes for name in {*one.reads, *one.writes}) for one in model.layers)
+    monkeypatch.setattr(measured, "free_memory", lambda: largest)
+    with caplog.at_level(logging.WARNING):
+        profile = profile_model(graph, model, batch_sizes=(1, 2, 9_999_999), repeats=1)
+    assert profile.batch_sizes == (1,)
+    assert "batch sizes 2, 9999999 are not profiled: they do not fit in the device's memory" in caplog.text
+    with pytest.raises(ConfigError, match=r"not even 9999999 sample.* fit into the memory of .*smaller batch size"):
+        profile_model(graph, model, batch_sizes=(9_999_999,), repeats=1)
+
+
+def test_memory_that_the_system_refuses_is_no_bug(monkeypatch):
+    graph = tiny_dit(torch.float32)
+    monkeypatch.setattr(measured, "random_inputs", lambda *_: torch.empty(2**60))
+    with pytest.raises(ConfigError, match="not even 1 sample"):
+        profile_model(graph, describe(graph), batch_sizes=(1,), repeats=1)
 
 
 def test_sizes_beyond_the_time_budget_are_left_out_with_a_warning(caplog):

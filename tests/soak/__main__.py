@@ -6,14 +6,14 @@ import tempfile
 import time
 from pathlib import Path
 
-from soak.job import Job
+from soak.job import WARM_UP, Job
 from soak.readings import Reading, Span, growth, head, read, shared_bytes
 from tiny_runs import losses_of
 
 from diffusionpipe.trainer.checkpoints.checkpoint import latest, verify
 
 STARTED: float = 300.0
-"""Seconds in which the first step must be done."""
+"""Seconds in which the first steps must be done."""
 
 
 def await_steps(job: Job, steps: int) -> None:
@@ -46,6 +46,7 @@ def soak(folder: Path, *, warm_up: float, seconds: float, spans: int) -> list[st
     try:
         await_steps(job, 1)
         time.sleep(warm_up)
+        await_steps(job, WARM_UP)  # which two minutes on a busy machine are too short for
         print(head(), flush=True)
         found: list[Span] = []
         for number in range(spans):

@@ -13,6 +13,10 @@ from tiny_runs import recipe_of, save_pictures, save_stable_diffusion
 from diffusionpipe.trainer.recipe import Recipe, recipe_to_toml
 
 RANKS = 2
+DRAWN = 200
+"""A picture every so many steps; everything else is done more often."""
+WARM_UP = 2 * DRAWN + 50
+"""Steps after which everything was done twice, so that its memory is there."""
 END: float = 120.0
 """Seconds in which a stopped job saves and ends."""
 
@@ -29,7 +33,7 @@ def recipe_in(folder: Path) -> Recipe:
         training={"steps": 10_000_000},
         optimizer={"learning_rate": 1e-5},
         validation={"every": 50, "samples": 4},
-        sampling={"every": 200, "steps": 2, "prompts": ("a b", "c")},
+        sampling={"every": DRAWN, "steps": 2, "prompts": ("a b", "c")},
         checkpoint={"every": 25, "keep": 2, "asynchronous": True},
         run={"patience": 60.0},  # other programs may keep the machine busy
     )

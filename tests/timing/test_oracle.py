@@ -115,21 +115,26 @@ def assert_same(schedule: Schedule, costs: Costs, streams: Streams, *, is_exact:
 def peaks_of(schedule, costs, execution):
     """The most that each worker holds, by looking at every moment at which an action begins."""
     peaks = []
-    for worker, order in enumerate(schedule.orders):
-        taken, given_back = [], []
-        for action, start, end in zip(order, execution.starts[worker], execution.ends[worker], strict=True):
-            ops, cost = schedule.placement.pipeline_of(action.stage).ops, costs.stages[action.stage]
-            if action.op is Op.F:
-                taken.append((start, cost.activation))
-            if action.op is Op.B or (action.op is Op.F and ops == {Op.F}):
-                given_back.append((end, cost.activation))
-            if action.op is Op.I:
-                given_back.append((end, cost.activation - cost.kept_after_input_grad))
-            if action.op is Op.W:
-                given_back.append((end, cost.kept_after_input_grad))
-        moments = {time for time, _ in taken}
-        peaks.append(max((held_at(m, taken, given_back) for m in moments), default=0))
+    for order, starts, ends in zip(schedule.orders, execution.starts, execution.ends, strict=True):
+        taken, given_back = taken_and_given_back(schedule, costs, zip(order, starts, ends, strict=True))
+        peaks.append(max((held_at(moment, taken, given_back) for moment, _ in taken), default=0))
     return peaks
+
+
+def taken_and_given_back(schedule, costs, timed):
+    """When how many bytes of activations are taken, and when given back, by (action, start, end) of one worker."""
+    taken, given_back = [], []
+    for action, start, end in timed:
+        ops, cost = schedule.placement.pipeline_of(action.stage).ops, costs.stages[action.stage]
+        if action.op is Op.F:
+            taken.append((start, cost.activation))
+        if action.op is Op.B or (action.op is Op.F and ops == {Op.F}):
+            given_back.append((end, cost.activation))
+        if action.op is Op.I:
+            given_back.append((end, cost.activation - cost.kept_after_input_grad))
+        if action.op is Op.W:
+            given_back.append((end, cost.kept_after_input_grad))
+    return taken, given_back
 
 
 def held_at(moment, taken, given_back):

@@ -16,10 +16,10 @@ from moments import Moment
 from torture.findings import CauseError, LostError
 from torture.inputs import FLAVOURS, Inputs, saved_steps
 
-SOON = 60.0
+SOON = 25.0
 """Seconds within which a job must have ended after one of its processes was killed; 1 to 3 s on a quiet machine."""
-LINGERS = 60.0
-"""Seconds that ranks may live after their launcher was killed."""
+LINGERS = 15.0
+"""Seconds that ranks may live after their launcher was killed; 0 to 2 s on a quiet machine."""
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from pathlib import Path
 from forked_jobs import ForkedCommand
 from full_disk import REASONS
 from moments import Moment
-from tiny_runs import losses_of, save_pictures
+from tiny_runs import losses_of, save_dit, save_pictures
 from torture.cases import Case, Scene, check_plain, finish, go_on, reach, start_forked
 from torture.findings import CauseError, LostError
 from torture.inputs import saved_steps
@@ -105,18 +105,20 @@ def _check_read_only(status: int, error: str) -> None:
 
 def _small_shm(size: str, scene: Scene) -> str:
     """Trains, or is refused with the remedy; here it trains, because batches do not travel through /dev/shm."""
-    data = scene.inputs.folder / "large-data"
+    data, model = scene.inputs.folder / "large-data", scene.inputs.folder / "model-for-large-data"
     if not data.exists():
         save_pictures(data, count=64, resolution=512)
+        save_dit(model, vae_levels=4)  # or attention over 256 x 256 latents takes minutes
     recipe = scene.inputs.recipe(
-        scene.name, "workers", data={"train": str(data), "validation": "none", "resolution": 512},
+        scene.name, "workers", model={"path": str(model)},
+        data={"train": str(data), "validation": "none", "resolution": 512},
         training={"steps": 2, "batch": 64}, validation={"every": "none"}, sampling={"every": "none"},
         pipeline={"microbatches": 32, "encode_chunk": 2},
     )  # fmt: skip
     with disk(Path("/dev/shm"), size):
         job = ForkedCommand(recipe)
         try:
-            status, error = job.end(500)
+            status, error = job.end()
         finally:
             job.kill_all()
         left = [path.name for path in Path("/dev/shm").iterdir()]

@@ -100,9 +100,7 @@ def _freeze(freeze: Freeze, scene: Scene) -> str:
         before = reach(job, freeze.at)
         job.rank(freeze.rank).send_signal(signal.SIGSTOP)
         go_on(job)
-        started = time.monotonic()
         status, error = job.end(PATIENCE + SOON)
-        took = time.monotonic() - started
     finally:
         job.kill_all()
     check_plain(error)
@@ -112,7 +110,7 @@ def _freeze(freeze: Freeze, scene: Scene) -> str:
     if "frozen" not in named[1] or "memory" in named[1]:
         raise CauseError(f"nothing of a frozen rank:\n{error[-2000:]}")
     check_kept(before, job.folder)
-    return f"ended after {took:.0f} s, {finish(scene, freeze.flavour)}"
+    return f"ended after {job.took:.0f} s, {finish(scene, freeze.flavour)}"
 
 
 def _freeze_the_launcher(scene: Scene) -> str:

@@ -161,6 +161,6 @@ def run(kill: Kill, scene: Scene) -> str:
             raise CauseError(f"the launcher ended with {status}")
     check_kept(before, job.folder)
     if kill.other is None:
-        return finish(scene, kill.flavour)
+        return f"ended after {job.took:.0f} s, {finish(scene, kill.flavour)}"
     ranks, pipeline = kill.other
-    return finish(scene, kill.flavour, ranks=ranks, pipeline=dict(pipeline))
+    return f"ended after {job.took:.0f} s, {finish(scene, kill.flavour, ranks=ranks, pipeline=dict(pipeline))}"

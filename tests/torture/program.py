@@ -12,6 +12,7 @@ from pathlib import Path
 from random import Random
 
 from crew import start_fork_server
+from jobs import hear_all_signals
 from torture import disks, folders, frozen, kills, real, restarts, stops
 from torture.cases import Case, Scene
 from torture.findings import COLUMNS, column_of
@@ -112,6 +113,7 @@ def main() -> int:
         print("\n".join(f"{case.kind:13} {case.what}" for case in cases) or "no such case")
         return 0 if cases else 2
     disable_progress_bar()
+    hear_all_signals()
     start_fork_server("torture.warm")
     started = time.monotonic()
     if options.keep is not None:

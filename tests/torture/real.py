@@ -95,4 +95,4 @@ def _run(kill: RealKill, scene: Scene) -> str:
         if status != -signal.SIGKILL:
             raise CauseError(f"the launcher ended with {status}")
     check_kept(before, job.folder)
-    return finish(scene, kill.flavour)
+    return f"ended after {job.took:.0f} s, {finish(scene, kill.flavour)}"

@@ -103,4 +103,4 @@ def run(stop: Stop, scene: Scene) -> str:
     saved = check_kept(before, job.folder)
     if stop.status == STOPPED and max(saved) != max(losses_of(job.folder)):
         raise LostError(f"step {max(losses_of(job.folder))} is done, but the last checkpoint is of step {max(saved)}")
-    return f"status {status}, {finish(scene, stop.flavour)}"
+    return f"status {status} after {job.took:.0f} s, {finish(scene, stop.flavour)}"

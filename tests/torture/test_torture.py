@@ -1,13 +1,14 @@
 """The short form of `make torture`, and the harness itself: that it would see what is wrong."""
 
 import signal
+import subprocess
 import sys
 import time
 from random import Random
 
 import pytest
 from forked_jobs import ForkedCommand
-from jobs import HangError, StrayError
+from jobs import HangError, Job, StrayError, hear_all_signals
 from moments import PLACES, Moment
 from torture import folders, kills, restarts, stops
 from torture.cases import Case, Scene, check_kept, check_killed, check_plain
@@ -135,14 +136,21 @@ def test_hangs_and_strays_are_seen(tmp_path, inputs):
             time.sleep(0.01)
 
 
+def test_jobs_hear_signals_although_the_harness_was_started_by_nohup():
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        hear_all_signals()
+        script = "import signal; print(signal.getsignal(signal.SIGHUP).name)"
+        assert subprocess.run([sys.executable, "-c", script], capture_output=True, text=True).stdout == "SIG_DFL\n"
+        signal.raise_signal(signal.SIGHUP)  # which the harness itself still survives
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
 class Program(ForkedCommand):
     """A program in place of the launcher."""
 
     def __init__(self, recipe, script, *arguments):
-        import subprocess
-
-        from jobs import Job
-
         Job.__init__(self, recipe, (), 2)
         (self.place / "err").touch()
         self.process = subprocess.Popen([sys.executable, "-c", script, *arguments], cwd=self.place)

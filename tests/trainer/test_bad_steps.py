@@ -70,6 +70,7 @@ def test_weights_that_are_not_finite_reach_no_checkpoint_and_no_export(crew, rec
     assert [type(error) for error in errors] == [NonFiniteWeightsError] * 2
     assert str(errors[0]) == str(errors[1])
     assert "after step 1 the weights are not finite, first model.unet." in str(errors[0])
+    assert str(errors[0]).endswith("No checkpoint was saved. Start again.")
     assert latest(tmp_path) is None
     assert not (tmp_path / "export").exists()
 

@@ -51,7 +51,9 @@ def test_a_killed_rank_ends_all_within_seconds_and_the_run_continues_exactly(rec
     assert "rank 1" in error.splitlines()[-2] + error.splitlines()[-1]
     assert "SIGKILL" in error or "killed" in error
     assert "Traceback" not in error
-    assert "--resume latest" in error
+    step = int(latest(job.folder).name.removeprefix("step-"))
+    assert f"The checkpoint of step {step} is kept. Resume with --resume latest." in error
+    assert error.count("is kept") == 1
     verify(latest(job.folder))
     with crew_of(2) as crew:
         found, expected = continued(crew, job.folder, recipe)

@@ -15,7 +15,14 @@ from pathlib import Path
 import pytest
 from full_disk import REASONS, full_disk
 
-from diffusionpipe.errors import ConfigError, PeerError
+from diffusionpipe.errors import (
+    ConfigError,
+    LossSpikeError,
+    NonFiniteLossError,
+    NonFiniteWeightsError,
+    PeerError,
+    TrainingError,
+)
 from diffusionpipe.runtime.error_file import FailureNote, note_of
 from diffusionpipe.trainer.exit_status import ExitStatus
 from diffusionpipe.trainer.launch import is_under_torchrun, launch, threads_per_rank
@@ -304,6 +311,15 @@ def test_a_problem_that_all_ranks_have_alike_names_none(tmp_path: Path, is_commo
     error.is_common = is_common
     failed = RankFailure(rank=1, exit_code=2, time=0.0, note=note_of(error))
     assert str(error_of(failed, tmp_path)) == text
+
+
+@pytest.mark.parametrize("kind", [NonFiniteLossError, NonFiniteWeightsError, LossSpikeError])
+def test_an_error_of_the_training_itself_names_no_rank_and_is_no_crash(
+    tmp_path: Path, kind: type[TrainingError]
+) -> None:
+    error = error_of(RankFailure(rank=1, exit_code=1, time=0.0, note=note_of(kind("step 4: nan"))), tmp_path)
+    assert isinstance(error, TrainingError)
+    assert str(error) == "step 4: nan"
 
 
 def failure(

@@ -1,3 +1,5 @@
+import re
+
 import pytest
 import torch
 from torch import nn
@@ -8,8 +10,10 @@ from diffusionpipe.trainer.optimizer import (
     empty_optimizer_tensors,
     optimizer_tensors,
     problem_of_shapes,
+    problem_of_step,
     restore_optimizer,
     set_learning_rate,
+    state_per_parameter,
 )
 
 
@@ -158,6 +162,32 @@ def test_an_optimizer_that_cannot_train_some_parameters_names_one_of_them():
     assert problem is not None
     assert problem.startswith("Muon cannot train 2 of the 3 trained parameters, e.g. unet.conv.weight of shape (8, 4,")
     assert "AdamW" in problem
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "problem"),
+    [
+        ("AdamW", {}, None),
+        ("Muon", {}, None),
+        (
+            "AdamW",
+            {"capturable": True},
+            r"AdamW cannot step on cpu with these \(capturable=True\), so change them: .*supported devices",
+        ),
+        (
+            "SGD",
+            {"differentiable": True},
+            r"SGD cannot step on cpu with these \(differentiable=True\), so change them: a leaf",
+        ),
+    ],
+)
+def test_arguments_that_the_device_cannot_have_are_found_by_a_step(name, arguments, problem):
+    found = problem_of_step(name, 2, arguments, "cpu")
+    assert (found is None) if problem is None else re.match(problem, found)
+
+
+def test_what_only_another_device_can_do_does_not_hide_the_size_of_the_state():
+    assert state_per_parameter("AdamW", {"capturable": True}) == state_per_parameter("AdamW", {}) == 2
 
 
 def test_an_optimizer_that_takes_all_shapes_has_no_problem():

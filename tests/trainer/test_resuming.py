@@ -6,7 +6,7 @@ import torch
 from crew import crew_of
 
 from diffusionpipe.errors import CheckpointError
-from diffusionpipe.trainer import manifest
+from diffusionpipe.trainer.checkpoints import manifest
 from diffusionpipe.trainer.checkpoints.checkpoint import latest, problem_of_folder, save, saved_checkpoints
 from diffusionpipe.trainer.resuming import checkpoint_of, resume_of_attempt
 

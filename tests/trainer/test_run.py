@@ -438,6 +438,11 @@ def test_a_loss_that_is_not_finite_stops_every_rank_and_names_step_and_samples(c
     step = len(losses_of(tmp_path)) + 1
     assert 2 <= step <= 4
     assert f"step {step}: " in str(errors[0])
+    way = "No checkpoint was saved. Start again."
+    if not post_validation:
+        earlier = f", or from an earlier one with --resume {step - 2}" if step > 2 else ""
+        way = f"The checkpoint of step {step - 1} is kept. Resume with --resume latest{earlier}."
+    assert str(errors[0]).splitlines()[-1] == way
     assert "every sample of the batch, so the weights or the learning rate are the cause" in str(errors[0])
     if not post_validation:
         assert latest(tmp_path).name == f"step-{step - 1:08d}"

@@ -14,10 +14,12 @@ from threading import Event, Thread
 import pytest
 from forked import Forked
 
+from diffusionpipe.cli.recipe_checks import checks_of_run
 from diffusionpipe.errors import ConfigError
 from diffusionpipe.runtime.verdict import Member, this_member
 from diffusionpipe.trainer import run_lock
-from diffusionpipe.trainer.run_lock import Life, Owner, Timing, acquire, life_of, refusal
+from diffusionpipe.trainer.recipe.run_section import RunSection
+from diffusionpipe.trainer.run_lock import Life, Owner, Timing, acquire, is_held, life_of, refusal
 
 QUICK = Timing(beat=0.05, stale=0.4, ending=0.3)
 HOLDER = """
@@ -89,10 +91,24 @@ def test_a_second_job_is_refused_by_name_and_touches_nothing(tmp_path):
         assert {name: (tmp_path / name).read_bytes() for name in files(tmp_path)} == before
 
 
+def test_the_checkpoints_of_a_job_that_runs_are_not_called_those_of_an_earlier_run(tmp_path):
+    """Or a second start beside it would be told to delete the folder."""
+    (tmp_path / "checkpoints" / "step-00000004").mkdir(parents=True)
+    *_, has_a_free_folder = checks_of_run(2, None)
+    with holding(tmp_path):
+        assert is_held(tmp_path)
+        assert list(has_a_free_folder(run=RunSection(folder=tmp_path))) == []  # the lock itself refuses by name
+    assert not is_held(tmp_path)
+    (problem,) = has_a_free_folder(run=RunSection(folder=tmp_path))
+    assert "holds the checkpoints of an earlier run" in problem
+    assert not is_held(tmp_path / "no such folder")
+
+
 def test_the_lock_of_a_killed_process_needs_no_flag(tmp_path):
     with holding(tmp_path) as first:
         os.kill(first.pid, signal.SIGKILL)
         first.wait()
+        assert not is_held(tmp_path)
         assert json.loads((tmp_path / "run.lock").read_text())["pid"] == first.pid
         with acquire(tmp_path):
             assert json.loads((tmp_path / "run.lock").read_text())["pid"] == os.getpid()

@@ -22,7 +22,7 @@ def num_cores() -> int:
 
 
 def check_processes(ranks: int, workers: int = 0, free: Bytes | None = None) -> None:
-    """Refuse so many processes that their interpreters alone do not fit in memory: they would bring the machine down.
+    """Refuse a job whose Python processes alone do not fit in memory, before any model is loaded.
 
     Args:
         ranks: processes of the job.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,8 +13,75 @@ from diffusionpipe.cli.plan_show import show
 
 if TYPE_CHECKING:
     from diffusionpipe.costs import Cluster
+    from diffusionpipe.planner.choice import Choice
     from diffusionpipe.planner.explain import Comparison
     from diffusionpipe.planner.pricing.stage_costs import Setting
+    from diffusionpipe.planner.rivals.simulated import Rival
+
+RecipeFile = Annotated[
+    Path | None,
+    typer.Argument(help="The recipe to plan for. Without a recipe, give --profile and --batch."),
+]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Argument(help="Keys of the recipe to change: key.path=value.", show_default=False),
+]
+ClusterName = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME",
+        help="A cluster file or a known cluster, e.g. a100-80x8:4 for four nodes of that kind; default: "
+        "pipeline.cluster.",
+    ),
+]
+ProfileFile = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE",
+        help="The file that `diffusionpipe profile` wrote. With a recipe it is optional: layer times are then "
+        "computed for a known device, or measured once on this machine and kept in "
+        "$XDG_CACHE_HOME/diffusionpipe/profiles "
+        "(~/.cache if that is not set).",
+    ),
+]
+Batch = Annotated[
+    int | None,
+    typer.Option(
+        min=1, max=1_000_000, help="Global batch: samples of one step over all devices; default: the recipe's."
+    ),
+]
+Out = Annotated[Path | None, typer.Option(help="Write the plan file, which pipeline.plan takes, and its prediction.")]
+Fill = Annotated[
+    bool | None,
+    typer.Option(
+        help="Run the encoders for the next batch in the pipeline bubbles, or for each batch before its first "
+        "forward; default: pipeline.fill of the recipe, else the faster of the two."
+    ),
+]
+Compare = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAMES",
+        help="Show the layouts that other systems' planners choose, simulated: all, or some of pipedream, dapple, spp, "
+        "gpipe, ddp, zero3, with commas between. With one name, --out writes that system's plan.",
+    ),
+]
+Checkpoint = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="PATTERN",
+        help="Activation checkpointing: layers to recompute in the backward pass, e.g. '*'. Not with a recipe.",
+    ),
+]
+Ema = Annotated[
+    bool,
+    typer.Option(help="Keep an exponential moving average (EMA) of the trained parameters. Not with a recipe."),
+]
+OptimizerName = Annotated[
+    str | None, typer.Option(help="A class of torch.optim, e.g. SGD; default: AdamW. Not with a recipe.")
+]
+Cache = Annotated[bool, typer.Option(help="Keep new profiles for later commands, and reuse kept ones.")]
+
 
 app = typer.Typer(cls=DefaultVerb, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="rich")
 app.command("show")(show)
@@ -24,104 +92,93 @@ def plan() -> None:
     """Find the fastest layout that fits in the memory of a cluster."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Asked:
+    """A question to the planner."""
+
+    setting: Setting
+    fill: bool | None
+    sample_batch: int = 0
+    """Samples that the recipe draws at a time."""
+
+
 @app.command(DEFAULT, epilog="[bold]diffusionpipe plan show PLAN[/bold] shows and draws a plan.")
 def make(
-    recipe: Annotated[
-        Path | None,
-        typer.Argument(help="The recipe to plan for. Without a recipe, give --profile and --batch."),
-    ] = None,
-    overrides: Annotated[
-        list[str] | None,
-        typer.Argument(help="Keys of the recipe to change: key.path=value.", show_default=False),
-    ] = None,
-    cluster: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME",
-            help="A cluster file or a known cluster, e.g. a100-80x8:4 for four nodes of that kind; default: "
-            "pipeline.cluster.",
-        ),
-    ] = None,
-    profile: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="The file that `diffusionpipe profile` wrote. With a recipe it is optional: layer times are then "
-            "computed for a known device, or measured once on this machine and kept in "
-            "$XDG_CACHE_HOME/diffusionpipe/profiles "
-            "(~/.cache if that is not set).",
-        ),
-    ] = None,
-    batch: Annotated[
-        int | None,
-        typer.Option(
-            min=1, max=1_000_000, help="Global batch: samples of one step over all devices; default: the recipe's."
-        ),
-    ] = None,
-    out: Annotated[
-        Path | None, typer.Option(help="Write the plan file, which pipeline.plan takes, and its prediction.")
-    ] = None,
-    fill: Annotated[
-        bool | None,
-        typer.Option(
-            help="Run the encoders for the next batch in the pipeline bubbles, or for each batch before its first "
-            "forward; default: pipeline.fill of the recipe, else the faster of the two."
-        ),
-    ] = None,
-    checkpoint: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="PATTERN",
-            help="Activation checkpointing: layers to recompute in the backward pass, e.g. '*'. Not with a recipe.",
-        ),
-    ] = None,
-    ema: Annotated[
-        bool,
-        typer.Option(help="Keep an exponential moving average (EMA) of the trained parameters. Not with a recipe."),
-    ] = False,
-    optimizer: Annotated[
-        str | None, typer.Option(help="A class of torch.optim, e.g. SGD; default: AdamW. Not with a recipe.")
-    ] = None,
-    cache: Annotated[bool, typer.Option(help="Keep new profiles for later commands, and reuse kept ones.")] = True,
+    recipe: RecipeFile = None,
+    overrides: Overrides = None,
+    cluster: ClusterName = None,
+    profile: ProfileFile = None,
+    batch: Batch = None,
+    out: Out = None,
+    fill: Fill = None,
+    compare: Compare = None,
+    checkpoint: Checkpoint = None,
+    ema: Ema = False,
+    optimizer: OptimizerName = None,
+    cache: Cache = True,
 ) -> None:
     """Find the fastest layout that fits in the memory of a cluster, and explain the choice."""
     from diffusionpipe.cli.outputs import check_outputs
+    from diffusionpipe.cli.plan_compare import names_of, print_rivals, writable
     from diffusionpipe.planner.choice import choose
 
     check_outputs(out)
+    names = names_of(compare, writes=out is not None) if compare is not None else ()
     _check_options(recipe, {"--checkpoint": checkpoint, "--ema": ema, "--optimizer": optimizer}, profile, batch)
-    sample_batch = 0
-    if recipe is None:
-        chosen = _cluster(cluster, None)
+    if recipe is not None:
+        batches = [f"training.batch={batch}"] if batch else []
+        asked = _of_recipe(recipe, [*(overrides or ()), *batches], cluster, profile, uses_cache=cache)
+    else:
         assert profile is not None
         assert batch is not None
         setting = stated_setting(
-            profile, chosen, batch, checkpoint=tuple(checkpoint or ()), has_ema=ema, optimizer=optimizer or "AdamW"
+            profile,
+            _cluster(cluster, None),
+            batch,
+            checkpoint=tuple(checkpoint or ()),
+            has_ema=ema,
+            optimizer=optimizer or "AdamW",
         )
-    else:
-        from diffusionpipe.cli.recipe_profile import make_profile_of, read_profile_of
-        from diffusionpipe.cli.recipe_setting import check_search, setting_of
-        from diffusionpipe.trainer.recipe import load_recipe
-        from diffusionpipe.trainer.workload import samples_drawn_together
-
-        loaded = load_recipe(recipe, [*(overrides or ()), *([f"training.batch={batch}"] if batch else [])])
-        chosen = _cluster(cluster, loaded.pipeline.cluster)
-        check_search(loaded, chosen.num_ranks)
-        found = (
-            read_profile_of(loaded, chosen, profile) if profile else make_profile_of(loaded, chosen, uses_cache=cache)
-        )
-        setting = setting_of(loaded, found, chosen)
-        fill = fill if fill is not None else loaded.pipeline.fill
-        sample_batch = samples_drawn_together(loaded)
-    choice = choose(setting, fill=fill)
-    _print_comparison(setting, choice.comparison())
+        asked = _Asked(setting=setting, fill=None)
+    choice = choose(asked.setting, fill=fill if fill is not None else asked.fill)
+    if names:
+        rivals = print_rivals(names, choice)
+        if out:
+            _write(writable(rivals), asked, out)
+        return
+    _print_comparison(asked.setting, choice.comparison())
     if out:
-        from diffusionpipe.cli.prediction_file import write_prediction
-        from diffusionpipe.ir.files import write_plan
+        _write(choice, asked, out)
 
-        write_plan(choice.plan(sample_batch=sample_batch), out)
-        beside = write_prediction(choice.proposal.timeline, out)
-        typer.echo(f"wrote {out} and its predicted timeline, {beside.name}", err=True)
+
+def _of_recipe(
+    recipe: Path, overrides: list[str], cluster: str | None, profile: Path | None, *, uses_cache: bool
+) -> _Asked:
+    from diffusionpipe.cli.recipe_profile import make_profile_of, read_profile_of
+    from diffusionpipe.cli.recipe_setting import check_search, setting_of
+    from diffusionpipe.trainer.recipe import load_recipe
+    from diffusionpipe.trainer.workload import samples_drawn_together
+
+    loaded = load_recipe(recipe, overrides)
+    chosen = _cluster(cluster, loaded.pipeline.cluster)
+    check_search(loaded, chosen.num_ranks)
+    found = (
+        read_profile_of(loaded, chosen, profile) if profile else make_profile_of(loaded, chosen, uses_cache=uses_cache)
+    )
+    return _Asked(
+        setting=setting_of(loaded, found, chosen),
+        fill=loaded.pipeline.fill,
+        sample_batch=samples_drawn_together(loaded),
+    )
+
+
+def _write(found: Choice | Rival, asked: _Asked, out: Path) -> None:
+    from diffusionpipe.cli.prediction_file import write_prediction
+    from diffusionpipe.ir.files import write_plan
+
+    write_plan(found.plan(sample_batch=asked.sample_batch), out)
+    beside = write_prediction(found.proposal.timeline, out)
+    typer.echo(f"wrote {out} and its predicted timeline, {beside.name}", err=True)
 
 
 def _check_options(recipe: Path | None, stated: dict[str, object], profile: Path | None, batch: int | None) -> None:

@@ -45,6 +45,7 @@ GROUPS = (
     "estimated (~), fastest first",
     "other systems, estimated (~), fastest first",
 )
+MICROBATCHES = "mb: micro-batches"
 WORDS = (
     ("replicas", "(1,2 replicas) or (1,2): devices that share each stage's samples"),
     ("groups", "x N groups or x N: copies of the pipeline, each with a part of the batch"),
@@ -80,7 +81,7 @@ def table_lines(setting: Setting, comparison: Comparison, *, width: int) -> Iter
             is_winner = row is comparison.winner
             figures = [cell.rjust(size) for cell, size in zip(next(cells), widths, strict=True)]
             style = "bold green" if is_winner else "dim" if group is comparison.others else ""
-            for number, layout in enumerate(_wrapped(_layout(row, is_short=is_short), room, is_winner=is_winner)):
+            for number, layout in enumerate(wrapped(_layout(row, is_short=is_short), room, is_winner=is_winner)):
                 yield "  ".join([layout.ljust(room), *(figures if not number else ())]).rstrip(), style
     yield "", ""
     for text in _legend(setting, comparison, columns, is_short=is_short):
@@ -104,14 +105,14 @@ def _texts(column: Column, rows: Sequence[Row]) -> list[str]:
     values = [column.cell(row) for row in rows]
     if column.is_percent:
         return [f"{value:.1%}" for value in values]
-    decimals = 1 if column in (MEMORY, MISSING) else _decimals(values)
+    decimals = 1 if column in (MEMORY, MISSING) else decimals_of(values)
     texts = [f"{value:.{decimals}f}" for value in values]
     if column is MISSING:
         return ["" if row.fits else text for text, row in zip(texts, rows, strict=True)]
     return [f"~{text}" if column is STEP and not row.use else text for text, row in zip(texts, rows, strict=True)]
 
 
-def _decimals(values: Sequence[float]) -> int:
+def decimals_of(values: Sequence[float]) -> int:
     """The number of decimals, at most three, that gives the largest value at least four digits."""
     largest = max(values, default=0.0)
     return next((decimals for decimals, least in ((0, 1e4), (1, 100), (2, 10)) if largest >= least), 3)
@@ -119,13 +120,16 @@ def _decimals(values: Sequence[float]) -> int:
 
 def _layout(row: Row, *, is_short: bool = False) -> str:
     """The layout's name and sizes."""
-    sizes = row.sizes
-    if is_short:
-        sizes = sizes.replace(" replicas)", ")").replace(" groups", "").replace(" micro-batches", " mb")
-    return f"{row.name}, {sizes}"
+    return f"{row.name}, {shortened(row.sizes) if is_short else row.sizes}"
 
 
-def _wrapped(layout: str, room: int, *, is_winner: bool) -> list[str]:
+def shortened(sizes: str) -> str:
+    """Sizes in words for narrow tables."""
+    return sizes.replace(" replicas)", ")").replace(" groups", "").replace(" micro-batches", " mb")
+
+
+def wrapped(layout: str, room: int, *, is_winner: bool) -> list[str]:
+    """A layout in lines of at most `room` columns, marked if it is the plan; numbers stay with their words."""
     mark = "> " if is_winner else "  "
     tied = re.sub(r"(\d) (?=[a-z])(?!x )|(?<=x) (?=\d)", lambda found: f"{found[1] or ''}\xa0", layout)
     lines = wrap(tied, max(room, 16), initial_indent=mark, subsequent_indent="    ", break_on_hyphens=False)
@@ -142,7 +146,7 @@ def _legend(setting: Setting, comparison: Comparison, columns: Sequence[Column],
     missing = "   missing: memory that it lacks" if MISSING in columns else ""
     yield f"peak: memory of the fullest device{missing}"
     if is_short:
-        yield "mb: micro-batches"
+        yield MICROBATCHES
     yield from (text for word, text in WORDS if any(word in _layout(row) for row in rows))
 
 

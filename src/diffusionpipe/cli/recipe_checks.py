@@ -36,6 +36,16 @@ def has_trackers(*, run: "RunSection") -> Iterator[str]:
     yield from problems_of_trackers(run)
 
 
+def _problems_of_orders(pipeline: "PipelineSection", num_ranks: int) -> Iterator[str]:
+    from diffusionpipe.cli.recipe_orders import orders_of
+    from diffusionpipe.errors import ConfigError, ScheduleError
+
+    try:
+        orders_of(pipeline, num_ranks)
+    except (ConfigError, ScheduleError) as error:
+        yield "pipeline.orders: " + str(error).replace("\n", "\n  ")
+
+
 def checks_of_run(num_ranks: int, resume: str | None) -> "Sequence[Check]":
     """All checks of a run on `num_ranks` ranks; `resume` names the checkpoint that it continues, if there is one."""
 
@@ -52,6 +62,7 @@ def checks_of_run(num_ranks: int, resume: str | None) -> "Sequence[Check]":
                 check_given(given_sizes(pipeline), batch=training.batch, num_ranks=num_ranks)
             elif pipeline.plan_file is None:
                 replicas_of_stages(pipeline, num_ranks)
+                yield from _problems_of_orders(pipeline, num_ranks)
         except ConfigError as error:
             yield from (
                 line if line.startswith("pipeline.") else f"pipeline: {line}" for line in str(error).split("\n")
@@ -71,8 +82,11 @@ def checks_of_run(num_ranks: int, resume: str | None) -> "Sequence[Check]":
 
     def has_a_free_folder(*, run: "RunSection") -> Iterator[str]:
         from diffusionpipe.trainer.checkpoints.checkpoint import is_interrupted, problem_of_folder
+        from diffusionpipe.trainer.run_lock import is_held
 
-        problem = problem_of_folder(run.folder, resume) if not is_interrupted(run.folder) else None  # or rank 0 cleans
+        if is_held(run.folder) or is_interrupted(run.folder):
+            return  # the lock names the job that uses it; rank 0 cleans it and looks again
+        problem = problem_of_folder(run.folder, resume)
         if problem is not None:
             yield f"{'run.folder' if resume is None else '--resume'}: {problem}"
 

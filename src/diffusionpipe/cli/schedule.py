@@ -14,6 +14,8 @@ from diffusionpipe.cli.schedule_instance import instance
 from diffusionpipe.cli.schedule_search import search
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
     from rich.table import Table
 
     from diffusionpipe.ir import Schedule, Timeline
@@ -44,12 +46,23 @@ def list_names() -> None:
 
 
 @app.command(
-    DEFAULT, epilog="[bold]diffusionpipe schedule list[/bold] lists the names, [bold]compare[/bold] compares them all."
+    DEFAULT,
+    epilog="[bold]diffusionpipe schedule list[/bold] lists the names, [bold]compare[/bold] compares them all. "
+    "docs/orders.md describes the files of orders.",
 )
 def show(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="The schedule, e.g. 1f1b or gpipe.")],
-    ranks: Annotated[int, typer.Option(metavar="P", help="Number of ranks.")],
-    microbatches: Annotated[int, typer.Option(metavar="M", help="Micro-batches of one iteration.")],
+    name: Annotated[
+        str,
+        typer.Argument(
+            metavar="NAME|FILE", help="The schedule, e.g. 1f1b or gpipe, or a file of orders (.csv, .json or .rules)."
+        ),
+    ],
+    ranks: Annotated[
+        int | None, typer.Option(metavar="P", help="Number of ranks; not needed for a .csv or .json file.")
+    ] = None,
+    microbatches: Annotated[
+        int | None, typer.Option(metavar="M", help="Micro-batches of one iteration; not needed for such a file.")
+    ] = None,
     forward: Annotated[str, typer.Option(metavar="t", help="Time of a forward of one rank's part of the model.")] = "1",
     input_grad: Annotated[str, typer.Option(metavar="t", help="Time of the gradient of the inputs.")] = "1",
     weight_grad: Annotated[
@@ -71,13 +84,15 @@ def show(
 ) -> None:
     """Draw a schedule of a model in equal parts, and print its makespan, bubble and activations.
 
+    A file of orders is checked first: docs/orders.md.
+
     One rank's part is 1/P of the model, even if a schedule cuts it into several stages. Times may be in any unit; the
     figures are in the same unit.
     """
     from diffusionpipe.cli.outputs import check_outputs
 
     texts = {"forward": forward, "input-grad": input_grad, "weight-grad": weight_grad, "comm": comm}
-    question = _question(name, ranks, microbatches, texts, is_ambiguous=as_json and as_csv)
+    question = _question(name, (ranks, microbatches), texts, is_ambiguous=as_json and as_csv)
     check_outputs(perfetto, out, pictures=(png,))
     answer = _answer(question)
     if as_json:
@@ -88,23 +103,20 @@ def show(
         typer.echo(schedule_to_csv(answer.schedule), nl=False)
     else:
         _print_report(question, answer)
-    _write_files(question, answer, png=png, perfetto=perfetto, out=out)
+    _write_files(answer, png=png, perfetto=perfetto, out=out)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Question:
     name: str
-    ranks: int
-    microbatches: int
+    """Of a family, or the path of a file of orders."""
+    ranks: int | None
+    microbatches: int | None
+    """Both may be None for a file."""
     forward: Seconds
     input_grad: Seconds
     weight_grad: Seconds
     comm: Seconds
-
-    @property
-    def heading(self) -> str:
-        """One line that says what is asked."""
-        return f"{self.name}, {_count(self.ranks, 'rank')}, {_count(self.microbatches, 'micro-batch')}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,18 +126,25 @@ class _Answer:
     peaks: tuple[float, ...]
     """Activations that each rank holds at most, in those of its part of the model."""
 
+    @property
+    def heading(self) -> str:
+        """One line that says what is drawn."""
+        schedule = self.schedule
+        microbatches = _count(schedule.num_microbatches(), "micro-batch")
+        return f"{schedule.name}, {_count(schedule.num_workers, 'rank')}, {microbatches}"
 
-def _question(name: str, ranks: int, microbatches: int, texts: dict[str, str], *, is_ambiguous: bool) -> _Question:
+
+def _question(
+    name: str, sizes: tuple[int | None, int | None], texts: dict[str, str], *, is_ambiguous: bool
+) -> _Question:
     """The question, once every part of it is sound; all that is wrong is said at once."""
     from diffusionpipe.errors import ConfigError
 
-    problems = _wrong_name(name)
-    problems += [
-        f"--{option} is {size}; use a number of at least 1"
-        for option, size in (("ranks", ranks), ("microbatches", microbatches))
-        if size < 1
-    ]
-    if min(ranks, microbatches) > 0 and ranks * microbatches > MAX_FORWARDS:
+    ranks, microbatches = sizes
+    given = {option: size for option, size in (("ranks", ranks), ("microbatches", microbatches)) if size is not None}
+    problems = _wrong_name(name, given)
+    problems += [f"--{option} is {size}; use a number of at least 1" for option, size in given.items() if size < 1]
+    if ranks and microbatches and min(ranks, microbatches) > 0 and ranks * microbatches > MAX_FORWARDS:
         problems.append(
             f"{ranks} ranks x {microbatches} micro-batches are more than {MAX_FORWARDS:,} forwards; use fewer"
         )
@@ -151,13 +170,18 @@ def _question(name: str, ranks: int, microbatches: int, texts: dict[str, str], *
     )
 
 
-def _wrong_name(name: str) -> list[str]:
+def _wrong_name(name: str, sizes: Collection[str]) -> list[str]:
+    """What is wrong with the name of a family, or with no number beside one."""
     from difflib import get_close_matches
 
     from diffusionpipe.schedules import REGISTRY
+    from diffusionpipe.schedules.order_file import is_order_file
 
-    if name in REGISTRY:
+    if is_order_file(name):
         return []
+    if name in REGISTRY:
+        missing = [option for option in ("ranks", "microbatches") if option not in sizes]
+        return [f"--{option} is missing; {name} suits any number, so give one" for option in missing]
     close = get_close_matches(name.lower(), REGISTRY, n=1)
     hint = f"did you mean {close[0]}?" if close else "`diffusionpipe schedule list` lists the names"
     return [f"no schedule is called {name!r}; {hint}"]
@@ -172,18 +196,33 @@ def _time(text: str) -> Seconds | None:
     return time if 0 <= time <= MAX_TIME else None
 
 
-def _answer(question: _Question) -> _Answer:
+def _schedule(question: _Question) -> Schedule:
+    from diffusionpipe.errors import ConfigError
     from diffusionpipe.schedules import REGISTRY
+    from diffusionpipe.schedules.order_file import read_orders
+
+    if question.name in REGISTRY:
+        assert question.ranks is not None
+        assert question.microbatches is not None
+        return REGISTRY[question.name](question.ranks, question.microbatches)
+    schedule = read_orders(Path(question.name), question.ranks, question.microbatches)
+    num_forwards = sum(len(p.stages) * len(p.microbatches) for p in schedule.placement.pipelines)
+    if num_forwards > MAX_FORWARDS:
+        raise ConfigError(f"{question.name}: {num_forwards:,} forwards are more than {MAX_FORWARDS:,}; use fewer")
+    return schedule
+
+
+def _answer(question: _Question) -> _Answer:
     from diffusionpipe.simulator.comparison import WorkerCosts, measure
 
-    schedule = REGISTRY[question.name](question.ranks, question.microbatches)
+    schedule = _schedule(question)
     costs = WorkerCosts(
         forward=question.forward,
         input_grad=question.input_grad,
         weight_grad=question.weight_grad,
         latency=question.comm,
     )
-    result = measure(question.name, schedule, costs)
+    result = measure(schedule.name, schedule, costs)
     return _Answer(schedule=schedule, timeline=result.timeline, peaks=result.peaks)
 
 
@@ -204,6 +243,7 @@ def _rounded(value: float) -> float:
 
 def _print_report(question: _Question, answer: _Answer) -> None:
     from rich.console import Console
+    from rich.markup import escape
     from rich.table import Table
 
     from diffusionpipe.viz import explained_sketch
@@ -212,7 +252,7 @@ def _print_report(question: _Question, answer: _Answer) -> None:
     timeline = answer.timeline
     backward = question.input_grad + question.weight_grad
     times = f"forward {_number(question.forward)}, backward {_number(backward)}, transfer {_number(question.comm)}"
-    console.print(f"[bold]{question.heading}[/bold]: {times}\n", soft_wrap=True)
+    console.print(f"[bold]{escape(answer.heading)}[/bold]: {times}\n", soft_wrap=True)
     console.print(explained_sketch(timeline, width=console.width), markup=False, soft_wrap=True)
     console.print()
     console.print(_figures(timeline))
@@ -248,26 +288,28 @@ def _print_json(question: _Question, answer: _Answer) -> None:
 
     from diffusionpipe.ir.codec import layout
 
-    ranks = range(question.ranks)
-    figures = asdict(question) | {
+    schedule = answer.schedule
+    ranks = range(schedule.num_workers)
+    sizes = {"name": schedule.name, "ranks": schedule.num_workers, "microbatches": schedule.num_microbatches()}
+    figures = {
+        **asdict(question),
+        **sizes,
         "makespan": _rounded(answer.timeline.makespan),
         "bubble": _rounded(answer.timeline.bubble),
         "busy": [_rounded(answer.timeline.busy(rank)) for rank in ranks],
         "peak_activations": list(answer.peaks),
-        "orders": [" ".join(map(str, order)) for order in answer.schedule.orders],
+        "orders": [" ".join(map(str, order)) for order in schedule.orders],
     }
     typer.echo(layout(figures))
 
 
-def _write_files(
-    question: _Question, answer: _Answer, *, png: Path | None, perfetto: Path | None, out: Path | None
-) -> None:
+def _write_files(answer: _Answer, *, png: Path | None, perfetto: Path | None, out: Path | None) -> None:
     """Write what was asked for; the notices go to stderr, so that stdout stays what was asked to be printed."""
     from diffusionpipe import viz
     from diffusionpipe.ir.files import write_schedule
 
     if png:
-        viz.gantt([("", answer.timeline)], png, title=question.heading, schedule=answer.schedule, axis=viz.UNITS)
+        viz.gantt([("", answer.timeline)], png, title=answer.heading, schedule=answer.schedule, axis=viz.UNITS)
     if perfetto:
         viz.perfetto(answer.timeline, perfetto, schedule=answer.schedule)
     if out:

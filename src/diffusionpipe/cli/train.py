@@ -231,6 +231,7 @@ def _make_plan(
     cluster: "Cluster | None" = None,
 ) -> "Plan":
     """The plan that the recipe's [pipeline] section asks for."""
+    from diffusionpipe.cli.recipe_orders import orders_of
     from diffusionpipe.planner import Layout, build_plan, plan_from_profile
     from diffusionpipe.trainer.recipe import replicas_of_stages
     from diffusionpipe.trainer.workload import samples_drawn_together
@@ -243,6 +244,7 @@ def _make_plan(
         stages=len(replicas),
         microbatches=sizes.microbatches,
         schedule=sizes.schedule,
+        orders=orders_of(recipe.pipeline, num_ranks),
         replicas=replicas,
         data_parallel=sizes.data_parallel,
         sharded=sizes.sharded,

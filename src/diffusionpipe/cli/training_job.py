@@ -31,7 +31,8 @@ def start(job: TrainingJob) -> int:
         ConfigError: another job uses the folder, which is left as it is; or a rank has refused to start.
         PeerError: a rank has failed.
     """
-    from diffusionpipe.errors import ConfigError
+    from diffusionpipe.errors import ConfigError, PeerError
+    from diffusionpipe.trainer.checkpoints.checkpoint_folder import kept_of
     from diffusionpipe.trainer.launch import LOGS, launch
     from diffusionpipe.trainer.restarts import with_restarts
     from diffusionpipe.trainer.run_lock import acquire
@@ -42,13 +43,16 @@ def start(job: TrainingJob) -> int:
         def attempt(resume: str | None) -> int:
             if lock.is_lost:
                 raise ConfigError(f"another job has taken over {job.folder}, so this one is not restarted.")
-            return launch(
-                [sys.executable, "-m", "diffusionpipe", *arguments_of_rank(job, resume)],
-                ranks=job.ranks,
-                log_folder=job.folder / LOGS,
-                environ=os.environ,
-                port=job.port,
-            )
+            try:
+                return launch(
+                    [sys.executable, "-m", "diffusionpipe", *arguments_of_rank(job, resume)],
+                    ranks=job.ranks,
+                    log_folder=job.folder / LOGS,
+                    environ=os.environ,
+                    port=job.port,
+                )
+            except PeerError as error:
+                raise PeerError(f"{error}\n{kept_of(job.folder).remedy()}") from error
 
         return with_restarts(attempt, job.folder, job.resume, max_restarts=job.max_restarts)
 

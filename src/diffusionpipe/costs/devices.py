@@ -4,7 +4,8 @@ Peak rates and bandwidths are those of the makers' data sheets (dense, not spars
 of them that real kernels reach are assumptions of this table, for eager torch 2.x with its default settings and the
 shapes of diffusion models: cuBLAS reaches 70 to 85 % of the peak at sizes of 1k and above, cuDNN's convolutions in
 NCHW half of it (they transpose first), fused attention 40 to 60 % forward and less backward, kernels bound by memory
-80 to 85 %. Times for whole layers are within some 25 %, shares of layers within 15 %; measure where it matters.
+80 to 85 %. Beside 13 published speeds of training and sampling, computed ones are 1.04 to 2.6 times too high, 1.4 in
+the median (`costs.anchors`, `benchmarks/anchors`); measure where it matters.
 The CPU's rates and shares were measured on one core of an AMD EPYC of the Zen 4 generation, on layers of the size of
 the digits example (large ones come nearer to the peak).
 """

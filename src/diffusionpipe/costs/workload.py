@@ -58,18 +58,6 @@ class Workload:
         """Whether weights are wider than bfloat16, so that bfloat16 layers read copies of them."""
         return self.parameter_bytes > 2
 
-    @property
-    def bytes_per_trained(self) -> Bytes:
-        """Everything that one trained parameter takes."""
-        widths = (self.parameter_bytes, self.gradient_bytes, self.master_bytes, self.optimizer_bytes, self.ema_bytes)
-        return sum(widths) + self.backup_bytes
-
-    @property
-    def backup_bytes(self) -> int:
-        """Bytes of the copy per trained parameter; 0 without it."""
-        kept = self.parameter_bytes + self.gradient_bytes + self.master_bytes + self.optimizer_bytes
-        return kept if self.has_backup else 0
-
     def frozen_size(self, parameter: ParameterSpec) -> Bytes:
         """Everything that this frozen parameter takes."""
         if self.frozen_bytes is None:

@@ -35,9 +35,12 @@ def read_text(path: Path, limit: Bytes = MAX_TEXT) -> str:
         OSError: it is no regular file, or cannot be read.
         ValueError: it is too large, or not UTF-8.
     """
-    with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
-        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+    with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
+        found = os.fstat(file.fileno())
+        if not stat.S_ISREG(found.st_mode):
             raise OSError(22, "it is not a regular file", str(path))
+        if found.st_size > limit:
+            raise ValueError(_too_large(limit))
         return _decoded(file, limit)
 
 
@@ -58,8 +61,12 @@ def _decoded(file: BinaryIO, limit: Bytes) -> str:
     while part := file.read(_PART):
         data += part
         if len(data) > limit:
-            raise ValueError(f"it has more than {limit:,} bytes")
+            raise ValueError(_too_large(limit))
     return data.decode("utf-8")
+
+
+def _too_large(limit: Bytes) -> str:
+    return f"it has more than {limit:,} bytes"
 
 
 def read_json(path: Path) -> object:

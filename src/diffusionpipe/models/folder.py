@@ -8,6 +8,7 @@ from typing import Any
 from torch import nn
 
 from diffusionpipe.errors import ModelError
+from diffusionpipe.ir.combinations import Feature, refusal
 from diffusionpipe.ir.input_file import read_json
 from diffusionpipe.models import controlnet, dit, flux, sd3, sdxl, stable_diffusion
 from diffusionpipe.models.family import Family
@@ -74,10 +75,8 @@ def family_graph(
     """
     chosen = tuple(train) if train is not None else family.trainable[:1]
     if lora is not None and chosen != family.trainable[:1]:
-        raise ModelError(
-            f"lora: only {family.trainable[0]} can have adapters, not {', '.join(chosen)}; remove "
-            "model.train, or [lora] to train these components as a whole"
-        )
+        own, others = family.trainable[0], ", ".join(chosen)
+        raise ModelError(f"lora: {refusal(Feature.LORA, Feature.TEXT_ENCODER, denoiser=own, chosen=others)}")
     graph = family.graph(components, objective=objective, resolution=resolution, train=chosen, dtype=dtype)
     objective.shift.factor(graph.num_tokens)  # refused here if it needs tokens and there are none
     if lora is not None:

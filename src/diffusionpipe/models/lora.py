@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from diffusionpipe.errors import ModelError
+from diffusionpipe.ir.combinations import Feature, refusal
 
 ATTENTION = ("to_q", "to_k", "to_v", "to_out.0")
 """The projections of every attention of diffusers' denoisers."""
@@ -56,9 +57,7 @@ def add_lora(components: Mapping[str, nn.Module], trained: str, settings: LoraSe
     component: Any = components[trained]
     if trained not in _LOADED or not hasattr(component, "add_adapter"):
         kind = type(component).__name__
-        raise ModelError(
-            f"lora: {trained} is a {kind}, for which diffusers cannot load adapters; remove [lora] to train all"
-        )
+        raise ModelError(f"lora: {refusal(Feature.LORA, Feature.DIT, trained=trained, kind=kind)}")
     try:
         from peft import LoraConfig
     except ImportError as error:

@@ -9,15 +9,37 @@ are held until they have been through s', so beside them there must be room for 
 More is not needed, and less would not do. What has been through s' can be finished by input and weight gradients alone,
 which take no memory; by induction from the last stage on, every rank gets the room for its next s'. So a rank never
 waits for memory for ever, whatever the keys say, and with room for one micro-batch on all its stages every order ends.
+
+Two stages on two ranks, three micro-batches, all times 1, memory for two activations on each rank. The keys prefer
+input gradients, then forwards, then weight gradients:
+
+    time     0  1  2  3  4  5  6  7  8  9  10     [1] at 2 rank 0 has no room for F2
+    rank 0   F0 F1 .  I0 W0 I1 F2 W1 .  I2 W2     [2] at 5 it can be F2 or I1, [3] and I1 is preferred
+    rank 1   .  F0 I0 F1 I1 W0 W1 F2 I2 W2 .      [4] the end of I0 on rank 1 wakes rank 0 at 3
+
+>>> from diffusionpipe.ordering.instance import HalfStage, Instance, Placing
+>>> from diffusionpipe.ordering.problem import problem_of
+>>> from diffusionpipe.schedules.split_work import Objective
+>>> half = HalfStage(forward=0.5, input_grad=0.5, weight_grad=0.5, activation=0.5, kept_after_input_grad=0.5)
+>>> instance = Instance(
+...     ranks=2, microbatches=3, placement=Placing.LINEAR, stages=(half,) * 4, comm=0, memory_limit=(2, 2),
+...     objective=Objective.MAKESPAN, seconds=0,
+... )
+>>> rule = Rule(keys=[[(2, 1, 3)[letter % 3]] * 3 for letter in range(6)], patience=0, leads=(3, 3))
+>>> built = Builder(problem_of(instance, Placing.LINEAR)).build(rule)
+>>> [" ".join("FIW"[letter % 3] for letter in order) for order in built.orders], built.value
+(['F F I W I F W I W', 'F I F I W W F I W'], 11)
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
 from math import inf
+from operator import sub
 
 from diffusionpipe.ordering.evaluation import changes_of
-from diffusionpipe.ordering.problem import NO_LETTER, Letters, Problem
+from diffusionpipe.ordering.problem import Letters, Problem
+from diffusionpipe.timing.march import NOTHING
 
 Keys = Sequence[Sequence[float]]
 """By letter and micro-batch how urgent an action is; the least comes first."""
@@ -50,19 +72,24 @@ class Builder:
     def __init__(self, problem: Problem) -> None:
         self._problem = problem
         self._changes = changes_of(problem)
-        self._readers = [NO_LETTER] * len(problem.durations)
+        self._readers = [NOTHING] * len(problem.durations)
         for letter, before in enumerate(problem.waits_for):
             if before >= 0:
                 self._readers[before] = letter
         self._stages = [problem.stages_of(rank) for rank in range(problem.num_ranks)]
         self._work = [problem.work(rank) for rank in range(problem.num_ranks)]
+        self._most_between = [
+            (limit - problem.activation[own[-1]]) // problem.activation[own[0]] if problem.activation[own[0]] else inf
+            for limit, own in zip(problem.limits, self._stages, strict=True)
+        ]
+        """By rank how many micro-batches may be between its two stages so that there is a way out."""
 
     def build(self, rule: Rule, *, below: float = inf) -> Built | None:
         """The order of this rule; None if its objective is not below the given value, which often shows early.
 
         Cost: linear in the actions, about five times that of `evaluation.ends_of`.
         """
-        problem, keys, patience, leads = self._problem, rule.keys, rule.patience, rule.leads
+        problem, keys, patience = self._problem, rule.keys, rule.patience
         durations, lags, home, activation = problem.durations, problem.lags, problem.rank, problem.activation
         changes, readers, stages = self._changes, self._readers, self._stages
         num_ranks, last_forward = problem.num_ranks, len(durations) - 3
@@ -70,39 +97,30 @@ class Builder:
         arrivals[0] = [0] * problem.num_microbatches
         counts = [0] * len(durations)
         room = list(problem.limits)
-        free = [0] * num_ranks
+        most_between = list(map(min, rule.leads, self._most_between))
+        free, first = [0] * num_ranks, [0] * num_ranks
         orders: list[list[int]] = [[] for _ in range(num_ranks)]
-        first = [0] * num_ranks
         spare = [below - work for work in self._work]  # what a rank may be idle until it is too late
         events = [(0, rank) for rank in range(num_ranks)]
         while events:
             now, rank = heappop(events)
             if free[rank] > now:
                 continue
-            own = stages[rank]
-            late = own[-1]
-            found = []  # (start, letter) of what can be next
-            for stage in own:
+            late = stages[rank][-1]
+            found = []  # [2] (start, letter)
+            for stage in stages[rank]:
                 letter = 3 * stage
-                count = counts[letter]
-                if count < len(arrivals[letter]) and activation[stage] <= room[rank]:
-                    between = count - counts[3 * late]
-                    if stage == late or (
-                        between < leads[rank]
-                        and (between + 1) * activation[stage] + activation[late] <= problem.limits[rank]
-                    ):
-                        start = arrivals[letter][count]
-                        found.append((start if start > now else now, letter))
-                letter += 1
-                count = counts[letter]
-                if count < len(arrivals[letter]):
-                    start = arrivals[letter][count]
-                    found.append((start if start > now else now, letter))
-                if counts[letter + 1] < count:
-                    found.append((now, letter + 1))
+                has_way_out = stage == late or counts[letter] - counts[3 * late] < most_between[rank]
+                has_room = has_way_out and activation[stage] <= room[rank]  # [1]
+                for one in (letter, letter + 1) if has_room else (letter + 1,):
+                    if counts[one] < len(arrivals[one]):
+                        start = arrivals[one][counts[one]]
+                        found.append((start if start > now else now, one))
+                if counts[letter + 2] < counts[letter + 1]:
+                    found.append((now, letter + 2))
             if not found:
                 continue
-            start, letter = _chosen(found, keys, counts, durations, patience) if len(found) > 1 else found[0]
+            start, letter = _chosen(found, keys, counts, durations, patience) if len(found) > 1 else found[0]  # [3]
             if start > now and not patience:  # until then something more urgent may come
                 heappush(events, (start, rank))
                 continue
@@ -112,8 +130,7 @@ class Builder:
                 return None
             if not orders[rank]:
                 first[rank] = start
-            end = start + durations[letter]
-            free[rank] = end
+            free[rank] = end = start + durations[letter]
             counts[letter] += 1
             room[rank] -= changes[letter]
             orders[rank].append(letter)
@@ -123,10 +140,10 @@ class Builder:
                 arrivals[reader].append(arrival)
                 other = home[reader // 3]
                 if other != rank and free[other] <= arrival:
-                    heappush(events, (arrival if arrival > now else now, other))
+                    heappush(events, (arrival if arrival > now else now, other))  # [4]
             heappush(events, (end, rank))
-        value = max(end - start for end, start in zip(free, first, strict=True)) if problem.is_window else max(free)
-        return Built(value=value, orders=tuple(map(tuple, orders)))
+        begins = first if problem.is_window else [0] * num_ranks
+        return Built(value=max(map(sub, free, begins)), orders=tuple(map(tuple, orders)))
 
 
 def _chosen(

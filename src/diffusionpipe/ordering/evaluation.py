@@ -3,10 +3,11 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from diffusionpipe.ordering.problem import NO_LETTER, Problem
+from diffusionpipe.ordering.problem import Problem
 from diffusionpipe.schedules.shapes import SPLIT
 from diffusionpipe.timing import held
 from diffusionpipe.timing.held import peak_of
+from diffusionpipe.timing.march import march
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,40 +54,5 @@ def fits(problem: Problem, orders: Sequence[Sequence[int]]) -> bool:
 
 
 def ends_of(problem: Problem, orders: Sequence[Sequence[int]]) -> list[list[int]] | None:
-    """By letter the ends of its micro-batches, or None if the ranks wait for each other in a circle.
-
-    Cost: linear in the actions.
-    """
-    durations, waits_for, lags = problem.durations, problem.waits_for, problem.lags
-    ends: list[list[int]] = [[] for _ in durations]
-    sleeper = [NO_LETTER] * len(durations)  # by letter: the rank that waits for it
-    clocks = [0] * problem.num_ranks
-    places = [0] * problem.num_ranks
-    awake = list(range(problem.num_ranks))
-    while awake:
-        rank = awake.pop()
-        order, clock = orders[rank], clocks[rank]
-        place, stop = places[rank], len(order)
-        while place < stop:
-            letter = order[place]
-            done = ends[letter]
-            before = waits_for[letter]
-            if before >= 0:
-                other = ends[before]
-                if len(other) <= len(done):
-                    sleeper[before] = rank
-                    break
-                arrival = other[len(done)] + lags[letter]
-                if arrival > clock:
-                    clock = arrival
-            clock += durations[letter]
-            done.append(clock)
-            waiting = sleeper[letter]
-            if waiting >= 0:
-                awake.append(waiting)
-                sleeper[letter] = NO_LETTER
-            place += 1
-        clocks[rank], places[rank] = clock, place
-    if any(place < len(order) for place, order in zip(places, orders, strict=True)):
-        return None
-    return ends
+    """By letter the ends of its micro-batches, or None if the ranks wait for each other in a circle."""
+    return march(orders, problem.durations, problem.waits_for, problem.lags)

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 
 from diffusionpipe.errors import ConfigError
 from diffusionpipe.ordering.bounds import Ways, lower_bound
+from diffusionpipe.ordering.evaluation import changes_of
 from diffusionpipe.ordering.problem import Letters, Problem
 from diffusionpipe.units import Seconds
 
@@ -107,23 +108,22 @@ def _precedence_rows(written: _Model) -> None:
 def _rank_rows(written: _Model, rank: int) -> None:
     problem, model, starts = written.problem, written.model, written.starts
     m, limit, stages = problem.num_microbatches, problem.limits[rank], problem.stages_of(rank)
-    own = [key for key in starts if key[0] // 3 in stages]
+    own, changes = [key for key in starts if key[0] // 3 in stages], changes_of(problem)
     model.add_no_overlap([model.new_fixed_size_interval_var(starts[x, k], problem.durations[x], "") for x, k in own])
-    first = stages[0]
-    if len(stages) == 1 and 0 < problem.activation[first] == problem.kept[first]:
-        room = limit // problem.activation[first]
+    first = 3 * stages[0]
+    if len(stages) == 1 and changes[first] > 0 == changes[first + 1]:
+        room = limit // changes[first]
         for k in range(m - room):
-            model.add(starts[3 * first, k + room] >= written.end(3 * first + 2, k))
+            model.add(starts[first, k + room] >= written.end(first + 2, k))
         return
     intervals, demands = [], []
     for stage in stages:
-        held = problem.activation[stage], problem.kept[stage]
         for k in range(m):
-            for last, amount in ((3 * stage + 1, held[0] - held[1]), (3 * stage + 2, held[1])):
+            for last in (3 * stage + 1, 3 * stage + 2):
                 length = model.new_int_var(0, written.horizon, "")
                 start = starts[3 * stage, k]
                 intervals.append(model.new_interval_var(start, length, written.end(last, k), ""))
-                demands.append(amount)
+                demands.append(-changes[last])
     model.add_cumulative(intervals, demands, limit)
 
 

@@ -13,13 +13,10 @@ from math import lcm
 from typing import TypeAlias
 
 from diffusionpipe.ordering.instance import HalfStage, Instance, Number, Placing
-from diffusionpipe.schedules.split_work import Objective
+from diffusionpipe.schedules.split_work import Objective, inputs_of
 
 Letters: TypeAlias = tuple[tuple[int, ...], ...]
 """For each rank its sequence of letters."""
-
-NO_LETTER = -1
-"""In `Problem.waits_for`: only the order of the own rank matters."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,11 +55,7 @@ class Problem:
     @property
     def waits_for(self) -> tuple[int, ...]:
         """By letter: the letter whose k-th must have ended before its own k-th starts."""
-        last = len(self.rank) - 1
-        found = []
-        for stage in range(last + 1):
-            found += [3 * stage - 3 if stage else NO_LETTER, 3 * stage + 4 if stage < last else NO_LETTER, NO_LETTER]
-        return tuple(found)
+        return inputs_of(len(self.rank))
 
     def stages_of(self, rank: int) -> tuple[int, ...]:
         """The stages of a rank, in forward order."""

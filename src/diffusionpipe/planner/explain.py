@@ -14,7 +14,7 @@ from diffusionpipe.costs.memory import MemoryUse
 from diffusionpipe.planner.pricing.given import NOTHING
 from diffusionpipe.planner.pricing.offload import encoder_bytes
 from diffusionpipe.planner.pricing.stage_costs import Setting, time_to_update
-from diffusionpipe.planner.rivals.baselines import DDP, DDP_AFTER, ZERO3, Baseline, best_baselines
+from diffusionpipe.planner.rivals.baselines import Baseline, best_baselines
 from diffusionpipe.planner.search.candidates import Candidate
 from diffusionpipe.planner.search.judge import Judge
 from diffusionpipe.planner.search.naming import ON_HOST, name_of, sizes_of
@@ -24,8 +24,6 @@ from diffusionpipe.planner.search.search import Search
 from diffusionpipe.units import Bytes, Seconds
 
 GIB = 2**30
-SHOWN_AS = {DDP: "DDP", DDP_AFTER: "DDP (no overlap)"}
-"""Baselines whose names would look like those of our own layouts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +49,8 @@ class Row:
     """What it is made of."""
     overflow: Bytes
     """Beyond the device's memory; 0 or less: it fits."""
+    is_copy: bool = False
+    """Whether it is another system's with the whole model on every device."""
 
     @property
     def fits(self) -> bool:
@@ -150,10 +150,9 @@ def _baseline(judge: Judge, one: Baseline) -> Row:
     if one.candidate is not None:
         update = _update(judge, one.candidate)
     else:
-        parameters = judge.tables.table.trained[-1] / (setting.cluster.num_ranks if one.name == ZERO3 else 1)
-        update = time_to_update(parameters, setting.profile, setting.cluster.num_ranks)
+        update = time_to_update(one.updated, setting.profile, setting.cluster.num_ranks)
     return Row(
-        name=SHOWN_AS.get(one.name, one.name),
+        name=one.name,
         sizes=one.sizes,
         num_stages=len(one.candidate.starts) if one.candidate else 1,
         step=one.step + update,
@@ -164,6 +163,7 @@ def _baseline(judge: Judge, one: Baseline) -> Row:
         memory=_smallest_device(setting) + one.overflow,
         use=None,
         overflow=one.overflow,
+        is_copy=one.is_copy,
     )
 
 
@@ -264,7 +264,7 @@ def _hidden(proposal: Proposal) -> str:
 
 def _memory_reason(others: tuple[Row, ...]) -> str:
     """Whether data parallelism was out of the question."""
-    copies = [one for one in others if one.name in SHOWN_AS.values()]
+    copies = [one for one in others if one.is_copy]
     if copies and not any(one.fits for one in copies):
         least = min(one.overflow for one in copies)
         return f"a whole copy of the model needs {least / GIB:.1f} GiB more than a device has; "

@@ -1,4 +1,4 @@
-"""What a rank really holds for its backwards in one iteration: the figure that `costs.memory` predicts."""
+"""What a rank really holds for its backwards in one iteration: the figure that `timing.memory` predicts."""
 
 from torch import Tensor
 

@@ -38,6 +38,8 @@ from diffusionpipe.profiler.memory import KeptBytes, LiveBytes
 from diffusionpipe.profiler.passes import Agree, LayerTimes, alone, time_passes
 from diffusionpipe.profiler.substitution import buffers_on, weights_on
 from diffusionpipe.profiler.waking import time_waking
+from diffusionpipe.runtime.error_file import is_shortage
+from diffusionpipe.runtime.free_memory import free_memory
 from diffusionpipe.runtime.heap import keep_heap
 from diffusionpipe.runtime.stage import Precision
 from diffusionpipe.units import Bytes, Seconds
@@ -159,13 +161,15 @@ def _columns(setting: _Setting, sizes: Sequence[int], budget: Seconds, progress:
                 lambda n, d=done, t=total, s=size: progress(d + n * s, t),  # type: ignore[misc]
                 waking_from=_waking_from(columns, is_last=index == len(sizes) - 1),
             )
-        except torch.cuda.OutOfMemoryError as error:
+        except (RuntimeError, MemoryError) as error:
+            if not (isinstance(error, torch.cuda.OutOfMemoryError) or is_shortage(error)):
+                raise
             torch.cuda.empty_cache()
             _tell_full(setting, error)
             if not columns:
                 raise ConfigError(
                     f"not even {size} sample(s) of one layer fit into the memory of {device_name(setting.device)}; "
-                    "use a lower resolution or --analytic"
+                    "use a smaller batch size, a lower resolution or --analytic"
                 ) from error
             _warn_left_out(sizes[index:], "they do not fit in the device's memory")
             break
@@ -182,7 +186,7 @@ class _FullElsewhereError(torch.cuda.OutOfMemoryError):
     """Another rank's device has no memory left."""
 
 
-def _tell_full(setting: _Setting, error: torch.cuda.OutOfMemoryError) -> None:
+def _tell_full(setting: _Setting, error: RuntimeError | MemoryError) -> None:
     """Let the ranks that measure along give up too: a value that no time reaches."""
     if not isinstance(error, _FullElsewhereError):
         setting.agree(inf)
@@ -204,6 +208,8 @@ def _waking_from(columns: Mapping[int, _Column], *, is_last: bool) -> Seconds:
 
 def _column(setting: _Setting, batch: int, progress: Callable[[int], None], *, waking_from: Seconds) -> _Column:
     graph, model = setting.graph, setting.model
+    if setting.device.type == "cpu":
+        _check_memory(model, batch)
     tensors = random_inputs(graph, batch, setting.device)
     last_reader = {name: index for index, layer in enumerate(graph.layers) for name in layer.reads}
     ledger = KeptBytes(model)
@@ -230,6 +236,18 @@ def _column(setting: _Setting, batch: int, progress: Callable[[int], None], *, w
         progress(stop)
     _agree(setting, 0.0)
     return _Column(times=times, activation=ledger.totals(), workspace=workspace, copies=copies, waking=waking)
+
+
+def _check_memory(model: ModelGraph, batch: int) -> None:
+    """Refuse a batch with which the tensors of one layer alone fill the memory: Linux hands out more than it has.
+
+    Raises:
+        MemoryError: there is less.
+    """
+    free = free_memory()
+    needed = batch * max(sum(model.tensor(t).num_bytes for t in {*one.reads, *one.writes}) for one in model.layers)
+    if free is not None and needed > free:
+        raise MemoryError(f"a layer's tensors take {needed} bytes, and {free} are free")
 
 
 def _group(

@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
-from diffusionpipe.errors import ConfigError, DiffusionPipeError, NonFiniteLossError, PeerError
+from diffusionpipe.errors import ConfigError, DiffusionPipeError, PeerError, TrainingError
 from diffusionpipe.units import Seconds
 
 LAUNCHED = "DIFFUSIONPIPE_LAUNCHED"
@@ -71,7 +71,7 @@ def note_of(error: BaseException, traceback: str = "") -> FailureNote:
         is_consequence=isinstance(error, PeerError),
         time=time.time(),
         is_common=isinstance(error, ConfigError) and error.is_common,
-        would_recur=isinstance(error, NonFiniteLossError),
+        would_recur=isinstance(error, TrainingError),
     )
 
 

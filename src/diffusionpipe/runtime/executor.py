@@ -61,12 +61,13 @@ from diffusionpipe.runtime.buffers import BufferPool
 from diffusionpipe.runtime.compiler import Compiler
 from diffusionpipe.runtime.equipment import Equipment
 from diffusionpipe.runtime.progress import Whereabouts
-from diffusionpipe.runtime.routing import Route, extents_of, fed_rows, releases_of, routes_of
+from diffusionpipe.runtime.routing import Route, extents_of, fed_rows, routes_of
 from diffusionpipe.runtime.slot import Output, Slot
 from diffusionpipe.runtime.stage import StageModule
 from diffusionpipe.runtime.store import RowStore
 from diffusionpipe.runtime.trace import marks_of, position_of, recorder_for, spans_of
 from diffusionpipe.runtime.transport import Work
+from diffusionpipe.timing.sends import releases_of, waits_of
 from diffusionpipe.units import Seconds
 
 _WORDS = {Op.F: "forward", Op.B: "backward", Op.I: "input backward", Op.W: "weight backward"}
@@ -100,7 +101,7 @@ class Executor:
             equipment=equipment,
             pool=self.pool,
             routes=routes,
-            releases=releases_of(schedule, worker),
+            releases=releases_of(schedule, waits_of(schedule)),
             slots={key: Slot() for key in routes},
             works=self._works,
             held=self._held,

@@ -29,6 +29,7 @@ from diffusionpipe.errors import ConfigError, PeerError
 from diffusionpipe.runtime.admission import SHORTEST, TOKEN, Candidate, admit, private_keys
 from diffusionpipe.runtime.error_file import LAUNCHED, FailureNote, note_of, write_error_file
 from diffusionpipe.runtime.loopback import is_loopback, kept_local, loopback_listener
+from diffusionpipe.runtime.parent_death import outlive_parent
 from diffusionpipe.runtime.progress import Progress
 from diffusionpipe.runtime.watchdog import Post, Watchdog, end_process
 from diffusionpipe.units import Seconds
@@ -65,6 +66,11 @@ class Membership:
     def is_launched(self) -> bool:
         """Whether our launcher started this rank."""
         return self.launcher is not None
+
+    @property
+    def is_heard(self) -> bool:
+        """Whether our launcher lives, so that it says why this rank has ended."""
+        return self.launcher == os.getppid()
 
 
 def membership(environ: Mapping[str, str]) -> Membership:
@@ -172,6 +178,8 @@ def joined(
     )
     try:
         with kept_local(member.address), watchdog.guard():
+            if member.world_size > 1:
+                outlive_parent()  # the watchdog notices the launcher's end and says so
             me = Candidate(rank=member.rank, world_size=member.world_size, token=member.token)
             admit(meeting, me, arrival=arrival)
             dist.init_process_group(
@@ -215,8 +223,7 @@ def leave(error: BaseException, member: Membership) -> NoReturn:
 def failed(error: BaseException, member: Membership) -> tuple[int, str]:
     """The exit status for `error` and what to print (nothing where our launcher prints); leaves the error file."""
     note, is_left = _leave_note(error, member)
-    is_heard = is_left and member.launcher == os.getppid()
-    return note.exit_code, "" if is_heard else note.message
+    return note.exit_code, "" if is_left and member.is_heard else note.message
 
 
 def _leave_note(error: BaseException, member: Membership) -> tuple[FailureNote, bool]:

@@ -7,7 +7,9 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from diffusionpipe.ir import MESSAGE_OPS, SEND_OPS, Edge, Message, Op, Placement, Range, Schedule
+from diffusionpipe.ir import Action, Edge, Op, Placement, Range, Schedule
+from diffusionpipe.ir.flows import backward_op
+from diffusionpipe.timing.sends import Waits, waits_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,14 +70,7 @@ def _local_peers(parts: dict[str, tuple[Part, ...]]) -> tuple[int, ...]:
 def routes_of(schedule: Schedule, worker: int) -> dict[tuple[int, int], Route]:
     """The routes of every stage and micro-batch on `worker`."""
     placement = schedule.placement
-    arrival = _messages_by_edge(schedule)
-    frozen_arrivals = [
-        (k, m)
-        for k, m in enumerate(schedule.messages)
-        if placement.is_frozen(m.source)
-        and not placement.pipeline_of(m.source).is_ahead  # read in the next iteration: the end of this one waits
-        and placement.stages[m.destination].worker == worker
-    ]
+    arrival, waits = _messages_by_edge(schedule), waits_of(schedule)
     routes = {}
     for pipeline in placement.pipelines:
         if Op.ENCODE in pipeline.ops:
@@ -83,7 +78,7 @@ def routes_of(schedule: Schedule, worker: int) -> dict[tuple[int, int], Route]:
         for stage in pipeline.stages:
             if placement.stages[stage].worker == worker:
                 for microbatch in range(len(pipeline.microbatches)):
-                    route = _route(placement, arrival, frozen_arrivals, stage, microbatch)
+                    route = _route(placement, arrival, waits, stage, microbatch)
                     routes[stage, microbatch] = route
     return routes
 
@@ -102,7 +97,7 @@ def _messages_by_edge(schedule: Schedule) -> _Arrival:
 def _route(
     placement: Placement,
     arrival: _Arrival,
-    frozen_arrivals: Sequence[tuple[int, Message]],
+    waits: Waits,
     stage: int,
     microbatch: int,
 ) -> Route:
@@ -140,8 +135,7 @@ def _route(
             read.update(edge.tensors)
             for name in edge.gradients:
                 gradients[name].append(reader)
-    arrivals = {p.message for parts in inputs.values() for p in parts if p.message is not None}
-    arrivals.update(k for k, m in frozen_arrivals if len(m.samples.intersection(batch_rows)))
+    backward = backward_op(pipeline)
     return Route(
         stage=stage,
         microbatch=microbatch,
@@ -150,49 +144,12 @@ def _route(
         inputs={name: tuple(parts) for name, parts in inputs.items()},
         with_gradient=frozenset(with_gradient),
         gradients={name: tuple(parts) for name, parts in gradients.items()},
-        arrivals=tuple(sorted(arrivals)),
-        gradient_arrivals=tuple(
-            sorted({p.message for parts in gradients.values() for p in parts if p.message is not None})
-        ),
+        arrivals=waits.get(Action(stage=stage, op=Op.F, microbatch=microbatch), ()),
+        gradient_arrivals=waits.get(Action(stage=stage, op=backward, microbatch=microbatch), ()) if backward else (),
         read=frozenset(read),
         num_reads=num_reads,
         num_gradient_reads=num_gradient_reads,
     )
-
-
-def releases_of(schedule: Schedule, worker: int) -> dict[int, tuple[int, ...]]:
-    """For each message that `worker` receives, those of its own sends which are surely over once it has arrived.
-
-    A send is over when the peer has waited for it. The peer's order shows which messages it had waited for before it
-    sent this one, so the tensors of those sends can be dropped without ever asking the transport, which gloo cannot
-    answer.
-    """
-    releases: dict[int, tuple[int, ...]] = {}
-
-    def to_here(message: int) -> bool:
-        return _workers(schedule, schedule.messages[message])[1] == worker
-
-    for peer in range(schedule.num_workers):
-        if peer == worker:
-            continue
-        routes = routes_of(schedule, peer)
-        from_here = {k for k, m in enumerate(schedule.messages) if _workers(schedule, m) == (worker, peer)}
-        over: list[int] = []
-        for action in schedule.orders[peer]:
-            if action.microbatch is not None and action.op not in MESSAGE_OPS:
-                route = routes[action.stage, action.microbatch]
-                waited = route.arrivals if action.op is Op.F else route.gradient_arrivals
-                over += [k for k in waited if k in from_here]
-                from_here.difference_update(waited)
-            elif (k := action.slot) is not None and action.op in SEND_OPS and to_here(k):
-                releases[k] = tuple(over)
-                over = []
-    return releases
-
-
-def _workers(schedule: Schedule, message: Message) -> tuple[int, int]:
-    stages = schedule.placement.stages
-    return stages[message.source].worker, stages[message.destination].worker
 
 
 def extents_of(schedule: Schedule, worker: int, raw_inputs: Sequence[str]) -> dict[str, Range]:

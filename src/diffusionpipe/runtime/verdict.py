@@ -45,21 +45,15 @@ class Verdict:
 
     def message(self, rank: int) -> str:
         """The block that `rank` prints."""
-        if self.fate is Fate.STUCK and self.member is not None:
-            return f"{_named(self.member)} {self.reason}\nThe last checkpoint is kept. Resume with --resume latest."
-        if self.member is None:
-            who = "the launcher"
-        elif self.member.rank == rank and self.fate is not Fate.FAILED:
-            return (
-                f"this rank ({rank}) {self.reason}, so the other ranks have ended the run. Resume with --resume latest."
-            )
-        else:
-            who = _named(self.member)
-        return f"{who} {self.reason}\nRank {rank} stops too; the last checkpoint is kept. Resume with --resume latest."
-
-
-def _named(member: Member) -> str:
-    return f"rank {member.rank} ({member.host}, process {member.pid})"
+        member = self.member
+        if member is None:
+            return f"the launcher {self.reason}\nRank {rank} stops too."
+        named = f"rank {member.rank} ({member.host}, process {member.pid}) {self.reason}"
+        if self.fate is Fate.STUCK:
+            return named
+        if member.rank == rank and self.fate is not Fate.FAILED:
+            return f"this rank ({rank}) {self.reason}, so the other ranks have ended the run."
+        return f"{named}\nRank {rank} stops too."
 
 
 def this_member(rank: int) -> Member:

@@ -87,6 +87,8 @@ class Watchdog:
     ) -> None:
         self._post, self._connect, self._end, self._note = post, connect, end, note
         self._progress = progress or Progress(post.rank)
+        self.remedy: Callable[[], str] = lambda: ""
+        """What the user can do after the end; for the message of this rank."""
         self._me = this_member(post.rank)
         self._store: Store | None = None
         self._lock = threading.Lock()
@@ -101,6 +103,13 @@ class Watchdog:
     def verdict(self) -> Verdict | None:
         """Which rank ended the run; None while all is well."""
         return self._verdict
+
+    def failure(self) -> PeerError | None:
+        """The verdict as this rank's error."""
+        return PeerError(self._message(self._verdict)) if self._verdict is not None else None
+
+    def _message(self, verdict: Verdict) -> str:
+        return "\n".join(filter(None, (verdict.message(self._post.rank), self.remedy())))
 
     @contextlib.contextmanager
     def guard(self) -> Iterator["Watchdog"]:
@@ -159,8 +168,8 @@ class Watchdog:
         self._hurry.set()
         with _deaf_to_sigterm():  # torch's agent terminates the survivors while they still ask who died
             self._known.wait(self._post.patience + 4 * self._post.interval)
-        if self._verdict is not None:
-            return PeerError(self._verdict.message(self._post.rank))
+        if (failure := self.failure()) is not None:
+            return failure
         if isinstance(error, PeerError):
             return error
         with self._lock:
@@ -173,8 +182,8 @@ class Watchdog:
             return
         self._store.add("done", 1)
         while not self._all_done():
-            if self._verdict is not None:
-                raise PeerError(self._verdict.message(self._post.rank))
+            if (failure := self.failure()) is not None:
+                raise failure
             time.sleep(self._post.interval / 20)
         self._left.set()
         if self._post.rank != self._post.store_rank:
@@ -318,7 +327,7 @@ class Watchdog:
         if verdict.fate is Fate.STUCK:
             self._dump_stacks()
         if not is_claimed:
-            self._end(verdict.message(self._post.rank))
+            self._end(self._message(verdict))
         self._known.set()
         self._left.set()
 

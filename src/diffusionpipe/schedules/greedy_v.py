@@ -6,9 +6,8 @@ https://arxiv.org/abs/2405.15362), after its description. Every worker has two l
     warm-up         F go down and up again; while the first micro-batch is on its way back, more of them go down
     alternation     F of `down` and F of `up` in turn, until every worker has as many as the one before it
     rounds          each worker does an I, then an F, both of the leg that is further along if it can
-    W               [1] where an F needs its memory; [2] where a whole W fits into a wait; [3] where a wait would make
-                    the worker's window longer than the longest so far: always before I of `down`, and by the variant
-                    before F and before I of `up`
+    W               where an F needs its memory, where a whole W fits into a wait, and where a wait would make the
+                    worker's window longer than the longest so far
 
 Equal times; p = 3, m = 5; F, I, W of `down`, f, i, w of `up`:
 
@@ -56,7 +55,7 @@ def greedy_orders(work: SplitWork) -> list[list[list[Action]]]:
 
 @dataclass(frozen=True, slots=True)
 class _Variant:
-    """Before what, besides I of `down`, a W keeps a window from becoming the longest [3]."""
+    """Before what, besides I of `down`, a W keeps a window from becoming the longest."""
 
     fills_before_forward: bool
     fills_before_up: bool
@@ -67,18 +66,36 @@ _VARIANTS = tuple(_Variant(*choice) for choice in product((True, False), repeat=
 
 def _built(network: Network, variant: _Variant) -> "_Construction":
     """The construction with the shortest window of those that know the windows of the one before."""
-    best = _Construction(network, variant, [0] * len(network.limits))
+    best = _constructed(network, variant, [0] * len(network.limits))
     for _ in range(_MOST_REPEATS):
         longest = max(best.windows)
-        again = _Construction(network, variant, [longest - window for window in best.windows])
+        again = _constructed(network, variant, [longest - window for window in best.windows])
         if max(again.windows) >= longest:
             break
         best = again
     return best
 
 
+def _constructed(network: Network, variant: _Variant, may_wait: Sequence[int]) -> "_Construction":
+    """Complete orders; `may_wait` says for each worker by how much its window may exceed its work."""
+    construction = _Construction(network, variant, may_wait)
+    construction.warm_up()
+    construction.alternate()
+    construction.go_round()
+    construction.fill_the_end()
+    return construction
+
+
 class _Construction:
-    """One construction. A worker's leg is named by the letter of its F; its I and W are the next two (`Network`)."""
+    """Orders under construction. A worker's leg is named by the letter of its F; its I and W are the next two.
+
+    A W is placed as soon as there is a reason for it, and the rest at the end:
+
+        [1] an F needs the memory that it gives back
+        [2] it fits into a wait as a whole
+        [3] the wait would make the worker's window longer than the longest so far: always before I of `down`, and by
+            the variant before F and before I of `up`
+    """
 
     def __init__(self, network: Network, variant: _Variant, may_wait: Sequence[int]) -> None:
         p, letters = len(network.limits), len(network.workers)
@@ -99,9 +116,6 @@ class _Construction:
         """By worker all its work, and its waits so far."""
         self.allowed = [work + wait for work, wait in zip(self.windows, may_wait, strict=True)]
         """By worker the window that it may have, even if it is the longest so far."""
-        self._warm_up()
-        self._alternate()
-        self._run()
 
     def _lead(self, worker: int) -> int:
         """How many micro-batches may be through `down` and not through `up`: beside them one F of `up` has room."""
@@ -115,7 +129,7 @@ class _Construction:
             sum(durations[leg : leg + 3]) for leg in (self.down[worker], self.up[worker])
         )
 
-    def _warm_up(self) -> None:
+    def warm_up(self) -> None:
         """The first micro-batch goes down and up; more go down as long as nobody on the way up waits for them."""
         for leg in self.down:
             self._forward(leg)
@@ -134,7 +148,7 @@ class _Construction:
         has_room = self.held[worker] + reserved <= self.network.limits[worker]
         return has_room and self.clocks[worker] + self.network.durations[down] <= arrival
 
-    def _alternate(self) -> None:
+    def alternate(self) -> None:
         """F of `down` and F of `up` in turn, until every worker has as many of both as the one before it."""
         legs = (self.down, self.up)
         for worker in self.workers[1:]:
@@ -151,14 +165,17 @@ class _Construction:
         )
         return down + up < down_before + up_before or up <= up_before < self.network.num_microbatches
 
-    def _run(self) -> None:
-        """Rounds of an I and an F on each worker, then what is left of W."""
+    def go_round(self) -> None:
+        """Rounds of an I and an F on each worker, until no I is left."""
         ends = [leg + _I for leg in (*self.down, *self.up)]
         while any(self.counts[end] < self.network.num_microbatches for end in ends):
             before = sum(map(len, self.orders))
             self._backwards()
             self._forwards()
             assert sum(map(len, self.orders)) > before, "some worker can always go on"
+
+    def fill_the_end(self) -> None:
+        """Place what is left of W."""
         for worker in self.workers:
             while self.waiting[worker]:
                 self._fill(worker)
@@ -195,7 +212,7 @@ class _Construction:
         self.waiting[worker].append(leg + _W)
 
     def _forward(self, leg: int) -> bool:
-        """Place the next F of the leg if it can be; whether it was."""
+        """Place the next F of the leg if it can be, with the W whose memory it needs [1]; whether it was."""
         ready, worker = self._ready(leg), self.network.workers[leg]
         down, up = self.down[worker], self.up[worker]
         if ready is None or (leg == down and self.counts[down] - self.counts[up] >= self.leads[worker]):
@@ -210,7 +227,7 @@ class _Construction:
         return True
 
     def _fill_wait(self, worker: int, until: int, *, is_kept_short: bool) -> None:
-        """Place W into the wait: those that fit, and one more if the worker's window must not grow by what is left."""
+        """Place W into the wait: those that fit [2], and one more if the window must not grow by what is left [3]."""
         waiting = self.waiting[worker]
         while waiting and self.clocks[worker] + self.network.durations[waiting[0]] <= until:
             self._fill(worker)  # [2]

@@ -7,12 +7,14 @@ in `squeeze`.
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from functools import cache
 
 from diffusionpipe.costs import StageCosts
 from diffusionpipe.errors import ConfigError
 from diffusionpipe.ir import Action, Op, Schedule, compute_action
 from diffusionpipe.schedules.shapes import SPLIT, Pipe, schedule_of
 from diffusionpipe.timing.held import changes_of, peak_of
+from diffusionpipe.timing.march import NOTHING, march
 from diffusionpipe.units import Bytes, Seconds
 
 UNIT_COSTS = StageCosts()
@@ -21,7 +23,6 @@ UNIT_COSTS = StageCosts()
 OPS = (Op.F, Op.I, Op.W)
 _RESOLUTION = 1 << 30
 """Ticks of the longest action where times are not whole numbers."""
-_NOT_YET = -1
 
 
 class Objective(StrEnum):
@@ -123,56 +124,25 @@ class Network:
 
     def starts(self, orders: Sequence[Sequence[int]]) -> list[int]:
         """When each action starts if all start as early as their workers' orders let them."""
-        starts = [_NOT_YET] * self.size
-        clocks, places = [0] * len(orders), [0] * len(orders)
-        sleepers: dict[int, int] = {}  # number -> the worker that waits for it
-        awake = list(range(len(orders)))
-        while awake:
-            worker = awake.pop()
-            order, clock, place = orders[worker], clocks[worker], places[worker]
-            while place < len(order):
-                number = order[place]
-                letter = number // self.num_microbatches
-                for offset, least in self.waits[letter]:
-                    before = starts[number + offset]
-                    if before < 0:
-                        sleepers[number + offset] = worker
-                        break
-                    clock = max(clock, before + least)
-                else:
-                    starts[number] = clock
-                    clock += self.durations[letter]
-                    place += 1
-                    if number in sleepers:
-                        awake.append(sleepers.pop(number))
-                    continue
-                break
-            clocks[worker], places[worker] = clock, place
-        assert _NOT_YET not in starts, "the orders wait in a circle"
-        return starts
+        m, inputs = self.num_microbatches, inputs_of(len(self.workers) // 3)
+        lags = [
+            0 if before == NOTHING else dict(self.waits[letter])[(before - letter) * m] - self.durations[before]
+            for letter, before in enumerate(inputs)
+        ]
+        ends = march([[number // m for number in order] for order in orders], self.durations, inputs, lags)
+        assert ends is not None, "the orders wait in a circle"
+        return [end - duration for row, duration in zip(ends, self.durations, strict=True) for end in row]
 
-    def compact(self, starts: Sequence[int]) -> list[int]:
-        """When each action starts if all start as early as the order of these starts lets them."""
-        m, workers, durations, waits = self.num_microbatches, self.workers, self.durations, self.waits
-        found = [0] * len(starts)
-        clocks = [0] * len(self.limits)
+    def sequences(self, starts: Sequence[int]) -> list[list[int]]:
+        """Each worker's numbers in the order of their starts."""
+        found: list[list[int]] = [[] for _ in self.limits]
         for number in sorted(range(len(starts)), key=starts.__getitem__):
-            letter = number // m
-            start = clocks[workers[letter]]
-            for offset, least in waits[letter]:
-                ready = found[number + offset] + least
-                if ready > start:
-                    start = ready
-            found[number] = start
-            clocks[workers[letter]] = start + durations[letter]
+            found[self.workers[number // self.num_microbatches]].append(number)
         return found
 
     def orders(self, starts: Sequence[int]) -> list[list[Action]]:
         """Each worker's actions in the order of their starts."""
-        found: list[list[Action]] = [[] for _ in self.limits]
-        for number in sorted(range(len(starts)), key=starts.__getitem__):
-            found[self.workers[number // self.num_microbatches]].append(self.action(number))
-        return found
+        return [[self.action(number) for number in sequence] for sequence in self.sequences(starts)]
 
     def mirrored(self) -> "Network":
         """The same work with time reversed."""
@@ -183,6 +153,15 @@ class Network:
             acquires=self.releases,
             releases=self.acquires,
         )
+
+
+@cache
+def inputs_of(num_stages: int) -> tuple[int, ...]:
+    """By letter the letter of another stage whose k-th must have ended before its own k-th starts, or NOTHING."""
+    found = []
+    for stage in range(num_stages):
+        found += [3 * stage - 3 if stage else NOTHING, 3 * stage + 4 if stage < num_stages - 1 else NOTHING, NOTHING]
+    return tuple(found)
 
 
 def network_of(work: SplitWork) -> Network:

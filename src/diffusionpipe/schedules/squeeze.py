@@ -72,7 +72,7 @@ def squeezed(network: Network, orders: Sequence[Sequence[int]]) -> Iterator[tupl
         left = _times(network, starts)
         yield left, starts
         starts = _reversed(network, _pulled(mirrored, _reversed(network, starts)))
-        right = _times(network, network.compact(starts))
+        right = _times(network, network.starts(network.sequences(starts)))
         yield right, starts
         best = min(best, left, right)
         if best == before:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from diffusionpipe.errors import ModelError, RecipeError
+from diffusionpipe.ir.combinations import Feature, refusal
 from diffusionpipe.models.folder import model_index
 from diffusionpipe.models.graph import LayerGraph
 from diffusionpipe.trainer.data.batch import TOKENS, Tokenizer, token_ids
@@ -42,9 +43,7 @@ def raw_conditions(wish: Wish, graph: LayerGraph, folder: Path, settings: Sampli
     """
     inputs = {spec.name for spec in graph.inputs}
     if "condition" in inputs:
-        raise ModelError(
-            "the model needs a conditioning picture, which prompts cannot give; draw with diffusers' pipeline"
-        )
+        raise ModelError(refusal(Feature.CONTROLNET, Feature.PICTURES))
     if "input_ids" in inputs:
         if not wish.prompts:
             raise RecipeError("the model draws from captions; give prompts, not labels")

@@ -62,7 +62,7 @@ def launch(
 
     Raises:
         ConfigError: the port is in use, or the rank that failed first raised one: its text.
-        NonFiniteLossError: the loss is not finite; the same would happen again.
+        TrainingError: of the loss or the weights; the same would happen again.
         PeerError: a rank failed in another way; the text names it.
     """
     if ranks < 1:

@@ -280,8 +280,7 @@ class Stepper:
             many = f", after {MOST_SKIPPED} skipped steps in a row" if self._spikes.reaction is OnSpike.SKIP else ""
             raise LossSpikeError(
                 f"step {step + 1}: {spike}{many}; nothing was updated.\n"
-                "Lower optimizer.learning_rate or training.clip_norm, or set training.on_spike to another value; then "
-                "continue with --resume latest."
+                "Lower optimizer.learning_rate or training.clip_norm, or set training.on_spike to another value."
             )
         if self._session.is_first:
             logger.warning('step=%d skipped_step=True reason="%s"', step + 1, spike)
@@ -312,14 +311,12 @@ class Stepper:
             return NonFiniteLossError(
                 f"{start}. It is so for every sample of the batch, so the weights or the learning rate are the cause, "
                 "not the pictures; nothing was updated.\n"
-                "The last checkpoints are kept. Lower optimizer.learning_rate or set training.clip_norm; then continue "
-                "with --resume latest, or with --resume STEP from an earlier one."
+                "Lower optimizer.learning_rate or set training.clip_norm."
             )
         named = f"samples {', '.join(self._names_of(step, positions))}" if positions else "no single sample"
         return NonFiniteLossError(
             f"{start}, from {named}; nothing was updated.\n"
-            "The last checkpoints are kept. Look at these samples, lower optimizer.learning_rate, or set "
-            "training.clip_norm; then continue with --resume latest."
+            "Look at these samples, lower optimizer.learning_rate, or set training.clip_norm."
         )
 
 

@@ -75,6 +75,22 @@ def problem_of_shapes(
     )
 
 
+def problem_of_step(name: str, dimensions: int, arguments: Mapping[str, object], device: str) -> str | None:
+    """Why the optimizer cannot step on this kind of device, as with `capturable` on a CPU; None if it can.
+
+    A parameter of so many dimensions is tried; the constructor must take the arguments.
+    """
+    parameter = nn.Parameter(torch.zeros((2,) * dimensions, device=device))
+    optimizer = build_optimizer(name, {"parameter": parameter}, 1e-3, arguments)
+    assert optimizer is not None, "it has a parameter"
+    try:
+        _example_state(optimizer, parameter)
+    except (AssertionError, RuntimeError, TypeError, ValueError) as error:
+        given = ", ".join(f"{key}={value!r}" for key, value in arguments.items()) or "none"
+        return f"{name} cannot step on {device} with these ({given}), so change them: {error}"
+    return None
+
+
 def set_learning_rate(optimizer: torch.optim.Optimizer | None, learning_rate: float) -> None:
     """Sets the learning rate of the next update."""
     for group in optimizer.param_groups if optimizer is not None else ():
@@ -88,7 +104,8 @@ def state_per_parameter(name: str, arguments: Mapping[str, object]) -> int:
         RecipeError: as `build_optimizer`.
     """
     stand_in = nn.Parameter(torch.zeros(2, 2))
-    optimizer = build_optimizer(name, {"stand_in": stand_in}, 1e-3, arguments)
+    usable = {key: value for key, value in arguments.items() if key != "capturable"}  # which a CPU cannot have
+    optimizer = build_optimizer(name, {"stand_in": stand_in}, 1e-3, usable)
     assert optimizer is not None, "it has a parameter"
     return sum(value.shape == stand_in.shape for value in _example_state(optimizer, stand_in).values())
 

@@ -16,7 +16,7 @@ from diffusionpipe.trainer.data.dataset import Condition, Dataset, scan
 from diffusionpipe.trainer.data.dataset_form import DATASETS
 from diffusionpipe.trainer.data.skipped import FILE, Skipping
 from diffusionpipe.trainer.guidance import trained_guidance
-from diffusionpipe.trainer.optimizer import problem_of_shapes
+from diffusionpipe.trainer.optimizer import problem_of_shapes, problem_of_step
 from diffusionpipe.trainer.recipe import OnError, Recipe
 from diffusionpipe.trainer.run_lock import acquire, join
 from diffusionpipe.trainer.screen import Work
@@ -127,16 +127,21 @@ def _scan(opened: Model, work: Work, others: tuple[Check, ...]) -> tuple[Dataset
 
 
 def check_optimizer(opened: Model) -> None:
-    """Refuse an optimizer that cannot take what is trained, before anything is measured.
+    """Refuse an optimizer that cannot train these parameters on this device, before anything is measured.
 
     Raises:
-        ConfigError: names the parameters.
+        ConfigError: names the parameters, or the arguments.
     """
     settings = opened.recipe.optimizer
     shapes = {p.name: p.shape for p in opened.model.parameters if p.is_trainable}
     problem = problem_of_shapes(settings.name, shapes, settings.learning_rate, settings.arguments)
     if problem is not None:
         raise ConfigError(f"optimizer.name: {problem}")
+    problem = problem_of_step(
+        settings.name, max(map(len, shapes.values()), default=2), settings.arguments, opened.device
+    )
+    if problem is not None:
+        raise ConfigError(f"optimizer.arguments: {problem}")
 
 
 def _augmentation(recipe: Recipe) -> Augmentation:

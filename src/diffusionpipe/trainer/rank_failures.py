@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from diffusionpipe.errors import ConfigError, NonFiniteLossError, PeerError
+from diffusionpipe.errors import ConfigError, PeerError, TrainingError
 from diffusionpipe.runtime.error_file import FailureNote
 from diffusionpipe.trainer.exit_status import ExitStatus, of_signal, signal_name
 
@@ -13,7 +13,7 @@ _TAIL = 30
 """Lines of a rank's log that are shown when it left no note."""
 _ESCALATION = 20
 """Seconds after the first failure from which a SIGKILL counts as the agent's own (it waits 30 s)."""
-_KEPT = "The other ranks have stopped; the last checkpoint is kept. Resume with --resume latest."
+_STOPPED = "The other ranks have stopped."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,20 +72,20 @@ def first_failure(failures: Sequence[RankFailure]) -> RankFailure:
     return min(failures, key=order)
 
 
-def error_of(failure: RankFailure, log_folder: Path) -> ConfigError | NonFiniteLossError | PeerError:
+def error_of(failure: RankFailure, log_folder: Path) -> ConfigError | TrainingError | PeerError:
     """The error that tells the user about `failure`."""
     rank, note = failure.rank, failure.note
     if note is not None:
-        text = note.message if note.is_consequence or note.is_common else f"rank {rank}: {note.message}"
         if note.would_recur:
-            return NonFiniteLossError(text)
+            return TrainingError(note.message)  # all ranks have raised it
+        text = note.message if note.is_consequence or note.is_common else f"rank {rank}: {note.message}"
         return ConfigError(text) if note.exit_code == 2 else PeerError(text)
     if failure.frozen is not None:
-        return PeerError(f"rank {rank} was frozen, {failure.frozen}, so the launcher ended it. {_KEPT}")
+        return PeerError(f"rank {rank} was frozen, {failure.frozen}, so the launcher ended it. {_STOPPED}")
     if failure.exit_code < 0:
         number = -failure.exit_code
         why = "; the system may have run out of memory" if number == signal.SIGKILL else ""
-        text = f"rank {rank} was killed by signal {number} ({signal_name(number)}){why}. {_KEPT}"
+        text = f"rank {rank} was killed by signal {number} ({signal_name(number)}){why}. {_STOPPED}"
         return PeerError("\n".join([text, *_end_of_log(log_folder, rank)]))
     text = f"rank {rank} failed with exit status {failure.exit_code}"
     if log := _end_of_log(log_folder, rank):

@@ -27,7 +27,7 @@ Wait = Callable[[Seconds], int | None]
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class Reached:
     """How far a run has ever come."""
 
     step: int
@@ -35,17 +35,17 @@ class Progress:
     checkpoints: int
     """Checkpoints written."""
 
-    def at_least(self, other: "Progress") -> "Progress":
+    def at_least(self, other: "Reached") -> "Reached":
         """The further of both in each respect."""
-        return Progress(max(self.step, other.step), max(self.checkpoints, other.checkpoints))
+        return Reached(max(self.step, other.step), max(self.checkpoints, other.checkpoints))
 
 
-def progress_of(run_folder: Path) -> Progress:
-    """How far the run in a folder is."""
-    return Progress(last_step(run_folder), num_written(run_folder))
+def reached_in(run_folder: Path) -> Reached:
+    """How far the run in a folder has come."""
+    return Reached(last_step(run_folder), num_written(run_folder))
 
 
-def reason_to_give_up(history: Sequence[Progress], max_restarts: int) -> str | None:
+def reason_to_give_up(history: Sequence[Reached], max_restarts: int) -> str | None:
     """Why a job that crashed is not started once more; None if it is.
 
     Args:
@@ -82,8 +82,8 @@ def with_restarts(
     Raises:
         PeerError: the last crash, if it is given up.
     """
-    history: list[Progress] = []
-    before = progress_of(run_folder)
+    history: list[Reached] = []
+    before = reached_in(run_folder)
     text, now = "", resume
     while True:
         try:
@@ -92,7 +92,7 @@ def with_restarts(
             if max_restarts == 0:
                 raise
             text = str(error)  # the error itself holds the frames that hold the port
-        history.append(progress_of(run_folder).at_least(history[-1] if history else before))
+        history.append(reached_in(run_folder).at_least(history[-1] if history else before))
         if (why := reason_to_give_up(history, max_restarts)) is not None:
             raise PeerError(f"{text}\n{why}")
         restart, seconds = len(history), pause_before(len(history))

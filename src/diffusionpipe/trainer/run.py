@@ -15,12 +15,12 @@ from time import perf_counter
 
 import torch.distributed as dist
 
-from diffusionpipe.errors import NonFiniteLossError, PeerError
+from diffusionpipe.errors import NonFiniteLossError, TrainingError
 from diffusionpipe.ir.files import write_plan, write_timeline
 from diffusionpipe.runtime.process_group import Job
 from diffusionpipe.runtime.progress import RECORDING, STEP
 from diffusionpipe.runtime.stall import stacks_file
-from diffusionpipe.trainer.checkpoints.checkpoint_folder import latest
+from diffusionpipe.trainer.checkpoints.checkpoint_folder import kept_of, latest
 from diffusionpipe.trainer.checkpoints.run_checkpoints import RunCheckpoints
 from diffusionpipe.trainer.checkpoints.training_state import load_training
 from diffusionpipe.trainer.copy_memory import saves_beside_training
@@ -77,6 +77,7 @@ def _run(recipe: Recipe, job: Job, hooks: Hooks, resume: str | None) -> int:
     """`run`, once the folder is this job's."""
     folder, is_first = recipe.run.folder, job.membership.rank == 0
     job.progress.configure(recipe.run.stuck_after, folder / LOGS)
+    job.watchdog.remedy = lambda: "" if job.membership.is_heard else kept_of(folder).remedy()
     prepare_folder(folder, resume)
     stacks_file(folder / LOGS, job.membership.rank).unlink(missing_ok=True)
     screen = hooks.screen if is_first else Screen(speaks=False)
@@ -94,7 +95,7 @@ def _run(recipe: Recipe, job: Job, hooks: Hooks, resume: str | None) -> int:
     except BaseException:
         trackers.close()
         raise
-    stopping = Stopping(folder=folder if session.is_first else None, peer_failure=lambda: _peer_failure(job))
+    stopping = Stopping(folder=folder if session.is_first else None, peer_failure=job.watchdog.failure)
     with stopping.listening():
         state = RunState(
             session=session,
@@ -122,15 +123,17 @@ def _run(recipe: Recipe, job: Job, hooks: Hooks, resume: str | None) -> int:
             )
         try:
             _train(state)
+            if state.checkpoints.saved != state.step:
+                _save(state, is_last=True)
+            state.checkpoints.finish()
         except BaseException as error:
             state.checkpoints.leave(error)
+            if isinstance(error, TrainingError):  # after the last checkpoint is complete
+                raise type(error)(f"{error}\n{kept_of(folder).remedy(may_be_ruined=True)}") from error
             raise
         finally:
             if state.metrics is not None:
                 state.metrics.close()
-        if state.checkpoints.saved != state.step:
-            _save(state, is_last=True)
-        state.checkpoints.finish()
     _finish(state)
     return state.step
 
@@ -163,12 +166,6 @@ def _announce(state: RunState, checkpoint: Path | None) -> None:
             checkpoint=checkpoint,
         )
         state.hooks.announce(start)
-
-
-def _peer_failure(job: Job) -> PeerError | None:
-    """The death of another rank that the watchdog knows of."""
-    verdict = job.watchdog.verdict
-    return PeerError(verdict.message(job.membership.rank)) if verdict is not None else None
 
 
 def _write_documents(session: Session) -> None:
@@ -304,8 +301,7 @@ def _evaluate(state: RunState) -> None:
         if not isfinite(result.loss):
             raise NonFiniteLossError(
                 f"step {state.step}: the validation loss is {result.loss}, so these weights are not saved.\n"
-                "The last checkpoints are kept. Lower optimizer.learning_rate or set training.clip_norm; then continue "
-                "with --resume latest."
+                "Lower optimizer.learning_rate or set training.clip_norm."
             )
         state.validated = state.step
         if state.metrics is not None:

@@ -206,6 +206,19 @@ def acquire(
     return RunLock(path, descriptor, beats=True, timing=timing, on_loss=on_loss)
 
 
+def is_held(folder: Path) -> bool:
+    """Whether a job uses the folder, as far as can be seen at a glance; it may be this process's own."""
+    try:
+        descriptor = _open(folder / NAME)
+    except OSError:
+        return False
+    try:
+        is_locked = _lock(descriptor, fcntl.LOCK_EX)
+        return life_of(_read(descriptor), this_member(0), is_locked=is_locked) not in {Life.NONE, Life.GONE}
+    finally:
+        os.close(descriptor)
+
+
 def join(folder: Path, launcher: int, *, on_loss: Callable[[str], None], timing: Timing = USUAL) -> RunLock | None:
     """The lock that this rank's launcher holds, held by this rank too; None if the launcher holds none."""
     try:

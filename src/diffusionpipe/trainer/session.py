@@ -49,6 +49,8 @@ class Model:
     prediction: Prediction
     graph: LayerGraph
     model: ModelGraph
+    device: str
+    """The kind of device that will train it."""
 
 
 @dataclass(kw_only=True)
@@ -170,12 +172,13 @@ def open_model(recipe: Recipe, job: Job) -> Model:
     Raises:
         ConfigError: on every rank, as `build_model`.
     """
+    device = job.device.type
 
     def build() -> Model:
         folder = resolve_folder(recipe.model.path)
-        graph, model = build_model(recipe, folder, job.device.type)
+        graph, model = build_model(recipe, folder, device)
         prediction = prediction_of(recipe, folder)
-        return Model(recipe=recipe, folder=folder, prediction=prediction, graph=graph, model=model)
+        return Model(recipe=recipe, folder=folder, prediction=prediction, graph=graph, model=model, device=device)
 
     return on_all(build)
 

@@ -4,7 +4,6 @@ import pytest
 from planner import synthetic
 
 from diffusionpipe.costs import Device
-from diffusionpipe.costs.memory import offloaded_bytes
 from diffusionpipe.errors import ConfigError
 from diffusionpipe.planner.choice import choose
 from diffusionpipe.planner.pricing.encoders import components_of, encode_chunks_of
@@ -15,6 +14,7 @@ from diffusionpipe.planner.rivals.baselines import best_of, data_parallel
 from diffusionpipe.planner.search.judge import Judge
 from diffusionpipe.planner.search.naming import ON_HOST
 from diffusionpipe.timing.legal import check
+from diffusionpipe.timing.memory import offloaded_bytes
 
 GB = 10**9
 TEXT = "text.0"

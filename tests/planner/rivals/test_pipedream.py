@@ -3,31 +3,9 @@ from itertools import combinations, product
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from planner.rivals.vgg16 import GB, vgg16
 
 from diffusionpipe.planner.rivals.pipedream import pipedream
-
-GB = 1e9
-
-VGG16 = """
-17.972 77070336 0, 46.920 1644167168 7168, 9.999 1644167168 0, 159.531 1644167168 147712, 9.766 1644167168 0,
-9.374 411041792 0, 54.803 822083584 295424, 5.097 822083584 0, 75.441 822083584 590336, 5.133 822083584 0,
-4.999 205520896 0, 29.149 411041792 1180672, 2.757 411041792 0, 44.481 411041792 2360320, 3.103 411041792 0,
-48.133 411041792 2360320, 2.870 411041792 0, 2.682 102760448 0, 23.823 205520896 4720640, 1.722 205520896 0,
-37.259 205520896 9439232, 1.527 205520896 0, 40.445 205520896 9439232, 1.523 205520896 0, 1.583 51380224 0,
-12.989 51380224 9439232, 1.050 51380224 0, 11.466 51380224 9439232, 0.653 51380224 0, 12.690 51380224 9439232,
-0.630 51380224 0, 0.787 12845056 0, 0 12845056 0, 7.050 2097152 411058176, 0.407 2097152 0, 0 2097152 0,
-1.443 2097152 67125248, 0.309 2097152 0, 0 2097152 0, 0.941 512000 16388000
-"""
-"""Forward and backward in ms, output and parameter bytes of each layer: the profile of VGG-16 that PipeDream's
-repository publishes (msr-fiddle/pipedream, profiler/image_classification/profiles/vgg16, MIT licence), without the
-node that only reads a size."""
-
-
-def vgg16():
-    rows = [line.split() for line in VGG16.replace("\n", " ").split(",")]
-    times = [float(row[0]) / 1e3 for row in rows]
-    times[0] = 0.0  # reading the input is no work of the pipeline
-    return times, [int(row[1]) for row in rows], [int(row[2]) for row in rows]
 
 
 def test_vgg16_on_one_device_takes_all_its_time():

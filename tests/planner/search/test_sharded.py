@@ -148,8 +148,8 @@ def test_what_cannot_be_sharded_is_refused(given, num_ranks, message):
 @pytest.mark.parametrize(
     ("sizes", "message"),
     [
-        ({"data_parallel": 1}, "need data-parallel copies"),
-        ({"data_parallel": 2, "stages": 2, "replicas": (2, 1)}, "replicas of stages cannot shard"),
+        ({"data_parallel": 1}, "sharded parameters need copies"),
+        ({"data_parallel": 2, "stages": 2, "replicas": (2, 1)}, "replicas of stages cannot be sharded"),
         ({"data_parallel": 2, "stages": 2, "schedule": "chimera", "microbatches": 2}, "cannot be sharded"),
     ],
 )

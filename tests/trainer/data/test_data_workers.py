@@ -6,6 +6,7 @@ import time
 from contextlib import closing
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
 import worker_batches
@@ -22,6 +23,15 @@ from diffusionpipe.trainer.data.data_workers import DataWorkers
 if __name__ == "__main__":
     with closing(DataWorkers(worker_batches.large, range(4), 1)) as workers:
         print([float(workers.take(step)["pixels"].sum()) / 2**18 for step in range(4)])
+"""
+STOPPED = """
+import time
+import worker_batches
+from diffusionpipe.trainer.data.data_workers import DataWorkers
+if __name__ == "__main__":
+    workers = DataWorkers(worker_batches.pid, range(9), 1)
+    print(int(workers.take(0)["pid"]), flush=True)
+    time.sleep(60)
 """
 
 
@@ -75,6 +85,21 @@ def test_a_killed_worker_ends_the_wait_and_is_named():
         os.kill(worker, signal.SIGKILL)
         with pytest.raises(DataError, match=rf"step 1: the data worker \(process {worker}\).*SIGKILL.*memory"):
             workers.take(1)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="no other system can do it")
+def test_a_stopped_worker_ends_with_its_rank(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(STOPPED)
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[1]), *sys.path])}
+    rank = subprocess.Popen([sys.executable, str(script)], env=environment, stdout=subprocess.PIPE, text=True)
+    worker = psutil.Process(int(rank.stdout.readline()))
+    worker.suspend()
+    rank.kill()
+    rank.wait()
+    psutil.wait_procs([worker], timeout=20)
+    assert not worker.is_running() or worker.status() == psutil.STATUS_ZOMBIE
 
 
 def test_a_stuck_worker_shows_where_it_is():

@@ -91,7 +91,7 @@ class Layout:
     """Parts of every block, each reduced as soon as its own gradients are complete. 0, for sharded parameters alone:
     as many as `sharded_buckets` says."""
     orders: Schedule | None = None
-    """Orders of compute actions made for these very sizes, which `schedule` only names; None: the family's."""
+    """Orders of compute actions made for these very sizes, in place of those of `schedule`; None: the family's."""
     offload_frozen: bool = False
     """Whether the frozen part's parameters rest in host memory and come to the device layer by layer, as they run."""
     sample_batch: int = 0
@@ -130,8 +130,11 @@ class Layout:
         """
         size = self.batch // (self.data_parallel * self.microbatches)
         if self.orders is not None:
-            (pipeline,) = self.orders.placement.pipelines
-            return connect(self.orders, pipeline.edges, microbatches=(max(size, 1),) * len(pipeline.microbatches))
+            schedule = self.orders
+            for number, pipeline in enumerate(schedule.placement.pipelines):
+                sizes = (max(size, 1),) * len(pipeline.microbatches)
+                schedule = connect(schedule, pipeline.edges, microbatches=sizes, pipeline=number)
+            return schedule
         return generated(self.schedule, self.stages, self.microbatches, max(size, 1))
 
     def places(self) -> tuple[int, ...]:

@@ -7,6 +7,7 @@ from diffusionpipe.costs import ModelGraph
 from diffusionpipe.costs.sharding import blocks_in_common
 from diffusionpipe.errors import ConfigError
 from diffusionpipe.ir import Schedule
+from diffusionpipe.ir.combinations import Feature, refusal
 from diffusionpipe.ir.schedule import lone_blocks
 
 LARGE_BLOCK = 2**23
@@ -18,9 +19,9 @@ MIN_BUCKETS = 4
 def sharding_problems(data_parallel: int, replicas: Sequence[int]) -> Iterator[str]:
     """What in these sizes has no meaning with sharded parameters."""
     if data_parallel == 1:
-        yield "sharded parameters need data-parallel copies to share them; use 2 or more copies, or leave out sharded"
+        yield refusal(Feature.SHARDED, Feature.ONE_COPY)
     if max(replicas, default=1) > 1:
-        yield "replicas of stages cannot shard their parameters; use data-parallel copies instead"
+        yield refusal(Feature.SHARDED, Feature.REPLICAS)
 
 
 def check_homes(schedule: Schedule) -> None:
@@ -30,10 +31,7 @@ def check_homes(schedule: Schedule) -> None:
         ConfigError: it does.
     """
     if {stage.weights for stage in schedule.placement.stages} - lone_blocks(schedule):
-        raise ConfigError(
-            f"the schedule {schedule.name!r} has copies of its blocks on several workers, which cannot be sharded; "
-            "use another schedule"
-        )
+        raise ConfigError(refusal(Feature.SHARDED, Feature.TWO_DIRECTIONS, schedule=schedule.name))
 
 
 def check_shardable(graph: ModelGraph, blocks: Sequence[Sequence[str]]) -> None:
@@ -43,10 +41,8 @@ def check_shardable(graph: ModelGraph, blocks: Sequence[Sequence[str]]) -> None:
         ConfigError: they do.
     """
     if common := blocks_in_common(graph, blocks):
-        raise ConfigError(
-            f"{next(iter(common))} is read by layers of several blocks ({len(common)} such parameters), so it "
-            "cannot be sharded; leave out sharded"
-        )
+        why = refusal(Feature.SHARDED, Feature.TIED, parameter=next(iter(common)), count=len(common))
+        raise ConfigError(why)
 
 
 def sharded_buckets(graph: ModelGraph, partition: Sequence[Sequence[str]]) -> int:

@@ -3,7 +3,6 @@
 from collections.abc import Mapping, Sequence
 from itertools import product
 
-from diffusionpipe.costs.memory import peak_memory
 from diffusionpipe.passes import PlacedFill
 from diffusionpipe.planner.assembly.build import Filler, Unfilled
 from diffusionpipe.planner.filling.fills import FillOptions, frozen_layers, plan_fills
@@ -11,6 +10,7 @@ from diffusionpipe.planner.pricing.encoders import frozen_workspace
 from diffusionpipe.planner.pricing.layer_table import checkpointed_layers
 from diffusionpipe.planner.pricing.offload import encoder_bytes
 from diffusionpipe.planner.pricing.stage_costs import Setting, worker_speeds
+from diffusionpipe.timing.memory import peak_memory
 from diffusionpipe.units import Bytes
 
 

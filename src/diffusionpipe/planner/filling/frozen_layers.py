@@ -8,6 +8,7 @@ from itertools import accumulate
 from diffusionpipe.costs import Profile
 from diffusionpipe.errors import ConfigError
 from diffusionpipe.ir import Range
+from diffusionpipe.ir.combinations import Feature, refusal
 from diffusionpipe.units import Seconds
 
 
@@ -117,7 +118,7 @@ def check_options(options: FillOptions, frozen: FrozenLayers, num_workers: int) 
     """
     problems = []
     if not frozen.num_layers:
-        problems.append("there are no frozen layers to fill with; run the schedule as it is")
+        problems.append(refusal(Feature.FILL, Feature.NO_ENCODERS))
     if not options.chunks or min(options.chunks) < 1 or (options.max_chunk is not None and options.max_chunk < 1):
         problems.append(f"chunks {options.chunks} of at most {options.max_chunk}: a chunk has at least 1 sample")
     if options.open_chunks < 1 or not options.overhead >= 0:

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from diffusionpipe.costs import ModelGraph
+from diffusionpipe.costs.memory import encoding_of
 from diffusionpipe.planner.pricing.stage_costs import Setting
 from diffusionpipe.units import Bytes
 
@@ -34,8 +35,7 @@ def components_of(graph: ModelGraph) -> Mapping[str, Sequence[str]]:
 
 def frozen_workspace(setting: Setting, layers: Sequence[str], chunk: int) -> Bytes:
     """The most that one of these frozen layers needs while so many samples run through it."""
-    profile = setting.profile
-    return max((profile.activation(n, chunk) + profile.workspace(n, chunk) for n in layers), default=0)
+    return max((encoding_of(layer, chunk, setting.profile) for layer in layers), default=0)
 
 
 def host_sets(memories: Sequence[Bytes]) -> tuple[tuple[int, ...], ...]:

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from diffusionpipe.errors import ConfigError
+from diffusionpipe.ir.combinations import Feature, refusal
 from diffusionpipe.schedules import REGISTRY, generator_of
 from diffusionpipe.schedules.traits import is_chain
 
@@ -65,10 +66,10 @@ def _problems(given: Given, batch: int, num_ranks: int) -> Iterator[str]:
         )
         return
     if given.sharded and not given.allows(units=1, data_parallel=num_ranks):
-        yield "with sharded, the search puts a copy of the whole model on each rank; leave out stages and data_parallel"
+        yield refusal(Feature.SHARDED, Feature.GIVEN_PIPELINES)
         return
     if given.sharded and num_ranks == 1:
-        yield "one rank cannot shard its parameters; start more ranks, or leave out sharded"
+        yield refusal(Feature.SHARDED, Feature.ONE_RANK)
         return
     parts = [copies * (given.microbatches or 1) for copies in allowed]
     if all(batch % part for part in parts):

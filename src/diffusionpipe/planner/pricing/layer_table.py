@@ -10,6 +10,7 @@ from math import prod
 from operator import add
 
 from diffusionpipe.costs import LayerSpec, ModelGraph, ParameterSpec, Profile, Workload
+from diffusionpipe.costs.memory import copies_of, workspace_of
 from diffusionpipe.costs.sharding import gathered_bytes
 from diffusionpipe.units import Bytes, Seconds
 
@@ -108,7 +109,7 @@ class LayerTable:
     @cached_property
     def copies(self) -> tuple[Bytes, ...]:
         """Running sums of the bytes of the copies that live as long as an iteration."""
-        sizes = (0 if n in self.checkpointed else self.profile.copies(n, self.workload) for n in self.names)
+        sizes = (copies_of(name, self.profile, self.workload, self.checkpointed) for name in self.names)
         return tuple(accumulate(sizes, initial=0))
 
     def _running(self, cost: Callable[[str], float]) -> tuple[float, ...]:
@@ -240,11 +241,8 @@ class LayerTable:
     def workspace(self, first: int, stop: int, samples: float) -> Bytes:
         """The most that one of these layers needs beyond what is kept, a recomputed one all that it else would keep."""
         if samples not in self._workspace:
-            profile = self.profile
             self._workspace[samples] = tuple(
-                profile.workspace(n, samples)
-                + (profile.recomputed(n, samples, self.workload) if n in self.checkpointed else 0)
-                for n in self.names
+                workspace_of(name, samples, self.profile, self.workload, self.checkpointed) for name in self.names
             )
         return max(self._workspace[samples][first:stop])
 

@@ -8,9 +8,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 
 from diffusionpipe.costs import Profile
-from diffusionpipe.costs.memory import offloaded_bytes
 from diffusionpipe.errors import ConfigError
+from diffusionpipe.ir.combinations import Feature, refusal
 from diffusionpipe.planner.pricing.stage_costs import Setting, frozen_bytes
+from diffusionpipe.timing.memory import offloaded_bytes
 from diffusionpipe.units import Bytes, Seconds
 
 WORTH = 16
@@ -57,7 +58,7 @@ def check_offload(setting: Setting) -> None:
         ConfigError: there is no frozen part, or the cluster does not say how fast devices copy from the host.
     """
     if not setting.graph.frozen_layers:
-        raise ConfigError("offload_frozen: the model has no frozen part; leave it out")
+        raise ConfigError(f"offload_frozen: {refusal(Feature.OFFLOAD, Feature.NO_ENCODERS)}")
     if not can_offload(setting):
         raise ConfigError(
             f"offload_frozen: the cluster {setting.cluster.name} does not say how fast its devices copy from host "

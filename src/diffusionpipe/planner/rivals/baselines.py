@@ -22,6 +22,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
 
+from diffusionpipe.costs.memory import use_of
 from diffusionpipe.planner.assembly.partition import balanced_cuts
 from diffusionpipe.planner.pricing.arrangement import Arrangement, arrangements
 from diffusionpipe.planner.pricing.collectives import all_gather, all_reduce
@@ -37,8 +38,8 @@ from diffusionpipe.units import Bytes, Seconds
 DDP_BUCKET = 25 * 2**20
 """Bytes of gradients that torch's DistributedDataParallel sums at a time."""
 MAX_MICROBATCHES = 128
-DDP = "data parallel (overlapped)"
-DDP_AFTER = "data parallel"
+DDP = "DDP"
+DDP_AFTER = "DDP (no overlap)"
 ZERO3 = "ZeRO-3 / FSDP"
 
 
@@ -58,6 +59,10 @@ class Baseline:
     """Peak memory of each rank of a pipeline; one figure where all ranks hold the same."""
     overflow: Bytes
     """By how much the fullest device's memory is exceeded; negative: what is left."""
+    updated: float = 0.0
+    """Trained parameters that each rank updates, where all update as many."""
+    is_copy: bool = False
+    """Whether every rank holds the whole model."""
     candidate: Candidate | None = None
     """Of the pipelines."""
 
@@ -165,17 +170,17 @@ def data_parallel(judge: Judge, *, is_overlapped: bool) -> Baseline | None:
     """
     name = DDP if is_overlapped else DDP_AFTER
     best: Baseline | None = None
-    for rows, count in _accumulations(judge):
+    for rows, count in accumulations(judge):
         samples = rows / count
-        passes, last = _data_parallel_times(judge, samples, is_overlapped=is_overlapped)
+        passes, last = data_parallel_times(judge, samples, is_overlapped=is_overlapped)
         held = judge.footprint.stage_bytes(0, judge.tables.num_layers, samples, count, 1)
-        one = _replicated(judge, name, count, (count - 1) * passes + last, count * passes, held)
+        one = replace(_replicated(judge, name, count, (count - 1) * passes + last, count * passes, held), is_copy=True)
         if best is None or is_better(one, best):
             best = one
     return best
 
 
-def _accumulations(judge: Judge) -> Iterator[tuple[int, int]]:
+def accumulations(judge: Judge) -> Iterator[tuple[int, int]]:
     """(samples of a rank, parts in which they are done)."""
     batch, ranks = judge.setting.workload.batch, judge.setting.cluster.num_ranks
     if batch % ranks == 0:
@@ -183,7 +188,7 @@ def _accumulations(judge: Judge) -> Iterator[tuple[int, int]]:
         yield from ((rows, count) for count in range(1, min(rows, MAX_MICROBATCHES) + 1) if rows % count == 0)
 
 
-def _data_parallel_times(judge: Judge, samples: float, *, is_overlapped: bool) -> tuple[Seconds, Seconds]:
+def data_parallel_times(judge: Judge, samples: float, *, is_overlapped: bool) -> tuple[Seconds, Seconds]:
     """Seconds of one forward and backward without and with the sum of the gradients."""
     table, cluster = judge.tables.table, judge.setting.cluster
     sums = table.sums(samples, 1)  # it casts for each part of the batch anew
@@ -212,17 +217,19 @@ def _replicated(judge: Judge, name: str, count: int, step: Seconds, busy: Second
         busy=judge.tables.frozen_seconds + busy,
         held=(held,),
         overflow=held - smallest,
+        updated=judge.tables.table.trained[-1],
     )
 
 
 def zero3(judge: Judge) -> Baseline | None:
     """ZeRO-3, as FSDP runs it layer by layer; None where the batch cannot be shared equally."""
     best: Baseline | None = None
-    for rows, count in _accumulations(judge):
+    for rows, count in accumulations(judge):
         samples = rows / count
-        busy, step = _zero3_times(judge, samples)
-        held = _zero3_bytes(judge, samples, count)
+        busy, step = zero3_times(judge, samples)
+        held = zero3_bytes(judge, samples, count)
         one = _replicated(judge, ZERO3, count, count * step, count * busy, held)
+        one = replace(one, updated=one.updated / judge.setting.cluster.num_ranks)
         if one.overflow > 0 and judge.footprint.frozen_bytes and not judge.setting.workload.offload_frozen:
             one = _with_sharded_encoders(judge, one, rows)
         if best is None or is_better(one, best):
@@ -265,12 +272,12 @@ def _gathering(gathers: Sequence[Seconds], computes: Sequence[Seconds]) -> Secon
     return now
 
 
-def _gathered_bytes(judge: Judge) -> list[Bytes]:
+def gathered_bytes(judge: Judge) -> list[Bytes]:
     """Of each layer: parameters travel in the precision in which they are used."""
     return [after - before for before, after in pairwise(judge.tables.table.gathered_bytes)]
 
 
-def _zero3_times(judge: Judge, samples: float) -> tuple[Seconds, Seconds]:
+def zero3_times(judge: Judge, samples: float) -> tuple[Seconds, Seconds]:
     """Compute of one forward and backward, and its time with all communication, which uses one queue."""
     table, cluster, num_layers = judge.tables.table, judge.setting.cluster, judge.tables.num_layers
     sums, ranks = table.sums(samples), range(cluster.num_ranks)
@@ -278,7 +285,7 @@ def _zero3_times(judge: Judge, samples: float) -> tuple[Seconds, Seconds]:
     casts = [(table.casts[i + 1] - table.casts[i]) / len(ranks) / slowest for i in range(num_layers)]
     gathers = [
         cast + all_gather(cluster, num_bytes, ranks)
-        for cast, num_bytes in zip(casts, _gathered_bytes(judge), strict=True)
+        for cast, num_bytes in zip(casts, gathered_bytes(judge), strict=True)
     ]
     gradients = [
         (table.trained[i + 1] - table.trained[i]) * judge.setting.workload.gradient_bytes for i in range(num_layers)
@@ -297,13 +304,13 @@ def _zero3_times(judge: Judge, samples: float) -> tuple[Seconds, Seconds]:
     return (sums.forward[-1] + sums.backward[-1]) / slowest, max(now, free)
 
 
-def _zero3_bytes(judge: Judge, samples: float, count: int) -> Bytes:
+def zero3_bytes(judge: Judge, samples: float, count: int) -> Bytes:
     """A part of all parameters, two gathered layers, the gradients of one; the rest as in data parallelism."""
     workload, table = judge.setting.workload, judge.tables.table
     whole = judge.footprint.stage_bytes(0, judge.tables.num_layers, samples, count, 1) - table.copies[-1]
-    held = table.trained[-1] * workload.bytes_per_trained + table.frozen_bytes[-1]
+    held = use_of(table.trained[-1], workload, frozen=table.frozen_bytes[-1]).total
     largest = max(table.trained[i + 1] - table.trained[i] for i in range(judge.tables.num_layers))
-    gathered = 2 * max(_gathered_bytes(judge)) + largest * workload.gradient_bytes
+    gathered = 2 * max(gathered_bytes(judge)) + largest * workload.gradient_bytes
     return whole - held + -(-held // judge.setting.cluster.num_ranks) + gathered
 
 

@@ -5,7 +5,7 @@ optimizer's own terms where they differ from the paper's: on the lowest level co
 overlapped; the gradient term is divided by the replicas twice; all machines are used.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import accumulate
 
 from diffusionpipe.units import Bytes, Seconds
@@ -17,7 +17,7 @@ def pipedream(
     parameters: Sequence[Bytes],
     levels: Sequence[tuple[int, float]],
 ) -> tuple[Seconds, tuple[tuple[int, int], ...]]:
-    """Seconds for each minibatch, and the stages of the top level as (first layer, replicas).
+    """Seconds for each minibatch, and the stages in order as (first layer, devices that replicate it).
 
     Args:
         times: forward and backward of each layer for one minibatch.
@@ -41,21 +41,20 @@ def pipedream(
     weights = [0, *accumulate(parameters)]
     lower = [[sums[j + 1] - sums[i] for j in range(num_layers)] for i in range(num_layers)]
     inner = 1
-    stages: tuple[tuple[int, int], ...] = ()
+    solved: list[tuple[int, list[_Table]]] = []
     for number, (units, bandwidth) in enumerate(levels):
-        is_top = number == len(levels) - 1
         level = _Level(lower, weights, outputs, units=units, bandwidth=bandwidth, inner=inner)
-        firsts = range(1) if is_top else range(num_layers)
-        solved = {first: level.solve(first) for first in firsts}
-        if is_top:
-            return solved[0][-1][units][0], _stages(solved[0], units)
-        lower = [[solved[i][j][units][0] if j >= i else 0.0 for j in range(num_layers)] for i in range(num_layers)]
+        tables = [level.solve(first) for first in range(1 if number == len(levels) - 1 else num_layers)]
+        solved.append((units, tables))
+        lower = [[row[units][0] for row in table] for table in tables]
         inner = units
-    return lower[0][-1], stages
+    return lower[0][-1], tuple(_stages(solved, 0, num_layers - 1))
 
 
 _Cell = tuple[Seconds, int, int]
 """Seconds, where the last stage begins (the first layer: one stage), and its units."""
+_Table = list[list[_Cell]]
+"""[last layer][units]; chains that end before they begin take for ever."""
 
 
 class _Level:
@@ -74,9 +73,9 @@ class _Level:
         self.lower, self.weights, self.outputs = lower, weights, outputs
         self.units, self.bandwidth, self.inner = units, bandwidth, inner
 
-    def solve(self, first: int) -> list[list[_Cell]]:
+    def solve(self, first: int) -> _Table:
         """[last layer][units] for all chains that begin at `first`."""
-        table: list[list[_Cell]] = []
+        table: _Table = []
         for last in range(len(self.outputs)):
             row: list[_Cell] = [(float("inf"), first, 0)]
             for units in range(1, self.units + 1):
@@ -105,12 +104,16 @@ class _Level:
         return (self.lower[first][last] + summed) / units
 
 
-def _stages(table: Sequence[Sequence[_Cell]], units: int) -> tuple[tuple[int, int], ...]:
-    stages: list[tuple[int, int]] = []
-    last = len(table) - 1
-    while True:
-        _, first, count = table[last][units]
-        stages.append((first, count))
-        if first == 0:
-            return tuple(reversed(stages))
-        last, units = first - 1, units - count
+def _stages(solved: Sequence[tuple[int, list[_Table]]], first: int, last: int) -> Iterator[tuple[int, int]]:
+    """The stages of layers first..last on all units of the top level; a stage there may be several below."""
+    if not solved:
+        yield first, 1
+        return
+    (*below, (units, tables)) = solved
+    stages = []
+    while units:
+        _, start, count = tables[first][last][units]
+        stages.append((start, last, count))
+        last, units = start - 1, units - count
+    for start, stop, count in reversed(stages):
+        yield from ((layer, count * replicas) for layer, replicas in _stages(below, start, stop))

@@ -1,9 +1,22 @@
-"""How many bytes a candidate's units hold."""
+"""How many bytes a candidate's units hold, from sums over ranges of layers.
+
+The items are those of `timing.memory`, and so is what a layer needs. Parameters and all that counts with them, copies
+and the workspace of trained layers are exact. The rest is known only of a plan, and counts so:
+
+    encoders          every host holds all of them, and encodes an equal share of the batch
+    activations       at their own peak, with messages or without; a unit with several stages also counts what one of
+                      them reads of another; where the backward is split everything is held until W
+    messages          none: as many as two may wait while activations peak, but which is known of no order before it
+                      is timed, and a guess too high would lose plans that fit
+    frozen outputs    what the unit's stages read, of one batch; not the next one's, nor what it encodes for others
+"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from operator import mul
 
+from diffusionpipe.costs.memory import MemoryUse, use_of
 from diffusionpipe.ir import Schedule
 from diffusionpipe.planner.assembly.structure import Holding, generated, holding_of
 from diffusionpipe.planner.pricing.encoders import frozen_workspace
@@ -36,39 +49,48 @@ class Footprint:
     def stage_bytes(
         self, first: int, stop: int, samples: float, microbatches: int, in_flight: int, *, is_host: bool = True
     ) -> Bytes:
-        """Peak memory of a rank that holds these layers, but for its message buffers; a host also encodes."""
-        return self.unit_bytes([(first, stop, microbatches)], [(in_flight,)], samples, is_host=is_host)
+        """Peak memory of a rank that holds these layers; a host also encodes."""
+        return self._stage_bytes(first, stop, samples, microbatches, in_flight, is_host)
 
-    def unit_bytes(
+    @cached_property
+    def _stage_bytes(self) -> Callable[[int, int, float, int, int, bool], Bytes]:
+        """The dynamic program asks for the same stage on many devices."""
+
+        def stage_bytes(
+            first: int, stop: int, samples: float, microbatches: int, in_flight: int, is_host: bool
+        ) -> Bytes:
+            return self.use([(first, stop, microbatches)], [(in_flight,)], samples, is_host=is_host).total
+
+        return lru_cache(maxsize=1 << 16)(stage_bytes)
+
+    def use(
         self,
         stages: Sequence[tuple[int, int, int]],
         peaks: Sequence[Sequence[int]],
         samples: float,
         *,
         is_host: bool = True,
-    ) -> Bytes:
-        """The same of a rank with these stages: first layer, the layer behind the last, micro-batches of each.
+    ) -> MemoryUse:
+        """What a rank with these stages holds: first layer, the layer behind the last, micro-batches of each.
 
         `peaks` are numbers of micro-batches whose activations it holds at the same time, stage by stage.
         """
-        table, workload = self.tables.table, self.tables.setting.workload
-        blocks = dict.fromkeys((first, stop) for first, stop, _ in stages)  # two directions may share one
-        weights = sum(
-            (table.trained[stop] - table.trained[first]) * workload.bytes_per_trained
-            + (table.frozen_bytes[stop] - table.frozen_bytes[first])
-            + (table.copies[stop] - table.copies[first])
-            for first, stop in blocks
-        )
+        table, trained, copies = self.tables.table, 0, 0
+        frozen, workspace = (self.frozen_bytes, self.frozen_workspace) if is_host else (0, 0)
+        for first, stop in dict.fromkeys((first, stop) for first, stop, _ in stages):  # two directions may share one
+            trained += table.trained[stop] - table.trained[first]
+            frozen += table.frozen_bytes[stop] - table.frozen_bytes[first]
+            copies += table.copies[stop] - table.copies[first]
+            workspace = max(workspace, table.workspace(first, stop, samples))
         kept = [table.activation(first, stop, samples) for first, stop, _ in stages]
-        reads = sum(
-            round(samples * microbatches * table.frozen_reads[first][stop]) for first, stop, microbatches in stages
-        )
-        return (
-            weights
-            + is_host * self.frozen_bytes
-            + max(sum(number * one for number, one in zip(peak, kept, strict=True)) for peak in peaks)
-            + max(is_host * self.frozen_workspace, *(table.workspace(first, stop, samples) for first, stop in blocks))
-            + reads
+        return use_of(
+            trained,
+            self.tables.setting.workload,
+            frozen=frozen,
+            copies=copies,
+            activations=max(sum(map(mul, peak, kept)) for peak in peaks),
+            workspace=workspace,
+            frozen_outputs=sum(round(samples * n * table.frozen_reads[first][stop]) for first, stop, n in stages),
         )
 
     def fits(self, candidate: Candidate) -> bool:
@@ -82,15 +104,19 @@ class Footprint:
 
     def held(self, candidate: Candidate) -> tuple[Bytes, ...]:
         """Peak memory of each unit."""
+        return tuple(use.total for use in self.uses(candidate))
+
+    def uses(self, candidate: Candidate) -> tuple[MemoryUse, ...]:
+        """What each unit holds at its peak."""
         samples = self.tables.unit_samples(candidate.arrangement, candidate.microbatches)
         holding = self._holding(candidate.orders or candidate.schedule, candidate.workers, candidate.microbatches)
         spans = list(zip(candidate.starts, (*candidate.starts[1:], self.tables.num_layers), strict=True))
-        held: list[Bytes] = []
+        uses: list[MemoryUse] = []
         for worker, count in enumerate(candidate.replicas):
-            is_host = are_hosts(candidate.hosts, len(held), count)
+            is_host = are_hosts(candidate.hosts, len(uses), count)
             own = [(*spans[block], microbatches) for block, microbatches in holding.blocks[worker]]
-            held += [self.unit_bytes(own, holding.peaks[worker], samples / count, is_host=is_host)] * count
-        return tuple(held)
+            uses += [self.use(own, holding.peaks[worker], samples / count, is_host=is_host)] * count
+        return tuple(uses)
 
     @cached_property
     def _holding(self) -> Callable[[Schedule | str, int, int], Holding]:

@@ -161,7 +161,7 @@ def _instance(
     free = []
     for unit, memory in enumerate(ground.memories):
         own = [(*span, candidate.microbatches) for span, worker in zip(spans, workers, strict=True) if worker == unit]
-        free.append(max(0, memory - judge.footprint.unit_bytes(own, [[0] * len(own)], samples)))
+        free.append(max(0, memory - judge.footprint.use(own, [[0] * len(own)], samples).total))
     return Instance(
         ranks=arrangement.units,
         microbatches=candidate.microbatches,

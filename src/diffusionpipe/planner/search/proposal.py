@@ -4,12 +4,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from diffusionpipe.costs import Costs
-from diffusionpipe.costs.memory import MemoryUse, peak_memory
+from diffusionpipe.costs.memory import MemoryUse
 from diffusionpipe.ir import Mesh, Op, Schedule, Timeline
 from diffusionpipe.planner.assembly.build import Blocks, Filler, Layout, Pricing, build_train_schedule
 from diffusionpipe.planner.pricing.layer_table import checkpointed_layers
 from diffusionpipe.planner.pricing.stage_costs import Setting, costs_of, update_time
 from diffusionpipe.simulator import simulate
+from diffusionpipe.timing.memory import peak_memory
 from diffusionpipe.units import Bytes, Seconds
 
 

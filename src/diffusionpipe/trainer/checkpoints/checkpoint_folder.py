@@ -2,6 +2,7 @@
 
 import os
 import re
+from dataclasses import dataclass
 from pathlib import Path
 
 from diffusionpipe.errors import CheckpointError
@@ -28,6 +29,31 @@ def saved_checkpoints(run_folder: Path) -> tuple[Path, ...]:
 def latest(run_folder: Path) -> Path | None:
     """The checkpoint that was written last, or None."""
     return next(reversed(saved_checkpoints(run_folder)), None)
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """The checkpoints that a run which has failed leaves."""
+
+    steps: tuple[int, ...]
+    """In the order of writing."""
+
+    def remedy(self, *, may_be_ruined: bool = False) -> str:
+        """Which checkpoint is kept and how to go on; `may_be_ruined`: an earlier one may be the better choice."""
+        if not self.steps:
+            return "No checkpoint was saved. Start again."
+        earlier = f", or from an earlier one with --resume {self.steps[-2]}" if len(self.steps) > 1 else ""
+        way = f"Resume with --resume latest{earlier if may_be_ruined else ''}."
+        return f"The checkpoint of step {self.steps[-1]} is kept. {way}"
+
+
+def kept_of(run_folder: Path) -> Kept:
+    """What is kept of a run."""
+    try:
+        paths = saved_checkpoints(run_folder)
+    except OSError:  # the disk may be the reason for the failure
+        paths = ()
+    return Kept(tuple(int(path.name.removeprefix("step-")) for path in paths))
 
 
 def num_written(run_folder: Path) -> int:

@@ -7,22 +7,20 @@ tensor is loaded.
 import hashlib
 import json
 import os
-import stat
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from diffusionpipe.errors import CheckpointError
-from diffusionpipe.ir.input_file import problem_of_file
+from diffusionpipe.ir.input_file import problem_of_file, read_json
 from diffusionpipe.ir.output_file import sync_folder, write_durably
 from diffusionpipe.units import Bytes
 
 MANIFEST = "manifest.json"
 _FORMAT = 1
 _THREADS = 4
-_MOST: Bytes = 2**28
-"""More than a manifest of a million files has."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,10 +78,10 @@ def read_manifest(folder: Path) -> Manifest:
     """The manifest of a checkpoint.
 
     Raises:
-        CheckpointError: it is missing, cannot be read, is no file of its own, or was written by another version.
+        CheckpointError: it is missing, cannot be read, is no regular file, or was written by another version.
     """
     try:
-        content = json.loads(_own_file(folder / MANIFEST).decode("utf-8"))
+        content: Any = read_json(folder / MANIFEST)  # checked below
         if content["format"] != _FORMAT:
             raise CheckpointError(
                 f"{folder.name} has format {content['format']!r}; this version of DiffusionPipe reads format {_FORMAT}"
@@ -95,7 +93,7 @@ def read_manifest(folder: Path) -> Manifest:
         )
     except FileNotFoundError as error:
         raise CheckpointError(f"{folder.name} has no {MANIFEST}, so it is not a finished checkpoint") from error
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
         raise CheckpointError(f"{MANIFEST} of {folder.name} cannot be read: {error}") from error
 
 
@@ -104,17 +102,6 @@ def unlisted(folder: Path, manifest: Manifest) -> list[str]:
     known = {MANIFEST, *(record.name for record in manifest.files)}
     strangers = sorted(name for name in os.listdir(folder) if name not in known)
     return [f"{name!r} is not in {MANIFEST}, so nothing vouches for it; move it out" for name in strangers]
-
-
-def _own_file(path: Path) -> bytes:
-    """The content of a file, if it is one: reading a link, a pipe or a device may lead anywhere and never end."""
-    found = path.lstat()
-    if not stat.S_ISREG(found.st_mode):
-        kind = "a link" if stat.S_ISLNK(found.st_mode) else "not a regular file"
-        raise ValueError(f"it is {kind}; put the file itself there")
-    if found.st_size > _MOST:
-        raise ValueError(f"it has {found.st_size:,} bytes, more than any manifest")
-    return path.read_bytes()
 
 
 def _record(data: Mapping[str, object]) -> FileRecord:

@@ -58,8 +58,7 @@ def refuse_not_finite(found: Sequence[str | None], step: int) -> None:
     if names:
         raise NonFiniteWeightsError(
             f"after step {step} the weights are not finite, first {min(names)}; they are not saved.\n"
-            "Lower optimizer.learning_rate or set training.clip_norm; then continue from an earlier checkpoint with "
-            "--resume latest, or start again."
+            "Lower optimizer.learning_rate or set training.clip_norm."
         )
 
 

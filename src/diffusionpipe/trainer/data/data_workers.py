@@ -32,6 +32,7 @@ import torch
 from torch import Tensor
 
 from diffusionpipe.errors import DataError
+from diffusionpipe.runtime.parent_death import end_with_parent
 from diffusionpipe.units import Bytes, Seconds
 
 PREFETCHED = 2
@@ -188,6 +189,9 @@ def _death(process: SpawnProcess, step: int) -> str:
 def _serve(make: MakeBatch, pipe: Connection) -> None:
     """Makes the batches of the steps that the rank asks for, until the pipe ends."""
     _leave_signals_to_the_rank()
+    rank = multiprocessing.parent_process()
+    if rank is not None and not end_with_parent(rank.pid or 0):
+        os._exit(1)
     threading.Thread(target=_end_with_the_rank, name="end of the rank", daemon=True).start()
     os.nice(POLITENESS)  # batches are made ahead, so a worker can wait until a rank that shares its core does
     torch.set_num_threads(1)

@@ -6,6 +6,7 @@ from typing import Annotated, Self
 
 from pydantic import Field, model_validator
 
+from diffusionpipe.ir.combinations import Feature, refusal
 from diffusionpipe.trainer.recipe.section import Count, Maybe, Section, Several, raise_problems
 
 AUTO = "auto"
@@ -38,6 +39,8 @@ class PipelineSection(Section):
     """Parts that a pipeline's batch is cut into; "none": 4."""
     schedule: Maybe[str] = None
     """Name of the schedule; "none": "1f1b"."""
+    orders: Maybe[Annotated[str, Field(min_length=1)]] = None
+    """File with the order of every rank's actions (.csv, .json, .rules), in place of `schedule`."""
     replicas: Several[Count] = ()
     """Copies of each stage, e.g. [2, 1]; they share the samples of every micro-batch. Empty: one of each."""
     data_parallel: Maybe[Count] = None
@@ -92,6 +95,7 @@ class PipelineSection(Section):
             "stages",
             "microbatches",
             "schedule",
+            "orders",
             "replicas",
             "data_parallel",
             "sharded",
@@ -103,10 +107,11 @@ class PipelineSection(Section):
         given = [key for key in (*keys, "cluster") if getattr(self, key) not in (None, ())]
         match self.plan:
             case None:
-                wrong = {"cluster": 'only the search uses it; set plan = "auto", or remove it'}
+                wrong = {"schedule": "pipeline.orders sets it; remove one of the two"} if self.orders else {}
+                wrong |= {"cluster": 'only the search uses it; set plan = "auto", or remove it'}
             case "auto":
                 text = "the search chooses it; remove it, or remove plan and give the sizes yourself"
-                wrong = dict.fromkeys(("replicas", "splits"), text)
+                wrong = dict.fromkeys(("orders", "replicas", "splits"), text)
             case path:
                 text = f'the plan file {path} sets it; remove it, or set plan = "auto"'
                 wrong = dict.fromkeys((*keys, "cluster"), text)
@@ -118,9 +123,9 @@ class PipelineSection(Section):
         if not self.sharded or self.plan is not None:
             return self
         if self.sizes.data_parallel == 1:
-            raise ValueError("sharded: there is one copy of the pipeline; set data_parallel to 2 or more, or remove it")
+            raise ValueError(f"sharded: {refusal(Feature.SHARDED, Feature.ONE_COPY)}")
         if max(self.replicas, default=1) > 1:
-            raise ValueError("sharded: replicas of stages cannot be sharded; use data_parallel instead of replicas")
+            raise ValueError(f"sharded: {refusal(Feature.SHARDED, Feature.REPLICAS)}")
         return self
 
     @model_validator(mode="after")

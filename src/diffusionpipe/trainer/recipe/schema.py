@@ -12,6 +12,7 @@ from typing import Annotated, Self
 from pydantic import BeforeValidator, Field, JsonValue, model_validator
 
 from diffusionpipe.errors import RecipeError
+from diffusionpipe.ir.combinations import Feature, refusal
 from diffusionpipe.trainer.recipe.model_section import FrozenDtype, LoraSection, ModelSection, ObjectiveSection
 from diffusionpipe.trainer.recipe.pipeline_section import PipelineSection
 from diffusionpipe.trainer.recipe.run_section import RunSection
@@ -250,20 +251,16 @@ def _adapters_have_a_base(*, model: ModelSection, lora: LoraSection) -> Iterator
     if lora.rank is None:
         return
     if model.from_scratch:
-        yield "model.from_scratch: adapters need pretrained weights; remove it, or remove [lora]"
+        yield f"model.from_scratch: {refusal(Feature.LORA, Feature.FROM_SCRATCH)}"
     if len(model.train) > 1:
-        yield (
-            f"model.train: only the denoiser can have adapters, not {', '.join(model.train)}; remove it, or "
-            "remove [lora]"
-        )
+        chosen = ", ".join(model.train)
+        yield f"model.train: {refusal(Feature.LORA, Feature.TEXT_ENCODER, denoiser='the denoiser', chosen=chosen)}"
 
 
 def _frozen_weights_are_read_as_stored(*, model: ModelSection, training: TrainingSection) -> Iterator[str]:
     if model.frozen_dtype is FrozenDtype.BFLOAT16 and training.precision is not Precision.BFLOAT16:
-        yield (
-            f"model.frozen_dtype: layers that compute in {training.precision} would lose precision; set "
-            'training.precision = "bfloat16", or remove it'
-        )
+        why = refusal(Feature.NARROW_STORE, Feature.WIDE, precision=training.precision)
+        yield f"model.frozen_dtype: {why}"
 
 
 _CHECKS: tuple[Check, ...] = (

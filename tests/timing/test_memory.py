@@ -1,19 +1,25 @@
 from dataclasses import replace
+from math import prod
+from random import Random
 
 import pytest
 from planner import synthetic
+from planner.random_layouts import planned
 
 from diffusionpipe.costs import ParameterSpec
-from diffusionpipe.costs.memory import MemoryUse, offloaded_bytes, peak_memory
+from diffusionpipe.costs.memory import MemoryUse
 from diffusionpipe.ir import Op
 from diffusionpipe.planner import Layout
 from diffusionpipe.planner.assembly.build import build_train_schedule
 from diffusionpipe.planner.filling.filler import filler_of
+from diffusionpipe.planner.pricing.layer_table import checkpointed_layers
 from diffusionpipe.planner.pricing.stage_costs import Setting, block_costs
 from diffusionpipe.planner.rivals.baselines import zero3
 from diffusionpipe.planner.search.judge import Judge
 from diffusionpipe.planner.search.proposal import predict, pricing_of, propose
 from diffusionpipe.simulator import simulate
+from diffusionpipe.timing import memory
+from diffusionpipe.timing.memory import offloaded_bytes, peak_memory
 
 
 def chain_setting(batch=8, **workload):
@@ -156,3 +162,72 @@ def test_the_estimate_of_a_candidate_is_close_to_its_full_memory(microbatches):
         in_flight = min(4 - stage, microbatches)
         estimate = judge.footprint.stage_bytes(first, stop, 64 / microbatches, microbatches, in_flight)
         assert estimate == pytest.approx(proposal.memory[stage].total, rel=0.1)
+
+
+def recounted(one, worker):
+    """What the worker of an unsharded plan holds but for activations and messages, row by row and layer by layer."""
+    setting, train, blocks = one.setting, one.proposal.train, one.proposal.blocks
+    graph, profile, workload, placement = setting.graph, setting.profile, setting.workload, train.placement
+    again = {name for name in graph.backbone_layers if name in checkpointed_layers(workload, graph.backbone_layers)}
+    own = [index for index, stage in enumerate(placement.stages) if stage.worker == worker]
+    trained = {name for i in own if not placement.is_frozen(i) for name in blocks[placement.stages[i].weights]}
+    fills = [fill for fill in train.fills if fill.stage in own]
+    encoded = {name for fill in fills for name in blocks[-1][fill.layers.start : fill.layers.stop]}
+    read = {name for layer in graph.layers for name in layer.reads if layer.name in graph.backbone_layers}
+    rows, sizes = set(), [0]
+    for index in own:
+        layers = blocks[placement.stages[index].weights]
+        for microbatch in range(len(placement.pipeline_of(index).microbatches)):
+            samples = placement.rows(index, microbatch)
+            reads = {name for layer in graph.layers for name in layer.reads if layer.name in layers}
+            names = (read if placement.is_frozen(index) else reads) & graph.frozen_tensors
+            rows |= {(name, row) for name in names for row in range(samples.start, samples.stop)}
+            if not placement.is_frozen(index):
+                for name in layers:
+                    kept = (name in again) * (profile.activation(name, len(samples)) + profile.copies(name, workload))
+                    sizes.append(kept + profile.workspace(name, len(samples)))
+    for fill in fills:
+        names = blocks[-1][fill.layers.start : fill.layers.stop]
+        sizes += [
+            sum(size(name, len(fill.samples)) for size in (profile.activation, profile.workspace)) for name in names
+        ]
+    total = max(sizes) + sum(profile.copies(name, workload) for name in trained - again)
+    per_parameter = 4 + 4 + 8 + workload.ema_bytes + (16 if workload.has_backup else 0)
+    for parameter in graph.parameters:
+        if parameter.name in graph.parameters_of(trained):
+            total += prod(parameter.shape) * per_parameter
+        elif parameter.name in graph.parameters_of(encoded):
+            total += prod(parameter.shape) * 2  # of the only frozen layer: it is there if offloaded, too
+    turns = 1 + any(pipeline.is_ahead for pipeline in placement.pipelines)
+    return total + turns * sum(graph.tensor(name).num_bytes for name, _ in rows)
+
+
+def compare_some():
+    for seed in range(16):
+        one = planned(Random(seed))
+        for worker, use in enumerate(one.proposal.memory):
+            assert use.total - use.activations - use.messages == recounted(one, worker)
+
+
+def test_the_memory_of_plans_is_that_of_their_layers_and_rows():
+    compare_some()
+
+
+@pytest.mark.parametrize("part", ["_frozen_outputs", "_workspace", "copies_of", "workspace_of", "encoding_of"])
+def test_a_forgotten_item_is_noticed(monkeypatch, part):
+    monkeypatch.setattr(memory, part, lambda *arguments: 0)
+    with pytest.raises(AssertionError):
+        compare_some()
+
+
+def test_forgotten_rows_of_the_next_batch_are_noticed(monkeypatch):
+    original = memory._frozen_outputs
+    monkeypatch.setattr(memory, "_frozen_outputs", lambda case, worker: original(without_ahead(case), worker))
+    with pytest.raises(AssertionError):
+        compare_some()
+
+
+def without_ahead(case):
+    placement = case.schedule.placement
+    pipelines = tuple(replace(pipeline, is_ahead=False) for pipeline in placement.pipelines)
+    return replace(case, schedule=replace(case.schedule, placement=replace(placement, pipelines=pipelines)))

@@ -1,0 +1,1 @@
+"""Computed profiles beside published measurements."""

@@ -1,0 +1,103 @@
+"""Computed speeds beside published ones: `python -m benchmarks.anchors`."""
+
+import argparse
+import json
+from dataclasses import asdict, dataclass
+from statistics import median
+
+import torch
+from rich.console import Console
+
+from benchmarks.tables import table
+from diffusionpipe.costs import Profile
+from diffusionpipe.costs.anchors import ANCHORS, Anchor, Work
+from diffusionpipe.models.configured import configured_graph
+from diffusionpipe.models.describe import describe
+from diffusionpipe.profiler import analytic_profile
+from diffusionpipe.units import Seconds
+
+UNKNOWN_BATCH = 32
+"""Samples at a time where the source does not say; from there on the computed speed hardly changes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """A computed speed beside a published one."""
+
+    anchor: Anchor
+    computed: float
+    """Samples a second on one device."""
+
+    @property
+    def ratio(self) -> float:
+        """Computed over published: above 1 the profile is too fast."""
+        return self.computed / self.anchor.speed
+
+
+def compared(anchor: Anchor, profile: Profile) -> Comparison:
+    """The speed that a profile of the anchor's model, resolution and device gives for the anchor's work."""
+    if anchor.work is Work.SAMPLE:
+        return Comparison(anchor=anchor, computed=1 / _seconds_of_picture(profile, anchor.steps))
+    batch = anchor.batch or UNKNOWN_BATCH
+    graph = profile.graph
+    frozen = graph.frozen_layers if anchor.work is Work.TRAIN_AND_ENCODE else ()
+    forward = sum(profile.forward(name, batch) for name in graph.backbone_layers)
+    backward = sum(
+        profile.input_grad(name, batch) + profile.weight_grad(name, batch) for name in graph.backbone_layers
+    )
+    encoding = sum(profile.forward(name, batch) for name in frozen)
+    again = forward if anchor.mode.is_checkpointed else 0.0
+    return Comparison(anchor=anchor, computed=batch / (forward + again + backward + encoding))
+
+
+def _seconds_of_picture(profile: Profile, steps: int) -> Seconds:
+    """All denoising steps, two samples each; text and decoding, which take a few hundredths, are left out."""
+    return steps * sum(profile.forward(name, 2) for name in profile.graph.backbone_layers)
+
+
+def profile_of(anchor: Anchor) -> Profile:
+    """The computed profile at the sizes that the anchor needs; some seconds to a minute."""
+    graph = configured_graph(anchor.model, resolution=anchor.resolution)
+    model = describe(graph, autocast=torch.bfloat16)
+    batch = 2 if anchor.work is Work.SAMPLE else anchor.batch or UNKNOWN_BATCH
+    return analytic_profile(graph, model, device=anchor.device, precision="bfloat16", batch_sizes=(2, batch))
+
+
+def main() -> None:
+    """Print the table, or everything as JSON."""
+    parser = argparse.ArgumentParser(prog="benchmarks.anchors")
+    parser.add_argument("--json", action="store_true")
+    arguments = parser.parse_args()
+    profiles: dict[tuple[object, ...], Profile] = {}
+    found = []
+    for anchor in ANCHORS:
+        key = anchor.model, anchor.resolution, anchor.device, anchor.batch, anchor.work is Work.SAMPLE
+        if key not in profiles:
+            profiles[key] = profile_of(anchor)
+        found.append(compared(anchor, profiles[key]))
+    summary = {
+        "fitted_median_ratio": median(one.ratio for one in found if not one.anchor.is_held_out),
+        "held_out_median_ratio": median(one.ratio for one in found if one.anchor.is_held_out),
+    }
+    if arguments.json:
+        rows = [asdict(one.anchor) | {"computed": one.computed, "ratio": one.ratio} for one in found]
+        print(json.dumps({"summary": summary, "anchors": rows}, indent=2))
+        return
+    made = table(
+        "Samples a second on one device", ("measured by others", "mode", "held out", "published", "computed", "ratio"),
+        num_left=3,
+    )  # fmt: skip
+    for one in found:
+        anchor = one.anchor
+        made.add_row(
+            anchor.name, str(anchor.mode), "yes" if anchor.is_held_out else "", f"{anchor.speed:.2f}",
+            f"{one.computed:.2f}", f"{one.ratio:.2f}",
+        )  # fmt: skip
+    console = Console(width=120)
+    console.print(made)
+    for name, value in summary.items():
+        console.print(f"{name} {value:.2f}")
+
+
+if __name__ == "__main__":
+    main()

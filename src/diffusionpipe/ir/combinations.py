@@ -1,0 +1,209 @@
+"""Which features go together: each pair works, as a test shows, or is refused for a reason, or was not tried.
+
+This is the one table of combinations. Code that refuses a pair takes its message from here (`refusal`), in both halves
+of the hourglass; docs/combinations.md is generated from it; tests run the pairs that work and provoke every refusal. A
+new feature is a member of `Feature` and a few lines of `TABLE`.
+
+    >>> verdict(Feature.FILL, Feature.REPLICAS)
+    Works(test='tests/runtime/test_combinations.py::test_two_features_learn_what_one_process_learns')
+    >>> verdict(Feature.REPLICAS, Feature.SHARDED)
+    Refused(reason='replicas of stages cannot be sharded; use data_parallel instead of replicas')
+    >>> verdict(Feature.EMA, Feature.ORDERS) is None
+    True
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from itertools import combinations
+
+
+class Feature(StrEnum):
+    """Something that a training may have; the value is its name for people."""
+
+    FILL = "fill"
+    REPLICAS = "replicas"
+    DATA_PARALLEL = "data parallel"
+    SHARDED = "sharded"
+    BUCKETS = "buckets"
+    OFFLOAD = "offload"
+    LORA = "LoRA"
+    SPLIT = "split backward"
+    POST_VALIDATION = "post-validation"
+    RECOMPUTE = "recompute"
+    SEVERAL_STAGES = "several stages"
+    TWO_DIRECTIONS = "two directions"
+    ORDERS = "searched orders"
+    BFLOAT16 = "bfloat16"
+    CONTROLNET = "ControlNet"
+    TEXT_ENCODER = "text encoder"
+    FROM_SCRATCH = "random weights"
+    EMA = "average"
+    PICTURES = "pictures"
+    DIT = "DiT"
+    TIED = "tied parameters"
+    ONE_COPY = "one copy"
+    ONE_RANK = "one rank"
+    GIVEN_PIPELINES = "given pipelines"
+    NO_ENCODERS = "no encoders"
+    NARROW_STORE = "bfloat16 store"
+    WIDE = "wide arithmetic"
+
+
+MEANINGS: Mapping[Feature, str] = {
+    Feature.FILL: "`pipeline.fill`: encoders run in the bubbles, for the next batch",
+    Feature.REPLICAS: "`pipeline.replicas`: several devices share the samples of a stage",
+    Feature.DATA_PARALLEL: "`pipeline.data_parallel`: copies of the pipeline share the batch",
+    Feature.SHARDED: "`pipeline.sharded`: the copies hold parameters, gradients and optimizer state in parts",
+    Feature.BUCKETS: "gradients of a stage are summed in several parts",
+    Feature.OFFLOAD: "`pipeline.offload_frozen`: weights of encoders are in host memory",
+    Feature.LORA: "`[lora]`: adapters are trained, all other weights are frozen",
+    Feature.SPLIT: "a schedule with I and W instead of B, such as `zb-h1`",
+    Feature.POST_VALIDATION: "`training.post_validation`: the update comes before the gradient norm is known",
+    Feature.RECOMPUTE: "`training.activation_checkpointing`: activations are computed again in the backward",
+    Feature.SEVERAL_STAGES: "a schedule with several stages on each rank, such as `interleaved`",
+    Feature.TWO_DIRECTIONS: "a schedule with pipelines in both directions, such as `chimera`",
+    Feature.ORDERS: "orders that a search made for this model, with `search-...` as their name",
+    Feature.BFLOAT16: '`training.precision = "bfloat16"`',
+    Feature.CONTROLNET: "the model is a ControlNet",
+    Feature.TEXT_ENCODER: "`model.train` names a text encoder",
+    Feature.FROM_SCRATCH: "`model.from_scratch`",
+    Feature.EMA: "`training.ema_decay`: a moving average of the weights",
+    Feature.PICTURES: "pictures drawn during training or by `sample`",
+    Feature.DIT: "the model is a DiT",
+    Feature.TIED: "a parameter that layers of several stages or buckets read",
+    Feature.ONE_COPY: "`pipeline.data_parallel` is 1",
+    Feature.ONE_RANK: "the job has one rank",
+    Feature.GIVEN_PIPELINES: '`pipeline.plan = "auto"` with `stages`, or fewer copies than ranks',
+    Feature.NO_ENCODERS: "the model has no frozen part",
+    Feature.NARROW_STORE: '`model.frozen_dtype = "bfloat16"`',
+    Feature.WIDE: '`training.precision` is "float32" or "float64"',
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Works:
+    """The pair trains."""
+
+    test: str
+    """The test that runs it: file::function."""
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """The pair cannot be asked for."""
+
+    reason: str
+    """The problem and its remedy, as users see it; values of the case are {named}."""
+
+
+Pair = frozenset[Feature]
+_PAIRWISE = (
+    Feature.FILL,
+    Feature.REPLICAS,
+    Feature.DATA_PARALLEL,
+    Feature.SHARDED,
+    Feature.BUCKETS,
+    Feature.OFFLOAD,
+    Feature.LORA,
+    Feature.SPLIT,
+    Feature.RECOMPUTE,
+    Feature.SEVERAL_STAGES,
+    Feature.TWO_DIRECTIONS,
+    Feature.ORDERS,
+    Feature.BFLOAT16,
+    Feature.CONTROLNET,
+    Feature.TEXT_ENCODER,
+)
+"""Features of one iteration: a test runs every pair of them."""
+_LAYOUTS = tuple(one for one in _PAIRWISE[:11] if one not in (Feature.BUCKETS, Feature.LORA))
+"""Those of them that whole runs have."""
+RUNS = "tests/trainer/test_run.py::"
+WORKS: Mapping[str, Sequence[tuple[Feature, Feature]]] = {
+    "tests/runtime/test_combinations.py::test_two_features_learn_what_one_process_learns": tuple(
+        combinations(_PAIRWISE, 2)
+    ),
+    f"{RUNS}test_other_layouts_change_nothing": [
+        *((one, other) for one in (Feature.EMA, Feature.PICTURES) for other in (*_LAYOUTS, Feature.POST_VALIDATION)),
+        (Feature.EMA, Feature.PICTURES),
+        (Feature.POST_VALIDATION, Feature.SPLIT),
+        (Feature.POST_VALIDATION, Feature.SHARDED),
+        (Feature.POST_VALIDATION, Feature.RECOMPUTE),
+        (Feature.POST_VALIDATION, Feature.DATA_PARALLEL),
+    ],
+    f"{RUNS}test_a_post_validated_run_is_bit_for_bit_the_blocking_one": [(Feature.POST_VALIDATION, Feature.FILL)],
+    f"{RUNS}test_a_trained_text_encoder_and_random_weights_are_the_same_over_two_stages": [
+        (Feature.TEXT_ENCODER, Feature.FROM_SCRATCH)
+    ],
+    f"{RUNS}test_the_pipeline_draws_what_one_process_draws": [(Feature.PICTURES, Feature.DIT)],
+    "tests/trainer/test_lora_runs.py::test_two_stages_learn_what_one_process_learns": [(Feature.LORA, Feature.EMA)],
+    "tests/trainer/test_lora_runs.py::test_base_weights_kept_in_bfloat16_give_the_same_run_bit_for_bit": [
+        (Feature.LORA, Feature.NARROW_STORE),
+        (Feature.BFLOAT16, Feature.NARROW_STORE),
+    ],
+}
+REFUSED: Mapping[tuple[Feature, Feature], str] = {
+    (Feature.SHARDED, Feature.REPLICAS): "replicas of stages cannot be sharded; use data_parallel instead of replicas",
+    (Feature.SHARDED, Feature.ONE_COPY): (
+        "there is one copy of the pipeline, and sharded parameters need copies to share them; set data_parallel to 2 "
+        "or more, or leave out sharded"
+    ),
+    (Feature.SHARDED, Feature.ONE_RANK): "one rank cannot shard its parameters; start more ranks, or leave out sharded",
+    (Feature.SHARDED, Feature.GIVEN_PIPELINES): (
+        "with sharded, the search puts a copy of the whole model on each rank; leave out stages and data_parallel"
+    ),
+    (Feature.SHARDED, Feature.TWO_DIRECTIONS): (
+        "the schedule {schedule!r} has copies of its blocks on several workers, which cannot be sharded; use another "
+        "schedule"
+    ),
+    (Feature.SHARDED, Feature.TIED): (
+        "{parameter} is read by layers of several blocks ({count} such parameters), so it cannot be sharded; leave out "
+        "sharded"
+    ),
+    (Feature.LORA, Feature.FROM_SCRATCH): "adapters need pretrained weights; remove from_scratch, or remove [lora]",
+    (Feature.LORA, Feature.TEXT_ENCODER): (
+        "only {denoiser} can have adapters, not {chosen}; remove model.train, or [lora] to train these components as a "
+        "whole"
+    ),
+    **dict.fromkeys(
+        [(Feature.LORA, Feature.DIT), (Feature.LORA, Feature.CONTROLNET)],
+        "{trained} is a {kind}, for which diffusers cannot load adapters; remove [lora] to train all",
+    ),
+    (Feature.OFFLOAD, Feature.NO_ENCODERS): "the model has no frozen part; leave out offload_frozen",
+    (Feature.FILL, Feature.NO_ENCODERS): "there are no frozen layers to fill with; run the schedule as it is",
+    (Feature.NARROW_STORE, Feature.WIDE): (
+        'layers that compute in {precision} would lose precision; set training.precision = "bfloat16", or '
+        "remove frozen_dtype"
+    ),
+    (Feature.CONTROLNET, Feature.PICTURES): (
+        "the model needs a conditioning picture, which prompts cannot give; draw with diffusers' pipeline"
+    ),
+}
+NOT_TRIED = {
+    frozenset({Feature.ORDERS, Feature.TWO_DIRECTIONS}),
+    frozenset({Feature.CONTROLNET, Feature.TEXT_ENCODER}),
+}
+"""Pairs of one iteration that no test can build."""
+_KNOWN: dict[Pair, Works | Refused] = {frozenset(pair): Works(test) for test, pairs in WORKS.items() for pair in pairs}
+_KNOWN.update((frozenset(pair), Refused(reason)) for pair, reason in REFUSED.items())
+TABLE: Mapping[Pair, Works | Refused] = {pair: entry for pair, entry in _KNOWN.items() if pair not in NOT_TRIED}
+
+
+def verdict(one: Feature, other: Feature) -> Works | Refused | None:
+    """What is known of two features together; None: not tried."""
+    return TABLE.get(frozenset({one, other}))
+
+
+def refusal(one: Feature, other: Feature, **values: object) -> str:
+    """Why two features are refused together, with the values of the case."""
+    entry = TABLE[frozenset({one, other})]
+    assert isinstance(entry, Refused), f"{one} and {other} work together"
+    return entry.reason.format(**values)
+
+
+def pairs_that_work(test: str) -> Iterator[tuple[Feature, Feature]]:
+    """The pairs that a test runs, in the order of the table."""
+    for pair, entry in TABLE.items():
+        if entry == Works(test):
+            one, other = sorted(pair, key=list(Feature).index)
+            yield one, other

@@ -1,0 +1,259 @@
+"""Planners of other systems: each chooses a layout by its own formula, for the same profile, cluster and batch.
+
+    PipeDream    a partition for one minibatch at a time, as if no pipeline were ever emptied
+    DAPPLE       a latency around a pivot stage, with replicas of stages
+    SPP          a bound of the makespan, with replicas of stages
+    GPipe        stages of equal time and the clock of a pipeline
+    DDP, ZeRO-3  no planner: the fewest parts of the batch that fit in memory win, by a sum over layers
+
+No formula knows of encoders, so each is about the iteration without them. A planner looks at every size that cuts the
+batch, and takes the one that its formula says is fastest of those that fit in memory, or, where none fits, the one that
+lacks least. `simulated` says how long that really takes.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from itertools import islice, pairwise
+from math import gcd, lcm
+
+from diffusionpipe.planner.assembly.partition import balanced_cuts
+from diffusionpipe.planner.pricing.arrangement import Arrangement
+from diffusionpipe.planner.pricing.offload import is_heavy, offloaded
+from diffusionpipe.planner.pricing.stage_costs import Setting
+from diffusionpipe.planner.rivals.baselines import (
+    DDP,
+    DDP_BUCKET,
+    ZERO3,
+    accumulations,
+    data_parallel_times,
+    places,
+    zero3_bytes,
+    zero3_times,
+)
+from diffusionpipe.planner.rivals.pipedream import pipedream
+from diffusionpipe.planner.search.candidates import Candidate
+from diffusionpipe.planner.search.constants import MAX_UNEQUAL_UNITS
+from diffusionpipe.planner.search.dynamic_program import LinkTime, Objective, StageTime
+from diffusionpipe.planner.search.judge import Judge
+from diffusionpipe.planner.search.objectives import PivotLatency, PlanningBound
+from diffusionpipe.units import Bytes, Seconds
+
+NUM_CHOICES = 3
+"""Layouts that are simulated where buffers make the first ones too large after all."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Guess:
+    """A layout and the time that a formula gives it."""
+
+    judge: Judge
+    """Its batch is larger than the asked one where replicas could not share that."""
+    candidate: Candidate
+    seconds: Seconds
+    """Of an iteration without encoders and update."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Planner:
+    """Another system's way to a layout."""
+
+    title: str
+    formula: str
+    source: str
+    guesses: Callable[[Judge], Iterator[Guess]]
+    """Every layout that it looks at."""
+    schedules: tuple[str, ...] = ()
+    """The orders between which its formula does not tell; () where there is one."""
+
+
+def choices_of(planner: Planner, setting: Setting) -> list[Guess]:
+    """The layouts that another system's planner would choose, best first; none where it has none for this batch.
+
+    Where no layout fits, the one that lacks least memory. Encoders are in host memory only where they are heavy and
+    nothing fits otherwise.
+    """
+    found = _choices(planner, setting)
+    if is_heavy(setting) and (not found or _overflow(found[0]) > 0):
+        other = _choices(planner, offloaded(setting))
+        if other and (not found or _overflow(other[0]) < _overflow(found[0])):
+            return other
+    return found
+
+
+def _choices(planner: Planner, setting: Setting) -> list[Guess]:
+    guesses = sorted(planner.guesses(Judge(setting=setting)), key=lambda one: one.seconds)
+    fitting = list(islice((one for one in guesses if _overflow(one) <= 0), NUM_CHOICES))
+    return fitting or sorted(guesses, key=_overflow)[:1]
+
+
+def _overflow(guess: Guess) -> Bytes:
+    judge, candidate = guess.judge, guess.candidate
+    memories = judge.tables.ground(candidate.arrangement).memories
+    if candidate.sharded:
+        samples = judge.tables.unit_samples(candidate.arrangement, candidate.microbatches)
+        return zero3_bytes(judge, samples, candidate.microbatches) - min(memories)
+    return max(one - memory for one, memory in zip(judge.footprint.held(candidate), memories, strict=True))
+
+
+def _pipedream(judge: Judge) -> Iterator[Guess]:
+    """A plan for each number of minibatches in a batch that keeps its pipeline full: NOAM or more of them."""
+    setting, table = judge.setting, judge.tables.table
+    cluster, batch = setting.cluster, setting.workload.batch
+    node = cluster.nodes.count(0)
+    levels = [(node, cluster.intra.bandwidth), (cluster.num_ranks // node, cluster.inter.bandwidth)]
+    parameters = [(after - before) * setting.workload.gradient_bytes for before, after in pairwise(table.trained)]
+    for count in (count for count in range(1, batch + 1) if batch % count == 0):
+        size = batch // count
+        seconds, stages = pipedream(
+            table.sums(size, count).steps(),
+            [round(size * forward) for forward, _ in table.crossing[1:]],
+            parameters,
+            [level for level in levels if level[0] > 1] or levels[:1],
+        )
+        replicas = [number for _, number in stages]
+        groups = gcd(*replicas)
+        counts = tuple(number // groups for number in replicas)
+        if count < -(-cluster.num_ranks // replicas[0]):
+            continue
+        shared = groups * lcm(*counts)
+        whole = replace(setting, workload=replace(setting.workload, batch=count * shared * -(-size // shared)))
+        candidate = Candidate(
+            arrangement=Arrangement(data_parallel=groups, units=sum(counts)),
+            schedule="1f1b",
+            microbatches=count,
+            starts=tuple(first for first, _ in stages),
+            replicas=counts,
+        )
+        guess = Guess(
+            judge=Judge(setting=whole) if whole != setting else judge, candidate=candidate, seconds=count * seconds
+        )
+        yield guess
+        if _overflow(guess) <= 0:
+            return  # smaller minibatches take longer by the formula
+
+
+def _by_objective(objective_of: Callable[[int], Objective], schedule: str) -> Callable[[Judge], Iterator[Guess]]:
+    """The best partition by an objective for each arrangement and number of micro-batches."""
+
+    def guesses(judge: Judge) -> Iterator[Guess]:
+        for arrangement, count in places(judge, least=1):
+            rows = judge.setting.workload.batch // (arrangement.data_parallel * count)
+            most = arrangement.units if 2 < arrangement.units <= MAX_UNEQUAL_UNITS else 2
+            replicas = tuple(number for number in range(1, most) if rows % number == 0)
+            found = judge.questions.partitions(
+                arrangement, count, objective_of(count), replicas=replicas, width=2, ignores_memory=True
+            )
+            for one in found[:1]:
+                candidate = Candidate(
+                    arrangement=arrangement,
+                    schedule=schedule,
+                    microbatches=count,
+                    starts=one.starts,
+                    replicas=one.replicas,
+                )
+                if candidate.divides(judge.setting.workload.batch):
+                    yield Guess(judge=judge, candidate=candidate, seconds=one.value)
+
+    return guesses
+
+
+def _gpipe(judge: Judge) -> Iterator[Guess]:
+    for arrangement, count in places(judge):
+        sums = judge.tables.table.sums(judge.tables.unit_samples(arrangement, count), count)
+        starts = balanced_cuts(sums.steps(), arrangement.units)
+        candidate = Candidate(
+            arrangement=arrangement, schedule="gpipe", microbatches=count, starts=starts, replicas=(1,) * len(starts)
+        )
+        stages, _ = times_of(judge, candidate)
+        clock = (count + len(starts) - 1) * max(forward + backward for forward, backward, _ in stages)
+        yield Guess(judge=judge, candidate=candidate, seconds=clock + max(reduce for _, _, reduce in stages))
+
+
+def times_of(judge: Judge, candidate: Candidate) -> tuple[list[StageTime], list[LinkTime]]:
+    """The times of a candidate's stages, and of the links between them, that formulas are about."""
+    counts, starts = candidate.replicas, candidate.starts
+    question = judge.questions.question(
+        candidate.arrangement, candidate.microbatches, replicas=tuple(set(counts)), ignores_memory=True
+    )
+    stages, links, position = [], [], 0
+    for index, (first, count) in enumerate(zip(starts, counts, strict=True)):
+        stop = (*starts, judge.tables.num_layers)[index + 1]
+        times = question.stage(first, stop, position, count, len(starts) - index)
+        assert times, "nothing is refused without a cap and a memory limit"
+        stages.append(times)
+        if index:
+            links.append(question.link(first, position, counts[index - 1], count))
+        position += count
+    return stages, links
+
+
+def _ddp(judge: Judge) -> Iterator[Guess]:
+    gradients = judge.tables.table.trained[-1] * judge.setting.workload.gradient_bytes
+    buckets = max(1, min(judge.tables.num_layers, -(-gradients // DDP_BUCKET)))
+    for rows, count in accumulations(judge):
+        passes, last = data_parallel_times(judge, rows / count, is_overlapped=True)
+        yield _copies(judge, count, buckets, (count - 1) * passes + last)
+
+
+def _zero3(judge: Judge) -> Iterator[Guess]:
+    for rows, count in accumulations(judge):
+        guess = _copies(judge, count, judge.tables.num_layers, count * zero3_times(judge, rows / count)[1])
+        yield replace(guess, candidate=replace(guess.candidate, sharded=judge.setting.cluster.num_ranks > 1))
+
+
+def _copies(judge: Judge, count: int, buckets: int, seconds: Seconds) -> Guess:
+    candidate = Candidate(
+        arrangement=Arrangement(units=1, data_parallel=judge.setting.cluster.num_ranks),
+        schedule="1f1b",
+        microbatches=count,
+        starts=(0,),
+        replicas=(1,),
+        buckets=buckets,
+    )
+    return Guess(judge=judge, candidate=candidate, seconds=seconds)
+
+
+PLANNERS = {
+    "pipedream": Planner(
+        title="PipeDream",
+        formula="M times the longest of (F + B + 4 (r - 1) P / (bandwidth r)) / r of a stage with P parameter bytes "
+        "and 2 O / (bandwidth r) of a link that O bytes cross; M is the least number that keeps all devices busy, "
+        "because the pipeline is never emptied. Simulated with one update per batch",
+        source="Narayanan et al., SOSP 2019, section 3.1, with the terms of the released optimizer",
+        guesses=_pipedream,
+    ),
+    "dapple": Planner(
+        title="DAPPLE",
+        formula="Tw + Ts + Te around the pivot stage Q: Tw is the sum of F up to Q, Ts is (M - 1) (F + B) of Q, Te the "
+        "longest way from there to the end of a gradient sum; links count as stages",
+        source="Fan et al., PPoPP 2021, section 4",
+        guesses=_by_objective(PivotLatency, "dapple-a"),
+        schedules=("dapple-a", "dapple-b"),
+    ),
+    "spp": Planner(
+        title="SPP",
+        formula="(M + 4 S - 4) W + A, an upper bound: W is the longest F + B of a stage or transfer there and back on "
+        "a link, A the longest gradient sum",
+        source="Luo et al., INFOCOM 2022",
+        guesses=_by_objective(PlanningBound, "1f1b"),
+    ),
+    "gpipe": Planner(
+        title="GPipe",
+        formula="(M + S - 1) max(F + B) + the longest gradient sum; stages of equal time",
+        source="Huang et al., NeurIPS 2019; torchgpipe's balance",
+        guesses=_gpipe,
+    ),
+    "ddp": Planner(
+        title=DDP,
+        formula="M (F + B) + the part of the gradient sums, 25 MB each, that the last backward does not hide",
+        source="Li et al., VLDB 2020",
+        guesses=_ddp,
+    ),
+    "zero3": Planner(
+        title=ZERO3,
+        formula="M times the longer of F + B and 2 gathers and 1 scatter of all parameters, layer by layer",
+        source="Rajbhandari et al., SC 2020; Zhao et al., VLDB 2023",
+        guesses=_zero3,
+    ),
+}
+"""Each by the word that `plan --compare` takes."""

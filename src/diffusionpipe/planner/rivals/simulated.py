@@ -1,0 +1,116 @@
+"""The layouts of other systems' planners, simulated in full as those systems run them: encoders first."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from diffusionpipe.costs import Costs
+from diffusionpipe.costs.sharding import gathered_bytes
+from diffusionpipe.ir import Plan
+from diffusionpipe.planner.assembly.build import build_plan
+from diffusionpipe.planner.pricing.collectives import all_gather
+from diffusionpipe.planner.pricing.stage_costs import Setting, trained_parameters
+from diffusionpipe.planner.rivals.planners import PLANNERS, Guess, Planner, choices_of
+from diffusionpipe.planner.search.candidates import Candidate
+from diffusionpipe.planner.search.naming import ON_HOST, sizes_of
+from diffusionpipe.planner.search.proposal import Proposal, exposed_frozen_time, pricing_of, propose
+from diffusionpipe.simulator import simulate
+from diffusionpipe.units import Seconds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rival:
+    """Another system's layout, its planner's formula and our simulator's answer."""
+
+    planner: Planner
+    setting: Setting
+    """Its batch may be a little larger than the asked one; see `scale`."""
+    candidate: Candidate
+    formula: Seconds
+    """Iteration without encoders and update, as its planner predicts it."""
+    proposal: Proposal
+    scale: float
+    """Asked samples for each sample of the simulated batch: below 1 where replicas cannot share the asked batch."""
+
+    @property
+    def sizes(self) -> str:
+        """Its sizes in words."""
+        return sizes_of(self.candidate) + (ON_HOST if self.setting.workload.offload_frozen else "")
+
+    @property
+    def step(self) -> Seconds:
+        """Of the asked batch: encoders, iteration, update."""
+        return self.scale * self.proposal.iteration + self.proposal.update
+
+    @property
+    def encoding(self) -> Seconds:
+        """The part of the step in which only encoders run."""
+        return self.scale * self.proposal.exposed
+
+    @property
+    def pipeline(self) -> Seconds:
+        """The rest of the iteration: that which the formula predicts."""
+        return self.scale * self.proposal.iteration - self.encoding
+
+    def plan(self, *, sample_batch: int = 0) -> Plan:
+        """The layout as a plan that trains."""
+        layout = replace(self.candidate.layout(self.setting), sample_batch=sample_batch)
+        return build_plan(self.setting.graph, layout, pricing=pricing_of(self.setting))
+
+
+def simulated(names: Sequence[str], setting: Setting) -> tuple[Rival, ...]:
+    """The named systems, fastest first, those that do not fit last; without those that cannot share the batch."""
+    found = [one for name in names if (one := _rival(PLANNERS[name], setting))]
+    return tuple(sorted(found, key=lambda one: (one.proposal.overflow > 0, one.step)))
+
+
+def _rival(planner: Planner, setting: Setting) -> Rival | None:
+    """The first of its planner's choices that fits with all buffers; the last where none does."""
+    found: Rival | None = None
+    for guess in choices_of(planner, setting):
+        found = _simulated(planner, guess, setting.workload.batch)
+        if found.proposal.overflow <= 0:
+            break
+    return found
+
+
+def _simulated(planner: Planner, guess: Guess, batch: int) -> Rival:
+    own = guess.judge.setting
+    variants = [replace(guess.candidate, schedule=name) for name in planner.schedules or (guess.candidate.schedule,)]
+    proposals = [(_proposal(own, candidate), candidate) for candidate in variants]
+    proposal, candidate = min(proposals, key=lambda pair: (max(0, pair[0].overflow), pair[0].step))
+    return Rival(
+        planner=planner,
+        setting=own,
+        candidate=candidate,
+        formula=guess.seconds,
+        proposal=proposal,
+        scale=batch / own.workload.batch,
+    )
+
+
+def _proposal(setting: Setting, candidate: Candidate) -> Proposal:
+    proposal = propose(setting, candidate.layout(setting))
+    if not candidate.sharded:
+        return proposal
+    costs = _in_equal_parts(proposal, setting)
+    timeline = simulate(proposal.train, costs)
+    return replace(proposal, costs=costs, timeline=timeline, exposed=exposed_frozen_time(timeline))
+
+
+def _in_equal_parts(proposal: Proposal, setting: Setting) -> Costs:
+    """The costs where every rank holds an equal part of each block, as in FSDP; our own plans share out parameters."""
+    mesh, costs, workload = proposal.mesh, proposal.costs, setting.workload
+    ranks = range(mesh.num_ranks)
+    unshards, reduces = [0.0] * len(costs.unshards), [0.0] * len(costs.reduces)
+    for index, stage in enumerate(proposal.train.placement.stages):
+        layers = () if proposal.train.placement.is_frozen(index) else proposal.blocks[stage.weights]
+        own = setting.graph.parameters_of(layers)
+        sizes = [gathered_bytes(p, workload, setting.profile.precision) for p in setting.graph.parameters
+                 if p.name in own]  # fmt: skip
+        casts = sum(setting.profile.cast(name, workload) for name in layers) / min(
+            device.speed for device in setting.cluster.devices
+        )
+        unshards[index] = all_gather(setting.cluster, sum(sizes), ranks) + casts / len(ranks)
+        gradients = trained_parameters(setting.graph, layers) * workload.gradient_bytes
+        reduces[index] = all_gather(setting.cluster, gradients, ranks)
+    return replace(costs, unshards=tuple(unshards), reduces=tuple(reduces))

@@ -1,0 +1,115 @@
+"""Message buffers of a worker through time, beside its activations.
+
+    received     from its post [1] to the start of its reader, where an activation becomes one of the reader's
+    sent         a gradient from the end of the action that made it to the moment at which it is dropped [2], which
+                 `timing.sends` knows; an activation is one of its sender's
+
+A receive is posted as soon as the host comes to it: at the end of the compute before it. In 1F1B with 2 workers and 2
+micro-batches, activations of 7 bytes and messages of 5:
+
+    worker 0   0F0 0F1 r2     0B0 0B1         at r2 two activations, and the buffer of 0B0's gradient: 2 x 7 + 5
+    worker 1       1F0 r1 1B0 1F1 1B1         at r1 one, and the buffer of 1F1's input: 7 + 5; the same at 1F1, where
+                                              the gradient that 1B0 has made is still being sent
+
+>>> from diffusionpipe.ir import Edge
+>>> from diffusionpipe.passes import communicate, connect_blocks
+>>> from diffusionpipe.schedules import one_f_one_b
+>>> from diffusionpipe.simulator import simulate, uniform_costs
+>>> silent = connect_blocks(one_f_one_b(2, 2), [Edge(producer=0, consumer=1, tensors=("x",), gradients=("x",))])
+>>> costs = uniform_costs(silent, activation=7)
+>>> schedule = communicate(silent, simulate(silent, costs))
+>>> moving_of(schedule, simulate(schedule, costs), {"x": 5})  # activations, messages
+[(14, 5), (7, 5)]
+"""
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+
+from diffusionpipe.ir import Action, Op, Schedule, Span, Timeline
+from diffusionpipe.ir.flows import TIMED_OPS
+from diffusionpipe.timing.sends import drops_of, waits_of
+from diffusionpipe.units import Bytes, Seconds
+
+
+def moving_of(schedule: Schedule, timeline: Timeline, sizes: Mapping[str, Bytes]) -> list[tuple[Bytes, Bytes]]:
+    """For each worker activations and message buffers at the moment when their sum is largest.
+
+    Args:
+        schedule: without explicit messages two of the largest count for each worker.
+        timeline: of that schedule, with its activations.
+        sizes: tensor -> bytes of one sample.
+    """
+    if not schedule.has_communication:
+        two = _two_messages(schedule, sizes)
+        return [(timeline.peak_memory(worker), two[worker]) for worker in range(schedule.num_workers)]
+    changes: list[dict[Seconds, list[int]]] = [defaultdict(lambda: [0, 0]) for _ in range(schedule.num_workers)]
+    held = [0] * schedule.num_workers
+    for sample in sorted(timeline.memory, key=lambda sample: sample.time):
+        changes[sample.worker][sample.time][0] += sample.held - held[sample.worker]
+        held[sample.worker] = sample.held
+    for worker, start, end, num_bytes in _buffers(schedule, timeline, sizes):
+        changes[worker][start][1] += num_bytes
+        changes[worker][end][1] -= num_bytes
+    peaks = []
+    for change in changes:
+        activations = messages = 0
+        peak = (0, 0)
+        for time in sorted(change):
+            activations += change[time][0]
+            messages += change[time][1]
+            peak = max(peak, (activations, messages), key=sum)
+        peaks.append(peak)
+    return peaks
+
+
+def _two_messages(schedule: Schedule, sizes: Mapping[str, Bytes]) -> list[Bytes]:
+    placement = schedule.placement
+    forward: dict[int, Bytes] = defaultdict(int)
+    backward: dict[int, Bytes] = defaultdict(int)
+    for pipeline in placement.pipelines:
+        for edge in pipeline.edges:
+            source, destination = placement.stages[edge.producer], placement.stages[edge.consumer]
+            if source.worker == destination.worker or placement.is_frozen(edge.producer):
+                continue
+            size = max(pipeline.microbatches)
+            samples = len(source.share.samples(size).intersection(destination.share.samples(size)))
+            forward[destination.worker] += samples * sum(sizes.get(name, 0) for name in edge.tensors)
+            backward[source.worker] += samples * sum(sizes.get(name, 0) for name in edge.gradients)
+    return [2 * max(forward[worker], backward[worker]) for worker in range(schedule.num_workers)]
+
+
+def _buffers(
+    schedule: Schedule, timeline: Timeline, sizes: Mapping[str, Bytes]
+) -> Iterator[tuple[int, Seconds, Seconds, Bytes]]:
+    """(worker, from, to, bytes) of received tensors until their reader starts, and of gradients until they are dropped.
+
+    A buffer is taken when its receive is posted. An activation counts among the activations, at its sender and from its
+    reader's start on; a frozen output among the frozen outputs.
+    """
+    placement, makespan = schedule.placement, timeline.makespan
+    spans: dict[Action, Span] = {span.action: span for span in timeline.spans}
+    waits, posted = waits_of(schedule), _posted(schedule, spans)
+    drops = drops_of(schedule, waits)  # [2]
+    for reader, slot in ((reader, slot) for reader, slots in waits.items() for slot in slots):
+        message = schedule.messages[slot]
+        if placement.is_frozen(message.source):
+            continue
+        num_bytes = len(message.samples) * sum(sizes.get(name, 0) for name in message.tensors)
+        yield spans[reader].worker, posted[slot], spans[reader].start, num_bytes
+        if message.is_gradient:
+            producer = spans[Action(stage=message.source, op=reader.op, microbatch=message.microbatch)]
+            end = spans[drops[slot]].start if slot in drops else makespan
+            yield placement.stages[message.source].worker, producer.end, max(end, producer.end), num_bytes
+
+
+def _posted(schedule: Schedule, spans: Mapping[Action, Span]) -> dict[int, Seconds]:
+    """When each receive is posted: as soon as all that stands before it in the order has been started and computed."""
+    posted = {}
+    for order in schedule.orders:
+        reached: Seconds = 0.0
+        for action in order:
+            if action.op in (Op.RECV_F, Op.RECV_B) and action.slot is not None:
+                posted[action.slot] = reached  # [1]
+            elif action.op in TIMED_OPS:
+                reached = spans[action].end
+    return posted

@@ -1,0 +1,192 @@
+"""What the ranks of a schedule hold in memory, counted item by item.
+
+A rank's stages hold layers: their parameters count with all that stands beside each [1], what several of them share
+once. Activations and message buffers are followed through time (`timing.held`, `timing.buffers`), and count as at the
+moment when their sum is largest [2]. The hungriest layer counts with what it needs while it runs [3]. Rows of the
+frozen part's outputs are held for the whole iteration, and twice where the next batch is encoded meanwhile [4].
+"""
+
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from math import prod
+
+from diffusionpipe.costs import ModelGraph, Profile, Workload
+from diffusionpipe.costs.memory import MemoryUse, copies_of, encoding_of, use_of, workspace_of
+from diffusionpipe.costs.sharding import gathered_bytes, owners_on_workers, stored_bytes
+from diffusionpipe.ir import Op, Range, Schedule, Timeline
+from diffusionpipe.ir.ranges import merged
+from diffusionpipe.timing.buffers import moving_of
+from diffusionpipe.units import Bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Case:
+    """What is counted; `blocks`: the layers of each block, those of the frozen part last."""
+
+    schedule: Schedule
+    blocks: Sequence[Sequence[str]]
+    profile: Profile
+    workload: Workload
+    again: frozenset[str]
+    """Layers that are recomputed."""
+    shard: int
+
+    @property
+    def graph(self) -> ModelGraph:
+        """The model."""
+        return self.profile.graph
+
+    def trained(self, worker: int) -> Iterator[tuple[int, Sequence[str]]]:
+        """The worker's trained stages with their layers."""
+        placement = self.schedule.placement
+        for index, stage in enumerate(placement.stages):
+            if stage.worker == worker and not placement.is_frozen(index):
+                yield index, self.blocks[stage.weights]
+
+    def encoded(self, worker: int) -> Iterator[tuple[int, Sequence[str], int]]:
+        """The worker's fills: encoder stage, layers, samples."""
+        stages = self.schedule.placement.stages
+        for fill in self.schedule.fills:
+            stage = stages[fill.stage]
+            if stage.worker == worker:
+                layers = self.blocks[stage.weights][fill.layers.start : fill.layers.stop]
+                yield fill.stage, layers, len(fill.samples)
+
+
+def peak_memory(
+    schedule: Schedule,
+    timeline: Timeline,
+    blocks: Sequence[Sequence[str]],
+    *,
+    profile: Profile,
+    workload: Workload,
+    checkpointed: Iterable[str] = (),
+    shard: int = 1,
+) -> tuple[MemoryUse, ...]:
+    """What each worker holds at its peak; `timeline` is the simulated one of this schedule.
+
+    `shard`: over so many data-parallel groups the trained blocks are in parts; then the fullest of them counts.
+
+    Activations come from the timeline, whose costs must count them. Where messages are explicit their buffers are
+    followed through time; else two of the largest per worker are counted, which is what `communicate` allows for.
+    """
+    case = _Case(
+        schedule=schedule,
+        blocks=blocks,
+        profile=profile,
+        workload=workload,
+        again=frozenset(checkpointed),
+        shard=shard,
+    )
+    moving = moving_of(schedule, timeline, {tensor.name: tensor.num_bytes for tensor in profile.graph.tensors})
+    return tuple(_use(case, worker, *moved) for worker, moved in enumerate(moving))
+
+
+def _use(case: _Case, worker: int, activations: Bytes, messages: Bytes) -> MemoryUse:
+    graph, workload = case.graph, case.workload
+    trained = {name for _, layers in case.trained(worker) for name in layers}
+    encoded = {name for _, layers, _ in case.encoded(worker) for name in layers}
+    if workload.offload_frozen:
+        names = graph.parameters_of(trained)
+        staged = offloaded_bytes(graph, case.blocks[-1], workload) if encoded else 0
+    else:
+        names, staged = graph.parameters_of(trained | encoded), 0
+    workspace, frozen_outputs = _workspace(case, worker), _frozen_outputs(case, worker)
+
+    def use(names: Collection[str], *, copies: Bytes = 0, gathered: Bytes = 0) -> MemoryUse:
+        held = [p for p in graph.parameters if p.name in names]
+        return use_of(  # [1]
+            sum(prod(p.shape) for p in held if p.is_trainable),
+            workload,
+            gathered=gathered,
+            frozen=sum(workload.frozen_size(p) for p in held if not p.is_trainable) + staged,
+            copies=copies,
+            activations=activations,  # [2]
+            messages=messages,
+            workspace=workspace,
+            frozen_outputs=frozen_outputs,
+        )
+
+    if case.shard == 1:
+        return use(names, copies=sum(copies_of(name, case.profile, workload, case.again) for name in trained))
+    owners = owners_on_workers(case.schedule, case.blocks, graph, case.shard).get(worker, {})
+    foreign = [frozenset(n for n, owner in owners.items() if owner != part) for part in range(case.shard)]
+    parts = (use(names - others, gathered=_gathered(case, worker, others)) for others in foreign)
+    return max(parts, key=lambda part: part.total)
+
+
+def offloaded_bytes(graph: ModelGraph, layers: Collection[str], workload: Workload) -> Bytes:
+    """Bytes on the device of layers whose parameters rest in host memory: the two largest ones."""
+    size_of = {p.name: workload.frozen_size(p) for p in graph.parameters}
+    sizes = sorted(sum(size_of[name] for name in graph.parameters_of([layer])) for layer in layers)
+    return sum(sizes[-2:])
+
+
+def _gathered(case: _Case, worker: int, others: Collection[str]) -> Bytes:
+    """The most that a worker holds of what others own, and of narrow copies of its own.
+
+    Gradients stay until the next block's are on their way too.
+    """
+    schedule, workload = case.schedule, case.workload
+    known = {p.name: p for p in case.graph.parameters}
+    travels = {name: gathered_bytes(p, workload, case.profile.precision) for name, p in known.items()}
+    weights, gradients = [], []
+    for layers in case.blocks:
+        whole_block = [known[name] for name in case.graph.parameters_of(layers)]
+        foreign = [p for p in whole_block if p.name in others]
+        copied = {p.name for p in whole_block if travels[p.name] < stored_bytes(p, workload)}
+        weights.append(sum(travels[p.name] for p in whole_block if p.name in others or p.name in copied))
+        gradients.append(sum(prod(p.shape) for p in foreign if p.is_trainable) * workload.gradient_bytes)
+    whole: set[int] = set()
+    pending: set[int] = set()
+    sent: set[int] = set()
+    peak = 0
+    for action in schedule.orders[worker]:
+        block = schedule.placement.stages[action.stage].weights
+        match action.op:
+            case Op.UNSHARD:
+                whole.add(block)
+            case Op.RESHARD:
+                whole.discard(block)
+            case Op.REDUCE_GRAD:
+                pending, sent = pending - {block}, {block}
+            case Op.B | Op.I | Op.W:
+                pending.add(block)
+        held = sum(weights[b] for b in whole) + sum(gradients[b] for b in pending) + sum(gradients[b] for b in sent)
+        peak = max(peak, held)
+    return peak
+
+
+def _workspace(case: _Case, worker: int) -> Bytes:
+    """The most that one layer needs while it runs [3]; a frozen layer also needs what it reads and writes."""
+    placement, profile = case.schedule.placement, case.profile
+    needs = [0]
+    for index, layers in case.trained(worker):
+        samples = len(placement.stages[index].share.samples(max(placement.pipeline_of(index).microbatches)))
+        needs += [workspace_of(name, samples, profile, case.workload, case.again) for name in layers]
+    for _, layers, samples in case.encoded(worker):
+        needs += [encoding_of(name, samples, profile) for name in layers]
+    return max(needs)
+
+
+def _frozen_outputs(case: _Case, worker: int) -> Bytes:
+    """Every tensor that the worker's stages read from the frozen part, and what it encodes for others."""
+    placement, graph, blocks = case.schedule.placement, case.graph, case.blocks
+    rows: dict[str, list[Range]] = defaultdict(list)
+    read_by_any = {
+        name
+        for index, stage in enumerate(placement.stages)
+        if not placement.is_frozen(index)
+        for name in graph.frozen_outputs(blocks[stage.weights])
+    }
+    for index, stage in enumerate(placement.stages):
+        if stage.worker != worker:
+            continue
+        pipeline = placement.pipeline_of(index)
+        own = [placement.rows(index, microbatch) for microbatch in range(len(pipeline.microbatches))]
+        names = read_by_any if placement.is_frozen(index) else graph.frozen_outputs(blocks[stage.weights])
+        for name in names:
+            rows[name] += own
+    held = sum(graph.tensor(name).num_bytes * sum(map(len, merged(parts))) for name, parts in rows.items())
+    return held * (2 if any(p.is_ahead for p in placement.pipelines) else 1)  # [4]

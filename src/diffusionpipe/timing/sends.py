@@ -1,0 +1,83 @@
+"""When a send is over, as its sender knows it without asking: the one rule for the executor and for the memory model.
+
+A sender keeps a tensor until its receiver has waited for it. It cannot ask: gloo does not say whether a send has ended.
+But it knows the receiver's order. An action waits for the messages that it reads [1]. The next message that the
+receiver sends to the sender after that wait, and for which an action waits there, brings the news with it [2]. The
+sender drops the tensor in front of that action [3], or at the end of the iteration, where no such message comes.
+
+    worker 0   0F0  s0   0F1  s1            r2   0B0   r3   0B1        s0 is over in front of 0B0, which waits for 2
+    worker 1        r0   1F0  r1  1B0  s2   1F1  1B1   s3              s1 in front of 0B1; s2 and s3 at the end
+
+>>> from diffusionpipe.ir import Edge
+>>> from diffusionpipe.passes import communicate, connect_blocks
+>>> from diffusionpipe.schedules import one_f_one_b
+>>> from diffusionpipe.simulator import simulate, uniform_costs
+>>> silent = connect_blocks(one_f_one_b(2, 2), [Edge(producer=0, consumer=1, tensors=("x",), gradients=("x",))])
+>>> schedule = communicate(silent, simulate(silent, uniform_costs(silent)))
+>>> for order in schedule.orders:
+...     print(*order)
+0F0 0SEND_F0>0 0F1 0SEND_F1>1 0RECV_B0>2 0B0 0RECV_B1>3 0B1
+1RECV_F0>0 1F0 1RECV_F1>1 1B0 1SEND_B0>2 1F1 1B1 1SEND_B1>3
+>>> waits = waits_of(schedule)
+>>> {slot: news for slot, news in releases_of(schedule, waits).items() if news}
+{2: (0,), 3: (1,)}
+>>> {slot: str(action) for slot, action in drops_of(schedule, waits).items()}
+{0: '0B0', 1: '0B1'}
+"""
+
+from collections import defaultdict
+from collections.abc import Mapping
+
+from diffusionpipe.ir import SEND_OPS, Action, Op, Schedule
+from diffusionpipe.ir.flows import backward_op, frozen_flows, slots_of_encoder
+
+Waits = Mapping[Action, tuple[int, ...]]
+"""Action -> the messages that it waits for."""
+
+
+def waits_of(schedule: Schedule) -> Waits:
+    """Action -> the messages that it waits for, ascending. Outputs of the next batch are waited for by none."""
+    placement, found = schedule.placement, defaultdict[Action, set[int]](set)
+    for slot, message in enumerate(schedule.messages):
+        if not placement.is_frozen(message.source):
+            op = backward_op(placement.pipeline_of(message.source)) if message.is_gradient else Op.F
+            assert op is not None, message
+            found[Action(stage=message.destination, op=op, microbatch=message.microbatch)].add(slot)
+    of_encoder = slots_of_encoder(schedule)
+    for flow in frozen_flows(schedule):
+        slots = () if flow.is_ahead else of_encoder.get((flow.source, placement.stages[flow.destination].worker), ())
+        if slots:
+            found[flow.consumer].update(s for s in slots if schedule.messages[s].samples.intersection(flow.samples))
+    return {action: tuple(sorted(slots)) for action, slots in found.items()}
+
+
+def releases_of(schedule: Schedule, waits: Waits) -> dict[int, tuple[int, ...]]:
+    """Message that an action waits for -> those in the other direction which are surely over once it has arrived."""
+    releases, seen = dict[int, tuple[int, ...]](), set[int]()
+    awaited = {slot for slots in waits.values() for slot in slots}
+    for order in schedule.orders:
+        over = defaultdict[int, list[int]](list)  # sender -> what has been waited for since the last message to it
+        for action in order:
+            for slot in waits.get(action, ()):  # [1]
+                if slot not in seen:  # rows of the frozen part may be waited for by several forwards
+                    over[_worker(schedule, schedule.messages[slot].source)].append(slot)
+                    seen.add(slot)
+            if action.op in SEND_OPS and action.slot in awaited:
+                receiver = _worker(schedule, schedule.messages[action.slot].destination)
+                releases[action.slot] = tuple(over.pop(receiver, ()))  # [2]
+    return releases
+
+
+def drops_of(schedule: Schedule, waits: Waits) -> dict[int, Action]:
+    """Message -> the action in front of which its sender drops it. Without one it does so after the iteration."""
+    releases, drops = releases_of(schedule, waits), dict[int, Action]()
+    for order in schedule.orders:
+        for action in order:
+            for slot in waits.get(action, ()):
+                for sent in releases[slot]:
+                    drops.setdefault(sent, action)  # [3]
+    return drops
+
+
+def _worker(schedule: Schedule, stage: int) -> int:
+    return schedule.placement.stages[stage].worker

@@ -1,0 +1,164 @@
+"""The table of combinations is whole: its tests exist, its refusals are raised, and its document is up to date."""
+
+import ast
+import re
+from dataclasses import replace
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+
+import pytest
+from planner import synthetic
+from tiny_models import tiny_controlled, tiny_dit
+
+from diffusionpipe.ir.combinations import MEANINGS, NOT_TRIED, REFUSED, TABLE, WORKS, Feature, Refused, Works, refusal
+from diffusionpipe.models.folder import REGISTRY, family_graph
+from diffusionpipe.models.lora import LoraSettings, add_lora
+from diffusionpipe.planner import Layout, build_plan
+from diffusionpipe.planner.filling.frozen_layers import FillOptions, FrozenLayers, check_options
+from diffusionpipe.planner.pricing.given import Given, check_given
+from diffusionpipe.planner.pricing.offload import check_offload
+from diffusionpipe.planner.pricing.stage_costs import Setting
+from diffusionpipe.trainer.drawing import Wish, raw_conditions
+from diffusionpipe.trainer.recipe import Recipe
+from diffusionpipe.trainer.sampling import SamplingSettings
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_every_test_that_the_table_names_exists():
+    for name in WORKS:
+        path, _, function = name.partition("::")
+        tree = ast.parse((ROOT / path).read_text(encoding="utf-8"))
+        assert function in {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}, name
+
+
+def test_no_pair_is_said_to_work_and_to_be_refused_by_other_lines():
+    said = [frozenset(pair) for name, pairs in WORKS.items() for pair in pairs if "test_combinations" not in name]
+    assert len(said) == len(set(said))
+    assert not set(said) & {frozenset(pair) for pair in REFUSED}
+    assert not NOT_TRIED & set(TABLE)
+
+
+def test_every_feature_has_a_meaning_and_an_entry():
+    assert set(MEANINGS) == set(Feature)
+    assert set().union(*TABLE) == set(Feature)
+
+
+def plan_of(**sizes):
+    """Refused while the plan is made."""
+    graph = synthetic.chain([0.01] * 8).graph
+    return lambda: build_plan(graph, Layout(**{"batch": 8, "stages": 2, "microbatches": 2, "sharded": True} | sizes))
+
+
+def recipe_with(**sections):
+    """Refused when the recipe is read."""
+    small = {
+        "model": {"path": "model"},
+        "data": {"train": "pictures", "resolution": 32},
+        "training": {"steps": 10, "batch": 8},
+        "run": {"folder": "runs/small"},
+    }
+    return lambda: Recipe.model_validate(
+        small | {name: small.get(name, {}) | section for name, section in sections.items()}
+    )
+
+
+def search_over(num_ranks, **given):
+    return lambda: check_given(Given(sharded=True, **given), batch=16, num_ranks=num_ranks)
+
+
+def adapters_on(build, trained):
+    return lambda: add_lora(build().components, trained, LoraSettings(rank=2))
+
+
+def tied():
+    graph = synthetic.chain([0.01] * 8).graph
+    first, last = graph.backbone_layers[0], graph.backbone_layers[-1]
+    parameters = next(layer.parameters for layer in graph.layers if layer.name == first)
+    layers = tuple(replace(one, parameters=parameters) if one.name == last else one for one in graph.layers)
+    build_plan(replace(graph, layers=layers), Layout(batch=8, stages=2, microbatches=2, data_parallel=2, sharded=True))
+
+
+def without_encoders():
+    profile = synthetic.chain([0.01] * 4)
+    everything = tuple(replace(parameter, is_trainable=True) for parameter in profile.graph.parameters)
+    profile = replace(profile, graph=replace(profile.graph, parameters=everything))
+    return Setting(profile=profile, cluster=synthetic.cluster(2), workload=synthetic.workload(8))
+
+
+def drawn_from_a_prompt():
+    settings = SamplingSettings(steps=1, guidance=1.0, seed=0, scheduler={})
+    raw_conditions(Wish(prompts=("a bird",)), tiny_controlled(), ROOT, settings)
+
+
+F = Feature
+CASES = {
+    (F.SHARDED, F.REPLICAS): [
+        plan_of(data_parallel=2, replicas=(2, 1)),
+        recipe_with(pipeline={"sharded": True, "data_parallel": 2, "microbatches": 1, "replicas": [2]}),
+    ],
+    (F.SHARDED, F.ONE_COPY): [plan_of(), recipe_with(pipeline={"sharded": True})],
+    (F.SHARDED, F.ONE_RANK): [search_over(1)],
+    (F.SHARDED, F.GIVEN_PIPELINES): [search_over(4, stages=2), search_over(4, data_parallel=2)],
+    (F.SHARDED, F.TWO_DIRECTIONS): [plan_of(data_parallel=2, schedule="chimera")],
+    (F.SHARDED, F.TIED): [tied],
+    (F.LORA, F.FROM_SCRATCH): [recipe_with(lora={"rank": 8}, model={"from_scratch": True})],
+    (F.LORA, F.TEXT_ENCODER): [
+        recipe_with(lora={"rank": 8}, model={"train": ["unet", "text_encoder"]}),
+        lambda: family_graph(
+            REGISTRY["StableDiffusionPipeline"],
+            {},
+            None,
+            resolution=8,
+            train=["unet", "text_encoder"],
+            dtype="float32",
+            lora=LoraSettings(rank=2),
+        ),
+    ],
+    (F.LORA, F.DIT): [adapters_on(tiny_dit, "transformer")],
+    (F.LORA, F.CONTROLNET): [adapters_on(tiny_controlled, "controlnet")],
+    (F.OFFLOAD, F.NO_ENCODERS): [lambda: check_offload(without_encoders())],
+    (F.FILL, F.NO_ENCODERS): [
+        lambda: check_options(FillOptions(), FrozenLayers(components=(), forward=lambda layer, samples: 0.0), 2)
+    ],
+    (F.NARROW_STORE, F.WIDE): [recipe_with(model={"frozen_dtype": "bfloat16"})],
+    (F.CONTROLNET, F.PICTURES): [drawn_from_a_prompt],
+}
+"""What provokes each refusal, in every place that raises it."""
+
+
+@pytest.mark.parametrize(
+    ("pair", "provoke"), [pytest.param(pair, one, id="-".join(pair)) for pair, ones in CASES.items() for one in ones]
+)
+def test_a_refusal_is_raised_with_the_reason_of_the_table(pair, provoke):
+    reason = re.sub(r"\\\{\w+(!r)?\\\}", ".*", re.escape(REFUSED[pair]))
+    with pytest.raises(Exception, match=reason) as error:
+        provoke()
+    assert type(error.value).__name__ in ("ConfigError", "RecipeError", "ModelError", "ValidationError")
+
+
+def test_every_refusal_is_provoked_and_comes_from_the_table():
+    assert set(CASES) == set(REFUSED)
+    code = "\n".join(path.read_text(encoding="utf-8") for path in (ROOT / "src").rglob("*.py"))
+    raised = re.findall(r"refusal\(\s*Feature\.(\w+),\s*Feature\.(\w+)", code)
+    assert {frozenset({Feature[one], Feature[other]}) for one, other in raised} >= {
+        frozenset(pair)
+        for pair in REFUSED
+        if pair != (F.LORA, F.CONTROLNET)  # raised as that of a DiT
+    }
+    for pair, reason in REFUSED.items():
+        assert code.count(reason[:40]) <= 2, pair  # in the table alone
+
+
+def test_a_pair_that_works_has_no_refusal():
+    with pytest.raises(AssertionError, match="work together"):
+        refusal(Feature.FILL, Feature.REPLICAS)
+
+
+def test_the_document_is_generated_from_the_table():
+    spec = spec_from_file_location("make_combinations", ROOT / "docs/make_combinations.py")
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    written = (ROOT / "docs/combinations.md").read_text(encoding="utf-8")
+    assert module.document() == written, "run `make docs`"
+    assert all(isinstance(entry, Works | Refused) for entry in TABLE.values())

@@ -1,0 +1,104 @@
+"""Message buffers beside activations, against a count at every moment; and wrong versions of the rules."""
+
+from random import Random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from strategies import schedules
+from timing.test_oracle import filled, held_at, taken_and_given_back
+from timing.test_sends import dropped_at, explicit, reader_of
+
+from diffusionpipe.ir import RECV_OPS, Action, Op
+from diffusionpipe.ir.flows import backward_op
+from diffusionpipe.simulator import simulate
+from diffusionpipe.timing import buffers
+
+
+def peaks_of(schedule, costs):
+    """The most that each worker holds in activations and messages, by looking at every moment."""
+    timeline, stages = simulate(schedule, costs), schedule.placement.stages
+    spans = {span.action: span for span in timeline.spans}
+    peaks = []
+    for worker, order in enumerate(schedule.orders):
+        timed = [(action, spans[action].start, spans[action].end) for action in order]
+        taken, given_back = taken_and_given_back(schedule, costs, timed)
+        for slot, message in enumerate(schedule.messages):
+            size = len(message.samples) * sum(costs.tensor_bytes[name] for name in message.tensors)
+            if schedule.placement.is_frozen(message.source):
+                continue
+            if stages[message.destination].worker == worker:
+                recv = next(i for i, a in enumerate(order) if a.op in RECV_OPS and a.slot == slot)
+                computes = [spans[a].end for a in order[:recv] if a.op in {Op.F, Op.B, Op.I, Op.W, Op.ENCODE}]
+                taken.append((computes[-1] if computes else 0, size))
+                given_back.append((spans[order[reader_of(schedule, slot)]].start, size))
+            if stages[message.source].worker == worker and message.is_gradient:
+                made = next(
+                    spans[a].end
+                    for a in order
+                    if a.op in (Op.B, Op.I) and (a.stage, a.microbatch) == (message.source, message.microbatch)
+                )
+                dropped = dropped_at(schedule, slot)
+                taken.append((made, size))
+                given_back.append((timeline.makespan if dropped is None else spans[dropped].start, size))
+        peaks.append(max((held_at(moment, taken, given_back) for moment, _ in taken), default=0))
+    return peaks
+
+
+def compare(schedule, random):
+    schedule, costs = explicit(schedule, random)
+    if schedule.has_communication:
+        found = buffers.moving_of(schedule, simulate(schedule, costs), costs.tensor_bytes)
+        assert [sum(both) for both in found] == peaks_of(schedule, costs)
+
+
+def compare_some():
+    for seed in range(12):
+        compare(filled(Random(seed)), Random(seed))
+
+
+@settings(max_examples=30)
+@given(schedules(), st.integers(0, 10**9))
+def test_activations_and_messages_peak_as_at_some_moment(schedule, seed):
+    compare(schedule, Random(seed))
+
+
+def forgotten(is_forgotten):
+    """The buffers without those whose place among all the function names."""
+    original = buffers._buffers
+
+    def rest(schedule, timeline, sizes):
+        return (one for index, one in enumerate(original(schedule, timeline, sizes)) if not is_forgotten(index))
+
+    return rest
+
+
+def dropped_when_made(schedule, waits):
+    """Every gradient is dropped as soon as it is made."""
+    return {
+        slot: Action(stage=message.source, op=backward_op(pipeline), microbatch=message.microbatch)
+        for slot, message in enumerate(schedule.messages)
+        if message.is_gradient and (pipeline := schedule.placement.pipeline_of(message.source))
+    }
+
+
+MUTANTS = {
+    "no buffers": ("_buffers", lambda: lambda schedule, timeline, sizes: ()),
+    "every second buffer": ("_buffers", lambda: forgotten(lambda index: index % 2)),
+    "every fifth buffer": ("_buffers", lambda: forgotten(lambda index: not index % 5)),
+    "kept to the end": ("drops_of", lambda: lambda schedule, waits: {}),
+    "dropped when made": ("drops_of", lambda: dropped_when_made),
+    "posted at once": ("_posted", lambda: lambda schedule, spans: dict.fromkeys(range(len(schedule.messages)), 0)),
+}
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_a_forgotten_buffer_is_noticed(monkeypatch, name):
+    part, wrong = MUTANTS[name]
+    monkeypatch.setattr(buffers, part, wrong())
+    with pytest.raises(AssertionError):
+        compare_some()
+
+
+def test_what_is_not_wrong_is_not_noticed():
+    compare_some()

@@ -1,0 +1,21 @@
+"""What a message says of the checkpoints that a failed run leaves."""
+
+from diffusionpipe.trainer.checkpoints.checkpoint_folder import Kept, kept_of
+
+
+def test_a_run_without_a_checkpoint_is_started_again(tmp_path):
+    assert kept_of(tmp_path / "never made").remedy() == "No checkpoint was saved. Start again."
+    (tmp_path / "checkpoints" / ".step-00000004.writing").mkdir(parents=True)
+    assert kept_of(tmp_path).remedy() == "No checkpoint was saved. Start again."
+
+
+def test_the_latest_checkpoint_is_named_even_if_it_cannot_be_read(tmp_path):
+    for step in (4, 12):
+        (tmp_path / "checkpoints" / f"step-{step:08d}").mkdir(parents=True)
+    assert kept_of(tmp_path).remedy() == "The checkpoint of step 12 is kept. Resume with --resume latest."
+
+
+def test_an_earlier_checkpoint_is_offered_where_the_latest_may_be_ruined():
+    assert Kept((4,)).remedy(may_be_ruined=True) == Kept((4,)).remedy()
+    earlier = "Resume with --resume latest, or from an earlier one with --resume 4."
+    assert Kept((4, 8)).remedy(may_be_ruined=True) == f"The checkpoint of step 8 is kept. {earlier}"
