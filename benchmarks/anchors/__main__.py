@@ -42,9 +42,7 @@ def compared(anchor: Anchor, profile: Profile) -> Comparison:
     graph = profile.graph
     frozen = graph.frozen_layers if anchor.work is Work.TRAIN_AND_ENCODE else ()
     forward = sum(profile.forward(name, batch) for name in graph.backbone_layers)
-    backward = sum(
-        profile.input_grad(name, batch) + profile.weight_grad(name, batch) for name in graph.backbone_layers
-    )
+    backward = sum(profile.input_grad(name, batch) + profile.weight_grad(name, batch) for name in graph.backbone_layers)
     encoding = sum(profile.forward(name, batch) for name in frozen)
     again = forward if anchor.mode.is_checkpointed else 0.0
     return Comparison(anchor=anchor, computed=batch / (forward + again + backward + encoding))

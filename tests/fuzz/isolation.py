@@ -75,7 +75,6 @@ class Isolated:
             case _:
                 return Outcome(Ending.TRACEBACK, _read(self._text) or f"exit status {code}\n{_read(self._stack)}")
 
-
     def _waits_for_long(self) -> bool:
         """Whether it has taken no processor time for long; on a busy machine one that works may take long, too."""
         now = time.monotonic()
