@@ -8,7 +8,7 @@ from tiny_models import raw_inputs, tiny_dit, tiny_stable_diffusion
 from diffusionpipe.ir import Op
 from diffusionpipe.models.describe import describe
 from diffusionpipe.planner import Layout, build_plan
-from diffusionpipe.planner.assembly import build
+from diffusionpipe.planner.assembly import layout as layouts_module
 from diffusionpipe.schedules.shapes import SPLIT, TRAIN, Pipe, linear, loop, wave
 
 WAYS = {
@@ -48,7 +48,7 @@ def layout_over(monkeypatch):
                 [Pipe(workers=way(num_stages), microbatches=(microbatch_size,) * count, ops=ops) for way in ways]
             )
 
-        monkeypatch.setattr(build, "generated", lambda name, *sizes: {"greedy": generator}[name](*sizes))
+        monkeypatch.setattr(layouts_module, "generated", lambda name, *sizes: {"greedy": generator}[name](*sizes))
         return Layout(batch=8, stages=workers, microbatches=4, schedule="greedy", **sizes)
 
     return layout

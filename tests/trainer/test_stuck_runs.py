@@ -16,7 +16,8 @@ import worker_batches
 from tiny_runs import ask_to_save, recipe_of, train
 from diffusionpipe.runtime import compiler
 from diffusionpipe.runtime.process_group import joined, leave, membership
-from diffusionpipe.trainer import drawing, run, run_checkpoints
+from diffusionpipe.trainer import drawing, run
+from diffusionpipe.trainer.checkpoints import run_checkpoints
 from diffusionpipe.trainer.data import loader
 from diffusionpipe.trainer.checkpoints.checkpoint import Saving
 from diffusionpipe.trainer.data.data_workers import DataWorkers

@@ -139,7 +139,7 @@ def _estimated(judge: Judge, one: Judged, is_filled: bool) -> Row:
         update=update,
         samples_per_second=judge.setting.workload.batch / (one.score + update),
         bubble=max(0.0, 1 - (estimate.busy + estimate.frozen) / one.score),
-        exposed=one.score - estimate.pipeline if is_filled else estimate.frozen,
+        exposed=max(0.0, one.score - estimate.pipeline) if is_filled else estimate.frozen,
         memory=_smallest_device(judge.setting) + estimate.overflow,
         use=None,
         overflow=estimate.overflow,

@@ -4,6 +4,7 @@ from itertools import combinations, product
 
 import pytest
 from planner import synthetic
+from planner.rivals.vgg16 import MINIBATCH, vgg16_profile
 
 from diffusionpipe.errors import ConfigError
 from diffusionpipe.planner import Layout, build_plan
@@ -237,3 +238,14 @@ def test_adjacent_groups_exchange_gradients_in_the_node_and_activations_across()
     assert across.link(2, 1, 3, 1) == cluster.inter
     assert inside.reduction([2])[0].bandwidth == cluster.inter_reduce.bandwidth / 8
     assert across.reduction([2]) == (cluster.intra_reduce, 8)
+
+
+@pytest.mark.slow
+def test_copies_before_a_chain_are_found_where_parameters_lie_in_a_few_layers():
+    """VGG-16 over slow links: three copies of the convolutions before one of the large layers, as DAPPLE finds too."""
+    setting = Setting(
+        profile=vgg16_profile(), cluster=synthetic.cluster(4, intra_gb=1.0), workload=synthetic.workload(3 * MINIBATCH)
+    )
+    candidate, proposal = search(setting).winner
+    assert candidate.replicas == (3, 1)
+    assert proposal.step < 0.6 * search(setting, units={1, 2}).winner[1].step
