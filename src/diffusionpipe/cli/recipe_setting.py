@@ -2,7 +2,7 @@
 
 from diffusionpipe.costs import Cluster, Profile
 from diffusionpipe.planner.pricing.given import NOTHING, Given, check_given
-from diffusionpipe.planner.pricing.setting import FILL_START, Setting
+from diffusionpipe.planner.pricing.setting import Setting
 from diffusionpipe.trainer.recipe import PipelineSection, Recipe
 from diffusionpipe.trainer.workload import workload_of
 
@@ -26,9 +26,7 @@ def given_sizes(pipeline: PipelineSection) -> Given:
 
 def setting_of(recipe: Recipe, profile: Profile, cluster: Cluster) -> Setting:
     """A recipe's training on a cluster."""
-    return Setting(
-        profile=profile, cluster=cluster, workload=workload_of(recipe), given=given_of(recipe), fill_start=FILL_START
-    )
+    return Setting(profile=profile, cluster=cluster, workload=workload_of(recipe), given=given_of(recipe))
 
 
 def check_search(recipe: Recipe, num_ranks: int) -> None:

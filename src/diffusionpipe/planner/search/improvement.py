@@ -97,9 +97,12 @@ def add_cuts(
 def improve(pool: Pool) -> None:
     """Unequal replicas, moved cuts, buckets, other schedules, several stages on a worker and searched orders."""
     given = pool.judge.setting.given
-    if given.stages is None and given.allows_chains:
-        for arrangement, microbatches, replicas in _unequal_places(pool):
-            add_place(pool, arrangement, microbatches, replicas)
+    may_differ = given.stages is None and given.allows_chains
+    tried = set[Arrangement]()
+    for arrangement, microbatches in _best_places(pool, NUM_IMPROVED) if may_differ else ():
+        if 2 < arrangement.units <= MAX_UNEQUAL_UNITS:
+            add_place(pool, arrangement, microbatches, _replicas(pool, arrangement, microbatches))
+            tried.add(arrangement)
     for one in pool.diverse()[:NUM_IMPROVED]:
         moved = _bucketed(pool, _move_cuts(pool, one))
         pool.add(moved)
@@ -109,32 +112,30 @@ def improve(pool: Pool) -> None:
             _add_placed(pool, arrangement, microbatches)
         for arrangement, microbatches in _best_places(pool, NUM_ORDERED):
             _add_ordered(pool, arrangement, microbatches)
+    if may_differ:
+        _add_unequal(pool, tried)
 
 
-def _unequal_places(pool: Pool) -> list[tuple[Arrangement, int, tuple[int, ...]]]:
-    """Where unequal replicas are tried: the best places, and the best of each arrangement that may still win.
+def _add_unequal(pool: Pool, tried: set[Arrangement]) -> None:
+    """Unequal replicas at the best place of each arrangement that may still win.
 
     A model whose parameters lie in a few layers is slow as a chain and as copies, and fast as copies before a chain. So
     its arrangement may be far from the best without replicas.
     """
-    best, found = _best_places(pool, NUM_IMPROVED), list[tuple[Arrangement, int, tuple[int, ...]]]()
-    tried = {arrangement for arrangement, _ in best}
     for one in pool.ranked():
-        candidate = one.candidate
-        arrangement, microbatches = candidate.arrangement, candidate.microbatches
-        if not 2 < arrangement.units <= MAX_UNEQUAL_UNITS or (arrangement, microbatches) in [
-            place[:2] for place in found
-        ]:
+        arrangement, microbatches = one.candidate.arrangement, one.candidate.microbatches
+        if arrangement in tried or not 2 < arrangement.units <= MAX_UNEQUAL_UNITS or not _may_gain(pool, one):
             continue
-        rows = pool.judge.setting.workload.batch // (arrangement.data_parallel * microbatches)
-        replicas = tuple(r for r in range(1, arrangement.units) if rows % r == 0)
-        is_open = (
-            arrangement not in tried and len(replicas) > 1 and one.estimate.busy + one.estimate.frozen < pool.score
-        )
-        if (arrangement, microbatches) in best or is_open:
+        replicas = _replicas(pool, arrangement, microbatches)
+        if len(replicas) > 1:
             tried.add(arrangement)
-            found.append((arrangement, microbatches, replicas))
-    return found
+            add_place(pool, arrangement, microbatches, replicas)
+
+
+def _replicas(pool: Pool, arrangement: Arrangement, microbatches: int) -> tuple[int, ...]:
+    """Numbers of replicas that can share a micro-batch."""
+    rows = pool.judge.setting.workload.batch // (arrangement.data_parallel * microbatches)
+    return tuple(r for r in range(1, arrangement.units) if rows % r == 0)
 
 
 def _best_places(pool: Pool, count: int) -> list[tuple[Arrangement, int]]:
