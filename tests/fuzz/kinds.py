@@ -53,36 +53,21 @@ def cluster(originals: Originals, random: Random, place: Path) -> Case:
 
 
 def schedule_csv(originals: Originals, random: Random, place: Path) -> Case:
-    from diffusionpipe.ir.torch_csv import schedule_from_csv, schedule_to_csv
+    from diffusionpipe.ir.torch_csv import schedule_to_csv
     from diffusionpipe.schedules import REGISTRY
 
     text = schedule_to_csv(REGISTRY[random.choice(("gpipe", "1f1b", "interleaved", "zb-h1"))](2, 4))
     path = rewrite(place / "schedule.csv", encoded(mutated_text(text, random), random))
-    return Case(
-        lambda: _use(schedule_from_csv(path.read_text(encoding="utf-8", errors="replace"))),
-        ("CSV", "stage", "worker", "F0"),
-    )
+    return Case(command("schedule", path), ("schedule.csv",))
 
 
 def schedule_json(originals: Originals, random: Random, place: Path) -> Case:
-    from diffusionpipe.ir.files import read_schedule, schedule_to_text
+    from diffusionpipe.ir.files import schedule_to_text
     from diffusionpipe.schedules import REGISTRY
 
     text = schedule_to_text(REGISTRY[random.choice(("gpipe", "dapple-a", "zb-v", "chimera"))](2, 4))
     path = rewrite(place / "schedule.json", encoded(mutated_json(text, random), random))
-    return Case(lambda: _use(read_schedule(path)), ("schedule.json", "stage", "worker", "pipeline"))
-
-
-def _use(schedule: object) -> None:
-    from diffusionpipe.ir.schedule import Schedule
-    from diffusionpipe.simulator.comparison import WorkerCosts, measure
-    from diffusionpipe.timing.legal import check
-    from diffusionpipe.viz import explained_sketch
-
-    assert isinstance(schedule, Schedule)
-    check(schedule)
-    costs = WorkerCosts(forward=1, input_grad=1, weight_grad=1, latency=0)
-    explained_sketch(measure("it", schedule, costs).timeline, width=80)
+    return Case(command("schedule", path), ("schedule.json",))
 
 
 def instance(originals: Originals, random: Random, place: Path) -> Case:
