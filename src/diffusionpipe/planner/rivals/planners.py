@@ -88,11 +88,11 @@ def _choices(planner: Planner, setting: Setting) -> list[Guess]:
 
 def _overflow(guess: Guess) -> Bytes:
     judge, candidate = guess.judge, guess.candidate
-    memories = judge.tables.ground(candidate.arrangement).memories
     if candidate.sharded:
         samples = judge.tables.unit_samples(candidate.arrangement, candidate.microbatches)
-        return zero3_bytes(judge, samples, candidate.microbatches) - min(memories)
-    return max(one - memory for one, memory in zip(judge.footprint.held(candidate), memories, strict=True))
+        held = zero3_bytes(judge, samples, candidate.microbatches)
+        return held - min(judge.tables.ground(candidate.arrangement).memories)
+    return judge.footprint.overflow(candidate, judge.footprint.held(candidate))
 
 
 def _pipedream(judge: Judge) -> Iterator[Guess]:
