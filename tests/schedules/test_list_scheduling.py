@@ -4,7 +4,7 @@ from schedules.measures import makespan
 
 from diffusionpipe.ir import Op
 from diffusionpipe.schedules import gpipe, one_f_one_b
-from diffusionpipe.schedules.list_scheduling import StageTimes, list_schedule
+from diffusionpipe.schedules.list_scheduling import UNIT_TIMES, StageTimes, list_schedule
 from diffusionpipe.schedules.shapes import SPLIT, TRAIN, Pipe, linear, loop, schedule_of, wave
 from diffusionpipe.simulator import activations_in_flight
 from diffusionpipe.timing.legal import check
@@ -28,11 +28,12 @@ def test_the_orders_are_legal_and_take_the_time_it_says(p, chunks, m, shape, ops
     names = ("forward", "backward", "input_grad", "weight_grad", "latency")
     times = {name: data.draw(durations) for name in names}
     urgencies = {}
+    stages = p * chunks
     found = list_schedule(
-        pipe,
+        [pipe],
         lambda action: urgencies.setdefault(action, (data.draw(st.integers(0, 3)),)),
-        times=StageTimes(**times),
-        max_in_flight=data.draw(st.none() | st.integers(1, 3)),
+        times=[StageTimes(**times)] * stages,
+        limits=data.draw(st.lists(st.integers(1, 3), min_size=stages, max_size=stages)),
     )
     schedule = schedule_of("list", [pipe], found.orders)
     check(schedule)
@@ -42,14 +43,14 @@ def test_the_orders_are_legal_and_take_the_time_it_says(p, chunks, m, shape, ops
 @given(sizes, sizes)
 def test_forwards_first_is_gpipe(p, m):
     pipe = Pipe(workers=linear(p), microbatches=(1,) * m)
-    times = StageTimes(forward=9, backward=9)
-    found = schedule_of("list", [pipe], list_schedule(pipe, forward_first, times=times, max_in_flight=None).orders)
+    times = [StageTimes(forward=9, backward=9)] * p
+    found = schedule_of("list", [pipe], list_schedule([pipe], forward_first, times=times, limits=[m] * p).orders)
     assert makespan(found, forward=9, backward=9) == makespan(gpipe(p, m), forward=9, backward=9)
 
 
 @given(sizes, sizes)
 def test_backwards_first_with_as_many_in_flight_as_workers_takes_the_time_of_1f1b(p, m):
     pipe = Pipe(workers=linear(p), microbatches=(1,) * m)
-    found = list_schedule(pipe, backward_first, max_in_flight=p)
+    found = list_schedule([pipe], backward_first, times=[UNIT_TIMES] * p, limits=range(p, 0, -1))
     assert found.makespan == makespan(one_f_one_b(p, m))
     assert max(activations_in_flight(schedule_of("list", [pipe], found.orders))) <= p

@@ -69,4 +69,6 @@ def _paced(pipe: Pipe, pace: int, times: StageTimes, max_in_flight: int | None) 
             path = (last + 1) * times.forward + (last - action.stage) * times.backward
         return (action.microbatch * distance + 3 * path,)
 
-    return list_schedule(pipe, due, times=times, max_in_flight=max_in_flight)
+    total = len(pipe.microbatches)
+    limits = [max_in_flight or total, *[total] * last]
+    return list_schedule([pipe], due, times=[times] * len(limits), limits=limits)

@@ -1,7 +1,8 @@
 """What the families have in common: where stages stand, and the check of sizes.
 
-A pipe is a way through the workers, in forward order. Its stage at position k holds block k of the model, whatever the
-shape, so several pipes over the same workers hold copies of the same blocks.
+A pipe is a way through the workers, in forward order. Its stage at position k holds block `first_block` + k of the
+model, whatever the shape. So several pipes hold copies of the same blocks, or, with other first blocks, several
+backbones.
 
     linear(4)    0 1 2 3                  one stage on each worker
     loop(4, 2)   0 1 2 3 0 1 2 3          interleaved: worker s mod p
@@ -31,6 +32,10 @@ class Pipe:
     microbatches: tuple[int, ...]
     """Samples of each micro-batch."""
     ops: frozenset[Op] = TRAIN
+    model: str = ""
+    """The name of the backbone."""
+    first_block: int = 0
+    """Of that backbone."""
 
 
 def linear(num_workers: int) -> tuple[int, ...]:
@@ -52,15 +57,15 @@ def wave(num_workers: int, chunks: int) -> tuple[int, ...]:
 def schedule_of(name: str, pipes: Sequence[Pipe], orders: Sequence[Sequence[Action]]) -> Schedule:
     """The schedule of these orders, one per worker, over these pipes.
 
-    Stages are numbered through: those of the first pipe in forward order, then those of the second. The samples of the
-    second pipe's micro-batches follow those of the first in the batch.
+    Stages are numbered through: those of the first pipe in forward order, then those of the second. Pipes with
+    copies of the same blocks share the batch: the samples of the second pipe's micro-batches follow those of the first.
     """
     stages: list[Stage] = []
     pipelines: list[Pipeline] = []
-    first_sample = 0
+    taken: dict[int, int] = {}  # by first block: samples of the batch that pipes have taken
     for pipe in pipes:
         first = len(stages)
-        stages += [Stage(worker=worker, weights=position) for position, worker in enumerate(pipe.workers)]
+        stages += [Stage(worker=worker, weights=block) for block, worker in enumerate(pipe.workers, pipe.first_block)]
         ids = range(first, len(stages))
         pipelines.append(
             Pipeline(
@@ -68,10 +73,11 @@ def schedule_of(name: str, pipes: Sequence[Pipe], orders: Sequence[Sequence[Acti
                 microbatches=pipe.microbatches,
                 ops=pipe.ops,
                 edges=tuple(Edge(producer=stage, consumer=stage + 1) for stage in ids[:-1]),
-                first_sample=first_sample,
+                model=pipe.model,
+                first_sample=taken.get(pipe.first_block, 0),
             )
         )
-        first_sample += sum(pipe.microbatches)
+        taken[pipe.first_block] = taken.get(pipe.first_block, 0) + sum(pipe.microbatches)
     return Schedule(
         name=name,
         placement=Placement(stages=tuple(stages), pipelines=tuple(pipelines)),
