@@ -46,6 +46,12 @@ TICK: Seconds = 1e-7
 # Trust: when enough is known.
 SLACK = 1.3
 """The dearest stage that a question allows, in even shares: more makes the dynamic program slower, less asks again."""
+PAIR_SLACK = 1.15
+"""The largest load of a device that a question about two backbones allows at first, in even shares: as `SLACK`,"""
+CAP_STEP = 1.3
+"""and the factor by which it grows until something is found: larger finds more slowly, smaller asks more often."""
+RAMP_PART = 0.7
+"""Of the ramp and gap of a pair of partitions, the part that every other pair is taken to have: less is slower."""
 TRUST = 1.02
 """An estimate so many times the best full simulation ends the finals: more cost plans; fewer miss what fills better
 than estimated."""

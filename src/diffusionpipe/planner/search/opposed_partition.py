@@ -1,0 +1,352 @@
+"""Cutting two backbones into stages that share their devices, by a dynamic program over both at once.
+
+    devices       0        1        2          a state: layers [i, L) of the first and [0, j) of the second backbone
+    first    -->  0 1 2  | 3 4    | 5 6 [2]    are on the last d devices; each device block that is put before them
+    second   <--  4 5    | 2 3    | 0 1 [1]    adds a stage [i', i) of the one and a stage [j, j') of the other
+
+The backbones run in opposite directions: the first down the devices, the second up. Both have as many stages, and what
+stands on the same devices has as many replicas (DiffusionPipe, Tian et al., MLSys 2024, on cascaded models). For two
+backbones in the same direction the second one's layers are counted from its end.
+
+As in `dynamic_program`, an objective says which few numbers describe a state; a state keeps those that no other beats
+in all of them. The dearest stage of a backbone does not say how busy a device is: a dear stage of one beside a cheap
+one of the other is as good as two of middle size. So our objectives count the load of a device, the paper's does not.
+
+    layers of 1 and 5, and of 5 and 1, two devices, one micro-batch of each: both backbones are cut behind their first
+    layer, and stand with 1 + 1 and 5 + 5 on the devices in opposite directions, with 1 + 5 and 5 + 1 in the same [3]
+
+>>> layers = ((1, 5), (5, 1))
+>>> def question(*ways):
+...     return TwoSidedQuestion(
+...         num_layers=(2, 2), num_devices=2, replicas=(1,), cap=12, work=((0, 0, 0), (0, 0, 0)),
+...         stage=lambda backbone, first, stop, *_: (sum(ways[backbone][first:stop]), 0, 0),
+...         link=lambda *_: (0, 0),
+...     )
+>>> opposite = best_pairs(question(*layers), OppositeLoads((1, 1)))
+>>> [(pair.starts, pair.numbers[0]) for pair in opposite]
+[(((0, 1), (0, 1)), 10)]
+>>> [pair.numbers[0] for pair in best_pairs(question(layers[0], layers[1][::-1]), SameLoads((1, 1)))]
+[6]
+"""
+
+from bisect import bisect_left
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
+from operator import le
+from typing import Protocol, TypeAlias
+
+from diffusionpipe.planner.search.constants import CAP_STEP, PAIR_SLACK, RAMP_PART
+from diffusionpipe.planner.search.dynamic_program import LinkTime, Numbers, StageTime
+from diffusionpipe.units import Seconds
+
+Pair: TypeAlias = tuple[StageTime, StageTime]
+"""The stages of both backbones on one device block,"""
+Links: TypeAlias = tuple[LinkTime, LinkTime]
+"""and the transfers of both between two blocks."""
+
+
+class PairObjective(Protocol):
+    """What a pair of partitions is judged by; see `dynamic_program.Objective`."""
+
+    def load(self, first: Seconds, second: Seconds) -> Seconds:
+        """What a cap limits, of a pair of stages whose F + B take so long; adds up over stages, or less than that."""
+
+    def prepend(self, rest: Numbers | None, pair: Pair, links: Links, *, is_whole: bool) -> Numbers:
+        """The numbers with one more device block in front; `is_whole`: nothing comes before it."""
+
+    def value(self, numbers: Numbers, num_stages: int) -> Seconds:
+        """The objective; must not get smaller when a number gets larger."""
+
+    def enough(self, value: Seconds, load: Seconds) -> Seconds:
+        """The load beyond which no pair is better than one of this value and load, or hardly any."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TwoSidedQuestion:
+    """What is to be cut, over what. Devices stand in a row; each pair of stages takes the next ones."""
+
+    num_layers: tuple[int, int]
+    num_devices: int
+    replicas: tuple[int, ...]
+    """How many devices a block may have."""
+    stage: Callable[[int, int, int, int, int], StageTime]
+    """(backbone, first layer, stop layer, first device, replicas) -> times for one micro-batch of that backbone."""
+    link: Callable[[int, int, int, int, int], LinkTime]
+    """(backbone, cut, first device behind the cut, replicas before it and behind it) -> times."""
+    cap: Seconds
+    """The largest load of a device, as the objective says."""
+    work: tuple[Sequence[Seconds], Sequence[Seconds]]
+    """Running sums of F + B of a micro-batch through the layers: the least that the devices of their blocks take
+    together. What cannot be finished under the cap is not begun."""
+    fits: Callable[[tuple[int, int], tuple[int, int], int, int, int], bool] = lambda *_: True
+    """(layers of the first, layers of the second, first device, replicas, blocks from here on) -> whether both fit in
+    memory. Longer stages must not fit where shorter ones do not."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PairPartition:
+    """Where the stages of both backbones start, each in its own forward order, and the devices of each block."""
+
+    starts: tuple[tuple[int, ...], tuple[int, ...]]
+    replicas: tuple[int, ...]
+    """In the order of devices."""
+    value: Seconds
+    numbers: Numbers
+
+
+@dataclass(frozen=True, slots=True)
+class OppositePath:
+    """DiffusionPipe's T = (M_A + M_B + 2 S - 2) T0 + T_gap for two backbones in opposite directions (reconstructed).
+
+    T0      the largest F + B of all stages of both backbones, and of all transfers
+    T_gap   what of a reduction is left when the later backwards of its backbone are done, the largest
+    """
+
+    microbatches: tuple[int, int]
+
+    def load(self, first: Seconds, second: Seconds) -> Seconds:
+        """The larger one."""
+        return max(first, second)
+
+    def prepend(self, rest: Numbers | None, pair: Pair, links: Links, *, is_whole: bool) -> Numbers:
+        """(T0, T_gap of the first, of the second, minus the second's backwards)."""
+        (f, b, reduce), (g, c, sums) = pair
+        if rest is None:
+            return max(f + b, g + c), reduce, sums, -c
+        (x, y), (u, v) = links
+        t0 = max(rest[0], f + b, g + c, x + y, u + v)
+        return t0, max(reduce, rest[1] - b - y), max(rest[2], sums + rest[3] - v), rest[3] - v - c
+
+    def value(self, numbers: Numbers, num_stages: int) -> Seconds:
+        """T."""
+        return (sum(self.microbatches) + 2 * num_stages - 2) * numbers[0] + max(0.0, numbers[1], numbers[2])
+
+    def enough(self, value: Seconds, load: Seconds) -> Seconds:
+        """A single stage has the least other terms."""
+        return value / sum(self.microbatches)
+
+
+@dataclass(frozen=True, slots=True)
+class OppositeLoads:
+    """The largest load of a device, the shorter of both ramps, and T_gap: what opposite directions come close to.
+
+    load     M_A (F + B of the first's stage) + M_B (F + B of the second's)
+    ramp     a micro-batch's way through all stages but its last: until then another backbone's work fills the wait
+    """
+
+    microbatches: tuple[int, int]
+
+    def load(self, first: Seconds, second: Seconds) -> Seconds:
+        """Of all micro-batches of both."""
+        return self.microbatches[0] * first + self.microbatches[1] * second
+
+    def prepend(self, rest: Numbers | None, pair: Pair, links: Links, *, is_whole: bool) -> Numbers:
+        """(load, ramp of the first, way of the second so far, both gaps, minus the second's backwards)."""
+        (f, b, reduce), (g, c, sums) = pair
+        load = self.load(f + b, g + c)
+        if rest is None:
+            return load, 0.0, 0.0 if is_whole else g + c, reduce, sums, -c
+        (x, y), (u, v) = links
+        way = rest[2] + u + v
+        return (
+            max(rest[0], load),
+            rest[1] + f + b + x + y,
+            way if is_whole else way + g + c,  # the last stage of the second is in its load
+            max(reduce, rest[3] - b - y),
+            max(rest[4], sums + rest[5] - v),
+            rest[5] - v - c,
+        )
+
+    def value(self, numbers: Numbers, num_stages: int) -> Seconds:
+        """Their sum."""
+        return numbers[0] + min(numbers[1], numbers[2]) + max(0.0, numbers[3], numbers[4])
+
+    def enough(self, value: Seconds, load: Seconds) -> Seconds:
+        """Other pairs have at least a part of the ramp and gap of this one."""
+        return value - RAMP_PART * (value - load)
+
+
+@dataclass(frozen=True, slots=True)
+class SameLoads:
+    """The same for one direction: the first backbone waits for its way in, the second for its way back."""
+
+    microbatches: tuple[int, int]
+
+    def load(self, first: Seconds, second: Seconds) -> Seconds:
+        """Of all micro-batches of both."""
+        return self.microbatches[0] * first + self.microbatches[1] * second
+
+    def prepend(self, rest: Numbers | None, pair: Pair, links: Links, *, is_whole: bool) -> Numbers:
+        """(load, sum of both ramps, both gaps)."""
+        (f, b, reduce), (g, c, sums) = pair
+        load = self.load(f + b, g + c)
+        if rest is None:
+            return load, 0.0, reduce, sums
+        (x, y), (u, v) = links
+        ramps = rest[1] + f + b + x + y + g + c + u + v
+        return max(rest[0], load), ramps, max(reduce, rest[2] - b - y), max(sums, rest[3] - c - v)
+
+    def value(self, numbers: Numbers, num_stages: int) -> Seconds:
+        """Load, half of both ramps, and gap."""
+        return numbers[0] + numbers[1] / 2 + max(0.0, numbers[2], numbers[3])
+
+    def enough(self, value: Seconds, load: Seconds) -> Seconds:
+        """Other pairs have at least a part of the ramp and gap of this one."""
+        return value - RAMP_PART * (value - load)
+
+
+_Node: TypeAlias = tuple[Numbers, int, int, int, "_Node | None"]
+"""Numbers of a state, i, j, the replicas of its first block, the state behind that block."""
+_State: TypeAlias = tuple[int, int, int, int]
+"""i, j, blocks, replicas of the first block."""
+
+
+def best_pairs(question: TwoSidedQuestion, objective: PairObjective, *, width: int = 16) -> tuple[PairPartition, ...]:
+    """The pairs of partitions on the Pareto fronts of all numbers of blocks, best value first; () where none is left.
+
+    The first one is optimal among those under the cap as long as no front is longer than `width`. Ties are broken by
+    fewer blocks, then by earlier starts.
+    """
+    found = [
+        PairPartition(
+            starts=_starts(node), replicas=_replicas(node), value=objective.value(node[0], blocks), numbers=node[0]
+        )
+        for (_, _, blocks, _), nodes in _Program(question, objective, width).run().items()
+        for node in nodes
+    ]
+    return tuple(sorted(found, key=lambda pair: (pair.value, len(pair.replicas), pair.starts, pair.replicas)))
+
+
+def best_under_cap(question: TwoSidedQuestion, objective: PairObjective, *, width: int) -> tuple[PairPartition, ...]:
+    """Good pairs, best first: of those whose largest load is near the even share, if there are any.
+
+    The cap starts a little above it and is raised until something is found, then once more if that says that a larger
+    load could be worth it; never beyond the question's own.
+    """
+    first, second = question.work
+    cap = PAIR_SLACK * objective.load(first[-1], second[-1]) / question.num_devices
+    while True:
+        found = best_pairs(replace(question, cap=min(cap, question.cap)), objective, width=width)
+        if cap >= question.cap:
+            return found
+        if found:
+            break
+        cap *= CAP_STEP
+    enough = min(objective.enough(found[0].value, found[0].numbers[0]), question.cap)
+    return best_pairs(replace(question, cap=enough), objective, width=width) if enough > cap else found
+
+
+class _Program:
+    """One run. The states of d devices are grown from those of fewer."""
+
+    def __init__(self, question: TwoSidedQuestion, objective: PairObjective, width: int) -> None:
+        self.question, self.objective, self.width = question, objective, width
+
+    def run(self) -> dict[_State, list[_Node]]:
+        """The fronts in which all devices have their stages."""
+        num_devices, num_layers = self.question.num_devices, self.question.num_layers[0]
+        grown: list[dict[_State, list[_Node]]] = [defaultdict(list) for _ in range(num_devices + 1)]
+        start: dict[_State, list[_Node]] = {(num_layers, 0, 0, 0): []}
+        for devices in range(num_devices):
+            fronts = {state: self._front(nodes, state[2]) for state, nodes in grown[devices].items()}
+            for replicas in self.question.replicas:
+                if devices + replicas <= num_devices:
+                    self._grow(fronts if devices else start, devices, replicas, grown[devices + replicas])
+        return {state: self._front(nodes, state[2]) for state, nodes in grown[num_devices].items()}
+
+    def _grow(
+        self, fronts: dict[_State, list[_Node]], devices: int, replicas: int, grown: dict[_State, list[_Node]]
+    ) -> None:
+        """Put a block of so many devices before every state."""
+        position = self.question.num_devices - devices - replicas
+        prepend, tables = self.objective.prepend, _Tables(self.question, position, replicas)
+        for (i, j, blocks, receivers), nodes in fronts.items():
+            links = tables.links(i, j, receivers) if nodes else _NO_LINKS
+            for before, first, behind, second in self._spans(tables, i, j, blocks, position):
+                bucket = grown[before, behind, blocks + 1, replicas]
+                for node in nodes or (None,):
+                    numbers = prepend(node[0] if node else None, (first, second), links, is_whole=not position)
+                    bucket.append((numbers, before, behind, replicas, node))
+
+    def _spans(
+        self, tables: "_Tables", i: int, j: int, blocks: int, position: int
+    ) -> Iterator[tuple[int, StageTime, int, StageTime]]:
+        """The next i' with its stage and j' with its stage: those allowed by load and memory that can be finished."""
+        question, last, load = self.question, self.question.num_layers[1], self.objective.load
+        cap = question.cap * (1 + 1e-12)
+        for before in range(i - 1, 0, -1) if position else (0,):
+            first = tables.stage(0, before, i)
+            time = first[0] + first[1]
+            if load(time, 0) > cap:
+                return
+            least = max(j + 1, self._least_end(before, cap * position))
+            for behind in range(least, last) if position else (last,):
+                second = tables.stage(1, j, behind)
+                if load(time, second[0] + second[1]) > cap:
+                    break
+                if not question.fits((before, i), (j, behind), position, tables.replicas, blocks + 1):
+                    break
+                yield before, first, behind, second
+
+    def _least_end(self, before: int, limit: Seconds) -> int:
+        """The least j' that leaves no more than that of work."""
+        first, second = self.question.work
+        load, done = self.objective.load, range(len(second))
+        return bisect_left(done, True, key=lambda j: load(first[before], second[-1] - second[j]) <= limit)
+
+    def _front(self, nodes: list[_Node], blocks: int) -> list[_Node]:
+        """Those that no other beats, at most `width`: the ones of the best values."""
+        if len(nodes) == 1:
+            return nodes
+        value = self.objective.value
+        kept: list[_Node] = []
+        # What is beaten comes behind what beats it.
+        for _, numbers, index in sorted((value(node[0], blocks), node[0], k) for k, node in enumerate(nodes)):
+            for other in kept:
+                if all(map(le, other[0], numbers)):
+                    break
+            else:
+                kept.append(nodes[index])
+                if len(kept) == self.width:
+                    break
+        return kept
+
+
+_NO_LINKS: Links = ((0.0, 0.0), (0.0, 0.0))
+
+
+@dataclass(frozen=True)
+class _Tables:
+    """The stages of one device block; each is asked for once."""
+
+    question: TwoSidedQuestion
+    position: int
+    replicas: int
+
+    @cached_property
+    def stage(self) -> Callable[[int, int, int], StageTime]:
+        """A stage's times."""
+        ask, place = self.question.stage, (self.position, self.replicas)
+        return lru_cache(maxsize=None)(lambda backbone, first, stop: ask(backbone, first, stop, *place))
+
+    def links(self, i: int, j: int, receivers: int) -> Links:
+        """The transfers to the block behind."""
+        link, behind = self.question.link, self.position + self.replicas
+        return link(0, i, behind, self.replicas, receivers), link(1, j, behind, self.replicas, receivers)
+
+
+def _chain(node: _Node | None) -> Iterator[_Node]:
+    while node:
+        yield node
+        node = node[4]
+
+
+def _starts(node: _Node) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    chain = list(_chain(node))
+    return tuple(one[1] for one in chain), (0, *(one[2] for one in reversed(chain[1:])))
+
+
+def _replicas(node: _Node) -> tuple[int, ...]:
+    return tuple(one[3] for one in _chain(node))
