@@ -70,9 +70,18 @@ class LayerSpec:
     """Floating-point operations of one sample's forward; 0 where nothing was counted."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Backbone:
+    """A trained network with a loss of its own; a model has one, a cascaded model several."""
+
+    name: str = ""
+    loss: str = "loss"
+    """Per-sample losses: shape () a sample."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class ModelGraph:
-    """A model and its data path: raw inputs, frozen layers, backbone, loss."""
+    """A model and its data path: raw inputs, frozen layers, backbones, losses."""
 
     layers: tuple[LayerSpec, ...]
     """In an order in which they can run."""
@@ -85,6 +94,8 @@ class ModelGraph:
     """Per-sample losses: shape () a sample."""
     prediction: str | None = "prediction"
     """What the denoiser writes, read by the loss; None if the model cannot be sampled from."""
+    backbones: tuple[Backbone, ...] = (Backbone(),)
+    """In the order of sampling; no trained layer is in two."""
 
     @cached_property
     def _tensor(self) -> dict[str, TensorSpec]:
@@ -112,9 +123,22 @@ class ModelGraph:
 
     @cached_property
     def backbone_layers(self) -> tuple[str, ...]:
-        """All other layers, in order."""
+        """All other layers, backbone after backbone, in order."""
+        if len(self.backbones) > 1:
+            return tuple(name for backbone in self.backbones for name in self.layers_of(backbone))
         frozen = set(self.frozen_layers)
         return tuple(layer.name for layer in self.layers if layer.name not in frozen)
+
+    def layers_of(self, backbone: Backbone) -> tuple[str, ...]:
+        """The trained layers of a backbone, upstream of its loss, in order."""
+        if len(self.backbones) == 1:
+            return self.backbone_layers
+        frozen, wanted, found = set(self.frozen_layers), {backbone.loss}, list[str]()
+        for layer in reversed(self.layers):
+            if layer.name not in frozen and not wanted.isdisjoint(layer.writes):
+                wanted.update(layer.reads)
+                found.append(layer.name)
+        return tuple(reversed(found))
 
     @cached_property
     def frozen_tensors(self) -> frozenset[str]:

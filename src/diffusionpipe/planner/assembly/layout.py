@@ -10,7 +10,7 @@ from diffusionpipe.passes import (
     PlacedFill,
     connect,
 )
-from diffusionpipe.planner.assembly.structure import Division, generated
+from diffusionpipe.planner.assembly.structure import Division, generated, microbatches_of_blocks
 
 Blocks = Sequence[Sequence[str]]
 
@@ -52,6 +52,7 @@ class Layout:
     stages: int
     """Workers of one pipeline, before they are replicated; a schedule may cut the model finer than that."""
     microbatches: int
+    """Of several backbones with numbers of their own, the least common multiple of these."""
     schedule: str = "1f1b"
     replicas: tuple[int, ...] = ()
     """Workers in place of each; () for one."""
@@ -111,13 +112,16 @@ class Layout:
         Raises:
             ConfigError: there is no such family, or it cannot do these sizes.
         """
-        size = self.batch // (self.data_parallel * self.microbatches)
+        rows = self.batch // self.data_parallel
         if self.orders is not None:
             schedule = self.orders
+            counts = microbatches_of_blocks(schedule)
             for number, pipeline in enumerate(schedule.placement.pipelines):
+                size = rows // counts[schedule.placement.stages[pipeline.stages[0]].weights]
                 sizes = (max(size, 1),) * len(pipeline.microbatches)
                 schedule = connect(schedule, pipeline.edges, microbatches=sizes, pipeline=number)
             return schedule
+        size = rows // self.microbatches
         return generated(self.schedule, self.stages, self.microbatches, max(size, 1))
 
     def places(self) -> tuple[int, ...]:
@@ -134,4 +138,4 @@ class Layout:
         Raises:
             ConfigError: there is no such family, or it cannot do these sizes.
         """
-        return len(self.places())
+        return len({stage.weights for stage in self.generated().placement.stages})

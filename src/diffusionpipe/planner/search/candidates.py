@@ -1,6 +1,7 @@
 """Candidates for a plan, and what a quick simulation says of one."""
 
 from dataclasses import dataclass
+from functools import cached_property
 from math import lcm
 
 from diffusionpipe.ir import Schedule
@@ -11,13 +12,14 @@ from diffusionpipe.planner.pricing.setting import Setting
 from diffusionpipe.units import Bytes, Seconds
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Candidate:
     """Everything that makes a plan but its fills."""
 
     arrangement: Arrangement
     schedule: str
     microbatches: int
+    """Of several backbones with numbers of their own, the least common multiple of these."""
     starts: tuple[int, ...]
     """First layer of each block, before buckets; schedules with one stage on each worker have a block for each."""
     replicas: tuple[int, ...]
@@ -30,6 +32,18 @@ class Candidate:
     """Orders made for this candidate; `schedule` is then what they are called. None: those of the family."""
     sharded: bool = False
     """Whether the data-parallel copies hold their parameters in parts."""
+
+    @cached_property
+    def counts(self) -> tuple[int, ...]:
+        """Micro-batches of each backbone."""
+        if self.orders is None:
+            return (self.microbatches,)
+        placement = self.orders.placement
+        found: dict[int, int] = {}
+        for pipeline in placement.pipelines:
+            first = min(placement.stages[stage].weights for stage in pipeline.stages)
+            found[first] = found.get(first, 0) + len(pipeline.microbatches)
+        return tuple(found.values())
 
     @property
     def workers(self) -> int:
