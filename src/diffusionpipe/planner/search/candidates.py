@@ -46,6 +46,11 @@ class Candidate:
         return tuple(found.values())
 
     @property
+    def is_copy(self) -> bool:
+        """Whether every device holds the whole model, or a part of its parameters."""
+        return self.arrangement.units == 1
+
+    @property
     def workers(self) -> int:
         """Workers of the schedule, each of which stands for one or more units."""
         return len(self.replicas)

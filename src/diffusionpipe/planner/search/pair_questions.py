@@ -113,6 +113,8 @@ class PairPlace:
             total = sum(one for one, _ in held) + max(footprint.frozen_workspace, *(one for _, one in held))
             return total + footprint.frozen_bytes <= min(memories[position : position + count])
 
+        whole = [self._span_bytes(b, 0, num_layers[b], 1, self.microbatches[b]) for b in range(2)]
+        everything = sum(map(sum, whole)) + footprint.frozen_bytes + footprint.frozen_workspace
         if not is_opposed:
             least[1] = [least[1][-1] - one for one in reversed(least[1])]
         return TwoSidedQuestion(
@@ -123,5 +125,5 @@ class PairPlace:
             link=link,
             cap=float("inf"),
             work=(least[0], least[1]),
-            fits=fits,
+            fits=fits if everything > min(memories) else lambda *_: True,
         )

@@ -54,6 +54,7 @@ from diffusionpipe.planner.pricing.arrangement import Arrangement, arrangements
 from diffusionpipe.planner.pricing.encoders import host_sets
 from diffusionpipe.planner.pricing.setting import Setting
 from diffusionpipe.planner.search.candidates import Candidate
+from diffusionpipe.planner.search.cascades import add_pairs, least_time, sharded_pairs
 from diffusionpipe.planner.search.constants import (
     CHAIN,
     LEAN,
@@ -113,6 +114,8 @@ def search(
         ConfigError: no way of using all ranks cuts the batch at whole samples.
     """
     pool = Pool(judge=Judge(setting=setting), is_filled=filler is not None, score=limit)
+    if len(setting.graph.backbones) > 1:
+        return _search_pairs(setting, pool, filler, num_finalists, limit)
     is_limited = limit < float("inf")
     # Without fills nothing but shorter waits would have to make up for the frozen work, which they hardly ever do.
     ramp = LEAST_RAMP if pool.is_filled and is_limited else 1.0
@@ -150,6 +153,39 @@ def search(
     )
 
 
+def _search_pairs(setting: Setting, pool: Pool, filler: Filler | None, num_finalists: int, limit: Seconds) -> Search:
+    """The best plans of two backbones; of each kind one is simulated in full, so that they can be compared.
+
+    Raises:
+        ConfigError: there are more than two, or no way of using all ranks cuts the batch at whole samples.
+    """
+    if len(setting.graph.backbones) > 2:
+        names = ", ".join(backbone.name for backbone in setting.graph.backbones)
+        raise ConfigError(f"a plan can have two backbones, not {len(setting.graph.backbones)}: {names}")
+    if setting.given.sharded is not True:
+        add_pairs(pool)
+    sharded = Pool(judge=pool.judge, is_filled=pool.is_filled, score=limit)
+    for candidate in sharded_pairs(pool.judge):
+        sharded.add(sharded.judged_of(candidate))
+    if not pool.judged and not sharded.judged:
+        raise ConfigError(_uncuttable(setting))
+    found = dict(_finalists(setting, pool, filler, num_finalists, limit))
+    fastest = min((proposal.step for proposal in found.values() if proposal.overflow <= 0), default=limit)
+    others = {one.candidate.schedule: one for one in reversed(pool.ranked())}.values()
+    copies = [one for one in pool.ranked() if one.candidate.is_copy]
+    for one in (*others, *copies[:1], *sharded.ranked()[:1]):
+        if one.candidate not in found and one.score < (LISTED if limit == float("inf") else 1) * fastest:
+            found[one.candidate] = propose(setting, one.candidate.layout(setting), filler)
+    finalists = sorted(found.items(), key=lambda pair: (pair[1].overflow > 0, pair[1].step))
+    return Search(
+        finalists=tuple(finalists),
+        judged=tuple(o for o in pool.diverse() if o.candidate not in found and o.score <= LISTED * pool.score),
+        num_estimated=len(pool.judged) + len(sharded.judged),
+        is_filled=pool.is_filled,
+        bound=least_time(pool.judge),
+    )
+
+
 def _finalists(
     setting: Setting, pool: Pool, filler: Filler | None, num_finalists: int, limit: Seconds
 ) -> list[tuple[Candidate, Proposal]]:
@@ -169,7 +205,7 @@ def _finalists(
     if best and pool.is_filled and (twin := pool.twin(best[0]).candidate) != best[0]:
         finalists.append((twin, propose(setting, twin.layout(setting), filler)))
     # Filling never does quite as well as estimated, but for copies of the model: they may win from behind.
-    copies = next((j for j in ranked if len(j.candidate.starts) == 1 and j.score < TRUST * fastest), None)
+    copies = next((j for j in ranked if j.candidate.is_copy and j.score < TRUST * fastest), None)
     if copies and all(candidate != copies.candidate for candidate, _ in finalists):
         finalists.append((copies.candidate, propose(setting, copies.candidate.layout(setting), filler)))
     return finalists

@@ -120,7 +120,7 @@ def _best_blocks(
 
 def _by_estimate(pool: Pool, microbatches: int, schedule: str) -> list[Judged]:
     judge = pool.judge
-    counts = [n for n in _numbers_of_blocks(judge.tables.num_layers) if n * microbatches <= MAX_SHARDED_FORWARDS]
+    counts = [n for n in numbers_of_blocks(judge.tables.num_layers) if n * microbatches <= MAX_SHARDED_FORWARDS]
     return sorted((pool.judged_of(_sharded(judge, microbatches, schedule, count)) for count in counts), key=_rank)
 
 
@@ -141,7 +141,7 @@ def _sharded(judge: Judge, microbatches: int, schedule: str, buckets: int) -> Ca
     )
 
 
-def _numbers_of_blocks(num_layers: int) -> list[int]:
+def numbers_of_blocks(num_layers: int) -> list[int]:
     """From a block for each layer to a few."""
     counts = [num_layers]
     while counts[-1] > 4:
