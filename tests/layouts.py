@@ -1,8 +1,10 @@
 """Runs a model under any layout, as threads or as processes, and compares with the plain full batch in one process."""
 
 import copy
+import random
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 from tiny_models import raw_inputs
@@ -10,11 +12,12 @@ from torch import Tensor
 
 from diffusionpipe.costs import ModelGraph
 from diffusionpipe.errors import ConfigError
-from diffusionpipe.ir import PlanPhase
+from diffusionpipe.ir import PlanPhase, Range
 from diffusionpipe.ir.schedule import lone_blocks
 from diffusionpipe.models.describe import describe
 from diffusionpipe.models.graph import LayerGraph, canonical_names
 from diffusionpipe.models.run import run_layers
+from diffusionpipe.passes import PlacedFill
 from diffusionpipe.planner import Layout, build_plan
 from diffusionpipe.runtime.places import holders_of
 from diffusionpipe.runtime.process_group import Job
@@ -36,7 +39,7 @@ class Step:
 def reference_step(graph: LayerGraph, inputs: Mapping[str, Tensor]) -> Step:
     """Full batch, one process, layers in order; loss = sum / samples."""
     batch = len(next(iter(inputs.values())))
-    loss = run_layers(graph.layers, graph.components, inputs, targets=[graph.output])[graph.output].sum() / batch
+    loss = run_layers(graph.layers, graph.components, inputs, targets=["loss"])["loss"].sum() / batch
     trained = {name: p for p, name in canonical_names(graph.components).items() if p.requires_grad}
     gradients = torch.autograd.grad(loss, list(trained.values()), allow_unused=False)
     return Step(float(loss.detach()), dict(zip(trained, gradients, strict=True)))
@@ -151,3 +154,37 @@ def layouts_of(stages: int, schedule: str, batch: int = 16) -> list[Layout]:
         Layout(**shared, data_parallel=2),
         Layout(**shared, replicas=first_twice, data_parallel=2),
     ]
+
+
+def scattered(seed):
+    """A filler that cuts samples and layers at random and puts the pieces anywhere."""
+    rng = random.Random(seed)
+
+    def filler(unfilled):
+        schedule, num_layers = unfilled.schedule, len(unfilled.blocks[-1])
+        batch = schedule.placement.pipelines[0].num_samples
+        borders = sorted(rng.randrange(batch + 1) for _ in range(schedule.num_workers - 1))
+        fills = {}
+        for worker, (start, stop) in enumerate(zip([0, *borders], [*borders, batch], strict=True)):
+            if start == stop:
+                continue
+            cuts = sorted({0, num_layers, *(rng.randrange(1, num_layers) for _ in range(2))})
+            length = len(schedule.orders[worker])
+            pieces = []
+            for first, last in pairwise(cuts):
+                chunk = rng.choice([2, 3, stop - start])
+                starts = range(start, stop, chunk)
+                pieces += [(Range(first, last), Range(sample, min(sample + chunk, stop))) for sample in starts]
+            positions = sorted(rng.randrange(length + 1) for _ in pieces)
+            fills[worker] = [
+                PlacedFill(position=position, component="", layers=layers, samples=samples)
+                for position, (layers, samples) in zip(positions, pieces, strict=True)
+            ]
+        return fills
+
+    return filler
+
+
+def rows_of(worker, inputs):
+    offset = worker.place.group * (worker.plan.batch // worker.plan.mesh.data_parallel)
+    return {name: v[offset + worker.encoded.start : offset + worker.encoded.stop] for name, v in inputs.items()}

@@ -147,7 +147,7 @@ def _described(graph: LayerGraph, **options: Any) -> ModelGraph:
         for name, module in graph.components.items()
     ]
     tensors = [(n, p.shape, p.dtype, p.requires_grad) for p, n in canonical_names(graph.components).items()]
-    key = repr((layers, modules, tensors, graph.inputs, graph.output, graph.prediction, options))
+    key = repr((layers, modules, tensors, graph.inputs, graph.backbones, options))
     if key not in _DESCRIPTIONS:
         _DESCRIPTIONS[key] = describe(graph, **options)
     return _DESCRIPTIONS[key]

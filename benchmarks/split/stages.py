@@ -118,7 +118,9 @@ def build(case: Case) -> Stage:
     names = plan.blocks[case.stage]
     materialize(graph, names, dict.fromkeys(graph.components), device="cpu", dtype=torch.float32, seed=0)
     layers = [layer for layer in graph.layers if layer.name in names]
-    read = {name for layer in graph.layers if layer.name not in names for name in layer.reads} | {graph.output}
+    read = {name for layer in graph.layers if layer.name not in names for name in layer.reads} | {
+        backbone.loss for backbone in graph.backbones
+    }
     outputs = [name for layer in layers for name in layer.writes if name in read]
     module = LayerStage(layers, graph.components, outputs=outputs, checkpointed=names if case.checkpointed else ())
     inputs = {name: _random(model.tensor(name), case.samples) for name in module.reads}

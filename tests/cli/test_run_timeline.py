@@ -17,7 +17,7 @@ def schedule_of(num_stages):
 
 def plan_of(mesh):
     schedule = schedule_of(mesh.pipeline)
-    return Plan(mesh=mesh, blocks=(), train=schedule, validate=schedule, sample=schedule)
+    return Plan(mesh=mesh, blocks=(), train=schedule, validate=schedule, sample=(schedule,))
 
 
 def measured(mesh, slow=()):

@@ -7,6 +7,7 @@ import pytest
 
 from diffusionpipe.costs import (
     AllReduce,
+    Backbone,
     LayerProfile,
     LayerSpec,
     Link,
@@ -36,7 +37,7 @@ MODEL = ModelGraph(
         ParameterSpec(name="unet.w", shape=(2, 2)),
     ),
     inputs=("pixels",),
-    prediction="hidden",
+    backbones=(Backbone(prediction="hidden"),),
 )
 TIMES = {
     "encode": ((1e-3, 2e-3), (0.0, 0.0), (0.0, 0.0)),
@@ -122,7 +123,7 @@ def test_a_wrong_or_missing_cost_is_refused_with_layer_and_field(layer, field, v
         (lambda graph: graph["tensors"][0].update(dtype="float8"), ("pixels", "dtype is 'float8'")),
         (lambda graph: graph["tensors"][0].update(shape=[-3]), ("pixels", "negative side")),
         (lambda graph: graph.update(inputs=["pixels", "sound"]), ("graph.inputs: there is no tensor sound",)),
-        (lambda graph: graph.update(output="profit"), ("graph.output: there is no tensor profit",)),
+        (lambda graph: graph["backbones"][0].update(loss="profit"), ("graph.backbones: there is no tensor profit",)),
         (lambda graph: graph["layers"][0].update(reads=["hidden"]), ("encode reads hidden, which no layer before it",)),
         (lambda graph: graph["tensors"][0].update(shape=[10**400]), ("tensors[0].shape[0]", "below 2^62")),
         (lambda graph: graph["layers"][0].update(flops=-(10**5000)), ("not valid JSON",)),
@@ -161,7 +162,7 @@ OTHERS = {
         replace(MODEL, parameters=(MODEL.parameters[0], replace(MODEL.parameters[1], is_trainable=False))),
         r"parameter unet\.w",
     ),
-    "another prediction": (replace(MODEL, prediction=None), "inputs or outputs"),
+    "another prediction": (replace(MODEL, backbones=(Backbone(prediction=None),)), "inputs or outputs"),
 }
 
 

@@ -24,7 +24,7 @@ def is_slower(step, than):
 @pytest.mark.parametrize("question", parameters(ANSWERED))
 def test_a_recorded_plan_opens_is_legal_and_takes_the_recorded_time(question):
     plan = recorded_plan(question)
-    for schedule in (plan.train, plan.validate, plan.sample, *((plan.prologue,) if plan.prologue else ())):
+    for schedule in (plan.train, plan.validate, *plan.sample, *((plan.prologue,) if plan.prologue else ())):
         check(schedule)
     found = predicted(question, plan)
     assert found.step == pytest.approx(float.fromhex(question.answer.step), rel=TOLERANCE)

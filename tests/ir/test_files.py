@@ -108,7 +108,7 @@ plans = st.builds(
     blocks=tuples(tuples(names)),
     train=schedules,
     validate=schedules,
-    sample=schedules,
+    sample=st.tuples(schedules),
     checkpointed=tuples(names),
 )
 spans = st.builds(Span, worker=sizes, action=actions, start=times, end=times)
@@ -192,7 +192,7 @@ def test_a_schedule_file_is_what_a_reviewer_can_read():
 
 def test_files_of_all_three_kinds_come_back_as_they_were_written(tmp_path):
     schedule = small_schedule()
-    plan = Plan(mesh=Mesh(pipeline=2), blocks=(("a",), ("b",)), train=schedule, validate=schedule, sample=schedule)
+    plan = Plan(mesh=Mesh(pipeline=2), blocks=(("a",), ("b",)), train=schedule, validate=schedule, sample=(schedule,))
     timeline = Timeline(num_workers=2, spans=(Span(worker=0, action=schedule.orders[0][0], start=0, end=0.1),))
     write_schedule(schedule, tmp_path / "schedule.json")
     write_plan(plan, tmp_path / "plan.json")

@@ -6,7 +6,7 @@ import torch
 from tiny_models import raw_inputs, tiny_dit, tiny_stable_diffusion
 from torch import Tensor, nn
 
-from diffusionpipe.costs import TensorSpec
+from diffusionpipe.costs import Backbone, TensorSpec
 from diffusionpipe.errors import ConfigError, ModelError
 from diffusionpipe.models.describe import describe, dtype_name
 from diffusionpipe.models.graph import Layer, LayerGraph
@@ -84,7 +84,7 @@ def test_attention_is_among_the_flops():
         layers=(_layer("a", attend),),
         components={"model": nn.Identity()},
         inputs=(TensorSpec(name="x", shape=(30,)),),
-        prediction=None,
+        backbones=(Backbone(prediction=None),),
     )
     assert describe(graph).layers[0].flops == 2 * (2 * 2 * 5 * 5 * 3)
 
@@ -105,8 +105,7 @@ def _graph(*layers: Layer, output: str = "loss", module: nn.Module | None = None
         layers=layers,
         components={"model": module or nn.Identity()},
         inputs=(TensorSpec(name="x", shape=(3,)),),
-        output=output,
-        prediction=None,
+        backbones=(Backbone(loss=output, prediction=None),),
     )
 
 

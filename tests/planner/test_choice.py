@@ -49,7 +49,7 @@ def test_the_plan_is_that_of_the_choice(fill):
     check(plan.train)
     assert plan.train == choice.proposal.train
     assert (plan.prologue is not None) == fill
-    assert sum(plan.sample.placement.pipelines[0].microbatches) == 6
+    assert sum(plan.sample[0].placement.pipelines[0].microbatches) == 6
     assert choice.comparison().verdict.startswith("Use ")
 
 

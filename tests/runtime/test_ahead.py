@@ -1,58 +1,20 @@
 """Encoding ahead changes nothing: the same losses and gradients as encoding each batch before its first forward."""
 
 import copy
-import random
-from itertools import pairwise
 
 import pytest
 import torch
-from layouts import CPU, assert_same_step, merge, reference_step
+from layouts import CPU, assert_same_step, merge, reference_step, rows_of, scattered
 from tiers import quick_and_slow
 from tiny_models import raw_inputs, tiny_dit, tiny_stable_diffusion
 
-from diffusionpipe.ir import Range
 from diffusionpipe.models.describe import describe
-from diffusionpipe.passes import PlacedFill
 from diffusionpipe.planner import Layout, build_plan
 from diffusionpipe.runtime.threads import run_threads
 from diffusionpipe.runtime.worker import build_worker
 
 BATCH = 16
 MODELS = {"stable diffusion": tiny_stable_diffusion, "dit": tiny_dit}
-
-
-def scattered(seed):
-    """A filler that cuts samples and layers at random and puts the pieces anywhere."""
-    rng = random.Random(seed)
-
-    def filler(unfilled):
-        schedule, num_layers = unfilled.schedule, len(unfilled.blocks[-1])
-        batch = schedule.placement.pipelines[0].num_samples
-        borders = sorted(rng.randrange(batch + 1) for _ in range(schedule.num_workers - 1))
-        fills = {}
-        for worker, (start, stop) in enumerate(zip([0, *borders], [*borders, batch], strict=True)):
-            if start == stop:
-                continue
-            cuts = sorted({0, num_layers, *(rng.randrange(1, num_layers) for _ in range(2))})
-            length = len(schedule.orders[worker])
-            pieces = []
-            for first, last in pairwise(cuts):
-                chunk = rng.choice([2, 3, stop - start])
-                starts = range(start, stop, chunk)
-                pieces += [(Range(first, last), Range(sample, min(sample + chunk, stop))) for sample in starts]
-            positions = sorted(rng.randrange(length + 1) for _ in pieces)
-            fills[worker] = [
-                PlacedFill(position=position, component="", layers=layers, samples=samples)
-                for position, (layers, samples) in zip(positions, pieces, strict=True)
-            ]
-        return fills
-
-    return filler
-
-
-def rows_of(worker, inputs):
-    offset = worker.place.group * (worker.plan.batch // worker.plan.mesh.data_parallel)
-    return {name: v[offset + worker.encoded.start : offset + worker.encoded.stop] for name, v in inputs.items()}
 
 
 def steps_in_threads(graph, model, plan, batches):

@@ -189,7 +189,7 @@ def virtual_run(
         tensors=tensors,
         mesh=mesh,
         inputs=graph.inputs,
-        output=graph.output,
+        backbones=graph.backbones,
     )
 
 

@@ -2,12 +2,13 @@
 
 from diffusionpipe.costs.actions import Costs, Link, StageCosts
 from diffusionpipe.costs.cluster import AllReduce, Cluster, Device
-from diffusionpipe.costs.graph import LayerSpec, ModelGraph, ParameterSpec, TensorSpec
+from diffusionpipe.costs.graph import Backbone, LayerSpec, ModelGraph, ParameterSpec, TensorSpec
 from diffusionpipe.costs.profile import LayerProfile, Profile
 from diffusionpipe.costs.workload import Workload
 
 __all__ = [
     "AllReduce",
+    "Backbone",
     "Cluster",
     "Costs",
     "Device",

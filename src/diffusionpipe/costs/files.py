@@ -13,7 +13,16 @@ from diffusionpipe.costs.profile import Profile
 from diffusionpipe.errors import FileFormatError
 from diffusionpipe.ir.files import MAX_PROBLEMS, Format, from_text, read_file, to_text, write_file
 
-PROFILE = Format("diffusionpipe-profile", 1, Profile)
+
+def _backbones_of(profile: dict[str, object]) -> None:
+    """Version 1 had one backbone, whose loss and prediction were named in the graph."""
+    graph = profile.get("graph")
+    if isinstance(graph, dict):
+        names = {new: graph.pop(old) for old, new in (("output", "loss"), ("prediction", "prediction")) if old in graph}
+        graph.setdefault("backbones", [names])
+
+
+PROFILE = Format("diffusionpipe-profile", 2, Profile, (_backbones_of,))
 CLUSTER = Format("diffusionpipe-cluster", 1, Cluster)
 
 _Named = LayerSpec | TensorSpec | ParameterSpec
@@ -132,7 +141,8 @@ def _graph_problems(graph: ModelGraph) -> Iterator[str]:
             yield f"{spec.name}: the shape {spec.shape} has a negative side"
     tensors, parameters = {spec.name for spec in graph.tensors}, {spec.name for spec in graph.parameters}
     written = set(graph.inputs)
-    for place, names in (("graph.inputs", graph.inputs), ("graph.output", (graph.output,))):
+    losses = [backbone.loss for backbone in graph.backbones]
+    for place, names in (("graph.inputs", graph.inputs), ("graph.backbones", losses)):
         yield from (f"{place}: there is no tensor {name}" for name in names if name not in tensors)
     for layer in graph.layers:
         lost = [name for name in layer.parameters if name not in parameters]

@@ -5,7 +5,7 @@ are frozen and can fill bubbles, and which tensors carry a gradient.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
 
@@ -72,16 +72,28 @@ class LayerSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Backbone:
-    """A trained network with a loss of its own; a model has one, a cascaded model several."""
+    """A trained network with its own loss; a cascade has several. Its tensors by name."""
 
     name: str = ""
+    """What a recipe calls it; "" where it is the only one."""
     loss: str = "loss"
     """Per-sample losses: shape () a sample."""
+    prediction: str | None = "prediction"
+    """What the denoiser writes, read by the loss; None if the model cannot be sampled from."""
+    noisy: str = "noisy"
+    """The noisy samples that the denoiser reads,"""
+    timesteps: str = "timesteps"
+    """and their times."""
+
+    @property
+    def result(self) -> str:
+        """What it computes when samples are drawn."""
+        return self.prediction or self.loss
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelGraph:
-    """A model and its data path: raw inputs, frozen layers, backbones, losses."""
+    """A model and its data path: raw inputs, frozen layers, backbones with their losses."""
 
     layers: tuple[LayerSpec, ...]
     """In an order in which they can run."""
@@ -90,12 +102,8 @@ class ModelGraph:
     parameters: tuple[ParameterSpec, ...]
     inputs: tuple[str, ...]
     """Raw inputs: what the data loader yields."""
-    output: str = "loss"
-    """Per-sample losses: shape () a sample."""
-    prediction: str | None = "prediction"
-    """What the denoiser writes, read by the loss; None if the model cannot be sampled from."""
     backbones: tuple[Backbone, ...] = (Backbone(),)
-    """In the order of sampling; no trained layer is in two."""
+    """In the order of sampling. No trained layer belongs to two of them."""
 
     @cached_property
     def _tensor(self) -> dict[str, TensorSpec]:
@@ -124,21 +132,22 @@ class ModelGraph:
     @cached_property
     def backbone_layers(self) -> tuple[str, ...]:
         """All other layers, backbone after backbone, in order."""
-        if len(self.backbones) > 1:
-            return tuple(name for backbone in self.backbones for name in self.layers_of(backbone))
-        frozen = set(self.frozen_layers)
-        return tuple(layer.name for layer in self.layers if layer.name not in frozen)
+        return tuple(name for backbone in self.backbones for name in self.layers_of(backbone))
 
     def layers_of(self, backbone: Backbone) -> tuple[str, ...]:
-        """The trained layers of a backbone, upstream of its loss, in order."""
+        """The trained layers of a backbone, in order: those that its loss depends on; all if there is no other."""
+        frozen = set(self.frozen_layers)
+        trained = [layer for layer in self.layers if layer.name not in frozen]
+        if len(self.backbones) > 1:
+            trained = upstream(trained, backbone.loss)
+        return tuple(layer.name for layer in trained)
+
+    def alone(self, backbone: Backbone) -> "ModelGraph":
+        """The model with this backbone as the only one; the frozen layers stay."""
         if len(self.backbones) == 1:
-            return self.backbone_layers
-        frozen, wanted, found = set(self.frozen_layers), {backbone.loss}, list[str]()
-        for layer in reversed(self.layers):
-            if layer.name not in frozen and not wanted.isdisjoint(layer.writes):
-                wanted.update(layer.reads)
-                found.append(layer.name)
-        return tuple(reversed(found))
+            return self
+        kept = {*self.frozen_layers, *self.layers_of(backbone)}
+        return replace(self, layers=tuple(layer for layer in self.layers if layer.name in kept), backbones=(backbone,))
 
     @cached_property
     def frozen_tensors(self) -> frozenset[str]:
@@ -189,3 +198,13 @@ class ModelGraph:
     def frozen_outputs(self, layers: Iterable[str]) -> tuple[str, ...]:
         """Tensors that these backbone layers read from the frozen part or from the raw inputs, in order."""
         return tuple(name for name in self.reads_of(layers) if name in self.frozen_tensors)
+
+
+def upstream(layers: Sequence[LayerSpec], tensor: str) -> list[LayerSpec]:
+    """Those of the layers, which are in an order in which they can run, that the tensor depends on."""
+    wanted, found = {tensor}, []
+    for layer in reversed(layers):
+        if not wanted.isdisjoint(layer.writes):
+            found.append(layer)
+            wanted.update(layer.reads)
+    return found[::-1]

@@ -33,7 +33,7 @@ def joined_profile(parts: Mapping[str, Profile]) -> Profile:
     for name, profile in parts.items():
         rename = _renaming(name, profile.graph, shared)
         chosen = _at_sizes(profile, sizes)
-        graphs.append(_renamed(profile.graph, rename))
+        graphs.append(_renamed(name, profile.graph, rename))
         for spec, layer in zip(graphs[-1].layers, chosen.layers, strict=True):
             layers.setdefault(spec.name, (spec, replace(layer, name=spec.name)))
     first = next(iter(parts.values()))
@@ -42,8 +42,7 @@ def joined_profile(parts: Mapping[str, Profile]) -> Profile:
         tensors=tuple({t.name: t for graph in graphs for t in graph.tensors}.values()),
         parameters=tuple({p.name: p for graph in graphs for p in graph.parameters}.values()),
         inputs=tuple(dict.fromkeys(name for graph in graphs for name in graph.inputs)),
-        prediction=None,
-        backbones=tuple(Backbone(name=name, loss=graph.output) for name, graph in zip(parts, graphs, strict=True)),
+        backbones=tuple(backbone for graph in graphs for backbone in graph.backbones),
     )
     return replace(
         first,
@@ -106,7 +105,7 @@ def _renaming(name: str, graph: ModelGraph, shared: set[str]) -> Callable[[str],
     return lambda one: one if one in common else f"{name}/{one}"
 
 
-def _renamed(graph: ModelGraph, rename: Callable[[str], str]) -> ModelGraph:
+def _renamed(name: str, graph: ModelGraph, rename: Callable[[str], str]) -> ModelGraph:
     def all_of(names: tuple[str, ...]) -> tuple[str, ...]:
         return tuple(map(rename, names))
 
@@ -127,7 +126,17 @@ def _renamed(graph: ModelGraph, rename: Callable[[str], str]) -> ModelGraph:
         tensors=tuple(replace(tensor, name=rename(tensor.name)) for tensor in graph.tensors),
         parameters=tuple(replace(parameter, name=rename(parameter.name)) for parameter in graph.parameters),
         inputs=all_of(graph.inputs),
-        output=rename(graph.output),
+        backbones=tuple(_named(name, backbone, rename) for backbone in graph.backbones),
+    )
+
+
+def _named(name: str, backbone: Backbone, rename: Callable[[str], str]) -> Backbone:
+    return Backbone(
+        name=name,
+        loss=rename(backbone.loss),
+        prediction=None if backbone.prediction is None else rename(backbone.prediction),
+        noisy=rename(backbone.noisy),
+        timesteps=rename(backbone.timesteps),
     )
 
 

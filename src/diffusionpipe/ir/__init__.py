@@ -12,7 +12,7 @@ from diffusionpipe.ir.action import (
     parse_action,
 )
 from diffusionpipe.ir.placement import WHOLE, Edge, Pipeline, Placement, Range, Share, Stage
-from diffusionpipe.ir.plan import Mesh, Plan, PlanPhase
+from diffusionpipe.ir.plan import Mesh, Plan, PlanPhase, sampling_phase
 from diffusionpipe.ir.schedule import Fill, Message, Schedule
 from diffusionpipe.ir.timeline import MemorySample, Phase, Span, Timeline
 
@@ -43,4 +43,5 @@ __all__ = [
     "Timeline",
     "compute_action",
     "parse_action",
+    "sampling_phase",
 ]

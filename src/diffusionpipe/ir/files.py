@@ -20,6 +20,7 @@ schedule or a plan passes its schedules to `diffusionpipe.timing.legal.check` be
 
 import json
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic, NoReturn, TypeVar
@@ -36,6 +37,10 @@ T = TypeVar("T")
 MAX_PROBLEMS = 12
 
 
+Upgrade = Callable[[dict[str, object]], None]
+"""Changes the data of a version in place into those of the next."""
+
+
 @dataclass(frozen=True, slots=True)
 class Format(Generic[T]):
     """A kind of file. A field with a default may be added without a new version; anything else needs one."""
@@ -43,10 +48,18 @@ class Format(Generic[T]):
     name: str
     version: int
     kind: type[T]
+    upgrades: tuple[Upgrade, ...] = ()
+    """From the versions 1, 2, ... before this one."""
+
+
+def _sample_of_each(plan: dict[str, object]) -> None:
+    """Version 1 had one backbone, so one schedule for drawing samples."""
+    if "sample" in plan:
+        plan["sample"] = [plan["sample"]]
 
 
 SCHEDULE = Format("diffusionpipe-schedule", 1, Schedule)
-PLAN = Format("diffusionpipe-plan", 1, Plan)
+PLAN = Format("diffusionpipe-plan", 2, Plan, (_sample_of_each,))
 TIMELINE = Format("diffusionpipe-timeline", 1, Timeline)
 
 
@@ -76,11 +89,15 @@ def from_text(text: str, form: Format[T], *, source: str) -> T:
     if found != form.name:
         holds = f"holds {found!r}" if found is not None else 'has no key "format"'
         raise FileFormatError(f"{source}: {holds}; a file of format {form.name!r} is needed here")
-    if version != form.version or isinstance(version, bool):
+    first = form.version - len(form.upgrades)
+    if not isinstance(version, int) or isinstance(version, bool) or not first <= version <= form.version:
+        known = str(form.version) if first == form.version else f"{first} to {form.version}"
         raise FileFormatError(
-            f"{source}: {form.name} version {version!r} is unknown; this DiffusionPipe reads version {form.version}; "
+            f"{source}: {form.name} version {version!r} is unknown; this DiffusionPipe reads version {known}; "
             "write the file again with this version, or use the DiffusionPipe that wrote it"
         )
+    for upgrade in form.upgrades[version - first :]:
+        upgrade(data)
     problems: list[str] = []
     value = decode(form.kind, data, "", problems)
     if problems:

@@ -50,12 +50,22 @@ class Mesh:
 
 
 class PlanPhase(StrEnum):
-    """A kind of iteration; a plan has a schedule for each, and names it like this."""
+    """A kind of iteration; a plan has a schedule for each and names it like this. See `sampling_phase`."""
 
     TRAIN = "train"
     PROLOGUE = "prologue"
     VALIDATE = "validate"
     SAMPLE = "sample"
+
+
+def sampling_phase(backbone: str) -> str:
+    """The name of the phase in which a backbone draws: "sample" for one without a name, else "sample/NAME"."""
+    return f"{PlanPhase.SAMPLE}/{backbone}" if backbone else str(PlanPhase.SAMPLE)
+
+
+def drawing_backbone(schedule: Schedule) -> str:
+    """The name of the backbone that draws in this schedule."""
+    return next((pipeline.model for pipeline in schedule.placement.pipelines), "")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,17 +81,18 @@ class Plan:
     """Encoding of the first batch, where `train` encodes ahead; None where it does not."""
     validate: Schedule
     """The same batch forward only, up to the loss."""
-    sample: Schedule
-    """The denoiser alone, forward only, for drawing samples."""
+    sample: tuple[Schedule, ...]
+    """For each backbone its denoiser alone, forward only, for drawing samples."""
     checkpointed: tuple[str, ...] = ()
     """Layers whose activations are recomputed in the backward."""
     offload_frozen: bool = False
     """Whether the frozen part's parameters rest in host memory and come to the device layer by layer, as they run."""
 
     @property
-    def phases(self) -> Mapping[PlanPhase, Schedule]:
-        """The schedules that there are."""
-        found = {phase: getattr(self, phase.value) for phase in PlanPhase}
+    def phases(self) -> Mapping[str, Schedule]:
+        """The schedules that there are: those of `PlanPhase`; of several backbones each has its `sampling_phase`."""
+        found: dict[str, Schedule | None] = {"train": self.train, "prologue": self.prologue, "validate": self.validate}
+        found |= {sampling_phase(drawing_backbone(one)): one for one in self.sample}
         return {phase: schedule for phase, schedule in found.items() if schedule is not None}
 
     @property

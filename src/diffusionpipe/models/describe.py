@@ -46,7 +46,9 @@ def describe(
             first = _run_fake(graph, batch, autocast, device, counter)
         second = _run_fake(graph, batch + 1, autocast, device)
     _raise(_problems_of_shapes(graph, first, second, batch))
-    return _model_graph(graph, first, {name: count // batch for name, count in counter.of_layer.items()})
+    model = _model_graph(graph, first, {name: count // batch for name, count in counter.of_layer.items()})
+    _raise(_problems_of_backbones(model))
+    return model
 
 
 def dtype_name(dtype: torch.dtype) -> str:
@@ -75,7 +77,7 @@ def _problems_of_names(graph: LayerGraph) -> list[str]:
             if name in written:
                 problems.append(f"{layer.name} writes {name}, which {written[name]} wrote before")
             written[name] = layer.name
-    wanted = [graph.output] if graph.prediction is None else [graph.output, graph.prediction]
+    wanted = [name for backbone in graph.backbones for name in (backbone.loss, backbone.prediction) if name is not None]
     return problems + [f"no layer writes {name}" for name in wanted if name not in written]
 
 
@@ -192,9 +194,44 @@ def _problems_of_shapes(
             )
         if dtype_name(tensor.dtype) not in BYTES_OF_DTYPE:
             problems.append(f"{name} has the dtype {dtype_name(tensor.dtype)}; known are {', '.join(BYTES_OF_DTYPE)}")
-    if first[graph.output].ndim != 1:
-        problems.append(f"{graph.output} must hold one loss a sample, but has {tuple(first[graph.output].shape)}")
-    return problems
+    return problems + [
+        f"{backbone.loss} must hold one loss a sample, but has {tuple(first[backbone.loss].shape)}"
+        for backbone in graph.backbones
+        if first[backbone.loss].ndim != 1
+    ]
+
+
+def _problems_of_backbones(model: ModelGraph) -> list[str]:
+    """Trained layers that belong to no backbone or to two, and trained parameters of two."""
+    if len(model.backbones) == 1:
+        return []
+    homes: dict[str, list[str]] = {}
+    users: dict[str, set[str]] = {p.name: set() for p in model.parameters if p.is_trainable}
+    layers = {layer.name: layer for layer in model.layers}
+    for backbone in model.backbones:
+        for name in model.layers_of(backbone):
+            homes.setdefault(name, []).append(backbone.name)
+            for parameter in users.keys() & set(layers[name].parameters):
+                users[parameter].add(backbone.name)
+    frozen, problems = set(model.frozen_layers), []
+    for name in (layer.name for layer in model.layers if layer.name not in frozen):
+        match homes.get(name, []):
+            case []:
+                losses = ", ".join(backbone.loss for backbone in model.backbones)
+                problems.append(f"{name} is trained, but none of {losses} depends on it; freeze it or leave it out")
+            case [_]:
+                pass
+            case several:
+                problems.append(
+                    f"{name} is trained by the backbones {' and '.join(several)}; make them one backbone whose loss is "
+                    "the sum of theirs"
+                )
+    shared = {name: owners for name, owners in users.items() if len(owners) > 1}
+    return problems + [
+        f"the parameter {name} is trained by the backbones {' and '.join(sorted(owners))}; give each a copy"
+        for name, owners in sorted(shared.items())
+        if not any(name in layers[layer].parameters for layer, several in homes.items() if len(several) > 1)
+    ]
 
 
 def _model_graph(graph: LayerGraph, tensors: Mapping[str, Tensor], flops: Mapping[str, int]) -> ModelGraph:
@@ -238,6 +275,5 @@ def _model_graph(graph: LayerGraph, tensors: Mapping[str, Tensor], flops: Mappin
             for parameter in used
         ),
         inputs=tuple(spec.name for spec in graph.inputs),
-        output=graph.output,
-        prediction=graph.prediction,
+        backbones=graph.backbones,
     )

@@ -11,7 +11,7 @@ from functools import reduce
 
 from torch import Tensor, nn
 
-from diffusionpipe.costs import TensorSpec
+from diffusionpipe.costs import Backbone, TensorSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,10 +42,8 @@ class LayerGraph:
     "<component>.<name in the component>"."""
     inputs: tuple[TensorSpec, ...]
     """Raw inputs: what the data loader yields."""
-    output: str = "loss"
-    """Per-sample losses, shape (B,)."""
-    prediction: str | None = "prediction"
-    """What the denoiser writes and the loss reads; None if the model cannot be sampled from."""
+    backbones: tuple[Backbone, ...] = (Backbone(),)
+    """In the order of sampling."""
     patch: int | None = None
     """Side of the square of latents that is one token of the denoiser; None if it has no tokens."""
     has_even_sigmas: bool = False

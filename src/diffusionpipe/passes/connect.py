@@ -8,22 +8,22 @@ from diffusionpipe.ir import Edge, Schedule
 
 
 def connect_blocks(schedule: Schedule, edges: Sequence[Edge]) -> Schedule:
-    """The schedule with edges between blocks in the pipelines that hold them, between the stages that hold them there.
+    """The schedule with edges between blocks in every pipeline that holds both, between its stages.
+
+    Pipelines of several backbones hold different blocks, and no edge leads from one to the other.
 
     Raises:
         ScheduleError: the messages are explicit already.
-        ConfigError: no pipeline holds one of these blocks, or one holds only an end of an edge.
+        ConfigError: a pipeline holds one end of an edge and not the other.
     """
     stages = schedule.placement.stages
-    if unknown := {b for edge in edges for b in (edge.producer, edge.consumer)} - {stage.weights for stage in stages}:
-        raise ConfigError(f"no pipeline holds block {min(unknown)}")
     for number, pipeline in enumerate(schedule.placement.pipelines):
         home = {stages[stage].weights: stage for stage in pipeline.stages}
-        near = [edge for edge in edges if edge.producer in home or edge.consumer in home]
-        missing = {block for edge in near for block in (edge.producer, edge.consumer)} - set(home)
+        touching = [edge for edge in edges if edge.producer in home or edge.consumer in home]
+        missing = {block for edge in touching for block in (edge.producer, edge.consumer)} - set(home)
         if missing:
             raise ConfigError(f"pipeline {number} holds no block {min(missing)}; its blocks are {sorted(home)}")
-        own = [replace(edge, producer=home[edge.producer], consumer=home[edge.consumer]) for edge in near]
+        own = [replace(edge, producer=home[edge.producer], consumer=home[edge.consumer]) for edge in touching]
         schedule = connect(schedule, own, pipeline=number)
     return schedule
 

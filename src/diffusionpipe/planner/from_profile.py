@@ -1,15 +1,15 @@
 """The plan of chosen sizes on a measured model: cut by time, messages ordered by time, bubbles filled."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from diffusionpipe.costs import AllReduce, Cluster, Device, Link, Profile, Workload
+from diffusionpipe.costs import AllReduce, Cluster, Device, Link, ModelGraph, Profile, Workload
 from diffusionpipe.errors import ConfigError
 from diffusionpipe.ir import Mesh, Plan, Timeline
 from diffusionpipe.passes import PlacedFill
 from diffusionpipe.planner.assembly.build import build_plan
 from diffusionpipe.planner.assembly.folded import stage_starts
-from diffusionpipe.planner.assembly.layout import Layout, Unfilled
+from diffusionpipe.planner.assembly.layout import BackboneLayout, Layout, Unfilled
 from diffusionpipe.planner.filling.fills import FillOptions, frozen_layers, plan_fills
 from diffusionpipe.planner.pricing.setting import FILL_START, Setting
 from diffusionpipe.planner.pricing.stage_costs import costs_of
@@ -34,8 +34,10 @@ def plan_from_profile(profile: Profile, layout: Layout) -> Plan:
         ConfigError: the sizes do not fit each other or the model.
     """
     setting = setting_of(profile, layout.mesh, layout.batch, checkpointed=layout.checkpointed)
-    if not layout.splits:
-        layout = replace(layout, splits=_splits(profile, layout))
+    if layout.backbones:
+        layout = replace(layout, backbones=tuple(_split(profile, layout)))
+    elif not layout.splits:
+        layout = replace(layout, splits=_splits(profile, profile.graph, layout))
     if not profile.graph.frozen_layers:
         return build_plan(profile.graph, layout, pricing=pricing_of(setting))
     frozen = frozen_layers(profile)
@@ -77,9 +79,16 @@ def setting_of(profile: Profile, mesh: Mesh, batch: int, *, checkpointed: tuple[
     return Setting(profile=profile, cluster=cluster, workload=workload, fill_start=FILL_START)
 
 
-def _splits(profile: Profile, layout: Layout) -> tuple[str, ...]:
+def _split(profile: Profile, layout: Layout) -> Iterator[BackboneLayout]:
+    """The sizes of each of several backbones with splits by measured time, where there are none yet."""
+    for number, (own, backbone) in enumerate(zip(layout.backbones, profile.graph.backbones, strict=False)):
+        graph = profile.graph.alone(backbone)
+        yield replace(own, splits=own.splits or _splits(profile, graph, layout.backbone(number)))
+
+
+def _splits(profile: Profile, graph: ModelGraph, layout: Layout) -> tuple[str, ...]:
     """First layers of stages 1, 2, ... so that the slowest stage is as fast as possible; replicas are not looked at."""
-    layers = profile.graph.backbone_layers
+    layers = graph.backbone_layers
     size = layout.batch / (layout.data_parallel * layout.microbatches)
     num_blocks = layout.num_blocks()
     if num_blocks > len(layers):
@@ -88,4 +97,4 @@ def _splits(profile: Profile, layout: Layout) -> tuple[str, ...]:
         profile.forward(name, size) + profile.input_grad(name, size) + profile.weight_grad(name, size)
         for name in layers
     ]
-    return tuple(layers[start] for start in stage_starts(profile.graph, times, layout.places())[1:])
+    return tuple(layers[start] for start in stage_starts(graph, times, layout.places())[1:])

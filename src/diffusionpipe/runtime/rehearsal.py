@@ -19,13 +19,13 @@ from time import perf_counter, process_time, sleep
 import torch
 import torch.distributed as dist
 
-from diffusionpipe.costs import Costs, TensorSpec
+from diffusionpipe.costs import Backbone, Costs, TensorSpec
 from diffusionpipe.ir import Mesh, Schedule, Span
 from diffusionpipe.runtime.equipment import Equipment
 from diffusionpipe.runtime.executor import Executor
 from diffusionpipe.runtime.process_group import Job
 from diffusionpipe.runtime.transport import ProcessTransport, Transport, Work
-from diffusionpipe.runtime.virtual import VirtualEncoder, precise_wait, virtual_stages
+from diffusionpipe.runtime.virtual import ONE_BACKBONE, VirtualEncoder, precise_wait, virtual_stages
 from diffusionpipe.runtime.virtual_reductions import VirtualCollectives, VirtualReduction, meeting_ranks
 from diffusionpipe.units import Bytes, Seconds
 
@@ -113,12 +113,12 @@ class VirtualRun:
     costs: Costs
     """Lengths of the waits."""
     tensors: Mapping[str, TensorSpec]
-    """As they travel: every tensor of the schedule's edges, `inputs` and `output`."""
+    """As they travel: every tensor of the schedule's edges, `inputs` and the losses."""
     mesh: Mesh
     """Of the ranks that rehearse."""
     inputs: tuple[str, ...] = ()
     """Raw inputs of the model."""
-    output: str = "loss"
+    backbones: tuple[Backbone, ...] = ONE_BACKBONE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -208,7 +208,13 @@ def _executor(run: VirtualRun, rank: int, clock: DeviceClock) -> Executor:
     holders = meeting_ranks(schedule, mesh)
     transport = ProcessTransport(summing=tuple(holders.values()))
     stages = virtual_stages(
-        schedule, worker, costs=run.costs, tensors=run.tensors, inputs=run.inputs, output=run.output, wait=clock.wait
+        schedule,
+        worker,
+        costs=run.costs,
+        tensors=run.tensors,
+        inputs=run.inputs,
+        backbones=run.backbones,
+        wait=clock.wait,
     )
     collectives = VirtualCollectives(
         schedule=schedule, costs=run.costs, worker=worker, rank=rank, holders=holders, transport=transport

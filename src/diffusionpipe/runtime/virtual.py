@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from diffusionpipe.costs import Costs, TensorSpec
+from diffusionpipe.costs import Backbone, Costs, TensorSpec
 from diffusionpipe.ir import Fill, Schedule
 from diffusionpipe.runtime.equipment import Equipment
 from diffusionpipe.runtime.executor import Executor
@@ -20,6 +20,8 @@ from diffusionpipe.runtime.split import Deferred
 from diffusionpipe.runtime.store import RowStore
 from diffusionpipe.runtime.transport import Transport
 from diffusionpipe.units import Seconds
+
+ONE_BACKBONE = (Backbone(),)
 
 Wait = Callable[[Seconds], None]
 
@@ -135,15 +137,16 @@ def virtual_stages(
     costs: Costs,
     tensors: Mapping[str, TensorSpec],
     inputs: Sequence[str],
-    output: str = "loss",
+    backbones: Sequence[Backbone] = ONE_BACKBONE,
     wait: Wait = precise_wait,
 ) -> dict[int, VirtualStage]:
     """The worker's trained stages by id, as waits of their forward and backward.
 
     Stages read and write what the schedule's edges say. One that reads from no other reads `inputs`; one that nobody
-    reads from writes `output`.
+    reads from writes its backbone's loss.
     """
     placement = schedule.placement
+    losses = {backbone.name: backbone.loss for backbone in backbones}
     edges = [edge for pipeline in placement.pipelines for edge in pipeline.edges]
     stages = {}
     for index, stage in enumerate(placement.stages):
@@ -156,7 +159,7 @@ def virtual_stages(
             backward=costs.stages[index].backward,
             input_grad=costs.stages[index].input_grad,
             weight_grad=costs.stages[index].weight_grad,
-            writes=[tensors[name] for name in writes or (output,)],
+            writes=[tensors[name] for name in writes or (losses[placement.pipeline_of(index).model],)],
             wait=wait,
         )
         stages[index] = VirtualStage(tuple(reads or inputs), compute)
@@ -171,19 +174,19 @@ def virtual_executor(
     tensors: Mapping[str, TensorSpec],
     transport: Transport,
     inputs: Sequence[str] = (),
-    output: str = "loss",
+    backbones: Sequence[Backbone] = ONE_BACKBONE,
     wait: Wait = precise_wait,
 ) -> Executor:
     """Rehearses one worker's side of a schedule with explicit messages: waits of the lengths in `costs`.
 
-    `tensors` must hold every tensor that the schedule's edges name, `inputs` and `output`.
+    `tensors` must hold every tensor that the schedule's edges name, `inputs` and the losses.
     """
     return Executor(
         schedule,
         worker,
         Equipment(
             stages=virtual_stages(
-                schedule, worker, costs=costs, tensors=tensors, inputs=inputs, output=output, wait=wait
+                schedule, worker, costs=costs, tensors=tensors, inputs=inputs, backbones=backbones, wait=wait
             ),
             tensors=tensors,
             transport=transport,

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from diffusionpipe.costs import ModelGraph
 from diffusionpipe.costs.sharding import part_of_parameter
-from diffusionpipe.ir import Edge, Op, Plan, PlanPhase, Range, Schedule
+from diffusionpipe.ir import Edge, Op, Plan, PlanPhase, Range, Schedule, sampling_phase
 from diffusionpipe.models.graph import Layer, LayerGraph, layer_parameters, own_parameters
 from diffusionpipe.models.run import needed_layers
 from diffusionpipe.runtime.casts import Casts
@@ -37,7 +37,7 @@ class Worker:
     owned: frozenset[str]
     """Those of them that count on this rank when every parameter is counted once."""
     gradients: Mapping[int, Reducible]
-    executors: Mapping[PlanPhase, Executor]
+    executors: Mapping[str, Executor]
     """One for each of the plan's phases; those of the prologue and of the training share a store."""
     encoded: Range | None
     """The samples of the pipeline's batch that this rank encodes when it trains."""
@@ -61,10 +61,9 @@ class Worker:
         """Computes losses."""
         return self.executors[PlanPhase.VALIDATE]
 
-    @property
-    def sample(self) -> Executor:
-        """Computes predictions."""
-        return self.executors[PlanPhase.SAMPLE]
+    def sample(self, backbone: str = "") -> Executor:
+        """Computes a backbone's predictions."""
+        return self.executors[sampling_phase(backbone)]
 
     @property
     def encodes_ahead(self) -> bool:
@@ -230,19 +229,19 @@ class _Parts:
     casts: Casts
     host_weights: HostWeights | None
 
-    def executors(self) -> dict[PlanPhase, Executor]:
+    def executors(self) -> dict[str, Executor]:
         """One for each phase of the plan."""
-        found: dict[PlanPhase, Executor] = {}
+        found: dict[str, Executor] = {}
         for phase, schedule in self.plan.phases.items():  # the training's before the prologue's, which fills its store
-            store = found[PlanPhase.TRAIN].first_store if phase is PlanPhase.PROLOGUE else None
+            store = found[PlanPhase.TRAIN].first_store if phase == PlanPhase.PROLOGUE else None
             found[phase] = Executor(schedule, self.place.worker, self.equipment(phase), store=store)
         return found
 
-    def equipment(self, phase: PlanPhase) -> Equipment:
+    def equipment(self, phase: str) -> Equipment:
         """What this rank runs a phase with."""
         schedule = self.plan.phases[phase]
         # The prologue only encodes: its other stages are there to receive.
-        stages = {} if phase is PlanPhase.PROLOGUE else self.stages(schedule, self._result(phase))
+        stages = {} if phase == PlanPhase.PROLOGUE else self.stages(schedule, self._results(phase))
         # Sharded blocks bring their copies themselves.
         has_casts = self.precision.autocast is not None and not self.sharded
         return Equipment(
@@ -255,7 +254,7 @@ class _Parts:
             raw_inputs=self.model.inputs,
             gradients=self.gradients,
             sharded=self.sharded,
-            loss_scale=1.0 / self.plan.batch if phase is PlanPhase.TRAIN else 1.0,
+            loss_scale=1.0 / self.plan.batch if phase == PlanPhase.TRAIN else 1.0,
             preparations={i: stage.cast for i, stage in stages.items()} if has_casts else {},
             cleanup=self.casts.drop,
         )
@@ -264,18 +263,19 @@ class _Parts:
         names = frozenset(self.plan.blocks[block])
         return [layer for layer in self.graph.layers if layer.name in names]
 
-    def _result(self, phase: PlanPhase) -> str:
-        """The tensor that a phase is run for: the prediction when it samples, else the loss."""
-        return self.model.prediction or self.model.output if phase is PlanPhase.SAMPLE else self.model.output
+    def _results(self, phase: str) -> set[str]:
+        """The tensors that a phase is run for: a backbone's prediction when it samples, else the losses of all."""
+        drawn = {backbone.result for backbone in self.model.backbones if phase == sampling_phase(backbone.name)}
+        return drawn or {backbone.loss for backbone in self.model.backbones}
 
-    def stages(self, schedule: Schedule, result: str) -> dict[int, LayerStage]:
-        """Stage id -> module, for this worker's trained stages; each yields what others read of it, and `result`."""
+    def stages(self, schedule: Schedule, results: set[str]) -> dict[int, LayerStage]:
+        """Stage id -> module, for this worker's trained stages; each yields what others read of it, and `results`."""
         stages: dict[int, LayerStage] = {}
         for index, stage in enumerate(schedule.placement.stages):
             if stage.worker == self.place.worker and not schedule.placement.is_frozen(index):
                 layers = self._layers(stage.weights)
                 wanted = {name for edge in _edges(schedule) if edge.producer == index for name in edge.tensors}
-                outputs = tuple(name for layer in layers for name in layer.writes if name in wanted | {result})
+                outputs = tuple(name for layer in layers for name in layer.writes if name in wanted | results)
                 stages[index] = LayerStage(
                     needed_layers(layers, outputs, given=()),
                     self.graph.components,

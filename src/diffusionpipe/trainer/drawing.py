@@ -75,7 +75,8 @@ def draw_in_session(
         return None
     raw = raw_conditions(wish, session.graph, session.folder, settings)
     num_rows = len(next(iter(raw.values())))
-    fed = [name for name in worker.sample.store if name not in _MOVING]
+    (backbone,) = session.model.backbones
+    fed = [name for name in worker.sample(backbone.name).store if name not in _MOVING]
     precision = session.recipe.training.precision
     autocast = torch.autocast(
         session.job.device.type, dtype=torch.bfloat16, enabled=precision is Precision.BFLOAT16, cache_enabled=False
@@ -203,12 +204,13 @@ def draw_from_folder(
     objective = ObjectiveSettings(prediction=Prediction.FLOW_MATCHING if flow else Prediction.EPSILON)
     graph = build_graph(folder, objective=objective, resolution=resolution)
     raw = raw_conditions(wish, graph, folder, settings)
-    assert graph.prediction is not None, "supported pipelines can be sampled from"
+    (backbone,) = graph.backbones
+    assert backbone.prediction is not None, "supported pipelines can be sampled from"
     given = ("noisy", "timesteps", *raw)
-    layers = needed_layers(graph.layers, (graph.prediction,), given=given)
+    layers = needed_layers(graph.layers, (backbone.prediction,), given=given)
     names = [layer.name for layer in layers]
     materialize(graph, names, weight_sources(folder, graph), device=device, dtype=torch.float32, seed=0)
-    denoiser = next(layer.component for layer in layers if graph.prediction in layer.writes)
+    denoiser = next(layer.component for layer in layers if backbone.prediction in layer.writes)
     if adapters is not None:
         load_adapters(graph.components[denoiser], adapters, denoiser)
     frozen = [layer for layer in layers if layer.component != denoiser]

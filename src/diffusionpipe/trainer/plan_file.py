@@ -9,6 +9,7 @@ from diffusionpipe.errors import ConfigError, ScheduleError
 from diffusionpipe.ir import Op, Plan
 from diffusionpipe.ir.action import COMPUTE_OPS
 from diffusionpipe.ir.files import read_plan
+from diffusionpipe.ir.plan import drawing_backbone
 from diffusionpipe.timing.legal import check
 from diffusionpipe.timing.legal.compute import sharded_blocks
 from diffusionpipe.trainer.recipe import Recipe
@@ -80,6 +81,8 @@ def _other_model(plan: Plan, model: ModelGraph) -> Iterator[str]:
         yield f"it trains {wrong[0]}, which is frozen here: change model.train"
     elif wrong := [name for name in frozen if name not in set(model.frozen_layers)]:
         yield f"it freezes {wrong[0]}, which is trained here: change model.train"
+    elif (drawn := [drawing_backbone(one) for one in plan.sample]) != (own := [one.name for one in model.backbones]):
+        yield f"it draws by {len(drawn)} backbones {drawn}, but this model has {len(own)}, {own}"
     elif trained != list(model.backbone_layers) or frozen != list(model.frozen_layers):
         yield "its layers are in another order than the model's, or are in two blocks"
 

@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from diffusionpipe.costs import Backbone
 from diffusionpipe.errors import RecipeError
 from diffusionpipe.ir import Range
 from diffusionpipe.models.flow_shift import FLOW, shift_of
@@ -206,17 +207,19 @@ class PipelinePredictor:
         `lead`: what frozen layers of the denoiser write for this rank's stages, from "timesteps" and, where it is here,
         "noisy".
         """
-        self._executor = worker.sample
+        (backbone,) = worker.model.backbones
+        self._backbone = backbone
+        self._executor = worker.sample(backbone.name)
         self._transport = transport
         self._num_rows = num_rows
         self._device = device
         self._lead = lead
         self._model = worker.model
-        placement = worker.plan.sample.placement
+        placement = self._executor.schedule.placement
         self._pipeline = placement.pipelines[0]
         self._rank_of = {w: worker.plan.mesh.rank(worker.place.group, w) for w in range(worker.plan.mesh.pipeline)}
         self._worker = worker.place.worker
-        self._holders, self._writers = _ends(worker)
+        self._holders, self._writers = _ends(worker, backbone)
         for name, value in conditions.items():
             if name in self._executor.store:
                 self._executor.store.write(name, Range(0, num_rows), value)
@@ -263,7 +266,7 @@ class PipelinePredictor:
                 if holder != self._worker:
                     works += [self._transport.send(v, self._rank_of[holder]) for v in sent.values()]
         if self.holds_latents:
-            prediction = self._empty(str(self._model.prediction), self.capacity)
+            prediction = self._empty(str(self._backbone.prediction), self.capacity)
             for writer, spans in self._writers.items():
                 for start, stop in spans:
                     if writer == self._worker:
@@ -279,15 +282,15 @@ class PipelinePredictor:
         return torch.empty((num_rows, *spec.shape), dtype=getattr(torch, spec.dtype), device=self._device)
 
 
-def _ends(worker: Worker) -> tuple[tuple[int, ...], dict[int, list[tuple[int, int]]]]:
+def _ends(worker: Worker, backbone: Backbone) -> tuple[tuple[int, ...], dict[int, list[tuple[int, int]]]]:
     """Workers that have noisy latents, and the rows that each writer predicts.
 
     The first worker shows the pictures, so it has latents also where it reads none: its stage may hold the layers of
     the time alone. The others read them, or what frozen layers make of them.
     """
     plan, model = worker.plan, worker.model
-    placement = plan.sample.placement
-    noisy = {"noisy"}
+    placement = worker.sample(backbone.name).schedule.placement
+    noisy = {backbone.noisy}
     for layer in model.layers:
         if layer.name in model.frozen_layers and not noisy.isdisjoint(layer.reads):
             noisy.update(layer.writes)
@@ -297,7 +300,7 @@ def _ends(worker: Worker) -> tuple[tuple[int, ...], dict[int, list[tuple[int, in
         block = plan.blocks[stage.weights]
         if not noisy.isdisjoint(model.reads_of(block)):
             holders.add(stage.worker)
-        if model.prediction in model.writes_of(block):
+        if backbone.prediction in model.writes_of(block):
             num_microbatches = len(placement.pipeline_of(index).microbatches)
             rows = [placement.rows(index, microbatch) for microbatch in range(num_microbatches)]
             writers.setdefault(stage.worker, []).extend((r.start, r.stop) for r in rows)

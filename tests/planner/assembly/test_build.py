@@ -23,7 +23,7 @@ def plan_of(*, filler=None, **layout):
 @pytest.mark.parametrize("data_parallel", [1, 2])
 def test_plans_in_buckets_are_legal_and_hold_every_layer_once(replicas, data_parallel):
     plan = plan_of(buckets=3, replicas=replicas, data_parallel=data_parallel)
-    for schedule in (plan.train, plan.validate, plan.sample):
+    for schedule in (plan.train, plan.validate, *plan.sample):
         check(schedule)
     assert len(plan.blocks) == 2 * 3 + 1
     assert [name for block in plan.blocks[:-1] for name in block] == list(PROFILE.graph.backbone_layers)
@@ -65,7 +65,7 @@ def test_a_stage_with_too_few_layers_for_its_buckets_is_named():
 
 def test_a_filled_plan_works_ahead_and_has_a_prologue():
     plan = plan_of(filler=filler_of(SETTING))
-    for schedule in (plan.train, plan.prologue, plan.validate, plan.sample):
+    for schedule in (plan.train, plan.prologue, plan.validate, *plan.sample):
         check(schedule)
     assert any(pipeline.is_ahead for pipeline in plan.train.placement.pipelines)
     assert not any(pipeline.is_ahead for pipeline in plan.validate.placement.pipelines)

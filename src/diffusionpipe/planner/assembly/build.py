@@ -7,7 +7,8 @@ from fnmatch import fnmatchcase
 from itertools import pairwise
 from math import prod
 
-from diffusionpipe.costs import Costs, ModelGraph
+from diffusionpipe.costs import Backbone, Costs, ModelGraph
+from diffusionpipe.costs.graph import upstream
 from diffusionpipe.errors import ConfigError
 from diffusionpipe.ir import Edge, Mesh, Plan, Range, Schedule
 from diffusionpipe.passes import (
@@ -24,6 +25,8 @@ from diffusionpipe.planner.assembly.layout import Blocks, Filler, Layout, Pricin
 from diffusionpipe.planner.assembly.shardable import check_homes, check_shardable, sharded_buckets, sharding_problems
 from diffusionpipe.planner.assembly.structure import connected, reduced
 from diffusionpipe.schedules import forward_over
+from diffusionpipe.schedules.backbones import of_backbone, one_by_one
+from diffusionpipe.schedules.shapes import Pipe
 from diffusionpipe.simulator import simulate, uniform_costs
 from diffusionpipe.timing.legal import check
 
@@ -48,8 +51,8 @@ def build_plan(
         blocks=build.blocks,
         train=train,
         prologue=prologue(train) if filler else None,
-        validate=_train_schedule(build, _forwards_of(layout), None),
-        sample=_sample_schedule(build),
+        validate=_train_schedule(build, one_by_one("forward", [_forwards_over(pipe) for pipe in layout.pipes()]), None),
+        sample=tuple(_sample_schedule(build, backbone) for backbone in graph.backbones),
         checkpointed=tuple(name for name in names if any(fnmatchcase(name, pattern) for pattern in patterns)),
         offload_frozen=layout.offload_frozen,
     )
@@ -90,12 +93,41 @@ def _uniform(schedule: Schedule, blocks: Blocks, mesh: Mesh) -> Costs:
 
 
 def _check_layout(graph: ModelGraph, layout: Layout) -> None:
+    names = [backbone.name for backbone in graph.backbones]
+    given = [own.name for own in layout.backbones] or [""]
+    if given != names and (layout.backbones or len(names) > 1):
+        raise ConfigError(
+            f"the model has the backbones {_listed(names)}, but the layout gives sizes for {_listed(given)}; "
+            "give sizes for each backbone, in this order"
+        )
+    problems: list[str] = []
+    try:
+        if layout.sharded:
+            check_homes(layout.generated())
+    except ConfigError as error:
+        problems.append(str(error))
+    for number, backbone in enumerate(graph.backbones):
+        problems += _problems_of_sizes(graph.alone(backbone), layout.backbone(number))
+    if layout.adjacent < 1 or layout.data_parallel % layout.adjacent:
+        problems.append(
+            f"{layout.adjacent} adjacent copies of {layout.data_parallel} data-parallel groups; use a divisor"
+        )
+    if layout.sharded:
+        problems += sharding_problems(layout.data_parallel, layout.replicas)
+    if problems:
+        raise ConfigError("\n".join(dict.fromkeys(problems)))
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(name or "without a name" for name in names)
+
+
+def _problems_of_sizes(graph: ModelGraph, layout: Layout) -> list[str]:
+    """Sizes that do not fit each other or a model of one backbone."""
     problems = []
     num_blocks = layout.stages
     try:
         num_blocks = layout.num_blocks()
-        if layout.sharded:
-            check_homes(layout.generated())
     except ConfigError as error:
         problems.append(str(error))
     if layout.replicas and len(layout.replicas) != layout.stages:
@@ -112,30 +144,25 @@ def _check_layout(graph: ModelGraph, layout: Layout) -> None:
             f"{layout.data_parallel} data-parallel groups; use a multiple of "
             f"{layout.data_parallel * layout.microbatches}"
         )
-    if layout.adjacent < 1 or layout.data_parallel % layout.adjacent:
-        problems.append(
-            f"{layout.adjacent} adjacent copies of {layout.data_parallel} data-parallel groups; use a divisor"
-        )
     if layout.buckets < (not layout.sharded) or num_blocks * layout.buckets > len(graph.backbone_layers):
         problems.append(
             f"{num_blocks} stages of {layout.buckets} buckets need {num_blocks * layout.buckets} layers; the "
             "trained part has "
             f"{len(graph.backbone_layers)}: use at most {len(graph.backbone_layers) // max(num_blocks, 1)} buckets"
         )
-    if layout.sharded:
-        problems += sharding_problems(layout.data_parallel, layout.replicas)
-    problems += [
+    return problems + [
         f"micro-batches of {per_microbatch} samples cannot be shared evenly by {count} replicas of stage {stage}; "
         f"make the micro-batch a multiple of {count}"
         for stage, count in enumerate(layout.replicas)
         if per_microbatch % count
     ]
-    if problems:
-        raise ConfigError("\n".join(problems))
 
 
 def _partition(graph: ModelGraph, layout: Layout) -> tuple[tuple[str, ...], ...]:
-    """Names of the backbone's layers, block by block."""
+    """Names of the trained layers, block by block, backbone after backbone."""
+    if layout.backbones:
+        alone = [(graph.alone(backbone), layout.backbone(i)) for i, backbone in enumerate(graph.backbones)]
+        return tuple(block for own, sizes in alone for block in _partition(own, sizes))
     layers = graph.backbone_layers
     if layout.splits:
         starts = [0, *_split_positions(layers, layout.splits, layout.num_blocks())]
@@ -194,10 +221,10 @@ def _connected(build: _Build, schedule: Schedule, backbone: Blocks) -> Schedule:
     return connected(schedule, _edges(build.graph, backbone), build.layout.division)
 
 
-def _forwards_of(layout: Layout, microbatches: Sequence[int] = ()) -> Schedule:
-    """Forwards through the first pipeline's stages; of the whole batch, if nothing else is said."""
-    batch = [size for pipeline in layout.generated().placement.pipelines for size in pipeline.microbatches]
-    return forward_over(layout.places(), microbatches or batch)
+def _forwards_over(pipe: Pipe, microbatches: Sequence[int] = ()) -> Schedule:
+    """Forwards through a backbone's stages; of the whole batch, if nothing else is said."""
+    forwards = forward_over(pipe.workers, microbatches or pipe.microbatches)
+    return of_backbone(forwards, pipe.model, pipe.first_block)
 
 
 def _train_schedule(build: _Build, schedule: Schedule, filler: Filler | None) -> Schedule:
@@ -233,28 +260,19 @@ def _encoding_runs(build: _Build) -> list[tuple[Range, int]]:
     return [(Range(start, stop), chunks[start]) for start, stop in pairwise([*starts, len(chunks)])]
 
 
-def _sample_schedule(build: _Build) -> Schedule:
-    """The denoiser alone: its inputs are put in from outside, its last tensor is the prediction."""
+def _sample_schedule(build: _Build, backbone: Backbone) -> Schedule:
+    """A denoiser alone: its inputs are put in from outside, its last tensor is the prediction."""
     graph, layout = build.graph, build.layout
-    needed = set(graph.backbone_layers) if graph.prediction is None else _ancestors(graph, graph.prediction)
-    backbone = [tuple(name for name in block if name in needed) for block in build.blocks[:-1]]
+    trained = frozenset(graph.layers_of(backbone))
+    needed = {layer.name for layer in upstream([x for x in graph.layers if x.name in trained], backbone.result)}
+    blocks = [tuple(name for name in block if name in needed) for block in build.blocks[:-1]]
     replicas = layout.replicas or (1,) * layout.stages
     unit = max(replicas)
     count = max(1, min(layout.stages, layout.sample_batch // unit))
     size = -(-max(layout.sample_batch, layout.stages) // (count * unit)) * unit
-    schedule = _connected(build, _forwards_of(layout, [size] * count), backbone)
+    pipe = layout.pipes()[graph.backbones.index(backbone)]
+    schedule = _connected(build, _forwards_over(pipe, [size] * count), blocks)
     return _communicated(build, shard_parameters(schedule) if layout.sharded else schedule)
-
-
-def _ancestors(graph: ModelGraph, tensor: str) -> set[str]:
-    """Backbone layers that the tensor depends on."""
-    wanted, layers = {tensor}, set()
-    backbone = set(graph.backbone_layers)
-    for layer in reversed(graph.layers):
-        if layer.name in backbone and not wanted.isdisjoint(layer.writes):
-            layers.add(layer.name)
-            wanted.update(layer.reads)
-    return layers
 
 
 def _communicated(build: _Build, schedule: Schedule) -> Schedule:

@@ -1,16 +1,18 @@
 """Given sizes, and what prices and fills a schedule that is made of them."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Protocol
 
 from diffusionpipe.costs import Costs
 from diffusionpipe.ir import Mesh, Schedule, Timeline
-from diffusionpipe.passes import (
-    PlacedFill,
-    connect,
-)
-from diffusionpipe.planner.assembly.structure import Division, generated, microbatches_of_blocks
+from diffusionpipe.passes import PlacedFill, connect
+from diffusionpipe.planner.assembly.structure import Division, generated
+from diffusionpipe.schedules.backbones import alone, of_backbone, one_by_one
+from diffusionpipe.schedules.list_scheduling import StageTimes
+from diffusionpipe.schedules.opposed import facing, ordered, pipe_of
+from diffusionpipe.schedules.shapes import FORWARD, Pipe, linear
 
 Blocks = Sequence[Sequence[str]]
 
@@ -44,6 +46,20 @@ class Filler(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class BackboneLayout:
+    """The sizes of one of several backbones."""
+
+    name: str
+    microbatches: int
+    splits: tuple[str, ...] = ()
+    """Names of the layers with which its blocks 1, 2, ... start; () cuts by counted work."""
+
+
+JOINT = ("opposed", "together")
+"""Schedules of several backbones at once; a family's name means one backbone after the other, each in that family."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
     """The sizes that the user chose."""
 
@@ -52,8 +68,9 @@ class Layout:
     stages: int
     """Workers of one pipeline, before they are replicated; a schedule may cut the model finer than that."""
     microbatches: int
-    """Of several backbones with numbers of their own, the least common multiple of these."""
     schedule: str = "1f1b"
+    backbones: tuple[BackboneLayout, ...] = ()
+    """Sizes of each of several backbones, in place of `microbatches` and `splits`; () for one backbone."""
     replicas: tuple[int, ...] = ()
     """Workers in place of each; () for one."""
     data_parallel: int = 1
@@ -106,23 +123,60 @@ class Layout:
             sharded=self.sharded,
         )
 
+    def backbone(self, number: int) -> "Layout":
+        """The layout of one backbone alone."""
+        if not self.backbones:
+            return self
+        own = self.backbones[number]
+        orders = alone(self.orders, own.name) if self.orders else None
+        schedule = "1f1b" if self.schedule in JOINT else self.schedule
+        return replace(
+            self, microbatches=own.microbatches, splits=own.splits, backbones=(), orders=orders, schedule=schedule
+        )
+
     def generated(self) -> Schedule:
         """The layout's own orders, or the family's schedule of these sizes.
 
         Raises:
             ConfigError: there is no such family, or it cannot do these sizes.
         """
-        rows = self.batch // self.data_parallel
         if self.orders is not None:
-            schedule = self.orders
-            counts = microbatches_of_blocks(schedule)
-            for number, pipeline in enumerate(schedule.placement.pipelines):
-                size = rows // counts[schedule.placement.stages[pipeline.stages[0]].weights]
-                sizes = (max(size, 1),) * len(pipeline.microbatches)
-                schedule = connect(schedule, pipeline.edges, microbatches=sizes, pipeline=number)
-            return schedule
-        size = rows // self.microbatches
-        return generated(self.schedule, self.stages, self.microbatches, max(size, 1))
+            return self._sized(self.orders)
+        if not self.backbones:
+            return generated(self.schedule, self.stages, self.microbatches, self._size(self.microbatches))
+        counts = tuple((own.name, own.microbatches, self._size(own.microbatches)) for own in self.backbones)
+        return _of_backbones(self.schedule, self.stages, counts)
+
+    def _size(self, microbatches: int) -> int:
+        """Samples of a micro-batch, if there are that many."""
+        return max(self.batch // (self.data_parallel * microbatches), 1)
+
+    def _sized(self, schedule: Schedule) -> Schedule:
+        counts = {own.name: own.microbatches for own in self.backbones}
+        for number, pipeline in enumerate(schedule.placement.pipelines):
+            size = self._size(counts.get(pipeline.model, self.microbatches))
+            sizes = (size,) * len(pipeline.microbatches)
+            schedule = connect(schedule, pipeline.edges, microbatches=sizes, pipeline=number)
+        return schedule
+
+    def pipes(self) -> tuple[Pipe, ...]:
+        """Each backbone's forwards of the whole batch, through the stages of its first pipeline.
+
+        Raises:
+            ConfigError: there is no such family, or it cannot do these sizes.
+        """
+        found: dict[str, Pipe] = {}
+        placement = self.generated().placement
+        for number, pipeline in enumerate(placement.pipelines):
+            first = found.get(pipeline.model)
+            found[pipeline.model] = Pipe(
+                workers=first.workers if first else placement.workers(number),
+                microbatches=(*(first.microbatches if first else ()), *pipeline.microbatches),
+                ops=FORWARD,
+                model=pipeline.model,
+                first_block=first.first_block if first else placement.stages[pipeline.stages[0]].weights,
+            )
+        return tuple(sorted(found.values(), key=lambda pipe: pipe.first_block))
 
     def places(self) -> tuple[int, ...]:
         """The worker of each stage of the first pipeline, in forward order: as many as blocks, before buckets.
@@ -130,7 +184,7 @@ class Layout:
         Raises:
             ConfigError: there is no such family, or it cannot do these sizes.
         """
-        return self.generated().placement.workers()
+        return self.pipes()[0].workers
 
     def num_blocks(self) -> int:
         """Parts into which the trained model is cut, before buckets.
@@ -138,4 +192,25 @@ class Layout:
         Raises:
             ConfigError: there is no such family, or it cannot do these sizes.
         """
-        return len({stage.weights for stage in self.generated().placement.stages})
+        return sum(len(pipe.workers) for pipe in self.pipes())
+
+
+@lru_cache(maxsize=32)
+def _of_backbones(schedule: str, stages: int, counts: tuple[tuple[str, int, int], ...]) -> Schedule:
+    """The schedule of several backbones; `counts`: name, micro-batches and their samples of each."""
+    if schedule in JOINT:
+        down = linear(stages)
+        pipes = [
+            pipe_of(model, down, (size,) * count, first_block=number * stages)
+            for number, (model, count, size) in enumerate(counts)
+        ]
+        if schedule == "opposed":
+            pipes = [facing(pipe, pipe)[number % 2] for number, pipe in enumerate(pipes)]
+        return ordered(schedule, pipes, [StageTimes()] * (stages * len(pipes)))
+    found: list[Schedule] = []
+    first_block = 0
+    for model, count, size in counts:
+        own = generated(schedule, stages, count, size)
+        found.append(of_backbone(own, model, first_block))
+        first_block += 1 + max(stage.weights for stage in own.placement.stages)
+    return one_by_one(schedule, found)

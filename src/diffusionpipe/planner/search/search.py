@@ -11,8 +11,8 @@ Whether frozen work is filled into bubbles changes what is best, so both are jud
 good filling reaches, in [4] by the filler's own work. No step depends on chance or on the clock. An estimate without
 fills is exact (`estimates`), so there [4] confirms it:
 
->>> from diffusionpipe.costs import AllReduce, Cluster, Device, LayerSpec, Link, ModelGraph, ParameterSpec, Profile
->>> from diffusionpipe.costs import TensorSpec, Workload
+>>> from diffusionpipe.costs import AllReduce, Backbone, Cluster, Device, LayerSpec, Link, ModelGraph, ParameterSpec
+>>> from diffusionpipe.costs import Profile, TensorSpec, Workload
 >>> from diffusionpipe.costs.profile import LayerProfile
 >>> times = [1, 2, 1, 2]                        # forwards of a sample through four layers of 10^9 parameters each
 >>> names = ["in", "a", "b", "c", "loss"]       # layer i reads tensor i and writes the next one
@@ -24,7 +24,7 @@ fills is exact (`estimates`), so there [4] confirms it:
 ...     ),
 ...     tensors=tuple(TensorSpec(name=name, shape=(1,), needs_gradient=name != "in") for name in names),
 ...     parameters=tuple(ParameterSpec(name=f"w{i}", shape=(10**9,)) for i in range(4)),
-...     inputs=("in",), output="loss", prediction=None,
+...     inputs=("in",), backbones=(Backbone(prediction=None),),
 ... )
 >>> layers = tuple(
 ...     LayerProfile(name=f"layer{i}", forward=(t,), input_grad=(t,), weight_grad=(t,), activation=(1,), workspace=(0,))
@@ -54,7 +54,7 @@ from diffusionpipe.planner.pricing.arrangement import Arrangement, arrangements
 from diffusionpipe.planner.pricing.encoders import host_sets
 from diffusionpipe.planner.pricing.setting import Setting
 from diffusionpipe.planner.search.candidates import Candidate
-from diffusionpipe.planner.search.cascades import add_pairs, least_time, sharded_pairs
+from diffusionpipe.planner.search.cascades import add_pairs, least_time, roomy_pairs, sharded_pairs
 from diffusionpipe.planner.search.constants import (
     CHAIN,
     LEAN,
@@ -255,6 +255,9 @@ def least_estimated_overflow(setting: Setting) -> Judged | None:
     """The same with its estimate alone, which takes a fraction of the time."""
     pool = Pool(judge=Judge(setting=setting), is_filled=False)
     found = list[Judged]()
+    if len(setting.graph.backbones) > 1:
+        found = [pool.judged_of(candidate) for candidate in roomy_pairs(pool.judge)]
+        return min(found, key=lambda one: (one.estimate.overflow, one.score), default=None)
     for _, arrangement, microbatches in _places(pool.judge):
         if not setting.given.allows_chains:
             found += [pool.judged_of(one) for one in placed(pool.judge, arrangement, microbatches)]

@@ -64,6 +64,8 @@ def leanest_sharded(setting: Setting) -> tuple[Candidate, Proposal] | None:
     judge = Judge(setting=setting)
     if setting.given.sharded is False:
         return None
+    if len(setting.graph.backbones) > 1:
+        return None  # the search has looked at them
     num_layers = judge.tables.num_layers
     counts = [count for _, count in _accumulations(judge) if count * num_layers <= MAX_SHARDED_FORWARDS]
     schedules = _schedules(setting, 1)
