@@ -102,16 +102,16 @@ def best_pairs(question: TwoSidedQuestion, objective: PairObjective, *, width: i
 def first_pairs(question: TwoSidedQuestion, objective: PairObjective, *, width: int) -> tuple[PairPartition, ...]:
     """Pairs under the least cap under which there are any, best first.
 
-    The cap starts a little above the even share and is raised until something is found, but never beyond the question's
-    own.
+    The cap starts a little above the even share and is raised faster and faster until something is found, but never
+    beyond the question's own.
     """
     first, second = question.work
-    cap = PAIR_SLACK * objective.load(first[-1], second[-1]) / question.num_devices
+    cap, step = PAIR_SLACK * objective.load(first[-1], second[-1]) / question.num_devices, CAP_STEP
     while True:
         found = best_pairs(replace(question, cap=min(cap, question.cap)), objective, width=width)
         if found or cap >= question.cap:
             return found
-        cap *= CAP_STEP
+        cap, step = cap * step, step * CAP_STEP
 
 
 def best_under_cap(question: TwoSidedQuestion, objective: PairObjective, *, width: int) -> tuple[PairPartition, ...]:

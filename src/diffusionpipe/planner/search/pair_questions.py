@@ -123,7 +123,7 @@ class PairPlace:
             replicas=replicas,
             stage=stage,
             link=link,
-            cap=float("inf"),
+            cap=sum(self.microbatches[b] * self.work(b)[-1] for b in range(2)) / min(self.ground.speeds),
             work=(least[0], least[1]),
             fits=fits if everything > min(memories) else lambda *_: True,
         )

@@ -68,6 +68,7 @@ from diffusionpipe.planner.search.constants import (
 )
 from diffusionpipe.planner.search.improvement import add_cuts, add_place, improve
 from diffusionpipe.planner.search.judge import Judge
+from diffusionpipe.planner.search.naming import name_of
 from diffusionpipe.planner.search.objectives import CriticalPath
 from diffusionpipe.planner.search.placed import placed
 from diffusionpipe.planner.search.pool import Judged, Pool
@@ -171,11 +172,15 @@ def _search_pairs(setting: Setting, pool: Pool, filler: Filler | None, num_final
         raise ConfigError(_uncuttable(setting))
     found = dict(_finalists(setting, pool, filler, num_finalists, limit))
     fastest = min((proposal.step for proposal in found.values() if proposal.overflow <= 0), default=limit)
-    others = {one.candidate.schedule: one for one in reversed(pool.ranked())}.values()
-    copies = [one for one in pool.ranked() if one.candidate.is_copy]
-    for one in (*others, *copies[:1], *sharded.ranked()[:1]):
-        if one.candidate not in found and one.score < (LISTED if limit == float("inf") else 1) * fastest:
+    enough = (LISTED if limit == float("inf") else 1) * fastest
+    for one in {name_of(one.candidate): one for one in reversed(pool.ranked())}.values():
+        if one.candidate not in found and one.score < enough:
             found[one.candidate] = propose(setting, one.candidate.layout(setting), filler)
+    in_parts = sorted(sharded.judged.values(), key=lambda one: one.score)  # an estimate does not know what fits
+    for one in [one for one in in_parts if one.score < enough][:MAX_ATTEMPTS]:
+        found[one.candidate] = propose(setting, one.candidate.layout(setting), filler)
+        if found[one.candidate].overflow <= 0:
+            break
     finalists = sorted(found.items(), key=lambda pair: (pair[1].overflow > 0, pair[1].step))
     return Search(
         finalists=tuple(finalists),
