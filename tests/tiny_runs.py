@@ -20,7 +20,7 @@ from diffusionpipe.costs import ModelGraph
 from diffusionpipe.models.describe import describe
 from diffusionpipe.models.graph import LayerGraph, canonical_names
 from diffusionpipe.runtime.process_group import Job, joined, membership
-from diffusionpipe.trainer import loop, session, spikes, stopping
+from diffusionpipe.trainer import loop, members, spikes, stopping
 from diffusionpipe.trainer import run as run_module
 from diffusionpipe.trainer.checkpoints.checkpoint import read
 from diffusionpipe.trainer.checkpoints.tensor_files import stored_tensors
@@ -131,7 +131,7 @@ def train(
         mock.patch.object(stopping, "_LOOK", 0.0),
         mock.patch.object(loop, "CALM", calm),
         mock.patch.object(run_module, "Stepper", _stepper(job, recipe, at)),
-        mock.patch.object(session, "describe", _described),
+        mock.patch.object(members, "describe", _described),
     ):
         return run_module.run(recipe, job, hooks, resume=resume)
 

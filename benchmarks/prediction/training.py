@@ -28,9 +28,10 @@ from diffusionpipe.trainer.data.loader import StepLoader
 from diffusionpipe.trainer.ema import Ema
 from diffusionpipe.trainer.job_profile import update_of
 from diffusionpipe.trainer.loop import Stepper
+from diffusionpipe.trainer.members import build_model, open_member
 from diffusionpipe.trainer.optimizer import build_optimizer
 from diffusionpipe.trainer.recipe import Recipe, load_recipe
-from diffusionpipe.trainer.session import Session, build_model, prediction_of
+from diffusionpipe.trainer.session import Session
 from diffusionpipe.trainer.stopping import Stopping
 from diffusionpipe.units import Bytes, Seconds
 
@@ -127,7 +128,9 @@ class _Training:
 
 def _session(job: Job, recipe: Recipe, folder: Path, plan: Plan, transport: NotingTransport) -> Session:
     """What `trainer.session.open_session` makes, with a plan and a transport that are given."""
-    graph, model = build_model(recipe, folder, job.device.type)
+    _, model = build_model(recipe, folder, job.device.type)
+    member = open_member(recipe, folder)
+    graph = member.graph
     rank = job.membership.rank
     trained = {parameter.name.partition(".")[0] for parameter in model.parameters if parameter.is_trainable}
     sources = weight_sources(folder, graph) | dict.fromkeys(trained)
@@ -139,8 +142,7 @@ def _session(job: Job, recipe: Recipe, folder: Path, plan: Plan, transport: Noti
     return Session(
         recipe=recipe,
         job=job,
-        folder=folder,
-        prediction=prediction_of(recipe, folder),
+        members=(member,),
         graph=graph,
         model=model,
         plan=plan,

@@ -230,8 +230,8 @@ def test_labels_above_the_models_classes_are_refused(capsys, recipe, place, tmp_
 
 def test_more_stages_than_layers_are_refused(recipe, place):
     from diffusionpipe.cli.train import _make_plan
+    from diffusionpipe.trainer.members import build_model
     from diffusionpipe.trainer.recipe import load_recipe
-    from diffusionpipe.trainer.session import build_model
 
     loaded = load_recipe(recipe)
     _, model = build_model(loaded, place / "sd", "cpu")

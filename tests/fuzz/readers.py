@@ -33,8 +33,8 @@ def scan_data(data: Path) -> None:
 def open_model(model: Path) -> None:
     from diffusionpipe.models.folder import scheduler_config
     from diffusionpipe.trainer.conditions import open_tokenizer
+    from diffusionpipe.trainer.members import build_model
     from diffusionpipe.trainer.sampling import Spacing, build_scheduler, set_times
-    from diffusionpipe.trainer.session import build_model
 
     recipe = recipe_of(model, model, model / "run")
     build_model(recipe, model, "cpu")

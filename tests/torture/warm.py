@@ -14,7 +14,7 @@ import torch
 from tiny_runs import recipe_of, save_dit, save_stable_diffusion
 from transformers.utils.logging import disable_progress_bar
 
-from diffusionpipe.trainer.session import build_model
+from diffusionpipe.trainer.members import build_model
 
 NAMES = (
     "diffusionpipe.cli.train",

@@ -29,9 +29,9 @@ from diffusionpipe.trainer.data.randomness import normal
 from diffusionpipe.trainer.drawing import draw_from_folder, spacing_of
 from diffusionpipe.trainer.export import Export, export
 from diffusionpipe.trainer.guidance import guidance_of, trained_guidance
+from diffusionpipe.trainer.members import build_model, objective_of
 from diffusionpipe.trainer.sampling import SamplingSettings, Spacing, build_scheduler, set_times
 from diffusionpipe.trainer.scheduler import sampling_scheduler, shift_contradiction
-from diffusionpipe.trainer.session import build_model, objective_of
 
 SCHEDULERS = {
     "sd3": {"shift": 3.0},

@@ -32,9 +32,10 @@ from diffusionpipe.models.run import run_layers
 from diffusionpipe.runtime.process_group import joined, membership
 from diffusionpipe.trainer.checkpoints.checkpoint import latest
 from diffusionpipe.trainer.checkpoints.training_state import load_training
+from diffusionpipe.trainer.members import build_model
 from diffusionpipe.trainer.planning import Planning
 from diffusionpipe.trainer.recipe import Recipe
-from diffusionpipe.trainer.session import build_model, open_session
+from diffusionpipe.trainer.session import open_session
 
 pytest.importorskip("peft")
 DENOISERS = {"sd": "unet", "flux": "transformer"}

@@ -12,7 +12,7 @@ from diffusionpipe.trainer.optimizer import (
     problem_of_shapes,
     problem_of_step,
     restore_optimizer,
-    set_learning_rate,
+    set_learning_rates,
     state_per_parameter,
 )
 
@@ -118,7 +118,7 @@ def test_a_rank_without_parameters_has_no_optimizer_but_still_refuses_wrong_argu
     assert optimizer_tensors(None, {}) == {}
     assert empty_optimizer_tensors(None, {}, {}) == {}
     restore_optimizer(None, {}, {})
-    set_learning_rate(None, 1.0)
+    set_learning_rates(None, {"": 1.0})
     with pytest.raises(RecipeError, match="betas"):
         build_optimizer("AdamW", {}, 1e-3, {"betas": [0.9, 1.5]})
 
@@ -149,7 +149,7 @@ def test_the_learning_rate_of_the_next_update_can_be_set():
     parameters = named()
     optimizer = build_optimizer("SGD", parameters, 1.0, {})
     before = {key: parameter.detach().clone() for key, parameter in parameters.items()}
-    set_learning_rate(optimizer, 0.0)
+    set_learning_rates(optimizer, {"": 0.0})
     step(optimizer, parameters, 0)
     assert all(torch.equal(parameters[key], before[key]) for key in parameters)
 

@@ -16,8 +16,8 @@ from diffusionpipe.errors import ConfigError
 from diffusionpipe.ir import Op
 from diffusionpipe.ir.files import read_plan, write_plan
 from diffusionpipe.planner import Layout, build_plan
+from diffusionpipe.trainer.members import build_model
 from diffusionpipe.trainer.recipe import recipe_to_toml
-from diffusionpipe.trainer.session import build_model
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

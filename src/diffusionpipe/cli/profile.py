@@ -75,7 +75,7 @@ def _measured(loaded: Recipe, sizes: tuple[int, ...], device: str, repeats: int,
     from diffusionpipe.cli.device import chosen_device
     from diffusionpipe.models.folder import resolve_folder
     from diffusionpipe.profiler import profile_model
-    from diffusionpipe.trainer.session import build_model
+    from diffusionpipe.trainer.members import build_model
 
     chosen = chosen_device(device).type
     graph, model = build_model(loaded, resolve_folder(loaded.model.path), chosen)
@@ -96,7 +96,7 @@ def _computed(loaded: Recipe, sizes: tuple[int, ...], name: str) -> Profile:
     from diffusionpipe.costs.devices import device_rates
     from diffusionpipe.models.folder import resolve_folder
     from diffusionpipe.profiler import analytic_profile
-    from diffusionpipe.trainer.session import build_model
+    from diffusionpipe.trainer.members import build_model
 
     device_rates(name)  # a wrong name is said before the model is built
     graph, model = build_model(loaded, resolve_folder(loaded.model.path), "cpu")

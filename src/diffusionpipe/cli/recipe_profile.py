@@ -14,8 +14,8 @@ from diffusionpipe.errors import ConfigError
 from diffusionpipe.models.folder import resolve_folder
 from diffusionpipe.profiler import analytic_profile, profile_model
 from diffusionpipe.profiler.measured import device_name, package_versions
+from diffusionpipe.trainer.members import build_model
 from diffusionpipe.trainer.recipe import Recipe
-from diffusionpipe.trainer.session import build_model
 
 LARGEST = 128
 

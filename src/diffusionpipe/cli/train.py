@@ -14,6 +14,7 @@ import typer
 if TYPE_CHECKING:
     from diffusionpipe.costs import Cluster, ModelGraph, Profile
     from diffusionpipe.ir import Plan
+    from diffusionpipe.planner.assembly.layout import BackboneLayout
     from diffusionpipe.trainer.drawing import Picture
     from diffusionpipe.trainer.recipe import Recipe
     from diffusionpipe.trainer.screen import Screen
@@ -244,6 +245,7 @@ def _make_plan(
         stages=len(replicas),
         microbatches=sizes.microbatches,
         schedule=sizes.schedule,
+        backbones=_backbone_layouts(recipe),
         orders=orders_of(recipe.pipeline, num_ranks),
         replicas=replicas,
         data_parallel=sizes.data_parallel,
@@ -258,6 +260,16 @@ def _make_plan(
     if profile is None:
         return build_plan(model, layout)
     return plan_from_profile(profile, layout)
+
+
+def _backbone_layouts(recipe: "Recipe") -> "tuple[BackboneLayout, ...]":
+    """The sizes of each of several models."""
+    from diffusionpipe.planner.assembly.layout import BackboneLayout
+
+    default = recipe.pipeline.sizes.microbatches
+    return tuple(
+        BackboneLayout(name=name, microbatches=own.microbatches or default) for name, own in recipe.models.items()
+    )
 
 
 def _step_text(iteration: float, update: float) -> str:

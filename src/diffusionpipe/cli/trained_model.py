@@ -45,9 +45,9 @@ def with_adapters(adapters: Path, recipe: Path) -> TrainedModel:
     """
     from diffusionpipe.errors import ConfigError
     from diffusionpipe.models.folder import resolve_folder
+    from diffusionpipe.trainer.members import prediction_of
     from diffusionpipe.trainer.recipe import load_recipe
     from diffusionpipe.trainer.scheduler import sampling_scheduler
-    from diffusionpipe.trainer.session import prediction_of
 
     if not recipe.is_file():
         raise ConfigError(

@@ -11,6 +11,7 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from math import hypot
 from time import perf_counter
 from typing import Protocol
 
@@ -24,14 +25,14 @@ from diffusionpipe.models.graph import canonical_names
 from diffusionpipe.runtime.exchange import PLAIN, form_of, gather
 from diffusionpipe.runtime.slot import Output
 from diffusionpipe.trainer.checkpoints.training_state import first_not_finite
-from diffusionpipe.trainer.gradient_norm import clip_factor, scale, sum_of_squares
-from diffusionpipe.trainer.learning_rate import Decay, LearningRateSchedule, learning_rate_at
-from diffusionpipe.trainer.optimizer import set_learning_rate
+from diffusionpipe.trainer.learning_rate import learning_rate_at
+from diffusionpipe.trainer.optimizer import set_learning_rates
 from diffusionpipe.trainer.post_validation import Backup
-from diffusionpipe.trainer.recipe import OnSpike, Recipe
+from diffusionpipe.trainer.recipe import OnSpike
 from diffusionpipe.trainer.session import Session
 from diffusionpipe.trainer.spikes import Spikes
 from diffusionpipe.trainer.stopping import Decision, Stopping
+from diffusionpipe.trainer.trained_backbone import BackboneResult, trained_backbone
 from diffusionpipe.units import Seconds
 
 logger = logging.getLogger(__name__)
@@ -57,8 +58,12 @@ class StepResult:
     step: int
     """Steps done, this one included."""
     loss: float
+    """Of all backbones together,"""
     gradient_norm: float
+    """and of all their gradients."""
     learning_rate: float
+    """Of the first backbone."""
+    backbones: tuple[BackboneResult, ...]
     bubble: float
     """Idle part of all ranks' time within the schedule."""
     seconds: Seconds
@@ -103,23 +108,12 @@ class _Unsettled:
     step: int
     outputs: list[Output]
     total: Tensor
-    """(5,): squared norm, loss, busy share, votes to save and of `Saves`, votes to stop."""
+    """Squared norm and loss of each backbone; busy share, votes to save and of `Saves`, votes to stop."""
     work: dist.Work | None
     iteration: Seconds
     is_updated: bool = False
     """Whether the optimizer has stepped already."""
     seconds: Seconds = 0.0
-
-
-def learning_rates(recipe: Recipe) -> LearningRateSchedule:
-    """The learning rate's course as the recipe states it."""
-    return LearningRateSchedule(
-        peak=recipe.optimizer.learning_rate,
-        decay=Decay(recipe.learning_rate.schedule.value),
-        warmup_steps=recipe.learning_rate.warmup_steps,
-        total_steps=recipe.training.steps,
-        final_fraction=recipe.learning_rate.final,
-    )
 
 
 class Stepper:
@@ -143,9 +137,8 @@ class Stepper:
         self._skipped_in_a_row = 0
         self._stopping = stopping
         self._names_of = names_of
-        self._rates = learning_rates(session.recipe)
+        self._trained = [trained_backbone(session, backbone) for backbone in session.model.backbones]
         self._parameters = list(session.worker.parameters.values())
-        self._owned = [p for name, p in session.worker.parameters.items() if name in session.worker.owned]
         self._backup = Backup(self._parameters, session.optimizer)
         self._unclipped = 0
         self._pending: _Unsettled | None = None
@@ -201,8 +194,8 @@ class Stepper:
 
     @property
     def _is_optimistic(self) -> bool:
-        settings = self._session.recipe.training
-        return settings.post_validation and (settings.clip_norm is None or self._unclipped >= CALM)
+        clips = any(one.clip_norm is not None for one in self._trained)
+        return self._session.recipe.training.post_validation and (not clips or self._unclipped >= CALM)
 
     def _iterate(self, inputs: dict[str, Tensor]) -> _Iteration:
         worker = self._session.worker
@@ -217,13 +210,11 @@ class Stepper:
     def _start_sum(self, step: int, iteration: _Iteration) -> _Unsettled:
         """Start the sum over all ranks of squared norms, losses, busy shares and votes."""
         device, outputs = self._session.job.device, iteration.outputs
-        counted = [p.grad for p in self._owned if p.grad is not None]
-        loss = sum((output.value.double().sum() for output in outputs), torch.zeros((), dtype=torch.float64))
+        sums = [one.sums(outputs, device) for one in self._trained]
         saves, stops = self._stopping.votes()
         saves += _SAVING * self._saves.vote() if self._saves is not None else 0
         rest = torch.tensor([iteration.busy, float(saves), float(stops)], dtype=torch.float64, device=device)
-        squares = sum_of_squares(counted, device)
-        total = torch.cat([squares.reshape(1), loss.to(device).reshape(1), rest])
+        total = torch.cat([*sums, rest])
         work = dist.all_reduce(total, async_op=True)
         return _Unsettled(step=step, outputs=outputs, total=total, work=work, iteration=iteration.seconds)
 
@@ -233,18 +224,21 @@ class Stepper:
         with session.job.progress.waiting():
             if step.work is not None:
                 step.work.wait()
-            squares, summed, busy, votes, stops = step.total.tolist()
+            *_, busy, votes, stops = step.total.tolist()
         saving_votes, saves = divmod(int(votes), _SAVING)
         self._end_phase("sum over all ranks")
-        norm, loss = step.total[0].sqrt(), summed / session.plan.batch
-        if not _is_finite(loss) or not _is_finite(squares):
+        sums = step.total[: 2 * len(self._trained)].split(2)
+        batch = session.plan.batch
+        results = [one.result(step.step, own, batch) for one, own in zip(self._trained, sums, strict=True)]
+        broken = next((one for one in results if not _is_finite(one.loss) or not _is_finite(one.norm)), None)
+        if broken is not None:
             if step.is_updated:
                 self._backup.restore()
-            raise self._non_finite(step.step, step.outputs, loss, float(norm))
-        spike = self._spikes.judge(loss, float(norm))
-        max_norm = session.recipe.training.clip_norm
-        factor = clip_factor(norm, max_norm) if max_norm is not None else None
-        is_clipped = spike is not None or (factor is not None and float(factor) < 1)
+            raise self._non_finite(step.step, step.outputs, broken)
+        loss, norm = sum(one.loss for one in results), hypot(*(one.norm for one in results))
+        spike = self._spikes.judge(loss, norm)
+        factors = [one.factor(own) for one, own in zip(self._trained, sums, strict=True)]
+        is_clipped = spike is not None or any(factor is not None and float(factor) < 1 for factor in factors)
         is_amended = step.is_updated and is_clipped
         if is_amended:
             self._backup.restore()
@@ -252,8 +246,10 @@ class Stepper:
         if spike is not None:
             self._skip(step.step, spike)
         elif not step.is_updated or is_amended:
-            if factor is not None:
-                scale([p.grad for p in self._parameters if p.grad is not None], factor)
+            for one, factor in zip(self._trained, factors, strict=True):
+                if factor is not None:
+                    one.clip(factor)
+            if any(factor is not None for factor in factors):
                 self._end_phase("clip")
             self._update(step.step)
         self._unclipped = 0 if is_clipped else self._unclipped + 1
@@ -263,8 +259,9 @@ class Stepper:
         return StepResult(
             step=step.step + 1,
             loss=loss,
-            gradient_norm=float(norm),
-            learning_rate=learning_rate_at(step.step, self._rates),
+            gradient_norm=norm,
+            learning_rate=results[0].learning_rate,
+            backbones=tuple(results),
             bubble=1 - busy / session.plan.mesh.num_ranks,
             seconds=step.seconds,
             iteration=step.iteration,
@@ -287,16 +284,19 @@ class Stepper:
 
     def _update(self, step: int) -> None:
         """The optimizer's step."""
-        set_learning_rate(self._session.optimizer, learning_rate_at(step, self._rates))
+        rates = {one.backbone.name: learning_rate_at(step, one.rates) for one in self._trained}
+        set_learning_rates(self._session.optimizer, rates)
         if self._session.optimizer is not None:
             self._session.optimizer.step()
         self._end_phase("optimizer")
 
-    def _non_finite(self, step: int, outputs: Sequence[Output], loss: float, norm: float) -> NonFiniteLossError:
+    def _non_finite(self, step: int, outputs: Sequence[Output], found: BackboneResult) -> NonFiniteLossError:
         """The error that names the samples, gathered from all ranks."""
+        loss_name = next(one.backbone.loss for one in self._trained if one.backbone.name == found.name)
         bad = [
             self._session.positions_of(output.rows.start + int(row), output.rows.start + int(row) + 1)[0]
             for output in outputs
+            if output.name == loss_name
             for row in (~torch.isfinite(output.value)).nonzero().flatten()
         ]
         names = canonical_names(self._session.graph.components)
@@ -304,7 +304,8 @@ class Stepper:
         weights = {**frozen, **self._session.worker.parameters}
         positions = sorted(position for rank in gather(tuple(bad), form_of(tuple[int, ...])) for position in rank)
         broken = [str(name) for name in gather(first_not_finite(weights), PLAIN) if name is not None]
-        start = f"step {step + 1}: the loss is {loss} and the gradient's norm {norm}"
+        whose = f" of {found.name}" if found.name else ""
+        start = f"step {step + 1}: the loss{whose} is {found.loss} and the gradient's norm {found.norm}"
         if broken:
             start += f"; weights are not finite, first {min(broken)}"
         if len(positions) == self._session.plan.batch > 1:

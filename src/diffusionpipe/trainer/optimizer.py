@@ -20,9 +20,15 @@ _FUSED_BY_DEFAULT = ("Adam", "AdamW")
 
 
 def build_optimizer(
-    name: str, named_parameters: Mapping[str, nn.Parameter], learning_rate: float, arguments: Mapping[str, object]
+    name: str,
+    named_parameters: Mapping[str, nn.Parameter],
+    learning_rate: float,
+    arguments: Mapping[str, object],
+    group_of: Callable[[str], str] = lambda _: "",
 ) -> torch.optim.Optimizer | None:
     """The optimizer `torch.optim.<name>` of this rank's trainable parameters, or None where it owns none.
+
+    Each of its parameter groups holds the parameters of which `group_of` says the same, its "group".
 
     `arguments` go to its constructor (lists become tuples, as TOML has no tuples). Adam and AdamW use their fused
     kernel where this device has one, unless the arguments choose `fused`, `foreach`, `capturable` or `differentiable`.
@@ -41,11 +47,18 @@ def build_optimizer(
     if name in _FUSED_BY_DEFAULT and not decided and _runs_fused(optimizer_class, parameters or [stand_in]):
         chosen["fused"] = True
     try:
-        optimizer = optimizer_class(parameters or [stand_in], **chosen)
+        optimizer = optimizer_class(_groups(named_parameters, group_of) or [stand_in], **chosen)
     except (TypeError, ValueError, RuntimeError, AttributeError, IndexError) as error:
         given = ", ".join(f"{key}={value!r}" for key, value in chosen.items())
         raise RecipeError(f"optimizer {name} refuses its arguments ({given}): {error}") from error
     return optimizer if parameters else None
+
+
+def _groups(named_parameters: Mapping[str, nn.Parameter], group_of: Callable[[str], str]) -> list[dict[str, object]]:
+    groups: dict[str, list[nn.Parameter]] = {}
+    for name, parameter in named_parameters.items():
+        groups.setdefault(group_of(name), []).append(parameter)
+    return [{"params": parameters, "group": group} for group, parameters in groups.items()]
 
 
 def problem_of_shapes(
@@ -91,10 +104,10 @@ def problem_of_step(name: str, dimensions: int, arguments: Mapping[str, object],
     return None
 
 
-def set_learning_rate(optimizer: torch.optim.Optimizer | None, learning_rate: float) -> None:
-    """Sets the learning rate of the next update."""
+def set_learning_rates(optimizer: torch.optim.Optimizer | None, rates: Mapping[str, float]) -> None:
+    """Sets the learning rate of the next update of each group."""
     for group in optimizer.param_groups if optimizer is not None else ():
-        group["lr"] = learning_rate
+        group["lr"] = rates[group["group"]]
 
 
 def state_per_parameter(name: str, arguments: Mapping[str, object]) -> int:

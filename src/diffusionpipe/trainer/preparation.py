@@ -11,16 +11,16 @@ from diffusionpipe.runtime.process_group import Job, ending
 from diffusionpipe.trainer.agreement import from_first, on_all
 from diffusionpipe.trainer.checkpoints.checkpoint import clean, problem_of_folder
 from diffusionpipe.trainer.conditions import null_label, open_tokenizer
-from diffusionpipe.trainer.data.batch import TOKENS, Augmentation, BatchSource
+from diffusionpipe.trainer.data.batch import TOKENS, Augmentation, BatchSource, kind_of
 from diffusionpipe.trainer.data.dataset import Condition, Dataset, scan
 from diffusionpipe.trainer.data.dataset_form import DATASETS
 from diffusionpipe.trainer.data.skipped import FILE, Skipping
 from diffusionpipe.trainer.guidance import trained_guidance
+from diffusionpipe.trainer.members import Model
 from diffusionpipe.trainer.optimizer import problem_of_shapes, problem_of_step
 from diffusionpipe.trainer.recipe import OnError, Recipe
 from diffusionpipe.trainer.run_lock import acquire, join
 from diffusionpipe.trainer.screen import Work
-from diffusionpipe.trainer.session import Model
 from diffusionpipe.trainer.shared_file_system import check_shared_file_system
 
 Check = Callable[[], None]
@@ -102,7 +102,7 @@ def read_data(opened: Model, work: Work, *others: Check) -> Data:
 
 def _scan(opened: Model, work: Work, others: tuple[Check, ...]) -> tuple[Dataset, Dataset | None]:
     data = opened.recipe.data
-    need = Condition.LABEL if "labels" in opened.model.inputs else Condition.TEXT
+    need = Condition.LABEL if any(kind_of(name) == "labels" for name in opened.model.inputs) else Condition.TEXT
     found: list[Dataset] = []
 
     def checked(done: int, total: int) -> None:
@@ -157,14 +157,35 @@ def _skipping(recipe: Recipe) -> Skipping | None:
 
 
 def _source(opened: Model, dataset: Dataset, augmentation: Augmentation) -> BatchSource:
-    names = opened.model.inputs
-    tokenizers = {name: open_tokenizer(opened.folder, name) for name in TOKENS if name in names}
+    tokenizers = {
+        member.component(spec.name): open_tokenizer(member.folder, spec.name)
+        for member in opened.members
+        for spec in member.graph.inputs
+        if spec.name in TOKENS
+    }
     return BatchSource(
         dataset=dataset,
         inputs=opened.graph.inputs,
         seed=opened.recipe.training.seed,
         tokenizers=tokenizers,
-        null_label=null_label(opened.graph) if "labels" in names else None,
+        null_label=_null_label(opened),
         augmentation=augmentation,
         guidance=trained_guidance(opened.recipe),
     )
+
+
+def _null_label(opened: Model) -> int | None:
+    """The label of no class, for all models that read labels.
+
+    Raises:
+        ConfigError: they have different numbers of classes.
+    """
+    labels = {
+        member.name: null_label(member.graph)
+        for member in opened.members
+        if any(spec.name == "labels" for spec in member.graph.inputs)
+    }
+    if len(set(labels.values())) > 1:
+        shown = ", ".join(f"{name} {count}" for name, count in labels.items())
+        raise ConfigError(f"the models have different numbers of classes ({shown}); train models of the same classes")
+    return next(iter(labels.values()), None)

@@ -33,6 +33,7 @@ from diffusionpipe.trainer.export import export
 from diffusionpipe.trainer.kept_samples import keep_in_session, sample_folder
 from diffusionpipe.trainer.launch import LOGS
 from diffusionpipe.trainer.loop import Stepper, StepResult
+from diffusionpipe.trainer.members import open_model
 from diffusionpipe.trainer.metrics import MetricsWriter
 from diffusionpipe.trainer.planning import Planning
 from diffusionpipe.trainer.preparation import locked_folder, prepare_folder, read_data
@@ -43,7 +44,7 @@ from diffusionpipe.trainer.run_export import export_settings
 from diffusionpipe.trainer.run_samples import check_sampling, sampling_settings, wish_of
 from diffusionpipe.trainer.run_state import Hooks, RunState, names_of
 from diffusionpipe.trainer.screen import Screen, steps_of
-from diffusionpipe.trainer.session import Session, check_resumed, open_model, open_session, run_identity
+from diffusionpipe.trainer.session import Session, check_resumed, open_session, run_identity
 from diffusionpipe.trainer.spikes import Spikes, kept_values
 from diffusionpipe.trainer.start import Start, places
 from diffusionpipe.trainer.stopping import Stopping
@@ -266,6 +267,7 @@ def _report(state: RunState, result: StepResult, waited: float) -> None:
             "loss": result.loss,
             "gradient_norm": result.gradient_norm,
             "learning_rate": result.learning_rate,
+            **{key: value for one in result.backbones for key, value in one.numbers().items()},
             **rate,
             "data_s": waited,
             "iteration_s": result.iteration,
@@ -300,7 +302,8 @@ def _evaluate(state: RunState) -> None:
         if state.metrics is not None:
             logger.info("step=%d validation_loss=%.5f", state.step, result.loss)
             by_time = {f"validation_loss_t{time:g}": loss for time, loss in result.by_time}
-            state.metrics.write(state.step, {"validation_loss": result.loss, **by_time})
+            by_backbone = {f"validation_loss/{name}": loss for name, loss in result.by_backbone if name}
+            state.metrics.write(state.step, {"validation_loss": result.loss, **by_backbone, **by_time})
     if recipe.sampling.every is not None and (_is_due(recipe.sampling.every, state.step) or is_last):
         wish, settings = wish_of(recipe), sampling_settings(session)
         started = perf_counter()
@@ -334,7 +337,6 @@ def _finish(state: RunState) -> None:
     assert checkpoint is not None, "just saved"
     started, destination = perf_counter(), folder / "export"
     with state.screen.work("exporting"):
-        export(
-            checkpoint, destination, export_settings(session.recipe, session.folder, session.model, session.prediction)
-        )
+        for member in session.members:
+            export(checkpoint, destination / member.name, export_settings(member))
     logger.info("step=%d export=%s export_s=%.1f", state.step, destination, perf_counter() - started)

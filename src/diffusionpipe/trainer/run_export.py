@@ -2,22 +2,22 @@
 
 from pathlib import Path
 
-from diffusionpipe.costs import ModelGraph
 from diffusionpipe.models.folder import resolve_folder
-from diffusionpipe.models.objective import Prediction
+from diffusionpipe.models.graph import canonical_names
 from diffusionpipe.trainer.export import Export, export
 from diffusionpipe.trainer.lora import lora_of
+from diffusionpipe.trainer.members import Member, open_member
 from diffusionpipe.trainer.recipe import Recipe
-from diffusionpipe.trainer.session import build_model, prediction_of
 
 
-def export_settings(recipe: Recipe, folder: Path, model: ModelGraph, prediction: Prediction) -> Export:
-    """How a run's checkpoints become diffusers folders; `folder` is the model that it trains."""
-    trained = sorted({p.name.partition(".")[0] for p in model.parameters if p.is_trainable})
+def export_settings(member: Member) -> Export:
+    """How a run's checkpoints become the diffusers folder of one of its models."""
+    recipe, names = member.recipe, canonical_names(member.graph.components)
+    trained = sorted({name.partition(".")[0] for p, name in names.items() if p.requires_grad})
     return Export(
-        source_model=folder,
-        trained={name: f"{name}." for name in trained},
-        prediction=prediction,
+        source_model=member.folder,
+        trained={name: f"{member.component(name)}." for name in trained},
+        prediction=member.prediction,
         shift=recipe.objective.shift,
         base_model=recipe.model.path,
         recipe=recipe,
@@ -27,11 +27,10 @@ def export_settings(recipe: Recipe, folder: Path, model: ModelGraph, prediction:
 
 
 def export_checkpoint(recipe: Recipe, checkpoint: Path, destination: Path) -> Path:
-    """The export of one checkpoint of a run, as the run itself writes it at its end.
+    """The export of one checkpoint of a run of one model, as the run itself writes it at its end.
 
     Raises:
         ConfigError: the model's folder cannot be read, or the checkpoint is damaged or of another model.
     """
-    folder = resolve_folder(recipe.model.path)
-    _, model = build_model(recipe, folder, "cpu")
-    return export(checkpoint, destination, export_settings(recipe, folder, model, prediction_of(recipe, folder)))
+    member = open_member(recipe, resolve_folder(recipe.model.path))
+    return export(checkpoint, destination, export_settings(member))

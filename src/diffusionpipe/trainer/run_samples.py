@@ -2,10 +2,11 @@
 
 from diffusionpipe.trainer.conditions import Wish, raw_conditions
 from diffusionpipe.trainer.guidance import drawn_guidance
+from diffusionpipe.trainer.members import Model
 from diffusionpipe.trainer.recipe import Recipe
 from diffusionpipe.trainer.sampling import SamplingSettings, build_scheduler
 from diffusionpipe.trainer.scheduler import sampling_scheduler
-from diffusionpipe.trainer.session import Model, Session
+from diffusionpipe.trainer.session import Session
 
 
 def check_sampling(session: Model) -> None:

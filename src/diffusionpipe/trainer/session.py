@@ -9,48 +9,28 @@ from pathlib import Path
 import torch
 
 from diffusionpipe.costs import ModelGraph
-from diffusionpipe.errors import CheckpointError, ConfigError, ModelError
+from diffusionpipe.errors import CheckpointError
 from diffusionpipe.ir import Plan, Schedule
-from diffusionpipe.models.describe import describe
-from diffusionpipe.models.flow_shift import is_flow_scheduler
-from diffusionpipe.models.folder import build_graph, resolve_folder, scheduler_config, weight_sources
-from diffusionpipe.models.graph import LayerGraph, canonical_names
-from diffusionpipe.models.objective import ObjectiveSettings, Prediction, TimeSampling
-from diffusionpipe.models.weights import frozen_factors
+from diffusionpipe.models.graph import LayerGraph
+from diffusionpipe.models.objective import Prediction
 from diffusionpipe.runtime.heap import keep_heap
 from diffusionpipe.runtime.places import channels_of, encoded_rows, holders_of
 from diffusionpipe.runtime.process_group import Job
 from diffusionpipe.runtime.stage import Precision
 from diffusionpipe.runtime.transport import ProcessTransport, Transport
 from diffusionpipe.runtime.worker import Sharder, Worker, build_worker
-from diffusionpipe.trainer.agreement import on_all
 from diffusionpipe.trainer.checkpoints.training_state import TrainingState
 from diffusionpipe.trainer.data.dataset import Dataset
 from diffusionpipe.trainer.ema import Ema
-from diffusionpipe.trainer.guidance import check_guidance
 from diffusionpipe.trainer.loading import Weights, load_weights
-from diffusionpipe.trainer.lora import frozen_dtype_of, lora_identity, lora_of
+from diffusionpipe.trainer.lora import frozen_dtype_of, lora_identity
+from diffusionpipe.trainer.members import Member, Model, autocast_of, only, open_model, parameter_dtype, sources_of
 from diffusionpipe.trainer.optimizer import build_optimizer
 from diffusionpipe.trainer.planning import Planning, agree_on_plan
-from diffusionpipe.trainer.recipe import Objective, ObjectiveSection, Recipe
-from diffusionpipe.trainer.recipe import Precision as RecipePrecision
+from diffusionpipe.trainer.recipe import ObjectiveSection, Recipe
 from diffusionpipe.trainer.scheduler import shift_contradiction
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Model:
-    """What a recipe trains, before it has weights or a plan; the same on every rank."""
-
-    recipe: Recipe
-    folder: Path
-    """The model's diffusers folder."""
-    prediction: Prediction
-    graph: LayerGraph
-    model: ModelGraph
-    device: str
-    """The kind of device that will train it."""
 
 
 @dataclass(kw_only=True)
@@ -59,16 +39,26 @@ class Session:
 
     recipe: Recipe
     job: Job
-    folder: Path
-    """The model's diffusers folder."""
-    prediction: Prediction
+    members: tuple[Member, ...]
+    """The models, in the order of sampling."""
     graph: LayerGraph
+    """Of all."""
     model: ModelGraph
     plan: Plan
     transport: Transport
     worker: Worker
     optimizer: torch.optim.Optimizer | None
     ema: Ema | None
+
+    @property
+    def folder(self) -> Path:
+        """The only model's diffusers folder."""
+        return only(self.members).folder
+
+    @property
+    def prediction(self) -> Prediction:
+        """What the only model predicts."""
+        return only(self.members).prediction
 
     @property
     def state(self) -> TrainingState:
@@ -101,88 +91,6 @@ class Session:
         return tuple(range(offset + start, offset + stop))
 
 
-def prediction_of(recipe: Recipe, folder: Path) -> Prediction:
-    """What the denoiser predicts: as the recipe says or, for "auto", as the folder's scheduler does."""
-    if recipe.objective.kind is not Objective.AUTO:
-        return Prediction(recipe.objective.kind.value)
-    config = scheduler_config(folder)
-    if is_flow_scheduler(config):
-        return Prediction.FLOW_MATCHING
-    kind = str(config.get("prediction_type", "epsilon"))
-    if kind not in {"epsilon", "v_prediction"}:
-        raise ConfigError(
-            f"scheduler_config.json of {folder} says that the model predicts {kind!r}; set objective.kind to what it "
-            "predicts"
-        )
-    return Prediction(kind)
-
-
-def objective_of(recipe: Recipe, folder: Path) -> ObjectiveSettings:
-    """The objective as the recipe and the folder's scheduler state it."""
-    return ObjectiveSettings(
-        prediction=prediction_of(recipe, folder),
-        min_snr_gamma=recipe.objective.snr_gamma,
-        time_sampling=TimeSampling(recipe.objective.time_sampling.value),
-        shift=recipe.objective.shift,
-    )
-
-
-def build_model(recipe: Recipe, folder: Path, device: str) -> tuple[LayerGraph, ModelGraph]:
-    """The model of a recipe on the meta device, and its description as it will run on `device`.
-
-    Raises:
-        ConfigError: the folder or the objective is not one that can be trained.
-    """
-    check_guidance(recipe, folder)
-    graph = build_graph(
-        folder,
-        objective=objective_of(recipe, folder),
-        resolution=recipe.data.resolution,
-        train=recipe.model.train or None,
-        dtype="float64" if recipe.training.precision is RecipePrecision.FLOAT64 else "float32",
-        lora=lora_of(recipe),
-    )
-    _cast(graph, recipe)
-    try:
-        return graph, describe(graph, autocast=_autocast(recipe), device=device)
-    except ModelError as error:
-        raise ModelError(f"{folder}: {error}") from error
-
-
-def _cast(graph: LayerGraph, recipe: Recipe) -> None:
-    """Parameters on meta in the dtype in which they will be real, so that the description has it."""
-    dtype, narrow = parameter_dtype(recipe), frozen_dtype_of(recipe)
-    factors = frozen_factors(graph) if narrow is not None else frozenset()
-    for parameter, name in canonical_names(graph.components).items():
-        parameter.data = parameter.data.to(narrow if name in factors else dtype)
-
-
-def parameter_dtype(recipe: Recipe) -> torch.dtype:
-    """Parameters, gradients and optimizer: float32, or float64 in tests."""
-    return torch.float64 if recipe.training.precision is RecipePrecision.FLOAT64 else torch.float32
-
-
-def _autocast(recipe: Recipe) -> torch.dtype | None:
-    return torch.bfloat16 if recipe.training.precision is RecipePrecision.BFLOAT16 else None
-
-
-def open_model(recipe: Recipe, job: Job) -> Model:
-    """The model of a job's recipe. Every rank calls it.
-
-    Raises:
-        ConfigError: on every rank, as `build_model`.
-    """
-    device = job.device.type
-
-    def build() -> Model:
-        folder = resolve_folder(recipe.model.path)
-        graph, model = build_model(recipe, folder, device)
-        prediction = prediction_of(recipe, folder)
-        return Model(recipe=recipe, folder=folder, prediction=prediction, graph=graph, model=model, device=device)
-
-    return on_all(build)
-
-
 def open_session(recipe: Recipe, job: Job, planning: Planning, opened: Model | None = None) -> Session:
     """Everything that a rank needs to train, from a recipe; `opened` is its model, None to open it here.
 
@@ -192,21 +100,19 @@ def open_session(recipe: Recipe, job: Job, planning: Planning, opened: Model | N
     if job.device.type == "cpu":
         keep_heap()
     opened = opened or open_model(recipe, job)
-    folder, graph, model = opened.folder, opened.graph, opened.model
-    warning = shift_contradiction(folder, graph, opened.prediction, recipe.objective.shift)
-    if warning is not None and job.membership.rank == 0:
-        logger.warning("%s", warning)
+    graph, model = opened.graph, opened.model
+    for member in opened.members if job.membership.rank == 0 else ():
+        shift = member.recipe.objective.shift
+        warning = shift_contradiction(member.folder, member.graph, member.prediction, shift)
+        if warning is not None:
+            logger.warning("%s%s", f"{member.name}: " if member.name else "", warning)
     plan = agree_on_plan(graph, model, recipe, job, planning)
     transport = ProcessTransport(summing=tuple(holders_of(plan).values()))
-    precision = Precision(device=job.device.type, autocast=_autocast(recipe))
-    sources = weight_sources(folder, graph)
-    if recipe.model.from_scratch:
-        trained = {parameter.name.partition(".")[0] for parameter in model.parameters if parameter.is_trainable}
-        sources |= dict.fromkeys(trained)
+    precision = Precision(device=job.device.type, autocast=autocast_of(recipe))
     weights = Weights(
         graph=graph,
         model=model,
-        sources=sources,
+        sources={name: path for member in opened.members for name, path in sources_of(member).items()},
         dtype=parameter_dtype(recipe),
         frozen_dtype=frozen_dtype_of(recipe),
         seed=recipe.training.seed,
@@ -218,14 +124,17 @@ def open_session(recipe: Recipe, job: Job, planning: Planning, opened: Model | N
         transport.warm_up(channels_of(plan), job.device)
     worker = build_worker(graph, model, plan, rank, transport, device=job.device, precision=precision, sharded=sharded)
     optimizer = build_optimizer(
-        recipe.optimizer.name, worker.parameters, recipe.optimizer.learning_rate, recipe.optimizer.arguments
+        recipe.optimizer.name,
+        worker.parameters,
+        recipe.optimizer.learning_rate,
+        recipe.optimizer.arguments,
+        backbone_of(model).__getitem__,
     )
     decay = recipe.training.ema_decay
     return Session(
         recipe=recipe,
         job=job,
-        folder=folder,
-        prediction=opened.prediction,
+        members=opened.members,
         graph=graph,
         model=model,
         plan=plan,
@@ -234,6 +143,11 @@ def open_session(recipe: Recipe, job: Job, planning: Planning, opened: Model | N
         optimizer=optimizer,
         ema=Ema(worker.parameters, decay) if decay is not None else None,
     )
+
+
+def backbone_of(model: ModelGraph) -> dict[str, str]:
+    """Trained parameter -> the backbone that trains it."""
+    return {name: one.name for one in model.backbones for name in model.parameters_of(model.layers_of(one))}
 
 
 def check_resumed(
@@ -276,8 +190,9 @@ def run_identity(session: Session, train: Dataset) -> dict[str, object]:
         "picture files": f"fingerprint {train.contents}",
         "model": recipe.model.path,
         "lora": lora_identity(recipe),
-        "prediction": str(session.prediction),
+        "prediction": ", ".join(str(member.prediction) for member in session.members),
         "objective": _objective_identity(recipe.objective),
+        **{f"models.{name}": f"{own.path} at {own.resolution or 'auto'}" for name, own in recipe.models.items()},
     }
 
 

@@ -27,6 +27,12 @@ INPUTS = ("pixels", "condition", *TOKENS, "labels", "posterior_noise", "noise", 
 _ATTEMPTS = 100
 """A few damaged pictures could replace each other for ever."""
 
+
+def kind_of(name: str) -> str:
+    """What a raw input is: of several models each has its own "base/noise", which is "noise"."""
+    return name.rpartition("/")[2]
+
+
 Tokenizer = Callable[..., Mapping[str, Any]]
 """A tokenizer of transformers: called with texts, padding, max_length and truncation, it returns "input_ids"."""
 
@@ -50,7 +56,7 @@ class BatchSource:
     """What the model reads: its graph's raw inputs."""
     seed: int
     tokenizers: Mapping[str, Tokenizer] = field(default_factory=dict)
-    """For each of `TOKENS` that the model reads."""
+    """For each raw input that is one of `TOKENS`."""
     null_label: int | None = None
     """The label of dropped labels, above all others; needed for "labels"."""
     augmentation: Augmentation = Augmentation()
@@ -68,14 +74,14 @@ class BatchSource:
         problems = [
             f"the model reads {spec.name!r}, which no data set provides; known inputs are {', '.join(INPUTS)}"
             for spec in self.inputs
-            if spec.name not in INPUTS
+            if kind_of(spec.name) not in INPUTS
         ]
-        names = {spec.name for spec in self.inputs}
         problems += [
-            f"the model reads captions as {name!r}, but no tokenizer is given"
-            for name in TOKENS
-            if name in names and name not in self.tokenizers
+            f"the model reads captions as {spec.name!r}, but no tokenizer is given"
+            for spec in self.inputs
+            if kind_of(spec.name) in TOKENS and spec.name not in self.tokenizers
         ]
+        names = {kind_of(spec.name) for spec in self.inputs}
         if "condition" in names:
             problems += _problems_of_conditions(self.dataset)
         if "labels" in names:
@@ -161,12 +167,12 @@ def _with_replacement(source: BatchSource, rows: Rows, error: PictureError) -> R
 
 def _input(source: BatchSource, rows: Rows, spec: TensorSpec) -> Tensor:
     """One raw input, in the dtype in which it arises."""
-    match spec.name:
+    match kind_of(spec.name):
         case "pixels":
             return _pixels(source, rows, spec)
         case "condition":
             return _condition(source, rows, spec)
-        case name if name in TOKENS:
+        case kind if kind in TOKENS:
             return _input_ids(source, rows, spec)
         case "time_ids":
             return _time_ids(source, rows)
@@ -177,7 +183,7 @@ def _input(source: BatchSource, rows: Rows, spec: TensorSpec) -> Tensor:
         case "time" if rows.times is not None:
             return torch.tensor(rows.times, dtype=torch.float32)
         case "time":
-            return _uniform(source, rows, "time")
+            return _uniform(source, rows, spec.name)
         case _:
             return normal(
                 seed=source.seed,

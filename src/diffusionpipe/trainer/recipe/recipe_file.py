@@ -24,6 +24,7 @@ from pydantic_core import ErrorDetails
 
 from diffusionpipe.errors import RecipeError
 from diffusionpipe.ir.input_file import read_named
+from diffusionpipe.trainer.recipe.models_section import MemberSection, refused_with_models, without_models
 from diffusionpipe.trainer.recipe.overrides import Table, override
 from diffusionpipe.trainer.recipe.schema import Check, Recipe, problems_between
 from diffusionpipe.trainer.recipe.section import Section
@@ -66,15 +67,19 @@ def recipe_from_table(
         RecipeError: keys or values are wrong; the message lists every problem.
     """
     overridden = override(table, overrides)
-    full = _with_run_folder(overridden.table, Path(source))
+    full, models, wrong = without_models(_with_run_folder(overridden.table, Path(source)))
     sections, problems = _validate(full)
+    members, problems_of_members = _validate_models(models)
+    problems += [*wrong, *problems_of_members]
+    if models:
+        problems.extend((line.partition(":")[0], line) for line in refused_with_models(members, sections))
     problems.extend(("", f"{name}: {_unknown((name,))}") for name in full if name not in SECTIONS)
     problems.extend((line.partition(":")[0], line) for line in problems_between(sections, checks))
     lines = [*overridden.problems, *(line + _origin(key, overridden.keys) for key, line in problems)]
     if lines:
         count = "1 problem" if len(lines) == 1 else f"{len(lines)} problems"
         raise RecipeError(f"{source}: {count}\n" + "\n".join(f"  {line}" for line in lines))
-    return Recipe(**sections)  # type: ignore[arg-type]  # keys and classes are those of Recipe's fields
+    return Recipe(models=members, **sections)  # type: ignore[arg-type]  # keys and classes are those of Recipe's fields
 
 
 def recipe_to_toml(recipe: Recipe) -> str:
@@ -84,7 +89,10 @@ def recipe_to_toml(recipe: Recipe) -> str:
 
 def tables_of(recipe: Recipe) -> dict[str, Table]:
     """The keys and values of each section, as JSON has them."""
-    return {name: getattr(recipe, name).model_dump(mode="json") for name in SECTIONS}
+    tables = {name: getattr(recipe, name).model_dump(mode="json") for name in SECTIONS}
+    if recipe.models:
+        del tables["model"]
+    return {f"models.{name}": own.model_dump(mode="json") for name, own in recipe.models.items()} | tables
 
 
 def tables_to_toml(tables: Mapping[str, Table]) -> str:
@@ -122,6 +130,18 @@ def _validate(table: Table) -> tuple[dict[str, Section], list[tuple[str, str]]]:
     return sections, problems
 
 
+def _validate_models(models: Table) -> tuple[dict[str, MemberSection], list[tuple[str, str]]]:
+    """The sections of several models that are right, and (key, line) of every problem in the others."""
+    members: dict[str, MemberSection] = {}
+    problems = []
+    for name, value in models.items():
+        try:
+            members[name] = MemberSection.model_validate(value)
+        except ValidationError as error:
+            problems += [p for d in error.errors() for p in _problems(MemberSection, f"models.{name}", d)]
+    return members, problems
+
+
 def _problems(section: type[Section], name: str, details: ErrorDetails) -> list[tuple[str, str]]:
     """(key, line) of what pydantic found; our own checks of a section name its keys at the start of each line."""
     path = (name, *details["loc"])
@@ -147,7 +167,7 @@ def _unknown(path: KeyPath) -> str:
     if not parents:
         nearest = [f"[{name}]" for name in get_close_matches(last, SECTIONS, n=1)] or moved
         return "unknown section; " + (f"did you mean {nearest[0]}?" if nearest else f"sections: {', '.join(SECTIONS)}")
-    here = SECTIONS[parents[0]].model_fields
+    here = SECTIONS.get(parents[0], MemberSection).model_fields
     near = [f"{parents[0]}.{key}" for key in get_close_matches(last, here, n=1)]
     nearest = [*moved, *near, *get_close_matches(_dotted(path), keys, n=1, cutoff=0.75)]
     if not nearest and "arguments" in here:

@@ -14,6 +14,7 @@ from pydantic import BeforeValidator, Field, JsonValue, model_validator
 from diffusionpipe.errors import RecipeError
 from diffusionpipe.ir.combinations import Feature, refusal
 from diffusionpipe.trainer.recipe.model_section import FrozenDtype, LoraSection, ModelSection, ObjectiveSection
+from diffusionpipe.trainer.recipe.models_section import ELSEWHERE, MemberSection, refused_with_models
 from diffusionpipe.trainer.recipe.pipeline_section import PipelineSection
 from diffusionpipe.trainer.recipe.run_section import RunSection
 from diffusionpipe.trainer.recipe.sampling_section import SamplingSection
@@ -178,6 +179,9 @@ class Recipe(Section):
     """A whole recipe."""
 
     model: ModelSection
+    """Of several models only their paths, one after the other: see `alone`."""
+    models: dict[str, MemberSection] = Field(default_factory=dict)
+    """Several models in the order of sampling, by the names of their backbones; {} where [model] is the only one."""
     lora: LoraSection = LoraSection(rank=None)
     objective: ObjectiveSection = ObjectiveSection()
     data: DataSection
@@ -193,8 +197,27 @@ class Recipe(Section):
     @model_validator(mode="after")
     def _sections_fit_together(self) -> Self:
         sections = {name: getattr(self, name) for name in type(self).model_fields}
-        raise_problems(problems_between(sections))
+        models = sections.pop("models")
+        raise_problems([*problems_between(sections), *(refused_with_models(models, sections) if models else ())])
         return self
+
+    @property
+    def backbones(self) -> tuple[str, ...]:
+        """The names of its backbones; "" for that of [model]."""
+        return tuple(self.models) or ("",)
+
+    def alone(self, name: str) -> "Recipe":
+        """The recipe of one of several models alone; of [model] the recipe itself."""
+        if not self.models:
+            return self
+        own = self.models[name]
+        changed: dict[str, Section] = {
+            "model": ModelSection(path=own.path, train=own.train, from_scratch=own.from_scratch)
+        }
+        for key, (section, general) in ELSEWHERE.items():
+            if (value := getattr(own, key)) is not None:
+                changed[section] = getattr(self, section).model_copy(update={general: value})
+        return self.model_copy(update={"models": {}, **changed})
 
 
 Check = Callable[..., Iterator[str]]

@@ -1,0 +1,179 @@
+"""The models that a recipe trains, before they have weights or a plan."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from diffusionpipe.costs import ModelGraph
+from diffusionpipe.errors import ConfigError, ModelError
+from diffusionpipe.models.cascade import cascade_graph
+from diffusionpipe.models.describe import describe
+from diffusionpipe.models.flow_shift import is_flow_scheduler
+from diffusionpipe.models.folder import build_graph, resolve_folder, scheduler_config, weight_sources
+from diffusionpipe.models.graph import LayerGraph, canonical_names
+from diffusionpipe.models.objective import ObjectiveSettings, Prediction, TimeSampling
+from diffusionpipe.models.weights import frozen_factors
+from diffusionpipe.runtime.process_group import Job
+from diffusionpipe.trainer.agreement import on_all
+from diffusionpipe.trainer.guidance import check_guidance
+from diffusionpipe.trainer.lora import frozen_dtype_of, lora_of
+from diffusionpipe.trainer.recipe import Objective, Recipe
+from diffusionpipe.trainer.recipe import Precision as RecipePrecision
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Member:
+    """One of the models that a recipe trains; the only one has no name."""
+
+    name: str
+    recipe: Recipe
+    """Of this model alone."""
+    folder: Path
+    """Its diffusers folder."""
+    prediction: Prediction
+    graph: LayerGraph
+    """Of this model alone, on the meta device."""
+
+    def component(self, name: str) -> str:
+        """What one of its components is called in the graph of all."""
+        return f"{self.name}/{name}" if self.name else name
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Model:
+    """What a recipe trains, before it has weights or a plan; the same on every rank."""
+
+    recipe: Recipe
+    members: tuple[Member, ...]
+    """The models, in the order of sampling."""
+    graph: LayerGraph
+    """Of all."""
+    model: ModelGraph
+    device: str
+    """The kind of device that will train it."""
+
+    @property
+    def folder(self) -> Path:
+        """The only model's diffusers folder."""
+        return only(self.members).folder
+
+    @property
+    def prediction(self) -> Prediction:
+        """What the only model predicts."""
+        return only(self.members).prediction
+
+
+def only(members: Sequence[Member]) -> Member:
+    """The one model of a run; what needs it is refused before, where there are several."""
+    (member,) = members
+    return member
+
+
+def prediction_of(recipe: Recipe, folder: Path) -> Prediction:
+    """What the denoiser predicts: as the recipe says or, for "auto", as the folder's scheduler does."""
+    if recipe.objective.kind is not Objective.AUTO:
+        return Prediction(recipe.objective.kind.value)
+    config = scheduler_config(folder)
+    if is_flow_scheduler(config):
+        return Prediction.FLOW_MATCHING
+    kind = str(config.get("prediction_type", "epsilon"))
+    if kind not in {"epsilon", "v_prediction"}:
+        raise ConfigError(
+            f"scheduler_config.json of {folder} says that the model predicts {kind!r}; set objective.kind to what it "
+            "predicts"
+        )
+    return Prediction(kind)
+
+
+def objective_of(recipe: Recipe, folder: Path) -> ObjectiveSettings:
+    """The objective as the recipe and the folder's scheduler state it."""
+    return ObjectiveSettings(
+        prediction=prediction_of(recipe, folder),
+        min_snr_gamma=recipe.objective.snr_gamma,
+        time_sampling=TimeSampling(recipe.objective.time_sampling.value),
+        shift=recipe.objective.shift,
+    )
+
+
+def build_model(recipe: Recipe, folder: Path, device: str) -> tuple[LayerGraph, ModelGraph]:
+    """The model of a recipe on the meta device, and its description as it will run on `device`.
+
+    Raises:
+        ConfigError: the folder or the objective is not one that can be trained.
+    """
+    graph = open_member(recipe, folder).graph
+    return graph, described(graph, recipe, device, str(folder))
+
+
+def open_member(recipe: Recipe, folder: Path, name: str = "") -> Member:
+    """One of the models of a recipe; `recipe` is that of it alone.
+
+    Raises:
+        ConfigError: the folder or the objective is not one that can be trained.
+    """
+    check_guidance(recipe, folder)
+    graph = build_graph(
+        folder,
+        objective=objective_of(recipe, folder),
+        resolution=recipe.data.resolution,
+        train=recipe.model.train or None,
+        dtype="float64" if recipe.training.precision is RecipePrecision.FLOAT64 else "float32",
+        lora=lora_of(recipe),
+    )
+    _cast(graph, recipe)
+    return Member(name=name, recipe=recipe, folder=folder, prediction=prediction_of(recipe, folder), graph=graph)
+
+
+def described(graph: LayerGraph, recipe: Recipe, device: str, source: str) -> ModelGraph:
+    """The description of a graph as it will run on `device`; `source` names it in errors."""
+    try:
+        return describe(graph, autocast=autocast_of(recipe), device=device)
+    except ModelError as error:
+        raise ModelError(f"{source}: {error}") from error
+
+
+def _cast(graph: LayerGraph, recipe: Recipe) -> None:
+    """Parameters on meta in the dtype in which they will be real, so that the description has it."""
+    dtype, narrow = parameter_dtype(recipe), frozen_dtype_of(recipe)
+    factors = frozen_factors(graph) if narrow is not None else frozenset()
+    for parameter, name in canonical_names(graph.components).items():
+        parameter.data = parameter.data.to(narrow if name in factors else dtype)
+
+
+def parameter_dtype(recipe: Recipe) -> torch.dtype:
+    """Parameters, gradients and optimizer: float32, or float64 in tests."""
+    return torch.float64 if recipe.training.precision is RecipePrecision.FLOAT64 else torch.float32
+
+
+def autocast_of(recipe: Recipe) -> torch.dtype | None:
+    """The dtype of torch.autocast, None for none."""
+    return torch.bfloat16 if recipe.training.precision is RecipePrecision.BFLOAT16 else None
+
+
+def open_model(recipe: Recipe, job: Job) -> Model:
+    """The model of a job's recipe. Every rank calls it.
+
+    Raises:
+        ConfigError: on every rank, as `build_model`.
+    """
+    device = job.device.type
+
+    def build() -> Model:
+        recipes = {name: recipe.alone(name) for name in recipe.backbones}
+        members = tuple(open_member(own, resolve_folder(own.model.path), name) for name, own in recipes.items())
+        graph = cascade_graph({member.name: member.graph for member in members}) if recipe.models else members[0].graph
+        model = described(graph, recipe, device, ", ".join(str(member.folder) for member in members))
+        return Model(recipe=recipe, members=members, graph=graph, model=model, device=device)
+
+    return on_all(build)
+
+
+def sources_of(member: Member) -> dict[str, Path | None]:
+    """Where the weights of a model's components are, by their names in the graph of all."""
+    found = weight_sources(member.folder, member.graph)
+    if member.recipe.model.from_scratch:
+        names = canonical_names(member.graph.components)
+        found |= {name.partition(".")[0]: None for p, name in names.items() if p.requires_grad}
+    return {member.component(name): path for name, path in found.items()}

@@ -1,0 +1,113 @@
+"""[models.NAME] of a recipe: several models that train together, each a backbone of its own.
+
+[models.base]                          [model]                 a recipe with one such section
+path = "models/a"          equals      path = "models/a"       is the recipe with [model]
+resolution = 64                        [data]
+                                       resolution = 64
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from diffusionpipe.trainer.recipe.overrides import Table
+from diffusionpipe.trainer.recipe.section import Auto, Count, Positive, Section, Several
+
+NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
+
+ELSEWHERE = {
+    "resolution": ("data", "resolution"),
+    "learning_rate": ("optimizer", "learning_rate"),
+    "clip_norm": ("training", "clip_norm"),
+    "microbatches": ("pipeline", "microbatches"),
+}
+"""Keys of [models.NAME], and the section and key that say the same for all models."""
+
+
+class MemberSection(Section):
+    """[models.NAME]: one of several models that train together."""
+
+    path: str
+    """A diffusers folder, or the id of one on the Hugging Face Hub."""
+    train: Several[str] = ()
+    """Components to train, e.g. ["unet"]; empty: the denoiser of the pipeline's class."""
+    from_scratch: bool = False
+    """Whether the trained components start from random weights, by their configuration only."""
+    resolution: Auto[Count] = None
+    """Side of this model's pictures; "auto": data.resolution."""
+    learning_rate: Auto[Positive] = None
+    """Its highest learning rate; "auto": optimizer.learning_rate."""
+    clip_norm: Auto[Positive] = None
+    """The norm of its gradients above which they are scaled down; "auto": training.clip_norm."""
+    microbatches: Auto[Count] = None
+    """Its micro-batches; "auto": pipeline.microbatches."""
+
+
+def without_models(table: Table) -> tuple[Table, Table, list[tuple[str, str]]]:
+    """The table without [models], the sections of several models by name, and (key, line) of what is wrong with them.
+
+    One model's keys go where a recipe with [model] has them. Several models have a [model] that only names their paths.
+    """
+    models = table.get("models")
+    if models is None:
+        return table, {}, []
+    rest = {key: value for key, value in table.items() if key != "models"}
+    problems = list(_problems(models, has_model="model" in table))
+    if problems or not isinstance(models, dict):
+        return {**rest, "model": rest.get("model", {"path": ""})}, {}, problems
+    if len(models) > 1:
+        paths = ", ".join(str(section.get("path", "")) for section in models.values())
+        return {**rest, "model": {"path": paths}}, models, []
+    (alone,) = models.values()
+    result: dict[str, Any] = {**rest, "model": {key: v for key, v in alone.items() if key not in ELSEWHERE}}
+    for key, (section, general) in ELSEWHERE.items():
+        if key in alone and alone[key] != "auto":
+            outer = result.get(section, {})
+            result[section] = {**outer, general: alone[key]} if isinstance(outer, dict) else outer
+    return result, {}, []
+
+
+def _problems(models: object, *, has_model: bool) -> Iterator[tuple[str, str]]:
+    if not isinstance(models, dict) or not models or not all(isinstance(value, dict) for value in models.values()):
+        yield "models", "models: expected one section for each model, [models.NAME]"
+        return
+    if has_model:
+        yield "model", "model: it cannot stand beside [models.NAME]; make it one of them, or remove them"
+    for name in models:
+        if not NAME.fullmatch(name):
+            yield f"models.{name}", f"models.{name}: a model's name is made of letters, digits and _, e.g. base"
+
+
+def refused_with_models(models: Mapping[str, MemberSection], sections: Mapping[str, Any]) -> Iterator[str]:
+    """What several models cannot do yet, "section.key: problem"."""
+    pipeline, sampling, lora = (sections.get(name) for name in ("pipeline", "sampling", "lora"))
+    data, training = sections.get("data"), sections.get("training")
+    if pipeline is not None and pipeline.plan == "auto":
+        yield "pipeline.plan: sizes are not searched for several models yet; remove it and give the sizes"
+    if pipeline is not None and pipeline.orders is not None:
+        yield "pipeline.orders: an orders file has one model; remove it and set pipeline.schedule"
+    if pipeline is not None and pipeline.splits:
+        yield "pipeline.splits: it names layers of one model; remove it, and the layers are cut by their work"
+    if sampling is not None and sampling.every is not None:
+        yield 'sampling.every: several models cannot draw during training yet; set it to "none", draw from the export'
+    if lora is not None and lora.rank is not None:
+        yield "lora.rank: adapters of several models are not supported yet; remove it, or train the models one by one"
+    if data is not None:
+        too_large = [name for name, own in models.items() if (own.resolution or data.resolution) > data.resolution]
+        yield from (
+            f"models.{name}.resolution: it is above data.resolution, {data.resolution}, in which pictures are read; "
+            "set data.resolution to the largest"
+            for name in too_large
+        )
+        if all((own.resolution or data.resolution) < data.resolution for own in models.values()):
+            yield f"data.resolution: no model reads pictures of {data.resolution}; set it to the largest resolution"
+    if pipeline is not None and training is not None and pipeline.plan is None:
+        copies = pipeline.data_parallel or 1
+        for name, own in models.items():
+            parts = (own.microbatches or pipeline.sizes.microbatches) * copies
+            if training.batch % parts:
+                yield (
+                    f"models.{name}.microbatches: a batch of {training.batch} samples cannot be cut into "
+                    f"{parts // copies} micro-batches for each of {copies} pipelines; use a divisor of "
+                    f"{training.batch // copies}"
+                )

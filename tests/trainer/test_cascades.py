@@ -1,0 +1,164 @@
+"""Two models train in one run, each with its own resolution, learning rate and clipping."""
+
+import json
+import tomllib
+
+import pytest
+import torch
+from crew import crew_of
+from diffusers import DiffusionPipeline
+from tiny_runs import losses_of, save_dit, save_pictures, save_stable_diffusion, tensors_of, train, train_here
+
+from diffusionpipe.errors import CheckpointError, RecipeError
+from diffusionpipe.trainer.checkpoints.checkpoint_folder import latest
+from diffusionpipe.trainer.recipe.recipe_file import recipe_from_table, recipe_to_toml
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("cascades")
+    save_dit(folder / "dit")
+    save_stable_diffusion(folder / "sd")
+    save_pictures(folder / "data", resolution=16)
+    save_pictures(folder / "held-out", count=6, seed=1, resolution=16)
+    return folder
+
+
+def table_of(place, name, base=(), large=(), **sections):
+    table = {
+        "models": {
+            "base": {"path": str(place / "dit"), "resolution": 8, "learning_rate": 0.02, **dict(base)},
+            "large": {"path": str(place / "sd"), "microbatches": 4, **dict(large)},
+        },
+        "data": {"train": str(place / "data"), "resolution": 16, "workers": 0},
+        "training": {"steps": 5, "batch": 8, "ema_decay": 0.9, "precision": "float64"},
+        "optimizer": {"learning_rate": 0.01},
+        "pipeline": {"microbatches": 2, "encode_chunk": 2},
+        "run": {"folder": str(place / name)},
+    }
+    return {**table, **{key: table.get(key, {}) | value for key, value in sections.items()}}
+
+
+def recipe_of(place, name, base=(), large=(), **sections):
+    return recipe_from_table(table_of(place, name, base, large, **sections), source="cascade.toml")
+
+
+def weights_of(folder, backbone):
+    found = tensors_of(latest(folder)).items()
+    return {name: tensor for name, tensor in found if f".{backbone}/" in name and not name.endswith(".step")}
+
+
+@pytest.fixture(scope="module")
+def alone(place):
+    """The run in one process."""
+    recipe = recipe_of(
+        place,
+        "alone",
+        data={"validation": str(place / "held-out")},
+        validation={"every": 5, "samples": 4, "timesteps": [0.2, 0.7]},
+        checkpoint={"every": 3},
+    )
+    assert train_here(recipe) == 5
+    return place / "alone"
+
+
+def test_metrics_tell_the_backbones_apart(alone):
+    for key in ("loss", "validation_loss"):
+        parts = [losses_of(alone, f"{key}/{name}") for name in ("base", "large")]
+        total = losses_of(alone, key)
+        assert {step: pytest.approx(sum(part[step] for part in parts)) for step in total} == total
+    assert set(losses_of(alone, "learning_rate/base").values()) == {0.02}
+    assert set(losses_of(alone, "learning_rate/large").values()) == {0.01}
+
+
+def test_each_model_has_an_export_that_diffusers_opens(alone):
+    for name, kind in (("base", "DiTPipeline"), ("large", "StableDiffusionPipeline")):
+        opened = DiffusionPipeline.from_pretrained(alone / "export" / name, use_safetensors=True)
+        assert type(opened).__name__ == kind
+        denoiser = opened.transformer if name == "base" else opened.unet
+        averages = {key: value for key, value in tensors_of(latest(alone)).items() if key.startswith(f"ema.{name}/")}
+        stored = dict(denoiser.named_parameters())
+        assert len(averages) == len(stored)
+        for key, average in averages.items():
+            torch.testing.assert_close(stored[key.partition("/")[2].partition(".")[2]], average.float())
+
+
+def test_what_changes_for_one_model_changes_no_bit_of_the_other(alone, place):
+    """Learning rate, clipping and micro-batches of `large`; so `base` learns what it learns beside any other."""
+    recipe = recipe_of(place, "other", large={"learning_rate": 0.001, "clip_norm": 1e-3})
+    assert train_here(recipe) == 5
+    mine, theirs = weights_of(place / "other", "base"), weights_of(alone, "base")
+    assert mine.keys() == theirs.keys()
+    assert all(torch.equal(tensor, theirs[name]) for name, tensor in mine.items())
+    assert losses_of(place / "other", "loss/base") == losses_of(alone, "loss/base")
+    assert losses_of(place / "other", "loss/large")[5] != losses_of(alone, "loss/large")[5]
+
+
+def test_a_resumed_run_ends_with_the_same_bits(alone, place, tmp_path):
+    recipe = recipe_of(place, "again", training={"steps": 3})
+    assert train_here(recipe) == 3
+    assert train_here(recipe_of(place, "again"), "latest") == 5
+    found, expected = tensors_of(latest(place / "again")), tensors_of(latest(alone))
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(tensor, expected[name]) for name, tensor in found.items())
+
+
+def test_a_run_is_not_resumed_with_another_model(alone, place):
+    recipe = recipe_of(place, "alone", base={"path": str(place / "sd")}, training={"steps": 6})
+    with pytest.raises(CheckpointError):
+        train_here(recipe, "latest")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fill", [False, True], ids=["encoded before", "filled"])
+@pytest.mark.parametrize("schedule", ["opposed", "together", "1f1b", "zb-h1"])
+def test_two_ranks_learn_what_one_learns(alone, place, schedule, fill):
+    name = f"{schedule}-{fill}"
+    recipe = recipe_of(place, name, pipeline={"schedule": schedule, "fill": fill})
+    with crew_of(2) as crew:
+        assert crew.run(train, recipe) == [5, 5]
+    for key in ("loss/base", "loss/large", "gradient_norm/base", "gradient_norm/large"):
+        assert list(losses_of(place / name, key).values()) == pytest.approx(
+            list(losses_of(alone, key).values()), rel=1e-9
+        )
+
+
+def test_a_recipe_with_one_named_model_is_that_with_a_model(place):
+    table = table_of(place, "one")
+    models = table.pop("models")
+    named = recipe_from_table({**table, "models": {"base": models["base"]}}, source="one.toml")
+    plain = {**table, "model": {"path": models["base"]["path"]}}
+    plain["data"] = {**table["data"], "resolution": 8}
+    plain["optimizer"] = {**table["optimizer"], "learning_rate": 0.02}
+    assert named == recipe_from_table(plain, source="one.toml")
+
+
+def test_a_recipe_of_several_models_is_written_and_read_back(place):
+    recipe = recipe_of(place, "written")
+    assert recipe_from_table(tomllib.loads(recipe_to_toml(recipe)), source="other.toml") == recipe
+    assert json.loads(recipe.model_dump_json())["models"]["base"]["resolution"] == 8
+
+
+REFUSED = {
+    "pipeline.plan": {"pipeline": {"plan": "auto", "microbatches": None}},
+    "pipeline.splits": {"pipeline": {"splits": ["unet.mid_block"]}},
+    "sampling.every": {"sampling": {"every": 2, "prompts": ["a"]}},
+    "lora.rank": {"lora": {"rank": 2}},
+    "models.base.resolution: it is above": {"base": {"resolution": 32}},
+    "models.large.microbatches": {"large": {"microbatches": 3}},
+    "data.resolution: no model reads": {"large": {"resolution": 8}},
+    "model: it cannot stand beside": {"model": {"path": "models/a"}},
+    "models.base.colour: unknown key": {"base": {"colour": "red"}},
+    "models.large.path": {"large": {"path": 3}},
+}
+
+
+@pytest.mark.parametrize(("says", "sections"), REFUSED.items(), ids=list(REFUSED))
+def test_what_several_models_cannot_do_is_refused_with_its_key(place, says, sections):
+    table = table_of(place, "refused", **sections)
+    table["pipeline"] = {key: value for key, value in table["pipeline"].items() if value is not None}
+    with pytest.raises(RecipeError) as caught:
+        recipe_from_table(table, source="cascade.toml")
+    assert says in str(caught.value)
