@@ -4,6 +4,7 @@ import argparse
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
+from functools import partial
 
 from rich.console import Console
 from rich.table import Table
@@ -26,6 +27,8 @@ MODELS: dict[str, Callable[[], Profile]] = {
 DEVICES = (8, 16)
 PER_DEVICE = (1, 8)
 QUICK = (8,)
+WIDTH = 132
+"""Columns of a table."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,19 +55,19 @@ def ways(model: str, devices: int, per_device: int) -> Iterator[Way]:
         cluster=load_cluster(f"a100-80x8:{devices // 8}" if devices > 8 else "a100-80x8"),
         workload=Workload(batch=devices * per_device),
     )
-    cell = {"model": model, "devices": devices, "per_device": per_device}
+    made = partial(Way, model=model, devices=devices, per_device=per_device)
     for is_filled in (True, False) if setting.graph.frozen_layers else (False,):
         best: dict[str, Way] = {}
         for candidate, proposal in search(setting, filler=filler_of(setting) if is_filled else None).finalists:
-            way = Way(
-                **cell, name=name_of(candidate), layout=sizes_of(candidate), is_filled=is_filled, step=proposal.step,
+            way = made(
+                name=name_of(candidate), layout=sizes_of(candidate), is_filled=is_filled, step=proposal.step,
                 bubble=proposal.timeline.bubble, fits=proposal.overflow <= 0,
             )  # fmt: skip
             best.setdefault(way.name, way)
         yield from best.values()
     for one in best_baselines(setting):
-        yield Way(
-            **cell, name=one.name, layout=one.sizes, is_filled=False, step=one.step, bubble=1 - one.busy / one.step,
+        yield made(
+            name=one.name, layout=one.sizes, is_filled=False, step=one.step, bubble=1 - one.busy / one.step,
             fits=one.overflow <= 0,
         )  # fmt: skip
 
@@ -75,7 +78,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="8 devices alone")
     arguments = parser.parse_args()
     found = []
-    console = Console()
+    console = Console(width=WIDTH)
     for devices in QUICK if arguments.quick else DEVICES:
         for model in MODELS:
             for per_device in PER_DEVICE:
@@ -89,7 +92,11 @@ def main() -> None:
 
 def _table(found: list[Way]) -> Table:
     first = found[0]
-    table = Table(title=f"{first.model}, {first.devices} A100, {first.per_device} samples each (simulated)")
+    table = Table(
+        box=None,
+        title_justify="left",
+        title=f"{first.model}, {first.devices} A100, {first.per_device} samples each (simulated)",
+    )
     for head in ("way", "layout", "step ms", "times as long", "idle"):
         table.add_column(head, justify="left" if head in ("way", "layout") else "right")
     best = min(way.step for way in found if way.fits)
