@@ -5,14 +5,15 @@ ASSUMPTION: DeepFloyd IF cannot be built yet. In place of IF-I-M and IF-II-M sta
 """
 
 from dataclasses import replace
+from pathlib import Path
 
-from benchmarks.paper.profiles import BATCH_SIZES, DEVICE, FOLDER, load
+from benchmarks.paper.profiles import BATCH_SIZES, DEVICE, load
 from diffusionpipe.costs import Profile
 from diffusionpipe.costs.files import read_profile, write_profile
 from diffusionpipe.costs.joining import joined_profile
 
 MODEL, RESOLUTION = "sd-2.1", 1024
-LARGE = FOLDER / f"{MODEL}-{RESOLUTION}px-{DEVICE}.json"
+LARGE = Path(__file__).parent / "profiles" / f"{MODEL}-{RESOLUTION}px-{DEVICE}.json"
 
 
 def pair() -> Profile:
