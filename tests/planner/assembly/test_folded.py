@@ -4,7 +4,7 @@ from itertools import combinations, pairwise
 
 import pytest
 
-from diffusionpipe.costs import LayerSpec, ModelGraph, ParameterSpec, TensorSpec
+from diffusionpipe.costs import Backbone, LayerSpec, ModelGraph, ParameterSpec, TensorSpec
 from diffusionpipe.errors import ConfigError
 from diffusionpipe.planner.assembly.folded import folded_cuts, is_folded, stage_starts
 from diffusionpipe.schedules.shapes import linear, loop, wave
@@ -24,7 +24,11 @@ def u_net(depth: int, sizes: list[int]) -> ModelGraph:
         tensors.append(TensorSpec(name=f"t{i}", shape=(sizes[i],), needs_gradient=True))
     parameters = tuple(ParameterSpec(name=f"w{i}", shape=(1,)) for i in range(2 * depth))
     return ModelGraph(
-        layers=tuple(layers), tensors=tuple(tensors), parameters=parameters, inputs=(), output=f"t{2 * depth - 1}"
+        layers=tuple(layers),
+        tensors=tuple(tensors),
+        parameters=parameters,
+        inputs=(),
+        backbones=(Backbone(loss=f"t{2 * depth - 1}"),),
     )
 
 
