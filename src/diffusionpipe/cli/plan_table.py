@@ -54,6 +54,10 @@ WORDS = (
     ("accumulated", "accumulated over N: gradient accumulation, N micro-batches on each device"),
     ("buckets", "buckets: parts of a stage whose gradients (sharded: also weights) travel one by one"),
     ("on host", "encoders on host: their weights are kept in host memory and copied layer by layer"),
+    ("opposed", "opposed: two backbones in opposite directions over the same devices"),
+    ("together", "together: two backbones in the same direction, their micro-batches mixed"),
+    ("in turn", "in turn: one backbone after the other on the same devices"),
+    ("divided", "divided: each backbone on devices of its own"),
     ("search-", "search-...: an order of forwards and backwards made for this model"),
 )
 """Words of layouts, each with its line of the legend."""

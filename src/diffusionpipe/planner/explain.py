@@ -117,7 +117,7 @@ def _proposed(setting: Setting, candidate: Candidate, proposal: Proposal) -> Row
     return Row(
         name=name_of(candidate),
         sizes=sizes_in(setting, candidate),
-        num_stages=len(candidate.starts),
+        num_stages=max(candidate.stages),
         step=proposal.step,
         update=proposal.update,
         samples_per_second=setting.workload.batch / proposal.step,
@@ -134,7 +134,7 @@ def _estimated(judge: Judge, one: Judged, is_filled: bool) -> Row:
     return Row(
         name=name_of(one.candidate),
         sizes=sizes_in(judge.setting, one.candidate),
-        num_stages=len(one.candidate.starts),
+        num_stages=max(one.candidate.stages),
         step=one.score + update,
         update=update,
         samples_per_second=judge.setting.workload.batch / (one.score + update),
@@ -204,8 +204,9 @@ def _why(
         against = f"{rival.name} would be {row.step / rival.step:.2f} times as fast{where}"
     else:
         against = f"it is as fast as {rival.name}, the best alternative that fits"
+    against += _other_ways(row, ours) if candidate.backbones else ""
     reduces = max(proposal.costs.reduces, default=0.0)
-    if len(candidate.starts) == 1:
+    if candidate.workers == 1:
         if candidate.arrangement.units * candidate.arrangement.data_parallel == 1:
             return f"Use the one device: {_hidden(proposal)}."
         which = (
@@ -218,6 +219,18 @@ def _why(
         f"Use {row.name} with {row.sizes}: {_memory_reason(others)}devices idle {row.bubble:.1%} of the time, the "
         f"longest gradient sum takes {reduces * 1e3:.1f} ms, and {_hidden(proposal)}; {against}."
     )
+
+
+def _other_ways(winner: Row, ours: tuple[Row, ...]) -> str:
+    """How much slower the best of each other way to run two backbones is."""
+    best: dict[str, Row] = {}
+    for row in sorted(ours, key=lambda row: row.step):
+        if row.fits and row.name != winner.name:
+            best.setdefault(row.name, row)
+    if not best:
+        return "; no other way to run both backbones was as good or fits"
+    found = [f"{row.name} {row.step / winner.step:.2f} (idle {row.bubble:.1%})" for row in best.values()]
+    return f". Its devices idle {winner.bubble:.1%} of the time; other ways take, times as long: {', '.join(found)}"
 
 
 def _sharded(setting: Setting, candidate: Candidate, row: Row) -> str:

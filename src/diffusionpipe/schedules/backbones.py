@@ -48,6 +48,30 @@ def one_by_one(name: str, schedules: Sequence[Schedule]) -> Schedule:
     )
 
 
+def alone(schedule: Schedule, model: str) -> Schedule:
+    """The part of a compute-only schedule that belongs to one backbone, with blocks from 0 on.
+
+    >>> from diffusionpipe.schedules.opposed import opposed
+    >>> for order in alone(opposed(2, (1, 1)), "second").orders:
+    ...     print(*order)
+    1F0 1B0
+    0F0 0B0
+    """
+    placement = schedule.placement
+    kept = sorted(stage for pipeline in placement.pipelines if pipeline.model == model for stage in pipeline.stages)
+    number = {stage: index for index, stage in enumerate(kept)}
+    first_block = min(placement.stages[stage].weights for stage in kept)
+    stages = tuple(replace(s, weights=s.weights - first_block) for s in (placement.stages[stage] for stage in kept))
+    pipelines = tuple(_moved(p, -kept[0]) for p in placement.pipelines if p.model == model)
+    assert kept == list(range(kept[0], kept[0] + len(kept))), "the stages of a backbone are numbered through"
+    orders = [[replace(a, stage=number[a.stage]) for a in order if a.stage in number] for order in schedule.orders]
+    return replace(
+        schedule,
+        placement=Placement(stages=stages, pipelines=pipelines),
+        orders=tuple(map(tuple, orders)),
+    )
+
+
 def _moved(pipeline: Pipeline, by: int) -> Pipeline:
     edges = tuple(_moved_edge(edge, by) for edge in pipeline.edges)
     return replace(pipeline, stages=tuple(stage + by for stage in pipeline.stages), edges=edges)

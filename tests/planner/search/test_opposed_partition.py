@@ -6,14 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from diffusionpipe.planner.search.constants import WIDTH
-from diffusionpipe.planner.search.opposed_partition import (
-    OppositeLoads,
-    OppositePath,
-    SameLoads,
-    TwoSidedQuestion,
-    best_pairs,
-    best_under_cap,
-)
+from diffusionpipe.planner.search.opposed_partition import TwoSidedQuestion, best_pairs, best_under_cap
+from diffusionpipe.planner.search.pair_objectives import OppositeLoads, OppositePath, SameLoads
 
 INFINITE = float("inf")
 

@@ -9,7 +9,7 @@ from diffusionpipe.costs import Costs
 from diffusionpipe.ir import Mesh, Schedule, Timeline
 from diffusionpipe.passes import PlacedFill, connect
 from diffusionpipe.planner.assembly.structure import Division, generated
-from diffusionpipe.schedules.backbones import of_backbone, one_by_one
+from diffusionpipe.schedules.backbones import alone, of_backbone, one_by_one
 from diffusionpipe.schedules.list_scheduling import StageTimes
 from diffusionpipe.schedules.opposed import facing, ordered, pipe_of
 from diffusionpipe.schedules.shapes import FORWARD, Pipe, linear
@@ -128,9 +128,10 @@ class Layout:
         if not self.backbones:
             return self
         own = self.backbones[number]
+        orders = alone(self.orders, own.name) if self.orders else None
         schedule = "1f1b" if self.schedule in JOINT else self.schedule
         return replace(
-            self, microbatches=own.microbatches, splits=own.splits, backbones=(), orders=None, schedule=schedule
+            self, microbatches=own.microbatches, splits=own.splits, backbones=(), orders=orders, schedule=schedule
         )
 
     def generated(self) -> Schedule:

@@ -1,5 +1,6 @@
 """What a candidate's schedule fixes before any time is known: who waits for whom, and who holds what."""
 
+from collections import Counter
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
@@ -90,6 +91,8 @@ class Holding:
 
     blocks: tuple[tuple[tuple[int, int], ...], ...]
     """For each worker its stages: (block, micro-batches)."""
+    parts: tuple[int, ...]
+    """For each block the micro-batches into which its backbone cuts a group's samples."""
     peaks: tuple[tuple[tuple[int, ...], ...], ...]
     """For each worker: of how many micro-batches each of its stages holds activations, whenever that is a maximum."""
 
@@ -104,6 +107,15 @@ def generated(name: str, num_workers: int, num_microbatches: int, microbatch_siz
     return generator_of(name)(num_workers, num_microbatches, microbatch_size)
 
 
+def microbatches_of_blocks(schedule: Schedule) -> dict[int, int]:
+    """Block, in order -> micro-batches of all pipelines that train it: several pipelines may share them."""
+    counts: Counter[int] = Counter()
+    for pipeline in schedule.placement.pipelines:
+        for weights in {schedule.placement.stages[stage].weights for stage in pipeline.stages}:
+            counts[weights] += len(pipeline.microbatches)
+    return dict(sorted(counts.items()))
+
+
 def holding_of(schedule: Schedule) -> Holding:
     """What the workers hold. An activation is held from its F to the end of B, or of W where the backward is split."""
     placement = schedule.placement
@@ -111,6 +123,7 @@ def holding_of(schedule: Schedule) -> Holding:
     own = [[s for s, stage in enumerate(placement.stages) if stage.worker == w] for w in range(schedule.num_workers)]
     return Holding(
         blocks=tuple(tuple((placement.stages[s].weights, count[s]) for s in stages) for stages in own),
+        parts=tuple(microbatches_of_blocks(schedule).values()),
         peaks=tuple(_peaks(schedule, worker, stages) for worker, stages in enumerate(own)),
     )
 

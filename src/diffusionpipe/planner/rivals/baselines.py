@@ -71,7 +71,8 @@ class Baseline:
 def best_baselines(setting: Setting) -> tuple[Baseline, ...]:
     """All of them, each at its best sizes; one that fits at no size is at the sizes that miss by least.
 
-    Where encoders are heavy each has them on the devices or in host memory, whichever is better for it.
+    Where encoders are heavy each has them on the devices or in host memory, whichever is better for it. Of several
+    backbones the copies train one after the other; pipelines of other systems have one backbone.
     """
     systems: tuple[Callable[[Judge], Baseline | None], ...] = (
         partial(data_parallel, is_overlapped=True),
@@ -80,7 +81,7 @@ def best_baselines(setting: Setting) -> tuple[Baseline, ...]:
         lambda judge: pipeline(judge, "GPipe", "gpipe", gpipe_starts, places(judge)),
         lambda judge: pipeline(judge, "1F1B + SPP", "1f1b", spp_starts, places(judge)),
     )
-    found = (best_of(system, setting) for system in systems)
+    found = (best_of(system, setting) for system in systems[: 3 if len(setting.graph.backbones) > 1 else None])
     return tuple(one for one in found if one is not None)
 
 

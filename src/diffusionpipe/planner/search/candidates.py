@@ -1,23 +1,27 @@
 """Candidates for a plan, and what a quick simulation says of one."""
 
-from dataclasses import dataclass
+from collections import Counter
+from dataclasses import dataclass, replace
+from functools import cached_property
 from math import lcm
 
+from diffusionpipe.costs import Backbone, ModelGraph
 from diffusionpipe.ir import Schedule
-from diffusionpipe.planner.assembly.layout import Layout
+from diffusionpipe.planner.assembly.layout import BackboneLayout, Layout
 from diffusionpipe.planner.pricing.arrangement import Arrangement
 from diffusionpipe.planner.pricing.encoders import encode_chunks_of
 from diffusionpipe.planner.pricing.setting import Setting
 from diffusionpipe.units import Bytes, Seconds
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Candidate:
     """Everything that makes a plan but its fills."""
 
     arrangement: Arrangement
     schedule: str
     microbatches: int
+    """Of several backbones with numbers of their own, the least common multiple of these."""
     starts: tuple[int, ...]
     """First layer of each block, before buckets; schedules with one stage on each worker have a block for each."""
     replicas: tuple[int, ...]
@@ -31,6 +35,33 @@ class Candidate:
     sharded: bool = False
     """Whether the data-parallel copies hold their parameters in parts."""
 
+    @cached_property
+    def counts(self) -> tuple[int, ...]:
+        """Micro-batches of each backbone."""
+        return tuple(own.microbatches for own in self.backbones) or (self.microbatches,)
+
+    @cached_property
+    def backbones(self) -> tuple[BackboneLayout, ...]:
+        """The sizes of each of several backbones, but for their cuts; () for one."""
+        found: Counter[str] = Counter()
+        for pipeline in self.orders.placement.pipelines if self.orders else ():
+            found[pipeline.model] += len(pipeline.microbatches)
+        own = tuple(BackboneLayout(name=name, microbatches=count) for name, count in found.items())
+        return own if len(own) > 1 else ()
+
+    @property
+    def is_copy(self) -> bool:
+        """Whether every device holds the whole model, or a part of its parameters."""
+        return self.arrangement.units == 1
+
+    @property
+    def stages(self) -> tuple[int, ...]:
+        """Stages of each backbone, before buckets."""
+        if not self.backbones:
+            return (len(self.starts),)
+        assert self.orders, "several backbones have orders of their own"
+        return tuple(len(pipeline.stages) for pipeline in self.orders.placement.pipelines)
+
     @property
     def workers(self) -> int:
         """Workers of the schedule, each of which stands for one or more units."""
@@ -42,7 +73,6 @@ class Candidate:
 
     def layout(self, setting: Setting) -> Layout:
         """The layout that `build_plan` makes the plan of."""
-        names = setting.graph.backbone_layers
         return Layout(
             batch=setting.workload.batch,
             stages=self.workers,
@@ -54,12 +84,21 @@ class Candidate:
             adjacent=self.arrangement.adjacent,
             encode_chunk=setting.workload.encode_chunk,
             encode_chunks=tuple(encode_chunks_of(setting).items()),
-            splits=tuple(names[start] for start in self.starts[1:]),
+            backbones=tuple(
+                replace(own, splits=self._splits(setting.graph, backbone))
+                for own, backbone in zip(self.backbones, setting.graph.backbones, strict=False)
+            ),
+            splits=() if self.backbones else self._splits(setting.graph, setting.graph.backbones[0]),
             checkpointed=setting.workload.checkpointed,
             buckets=self.buckets,
             sharded=self.sharded,
             offload_frozen=setting.workload.offload_frozen,
         )
+
+    def _splits(self, graph: ModelGraph, backbone: Backbone) -> tuple[str, ...]:
+        """The layers of a backbone at which its blocks 1, 2, ... start."""
+        cuts, layers = {graph.backbone_layers[start] for start in self.starts}, graph.layers_of(backbone)
+        return tuple(name for name in layers[1:] if name in cuts)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

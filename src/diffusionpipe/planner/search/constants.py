@@ -46,10 +46,20 @@ TICK: Seconds = 1e-7
 # Trust: when enough is known.
 SLACK = 1.3
 """The dearest stage that a question allows, in even shares: more makes the dynamic program slower, less asks again."""
-PAIR_SLACK = 1.15
+NUM_PAIRS = 5
+"""Numbers of micro-batches of two backbones that are looked at for each kind and arrangement: more cost estimates."""
+SLACKS = (0, 2)
+"""Micro-batches that stages of such orders hold beyond 1F1B's: each costs an estimate, the second gains where p is
+large and there is memory."""
+NUM_THOROUGH = 2
+"""The best places of opposite directions that are asked about without narrow caps and with replicas: each takes
+seconds."""
+PAIR_ACTIONS = 1024
+"""Stages x micro-batches of both backbones: larger ones take seconds to order and to simulate, and gain little."""
+PAIR_SLACK = 1.03
 """The largest load of a device that a question about two backbones allows at first, in even shares: as `SLACK`,"""
-CAP_STEP = 1.3
-"""and the factor by which it grows until something is found: larger finds more slowly, smaller asks more often."""
+CAP_STEP = 1.06
+"""and the factor by which it grows, itself growing: larger finds more slowly, smaller asks more often."""
 RAMP_PART = 0.7
 """Of the ramp and gap of a pair of partitions, the part that every other pair is taken to have: less is slower."""
 TRUST = 1.02

@@ -95,6 +95,7 @@ class Estimates:
             microbatches=candidate.microbatches,
             schedule=candidate.schedule,
             orders=candidate.orders,
+            backbones=candidate.backbones,
             replicas=candidate.replicas,
             data_parallel=candidate.arrangement.data_parallel,
             buckets=candidate.buckets,

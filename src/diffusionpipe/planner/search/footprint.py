@@ -59,30 +59,29 @@ class Footprint:
         def stage_bytes(
             first: int, stop: int, samples: float, microbatches: int, in_flight: int, is_host: bool
         ) -> Bytes:
-            return self.use([(first, stop, microbatches)], [(in_flight,)], samples, is_host=is_host).total
+            return self.use([(first, stop, microbatches, samples)], [(in_flight,)], is_host=is_host).total
 
         return lru_cache(maxsize=1 << 16)(stage_bytes)
 
     def use(
         self,
-        stages: Sequence[tuple[int, int, int]],
+        stages: Sequence[tuple[int, int, int, float]],
         peaks: Sequence[Sequence[int]],
-        samples: float,
         *,
         is_host: bool = True,
     ) -> MemoryUse:
-        """What a rank with these stages holds: first layer, the layer behind the last, micro-batches of each.
+        """What a rank with these stages holds: first layer, the layer behind the last, micro-batches, samples of each.
 
         `peaks` are numbers of micro-batches whose activations it holds at the same time, stage by stage.
         """
         table, trained, copies = self.tables.table, 0, 0
         frozen, workspace = (self.frozen_bytes, self.frozen_workspace) if is_host else (0, 0)
-        for first, stop in dict.fromkeys((first, stop) for first, stop, _ in stages):  # two directions may share one
+        for first, stop in dict.fromkeys(stage[:2] for stage in stages):  # two directions may share one
             trained += table.trained[stop] - table.trained[first]
             frozen += table.frozen_bytes[stop] - table.frozen_bytes[first]
             copies += table.copies[stop] - table.copies[first]
-            workspace = max(workspace, table.workspace(first, stop, samples))
-        kept = [table.activation(first, stop, samples) for first, stop, _ in stages]
+        workspace = max(workspace, *(table.workspace(first, stop, samples) for first, stop, _, samples in stages))
+        kept = [table.activation(first, stop, samples) for first, stop, _, samples in stages]
         return use_of(
             trained,
             self.tables.setting.workload,
@@ -90,7 +89,7 @@ class Footprint:
             copies=copies,
             activations=max(sum(map(mul, peak, kept)) for peak in peaks),
             workspace=workspace,
-            frozen_outputs=sum(round(samples * n * table.frozen_reads[first][stop]) for first, stop, n in stages),
+            frozen_outputs=sum(round(s * n * table.frozen_reads[first][stop]) for first, stop, n, s in stages),
         )
 
     def fits(self, candidate: Candidate) -> bool:
@@ -108,14 +107,16 @@ class Footprint:
 
     def uses(self, candidate: Candidate) -> tuple[MemoryUse, ...]:
         """What each unit holds at its peak."""
-        samples = self.tables.unit_samples(candidate.arrangement, candidate.microbatches)
         holding = self._holding(candidate.orders or candidate.schedule, candidate.workers, candidate.microbatches)
         spans = list(zip(candidate.starts, (*candidate.starts[1:], self.tables.num_layers), strict=True))
         uses: list[MemoryUse] = []
         for worker, count in enumerate(candidate.replicas):
             is_host = are_hosts(candidate.hosts, len(uses), count)
-            own = [(*spans[block], microbatches) for block, microbatches in holding.blocks[worker]]
-            uses += [self.use(own, holding.peaks[worker], samples / count, is_host=is_host)] * count
+            own = [
+                (*spans[block], number, self.tables.unit_samples(candidate.arrangement, holding.parts[block]) / count)
+                for block, number in holding.blocks[worker]
+            ]
+            uses += [self.use(own, holding.peaks[worker], is_host=is_host)] * count
         return tuple(uses)
 
     @cached_property

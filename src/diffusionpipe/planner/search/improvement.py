@@ -89,7 +89,7 @@ def add_cuts(
         one = pool.judged_of(candidate)
         pool.add(one)
         if arrangement.units == 1:  # all that data parallelism can be improved in
-            pool.add(_bucketed(pool, one))
+            pool.add(bucketed(pool, one))
         elif index in (0, len(found) - 1):
             _add_schedules(pool, one)
 
@@ -104,7 +104,7 @@ def improve(pool: Pool) -> None:
             add_place(pool, arrangement, microbatches, _replicas(pool, arrangement, microbatches))
             tried.add(arrangement)
     for one in pool.diverse()[:NUM_IMPROVED]:
-        moved = _bucketed(pool, _move_cuts(pool, one))
+        moved = bucketed(pool, move_cuts(pool, one))
         pool.add(moved)
         _add_schedules(pool, moved)
     if given.schedule is None:
@@ -169,7 +169,7 @@ def _add_placed(pool: Pool, arrangement: Arrangement, microbatches: int) -> None
     for one in better:
         pool.add(one)
     if better:
-        pool.add(_move_cuts(pool, better[0]))
+        pool.add(move_cuts(pool, better[0]))
 
 
 def _add_ordered(pool: Pool, arrangement: Arrangement, microbatches: int) -> None:
@@ -209,16 +209,17 @@ def _even_share(judge: Judge, arrangement: Arrangement, microbatches: int) -> Se
     return (sums.forward[-1] + sums.backward[-1]) / sum(judge.tables.ground(arrangement).speeds)
 
 
-def _move_cuts(pool: Pool, one: Judged) -> Judged:
+def move_cuts(pool: Pool, one: Judged) -> Judged:
     """The candidate with its cuts moved by a layer at a time for as long as that helps."""
-    num_layers = pool.judge.tables.num_layers
+    num_layers, borders = pool.judge.tables.num_layers, pool.judge.tables.borders
     while True:
         found = one
         for stage in range(1, len(one.candidate.starts)):
             for step in (-1, 1):
                 starts = list(one.candidate.starts)
                 starts[stage] += step
-                if not starts[stage - 1] < starts[stage] < (*starts, num_layers)[stage + 1]:
+                is_free = one.candidate.starts[stage] not in borders  # else a backbone starts there
+                if not (is_free and starts[stage - 1] < starts[stage] < (*starts, num_layers)[stage + 1]):
                     continue
                 moved = pool.judged_of(replace(one.candidate, starts=tuple(starts)), limit=found.score * BETTER)
                 if moved.fits and moved.score < found.score * BETTER:
@@ -228,7 +229,7 @@ def _move_cuts(pool: Pool, one: Judged) -> Judged:
         one = found
 
 
-def _bucketed(pool: Pool, one: Judged) -> Judged:
+def bucketed(pool: Pool, one: Judged) -> Judged:
     """The candidate with the number of buckets that is best, the fewest of equally good ones."""
     if one.candidate.arrangement.data_parallel == 1 and max(one.candidate.replicas) == 1:
         return one  # no gradient is summed

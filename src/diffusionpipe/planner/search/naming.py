@@ -12,7 +12,7 @@ SHARDED = "sharded data parallel"
 
 def name_of(candidate: Candidate) -> str:
     """The candidate's schedule, or data parallelism where there is one stage."""
-    if len(candidate.starts) > 1:
+    if candidate.workers > 1:
         return candidate.schedule
     return SHARDED if candidate.sharded else DATA_PARALLEL
 
@@ -21,12 +21,12 @@ def sizes_of(candidate: Candidate) -> str:
     """A candidate's sizes in words, e.g. "4 stages (1,1,2,4 replicas) x 2 groups, 16 micro-batches"."""
     return _in_words(
         _Sizes(
-            stages=len(candidate.starts),
+            stages=candidate.stages,
             workers=candidate.workers,
             replicas=candidate.replicas,
             groups=candidate.arrangement.data_parallel,
             is_side_by_side=candidate.arrangement.adjacent > 1,
-            microbatches=candidate.microbatches,
+            microbatches=candidate.counts,
             buckets=candidate.buckets,
         )
     )
@@ -49,12 +49,12 @@ def sizes_of_plan(plan: Plan) -> str:
     is_replicated = max(replicas) > 1
     words = _in_words(
         _Sizes(
-            stages=len(blocks),
+            stages=(len(blocks),),
             workers=len(blocks) if is_replicated else plan.mesh.pipeline,
             replicas=replicas,
             groups=plan.mesh.data_parallel,
             is_side_by_side=plan.mesh.adjacent > 1,
-            microbatches=plan.train.num_microbatches(),
+            microbatches=_microbatches(plan),
             buckets=max(len(one.blocks) for one in stages),
         )
     )
@@ -105,26 +105,45 @@ def stages_of_plan(plan: Plan) -> tuple[PlannedStage, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Sizes:
-    stages: int
+    stages: tuple[int, ...]
+    """Of each backbone,"""
     workers: int
     replicas: tuple[int, ...]
     groups: int
     is_side_by_side: bool
-    microbatches: int
+    microbatches: tuple[int, ...]
+    """and its micro-batches."""
     buckets: int
 
 
 def _in_words(sizes: _Sizes) -> str:
-    words = []
-    if sizes.stages > 1:
-        words.append(f"{sizes.stages} stages" + (f" on {sizes.workers} ranks" if sizes.workers < sizes.stages else ""))
+    words, has_stages = [], sizes.workers > 1
+    if has_stages:
+        is_wound = len(sizes.stages) == 1 and sizes.workers < sizes.stages[0]
+        words.append(f"{_each(sizes)} stages" + (f" on {sizes.workers} ranks" if is_wound else ""))
         if max(sizes.replicas) > 1:
             words.append(f"({','.join(map(str, sizes.replicas))} replicas)")
     if sizes.groups > 1:
-        words.append(f"x {sizes.groups} groups" if sizes.stages > 1 else f"{sizes.groups} copies")
+        words.append(f"x {sizes.groups} groups" if has_stages else f"{sizes.groups} copies")
     text = " ".join(words) or "one device"
-    if sizes.stages > 1 and sizes.is_side_by_side:
+    if has_stages and sizes.is_side_by_side:
         text += " side by side"
-    if sizes.microbatches > 1:
-        text += f", {sizes.microbatches} micro-batches"
+    if max(sizes.microbatches) > 1:
+        text += f", {' + '.join(map(str, sizes.microbatches))} micro-batches"
     return text + (f", {sizes.buckets} buckets" if sizes.buckets > 1 else "")
+
+
+def _each(sizes: _Sizes) -> str:
+    """The number of stages, that of all backbones if these stand on the same workers: "4"; else "3 + 5"."""
+    stages = sizes.stages
+    is_same = len(stages) == 1 or set(stages) == {sizes.workers}
+    return str(stages[0]) if is_same else " + ".join(map(str, stages))
+
+
+def _microbatches(plan: Plan) -> tuple[int, ...]:
+    """Of each backbone."""
+    found: dict[str, int] = {}
+    for pipeline in plan.train.placement.pipelines:
+        if Op.ENCODE not in pipeline.ops:
+            found[pipeline.model] = found.get(pipeline.model, 0) + len(pipeline.microbatches)
+    return tuple(found.values())

@@ -15,6 +15,7 @@ one of the other is as good as two of middle size. So our objectives count the l
     layers of 1 and 5, and of 5 and 1, two devices, one micro-batch of each: both backbones are cut behind their first
     layer, and stand with 1 + 1 and 5 + 5 on the devices in opposite directions, with 1 + 5 and 5 + 1 in the same [3]
 
+>>> from diffusionpipe.planner.search.pair_objectives import OppositeLoads, SameLoads
 >>> layers = ((1, 5), (5, 1))
 >>> def question(*ways):
 ...     return TwoSidedQuestion(
@@ -35,32 +36,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from operator import le
-from typing import Protocol, TypeAlias
+from typing import TypeAlias
 
-from diffusionpipe.planner.search.constants import CAP_STEP, PAIR_SLACK, RAMP_PART
+from diffusionpipe.planner.search.constants import CAP_STEP, PAIR_SLACK
 from diffusionpipe.planner.search.dynamic_program import LinkTime, Numbers, StageTime
+from diffusionpipe.planner.search.pair_objectives import Links, PairObjective
 from diffusionpipe.units import Seconds
-
-Pair: TypeAlias = tuple[StageTime, StageTime]
-"""The stages of both backbones on one device block,"""
-Links: TypeAlias = tuple[LinkTime, LinkTime]
-"""and the transfers of both between two blocks."""
-
-
-class PairObjective(Protocol):
-    """What a pair of partitions is judged by; see `dynamic_program.Objective`."""
-
-    def load(self, first: Seconds, second: Seconds) -> Seconds:
-        """What a cap limits, of a pair of stages whose F + B take so long; adds up over stages, or less than that."""
-
-    def prepend(self, rest: Numbers | None, pair: Pair, links: Links, *, is_whole: bool) -> Numbers:
-        """The numbers with one more device block in front; `is_whole`: nothing comes before it."""
-
-    def value(self, numbers: Numbers, num_stages: int) -> Seconds:
-        """The objective; must not get smaller when a number gets larger."""
-
-    def enough(self, value: Seconds, load: Seconds) -> Seconds:
-        """The load beyond which no pair is better than one of this value and load, or hardly any."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,107 +77,6 @@ class PairPartition:
     numbers: Numbers
 
 
-@dataclass(frozen=True, slots=True)
-class OppositePath:
-    """DiffusionPipe's T = (M_A + M_B + 2 S - 2) T0 + T_gap for two backbones in opposite directions (reconstructed).
-
-    T0      the largest F + B of all stages of both backbones, and of all transfers
-    T_gap   what of a reduction is left when the later backwards of its backbone are done, the largest
-    """
-
-    microbatches: tuple[int, int]
-
-    def load(self, first: Seconds, second: Seconds) -> Seconds:
-        """The larger one."""
-        return max(first, second)
-
-    def prepend(self, rest: Numbers | None, pair: Pair, links: Links, *, is_whole: bool) -> Numbers:
-        """(T0, T_gap of the first, of the second, minus the second's backwards)."""
-        (f, b, reduce), (g, c, sums) = pair
-        if rest is None:
-            return max(f + b, g + c), reduce, sums, -c
-        (x, y), (u, v) = links
-        t0 = max(rest[0], f + b, g + c, x + y, u + v)
-        return t0, max(reduce, rest[1] - b - y), max(rest[2], sums + rest[3] - v), rest[3] - v - c
-
-    def value(self, numbers: Numbers, num_stages: int) -> Seconds:
-        """T."""
-        return (sum(self.microbatches) + 2 * num_stages - 2) * numbers[0] + max(0.0, numbers[1], numbers[2])
-
-    def enough(self, value: Seconds, load: Seconds) -> Seconds:
-        """A single stage has the least other terms."""
-        return value / sum(self.microbatches)
-
-
-@dataclass(frozen=True, slots=True)
-class OppositeLoads:
-    """The largest load of a device, the shorter of both ramps, and T_gap: what opposite directions come close to.
-
-    load     M_A (F + B of the first's stage) + M_B (F + B of the second's)
-    ramp     a micro-batch's way through all stages but its last: until then another backbone's work fills the wait
-    """
-
-    microbatches: tuple[int, int]
-
-    def load(self, first: Seconds, second: Seconds) -> Seconds:
-        """Of all micro-batches of both."""
-        return self.microbatches[0] * first + self.microbatches[1] * second
-
-    def prepend(self, rest: Numbers | None, pair: Pair, links: Links, *, is_whole: bool) -> Numbers:
-        """(load, ramp of the first, way of the second so far, both gaps, minus the second's backwards)."""
-        (f, b, reduce), (g, c, sums) = pair
-        load = self.load(f + b, g + c)
-        if rest is None:
-            return load, 0.0, 0.0 if is_whole else g + c, reduce, sums, -c
-        (x, y), (u, v) = links
-        way = rest[2] + u + v
-        return (
-            max(rest[0], load),
-            rest[1] + f + b + x + y,
-            way if is_whole else way + g + c,  # the last stage of the second is in its load
-            max(reduce, rest[3] - b - y),
-            max(rest[4], sums + rest[5] - v),
-            rest[5] - v - c,
-        )
-
-    def value(self, numbers: Numbers, num_stages: int) -> Seconds:
-        """Their sum."""
-        return numbers[0] + min(numbers[1], numbers[2]) + max(0.0, numbers[3], numbers[4])
-
-    def enough(self, value: Seconds, load: Seconds) -> Seconds:
-        """Other pairs have at least a part of the ramp and gap of this one."""
-        return value - RAMP_PART * (value - load)
-
-
-@dataclass(frozen=True, slots=True)
-class SameLoads:
-    """The same for one direction: the first backbone waits for its way in, the second for its way back."""
-
-    microbatches: tuple[int, int]
-
-    def load(self, first: Seconds, second: Seconds) -> Seconds:
-        """Of all micro-batches of both."""
-        return self.microbatches[0] * first + self.microbatches[1] * second
-
-    def prepend(self, rest: Numbers | None, pair: Pair, links: Links, *, is_whole: bool) -> Numbers:
-        """(load, sum of both ramps, both gaps)."""
-        (f, b, reduce), (g, c, sums) = pair
-        load = self.load(f + b, g + c)
-        if rest is None:
-            return load, 0.0, reduce, sums
-        (x, y), (u, v) = links
-        ramps = rest[1] + f + b + x + y + g + c + u + v
-        return max(rest[0], load), ramps, max(reduce, rest[2] - b - y), max(sums, rest[3] - c - v)
-
-    def value(self, numbers: Numbers, num_stages: int) -> Seconds:
-        """Load, half of both ramps, and gap."""
-        return numbers[0] + numbers[1] / 2 + max(0.0, numbers[2], numbers[3])
-
-    def enough(self, value: Seconds, load: Seconds) -> Seconds:
-        """Other pairs have at least a part of the ramp and gap of this one."""
-        return value - RAMP_PART * (value - load)
-
-
 _Node: TypeAlias = tuple[Numbers, int, int, int, "_Node | None"]
 """Numbers of a state, i, j, the replicas of its first block, the state behind that block."""
 _State: TypeAlias = tuple[int, int, int, int]
@@ -219,23 +99,29 @@ def best_pairs(question: TwoSidedQuestion, objective: PairObjective, *, width: i
     return tuple(sorted(found, key=lambda pair: (pair.value, len(pair.replicas), pair.starts, pair.replicas)))
 
 
-def best_under_cap(question: TwoSidedQuestion, objective: PairObjective, *, width: int) -> tuple[PairPartition, ...]:
-    """Good pairs, best first: of those whose largest load is near the even share, if there are any.
+def first_pairs(question: TwoSidedQuestion, objective: PairObjective, *, width: int) -> tuple[PairPartition, ...]:
+    """Pairs under the least cap under which there are any, best first.
 
-    The cap starts a little above it and is raised until something is found, then once more if that says that a larger
-    load could be worth it; never beyond the question's own.
+    The cap starts a little above the even share and is raised faster and faster until something is found, but never
+    beyond the question's own.
     """
     first, second = question.work
-    cap = PAIR_SLACK * objective.load(first[-1], second[-1]) / question.num_devices
+    cap, step = PAIR_SLACK * objective.load(first[-1], second[-1]) / question.num_devices, CAP_STEP
     while True:
         found = best_pairs(replace(question, cap=min(cap, question.cap)), objective, width=width)
-        if cap >= question.cap:
+        if found or cap >= question.cap:
             return found
-        if found:
-            break
-        cap *= CAP_STEP
-    enough = min(objective.enough(found[0].value, found[0].numbers[0]), question.cap)
-    return best_pairs(replace(question, cap=enough), objective, width=width) if enough > cap else found
+        cap, step = cap * step, step * CAP_STEP
+
+
+def best_under_cap(question: TwoSidedQuestion, objective: PairObjective, *, width: int) -> tuple[PairPartition, ...]:
+    """Good pairs, best first: those under the cap beyond which, by the first ones found, nothing is better."""
+    found = first_pairs(question, objective, width=1)
+    if not found:
+        return ()
+    least_stages = -(-question.num_devices // max(question.replicas))
+    enough = max(objective.enough(found[0].value, found[0].numbers[0], least_stages), found[0].numbers[0])
+    return best_pairs(replace(question, cap=min(enough, question.cap)), objective, width=width)
 
 
 class _Program:

@@ -160,8 +160,9 @@ def _instance(
     ]
     free = []
     for unit, memory in enumerate(ground.memories):
-        own = [(*span, candidate.microbatches) for span, worker in zip(spans, workers, strict=True) if worker == unit]
-        free.append(max(0, memory - judge.footprint.use(own, [[0] * len(own)], samples).total))
+        here = [span for span, worker in zip(spans, workers, strict=True) if worker == unit]
+        own = [(*span, candidate.microbatches, samples) for span in here]
+        free.append(max(0, memory - judge.footprint.use(own, [[0] * len(own)]).total))
     return Instance(
         ranks=arrangement.units,
         microbatches=candidate.microbatches,

@@ -11,8 +11,8 @@ Whether frozen work is filled into bubbles changes what is best, so both are jud
 good filling reaches, in [4] by the filler's own work. No step depends on chance or on the clock. An estimate without
 fills is exact (`estimates`), so there [4] confirms it:
 
->>> from diffusionpipe.costs import AllReduce, Cluster, Device, LayerSpec, Link, ModelGraph, ParameterSpec, Profile
->>> from diffusionpipe.costs import TensorSpec, Workload
+>>> from diffusionpipe.costs import AllReduce, Backbone, Cluster, Device, LayerSpec, Link, ModelGraph, ParameterSpec
+>>> from diffusionpipe.costs import Profile, TensorSpec, Workload
 >>> from diffusionpipe.costs.profile import LayerProfile
 >>> times = [1, 2, 1, 2]                        # forwards of a sample through four layers of 10^9 parameters each
 >>> names = ["in", "a", "b", "c", "loss"]       # layer i reads tensor i and writes the next one
@@ -24,7 +24,7 @@ fills is exact (`estimates`), so there [4] confirms it:
 ...     ),
 ...     tensors=tuple(TensorSpec(name=name, shape=(1,), needs_gradient=name != "in") for name in names),
 ...     parameters=tuple(ParameterSpec(name=f"w{i}", shape=(10**9,)) for i in range(4)),
-...     inputs=("in",), output="loss", prediction=None,
+...     inputs=("in",), backbones=(Backbone(prediction=None),),
 ... )
 >>> layers = tuple(
 ...     LayerProfile(name=f"layer{i}", forward=(t,), input_grad=(t,), weight_grad=(t,), activation=(1,), workspace=(0,))
@@ -54,6 +54,7 @@ from diffusionpipe.planner.pricing.arrangement import Arrangement, arrangements
 from diffusionpipe.planner.pricing.encoders import host_sets
 from diffusionpipe.planner.pricing.setting import Setting
 from diffusionpipe.planner.search.candidates import Candidate
+from diffusionpipe.planner.search.cascades import add_pairs, least_time, roomy_pairs, sharded_pairs
 from diffusionpipe.planner.search.constants import (
     CHAIN,
     LEAN,
@@ -67,6 +68,7 @@ from diffusionpipe.planner.search.constants import (
 )
 from diffusionpipe.planner.search.improvement import add_cuts, add_place, improve
 from diffusionpipe.planner.search.judge import Judge
+from diffusionpipe.planner.search.naming import name_of
 from diffusionpipe.planner.search.objectives import CriticalPath
 from diffusionpipe.planner.search.placed import placed
 from diffusionpipe.planner.search.pool import Judged, Pool
@@ -113,6 +115,8 @@ def search(
         ConfigError: no way of using all ranks cuts the batch at whole samples.
     """
     pool = Pool(judge=Judge(setting=setting), is_filled=filler is not None, score=limit)
+    if len(setting.graph.backbones) > 1:
+        return _search_pairs(setting, pool, filler, num_finalists, limit)
     is_limited = limit < float("inf")
     # Without fills nothing but shorter waits would have to make up for the frozen work, which they hardly ever do.
     ramp = LEAST_RAMP if pool.is_filled and is_limited else 1.0
@@ -150,6 +154,43 @@ def search(
     )
 
 
+def _search_pairs(setting: Setting, pool: Pool, filler: Filler | None, num_finalists: int, limit: Seconds) -> Search:
+    """The best plans of two backbones; of each kind one is simulated in full, so that they can be compared.
+
+    Raises:
+        ConfigError: there are more than two, or no way of using all ranks cuts the batch at whole samples.
+    """
+    if len(setting.graph.backbones) > 2:
+        names = ", ".join(backbone.name for backbone in setting.graph.backbones)
+        raise ConfigError(f"a plan can have two backbones, not {len(setting.graph.backbones)}: {names}")
+    if setting.given.sharded is not True:
+        add_pairs(pool)
+    sharded = Pool(judge=pool.judge, is_filled=pool.is_filled, score=limit)
+    for candidate in sharded_pairs(pool.judge):
+        sharded.add(sharded.judged_of(candidate))
+    if not pool.judged and not sharded.judged:
+        raise ConfigError(_uncuttable(setting))
+    found = dict(_finalists(setting, pool, filler, num_finalists, limit))
+    fastest = min((proposal.step for proposal in found.values() if proposal.overflow <= 0), default=limit)
+    enough = (LISTED if limit == float("inf") else 1) * fastest
+    for one in {name_of(one.candidate): one for one in reversed(pool.ranked())}.values():
+        if one.candidate not in found and one.score < enough:
+            found[one.candidate] = propose(setting, one.candidate.layout(setting), filler)
+    in_parts = sorted(sharded.judged.values(), key=lambda one: one.score)  # an estimate does not know what fits
+    for one in [one for one in in_parts if one.score < enough][:MAX_ATTEMPTS]:
+        found[one.candidate] = propose(setting, one.candidate.layout(setting), filler)
+        if found[one.candidate].overflow <= 0:
+            break
+    finalists = sorted(found.items(), key=lambda pair: (pair[1].overflow > 0, pair[1].step))
+    return Search(
+        finalists=tuple(finalists),
+        judged=tuple(o for o in pool.diverse() if o.candidate not in found and o.score <= LISTED * pool.score),
+        num_estimated=len(pool.judged) + len(sharded.judged),
+        is_filled=pool.is_filled,
+        bound=least_time(pool.judge),
+    )
+
+
 def _finalists(
     setting: Setting, pool: Pool, filler: Filler | None, num_finalists: int, limit: Seconds
 ) -> list[tuple[Candidate, Proposal]]:
@@ -169,7 +210,7 @@ def _finalists(
     if best and pool.is_filled and (twin := pool.twin(best[0]).candidate) != best[0]:
         finalists.append((twin, propose(setting, twin.layout(setting), filler)))
     # Filling never does quite as well as estimated, but for copies of the model: they may win from behind.
-    copies = next((j for j in ranked if len(j.candidate.starts) == 1 and j.score < TRUST * fastest), None)
+    copies = next((j for j in ranked if j.candidate.is_copy and j.score < TRUST * fastest), None)
     if copies and all(candidate != copies.candidate for candidate, _ in finalists):
         finalists.append((copies.candidate, propose(setting, copies.candidate.layout(setting), filler)))
     return finalists
@@ -219,6 +260,9 @@ def least_estimated_overflow(setting: Setting) -> Judged | None:
     """The same with its estimate alone, which takes a fraction of the time."""
     pool = Pool(judge=Judge(setting=setting), is_filled=False)
     found = list[Judged]()
+    if len(setting.graph.backbones) > 1:
+        found = [pool.judged_of(candidate) for candidate in roomy_pairs(pool.judge)]
+        return min(found, key=lambda one: (one.estimate.overflow, one.score), default=None)
     for _, arrangement, microbatches in _places(pool.judge):
         if not setting.given.allows_chains:
             found += [pool.judged_of(one) for one in placed(pool.judge, arrangement, microbatches)]

@@ -64,6 +64,8 @@ def leanest_sharded(setting: Setting) -> tuple[Candidate, Proposal] | None:
     judge = Judge(setting=setting)
     if setting.given.sharded is False:
         return None
+    if len(setting.graph.backbones) > 1:
+        return None  # the search has looked at them
     num_layers = judge.tables.num_layers
     counts = [count for _, count in _accumulations(judge) if count * num_layers <= MAX_SHARDED_FORWARDS]
     schedules = _schedules(setting, 1)
@@ -120,7 +122,7 @@ def _best_blocks(
 
 def _by_estimate(pool: Pool, microbatches: int, schedule: str) -> list[Judged]:
     judge = pool.judge
-    counts = [n for n in _numbers_of_blocks(judge.tables.num_layers) if n * microbatches <= MAX_SHARDED_FORWARDS]
+    counts = [n for n in numbers_of_blocks(judge.tables.num_layers) if n * microbatches <= MAX_SHARDED_FORWARDS]
     return sorted((pool.judged_of(_sharded(judge, microbatches, schedule, count)) for count in counts), key=_rank)
 
 
@@ -141,7 +143,7 @@ def _sharded(judge: Judge, microbatches: int, schedule: str, buckets: int) -> Ca
     )
 
 
-def _numbers_of_blocks(num_layers: int) -> list[int]:
+def numbers_of_blocks(num_layers: int) -> list[int]:
     """From a block for each layer to a few."""
     counts = [num_layers]
     while counts[-1] > 4:

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from itertools import accumulate
 
 from diffusionpipe.planner.assembly.buckets import bucket_starts
 from diffusionpipe.planner.pricing.arrangement import Arrangement, Ground
@@ -29,6 +30,12 @@ class Tables:
     def num_layers(self) -> int:
         """Of the trained part."""
         return len(self.table.names)
+
+    @cached_property
+    def borders(self) -> tuple[int, ...]:
+        """First layer of each backbone, and the number of all layers."""
+        graph = self.setting.graph
+        return tuple(accumulate((len(graph.layers_of(backbone)) for backbone in graph.backbones), initial=0))
 
     @cached_property
     def ground(self) -> Callable[[Arrangement], Ground]:

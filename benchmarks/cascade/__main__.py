@@ -1,0 +1,104 @@
+"""Ways to run two backbones, simulated: `python -m benchmarks.cascade [--json] [--quick]`."""
+
+import argparse
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.cascade.models import equal_pair, pair, without_encoders
+from diffusionpipe.costs import Profile, Workload
+from diffusionpipe.costs.clusters import load_cluster
+from diffusionpipe.planner.filling.filler import filler_of
+from diffusionpipe.planner.pricing.setting import Setting
+from diffusionpipe.planner.rivals.baselines import best_baselines
+from diffusionpipe.planner.search.naming import name_of, sizes_of
+from diffusionpipe.planner.search.search import search
+from diffusionpipe.units import Seconds
+
+MODELS: dict[str, Callable[[], Profile]] = {
+    "512 + 1024 px": pair,
+    "512 + 1024 px, encoder outputs from disk": lambda: without_encoders(pair()),
+    "512 + 512 px": equal_pair,
+}
+DEVICES = (8, 16)
+PER_DEVICE = (1, 8)
+QUICK = (8,)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Way:
+    """One way of training both backbones at its best sizes."""
+
+    model: str
+    devices: int
+    per_device: int
+    """Samples of one step on each."""
+    name: str
+    layout: str
+    is_filled: bool
+    step: Seconds
+    bubble: float
+    """Idle part of all devices' time."""
+    fits: bool
+
+
+def ways(model: str, devices: int, per_device: int) -> Iterator[Way]:
+    """Every way in one cell, and data parallelism of other systems."""
+    setting = Setting(
+        profile=MODELS[model](),
+        cluster=load_cluster(f"a100-80x8:{devices // 8}" if devices > 8 else "a100-80x8"),
+        workload=Workload(batch=devices * per_device),
+    )
+    cell = {"model": model, "devices": devices, "per_device": per_device}
+    for is_filled in (True, False) if setting.graph.frozen_layers else (False,):
+        best: dict[str, Way] = {}
+        for candidate, proposal in search(setting, filler=filler_of(setting) if is_filled else None).finalists:
+            way = Way(
+                **cell, name=name_of(candidate), layout=sizes_of(candidate), is_filled=is_filled, step=proposal.step,
+                bubble=proposal.timeline.bubble, fits=proposal.overflow <= 0,
+            )  # fmt: skip
+            best.setdefault(way.name, way)
+        yield from best.values()
+    for one in best_baselines(setting):
+        yield Way(
+            **cell, name=one.name, layout=one.sizes, is_filled=False, step=one.step, bubble=1 - one.busy / one.step,
+            fits=one.overflow <= 0,
+        )  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.cascade", description=__doc__)
+    parser.add_argument("--json", action="store_true", help="print all ways as JSON, without tables")
+    parser.add_argument("--quick", action="store_true", help="8 devices alone")
+    arguments = parser.parse_args()
+    found = []
+    console = Console()
+    for devices in QUICK if arguments.quick else DEVICES:
+        for model in MODELS:
+            for per_device in PER_DEVICE:
+                own = list(ways(model, devices, per_device))
+                found += own
+                if not arguments.json:
+                    console.print(_table(own))
+    if arguments.json:
+        print(json.dumps([asdict(way) | {"step": round(way.step, 6)} for way in found], indent=1))
+
+
+def _table(found: list[Way]) -> Table:
+    first = found[0]
+    table = Table(title=f"{first.model}, {first.devices} A100, {first.per_device} samples each (simulated)")
+    for head in ("way", "layout", "step ms", "times as long", "idle"):
+        table.add_column(head, justify="left" if head in ("way", "layout") else "right")
+    best = min(way.step for way in found if way.fits)
+    for way in sorted(found, key=lambda way: (not way.fits, way.step)):
+        name = f"{way.name}, filled" if way.is_filled else way.name
+        ratio = f"{way.step / best:.3f}" if way.fits else "does not fit"
+        table.add_row(name, way.layout, f"{way.step * 1e3:.1f}", ratio, f"{way.bubble:.1%}")
+    return table
+
+
+if __name__ == "__main__":
+    main()

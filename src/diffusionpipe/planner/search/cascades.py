@@ -1,0 +1,273 @@
+"""Candidates for two backbones, each kind at its own best sizes, so that they can be compared.
+
+    opposed            the first backbone down the devices, the second up            opposed_partition, opposed.py
+    together           both down the devices, their micro-batches mixed
+    in turn            the whole of the first, then the whole of the second; on one device, whole copies of both: the
+                       sums of the first's gradients run beside the second's compute
+    divided            each on devices of its own, as a pipeline or as copies
+    in turn, sharded   copies of both, with parameters in parts
+
+Numbers of micro-batches are tried in pairs: with backbones of unequal work, numbers in proportion to it give
+micro-batches of equal time. The pairs of an arrangement are looked at by what a kind takes without transfers and
+reductions, the best `NUM_PAIRS` of each kind.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from itertools import pairwise, product
+from math import gcd, lcm
+from typing import TypeAlias
+
+from diffusionpipe.planner.assembly.partition import balanced_cuts
+from diffusionpipe.planner.pricing.arrangement import Arrangement, arrangements
+from diffusionpipe.planner.search.candidates import Candidate
+from diffusionpipe.planner.search.constants import (
+    MAX_MICROBATCHES,
+    MAX_SHARDED_FORWARDS,
+    MAX_UNEQUAL_UNITS,
+    NUM_IMPROVED,
+    NUM_PAIRS,
+    NUM_THOROUGH,
+    PAIR_ACTIONS,
+    SLACKS,
+    WIDTH,
+)
+from diffusionpipe.planner.search.improvement import bucketed, move_cuts
+from diffusionpipe.planner.search.judge import Judge
+from diffusionpipe.planner.search.opposed_partition import PairPartition, best_under_cap, first_pairs
+from diffusionpipe.planner.search.pair_objectives import OppositeLoads, OppositePath, SameLoads
+from diffusionpipe.planner.search.pair_questions import PairPlace
+from diffusionpipe.planner.search.pool import Pool
+from diffusionpipe.planner.search.sharded import numbers_of_blocks
+from diffusionpipe.schedules.list_scheduling import StageTimes
+from diffusionpipe.schedules.opposed import facing, in_turn, ordered, pipe_of
+from diffusionpipe.schedules.shapes import Pipe
+from diffusionpipe.units import Seconds
+
+OPPOSED, TOGETHER, IN_TURN, DIVIDED = "opposed", "together", "in turn", "divided"
+Starts = tuple[Sequence[int], Sequence[int]]
+"""First layers of the stages of each backbone, in forward order."""
+
+
+def add_pairs(pool: Pool) -> None:
+    """Judge every kind at its most promising sizes, then improve the best."""
+    judge = pool.judge
+    ways: list[tuple[Seconds, int, PairPlace, _Kind]] = []
+    for arrangement in arrangements(judge.setting.cluster):
+        found = list(_places(judge, arrangement))
+        for rough, kind in _KINDS if arrangement.units > 1 else ((_rough_in_turn, _in_turn),):
+            ranked = sorted((rough(place), number) for number, place in enumerate(found))
+            ways += [(time, len(ways), found[number], kind) for time, number in ranked[:NUM_PAIRS]]
+    seen = set[object]()
+    for time, _, place, kind in sorted(ways, key=lambda way: way[:2]):
+        key = place.arrangement, kind
+        if time <= pool.score or key not in seen:  # of each kind one, so that it can be compared
+            seen.add(key)
+            for candidate in kind(place):
+                pool.add(pool.judged_of(candidate))
+    facing_ones = (one.candidate for one in pool.diverse() if one.candidate.schedule == OPPOSED)
+    best = dict.fromkeys((candidate.arrangement, candidate.counts) for candidate in facing_ones)
+    for arrangement, (first, second) in list(best)[:NUM_THOROUGH]:
+        place = PairPlace(judge=judge, arrangement=arrangement, microbatches=(first, second))
+        for candidate in _replicated(place):
+            pool.add(pool.judged_of(candidate))
+    for one in pool.diverse()[:NUM_IMPROVED]:
+        pool.add(bucketed(pool, move_cuts(pool, one)))
+
+
+def least_time(judge: Judge) -> Seconds:
+    """No iteration takes less: all devices compute all the time, the frozen work included."""
+    times = [
+        sum(m * time for m, time in _totals(place)) * max(place.ground.speeds) / sum(place.ground.speeds)
+        for arrangement in arrangements(judge.setting.cluster)
+        for place in _places(judge, arrangement)
+    ]
+    return min(times, default=0.0) + judge.tables.frozen_seconds
+
+
+def _places(judge: Judge, arrangement: Arrangement) -> Iterator[PairPlace]:
+    """All pairs of numbers of micro-batches that cut the batch at whole samples."""
+    setting, given = judge.setting, judge.setting.given
+    rows, rest = divmod(setting.workload.batch, arrangement.data_parallel)
+    _, border, end = judge.tables.borders
+    if rest or arrangement.units > min(border, end - border):
+        return
+    if not given.allows(units=arrangement.units, data_parallel=arrangement.data_parallel):
+        return
+    counts = [n for n in range(1, min(rows, MAX_MICROBATCHES) + 1) if rows % n == 0]
+    for first, second in product(counts, repeat=2):
+        if arrangement.units * (first + second) <= PAIR_ACTIONS and given.microbatches in (None, first, second):
+            yield PairPlace(judge=judge, arrangement=arrangement, microbatches=(first, second))
+
+
+def _totals(place: PairPlace) -> list[tuple[int, Seconds]]:
+    """Of each backbone its micro-batches and the F + B of one of them through all layers."""
+    fastest = max(place.ground.speeds)
+    return [(place.microbatches[backbone], place.work(backbone)[-1] / fastest) for backbone in range(2)]
+
+
+def _rough_opposed(place: PairPlace) -> Seconds:
+    """Micro-batches of unequal time fill each other's waits badly: fitted to the orders of `tests/schedules`."""
+    (m, first), (n, second) = _totals(place)
+    units = place.arrangement.units
+    return (m * first + n * second + (units - 1) * (min(first, second) + 2 * abs(first - second)) / 3) / units
+
+
+def _rough_together(place: PairPlace) -> Seconds:
+    (m, first), (n, second) = _totals(place)
+    units = place.arrangement.units
+    return (m * first + n * second + (units - 1) * (first + second) / 2) / units
+
+
+def _rough_in_turn(place: PairPlace) -> Seconds:
+    (m, first), (n, second) = _totals(place)
+    units = place.arrangement.units
+    return ((m + units - 1) * first + (n + units - 1) * second) / units
+
+
+def _rough_divided(place: PairPlace) -> Seconds:
+    return min(_rough_parts(place, count) for count in range(1, place.arrangement.units))
+
+
+def _rough_parts(place: PairPlace, count: int) -> Seconds:
+    """The first backbone on so many devices, the second on the others."""
+    parts = zip(_totals(place), (count, place.arrangement.units - count), strict=True)
+    return max((m + units - 1) * time / units for (m, time), units in parts)
+
+
+def _opposed(place: PairPlace) -> Iterator[Candidate]:
+    question = place.question((1,), is_opposed=True)
+    for pair in first_pairs(question, OppositeLoads(place.microbatches), width=2)[:1]:
+        yield from _ordered(place, OPPOSED, pair.starts, pair.replicas)
+
+
+def _replicated(place: PairPlace) -> Iterator[Candidate]:
+    """The same at a good place: more partitions, that of the paper's formula, replicas where these are affordable."""
+    counts, may_replicate = place.microbatches, 2 < place.arrangement.units <= MAX_UNEQUAL_UNITS
+    question = place.question(_replicas(place) if may_replicate else (1,), is_opposed=True)
+    found = best_under_cap(question, OppositeLoads(counts), width=WIDTH)[:WIDTH]
+    for pair in (*found, *first_pairs(question, OppositePath(counts), width=2)[:1]):
+        if gcd(*pair.replicas) == 1:  # else it is another arrangement's
+            yield from _ordered(place, OPPOSED, pair.starts, pair.replicas)
+
+
+def _together(place: PairPlace) -> Iterator[Candidate]:
+    question = place.question((1,), is_opposed=False)
+    for pair in first_pairs(question, SameLoads(place.microbatches), width=2)[:1]:
+        yield from _ordered(place, TOGETHER, (pair.starts[0], _turned(place, pair)), pair.replicas)
+
+
+def _turned(place: PairPlace, pair: PairPartition) -> tuple[int, ...]:
+    """The second backbone's first layers where the question counted them from its end."""
+    return (0, *(place.num_layers[1] - start for start in reversed(pair.starts[1][1:])))
+
+
+def _in_turn(place: PairPlace) -> Iterator[Candidate]:
+    units = range(place.arrangement.units)
+    starts = _balanced(place, len(units), len(units))
+    pipes = _pipes(place, units, units)
+    yield _candidate(place, IN_TURN, pipes, starts, (1,) * len(units), slack=None)
+
+
+def _divided(place: PairPlace) -> Iterator[Candidate]:
+    """Pipelines on both parts of the devices, and copies on both, where the samples can be shared."""
+    units = place.arrangement.units
+    for count in sorted(range(1, units), key=lambda count: _rough_parts(place, count))[:2]:
+        pipes = _pipes(place, range(count), range(count, units))
+        starts = _balanced(place, count, units - count)
+        if all(len(one) <= layers for one, layers in zip(starts, place.num_layers, strict=True)):
+            yield _candidate(place, DIVIDED, pipes, starts, (1,) * units, slack=None)
+        copies = _candidate(place, DIVIDED, _pipes(place, (0,), (1,)), ((0,), (0,)), (count, units - count), slack=None)
+        if units > 2 and copies.divides(place.judge.setting.workload.batch):
+            yield copies
+
+
+_Kind: TypeAlias = Callable[[PairPlace], Iterator[Candidate]]
+_KINDS: tuple[tuple[Callable[[PairPlace], Seconds], _Kind], ...] = (
+    (_rough_opposed, _opposed),
+    (_rough_together, _together),
+    (_rough_in_turn, _in_turn),
+    (_rough_divided, _divided),
+)
+
+
+def _balanced(place: PairPlace, first: int, second: int) -> Starts:
+    """Cuts into so many stages of about equal times."""
+    work = [place.work(backbone) for backbone in range(2)]
+    steps = [[b - a for a, b in pairwise(own)] for own in work]
+    return balanced_cuts(steps[0], first), balanced_cuts(steps[1], second)
+
+
+def _pipes(place: PairPlace, first: Sequence[int], second: Sequence[int]) -> tuple[Pipe, Pipe]:
+    """Both backbones on these workers, in forward order."""
+    names = [backbone.name for backbone in place.judge.setting.graph.backbones]
+    m, n = place.microbatches
+    return pipe_of(names[0], first, (1,) * m), pipe_of(names[1], second, (1,) * n, len(first))
+
+
+def _ordered(place: PairPlace, name: str, starts: Starts, replicas: tuple[int, ...]) -> Iterator[Candidate]:
+    """The candidates of a partition, one for each slack: more of it is faster and holds more."""
+    blocks = range(len(replicas))
+    pipes = _pipes(place, blocks, blocks)
+    pipes = facing(*pipes) if name == OPPOSED else pipes
+    found = {candidate.orders: candidate for candidate in
+             (_candidate(place, name, pipes, starts, replicas, slack=slack) for slack in SLACKS)}  # fmt: skip
+    yield from (one for one in found.values() if one.divides(place.judge.setting.workload.batch))
+
+
+def _candidate(
+    place: PairPlace,
+    name: str,
+    pipes: tuple[Pipe, Pipe],
+    starts: Starts,
+    replicas: tuple[int, ...],
+    *,
+    slack: int | None,
+) -> Candidate:
+    """The candidate with orders listed for its own times; slack None: one backbone after the other."""
+    times = _times(place, pipes, starts, replicas)
+    border = place.judge.tables.borders[1]
+    return Candidate(
+        arrangement=place.arrangement,
+        schedule=name,
+        microbatches=lcm(*place.microbatches),
+        starts=(*starts[0], *(border + start for start in starts[1])),
+        replicas=replicas,
+        orders=in_turn(name, pipes, times) if slack is None else ordered(name, pipes, times, slack=slack),
+    )
+
+
+def _times(place: PairPlace, pipes: tuple[Pipe, Pipe], starts: Starts, replicas: tuple[int, ...]) -> list[StageTimes]:
+    found = []
+    for backbone, (pipe, own) in enumerate(zip(pipes, starts, strict=True)):
+        stops = (*own[1:], place.num_layers[backbone])
+        for worker, first, stop in zip(pipe.workers, own, stops, strict=True):
+            found.append(place.listed(backbone, first, stop, sum(replicas[:worker]), replicas[worker]))
+    return found
+
+
+def _replicas(place: PairPlace) -> tuple[int, ...]:
+    """Numbers of replicas that can share a micro-batch of either backbone."""
+    return tuple(r for r in range(1, place.arrangement.units) if all(place.samples(b) % r == 0 for b in range(2)))
+
+
+def roomy_pairs(judge: Judge) -> Iterator[Candidate]:
+    """What needs little memory, whether it fits or not: of each arrangement the smallest micro-batches, in turn."""
+    for arrangement in arrangements(judge.setting.cluster):
+        found = sorted(_places(judge, arrangement), key=lambda place: sum(place.microbatches))
+        for place in found[-1:]:
+            yield from _in_turn(place)
+
+
+def sharded_pairs(judge: Judge) -> Iterator[Candidate]:
+    """Copies of both with parameters in parts, one backbone after the other, the most promising numbers first."""
+    ranks = judge.setting.cluster.num_ranks
+    if ranks == 1 or judge.setting.given.sharded is False:
+        return
+    _, border, end = judge.tables.borders
+    places = sorted(_places(judge, Arrangement(units=1, data_parallel=ranks)), key=_rough_in_turn)
+    for place in places[:NUM_PAIRS]:
+        alone = _candidate(place, IN_TURN, _pipes(place, (0,), (0,)), ((0,), (0,)), (1,), slack=None)
+        for buckets in numbers_of_blocks(min(border, end - border)):
+            if buckets * sum(place.microbatches) <= MAX_SHARDED_FORWARDS:
+                yield replace(alone, buckets=buckets, sharded=True)

@@ -1,0 +1,129 @@
+"""What the two-sided dynamic program is asked for a setting with two backbones."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+
+from diffusionpipe.planner.pricing.arrangement import Arrangement, Ground
+from diffusionpipe.planner.pricing.layer_table import Sums
+from diffusionpipe.planner.search.dynamic_program import LinkTime, StageTime
+from diffusionpipe.planner.search.judge import Judge
+from diffusionpipe.planner.search.opposed_partition import TwoSidedQuestion
+from diffusionpipe.schedules.list_scheduling import StageTimes
+from diffusionpipe.units import Bytes, Seconds
+
+
+@dataclass(frozen=True, kw_only=True)
+class PairPlace:
+    """An arrangement of ranks and the micro-batches of both backbones."""
+
+    judge: Judge
+    arrangement: Arrangement
+    microbatches: tuple[int, int]
+
+    @property
+    def ground(self) -> Ground:
+        """The arrangement on the cluster."""
+        return self.judge.tables.ground(self.arrangement)
+
+    @property
+    def num_layers(self) -> tuple[int, int]:
+        """Of both backbones."""
+        _, border, end = self.judge.tables.borders
+        return border, end - border
+
+    def samples(self, backbone: int) -> float:
+        """Of a micro-batch."""
+        return self.judge.tables.unit_samples(self.arrangement, self.microbatches[backbone])
+
+    def sums(self, backbone: int, replicas: int = 1) -> Sums:
+        """Sums over the layers of both for a micro-batch of one of them."""
+        return self.judge.tables.table.sums(self.samples(backbone) / replicas, self.microbatches[backbone])
+
+    def work(self, backbone: int, replicas: int = 1) -> list[Seconds]:
+        """Running sums of F + B over the layers of a backbone."""
+        sums, start = self.sums(backbone, replicas), self.judge.tables.borders[backbone]
+        first = sums.forward[start] + sums.backward[start]
+        stop = start + self.num_layers[backbone] + 1
+        return [f + b - first for f, b in zip(sums.forward[start:stop], sums.backward[start:stop], strict=True)]
+
+    def stage(self, backbone: int, first: int, stop: int, position: int, replicas: int) -> StageTime:
+        """A stage of a backbone's layers on devices from this position on."""
+        sums, start, ground = self.sums(backbone, replicas), self.judge.tables.borders[backbone], self.ground
+        first, stop = first + start, stop + start
+        devices = range(position, position + replicas)
+        speed = min(ground.speeds[position : position + replicas])
+        return (
+            (sums.forward[stop] - sums.forward[first]) / speed,
+            (sums.backward[stop] - sums.backward[first]) / speed,
+            self.judge.tables.reduction(ground, first, stop, devices),
+        )
+
+    def link(self, backbone: int, cut: int, position: int, before: int, behind: int) -> LinkTime:
+        """What crosses a cut of a backbone between the devices before and from this position on."""
+        way = self.ground.link(position - before, before, position, behind)
+        forward, backward = self.judge.tables.table.crossing[cut + self.judge.tables.borders[backbone]]
+        amount = self.samples(backbone) / min(before, behind)
+        return way.transfer(round(amount * forward)), way.transfer(round(amount * backward)) if backward else 0.0
+
+    def listed(self, backbone: int, first: int, stop: int, position: int, replicas: int) -> StageTimes:
+        """A stage's times as list scheduling takes them; its messages take what the slower end's take."""
+        forward, backward, _ = self.stage(backbone, first, stop, position, replicas)
+        inner = [cut for cut in (first, stop) if 0 < cut < self.num_layers[backbone]]
+        latency = max((self.link(backbone, cut, max(position, 1), 1, 1)[0] for cut in inner), default=0.0)
+        return StageTimes(forward=forward, backward=backward, latency=latency)
+
+    @cached_property
+    def _span_bytes(self) -> Callable[[int, int, int, int, int], tuple[Bytes, Bytes]]:
+        """(backbone, first, stop, replicas, in flight) -> bytes of a stage without workspace, and its workspace."""
+
+        def span_bytes(backbone: int, first: int, stop: int, replicas: int, in_flight: int) -> tuple[Bytes, Bytes]:
+            start = self.judge.tables.borders[backbone]
+            stage = (first + start, stop + start, self.microbatches[backbone], self.samples(backbone) / replicas)
+            use = self.judge.footprint.use([stage], [(in_flight,)], is_host=False)
+            return use.total - use.workspace, use.workspace
+
+        return lru_cache(maxsize=None)(span_bytes)
+
+    def question(self, replicas: tuple[int, ...], *, is_opposed: bool) -> TwoSidedQuestion:
+        """Opposite directions, or the same one: then the second backbone's layers are counted from its end."""
+        footprint, memories, num_layers = self.judge.footprint, self.ground.memories, self.num_layers
+        fastest = max(self.ground.speeds)
+        of_count = [[self.work(backbone, r) for r in replicas] for backbone in range(2)]
+        least = [[min(r * one[i] for r, one in zip(replicas, own, strict=True)) / fastest for i in range(len(own[0]))]
+                 for own in of_count]  # fmt: skip
+
+        def span(backbone: int, first: int, stop: int) -> tuple[int, int]:
+            if is_opposed or not backbone:
+                return first, stop
+            return num_layers[1] - stop, num_layers[1] - first
+
+        def stage(backbone: int, first: int, stop: int, position: int, count: int) -> StageTime:
+            return self.stage(backbone, *span(backbone, first, stop), position, count)
+
+        def link(backbone: int, cut: int, position: int, before: int, behind: int) -> LinkTime:
+            return self.link(backbone, span(backbone, cut, cut)[0], position, before, behind)
+
+        def fits(first: tuple[int, int], second: tuple[int, int], position: int, count: int, blocks: int) -> bool:
+            depth = position + 1 if is_opposed else blocks
+            held = [
+                self._span_bytes(0, *first, count, min(self.microbatches[0], blocks)),
+                self._span_bytes(1, *span(1, *second), count, min(self.microbatches[1], depth)),
+            ]
+            total = sum(one for one, _ in held) + max(footprint.frozen_workspace, *(one for _, one in held))
+            return total + footprint.frozen_bytes <= min(memories[position : position + count])
+
+        whole = [self._span_bytes(b, 0, num_layers[b], 1, self.microbatches[b]) for b in range(2)]
+        everything = sum(map(sum, whole)) + footprint.frozen_bytes + footprint.frozen_workspace
+        if not is_opposed:
+            least[1] = [least[1][-1] - one for one in reversed(least[1])]
+        return TwoSidedQuestion(
+            num_layers=num_layers,
+            num_devices=self.arrangement.units,
+            replicas=replicas,
+            stage=stage,
+            link=link,
+            cap=sum(self.microbatches[b] * self.work(b)[-1] for b in range(2)) / min(self.ground.speeds),
+            work=(least[0], least[1]),
+            fits=fits if everything > min(memories) else lambda *_: True,
+        )

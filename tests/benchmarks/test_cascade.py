@@ -1,0 +1,21 @@
+from benchmarks.cascade.__main__ import ways
+from benchmarks.cascade.models import equal_pair, without_encoders
+
+
+def test_with_few_samples_two_directions_beat_the_same_direction_and_all_copies():
+    steps = {}
+    for way in ways("512 + 512 px", 8, 1):
+        if way.fits:
+            steps[way.name] = min(way.step, steps.get(way.name, float("inf")))
+    assert steps["opposed"] == min(steps.values())
+    assert 1.4 < steps["DDP"] / steps["opposed"] < 1.5
+    assert 1.2 < steps["sharded data parallel"] / steps["opposed"] < 1.4
+    assert steps["together"] / steps["opposed"] > 1.3
+    assert steps["in turn"] / steps["opposed"] > 1.6
+
+
+def test_without_encoders_nothing_is_frozen_and_both_backbones_stay():
+    whole = equal_pair()
+    trained = without_encoders(whole)
+    assert trained.graph.frozen_layers == ()
+    assert trained.graph.backbone_layers == whole.graph.backbone_layers

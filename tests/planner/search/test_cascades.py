@@ -1,0 +1,115 @@
+from dataclasses import replace
+
+import pytest
+from planner.synthetic import chain, cluster, workload
+
+from diffusionpipe.costs.joining import joined_profile
+from diffusionpipe.errors import ConfigError
+from diffusionpipe.planner.assembly.build import build_plan
+from diffusionpipe.planner.choice import choose
+from diffusionpipe.planner.filling.filler import filler_of
+from diffusionpipe.planner.pricing.setting import Setting
+from diffusionpipe.planner.search.judge import Judge
+from diffusionpipe.planner.search.naming import name_of, sizes_of
+from diffusionpipe.planner.search.search import search
+from diffusionpipe.timing.legal import check
+
+FIRST = [3e-3, 5e-3, 2e-3, 4e-3, 3e-3, 6e-3]
+SECOND = [4e-3, 2e-3, 5e-3, 3e-3, 3e-3, 2e-3, 4e-3]
+
+
+def cascade(*, first=FIRST, second=SECOND, parameters=10_000_000, frozen=1e-3):
+    """Two chains that share their encoder."""
+    of_name = {"base": first, "large": second}
+    return joined_profile(
+        {
+            name: chain(times, parameters=[parameters] * len(times), elements=10_000, frozen=frozen)
+            for name, times in of_name.items()
+        }
+    )
+
+
+def setting_of(profile, num_ranks=4, batch=16, **changes):
+    return Setting(
+        profile=profile, cluster=cluster(num_ranks, per_node=2, **changes), workload=workload(batch, encode_chunk=4)
+    )
+
+
+@pytest.fixture(scope="module")
+def setting():
+    return setting_of(cascade())
+
+
+@pytest.fixture(scope="module")
+def found(setting):
+    return search(setting)
+
+
+def test_every_way_to_run_both_is_simulated_in_full(found):
+    names = {name_of(candidate) for candidate, _ in found.finalists}
+    assert names == {"opposed", "together", "in turn", "divided", "data parallel", "sharded data parallel"}
+
+
+def test_the_winner_is_the_fastest_of_all(found):
+    _, best = found.winner
+    assert best.step == min(proposal.step for _, proposal in found.finalists if proposal.overflow <= 0)
+    assert best.iteration >= found.bound * (1 - 1e-12)
+
+
+def test_without_fills_an_estimate_is_the_time_and_memory_of_the_plan(setting, found):
+    judge = Judge(setting=setting)
+    for candidate, proposal in found.finalists:
+        estimate = judge.estimates.estimate(candidate)
+        if candidate.sharded:  # a rank gathers while it encodes, and holds a part of what is estimated
+            continue
+        assert estimate.serial == pytest.approx(proposal.iteration, rel=1e-3), name_of(candidate)
+        for held, use in zip(judge.footprint.uses(candidate), proposal.memory, strict=True):
+            assert held.parameters == use.parameters
+            assert held.activations == pytest.approx(use.activations, rel=1e-9)
+
+
+def test_the_plan_of_every_way_is_legal_and_trains_each_backbone_with_its_micro_batches(setting, found):
+    for candidate, _ in found.finalists:
+        plan = build_plan(setting.graph, candidate.layout(setting), filler=filler_of(setting))
+        for schedule in (plan.train, plan.validate, *plan.sample):
+            check(schedule)
+        counts = {p.model: len(p.microbatches) for p in plan.train.placement.pipelines if "ENCODE" not in p.ops}
+        assert tuple(counts[backbone.name] for backbone in setting.graph.backbones) == candidate.counts
+        layers = [name for block in plan.blocks[:-1] for name in block]
+        assert sorted(layers) == sorted(setting.graph.backbone_layers)
+
+
+def test_opposite_directions_win_where_sums_are_slow_and_micro_batches_are_few():
+    equal = cascade(first=[1e-2] * 8, second=[1e-2] * 8, parameters=60_000_000)
+    slow = setting_of(equal, num_ranks=4, batch=4, bus_gb=0.5, intra_gb=2.0)
+    choice = choose(slow)
+    assert choice.candidate.schedule == "opposed"
+    verdict = choice.comparison().verdict
+    assert verdict.startswith("Use opposed with 4 stages, ")
+    assert "other ways take, times as long: " in verdict
+    rows = choice.comparison().ours
+    best = {row.name: row.step for row in sorted(rows, key=lambda row: -row.step)}
+    assert all(best["opposed"] < step for name, step in best.items() if name != "opposed")
+    assert {"together", "in turn", "divided"} <= best.keys()
+
+
+def test_sizes_name_both_backbones(found):
+    texts = {name_of(candidate): sizes_of(candidate) for candidate, _ in found.finalists}
+    assert " + " in texts["divided"].split(" stages")[0]
+    assert texts["data parallel"].startswith("4 copies")
+
+
+def test_what_fits_nowhere_says_what_would():
+    with pytest.raises(ConfigError, match=r"No layout fits in memory: the nearest, .*\n.*\nThese changes would fit"):
+        choose(setting_of(cascade(parameters=100_000_000), memory=1.5))
+
+
+def test_three_backbones_are_refused():
+    three = joined_profile({name: chain(FIRST) for name in ("small", "middle", "large")})
+    with pytest.raises(ConfigError, match="two backbones, not 3: small, middle, large"):
+        search(setting_of(three))
+
+
+def test_a_batch_that_cannot_be_cut_is_refused(setting):
+    with pytest.raises(ConfigError, match="a batch of 7 samples cannot be cut over 4 ranks"):
+        search(replace(setting, workload=workload(7), given=replace(setting.given, data_parallel=4)))
