@@ -36,10 +36,10 @@ def check_search(recipe: Recipe, num_ranks: int) -> None:
     Raises:
         ConfigError: the sizes do not fit each other, the batch or the ranks.
     """
-    if recipe.models:
+    if len(recipe.models) > 2:
         raise ConfigError(
-            f"sizes are searched for one model, and this recipe has {', '.join(recipe.models)}; give the sizes in "
-            "[pipeline], or plan for a recipe with one of them"
+            f"sizes are searched for two models, and this recipe has {', '.join(recipe.models)}; give the sizes in "
+            "[pipeline], or plan for a recipe with two of them"
         )
     check_given(given_of(recipe), batch=recipe.training.batch, num_ranks=num_ranks)
 

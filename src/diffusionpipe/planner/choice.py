@@ -66,9 +66,6 @@ def choose(setting: Setting, *, fill: bool | None = None) -> Choice:
     Raises:
         ConfigError: the sizes do not fit each other, or nothing fits in memory; says by how much, and what would.
     """
-    if len(setting.graph.backbones) > 1:
-        names = ", ".join(backbone.name for backbone in setting.graph.backbones)
-        raise ConfigError(f"sizes are searched for one model, and there are {names}; give the sizes in [pipeline]")
     check_given(setting.given, batch=setting.workload.batch, num_ranks=setting.cluster.num_ranks)
     place = setting.given.offload_frozen
     if place:
