@@ -149,7 +149,7 @@ REFUSED = {
     "models.base.resolution: it is above": {"base": {"resolution": 32}},
     "models.large.microbatches": {"large": {"microbatches": 3}},
     "data.resolution: no model reads": {"large": {"resolution": 8}},
-    "model: it cannot stand beside": {"model": {"path": "models/a"}},
+    "model: a recipe has [model] or [models.NAME], not both": {"model": {"path": "models/a"}},
     "models.base.colour: unknown key": {"base": {"colour": "red"}},
     "models.large.path": {"large": {"path": 3}},
 }

@@ -72,7 +72,7 @@ def _problems(models: object, *, has_model: bool) -> Iterator[tuple[str, str]]:
         yield "models", "models: expected one section for each model, [models.NAME]"
         return
     if has_model:
-        yield "model", "model: it cannot stand beside [models.NAME]; make it one of them, or remove them"
+        yield "model", "model: a recipe has [model] or [models.NAME], not both; make it one of them, or remove it"
     for name in models:
         if not NAME.fullmatch(name):
             yield f"models.{name}", f"models.{name}: a model's name is made of letters, digits and _, e.g. base"
