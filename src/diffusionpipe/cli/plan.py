@@ -120,6 +120,7 @@ def make(
     """Find the fastest layout that fits in the memory of a cluster, and explain the choice."""
     from diffusionpipe.cli.outputs import check_outputs
     from diffusionpipe.cli.plan_compare import names_of, print_rivals, writable
+    from diffusionpipe.errors import ConfigError
     from diffusionpipe.planner.choice import choose
 
     check_outputs(out)
@@ -140,6 +141,11 @@ def make(
             optimizer=optimizer or "AdamW",
         )
         asked = _Asked(setting=setting, fill=None)
+    if names and len(asked.setting.graph.backbones) > 1:
+        raise ConfigError(
+            "--compare: these planners cut one backbone, but the profile has several; leave out --compare, the table "
+            "names data parallelism and ZeRO-3"
+        )
     choice = choose(asked.setting, fill=fill if fill is not None else asked.fill)
     if names:
         rivals = print_rivals(names, choice)

@@ -230,7 +230,7 @@ def _other_ways(winner: Row, ours: tuple[Row, ...]) -> str:
     if not best:
         return "; no other way to run both backbones was as good or fits"
     found = [f"{row.name} {row.step / winner.step:.2f} (idle {row.bubble:.1%})" for row in best.values()]
-    return f". Its devices idle {winner.bubble:.1%} of the time; other ways take, times as long: {', '.join(found)}"
+    return f". Other ways to run both backbones take, times as long: {', '.join(found)}"
 
 
 def _sharded(setting: Setting, candidate: Candidate, row: Row) -> str:

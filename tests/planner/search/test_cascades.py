@@ -86,7 +86,7 @@ def test_opposite_directions_win_where_sums_are_slow_and_micro_batches_are_few()
     assert choice.candidate.schedule == "opposed"
     verdict = choice.comparison().verdict
     assert verdict.startswith("Use opposed with 4 stages, ")
-    assert "other ways take, times as long: " in verdict
+    assert "Other ways to run both backbones take, times as long: " in verdict
     rows = choice.comparison().ours
     best = {row.name: row.step for row in sorted(rows, key=lambda row: -row.step)}
     assert all(best["opposed"] < step for name, step in best.items() if name != "opposed")
