@@ -28,7 +28,7 @@ from diffusionpipe.trainer.data.loader import StepLoader
 from diffusionpipe.trainer.ema import Ema
 from diffusionpipe.trainer.job_profile import update_of
 from diffusionpipe.trainer.loop import Stepper
-from diffusionpipe.trainer.members import build_model, open_member
+from diffusionpipe.trainer.members import build_model
 from diffusionpipe.trainer.optimizer import build_optimizer
 from diffusionpipe.trainer.recipe import Recipe, load_recipe
 from diffusionpipe.trainer.session import Session
@@ -65,7 +65,8 @@ class Profiles:
 def measure_profiles(job: Job, recipe: Path, overrides: tuple[str, ...]) -> Profiles:
     """Both profiles; the same on all ranks."""
     loaded = load_recipe(recipe, overrides)
-    graph, model = build_model(loaded, resolve_folder(loaded.model.path), "cpu")
+    opened = build_model(loaded, "cpu")
+    graph, model = opened.graph, opened.model
     alone: list[Profile | None] = [None]
     if job.membership.rank == 0:
         alone = [profile_model(graph, model, batch_sizes=BATCH_SIZES, repeats=3)]
@@ -128,9 +129,8 @@ class _Training:
 
 def _session(job: Job, recipe: Recipe, folder: Path, plan: Plan, transport: NotingTransport) -> Session:
     """What `trainer.session.open_session` makes, with a plan and a transport that are given."""
-    _, model = build_model(recipe, folder, job.device.type)
-    member = open_member(recipe, folder)
-    graph = member.graph
+    opened = build_model(recipe, job.device.type)
+    graph, model = opened.graph, opened.model
     rank = job.membership.rank
     trained = {parameter.name.partition(".")[0] for parameter in model.parameters if parameter.is_trainable}
     sources = weight_sources(folder, graph) | dict.fromkeys(trained)
@@ -142,7 +142,7 @@ def _session(job: Job, recipe: Recipe, folder: Path, plan: Plan, transport: Noti
     return Session(
         recipe=recipe,
         job=job,
-        members=(member,),
+        members=opened.members,
         graph=graph,
         model=model,
         plan=plan,

@@ -234,7 +234,7 @@ def test_more_stages_than_layers_are_refused(recipe, place):
     from diffusionpipe.trainer.recipe import load_recipe
 
     loaded = load_recipe(recipe)
-    _, model = build_model(loaded, place / "sd", "cpu")
+    model = build_model(loaded, "cpu").model
     with pytest.raises(ConfigError, match=r"99 stages but the trained part has only \d+ layers; use at most \d+"):
         _make_plan(model, loaded, 99, None)
 

@@ -37,7 +37,7 @@ def open_model(model: Path) -> None:
     from diffusionpipe.trainer.sampling import Spacing, build_scheduler, set_times
 
     recipe = recipe_of(model, model, model / "run")
-    build_model(recipe, model, "cpu")
+    build_model(recipe, "cpu")
     open_tokenizer(model)
     config = scheduler_config(model)
     set_times(build_scheduler(config), config, 4, Spacing())

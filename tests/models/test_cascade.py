@@ -13,6 +13,8 @@ from diffusionpipe.models.cascade import cascade_graph
 from diffusionpipe.models.describe import describe
 from diffusionpipe.planner import Layout, build_plan
 from diffusionpipe.planner.assembly.layout import BackboneLayout
+from diffusionpipe.schedules.list_scheduling import StageTimes
+from diffusionpipe.schedules.opposed import in_turn, pipe_of
 
 
 def test_each_backbone_has_the_layers_that_the_model_has_alone():
@@ -39,14 +41,14 @@ def test_a_trained_layer_of_two_backbones_is_refused_with_both_names():
     graph = tiny_dit()
     copied = replace(graph.layers[-1], name="objective.second", writes=("second",))
     both = (Backbone(name="one"), Backbone(name="two", loss="second"))
-    with pytest.raises(ModelError, match=r"is trained by the backbones one and two; make them one backbone"):
+    with pytest.raises(ModelError, match=r"the backbones one and two both train transformer.* make them one backbone"):
         describe(replace(graph, layers=(*graph.layers, copied), backbones=both))
 
 
 def test_a_parameter_of_two_backbones_is_refused_with_its_name():
     first, second = tiny_dit(), tiny_dit()
     second.components["transformer"].pos_embed.proj.weight = first.components["transformer"].pos_embed.proj.weight
-    with pytest.raises(ModelError, match=r"the parameter one/transformer.pos_embed.proj.weight is trained by the back"):
+    with pytest.raises(ModelError, match="one and two both train the parameter one/transformer.pos_embed.proj.w"):
         describe(cascade_graph({"one": first, "two": second}))
 
 
@@ -80,3 +82,19 @@ def test_each_backbone_has_its_own_schedule_for_drawing():
     assert [one.placement.workers() for one in plan.sample] == [(0, 1), (1, 0)]
     blocks = [{plan.train.placement.stages[s].weights for s in p.stages} for p in plan.train.placement.pipelines[:2]]
     assert blocks == [{stage.weights for stage in one.placement.stages} for one in plan.sample] == [{0, 1}, {2, 3}]
+
+
+@pytest.mark.parametrize("replicas", [(1, 1), (1, 2), (2, 1)])
+def test_a_backbone_draws_where_it_trains_if_each_has_devices_of_its_own(replicas):
+    model = describe(cascade())
+    own = tuple(BackboneLayout(name=name, microbatches=2) for name in MEMBERS)
+    pipes = [
+        pipe_of("base", (0,), (2, 2), first_block=0),
+        pipe_of("super", (1,), (2, 2), first_block=1),
+    ]
+    orders = in_turn("divided", pipes, [StageTimes()] * 2)
+    plan = build_plan(model, Layout(batch=8, stages=2, microbatches=2, orders=orders, backbones=own, replicas=replicas))
+    trained = {(stage.weights, stage.worker) for stage in plan.train.placement.stages}
+    for schedule in plan.sample:
+        assert schedule.num_workers == plan.mesh.pipeline == sum(replicas)
+        assert {(stage.weights, stage.worker) for stage in schedule.placement.stages} < trained

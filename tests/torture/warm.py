@@ -33,7 +33,7 @@ def _describe_models() -> None:
     with tempfile.TemporaryDirectory() as temporary:
         for save in (save_dit, save_stable_diffusion):
             folder = save(Path(temporary) / save.__name__)
-            build_model(recipe_of(folder, folder, folder), folder, "cpu")
+            build_model(recipe_of(folder, folder, folder), "cpu")
 
 
 disable_progress_bar()

@@ -142,14 +142,14 @@ def test_a_recipe_of_several_models_is_written_and_read_back(place):
 
 
 REFUSED = {
-    "pipeline.plan": {"pipeline": {"plan": "auto", "microbatches": None}},
+    "models.large.microbatches: the search": {"pipeline": {"plan": "auto", "microbatches": None}},
     "pipeline.splits": {"pipeline": {"splits": ["unet.mid_block"]}},
     "sampling.every": {"sampling": {"every": 2, "prompts": ["a"]}},
     "lora.rank": {"lora": {"rank": 2}},
     "models.base.resolution: it is above": {"base": {"resolution": 32}},
     "models.large.microbatches": {"large": {"microbatches": 3}},
     "data.resolution: no model reads": {"large": {"resolution": 8}},
-    "model: it cannot stand beside": {"model": {"path": "models/a"}},
+    "model: a recipe has [model] or [models.NAME], not both": {"model": {"path": "models/a"}},
     "models.base.colour: unknown key": {"base": {"colour": "red"}},
     "models.large.path": {"large": {"path": 3}},
 }

@@ -268,7 +268,7 @@ def test_guidance_without_effect_is_refused_before_the_run(folders, pictures, tm
         sampling={"true_cfg_scale": 2.0},
     )
     with pytest.raises(RecipeError) as caught:
-        build_model(recipe, folders["sd3"].source, "cpu")
+        build_model(recipe, "cpu")
     assert "objective.guidance: 2 has no effect" in str(caught.value)
     assert "sampling.true_cfg_scale: 2 has no effect" in str(caught.value)
 

@@ -303,10 +303,10 @@ def test_a_checkpoint_of_other_adapters_is_refused(place, recipe, trained, resum
 def test_what_cannot_have_adapters_is_refused_before_anything_is_read(recipe, place, kind, sections, error, message):
     made = recipe("refused", kind=kind, **sections)
     with pytest.raises(error, match=message):
-        build_model(made, place / kind, "cpu")
+        build_model(made, "cpu")
 
 
 def test_without_peft_the_extra_is_named(recipe, place, monkeypatch):
     monkeypatch.setitem(sys.modules, "peft", None)
     with pytest.raises(ConfigError, match=r"pip install 'diffusionpipe\[lora\]'"):
-        build_model(recipe("no-peft"), place / "sd", "cpu")
+        build_model(recipe("no-peft"), "cpu")

@@ -164,7 +164,7 @@ def test_a_plan_file_that_plan_has_written_is_trained_by(crew, recipe, searched,
 @pytest.fixture(scope="module")
 def plan_of_copies(recipe, place):
     """A plan file of two ranks: copies, with three buckets of gradients and groups side by side."""
-    _, model = build_model(recipe(place / "described"), place / "sd", "cpu")
+    model = build_model(recipe(place / "described"), "cpu").model
     layout = Layout(batch=4, stages=1, microbatches=2, data_parallel=2, adjacent=2, buckets=3)
     plan = build_plan(model, layout)
     assert sum(action.op is Op.REDUCE_GRAD for action in plan.train.orders[0]) == 3

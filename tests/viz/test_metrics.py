@@ -49,7 +49,7 @@ def test_of_a_runs_own_file_losses_learning_rate_and_speed_are_drawn(tmp_path):
             result = StepResult(
                 step=step, loss=1 / step, gradient_norm=1.0, learning_rate=step * 1e-4, bubble=0.1, seconds=0.5,
                 iteration=0.4,
-                decision=Decision(saves=False, stops=False),
+                backbones=(), decision=Decision(saves=False, stops=False),
             )  # fmt: skip
             _report(state, result, 0.01)
     loss_curve(tmp_path / "metrics.jsonl", tmp_path / "loss.svg")

@@ -73,12 +73,12 @@ def _batch_sizes(text: str) -> tuple[int, ...]:
 
 def _measured(loaded: Recipe, sizes: tuple[int, ...], device: str, repeats: int, budget: Seconds) -> Profile:
     from diffusionpipe.cli.device import chosen_device
-    from diffusionpipe.models.folder import resolve_folder
     from diffusionpipe.profiler import profile_model
     from diffusionpipe.trainer.members import build_model
 
     chosen = chosen_device(device).type
-    graph, model = build_model(loaded, resolve_folder(loaded.model.path), chosen)
+    opened = build_model(loaded, chosen)
+    graph, model = opened.graph, opened.model
     with progress_bar() as report:
         return profile_model(
             graph,
@@ -94,12 +94,12 @@ def _measured(loaded: Recipe, sizes: tuple[int, ...], device: str, repeats: int,
 
 def _computed(loaded: Recipe, sizes: tuple[int, ...], name: str) -> Profile:
     from diffusionpipe.costs.devices import device_rates
-    from diffusionpipe.models.folder import resolve_folder
     from diffusionpipe.profiler import analytic_profile
     from diffusionpipe.trainer.members import build_model
 
     device_rates(name)  # a wrong name is said before the model is built
-    graph, model = build_model(loaded, resolve_folder(loaded.model.path), "cpu")
+    opened = build_model(loaded, "cpu")
+    graph, model = opened.graph, opened.model
     with progress_bar() as report:
         return analytic_profile(
             graph,

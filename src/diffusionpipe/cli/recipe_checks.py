@@ -3,19 +3,30 @@
 Each check takes sections of the recipe by name and yields "section.key: problem", as those of `trainer.recipe` do.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from diffusionpipe.trainer.recipe import Check, DataSection, PipelineSection, RunSection, TrainingSection
+    from diffusionpipe.trainer.recipe import (
+        Check,
+        DataSection,
+        MemberSection,
+        PipelineSection,
+        RunSection,
+        TrainingSection,
+    )
 
 
-def has_known_schedule(*, pipeline: "PipelineSection") -> Iterator[str]:
+def has_known_schedule(*, pipeline: "PipelineSection", models: "Mapping[str, MemberSection]") -> Iterator[str]:
     """The schedule is one of ours."""
     from diffusionpipe.errors import ConfigError
+    from diffusionpipe.planner.assembly.layout import JOINT
     from diffusionpipe.schedules import generator_of
 
-    if pipeline.schedule is not None:
+    if pipeline.schedule in JOINT:
+        if not models:
+            yield f"pipeline.schedule: {pipeline.schedule} is for several models, [models.NAME]; choose another"
+    elif pipeline.schedule is not None:
         try:
             generator_of(pipeline.schedule)
         except ConfigError as error:
@@ -49,13 +60,15 @@ def _problems_of_orders(pipeline: "PipelineSection", num_ranks: int) -> Iterator
 def checks_of_run(num_ranks: int, resume: str | None) -> "Sequence[Check]":
     """All checks of a run on `num_ranks` ranks; `resume` names the checkpoint that it continues, if there is one."""
 
-    def has_sizes_for_the_ranks(*, training: "TrainingSection", pipeline: "PipelineSection") -> Iterator[str]:
+    def has_sizes_for_the_ranks(
+        *, training: "TrainingSection", pipeline: "PipelineSection", models: "Mapping[str, MemberSection]"
+    ) -> Iterator[str]:
         from diffusionpipe.cli.recipe_setting import given_sizes
         from diffusionpipe.errors import ConfigError
         from diffusionpipe.planner.pricing.given import check_given
         from diffusionpipe.trainer.recipe import replicas_of_stages
 
-        if any(has_known_schedule(pipeline=pipeline)):
+        if any(has_known_schedule(pipeline=pipeline, models=models)):
             return
         try:
             if pipeline.is_searched:

@@ -11,7 +11,6 @@ from diffusionpipe.costs import Cluster, Profile
 from diffusionpipe.costs.devices import DEVICES, DeviceRates
 from diffusionpipe.costs.files import ANY_CPU, check_device, check_model, has_device, read_profile
 from diffusionpipe.errors import ConfigError
-from diffusionpipe.models.folder import resolve_folder
 from diffusionpipe.profiler import analytic_profile, profile_model
 from diffusionpipe.profiler.measured import device_name, package_versions
 from diffusionpipe.trainer.members import build_model
@@ -37,7 +36,7 @@ def read_profile_of(recipe: Recipe, cluster: Cluster, path: Path) -> Profile:
         )
     # A computed profile is described on the CPU, since its device need not be here.
     device = "cpu" if profile.source == "analytic" else profile.device_type
-    _, model = build_model(recipe, resolve_folder(recipe.model.path), device)
+    model = build_model(recipe, device).model
     check_model(profile, model, source=str(path))
     return profile
 
@@ -50,7 +49,8 @@ def make_profile_of(recipe: Recipe, cluster: Cluster, *, uses_cache: bool) -> Pr
     """
     rates = _known_rates(cluster)
     device = "cpu" if rates is not None else _device_here(cluster)
-    graph, model = build_model(recipe, resolve_folder(recipe.model.path), device)
+    opened = build_model(recipe, device)
+    graph, model = opened.graph, opened.model
     sizes, precision = _batch_sizes(recipe, cluster), recipe.training.precision.value
 
     def make() -> Profile:

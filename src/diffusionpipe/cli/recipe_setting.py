@@ -1,6 +1,7 @@
 """What the search is asked for a recipe."""
 
 from diffusionpipe.costs import Cluster, Profile
+from diffusionpipe.errors import ConfigError
 from diffusionpipe.planner.pricing.given import NOTHING, Given, check_given
 from diffusionpipe.planner.pricing.setting import Setting
 from diffusionpipe.trainer.recipe import PipelineSection, Recipe
@@ -35,6 +36,11 @@ def check_search(recipe: Recipe, num_ranks: int) -> None:
     Raises:
         ConfigError: the sizes do not fit each other, the batch or the ranks.
     """
+    if len(recipe.models) > 2:
+        raise ConfigError(
+            f"sizes are searched for two models, and this recipe has {', '.join(recipe.models)}; give the sizes in "
+            "[pipeline], or plan for a recipe with two of them"
+        )
     check_given(given_of(recipe), batch=recipe.training.batch, num_ranks=num_ranks)
 
 

@@ -32,6 +32,11 @@ def trained_model(run: Path) -> TrainedModel:
             return TrainedModel(folder=folder, adapters=None, scheduler=scheduler_config(folder))
         if (folder / ADAPTERS).is_file():
             return with_adapters(folder, recipe_of(run))
+    if several := sorted(path.parent for path in (run / "export").glob("*/model_index.json")):
+        raise ConfigError(
+            f"{run} trained several models, which cannot draw together yet; draw from one: diffusionpipe sample "
+            f"{several[0]}"
+        )
     if not run.is_dir():
         raise ConfigError(f"there is no folder {run}; give a run's folder or a diffusers folder")
     raise ConfigError(f"{run} holds no export/ yet: let the run finish (diffusionpipe train RECIPE --resume latest)")

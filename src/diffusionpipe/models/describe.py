@@ -223,12 +223,12 @@ def _problems_of_backbones(model: ModelGraph) -> list[str]:
                 pass
             case several:
                 problems.append(
-                    f"{name} is trained by the backbones {' and '.join(several)}; make them one backbone whose loss is "
+                    f"the backbones {' and '.join(several)} both train {name}; make them one backbone whose loss is "
                     "the sum of theirs"
                 )
     shared = {name: owners for name, owners in users.items() if len(owners) > 1}
     return problems + [
-        f"the parameter {name} is trained by the backbones {' and '.join(sorted(owners))}; give each a copy"
+        f"the backbones {' and '.join(sorted(owners))} both train the parameter {name}; give each a copy"
         for name, owners in sorted(shared.items())
         if not any(name in layers[layer].parameters for layer, several in homes.items() if len(several) > 1)
     ]

@@ -9,11 +9,13 @@ from diffusionpipe.errors import ConfigError, ScheduleError
 from diffusionpipe.ir import Edge, Op, Pipeline, Placement, Schedule, Share, Stage
 
 
-def replicate(schedule: Schedule, replicas: Sequence[int]) -> Schedule:
+def replicate(schedule: Schedule, replicas: Sequence[int], of_worker: Sequence[int] = ()) -> Schedule:
     """Stage s becomes `replicas[s]` stages with the same weights, equal shares and workers of their own.
 
         replicas (2, 1)      worker 0: stage 0, samples 0:1/2 of each micro-batch ---+--> worker 2: stage 2, all
                              worker 1: stage 1, samples 1/2:1                     ---+
+
+    `of_worker` are the numbers of workers, needed where some hold no stage; these are 1 by default.
 
     Stages and workers are numbered anew, the replicas of stage 0 first. Orders are copied. Edges lead between all
     replicas whose shares meet.
@@ -29,7 +31,7 @@ def replicate(schedule: Schedule, replicas: Sequence[int]) -> Schedule:
     copies = _Copies(
         replicas=tuple(replicas),
         first_stage=tuple(accumulate(replicas, initial=0)),
-        first_worker=tuple(accumulate(_per_worker(placement, replicas), initial=0)),
+        first_worker=tuple(accumulate(_per_worker(placement, replicas, of_worker), initial=0)),
     )
     stages = tuple(
         Stage(
@@ -82,10 +84,11 @@ def _meet(one: Share, other: Share) -> bool:
     return max(one.start, other.start) < min(one.stop, other.stop)
 
 
-def _per_worker(placement: Placement, replicas: Sequence[int]) -> list[int]:
+def _per_worker(placement: Placement, replicas: Sequence[int], of_worker: Sequence[int] = ()) -> list[int]:
+    idle = [*of_worker, *[1] * (placement.num_workers - len(of_worker))]
     return [
-        max((replicas[i] for i, stage in enumerate(placement.stages) if stage.worker == worker), default=1)
-        for worker in range(placement.num_workers)
+        max((replicas[i] for i, stage in enumerate(placement.stages) if stage.worker == worker), default=count)
+        for worker, count in enumerate(idle)
     ]
 
 

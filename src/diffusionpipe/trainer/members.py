@@ -97,14 +97,21 @@ def objective_of(recipe: Recipe, folder: Path) -> ObjectiveSettings:
     )
 
 
-def build_model(recipe: Recipe, folder: Path, device: str) -> tuple[LayerGraph, ModelGraph]:
-    """The model of a recipe on the meta device, and its description as it will run on `device`.
+def build_model(recipe: Recipe, device: str) -> Model:
+    """The models of a recipe on the meta device, and the description of all as they will run on `device`.
 
     Raises:
-        ConfigError: the folder or the objective is not one that can be trained.
+        ConfigError: a folder or the objective is not one that can be trained.
     """
-    graph = open_member(recipe, folder).graph
-    return graph, described(graph, recipe, device, str(folder))
+    recipes = {name: recipe.alone(name) for name in recipe.backbones}
+    members = tuple(open_member(own, resolve_folder(own.model.path), name) for name, own in recipes.items())
+    graph = cascade_graph({member.name: member.graph for member in members}) if recipe.models else members[0].graph
+    source = ", ".join(str(member.folder) for member in members)
+    try:
+        model = describe(graph, autocast=autocast_of(recipe), device=device)
+    except ModelError as error:
+        raise ModelError(f"{source}: {error}") from error
+    return Model(recipe=recipe, members=members, graph=graph, model=model, device=device)
 
 
 def open_member(recipe: Recipe, folder: Path, name: str = "") -> Member:
@@ -124,14 +131,6 @@ def open_member(recipe: Recipe, folder: Path, name: str = "") -> Member:
     )
     _cast(graph, recipe)
     return Member(name=name, recipe=recipe, folder=folder, prediction=prediction_of(recipe, folder), graph=graph)
-
-
-def described(graph: LayerGraph, recipe: Recipe, device: str, source: str) -> ModelGraph:
-    """The description of a graph as it will run on `device`; `source` names it in errors."""
-    try:
-        return describe(graph, autocast=autocast_of(recipe), device=device)
-    except ModelError as error:
-        raise ModelError(f"{source}: {error}") from error
 
 
 def _cast(graph: LayerGraph, recipe: Recipe) -> None:
@@ -158,16 +157,7 @@ def open_model(recipe: Recipe, job: Job) -> Model:
     Raises:
         ConfigError: on every rank, as `build_model`.
     """
-    device = job.device.type
-
-    def build() -> Model:
-        recipes = {name: recipe.alone(name) for name in recipe.backbones}
-        members = tuple(open_member(own, resolve_folder(own.model.path), name) for name, own in recipes.items())
-        graph = cascade_graph({member.name: member.graph for member in members}) if recipe.models else members[0].graph
-        model = described(graph, recipe, device, ", ".join(str(member.folder) for member in members))
-        return Model(recipe=recipe, members=members, graph=graph, model=model, device=device)
-
-    return on_all(build)
+    return on_all(lambda: build_model(recipe, job.device.type))
 
 
 def sources_of(member: Member) -> dict[str, Path | None]:

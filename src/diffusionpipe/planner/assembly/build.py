@@ -271,7 +271,9 @@ def _sample_schedule(build: _Build, backbone: Backbone) -> Schedule:
     count = max(1, min(layout.stages, layout.sample_batch // unit))
     size = -(-max(layout.sample_batch, layout.stages) // (count * unit)) * unit
     pipe = layout.pipes()[graph.backbones.index(backbone)]
-    schedule = _connected(build, _forwards_over(pipe, [size] * count), blocks)
+    forwards = _forwards_over(pipe, [size] * count)
+    idle = [()] * (layout.stages - forwards.num_workers)  # where the backbones are on different devices
+    schedule = _connected(build, replace(forwards, orders=(*forwards.orders, *idle)), blocks)
     return _communicated(build, shard_parameters(schedule) if layout.sharded else schedule)
 
 

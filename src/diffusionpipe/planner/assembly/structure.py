@@ -161,7 +161,8 @@ def connected(schedule: Schedule, edges: Sequence[Edge], division: Division) -> 
     schedule = connect_blocks(schedule, edges)
     if max(division.replicas) == 1:
         return schedule
-    return replicate(schedule, [division.replicas[stage.worker] for stage in schedule.placement.stages])
+    of_stage = [division.replicas[stage.worker] for stage in schedule.placement.stages]
+    return replicate(schedule, of_stage, division.replicas)
 
 
 def reduced(schedule: Schedule, division: Division) -> Schedule:

@@ -6,6 +6,7 @@ packages import from here.
 
 from diffusionpipe.trainer.recipe.layout import replicas_of_stages
 from diffusionpipe.trainer.recipe.model_section import FrozenDtype, Objective, ObjectiveSection
+from diffusionpipe.trainer.recipe.models_section import MemberSection
 from diffusionpipe.trainer.recipe.overrides import override
 from diffusionpipe.trainer.recipe.pipeline_section import PipelineSection
 from diffusionpipe.trainer.recipe.prompts import Prompt, negatives_of, read_prompts
@@ -26,6 +27,7 @@ __all__ = [
     "Check",
     "DataSection",
     "FrozenDtype",
+    "MemberSection",
     "Objective",
     "ObjectiveSection",
     "OnError",

@@ -72,7 +72,7 @@ def _problems(models: object, *, has_model: bool) -> Iterator[tuple[str, str]]:
         yield "models", "models: expected one section for each model, [models.NAME]"
         return
     if has_model:
-        yield "model", "model: it cannot stand beside [models.NAME]; make it one of them, or remove them"
+        yield "model", "model: a recipe has [model] or [models.NAME], not both; make it one of them, or remove it"
     for name in models:
         if not NAME.fullmatch(name):
             yield f"models.{name}", f"models.{name}: a model's name is made of letters, digits and _, e.g. base"
@@ -83,7 +83,10 @@ def refused_with_models(models: Mapping[str, MemberSection], sections: Mapping[s
     pipeline, sampling, lora = (sections.get(name) for name in ("pipeline", "sampling", "lora"))
     data, training = sections.get("data"), sections.get("training")
     if pipeline is not None and pipeline.plan == "auto":
-        yield "pipeline.plan: sizes are not searched for several models yet; remove it and give the sizes"
+        if len(models) > 2:
+            yield "pipeline.plan: sizes are searched for two models, not for more; remove it and give the sizes"
+        for name in (name for name, own in models.items() if own.microbatches is not None):
+            yield f'models.{name}.microbatches: the search chooses it; remove it, or remove pipeline.plan = "auto"'
     if pipeline is not None and pipeline.orders is not None:
         yield "pipeline.orders: an orders file has one model; remove it and set pipeline.schedule"
     if pipeline is not None and pipeline.splits:

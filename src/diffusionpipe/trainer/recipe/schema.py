@@ -197,8 +197,8 @@ class Recipe(Section):
     @model_validator(mode="after")
     def _sections_fit_together(self) -> Self:
         sections = {name: getattr(self, name) for name in type(self).model_fields}
-        models = sections.pop("models")
-        raise_problems([*problems_between(sections), *(refused_with_models(models, sections) if models else ())])
+        refused = refused_with_models(self.models, sections) if self.models else ()
+        raise_problems([*problems_between(sections), *refused])
         return self
 
     @property
@@ -224,7 +224,7 @@ Check = Callable[..., Iterator[str]]
 """A function of sections, by their names, that yields "section.key: problem"."""
 
 
-def problems_between(sections: Mapping[str, Section], further: Sequence[Check] = ()) -> Iterator[str]:
+def problems_between(sections: Mapping[str, object], further: Sequence[Check] = ()) -> Iterator[str]:
     """What does not fit between sections, by our checks and further ones; checks of absent sections are left out."""
     for check in (*_CHECKS, *further):
         names = signature(check).parameters
@@ -232,8 +232,10 @@ def problems_between(sections: Mapping[str, Section], further: Sequence[Check] =
             yield from check(**{name: sections[name] for name in names})
 
 
-def _batch_can_be_cut(*, training: TrainingSection, pipeline: PipelineSection) -> Iterator[str]:
-    if pipeline.plan_file is not None:
+def _batch_can_be_cut(
+    *, training: TrainingSection, pipeline: PipelineSection, models: Mapping[str, MemberSection]
+) -> Iterator[str]:
+    if pipeline.plan_file is not None or models:  # several models have micro-batches of their own
         return
     microbatches, copies = pipeline.sizes.microbatches, pipeline.sizes.data_parallel
     if pipeline.is_searched:
