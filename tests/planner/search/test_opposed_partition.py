@@ -175,7 +175,6 @@ def test_caps_and_narrow_fronts_lose_nothing_that_counts():
         assert_close_to_uncapped(seed)
 
 
-@pytest.mark.slow
 def test_caps_and_narrow_fronts_lose_nothing_that_counts_in_200_cases():
     for seed in range(200):
         assert_close_to_uncapped(seed)
