@@ -60,7 +60,7 @@ PAIR_SLACK = 1.03
 """The largest load of a device that a question about two backbones allows at first, in even shares: as `SLACK`,"""
 CAP_STEP = 1.06
 """and the factor by which it grows, itself growing: larger finds more slowly, smaller asks more often."""
-RAMP_PART = 0.7
+RAMP_PART = 0.5
 """Of the ramp and gap of a pair of partitions, the part that every other pair is taken to have: less is slower."""
 TRUST = 1.02
 """An estimate so many times the best full simulation ends the finals: more cost plans; fewer miss what fills better
