@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from benchmarks.anchors.__main__ import compared, profile_of
-from diffusionpipe.costs.anchors import ANCHORS, Mode, Work
+from diffusionpipe.costs.anchors import ANCHORS, Work
 from diffusionpipe.costs.devices import DEVICES
 from diffusionpipe.costs.files import read_profile
 from diffusionpipe.models.configured import configured_models
@@ -31,17 +31,21 @@ def profile(request):
 
 
 def test_work_adds_up(profile):
-    base = replace(ANCHORS[1], batch=8, speed=1.0)
+    base = replace(ANCHORS[1], batch=8, speed=1.0, device="a100-80")
+    trained = sum(one.num_bytes // 4 for one in profile.graph.parameters if one.is_trainable)
     names = profile.graph.backbone_layers
     forward = sum(profile.forward(name, 8) for name in names)
     backward = sum(profile.input_grad(name, 8) + profile.weight_grad(name, 8) for name in names)
     frozen = sum(profile.forward(name, 8) for name in profile.graph.frozen_layers)
+    casts = sum(layer.cast for layer in profile.layers)
+    update = 44 * trained / (2039e9 * DEVICES["a100-80"].efficiency.memory)
+    once = casts + update
     plain = compared(base, profile).computed
-    again = compared(replace(base, mode=Mode(is_checkpointed=True)), profile).computed
+    again = compared(replace(base, is_checkpointed=True), profile).computed
     encoding = compared(replace(base, work=Work.TRAIN_AND_ENCODE), profile).computed
-    assert plain == pytest.approx(8 / (forward + backward))
-    assert again == pytest.approx(8 / (2 * forward + backward))
-    assert encoding == pytest.approx(8 / (forward + backward + frozen))
+    assert plain == pytest.approx(8 / (forward + backward + once))
+    assert again == pytest.approx(8 / (2 * forward + backward + once))
+    assert encoding == pytest.approx(8 / (forward + backward + frozen + once))
     sampled = compared(replace(base, work=Work.SAMPLE, steps=10), profile).computed
     assert sampled == pytest.approx(1 / (10 * sum(profile.forward(name, 2) for name in names)))
 
