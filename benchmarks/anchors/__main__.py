@@ -123,7 +123,7 @@ def main() -> None:
     console = Console(width=120)
     console.print(made)
     for name, value in summary.items():
-        console.print(f"{name} {value:.2f}")
+        console.print(f"{name} {value:.1%}")
 
 
 if __name__ == "__main__":

@@ -76,16 +76,11 @@ class OperationTrace(TorchDispatchMode):  # type: ignore[no-untyped-call]  # tor
             kind, flops = _work(packet, args, kwargs, result)
             moved = 2 * _bytes(written) if packet in _LOOKUPS else _bytes(read) + _bytes(written)
             dtype = next((t.dtype for t in read if t.is_floating_point()), written[0].dtype)
-            self.operations.append(
-                Operation(
-                    name=packet.__name__,
-                    kind=kind,
-                    dtype=dtype_name(dtype),
-                    flops=float(flops),
-                    num_bytes=float(moved),
-                    scores=float(_scores(kind, args)),
-                )  # fmt: skip
-            )
+            operation = Operation(
+                name=packet.__name__, kind=kind, dtype=dtype_name(dtype), flops=float(flops), num_bytes=float(moved),
+                scores=float(_scores(kind, args)),
+            )  # fmt: skip
+            self.operations.append(operation)
         return result
 
 
