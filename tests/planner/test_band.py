@@ -59,6 +59,6 @@ def test_the_band_is_told_in_whole_sentences():
         "both ends the plan stays the fastest of the layouts above."
     )
     assert band_text(replace(steady, flips=(flip,))).endswith(
-        "The choice flips inside the band: with longer layer times, data parallel, 2 copies is 1.8% faster. Measure the "
-        "layers before you rely on it."
+        "The choice flips inside the band: with longer layer times, data parallel, 2 copies is 1.8% faster. Measure "
+        "the layers before you rely on it."
     )

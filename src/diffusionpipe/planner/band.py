@@ -1,7 +1,8 @@
 """What the uncertainty of computed layer times means for a choice.
 
-Computed profiles miss published speeds that nothing was fitted to by a quarter in the median (`benchmarks/anchors`). The
-speed of links is not part of that: with slower layers, communication matters less, and another layout may be the fastest.
+Computed profiles miss published speeds that nothing was fitted to by a quarter in the median (`benchmarks/anchors`).
+The speed of links is not part of that: with slower layers, communication matters less, and another layout may be the
+fastest.
 """
 
 from dataclasses import dataclass, replace

@@ -112,7 +112,8 @@ def _scores(kind: Kind, args: Any) -> int:
         return 0
     first = int(kind is Kind.ATTENTION_BACKWARD)
     query, key = (tensor.shape for tensor in args[first : first + 2])
-    return math.prod(query[:-1]) * int(key[-2])
+    rows: int = math.prod(query[:-1])
+    return rows * int(key[-2])
 
 
 def _bytes(tensors: Sequence[Tensor]) -> Bytes:
