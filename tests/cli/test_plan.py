@@ -32,12 +32,14 @@ def plan_of(files, *more, batch=8):
     return run("plan", "--profile", names[0], "--cluster", names[1], "--batch", batch, *more)
 
 
-def test_the_table_names_every_alternative_and_ends_with_the_verdict(files, capsys):
+def test_the_table_names_every_alternative_and_ends_with_the_verdict_and_the_band(files, capsys):
     assert plan_of(files) == 0
     shown = capsys.readouterr().out
     for words in ("samples", "idle", "ZeRO-3 / FSDP", "GPipe", "1F1B + SPP", "fullest device, MiB: optimizer"):
         assert words in shown
-    assert shown.strip().split("\n\n")[-1].startswith("Use ")
+    verdict, band = shown.strip().split("\n\n")[-2:]
+    assert verdict.startswith("Use ")
+    assert band.startswith("band: ")
 
 
 def test_the_update_is_a_part_of_the_step_that_is_shown_where_the_profile_knows_it(files, capsys, monkeypatch):

@@ -1,3 +1,4 @@
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -7,6 +8,7 @@ from torch import nn
 
 from diffusionpipe.costs.devices import DEVICES
 from diffusionpipe.costs.files import profile_from_text, profile_to_text
+from diffusionpipe.costs.mode import Mode
 from diffusionpipe.errors import ConfigError
 from diffusionpipe.models.describe import describe
 from diffusionpipe.models.folder import build_graph
@@ -73,6 +75,7 @@ def test_attention_is_counted_forward_and_backward():
     assert attention.flops == 2 * 2 * (
         2 * 2 * 4 * 4 * 4
     )  # two products; samples, heads, tokens, tokens, width of a head
+    assert attention.scores == 2 * 2 * 4 * 4  # samples, heads, queries, keys
 
 
 @pytest.mark.parametrize("tiny", [tiny_stable_diffusion, tiny_dit])
@@ -128,8 +131,63 @@ COPY = Operation(name="copy_", kind=Kind.MEMORY, dtype="bfloat16", flops=0, num_
 
 def test_an_operation_is_limited_by_the_slower_of_computing_and_moving():
     rates = DEVICES["h100"]
-    assert operation_seconds(MATMUL, rates) == pytest.approx(1e12 / (989.4e12 * 0.7) + rates.kernel)
-    assert operation_seconds(COPY, rates) == pytest.approx(1e9 / (3352e9 * 0.85) + rates.kernel)
+    share = rates.efficiency
+    assert operation_seconds(MATMUL, rates) == pytest.approx(
+        1e12 / (989.4e12 * share.matmul) + rates.ramp + rates.kernel
+    )
+    assert operation_seconds(COPY, rates) == pytest.approx(1e9 / (3352e9 * share.memory) + rates.kernel)
+
+
+def test_a_short_product_takes_twice_its_time():
+    rates = DEVICES["h100"]
+    short = replace(MATMUL, flops=1e9)
+    assert operation_seconds(short, rates) == pytest.approx(2e9 / (989.4e12 * rates.efficiency.matmul) + rates.kernel)
+
+
+CONVOLUTION = replace(MATMUL, name="convolution", kind=Kind.CONVOLUTION, num_bytes=1e9)
+ATTENTION = replace(MATMUL, name="attention", kind=Kind.ATTENTION, scores=1e9)
+NORM = replace(COPY, name="native_group_norm")
+CAST = replace(COPY, name="_to_copy")
+
+
+@pytest.mark.parametrize(
+    ("operation", "mode", "faster"),
+    [
+        (CONVOLUTION, Mode(is_channels_last=True), True),
+        (ATTENTION, Mode(has_flash_attention=False), False),
+        (NORM, Mode(has_fused_norms=True), True),
+        (CAST, Mode(has_fused_norms=True), True),
+        (COPY, Mode(is_compiled=True), True),
+        (NORM, Mode(is_compiled=True), True),
+    ],
+)
+def test_each_mode_changes_the_time_of_its_own_operations_alone(operation, mode, faster):
+    rates = DEVICES["a100-80"]
+    eager, other = operation_seconds(operation, rates), operation_seconds(operation, rates, mode)
+    assert (other < eager, other > eager) == (faster, not faster)
+    assert operation_seconds(MATMUL, rates, mode) == operation_seconds(MATMUL, rates)
+
+
+def test_plain_attention_moves_its_scores():
+    rates = DEVICES["a100-80"]
+    few, many = (
+        operation_seconds(replace(ATTENTION, scores=scores), rates, Mode(has_flash_attention=False))
+        for scores in (1e9, 2e9)
+    )
+    assert many - few == pytest.approx(16e9 / (rates.bandwidth * rates.efficiency.memory))
+
+
+def test_a_profile_states_its_mode_in_its_file():
+    graph = tiny_dit(torch.float32)
+    model = describe(graph)
+    eager, compiled = (
+        analytic_profile(graph, model, device="a100-80", batch_sizes=(2,), mode=mode)
+        for mode in (Mode(), Mode(is_compiled=True))
+    )
+    assert profile_from_text(profile_to_text(compiled)).mode == Mode(is_compiled=True)
+    assert eager.mode == Mode()
+    assert all(a.forward[0] >= b.forward[0] for a, b in zip(eager.layers, compiled.layers, strict=True))
+    assert eager.layers != compiled.layers
 
 
 def test_many_small_operations_take_what_the_host_needs_to_dispatch_them():

@@ -153,6 +153,7 @@ def make(
             _write(writable(rivals), asked, out)
         return
     _print_comparison(asked.setting, choice.comparison())
+    _print_band(choice)
     if out:
         _write(choice, asked, out)
 
@@ -245,3 +246,13 @@ def _print_comparison(setting: Setting, comparison: Comparison) -> None:
     console = Console(highlight=False)
     for line, style in table_lines(setting, comparison, width=max(console.width, 72)):
         console.print(line, style=style, markup=False, soft_wrap=True)
+
+
+def _print_band(choice: Choice) -> None:
+    from rich.console import Console
+
+    from diffusionpipe.cli.plan_band import band_lines
+
+    console = Console(highlight=False)
+    for line in band_lines(choice, width=max(console.width, 72)):
+        console.print(line, markup=False, soft_wrap=True)

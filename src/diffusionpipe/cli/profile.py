@@ -140,7 +140,8 @@ def _print_report(made: Profile) -> None:
     from rich.console import Console
 
     console = Console()
-    heading = f"{made.source} on {made.device}, {made.precision}; milliseconds for {made.batch_sizes[-1]} samples"
+    mode = f", {made.mode}" if made.mode else ""
+    heading = f"{made.source} on {made.device}, {made.precision}{mode}; milliseconds for {made.batch_sizes[-1]} samples"
     console.print(heading, soft_wrap=True, highlight=False)
     console.print(_components(made))
     console.print(_slowest(made))

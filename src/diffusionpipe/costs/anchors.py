@@ -10,6 +10,8 @@ Speeds count samples of one device. What a source does not say is None here, not
 from dataclasses import dataclass
 from enum import StrEnum
 
+from diffusionpipe.costs.mode import EAGER, Mode
+
 
 class Work(StrEnum):
     """What a measured device did for each sample."""
@@ -20,30 +22,6 @@ class Work(StrEnum):
     """The same, and the frozen part's forward."""
     SAMPLE = "sample"
     """A picture: text, all denoising steps with guidance (two samples in each), decoding."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Mode:
-    """How the measured program ran its kernels."""
-
-    precision: str = "float16"
-    """Of the matrix products: autocast in training, the weights' own when sampling."""
-    has_flash_attention: bool = True
-    is_channels_last: bool = False
-    is_compiled: bool = False
-    is_checkpointed: bool = False
-    """Whether activations are recomputed in the backward."""
-    has_fused_norms: bool = False
-
-    def __str__(self) -> str:
-        words = {
-            "no flash attention": not self.has_flash_attention,
-            "channels last": self.is_channels_last,
-            "compiled": self.is_compiled,
-            "checkpointed": self.is_checkpointed,
-            "fused norms": self.has_fused_norms,
-        }
-        return ", ".join([self.precision, *(word for word, applies in words.items() if applies)])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +38,10 @@ class Anchor:
     batch: int | None
     """Samples that a device runs at a time; None where the source does not say."""
     mode: Mode
+    precision: str = "float16"
+    """Of the matrix products: autocast in training, the weights' own when sampling."""
+    is_checkpointed: bool = False
+    """Whether activations are recomputed in the backward."""
     speed: float
     """Samples a second on one device."""
     source: str
@@ -104,20 +86,20 @@ ANCHORS = (
            device="a100-40", batch=None, mode=_MOSAIC_MODE, speed=290 / 8 / 1.4, source=_MOSAIC,
            note='"a 1.4x increase in time" with latents computed while training'),
     _control_net("ControlNet, batch 8, plain attention", 8, Mode(has_flash_attention=False), 11.68),
-    _control_net("ControlNet, batch 8", 8, Mode(), 16.40),
+    _control_net("ControlNet, batch 8", 8, EAGER, 16.40),
     _control_net("ControlNet, batch 8, channels last", 8, Mode(is_channels_last=True), 20.24),
     _control_net("ControlNet, batch 8, compiled", 8, Mode(is_channels_last=True, is_compiled=True), 21.52),
     _control_net("ControlNet, batch 32, compiled", 32, Mode(is_channels_last=True, is_compiled=True), 27.20),
     Anchor(name="DiT-XL/2, 256 px", model="dit-xl-2-256", resolution=256, work=Work.TRAIN, device="a100-80", batch=128,
-           mode=Mode(has_flash_attention=False, is_checkpointed=True), speed=0.84 * 128, source=_FAST_DIT,
+           mode=Mode(has_flash_attention=False), is_checkpointed=True, speed=0.84 * 128, source=_FAST_DIT,
            is_held_out=True, note="the source does not say which A100, nor on how many"),
     Anchor(name="DiT-XL/2 with encoder, 256 px", model="dit-xl-2-256", resolution=256, work=Work.TRAIN_AND_ENCODE,
-           device="a100-80", batch=128, mode=Mode(has_flash_attention=False, is_checkpointed=True), speed=0.56 * 128,
+           device="a100-80", batch=128, mode=Mode(has_flash_attention=False), is_checkpointed=True, speed=0.56 * 128,
            source=_FAST_DIT, is_held_out=True, note="the source does not say which A100, nor on how many"),
     Anchor(name="DiT-XL/2, 256 px, H800", model="dit-xl-2-256", resolution=256, work=Work.TRAIN_AND_ENCODE,
-           device="h100", batch=128, mode=Mode(precision="bfloat16", has_fused_norms=True), speed=1.3 * 128,
+           device="h100", batch=128, precision="bfloat16", mode=Mode(has_fused_norms=True), speed=1.3 * 128,
            source=_OPEN_DIT, is_held_out=True, note="an H800 computes like an H100"),
-    _sampled("SDXL sampled, 1024 px", "sdxl", 1024, Mode(), 5.933),
+    _sampled("SDXL sampled, 1024 px", "sdxl", 1024, EAGER, 5.933),
     _sampled("SDXL sampled, 1024 px, compiled", "sdxl", 1024, Mode(is_channels_last=True, is_compiled=True), 5.132),
 )  # fmt: skip
 """All anchors; those that are not held out may be fitted to."""

@@ -1,11 +1,10 @@
 """Devices that a profile can be computed for without having one: their rates and how much of them layers reach.
 
 Peak rates and bandwidths are those of the makers' data sheets (dense, not sparse; accumulation in float32). The shares
-of them that real kernels reach are assumptions of this table, for eager torch 2.x with its default settings and the
-shapes of diffusion models: cuBLAS reaches 70 to 85 % of the peak at sizes of 1k and above, cuDNN's convolutions in
-NCHW half of it (they transpose first), fused attention 40 to 60 % forward and less backward, kernels bound by memory
-80 to 85 %. Beside 13 published speeds of training and sampling, computed ones are 1.04 to 2.6 times too high, 1.4 in
-the median (`costs.anchors`, `benchmarks/anchors`); measure where it matters.
+of them that kernels reach on an A100 are fitted to 8 published speeds of U-Nets in training (`costs.anchors`), for all
+models and sizes together; 5 more speeds, of other models, devices and work, were held out. The errors of both are in
+`benchmarks/anchors`. No training of an Ada or a Hopper was fitted: their shares are those of the A100 times ratios that
+were assumed before the fit (Hopper reaches less of its higher peak, Ada more of its lower one).
 The CPU's rates and shares were measured on one core of an AMD EPYC of the Zen 4 generation, on layers of the size of
 the digits example (large ones come nearer to the peak).
 """
@@ -25,11 +24,16 @@ class Efficiency:
 
     matmul: float
     convolution: float
+    convolution_channels_last: float
+    """Of convolutions whose tensors have the layout in which tensor cores compute."""
     attention: float
     attention_backward: float
     memory: float
+    """Of the bandwidth."""
+    norm: float
+    """Of the bandwidth, by norms and softmax: they read their input twice."""
     convolution_memory: float
-    """Of the bandwidth, by convolutions: they change the layout of what they read and write."""
+    """Of the bandwidth, by convolutions."""
 
     def __post_init__(self) -> None:
         wrong = [name for name in self.__dataclass_fields__ if not 0 < getattr(self, name) <= 1]
@@ -59,6 +63,12 @@ class DeviceRates:
     efficiency: Efficiency
     kernel: Seconds
     """What each kernel takes beyond its work: ramp up, ramp down, the gap to the next."""
+    ramp: Seconds
+    """What a matrix product or convolution takes longer because its last tiles occupy only a part of the device; a
+    shorter one takes twice its time."""
+    relayouts: int
+    """How often a convolution's tensors are read and written again to change their layout, unless they are stored
+    channels last."""
     dispatch: Seconds
     """What torch takes on the host for each operation; a layer is never faster than that for all of its own."""
     is_asynchronous: bool
@@ -76,17 +86,21 @@ class DeviceRates:
 
 
 _AMPERE = Efficiency(
-    matmul=0.75, convolution=0.5, attention=0.55, attention_backward=0.45, memory=0.85, convolution_memory=0.5
-)
+    matmul=0.6, convolution=0.29, convolution_channels_last=0.42, attention=0.37, attention_backward=0.26, memory=0.75,
+    norm=0.44, convolution_memory=0.75,
+)  # fmt: skip
 _HOPPER = Efficiency(
-    matmul=0.7, convolution=0.4, attention=0.45, attention_backward=0.35, memory=0.85, convolution_memory=0.5
-)
+    matmul=0.56, convolution=0.23, convolution_channels_last=0.34, attention=0.3, attention_backward=0.2, memory=0.75,
+    norm=0.44, convolution_memory=0.75,
+)  # fmt: skip
 _ADA = Efficiency(
-    matmul=0.8, convolution=0.6, attention=0.6, attention_backward=0.5, memory=0.85, convolution_memory=0.5
-)
+    matmul=0.64, convolution=0.35, convolution_channels_last=0.5, attention=0.4, attention_backward=0.29, memory=0.75,
+    norm=0.44, convolution_memory=0.75,
+)  # fmt: skip
 _ZEN = Efficiency(
-    matmul=0.4, convolution=0.58, attention=0.28, attention_backward=0.28, memory=0.5, convolution_memory=0.05
-)
+    matmul=0.4, convolution=0.58, convolution_channels_last=0.58, attention=0.28, attention_backward=0.28, memory=0.5,
+    norm=0.5, convolution_memory=0.05,
+)  # fmt: skip
 
 
 def _gpu(
@@ -97,7 +111,6 @@ def _gpu(
     rates: tuple[float, float, float, float],
     bandwidth: float,
     efficiency: Efficiency,
-    kernel: Seconds = 3e-6,
 ) -> DeviceRates:
     """A device from the figures of its data sheet.
 
@@ -115,8 +128,10 @@ def _gpu(
         float64=float64,
         bandwidth=bandwidth * 1e9,
         efficiency=efficiency,
-        kernel=kernel,
-        dispatch=5e-6,
+        kernel=3e-6,
+        ramp=35e-6,
+        relayouts=2,
+        dispatch=10e-6,
         is_asynchronous=True,
     )
 
@@ -151,6 +166,8 @@ DEVICES = {
             bandwidth=20e9,
             efficiency=_ZEN,
             kernel=8e-6,
+            ramp=0.0,
+            relayouts=0,
             dispatch=5e-6,
             is_asynchronous=False,
         ),

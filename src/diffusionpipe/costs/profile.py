@@ -8,6 +8,7 @@ from functools import cached_property
 from diffusionpipe.costs.actions import Link
 from diffusionpipe.costs.cluster import AllReduce
 from diffusionpipe.costs.graph import ModelGraph
+from diffusionpipe.costs.mode import Mode
 from diffusionpipe.costs.workload import Workload
 from diffusionpipe.units import Bytes, Seconds
 
@@ -55,6 +56,8 @@ class Profile:
     """"float32", "bfloat16" (autocast) or "float64"."""
     source: str
     """"measured" or "analytic"."""
+    mode: Mode | None = None
+    """Of the kernels that were computed; None where they were measured, and in files that do not say it."""
     versions: tuple[tuple[str, str], ...] = ()
     """(package, version) of what it was made with."""
     link: Link | None = None

@@ -6,9 +6,11 @@ for another size, that size is counted by itself.
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 
 from diffusionpipe.costs import LayerProfile, ModelGraph, Profile
-from diffusionpipe.costs.devices import DeviceRates, device_rates
+from diffusionpipe.costs.devices import device_rates
+from diffusionpipe.costs.mode import EAGER, Mode
 from diffusionpipe.errors import ConfigError
 from diffusionpipe.models.graph import LayerGraph
 from diffusionpipe.profiler.counted import LayerCount, count_layers
@@ -22,6 +24,7 @@ _COUNTED = (2, 4)
 """Batch sizes that are counted; 1 is none of them because torch treats dimensions of size 1 in other ways."""
 
 Counts = dict[str, LayerCount]
+_Clock = Callable[[Sequence[Operation]], Seconds]
 
 
 def analytic_profile(
@@ -31,9 +34,10 @@ def analytic_profile(
     device: str,
     precision: str = "float32",
     batch_sizes: Sequence[int] = BATCH_SIZES,
+    mode: Mode = EAGER,
     progress: Report | None = None,
 ) -> Profile:
-    """The computed costs of every layer on the device of that name (see `diffusionpipe.costs.devices`).
+    """The computed costs of every layer on the device of that name (see `diffusionpipe.costs.devices`) in that mode.
 
     I and W are as in a measured profile: W is the whole backward less I. `progress` is told (layers counted, all).
 
@@ -57,15 +61,17 @@ def analytic_profile(
         return count_layers(graph, model, batch, precision=precision, device_type=rates.device_type, step=step)
 
     columns = _all_sizes(count, sizes)
+    seconds = partial(layer_seconds, rates=rates, mode=mode)
     return Profile(
         graph=model,
         batch_sizes=sizes,
-        layers=tuple(_layer_profile(layer.name, [column[layer.name] for column in columns], rates)
+        layers=tuple(_layer_profile(layer.name, [column[layer.name] for column in columns], seconds, rates.dispatch)
                      for layer in graph.layers),
         device=rates.title,
         device_type=rates.device_type,
         precision=precision,
         source="analytic",
+        mode=mode,
         versions=package_versions(),
     )  # fmt: skip
 
@@ -109,25 +115,25 @@ def _between(low: LayerCount, high: LayerCount, batch: int) -> LayerCount:
     )
 
 
-def _layer_profile(name: str, counts: Sequence[LayerCount], rates: DeviceRates) -> LayerProfile:
-    backward = [_backward(count, rates) for count in counts]
+def _layer_profile(name: str, counts: Sequence[LayerCount], seconds: _Clock, dispatch: Seconds) -> LayerProfile:
+    backward = [_backward(count, seconds, dispatch) for count in counts]
     return LayerProfile(
         name=name,
         # A layer that only passes views on still costs the host one call.
-        forward=tuple(layer_seconds(count.forward, rates) or rates.dispatch for count in counts),
+        forward=tuple(seconds(count.forward) or dispatch for count in counts),
         input_grad=tuple(input_grad for input_grad, _ in backward),
         weight_grad=tuple(weight_grad for _, weight_grad in backward),
         activation=tuple(count.activation for count in counts),
         workspace=tuple(count.workspace for count in counts),
-        cast=layer_seconds(counts[0].cast, rates),
+        cast=seconds(counts[0].cast),
         copies=counts[0].copies,
     )
 
 
-def _backward(count: LayerCount, rates: DeviceRates) -> tuple[Seconds, Seconds]:
+def _backward(count: LayerCount, seconds: _Clock, dispatch: Seconds) -> tuple[Seconds, Seconds]:
     """I and W; passing views on still costs the host a call."""
-    whole = layer_seconds(count.backward, rates)
+    whole = seconds(count.backward)
     if count.has_inputs or count.is_trained:
-        whole = max(whole, rates.dispatch)
-    input_grad = layer_seconds(count.input_grad, rates) or rates.dispatch / 2
+        whole = max(whole, dispatch)
+    input_grad = seconds(count.input_grad) or dispatch / 2
     return split_backward(whole, input_grad, has_inputs=count.has_inputs, is_trained=count.is_trained)

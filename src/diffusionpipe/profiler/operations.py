@@ -1,5 +1,6 @@
 """The operations of a layer and what each of them needs: floating-point operations and bytes to and from memory."""
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -40,6 +41,8 @@ class Operation:
     """Of its first floating input."""
     flops: float
     num_bytes: float
+    scores: float = 0.0
+    """Of attention: scores of all queries, keys and heads, which a kernel that is not fused writes and reads."""
 
 
 _CONVOLUTIONS = (_ATEN.convolution, _ATEN.convolution_backward)
@@ -73,11 +76,11 @@ class OperationTrace(TorchDispatchMode):  # type: ignore[no-untyped-call]  # tor
             kind, flops = _work(packet, args, kwargs, result)
             moved = 2 * _bytes(written) if packet in _LOOKUPS else _bytes(read) + _bytes(written)
             dtype = next((t.dtype for t in read if t.is_floating_point()), written[0].dtype)
-            self.operations.append(
-                Operation(
-                    name=packet.__name__, kind=kind, dtype=dtype_name(dtype), flops=float(flops), num_bytes=float(moved)
-                )
-            )
+            operation = Operation(
+                name=packet.__name__, kind=kind, dtype=dtype_name(dtype), flops=float(flops), num_bytes=float(moved),
+                scores=float(_scores(kind, args)),
+            )  # fmt: skip
+            self.operations.append(operation)
         return result
 
 
@@ -101,6 +104,16 @@ def _work(packet: Any, args: Any, kwargs: Any, result: object) -> tuple[Kind, in
     if "attention" in name:
         return (Kind.ATTENTION_BACKWARD if name.endswith("backward") else Kind.ATTENTION), flops
     return Kind.MATMUL, flops
+
+
+def _scores(kind: Kind, args: Any) -> int:
+    """Queries times keys, over all heads and samples; the backward reads its gradient before them."""
+    if kind not in (Kind.ATTENTION, Kind.ATTENTION_BACKWARD):
+        return 0
+    first = int(kind is Kind.ATTENTION_BACKWARD)
+    query, key = (tensor.shape for tensor in args[first : first + 2])
+    rows: int = math.prod(query[:-1])
+    return rows * int(key[-2])
 
 
 def _bytes(tensors: Sequence[Tensor]) -> Bytes:

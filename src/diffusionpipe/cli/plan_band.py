@@ -1,0 +1,37 @@
+"""The band of a plan on a computed profile, in words."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from textwrap import wrap
+from typing import TYPE_CHECKING
+
+from diffusionpipe.planner.band import UNCERTAINTY, band_of
+
+if TYPE_CHECKING:
+    from diffusionpipe.planner.band import Band
+    from diffusionpipe.planner.choice import Choice
+
+
+def band_lines(choice: Choice, *, width: int) -> Iterator[str]:
+    """An empty line and the sentences on the band; nothing for a measured profile."""
+    band = band_of(choice)
+    if band is None:
+        return
+    yield ""
+    yield from wrap(band_text(band), width, break_on_hyphens=False, break_long_words=False)
+
+
+def band_text(band: Band) -> str:
+    """What the band is, and whether the choice holds in it."""
+    first = (
+        f"band: layer times are computed. If all of them are {UNCERTAINTY:.0%} shorter or longer, a step takes "
+        f"{band.shortest * 1e3:.1f} to {band.longest * 1e3:.1f} ms."
+    )
+    if not band.flips:
+        return f"{first} At both ends the plan stays the fastest of the layouts above."
+    flips = (
+        f"with {'shorter' if flip.factor < 1 else 'longer'} layer times, {flip.layout} is {flip.gain:.1%} faster."
+        for flip in band.flips
+    )
+    return " ".join([first, "The choice flips inside the band:", *flips, "Measure the layers before you rely on it."])

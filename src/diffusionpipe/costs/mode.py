@@ -1,0 +1,31 @@
+"""How a program runs its kernels on a GPU, as far as a computed profile depends on it."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mode:
+    """The mode of the kernels; as it is, that of eager torch."""
+
+    has_flash_attention: bool = True
+    """Whether attention is one kernel; else its scores go to memory and back."""
+    is_channels_last: bool = False
+    """Whether convolutions find their tensors in the layout in which they compute."""
+    is_compiled: bool = False
+    """Whether pointwise operations are fused, and with norms."""
+    has_fused_norms: bool = False
+    """Whether norms read and write the narrow type of the matrix products under autocast."""
+
+    def __str__(self) -> str:
+        words = {
+            "channels last": self.is_channels_last,
+            "fused norms": self.has_fused_norms,
+            "plain attention": not self.has_flash_attention,
+        }
+        return ", ".join(
+            ["compiled" if self.is_compiled else "eager", *(word for word, applies in words.items() if applies)]
+        )
+
+
+EAGER = Mode()
+"""What torch does without being told, and what DiffusionPipe runs."""

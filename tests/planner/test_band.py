@@ -1,0 +1,64 @@
+"""At both ends of the band, the choice and its rivals are what planning from scratch gives there."""
+
+from dataclasses import replace
+
+import pytest
+from planner import synthetic
+
+from diffusionpipe.cli.plan_band import band_lines, band_text
+from diffusionpipe.planner.band import UNCERTAINTY, Band, Flip, band_of, stretched
+from diffusionpipe.planner.choice import choose
+from diffusionpipe.planner.pricing.setting import Setting
+
+NEAR_A_TIE, CLEAR = 0.5, 1.0
+"""Gigabytes a second between two devices: at the first, slower layers make data parallelism the fastest."""
+
+
+def setting_of(intra_gb, source="analytic"):
+    seconds = [0.01, 0.03, 0.02, 0.005, 0.02, 0.01]
+    profile = synthetic.chain(seconds, parameters=[10**7] * 6, frozen=0.004)
+    return Setting(
+        profile=replace(profile, source=source),
+        cluster=synthetic.cluster(2, memory=80.0, intra_gb=intra_gb),
+        workload=synthetic.workload(8),
+    )
+
+
+@pytest.mark.parametrize(("intra_gb", "flips"), [(NEAR_A_TIE, (1 + UNCERTAINTY,)), (CLEAR, ())])
+def test_the_choice_flips_where_planning_at_that_end_finds_something_faster(intra_gb, flips):
+    setting = setting_of(intra_gb)
+    band = band_of(choose(setting))
+    assert tuple(flip.factor for flip in band.flips) == flips
+    for factor, step in ((1 - UNCERTAINTY, band.shortest), (1 + UNCERTAINTY, band.longest)):
+        best = step * (1 - sum(flip.gain for flip in band.flips if flip.factor == factor))
+        anew = choose(stretched(setting, factor))
+        assert best == pytest.approx(anew.step, rel=2e-3)
+        assert all(anew.sizes == flip.layout for flip in band.flips if flip.factor == factor)
+
+
+def test_links_keep_their_speed_in_the_band():
+    choice = choose(setting_of(NEAR_A_TIE))
+    slow = stretched(choice.setting, 2.0)
+    assert slow.cluster == choice.setting.cluster
+    layer, twice = (one.profile.layers[3] for one in (choice.setting, slow))
+    assert twice.forward == tuple(2 * time for time in layer.forward)
+    assert twice.activation == layer.activation
+
+
+def test_a_measured_profile_has_no_band():
+    choice = choose(setting_of(CLEAR, source="measured"))
+    assert band_of(choice) is None
+    assert list(band_lines(choice, width=80)) == []
+
+
+def test_the_band_is_told_in_whole_sentences():
+    flip = Flip(factor=1.25, layout="data parallel, 2 copies", gain=0.018)
+    steady = Band(shortest=0.9075, longest=1.5125, flips=())
+    assert band_text(steady) == (
+        "band: layer times are computed. If all of them are 25% shorter or longer, a step takes 907.5 to 1512.5 ms. At "
+        "both ends the plan stays the fastest of the layouts above."
+    )
+    assert band_text(replace(steady, flips=(flip,))).endswith(
+        "The choice flips inside the band: with longer layer times, data parallel, 2 copies is 1.8% faster. Measure "
+        "the layers before you rely on it."
+    )
