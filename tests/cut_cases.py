@@ -292,14 +292,6 @@ CASES = {
         },
         {**CLIP_3D, "hidden_states": (2, 4, 8, 8)},
     ),
-    "ErnieImageTransformer2DModel": Case(
-        {
-            "hidden_size": 16, "num_attention_heads": 2, "num_layers": 2, "ffn_hidden_size": 32, "in_channels": 4,
-            "out_channels": 4, "text_in_dim": WIDTH, "rope_axes_dim": (4, 2, 2),
-        },
-        {"hidden_states": (4, 4, 4), "timestep": TIME, "text_bth": (TEXT, WIDTH), "text_lens": ()},
-        dtypes={"text_lens": torch.int64},
-    ),
     "Kandinsky5Transformer3DModel": Case(
         {
             "in_visual_dim": 4, "out_visual_dim": 4, "in_text_dim": WIDTH, "in_text_dim2": 8, "time_dim": 8,
@@ -315,6 +307,14 @@ CASES = {
 }  # fmt: skip
 
 REFUSED = {
+    "ErnieImageTransformer2DModel": Case(
+        {
+            "hidden_size": 16, "num_attention_heads": 2, "num_layers": 2, "ffn_hidden_size": 32, "in_channels": 4,
+            "out_channels": 4, "text_in_dim": WIDTH, "rope_axes_dim": (4, 2, 2),
+        },
+        {"hidden_states": (4, 4, 4), "timestep": TIME, "text_bth": (TEXT, WIDTH), "text_lens": ()},
+        dtypes={"text_lens": torch.int64},
+    ),
     "GlmImageTransformer2DModel": Case(
         {
             **HEADS, "in_channels": 4, "out_channels": 4, "num_layers": 2, "text_embed_dim": WIDTH,

@@ -43,6 +43,7 @@ def cut(
     exported = export(root, forward, inputs)
     plan = _Plan(exported, component, output)
     layers = plan.layers()
+    _check_pieces(root, layers)
     _check_shared(root, layers)
     used = {parameter for layer in layers for name in layer.modules for parameter in _parameters(root, name)}
     for parameter in root.parameters():
@@ -51,7 +52,7 @@ def cut(
 
 
 def _check_dropout(root: nn.Module) -> None:
-    drops = [name for name, m in root.named_modules() if isinstance(m, nn.modules.dropout._DropoutNd) and m.p]
+    drops = [name for name, m in root.named_modules() if isinstance(m, nn.modules.dropout._DropoutNd) and m.p * m.training]
     if drops:
         raise ModelError(f"{drops[0]} drops values at random while training; set the dropout in config.json to 0")
 
@@ -62,6 +63,17 @@ def _parameters(root: nn.Module, name: str) -> Iterator[nn.Parameter]:
         yield from owned.parameters()
     elif isinstance(owned, nn.Parameter):
         yield owned
+
+
+def _check_pieces(root: nn.Module, layers: Sequence[Layer]) -> None:
+    """Refuse a model most of which is one layer, because its blocks pass on what cannot be sent."""
+    total = sum(p.numel() for p in root.parameters())
+    for layer in layers:
+        size = sum(p.numel() for name in layer.modules for p in _parameters(root, name))
+        if len(layer.modules) > 1 and 2 * size > total:
+            raise ModelError(
+                f"{type(root).__name__} cannot be cut: its blocks pass on tensors whose dimension 0 is not the batch"
+            )
 
 
 def _check_shared(root: nn.Module, layers: Sequence[Layer]) -> None:
@@ -277,8 +289,8 @@ class _Tables:
         for each in nodes:
             values[each] = _value(self._exported, each, values, root, device)
         found = values[node]
-        if not isinstance(found, FakeTensor):
-            self._kept[key] = found
+        if isinstance(found, Tensor) and not isinstance(found, FakeTensor):
+            found = self._kept[key] = found.clone()  # a view would keep what it is a view of
         return found
 
 

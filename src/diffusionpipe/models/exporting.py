@@ -120,23 +120,27 @@ _RECORDERS: dict[int, _Recorder] = {}
 def leaves_of(root: nn.Module, *, all_children: bool = False) -> tuple[str, ...]:
     """The submodules that are called as they are: blocks of lists, and other children with parameters.
 
-    With `all_children` also children without parameters. A child that holds most of the parameters in lists of its own is looked into.
+    With `all_children` also children without parameters. A child that holds most of what is in lists is looked into.
 
     >>> leaves_of(nn.ModuleDict({"embed": nn.Linear(2, 2), "blocks": nn.ModuleList([nn.Linear(2, 2), nn.SiLU()])}))
     ('embed', 'blocks.0')
     """
-    size = sum(p.numel() for p in root.parameters())
-    return tuple(_leaves(root, "", size, all_children))
+    return tuple(_leaves(root, "", _size_of_lists(root), all_children))
+
+
+def _size_of_lists(module: nn.Module) -> int:
+    """Numbers in the parameters of its lists, but for lists in lists."""
+    if isinstance(module, nn.ModuleList):
+        return sum(p.numel() for p in module.parameters())
+    return sum(_size_of_lists(child) for child in module.children())
 
 
 def _leaves(module: nn.Module, path: str, size: int, all_children: bool) -> Iterator[str]:
     for name, child in module.named_children():
         below = f"{path}{name}"
-        own = sum(p.numel() for p in child.parameters())
-        has_lists = any(isinstance(m, nn.ModuleList) and len(m) > 1 for m in child.modules() if m is not child)
-        if isinstance(child, nn.ModuleList | nn.ModuleDict) or (has_lists and 2 * own > size):
+        if isinstance(child, nn.ModuleList | nn.ModuleDict) or 2 * _size_of_lists(child) > size:
             yield from _leaves(child, f"{below}.", size, all_children)
-        elif own or all_children:
+        elif all_children or any(True for _ in child.parameters()):
             yield below
 
 
@@ -167,15 +171,15 @@ def _export(
     recorder, key = _Recorder(), id(root)
     _RECORDERS[key] = recorder
     try:
-        with torch.no_grad(), _unchanged(root):
+        with torch.no_grad():
             for index, batch in enumerate(_BATCHES):
-                with FakeTensorMode(allow_non_fake_inputs=True), _fake_tensors(root):
+                with _unchanged(root), FakeTensorMode(allow_non_fake_inputs=True), _fake_tensors(root):
                     given = {n: torch.empty((batch, *t.shape[1:]), dtype=t.dtype) for n, t in inputs.items()}
                     with _patched(root, leaves, lambda *a, i=index: _record(recorder, i, *a)):
                         forward(root, **given)
             _find_shapes(recorder)
             mode = FakeTensorMode(allow_non_fake_inputs=True, shape_env=ShapeEnv())
-            with _fake_tensors(root, mode):
+            with _unchanged(root), _fake_tensors(root, mode):
                 return _traced(root, forward, inputs, leaves, recorder, key, mode)
     except ModelError:
         raise
@@ -300,20 +304,28 @@ def _fake_tensors(root: nn.Module, mode: Any = None) -> Iterator[None]:
             table.update(original)
 
 
+def _is_holder(value: object) -> bool:
+    """Whether a module's attribute is an object of a model's code that may keep tensors."""
+    owner = type(value).__module__.partition(".")[0]
+    return owner in ("diffusers", "transformers") and hasattr(value, "__dict__") and not isinstance(value, nn.Module)
+
+
 @contextmanager
 def _unchanged(root: nn.Module) -> Iterator[None]:
     """What the modules keep of a forward, such as rotary tables, is forgotten: it would be fake tensors."""
     modules = tuple(root.modules())
-    saved = [dict(vars(module)) for module in modules]
+    held = [value for module in modules for value in vars(module).values() if _is_holder(value)]
+    places = [vars(holder) for holder in (*modules, *held)]
+    saved = [dict(place) for place in places]
     was_exporting = torch.compiler._is_exporting_flag
     torch.compiler._is_exporting_flag = True  # diffusers' caches ask it
     try:
         yield
     finally:
         torch.compiler._is_exporting_flag = was_exporting
-        for module, attributes in zip(modules, saved, strict=True):
-            vars(module).clear()
-            vars(module).update(attributes)
+        for place, attributes in zip(places, saved, strict=True):
+            place.clear()
+            place.update(attributes)
         for kind in {type(module) for module in modules}:
             for place in (kind, sys.modules[kind.__module__]):
                 for value in list(vars(place).values()):

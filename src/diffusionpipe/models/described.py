@@ -1,0 +1,154 @@
+"""Families of transformers as data: what is read from captions, and how the transformer is called.
+
+Everything else comes from the classes themselves: `cutting.cut` makes layers of text encoders and transformer.
+"""
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from diffusionpipe.costs import TensorSpec
+from diffusionpipe.errors import ModelError
+from diffusionpipe.models.cutting import cut
+from diffusionpipe.models.family import Family, Prompt, set_trainable
+from diffusionpipe.models.graph import Layer, LayerGraph
+from diffusionpipe.models.latents import encoding_of
+from diffusionpipe.models.objective import Objective, loss_layer, noise_layer, objective_inputs
+
+Call = Callable[..., Tensor]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Text:
+    """A frozen text encoder."""
+
+    component: str
+    kind: str
+    """Its class."""
+    prompt: Prompt
+    """What its tokenizer reads, and how long."""
+    states: Call
+    """`states(encoder, ids, mask)` -> what the transformer reads, zero behind the caption."""
+    ids: str = "input_ids"
+    mask: str = "input_mask"
+    writes: str = "text_states"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Described:
+    """A family."""
+
+    vae: str
+    """Class of the VAE."""
+    transformer: str
+    """Class of the transformer."""
+    texts: tuple[Text, ...]
+    predict: Call
+    """`predict(transformer, noisy=, timesteps=, **reads)` -> prediction, of the shape of the noisy latents."""
+    reads: tuple[str, ...]
+    """What the transformer reads beside noisy latents and times: states and masks of texts."""
+    patch: int
+    guidance: float
+    """Scale of classifier-free guidance of diffusers' pipeline."""
+    problems: Callable[[Mapping[str, Any], tuple[int, ...]], list[str]]
+    """What of the components does not fit, for latents of that shape."""
+    absent: tuple[str, ...] = ()
+    """Entries of model_index.json that must be empty."""
+
+
+def family(described: Described) -> Family:
+    """The family's entry in the registry."""
+    return Family(
+        components={
+            **{text.component: text.kind for text in described.texts},
+            "vae": described.vae,
+            "transformer": described.transformer,
+        },
+        trainable=("transformer",),
+        graph=partial(described_graph, described),
+        guidance=described.guidance,
+        prompts={text.ids: text.prompt for text in described.texts},
+        absent=described.absent,
+        is_drawn=False,
+    )
+
+
+def described_graph(
+    described: Described,
+    components: Mapping[str, Any],
+    *,
+    objective: Objective,
+    resolution: int,
+    train: Collection[str] = ("transformer",),
+    dtype: str = "float32",
+) -> LayerGraph:
+    """The graph over text encoders, "vae" and "transformer" for square pictures; those of clips have one frame.
+
+    Raises ModelError for everything in the configurations that the layers would not run exactly.
+    """
+    vae, transformer = components["vae"], components["transformer"]
+    encoding = encoding_of(vae, resolution, dtype)
+    side = encoding.latents[-1]
+    problems = described.problems(components, encoding.latents)
+    if side % described.patch:
+        problems.append(f"transformer: latents of size {side} cannot be cut into patches of {described.patch}")
+    if problems:
+        raise ModelError("\n".join(problems))
+    used = {name: components[name] for name in (*(t.component for t in described.texts), "vae", "transformer")}
+    set_trainable(used, train, ("transformer",))
+    wide = next(p.dtype for p in transformer.parameters() if p.is_floating_point())
+    given: dict[str, Tensor] = {
+        "noisy": torch.empty((1, *encoding.latents), dtype=getattr(torch, dtype), device="meta"),
+        "timesteps": torch.empty(1, device="meta"),
+    }
+    layers: list[Layer] = []
+    specs: list[TensorSpec] = []
+    for text in described.texts:
+        layers += _text_layers(text, components[text.component], given, specs)
+    narrowed = partial(_narrowed, described.predict, wide)
+    read = {name: given[name] for name in ("noisy", "timesteps", *described.reads)}
+    return LayerGraph(
+        layers=(
+            *layers,
+            *encoding.layers,
+            noise_layer(described.patch),
+            *cut(transformer, narrowed, read),
+            loss_layer(),
+        ),
+        components={**used, "objective": objective},
+        inputs=(*encoding.inputs, *specs, *objective_inputs(encoding.latents, dtype)),
+        patch=described.patch,
+    )
+
+
+def _narrowed(predict: Call, dtype: torch.dtype, transformer: Any, **tensors: Tensor) -> Tensor:
+    """Latents and states in the dtype of the weights; times stay as they are."""
+    wanted = {
+        name: tensor.to(dtype) if tensor.is_floating_point() and name != "timesteps" else tensor
+        for name, tensor in tensors.items()
+    }
+    return predict(transformer, **wanted)
+
+
+def _text_layers(text: Text, encoder: Any, given: dict[str, Tensor], specs: list[TensorSpec]) -> tuple[Layer, ...]:
+    """The encoder's layers; what they and the tokenizer give is added to `given`, raw inputs to `specs`."""
+    length = text.prompt.length
+    for name in (text.ids, text.mask):
+        given[name] = torch.empty((1, length), dtype=torch.int64, device="meta")
+        specs.append(TensorSpec(name=name, shape=(length,), dtype="int64"))
+    states = partial(_states, text)
+    read = {name: given[name] for name in (text.ids, text.mask)}
+    layers = cut(encoder, states, read, component=text.component, output=text.writes)
+    width = next(p for p in encoder.parameters()).dtype
+    given[text.writes] = torch.empty(
+        (1, length - text.prompt.dropped, encoder.config.get_text_config().hidden_size), dtype=width, device="meta"
+    )
+    return layers
+
+
+def _states(text: Text, encoder: Any, **tensors: Tensor) -> Tensor:
+    return text.states(encoder, tensors[text.ids], tensors[text.mask])
