@@ -1,7 +1,7 @@
 """Tiny diffusers pipelines of the families that are described as data."""
 
 import diffusers
-from tiny_models import tiny_vae
+from tiny_models import tiny_t5, tiny_vae
 from tiny_pipelines import PIECES
 from tokenizers.pre_tokenizers import ByteLevel
 from transformers import (
@@ -116,4 +116,79 @@ def z_image() -> diffusers.ZImagePipeline:
     )
 
 
-PIPELINES = {"QwenImagePipeline": qwen_image, "WanPipeline": wan, "ZImagePipeline": z_image}
+def _t5_tokenizer(length: int) -> T5Tokenizer:
+    return T5Tokenizer(vocab=PIECES, extra_ids=0, model_max_length=length)
+
+
+def chroma() -> diffusers.ChromaPipeline:
+    """A Chroma."""
+    return diffusers.ChromaPipeline(
+        scheduler=diffusers.FlowMatchEulerDiscreteScheduler(use_dynamic_shifting=True),
+        vae=tiny_vae(shift_factor=0.2, use_quant_conv=False),
+        text_encoder=tiny_t5(vocab_size=len(PIECES)),
+        tokenizer=_t5_tokenizer(512),
+        transformer=diffusers.ChromaTransformer2DModel(
+            in_channels=16,
+            num_layers=1,
+            num_single_layers=2,
+            attention_head_dim=8,
+            num_attention_heads=2,
+            joint_attention_dim=20,
+            axes_dims_rope=(4, 2, 2),
+            approximator_num_channels=8,
+            approximator_hidden_dim=16,
+            approximator_layers=1,
+        ),
+    )
+
+
+def aura_flow() -> diffusers.AuraFlowPipeline:
+    """An AuraFlow."""
+    config = UMT5Config(
+        vocab_size=len(PIECES), d_model=16, d_kv=8, d_ff=16, num_layers=2, num_heads=2, feed_forward_proj="gated-gelu"
+    )
+    return diffusers.AuraFlowPipeline(
+        scheduler=diffusers.FlowMatchEulerDiscreteScheduler(shift=1.73),
+        vae=tiny_vae(),
+        text_encoder=UMT5EncoderModel(config),
+        tokenizer=_t5_tokenizer(256),
+        transformer=diffusers.AuraFlowTransformer2DModel(
+            sample_size=8,
+            num_mmdit_layers=1,
+            num_single_dit_layers=2,
+            attention_head_dim=8,
+            num_attention_heads=2,
+            joint_attention_dim=16,
+            caption_projection_dim=16,
+            pos_embed_max_size=64,
+        ),
+    )
+
+
+def pixart_sigma() -> diffusers.PixArtSigmaPipeline:
+    """A PixArt-Sigma."""
+    return diffusers.PixArtSigmaPipeline(
+        scheduler=diffusers.DDIMScheduler(clip_sample=False),
+        vae=tiny_vae(),
+        text_encoder=tiny_t5(vocab_size=len(PIECES)),
+        tokenizer=_t5_tokenizer(300),
+        transformer=diffusers.PixArtTransformer2DModel(
+            num_attention_heads=2,
+            attention_head_dim=8,
+            num_layers=2,
+            cross_attention_dim=16,
+            sample_size=8,
+            caption_channels=20,
+            use_additional_conditions=False,
+        ),
+    )
+
+
+PIPELINES = {
+    "QwenImagePipeline": qwen_image,
+    "WanPipeline": wan,
+    "ZImagePipeline": z_image,
+    "ChromaPipeline": chroma,
+    "AuraFlowPipeline": aura_flow,
+    "PixArtSigmaPipeline": pixart_sigma,
+}

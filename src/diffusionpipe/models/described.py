@@ -18,6 +18,7 @@ from diffusionpipe.models.family import Family, Prompt, set_trainable
 from diffusionpipe.models.graph import Layer, LayerGraph
 from diffusionpipe.models.latents import encoding_of
 from diffusionpipe.models.objective import Objective, loss_layer, noise_layer, objective_inputs
+from diffusionpipe.models.t5 import t5_layers, t5_problems
 
 Call = Callable[..., Tensor]
 
@@ -31,8 +32,8 @@ class Text:
     """Its class."""
     prompt: Prompt
     """What its tokenizer reads, and how long."""
-    states: Call
-    """`states(encoder, ids, mask)` -> what the transformer reads, zero behind the caption."""
+    states: Call | None = None
+    """`states(encoder, ids, mask)` -> what the transformer reads; None: the last states of a T5 that sees no padding."""
     ids: str = "input_ids"
     mask: str = "input_mask"
     writes: str = "text_states"
@@ -77,6 +78,39 @@ def family(described: Described) -> Family:
     )
 
 
+def expected(component: str, config: Mapping[str, Any], values: Mapping[str, tuple[object, str]]) -> list[str]:
+    """A problem for each field of the configuration that has not the value that it needs; `values` give reasons too."""
+    return [
+        f"{component}: {field} {_plain(config[field])} is not {_plain(value)}, {why}"
+        for field, (value, why) in values.items()
+        if _plain(config[field]) != _plain(value)
+    ]
+
+
+def _plain(value: object) -> object:
+    """Lists of JSON as the tuples of constructors."""
+    return tuple(value) if isinstance(value, list) else value
+
+
+def packed(noisy: Tensor, patch: int) -> Tensor:
+    """Latents (B, C, ..., H, W) of one frame as a token for each patch, (B, T, C * patch * patch)."""
+    B, C, H, W = noisy.shape[0], noisy.shape[1], noisy.shape[-2], noisy.shape[-1]
+    tokens = noisy.reshape(B, C, H // patch, patch, W // patch, patch).permute(0, 2, 4, 1, 3, 5)
+    return tokens.reshape(B, H // patch * (W // patch), C * patch**2)
+
+
+def unpacked(tokens: Tensor, like: Tensor, patch: int) -> Tensor:
+    """The tokens as latents of the shape of `like`."""
+    B, C, H, W = like.shape[0], like.shape[1], like.shape[-2], like.shape[-1]
+    latents = tokens.view(B, H // patch, W // patch, C, patch, patch).permute(0, 3, 1, 4, 2, 5)
+    return latents.reshape(like.shape)
+
+
+def masked(states: Tensor, mask: Tensor) -> Tensor:
+    """The states (B, T, D), zero where the mask is."""
+    return states * mask.unsqueeze(-1).to(states.dtype)
+
+
 def described_graph(
     described: Described,
     components: Mapping[str, Any],
@@ -94,6 +128,9 @@ def described_graph(
     encoding = encoding_of(vae, resolution, dtype)
     side = encoding.latents[-1]
     problems = described.problems(components, encoding.latents)
+    for text in described.texts:
+        if text.states is None:
+            problems += t5_problems(components[text.component], component=text.component)
     if side % described.patch:
         problems.append(f"transformer: latents of size {side} cannot be cut into patches of {described.patch}")
     if problems:
@@ -103,7 +140,7 @@ def described_graph(
     wide = next(p.dtype for p in transformer.parameters() if p.is_floating_point())
     given: dict[str, Tensor] = {
         "noisy": torch.empty((1, *encoding.latents), dtype=getattr(torch, dtype), device="meta"),
-        "timesteps": torch.empty(1, device="meta"),
+        "timesteps": torch.empty(1, dtype=torch.float32 if objective.is_flow else torch.int64, device="meta"),
     }
     layers: list[Layer] = []
     specs: list[TensorSpec] = []
@@ -140,9 +177,11 @@ def _text_layers(text: Text, encoder: Any, given: dict[str, Tensor], specs: list
     for name in (text.ids, text.mask):
         given[name] = torch.empty((1, length), dtype=torch.int64, device="meta")
         specs.append(TensorSpec(name=name, shape=(length,), dtype="int64"))
-    states = partial(_states, text)
-    read = {name: given[name] for name in (text.ids, text.mask)}
-    layers = cut(encoder, states, read, component=text.component, output=text.writes)
+    if text.states is None:
+        layers = t5_layers(encoder, component=text.component, ids=text.ids, states=text.writes, mask=text.mask)
+    else:
+        read = {name: given[name] for name in (text.ids, text.mask)}
+        layers = cut(encoder, partial(_states, text), read, component=text.component, output=text.writes)
     width = next(p for p in encoder.parameters()).dtype
     given[text.writes] = torch.empty(
         (1, length - text.prompt.dropped, encoder.config.get_text_config().hidden_size), dtype=width, device="meta"
@@ -151,4 +190,5 @@ def _text_layers(text: Text, encoder: Any, given: dict[str, Tensor], specs: list
 
 
 def _states(text: Text, encoder: Any, **tensors: Tensor) -> Tensor:
+    assert text.states is not None
     return text.states(encoder, tensors[text.ids], tensors[text.mask])

@@ -10,7 +10,20 @@ from torch import nn
 from diffusionpipe.errors import ModelError
 from diffusionpipe.ir.combinations import Feature, refusal
 from diffusionpipe.ir.input_file import read_json
-from diffusionpipe.models import controlnet, dit, flux, qwen_image, sd3, sdxl, stable_diffusion, wan, z_image
+from diffusionpipe.models import (
+    aura_flow,
+    chroma,
+    controlnet,
+    dit,
+    flux,
+    pixart_sigma,
+    qwen_image,
+    sd3,
+    sdxl,
+    stable_diffusion,
+    wan,
+    z_image,
+)
 from diffusionpipe.models.family import Family
 from diffusionpipe.models.graph import LayerGraph
 from diffusionpipe.models.lora import LoraSettings, add_lora
@@ -28,6 +41,9 @@ REGISTRY: Mapping[str, Family] = {
     "QwenImagePipeline": qwen_image.FAMILY,
     "WanPipeline": wan.FAMILY,
     "ZImagePipeline": z_image.FAMILY,
+    "ChromaPipeline": chroma.FAMILY,
+    "PixArtSigmaPipeline": pixart_sigma.FAMILY,
+    "AuraFlowPipeline": aura_flow.FAMILY,
 }
 """Adapters by the pipeline class in model_index.json."""
 
@@ -188,8 +204,19 @@ def family_of(folder: Path) -> Family:
     index = model_index(folder)
     name = str(index.get("_class_name"))
     if name not in REGISTRY:
-        raise ModelError(f"{folder} is a {name}; supported pipelines: {', '.join(sorted(REGISTRY))}")
+        raise ModelError(
+            f"{folder} is a {name}; supported pipelines: {', '.join(sorted(REGISTRY))}{_unknown_to_diffusers(name)}"
+        )
     return REGISTRY[name]
+
+
+def _unknown_to_diffusers(name: str) -> str:
+    """More to say of a pipeline that the installed diffusers does not have."""
+    import diffusers
+
+    if hasattr(diffusers, name):
+        return ""
+    return f"\ndiffusers {diffusers.__version__}, which is installed here, has no {name} either"
 
 
 def model_index(folder: Path) -> dict[str, Any]:

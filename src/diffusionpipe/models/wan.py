@@ -5,7 +5,7 @@ from typing import Any
 
 from torch import Tensor
 
-from diffusionpipe.models.described import Described, Text, family
+from diffusionpipe.models.described import Described, Text, expected, family, masked
 from diffusionpipe.models.family import Prompt
 
 _PATCH = 2
@@ -13,7 +13,7 @@ _PATCH = 2
 
 def _states(encoder: Any, ids: Tensor, mask: Tensor) -> Tensor:
     states: Tensor = encoder(input_ids=ids, attention_mask=mask).last_hidden_state
-    return states * mask.unsqueeze(-1).to(states.dtype)  # (B, T, D)
+    return masked(states, mask)  # (B, T, D)
 
 
 def _predict(transformer: Any, *, noisy: Tensor, timesteps: Tensor, text_states: Tensor) -> Tensor:
@@ -25,18 +25,14 @@ def _predict(transformer: Any, *, noisy: Tensor, timesteps: Tensor, text_states:
 
 def _problems(components: Mapping[str, Any], latents: tuple[int, ...]) -> list[str]:
     config = components["transformer"].config
-    expected = {
+    values: dict[str, tuple[object, str]] = {
         "in_channels": (latents[0], "the channels of the VAE's latents: pictures cannot be given to start from"),
         "out_channels": (latents[0], "the channels of the VAE's latents"),
         "text_dim": (components["text_encoder"].config.d_model, "the width of the text encoder"),
         "patch_size": ((1, _PATCH, _PATCH), "the patches of the published models"),
         "image_dim": (None, "for there is no encoder of pictures"),
     }
-    return [
-        f"transformer: {field} {config[field]} is not {value}, {what}"
-        for field, (value, what) in expected.items()
-        if config[field] != value and tuple(config[field] or ()) != value
-    ]
+    return expected("transformer", config, values)
 
 
 FAMILY = family(

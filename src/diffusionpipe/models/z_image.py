@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from diffusionpipe.models.described import Described, Text, family
+from diffusionpipe.models.described import Described, Text, expected, family, masked
 from diffusionpipe.models.family import Prompt
 
 _PATCH, _MULTIPLE, _SIZE = 2, 32, "2-1"
@@ -18,7 +18,7 @@ _PATCH, _MULTIPLE, _SIZE = 2, 32, "2-1"
 
 def _states(encoder: Any, ids: Tensor, mask: Tensor) -> Tensor:
     states: Tensor = encoder(input_ids=ids, use_cache=False, output_hidden_states=True).hidden_states[-2]
-    return states * mask.unsqueeze(-1).to(states.dtype)  # (B, T, D)
+    return masked(states, mask)  # (B, T, D)
 
 
 def _predict(transformer: Any, *, noisy: Tensor, timesteps: Tensor, text_states: Tensor, input_mask: Tensor) -> Tensor:
@@ -57,16 +57,12 @@ def _predict(transformer: Any, *, noisy: Tensor, timesteps: Tensor, text_states:
 
 def _problems(components: Mapping[str, Any], latents: tuple[int, ...]) -> list[str]:
     config = components["transformer"].config
-    expected = {
+    values: dict[str, tuple[object, str]] = {
         "in_channels": (latents[0], "the channels of the VAE's latents"),
         "cap_feat_dim": (components["text_encoder"].config.hidden_size, "the width of the text encoder"),
         "siglip_feat_dim": (None, "for there is no encoder of pictures"),
     }
-    problems = [
-        f"transformer: {field} {config[field]} is not {value}, {what}"
-        for field, (value, what) in expected.items()
-        if config[field] != value
-    ]
+    problems = expected("transformer", config, values)
     if _SIZE not in components["transformer"].all_x_embedder:
         problems.append(f"transformer: all_patch_size {config.all_patch_size} has no {_PATCH}")
     return problems

@@ -12,7 +12,7 @@ from diffusionpipe.models.pipeline_defaults import Guidance
 FOLDER = "path/to/this/folder"
 RUN = "path/to/the/run"
 CONDITION = "path/to/the/conditioning/picture.png"
-_OF_FLOWS = ("StableDiffusion3", "Flux", "QwenImage", "Wan", "ZImage")
+_OF_FLOWS = ("StableDiffusion3", "Flux", "QwenImage", "Wan", "ZImage", "Chroma", "AuraFlow")
 _PROMPT = "a photo"
 _DIT_CLASSES = 1000
 _FLOW_REASON = (

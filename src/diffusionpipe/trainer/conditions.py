@@ -16,7 +16,7 @@ from diffusionpipe.models.graph import LayerGraph
 from diffusionpipe.trainer.data.batch import TOKENS, Tokenizer, token_ids
 from diffusionpipe.trainer.sampling import SamplingSettings
 
-_TOKENIZERS = ("CLIPTokenizer", "T5Tokenizer", "Qwen2Tokenizer")
+_TOKENIZERS = ("CLIPTokenizer", "T5Tokenizer", "Qwen2Tokenizer", "LlamaTokenizer")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
