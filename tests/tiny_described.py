@@ -17,9 +17,7 @@ from transformers import (
 
 BYTES = sorted(ByteLevel.alphabet())
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
-CHAT = (
-    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}<|im_start|>assistant\n"
-)
+CHAT = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}<|im_start|>assistant\n"
 DECODER = {
     "vocab_size": len(BYTES) + len(SPECIAL),
     "hidden_size": 16,
@@ -41,7 +39,13 @@ def qwen_tokenizer() -> Qwen2Tokenizer:
 def clip_vae(kind: type) -> diffusers.ModelMixin:
     """A VAE for clips that shrinks pictures four times, 4 latent channels."""
     numbers = {"latents_mean": [0.1, 0.2, -0.1, 0.0], "latents_std": [1.5, 2.0, 0.5, 1.0]}
-    sizes = {"base_dim": 4, "z_dim": 4, "dim_mult": [1, 1, 1], "num_res_blocks": 1, "temperal_downsample": [False, True]}
+    sizes = {
+        "base_dim": 4,
+        "z_dim": 4,
+        "dim_mult": [1, 1, 1],
+        "num_res_blocks": 1,
+        "temperal_downsample": [False, True],
+    }
     if kind is diffusers.AutoencoderKLWan:
         sizes |= {"scale_factor_spatial": 4, "scale_factor_temporal": 2}
     return kind(**sizes, **numbers)

@@ -1,7 +1,7 @@
 import json
 
-import huggingface_hub
 import diffusers
+import huggingface_hub
 import pytest
 import torch
 from diffusers import DDPMScheduler, DiTPipeline, StableDiffusionPipeline, UNet2DConditionModel
@@ -107,14 +107,14 @@ def test_a_denoiser_without_weights_is_trained_from_scratch_and_a_vae_is_not(sta
 def test_an_unknown_pipeline_is_refused_with_those_that_are_known(stable_diffusion):
     _edit(stable_diffusion / "model_index.json", _class_name="KandinskyPipeline")
     with pytest.raises(
-        ModelError, match="is a KandinskyPipeline; supported pipelines: AuraFlowPipeline, .*, ZImagePipeline$"
+        ModelError, match=r"is a KandinskyPipeline; supported pipelines: AuraFlowPipeline, .*, ZImagePipeline$"
     ):
         open_components(stable_diffusion)
 
 
 def test_a_pipeline_that_diffusers_does_not_have_either_is_refused_with_its_version(stable_diffusion):
     _edit(stable_diffusion / "model_index.json", _class_name="TomorrowPipeline")
-    with pytest.raises(ModelError, match=f"diffusers {diffusers.__version__}, .* has no TomorrowPipeline either"):
+    with pytest.raises(ModelError, match=rf"diffusers {diffusers.__version__}, .* has no TomorrowPipeline either"):
         open_components(stable_diffusion)
 
 

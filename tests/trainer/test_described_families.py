@@ -13,7 +13,7 @@ from diffusionpipe.errors import ConfigError
 
 LAYOUTS = {
     "1F1B": {},
-    "ZB-V": {"schedule": "zb_v", "microbatches": 4},
+    "ZB-V": {"schedule": "zb-v", "microbatches": 4},
     "filled": {"fill": True},
     "sharded": {"stages": 1, "sharded": True},
 }
@@ -64,9 +64,7 @@ def _recipe(model, pictures, folder, **sections):
         quick=[("QwenImagePipeline", "1F1B")],
     ),
 )
-def test_two_ranks_learn_what_one_process_learns_and_diffusers_opens_it(
-    kind, layout, crew, models, pictures, tmp_path
-):
+def test_two_ranks_learn_what_one_process_learns_and_diffusers_opens_it(kind, layout, crew, models, pictures, tmp_path):
     model = models(kind)
     recipe = _recipe(model, pictures, tmp_path / "over-two", pipeline=LAYOUTS[layout])
     assert crew.run(train, recipe) == [2, 2]

@@ -11,24 +11,26 @@ result cannot be sent, such as a learned position table, belongs to the layer th
 """
 
 import operator
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
-from torch.fx.node import map_aggregate, map_arg
 
 from diffusionpipe.costs.graph import BYTES_OF_DTYPE
 from diffusionpipe.errors import ModelError
-from diffusionpipe.models.exporting import Exported, Forward, ModuleCall, export
+from diffusionpipe.models.exporting import Exported, Forward, export
+from diffusionpipe.models.glue import CALL, Run, Tables, closure
 from diffusionpipe.models.graph import Layer, attribute
-
-_CALL = torch.ops.diffusionpipe.call_module.default
+from diffusionpipe.models.module_calls import ModuleCall
 
 
 def cut(
-    root: nn.Module, forward: Forward, inputs: Mapping[str, Tensor], *, component: str = "transformer",
+    root: nn.Module,
+    forward: Forward,
+    inputs: Mapping[str, Tensor],
+    *,
+    component: str = "transformer",
     output: str = "prediction",
 ) -> tuple[Layer, ...]:
     """`forward(root, **inputs)` as layers that read tensors with the names of the inputs and write `output`.
@@ -52,7 +54,9 @@ def cut(
 
 
 def _check_dropout(root: nn.Module) -> None:
-    drops = [name for name, m in root.named_modules() if isinstance(m, nn.modules.dropout._DropoutNd) and m.p * m.training]
+    drops = [
+        name for name, m in root.named_modules() if isinstance(m, nn.modules.dropout._DropoutNd) and m.p * m.training
+    ]
     if drops:
         raise ModelError(f"{drops[0]} drops values at random while training; set the dropout in config.json to 0")
 
@@ -84,7 +88,8 @@ def _check_shared(root: nn.Module, layers: Sequence[Layer]) -> None:
                 first = owner.setdefault(parameter, layer.name)
                 if first != layer.name:
                     raise ModelError(
-                        f"{type(root).__name__} cannot be cut: {first} and {layer.name} use the same parameter of {name}"
+                        f"{type(root).__name__} cannot be cut: {first} and {layer.name} use the same parameter of "
+                        f"{name}"
                     )
 
 
@@ -112,7 +117,7 @@ class _Plan:
         for node in exported.graph.nodes:
             self._classify(node)
         self.owner: dict[fx.Node, _Piece] = {}
-        self.tables = _Tables(exported)
+        self.tables = Tables(exported)
 
     def _classify(self, node: fx.Node) -> None:
         _check_random(node)
@@ -124,7 +129,7 @@ class _Plan:
         elif self._is_batch(node):
             self.is_table[node], self.is_free[node] = False, True
         else:
-            is_call = node.target is _CALL
+            is_call = node.target is CALL
             self.is_table[node] = not is_call and all(self.is_table[n] for n in arguments)
             self.is_free[node] = not is_call and all(self.is_free[n] for n in arguments)
 
@@ -143,7 +148,7 @@ class _Plan:
 
     def layers(self) -> tuple[Layer, ...]:
         """The layers in the order of the calls."""
-        calls = [node for node in self._needed() if node.target is _CALL and self._stands_alone(node)]
+        calls = [node for node in self._needed() if node.target is CALL and self._stands_alone(node)]
         if not calls:
             raise ModelError("no call of a block depends on the batch")
         pieces: dict[str, _Piece] = {}
@@ -160,7 +165,7 @@ class _Plan:
 
     def _compute_again(self, call: fx.Node, piece: _Piece) -> None:
         """A further call of a module, in the layer of its first one: of inputs or of what that layer has."""
-        before = [n for n in _closure(call.all_input_nodes) if not self.is_free[n] and n not in piece.here]
+        before = [n for n in closure(call.all_input_nodes) if not self.is_free[n] and n not in piece.here]
         if any(node.op == "call_function" for node in before):
             raise ModelError(f"{piece.name} is called again with what later layers write, so that it is no layer")
         self._compute(call, piece)
@@ -197,18 +202,18 @@ class _Plan:
         if owner is not None and not self.is_free[node] and self._is_sent(node):
             piece.reads[node] = owner.writes.setdefault(node, self._name(node, owner))
             return
-        if owner is not None and node.target is _CALL and self._stands_alone(node):
+        if owner is not None and node.target is CALL and self._stands_alone(node):
             raise ModelError(f"{owner.name} writes a value whose dimension 0 is not the batch")
         for argument in node.all_input_nodes:
             self._compute(argument, piece)
         piece.steps.append(node)
         self.owner.setdefault(node, piece)
-        if node.target is _CALL:
+        if node.target is CALL:
             for user in node.users:  # what a call returns is there, whether or not its own layer reads it
                 self._compute(user, piece)
 
     def _name(self, node: fx.Node, owner: _Piece) -> str:
-        if node.target is operator.getitem and node.all_input_nodes[0].target is _CALL:
+        if node.target is operator.getitem and node.all_input_nodes[0].target is CALL:
             call, index = node.args
             assert isinstance(call, fx.Node)
             module = self._call(call).module
@@ -220,13 +225,13 @@ class _Plan:
         owned = self.exported.owned
         modules: dict[str, None] = {}
         for node in piece.steps:
-            if node.target is _CALL:
+            if node.target is CALL:
                 modules[self._call(node).module] = None
             elif node.op == "placeholder" and node.name in owned:
                 modules[owned[node.name]] = None
             if self.is_table[node]:
-                modules.update(dict.fromkeys(owned[n.name] for n in _closure([node]) if n.name in owned))
-        run = _Run(
+                modules.update(dict.fromkeys(owned[n.name] for n in closure([node]) if n.name in owned))
+        run = Run(
             self.exported,
             tuple(piece.steps),
             frozenset(n for n in piece.steps if self.is_table[n]),
@@ -251,93 +256,3 @@ def _check_random(node: fx.Node) -> None:
         return
     if isinstance(target, torch._ops.OpOverload) and torch.Tag.nondeterministic_seeded in target.tags and node.users:
         raise ModelError(f"its forward draws random numbers ({target})")
-
-
-def _closure(nodes: Iterable[fx.Node]) -> list[fx.Node]:
-    """The nodes and all that they depend on, each after what it reads."""
-    order: dict[fx.Node, None] = {}
-
-    def visit(node: fx.Node) -> None:
-        if node not in order:
-            for argument in node.all_input_nodes:
-                visit(argument)
-            order[node] = None
-
-    for node in nodes:
-        visit(node)
-    return list(order)
-
-
-class _Tables:
-    """Values that depend on no input, kept for each device."""
-
-    def __init__(self, exported: Exported) -> None:
-        self._exported = exported
-        self._kept: dict[tuple[object, ...], Any] = {}
-
-    def value(self, node: fx.Node, root: nn.Module, device: torch.device) -> Any:
-        """The value on the device, computed at its first use from the buffers as they are now."""
-        from torch._subclasses.fake_tensor import FakeTensor
-
-        owned = self._exported.owned
-        nodes = _closure([node])
-        buffers = [attribute(root, owned[n.name]) for n in nodes if n.name in owned]
-        key = (node, device, *((id(b), b.dtype) for b in buffers if isinstance(b, Tensor)))
-        if key in self._kept:
-            return self._kept[key]
-        values: dict[fx.Node, Any] = {}
-        for each in nodes:
-            values[each] = _value(self._exported, each, values, root, device)
-        found = values[node]
-        if isinstance(found, Tensor) and not isinstance(found, FakeTensor):
-            found = self._kept[key] = found.clone()  # a view would keep what it is a view of
-        return found
-
-
-def _value(
-    exported: Exported,
-    node: fx.Node,
-    values: Mapping[fx.Node, Any],
-    root: nn.Module,
-    device: torch.device,
-    batch: int = 0,
-) -> Any:
-    """The value of a node whose arguments are in `values`."""
-    if node.op == "placeholder":
-        if node.name in exported.constants:
-            return exported.constants[node.name].to(device)
-        return attribute(root, exported.owned[node.name])
-    if node.op == "get_attr":
-        return attribute(exported.graph_module, str(node.target))
-    if node.target is _CALL:
-        call = exported.calls[node.args[3]]  # type: ignore[index]
-        return call.run(root, [values[n] for n in node.args[0]], batch)  # type: ignore[union-attr, index]
-    function: Callable[..., Any] = node.target  # type: ignore[assignment]
-    arguments, named = map_arg((node.args, node.kwargs), values.__getitem__)
-    arguments, named = map_aggregate((arguments, named), lambda a: device if isinstance(a, torch.device) else a)
-    return function(*arguments, **named)
-
-
-@dataclass(frozen=True, slots=True)
-class _Run:
-    """A layer's `run`: its steps in order."""
-
-    exported: Exported
-    steps: tuple[fx.Node, ...]
-    from_tables: frozenset[fx.Node]
-    batches: frozenset[fx.Node]
-    reads: tuple[fx.Node, ...]
-    writes: tuple[fx.Node, ...]
-    tables: _Tables
-
-    def __call__(self, root: nn.Module, *tensors: Tensor) -> tuple[Tensor, ...]:
-        values: dict[fx.Node, Any] = dict(zip(self.reads, tensors, strict=True))
-        device = tensors[0].device
-        for node in self.steps:
-            if node in self.from_tables:
-                values[node] = self.tables.value(node, root, device)
-            elif node in self.batches:
-                values[node] = len(tensors[0])
-            else:
-                values[node] = _value(self.exported, node, values, root, device, len(tensors[0]))
-        return tuple(values[node].contiguous() for node in self.writes)

@@ -33,7 +33,7 @@ class Text:
     prompt: Prompt
     """What its tokenizer reads, and how long."""
     states: Call | None = None
-    """`states(encoder, ids, mask)` -> what the transformer reads; None: the last states of a T5 that sees no padding."""
+    """`states(encoder, ids, mask)` -> what the transformer reads; None: last states of a T5 that sees no padding."""
     ids: str = "input_ids"
     mask: str = "input_mask"
     writes: str = "text_states"

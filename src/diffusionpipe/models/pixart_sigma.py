@@ -34,7 +34,7 @@ def _problems(components: Mapping[str, Any], latents: tuple[int, ...]) -> list[s
         "patch_size": (_PATCH, "the patches of the published models"),
     }
     problems = expected("transformer", config, values)
-    if config.use_additional_conditions or config.use_additional_conditions is None and config.sample_size == 128:
+    if config.use_additional_conditions or (config.use_additional_conditions is None and config.sample_size == 128):
         problems.append("transformer: use_additional_conditions must be false: it is for PixArt-Alpha")
     if config.out_channels not in (latents[0], 2 * latents[0]):
         problems.append(

@@ -39,9 +39,7 @@ FAMILY = family(
     Described(
         vae="AutoencoderKLWan",
         transformer="WanTransformer3DModel",
-        texts=(
-            Text(component="text_encoder", kind="UMT5EncoderModel", prompt=Prompt(length=512), states=_states),
-        ),
+        texts=(Text(component="text_encoder", kind="UMT5EncoderModel", prompt=Prompt(length=512), states=_states),),
         predict=_predict,
         reads=("text_states",),
         patch=_PATCH,

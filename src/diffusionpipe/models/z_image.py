@@ -73,9 +73,7 @@ FAMILY = family(
         vae="AutoencoderKL",
         transformer="ZImageTransformer2DModel",
         texts=(
-            Text(
-                component="text_encoder", kind="Qwen3Model", prompt=Prompt(length=512, is_chat=True), states=_states
-            ),
+            Text(component="text_encoder", kind="Qwen3Model", prompt=Prompt(length=512, is_chat=True), states=_states),
         ),
         predict=_predict,
         reads=("text_states", "input_mask"),
