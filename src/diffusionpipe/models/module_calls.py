@@ -88,7 +88,7 @@ RECORDERS: dict[int, Recorder] = {}
 """Of the traces that are under way: an operator's fake implementation has no other way to find its own."""
 
 
-def call_of(seen: Seen, batch: int | torch.SymInt) -> tuple[ModuleCall, list[Tensor]]:
+def call_of(seen: Seen, batch: torch.SymInt) -> tuple[ModuleCall, list[Tensor]]:
     """The call without its tensors, and these.
 
     Raises ModelError for a number that depends on the batch but is not its size.

@@ -52,7 +52,8 @@ def _predict(transformer: Any, *, noisy: Tensor, timesteps: Tensor, text_states:
         both = block(both, mask, turns, time)
     hidden = transformer.all_final_layer[_SIZE](both, c=time)[:, : rows * columns]
     hidden = hidden.view(B, rows, columns, _PATCH, _PATCH, C).permute(0, 5, 1, 3, 2, 4)
-    return -hidden.reshape(B, C, H, W)
+    velocity: Tensor = -hidden.reshape(B, C, H, W)
+    return velocity
 
 
 def _problems(components: Mapping[str, Any], latents: tuple[int, ...]) -> list[str]:
