@@ -15,7 +15,7 @@ LAYOUTS = {
     "1F1B": {},
     "ZB-V": {"schedule": "zb-v", "microbatches": 4},
     "filled": {"fill": True},
-    "sharded": {"stages": 1, "sharded": True},
+    "sharded": {"stages": 1, "data_parallel": 2, "sharded": True},
 }
 
 
@@ -71,7 +71,8 @@ def test_two_ranks_learn_what_one_process_learns_and_diffusers_opens_it(kind, la
     assert train_here(_recipe(model, pictures, tmp_path / "in-one")) == 2
     over_two, in_one = losses_of(tmp_path / "over-two"), losses_of(tmp_path / "in-one")
     assert over_two.keys() == in_one.keys() == {1, 2}
-    assert over_two == pytest.approx(in_one, rel=1e-5)
+    assert over_two[1] == pytest.approx(in_one[1], rel=1e-5)
+    assert over_two[2] == pytest.approx(in_one[2], rel=1e-3)  # AdamW's first step makes much of small gradients
     assert in_one[1] != in_one[2]
     exported = next((tmp_path / "over-two").rglob("model_index.json")).parent
     opened = getattr(diffusers, kind).from_pretrained(exported)
