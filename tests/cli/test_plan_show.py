@@ -153,6 +153,15 @@ def test_a_named_profile_of_another_model_is_refused(folder, capsys):
     assert "was made for another model" in shown(capsys, folder / "plan.json", *known(folder), code=2)
 
 
+def test_a_profile_with_the_same_layers_in_another_order_is_refused(folder, capsys):
+    plan = read_plan(folder / "plan.json")
+    longest = max(plan.blocks[:-1], key=len)
+    blocks = tuple(block[::-1] if block == longest else block for block in plan.blocks)
+    write_plan(replace(plan, blocks=blocks), folder / "plan.json")
+    message = " ".join(shown(capsys, folder / "plan.json", *known(folder), code=2).split())
+    assert f"its layers from {longest[-1]} on come in another order than the plan's" in message
+
+
 def test_a_cluster_with_fewer_devices_than_the_plan_is_refused(folder, capsys):
     write_cluster(synthetic.cluster(1), folder / "known/cluster.json")
     assert "is for 4 ranks" in shown(capsys, folder / "plan.json", *known(folder), code=2)

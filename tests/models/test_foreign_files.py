@@ -118,6 +118,13 @@ def test_an_index_that_does_not_name_files_beside_it_is_refused(tmp_path, index)
     assert str(path) in refusal(lambda: weight_files(tmp_path))
 
 
+@pytest.mark.parametrize("make", [os.mkfifo, lambda path: path.symlink_to("/dev/zero")], ids=["FIFO", "device"])
+def test_weights_that_would_be_waited_for_are_refused_at_once(tmp_path, make):
+    path = tmp_path / "diffusion_pytorch_model.safetensors"
+    make(path)
+    assert f"{path} cannot be read: it is not a regular file" in refusal(lambda: weight_files(tmp_path))
+
+
 @pytest.mark.parametrize(
     "text", ["[" * 100_000, '{"a": ' * 100_000, "\xff", "9" * 5000, "[]", '{"a": NaN'], ids=range(6)
 )

@@ -3,6 +3,15 @@
 from diffusionpipe.simulator import simulate, uniform_costs
 
 
+def counts_up_to_64(workers):
+    """Micro-batches until a schedule has met every case of its start and end, then every seventh number, and 64.
+
+    >>> counts_up_to_64(2)
+    [1, 2, 3, 4, 5, 6, 13, 20, 27, 34, 41, 48, 55, 62, 64]
+    """
+    return sorted({*range(1, 2 * workers + 3), *range(2 * workers + 2, 65, 7), 64})
+
+
 def makespan(schedule, **times):
     """Simulated time with F = I = W = 1, B = 2 and free communication, or the given times."""
     return simulate(schedule, uniform_costs(schedule, **times)).makespan

@@ -1,6 +1,7 @@
 from math import ceil
 
 import pytest
+from schedules.measures import counts_up_to_64
 from split_times import EQUAL, SOME_MICROBATCHES, UNEQUAL, simulated
 
 from diffusionpipe.errors import ConfigError
@@ -27,8 +28,8 @@ def test_is_legal_for_any_number_of_microbatches(p):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("p", range(1, 17))
-def test_is_legal_for_every_size(p):
-    for m in range(1, 65):
+def test_sizes_up_to_64_microbatches_are_legal(p):
+    for m in counts_up_to_64(p):
         check(v_min(p, m))
 
 

@@ -21,7 +21,7 @@ END: float = 120.0
 """Seconds in which a stopped job saves and ends."""
 
 
-def recipe_in(folder: Path) -> Recipe:
+def recipe_in(folder: Path, drawn: int) -> Recipe:
     """A run that validates, draws and saves again and again, with data workers and more steps than it will do."""
     save_stable_diffusion(folder / "model")
     held_out = save_pictures(folder / "held-out", count=6, seed=1)
@@ -33,17 +33,17 @@ def recipe_in(folder: Path) -> Recipe:
         training={"steps": 10_000_000},
         optimizer={"learning_rate": 1e-5},
         validation={"every": 50, "samples": 4},
-        sampling={"every": DRAWN, "steps": 2, "prompts": ("a b", "c")},
+        sampling={"every": drawn, "steps": 2, "prompts": ("a b", "c")},
         checkpoint={"every": 25, "keep": 2, "asynchronous": True},
         run={"patience": 60.0},  # other programs may keep the machine busy
     )
 
 
 class Job:
-    """The job; its processes by name."""
+    """The job, which draws a picture every `drawn` steps; its processes by name."""
 
-    def __init__(self, folder: Path) -> None:
-        self.recipe = recipe_in(folder)
+    def __init__(self, folder: Path, *, drawn: int = DRAWN) -> None:
+        self.recipe = recipe_in(folder, drawn)
         file = folder / "recipe.toml"
         file.write_text(recipe_to_toml(self.recipe), encoding="utf-8")
         self.log = folder / "log"

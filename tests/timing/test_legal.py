@@ -200,15 +200,20 @@ def test_opposite_transfers_wait_for_each_other_only_where_hosts_wait_for_transf
     assert any("worker 0 waits at" in line for line in problems(crossing(), streams=Streams.HOST))
 
 
+def test_messages_are_checked_on_the_strictest_machine_unless_another_is_named():
+    assert problems(crossing()) == problems(crossing(), streams=Streams.HOST)
+
+
 def test_a_wait_in_a_circle_through_receives_is_found_on_both_workers():
     schedule = crossing()
     orders = (
         actions("3RECV_F0>2 3F0 0F0 0SEND_F0>0 0F1 0SEND_F1>1 3RECV_F1>3 3F1"),
         actions("1RECV_F0>0 1F0 2F0 2SEND_F0>2 2F1 2SEND_F1>3 1RECV_F1>1 1F1"),
     )
-    found = problems(replace(schedule, orders=orders))
+    found = problems(replace(schedule, orders=orders), streams=Streams.DIRECTION)
     assert any("worker 0 waits at 3F0" in line for line in found)
     assert any("worker 1 waits at 1F0" in line for line in found)
+    assert any("worker 0 waits at 3RECV_F0>2" in line for line in problems(replace(schedule, orders=orders)))
 
 
 def test_two_workers_with_sends_and_receives_crossed_are_stuck_unless_sends_are_buffered():

@@ -135,15 +135,11 @@ def _join(out: Path | None, device: str) -> None:
     """Be one rank of the measurement."""
     import socket
 
-    import torch
-
     from diffusionpipe.profiler import measure_links
     from diffusionpipe.runtime.process_group import joined, leave, membership
     from diffusionpipe.trainer.job_cluster import with_host_bandwidth
 
     member = membership(os.environ)
-    if device == "auto":
-        device = "cuda" if torch.cuda.device_count() > member.local_rank else "cpu"
     try:
         with joined(member, device=device) as job:
             name = out.stem if out is not None else socket.gethostname()

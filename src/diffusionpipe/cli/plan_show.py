@@ -12,6 +12,7 @@ import typer
 
 if TYPE_CHECKING:
     from diffusionpipe import viz
+    from diffusionpipe.costs import ModelGraph
     from diffusionpipe.ir import Plan, Timeline
     from diffusionpipe.planner.pricing.setting import Setting
     from diffusionpipe.planner.search.proposal import Proposal
@@ -90,11 +91,15 @@ def _given(plan: Plan, profile: Path, cluster: str) -> _Times:
     """By a profile and a cluster that the user names."""
     from diffusionpipe.cli.plan import stated_setting
     from diffusionpipe.costs.clusters import load_cluster
+    from diffusionpipe.errors import ConfigError
 
     setting = stated_setting(
         profile, load_cluster(cluster), plan.batch, checkpoint=plan.checkpointed, has_ema=False, optimizer="AdamW"
     )
-    require_layers(setting, [name for block in plan.blocks for name in block], profile)
+    if misfit := _misfit(plan, setting.graph):
+        raise ConfigError(
+            f"{profile} was made for another model: {misfit}; give the profile from which the plan was made"
+        )
     return _predicted(plan, setting, f"simulated with {profile} and {cluster}", "AdamW without a moving average")
 
 
@@ -147,8 +152,7 @@ def _setting_beside(plan: Plan, plan_file: Path) -> tuple[Setting, str, str] | N
     if not profile.is_file():
         return None
     loaded, files = read_profile(profile), ["profile.json"]
-    known = {layer.name for layer in loaded.graph.layers}
-    if any(name not in known for block in plan.blocks for name in block):
+    if _misfit(plan, loaded.graph):
         typer.echo(f"note: {profile} was made for another model and is not used", err=True)
         return None
     found = setting_of(loaded, plan.mesh, plan.batch, checkpointed=plan.checkpointed).cluster
@@ -167,21 +171,18 @@ def _setting_beside(plan: Plan, plan_file: Path) -> tuple[Setting, str, str] | N
     return setting, " and ".join([", ".join(files[:-1]), files[-1]] if files[1:] else files), training
 
 
-def require_layers(setting: Setting, names: list[str], profile: Path) -> None:
-    """Check that the profile has all layers of a plan.
-
-    Raises:
-        ConfigError: it lacks some.
-    """
-    from diffusionpipe.errors import ConfigError
-
-    known = {layer.name for layer in setting.graph.layers}
-    unknown = [name for name in names if name not in known]
-    if unknown:
-        raise ConfigError(
-            f"{profile} was made for another model: it lacks {len(unknown)} of the plan's layers, e.g. "
-            f"{unknown[0]}; give the profile from which the plan was made"
-        )
+def _misfit(plan: Plan, graph: ModelGraph) -> str | None:
+    """Why the layers of a plan's stages are not those of a model, in its order; None where they are."""
+    known = {layer.name for layer in graph.layers}
+    if unknown := [name for block in plan.blocks for name in block if name not in known]:
+        return f"it lacks {len(unknown)} of the plan's layers, e.g. {unknown[0]}"
+    order = graph.backbone_layers
+    for block in plan.blocks:
+        trained = [name for name in block if name in order]
+        first = order.index(trained[0]) if trained else 0
+        if order[first : first + len(trained)] != tuple(trained):
+            return f"its layers from {trained[0]} on come in another order than the plan's"
+    return None
 
 
 def _lines(plan: Plan, times: _Times, width: int) -> Iterator[str]:

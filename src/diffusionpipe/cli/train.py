@@ -168,8 +168,6 @@ class _Part:
 
 def _join(part: _Part, screen: "Screen") -> None:
     """Be one rank of the job, from the first rendezvous to the last picture."""
-    import torch
-
     from diffusionpipe.cli.job_profiles import CachedProfiles
     from diffusionpipe.cli.profile_cache import cache_folder
     from diffusionpipe.cli.run_report import RunReport
@@ -180,8 +178,6 @@ def _join(part: _Part, screen: "Screen") -> None:
     from diffusionpipe.trainer.run_state import Hooks
 
     member, report, recipe, device = membership(os.environ), RunReport(screen.console), part.recipe, part.device
-    if device == "auto":
-        device = "cuda" if torch.cuda.device_count() > member.local_rank else "cpu"
     try:
         with ExitStack() as stack:
             with screen.work("waiting for all ranks"):

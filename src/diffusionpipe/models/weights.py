@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from diffusionpipe.errors import ModelError
-from diffusionpipe.ir.input_file import read_json
+from diffusionpipe.ir.input_file import problem_of_file, read_json
 from diffusionpipe.models.graph import LayerGraph, attribute, own_parameters
 from diffusionpipe.models.lora import is_adapter, is_second_matrix, stored_name
 
@@ -90,7 +90,7 @@ def frozen_factors(graph: LayerGraph) -> frozenset[str]:
 def weight_files(folder: Path) -> tuple[Path, ...]:
     """The safetensors files of a component: the shards of an index, else the one file; () if there is none.
 
-    Raises ModelError for an index that cannot be read.
+    Raises ModelError for an index that cannot be read, and for a FIFO or a device, which would be waited for.
     """
     for name in _FILES:
         index = folder / f"{name}.index.json"
@@ -100,6 +100,8 @@ def weight_files(folder: Path) -> tuple[Path, ...]:
         if (folder / name).is_file():
             return (folder / name,)
     others = tuple(folder.glob("*.safetensors"))
+    if len(others) == 1 and (problem := problem_of_file(others[0])):
+        raise ModelError(f"{others[0]} cannot be read: {problem}")
     return others if len(others) == 1 else ()
 
 

@@ -9,21 +9,26 @@ messages 0 and 1 are activations, 2 and 3 gradients:
     worker 0      0F0   s0  0F1        s1        r2       0B0        r3  0B1
     worker 1            r0       1F0   r1  1B0   s2  1F1       1B1   s3
 
-Why nothing can deadlock, even with unbuffered sends and one stream for many messages: let the least element of the
-order that has not happened be x. Everything before it on its worker, on both its workers if it is a message, is less
-than x, so it has happened. A compute's inputs are messages that are received before it, so they are less than x. A
-message's streams hold before it only messages that are less than x. So x can happen. Ties are broken by one numbering
-that respects all dependencies, so durations of zero do no harm, and neither does a timeline with clock errors.
+A reduction of gradients that several workers hold stands at all of them behind the last of their backwards in the
+total order, before the messages that stand there. So a worker never begins one while another waits for its messages.
+
+Why nothing can deadlock, even with unbuffered sends, one stream for many messages, or a host that waits for each of
+them: let the least element of the order that has not happened be x. Everything before it on its worker, on all its
+workers if it is a message or a reduction, is less than x, so it has happened. A compute's inputs are messages that are
+received before it, so they are less than x. A message's streams hold before it only messages that are less than x.
+So x can happen. Ties are broken by one numbering that respects all dependencies, so durations of zero do no harm, and
+neither does a timeline with clock errors.
 
 Transfers that take no time change the start of no action: by the same induction a message is over when the action
 that it stands behind ends, and in the timeline its reader starts no earlier than that.
 """
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
 
 from diffusionpipe.errors import ConfigError, ScheduleError
-from diffusionpipe.ir import Action, Schedule, Timeline
+from diffusionpipe.ir import Action, Op, Schedule, Timeline
 from diffusionpipe.ir.flows import TIMED_OPS, ends
 from diffusionpipe.passes.message_order import message_order
 from diffusionpipe.timing import Graph, graph_of
@@ -92,13 +97,23 @@ def _reached(schedule: Schedule, graph: Graph, timeline: Timeline) -> list[Secon
 def _compute_entries(
     schedule: Schedule, graph: Graph, rank: Sequence[int]
 ) -> list[list[tuple[tuple[int, int, int], Action]]]:
-    """For each worker its actions with their keys; ops of a whole stage stay behind the compute that they follow."""
-    entries = []
-    for order, events in zip(schedule.orders, graph.events, strict=True):
+    """For each worker its actions with their keys; ops of a whole stage stay behind the compute that they follow.
+
+    A reduction that several workers take part in has one key on all of them.
+    """
+    stages, entries, reductions = schedule.placement.stages, [], defaultdict[int, dict[int, int]](dict)
+    for worker, (order, events) in enumerate(zip(schedule.orders, graph.events, strict=True)):
         key, keyed = -1, []
         for i, (action, event) in enumerate(zip(order, events, strict=True)):
             if action.op in TIMED_OPS:
                 key = rank[event]
+            elif action.op is Op.REDUCE_GRAD:
+                reductions[stages[action.stage].weights][worker] = key
             keyed.append(((key, 0, i), action))
         entries.append(keyed)
+    behind = max(map(len, schedule.orders))
+    for keyed in entries:
+        for place, (_, action) in enumerate(keyed):
+            if action.op is Op.REDUCE_GRAD and len(keys := reductions[stages[action.stage].weights]) > 1:
+                keyed[place] = (max(keys.values()), 0, behind + stages[action.stage].weights), action
     return entries

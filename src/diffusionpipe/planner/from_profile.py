@@ -11,7 +11,7 @@ from diffusionpipe.planner.assembly.build import build_plan
 from diffusionpipe.planner.assembly.folded import stage_starts
 from diffusionpipe.planner.assembly.layout import Layout, Unfilled
 from diffusionpipe.planner.filling.fills import FillOptions, frozen_layers, plan_fills
-from diffusionpipe.planner.pricing.setting import FILL_START, Setting
+from diffusionpipe.planner.pricing.setting import Setting
 from diffusionpipe.planner.pricing.stage_costs import costs_of
 from diffusionpipe.planner.search.proposal import pricing_of
 from diffusionpipe.simulator import simulate
@@ -74,7 +74,7 @@ def setting_of(profile: Profile, mesh: Mesh, batch: int, *, checkpointed: tuple[
         inter_reduce=reduce,
     )
     workload = Workload(batch=batch, checkpointed=checkpointed)
-    return Setting(profile=profile, cluster=cluster, workload=workload, fill_start=FILL_START)
+    return Setting(profile=profile, cluster=cluster, workload=workload)
 
 
 def _splits(profile: Profile, layout: Layout) -> tuple[str, ...]:

@@ -27,6 +27,7 @@ from torch.distributed import HashStore, PrefixStore, Store, TCPStore  # type: i
 
 from diffusionpipe.errors import ConfigError, PeerError
 from diffusionpipe.runtime.admission import SHORTEST, TOKEN, Candidate, admit, private_keys
+from diffusionpipe.runtime.devices import agreed_device, sight
 from diffusionpipe.runtime.error_file import LAUNCHED, FailureNote, note_of, write_error_file
 from diffusionpipe.runtime.loopback import is_loopback, kept_local, loopback_listener
 from diffusionpipe.runtime.parent_death import outlive_parent
@@ -155,17 +156,17 @@ def joined(
 
     Args:
         member: from `membership`.
-        device: "cpu" (gloo) or "cuda" (NCCL, and gloo for tensors on the CPU).
+        device: "cpu" (gloo), "cuda" (NCCL, and gloo for tensors on the CPU), or "auto": CUDA where ranks have it.
         timeout: of one transfer; deaths are noticed long before.
         arrival: how long to wait for all ranks to come.
         patience: silence after which a rank counts as gone.
 
     Raises:
-        ConfigError: the port is in use, the master cannot be reached, ranks do not come or do not know the token, or
-            there is no such device.
+        ConfigError: the port is in use, the master cannot be reached, ranks do not come, do not know the token, or have
+            devices that do not suit each other (see `devices`).
         PeerError: another rank has failed or died.
     """
-    place = _device(device, member)
+    own = sight(device, member.local_rank)
     meeting, connect = _store(member, arrival, patience)
     store = private_keys(meeting, member.token)
     post = Post(rank=member.rank, world_size=member.world_size, store_rank=member.store_rank, patience=patience)
@@ -183,6 +184,7 @@ def joined(
                 outlive_parent()  # the watchdog notices the launcher's end and says so
             me = Candidate(rank=member.rank, world_size=member.world_size, token=member.token)
             admit(meeting, me, arrival=arrival)
+            place = agreed_device(store, me.rank, me.world_size, own)
             dist.init_process_group(
                 backend="gloo" if place.type == "cpu" else "cpu:gloo,cuda:nccl",
                 store=PrefixStore("process_group", store),
@@ -191,13 +193,8 @@ def joined(
                 timeout=timedelta(seconds=timeout),
                 device_id=place if place.type == "cuda" else None,
             )
-            yield Job(
-                membership=member,
-                device=place,
-                store=PrefixStore("job", store),
-                watchdog=watchdog,
-                progress=progress,
-            )
+            own_keys = PrefixStore("job", store)
+            yield Job(membership=member, device=place, store=own_keys, watchdog=watchdog, progress=progress)
     except BaseException:
         if member.world_size > 1 and member.error_file is not None:
             _end_soon()
@@ -314,21 +311,6 @@ def _network_problem(member: Membership, error: str) -> str:
         f"rank {member.rank} on {socket.gethostname()} cannot reach the master at {where} ({error}); check "
         "MASTER_ADDR and MASTER_PORT, that rank 0 runs, and that no firewall blocks the connection."
     )
-
-
-def _device(device: str, member: Membership) -> torch.device:
-    if device == "cpu":
-        return torch.device("cpu")
-    if device != "cuda":
-        raise ConfigError(f"there is no device {device!r}; choose cpu or cuda.")
-    count = torch.cuda.device_count()
-    if member.local_rank >= count:
-        raise ConfigError(
-            f"rank {member.rank} wants CUDA device {member.local_rank} of {socket.gethostname()}, which has {count}; "
-            "start at most one rank per device, or use device cpu."
-        )
-    torch.cuda.set_device(member.local_rank)
-    return torch.device("cuda", member.local_rank)
 
 
 def _number(environ: Mapping[str, str], name: str, problems: list[str]) -> int:

@@ -37,7 +37,9 @@ class Streams(StrEnum):
     """A worker has one queue for all transfers towards higher workers and one for all towards lower ones, its
     receives and its sends alike: one NCCL communicator per direction."""
     HOST = "host"
-    """The host waits for every transfer to end: the strictest machine. An order that runs on it runs on all others."""
+    """The host waits for every transfer, reduction and gather to end: the strictest machine. An order that runs on it
+    runs on all others, and on a device that waits for all of its queues at any moment, as CUDA does to load a kernel
+    or to free memory."""
 
 
 def machine_of(streams: Streams) -> Machine:
@@ -60,7 +62,7 @@ def _directions(schedule: Schedule, worker: int, action: Action) -> Hashable:
 
 
 def _hosts(schedule: Schedule, worker: int, action: Action) -> Hashable:
-    return HOST if action.op in MESSAGE_OPS else _own(action)
+    return HOST
 
 
 def _own(action: Action) -> Hashable:

@@ -152,15 +152,18 @@ def test_the_search_names_families_that_are_fit_for_what_it_uses_them_for():
     assert holds_one(LEAN)
 
 
-def test_search_and_fills_count_the_start_of_a_fill():
-    setting = setting_of(waking=(), overhead=0.0, batch=256)
-    slow = replace(setting, fill_start=0.01)
+def test_search_and_fills_count_the_start_of_a_fill_where_layers_were_measured(monkeypatch):
+    monkeypatch.setattr("diffusionpipe.planner.pricing.setting.FILL_START", 0.01)
+    computed = setting_of(waking=(), overhead=0.0, batch=256)
+    computed, measured = (
+        replace(computed, profile=replace(computed.profile, source=source)) for source in ("analytic", "measured")
+    )
     candidate = Candidate(
         arrangement=Arrangement(data_parallel=8, units=1), schedule=CHAIN, microbatches=1, starts=(0,), replicas=(1,)
     )
-    layout = candidate.layout(setting)
+    layout = candidate.layout(computed)
     chunks = sum(-(-32 // size) for _, size in layout.encode_chunks)
-    one, other = (Judge(setting=s).estimates.estimate(candidate) for s in (setting, slow))
+    one, other = (Judge(setting=s).estimates.estimate(candidate) for s in (computed, measured))
     assert other.frozen - one.frozen == pytest.approx(0.01 * chunks / 0.8)  # on the slower device
-    counts = [len(propose(s, layout, filler_of(s)).train.fills) for s in (setting, slow)]
+    counts = [len(propose(s, layout, filler_of(s)).train.fills) for s in (computed, measured)]
     assert counts[1] <= counts[0]

@@ -9,7 +9,7 @@ from diffusionpipe.planner.pricing.layer_table import LayerTable
 from diffusionpipe.units import Seconds
 
 FILL_START: Seconds = 2e-4
-"""What starting a fill takes besides its layers where a plan is made to be run."""
+"""What starting a fill takes besides its layers where these were measured."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,11 +21,16 @@ class Setting:
     workload: Workload
     given: Given = NOTHING
     """Sizes that a search keeps to."""
-    fill_start: Seconds = 0.0
-    """What starting a fill takes besides its layers: more makes fewer and longer fills. Search and fills count it, but
-    the simulator does not."""
     whole: "Setting | None" = None
     """The same with the frozen part on the devices; None where it is there (see `planner.offload`)."""
+
+    @property
+    def fill_start(self) -> Seconds:
+        """What starting a fill takes besides its layers; nothing where these were computed.
+
+        More makes fewer and longer fills. Search and fills count it, but the simulator does not.
+        """
+        return FILL_START if self.profile.source == "measured" else 0.0
 
     @property
     def graph(self) -> ModelGraph:

@@ -10,12 +10,13 @@ one worker of a group holds it; every gradient is reduced
 messages       one SEND and one RECV each; every edge between workers is carried, for exactly its samples; sent
 after it is produced, received before it is read; equal order at both ends of a channel
 progress       the events of `timing.graph` have an order in which they can happen: nothing waits in a circle, even when
-sends are unbuffered rendezvous and a stream carries one transfer at a time
+sends are unbuffered rendezvous and, once messages are explicit, the host waits for each transfer, reduction and gather
 """
 
 from collections.abc import Sequence
 
 from diffusionpipe.errors import ScheduleError
+from diffusionpipe.ir.action import Op
 from diffusionpipe.ir.flows import flows
 from diffusionpipe.ir.plan import Plan
 from diffusionpipe.ir.schedule import Schedule
@@ -32,10 +33,12 @@ from diffusionpipe.timing.legal.placement import placement_problems, supply_prob
 from diffusionpipe.timing.machine import Streams, machine_of
 
 
-def check(schedule: Schedule, *, streams: Streams = Streams.DIRECTION, source: object = None) -> None:
+def check(schedule: Schedule, *, streams: Streams | None = None, source: object = None) -> None:
     """Do nothing if the schedule is legal.
 
-    `source` is the file that the schedule comes from; a refusal names it. Messages are looked at where there are any.
+    `source` is the file that the schedule comes from; a refusal names it. `streams` is the machine on which it must not
+    get stuck; None: the strictest one that it is for. `passes.communicate` puts reductions in one order with the
+    messages, so before it the host cannot wait for them. Messages are looked at where there are any.
     Cost: linear in actions, messages and flows. What builds on something broken is left out: only a sound placement is
     looked into, only a complete schedule is executed.
 
@@ -55,7 +58,8 @@ def check(schedule: Schedule, *, streams: Streams = Streams.DIRECTION, source: o
         structure += message_problems(schedule, all_flows)
         order += [*timing_problems(schedule, all_flows, positions), *channel_problems(schedule)]
     if not structure:
-        order += _stuck(schedule, streams)
+        is_explicit = schedule.has_communication or not any(a.op is Op.REDUCE_GRAD for _, a in schedule.actions())
+        order += _stuck(schedule, streams or (Streams.HOST if is_explicit else Streams.DIRECTION))
     _refuse(structure + order, source)
 
 
