@@ -108,4 +108,10 @@ class Run:
                 values[node] = place.batch
             else:
                 values[node] = _value(place, node, values)
-        return tuple(values[node].contiguous() for node in self.writes)
+        written = [values[node].contiguous() for node in self.writes]
+        if any(tensor.requires_grad for tensor in written):
+            # A layer's values have gradients or none of them has. What a trained layer made of frozen ones gets one, too.
+            written = [
+                t if t.requires_grad or not t.is_floating_point() else t.detach().requires_grad_() for t in written
+            ]
+        return tuple(written)
