@@ -110,8 +110,15 @@ class Run:
                 values[node] = _value(place, node, values)
         written = [values[node].contiguous() for node in self.writes]
         if any(tensor.requires_grad for tensor in written):
-            # A layer's values have gradients or none of them has. What a trained layer made of frozen ones gets one, too.
+            # All of a layer's values have gradients, or none: so its description says.
             written = [
                 t if t.requires_grad or not t.is_floating_point() else t.detach().requires_grad_() for t in written
             ]
         return tuple(written)
+
+
+def _with_gradient(tensor: Tensor) -> Tensor:
+    """The tensor; of one that a trained layer made of frozen values alone, a leaf whose gradient nobody reads."""
+    if tensor.requires_grad or not tensor.is_floating_point():
+        return tensor
+    return tensor.detach().requires_grad_()
