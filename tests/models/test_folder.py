@@ -1,5 +1,6 @@
 import json
 
+import diffusers
 import huggingface_hub
 import pytest
 import torch
@@ -106,8 +107,14 @@ def test_a_denoiser_without_weights_is_trained_from_scratch_and_a_vae_is_not(sta
 def test_an_unknown_pipeline_is_refused_with_those_that_are_known(stable_diffusion):
     _edit(stable_diffusion / "model_index.json", _class_name="KandinskyPipeline")
     with pytest.raises(
-        ModelError, match="is a KandinskyPipeline; supported pipelines: DiTPipeline, FluxPipeline, Stable"
+        ModelError, match=r"is a KandinskyPipeline; supported pipelines: AuraFlowPipeline, .*, ZImagePipeline$"
     ):
+        open_components(stable_diffusion)
+
+
+def test_a_pipeline_that_diffusers_does_not_have_either_is_refused_with_its_version(stable_diffusion):
+    _edit(stable_diffusion / "model_index.json", _class_name="TomorrowPipeline")
+    with pytest.raises(ModelError, match=rf"diffusers {diffusers.__version__}, .* has no TomorrowPipeline either"):
         open_components(stable_diffusion)
 
 

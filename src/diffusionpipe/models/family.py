@@ -1,13 +1,27 @@
 """What adapters share: their entry in the registry, chains of layers, checks of configurations."""
 
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
 
 from diffusionpipe.errors import ModelError
 from diffusionpipe.models.graph import Layer, LayerGraph
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prompt:
+    """How a caption becomes the tokens that a text encoder reads."""
+
+    length: int
+    """Tokens, padded and cut."""
+    template: str = "{}"
+    """What stands around the caption."""
+    is_chat: bool = False
+    """The tokenizer's own template for the first message of a chat, up to the answer."""
+    dropped: int = 0
+    """Tokens of the template whose states are not read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,6 +39,12 @@ class Family:
     embedded_guidance: float | None = None
     """What diffusers' pipeline tells a distilled model, one with guidance embeddings, unless told otherwise; None for a
     pipeline without such models."""
+    prompts: Mapping[str, Prompt] = field(default_factory=dict)
+    """For raw inputs that are more than the caption's tokens."""
+    absent: tuple[str, ...] = ()
+    """Entries of model_index.json for which there is no adapter; they must be empty."""
+    is_drawn: bool = True
+    """Whether `sample` and samples while training draw from it."""
     sample_size: int | None = None
     """Side of the latents that diffusers' pipeline draws unless told otherwise; None: as the denoiser's configuration
     says."""

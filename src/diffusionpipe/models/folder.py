@@ -10,7 +10,20 @@ from torch import nn
 from diffusionpipe.errors import ModelError
 from diffusionpipe.ir.combinations import Feature, refusal
 from diffusionpipe.ir.input_file import read_json
-from diffusionpipe.models import controlnet, dit, flux, sd3, sdxl, stable_diffusion
+from diffusionpipe.models import (
+    aura_flow,
+    chroma,
+    controlnet,
+    dit,
+    flux,
+    pixart_sigma,
+    qwen_image,
+    sd3,
+    sdxl,
+    stable_diffusion,
+    wan,
+    z_image,
+)
 from diffusionpipe.models.family import Family
 from diffusionpipe.models.graph import LayerGraph
 from diffusionpipe.models.lora import LoraSettings, add_lora
@@ -25,6 +38,12 @@ REGISTRY: Mapping[str, Family] = {
     "StableDiffusion3Pipeline": sd3.FAMILY,
     "FluxPipeline": flux.FAMILY,
     "DiTPipeline": dit.FAMILY,
+    "QwenImagePipeline": qwen_image.FAMILY,
+    "WanPipeline": wan.FAMILY,
+    "ZImagePipeline": z_image.FAMILY,
+    "ChromaPipeline": chroma.FAMILY,
+    "PixArtSigmaPipeline": pixart_sigma.FAMILY,
+    "AuraFlowPipeline": aura_flow.FAMILY,
 }
 """Adapters by the pipeline class in model_index.json."""
 
@@ -139,6 +158,11 @@ def open_components(folder: Path) -> dict[str, nn.Module]:
             problems.append(f"{folder / 'model_index.json'}: {name} is {found}; supported: {kind}")
         elif not (folder / name / "config.json").is_file():
             problems.append(f"{folder / name / 'config.json'} is missing")
+    problems += [
+        f"{folder / 'model_index.json'}: {name} is {index[name][1]}; models with it are not supported"
+        for name in family.absent
+        if name in index and index[name] != [None, None]
+    ]
     if problems:
         raise ModelError("\n".join(problems))
     return {name: _open(kind, folder / name / "config.json") for name, kind in family.components.items()}
@@ -180,8 +204,19 @@ def family_of(folder: Path) -> Family:
     index = model_index(folder)
     name = str(index.get("_class_name"))
     if name not in REGISTRY:
-        raise ModelError(f"{folder} is a {name}; supported pipelines: {', '.join(sorted(REGISTRY))}")
+        raise ModelError(
+            f"{folder} is a {name}; supported pipelines: {', '.join(sorted(REGISTRY))}{_unknown_to_diffusers(name)}"
+        )
     return REGISTRY[name]
+
+
+def _unknown_to_diffusers(name: str) -> str:
+    """More to say of a pipeline that the installed diffusers does not have."""
+    import diffusers
+
+    if hasattr(diffusers, name):
+        return ""
+    return f"\ndiffusers {diffusers.__version__}, which is installed here, has no {name} either"
 
 
 def model_index(folder: Path) -> dict[str, Any]:

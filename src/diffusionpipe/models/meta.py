@@ -13,6 +13,9 @@ _OF_TRANSFORMERS = {
     "CLIPTextModel": "CLIPTextConfig",
     "CLIPTextModelWithProjection": "CLIPTextConfig",
     "T5EncoderModel": "T5Config",
+    "UMT5EncoderModel": "UMT5Config",
+    "Qwen2_5_VLForConditionalGeneration": "Qwen2_5_VLConfig",
+    "Qwen3Model": "Qwen3Config",
 }
 _MAX_LAYERS = 512
 

@@ -103,6 +103,11 @@ class Objective(nn.Module):
         self.register_buffer("alphas_cumprod", _alphas_cumprod(scheduler), persistent=False)
         self.num_timesteps = len(self.alphas_cumprod)
 
+    @property
+    def is_flow(self) -> bool:
+        """Whether times are those of a flow, which are no whole numbers."""
+        return self.settings.prediction is Prediction.FLOW_MATCHING
+
     def add_noise(
         self, latents: Tensor, noise: Tensor, time: Tensor, *, patch: int | None = None
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -111,7 +116,7 @@ class Objective(nn.Module):
         `time` are uniform numbers in [0, 1), shape (B,). Timesteps are int64, for flows float32. `patch` is that of
         `LayerGraph`.
         """
-        if self.settings.prediction is Prediction.FLOW_MATCHING:
+        if self.is_flow:
             return self._add_flow_noise(latents, noise, self.flow_time(time, num_tokens(latents.shape, patch)))
         # A float32 number just below 1 times 1000 rounds to 1000.
         timesteps = (time * self.num_timesteps).long().clamp(max=self.num_timesteps - 1)

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from diffusionpipe.errors import ModelError
-from diffusionpipe.models.folder import component_config, family_of
+from diffusionpipe.models.folder import component_config, family_of, model_index
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -15,6 +15,19 @@ class Guidance:
     """Of classifier-free guidance; 1 is without."""
     embedded: float | None = None
     """What the denoiser is told, if it is distilled: if it has guidance embeddings. None if it has none."""
+
+
+def check_drawn(folder: Path) -> None:
+    """Refuses a folder from which we cannot draw.
+
+    Raises ModelError for it, and for a pipeline that is not supported.
+    """
+    if not family_of(folder).is_drawn:
+        name = model_index(folder)["_class_name"]
+        raise ModelError(
+            f"DiffusionPipe trains a {name}, but cannot draw from it yet; draw with diffusers' {name} from the export, "
+            "and leave out sampling.every"
+        )
 
 
 def default_guidance(folder: Path) -> Guidance:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from diffusionpipe.costs import TensorSpec
@@ -17,9 +18,14 @@ from diffusionpipe.models.graph import Layer, attribute
 _BIAS = "encoder.block.0.layer.0.SelfAttention.relative_attention_bias"
 
 
-def t5_layers(text_encoder: Any, *, component: str, ids: str, states: str) -> tuple[Layer, ...]:
-    """Layers from the token ids to `states`, the model's last_hidden_state. Padding is read like other tokens."""
-    return chain(component, ids, _steps(text_encoder), states)
+def t5_layers(
+    text_encoder: Any, *, component: str, ids: str, states: str, mask: str | None = None
+) -> tuple[Layer, ...]:
+    """Layers from the token ids to `states`, the model's last_hidden_state.
+
+    `mask`: the tensor that is zero where a token is not read; None: padding is read like other tokens.
+    """
+    return chain(component, ids, _steps(text_encoder, () if mask is None else (mask,)), states)
 
 
 def t5_inputs(name: str, length: int) -> tuple[TensorSpec, ...]:
@@ -35,11 +41,11 @@ def t5_problems(text_encoder: Any, *, component: str) -> list[str]:
     return [f"{component}: attention {implementation!r} is not supported; supported: 'sdpa'"]
 
 
-def _steps(text_encoder: Any) -> Iterator[Step]:
+def _steps(text_encoder: Any, mask: tuple[str, ...]) -> Iterator[Step]:
     yield Step(name="encoder.embed_tokens", run=_embed, modules=("encoder.embed_tokens",))
     for i in range(len(text_encoder.encoder.block)):
         name = f"encoder.block.{i}"
-        yield Step(name=name, run=partial(_encode, name), modules=(name,) if i == 0 else (name, _BIAS))
+        yield Step(name=name, run=partial(_encode, name), modules=(name,) if i == 0 else (name, _BIAS), reads=mask)
     yield Step(name="encoder.final_layer_norm", run=_normalise, modules=("encoder.final_layer_norm",))
 
 
@@ -48,10 +54,12 @@ def _embed(text_encoder: Any, input_ids: Tensor) -> Tensor:
     return hidden
 
 
-def _encode(name: str, text_encoder: Any, hidden: Tensor) -> Tensor:
+def _encode(name: str, text_encoder: Any, hidden: Tensor, *masks: Tensor) -> Tensor:
     length = hidden.shape[1]
     attention = text_encoder.encoder.block[0].layer[0].SelfAttention
     bias = attention.compute_bias(length, length, device=hidden.device)  # (1, heads, T, T)
+    for mask in masks:
+        bias = bias.masked_fill(mask[:, None, None, :] == 0, torch.finfo(bias.dtype).min)  # (B, heads, T, T)
     block: Any = attribute(text_encoder, name)
     result: Tensor = block(hidden, None, bias)[0]
     return result

@@ -14,7 +14,9 @@ from diffusionpipe.models.graph import LayerGraph, attribute, own_parameters
 from diffusionpipe.models.lora import is_adapter, is_second_matrix, stored_name
 
 _RENAMED_IN_ATTENTION = {".query.": ".to_q.", ".key.": ".to_k.", ".value.": ".to_v.", ".proj_attn.": ".to_out.0."}
-_NOT_STORED_ANY_MORE = "position_ids"
+_MOVED = (("model.", "model.language_model."), ("visual.", "model.visual."), ("model.", ""))
+"""Of language models that see pictures; and of language models that are stored with their head."""
+_NOT_STORED_ANY_MORE = ("position_ids", "lm_head.weight")
 _READ_BY_AUTOCAST = (nn.Linear.forward, nn.Conv1d.forward, nn.Conv2d.forward, nn.Conv3d.forward)
 _FILES = ("diffusion_pytorch_model.safetensors", "model.safetensors")
 
@@ -240,7 +242,7 @@ def _read(
 
     with safe_open(file, framework="pt") as tensors:
         for key in tensors.keys():  # noqa: SIM118 (it is no mapping)
-            name = names.get(key) or names.get(_new_name(key))
+            name = names.get(key) or next((names[new] for new in _new_names(key) if new in names), None)
             if name is None:
                 if not key.endswith(_NOT_STORED_ANY_MORE):
                     problems.append(f"{file}: unexpected tensor {key}")
@@ -258,10 +260,13 @@ def _state_names(component: nn.Module) -> dict[str, str]:
     return {stored_name(name): canonical.setdefault(id(tensor), name) for name, tensor in state.items()}
 
 
-def _new_name(key: str) -> str:
-    """Today's name of a tensor that an older diffusers or transformers wrote."""
-    key = key.removeprefix("text_model.")
-    if ".attentions." in key:
+def _new_names(key: str) -> Iterator[str]:
+    """Today's names of a tensor that an older diffusers or transformers may have written so."""
+    plain = key.removeprefix("text_model.")
+    if ".attentions." in plain:
         for old, new in _RENAMED_IN_ATTENTION.items():
-            key = key.replace(old, new)
-    return key
+            plain = plain.replace(old, new)
+    yield plain
+    for old, new in _MOVED:
+        if key.startswith(old):
+            yield new + key.removeprefix(old)

@@ -12,7 +12,7 @@ from diffusionpipe.models.pipeline_defaults import Guidance
 FOLDER = "path/to/this/folder"
 RUN = "path/to/the/run"
 CONDITION = "path/to/the/conditioning/picture.png"
-_OF_FLOWS = ("StableDiffusion3", "Flux")
+_OF_FLOWS = ("StableDiffusion3", "Flux", "QwenImage", "Wan", "ZImage", "Chroma", "AuraFlow")
 _PROMPT = "a photo"
 _DIT_CLASSES = 1000
 _FLOW_REASON = (
@@ -71,7 +71,8 @@ def snippet(
     if "ControlNet" in pipeline:
         imports.append("from diffusers.utils import load_image")
     arguments = "".join(f"    {argument},\n" for argument in _arguments(example, pipeline))
-    lines += [f"image = pipeline(\n{arguments}).images[0]", 'image.save("picture.png")']
+    result = "frames[0][0]" if pipeline == "WanPipeline" else "images[0]"
+    lines += [f"image = pipeline(\n{arguments}).{result}", 'image.save("picture.png")']
     return "\n".join(["```python", *imports, "", *lines, "```\n"])
 
 
@@ -84,7 +85,9 @@ def _arguments(example: Example, pipeline: str) -> list[str]:
     elif pipeline != "DiTPipeline" and example.resolution is not None:
         found += [f"height={example.resolution}", f"width={example.resolution}"]
     found.append(f"num_inference_steps={example.steps}")
-    if pipeline != "FluxPipeline":
+    if pipeline == "WanPipeline":
+        found += ["num_frames=1", 'output_type="pil"']
+    if pipeline not in ("FluxPipeline", "QwenImagePipeline"):
         return [*found, f"guidance_scale={guidance.scale:g}"]
     if guidance.embedded is not None:
         found.append(f"guidance_scale={guidance.embedded:g}")

@@ -1,20 +1,22 @@
 """Prompts and labels to the conditions of a drawing."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from diffusionpipe.errors import ModelError, RecipeError
 from diffusionpipe.ir.combinations import Feature, refusal
-from diffusionpipe.models.folder import model_index
+from diffusionpipe.models.family import Prompt
+from diffusionpipe.models.folder import family_of, model_index
 from diffusionpipe.models.graph import LayerGraph
 from diffusionpipe.trainer.data.batch import TOKENS, Tokenizer, token_ids
 from diffusionpipe.trainer.sampling import SamplingSettings
 
-_TOKENIZERS = ("CLIPTokenizer", "T5Tokenizer")
+_TOKENIZERS = ("CLIPTokenizer", "T5Tokenizer", "Qwen2Tokenizer", "LlamaTokenizer")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,7 +107,29 @@ def open_tokenizer(folder: Path, name: str = "input_ids") -> Tokenizer:
         tokenizer: Tokenizer = getattr(transformers, kind).from_pretrained(path)
     except Exception as error:  # a damaged file raises nearly anything
         raise ModelError(f"{path} does not hold a {kind}: {type(error).__name__}: {error}") from error
-    return tokenizer
+    prompt = family_of(folder).prompts.get(name)
+    return tokenizer if prompt is None else _Prompted(tokenizer, prompt)
+
+
+class _Prompted:
+    """A tokenizer that puts a template around its texts and pads behind them."""
+
+    def __init__(self, tokenizer: Any, prompt: Prompt) -> None:
+        self._tokenizer, self._prompt = tokenizer, prompt
+        tokenizer.padding_side = "right"
+
+    def __call__(self, texts: Sequence[str], **options: Any) -> Mapping[str, Any]:
+        """Tokens and masks, as the tokenizer makes them."""
+        tokens: Mapping[str, Any] = self._tokenizer([self._around(text) for text in texts], **options)
+        return tokens
+
+    def _around(self, text: str) -> str:
+        if not self._prompt.is_chat:
+            return self._prompt.template.format(text)
+        chat: str = self._tokenizer.apply_chat_template(
+            [{"role": "user", "content": text}], tokenize=False, add_generation_prompt=True, enable_thinking=True
+        )
+        return chat
 
 
 def _tokenizer_class(folder: Path, name: str) -> str:

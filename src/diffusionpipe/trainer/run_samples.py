@@ -1,5 +1,6 @@
 """The samples that a run draws while it trains: what they show, and how they are drawn."""
 
+from diffusionpipe.models.pipeline_defaults import check_drawn
 from diffusionpipe.trainer.conditions import Wish, raw_conditions
 from diffusionpipe.trainer.guidance import drawn_guidance
 from diffusionpipe.trainer.members import Model
@@ -16,6 +17,7 @@ def check_sampling(session: Model) -> None:
         RecipeError: the prompts or labels do not suit the model, or there is no such scheduler.
     """
     if session.recipe.sampling.every is not None:
+        check_drawn(session.folder)
         settings = sampling_settings(session)
         raw_conditions(wish_of(session.recipe), session.graph, session.folder, settings)
         build_scheduler(settings.scheduler, settings.scheduler_class)

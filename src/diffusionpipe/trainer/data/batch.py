@@ -21,7 +21,9 @@ from diffusionpipe.trainer.data.skipped import Skipped, Skipping
 
 TOKENS = ("input_ids", "input_ids_2", "input_ids_3")
 """The caption in the tokens of each text encoder."""
-INPUTS = ("pixels", "condition", *TOKENS, "labels", "posterior_noise", "noise", "time", "time_ids", "guidance")
+MASKS = {"input_mask": "input_ids"}
+"""Where tokens count, 1, and where they fill up, 0: input and the tokens that it belongs to."""
+INPUTS = ("pixels", "condition", *TOKENS, *MASKS, "labels", "posterior_noise", "noise", "time", "time_ids", "guidance")
 """Raw inputs that a model may read."""
 
 _ATTEMPTS = 100
@@ -174,6 +176,8 @@ def _input(source: BatchSource, rows: Rows, spec: TensorSpec) -> Tensor:
             return _condition(source, rows, spec)
         case kind if kind in TOKENS:
             return _input_ids(source, rows, spec)
+        case name if name in MASKS:
+            return _input_mask(source, rows, spec)
         case "time_ids":
             return _time_ids(source, rows)
         case "guidance":
@@ -258,16 +262,33 @@ def _is_dropped(source: BatchSource, rows: Rows) -> list[bool]:
 
 
 def _input_ids(source: BatchSource, rows: Rows, spec: TensorSpec) -> Tensor:
+    return token_ids(source.tokenizers[spec.name], _texts(source, rows), spec.shape[0])
+
+
+def _input_mask(source: BatchSource, rows: Rows, spec: TensorSpec) -> Tensor:
+    return token_mask(source.tokenizers[MASKS[spec.name]], _texts(source, rows), spec.shape[0])
+
+
+def _texts(source: BatchSource, rows: Rows) -> list[str]:
+    """The captions, empty where they are dropped."""
     texts = [source.dataset.samples[sample].text or "" for sample in rows.samples]
-    kept = ["" if dropped else text for text, dropped in zip(texts, _is_dropped(source, rows), strict=True)]
-    return token_ids(source.tokenizers[spec.name], kept, spec.shape[0])
+    return ["" if dropped else text for text, dropped in zip(texts, _is_dropped(source, rows), strict=True)]
 
 
 def token_ids(tokenizer: Tokenizer, texts: Sequence[str], length: int) -> Tensor:
     """The texts as int64 tokens, cut or padded to `length`, (len(texts), length)."""
+    return _tokens(tokenizer, texts, length, "input_ids")
+
+
+def token_mask(tokenizer: Tokenizer, texts: Sequence[str], length: int) -> Tensor:
+    """1 where `token_ids` has a token of the text, 0 where it is padded, (len(texts), length)."""
+    return _tokens(tokenizer, texts, length, "attention_mask")
+
+
+def _tokens(tokenizer: Tokenizer, texts: Sequence[str], length: int, name: str) -> Tensor:
     if not texts:
         return torch.empty(0, length, dtype=torch.int64)
-    tokens = tokenizer(list(texts), padding="max_length", max_length=length, truncation=True)["input_ids"]
+    tokens = tokenizer(list(texts), padding="max_length", max_length=length, truncation=True)[name]
     return torch.tensor(tokens, dtype=torch.int64)  # (B, T)
 
 

@@ -1,0 +1,119 @@
+"""Writes docs/models.md from diffusers' classes, our registry and the cases of tests/cut_cases.py: `make docs`."""
+
+import inspect
+import sys
+from collections.abc import Iterator, Mapping
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import diffusers
+import torch
+from diffusers.models import transformers
+
+from diffusionpipe.errors import ModelError
+from diffusionpipe.models.cutting import cut
+from diffusionpipe.models.folder import REGISTRY
+from diffusionpipe.models.leaves import leaves_of
+
+FILE = Path(__file__).parent / "models.md"
+BY_HAND = {"FluxTransformer2DModel", "SD3Transformer2DModel", "DiTTransformer2DModel"}
+HEAD = """# Models
+
+`make docs` generates this page from the installed diffusers ({version}) and from the tests.
+
+## Pipelines that train
+
+| pipeline | trains | drawn by `sample` and while training | frozen |
+|---|---|---|---|
+{pipelines}
+
+A VAE for clips encodes each picture as a clip of one frame. Where no samples are drawn, diffusers' own pipeline draws
+from the export.
+
+## Transformer classes
+
+One adapter cuts a transformer into calls of its own blocks. "Cut" says whether it can: a test compares the output and
+every gradient over two stages with those of the whole model, for a tiny model of the class. A class trains if a
+pipeline with it is in the table above. A class that is not yet in the test's table is "not tried". Parameters, in
+billions, and layers are those of the class's default configuration.
+
+| class | parameters | layers | cut | trains | why not |
+|---|---|---|---|---|---|
+"""
+
+
+def document() -> str:
+    """The whole page."""
+    pipelines = "\n".join(_pipelines())
+    return HEAD.format(version=diffusers.__version__, pipelines=pipelines) + "\n".join(rows()) + "\n"
+
+
+def _pipelines() -> Iterator[str]:
+    for name, family in sorted(REGISTRY.items()):
+        trained = ", ".join(f"`{part}`" for part in family.trainable)
+        is_drawn = "yes" if family.is_drawn and "ControlNet" not in name else "no"
+        frozen = ", ".join(kind for part, kind in family.components.items() if part not in family.trainable)
+        yield f"| `{name}` | {trained} | {is_drawn} | {frozen} |"
+
+
+def rows() -> Iterator[str]:
+    """A row for each transformer class."""
+    cases, refused = tables()
+    for name in classes():
+        billions, layers = size_of(name)
+        pipelines = [p for p, family in REGISTRY.items() if name in family.components.values()]
+        verdict = (
+            "yes" if name in cases or (pipelines and name not in refused) else "no" if name in refused else "not tried"
+        )
+        how = "by hand" if pipelines and name in BY_HAND else "yes" if pipelines else "no"
+        why = reason_of(name, refused[name]) if name in refused else ""
+        yield f"| {name} | {billions} | {layers} | {verdict} | {how} | {why} |"
+
+
+def classes() -> list[str]:
+    """The transformer classes of the installed diffusers."""
+    found = {
+        name
+        for place in (transformers, diffusers)
+        for name in dir(place)
+        if "Transformer" in name or name in ("PriorTransformer", "StableAudioDiTModel", "HunyuanDiT2DModel")
+        if inspect.isclass(kind := getattr(place, name, None))
+        and issubclass(kind, diffusers.ModelMixin)
+        and kind.__module__.startswith("diffusers.models.transformers")
+    }
+    return sorted(found | set(tables()[0]) | set(tables()[1]))
+
+
+def tables() -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+    """The tests' tables of classes that are cut, and that are not."""
+    folder = str(Path(__file__).parents[1] / "tests")
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+    cases = import_module("cut_cases")
+    return cases.CASES, cases.REFUSED
+
+
+def size_of(name: str) -> tuple[str, str]:
+    """Parameters in billions and layers of the default configuration; dashes where a class has none."""
+    try:
+        with torch.device("meta"):
+            model = getattr(diffusers, name)()
+    except Exception:  # a class without defaults raises whatever its code leads to
+        return "-", "-"
+    return f"{sum(p.numel() for p in model.parameters()) / 1e9:.2f}", str(len(leaves_of(model)))
+
+
+def reason_of(name: str, case: Any) -> str:
+    """Why the class cannot be cut, as the adapter says it."""
+    inputs = import_module("cut_cases").inputs_of(case, 2)
+    model = getattr(diffusers, name)(**case.config)
+    try:
+        cut(model, lambda root, **given: root(**given, **case.fixed, return_dict=False)[0], inputs)
+    except ModelError as error:
+        return str(error).replace("|", "\\|").removeprefix(f"{name} cannot be cut: ")
+    raise AssertionError(f"{name} can be cut; move it to the other table")
+
+
+if __name__ == "__main__":
+    FILE.write_text(document(), encoding="utf-8")

@@ -1,0 +1,51 @@
+"""Chroma (lodestones, 2025, https://huggingface.co/lodestones/Chroma1-HD), which came from FLUX.1."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from diffusionpipe.models.described import Described, Text, expected, family, packed, unpacked
+from diffusionpipe.models.family import Prompt
+
+_PATCH = 2
+
+
+def _predict(transformer: Any, *, noisy: Tensor, timesteps: Tensor, text_states: Tensor, input_mask: Tensor) -> Tensor:
+    H, W, T = noisy.shape[-2] // _PATCH, noisy.shape[-1] // _PATCH, text_states.shape[1]
+    axes = [torch.arange(size, device=noisy.device) for size in (1, H, W)]
+    places = torch.arange(T, device=noisy.device)
+    is_read = places <= input_mask.sum(1, keepdim=True)  # the caption and the first token of padding
+    tokens = transformer(
+        hidden_states=packed(noisy, _PATCH),
+        timestep=timesteps / 1000,
+        encoder_hidden_states=text_states,
+        txt_ids=torch.zeros(T, 3, device=noisy.device, dtype=noisy.dtype),
+        img_ids=torch.stack(torch.meshgrid(axes, indexing="ij"), -1).flatten(0, 2).to(noisy.dtype),
+        attention_mask=torch.nn.functional.pad(is_read.to(noisy.dtype), (0, H * W), value=1.0),
+        return_dict=False,
+    )[0]
+    return unpacked(tokens, noisy, _PATCH)
+
+
+def _problems(components: Mapping[str, Any], latents: tuple[int, ...]) -> list[str]:
+    values: dict[str, tuple[object, str]] = {
+        "in_channels": (latents[0] * _PATCH**2, "a patch of the VAE's latents"),
+        "joint_attention_dim": (components["text_encoder"].config.d_model, "the width of T5"),
+    }
+    return expected("transformer", components["transformer"].config, values)
+
+
+FAMILY = family(
+    Described(
+        vae="AutoencoderKL",
+        transformer="ChromaTransformer2DModel",
+        texts=(Text(component="text_encoder", kind="T5EncoderModel", prompt=Prompt(length=512)),),
+        predict=_predict,
+        reads=("text_states", "input_mask"),
+        patch=_PATCH,
+        guidance=5.0,
+        problems=_problems,
+    )
+)

@@ -1,0 +1,194 @@
+"""Families of transformers as data: what is read from captions, and how the transformer is called.
+
+Everything else comes from the classes themselves: `cutting.cut` makes layers of text encoders and transformer.
+"""
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from diffusionpipe.costs import TensorSpec
+from diffusionpipe.errors import ModelError
+from diffusionpipe.models.cutting import cut
+from diffusionpipe.models.family import Family, Prompt, set_trainable
+from diffusionpipe.models.graph import Layer, LayerGraph
+from diffusionpipe.models.latents import encoding_of
+from diffusionpipe.models.objective import Objective, loss_layer, noise_layer, objective_inputs
+from diffusionpipe.models.t5 import t5_layers, t5_problems
+
+Call = Callable[..., Tensor]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Text:
+    """A frozen text encoder."""
+
+    component: str
+    kind: str
+    """Its class."""
+    prompt: Prompt
+    """What its tokenizer reads, and how long."""
+    states: Call | None = None
+    """`states(encoder, ids, mask)` -> what the transformer reads; None: last states of a T5 that sees no padding."""
+    ids: str = "input_ids"
+    mask: str = "input_mask"
+    writes: str = "text_states"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Described:
+    """A family."""
+
+    vae: str
+    """Class of the VAE."""
+    transformer: str
+    """Class of the transformer."""
+    texts: tuple[Text, ...]
+    predict: Call
+    """`predict(transformer, noisy=, timesteps=, **reads)` -> prediction, of the shape of the noisy latents."""
+    reads: tuple[str, ...]
+    """What the transformer reads beside noisy latents and times: states and masks of texts."""
+    patch: int
+    guidance: float
+    """Scale of classifier-free guidance of diffusers' pipeline."""
+    problems: Callable[[Mapping[str, Any], tuple[int, ...]], list[str]]
+    """What of the components does not fit, for latents of that shape."""
+    absent: tuple[str, ...] = ()
+    """Entries of model_index.json that must be empty."""
+
+
+def family(described: Described) -> Family:
+    """The family's entry in the registry."""
+    return Family(
+        components={
+            **{text.component: text.kind for text in described.texts},
+            "vae": described.vae,
+            "transformer": described.transformer,
+        },
+        trainable=("transformer",),
+        graph=partial(described_graph, described),
+        guidance=described.guidance,
+        prompts={text.ids: text.prompt for text in described.texts},
+        absent=described.absent,
+        is_drawn=False,
+    )
+
+
+def expected(component: str, config: Mapping[str, Any], values: Mapping[str, tuple[object, str]]) -> list[str]:
+    """A problem for each field of the configuration that has not the value that it needs; `values` give reasons too."""
+    return [
+        f"{component}: {field} {_plain(config[field])} is not {_plain(value)}, {why}"
+        for field, (value, why) in values.items()
+        if _plain(config[field]) != _plain(value)
+    ]
+
+
+def _plain(value: object) -> object:
+    """Lists of JSON as the tuples of constructors."""
+    return tuple(value) if isinstance(value, list) else value
+
+
+def packed(noisy: Tensor, patch: int) -> Tensor:
+    """Latents (B, C, ..., H, W) of one frame as a token for each patch, (B, T, C * patch * patch)."""
+    B, C, H, W = noisy.shape[0], noisy.shape[1], noisy.shape[-2], noisy.shape[-1]
+    tokens = noisy.reshape(B, C, H // patch, patch, W // patch, patch).permute(0, 2, 4, 1, 3, 5)
+    return tokens.reshape(B, H // patch * (W // patch), C * patch**2)
+
+
+def unpacked(tokens: Tensor, like: Tensor, patch: int) -> Tensor:
+    """The tokens as latents of the shape of `like`."""
+    B, C, H, W = like.shape[0], like.shape[1], like.shape[-2], like.shape[-1]
+    latents = tokens.view(B, H // patch, W // patch, C, patch, patch).permute(0, 3, 1, 4, 2, 5)
+    return latents.reshape(like.shape)
+
+
+def masked(states: Tensor, mask: Tensor) -> Tensor:
+    """The states (B, T, D), zero where the mask is."""
+    return states * mask.unsqueeze(-1).to(states.dtype)
+
+
+def described_graph(
+    described: Described,
+    components: Mapping[str, Any],
+    *,
+    objective: Objective,
+    resolution: int,
+    train: Collection[str] = ("transformer",),
+    dtype: str = "float32",
+) -> LayerGraph:
+    """The graph over text encoders, "vae" and "transformer" for square pictures; those of clips have one frame.
+
+    Raises ModelError for everything in the configurations that the layers would not run exactly.
+    """
+    vae, transformer = components["vae"], components["transformer"]
+    encoding = encoding_of(vae, resolution, dtype)
+    side = encoding.latents[-1]
+    problems = described.problems(components, encoding.latents)
+    for text in described.texts:
+        if text.states is None:
+            problems += t5_problems(components[text.component], component=text.component)
+    if side % described.patch:
+        problems.append(f"transformer: latents of size {side} cannot be cut into patches of {described.patch}")
+    if problems:
+        raise ModelError("\n".join(problems))
+    used = {name: components[name] for name in (*(t.component for t in described.texts), "vae", "transformer")}
+    set_trainable(used, train, ("transformer",))
+    wide = next(p.dtype for p in transformer.parameters() if p.is_floating_point())
+    given: dict[str, Tensor] = {
+        "noisy": torch.empty((1, *encoding.latents), dtype=getattr(torch, dtype), device="meta"),
+        "timesteps": torch.empty(1, dtype=torch.float32 if objective.is_flow else torch.int64, device="meta"),
+    }
+    layers: list[Layer] = []
+    specs: list[TensorSpec] = []
+    for text in described.texts:
+        layers += _text_layers(text, components[text.component], given, specs)
+    narrowed = partial(_narrowed, described.predict, wide)
+    read = {name: given[name] for name in ("noisy", "timesteps", *described.reads)}
+    return LayerGraph(
+        layers=(
+            *layers,
+            *encoding.layers,
+            noise_layer(described.patch),
+            *cut(transformer, narrowed, read),
+            loss_layer(),
+        ),
+        components={**used, "objective": objective},
+        inputs=(*encoding.inputs, *specs, *objective_inputs(encoding.latents, dtype)),
+        patch=described.patch,
+    )
+
+
+def _narrowed(predict: Call, dtype: torch.dtype, transformer: Any, **tensors: Tensor) -> Tensor:
+    """Latents and states in the dtype of the weights; times stay as they are."""
+    wanted = {
+        name: tensor.to(dtype) if tensor.is_floating_point() and name != "timesteps" else tensor
+        for name, tensor in tensors.items()
+    }
+    return predict(transformer, **wanted)
+
+
+def _text_layers(text: Text, encoder: Any, given: dict[str, Tensor], specs: list[TensorSpec]) -> tuple[Layer, ...]:
+    """The encoder's layers; what they and the tokenizer give is added to `given`, raw inputs to `specs`."""
+    length = text.prompt.length
+    for name in (text.ids, text.mask):
+        given[name] = torch.empty((1, length), dtype=torch.int64, device="meta")
+        specs.append(TensorSpec(name=name, shape=(length,), dtype="int64"))
+    if text.states is None:
+        layers = t5_layers(encoder, component=text.component, ids=text.ids, states=text.writes, mask=text.mask)
+    else:
+        read = {name: given[name] for name in (text.ids, text.mask)}
+        layers = cut(encoder, partial(_states, text), read, component=text.component, output=text.writes)
+    width = next(p for p in encoder.parameters()).dtype
+    given[text.writes] = torch.empty(
+        (1, length - text.prompt.dropped, encoder.config.get_text_config().hidden_size), dtype=width, device="meta"
+    )
+    return layers
+
+
+def _states(text: Text, encoder: Any, **tensors: Tensor) -> Tensor:
+    assert text.states is not None
+    return text.states(encoder, tensors[text.ids], tensors[text.mask])

@@ -1,0 +1,72 @@
+"""The encoder of any VAE class of diffusers as one layer: pixels to latents. A picture is a clip of one frame."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from diffusionpipe.costs import TensorSpec
+from diffusionpipe.errors import ModelError
+from diffusionpipe.models.autoencoder import encoder_inputs, encoder_layers, latent_shape, vae_problems
+from diffusionpipe.models.family import dtype_of
+from diffusionpipe.models.graph import Layer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Encoding:
+    """A VAE's encoder."""
+
+    layers: tuple[Layer, ...]
+    inputs: tuple[TensorSpec, ...]
+    latents: tuple[int, ...]
+    """Shape of a sample's latents: (C, H, W), of a VAE for clips (C, F, H, W)."""
+
+
+def encoding_of(vae: Any, resolution: int, dtype: str) -> Encoding:
+    """The encoder for square pictures.
+
+    Raises ModelError for a resolution that the VAE cannot shrink, and for what its layers would not run exactly.
+    """
+    if type(vae).__name__ == "AutoencoderKL":
+        if problems := vae_problems(vae):
+            raise ModelError("\n".join(problems))
+        inputs = encoder_inputs(vae, resolution, dtype)
+        return Encoding(layers=encoder_layers(vae), inputs=inputs, latents=latent_shape(vae, resolution))
+    factor = vae.spatial_compression_ratio
+    if resolution < factor or resolution % factor:
+        raise ModelError(
+            f"the VAE shrinks pictures {factor} times; resolution {resolution} is not a multiple of {factor}"
+        )
+    side = resolution // factor
+    latents = (vae.config.z_dim, 1, side, side)
+    return Encoding(
+        layers=(
+            Layer(
+                name="vae.encoder",
+                component="vae",
+                reads=("pixels", "posterior_noise"),
+                writes=("latents",),
+                modules=("encoder", "quant_conv"),
+                run=_encode,
+            ),
+        ),
+        inputs=(
+            TensorSpec(name="pixels", shape=(3, resolution, resolution), dtype=dtype),
+            TensorSpec(name="posterior_noise", shape=latents, dtype=dtype),
+        ),
+        latents=latents,
+    )
+
+
+def _encode(vae: Any, pixels: Tensor, posterior_noise: Tensor) -> tuple[Tensor, ...]:
+    """A sample of the posterior, as the denoiser sees it; computed in the dtype of the noise also under autocast."""
+    clips = pixels.to(dtype_of(vae.encoder)).unsqueeze(2)  # (B, 3, 1, R, R)
+    moments = vae.encode(clips).latent_dist.parameters.to(posterior_noise.dtype)
+    mean, logvar = moments.chunk(2, dim=1)
+    latents = mean + torch.exp(0.5 * logvar.clamp(-30.0, 20.0)) * posterior_noise  # (B, C, 1, H, W)
+    shift, scale = (
+        torch.tensor(vae.config[name], dtype=latents.dtype, device=latents.device).view(1, -1, 1, 1, 1)
+        for name in ("latents_mean", "latents_std")
+    )
+    return ((latents - shift) / scale,)

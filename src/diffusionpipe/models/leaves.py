@@ -1,0 +1,124 @@
+"""The submodules of a model that are called as they are, and how their calls are seen and replaced."""
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from diffusionpipe.models.graph import attribute
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """A call of a submodule that was not made."""
+
+    forward: Callable[..., Any]
+    name: str
+    args: tuple[Any, ...]
+    named: dict[str, Any]
+
+
+def leaves_of(root: nn.Module, *, all_children: bool = False) -> tuple[str, ...]:
+    """The submodules that are called as they are: blocks of lists, and other children with parameters.
+
+    With `all_children` also children without parameters. A child that holds most of what is in lists is looked into.
+
+    >>> leaves_of(nn.ModuleDict({"embed": nn.Linear(2, 2), "blocks": nn.ModuleList([nn.Linear(2, 2), nn.SiLU()])}))
+    ('embed', 'blocks.0')
+    """
+    return tuple(_leaves(root, "", _size_of_lists(root), all_children))
+
+
+def _size_of_lists(module: nn.Module) -> int:
+    """Numbers in the parameters of its lists, but for lists in lists."""
+    if isinstance(module, nn.ModuleList):
+        return sum(p.numel() for p in module.parameters())
+    return sum(_size_of_lists(child) for child in module.children())
+
+
+def _leaves(module: nn.Module, path: str, size: int, all_children: bool) -> Iterator[str]:
+    for name, child in module.named_children():
+        below = f"{path}{name}"
+        if isinstance(child, nn.ModuleList | nn.ModuleDict) or 2 * _size_of_lists(child) > size:
+            yield from _leaves(child, f"{below}.", size, all_children)
+        elif all_children or any(True for _ in child.parameters()):
+            yield below
+
+
+@contextmanager
+def patched(root: nn.Module, leaves: Sequence[str], run: Callable[[Seen], Any]) -> Iterator[None]:
+    """Calls of the leaves go to `run`."""
+    patched: list[nn.Module] = []
+    try:
+        for name in leaves:
+            leaf: Any = attribute(root, name)
+            original = leaf.forward
+
+            def replaced(*args: Any, _f: Any = original, _n: str = name, **named: Any) -> Any:
+                return run(Seen(_f, _n, args, named))
+
+            leaf.forward = replaced
+            patched.append(leaf)
+        yield
+    finally:
+        for leaf in patched:
+            del leaf.forward
+
+
+@contextmanager
+def fake_tensors(root: nn.Module, mode: Any = None) -> Iterator[None]:
+    """Puts fake tensors in place of all parameters; of buffers only those on the meta device."""
+    tables: list[dict[str, Any]] = [t for m in root.modules() for t in (m._parameters, m._buffers)]
+    originals = [dict(table) for table in tables]
+    made: dict[int, Tensor] = {}
+    with ExitStack() as stack:
+        if mode is not None:
+            stack.enter_context(mode)
+        for table in tables:
+            for name, tensor in table.items():
+                if isinstance(tensor, nn.Parameter):
+                    fake = made.setdefault(
+                        id(tensor),
+                        nn.Parameter(torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu"), requires_grad=False),
+                    )
+                    table[name] = fake
+                elif tensor is not None:
+                    table[name] = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu")
+    try:
+        yield
+    finally:
+        for table, original in zip(tables, originals, strict=True):
+            table.update(original)
+
+
+def _is_holder(value: object) -> bool:
+    """Whether a module's attribute is an object of a model's code that may keep tensors."""
+    owner = type(value).__module__.partition(".")[0]
+    return owner in ("diffusers", "transformers") and hasattr(value, "__dict__") and not isinstance(value, nn.Module)
+
+
+@contextmanager
+def unchanged(root: nn.Module) -> Iterator[None]:
+    """What the modules keep of a forward, such as rotary tables, is forgotten: it would be fake tensors."""
+    modules = tuple(root.modules())
+    held = [value for module in modules for value in vars(module).values() if _is_holder(value)]
+    places = [vars(holder) for holder in (*modules, *held)]
+    saved = [dict(place) for place in places]
+    was_exporting = torch.compiler._is_exporting_flag
+    torch.compiler._is_exporting_flag = True  # diffusers' caches ask it
+    try:
+        yield
+    finally:
+        torch.compiler._is_exporting_flag = was_exporting
+        for place, attributes in zip(places, saved, strict=True):
+            place.clear()
+            place.update(attributes)
+        for kind in {type(module) for module in modules}:
+            for place in (kind, sys.modules[kind.__module__]):
+                for value in list(vars(place).values()):
+                    if callable(getattr(value, "cache_clear", None)):
+                        value.cache_clear()

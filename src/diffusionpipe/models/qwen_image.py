@@ -1,0 +1,72 @@
+"""Qwen-Image (Qwen team, 2025, https://arxiv.org/abs/2508.02324)."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor
+
+from diffusionpipe.models.described import Described, Text, expected, family, masked, packed, unpacked
+from diffusionpipe.models.family import Prompt
+
+_PATCH = 2
+_PROMPT = Prompt(
+    length=512 + 34,
+    template=(
+        "<|im_start|>system\nDescribe the image by detailing the color, shape, size, texture, quantity, text, spatial "
+        "relationships of the objects and background:<|im_end|>\n<|im_start|>user\n{}<|im_end|>\n"
+        "<|im_start|>assistant\n"
+    ),
+    dropped=34,
+)
+"""What the model was trained with: diffusers' `prompt_template_encode` and `max_sequence_length`."""
+
+
+def _states(encoder: Any, ids: Tensor, mask: Tensor) -> Tensor:
+    # The mask is causal and padding comes last, so no token of the caption sees it.
+    states: Tensor = encoder.model.language_model(input_ids=ids, use_cache=False).last_hidden_state
+    return masked(states, mask)[:, _PROMPT.dropped :]  # (B, T, D)
+
+
+def _predict(transformer: Any, *, noisy: Tensor, timesteps: Tensor, text_states: Tensor, input_mask: Tensor) -> Tensor:
+    H, W = noisy.shape[-2:]
+    tokens = transformer(
+        hidden_states=packed(noisy, _PATCH),
+        timestep=timesteps / 1000,
+        encoder_hidden_states=text_states,
+        encoder_hidden_states_mask=input_mask[:, _PROMPT.dropped :].bool(),
+        img_shapes=[[(1, H // _PATCH, W // _PATCH)]],
+        return_dict=False,
+    )[0]
+    return unpacked(tokens, noisy, _PATCH)
+
+
+def _problems(components: Mapping[str, Any], latents: tuple[int, ...]) -> list[str]:
+    config, width = components["transformer"].config, components["text_encoder"].config.get_text_config().hidden_size
+    values: dict[str, tuple[object, str]] = {
+        "in_channels": (latents[0] * _PATCH**2, "a patch of the VAE's latents"),
+        "joint_attention_dim": (width, "the width of the text encoder"),
+        "zero_cond_t": (False, "for there are no pictures to edit"),
+        "use_additional_t_cond": (False, "for there are no layers of pictures"),
+    }
+    return expected("transformer", config, values)
+
+
+FAMILY = family(
+    Described(
+        vae="AutoencoderKLQwenImage",
+        transformer="QwenImageTransformer2DModel",
+        texts=(
+            Text(
+                component="text_encoder",
+                kind="Qwen2_5_VLForConditionalGeneration",
+                prompt=_PROMPT,
+                states=_states,
+            ),
+        ),
+        predict=_predict,
+        reads=("text_states", "input_mask"),
+        patch=_PATCH,
+        guidance=4.0,
+        problems=_problems,
+    )
+)

@@ -1,0 +1,50 @@
+"""Wan 2.1 (Wan team, 2025, https://arxiv.org/abs/2503.20314), from text, on clips of one frame."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor
+
+from diffusionpipe.models.described import Described, Text, expected, family, masked
+from diffusionpipe.models.family import Prompt
+
+_PATCH = 2
+
+
+def _states(encoder: Any, ids: Tensor, mask: Tensor) -> Tensor:
+    states: Tensor = encoder(input_ids=ids, attention_mask=mask).last_hidden_state
+    return masked(states, mask)  # (B, T, D)
+
+
+def _predict(transformer: Any, *, noisy: Tensor, timesteps: Tensor, text_states: Tensor) -> Tensor:
+    prediction: Tensor = transformer(
+        hidden_states=noisy, timestep=timesteps, encoder_hidden_states=text_states, return_dict=False
+    )[0]
+    return prediction
+
+
+def _problems(components: Mapping[str, Any], latents: tuple[int, ...]) -> list[str]:
+    config = components["transformer"].config
+    values: dict[str, tuple[object, str]] = {
+        "in_channels": (latents[0], "the channels of the VAE's latents: pictures cannot be given to start from"),
+        "out_channels": (latents[0], "the channels of the VAE's latents"),
+        "text_dim": (components["text_encoder"].config.d_model, "the width of the text encoder"),
+        "patch_size": ((1, _PATCH, _PATCH), "the patches of the published models"),
+        "image_dim": (None, "for there is no encoder of pictures"),
+    }
+    return expected("transformer", config, values)
+
+
+FAMILY = family(
+    Described(
+        vae="AutoencoderKLWan",
+        transformer="WanTransformer3DModel",
+        texts=(Text(component="text_encoder", kind="UMT5EncoderModel", prompt=Prompt(length=512), states=_states),),
+        predict=_predict,
+        reads=("text_states",),
+        patch=_PATCH,
+        guidance=5.0,
+        problems=_problems,
+        absent=("transformer_2",),
+    )
+)

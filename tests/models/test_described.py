@@ -1,0 +1,171 @@
+"""Families described as data read captions and predict as diffusers' pipelines do, and give the same gradients."""
+
+import pytest
+import torch
+from tiers import quick_and_slow
+from tiny_described import PIPELINES
+from tiny_models import randomise_parameters
+
+from diffusionpipe.errors import ModelError
+from diffusionpipe.models.folder import REGISTRY, build_graph, open_components
+from diffusionpipe.models.objective import Objective, ObjectiveSettings, Prediction
+from diffusionpipe.models.run import needed_layers, run_layers
+from diffusionpipe.trainer.conditions import open_tokenizer
+from diffusionpipe.trainer.data.batch import token_ids, token_mask
+
+CAPTIONS = ["a b", "abc de fghij klmnop qrst " * 3, ""]
+every_family = pytest.mark.parametrize("kind", quick_and_slow(PIPELINES, quick=["ZImagePipeline"]))
+
+
+class Opened:
+    """A tiny pipeline in float64, its graph over the same modules, and inputs."""
+
+    def __init__(self, kind, folder):
+        self.pipeline = PIPELINES[kind]()
+        self.pipeline.save_pretrained(folder)
+        self.pipeline.set_progress_bar_config(disable=True)
+        components = {name: getattr(self.pipeline, name) for name in REGISTRY[kind].components}
+        for seed, component in enumerate(components.values()):
+            randomise_parameters(component.double(), seed)
+        prediction = Prediction.EPSILON if kind == "PixArtSigmaPipeline" else Prediction.FLOW_MATCHING
+        objective = Objective(ObjectiveSettings(prediction=prediction), {})
+        self.graph = REGISTRY[kind].graph(components, objective=objective, resolution=16, dtype="float64")
+        shapes = {spec.name: spec.shape for spec in self.graph.inputs}
+        tokenizer, length = open_tokenizer(folder), shapes["input_ids"][0]
+        generator = torch.Generator().manual_seed(0)
+        self.inputs = {
+            "input_ids": token_ids(tokenizer, CAPTIONS, length),
+            "input_mask": token_mask(tokenizer, CAPTIONS, length),
+            "noisy": torch.randn((3, *shapes["noise"]), generator=generator, dtype=torch.float64),
+            "timesteps": torch.tensor([900, 500, 20]).to(torch.float32 if objective.is_flow else torch.int64),
+        }
+
+    def run(self, target, **given):
+        inputs = self.inputs | given
+        layers = needed_layers(self.graph.layers, [target], inputs)
+        return run_layers(layers, self.graph.components, inputs, targets=[target])[target]
+
+
+def _states(pipeline, kind):
+    """What diffusers' pipeline reads of the captions: a tensor of the length of each caption."""
+    if kind == "QwenImagePipeline":
+        states, mask = pipeline._get_qwen_prompt_embeds(list(CAPTIONS))
+        return [s[m.bool()] for s, m in zip(states, mask, strict=True)]
+    if kind == "ChromaPipeline":
+        return list(pipeline._get_t5_prompt_embeds(list(CAPTIONS))[0])
+    if kind == "AuraFlowPipeline":
+        return list(pipeline.encode_prompt(list(CAPTIONS), do_classifier_free_guidance=False)[0])
+    if kind == "PixArtSigmaPipeline":
+        states, mask, _, _ = pipeline.encode_prompt(list(CAPTIONS), do_classifier_free_guidance=False)
+        return [s[m.bool()] for s, m in zip(states, mask, strict=True)]
+    if kind == "WanPipeline":
+        return list(pipeline._get_t5_prompt_embeds(list(CAPTIONS), max_sequence_length=512))
+    return pipeline._encode_prompt(list(CAPTIONS))
+
+
+@every_family
+@torch.no_grad()
+def test_captions_are_read_as_diffusers_pipeline_reads_them(kind, tmp_path):
+    opened = Opened(kind, tmp_path)
+    ours = opened.run("text_states")
+    for found, expected in zip(ours, _states(opened.pipeline, kind), strict=True):
+        torch.testing.assert_close(found[: len(expected)], expected, rtol=1e-10, atol=1e-10)
+        if kind not in ("ChromaPipeline", "PixArtSigmaPipeline"):  # those mask the rest in the transformer
+            assert not found[len(expected) :].any()
+
+
+def _predicted(pipeline, kind, noisy, timesteps, states):
+    """The velocity, as diffusers' pipeline computes it of its transformer."""
+    transformer = pipeline.transformer
+    lengths = torch.tensor([len(each) for each in states])
+    if kind == "AuraFlowPipeline":
+        return transformer(noisy, torch.stack(states), timesteps / 1000, return_dict=False)[0]
+    if kind == "PixArtSigmaPipeline":
+        text = torch.nn.utils.rnn.pad_sequence(states, batch_first=True)
+        mask = (torch.arange(text.shape[1]) < lengths[:, None]).long()
+        output = transformer(
+            noisy,
+            text,
+            timesteps,
+            {"resolution": None, "aspect_ratio": None},
+            encoder_attention_mask=mask,
+            return_dict=False,
+        )[0]
+        return output.chunk(2, dim=1)[0]
+    if kind == "ChromaPipeline":
+        B, C, H, W = noisy.shape
+        mask = pipeline._get_t5_prompt_embeds(list(CAPTIONS))[1].detach()
+        tokens = transformer(
+            pipeline._pack_latents(noisy, B, C, H, W),
+            torch.stack(states),
+            timesteps / 1000,
+            pipeline._prepare_latent_image_ids(B, H // 2, W // 2, "cpu", noisy.dtype),
+            torch.zeros(512, 3, dtype=noisy.dtype),
+            pipeline._prepare_attention_mask(B, H * W // 4, noisy.dtype, mask),
+            return_dict=False,
+        )[0]
+        return pipeline._unpack_latents(tokens, 2 * H, 2 * W, 2)
+    if kind == "WanPipeline":
+        return transformer(noisy, timesteps, torch.stack(states), return_dict=False)[0]
+    if kind == "ZImagePipeline":
+        pictures = transformer(list(noisy.unsqueeze(2)), (1000 - timesteps) / 1000, states, return_dict=False)[0]
+        return -torch.stack(pictures).squeeze(2)
+    B, C, _, H, W = noisy.shape
+    text = torch.nn.utils.rnn.pad_sequence(states, batch_first=True)
+    tokens = transformer(
+        pipeline._pack_latents(noisy, B, C, H, W),
+        text,
+        torch.arange(text.shape[1]) < lengths[:, None],
+        timesteps / 1000,
+        [[(1, H // 2, W // 2)]] * B,
+        return_dict=False,
+    )[0]
+    return pipeline._unpack_latents(tokens, H * pipeline.vae_scale_factor, W * pipeline.vae_scale_factor, 4)
+
+
+@every_family
+def test_prediction_and_gradients_are_those_of_diffusers(kind, tmp_path):
+    opened = Opened(kind, tmp_path)
+    transformer = opened.pipeline.transformer
+    with torch.no_grad():
+        states, text = _states(opened.pipeline, kind), opened.run("text_states")
+    if kind == "QwenImagePipeline":
+        opened.pipeline.vae_scale_factor = 4
+    expected = _predicted(opened.pipeline, kind, opened.inputs["noisy"], opened.inputs["timesteps"], states)
+    expected.pow(2).mean().backward()
+    gradients = {name: p.grad for name, p in transformer.named_parameters() if p.grad is not None}
+    transformer.zero_grad()
+
+    found = opened.run("prediction", text_states=text)
+    found.pow(2).mean().backward()
+
+    torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6)
+    for name, gradient in gradients.items():
+        torch.testing.assert_close(transformer.get_parameter(name).grad, gradient, rtol=1e-5, atol=1e-7, msg=name)
+
+
+@torch.no_grad()
+def test_latents_are_normalised_as_diffusers_pipeline_undoes_it(tmp_path):
+    opened = Opened("WanPipeline", tmp_path)
+    vae = opened.pipeline.vae
+    pixels = torch.rand(2, 3, 16, 16, dtype=torch.float64) * 2 - 1
+    ours = opened.run("latents", pixels=pixels, posterior_noise=torch.zeros(2, 4, 1, 4, 4, dtype=torch.float64))
+    shift, scale = (torch.tensor(vae.config[n]).double().view(1, 4, 1, 1, 1) for n in ("latents_mean", "latents_std"))
+    torch.testing.assert_close(ours * scale + shift, vae.encode(pixels.unsqueeze(2)).latent_dist.mode())
+
+
+@pytest.mark.parametrize(
+    ("resolution", "named"), [(18, "is not a multiple of 4"), (12, "latents of size 3 cannot be cut into patches")]
+)
+def test_a_resolution_that_does_not_fit_is_refused(resolution, named, tmp_path):
+    PIPELINES["WanPipeline"]().save_pretrained(tmp_path)
+    with pytest.raises(ModelError, match=named):
+        build_graph(tmp_path, objective=ObjectiveSettings(prediction=Prediction.FLOW_MATCHING), resolution=resolution)
+
+
+def test_a_wan_2_2_with_two_transformers_is_refused(tmp_path):
+    pipeline = PIPELINES["WanPipeline"]()
+    pipeline.register_modules(transformer_2=pipeline.transformer)
+    pipeline.save_pretrained(tmp_path)
+    with pytest.raises(ModelError, match="transformer_2 is WanTransformer3DModel; models with it are not supported"):
+        open_components(tmp_path)

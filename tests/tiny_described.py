@@ -1,0 +1,198 @@
+"""Tiny diffusers pipelines of the families that are described as data."""
+
+import diffusers
+from tiny_models import tiny_t5, tiny_vae
+from tiny_pipelines import PIECES
+from tokenizers.pre_tokenizers import ByteLevel
+from transformers import (
+    Qwen2_5_VLConfig,
+    Qwen2_5_VLForConditionalGeneration,
+    Qwen2Tokenizer,
+    Qwen3Config,
+    Qwen3Model,
+    T5Tokenizer,
+    UMT5Config,
+    UMT5EncoderModel,
+)
+
+BYTES = sorted(ByteLevel.alphabet())
+SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+CHAT = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}<|im_start|>assistant\n"
+DECODER = {
+    "vocab_size": len(BYTES) + len(SPECIAL),
+    "hidden_size": 16,
+    "intermediate_size": 16,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+}
+
+
+def qwen_tokenizer() -> Qwen2Tokenizer:
+    """One token a byte."""
+    vocabulary = {token: number for number, token in enumerate([*BYTES, *SPECIAL])}
+    tokenizer = Qwen2Tokenizer(vocab=vocabulary, merges=[], pad_token=SPECIAL[0], extra_special_tokens=SPECIAL[1:])
+    tokenizer.chat_template = CHAT
+    return tokenizer
+
+
+def clip_vae(kind: type) -> diffusers.ModelMixin:
+    """A VAE for clips that shrinks pictures four times, 4 latent channels."""
+    numbers = {"latents_mean": [0.1, 0.2, -0.1, 0.0], "latents_std": [1.5, 2.0, 0.5, 1.0]}
+    sizes = {
+        "base_dim": 4,
+        "z_dim": 4,
+        "dim_mult": [1, 1, 1],
+        "num_res_blocks": 1,
+        "temperal_downsample": [False, True],
+    }
+    if kind is diffusers.AutoencoderKLWan:
+        sizes |= {"scale_factor_spatial": 4, "scale_factor_temporal": 2}
+    return kind(**sizes, **numbers)
+
+
+def qwen_image() -> diffusers.QwenImagePipeline:
+    """A Qwen-Image."""
+    vision = {"depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2, "out_hidden_size": 16}
+    rope = {"rope_type": "default", "mrope_section": [1, 1, 2]}
+    config = Qwen2_5_VLConfig(
+        text_config=DECODER | {"rope_parameters": rope, "rope_scaling": rope}, vision_config=vision
+    )
+    return diffusers.QwenImagePipeline(
+        scheduler=diffusers.FlowMatchEulerDiscreteScheduler(use_dynamic_shifting=True, shift_terminal=0.02),
+        vae=clip_vae(diffusers.AutoencoderKLQwenImage),
+        text_encoder=Qwen2_5_VLForConditionalGeneration(config),
+        tokenizer=qwen_tokenizer(),
+        transformer=diffusers.QwenImageTransformer2DModel(
+            in_channels=16,
+            out_channels=4,
+            num_layers=3,
+            num_attention_heads=2,
+            attention_head_dim=8,
+            joint_attention_dim=16,
+            axes_dims_rope=(4, 2, 2),
+        ),
+    )
+
+
+def wan() -> diffusers.WanPipeline:
+    """A Wan 2.1 from text."""
+    config = UMT5Config(
+        vocab_size=len(PIECES), d_model=16, d_kv=8, d_ff=16, num_layers=2, num_heads=2, feed_forward_proj="gated-gelu"
+    )
+    return diffusers.WanPipeline(
+        tokenizer=T5Tokenizer(vocab=PIECES, extra_ids=0, model_max_length=512),
+        text_encoder=UMT5EncoderModel(config),
+        vae=clip_vae(diffusers.AutoencoderKLWan),
+        scheduler=diffusers.FlowMatchEulerDiscreteScheduler(shift=3.0),
+        transformer=diffusers.WanTransformer3DModel(
+            num_attention_heads=2,
+            attention_head_dim=12,
+            in_channels=4,
+            out_channels=4,
+            text_dim=16,
+            freq_dim=16,
+            ffn_dim=32,
+            num_layers=3,
+            rope_max_seq_len=32,
+        ),
+    )
+
+
+def z_image() -> diffusers.ZImagePipeline:
+    """A Z-Image."""
+    return diffusers.ZImagePipeline(
+        scheduler=diffusers.FlowMatchEulerDiscreteScheduler(shift=3.0),
+        vae=tiny_vae(shift_factor=0.2, use_quant_conv=False),
+        text_encoder=Qwen3Model(Qwen3Config(**DECODER, head_dim=8)),
+        tokenizer=qwen_tokenizer(),
+        transformer=diffusers.ZImageTransformer2DModel(
+            in_channels=4,
+            dim=24,
+            n_layers=2,
+            n_refiner_layers=1,
+            n_heads=2,
+            n_kv_heads=2,
+            cap_feat_dim=16,
+            axes_dims=[4, 4, 4],
+            axes_lens=[600, 32, 32],
+        ),
+    )
+
+
+def _t5_tokenizer(length: int) -> T5Tokenizer:
+    return T5Tokenizer(vocab=PIECES, extra_ids=0, model_max_length=length)
+
+
+def chroma() -> diffusers.ChromaPipeline:
+    """A Chroma."""
+    return diffusers.ChromaPipeline(
+        scheduler=diffusers.FlowMatchEulerDiscreteScheduler(use_dynamic_shifting=True),
+        vae=tiny_vae(shift_factor=0.2, use_quant_conv=False),
+        text_encoder=tiny_t5(vocab_size=len(PIECES)),
+        tokenizer=_t5_tokenizer(512),
+        transformer=diffusers.ChromaTransformer2DModel(
+            in_channels=16,
+            num_layers=1,
+            num_single_layers=2,
+            attention_head_dim=8,
+            num_attention_heads=2,
+            joint_attention_dim=20,
+            axes_dims_rope=(4, 2, 2),
+            approximator_num_channels=8,
+            approximator_hidden_dim=16,
+            approximator_layers=1,
+        ),
+    )
+
+
+def aura_flow() -> diffusers.AuraFlowPipeline:
+    """An AuraFlow."""
+    config = UMT5Config(
+        vocab_size=len(PIECES), d_model=16, d_kv=8, d_ff=16, num_layers=2, num_heads=2, feed_forward_proj="gated-gelu"
+    )
+    return diffusers.AuraFlowPipeline(
+        scheduler=diffusers.FlowMatchEulerDiscreteScheduler(shift=1.73),
+        vae=tiny_vae(),
+        text_encoder=UMT5EncoderModel(config),
+        tokenizer=_t5_tokenizer(256),
+        transformer=diffusers.AuraFlowTransformer2DModel(
+            sample_size=8,
+            num_mmdit_layers=1,
+            num_single_dit_layers=2,
+            attention_head_dim=8,
+            num_attention_heads=2,
+            joint_attention_dim=16,
+            caption_projection_dim=16,
+            pos_embed_max_size=64,
+        ),
+    )
+
+
+def pixart_sigma() -> diffusers.PixArtSigmaPipeline:
+    """A PixArt-Sigma."""
+    return diffusers.PixArtSigmaPipeline(
+        scheduler=diffusers.DDIMScheduler(clip_sample=False),
+        vae=tiny_vae(),
+        text_encoder=tiny_t5(vocab_size=len(PIECES)),
+        tokenizer=_t5_tokenizer(300),
+        transformer=diffusers.PixArtTransformer2DModel(
+            num_attention_heads=2,
+            attention_head_dim=8,
+            num_layers=2,
+            cross_attention_dim=16,
+            sample_size=8,
+            caption_channels=20,
+            use_additional_conditions=False,
+        ),
+    )
+
+
+PIPELINES = {
+    "QwenImagePipeline": qwen_image,
+    "WanPipeline": wan,
+    "ZImagePipeline": z_image,
+    "ChromaPipeline": chroma,
+    "AuraFlowPipeline": aura_flow,
+    "PixArtSigmaPipeline": pixart_sigma,
+}

@@ -1,0 +1,106 @@
+"""Runs of tiny models of the families that are described as data."""
+
+import diffusers
+import pytest
+import torch
+from crew import crew_of
+from tiers import quick_and_slow
+from tiny_described import PIPELINES
+from tiny_models import randomise_parameters
+from tiny_runs import losses_of, recipe_of, save_pictures, train, train_here
+
+from diffusionpipe.errors import ConfigError
+
+LAYOUTS = {
+    "1F1B": {},
+    "ZB-V": {"schedule": "zb-v", "microbatches": 4},
+    "filled": {"fill": True},
+    "sharded": {"stages": 1, "data_parallel": 2, "sharded": True},
+}
+
+
+@pytest.fixture(scope="module")
+def crew():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    with crew_of(2) as ranks:
+        yield ranks
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory):
+    return save_pictures(tmp_path_factory.mktemp("data") / "pictures", 8)
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    """Folders of tiny models, each made once."""
+    made = {}
+
+    def folder(kind):
+        if kind not in made:
+            pipeline = PIPELINES[kind]()
+            for seed, part in enumerate(pipeline.components.values()):
+                if isinstance(part, torch.nn.Module):
+                    randomise_parameters(part, seed)
+            made[kind] = tmp_path_factory.mktemp(kind)
+            pipeline.save_pretrained(made[kind])
+        return made[kind]
+
+    return folder
+
+
+def _recipe(model, pictures, folder, **sections):
+    data = {"caption_dropout": 0.3, "resolution": 16}
+    sections = {"training": {"steps": 2}, **sections}
+    return recipe_of(model, pictures, folder, data=data, **sections)
+
+
+@pytest.mark.parametrize(
+    ("kind", "layout"),
+    quick_and_slow(
+        [(kind, layout) for kind in PIPELINES for layout in LAYOUTS],
+        quick=[("QwenImagePipeline", "1F1B")],
+    ),
+)
+def test_two_ranks_learn_what_one_process_learns_and_diffusers_opens_it(kind, layout, crew, models, pictures, tmp_path):
+    model = models(kind)
+    recipe = _recipe(model, pictures, tmp_path / "over-two", pipeline=LAYOUTS[layout])
+    assert crew.run(train, recipe) == [2, 2]
+    assert train_here(_recipe(model, pictures, tmp_path / "in-one")) == 2
+    over_two, in_one = losses_of(tmp_path / "over-two"), losses_of(tmp_path / "in-one")
+    assert over_two.keys() == in_one.keys() == {1, 2}
+    assert over_two[1] == pytest.approx(in_one[1], rel=1e-5)
+    assert over_two[2] == pytest.approx(in_one[2], rel=1e-3)  # AdamW's first step makes much of small gradients
+    assert in_one[1] != in_one[2]
+    exported = next((tmp_path / "over-two").rglob("model_index.json")).parent
+    opened = getattr(diffusers, kind).from_pretrained(exported)
+    before = getattr(diffusers, kind).from_pretrained(model)
+    assert _differ(opened.transformer, before.transformer)
+    assert not _differ(opened.text_encoder, before.text_encoder)
+
+
+def _differ(one, other):
+    pairs = zip(one.parameters(), other.parameters(), strict=True)
+    return any(not torch.equal(a, b) for a, b in pairs)
+
+
+@pytest.mark.parametrize("kind", quick_and_slow(PIPELINES, quick=[]))
+def test_adapters_over_two_stages_learn_what_they_learn_in_one_process(kind, crew, models, pictures, tmp_path):
+    lora = {"lora": {"rank": 2}}
+    assert crew.run(train, _recipe(models(kind), pictures, tmp_path / "over-two", **lora)) == [2, 2]
+    assert train_here(_recipe(models(kind), pictures, tmp_path / "in-one", **lora)) == 2
+    assert losses_of(tmp_path / "over-two") == pytest.approx(losses_of(tmp_path / "in-one"), rel=1e-5)
+    adapters = next((tmp_path / "over-two").rglob("*lora*.safetensors"))
+    pipeline = getattr(diffusers, kind).from_pretrained(models(kind))
+    pipeline.load_lora_weights(adapters.parent)
+    assert pipeline.get_active_adapters()
+
+
+def test_pictures_while_training_are_refused_before_the_first_step(models, pictures, tmp_path):
+    recipe = _recipe(
+        models("WanPipeline"), pictures, tmp_path / "run", sampling={"every": 1, "prompts": ["a"], "steps": 2}
+    )
+    with pytest.raises(ConfigError, match="cannot draw from it yet"):
+        train_here(recipe)
