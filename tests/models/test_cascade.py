@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 from cascades import MEMBERS, cascade
-from tiny_models import tiny_dit
+from tiny_models import tiny_dit, tiny_sdxl
 
 from diffusionpipe.costs import Backbone
 from diffusionpipe.errors import ConfigError, ModelError
@@ -48,7 +48,7 @@ def test_a_trained_layer_of_two_backbones_is_refused_with_both_names():
 def test_a_parameter_of_two_backbones_is_refused_with_its_name():
     first, second = tiny_dit(), tiny_dit()
     second.components["transformer"].pos_embed.proj.weight = first.components["transformer"].pos_embed.proj.weight
-    with pytest.raises(ModelError, match="one and two both train the parameter one/transformer.pos_embed.proj.w"):
+    with pytest.raises(ModelError, match=r"one and two both train the parameter one/transformer.pos_embed.proj.w"):
         describe(cascade_graph({"one": first, "two": second}))
 
 
@@ -63,6 +63,11 @@ def test_models_without_common_pictures_are_refused():
     blind = replace(graph, inputs=tuple(spec for spec in graph.inputs if spec.name != "pixels"))
     with pytest.raises(ModelError, match="two reads no pictures"):
         cascade_graph({"one": graph, "two": blind})
+
+
+def test_a_model_that_reads_the_sizes_of_its_pictures_is_refused():
+    with pytest.raises(ModelError, match="two reads the sizes of its pictures"):
+        cascade_graph({"one": tiny_dit(), "two": tiny_sdxl(resolution=16)})
 
 
 def test_sizes_must_be_given_for_every_backbone():

@@ -9,7 +9,7 @@ from crew import crew_of
 from diffusers import DiffusionPipeline
 from tiny_runs import losses_of, save_dit, save_pictures, save_stable_diffusion, tensors_of, train, train_here
 
-from diffusionpipe.errors import CheckpointError, RecipeError
+from diffusionpipe.errors import CheckpointError, ConfigError, RecipeError
 from diffusionpipe.trainer.checkpoints.checkpoint_folder import latest
 from diffusionpipe.trainer.recipe.recipe_file import recipe_from_table, recipe_to_toml
 
@@ -107,8 +107,19 @@ def test_a_resumed_run_ends_with_the_same_bits(alone, place, tmp_path):
 
 def test_a_run_is_not_resumed_with_another_model(alone, place):
     recipe = recipe_of(place, "alone", base={"path": str(place / "sd")}, training={"steps": 6})
-    with pytest.raises(CheckpointError):
+    with pytest.raises(CheckpointError, match="the checkpoint belongs to another model or recipe"):
         train_here(recipe, "latest")
+
+
+def test_captions_are_not_missed_in_silence_beside_labels(place):
+    data = save_pictures(place / "labelled", count=8, resolution=16)
+    lines = [json.loads(line) for line in (data / "metadata.jsonl").read_text().splitlines()]
+    bare = [json.dumps({key: value for key, value in line.items() if key != "text"}) for line in lines]
+    (data / "metadata.jsonl").write_text("\n".join(bare) + "\n")
+    with pytest.raises(
+        ConfigError, match=r"8 pictures have no caption, e.g. 000.png; the models need labels and captions"
+    ):
+        train_here(recipe_of(place, "captions", data={"train": str(data)}))
 
 
 @pytest.mark.slow

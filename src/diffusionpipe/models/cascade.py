@@ -88,6 +88,8 @@ def _pictures(members: Mapping[str, LayerGraph]) -> dict[str, TensorSpec]:
         if len(member.backbones) > 1:
             problems.append(f"{name} has {len(member.backbones)} backbones; name each of them as a model of its own")
         specs = [spec for spec in member.inputs if spec.name == PIXELS]
+        if len(members) > 1 and any(spec.name == "time_ids" for spec in member.inputs):
+            problems.append(f"{name} reads the sizes of its pictures, which other models do not; train it alone")
         if specs:
             found[name] = specs[0]
         else:

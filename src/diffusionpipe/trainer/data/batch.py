@@ -84,6 +84,8 @@ class BatchSource:
             if kind_of(spec.name) in TOKENS and spec.name not in self.tokenizers
         ]
         names = {kind_of(spec.name) for spec in self.inputs}
+        if "labels" in names and not names.isdisjoint(TOKENS):
+            problems += _problems_of_captions(self.dataset)
         if "condition" in names:
             problems += _problems_of_conditions(self.dataset)
         if "labels" in names:
@@ -299,6 +301,15 @@ def _labels(source: BatchSource, rows: Rows) -> Tensor:
         for label, dropped in zip(labels, _is_dropped(source, rows), strict=True)
     ]
     return torch.tensor(kept, dtype=torch.int64)
+
+
+def _problems_of_captions(dataset: Dataset) -> list[str]:
+    """A data set that was read for its labels may have no captions."""
+    without = [sample.name for sample in dataset.samples if sample.text is None]
+    if not without:
+        return []
+    examples = f"{len(without)} pictures have no caption, e.g. {without[0]}"
+    return [f"{dataset.folder}: {examples}; the models need labels and captions"]
 
 
 def _problems_of_conditions(dataset: Dataset) -> list[str]:
