@@ -167,7 +167,7 @@ class _Plan:
         """A further call of a module, in the layer of its first one: of inputs or of what that layer has."""
         before = [n for n in closure(call.all_input_nodes) if not self.is_free[n] and n not in piece.here]
         if any(node.op == "call_function" for node in before):
-            raise ModelError(f"{piece.name} is called again with what later layers write, so that it is no layer")
+            raise ModelError(f"{piece.name} is called again with what later layers write; it cannot be a layer")
         self._compute(call, piece)
 
     def _needed(self) -> list[fx.Node]:

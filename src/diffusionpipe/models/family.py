@@ -45,6 +45,8 @@ class Family:
     """Entries of model_index.json for which there is no adapter; they must be empty."""
     is_drawn: bool = True
     """Whether `sample` and samples while training draw from it."""
+    has_adapters: bool = True
+    """Whether diffusers' pipeline loads adapters, so that they can be trained and exported."""
     sample_size: int | None = None
     """Side of the latents that diffusers' pipeline draws unless told otherwise; None: as the denoiser's configuration
     says."""

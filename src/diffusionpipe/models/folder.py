@@ -96,6 +96,8 @@ def family_graph(
     if lora is not None and chosen != family.trainable[:1]:
         own, others = family.trainable[0], ", ".join(chosen)
         raise ModelError(f"lora: {refusal(Feature.LORA, Feature.TEXT_ENCODER, denoiser=own, chosen=others)}")
+    if lora is not None and not family.has_adapters:
+        raise ModelError(f"lora: diffusers' pipeline of this model loads no adapters; train the whole {chosen[0]}")
     graph = family.graph(components, objective=objective, resolution=resolution, train=chosen, dtype=dtype)
     objective.shift.factor(graph.num_tokens)  # refused here if it needs tokens and there are none
     if lora is not None:

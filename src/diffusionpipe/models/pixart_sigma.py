@@ -4,6 +4,7 @@ A model that also predicts variances is trained on the first half alone, as with
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from torch import Tensor
@@ -43,15 +44,18 @@ def _problems(components: Mapping[str, Any], latents: tuple[int, ...]) -> list[s
     return problems
 
 
-FAMILY = family(
-    Described(
-        vae="AutoencoderKL",
-        transformer="PixArtTransformer2DModel",
-        texts=(Text(component="text_encoder", kind="T5EncoderModel", prompt=Prompt(length=300)),),
-        predict=_predict,
-        reads=("text_states", "input_mask"),
-        patch=_PATCH,
-        guidance=4.5,
-        problems=_problems,
-    )
+FAMILY = replace(
+    family(
+        Described(
+            vae="AutoencoderKL",
+            transformer="PixArtTransformer2DModel",
+            texts=(Text(component="text_encoder", kind="T5EncoderModel", prompt=Prompt(length=300)),),
+            predict=_predict,
+            reads=("text_states", "input_mask"),
+            patch=_PATCH,
+            guidance=4.5,
+            problems=_problems,
+        )
+    ),
+    has_adapters=False,
 )
