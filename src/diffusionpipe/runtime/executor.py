@@ -204,11 +204,14 @@ class Executor:
         """When the last iteration ended and what was noted since, in seconds from its start."""
         return self._recorder.times()[self._last_mark :]
 
-    def busy(self) -> Seconds:
-        """Seconds of the last iteration in which this worker computed."""
+    def busy(self) -> tuple[Seconds, Seconds]:
+        """Seconds of the last iteration in which this worker computed, and its length.
+
+        Both by the marks: on a GPU the host's clock would give the time that issuing the work took.
+        """
         times = self._recorder.times()
         computing = [marks for marks, s in self._steps if not isinstance(s, Action) or s.op in TIMED_OPS]
-        return sum(times[end] - times[start] for start, end in computing)
+        return sum(times[end] - times[start] for start, end in computing), times[self._last_mark]
 
     def _finish(self) -> None:
         for works in self._works:

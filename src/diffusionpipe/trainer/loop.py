@@ -200,12 +200,11 @@ class Stepper:
     def _iterate(self, inputs: dict[str, Tensor]) -> _Iteration:
         worker = self._session.worker
         self._phases.clear()
-        started = perf_counter()
         worker.reset_gradients()
         worker.feed(worker.train, inputs)
         outputs = worker.train.run()
-        ran = perf_counter() - started
-        return _Iteration(outputs=outputs, busy=worker.train.busy() / ran if ran else 0.0, seconds=ran)
+        busy, seconds = worker.train.busy()
+        return _Iteration(outputs=outputs, busy=busy / seconds if seconds else 0.0, seconds=seconds)
 
     def _start_sum(self, step: int, iteration: _Iteration) -> _Unsettled:
         """Start the sum over all ranks of squared norms, losses, busy shares and votes."""
