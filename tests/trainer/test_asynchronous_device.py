@@ -34,7 +34,7 @@ def test_times_and_bubble_are_the_devices(tmp_path):
     recipe = recipe_of(
         save_dit(tmp_path / "model"), save_pictures(tmp_path / "data"), tmp_path / "run", training={"steps": 2}
     )
-    with mock.patch("diffusionpipe.runtime.executor.recorder_for", lambda device: SlowDevice()):
+    with mock.patch("diffusionpipe.runtime.executor.recorder_for", side_effect=lambda device: SlowDevice()):
         assert train_here(recipe) == 2
     rows = [row for row in read_metrics(tmp_path / "run") if "bubble" in row]
     assert len(rows) == 2

@@ -9,7 +9,7 @@ the scheduler; the workers of the last stage send them the prediction. Where ada
 first layers are frozen and stand in no stage: the workers that read what they write run them.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from inspect import signature
 from typing import Protocol
@@ -261,18 +261,16 @@ class PipelinePredictor:
         works: list[Work] = []
         sent = {rows: value.contiguous() for rows, value in outputs.items()}
         prediction: Tensor | None = None
-        if self._worker in self._writers:
-            for holder in self._holders:
-                if holder != self._worker:
-                    works += [self._transport.send(v, self._rank_of[holder]) for v in sent.values()]
         if self.holds_latents:
             prediction = self._empty(str(self._backbone.prediction), self.capacity)
-            for writer, spans in self._writers.items():
-                for start, stop in spans:
-                    if writer == self._worker:
-                        prediction[start:stop] = sent[start, stop]
-                    else:
-                        works.append(self._transport.recv(prediction[start:stop], self._rank_of[writer]))
+            for start, stop in self._writers.get(self._worker, ()):
+                prediction[start:stop] = sent[start, stop]
+        for writer, holder, start, stop in transfers(self._writers, self._holders):
+            if writer == self._worker:
+                works.append(self._transport.send(sent[start, stop], self._rank_of[holder]))
+            elif holder == self._worker:
+                assert prediction is not None
+                works.append(self._transport.recv(prediction[start:stop], self._rank_of[writer]))
         for work in works:
             work.wait()
         return None if prediction is None else prediction[: self._num_rows]
@@ -280,6 +278,28 @@ class PipelinePredictor:
     def _empty(self, name: str, num_rows: int) -> Tensor:
         spec = self._model.tensor(name)
         return torch.empty((num_rows, *spec.shape), dtype=getattr(torch, spec.dtype), device=self._device)
+
+
+def transfers(
+    writers: Mapping[int, Sequence[tuple[int, int]]], holders: Iterable[int]
+) -> list[tuple[int, int, int, int]]:
+    """What crosses workers after a step: (worker that predicts, worker that holds latents, first row, behind the last).
+
+    All workers go through it in this order, so none waits in a circle, even if a transfer blocks its host until the
+    other end is there. If all sent first, three workers that predict and hold latents could wait for each other:
+
+        worker 0   to 1, to 2      worker 1   to 2, to 0      worker 2   to 0, to 1
+
+    >>> transfers({1: [(2, 4), (0, 2)], 0: [(4, 6)]}, holders=(0, 1))
+    [(0, 1, 4, 6), (1, 0, 0, 2), (1, 0, 2, 4)]
+    """
+    return sorted(
+        (writer, holder, *rows)
+        for writer, spans in writers.items()
+        for holder in holders
+        if holder != writer
+        for rows in spans
+    )
 
 
 def _ends(worker: Worker, backbone: Backbone) -> tuple[tuple[int, ...], dict[int, list[tuple[int, int]]]]:
