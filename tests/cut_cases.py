@@ -78,14 +78,6 @@ CASES = {
         },
         {**PICTURE, "original_size": (2,), "target_size": (2,), "crop_coords": (2,)},
     ),
-    "EasyAnimateTransformer3DModel": Case(
-        {
-            "num_attention_heads": 2, "attention_head_dim": 16, "in_channels": 4, "out_channels": 4, "patch_size": 2,
-            "num_layers": 2, "mmdit_layers": 1, "time_embed_dim": 8, "text_embed_dim": WIDTH, "sample_width": 8,
-            "sample_height": 8, "time_position_encoding_type": "3d_rope",
-        },
-        CLIP_3D,
-    ),
     "Flux2Transformer2DModel": Case(
         {**FLUX, "timestep_guidance_channels": 16, "axes_dims_rope": (2, 2, 2, 2)},
         {**TOKENS, "guidance": ()},
@@ -148,15 +140,6 @@ CASES = {
             "caption_channels": WIDTH,
         },
         TOKENS, masks=("encoder_attention_mask",), fixed={"num_frames": 1, "height": 4, "width": 4},
-    ),
-    "LatteTransformer3DModel": Case(
-        {
-            **HEADS, "in_channels": 4, "out_channels": 4, "num_layers": 2, "cross_attention_dim": 16,
-            "sample_size": 8, "patch_size": 2, "attention_bias": True, "activation_fn": "gelu-approximate",
-            "norm_type": "ada_norm_single", "norm_elementwise_affine": False, "num_embeds_ada_norm": 1000,
-            "caption_channels": WIDTH, "video_length": 2,
-        },
-        CLIP_3D,
     ),
     "LongCatImageTransformer2DModel": Case(
         {**FLUX, "pooled_projection_dim": 8, "axes_dims_rope": [4, 2, 2]}, TOKENS, fixed=FLUX_IDS
@@ -307,6 +290,14 @@ CASES = {
 }  # fmt: skip
 
 REFUSED = {
+    "EasyAnimateTransformer3DModel": Case(
+        {
+            "num_attention_heads": 2, "attention_head_dim": 16, "in_channels": 4, "out_channels": 4, "patch_size": 2,
+            "num_layers": 2, "mmdit_layers": 1, "time_embed_dim": 8, "text_embed_dim": WIDTH, "sample_width": 8,
+            "sample_height": 8, "time_position_encoding_type": "3d_rope",
+        },
+        CLIP_3D,
+    ),
     "ErnieImageTransformer2DModel": Case(
         {
             "hidden_size": 16, "num_attention_heads": 2, "num_layers": 2, "ffn_hidden_size": 32, "in_channels": 4,
@@ -322,6 +313,15 @@ REFUSED = {
         },
         {**PICTURE, "target_size": (2,), "crop_coords": (2,), "prior_token_id": (16,), "prior_token_drop": (16,)},
         dtypes={"prior_token_id": torch.int64, "prior_token_drop": torch.bool},
+    ),
+    "LatteTransformer3DModel": Case(
+        {
+            **HEADS, "in_channels": 4, "out_channels": 4, "num_layers": 2, "cross_attention_dim": 16,
+            "sample_size": 8, "patch_size": 2, "attention_bias": True, "activation_fn": "gelu-approximate",
+            "norm_type": "ada_norm_single", "norm_elementwise_affine": False, "num_embeds_ada_norm": 1000,
+            "caption_channels": WIDTH, "video_length": 2,
+        },
+        CLIP_3D,
     ),
     "Lumina2Transformer2DModel": Case(
         {
