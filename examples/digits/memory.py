@@ -214,7 +214,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     print(f"3. Data parallelism, each rank limited to {limit / MIB:,.0f} MiB ...", flush=True)
     copies = train(*DATA_PARALLEL, f"run.folder={FOLDER / 'data-parallel'}", limit=limit)
     print("4. The plan, under the same limit ...", flush=True)
-    pipeline = train(f"pipeline.plan={FOLDER / 'plan.json'}", "pipeline.cluster=none", limit=limit)
+    pipeline = train(
+        f"pipeline.plan={FOLDER / 'plan.json'}", "pipeline.cluster=none", "pipeline.stages=none", limit=limit
+    )
     text, is_shown = report(base, limit, copies, pipeline)
     print(text)
     return 0 if is_shown else 1
