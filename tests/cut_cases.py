@@ -36,6 +36,16 @@ class Case:
 
 
 CASES = {
+    "AllegroTransformer3DModel": Case(
+        {
+            **HEADS, "in_channels": 4, "out_channels": 4, "num_layers": 2, "cross_attention_dim": 16,
+            "caption_channels": WIDTH, "sample_height": 8, "sample_width": 8, "sample_frames": 2,
+        },
+        CLIP_3D,
+    ),
+    "AnyFlowTransformer3DModel": Case(
+        WAN, {**CLIP_3D, "hidden_states": (2, 4, 8, 8), "timestep": (2,), "r_timestep": (2,)}
+    ),
     "AuraFlowTransformer2DModel": Case(
         {
             "sample_size": 8, "in_channels": 4, "num_mmdit_layers": 1, "num_single_dit_layers": 2, **HEADS,
