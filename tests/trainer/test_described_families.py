@@ -3,7 +3,6 @@
 import diffusers
 import pytest
 import torch
-from crew import crew_of
 from tiers import quick_and_slow
 from tiny_described import PIPELINES
 from tiny_models import randomise_parameters
@@ -12,21 +11,14 @@ from tiny_runs import losses_of, recipe_of, save_pictures, train, train_here
 from diffusionpipe.errors import ConfigError, ModelError
 from diffusionpipe.models.folder import REGISTRY
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 LAYOUTS = {
     "1F1B": {},
     "ZB-V": {"schedule": "zb-v", "microbatches": 4},
     "filled": {"fill": True},
     "sharded": {"stages": 1, "data_parallel": 2, "sharded": True},
 }
-
-
-@pytest.fixture(scope="module")
-def crew():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    with crew_of(2) as ranks:
-        yield ranks
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")

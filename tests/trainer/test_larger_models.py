@@ -7,20 +7,12 @@ import diffusers
 import numpy as np
 import pytest
 import torch
-from crew import crew_of
 from PIL import Image
 from tiny_models import randomise_parameters
 from tiny_pipelines import PIPELINES, sd3
 from tiny_runs import RESOLUTION, losses_of, recipe_of, train, train_here
 
-
-@pytest.fixture(scope="module")
-def crew():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    with crew_of(2) as ranks:
-        yield ranks
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture(scope="module")

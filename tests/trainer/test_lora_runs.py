@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 from card_code import picture_of
-from crew import crew_of
 from tiny_models import randomise_parameters
 from tiny_pipelines import PIPELINES, flux
 from tiny_runs import (
@@ -37,17 +36,9 @@ from diffusionpipe.trainer.planning import Planning
 from diffusionpipe.trainer.recipe import Recipe
 from diffusionpipe.trainer.session import open_session
 
+pytestmark = pytest.mark.usefixtures("one_thread")
 pytest.importorskip("peft")
 DENOISERS = {"sd": "unet", "flux": "transformer"}
-
-
-@pytest.fixture(scope="module")
-def crew():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    with crew_of(2) as ranks:
-        yield ranks
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")

@@ -5,14 +5,10 @@ from typing import Any
 
 from torch import Tensor
 
-from diffusionpipe.models.described import Described, Text, expected, family, masked
+from diffusionpipe.models.described import Described, Text, expected, family, last_states
 from diffusionpipe.models.family import Prompt
 
 _PATCH = 2
-
-
-def _states(encoder: Any, ids: Tensor, mask: Tensor) -> Tensor:
-    return masked(encoder(input_ids=ids, attention_mask=mask).last_hidden_state, mask)  # (B, T, D)
 
 
 def _predict(transformer: Any, *, noisy: Tensor, timesteps: Tensor, text_states: Tensor) -> Tensor:
@@ -36,7 +32,7 @@ FAMILY = family(
     Described(
         vae="AutoencoderKL",
         transformer="AuraFlowTransformer2DModel",
-        texts=(Text(component="text_encoder", kind="UMT5EncoderModel", prompt=Prompt(length=256), states=_states),),
+        texts=(Text(component="text_encoder", kind="UMT5EncoderModel", prompt=Prompt(length=256), states=last_states),),
         predict=_predict,
         reads=("text_states",),
         patch=_PATCH,

@@ -111,6 +111,11 @@ def masked(states: Tensor, mask: Tensor) -> Tensor:
     return states * mask.unsqueeze(-1).to(states.dtype)
 
 
+def last_states(encoder: Any, ids: Tensor, mask: Tensor) -> Tensor:
+    """The last hidden states (B, T, D) of an encoder, zero where the mask is."""
+    return masked(encoder(input_ids=ids, attention_mask=mask).last_hidden_state, mask)
+
+
 def described_graph(
     described: Described,
     components: Mapping[str, Any],

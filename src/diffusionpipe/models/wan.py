@@ -5,15 +5,10 @@ from typing import Any
 
 from torch import Tensor
 
-from diffusionpipe.models.described import Described, Text, expected, family, masked
+from diffusionpipe.models.described import Described, Text, expected, family, last_states
 from diffusionpipe.models.family import Prompt
 
 _PATCH = 2
-
-
-def _states(encoder: Any, ids: Tensor, mask: Tensor) -> Tensor:
-    states: Tensor = encoder(input_ids=ids, attention_mask=mask).last_hidden_state
-    return masked(states, mask)  # (B, T, D)
 
 
 def _predict(transformer: Any, *, noisy: Tensor, timesteps: Tensor, text_states: Tensor) -> Tensor:
@@ -39,7 +34,7 @@ FAMILY = family(
     Described(
         vae="AutoencoderKLWan",
         transformer="WanTransformer3DModel",
-        texts=(Text(component="text_encoder", kind="UMT5EncoderModel", prompt=Prompt(length=512), states=_states),),
+        texts=(Text(component="text_encoder", kind="UMT5EncoderModel", prompt=Prompt(length=512), states=last_states),),
         predict=_predict,
         reads=("text_states",),
         patch=_PATCH,

@@ -66,18 +66,27 @@ class OppositePath:
 
 
 @dataclass(frozen=True, slots=True)
-class OppositeLoads:
-    """The largest load of a device, the shorter of both ramps, and T_gap: what opposite directions come close to.
-
-    load     M_A (F + B of the first's stage) + M_B (F + B of the second's)
-    ramp     a micro-batch's way through all stages but its last: until then another backbone's work fills the wait
-    """
+class _Loads:
+    """What both objectives by load share."""
 
     microbatches: tuple[int, int]
 
     def load(self, first: Seconds, second: Seconds) -> Seconds:
         """Of all micro-batches of both."""
         return self.microbatches[0] * first + self.microbatches[1] * second
+
+    def enough(self, value: Seconds, load: Seconds, least_stages: int) -> Seconds:
+        """Other pairs have at least a part of the ramp and gap of this one."""
+        return value - RAMP_PART * (value - load)
+
+
+@dataclass(frozen=True, slots=True)
+class OppositeLoads(_Loads):
+    """The largest load of a device, the shorter of both ramps, and T_gap: what opposite directions come close to.
+
+    load     M_A (F + B of the first's stage) + M_B (F + B of the second's)
+    ramp     a micro-batch's way through all stages but its last: until then another backbone's work fills the wait
+    """
 
     def prepend(self, rest: Numbers | None, pair: Pair, links: Links, *, is_whole: bool) -> Numbers:
         """(load, ramp of the first, way of the second so far, both gaps, minus the second's backwards)."""
@@ -100,20 +109,10 @@ class OppositeLoads:
         """Their sum."""
         return numbers[0] + min(numbers[1], numbers[2]) + max(0.0, numbers[3], numbers[4])
 
-    def enough(self, value: Seconds, load: Seconds, least_stages: int) -> Seconds:
-        """Other pairs have at least a part of the ramp and gap of this one."""
-        return value - RAMP_PART * (value - load)
-
 
 @dataclass(frozen=True, slots=True)
-class SameLoads:
+class SameLoads(_Loads):
     """The same for one direction: the first backbone waits for its way in, the second for its way back."""
-
-    microbatches: tuple[int, int]
-
-    def load(self, first: Seconds, second: Seconds) -> Seconds:
-        """Of all micro-batches of both."""
-        return self.microbatches[0] * first + self.microbatches[1] * second
 
     def prepend(self, rest: Numbers | None, pair: Pair, links: Links, *, is_whole: bool) -> Numbers:
         """(load, sum of both ramps, both gaps)."""
@@ -128,7 +127,3 @@ class SameLoads:
     def value(self, numbers: Numbers, num_stages: int) -> Seconds:
         """Load, half of both ramps, and gap."""
         return numbers[0] + numbers[1] / 2 + max(0.0, numbers[2], numbers[3])
-
-    def enough(self, value: Seconds, load: Seconds, least_stages: int) -> Seconds:
-        """Other pairs have at least a part of the ramp and gap of this one."""
-        return value - RAMP_PART * (value - load)
