@@ -12,7 +12,7 @@ export PYTHONDONTWRITEBYTECODE =
 # A demo that was interrupted goes on; one that is finished exports and scores again.
 RESUME_DIGITS = $(if $(wildcard runs/digits/checkpoints/step-*),--resume latest)
 
-.PHONY: demo demo-memory test test-all fuzz soak torture check docs format install clean
+.PHONY: demo demo-memory test test-all explore fuzz soak torture check docs format install clean
 
 install: $(VENV)/installed
 
@@ -41,6 +41,10 @@ test: install
 test-all: test
 	@$(PYTEST) -m slow; status=$$?; \
 	echo "make test-all: $(SINCE_START) s, make test included"; exit $$status
+
+# The properties of the tests on other examples each time, and on more where the test does not say how many.
+explore: install
+	HYPOTHESIS_PROFILE=explore $(PYTEST) -m 'slow or not slow' $(shell grep -rl 'hypothesis import given' tests)
 
 SINCE_START = $$(($$(date +%s) - $$(cat $(VENV)/tests-started)))
 

@@ -55,7 +55,8 @@ def filled_schedules(draw):
 def test_fills_at_any_place_are_legal_before_and_after_communication(schedule, streams):
     check(schedule, streams=streams)
     schedule = reduce_gradients(schedule, is_data_parallel=True)
-    check(schedule, streams=streams)
+    if streams is not Streams.HOST:  # its host can wait for reductions only where `communicate` has put them
+        check(schedule, streams=streams)
     schedule = communicate(schedule, simulate(schedule, uniform_costs(schedule)))
     check(schedule, streams=streams)
 
