@@ -85,22 +85,16 @@ def back(producer: int, consumer: int) -> str:
     return f"{producer}<{consumer}"
 
 
-Counts = tuple[int, int]
-"""Of how many micro-batches a stage holds the whole activation, and of how many only what W reads."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Holding:
     """What the workers of a family's schedule hold, before buckets and replicas."""
 
     blocks: tuple[tuple[tuple[int, int], ...], ...]
     """For each worker its stages: (block, micro-batches)."""
-    neighbours: tuple[tuple[tuple[int, ...], ...], ...]
-    """For each worker: the blocks of the worker's other stages in the same pipeline, by stage."""
     parts: tuple[int, ...]
     """For each block the micro-batches into which its backbone cuts a group's samples."""
-    peaks: tuple[tuple[tuple[Counts, ...], ...], ...]
-    """For each worker: the counts of each of its stages, whenever they are a maximum."""
+    peaks: tuple[tuple[tuple[int, ...], ...], ...]
+    """For each worker: of how many micro-batches each of its stages holds activations, whenever that is a maximum."""
 
 
 @lru_cache(maxsize=256)
@@ -123,58 +117,39 @@ def microbatches_of_blocks(schedule: Schedule) -> dict[int, int]:
 
 
 def holding_of(schedule: Schedule) -> Holding:
-    """What the workers hold: whole activations from F to B or I, and from I to W what W reads."""
+    """What the workers hold. An activation is held from its F to the end of B, or of W where the backward is split."""
     placement = schedule.placement
     count = {stage: len(p.microbatches) for p in placement.pipelines for stage in p.stages}
     own = [[s for s, stage in enumerate(placement.stages) if stage.worker == w] for w in range(schedule.num_workers)]
     return Holding(
         blocks=tuple(tuple((placement.stages[s].weights, count[s]) for s in stages) for stages in own),
-        neighbours=tuple(
-            tuple(
-                tuple(placement.stages[o].weights for o in stages if o != s and o in placement.pipeline_of(s).stages)
-                for s in stages
-            )
-            for stages in own
-        ),
         parts=tuple(microbatches_of_blocks(schedule).values()),
         peaks=tuple(_peaks(schedule, worker, stages) for worker, stages in enumerate(own)),
     )
 
 
-def _peaks(schedule: Schedule, worker: int, stages: Sequence[int]) -> tuple[tuple[Counts, ...], ...]:
-    held = {stage: [0, 0] for stage in stages}
+def _peaks(schedule: Schedule, worker: int, stages: Sequence[int]) -> tuple[tuple[int, ...], ...]:
+    held = dict.fromkeys(stages, 0)
     changes = {
-        (stage, op): (taken, given_back, taken_too - taken, given_back_too - given_back)
+        (stage, op): change
         for stage in stages
-        for ops in (schedule.placement.pipeline_of(stage).ops,)
-        for (op, (taken, given_back)), (taken_too, given_back_too) in zip(
-            changes_of(ops, 1, 0).items(), changes_of(ops, 1, 1).values(), strict=True
-        )
+        for op, change in changes_of(schedule.placement.pipeline_of(stage).ops, 1, 1).items()
     }
-    seen: dict[tuple[Counts, ...], None] = {}
-    is_rising = False  # only the last state before something is given back can be a maximum
+    seen: dict[tuple[int, ...], None] = {}
+    is_rising = False
     for action in schedule.orders[worker]:
-        change = changes.get((action.stage, action.op))
-        if change is None:
-            continue
-        taken, given_back, rest_taken, rest_given_back = change
-        counts = held[action.stage]
-        if is_rising and not taken:
-            seen[tuple((whole, rest) for whole, rest in held.values())] = None
-        counts[0] += taken
-        counts[1] += rest_taken
-        is_rising = taken > 0
-        if given_back and is_rising:
-            seen[tuple((whole, rest) for whole, rest in held.values())] = None
+        taken, given_back = changes.get((action.stage, action.op), (0, 0))
+        held[action.stage] += taken
+        is_rising |= taken > 0
+        if given_back and is_rising:  # before something is given back, and only there, can be a maximum
+            seen[tuple(held.values())] = None
             is_rising = False
-        counts[0] += given_back
-        counts[1] += rest_given_back
+        held[action.stage] += given_back
     return tuple(one for one in seen if not any(other != one and _covers(other, one) for other in seen))
 
 
-def _covers(first: Sequence[Counts], second: Sequence[Counts]) -> bool:
-    """Whether the first holds at least as much of everything; a whole activation has in it what W reads."""
-    return all(a >= c and a + b >= c + d for (a, b), (c, d) in zip(first, second, strict=True))
+def _covers(first: Sequence[int], second: Sequence[int]) -> bool:
+    return all(a >= b for a, b in zip(first, second, strict=True))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

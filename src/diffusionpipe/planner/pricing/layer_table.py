@@ -49,8 +49,6 @@ class LayerTable:
     workload: Workload
     _sums: dict[tuple[float, float | None], Sums] = field(default_factory=dict, repr=False, compare=False)
     _workspace: dict[float, tuple[Bytes, ...]] = field(default_factory=dict, repr=False, compare=False)
-    _deferred: dict[float, tuple[Bytes, ...]] = field(default_factory=dict, repr=False, compare=False)
-    _read: dict[tuple[int, int, int, int], Bytes] = field(default_factory=dict, repr=False, compare=False)
 
     @cached_property
     def names(self) -> tuple[str, ...]:
@@ -248,40 +246,10 @@ class LayerTable:
             )
         return max(self._workspace[samples][first:stop])
 
-    def activation(self, first: int, stop: int, samples: float, others: Sequence[tuple[int, int]] = ()) -> Bytes:
-        """Bytes that these layers keep for the backward of one micro-batch of so many samples.
-
-        `others` are ranges of layers on the same rank, which keep themselves what these read of them.
-        """
+    def activation(self, first: int, stop: int, samples: float) -> Bytes:
+        """Bytes that these layers keep for the backward of one micro-batch of so many samples."""
         sums = self.sums(samples).activation
-        received = self.held_bytes[first][stop] - sum(self._bytes_read(span, (first, stop)) for span in others)
-        return sums[stop] - sums[first] + round(samples * received)
-
-    def _bytes_read(self, writers: tuple[int, int], readers: tuple[int, int]) -> Bytes:
-        """Bytes of one sample that a range of layers reads of another."""
-        if (key := (*writers, *readers)) not in self._read:
-            self._read[key] = sum(
-                num_bytes
-                for writer, layers, num_bytes, _ in self._readers
-                if writers[0] <= writer < writers[1] and any(readers[0] <= layer < readers[1] for layer in layers)
-            )
-        return self._read[key]
-
-    def kept(self, first: int, stop: int, samples: float, others: Sequence[tuple[int, int]] = ()) -> Bytes:
-        """Bytes of that which are kept for the weight gradients after the input gradients."""
-        if samples not in self._deferred:
-            sizes = (deferred_bytes(self.profile, layer, samples) for layer in self.layers)
-            self._deferred[samples] = tuple(accumulate(sizes, initial=0))
-        sums = self._deferred[samples]
-        return min(self.activation(first, stop, samples, others), sums[stop] - sums[first])
-
-
-def deferred_bytes(profile: Profile, layer: LayerSpec, samples: float) -> Bytes:
-    """Bytes that a layer keeps for its weight gradient: what it reads and what it writes."""
-    if not profile.weight_grad(layer.name, samples):
-        return 0
-    names = (*dict.fromkeys(layer.reads), *layer.writes)
-    return round(samples * sum(profile.graph.tensor(name).num_bytes for name in names))
+        return sums[stop] - sums[first] + round(samples * self.held_bytes[first][stop])
 
 
 def trained_reads(graph: ModelGraph, layers: Collection[str]) -> frozenset[str]:

@@ -8,7 +8,7 @@ from diffusionpipe.costs.sharding import gathered_bytes, owners_on_workers
 from diffusionpipe.errors import ConfigError
 from diffusionpipe.ir import Edge, Mesh, Schedule
 from diffusionpipe.planner.pricing.collectives import all_reduce, rooted
-from diffusionpipe.planner.pricing.layer_table import Load, deferred_bytes, trained_reads
+from diffusionpipe.planner.pricing.layer_table import Load, trained_reads
 from diffusionpipe.planner.pricing.meetings import meetings_of, occupancy
 from diffusionpipe.planner.pricing.setting import Setting
 from diffusionpipe.units import Bytes, Seconds
@@ -190,12 +190,15 @@ def _kept_bytes(
     for layer in graph.layers:
         if layer.name not in wanted:
             continue
+        reads = sum(graph.tensor(name).num_bytes for name in dict.fromkeys(layer.reads))
+        writes = sum(graph.tensor(name).num_bytes for name in layer.writes)
         held.update(name for name in layer.reads if name in received)
         if layer.name in again:
             held.update(graph.read_tensors.intersection(layer.writes))
         else:
             kept += profile.activation(layer.name, samples)
-        deferred += deferred_bytes(profile, layer, samples)
+        if profile.weight_grad(layer.name, samples):
+            deferred += round(samples * (reads + writes))
     return kept + round(samples * sum(graph.tensor(name).num_bytes for name in held)), deferred
 
 

@@ -4,7 +4,8 @@ The items are those of `timing.memory`, and so is what a layer needs. Parameters
 and the workspace of trained layers are exact. The rest is known only of a plan, and counts so:
 
     encoders          every host holds all of them, and encodes an equal share of the batch
-    activations       at their own peak, with messages or without
+    activations       at their own peak, with messages or without; a unit with several stages also counts what one of
+                      them reads of another; where the backward is split everything is held until W
     messages          none: as many as two may wait while activations peak, but which is known of no order before it
                       is timed, and a guess too high would lose plans that fit
     frozen outputs    what the unit's stages read, of one batch; not the next one's, nor what it encodes for others
@@ -13,10 +14,11 @@ and the workspace of trained layers are exact. The rest is known only of a plan,
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from operator import mul
 
 from diffusionpipe.costs.memory import MemoryUse, use_of
 from diffusionpipe.ir import Schedule
-from diffusionpipe.planner.assembly.structure import Counts, Holding, generated, holding_of
+from diffusionpipe.planner.assembly.structure import Holding, generated, holding_of
 from diffusionpipe.planner.pricing.encoders import frozen_workspace
 from diffusionpipe.planner.pricing.offload import encoder_bytes
 from diffusionpipe.planner.search.candidates import Candidate
@@ -57,22 +59,20 @@ class Footprint:
         def stage_bytes(
             first: int, stop: int, samples: float, microbatches: int, in_flight: int, is_host: bool
         ) -> Bytes:
-            return self.use([(first, stop, microbatches, samples)], [((in_flight, 0),)], is_host=is_host).total
+            return self.use([(first, stop, microbatches, samples)], [(in_flight,)], is_host=is_host).total
 
         return lru_cache(maxsize=1 << 16)(stage_bytes)
 
     def use(
         self,
         stages: Sequence[tuple[int, int, int, float]],
-        peaks: Sequence[Sequence[Counts]],
+        peaks: Sequence[Sequence[int]],
         *,
         is_host: bool = True,
-        neighbours: Sequence[Sequence[tuple[int, int]]] | None = None,
     ) -> MemoryUse:
         """What a rank with these stages holds: first layer, the layer behind the last, micro-batches, samples of each.
 
-        `neighbours` are by stage the layers of the rank's others that it reads of without a message; None: of none.
-        `peaks` are the counts of micro-batches whose activations it holds at the same time, stage by stage.
+        `peaks` are numbers of micro-batches whose activations it holds at the same time, stage by stage.
         """
         table, trained, copies = self.tables.table, 0, 0
         frozen, workspace = (self.frozen_bytes, self.frozen_workspace) if is_host else (0, 0)
@@ -81,16 +81,13 @@ class Footprint:
             frozen += table.frozen_bytes[stop] - table.frozen_bytes[first]
             copies += table.copies[stop] - table.copies[first]
         workspace = max(workspace, *(table.workspace(first, stop, samples) for first, stop, _, samples in stages))
-        sizes = [
-            (table.activation(first, stop, samples, others), table.kept(first, stop, samples, others))
-            for (first, stop, _, samples), others in zip(stages, neighbours or [()] * len(stages), strict=True)
-        ]
+        kept = [table.activation(first, stop, samples) for first, stop, _, samples in stages]
         return use_of(
             trained,
             self.tables.setting.workload,
             frozen=frozen,
             copies=copies,
-            activations=max(sum(a * x + b * y for (a, b), (x, y) in zip(peak, sizes, strict=True)) for peak in peaks),
+            activations=max(sum(map(mul, peak, kept)) for peak in peaks),
             workspace=workspace,
             frozen_outputs=sum(round(s * n * table.frozen_reads[first][stop]) for first, stop, n, s in stages),
         )
@@ -119,8 +116,7 @@ class Footprint:
                 (*spans[block], number, self.tables.unit_samples(candidate.arrangement, holding.parts[block]) / count)
                 for block, number in holding.blocks[worker]
             ]
-            others = [[spans[block] for block in blocks] for blocks in holding.neighbours[worker]]
-            uses += [self.use(own, holding.peaks[worker], is_host=is_host, neighbours=others)] * count
+            uses += [self.use(own, holding.peaks[worker], is_host=is_host)] * count
         return tuple(uses)
 
     @cached_property

@@ -108,8 +108,8 @@ def improve(pool: Pool) -> None:
         pool.add(moved)
         _add_schedules(pool, moved)
     if given.schedule is None:
-        for index, (arrangement, microbatches) in enumerate(_best_places(pool, NUM_IMPROVED)):
-            _add_placed(pool, arrangement, microbatches, is_best=index == 0)
+        for arrangement, microbatches in _best_places(pool, NUM_IMPROVED):
+            _add_placed(pool, arrangement, microbatches)
         for arrangement, microbatches in _best_places(pool, NUM_ORDERED):
             _add_ordered(pool, arrangement, microbatches)
     if may_differ:
@@ -157,28 +157,19 @@ def _add_schedules(pool: Pool, one: Judged) -> None:
                 pool.add(variant)
 
 
-def _add_placed(pool: Pool, arrangement: Arrangement, microbatches: int, *, is_best: bool) -> None:
-    """The families with several stages on a worker, where they are better; the best of them with moved cuts.
-
-    Where the frozen work fills all waits, the estimates of all families are the same. Then one with several stages on
-    a worker is looked at too, at the best place: of shorter waits more are filled.
-    """
+def _add_placed(pool: Pool, arrangement: Arrangement, microbatches: int) -> None:
+    """The families with several stages on a worker, where they are better; the best of them with moved cuts."""
     own = _of_place(pool, arrangement, microbatches)
-    may_gain = _may_gain(pool, own[0])
-    if not may_gain and not (pool.is_filled and is_best and arrangement.units > 1):
+    if not _may_gain(pool, own[0]):
         return
-    candidates = [one for one in placed(pool.judge, arrangement, microbatches) if pool.judge.footprint.fits(one)]
+    candidates = (one for one in placed(pool.judge, arrangement, microbatches) if pool.judge.footprint.fits(one))
     limit = own[0].score * BETTER
-    found = [pool.judged_of(candidate, limit=limit) for candidate in candidates] if may_gain else []
-    better = sorted((one for one in found if one.score < limit), key=lambda one: one.score)
+    found = sorted((pool.judged_of(candidate, limit=limit) for candidate in candidates), key=lambda one: one.score)
+    better = [one for one in found if one.score < limit]
     for one in better:
         pool.add(one)
     if better:
         pool.add(move_cuts(pool, better[0]))
-    elif pool.is_filled and is_best:
-        alike = [one for one in map(pool.judged_of, candidates) if one.score <= own[0].score]
-        if alike:
-            pool.add(max(alike, key=lambda one: one.estimate.pipeline))  # see `Pool.twin`
 
 
 def _add_ordered(pool: Pool, arrangement: Arrangement, microbatches: int) -> None:

@@ -80,7 +80,7 @@ class PairPlace:
         def span_bytes(backbone: int, first: int, stop: int, replicas: int, in_flight: int) -> tuple[Bytes, Bytes]:
             start = self.judge.tables.borders[backbone]
             stage = (first + start, stop + start, self.microbatches[backbone], self.samples(backbone) / replicas)
-            use = self.judge.footprint.use([stage], [((in_flight, 0),)], is_host=False)
+            use = self.judge.footprint.use([stage], [(in_flight,)], is_host=False)
             return use.total - use.workspace, use.workspace
 
         return lru_cache(maxsize=None)(span_bytes)

@@ -147,7 +147,7 @@ def _instance(
                 input_grad=input_grad,
                 weight_grad=rest,
                 activation=activation,
-                kept_after_input_grad=judge.tables.table.kept(first, stop, samples),
+                kept_after_input_grad=activation,
             )
         )
         if placing is Placing.LINEAR:
@@ -162,7 +162,7 @@ def _instance(
     for unit, memory in enumerate(ground.memories):
         here = [span for span, worker in zip(spans, workers, strict=True) if worker == unit]
         own = [(*span, candidate.microbatches, samples) for span in here]
-        free.append(max(0, memory - judge.footprint.use(own, [[(0, 0)] * len(own)]).total))
+        free.append(max(0, memory - judge.footprint.use(own, [[0] * len(own)]).total))
     return Instance(
         ranks=arrangement.units,
         microbatches=candidate.microbatches,
