@@ -1,8 +1,9 @@
 """Ranks that are frozen while their job ends: they cannot end by themselves.
 
-Torch's agent waits 30 s for them if the job fails, and for ever if the other ranks have done all their work. A process that was stopped (SIGSTOP, a debugger) or that waits for a device or a network file system does not answer,
-so the other ranks end because of it. The launcher then kills it at once, and remembers that it was frozen: otherwise it
-would look like a rank that somebody has killed.
+Torch's agent waits 30 s for them if the job fails, and for ever if the other ranks have done all their work. A process
+that was stopped (SIGSTOP, a debugger) or that waits for a device or a network file system does not answer, so the other
+ranks end because of it. The launcher then kills it at once, and remembers that it was frozen: otherwise it would look
+like a rank that somebody has killed.
 """
 
 import contextlib
