@@ -253,7 +253,12 @@ def test_copies_before_a_chain_are_found_where_parameters_lie_in_a_few_layers():
 
 
 def test_a_layout_that_estimates_hold_for_too_large_is_found_where_nothing_else_fits(monkeypatch):
-    setting = Setting(profile=synthetic.chain([0.01] * 6), cluster=synthetic.cluster(2), workload=synthetic.workload(8))
+    setting = Setting(
+        profile=synthetic.chain([0.01] * 6),
+        cluster=synthetic.cluster(2),
+        workload=synthetic.workload(8),
+        given=Given(stages=2),
+    )
     monkeypatch.setattr(Footprint, "overflow", lambda *arguments: 1)
     winner = search(setting).winner
     assert winner is not None
