@@ -10,6 +10,7 @@ from diffusionpipe.errors import ConfigError
 from diffusionpipe.planner import Layout, build_plan
 from diffusionpipe.planner.filling.filler import filler_of
 from diffusionpipe.planner.pricing.arrangement import Arrangement, Ground, arrangements
+from diffusionpipe.planner.pricing.given import Given
 from diffusionpipe.planner.pricing.setting import Setting
 from diffusionpipe.planner.rivals.baselines import best_baselines, gpipe_starts, pipeline, places
 from diffusionpipe.planner.search.footprint import Footprint
