@@ -25,23 +25,21 @@ class HostSum:
         self.total = torch.cat([own, self._sent.to(device, non_blocking=True)])
         """On the device; it may be read there after `wait`."""
         self._work: dist.Work = dist.all_reduce(self.total, async_op=True)
-        self._host, self._event = self.total, None
+        self._host, self._wait = self.total, self._work.wait
         if device.type != "cpu":
             self._start_copy(torch.get_device_module(device))
 
     def _start_copy(self, backend: ModuleType) -> None:
-        with backend.stream(backend.Stream()):
+        stream, event = backend.Stream(), backend.Event()
+        with backend.stream(stream):
             self._work.wait()  # the stream, not the host
             self._host = _host_vector(len(self.total), self.total.device).copy_(self.total, non_blocking=True)
-            self._event = backend.Event()
-            self._event.record()
+            event.record(stream)
+        self._wait = event.synchronize
 
     def wait(self) -> Tensor:
         """The total in host memory."""
-        if self._event is None:
-            self._work.wait()
-        else:
-            self._event.synchronize()
+        self._wait()
         return self._host
 
 
