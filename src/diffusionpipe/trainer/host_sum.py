@@ -26,7 +26,7 @@ class HostSum:
         """On the device; it may be read there after `wait`."""
         self._work: dist.Work = dist.all_reduce(self.total, async_op=True)
         self._host, self._wait = self.total, self._work.wait
-        if device.type != "cpu":
+        if _runs_ahead(device):
             self._start_copy(torch.get_device_module(device))
 
     def _start_copy(self, backend: ModuleType) -> None:
@@ -41,6 +41,11 @@ class HostSum:
         """The total in host memory."""
         self._wait()
         return self._host
+
+
+def _runs_ahead(device: torch.device) -> bool:
+    """Whether the host may be ahead of the device."""
+    return device.type != "cpu"
 
 
 def _host_vector(length: int, device: torch.device) -> Tensor:
