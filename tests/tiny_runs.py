@@ -27,13 +27,14 @@ from diffusionpipe.trainer.checkpoints.tensor_files import stored_tensors
 from diffusionpipe.trainer.conditions import Wish
 from diffusionpipe.trainer.drawing import Picture, draw_in_session
 from diffusionpipe.trainer.job_profile import ProfileShelf
-from diffusionpipe.trainer.loop import Stepper, StepResult
+from diffusionpipe.trainer.loop import Stepper
 from diffusionpipe.trainer.metrics import read_metrics
 from diffusionpipe.trainer.planning import Planning
 from diffusionpipe.trainer.recipe import Recipe
 from diffusionpipe.trainer.run_samples import sampling_settings
 from diffusionpipe.trainer.run_state import Hooks
 from diffusionpipe.trainer.session import open_session
+from diffusionpipe.trainer.step_result import StepResult
 
 RESOLUTION = 8
 

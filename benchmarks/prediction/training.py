@@ -123,7 +123,7 @@ class _Training:
         start, waited = perf_counter(), delay()
         self.step()
         seconds, waited = perf_counter() - start, delay() - waited
-        spans, iteration = self._session.worker.train.spans()
+        spans, iteration = self._session.worker.train.recording.spans()
         return StepTrace(spans=spans, iteration=iteration, step=seconds, delay=waited)
 
 

@@ -56,7 +56,7 @@ def trace(rank: int, num_ranks: int, transport: ProcessTransport, *, repeats: in
         dist.barrier()
         begin = perf_counter()
         executor.run()
-        spans, _ = executor.spans()
+        spans, _ = executor.recording.spans()
         found.append(tuple(replace(span, start=begin + span.start, end=begin + span.end) for span in spans))
     return found[1:]
 

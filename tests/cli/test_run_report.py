@@ -59,12 +59,12 @@ def on_terminal(renderable, width):
 @pytest.mark.parametrize("width", [80, 160])
 def test_a_terminal_shows_a_block_and_at_the_end_a_table(start, width):
     assert_screen(f"train_start_{width}", on_terminal(start_block(start, EXPECTED), width))
-    assert_screen(f"train_end_{width}", on_terminal(end_table(MEASURED, EXPECTED), width))
+    assert_screen(f"train_end_{width}", on_terminal(end_table(MEASURED, EXPECTED, 13.1), width))
 
 
 def test_a_pipe_gets_lines(start):
     assert_screen("train_start_pipe", "\n".join(start_lines(start, EXPECTED)))
-    assert_screen("train_end_pipe", end_line(MEASURED, EXPECTED))
+    assert_screen("train_end_pipe", end_line(MEASURED, EXPECTED, 13.1))
 
 
 def test_what_is_not_known_is_said_to_be_unknown(start):

@@ -50,7 +50,7 @@ def test_a_stage_prepares_once_in_an_iteration_while_its_first_inputs_are_on_the
         )
         executor.run()
         executor.run()
-        spans, _ = executor.spans()
+        spans, _ = executor.recording.spans()
         return events, spans
 
     for rank, (events, spans) in enumerate(run_threads(2, main)):

@@ -1,19 +1,23 @@
 from time import perf_counter
+from types import SimpleNamespace
 
 import torch
 
 from diffusionpipe.ir import parse_action
-from diffusionpipe.runtime.trace import CudaRecorder, marks_of, recorder_for, spans_of
+from diffusionpipe.runtime.trace import CudaRecorder, Recording, marks_of, recorder_for
 
 
 def test_a_wait_stands_between_two_actions_and_belongs_to_neither():
     order = [parse_action(text) for text in ("0F0", "0SEND_F0>0", "0B0")]
     marks = marks_of([True, False, True])
     #        start, waited, F0, sent, waited, B0
-    times = [0.0, 1.0, 3.0, 3.5, 6.0, 9.0]
-    spans = spans_of(0, order, marks, times)
+    times = [0.0, 1.0, 3.0, 3.5, 6.0, 9.0, 9.5]
+    recorder = SimpleNamespace(times=lambda stop: times[:stop])
+    recording = Recording(worker=0, recorder=recorder, steps=list(zip(marks, order, strict=True)))
+    spans, length = recording.spans()
     assert [(span.start, span.end) for span in spans] == [(1.0, 3.0), (3.0, 3.5), (6.0, 9.0)]
     assert [span.action for span in spans] == order
+    assert (recording.busy(), length) == ((2.0 + 3.0, 9.5), 9.5)  # the send takes none of the worker's time
 
 
 def test_there_is_one_mark_at_the_start_and_one_behind_every_wait_and_action():

@@ -50,7 +50,7 @@ def rehearse(name, num_stages, num_microbatches):
             schedule, rank, costs=costs, tensors=TENSORS, transport=transport, inputs=("input",), wait=waits.append
         )
         outputs = executor.run()
-        return waits, outputs, executor.spans()[0]
+        return waits, outputs, executor.recording.spans()[0]
 
     return schedule, run_threads(num_stages, main)
 

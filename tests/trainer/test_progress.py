@@ -79,7 +79,7 @@ def test_the_middle_of_a_run_shows_training_and_what_is_done_besides(width):
     with TrainingProgress(num_steps=1000, batch=8, screen=screen) as progress:
         for step in range(500):
             clock.now += 0.4
-            progress.update(step, {"loss": 0.03123, "step_s": 0.4})
+            progress.update(step, {"loss": 0.03123, "step_s": 0.4, "memory_peak_gib": 61.5})
         with screen.work("drawing samples") as work:
             steps_of(work)(12, 30)
             console.file.truncate(0)

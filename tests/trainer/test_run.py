@@ -40,7 +40,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 PROMPTS = ("a b", "c", "d")
 LABELS = (0, 3, 4)
-TIMES = ("wall", "step_s", "data_s", "iteration_s", "update_s", "samples_per_s", "bubble")
+TIMES = ("wall", "step_s", "data_s", "iteration_s", "update_s", "samples_per_s", "bubble", "host_memory_gib")
 
 
 @pytest.fixture(scope="module")

@@ -21,7 +21,7 @@ from diffusionpipe.errors import ConfigError, DiffusionPipeError, PeerError, Tra
 if TYPE_CHECKING:  # typer has its own copy of click and does not export its types
     from typer._click import Command, Context, Parameter
 
-VERBS = ("train", "sample", "schedule", "profile", "cluster", "plan", "rehearse")
+VERBS = ("train", "sample", "schedule", "profile", "cluster", "plan", "rehearse", "doctor")
 """In the order in which help lists them."""
 
 

@@ -51,13 +51,15 @@ class RunReport:
 
         if self._start is None or self._expected is None:
             return
-        measured = median_step(read_metrics(self._start.recipe.run.folder), after=self._start.step)
+        rows = read_metrics(self._start.recipe.run.folder)
+        measured = median_step(rows, after=self._start.step)
         if not measured:
             return
+        peak = next((row["memory_peak_gib"] for row in reversed(rows) if "memory_peak_gib" in row), None)
         if self._console.is_terminal:
-            self._console.print(end_table(measured, self._expected))
+            self._console.print(end_table(measured, self._expected, peak))
         else:
-            logger.info("%s", end_line(measured, self._expected))
+            logger.info("%s", end_line(measured, self._expected, peak))
 
 
 def start_lines(start: "Start", expected: Expectation) -> Iterator[str]:
@@ -206,14 +208,19 @@ def median_step(rows: Sequence[Mapping[str, float | None]], *, after: int) -> di
     return {name: median(row[f"{name}_s"] or 0.0 for row in steps) for name in names}
 
 
-def end_line(measured: Mapping[str, Seconds], expected: Expectation) -> str:
-    """Where the time of the median step went, in a line."""
-    pairs = {f"median_{name}_s": f"{seconds:.4f}" for name, seconds in measured.items()}
-    return _line(**pairs, **_predicted(expected))
+def end_line(measured: Mapping[str, Seconds], expected: Expectation, peak: float | None) -> str:
+    """Where the time of the median step went, in a line; and rank 0's peak of memory in GiB, if it is known."""
+    pairs: dict[str, object] = {f"median_{name}_s": f"{seconds:.4f}" for name, seconds in measured.items()}
+    pairs |= _predicted(expected)
+    if peak is not None:
+        pairs["memory_peak_gib"] = f"{peak:.2f}"
+        if expected.has_activations:
+            pairs["predicted_peak_gib"] = f"{expected.memory[0] / 2**30:.2f}"
+    return _line(**pairs)
 
 
-def end_table(measured: Mapping[str, Seconds], expected: Expectation) -> "Table":
-    """Where the time of the median step went, for a terminal."""
+def end_table(measured: Mapping[str, Seconds], expected: Expectation, peak: float | None) -> "Table":
+    """Where the time of the median step went, for a terminal; and rank 0's peak of memory in GiB, if it is known."""
     from rich.table import Table
 
     predicted = {"step": expected.step, "iteration": expected.iteration, "update": expected.update}
@@ -224,6 +231,9 @@ def end_table(measured: Mapping[str, Seconds], expected: Expectation) -> "Table"
     for name, seconds in measured.items():
         foreseen = predicted.get(name)
         table.add_row(name, _milliseconds(seconds), "-" if foreseen is None else _milliseconds(foreseen))
+    if peak is not None:
+        foreseen_peak = _bytes(expected.memory[0]) if expected.has_activations else "-"
+        table.add_row("memory of rank 0", _bytes(int(peak * 2**30)), foreseen_peak)
     return table
 
 

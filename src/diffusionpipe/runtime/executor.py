@@ -55,8 +55,7 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from diffusionpipe.ir import Action, Op, Range, Schedule, Span
-from diffusionpipe.ir.flows import TIMED_OPS
+from diffusionpipe.ir import Action, Op, Range, Schedule
 from diffusionpipe.runtime.buffers import BufferPool
 from diffusionpipe.runtime.compiler import Compiler
 from diffusionpipe.runtime.equipment import Equipment
@@ -65,10 +64,9 @@ from diffusionpipe.runtime.routing import Route, extents_of, fed_rows, routes_of
 from diffusionpipe.runtime.slot import Output, Slot
 from diffusionpipe.runtime.stage import StageModule
 from diffusionpipe.runtime.store import RowStore
-from diffusionpipe.runtime.trace import marks_of, position_of, recorder_for, spans_of
+from diffusionpipe.runtime.trace import Recording, marks_of, recorder_for
 from diffusionpipe.runtime.transport import Work
 from diffusionpipe.timing.sends import releases_of, waits_of
-from diffusionpipe.units import Seconds
 
 _WORDS = {Op.F: "forward", Op.B: "backward", Op.I: "input backward", Op.W: "weight backward"}
 """Names of the ops in messages."""
@@ -115,15 +113,19 @@ class Executor:
         self._programs = [
             [turn.instruction(s) if isinstance(s, Action) else (None, s) for s in steps] for turn in turns
         ]
-        self._recorder = recorder_for(equipment.device)
         marks = marks_of([wait is not None for wait, _ in self._programs[0]])
         self._steps = list(zip(marks, steps, strict=True))
+        # Two take turns: one is read while the device runs what the other records.
+        self._recordings = [
+            Recording(worker=worker, recorder=recorder_for(equipment.device), steps=self._steps) for _ in range(2)
+        ]
         self._sources = _sources(schedule, worker, equipment.rank_of_worker)
         self._num_runs = 0
 
     @property
-    def _last_mark(self) -> int:
-        return self._steps[-1][0][1] + 1 if self._steps else 1
+    def recording(self) -> Recording:
+        """The times of the last iteration, or of the one under way; they can be read until the end of the next one."""
+        return self._recordings[0]
 
     @property
     def store(self) -> RowStore:
@@ -143,7 +145,8 @@ class Executor:
         """
         self._outputs.clear()
         self._num_runs += 1
-        recorder = self._recorder
+        self._recordings.reverse()
+        recorder = self.recording.recorder
         recorder.reset()
         mark = recorder.mark
         mark()
@@ -161,16 +164,18 @@ class Executor:
         self._turn = (self._turn + 1) % len(self._stores)
         return list(self._outputs)
 
-    def passed(self) -> tuple[int, int]:
-        """The iterations begun, and the times recorded in the last one; any thread may call it."""
-        return self._num_runs, self._recorder.passed()
+    def passed(self) -> tuple[int, ...]:
+        """The iterations begun, and the times passed in the last two; any thread may call it."""
+        return self._num_runs, *(recording.recorder.passed() for recording in self._recordings)
 
     def whereabouts(self) -> Whereabouts | None:
         """The position in the iteration under way, None if there is none; any thread may call it."""
-        passed = self._recorder.passed()
-        if not 0 < passed <= self._last_mark:
+        # The host may issue an iteration already while the device is still in the one before.
+        positions = (recording.position() for recording in reversed(self._recordings))
+        position = next((found for found in positions if found is not None), None)
+        if position is None:
             return None
-        index, is_waiting = position_of([marks for marks, _ in self._steps], passed)
+        index, is_waiting = position
         if index == len(self._steps):
             return Whereabouts(action="the end of the iteration", awaited=())
         step = self._steps[index][1]
@@ -190,28 +195,9 @@ class Executor:
         """Let the next run repeat the last one: it reads the same frozen outputs and fills the same store again."""
         self._turn = (self._turn - 1) % len(self._stores)
 
-    def spans(self) -> tuple[tuple[Span, ...], float]:
-        """What the last iteration did when, and its length in seconds. On GPUs it waits for the device."""
-        times = self._recorder.times()
-        marks = [marks for marks, step in self._steps if isinstance(step, Action)]
-        return spans_of(self.worker, self.schedule.orders[self.worker], marks, times), times[self._last_mark]
-
     def mark(self) -> None:
-        """Note the time since the last iteration's start, for `times_after`."""
-        self._recorder.mark()
-
-    def times_after(self) -> list[Seconds]:
-        """When the last iteration ended and what was noted since, in seconds from its start."""
-        return self._recorder.times()[self._last_mark :]
-
-    def busy(self) -> tuple[Seconds, Seconds]:
-        """Seconds of the last iteration in which this worker computed, and its length.
-
-        Both by the marks: on a GPU the host's clock would give the time that issuing the work took.
-        """
-        times = self._recorder.times()
-        computing = [marks for marks, s in self._steps if not isinstance(s, Action) or s.op in TIMED_OPS]
-        return sum(times[end] - times[start] for start, end in computing), times[self._last_mark]
+        """Note the time since the last iteration's start, for `Recording.times_after`."""
+        self.recording.recorder.mark()
 
     def _finish(self) -> None:
         for works in self._works:

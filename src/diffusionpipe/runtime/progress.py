@@ -57,8 +57,8 @@ class Whereabouts:
 class Located(Protocol):
     """An executor, as progress sees it."""
 
-    def passed(self) -> tuple[int, int]:
-        """A pair that differs after every action: iterations begun, times recorded in the last one."""
+    def passed(self) -> tuple[int, ...]:
+        """Numbers that differ after every action: iterations begun, times passed in the last two."""
         ...
 
     def whereabouts(self) -> Whereabouts | None:

@@ -160,7 +160,7 @@ def rehearse(
         clock.begin()
         executors[name].run()
         end = perf_counter()
-        spans, _ = executors[name].spans()
+        spans, _ = executors[name].recording.spans()
         found[name].append(
             RankIteration(
                 start=start,

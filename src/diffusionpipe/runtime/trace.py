@@ -1,13 +1,23 @@
-"""When every action of an iteration ran, at next to no cost."""
+"""When every action of an iteration ran, at next to no cost.
+
+On a GPU the host is ahead of the device, so it reads the times of an iteration late: two recorders take turns, and the
+times of one iteration are read while the next one runs.
+
+    host     issue 0 | issue 1 | read 0, issue 2 | read 1, ...
+    device      run 0 ........ | run 1 ......... | run 2 ...
+"""
 
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from time import perf_counter_ns
 from typing import Protocol
 
 import torch
 
 from diffusionpipe.ir import Action, Span
+from diffusionpipe.ir.flows import TIMED_OPS
+from diffusionpipe.units import Seconds
 
 
 class Recorder(Protocol):
@@ -22,8 +32,8 @@ class Recorder(Protocol):
         """Forget all marks; the next one is time 0."""
         ...
 
-    def times(self) -> list[float]:
-        """Seconds since the first mark. On GPUs it waits for the device."""
+    def times(self, stop: int | None = None) -> list[Seconds]:
+        """Of the first `stop` marks the seconds since the first one. On GPUs it waits for the device to pass them."""
         ...
 
     def passed(self) -> int:
@@ -47,9 +57,9 @@ class HostRecorder:
         """See `Recorder`."""
         self._marks.clear()
 
-    def times(self) -> list[float]:
+    def times(self, stop: int | None = None) -> list[Seconds]:
         """See `Recorder`."""
-        return [(mark - self._marks[0]) * 1e-9 for mark in self._marks]
+        return [(mark - self._marks[0]) * 1e-9 for mark in self._marks[:stop]]
 
     def passed(self) -> int:
         """See `Recorder`."""
@@ -74,9 +84,9 @@ class CudaRecorder:
         """See `Recorder`."""
         self._num_marks = 0
 
-    def times(self) -> list[float]:
+    def times(self, stop: int | None = None) -> list[Seconds]:
         """See `Recorder`."""
-        marks = self._events[: self._num_marks]
+        marks = self._events[: self._num_marks][:stop]
         marks[-1].synchronize()
         return [marks[0].elapsed_time(mark) * 1e-3 for mark in marks]
 
@@ -93,6 +103,57 @@ class CudaRecorder:
 def recorder_for(device: torch.device) -> Recorder:
     """The recorder of a device."""
     return CudaRecorder() if device.type == "cuda" else HostRecorder()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recording:
+    """The times of one iteration of one worker; good until the recorder is reset for the iteration after the next."""
+
+    worker: int
+    recorder: Recorder
+    steps: Sequence[tuple[tuple[int, int], object]]
+    """The marks at the start and the end of everything that ran, and what it was: an action, or the work before one."""
+
+    @property
+    def _last_mark(self) -> int:
+        return self.steps[-1][0][1] + 1 if self.steps else 1
+
+    def is_complete(self) -> bool:
+        """Whether the device has passed the end of the iteration; then nothing here waits. It never waits itself."""
+        return self.recorder.passed() > self._last_mark
+
+    def busy(self) -> tuple[Seconds, Seconds]:
+        """Seconds in which the worker computed, and the length of the iteration; on GPUs it waits for its end.
+
+        Both by the marks: on a GPU the host's clock would give the time that issuing the work took.
+        """
+        times = self.recorder.times(self._last_mark + 1)
+        computing = [marks for marks, step in self.steps if not isinstance(step, Action) or step.op in TIMED_OPS]
+        return sum(times[end] - times[start] for start, end in computing), times[self._last_mark]
+
+    def spans(self) -> tuple[tuple[Span, ...], Seconds]:
+        """What ran when, and the length of the iteration; on GPUs it waits for its end."""
+        times = self.recorder.times(self._last_mark + 1)
+        spans = [
+            Span(worker=self.worker, action=step, start=times[start], end=times[end])
+            for (start, end), step in self.steps
+            if isinstance(step, Action)
+        ]
+        return tuple(spans), times[self._last_mark]
+
+    def times_after(self) -> list[Seconds]:
+        """When the iteration ended and what was marked since, in seconds from its start; on GPUs it waits for all."""
+        return self.recorder.times()[self._last_mark :]
+
+    def position(self) -> tuple[int, bool] | None:
+        """The index in `steps` of what is under way, and whether it still waits; `len(steps)` behind the last one.
+
+        None where nothing is under way. It never waits, and any thread may call it.
+        """
+        passed = self.recorder.passed()
+        if not 0 < passed <= self._last_mark:
+            return None
+        return position_of([marks for marks, _ in self.steps], passed)
 
 
 def marks_of(waits: Sequence[bool]) -> tuple[tuple[int, int], ...]:
@@ -112,13 +173,3 @@ def position_of(marks: Sequence[tuple[int, int]], passed: int) -> tuple[int, boo
     """The index of the action that is under way, and whether it still waits; `len(marks)` behind the last action."""
     index = bisect_left(marks, passed, key=lambda pair: pair[1])
     return index, index < len(marks) and marks[index][0] >= passed
-
-
-def spans_of(
-    worker: int, order: Sequence[Action], marks: Sequence[tuple[int, int]], times: Sequence[float]
-) -> tuple[Span, ...]:
-    """The spans of an order's actions, by the marks at their starts and ends."""
-    return tuple(
-        Span(worker=worker, action=action, start=times[start], end=times[end])
-        for action, (start, end) in zip(order, marks, strict=True)
-    )

@@ -4,7 +4,11 @@
               (executor.store)  (gradients)  (norm², loss, votes)
 
 The one sum over all ranks carries everything that they must agree on at the end of a step, so a step costs one
-collective besides the schedule's own. With `training.post_validation` nobody waits for it.
+collective besides the schedule's own. The host waits for the device in it and nowhere else; with
+`training.post_validation` nobody waits for it.
+
+The device's own times of a step are known only once it has run, so the sum of the next step carries them
+(`Stepper.take_times`).
 """
 
 import logging
@@ -16,7 +20,6 @@ from time import perf_counter
 from typing import Protocol
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from diffusionpipe.errors import LossSpikeError, NonFiniteLossError
@@ -24,14 +27,17 @@ from diffusionpipe.ir import Phase
 from diffusionpipe.models.graph import canonical_names
 from diffusionpipe.runtime.exchange import PLAIN, form_of, gather
 from diffusionpipe.runtime.slot import Output
+from diffusionpipe.runtime.trace import Recording
 from diffusionpipe.trainer.checkpoints.training_state import first_not_finite
+from diffusionpipe.trainer.host_sum import HostSum
 from diffusionpipe.trainer.learning_rate import learning_rate_at
 from diffusionpipe.trainer.optimizer import set_learning_rates
 from diffusionpipe.trainer.post_validation import Backup
 from diffusionpipe.trainer.recipe import OnSpike
 from diffusionpipe.trainer.session import Session
 from diffusionpipe.trainer.spikes import Spikes
-from diffusionpipe.trainer.stopping import Decision, Stopping
+from diffusionpipe.trainer.step_result import StepResult, StepTimes
+from diffusionpipe.trainer.stopping import Stopping
 from diffusionpipe.trainer.trained_backbone import BackboneResult, trained_backbone
 from diffusionpipe.units import Seconds
 
@@ -51,34 +57,6 @@ NamesOf = Callable[[int, Sequence[int]], Sequence[str]]
 """`names_of(step, positions)`: which samples stood at these positions of the step's batch."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepResult:
-    """What one step has shown, the same on all ranks."""
-
-    step: int
-    """Steps done, this one included."""
-    loss: float
-    """Of all backbones together,"""
-    gradient_norm: float
-    """and of all their gradients."""
-    learning_rate: float
-    """Of the first backbone."""
-    backbones: tuple[BackboneResult, ...]
-    bubble: float
-    """Idle part of all ranks' time within the schedule."""
-    seconds: Seconds
-    """Without the wait for data."""
-    iteration: Seconds
-    """Of that, running the schedule; the rest is the sum over all ranks, clipping, optimizer and average."""
-    decision: Decision
-    is_amended: bool = False
-    """Whether a post-validated step was taken back, and done again with clipped gradients or skipped."""
-    is_skipped: bool = False
-    """Whether nothing was updated, because the step was a spike."""
-    saving_votes: int = 0
-    """The sum of all ranks' `Saves.vote`."""
-
-
 class Saves(Protocol):
     """A checkpoint that is written during training, as the steps see it."""
 
@@ -96,9 +74,19 @@ class _Iteration:
     """One run of the schedule."""
 
     outputs: list[Output]
+    recording: Recording
+    before: Seconds = 0.0
+    """The length of an iteration that had to be repeated, of which this is the repetition."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Times:
+    """What this rank needed for a step."""
+
+    step: int
     busy: float
-    """The part of the time in which this rank computed."""
-    seconds: Seconds
+    """The part of the iteration in which it computed."""
+    iteration: Seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,10 +95,10 @@ class _Unsettled:
 
     step: int
     outputs: list[Output]
-    total: Tensor
-    """Squared norm and loss of each backbone; busy share, votes to save and of `Saves`, votes to stop."""
-    work: dist.Work | None
-    iteration: Seconds
+    sum: HostSum
+    """Squared norm and loss of each backbone; busy share of the step before, votes to save and of `Saves`, to stop."""
+    before: _Times | None
+    """Of the step before, where the sum carries them."""
     is_updated: bool = False
     """Whether the optimizer has stepped already."""
     seconds: Seconds = 0.0
@@ -142,11 +130,14 @@ class Stepper:
         self._backup = Backup(self._parameters, session.optimizer)
         self._unclipped = 0
         self._pending: _Unsettled | None = None
+        self._untimed: tuple[int, _Iteration] | None = None
+        """The last step, until a sum carries its times."""
+        self._times: list[StepTimes] = []
         self._phases: list[str] = []
 
     def phases(self) -> tuple[Phase, ...]:
         """What this rank did when since the last iteration's end. On GPUs it waits for the device."""
-        times = self._session.worker.train.times_after()
+        times = self._session.worker.train.recording.times_after()
         rank = self._session.job.membership.rank
         return tuple(
             Phase(worker=rank, name=name, start=start, end=end)
@@ -176,8 +167,8 @@ class Stepper:
         settled = self.settle()
         if any(result.is_amended for result in settled):
             self._session.worker.train.rewind()
-            again = self._iterate(inputs)
-            iteration = replace(again, seconds=iteration.seconds + again.seconds)
+            before = iteration.recording.busy()[1]
+            iteration = replace(self._iterate(inputs), before=before)
         unsettled = self._start_sum(step, iteration)
         if self._is_optimistic:
             self._backup.keep()
@@ -186,6 +177,20 @@ class Stepper:
             return settled
         settled.append(replace(self._settle(unsettled), seconds=perf_counter() - started))
         return settled
+
+    def take_times(self) -> list[StepTimes]:
+        """The times that have become known since the last call, in the order of steps."""
+        times, self._times = self._times, []
+        return times
+
+    def finish_times(self) -> None:
+        """Make the times of the last settled step known as well; every rank calls it, and it waits for the device."""
+        times = self._own_times()
+        if times is not None:
+            device = self._session.job.device
+            total = HostSum(torch.zeros(0, dtype=torch.float64, device=device), [times.busy])
+            with self._session.job.progress.waiting():
+                self._note_times(times, float(total.wait()[0]))
 
     def settle(self) -> list[StepResult]:
         """The result of the step that is not settled yet, if there is one; then the weights are final."""
@@ -203,30 +208,43 @@ class Stepper:
         worker.reset_gradients()
         worker.feed(worker.train, inputs)
         outputs = worker.train.run()
-        busy, seconds = worker.train.busy()
-        return _Iteration(outputs=outputs, busy=busy / seconds if seconds else 0.0, seconds=seconds)
+        return _Iteration(outputs=outputs, recording=worker.train.recording)
+
+    def _own_times(self) -> _Times | None:
+        """Of the last step; None where they are known. Nobody waits if the step is settled."""
+        if self._untimed is None:
+            return None
+        (step, iteration), self._untimed = self._untimed, None
+        busy, seconds = iteration.recording.busy()
+        return _Times(step=step, busy=busy / seconds if seconds else 0.0, iteration=iteration.before + seconds)
+
+    def _note_times(self, own: _Times, busy: float) -> None:
+        """`busy` is the sum over all ranks."""
+        bubble = 1 - busy / self._session.plan.mesh.num_ranks
+        self._times.append(StepTimes(step=own.step + 1, iteration=own.iteration, bubble=bubble))
 
     def _start_sum(self, step: int, iteration: _Iteration) -> _Unsettled:
-        """Start the sum over all ranks of squared norms, losses, busy shares and votes."""
+        """Start the sum over all ranks of squared norms, losses, the step before's busy shares, and votes."""
         device, outputs = self._session.job.device, iteration.outputs
         sums = [one.sums(outputs, device) for one in self._trained]
         saves, stops = self._stopping.votes()
         saves += _SAVING * self._saves.vote() if self._saves is not None else 0
-        rest = torch.tensor([iteration.busy, float(saves), float(stops)], dtype=torch.float64, device=device)
-        total = torch.cat([*sums, rest])
-        work = dist.all_reduce(total, async_op=True)
-        return _Unsettled(step=step, outputs=outputs, total=total, work=work, iteration=iteration.seconds)
+        before = self._own_times()
+        total = HostSum(torch.cat(sums), [before.busy if before is not None else 0.0, float(saves), float(stops)])
+        self._untimed = step, iteration
+        return _Unsettled(step=step, outputs=outputs, sum=total, before=before)
 
     def _settle(self, step: "_Unsettled") -> StepResult:
         """Wait for the sums; step, or amend the step that was taken without them."""
         session = self._session
         with session.job.progress.waiting():
-            if step.work is not None:
-                step.work.wait()
-            *_, busy, votes, stops = step.total.tolist()
+            total = step.sum.wait()
+        *_, busy, votes, stops = total.tolist()
+        if step.before is not None:
+            self._note_times(step.before, busy)
         saving_votes, saves = divmod(int(votes), _SAVING)
         self._end_phase("sum over all ranks")
-        sums = step.total[: 2 * len(self._trained)].split(2)
+        sums = self._sums(total)
         batch = session.plan.batch
         results = [one.result(step.step, own, batch) for one, own in zip(self._trained, sums, strict=True)]
         broken = next((one for one in results if not _is_finite(one.loss) or not _is_finite(one.norm)), None)
@@ -245,11 +263,7 @@ class Stepper:
         if spike is not None:
             self._skip(step.step, spike)
         elif not step.is_updated or is_amended:
-            for one, factor in zip(self._trained, factors, strict=True):
-                if factor is not None:
-                    one.clip(factor)
-            if any(factor is not None for factor in factors):
-                self._end_phase("clip")
+            self._clip(self._sums(step.sum.total))
             self._update(step.step)
         self._unclipped = 0 if is_clipped else self._unclipped + 1
         if session.ema is not None and spike is None:
@@ -261,14 +275,26 @@ class Stepper:
             gradient_norm=norm,
             learning_rate=results[0].learning_rate,
             backbones=tuple(results),
-            bubble=1 - busy / session.plan.mesh.num_ranks,
             seconds=step.seconds,
-            iteration=step.iteration,
             decision=self._stopping.decision((saves, int(stops))),
             is_amended=is_amended,
             is_skipped=spike is not None,
             saving_votes=saving_votes,
         )
+
+    def _sums(self, total: Tensor) -> tuple[Tensor, ...]:
+        """The squared norm and the loss of each backbone in a total, (2,) each."""
+        found: tuple[Tensor, ...] = total[: 2 * len(self._trained)].split(2)
+        return found
+
+    def _clip(self, sums: Sequence[Tensor]) -> None:
+        """Clip what the recipe clips; the sums are on the device, so that the host waits for no factor."""
+        factors = [one.factor(own) for one, own in zip(self._trained, sums, strict=True)]
+        for one, factor in zip(self._trained, factors, strict=True):
+            if factor is not None:
+                one.clip(factor)
+        if any(factor is not None for factor in factors):
+            self._end_phase("clip")
 
     def _skip(self, step: int, spike: str) -> None:
         """Leave the weights as they were before a spike, or stop there."""

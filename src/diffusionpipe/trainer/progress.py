@@ -14,6 +14,9 @@ logger = logging.getLogger(__name__)
 SMOOTHING = 0.05
 """Weight of the newest step in the mean time of a step."""
 
+WIDE = 100
+"""Columns of a terminal in which the bar has room for the memory too."""
+
 
 class TrainingProgress:
     """Steps done, the loss, samples per second and the time left.
@@ -38,7 +41,7 @@ class TrainingProgress:
         self._bar: Work | None = None
 
     def update(self, step: int, values: Mapping[str, float]) -> None:
-        """Show that step `step`, counted from 0, is done; of `values` the bar shows "loss", the log everything.
+        """Show that step `step`, counted from 0, is done; the bar shows loss and memory, the log all `values`.
 
         The first step counts for no rate: it holds what happens only once.
         """
@@ -84,6 +87,8 @@ class TrainingProgress:
         parts = [f"loss {values['loss']:.4g}"] if "loss" in values else []
         if rates := self._rates():
             parts += [f"{rates[0]:.4g} samples/s", f"{_clock_time(rates[1])} left"]
+        if "memory_peak_gib" in values and self._screen.console.width >= WIDE:
+            parts.append(f"{values['memory_peak_gib']:.1f} GiB")
         return ", ".join(parts)
 
     def _line(self, values: Mapping[str, float]) -> str:

@@ -17,6 +17,7 @@ import torch.distributed as dist
 
 from diffusionpipe.errors import NonFiniteLossError, TrainingError
 from diffusionpipe.ir.files import write_plan, write_timeline
+from diffusionpipe.runtime.occupied_memory import forget_peak
 from diffusionpipe.runtime.process_group import Job
 from diffusionpipe.runtime.progress import RECORDING, STEP
 from diffusionpipe.runtime.stall import stacks_file
@@ -25,14 +26,13 @@ from diffusionpipe.trainer.checkpoints.run_checkpoints import RunCheckpoints
 from diffusionpipe.trainer.checkpoints.training_state import load_training
 from diffusionpipe.trainer.copy_memory import saves_beside_training
 from diffusionpipe.trainer.data.loader import StepLoader
-from diffusionpipe.trainer.data.skipped import count_skipped
 from diffusionpipe.trainer.drawing import draw_in_session
 from diffusionpipe.trainer.evaluation import averaged, validate
 from diffusionpipe.trainer.exit_status import ExitStatus
 from diffusionpipe.trainer.export import export
 from diffusionpipe.trainer.kept_samples import keep_in_session, sample_folder
 from diffusionpipe.trainer.launch import LOGS
-from diffusionpipe.trainer.loop import Stepper, StepResult
+from diffusionpipe.trainer.loop import Stepper
 from diffusionpipe.trainer.members import open_model
 from diffusionpipe.trainer.metrics import MetricsWriter
 from diffusionpipe.trainer.planning import Planning
@@ -47,10 +47,11 @@ from diffusionpipe.trainer.screen import Screen, steps_of
 from diffusionpipe.trainer.session import Session, check_resumed, open_session, run_identity
 from diffusionpipe.trainer.spikes import Spikes, kept_values
 from diffusionpipe.trainer.start import Start, places
+from diffusionpipe.trainer.step_reports import StepReports
+from diffusionpipe.trainer.step_result import StepResult
 from diffusionpipe.trainer.stopping import Stopping
 from diffusionpipe.trainer.traced import Trace, measured_timeline
 from diffusionpipe.trainer.trackers import Trackers, open_trackers
-from diffusionpipe.units import Seconds
 
 logger = logging.getLogger(__name__)
 
@@ -198,10 +199,11 @@ def _train(state: RunState) -> None:
     )
     stepper = Stepper(session, state.stopping, names_of(state), state.spikes, state.checkpoints)
     traces: list[Trace] = []
-    waits: dict[int, Seconds] = {}
+    forget_peak(session.job.device)
     with (
         closing(progress.taken(iter(loader))) as batches,
         state.progress or nullcontext(),
+        StepReports(state, stepper.take_times) as reports,
         progress.phase(STEP),
         ExitStack() as beginning,
     ):
@@ -216,18 +218,18 @@ def _train(state: RunState) -> None:
             is_traced = state.step >= recipe.training.steps - NUM_TRACED
             if is_traced:
                 dist.barrier()  # so that the ranks' clocks start together in the timeline that is kept
-            waits[state.step + 1] = waited
+            reports.waited(state.step + 1, waited)
             results = stepper.step(state.step, inputs)
             beginning.close()
             progress.end_step(perf_counter() - started)
             state.step += 1
             if is_traced:
-                traces.append((*session.worker.train.spans(), stepper.phases()))
+                traces.append((*session.worker.train.recording.spans(), stepper.phases()))
             if _needs_final_weights(state, results):
                 results += stepper.settle()
+                stepper.finish_times()
             with progress.phase(RECORDING):
-                for result in results:
-                    _report(state, result, waits.pop(result.step))
+                reports.write(results)
             for result in results:
                 state.checkpoints.after(result.step, result.saving_votes)
             _evaluate(state)
@@ -253,37 +255,6 @@ def _needs_final_weights(state: RunState, results: Sequence[StepResult]) -> bool
 
 def _is_due(every: int | None, step: int) -> bool:
     return every is not None and step % every == 0
-
-
-def _report(state: RunState, result: StepResult, waited: float) -> None:
-    if state.metrics is None or state.progress is None:
-        return
-    step_s = result.seconds + waited
-    rate = {"step_s": step_s, "samples_per_s": state.session.plan.batch / step_s, "bubble": result.bubble}
-    state.progress.update(result.step - 1, {"loss": result.loss, **rate})
-    state.metrics.write(
-        result.step,
-        {
-            "loss": result.loss,
-            "gradient_norm": result.gradient_norm,
-            "learning_rate": result.learning_rate,
-            **{key: value for one in result.backbones for key, value in one.numbers().items()},
-            **rate,
-            "data_s": waited,
-            "iteration_s": result.iteration,
-            "update_s": result.seconds - result.iteration,
-            **({"amended": 1.0} if result.is_amended else {}),
-            **({"skipped_step": 1.0} if result.is_skipped else {}),
-            **_skipped(state, result.step),
-        },
-    )
-
-
-def _skipped(state: RunState, step: int) -> dict[str, float]:
-    """Samples so far whose pictures could not be decoded, where these are replaced."""
-    if state.data.train.skipping is None:
-        return {}
-    return {"skipped_samples": float(count_skipped(state.session.recipe.run.folder, step))}
 
 
 def _evaluate(state: RunState) -> None:

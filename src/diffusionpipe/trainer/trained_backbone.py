@@ -47,8 +47,8 @@ class TrainedBackbone:
         """The rank's part of its squared gradient norm and of its loss, (2,)."""
         squares = sum_of_squares([p.grad for p in self.owned if p.grad is not None], device)
         losses = (output.value.double().sum() for output in outputs if output.name == self.backbone.loss)
-        loss = sum(losses, torch.zeros((), dtype=torch.float64))
-        return torch.stack([squares, loss.to(device)])
+        loss = sum(losses, torch.zeros((), dtype=torch.float64, device=device))
+        return torch.stack([squares, loss])
 
     def result(self, step: int, sums: Tensor, batch: int) -> BackboneResult:
         """What the sums over all ranks say."""

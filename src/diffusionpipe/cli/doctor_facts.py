@@ -1,0 +1,167 @@
+"""What one rank of a job sees of its machine, for `diffusionpipe doctor`."""
+
+from __future__ import annotations
+
+import platform
+import shutil
+import socket
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from diffusionpipe.units import Bytes
+
+if TYPE_CHECKING:
+    import torch
+
+NAMED_INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
+_SHARED_MEMORY = Path("/dev/shm")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Facts:
+    """Of one rank."""
+
+    host: str
+    addresses: tuple[str, ...]
+    """To which the host's own name resolves."""
+    interfaces: tuple[str, ...]
+    """Of the network, by name."""
+    named: tuple[tuple[str, str], ...]
+    """The variables of NAMED_INTERFACES that are set, with their values."""
+    versions: tuple[tuple[str, str], ...]
+    """Of what must be equal on all ranks."""
+    device: str
+    device_id: str = ""
+    """The UUID of a GPU."""
+    device_free: Bytes = 0
+    """Free memory of a GPU."""
+    shared_memory: Bytes
+    """Size of /dev/shm; 0 where there is none."""
+    host_memory: Bytes
+    """That programs may still use; 0 where the system does not say."""
+    disk: Bytes
+    """Free in the run folder."""
+    open_files: int
+    """That the process may have."""
+
+
+def facts_of(device: torch.device, folder: Path, environ: Mapping[str, str]) -> Facts:
+    """What this process sees."""
+    import resource
+
+    host = socket.gethostname()
+    is_gpu = device.type == "cuda"
+    found = Facts(
+        host=host,
+        addresses=_addresses(host),
+        interfaces=tuple(name for _, name in socket.if_nameindex()),
+        named=tuple((name, environ[name]) for name in NAMED_INTERFACES if environ.get(name)),
+        versions=_versions(is_gpu=is_gpu),
+        device="cpu",
+        shared_memory=shutil.disk_usage(_SHARED_MEMORY).total if _SHARED_MEMORY.is_dir() else 0,
+        host_memory=_available(),
+        disk=shutil.disk_usage(folder).free,
+        open_files=resource.getrlimit(resource.RLIMIT_NOFILE)[0],
+    )
+    if not is_gpu:
+        return found
+    import torch
+
+    properties = torch.cuda.get_device_properties(device)
+    return replace(
+        found,
+        device=properties.name,
+        device_id=str(getattr(properties, "uuid", "")),
+        device_free=torch.cuda.mem_get_info(device)[0],
+    )
+
+
+def without_names(facts: Sequence[Facts]) -> tuple[Facts, ...]:
+    """The same with numbers in the place of names of hosts, devices and interfaces, and of addresses."""
+    hosts = {host: f"host-{number}" for number, host in enumerate(dict.fromkeys(one.host for one in facts))}
+    devices = dict.fromkeys((one.host, one.device_id) for one in facts)
+    numbers = {device: f"gpu-{number}" if device[1] else "" for number, device in enumerate(devices)}
+    return tuple(
+        replace(
+            one,
+            host=hosts[one.host],
+            addresses=tuple(address if is_loopback(address) else "network" for address in one.addresses),
+            interfaces=tuple(f"interface-{number}" for number, _ in enumerate(one.interfaces)),
+            named=tuple((name, _renamed(value, one.interfaces)) for name, value in one.named),
+            device_id=numbers[one.host, one.device_id],
+        )
+        for one in facts
+    )
+
+
+def _renamed(value: str, interfaces: Sequence[str]) -> str:
+    mark, name = ("=", value[1:]) if value.startswith("=") else ("", value)
+    return f"{mark}interface-{interfaces.index(name)}" if name in interfaces else f"{mark}other"
+
+
+def is_loopback(address: str) -> bool:
+    """Whether other machines cannot reach it."""
+    return address.startswith("127.") or address == "::1"
+
+
+def _addresses(host: str) -> tuple[str, ...]:
+    try:
+        found = socket.getaddrinfo(host, None)
+    except OSError:
+        return ()
+    return tuple(dict.fromkeys(str(entry[4][0]) for entry in found))
+
+
+def _versions(*, is_gpu: bool) -> tuple[tuple[str, str], ...]:
+    import torch
+
+    from diffusionpipe import __version__
+
+    found = {"diffusionpipe": __version__, "torch": torch.__version__, "python": platform.python_version()}
+    if is_gpu:
+        found |= {"CUDA": str(torch.version.cuda), "NCCL": ".".join(map(str, torch.cuda.nccl.version()))}  # type: ignore[no-untyped-call]
+    return tuple(found.items())
+
+
+def _available() -> Bytes:
+    path = Path("/proc/meminfo")
+    if not path.exists():
+        return 0
+    lines = path.read_text(encoding="ascii").splitlines()
+    kib = next((int(line.split()[1]) for line in lines if line.startswith("MemAvailable:")), 0)
+    limit = _limit_of_container()
+    return min(kib * 1024, limit) if limit else kib * 1024
+
+
+def _limit_of_container() -> Bytes:
+    """What its control group still allows; 0 without a limit."""
+    folder = Path("/sys/fs/cgroup")
+    try:
+        limit, used = ((folder / name).read_text(encoding="ascii").strip() for name in ("memory.max", "memory.current"))
+    except OSError:
+        return 0
+    return max(int(limit) - int(used), 1) if limit.isdecimal() else 0
+
+
+def named_problem(environ: Mapping[str, str]) -> str | None:
+    """Why gloo or NCCL cannot start with the interfaces that the environment names; None where they can."""
+    known = [name for _, name in socket.if_nameindex()]
+    for variable in NAMED_INTERFACES:
+        if unknown := unknown_interface(variable, environ.get(variable, ""), known):
+            return f"{variable}={environ[variable]} names no interface of this machine: {unknown}"
+    return None
+
+
+def unknown_interface(variable: str, value: str, interfaces: Sequence[str]) -> str | None:
+    """What is wrong with the value; None for nothing. NCCL takes beginnings of names.
+
+    NCCL reads "=" as whole names, and "^" as all but these.
+    """
+    if not value or value.startswith("^"):
+        return None
+    is_prefix = variable.startswith("NCCL") and not value.startswith("=")
+    names = value.removeprefix("=").split(",")
+    missing = [n for n in names if not any(i == n or (is_prefix and i.startswith(n)) for i in interfaces)]
+    return f"no {', '.join(missing)} among {', '.join(interfaces)}" if len(missing) == len(names) else None

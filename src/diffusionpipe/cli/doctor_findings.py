@@ -1,0 +1,203 @@
+"""What `diffusionpipe doctor` finds: one line each, ok, warn or fail, with the remedy."""
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from statistics import median
+
+from diffusionpipe.cli.doctor_facts import Facts, is_loopback, unknown_interface
+from diffusionpipe.units import Bytes
+
+LEAST_SHARED: Bytes = 2**28
+"""Of /dev/shm for each rank: NCCL and the data workers pass buffers through it. Docker gives 64 MiB."""
+LEAST_MEMORY: Bytes = 2**31
+"""Of host memory for each rank."""
+LEAST_DISK: Bytes = 10 * 2**30
+LEAST_FILES = 1024
+OLDEST_NCCL = (2, 19)
+SLOW = 5.0
+"""A link is slow if the median of its kind is this many times faster."""
+SLOWEST = 1e8
+"""Bytes a second of a link that is slow in any case: less than Gigabit Ethernet has."""
+
+
+class Status(StrEnum):
+    """How bad a finding is."""
+
+    OK = "ok"
+    WARN = "warn"
+    FAIL = "fail"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """One line of the report."""
+
+    name: str
+    status: Status
+    text: str
+    remedy: str = ""
+
+
+def findings_of(facts: Sequence[Facts]) -> tuple[Finding, ...]:
+    """What the facts of all ranks say, in the order of the report."""
+    return (
+        _versions(facts),
+        _devices(facts),
+        _names(facts),
+        _interfaces(facts),
+        _shared_memory(facts),
+        _host_memory(facts),
+        _disk(facts),
+        _files(facts),
+    )
+
+
+def _finding(name: str, text: str, *problems: tuple[Status, str, str]) -> Finding:
+    """The first problem, or `text`, which says what is right."""
+    for status, problem, remedy in problems:
+        return Finding(name=name, status=status, text=problem, remedy=remedy)
+    return Finding(name=name, status=Status.OK, text=text)
+
+
+def _versions(facts: Sequence[Facts]) -> Finding:
+    problems = []
+    found: dict[str, dict[str, list[int]]] = defaultdict(lambda: defaultdict(list))
+    for rank, one in enumerate(facts):
+        for name, version in one.versions:
+            found[name][version].append(rank)
+    for name, ranks in found.items():
+        if len(ranks) > 1:
+            which = ", ".join(f"{version} on {listed(some)}" for version, some in ranks.items())
+            problems.append((Status.FAIL, f"{name} differs: {which}", f"install one {name} on all machines"))
+    nccl = dict(facts[0].versions).get("NCCL", "")
+    if nccl and tuple(map(int, nccl.split(".")[:2])) < OLDEST_NCCL:
+        problems.append((Status.WARN, f"NCCL {nccl} is old", "install a torch with NCCL 2.19 or newer"))
+    return _finding("versions", ", ".join(" ".join(pair) for pair in facts[0].versions), *problems)
+
+
+def _devices(facts: Sequence[Facts]) -> Finding:
+    problems = []
+    kinds = {one.device == "cpu" for one in facts}
+    if len(kinds) > 1:
+        on_cpu = [rank for rank, one in enumerate(facts) if one.device == "cpu"]
+        remedy = "start at most one rank per GPU, or use --device cpu"
+        problems.append((Status.FAIL, f"{listed(on_cpu)} compute on CPUs and the others on GPUs", remedy))
+    sharing: dict[tuple[str, str], list[int]] = defaultdict(list)
+    for rank, one in enumerate(facts):
+        if one.device_id:
+            sharing[one.host, one.device_id].append(rank)
+    for (host, _), ranks in sharing.items():
+        if len(ranks) > 1:
+            remedy = "start at most one rank per GPU, and give every task a GPU of its own"
+            problems.append((Status.FAIL, f"{listed(ranks)} share a GPU of {host}", remedy))
+    places: dict[str, list[int]] = defaultdict(list)
+    for rank, one in enumerate(facts):
+        memory = f" with {one.device_free / 2**30:.1f} GiB free" if one.device_free else ""
+        places[f"{one.device}{memory} on {one.host}"].append(rank)
+    return _finding("devices", "; ".join(f"{listed(ranks)}: {place}" for place, ranks in places.items()), *problems)
+
+
+def _names(facts: Sequence[Facts]) -> Finding:
+    hosts = {one.host: one for one in facts}
+    problems = []
+    for host, one in hosts.items():
+        if len(hosts) > 1 and all(map(is_loopback, one.addresses)) and "GLOO_SOCKET_IFNAME" not in dict(one.named):
+            found = ", ".join(one.addresses) or "nothing"
+            remedy = (
+                f"give {host} its network address in /etc/hosts, or set GLOO_SOCKET_IFNAME to its network interface"
+            )
+            problems.append((Status.FAIL, f"{host} resolves to {found}, which other machines cannot reach", remedy))
+    text = "one machine" if len(hosts) == 1 else f"{len(hosts)} machines, each with an address that others can reach"
+    return _finding("names", text, *problems)
+
+
+def _interfaces(facts: Sequence[Facts]) -> Finding:
+    problems = []
+    for host, one in {one.host: one for one in facts}.items():
+        for variable, value in one.named:
+            if wrong := unknown_interface(variable, value, one.interfaces):
+                remedy = f"set {variable} to an interface that `ip address` shows, or unset it"
+                problems.append((Status.FAIL, f"{variable}={value} names no interface of {host}: {wrong}", remedy))
+    named = dict.fromkeys(f"{name}={value}" for one in facts for name, value in one.named)
+    return _finding("interfaces", ", ".join(named) or "gloo and NCCL choose", *problems)
+
+
+def _per_rank(facts: Sequence[Facts], sizes: Sequence[Bytes]) -> list[tuple[str, Bytes]]:
+    """(host, its size divided by its ranks) of the hosts that say theirs."""
+    hosts = [one.host for one in facts]
+    return [(host, size // hosts.count(host)) for host, size in dict(zip(hosts, sizes, strict=True)).items() if size]
+
+
+def _shared_memory(facts: Sequence[Facts]) -> Finding:
+    sizes = _per_rank(facts, [one.shared_memory for one in facts])
+    problems = [
+        (
+            Status.FAIL,
+            f"/dev/shm of {host} has {size / 2**20:.0f} MiB for each rank",
+            f"give it {LEAST_SHARED / 2**20:.0f} MiB for each rank: docker run --shm-size, or a volume of kind Memory",
+        )
+        for host, size in sizes
+        if size < LEAST_SHARED
+    ]
+    least = min((size for _, size in sizes), default=0)
+    return _finding("/dev/shm", f"{least / 2**20:.0f} MiB for each rank" if sizes else "none", *problems)
+
+
+def _host_memory(facts: Sequence[Facts]) -> Finding:
+    sizes = _per_rank(facts, [one.host_memory for one in facts])
+    problems = [
+        (
+            Status.FAIL,
+            f"{host} has {size / 2**30:.1f} GiB of free memory for each rank",
+            f"a rank needs {LEAST_MEMORY / 2**30:.0f} GiB at least: end other programs, or start fewer ranks there",
+        )
+        for host, size in sizes
+        if size < LEAST_MEMORY
+    ]
+    least = min((size for _, size in sizes), default=0)
+    return _finding("host memory", f"{least / 2**30:.1f} GiB free for each rank" if sizes else "unknown", *problems)
+
+
+def _disk(facts: Sequence[Facts]) -> Finding:
+    host, least = min(((one.host, one.disk) for one in facts), key=lambda pair: pair[1])
+    text = f"{least / 2**30:.0f} GiB free in the folder"
+    remedy = "checkpoints need about 16 bytes for each trained parameter: free disk space, or choose another --folder"
+    return _finding("disk", text, *[(Status.WARN, f"{text} on {host}", remedy)] * (least < LEAST_DISK))
+
+
+def _files(facts: Sequence[Facts]) -> Finding:
+    host, least = min(((one.host, one.open_files) for one in facts), key=lambda pair: pair[1])
+    text = f"{least} open files allowed"
+    return _finding(
+        "open files", text, *[(Status.WARN, f"{text} on {host}", "run `ulimit -n 65536`")] * (least < LEAST_FILES)
+    )
+
+
+def links_finding(rates: Mapping[tuple[int, int], float], hosts: Sequence[str]) -> Finding:
+    """Of the bytes a second between pairs of ranks."""
+    if not rates:
+        return Finding(name="links", status=Status.OK, text="one rank has none")
+    kinds: dict[bool, list[float]] = defaultdict(list)
+    for (one, other), rate in rates.items():
+        kinds[hosts[one] == hosts[other]].append(rate)
+    slow = {
+        pair: rate
+        for pair, rate in rates.items()
+        if rate < SLOWEST or rate * SLOW < median(kinds[hosts[pair[0]] == hosts[pair[1]]])
+    }
+    problems = []
+    if slow:
+        which = ", ".join(f"{one}-{other} with {rate / 1e9:.2f} GB/s" for (one, other), rate in sorted(slow.items()))
+        remedy = "look at the cables, at `nvidia-smi topo -m`, and at the interface that NCCL_SOCKET_IFNAME names"
+        problems.append((Status.WARN, f"slow between ranks {which}", remedy))
+    fastest = max(rates.values())
+    return _finding(
+        "links", f"{min(rates.values()) / 1e9:.2f} to {fastest / 1e9:.2f} GB/s between any two ranks", *problems
+    )
+
+
+def listed(ranks: Sequence[int]) -> str:
+    """Ranks in words."""
+    return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))}"
