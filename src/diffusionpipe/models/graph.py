@@ -44,6 +44,10 @@ class LayerGraph:
     """Raw inputs: what the data loader yields."""
     backbones: tuple[Backbone, ...] = (Backbone(),)
     """In the order of sampling."""
+    fed_back: tuple[TensorSpec, ...] = ()
+    """What backbones read of their own pass before (`Backbone.estimate`): layers read it before the loss writes it."""
+    widened: frozenset[str] = frozenset()
+    """Canonical names of weights whose second half of inputs a stored model may lack; it is zero then."""
     patch: int | None = None
     """Side of the square of latents that is one token of the denoiser; None if it has no tokens."""
     has_even_sigmas: bool = False
