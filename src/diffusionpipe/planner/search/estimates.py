@@ -130,7 +130,7 @@ class Estimates:
         for place, taken in zip(structure.places, occupied, strict=True):
             sums = tables.table.sums(place.samples, None if candidate.sharded else place.forwards)
             forward, input_grad, weight_grad = sums.times(*spans[place.block])
-            times = forward + (0.0 if place.block else head), input_grad, weight_grad
+            times = forward + (0.0 if place.block or place.is_probe else head), input_grad, weight_grad
             stages.append(stage_costs(times, ground.speeds[place.unit], taken))
         reduces, unshards = self._collectives(candidate, structure, starts)
         return Costs(

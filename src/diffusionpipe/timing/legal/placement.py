@@ -70,9 +70,7 @@ def _probe(schedule: Schedule, number: int, probe: Pipeline) -> Iterator[str]:
         yield f"pipeline {number} probes from micro-batch {least} on, of {len(probe.microbatches)}"
     if len(probed) != 1:
         yield f"pipeline {number} is a probe, but {len(probed)} other pipelines have its micro-batches; it needs one"
-    elif [stages[s] for s in probed[0].stages if s < len(stages)] != [
-        stages[s] for s in probe.stages if s < len(stages)
-    ]:
+    elif [stages[s : s + 1] for s in probed[0].stages] != [stages[s : s + 1] for s in probe.stages]:
         yield f"pipeline {number} is a probe, but its stages are not those of the pipeline that it probes"
 
 
