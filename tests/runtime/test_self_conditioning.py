@@ -134,7 +134,7 @@ def test_the_estimate_of_the_right_prediction_is_the_clean_sample(prediction):
 
 
 def test_probes_train_nothing_and_sampling_has_none():
-    graph, model, *_ = prepared("dit", 0.5)
+    _, model, *_ = prepared("dit", 0.5)
     plan = build_plan(model, Layout(batch=BATCH, stages=2, microbatches=4))
     probe = next(p for p in plan.train.placement.pipelines if p.is_probe)
     assert (probe.ops, list(probe.numbers)) == (frozenset({Op.F}), [2, 3])

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from fractions import Fraction
+from itertools import pairwise
 
 import pytest
 
@@ -21,7 +22,7 @@ def probed(schedule, k):
     """The family's schedule with the last k micro-batches conditioned, and a chain of blocks that leads back."""
     blocks = sorted({stage.weights for stage in schedule.placement.stages})
     edges = [
-        Edge(producer=a, consumer=b, tensors=("x",), gradients=("x",)) for a, b in zip(blocks, blocks[1:], strict=False)
+        Edge(producer=a, consumer=b, tensors=("x",), gradients=("x",)) for a, b in pairwise(blocks)
     ]
     back = Edge(producer=blocks[-1], consumer=blocks[0], tensors=("estimate",), gradients=())
     total = sum(len(pipeline.microbatches) for pipeline in schedule.placement.pipelines)

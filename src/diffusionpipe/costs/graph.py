@@ -131,7 +131,7 @@ class ModelGraph:
     @property
     def probes(self) -> tuple[tuple[str, Fraction], ...]:
         """Backbones that read their own estimate, and the share of the samples for which they do while training."""
-        return tuple((b.name, Fraction(str(b.self_conditioning))) for b in self.backbones if b.estimate is not None)
+        return tuple((b.name, Fraction(str(b.self_conditioning))) for b in self.backbones if b.self_conditioning)
 
     @cached_property
     def frozen_layers(self) -> tuple[str, ...]:
