@@ -12,7 +12,7 @@ from diffusionpipe.models.describe import describe
 from diffusionpipe.models.graph import canonical_names
 from diffusionpipe.models.objective import ObjectiveSettings, Prediction
 from diffusionpipe.models.run import needed_layers, run_layers
-from diffusionpipe.models.self_conditioning import self_conditioned
+from diffusionpipe.models.self_conditioning import self_conditioned, widen
 from diffusionpipe.planner import Layout, build_plan
 
 BATCH = 16
@@ -131,6 +131,20 @@ def test_the_estimate_of_the_right_prediction_is_the_clean_sample(prediction):
     written = run_layers(needed_layers(graph.layers, names, inputs), graph.components, inputs, targets=names)
     estimate = graph.components["objective"].estimate(written["target"], written["noisy"], written["timesteps"])
     assert torch.allclose(estimate, written["latents"], atol=1e-4)  # alphas are float32
+
+
+@pytest.mark.parametrize("samples", [1, 4])
+def test_a_widened_convolution_gives_the_bits_of_the_plain_one(samples):
+    """Also where one convolution of all inputs would not."""
+    torch.manual_seed(0)
+    plain = torch.nn.Sequential(torch.nn.Conv2d(4, 8, 3, padding=1))
+    noisy, estimate = torch.randn(2, samples, 4, 64, 64)
+    expected = plain(noisy)
+    widen(plain, "0")
+    found = plain(torch.cat([noisy, estimate], dim=1))
+    assert torch.equal(found, expected)
+    found.sum().backward()
+    assert plain[0].weight.grad[:, 4:].abs().min() > 0
 
 
 def test_probes_train_nothing_and_sampling_has_none():

@@ -21,9 +21,7 @@ from diffusionpipe.timing.legal import check
 def probed(schedule, k):
     """The family's schedule with the last k micro-batches conditioned, and a chain of blocks that leads back."""
     blocks = sorted({stage.weights for stage in schedule.placement.stages})
-    edges = [
-        Edge(producer=a, consumer=b, tensors=("x",), gradients=("x",)) for a, b in pairwise(blocks)
-    ]
+    edges = [Edge(producer=a, consumer=b, tensors=("x",), gradients=("x",)) for a, b in pairwise(blocks)]
     back = Edge(producer=blocks[-1], consumer=blocks[0], tensors=("estimate",), gradients=())
     total = sum(len(pipeline.microbatches) for pipeline in schedule.placement.pipelines)
     return connect_blocks(with_probes(schedule, {"": Fraction(k, total)}), [*edges, back])

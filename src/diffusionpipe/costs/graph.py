@@ -131,7 +131,7 @@ class ModelGraph:
     @property
     def probes(self) -> tuple[tuple[str, Fraction], ...]:
         """Backbones that read their own estimate, and the share of the samples for which they do while training."""
-        return tuple((b.name, Fraction(str(b.self_conditioning))) for b in self.backbones if b.self_conditioning)
+        return tuple((b.name, as_fraction(b.self_conditioning)) for b in self.backbones if b.self_conditioning)
 
     @cached_property
     def frozen_layers(self) -> tuple[str, ...]:
@@ -215,6 +215,15 @@ class ModelGraph:
     def frozen_outputs(self, layers: Iterable[str]) -> tuple[str, ...]:
         """Tensors that these backbone layers read from the frozen part or from the raw inputs, in order."""
         return tuple(name for name in self.reads_of(layers) if name in self.frozen_tensors)
+
+
+def as_fraction(share: float) -> Fraction:
+    """The simple fraction that a share stands for, by which samples can be counted.
+
+    >>> as_fraction(0.5), as_fraction(0.3333)
+    (Fraction(1, 2), Fraction(1, 3))
+    """
+    return Fraction(share).limit_denominator(4096)
 
 
 def upstream(layers: Sequence[LayerSpec], tensor: str) -> list[LayerSpec]:

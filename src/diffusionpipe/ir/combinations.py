@@ -49,6 +49,7 @@ class Feature(StrEnum):
     NO_ENCODERS = "no encoders"
     NARROW_STORE = "bfloat16 store"
     WIDE = "wide arithmetic"
+    SELF_CONDITIONING = "self-conditioning"
 
 
 MEANINGS: Mapping[Feature, str] = {
@@ -80,6 +81,7 @@ MEANINGS: Mapping[Feature, str] = {
     Feature.NO_ENCODERS: "the model has no frozen part",
     Feature.NARROW_STORE: '`model.frozen_dtype = "bfloat16"`',
     Feature.WIDE: '`training.precision` is "float32" or "float64"',
+    Feature.SELF_CONDITIONING: "`objective.self_conditioning`: the denoiser reads its own estimate",
 }
 
 
@@ -177,6 +179,10 @@ REFUSED: Mapping[tuple[Feature, Feature], str] = {
     **dict.fromkeys(
         [(Feature.LORA, Feature.DIT), (Feature.LORA, Feature.CONTROLNET)],
         "{trained} is a {kind}, for which diffusers cannot load adapters; remove [lora] to train all",
+    ),
+    (Feature.SELF_CONDITIONING, Feature.LORA): (
+        "adapters leave the first convolution as it is, which has to learn to read the estimate; remove "
+        "objective.self_conditioning, or [lora] to train the whole denoiser"
     ),
     (Feature.OFFLOAD, Feature.NO_ENCODERS): "the model has no frozen part; leave out offload_frozen",
     (Feature.FILL, Feature.NO_ENCODERS): "there are no frozen layers to fill with; run the schedule as it is",

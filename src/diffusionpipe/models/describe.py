@@ -156,7 +156,7 @@ def _run_fake(
     """All tensors; `counter` learns which layer runs."""
     tensors = {
         spec.name: torch.zeros((batch, *spec.shape), dtype=getattr(torch, spec.dtype), device=device)
-        for spec in (*graph.inputs, *graph.fed_back)
+        for spec in graph.given
     }
     with torch.autocast(device, dtype=autocast, enabled=autocast is not None, cache_enabled=False):
         for layer in graph.layers:

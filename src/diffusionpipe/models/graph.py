@@ -55,6 +55,11 @@ class LayerGraph:
     does not leave their choice to it."""
 
     @property
+    def given(self) -> tuple[TensorSpec, ...]:
+        """All that layers read and none before them writes."""
+        return (*self.inputs, *self.fed_back)
+
+    @property
     def num_tokens(self) -> int | None:
         """Tokens that the denoiser cuts a sample into."""
         return next(num_tokens(spec.shape, self.patch) for spec in self.inputs if spec.name == "noise")

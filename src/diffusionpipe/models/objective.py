@@ -168,7 +168,7 @@ class Objective(nn.Module):
             prediction = prediction[:, : noisy.shape[1]].to(noisy.dtype)
             if self.is_flow:
                 return noisy - _per_sample((timesteps / self.num_timesteps).to(noisy.dtype), noisy) * prediction
-            alphas = self.alphas_cumprod[timesteps.long()]  # (B,)
+            alphas = self.alphas_cumprod.to(timesteps.device)[timesteps.long()]  # (B,)
             signal = _per_sample(alphas.to(noisy.dtype) ** 0.5, noisy)
             sigma = _per_sample((1 - alphas.to(noisy.dtype)) ** 0.5, noisy)
             if self.settings.prediction is Prediction.EPSILON:

@@ -42,17 +42,22 @@ def is_conditioned(position: int, share: Fraction) -> bool:
     return (position + 1) * share // 1 > position * share // 1
 
 
-def self_conditioned(graph: LayerGraph, component: str, convolution: str) -> LayerGraph:
+def self_conditioned(graph: LayerGraph, component: str, convolution: str | None) -> LayerGraph:
     """The graph of a plain denoiser with self-conditioning; widens its first convolution in place.
 
     Args:
         graph: of one backbone, which reads its noisy samples in the component `component` alone.
         component: the denoiser.
-        convolution: the name of the convolution below it.
+        convolution: the name of the convolution below it; None: it has none that could be widened.
 
     Raises:
         ModelError: the denoiser cannot be widened.
     """
+    if convolution is None:
+        raise ModelError(
+            f"objective.self_conditioning: {component} has no first convolution that could read an estimate beside the "
+            "samples; supported are Stable Diffusion 1, 2, XL, and DiT: remove self_conditioning"
+        )
     (backbone,) = graph.backbones
     objective, noise = graph.components["objective"], next(spec for spec in graph.inputs if spec.name == "noise")
     assert isinstance(objective, Objective)
@@ -75,9 +80,15 @@ def self_conditioned(graph: LayerGraph, component: str, convolution: str) -> Lay
     )
 
 
-def narrowed(config: Mapping[str, Any], channels: int) -> dict[str, Any]:
+def plain_config(config: Mapping[str, Any], channels: int) -> dict[str, Any]:
     """The configuration of a denoiser that may be widened already, as it was for samples of so many channels."""
     return {**config, "in_channels": channels} if config.get("in_channels") == 2 * channels else dict(config)
+
+
+def widened_config(module: Any) -> dict[str, Any]:
+    """What changes in the configuration of a plain denoiser that is widened. Its outputs stay as many as they are."""
+    config = module.config
+    return {"in_channels": 2 * config.in_channels, "out_channels": config.out_channels or config.in_channels}
 
 
 def widen(module: nn.Module, name: str) -> None:
@@ -90,7 +101,7 @@ def widen(module: nn.Module, name: str) -> None:
     if type(old) is not nn.Conv2d or old.groups != 1 or old.padding_mode != "zeros":
         raise ModelError(f"self_conditioning widens {name}, which is no plain convolution here")
     with torch.device("meta"):
-        new = nn.Conv2d(
+        new = TwoHalves(
             2 * old.in_channels,
             old.out_channels,
             old.kernel_size,  # type: ignore[arg-type]  # torch declares it wider than it takes it
@@ -106,6 +117,21 @@ def widen(module: nn.Module, name: str) -> None:
     path, _, own = name.rpartition(".")
     parent = attribute(module, path) if path else module
     setattr(parent, own, new)
+
+
+class TwoHalves(nn.Conv2d):
+    """A convolution that adds what both halves of its inputs give.
+
+    Where the weights of the second half are zero, the result is bit for bit that of a convolution of the first half
+    alone. One convolution of all inputs may round otherwise, because libraries choose its algorithm by the sizes.
+    """
+
+    def forward(self, input: Tensor) -> Tensor:
+        """(B, 2C, H, W) to (B, C_out, H', W')."""
+        here, there = self.weight.chunk(2, dim=1)
+        first, second = input.chunk(2, dim=1)
+        first = self._conv_forward(first, here, self.bias)  # (B, C_out, H', W')
+        return first + self._conv_forward(second, there, None)
 
 
 def _conditioned(layer: Layer, noisy: str) -> Layer:
