@@ -95,17 +95,35 @@ def test_two_stages_learn_and_draw_what_one_process_does(over_two, recipe, tmp_p
     assert np.abs(pictures_of(folder).astype(int) - pictures_of(tmp_path)).max() <= 1
 
 
-@pytest.mark.parametrize(
-    "pipeline",
-    [{"data_parallel": 2, "sharded": True}, {"data_parallel": 2}, {"schedule": "zb-h1"}, {"fill": True}],
-    ids=lambda pipeline: "-".join(pipeline),
-)
-def test_other_layouts_change_nothing(crew, recipe, tmp_path, over_two, pipeline):
+LAYOUTS = {
+    "sharded": {"pipeline": {"data_parallel": 2, "sharded": True}},
+    "data parallel": {"pipeline": {"data_parallel": 2}},
+    "split": {"pipeline": {"schedule": "zb-h1"}},
+    "filled": {"pipeline": {"fill": True}},
+    "offloaded": {"pipeline": {"offload_frozen": True}},
+    "post-validated": {"training": {"post_validation": True}},
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_other_layouts_change_nothing(crew, recipe, tmp_path, over_two, layout):
     folder, kind = over_two
-    if kind == "dit" and "fill" in pipeline:
-        pytest.skip("one model is enough")
-    assert crew.run(train, recipe(tmp_path, kind=kind, pipeline=pipeline)) == [4, 4]
+    assert crew.run(train, recipe(tmp_path, kind=kind, **LAYOUTS[layout])) == [4, 4]
     assert_near(tmp_path, folder)
+
+
+def test_a_trained_text_encoder_and_random_weights(crew, recipe, tmp_path):
+    sections = {"model": {"train": ["unet", "text_encoder"], "from_scratch": True}, "sampling": {"every": None}}
+    assert crew.run(train, recipe(tmp_path / "two", **sections)) == [4, 4]
+    assert train_here(recipe(tmp_path / "one", **sections)) == 4
+    assert_near(tmp_path / "two", tmp_path / "one")
+
+
+def test_bfloat16_stays_near_float32(crew, recipe, tmp_path, over_two):
+    folder, kind = over_two
+    narrow = recipe(tmp_path, kind=kind, training={"precision": "bfloat16"}, sampling={"every": None})
+    assert crew.run(train, narrow) == [4, 4]
+    assert list(losses_of(tmp_path).values()) == pytest.approx(list(losses_of(folder).values()), rel=0.03)
 
 
 def test_a_plain_model_that_is_widened_has_the_losses_of_the_plain_one_bit_for_bit(crew, recipe, over_two, tmp_path):

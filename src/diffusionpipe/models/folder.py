@@ -102,6 +102,8 @@ def family_graph(
         raise ModelError(f"lora: diffusers' pipeline of this model loads no adapters; train the whole {chosen[0]}")
     if objective.settings.self_conditioning and lora is not None:
         raise ModelError(f"lora: {refusal(Feature.LORA, Feature.SELF_CONDITIONING)}")
+    if objective.settings.self_conditioning and "controlnet" in family.trainable:
+        raise ModelError(f"objective: {refusal(Feature.SELF_CONDITIONING, Feature.CONTROLNET)}")
     graph = family.graph(components, objective=objective, resolution=resolution, train=chosen, dtype=dtype)
     if objective.settings.self_conditioning:
         graph = self_conditioned(graph, family.trainable[0], family.convolution)

@@ -131,7 +131,8 @@ class TwoHalves(nn.Conv2d):
         here, there = self.weight.chunk(2, dim=1)
         first, second = input.chunk(2, dim=1)
         first = self._conv_forward(first, here, self.bias)  # (B, C_out, H', W')
-        return first + self._conv_forward(second, there, None)
+        result: Tensor = first + self._conv_forward(second, there, None)
+        return result
 
 
 def _conditioned(layer: Layer, noisy: str) -> Layer:

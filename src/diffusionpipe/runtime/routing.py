@@ -71,7 +71,7 @@ def routes_of(schedule: Schedule, worker: int) -> dict[tuple[int, int], Route]:
     """The routes of every stage and micro-batch on `worker`."""
     placement = schedule.placement
     arrival, waits = _messages_by_edge(schedule), waits_of(schedule)
-    edges = _edges(placement)
+    edges = [edge for edge in _edges(placement) if not placement.is_frozen(edge.producer)]
     routes = {}
     for pipeline in placement.pipelines:
         if Op.ENCODE in pipeline.ops:
@@ -128,8 +128,6 @@ def _route(
     read: set[str] = set()
     num_reads = num_gradient_reads = 0
     for edge in edges:
-        if placement.is_frozen(edge.producer):
-            continue
         if edge.consumer == stage and (source := part(edge.producer, is_gradient=False)) is not None:
             for name in edge.tensors:
                 inputs[name].append(source)

@@ -198,6 +198,28 @@ def _in_passes(stage: LayerStage, inputs: Mapping[str, Tensor], arithmetic: Arit
     return torch.cat(outputs)[:num_rows]
 
 
+class _Predictor:
+    """Predicts in one process. Mutable: it keeps the last estimate for a denoiser that reads it."""
+
+    def __init__(self, stage: LayerStage, conditions: Mapping[str, Tensor], arithmetic: Arithmetic) -> None:
+        self._stage, self._conditions, self._arithmetic = stage, conditions, arithmetic
+        self._estimate: Tensor | None = None
+
+    def __call__(self, noisy: Tensor | None, timestep: Tensor) -> Tensor:
+        """See `sampling.Predict`."""
+        assert noisy is not None
+        times = timestep.to(noisy.device).expand(len(noisy))
+        inputs = {"noisy": noisy, "timesteps": times, **self._conditions}
+        if ESTIMATE in self._stage.reads:
+            last = torch.zeros_like(noisy) if self._estimate is None else self._estimate
+            inputs[ESTIMATE] = torch.cat([last] * (len(noisy) // len(last)))
+        return _in_passes(self._stage, inputs, self._arithmetic)
+
+    def remember(self, estimate: Tensor) -> None:
+        """Let the next step read this estimate, the same for every row of a sample."""
+        self._estimate = estimate
+
+
 def draw_from_folder(
     folder: Path,
     wish: Wish,
@@ -233,32 +255,19 @@ def draw_from_folder(
         [layer for layer in layers if layer.component == denoiser], graph.components, outputs=["prediction"]
     )
     fed = [name for name in stage.reads if name not in _MOVING]
-    last: dict[str, Tensor] = {}
-    """The last estimate, for a denoiser that reads it."""
     with torch.no_grad():
         on_device = {name: value.to(device) for name, value in raw.items()}
         with arithmetic.context(device):
             conditions = on_device | run_layers(frozen, graph.components, on_device, targets=set(fed))
 
-        def predict(noisy: Tensor | None, timestep: Tensor) -> Tensor:
-            assert noisy is not None
-            times = timestep.to(device).expand(len(noisy))
-            inputs = {"noisy": noisy, "timesteps": times, **{name: conditions[name] for name in fed}}
-            if ESTIMATE in stage.reads:
-                estimate = last.get(ESTIMATE, torch.zeros_like(noisy))
-                inputs[ESTIMATE] = torch.cat([estimate] * (len(noisy) // len(estimate)))
-            return _in_passes(stage, inputs, arithmetic)
-
-        def remember(estimate: Tensor) -> None:
-            last[ESTIMATE] = estimate
-
+        predict = _Predictor(stage, {name: conditions[name] for name in fed}, arithmetic)
         latents = draw(
             predict,
             settings,
             num_samples=len(wish),
             latent_shape=_latent_shape(graph),
             spacing=spacing_of(graph),
-            feed_back=partial(_remembered, graph, remember) if ESTIMATE in stage.reads else None,
+            feed_back=partial(_remembered, graph, predict.remember) if ESTIMATE in stage.reads else None,
             device=device,
             on_step=on_step,
         )

@@ -25,19 +25,8 @@ TOKENS = ("input_ids", "input_ids_2", "input_ids_3")
 """The caption in the tokens of each text encoder."""
 MASKS = {"input_mask": "input_ids"}
 """Where tokens count, 1, and where they fill up, 0: input and the tokens that it belongs to."""
-INPUTS = (
-    "pixels",
-    "condition",
-    *TOKENS,
-    *MASKS,
-    "labels",
-    "posterior_noise",
-    "noise",
-    "time",
-    "time_ids",
-    "guidance",
-    CONDITIONED,
-)
+_OF_NOISE = ("posterior_noise", "noise", "time", CONDITIONED)
+INPUTS = ("pixels", "condition", *TOKENS, *MASKS, "labels", *_OF_NOISE, "time_ids", "guidance")
 """Raw inputs that a model may read."""
 
 _ATTEMPTS = 100
