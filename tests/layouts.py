@@ -188,3 +188,25 @@ def scattered(seed):
 def rows_of(worker, inputs):
     offset = worker.place.group * (worker.plan.batch // worker.plan.mesh.data_parallel)
     return {name: v[offset + worker.encoded.start : offset + worker.encoded.stop] for name, v in inputs.items()}
+
+
+def steps_ahead(graph, model, plan, batches):
+    """The steps of all batches but the last, which is only encoded."""
+
+    def main(rank, transport):
+        worker = build_worker(copy.deepcopy(graph), model, plan, rank, transport, device=CPU)
+        if worker.encoded is not None:
+            worker.feed(worker.prologue, rows_of(worker, batches[0]))
+        worker.prologue.run()
+        found = []
+        for following in batches[1:]:
+            if worker.encoded is not None:
+                worker.feed(worker.train, rows_of(worker, following))
+            worker.reset_gradients()
+            outputs = worker.train.run()
+            loss = sum(float(output.value.double().sum()) for output in outputs) / plan.batch
+            found.append((loss, {name: p.grad.clone() for name, p in worker.parameters.items()}))
+        return found
+
+    ranks = run_threads(plan.mesh.num_ranks, main)
+    return [merge(results) for results in zip(*ranks, strict=True)]

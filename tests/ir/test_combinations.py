@@ -13,6 +13,7 @@ from tiny_models import tiny_controlled, tiny_dit
 from diffusionpipe.ir.combinations import MEANINGS, NOT_TRIED, REFUSED, TABLE, WORKS, Feature, Refused, Works, refusal
 from diffusionpipe.models.folder import REGISTRY, family_graph
 from diffusionpipe.models.lora import LoraSettings, add_lora
+from diffusionpipe.models.objective import Objective, ObjectiveSettings
 from diffusionpipe.planner import Layout, build_plan
 from diffusionpipe.planner.filling.frozen_layers import FillOptions, FrozenLayers, check_options
 from diffusionpipe.planner.pricing.given import Given, check_given
@@ -91,6 +92,12 @@ def drawn_from_a_prompt():
     raw_conditions(Wish(prompts=("a bird",)), tiny_controlled(), ROOT, settings)
 
 
+def estimating(pipeline, lora=None):
+    """A model of that pipeline, asked to read its own estimate."""
+    objective = Objective(ObjectiveSettings(self_conditioning=0.5), {})
+    return lambda: family_graph(REGISTRY[pipeline], {}, objective, resolution=8, train=None, dtype="float32", lora=lora)
+
+
 F = Feature
 CASES = {
     (F.SHARDED, F.REPLICAS): [
@@ -117,6 +124,11 @@ CASES = {
     ],
     (F.LORA, F.DIT): [adapters_on(tiny_dit, "transformer")],
     (F.LORA, F.CONTROLNET): [adapters_on(tiny_controlled, "controlnet")],
+    (F.SELF_CONDITIONING, F.LORA): [
+        recipe_with(lora={"rank": 8}, objective={"self_conditioning": 0.5}),
+        estimating("StableDiffusionPipeline", lora=LoraSettings(rank=2)),
+    ],
+    (F.SELF_CONDITIONING, F.CONTROLNET): [estimating("StableDiffusionControlNetPipeline")],
     (F.OFFLOAD, F.NO_ENCODERS): [lambda: check_offload(without_encoders())],
     (F.FILL, F.NO_ENCODERS): [
         lambda: check_options(FillOptions(), FrozenLayers(components=(), forward=lambda layer, samples: 0.0), 2)

@@ -178,7 +178,8 @@ def test_a_schedule_file_is_what_a_reviewer_can_read():
         "edges": [{"producer": 0, "consumer": 1, "tensors": ["hidden"], "gradients": ["hidden"]}],
         "model": "unet",
         "is_ahead": false,
-        "first_sample": 0
+        "first_sample": 0,
+        "probes_from": null
       }
     ]
   },

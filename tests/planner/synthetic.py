@@ -206,6 +206,20 @@ def with_casts(profile: Profile, *, seconds: float, num_bytes: int) -> Profile:
     return replace(profile, layers=tuple(layers))
 
 
+def conditioned(profile: Profile, share: float) -> Profile:
+    """The same model, which reads its own estimate: the first trained layer what the last one writes."""
+    graph = profile.graph
+    first, last = graph.backbone_layers[0], graph.backbone_layers[-1]
+    added = {first: {"reads": ("estimate",)}, last: {"writes": ("estimate",)}}
+    layers = tuple(
+        replace(layer, **{key: (*getattr(layer, key), *names) for key, names in added.get(layer.name, {}).items()})
+        for layer in graph.layers
+    )
+    backbone = replace(graph.backbones[0], estimate="estimate", self_conditioning=share)
+    tensors = (*graph.tensors, TensorSpec(name="estimate", shape=(100,)))
+    return replace(profile, graph=replace(graph, layers=layers, tensors=tensors, backbones=(backbone,)))
+
+
 def cluster(
     num_ranks: int = 8,
     *,

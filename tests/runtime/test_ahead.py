@@ -1,42 +1,16 @@
 """Encoding ahead changes nothing: the same losses and gradients as encoding each batch before its first forward."""
 
-import copy
-
 import pytest
 import torch
-from layouts import CPU, assert_same_step, merge, reference_step, rows_of, scattered
+from layouts import assert_same_step, reference_step, scattered, steps_ahead
 from tiers import quick_and_slow
 from tiny_models import raw_inputs, tiny_dit, tiny_stable_diffusion
 
 from diffusionpipe.models.describe import describe
 from diffusionpipe.planner import Layout, build_plan
-from diffusionpipe.runtime.threads import run_threads
-from diffusionpipe.runtime.worker import build_worker
 
 BATCH = 16
 MODELS = {"stable diffusion": tiny_stable_diffusion, "dit": tiny_dit}
-
-
-def steps_in_threads(graph, model, plan, batches):
-    """The steps of all batches but the last, which is only encoded."""
-
-    def main(rank, transport):
-        worker = build_worker(copy.deepcopy(graph), model, plan, rank, transport, device=CPU)
-        if worker.encoded is not None:
-            worker.feed(worker.prologue, rows_of(worker, batches[0]))
-        worker.prologue.run()
-        found = []
-        for following in batches[1:]:
-            if worker.encoded is not None:
-                worker.feed(worker.train, rows_of(worker, following))
-            worker.reset_gradients()
-            outputs = worker.train.run()
-            loss = sum(float(output.value.double().sum()) for output in outputs) / plan.batch
-            found.append((loss, {name: p.grad.clone() for name, p in worker.parameters.items()}))
-        return found
-
-    ranks = run_threads(plan.mesh.num_ranks, main)
-    return [merge(results) for results in zip(*ranks, strict=True)]
 
 
 LAYOUTS = {
@@ -58,7 +32,7 @@ def test_steps_with_frozen_work_scattered_over_the_iteration_are_those_of_one_pr
     expected = [reference_step(graph, inputs) for inputs in batches[:-1]]
     for seed in range(3):
         plan = build_plan(model, LAYOUTS[layout], filler=scattered(seed))
-        for found, reference in zip(steps_in_threads(graph, model, plan, batches), expected, strict=True):
+        for found, reference in zip(steps_ahead(graph, model, plan, batches), expected, strict=True):
             assert_same_step(found, reference)
 
 
@@ -67,6 +41,6 @@ def test_the_first_batch_is_encoded_bit_for_bit_as_all_others():
     model = describe(graph)
     plan = build_plan(model, Layout(batch=BATCH, stages=2, microbatches=4), filler=scattered(1))
     inputs = raw_inputs(graph, BATCH)
-    first, second, third = steps_in_threads(graph, model, plan, [inputs] * 4)
+    first, second, third = steps_ahead(graph, model, plan, [inputs] * 4)
     assert first.loss == second.loss == third.loss
     assert all(torch.equal(first.gradients[name], second.gradients[name]) for name in first.gradients)

@@ -295,7 +295,10 @@ def test_a_circle_across_workers_is_found():
         ({"edges": (Edge(producer=0, consumer=0),)}, "edge 0->0 leads from a stage to itself"),
         ({"edges": (Edge(producer=0, consumer=1, gradients=("other",)),)}, "tensors that it does not carry"),
         ({"edges": (Edge(producer=0, consumer=1),) * 2}, "2 edges lead from stage 0 to stage 1"),
-        ({"edges": (Edge(producer=0, consumer=7),)}, "edge 0->7 must lead from this pipeline or a frozen one"),
+        (
+            {"edges": (Edge(producer=0, consumer=7),)},
+            "edge 0->7 must lead from this pipeline, its probe or a frozen one",
+        ),
     ],
 )
 def test_an_unsound_pipeline_is_found(change, text):

@@ -1,8 +1,12 @@
+from fractions import Fraction
+
 from diffusionpipe.schedules import gpipe
 from diffusionpipe.schedules.bitpipe import bitpipe
 from diffusionpipe.schedules.chimera import chimera
+from diffusionpipe.schedules.probes import with_probes
 from diffusionpipe.simulator import simulate, uniform_costs
-from diffusionpipe.viz.places import is_later, places_of_stages
+from diffusionpipe.viz import explained_sketch
+from diffusionpipe.viz.places import PROBE, is_later, places_of_stages
 
 
 def places(schedule):
@@ -16,6 +20,14 @@ def later(schedule):
 def test_one_stage_on_each_worker_is_never_later():
     assert places(gpipe(3, 2)) == {0: (0, 1), 1: (0, 1), 2: (0, 1)}
     assert not later(gpipe(3, 2))
+
+
+def test_a_probe_stands_in_no_direction():
+    schedule = with_probes(gpipe(2, 2), {"": Fraction(1, 2)})
+    assert places(schedule) == {0: (0, 1), 1: (0, 1), 2: PROBE, 3: PROBE}
+    sketch = explained_sketch(simulate(schedule, uniform_costs(schedule)), width=120)
+    assert "0 | P1 F0 F1" in sketch
+    assert "P0: its forward without gradients, ahead" in " ".join(sketch.split())
 
 
 def test_the_stages_of_the_second_direction_are_later():

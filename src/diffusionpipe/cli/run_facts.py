@@ -90,7 +90,7 @@ def trained_components(model: "ModelGraph") -> tuple[str, ...]:
 def _trained_pipelines(plan: "Plan") -> "list[Pipeline]":
     from diffusionpipe.ir import Op
 
-    return [pipeline for pipeline in plan.train.placement.pipelines if Op.ENCODE not in pipeline.ops]
+    return [p for p in plan.train.placement.pipelines if Op.ENCODE not in p.ops and not p.is_probe]
 
 
 def _ranks_of_blocks(plan: "Plan") -> dict[int, tuple[int, ...]]:

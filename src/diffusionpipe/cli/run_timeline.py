@@ -75,10 +75,8 @@ def predicted_panel(timeline: "Timeline", mesh: "Mesh") -> "Panel":
 
 def timeline_title(plan: "Plan") -> str:
     """The layout and its sizes, for a picture of one of its iterations."""
-    from diffusionpipe.ir import Op
-
     mesh = plan.mesh
-    microbatches = sum(len(p.microbatches) for p in plan.train.placement.pipelines if Op.ENCODE not in p.ops)
+    microbatches = plan.train.num_microbatches()
     sizes = (
         f"{_count(microbatches, 'micro-batch', 'es')}{' each' if mesh.data_parallel > 1 else ''}, batch {plan.batch}"
     )

@@ -140,7 +140,7 @@ def _graph_problems(graph: ModelGraph) -> Iterator[str]:
         if any(side < 0 for side in spec.shape):
             yield f"{spec.name}: the shape {spec.shape} has a negative side"
     tensors, parameters = {spec.name for spec in graph.tensors}, {spec.name for spec in graph.parameters}
-    written = set(graph.inputs)
+    written = {*graph.inputs, *graph.estimates}
     losses = [backbone.loss for backbone in graph.backbones]
     for place, names in (("graph.inputs", graph.inputs), ("graph.backbones", losses)):
         yield from (f"{place}: there is no tensor {name}" for name in names if name not in tensors)

@@ -6,6 +6,7 @@ are frozen and can fill bubbles, and which tensors carry a gradient.
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from functools import cached_property
 from math import prod
 
@@ -84,6 +85,11 @@ class Backbone:
     """The noisy samples that the denoiser reads,"""
     timesteps: str = "timesteps"
     """and their times."""
+    estimate: str | None = None
+    """What it reads of its own pass before: the estimate of the clean samples, which the loss layer writes; zeros where
+    there is no such pass. None for a denoiser without self-conditioning."""
+    self_conditioning: float = 0.0
+    """Share of the samples of every batch for which there is one while training."""
 
     @property
     def result(self) -> str:
@@ -118,9 +124,19 @@ class ModelGraph:
         return self._tensor[name]
 
     @cached_property
+    def estimates(self) -> frozenset[str]:
+        """What backbones read of their own pass before, and write for it."""
+        return frozenset(backbone.estimate for backbone in self.backbones if backbone.estimate is not None)
+
+    @property
+    def probes(self) -> tuple[tuple[str, Fraction], ...]:
+        """Backbones that read their own estimate, and the share of the samples for which they do while training."""
+        return tuple((b.name, as_fraction(b.self_conditioning)) for b in self.backbones if b.self_conditioning)
+
+    @cached_property
     def frozen_layers(self) -> tuple[str, ...]:
         """Layers that are fillable: neither they nor anything they depend on is trainable, in order."""
-        tainted: set[str] = set()
+        tainted = set(self.estimates)
         frozen = []
         for layer in self.layers:
             if any(p in self._trainable for p in layer.parameters) or not tainted.isdisjoint(layer.reads):
@@ -184,20 +200,30 @@ class ModelGraph:
         """For each pair of blocks (producer, consumer) the tensors that the second reads from the first.
 
         A tensor goes straight from the block that writes it to each block that reads it, never through others. Raw
-        inputs belong to no block; the frozen block passes them on (see `frozen_outputs`).
+        inputs belong to no block; the frozen block passes them on (see `frozen_outputs`). An estimate goes back, to a
+        block that comes first or, if there is one block alone, to itself.
         """
         writer = {name: block for block, layers in enumerate(blocks) for name in self.writes_of(layers)}
         flows: dict[tuple[int, int], tuple[str, ...]] = {}
         for consumer, layers in enumerate(blocks):
             for name in self.reads_of(layers):
                 producer = writer.get(name)
-                if producer is not None and producer != consumer:
+                if producer is not None:
                     flows[producer, consumer] = (*flows.get((producer, consumer), ()), name)
         return flows
 
     def frozen_outputs(self, layers: Iterable[str]) -> tuple[str, ...]:
         """Tensors that these backbone layers read from the frozen part or from the raw inputs, in order."""
         return tuple(name for name in self.reads_of(layers) if name in self.frozen_tensors)
+
+
+def as_fraction(share: float) -> Fraction:
+    """The simple fraction that a share stands for, by which samples can be counted.
+
+    >>> as_fraction(0.5), as_fraction(0.3333)
+    (Fraction(1, 2), Fraction(1, 3))
+    """
+    return Fraction(share).limit_denominator(4096)
 
 
 def upstream(layers: Sequence[LayerSpec], tensor: str) -> list[LayerSpec]:

@@ -49,6 +49,7 @@ class Feature(StrEnum):
     NO_ENCODERS = "no encoders"
     NARROW_STORE = "bfloat16 store"
     WIDE = "wide arithmetic"
+    SELF_CONDITIONING = "self-conditioning"
 
 
 MEANINGS: Mapping[Feature, str] = {
@@ -80,6 +81,7 @@ MEANINGS: Mapping[Feature, str] = {
     Feature.NO_ENCODERS: "the model has no frozen part",
     Feature.NARROW_STORE: '`model.frozen_dtype = "bfloat16"`',
     Feature.WIDE: '`training.precision` is "float32" or "float64"',
+    Feature.SELF_CONDITIONING: "`objective.self_conditioning`: the denoiser reads its own estimate",
 }
 
 
@@ -121,6 +123,14 @@ _PAIRWISE = (
 _LAYOUTS = tuple(one for one in _PAIRWISE[:11] if one not in (Feature.BUCKETS, Feature.LORA))
 """Those of them that whole runs have."""
 RUNS = "tests/trainer/test_run.py::"
+ESTIMATES = "tests/runtime/test_self_conditioning.py::"
+ESTIMATED_RUNS = "tests/trainer/test_self_conditioned_runs.py::"
+
+
+def _with_estimates(*features: Feature) -> list[tuple[Feature, Feature]]:
+    return [(Feature.SELF_CONDITIONING, other) for other in features]
+
+
 WORKS: Mapping[str, Sequence[tuple[Feature, Feature]]] = {
     "tests/runtime/test_combinations.py::test_two_features_learn_what_one_process_learns": tuple(
         combinations(_PAIRWISE, 2)
@@ -143,6 +153,23 @@ WORKS: Mapping[str, Sequence[tuple[Feature, Feature]]] = {
         (Feature.LORA, Feature.NARROW_STORE),
         (Feature.BFLOAT16, Feature.NARROW_STORE),
     ],
+    f"{ESTIMATES}test_loss_and_gradients_are_those_of_the_two_passes": _with_estimates(
+        Feature.REPLICAS, Feature.DATA_PARALLEL, Feature.DIT
+    ),
+    f"{ESTIMATES}test_other_families_take_probes_too": _with_estimates(
+        Feature.SPLIT, Feature.SEVERAL_STAGES, Feature.TWO_DIRECTIONS
+    ),
+    f"{ESTIMATES}test_sharded_blocks_are_probed": _with_estimates(Feature.SHARDED),
+    f"{ESTIMATES}test_buckets_and_recomputation": _with_estimates(Feature.BUCKETS, Feature.RECOMPUTE),
+    f"{ESTIMATES}test_filled_steps_are_those_of_the_two_passes": _with_estimates(Feature.FILL),
+    f"{ESTIMATED_RUNS}test_two_stages_learn_and_draw_what_one_process_does": _with_estimates(
+        Feature.EMA, Feature.PICTURES
+    ),
+    f"{ESTIMATED_RUNS}test_other_layouts_change_nothing": _with_estimates(Feature.OFFLOAD, Feature.POST_VALIDATION),
+    f"{ESTIMATED_RUNS}test_a_trained_text_encoder_and_random_weights": _with_estimates(
+        Feature.TEXT_ENCODER, Feature.FROM_SCRATCH
+    ),
+    f"{ESTIMATED_RUNS}test_bfloat16_stays_near_float32": _with_estimates(Feature.BFLOAT16),
     "tests/trainer/test_orders.py::test_an_answer_of_the_search_trains_with_recomputation": [
         (Feature.ORDERS_FILE, Feature.RECOMPUTE)
     ],
@@ -177,6 +204,13 @@ REFUSED: Mapping[tuple[Feature, Feature], str] = {
     **dict.fromkeys(
         [(Feature.LORA, Feature.DIT), (Feature.LORA, Feature.CONTROLNET)],
         "{trained} is a {kind}, for which diffusers cannot load adapters; remove [lora] to train all",
+    ),
+    (Feature.SELF_CONDITIONING, Feature.LORA): (
+        "adapters leave the first convolution as it is, which has to learn to read the estimate; remove "
+        "objective.self_conditioning, or [lora] to train the whole denoiser"
+    ),
+    (Feature.SELF_CONDITIONING, Feature.CONTROLNET): (
+        "a ControlNet steers a U-Net that reads no estimate; remove objective.self_conditioning"
     ),
     (Feature.OFFLOAD, Feature.NO_ENCODERS): "the model has no frozen part; leave out offload_frozen",
     (Feature.FILL, Feature.NO_ENCODERS): "there are no frozen layers to fill with; run the schedule as it is",

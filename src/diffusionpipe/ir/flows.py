@@ -4,6 +4,7 @@ This is the one statement of the rules of data flow. The checker, the simulator 
 
     edge 0 -> 2 with a gradient      F of stage 2 after F of stage 0     (an activation)
                                      B of stage 0 after B of stage 2     (its gradient; I instead of B where split)
+    edge from a probe's last stage   F of the first stage after F of the probe, of the micro-batches that it runs
     edge from an encoder stage       F after every ENCODE of the rows that the micro-batch reads;
                                      if it works ahead, F of the next iteration, so nothing waits in this one
 """
@@ -68,8 +69,14 @@ class Feed:
     is_gradient: bool
     microbatches: tuple[int, ...]
     """Samples of each micro-batch of the pipeline."""
+    numbers: range
+    """The micro-batches of which it flows: all, or of a probe those that it runs."""
     samples: Mapping[int, Range]
     """Samples of a micro-batch -> those of them that flow; never empty."""
+
+    def sizes(self) -> Iterator[tuple[int, int]]:
+        """(micro-batch, samples of it) of each of which it flows."""
+        return ((number, self.microbatches[number]) for number in self.numbers)
 
 
 def feeds(schedule: Schedule) -> Iterator[tuple[Feed, ...]]:
@@ -91,7 +98,7 @@ def frozen_flows(schedule: Schedule) -> Iterator[Flow]:
         if fill.samples:
             fills[fill.stage].append((Action(stage=fill.stage, op=Op.ENCODE, slot=slot), fill.samples))
     for pipeline in schedule.placement.pipelines:
-        rows: dict[int, list[Range]] = {}
+        rows: dict[int, dict[int, Range]] = {}
         for edge in pipeline.edges:
             if edge.producer in frozen:
                 if edge.consumer not in rows:
@@ -117,7 +124,7 @@ def flows(schedule: Schedule) -> tuple[Flow, ...]:
         )
         for of_edge in feeds(schedule)
         if of_edge
-        for microbatch, size in enumerate(of_edge[0].microbatches)
+        for microbatch, size in of_edge[0].sizes()
         for feed in of_edge
     ]
     return (*found, *frozen_flows(schedule))
@@ -127,11 +134,11 @@ def _frozen_stages(schedule: Schedule) -> set[int]:
     return {s for p in schedule.placement.pipelines if Op.ENCODE in p.ops for s in p.stages}
 
 
-def _rows(pipeline: Pipeline, stage: Stage) -> list[Range]:
-    """For each micro-batch the stage's samples of it, counted within the batch."""
+def _rows(pipeline: Pipeline, stage: Stage) -> dict[int, Range]:
+    """Micro-batch that the pipeline runs -> the stage's samples of it, counted within the batch."""
     samples = {size: stage.share.samples(size) for size in set(pipeline.microbatches)}
-    starts = accumulate(pipeline.microbatches, initial=pipeline.first_sample)
-    return [samples[size].shifted(start) for size, start in zip(pipeline.microbatches, starts, strict=False)]
+    starts = list(accumulate(pipeline.microbatches, initial=pipeline.first_sample))
+    return {number: samples[pipeline.microbatches[number]].shifted(starts[number]) for number in pipeline.numbers}
 
 
 def _trained_feeds(schedule: Schedule, pipeline: Pipeline, edge: Edge) -> Iterator[Feed]:
@@ -154,6 +161,7 @@ def _trained_feeds(schedule: Schedule, pipeline: Pipeline, edge: Edge) -> Iterat
             tensors=tensors,
             is_gradient=is_gradient,
             microbatches=pipeline.microbatches,
+            numbers=schedule.placement.pipeline_of(edge.producer).numbers,
             samples=samples,
         )
 
@@ -162,13 +170,13 @@ def _frozen_flows(
     schedule: Schedule,
     pipeline: Pipeline,
     edge: Edge,
-    read: Sequence[Range],
+    read: Mapping[int, Range],
     fills: Sequence[tuple[Action, Range]],
 ) -> Iterator[Flow]:
     """`read`: the consumer's samples by micro-batch; `fills`: those of the producer, with their samples."""
     encoded = schedule.placement.rows(edge.producer, 0)
     is_ahead = schedule.placement.pipeline_of(edge.producer).is_ahead
-    for microbatch, rows in enumerate(read):
+    for microbatch, rows in read.items():
         if rows.stop <= encoded.start or encoded.stop <= rows.start:
             continue
         samples = rows.intersection(encoded)

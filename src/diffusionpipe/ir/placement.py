@@ -8,6 +8,10 @@
 Two stages with equal `weights` hold copies of the same parameters: as replicas (disjoint shares, same pipeline) or as
 the two directions of Chimera (different pipelines). Frozen work is a pipeline too: its ops are {ENCODE}, it has one
 micro-batch, the whole batch, and one stage per worker whose share are the samples which that worker encodes.
+
+A **probe** is a pipeline that runs forwards over another one's blocks, on the same workers, without gradients. An edge
+leads from its last stage to the other pipeline's first: the denoiser reads its own estimate (self-conditioning). It has
+the same micro-batches with the same numbers, but runs only those from a certain one on.
 """
 
 from dataclasses import dataclass, field
@@ -114,6 +118,23 @@ class Pipeline:
     """Frozen pipelines only: they encode the next iteration's batch, so nothing in this iteration waits for them."""
     first_sample: int = 0
     """Where its samples begin in the batch: pipelines that train the same weights share the batch."""
+    probes_from: int | None = None
+    """Of a probe the first micro-batch that it runs; None: it is no probe, and runs all."""
+
+    @property
+    def is_probe(self) -> bool:
+        """Whether it is a probe of another pipeline."""
+        return self.probes_from is not None
+
+    @property
+    def numbers(self) -> range:
+        """The micro-batches that it runs."""
+        return range(self.probes_from or 0, len(self.microbatches))
+
+    def probes(self, other: "Pipeline") -> bool:
+        """Whether it is the probe of the other pipeline."""
+        is_alike = (self.model, self.first_sample) == (other.model, other.first_sample)
+        return is_alike and self.is_probe and not other.is_probe
 
     @property
     def num_samples(self) -> int:
@@ -159,6 +180,12 @@ class Placement:
     def pipeline_of(self, stage: int) -> Pipeline:
         """The pipeline that the stage belongs to."""
         return self._pipeline_of[stage]
+
+    def num_forwards(self, stage: int) -> int:
+        """Forwards of the stage's block on its worker, those of the pipeline and those of its probe."""
+        own = self.pipeline_of(stage)
+        alike = (p for p in self.pipelines if p is own or p.probes(own) or own.probes(p))
+        return sum(len(pipeline.numbers) for pipeline in alike)
 
     def samples(self, stage: int, microbatch: int) -> Range:
         """The samples of the micro-batch that the stage handles, counted within the micro-batch."""

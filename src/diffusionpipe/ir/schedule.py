@@ -67,8 +67,8 @@ class Schedule:
                 yield worker, action
 
     def num_microbatches(self) -> int:
-        """The micro-batches of all trained pipelines together."""
-        return sum(len(p.microbatches) for p in self.placement.pipelines if Op.ENCODE not in p.ops)
+        """The micro-batches of all trained pipelines together; those of probes are the same ones again."""
+        return sum(len(p.microbatches) for p in self.placement.pipelines if Op.ENCODE not in p.ops and not p.is_probe)
 
 
 def lone_blocks(schedule: Schedule) -> frozenset[int]:

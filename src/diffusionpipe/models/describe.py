@@ -64,7 +64,8 @@ def _raise(problems: list[str]) -> None:
 def _problems_of_names(graph: LayerGraph) -> list[str]:
     problems = []
     seen: set[str] = set()
-    written = {spec.name: "the raw inputs" for spec in graph.inputs}
+    fed_back = {spec.name for spec in graph.fed_back}
+    written = {spec.name: "the raw inputs" for spec in graph.inputs} | dict.fromkeys(fed_back, "")
     for layer in graph.layers:
         if layer.name in seen:
             problems.append(f"two layers have the name {layer.name}")
@@ -74,7 +75,7 @@ def _problems_of_names(graph: LayerGraph) -> list[str]:
         problems += [f"{layer.name} reads {name}, which nothing before it writes" for name in layer.reads
                      if name not in written]  # fmt: skip
         for name in layer.writes:
-            if name in written:
+            if name in written and name not in fed_back:
                 problems.append(f"{layer.name} writes {name}, which {written[name]} wrote before")
             written[name] = layer.name
     wanted = [name for backbone in graph.backbones for name in (backbone.loss, backbone.prediction) if name is not None]
@@ -155,7 +156,7 @@ def _run_fake(
     """All tensors; `counter` learns which layer runs."""
     tensors = {
         spec.name: torch.zeros((batch, *spec.shape), dtype=getattr(torch, spec.dtype), device=device)
-        for spec in graph.inputs
+        for spec in graph.given
     }
     with torch.autocast(device, dtype=autocast, enabled=autocast is not None, cache_enabled=False):
         for layer in graph.layers:
@@ -194,6 +195,12 @@ def _problems_of_shapes(
             )
         if dtype_name(tensor.dtype) not in BYTES_OF_DTYPE:
             problems.append(f"{name} has the dtype {dtype_name(tensor.dtype)}; known are {', '.join(BYTES_OF_DTYPE)}")
+    problems += [
+        f"{spec.name} is read as {spec.shape} {spec.dtype}, but written as {tuple(first[spec.name].shape[1:])} "
+        f"{dtype_name(first[spec.name].dtype)}"
+        for spec in graph.fed_back
+        if (spec.shape, spec.dtype) != (tuple(first[spec.name].shape[1:]), dtype_name(first[spec.name].dtype))
+    ]
     return problems + [
         f"{backbone.loss} must hold one loss a sample, but has {tuple(first[backbone.loss].shape)}"
         for backbone in graph.backbones
@@ -238,12 +245,13 @@ def _model_graph(graph: LayerGraph, tensors: Mapping[str, Tensor], flops: Mappin
     names = canonical_names(graph.components)
     layers: list[LayerSpec] = []
     needs_gradient: set[str] = set()
+    fed_back = {spec.name for spec in graph.fed_back}
     used: dict[nn.Parameter, None] = {}
     for layer in graph.layers:
         parameters = dict.fromkeys(own_parameters(layer, graph.components[layer.component]))
         used.update(parameters)
         if any(p.requires_grad for p in parameters) or not needs_gradient.isdisjoint(layer.reads):
-            needs_gradient.update(name for name in layer.writes if tensors[name].is_floating_point())
+            needs_gradient.update(n for n in layer.writes if tensors[n].is_floating_point() and n not in fed_back)
         layers.append(
             LayerSpec(
                 name=layer.name,

@@ -16,7 +16,7 @@ from torch.nn import functional
 from diffusionpipe.costs import TensorSpec
 from diffusionpipe.errors import ModelError
 from diffusionpipe.models.autoencoder import encoder_inputs, encoder_layers, latent_shape, vae_problems
-from diffusionpipe.models.family import Family, Step, chain, dtype_of, set_trainable, unsupported
+from diffusionpipe.models.family import HINT, Family, Step, chain, dtype_of, set_trainable, unsupported
 from diffusionpipe.models.graph import Layer, LayerGraph, attribute
 from diffusionpipe.models.objective import Objective, loss_layer, noise_layer, objective_inputs
 
@@ -69,6 +69,7 @@ def dit_graph(
 
 
 FAMILY = Family(
+    convolution="pos_embed.proj",
     components={"vae": "AutoencoderKL", "transformer": "DiTTransformer2DModel"},
     trainable=_TRAINABLE,
     graph=dit_graph,
@@ -81,7 +82,8 @@ def _transformer_problems(transformer: Any, latents: tuple[int, int, int]) -> li
     problems = unsupported("transformer", config, _ALLOWED)
     channels, size, _ = latents
     if config.in_channels != channels:
-        problems.append(f"transformer: in_channels {config.in_channels} is not the VAE's {channels}")
+        hint = HINT if config.in_channels == 2 * channels else ""
+        problems.append(f"transformer: in_channels {config.in_channels} is not the VAE's {channels}{hint}")
     if transformer.out_channels not in (channels, 2 * channels):
         problems.append(
             f"transformer: out_channels {transformer.out_channels} must be {channels}, or {2 * channels} with variances"

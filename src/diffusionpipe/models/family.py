@@ -9,6 +9,9 @@ from torch import Tensor, nn
 from diffusionpipe.errors import ModelError
 from diffusionpipe.models.graph import Layer, LayerGraph
 
+HINT = "; if it reads its own estimate (self-conditioning), set objective.self_conditioning"
+"""What to do about a denoiser with twice the inputs."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prompt:
@@ -47,6 +50,9 @@ class Family:
     """Whether `sample` and samples while training draw from it."""
     has_adapters: bool = True
     """Whether diffusers' pipeline loads adapters, so that they can be trained and exported."""
+    convolution: str | None = None
+    """The first convolution of the denoiser, by its name below it, which self-conditioning widens; None: a denoiser
+    without it cannot read its own estimate."""
     sample_size: int | None = None
     """Side of the latents that diffusers' pipeline draws unless told otherwise; None: as the denoiser's configuration
     says."""

@@ -29,6 +29,7 @@ from diffusionpipe.models.graph import LayerGraph
 from diffusionpipe.models.lora import LoraSettings, add_lora
 from diffusionpipe.models.meta import module_on_meta
 from diffusionpipe.models.objective import Objective, ObjectiveSettings
+from diffusionpipe.models.self_conditioning import plain_config, self_conditioned
 from diffusionpipe.models.weights import weight_files
 
 REGISTRY: Mapping[str, Family] = {
@@ -64,7 +65,8 @@ def build_graph(
     Raises ModelError.
     """
     folder = resolve_folder(folder_or_id)
-    family, components = family_of(folder), open_components(folder)
+    family = family_of(folder)
+    components = open_components(folder, is_plain=objective.self_conditioning > 0)
     noise = Objective(objective, scheduler_config(folder))
     try:
         return family_graph(family, components, noise, resolution=resolution, train=train, dtype=dtype, lora=lora)
@@ -98,7 +100,13 @@ def family_graph(
         raise ModelError(f"lora: {refusal(Feature.LORA, Feature.TEXT_ENCODER, denoiser=own, chosen=others)}")
     if lora is not None and not family.has_adapters:
         raise ModelError(f"lora: diffusers' pipeline of this model loads no adapters; train the whole {chosen[0]}")
+    if objective.settings.self_conditioning and lora is not None:
+        raise ModelError(f"lora: {refusal(Feature.LORA, Feature.SELF_CONDITIONING)}")
+    if objective.settings.self_conditioning and "controlnet" in family.trainable:
+        raise ModelError(f"objective: {refusal(Feature.SELF_CONDITIONING, Feature.CONTROLNET)}")
     graph = family.graph(components, objective=objective, resolution=resolution, train=chosen, dtype=dtype)
+    if objective.settings.self_conditioning:
+        graph = self_conditioned(graph, family.trainable[0], family.convolution)
     objective.shift.factor(graph.num_tokens)  # refused here if it needs tokens and there are none
     if lora is not None:
         add_lora(graph.components, chosen[0], lora)
@@ -143,10 +151,21 @@ def is_hub_id(folder_or_id: str | Path) -> bool:
     return is_shaped and not Path(folder_or_id).expanduser().exists()
 
 
-def open_components(folder: Path) -> dict[str, nn.Module]:
+def reads_estimate(folder: Path) -> bool:
+    """Whether the denoiser in a folder has twice the inputs that samples have, for its own estimate.
+
+    Raises ModelError for a folder of another kind.
+    """
+    family = family_of(folder)
+    config = component_config(folder, family.trainable[0])
+    return family.convolution is not None and plain_config(config, _latent_channels(folder)) != config
+
+
+def open_components(folder: Path, *, is_plain: bool = False) -> dict[str, nn.Module]:
     """The components of a diffusers folder that its adapter uses, with parameters on the meta device.
 
     Buffers are real: what is not stored among the weights, such as position tables, is computed by the constructors.
+    With `is_plain` a denoiser that reads its own estimate is made as if it did not; `self_conditioned` widens it again.
 
     Raises ModelError with every problem found.
     """
@@ -167,7 +186,18 @@ def open_components(folder: Path) -> dict[str, nn.Module]:
     ]
     if problems:
         raise ModelError("\n".join(problems))
-    return {name: _open(kind, folder / name / "config.json") for name, kind in family.components.items()}
+    configs = {name: _read_json(folder / name / "config.json") for name in family.components}
+    if is_plain and family.convolution is not None:
+        configs[family.trainable[0]] = plain_config(configs[family.trainable[0]], _latent_channels(folder))
+    return {
+        name: module_on_meta(kind, configs[name], source=folder / name / "config.json")
+        for name, kind in family.components.items()
+    }
+
+
+def _latent_channels(folder: Path) -> int:
+    channels = component_config(folder, "vae").get("latent_channels", 4)
+    return channels if isinstance(channels, int) else 0
 
 
 def scheduler_config(folder: Path) -> dict[str, Any]:
@@ -238,7 +268,3 @@ def _read_json(path: Path) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise ModelError(f"{path} must hold a JSON object")
     return content
-
-
-def _open(kind: str, config: Path) -> nn.Module:
-    return module_on_meta(kind, _read_json(config), source=config)

@@ -44,11 +44,20 @@ class LayerGraph:
     """Raw inputs: what the data loader yields."""
     backbones: tuple[Backbone, ...] = (Backbone(),)
     """In the order of sampling."""
+    fed_back: tuple[TensorSpec, ...] = ()
+    """What backbones read of their own pass before (`Backbone.estimate`): layers read it before the loss writes it."""
+    widened: frozenset[str] = frozenset()
+    """Canonical names of weights whose second half of inputs a stored model may lack; it is zero then."""
     patch: int | None = None
     """Side of the square of latents that is one token of the denoiser; None if it has no tokens."""
     has_even_sigmas: bool = False
     """Whether diffusers' pipeline gives a flow's scheduler the noise levels 1, (n - 1) / n, ..., 1 / n to shift, and
     does not leave their choice to it."""
+
+    @property
+    def given(self) -> tuple[TensorSpec, ...]:
+        """All that layers read and none before them writes."""
+        return (*self.inputs, *self.fed_back)
 
     @property
     def num_tokens(self) -> int | None:

@@ -54,6 +54,9 @@ class ObjectiveSettings:
     shift: float | None = 1.0
     """Of flow times towards noise: t becomes shift * t / (1 + (shift - 1) * t) (Esser et al., 2024, section 5.3.2).
     None: as the scheduler's configuration says."""
+    self_conditioning: float = 0.0
+    """Share of the samples of every batch for which the denoiser reads its own estimate; see
+    `models.self_conditioning`."""
 
     def __post_init__(self) -> None:
         is_flow = self.prediction is Prediction.FLOW_MATCHING
@@ -74,6 +77,7 @@ class ObjectiveSettings:
                 (self.shift is not None and self.shift <= 0) or self.logit_std <= 0,
                 "shift and logit_std must be positive",
             ),
+            (not 0 <= self.self_conditioning <= 1, "self_conditioning is a share; use a number from 0 to 1"),
         ]
         found = [text for is_found, text in problems if is_found]
         if found:
@@ -102,6 +106,12 @@ class Objective(nn.Module):
         # Never cast, unlike the buffers of models: bfloat16 alphas would be other noise levels.
         self.register_buffer("alphas_cumprod", _alphas_cumprod(scheduler), persistent=False)
         self.num_timesteps = len(self.alphas_cumprod)
+        is_blind = settings.prediction is Prediction.EPSILON and not self.alphas_cumprod.min() > 0
+        if settings.self_conditioning and is_blind:
+            raise ModelError(
+                "objective: self_conditioning cannot estimate clean samples from the noise that a model predicts where "
+                "the scheduler leaves no signal (rescale_betas_zero_snr); train a model that predicts v_prediction"
+            )
 
     @property
     def is_flow(self) -> bool:
@@ -151,6 +161,19 @@ class Objective(nn.Module):
         if self.settings.prediction is Prediction.EPSILON:
             return (gamma / snr).clamp(max=1)  # not min(snr, gamma) / snr, which is 0 / 0 at zero terminal SNR
         return snr.clamp(max=gamma) / (snr + 1)
+
+    def estimate(self, prediction: Tensor, noisy: Tensor, timesteps: Tensor) -> Tensor:
+        """The clean latents that a prediction implies, of the shape and dtype of `noisy`, without a gradient."""
+        with torch.no_grad():
+            prediction = prediction[:, : noisy.shape[1]].to(noisy.dtype)
+            if self.is_flow:
+                return noisy - _per_sample((timesteps / self.num_timesteps).to(noisy.dtype), noisy) * prediction
+            alphas = self.alphas_cumprod.to(timesteps.device)[timesteps.long()]  # (B,)
+            signal = _per_sample(alphas.to(noisy.dtype) ** 0.5, noisy)
+            sigma = _per_sample((1 - alphas.to(noisy.dtype)) ** 0.5, noisy)
+            if self.settings.prediction is Prediction.EPSILON:
+                return (noisy - sigma * prediction) / signal
+            return signal * noisy - sigma * prediction
 
     def loss(self, prediction: Tensor, target: Tensor, weight: Tensor) -> Tensor:
         """Weighted mean squared error of each sample, shape (B,), in float32 (float64 where an input is)."""

@@ -69,6 +69,7 @@ def sdxl_graph(
 
 
 FAMILY = Family(
+    convolution="conv_in",
     components={
         "text_encoder": "CLIPTextModel",
         "text_encoder_2": "CLIPTextModelWithProjection",

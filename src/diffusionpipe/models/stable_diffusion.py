@@ -58,6 +58,7 @@ def stable_diffusion_graph(
 
 
 FAMILY = Family(
+    convolution="conv_in",
     components={"text_encoder": "CLIPTextModel", "vae": "AutoencoderKL", "unet": "UNet2DConditionModel"},
     trainable=_TRAINABLE,
     graph=stable_diffusion_graph,

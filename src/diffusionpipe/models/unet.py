@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from diffusionpipe.models.family import Step, chain, dtype_of, unsupported
+from diffusionpipe.models.family import HINT, Step, chain, dtype_of, unsupported
 from diffusionpipe.models.graph import Layer, attribute
 
 _DOWN = ("CrossAttnDownBlock2D", "DownBlock2D")
@@ -59,7 +59,8 @@ def unet_problems(
     latents = vae.config.latent_channels
     channels = tuple(config[field] for field in ("in_channels", "out_channels") if field in config)
     if set(channels) != {latents}:
-        problems.append(f"{component}: in_channels and out_channels {channels} must both be the VAE's {latents}")
+        hint = HINT if channels == (2 * latents, latents) else ""
+        problems.append(f"{component}: in_channels and out_channels {channels} must both be the VAE's {latents}{hint}")
     width = config.cross_attention_dim
     if isinstance(width, int) and width != text_width:
         problems.append(f"{component}: cross_attention_dim {width} is not the text encoder's {text_width}")

@@ -56,7 +56,8 @@ def materialize(
         else:
             added = {key: tensor for key, tensor in needed.items() if is_adapter(key)}
             base = {key: tensor for key, tensor in needed.items() if key not in added}
-            values[name] = base | _stored(name, component, base, source, problems)
+            stored = _stored(name, component, base, source, problems, graph.widened)
+            values[name] = base | stored
             values[name] |= added | _initialised(name, component, added, seed, problems)
         if not problems:
             problems += [f"{name}.{key} has no value: build the buffers of {name} off the meta device"
@@ -206,9 +207,17 @@ def _reset(module: Any, own: Mapping[str, str], canonical: str, seed: int) -> di
 
 
 def _stored(
-    component_name: str, component: nn.Module, needed: Mapping[str, Tensor], source: Path, problems: list[str]
+    component_name: str,
+    component: nn.Module,
+    needed: Mapping[str, Tensor],
+    source: Path,
+    problems: list[str],
+    widened: Collection[str],
 ) -> dict[str, Tensor]:
-    """The needed tensors that the component's state has, from its safetensors files."""
+    """The needed tensors that the component's state has, from its safetensors files.
+
+    Of the `widened` ones, by canonical name, the second half of the inputs may be missing; it is zero then.
+    """
     from safetensors import SafetensorError
 
     files = weight_files(source)
@@ -222,9 +231,10 @@ def _stored(
         if name in names.values() and (tensor.is_meta or not isinstance(tensor, nn.Parameter))
     }
     values: dict[str, Tensor] = {}
+    halves = {name for name in wanted if f"{component_name}.{name}" in widened}
     for file in files:
         try:
-            _read(file, names, wanted, values, problems)
+            _read(file, names, wanted, values, problems, halves)
         except (SafetensorError, OSError) as error:
             problems.append(f"{file} cannot be read: {error}")
     problems += [f"{source}: no tensor for {component_name}.{name}" for name in wanted if name not in values]
@@ -237,6 +247,7 @@ def _read(
     wanted: Mapping[str, Tensor],
     values: dict[str, Tensor],
     problems: list[str],
+    halves: Collection[str],
 ) -> None:
     from safetensors import safe_open
 
@@ -248,6 +259,10 @@ def _read(
                     problems.append(f"{file}: unexpected tensor {key}")
             elif name in wanted:
                 shape, expected = tuple(tensors.get_slice(key).get_shape()), tuple(wanted[name].shape)
+                if name in halves and shape == (expected[0], expected[1] // 2, *expected[2:]):
+                    stored = tensors.get_tensor(key)
+                    values[name] = torch.cat([stored, torch.zeros_like(stored)], dim=1)
+                    continue
                 if shape != expected:
                     problems.append(f"{file}: {key} has shape {shape}, but the configuration says {expected}")
                 values[name] = tensors.get_tensor(key)

@@ -10,7 +10,8 @@ from diffusionpipe.ir import Edge, Schedule
 def connect_blocks(schedule: Schedule, edges: Sequence[Edge]) -> Schedule:
     """The schedule with edges between blocks in every pipeline that holds both, between its stages.
 
-    Pipelines of several backbones hold different blocks, and no edge leads from one to the other.
+    Pipelines of several backbones hold different blocks, and no edge leads from one to the other. An edge that leads
+    back, to the same block or one before it, begins at the pipeline's probe; without a probe nothing flows over it.
 
     Raises:
         ScheduleError: the messages are explicit already.
@@ -23,7 +24,15 @@ def connect_blocks(schedule: Schedule, edges: Sequence[Edge]) -> Schedule:
         missing = {block for edge in touching for block in (edge.producer, edge.consumer)} - set(home)
         if missing:
             raise ConfigError(f"pipeline {number} holds no block {min(missing)}; its blocks are {sorted(home)}")
-        own = [replace(edge, producer=home[edge.producer], consumer=home[edge.consumer]) for edge in touching]
+        place = {block: at for at, block in enumerate(home)}
+        ahead = [edge for edge in touching if place[edge.producer] < place[edge.consumer]]
+        back = [edge for edge in touching if place[edge.producer] >= place[edge.consumer]]
+        own = [replace(edge, producer=home[edge.producer], consumer=home[edge.consumer]) for edge in ahead]
+        for probe in (other for other in schedule.placement.pipelines if other.probes(pipeline)):
+            at = {stages[stage].weights: stage for stage in probe.stages}
+            own += [replace(edge, producer=at[edge.producer], consumer=home[edge.consumer]) for edge in back]
+        if pipeline.is_probe:
+            own = [replace(edge, gradients=()) for edge in own]
         schedule = connect(schedule, own, pipeline=number)
     return schedule
 
@@ -51,7 +60,8 @@ def connect(
     if schedule.has_communication:
         raise ScheduleError(["connect a schedule before its messages are made explicit"])
     old = schedule.placement.pipelines[pipeline]
-    outside = [e for e in edges if e.producer not in old.stages or e.consumer not in old.stages]
+    sources = {s for p in schedule.placement.pipelines if p is old or p.probes(old) for s in p.stages}
+    outside = [e for e in edges if e.producer not in sources or e.consumer not in old.stages]
     if outside:
         pairs = ", ".join(f"{e.producer}->{e.consumer}" for e in outside)
         raise ConfigError(f"edges {pairs} leave the pipeline; its stages are {', '.join(map(str, old.stages))}")

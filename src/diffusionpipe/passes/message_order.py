@@ -80,13 +80,13 @@ def message_order(schedule: Schedule, graph: Graph, *, lookahead: int = 1) -> Me
     for of_edge in feeds(schedule):
         crossing = [feed for feed in of_edge if stages[feed.source].worker != stages[feed.destination].worker]
         ends = [(events.computes[f.source, f.op], events.computes[f.destination, f.op]) for f in crossing]
-        num_microbatches = len(crossing[0].microbatches) if crossing else 0
-        for microbatch in range(num_microbatches):
+        numbers = crossing[0].numbers if crossing else range(0)
+        for place, microbatch in enumerate(numbers):
             for number, (feed, (producers, consumers)) in enumerate(zip(crossing, ends, strict=True)):
                 contents.append((feed, microbatch))
-                transfers.append(graph.transfers[known + number * num_microbatches + microbatch])
+                transfers.append(graph.transfers[known + number * len(numbers) + place])
                 bounds.append((producers[microbatch], windows[consumers[microbatch]]))
-        known += len(crossing) * num_microbatches
+        known += len(crossing) * len(numbers)
     for message, sources, readers in _encoded(schedule, events):
         # [1] Events of one worker stand in its order, so the last and the first of them are known.
         bounds.append((max(sources), windows[min(readers)] if readers else START))

@@ -31,7 +31,7 @@ def reduce_gradients(schedule: Schedule, is_data_parallel: bool) -> Schedule:
     stages = schedule.placement.stages
     holders: dict[int, int] = defaultdict(int)
     for pipeline in schedule.placement.pipelines:
-        for stage in pipeline.stages:
+        for stage in () if pipeline.is_probe else pipeline.stages:
             holders[stages[stage].weights] += 1
     last = [
         {stages[a.stage].weights: i for i, a in enumerate(order) if a.op in (Op.B, Op.W)} for order in schedule.orders

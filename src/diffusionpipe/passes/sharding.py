@@ -71,7 +71,8 @@ class _Span:
     first: int
     last: int
     """Numbers of its runs."""
-    has_gradients: bool = False
+    trained: int | None = None
+    """The stage whose backwards are among them; None: there are none."""
 
 
 def _sharded(schedule: Schedule, order: Sequence[Action], prefetch: int) -> tuple[Action, ...]:
@@ -84,7 +85,7 @@ def _sharded(schedule: Schedule, order: Sequence[Action], prefetch: int) -> tupl
             span = open_spans[block] = _Span(order[start].stage, number, number)
             spans.append(span)
         span.last = number  # [2]
-        span.has_gradients |= any(action.op in (Op.B, Op.W) for action in order[start:stop])
+        span.trained = next((a.stage for a in order[start:stop] if a.op in (Op.B, Op.W)), span.trained)
     before: dict[int, list[Action]] = defaultdict(list)
     behind: dict[int, list[Action]] = defaultdict(list)
     for span in spans:
@@ -92,8 +93,8 @@ def _sharded(schedule: Schedule, order: Sequence[Action], prefetch: int) -> tupl
         before[runs[ahead][1] if ahead > 0 else 0].append(Action(stage=span.stage, op=Op.UNSHARD))  # [3]
         end = behind[runs[span.last][2] - 1]
         end.append(Action(stage=span.stage, op=Op.RESHARD))
-        if span.has_gradients:
-            end.append(Action(stage=span.stage, op=Op.REDUCE_GRAD))
+        if span.trained is not None:
+            end.append(Action(stage=span.trained, op=Op.REDUCE_GRAD))
     return tuple(a for i, action in enumerate(order) for a in (*before[i], action, *behind[i]))
 
 

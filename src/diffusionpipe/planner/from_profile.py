@@ -93,8 +93,9 @@ def _splits(profile: Profile, graph: ModelGraph, layout: Layout) -> tuple[str, .
     num_blocks = layout.num_blocks()
     if num_blocks > len(layers):
         raise ConfigError(f"{num_blocks} stages but only {len(layers)} trained layers; use fewer stages")
+    forwards = 1 + float(sum(share for _, share in graph.probes))  # with those of probes
     times = [
-        profile.forward(name, size) + profile.input_grad(name, size) + profile.weight_grad(name, size)
+        forwards * profile.forward(name, size) + profile.input_grad(name, size) + profile.weight_grad(name, size)
         for name in layers
     ]
     return tuple(layers[start] for start in stage_starts(graph, times, layout.places())[1:])

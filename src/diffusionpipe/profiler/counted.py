@@ -51,7 +51,7 @@ def count_layers(
     counted: dict[str, tuple[_Traces, Bytes]] = {}
     with FakeTensorMode(allow_non_fake_inputs=True), fake_weights(graph):
         tensors = {
-            spec.name: torch.zeros((batch, *spec.shape), dtype=getattr(torch, spec.dtype)) for spec in graph.inputs
+            spec.name: torch.zeros((batch, *spec.shape), dtype=getattr(torch, spec.dtype)) for spec in graph.given
         }
         for layer in graph.layers:
             narrow = torch.bfloat16 if precision == "bfloat16" else None

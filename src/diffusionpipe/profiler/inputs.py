@@ -18,7 +18,7 @@ def random_inputs(
     of embeddings among the layers that read them, so that each of them can be looked up.
     """
     generator = torch.Generator().manual_seed(seed)
-    return {spec.name: _random(graph, spec, batch, generator).to(device) for spec in graph.inputs}
+    return {spec.name: _random(graph, spec, batch, generator).to(device) for spec in graph.given}
 
 
 def _random(graph: LayerGraph, spec: TensorSpec, batch: int, generator: torch.Generator) -> Tensor:

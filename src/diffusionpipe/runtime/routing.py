@@ -71,14 +71,16 @@ def routes_of(schedule: Schedule, worker: int) -> dict[tuple[int, int], Route]:
     """The routes of every stage and micro-batch on `worker`."""
     placement = schedule.placement
     arrival, waits = _messages_by_edge(schedule), waits_of(schedule)
+    edges = [edge for edge in _edges(placement) if not placement.is_frozen(edge.producer)]
     routes = {}
     for pipeline in placement.pipelines:
         if Op.ENCODE in pipeline.ops:
             continue
         for stage in pipeline.stages:
             if placement.stages[stage].worker == worker:
-                for microbatch in range(len(pipeline.microbatches)):
-                    route = _route(placement, arrival, waits, stage, microbatch)
+                touching = [edge for edge in edges if stage in (edge.producer, edge.consumer)]
+                for microbatch in pipeline.numbers:
+                    route = _route(placement, touching, arrival, waits, stage, microbatch)
                     routes[stage, microbatch] = route
     return routes
 
@@ -96,6 +98,7 @@ def _messages_by_edge(schedule: Schedule) -> _Arrival:
 
 def _route(
     placement: Placement,
+    edges: Sequence[Edge],
     arrival: _Arrival,
     waits: Waits,
     stage: int,
@@ -106,6 +109,8 @@ def _route(
     batch_rows = placement.rows(stage, microbatch)
 
     def part(peer: int, *, is_gradient: bool) -> Part | None:
+        if microbatch not in placement.pipeline_of(peer).numbers:
+            return None  # what is not probed reads zeros
         theirs = placement.samples(peer, microbatch)
         common = own.intersection(theirs)
         if not len(common):
@@ -122,9 +127,7 @@ def _route(
     with_gradient: set[str] = set()
     read: set[str] = set()
     num_reads = num_gradient_reads = 0
-    for edge in pipeline.edges:
-        if placement.is_frozen(edge.producer):
-            continue
+    for edge in edges:
         if edge.consumer == stage and (source := part(edge.producer, is_gradient=False)) is not None:
             for name in edge.tensors:
                 inputs[name].append(source)

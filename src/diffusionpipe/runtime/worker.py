@@ -275,7 +275,8 @@ class _Parts:
             if stage.worker == self.place.worker and not schedule.placement.is_frozen(index):
                 layers = self._layers(stage.weights)
                 wanted = {name for edge in _edges(schedule) if edge.producer == index for name in edge.tensors}
-                outputs = tuple(name for layer in layers for name in layer.writes if name in wanted | results)
+                shown = set() if schedule.placement.pipeline_of(index).is_probe else results
+                outputs = tuple(name for layer in layers for name in layer.writes if name in wanted | shown)
                 stages[index] = LayerStage(
                     needed_layers(layers, outputs, given=()),
                     self.graph.components,

@@ -200,7 +200,7 @@ class _Builder:
                 size: 0 if is_local else self._transfer(feed.source, feed.destination, feed.tensors, samples)
                 for size, samples in feed.samples.items()
             }
-            for microbatch, size in enumerate(feed.microbatches):
+            for microbatch, size in feed.sizes():
                 waits = self.waits[consumers[microbatch]]
                 if is_local:
                     waits.append(producers[microbatch])

@@ -184,7 +184,7 @@ def _frozen_outputs(case: _Case, worker: int) -> Bytes:
         if stage.worker != worker:
             continue
         pipeline = placement.pipeline_of(index)
-        own = [placement.rows(index, microbatch) for microbatch in range(len(pipeline.microbatches))]
+        own = [placement.rows(index, microbatch) for microbatch in pipeline.numbers]
         names = read_by_any if placement.is_frozen(index) else graph.frozen_outputs(blocks[stage.weights])
         for name in names:
             rows[name] += own

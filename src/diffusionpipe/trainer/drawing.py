@@ -6,6 +6,7 @@ Either through the pipeline that trains (`draw_in_session`), or in one process f
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,11 +15,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from diffusionpipe.models.folder import build_graph, scheduler_config, weight_sources
+from diffusionpipe.models.folder import build_graph, reads_estimate, scheduler_config, weight_sources
 from diffusionpipe.models.graph import Layer, LayerGraph
 from diffusionpipe.models.lora_file import load_adapters
-from diffusionpipe.models.objective import ObjectiveSettings, Prediction
+from diffusionpipe.models.objective import Objective, ObjectiveSettings, Prediction
 from diffusionpipe.models.run import needed_layers, run_layers
+from diffusionpipe.models.self_conditioning import CONDITIONED, ESTIMATE
 from diffusionpipe.models.weights import materialize
 from diffusionpipe.runtime.host_weights import HostWeights
 from diffusionpipe.runtime.stage import LayerStage
@@ -29,7 +31,7 @@ from diffusionpipe.trainer.sampling import PipelinePredictor, SamplingSettings, 
 if TYPE_CHECKING:
     from diffusionpipe.trainer.session import Session
 
-_MOVING = ("noisy", "timesteps")
+_MOVING = ("noisy", "timesteps", ESTIMATE)
 """What changes from one denoising step to the next."""
 
 Picture = NDArray[np.uint8]
@@ -73,7 +75,7 @@ def draw_in_session(
     worker = session.worker
     if worker.place.group != 0 and session.plan.mesh.shard == 1:
         return None
-    raw = raw_conditions(wish, session.graph, session.folder, settings)
+    raw = _with_mask(raw_conditions(wish, session.graph, session.folder, settings))
     num_rows = len(next(iter(raw.values())))
     (backbone,) = session.model.backbones
     fed = [name for name in worker.sample(backbone.name).store if name not in _MOVING]
@@ -104,11 +106,27 @@ def draw_in_session(
         latent_shape=session.model.tensor("noisy").shape,
         holds_latents=predict.holds_latents,
         spacing=spacing_of(session.graph),
+        feed_back=partial(_remembered, session.graph, predict.remember) if predict.reads_estimate else None,
         device=session.job.device,
         on_step=on_step,
     )
     is_shown = worker.place.group == 0 and predict.shows
     return decode(session.folder, latents) if latents is not None and is_shown else None
+
+
+def _with_mask(raw: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The raw inputs of conditions, with the mask of a denoiser that reads its own estimate: all rows do."""
+    return {**raw, CONDITIONED: torch.ones(len(next(iter(raw.values()))))}
+
+
+def _remembered(
+    graph: LayerGraph, remember: Callable[[Tensor], None], prediction: Tensor, noisy: Tensor, timestep: Tensor
+) -> None:
+    """`FeedBack` of a denoiser that reads its own estimate: that of a guided prediction."""
+    objective = graph.components["objective"]
+    assert isinstance(objective, Objective)
+    times = timestep.to(noisy.device).expand(len(noisy))
+    remember(objective.estimate(prediction, noisy, times))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -180,6 +198,28 @@ def _in_passes(stage: LayerStage, inputs: Mapping[str, Tensor], arithmetic: Arit
     return torch.cat(outputs)[:num_rows]
 
 
+class _Predictor:
+    """Predicts in one process. Mutable: it keeps the last estimate for a denoiser that reads it."""
+
+    def __init__(self, stage: LayerStage, conditions: Mapping[str, Tensor], arithmetic: Arithmetic) -> None:
+        self._stage, self._conditions, self._arithmetic = stage, conditions, arithmetic
+        self._estimate: Tensor | None = None
+
+    def __call__(self, noisy: Tensor | None, timestep: Tensor) -> Tensor:
+        """See `sampling.Predict`."""
+        assert noisy is not None
+        times = timestep.to(noisy.device).expand(len(noisy))
+        inputs = {"noisy": noisy, "timesteps": times, **self._conditions}
+        if ESTIMATE in self._stage.reads:
+            last = torch.zeros_like(noisy) if self._estimate is None else self._estimate
+            inputs[ESTIMATE] = torch.cat([last] * (len(noisy) // len(last)))
+        return _in_passes(self._stage, inputs, self._arithmetic)
+
+    def remember(self, estimate: Tensor) -> None:
+        """Let the next step read this estimate, the same for every row of a sample."""
+        self._estimate = estimate
+
+
 def draw_from_folder(
     folder: Path,
     wish: Wish,
@@ -199,14 +239,11 @@ def draw_from_folder(
         ModelError: the folder is not one of a supported model, or the adapters are not of that model.
         RecipeError: prompts and labels do not suit the model.
     """
-    config = scheduler_config(folder)
-    flow = "FlowMatch" in str(config.get("_class_name"))
-    objective = ObjectiveSettings(prediction=Prediction.FLOW_MATCHING if flow else Prediction.EPSILON)
-    graph = build_graph(folder, objective=objective, resolution=resolution)
-    raw = raw_conditions(wish, graph, folder, settings)
+    graph = build_graph(folder, objective=_objective_of(folder), resolution=resolution)
+    raw = _with_mask(raw_conditions(wish, graph, folder, settings))
     (backbone,) = graph.backbones
     assert backbone.prediction is not None, "supported pipelines can be sampled from"
-    given = ("noisy", "timesteps", *raw)
+    given = (*_MOVING, *raw)
     layers = needed_layers(graph.layers, (backbone.prediction,), given=given)
     names = [layer.name for layer in layers]
     materialize(graph, names, weight_sources(folder, graph), device=device, dtype=torch.float32, seed=0)
@@ -217,29 +254,34 @@ def draw_from_folder(
     stage = LayerStage(
         [layer for layer in layers if layer.component == denoiser], graph.components, outputs=["prediction"]
     )
-    fed = [name for name in stage.reads if name not in ("noisy", "timesteps")]
+    fed = [name for name in stage.reads if name not in _MOVING]
     with torch.no_grad():
         on_device = {name: value.to(device) for name, value in raw.items()}
         with arithmetic.context(device):
             conditions = on_device | run_layers(frozen, graph.components, on_device, targets=set(fed))
 
-        def predict(noisy: Tensor | None, timestep: Tensor) -> Tensor:
-            assert noisy is not None
-            times = timestep.to(device).expand(len(noisy))
-            inputs = {"noisy": noisy, "timesteps": times, **{name: conditions[name] for name in fed}}
-            return _in_passes(stage, inputs, arithmetic)
-
+        predict = _Predictor(stage, {name: conditions[name] for name in fed}, arithmetic)
         latents = draw(
             predict,
             settings,
             num_samples=len(wish),
             latent_shape=_latent_shape(graph),
             spacing=spacing_of(graph),
+            feed_back=partial(_remembered, graph, predict.remember) if ESTIMATE in stage.reads else None,
             device=device,
             on_step=on_step,
         )
     assert latents is not None
     return decode(folder, latents)
+
+
+def _objective_of(folder: Path) -> ObjectiveSettings:
+    """What the folder's denoiser predicts, and whether it reads its own estimate."""
+    config = scheduler_config(folder)
+    kind = Prediction.V_PREDICTION if config.get("prediction_type") == "v_prediction" else Prediction.EPSILON
+    if "FlowMatch" in str(config.get("_class_name")):
+        kind = Prediction.FLOW_MATCHING
+    return ObjectiveSettings(prediction=kind, self_conditioning=float(reads_estimate(folder)))
 
 
 def spacing_of(graph: LayerGraph) -> Spacing:

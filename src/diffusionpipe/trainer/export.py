@@ -12,11 +12,12 @@ import torch
 from torch import Tensor, nn
 
 from diffusionpipe.errors import CheckpointError, ModelError
-from diffusionpipe.models.folder import component_config, open_components, scheduler_config
+from diffusionpipe.models.folder import component_config, family_of, open_components, scheduler_config
 from diffusionpipe.models.lora import LoraSettings, add_lora, is_adapter
 from diffusionpipe.models.lora_file import ADAPTERS, load_adapters, save_adapters
 from diffusionpipe.models.objective import Prediction
 from diffusionpipe.models.pipeline_defaults import default_guidance
+from diffusionpipe.models.self_conditioning import widen, widened_config
 from diffusionpipe.models.weights import weight_files
 from diffusionpipe.trainer.card_snippet import Example
 from diffusionpipe.trainer.checkpoints.checkpoint import read, verify
@@ -58,6 +59,8 @@ class Export:
     """The base model as the recipe names it; the source folder's name if None."""
     recipe: Recipe | None = None
     """The recipe, for the model card."""
+    self_conditioning: bool = False
+    """Whether the denoiser reads its own estimate."""
     lora: LoraSettings | None = None
     """The adapters, where they alone were trained; then `trained` is the one component that has them."""
     is_merged: bool = False
@@ -82,7 +85,9 @@ def export(checkpoint: Path, destination: Path, settings: Export) -> Path:
     shutil.rmtree(temporary, ignore_errors=True)
     try:
         temporary.mkdir(parents=True)
-        modules = open_components(settings.source_model)
+        modules = open_components(settings.source_model, is_plain=settings.self_conditioning)
+        if settings.self_conditioning:
+            _widen(modules, settings.source_model)
         if absent := [component for component in settings.trained if component not in modules]:
             raise ModelError(f"{settings.source_model} has no component {absent[0]}; it has {', '.join(modules)}")
         if settings.lora is not None and not settings.is_merged:
@@ -97,6 +102,15 @@ def export(checkpoint: Path, destination: Path, settings: Export) -> Path:
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
     return destination
+
+
+def _widen(modules: Mapping[str, nn.Module], source: Path) -> None:
+    """Gives the denoiser the inputs for its own estimate, also in its configuration."""
+    family = family_of(source)
+    denoiser: Any = modules[family.trainable[0]]
+    assert family.convolution is not None
+    widen(denoiser, family.convolution)
+    denoiser.register_to_config(**widened_config(denoiser))
 
 
 def _card(settings: Export, original: _JSON, index: _JSON, *, step: int, is_average: bool) -> Card:
@@ -123,6 +137,7 @@ def _card(settings: Export, original: _JSON, index: _JSON, *, step: int, is_aver
         scheduler=sampling_scheduler(source, settings.prediction, settings.shift),
         example=example,
         recipe=recipe,
+        self_conditioning=settings.self_conditioning,
         adapters=None if settings.lora is None else Adapters(settings.lora.rank, is_merged=settings.is_merged),
     )
 

@@ -94,6 +94,7 @@ def objective_of(recipe: Recipe, folder: Path) -> ObjectiveSettings:
         min_snr_gamma=recipe.objective.snr_gamma,
         time_sampling=TimeSampling(recipe.objective.time_sampling.value),
         shift=recipe.objective.shift,
+        self_conditioning=recipe.objective.self_conditioning,
     )
 
 

@@ -14,6 +14,14 @@ _OF_TEXT = ("StableDiffusion", "Flux")
 _FREE_TEXT = ("prompts", "negative_prompt", "negative_prompts")
 """Keys whose texts may hold slashes without being paths."""
 
+_OF_ESTIMATES = """The denoiser was trained with self-conditioning: beside the noisy latents it reads its own
+estimate of the clean ones, from the step before (zeros at the first step). So it has twice the input channels. The
+pipelines of diffusers open these files, but do not feed the estimate back, and cannot draw with them. Draw with
+DiffusionPipe:
+
+    diffusionpipe sample FOLDER
+"""
+
 
 @dataclass(frozen=True, slots=True)
 class Adapters:
@@ -46,6 +54,8 @@ class Card:
     """The configuration of the scheduler that samples what was learnt."""
     example: Example
     recipe: Recipe | None = None
+    self_conditioning: bool = False
+    """Whether the denoiser reads its own estimate."""
     adapters: Adapters | None = None
 
     @property
@@ -64,18 +74,23 @@ def model_card(card: Card) -> str:
         f"Trained with DiffusionPipe: {_subject(card)}, {card.step} steps, objective `{card.prediction}`.\n",
         _contents(card) + "\n",
         "## Sampling\n",
-        snippet(
-            card.example,
-            pipeline=card.pipeline,
-            prediction=card.prediction,
-            base_model=name if card.are_alone else None,
-            is_on_hub=is_hub_id(card.base_model),
-            scheduler=card.scheduler if card.are_alone and card.scheduler != card.own_scheduler else None,
-        ),
+        _OF_ESTIMATES if card.self_conditioning else _snippet(card, name),
     ]
     if card.recipe is not None:
         parts += ["## Recipe\n", f"```toml\n{public_recipe(card.recipe).strip()}\n```\n"]
     return "\n".join(parts)
+
+
+def _snippet(card: Card, name: str) -> str:
+    """How a picture is drawn."""
+    return snippet(
+        card.example,
+        pipeline=card.pipeline,
+        prediction=card.prediction,
+        base_model=name if card.are_alone else None,
+        is_on_hub=is_hub_id(card.base_model),
+        scheduler=card.scheduler if card.are_alone and card.scheduler != card.own_scheduler else None,
+    )
 
 
 def _head(card: Card) -> str:

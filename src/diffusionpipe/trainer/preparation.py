@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
+from diffusionpipe.costs.graph import as_fraction
 from diffusionpipe.errors import CheckpointError, ConfigError
 from diffusionpipe.runtime.process_group import Job, ending
 from diffusionpipe.trainer.agreement import from_first, on_all
@@ -146,7 +147,10 @@ def check_optimizer(opened: Model) -> None:
 
 def _augmentation(recipe: Recipe) -> Augmentation:
     return Augmentation(
-        random_crop=recipe.data.random_crop, flip=recipe.data.flip, condition_dropout=recipe.data.caption_dropout
+        random_crop=recipe.data.random_crop,
+        flip=recipe.data.flip,
+        condition_dropout=recipe.data.caption_dropout,
+        self_conditioning=as_fraction(recipe.objective.self_conditioning),
     )
 
 

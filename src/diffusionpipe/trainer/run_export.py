@@ -20,6 +20,7 @@ def export_settings(member: Member) -> Export:
         prediction=member.prediction,
         shift=recipe.objective.shift,
         base_model=recipe.model.path,
+        self_conditioning=recipe.objective.self_conditioning > 0,
         recipe=recipe,
         lora=lora_of(recipe),
         is_merged=recipe.lora.merge,

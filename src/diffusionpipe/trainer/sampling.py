@@ -29,6 +29,9 @@ from diffusionpipe.trainer.data.randomness import normal
 Predict = Callable[[Tensor | None, Tensor], Tensor | None]
 """`predict(noisy, timesteps)`: the prediction for every row, on ranks that hold latents; None elsewhere."""
 
+FeedBack = Callable[[Tensor, Tensor, Tensor], None]
+"""`feed_back(prediction, noisy, timestep)`: what a denoiser that reads its own estimate is given at the next step."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingSettings:
@@ -140,12 +143,14 @@ def draw(
     device: torch.device,
     holds_latents: bool = True,
     spacing: Spacing = Spacing(),
+    feed_back: FeedBack | None = None,
     on_step: Callable[[int, int], None] | None = None,
 ) -> Tensor | None:
     """Latents of new samples, (num_samples, *latent_shape); None on ranks that hold no latents.
 
     Rows of `predict` are all conditional samples, then, if guided, the same samples without condition. The first noise
-    of sample i depends on (seed, i) only. `on_step(done, total)` shows progress.
+    of sample i depends on (seed, i) only. `feed_back` is told every guided prediction, of one row a sample.
+    `on_step(done, total)` shows progress.
     """
     scheduler = build_scheduler(settings.scheduler, settings.scheduler_class)
     set_times(scheduler, settings.scheduler, settings.steps, spacing)
@@ -162,11 +167,13 @@ def draw(
             scaled = (
                 scheduler.scale_model_input(latents, timestep) if hasattr(scheduler, "scale_model_input") else latents
             )
-            rows = torch.cat([scaled] * copies)
+            rows = torch.cat([scaled] * copies)  # (num_rows, ...)
         prediction = predict(rows, timestep)
         if latents is not None:
             assert prediction is not None
             guided = _guide(prediction.to(latents.dtype), settings)
+            if feed_back is not None:
+                feed_back(guided, scaled, timestep)
             latents = _step(scheduler, guided, timestep, latents, noise)
         if on_step is not None:
             on_step(index + 1, len(timesteps))
@@ -223,6 +230,20 @@ class PipelinePredictor:
         for name, value in conditions.items():
             if name in self._executor.store:
                 self._executor.store.write(name, Range(0, num_rows), value)
+        if self.reads_estimate:
+            self.remember(self._empty(str(backbone.estimate), num_rows).zero_())
+
+    @property
+    def reads_estimate(self) -> bool:
+        """Whether this worker reads the denoiser's own estimate."""
+        return str(self._backbone.estimate) in self._executor.store
+
+    def remember(self, estimate: Tensor) -> None:
+        """Let the next step read this estimate, the same for every row of a sample; (samples or rows, ...)."""
+        copies = self._num_rows // len(estimate)
+        self._executor.store.write(
+            str(self._backbone.estimate), Range(0, self._num_rows), torch.cat([estimate] * copies)
+        )
 
     @property
     def capacity(self) -> int:

@@ -3,16 +3,19 @@
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from hashlib import sha256
 from pathlib import Path
 
 import torch
 
 from diffusionpipe.costs import ModelGraph
+from diffusionpipe.costs.graph import as_fraction
 from diffusionpipe.errors import CheckpointError
 from diffusionpipe.ir import Plan, Schedule
 from diffusionpipe.models.graph import LayerGraph
 from diffusionpipe.models.objective import Prediction
+from diffusionpipe.models.self_conditioning import is_conditioned
 from diffusionpipe.runtime.heap import keep_heap
 from diffusionpipe.runtime.places import channels_of, encoded_rows, holders_of
 from diffusionpipe.runtime.process_group import Job
@@ -87,8 +90,15 @@ class Session:
 
     def positions_of(self, start: int, stop: int) -> tuple[int, ...]:
         """Positions in the global batch of rows of this rank's pipeline."""
-        offset = self.worker.place.group * (self.plan.batch // self.plan.mesh.data_parallel)
-        return tuple(range(offset + start, offset + stop))
+        return self._positions[start:stop]
+
+    @cached_property
+    def _positions(self) -> tuple[int, ...]:
+        """By row; those whose samples read an estimate come last, in the micro-batches that are probed."""
+        share = as_fraction(self.recipe.objective.self_conditioning)
+        size = self.plan.batch // self.plan.mesh.data_parallel
+        first = self.worker.place.group * size
+        return tuple(sorted(range(first, first + size), key=lambda position: is_conditioned(position, share)))
 
 
 def open_session(recipe: Recipe, job: Job, planning: Planning, opened: Model | None = None) -> Session:
@@ -199,4 +209,6 @@ def run_identity(session: Session, train: Dataset) -> dict[str, object]:
 def _objective_identity(objective: ObjectiveSection) -> str:
     """All keys of [objective] but the target, with their values."""
     values = objective.model_dump(mode="json", exclude={"kind"})
+    if not values["self_conditioning"]:
+        del values["self_conditioning"]  # runs of before this key have the same identity
     return ", ".join(f"{key} {'none' if value is None else value}" for key, value in values.items())

@@ -272,6 +272,8 @@ def _legend(
     entries: list[Patch] = [
         Patch(facecolor=palette.OP_COLOURS[op], label=palette.OP_NAMES[op]) for op in palette.OP_COLOURS if op in used
     ]
+    if palette.has_probes(timelines):
+        entries.insert(0, Patch(facecolor=palette.PROBE, label=palette.PROBE_NAME))
     if palette.has_later_stages(timelines):
         entries.append(Patch(facecolor=palette.LATER_COLOURS[Op.B], label=palette.LATER_NAME))
     entries += [Patch(facecolor=colour, label=name) for name, colour in components.items()]

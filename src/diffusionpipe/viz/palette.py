@@ -7,6 +7,7 @@ ones are lighter.
 from collections.abc import Iterable
 
 from diffusionpipe.ir import Op, Schedule, Timeline
+from diffusionpipe.viz.places import PROBE as PLACE_OF_PROBES
 from diffusionpipe.viz.places import hues_of_stages, is_later
 
 OP_COLOURS = {
@@ -23,6 +24,8 @@ LATER_COLOURS = {
 }
 LATER_NAME = "second direction or chunk"
 """What the stages are that have these colours."""
+PROBE = "#7bccc4"
+PROBE_NAME = "forward without gradients"
 OP_NAMES = {
     Op.F: "forward",
     Op.I: "backward, inputs",
@@ -42,6 +45,8 @@ ENCODE_COLOURS = ("#e69f00", "#009e73", "#cc79a7", "#f0e442", "#b2a08a", "#66c2a
 
 def stage_colour(op: Op, place: int, num_stages: int) -> str:
     """The colour of an op of the stage at that place among its worker's stages."""
+    if (place, num_stages) == PLACE_OF_PROBES:
+        return PROBE
     half = (num_stages + 1) // 2
     colours = LATER_COLOURS if is_later(place, num_stages) else OP_COLOURS
     return lightened(colours[op], 0.45 * (place % half) / half)
@@ -50,6 +55,11 @@ def stage_colour(op: Op, place: int, num_stages: int) -> str:
 def phase_colour(name: str) -> str:
     """The colour of a part of the update."""
     return PHASE_COLOURS.get(name, UPDATE)
+
+
+def has_probes(timelines: Iterable[Timeline]) -> bool:
+    """Whether some timeline has forwards of probes."""
+    return any(PLACE_OF_PROBES in hues_of_stages(timeline.spans).values() for timeline in timelines)
 
 
 def has_later_stages(timelines: Iterable[Timeline]) -> bool:

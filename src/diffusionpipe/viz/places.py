@@ -1,22 +1,38 @@
-"""Which of a worker's stages an action belongs to: its direction or chunk, by the order of the stages."""
+"""Which of a worker's stages an action belongs to: its direction or chunk, by the order of the stages.
+
+A probe's stages have forwards alone where others also have backwards; they stand in no direction.
+"""
 
 from collections import defaultdict
 from collections.abc import Sequence
 
-from diffusionpipe.ir import COMPUTE_OPS, Span
+from diffusionpipe.ir import COMPUTE_OPS, Op, Span
+
+PROBE = (-1, 1)
+"""The place of a probe's stage."""
 
 
 def places_of_stages(spans: Sequence[Span]) -> dict[int, tuple[int, int]]:
     """Stage -> (its place among the stages that its worker computes, how many these are); encoder stages are left out.
 
+    A probe's stages have `PROBE`.
+
     Stages are numbered pipeline by pipeline in forward order, so a worker's stages stand in the order of directions,
     and within a direction in that of chunks.
     """
     stages: dict[int, set[int]] = defaultdict(set)
+    probes = _probes(spans)
     for span in spans:
-        if span.action.op in COMPUTE_OPS:
+        if span.action.op in COMPUTE_OPS and span.action.stage not in probes:
             stages[span.worker].add(span.action.stage)
-    return {stage: (place, len(found)) for found in stages.values() for place, stage in enumerate(sorted(found))}
+    places = {stage: (place, len(found)) for found in stages.values() for place, stage in enumerate(sorted(found))}
+    return places | dict.fromkeys(probes, PROBE)
+
+
+def _probes(spans: Sequence[Span]) -> set[int]:
+    forward = {span.action.stage for span in spans if span.action.op is Op.F}
+    trained = {span.action.stage for span in spans if span.action.op in COMPUTE_OPS and span.action.op is not Op.F}
+    return forward - trained if trained else set()
 
 
 def hues_of_stages(spans: Sequence[Span]) -> dict[int, tuple[int, int]]:
@@ -24,10 +40,10 @@ def hues_of_stages(spans: Sequence[Span]) -> dict[int, tuple[int, int]]:
     places = places_of_stages(spans)
     workers: dict[int, set[int]] = defaultdict(set)
     for span in spans:
-        if span.action.stage in places:
+        if places.get(span.action.stage, PROBE) != PROBE:
             workers[span.worker].add(span.action.stage)
     if all(max(found) - min(found) + 1 == len(found) for found in workers.values()):
-        return dict.fromkeys(places, (0, 1))
+        return {stage: PROBE if place == PROBE else (0, 1) for stage, place in places.items()}
     return places
 
 

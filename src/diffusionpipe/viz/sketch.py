@@ -9,9 +9,9 @@ from math import ceil, gcd
 from diffusionpipe.ir import COMPUTE_OPS, Action, Op, Span, Timeline
 from diffusionpipe.units import Seconds
 from diffusionpipe.viz.gantt import UNITS, TimeAxis
-from diffusionpipe.viz.places import is_later, places_of_stages
+from diffusionpipe.viz.places import PROBE, is_later, places_of_stages
 
-_IDLE, _GOES_ON, _FROZEN = ".", "-", "E"
+_IDLE, _GOES_ON, _FROZEN, _PROBE = ".", "-", "E", "P"
 _SHOWN = COMPUTE_OPS | {Op.ENCODE}
 _LINES = 48
 """Lines of all bands together from which on only three of them are shown; fewer bands than that are shown always."""
@@ -33,6 +33,8 @@ class Sketch:
     """Whether small letters are the second half of each worker's stages."""
     has_bare_letters: bool
     """Whether some action is too short for its number."""
+    has_probes: bool
+    """Whether forwards without gradients have a letter of their own."""
     is_excerpt: bool
     """Whether only start, middle and end are shown."""
 
@@ -93,6 +95,7 @@ def draw_sketch(timeline: Timeline, *, width: int = 120, axis: TimeAxis = UNITS)
         has_stages=grid.form.has_stages,
         has_small_letters=grid.form.has_small_letters,
         has_bare_letters=canvas.has_bare_letters,
+        has_probes=any(bar.label.startswith(_PROBE) for bar in grid.bars),
         is_excerpt=is_excerpt,
     )
 
@@ -140,12 +143,13 @@ class _Grid:
 
 def _grid(spans: Sequence[Span], columns: int) -> _Grid:
     """Of the grids with the fewest bands the first: exact with a blank after labels, without it, rounded."""
+    places = places_of_stages(spans)
     bars = [
         _Bar(
             worker=span.worker,
             op=span.action.op,
             stage=span.action.stage,
-            label=_label(span.action),
+            label=_label(span.action, is_probe=places.get(span.action.stage) == PROBE),
             start=span.start,
             end=span.end,
         )
@@ -154,7 +158,7 @@ def _grid(spans: Sequence[Span], columns: int) -> _Grid:
     ]
     if not bars:
         return _Grid(bars=(), form=_Form(labels=(), letters=()), unit=1, num_cells=0, cell=1, per_band=columns)
-    grids = _grids(bars, places_of_stages(spans), columns)
+    grids = _grids(bars, places, columns)
     return min(grids, key=lambda grid: ceil(grid.num_cells / grid.per_band))
 
 
@@ -236,9 +240,11 @@ def _unit(bars: list[_Bar]) -> Fraction:
     return Fraction(0)
 
 
-def _label(action: Action) -> str:
+def _label(action: Action, *, is_probe: bool) -> str:
     if action.op is Op.ENCODE:
         return f"{_FROZEN}{action.slot}"
+    if is_probe:
+        return f"{_PROBE}{action.microbatch}"
     return f"{action.op.value}{action.microbatch}"
 
 

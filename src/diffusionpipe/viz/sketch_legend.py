@@ -33,6 +33,8 @@ def legend_of(drawn: Sketch) -> str:
     'One row per rank, time to the right. F0: forward of micro-batch 0; B0: its backward; -: continues; .: idle.'
     """
     letters = [text for op, text in _LETTERS.items() if op in drawn.ops]
+    if drawn.has_probes:
+        letters.append("P0: its forward without gradients, ahead")
     if drawn.has_stages:
         letters.append("2F0: the same on stage 2")
     if drawn.has_small_letters:

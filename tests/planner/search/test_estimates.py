@@ -26,12 +26,15 @@ from diffusionpipe.simulator import simulate
 WAKING = ((1e-3, 1e-4), (1e-2, 2e-3))
 
 
-def setting_of(*, per_node=8, waking=WAKING, overhead=2e-4, batch=64, **workload):
+def setting_of(*, per_node=8, waking=WAKING, overhead=2e-4, batch=64, share=None, **workload):
     """Layers with skips on devices of different speeds, which wake slowly and copy what they send."""
     cluster = synthetic.cluster(8, per_node=per_node, intra_gb=20, speeds=[1.0, 0.8] * 4)
+    profile = synthetic.with_casts(synthetic.unet(), seconds=1e-4, num_bytes=100)
+    if share is not None:
+        profile = synthetic.conditioned(profile, share)
     links = {name: replace(getattr(cluster, name), overhead=overhead) for name in ("intra", "inter")}
     return Setting(
-        profile=replace(synthetic.with_casts(synthetic.unet(), seconds=1e-4, num_bytes=100), waking=waking),
+        profile=replace(profile, waking=waking),
         cluster=replace(cluster, **links),
         workload=synthetic.workload(batch, **workload),
     )
@@ -78,10 +81,10 @@ def unfrozen(setting, candidate):
     return communicate(schedule, simulate(schedule, costs)), costs
 
 
-@pytest.mark.parametrize("seed", range(8))
-def test_every_action_ends_when_the_simulator_says_so_after_communicate(seed):
+@pytest.mark.parametrize(("seed", "share"), [*((seed, None) for seed in range(8)), (8, 0.5), (9, 0.25), (10, 1.0)])
+def test_every_action_ends_when_the_simulator_says_so_after_communicate(seed, share):
     random = Random(seed)
-    setting = setting_of(per_node=random.choice((4, 8)), checkpointed=random.choice([(), ("*attn*",)]))
+    setting = setting_of(per_node=random.choice((4, 8)), checkpointed=random.choice([(), ("*attn*",)]), share=share)
     judge, count = Judge(setting=setting), 0
     while count < 3:
         candidate = random_candidate(setting, random)

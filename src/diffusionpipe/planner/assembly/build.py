@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
+from fractions import Fraction
 from itertools import pairwise
 from math import prod
 
@@ -23,7 +24,7 @@ from diffusionpipe.planner.assembly.buckets import bucket_starts
 from diffusionpipe.planner.assembly.folded import stage_starts
 from diffusionpipe.planner.assembly.layout import Blocks, Filler, Layout, Pricing, Unfilled
 from diffusionpipe.planner.assembly.shardable import check_homes, check_shardable, sharded_buckets, sharding_problems
-from diffusionpipe.planner.assembly.structure import connected, reduced
+from diffusionpipe.planner.assembly.structure import Division, connected, reduced
 from diffusionpipe.schedules import forward_over
 from diffusionpipe.schedules.backbones import of_backbone, one_by_one
 from diffusionpipe.schedules.shapes import Pipe
@@ -51,7 +52,9 @@ def build_plan(
         blocks=build.blocks,
         train=train,
         prologue=prologue(train) if filler else None,
-        validate=_train_schedule(build, one_by_one("forward", [_forwards_over(pipe) for pipe in layout.pipes()]), None),
+        validate=_train_schedule(
+            _validating(build), one_by_one("forward", [_forwards_over(pipe) for pipe in layout.pipes()]), None
+        ),
         sample=tuple(_sample_schedule(build, backbone) for backbone in graph.backbones),
         checkpointed=tuple(name for name in names if any(fnmatchcase(name, pattern) for pattern in patterns)),
         offload_frozen=layout.offload_frozen,
@@ -81,7 +84,7 @@ class _Build:
 def _build(graph: ModelGraph, layout: Layout, pricing: Pricing | None) -> _Build:
     _check_layout(graph, layout)
     partition = _partition(graph, layout)
-    layout = replace(layout, buckets=layout.buckets or sharded_buckets(graph, partition))
+    layout = replace(layout, buckets=layout.buckets or sharded_buckets(graph, partition), probes=graph.probes)
     backbone = _bucketed(graph, partition, layout.buckets)
     if layout.sharded:
         check_shardable(graph, (*backbone, graph.frozen_layers))
@@ -217,8 +220,8 @@ def _bucketed(graph: ModelGraph, blocks: Blocks, parts: int) -> tuple[tuple[str,
     return tuple(found)
 
 
-def _connected(build: _Build, schedule: Schedule, backbone: Blocks) -> Schedule:
-    return connected(schedule, _edges(build.graph, backbone), build.layout.division)
+def _connected(build: _Build, schedule: Schedule, backbone: Blocks, division: Division) -> Schedule:
+    return connected(schedule, _edges(build.graph, backbone), division)
 
 
 def _forwards_over(pipe: Pipe, microbatches: Sequence[int] = ()) -> Schedule:
@@ -227,11 +230,17 @@ def _forwards_over(pipe: Pipe, microbatches: Sequence[int] = ()) -> Schedule:
     return of_backbone(forwards, pipe.model, pipe.first_block)
 
 
+def _validating(build: _Build) -> _Build:
+    """Every sample reads its own estimate, as in sampling."""
+    probes = tuple((name, Fraction(1)) for name, _ in build.graph.probes)
+    return replace(build, layout=replace(build.layout, probes=probes))
+
+
 def _train_schedule(build: _Build, schedule: Schedule, filler: Filler | None) -> Schedule:
     """A family's schedule after all passes; every result of a pass is checked."""
     graph, layout, blocks = build.graph, build.layout, build.blocks
     backbone, frozen = blocks[:-1], len(blocks) - 1
-    schedule = reduced(_connected(build, schedule, backbone), layout.division)
+    schedule = reduced(_connected(build, schedule, backbone, layout.division), layout.division)
     outputs = {block: graph.frozen_outputs(layers) for block, layers in enumerate(backbone)}
     if filler:
         costs = build.pricing(schedule, blocks, layout.mesh)
@@ -273,7 +282,8 @@ def _sample_schedule(build: _Build, backbone: Backbone) -> Schedule:
     pipe = layout.pipes()[graph.backbones.index(backbone)]
     forwards = _forwards_over(pipe, [size] * count)
     idle = [()] * (layout.stages - forwards.num_workers)  # where the backbones are on different devices
-    schedule = _connected(build, replace(forwards, orders=(*forwards.orders, *idle)), blocks)
+    division = replace(layout.division, probes=())  # the last step's estimate is put in from outside
+    schedule = _connected(build, replace(forwards, orders=(*forwards.orders, *idle)), blocks, division)
     return _communicated(build, shard_parameters(schedule) if layout.sharded else schedule)
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from functools import lru_cache
 from typing import Protocol
 
@@ -95,6 +96,8 @@ class Layout:
     """Orders of compute actions made for these very sizes, in place of those of `schedule`; None: the family's."""
     offload_frozen: bool = False
     """Whether the frozen part's parameters rest in host memory and come to the device layer by layer, as they run."""
+    probes: tuple[tuple[str, Fraction], ...] = ()
+    """As in `ModelGraph.probes`; a plan takes the model's."""
     sample_batch: int = 0
     """Samples drawn at a time during training (both halves of guidance counted); 0 for one per stage."""
 
@@ -121,6 +124,7 @@ class Layout:
             buckets=self.buckets,
             data_parallel=self.data_parallel,
             sharded=self.sharded,
+            probes=self.probes,
         )
 
     def backbone(self, number: int) -> "Layout":

@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from functools import cached_property, lru_cache
 
 from diffusionpipe.costs import Costs
@@ -13,6 +14,7 @@ from diffusionpipe.passes.message_order import MessageOrder, message_order
 from diffusionpipe.planner.assembly.buckets import subdivide
 from diffusionpipe.planner.pricing.meetings import Meeting, meetings_of
 from diffusionpipe.schedules import generator_of
+from diffusionpipe.schedules.probes import with_probes
 from diffusionpipe.timing import Graph, Streams, Times, graph_of, machine_of, prices_of, timed
 from diffusionpipe.timing.held import changes_of
 from diffusionpipe.timing.queues import Hop, Queues
@@ -31,6 +33,9 @@ class Place:
     samples: int
     """Of every micro-batch."""
     microbatches: int
+    forwards: int
+    """Of its block: its own and those of its probe, or the reverse."""
+    is_probe: bool
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,10 +165,13 @@ class Division:
     buckets: int
     data_parallel: int
     sharded: bool
+    probes: tuple[tuple[str, Fraction], ...] = ()
+    """Backbones that read their own estimate, and the share of their samples that does."""
 
 
 def connected(schedule: Schedule, edges: Sequence[Edge], division: Division) -> Schedule:
-    """A generator's schedule with its stages in buckets, edges between blocks, and replicas."""
+    """A generator's schedule with its probes, its stages in buckets, edges between blocks, and replicas."""
+    schedule = with_probes(schedule, dict(division.probes))
     schedule = subdivide(schedule, division.buckets, is_breadth_first=division.sharded)
     schedule = connect_blocks(schedule, edges)
     if max(division.replicas) == 1:
@@ -188,7 +196,7 @@ def structure_of(schedule: Schedule, division: Division, pairs: tuple[Pair, ...]
     ]
     schedule = reduced(connected(schedule, edges, division), division)
     placement, graph = schedule.placement, graph_of(schedule)
-    count = {stage: p.microbatches for p in placement.pipelines for stage in p.stages}
+    of_stage = placement.pipeline_of
     holders: dict[int, set[int]] = {}
     for stage in placement.stages:
         holders.setdefault(stage.weights, set()).add(stage.worker)
@@ -199,8 +207,10 @@ def structure_of(schedule: Schedule, division: Division, pairs: tuple[Pair, ...]
             Place(
                 unit=stage.worker,
                 block=stage.weights,
-                samples=len(stage.share.samples(max(count[s]))),
-                microbatches=len(count[s]),
+                samples=len(stage.share.samples(max(of_stage(s).microbatches))),
+                microbatches=len(of_stage(s).numbers),
+                forwards=placement.num_forwards(s),
+                is_probe=of_stage(s).is_probe,
             )
             for s, stage in enumerate(placement.stages)
         ),

@@ -23,12 +23,15 @@ class Sums:
     """Running sums over the backbone's layers for one micro-batch: entry l is the sum of layers 0, ..., l - 1."""
 
     forward: tuple[Seconds, ...]
+    """With what a micro-batch's probe adds on average: F (1 + k / M) for k probes of M micro-batches."""
     backward: tuple[Seconds, ...]
     """Input and weight gradients, and what is recomputed."""
     activation: tuple[Bytes, ...]
     """Bytes that layers keep of what they made; 0 for a recomputed one (see `LayerTable.held_bytes`)."""
     layers: tuple[Sequence[Seconds], Sequence[Seconds], Sequence[Seconds]]
-    """Forward, input gradient with what is recomputed, and weight gradient of each layer."""
+    """Forward without probes, input gradient with what is recomputed, and weight gradient of each layer."""
+    probes: Seconds
+    """What probes add in all to the forward."""
 
     def times(self, first: int, stop: int) -> tuple[Seconds, Seconds, Seconds]:
         """Forward, input gradient and weight gradient of layers first, ..., stop - 1: the price of a stage."""
@@ -87,10 +90,12 @@ class LayerTable:
             forward = [self._forward(name, samples, microbatches) for name in self.names]
             input_grad = [self._input_grad(name, samples, microbatches) for name in self.names]
             weight_grad = [self.profile.weight_grad(name, samples) for name in self.names]
+            probes = [self._probe(name, samples, microbatches) for name in self.names]
             self._sums[key] = Sums(
-                forward=tuple(accumulate(forward, initial=0.0)),
+                forward=tuple(accumulate(map(add, forward, probes), initial=0.0)),
                 backward=tuple(accumulate(map(add, input_grad, weight_grad), initial=0.0)),
                 layers=(forward, input_grad, weight_grad),
+                probes=sum(probes),
                 activation=tuple(accumulate((self._activation(layer, samples) for layer in self.layers), initial=0)),
             )
         return self._sums[key]
@@ -100,6 +105,22 @@ class LayerTable:
             return self.profile.forward(name, samples)
         share = 1 if name in self.checkpointed else microbatches
         return self.profile.forward(name, samples) + self.profile.cast(name, self.workload) / share
+
+    @cached_property
+    def _probed(self) -> Mapping[str, float]:
+        """Layer -> the share of the samples for which its forward runs a second time, without gradients."""
+        graph, shares = self.profile.graph, dict(self.profile.graph.probes)
+        return {
+            name: float(shares[backbone.name])
+            for backbone in graph.backbones
+            if backbone.name in shares
+            for name in graph.layers_of(backbone)
+        }
+
+    def _probe(self, name: str, samples: float, microbatches: float | None) -> Seconds:
+        """The time that a layer's probe adds to a forward on average. What is cast once is cast by then."""
+        casts = self.profile.cast(name, self.workload) if microbatches and name in self.checkpointed else 0.0
+        return self._probed.get(name, 0.0) * (self.profile.forward(name, samples) + casts)
 
     @cached_property
     def casts(self) -> tuple[Seconds, ...]:

@@ -7,8 +7,9 @@ from diffusionpipe.ir import Edge, Placement
 from diffusionpipe.planner.pricing.layer_table import Load
 from diffusionpipe.units import Seconds
 
-Meeting = tuple[Edge, tuple[int, int], int]
-"""An edge between workers, these two, and the samples of a micro-batch that pass."""
+Meeting = tuple[Edge, tuple[int, int], int, float]
+"""An edge between workers, these two, the samples of a micro-batch that pass, and for what part of the consumer's
+micro-batches they do: for all but where a probe's estimate is read."""
 
 
 def meetings_of(placement: Placement) -> tuple[Meeting, ...]:
@@ -21,7 +22,8 @@ def meetings_of(placement: Placement) -> tuple[Meeting, ...]:
             if one.worker == other.worker or placement.is_frozen(edge.producer):
                 continue
             if samples := len(one.share.samples(size).intersection(other.share.samples(size))):
-                found.append((edge, (one.worker, other.worker), samples))
+                part = len(placement.pipeline_of(edge.producer).numbers) / len(pipeline.numbers)
+                found.append((edge, (one.worker, other.worker), samples, part))
     return tuple(found)
 
 
@@ -33,12 +35,12 @@ def occupancy(
 ) -> list[tuple[Seconds, Seconds]]:
     """For each stage what sending and receiving take from its forward and from its backward of one micro-batch."""
     forward, backward = ([0.0] * num_stages for _ in range(2))
-    for edge, pair, samples in meetings:
+    for edge, pair, samples, part in meetings:
         link = link_of(pair)
         if not (link.overhead or link.overhead_per_byte):
             continue
         for seconds, (num_bytes, num_tensors) in zip((forward, backward), loads(edge), strict=True):
             taken = link.occupancy(samples * num_bytes, num_tensors)
             seconds[edge.producer] += taken
-            seconds[edge.consumer] += taken
+            seconds[edge.consumer] += part * taken
     return list(zip(forward, backward, strict=True))

@@ -50,13 +50,12 @@ def costs_of(schedule: Schedule, blocks: Sequence[Sequence[str]], mesh: Mesh, se
         if placement.is_frozen(index):
             stages.append(FREE)
             continue
-        microbatches = placement.pipeline_of(index).microbatches
         stages.append(
             block_costs(
                 setting,
                 blocks[stage.weights],
-                len(stage.share.samples(max(microbatches))),
-                microbatches=len(microbatches) if mesh.shard == 1 else None,
+                len(stage.share.samples(max(placement.pipeline_of(index).microbatches))),
+                microbatches=placement.num_forwards(index) if mesh.shard == 1 else None,
                 speed=speeds[stage.worker],
                 received=_received(schedule, index, setting.graph),
                 occupied=occupied[index],

@@ -93,6 +93,7 @@ class Candidate:
             buckets=self.buckets,
             sharded=self.sharded,
             offload_frozen=setting.workload.offload_frozen,
+            probes=setting.graph.probes,
         )
 
     def _splits(self, graph: ModelGraph, backbone: Backbone) -> tuple[str, ...]:

@@ -53,7 +53,7 @@ class Estimates:
         structure, costs = self._priced(candidate, head)
         busy = [0.0] * candidate.arrangement.units
         for place, stage in zip(structure.places, costs.stages, strict=True):
-            busy[place.unit] += place.microbatches * (stage.forward + stage.backward)
+            busy[place.unit] += place.microbatches * (stage.forward + (0.0 if place.is_probe else stage.backward))
         held = self.footprint.held(candidate)
 
         def estimate(times: Times, awake: Times) -> Estimate:
@@ -100,6 +100,7 @@ class Estimates:
             data_parallel=candidate.arrangement.data_parallel,
             buckets=candidate.buckets,
             sharded=candidate.sharded,
+            probes=self.tables.setting.graph.probes,
         )
         return self._structure(layout, tuple((pair, back[1] > 0) for pair, (_, back) in flows.items()))
 
@@ -127,9 +128,9 @@ class Estimates:
         occupied = occupancy(len(structure.places), structure.meetings, link, loads)
         stages = []
         for place, taken in zip(structure.places, occupied, strict=True):
-            sums = tables.table.sums(place.samples, None if candidate.sharded else place.microbatches)
+            sums = tables.table.sums(place.samples, None if candidate.sharded else place.forwards)
             forward, input_grad, weight_grad = sums.times(*spans[place.block])
-            times = forward + (0.0 if place.block else head), input_grad, weight_grad
+            times = forward + (0.0 if place.block or place.is_probe else head), input_grad, weight_grad
             stages.append(stage_costs(times, ground.speeds[place.unit], taken))
         reduces, unshards = self._collectives(candidate, structure, starts)
         return Costs(

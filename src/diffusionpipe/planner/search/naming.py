@@ -81,7 +81,7 @@ def stages_of_plan(plan: Plan) -> tuple[PlannedStage, ...]:
     has several stages.
     """
     placement = plan.train.placement
-    trained = [p for p in placement.pipelines if Op.ENCODE not in p.ops]
+    trained = [p for p in placement.pipelines if Op.ENCODE not in p.ops and not p.is_probe]
     found = []
     for direction, pipeline in enumerate(trained):
         own: dict[int, list[int]] = {}
@@ -144,6 +144,6 @@ def _microbatches(plan: Plan) -> tuple[int, ...]:
     """Of each backbone."""
     found: dict[str, int] = {}
     for pipeline in plan.train.placement.pipelines:
-        if Op.ENCODE not in pipeline.ops:
+        if Op.ENCODE not in pipeline.ops and not pipeline.is_probe:
             found[pipeline.model] = found.get(pipeline.model, 0) + len(pipeline.microbatches)
     return tuple(found.values())

@@ -316,7 +316,8 @@ def _lower_bound(judge: Judge, arrangement: Arrangement, microbatches: int, *, i
     sums = judge.tables.table.sums(judge.tables.unit_samples(arrangement, microbatches), microbatches)
     whole = sums.forward[-1] + sums.backward[-1]
     speeds = judge.tables.ground(arrangement).speeds
-    work, waits = microbatches * whole / sum(speeds), whole / max(speeds) - whole / sum(speeds)
+    once = whole - sums.probes  # probes come before the ramp, or in it
+    work, waits = microbatches * whole / sum(speeds), once / max(speeds) - once / sum(speeds)
     rows = -(-judge.setting.workload.batch // judge.setting.cluster.num_ranks)
     frozen = arrangement.units * judge.tables.encoding(rows) / sum(speeds)
     return max(work + ramp * waits + (0.0 if is_filled else frozen), work + frozen)

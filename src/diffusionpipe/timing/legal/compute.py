@@ -30,7 +30,7 @@ def completeness_problems(schedule: Schedule) -> Iterator[str]:
         for pipeline in schedule.placement.pipelines
         for stage in pipeline.stages
         for op in pipeline.ops & COMPUTE_OPS
-        for microbatch in range(len(pipeline.microbatches))
+        for microbatch in pipeline.numbers
     )
     for slot, fill in enumerate(schedule.fills):
         expected[Action(stage=fill.stage, op=Op.ENCODE, slot=slot)] = None
@@ -78,7 +78,7 @@ def order_problems(schedule: Schedule, positions: Mapping[Action, int]) -> Itera
         ops = [op for op in ORDER_OF_OPS if op in pipeline.ops]
         for stage in pipeline.stages:
             worker = schedule.placement.stages[stage].worker
-            for microbatch in range(len(pipeline.microbatches)):
+            for microbatch in pipeline.numbers:
                 actions = [compute_action(stage, op, microbatch) for op in ops]
                 reached = [(at, action) for action in actions if (at := positions.get(action)) is not None]
                 for (before, first), (after, second) in pairwise(reached):

@@ -50,8 +50,28 @@ def _membership(schedule: Schedule) -> Iterator[str]:
             yield f"pipeline {i} begins at sample {pipeline.first_sample} of the batch; use a number from 0 up"
         if not pipeline.microbatches or min(pipeline.microbatches) < 1:
             yield f"pipeline {i} has micro-batches of {pipeline.microbatches} samples; each needs at least 1"
+        if pipeline.is_probe:
+            yield from _probe(schedule, i, pipeline)
         if Op.ENCODE in pipeline.ops and len(pipeline.microbatches) != 1:
             yield f"frozen pipeline {i} has {len(pipeline.microbatches)} micro-batches; it has one, the whole batch"
+
+
+def _probe(schedule: Schedule, number: int, probe: Pipeline) -> Iterator[str]:
+    """A probe only runs forwards, over the stages of one other pipeline and some of its micro-batches."""
+    stages, least = schedule.placement.stages, probe.probes_from
+    probed = [
+        pipeline
+        for pipeline in schedule.placement.pipelines
+        if probe.probes(pipeline) and pipeline.microbatches == probe.microbatches
+    ]
+    if probe.ops - {Op.F}:
+        yield f"pipeline {number} is a probe and has ops {_join(probe.ops)}; a probe has F alone"
+    if least is None or not 0 <= least < len(probe.microbatches):
+        yield f"pipeline {number} probes from micro-batch {least} on, of {len(probe.microbatches)}"
+    if len(probed) != 1:
+        yield f"pipeline {number} is a probe, but {len(probed)} other pipelines have its micro-batches; it needs one"
+    elif [stages[s : s + 1] for s in probed[0].stages] != [stages[s : s + 1] for s in probe.stages]:
+        yield f"pipeline {number} is a probe, but its stages are not those of the pipeline that it probes"
 
 
 def _batch(schedule: Schedule) -> Iterator[str]:
@@ -59,7 +79,7 @@ def _batch(schedule: Schedule) -> Iterator[str]:
     stages = schedule.placement.stages
     taken: dict[int, list[tuple[int, Range]]] = defaultdict(list)
     for i, pipeline in enumerate(schedule.placement.pipelines):
-        if Op.ENCODE in pipeline.ops or not pipeline.ops:
+        if Op.ENCODE in pipeline.ops or not pipeline.ops or pipeline.is_probe:
             continue
         rows = Range(pipeline.first_sample, pipeline.first_sample + pipeline.num_samples)
         for weights in sorted({stages[stage].weights for stage in pipeline.stages}):
@@ -120,20 +140,23 @@ def _cover(schedule: Schedule, pipeline: Pipeline) -> Iterator[str]:
 
 def _edges(schedule: Schedule, pipeline: Pipeline) -> Iterator[str]:
     encoders = {s for p in schedule.placement.pipelines if Op.ENCODE in p.ops for s in p.stages}
+    probes = {s for p in schedule.placement.pipelines if p.probes(pipeline) for s in p.stages}
     pairs = Counter((edge.producer, edge.consumer) for edge in pipeline.edges)
     for (producer, consumer), count in pairs.items():
         if count > 1:
             yield f"{count} edges lead from stage {producer} to stage {consumer}; one edge must carry all tensors"
     for edge in pipeline.edges:
         name = f"edge {edge.producer}->{edge.consumer}"
-        if edge.consumer not in pipeline.stages or edge.producer not in encoders | set(pipeline.stages):
-            yield f"{name} must lead from this pipeline or a frozen one into this pipeline"
+        if edge.consumer not in pipeline.stages or edge.producer not in encoders | probes | set(pipeline.stages):
+            yield f"{name} must lead from this pipeline, its probe or a frozen one into this pipeline"
         if edge.producer == edge.consumer:
             yield f"{name} leads from a stage to itself"
         if not set(edge.gradients) <= set(edge.tensors):
             yield f"{name} has gradients {edge.gradients} of tensors that it does not carry"
         if edge.producer in encoders and edge.gradients:
             yield f"{name} has gradients, but nothing flows back into frozen work"
+        if edge.producer in probes and edge.gradients:
+            yield f"{name} has gradients, but nothing flows back into a probe"
 
 
 def supply_problems(schedule: Schedule, flows: Sequence[Flow]) -> Iterator[str]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from fractions import Fraction
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from torch import Tensor
 
 from diffusionpipe.costs import TensorSpec
 from diffusionpipe.errors import DataError
+from diffusionpipe.models.self_conditioning import CONDITIONED, is_conditioned
 from diffusionpipe.trainer.data.captions import METADATA
 from diffusionpipe.trainer.data.dataset import Dataset
 from diffusionpipe.trainer.data.images import CENTRE, PictureError, load_pixels, placing, upright_size
@@ -23,7 +25,8 @@ TOKENS = ("input_ids", "input_ids_2", "input_ids_3")
 """The caption in the tokens of each text encoder."""
 MASKS = {"input_mask": "input_ids"}
 """Where tokens count, 1, and where they fill up, 0: input and the tokens that it belongs to."""
-INPUTS = ("pixels", "condition", *TOKENS, *MASKS, "labels", "posterior_noise", "noise", "time", "time_ids", "guidance")
+_OF_NOISE = ("posterior_noise", "noise", "time", CONDITIONED)
+INPUTS = ("pixels", "condition", *TOKENS, *MASKS, "labels", *_OF_NOISE, "time_ids", "guidance")
 """Raw inputs that a model may read."""
 
 _ATTEMPTS = 100
@@ -47,6 +50,8 @@ class Augmentation:
     flip: bool = False
     condition_dropout: float = 0.0
     """Share of samples with an empty caption or the null label."""
+    self_conditioning: Fraction = Fraction(1)
+    """Share of samples for which a denoiser reads its own estimate, if it reads any."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -182,6 +187,9 @@ def _input(source: BatchSource, rows: Rows, spec: TensorSpec) -> Tensor:
             return _input_mask(source, rows, spec)
         case "time_ids":
             return _time_ids(source, rows)
+        case kind if kind == CONDITIONED:
+            share = source.augmentation.self_conditioning
+            return torch.tensor([float(is_conditioned(position, share)) for position in rows.positions])
         case "guidance":
             return torch.full((len(rows.samples),), source.guidance)
         case "labels":

@@ -10,6 +10,7 @@ from diffusionpipe.trainer.recipe.section import (
     Auto,
     Choice,
     Count,
+    Fraction,
     Maybe,
     NotNegative,
     Positive,
@@ -101,6 +102,9 @@ class ObjectiveSection(Section):
     shift: Auto[Positive] = None
     """Shift of the times towards noise, for flow matching; 1 means no shift. "auto": the shift of the folder's
     scheduler, which may depend on the resolution."""
+    self_conditioning: Fraction = 0.0
+    """Share of the samples of every batch for which the denoiser also reads its own estimate of the clean sample, from
+    a pass before without gradients (self-conditioning); 0.5 is usual, 0 trains without."""
     guidance: Auto[NotNegative] = None
     """The guidance value that a distilled model (FLUX.1-dev) reads in training; "auto": 1."""
 

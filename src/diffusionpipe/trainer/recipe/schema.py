@@ -11,6 +11,7 @@ from typing import Annotated, Self
 
 from pydantic import BeforeValidator, Field, JsonValue, model_validator
 
+from diffusionpipe.costs.graph import as_fraction
 from diffusionpipe.errors import RecipeError
 from diffusionpipe.ir.combinations import Feature, refusal
 from diffusionpipe.trainer.recipe.model_section import FrozenDtype, LoraSection, ModelSection, ObjectiveSection
@@ -282,6 +283,25 @@ def _adapters_have_a_base(*, model: ModelSection, lora: LoraSection) -> Iterator
         yield f"model.train: {refusal(Feature.LORA, Feature.TEXT_ENCODER, denoiser='the denoiser', chosen=chosen)}"
 
 
+def _estimates_are_of_whole_samples(*, objective: ObjectiveSection, training: TrainingSection) -> Iterator[str]:
+    share = as_fraction(objective.self_conditioning)
+    if (share * training.batch).denominator != 1:
+        nearest = max(1, round(share * training.batch)) / training.batch
+        yield (
+            f"objective.self_conditioning: {objective.self_conditioning} of a batch of {training.batch} is no whole "
+            f"number of samples; use e.g. {nearest:g}"
+        )
+
+
+def _self_conditioning_has_what_it_needs(
+    *, objective: ObjectiveSection, lora: LoraSection, models: Mapping[str, MemberSection]
+) -> Iterator[str]:
+    if objective.self_conditioning and lora.rank is not None:
+        yield f"objective.self_conditioning: {refusal(Feature.SELF_CONDITIONING, Feature.LORA)}"
+    if objective.self_conditioning and models:
+        yield "objective.self_conditioning: several models cannot read their estimates yet; remove it"
+
+
 def _frozen_weights_are_read_as_stored(*, model: ModelSection, training: TrainingSection) -> Iterator[str]:
     if model.frozen_dtype is FrozenDtype.BFLOAT16 and training.precision is not Precision.BFLOAT16:
         why = refusal(Feature.NARROW_STORE, Feature.WIDE, precision=training.precision)
@@ -290,6 +310,8 @@ def _frozen_weights_are_read_as_stored(*, model: ModelSection, training: Trainin
 
 _CHECKS: tuple[Check, ...] = (
     _adapters_have_a_base,
+    _estimates_are_of_whole_samples,
+    _self_conditioning_has_what_it_needs,
     _frozen_weights_are_read_as_stored,
     _batch_can_be_cut,
     _warmup_ends_before_the_run,
