@@ -14,6 +14,7 @@ from diffusionpipe.models import (
     aura_flow,
     chroma,
     controlnet,
+    deepfloyd,
     dit,
     flux,
     pixart_sigma,
@@ -24,7 +25,7 @@ from diffusionpipe.models import (
     wan,
     z_image,
 )
-from diffusionpipe.models.family import Family
+from diffusionpipe.models.family import Family, LowResolution
 from diffusionpipe.models.graph import LayerGraph
 from diffusionpipe.models.lora import LoraSettings, add_lora
 from diffusionpipe.models.meta import module_on_meta
@@ -44,6 +45,8 @@ REGISTRY: Mapping[str, Family] = {
     "ChromaPipeline": chroma.FAMILY,
     "PixArtSigmaPipeline": pixart_sigma.FAMILY,
     "AuraFlowPipeline": aura_flow.FAMILY,
+    "IFPipeline": deepfloyd.BASE,
+    "IFSuperResolutionPipeline": deepfloyd.SUPER_RESOLUTION,
 }
 """Adapters by the pipeline class in model_index.json."""
 
@@ -56,18 +59,27 @@ def build_graph(
     train: Collection[str] | None = None,
     dtype: str = "float32",
     lora: LoraSettings | None = None,
+    low: LowResolution | None = None,
 ) -> LayerGraph:
     """The model in a diffusers folder, or of a hub id, as a graph whose parameters are on the meta device.
 
     `train` are the components to train; None for the denoiser alone. With `lora` only its adapters are trained.
+    `low`: the small pictures that a model of super-resolution reads; others read none.
 
     Raises ModelError.
     """
     folder = resolve_folder(folder_or_id)
     family, components = family_of(folder), open_components(folder)
     noise = Objective(objective, scheduler_config(folder))
+    if dtype == "float64":  # before layers are cut, which keep the types that they are cut with
+        components = {name: component.double() for name, component in components.items()}
+    if family.augmentation is not None:
+        levels = scheduler_config(folder, family.augmentation)
+        components[family.augmentation] = deepfloyd.noise_levels(levels)
     try:
-        return family_graph(family, components, noise, resolution=resolution, train=train, dtype=dtype, lora=lora)
+        return family_graph(
+            family, components, noise, resolution=resolution, train=train, dtype=dtype, lora=lora, low=low
+        )
     except ModelError as error:
         if str(folder) in str(error):
             raise
@@ -87,6 +99,7 @@ def family_graph(
     train: Collection[str] | None,
     dtype: str,
     lora: LoraSettings | None,
+    low: LowResolution | None = None,
 ) -> LayerGraph:
     """The graph of a family's components, with adapters if `lora` says so; else as in `build_graph`.
 
@@ -98,7 +111,17 @@ def family_graph(
         raise ModelError(f"lora: {refusal(Feature.LORA, Feature.TEXT_ENCODER, denoiser=own, chosen=others)}")
     if lora is not None and not family.has_adapters:
         raise ModelError(f"lora: diffusers' pipeline of this model loads no adapters; train the whole {chosen[0]}")
-    graph = family.graph(components, objective=objective, resolution=resolution, train=chosen, dtype=dtype)
+    if objective.settings.has_learned_range and not family.has_variances:
+        raise ModelError('objective.variance: this model states no variances that are trained; set it to "fixed"')
+    if objective.is_flow and family.has_variances:
+        raise ModelError(
+            "objective.kind: diffusers' pipeline of this model draws no flows; use epsilon or v_prediction"
+        )
+    if (low is None) is not (family.augmentation is None):
+        has = "reads" if family.augmentation is not None else "does not read"
+        raise ModelError(f"low_resolution: the model {has} small pictures; {'remove it' if low else 'set their size'}")
+    small = {} if low is None else {"low": low}
+    graph = family.graph(components, objective=objective, resolution=resolution, train=chosen, dtype=dtype, **small)
     objective.shift.factor(graph.num_tokens)  # refused here if it needs tokens and there are none
     if lora is not None:
         add_lora(graph.components, chosen[0], lora)
@@ -121,6 +144,7 @@ def resolve_folder(folder_or_id: str | Path) -> Path:
     from huggingface_hub.errors import HfHubHTTPError
 
     folders = {name for family in REGISTRY.values() for name in family.components}
+    folders |= {family.augmentation for family in REGISTRY.values() if family.augmentation is not None}
     folders |= {"scheduler", "tokenizer", "tokenizer_2", "tokenizer_3"}
     patterns = [f"{name}/*{end}" for name in folders for end in (".json", ".txt", ".safetensors")]
     try:
@@ -170,9 +194,9 @@ def open_components(folder: Path) -> dict[str, nn.Module]:
     return {name: _open(kind, folder / name / "config.json") for name, kind in family.components.items()}
 
 
-def scheduler_config(folder: Path) -> dict[str, Any]:
-    """The configuration of the folder's scheduler. Raises ModelError if it is missing."""
-    return _read_json(folder / "scheduler" / "scheduler_config.json")
+def scheduler_config(folder: Path, component: str = "scheduler") -> dict[str, Any]:
+    """The configuration of one of the folder's schedulers. Raises ModelError if it is missing."""
+    return _read_json(folder / component / "scheduler_config.json")
 
 
 def component_config(folder: Path, component: str) -> dict[str, Any]:

@@ -125,7 +125,7 @@ class _Prompted:
 
     def _around(self, text: str) -> str:
         if not self._prompt.is_chat:
-            return self._prompt.template.format(text)
+            return self._prompt.template.format(text.lower().strip() if self._prompt.is_lower else text)
         chat: str = self._tokenizer.apply_chat_template(
             [{"role": "user", "content": text}], tokenize=False, add_generation_prompt=True, enable_thinking=True
         )

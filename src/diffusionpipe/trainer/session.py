@@ -1,7 +1,7 @@
 """What a rank has ready before the first step: the plan, its part of the model, the optimizer, the average."""
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -193,10 +193,22 @@ def run_identity(session: Session, train: Dataset) -> dict[str, object]:
         "prediction": ", ".join(str(member.prediction) for member in session.members),
         "objective": _objective_identity(recipe.objective),
         **{f"models.{name}": f"{own.path} at {own.resolution or 'auto'}" for name, own in recipe.models.items()},
+        **_low_resolutions(session.members),
+    }
+
+
+def _low_resolutions(members: Sequence[Member]) -> dict[str, str]:
+    """The small pictures that models of super-resolution read."""
+    return {
+        member.component("low_resolution"): f"{member.low.resolution}, noised below {member.low.augmentation:g}"
+        for member in members
+        if member.low is not None
     }
 
 
 def _objective_identity(objective: ObjectiveSection) -> str:
-    """All keys of [objective] but the target, with their values."""
-    values = objective.model_dump(mode="json", exclude={"kind"})
+    """All keys of [objective] but the target, with their values; the variance, which is younger, where it is stated."""
+    values = objective.model_dump(
+        mode="json", exclude={"kind"} | ({"variance"} if objective.variance is None else set())
+    )
     return ", ".join(f"{key} {'none' if value is None else value}" for key, value in values.items())

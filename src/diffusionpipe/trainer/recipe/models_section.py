@@ -8,7 +8,9 @@ resolution = 64                        [data]
 
 import re
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import Field
 
 from diffusionpipe.trainer.recipe.overrides import Table
 from diffusionpipe.trainer.recipe.section import Auto, Count, Positive, Section, Several
@@ -35,6 +37,10 @@ class MemberSection(Section):
     """Whether the trained components start from random weights, by their configuration only."""
     resolution: Auto[Count] = None
     """Side of this model's pictures; "auto": data.resolution."""
+    low_resolution: Auto[Count] = None
+    """Side of the small pictures that a model of super-resolution reads; "auto": that of the model before it."""
+    noise_augmentation: Auto[Annotated[float, Field(gt=0, le=1)]] = None
+    """The small pictures are noised at a random level below this share of all; "auto": 0.5. The model is told the level."""
     learning_rate: Auto[Positive] = None
     """Its highest learning rate; "auto": optimizer.learning_rate."""
     clip_norm: Auto[Positive] = None
