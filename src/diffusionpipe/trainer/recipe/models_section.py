@@ -86,7 +86,7 @@ def _problems(models: object, *, has_model: bool) -> Iterator[tuple[str, str]]:
 
 def refused_with_models(models: Mapping[str, MemberSection], sections: Mapping[str, Any]) -> Iterator[str]:
     """What several models cannot do yet, "section.key: problem"."""
-    pipeline, sampling, lora = (sections.get(name) for name in ("pipeline", "sampling", "lora"))
+    pipeline, lora = sections.get("pipeline"), sections.get("lora")
     data, training = sections.get("data"), sections.get("training")
     if pipeline is not None and pipeline.plan == "auto":
         if len(models) > 2:
@@ -97,8 +97,6 @@ def refused_with_models(models: Mapping[str, MemberSection], sections: Mapping[s
         yield "pipeline.orders: an orders file has one model; remove it and set pipeline.schedule"
     if pipeline is not None and pipeline.splits:
         yield "pipeline.splits: it names layers of one model; remove it, and the layers are cut by their work"
-    if sampling is not None and sampling.every is not None:
-        yield 'sampling.every: several models cannot draw during training yet; set it to "none", draw from the export'
     if lora is not None and lora.rank is not None:
         yield "lora.rank: adapters of several models are not supported yet; remove it, or train the models one by one"
     if data is not None:
