@@ -35,11 +35,16 @@ def trained_model(run: Path) -> TrainedModel:
     """
     from diffusionpipe.cli.run_recipe import recipe_of
     from diffusionpipe.errors import ConfigError
-    from diffusionpipe.models.folder import scheduler_config
+    from diffusionpipe.models.folder import family_of, scheduler_config
     from diffusionpipe.models.lora_file import ADAPTERS
 
     for folder in (run / "export", run):
         if (folder / "model_index.json").is_file():
+            if family_of(folder).augmentation is not None:
+                raise ConfigError(
+                    f"{folder} draws from small pictures; give the run that trained it after the model that draws them, "
+                    "or use diffusers"
+                )
             return TrainedModel(folder=folder, adapters=None, scheduler=scheduler_config(folder))
         if (folder / ADAPTERS).is_file():
             return with_adapters(folder, recipe_of(run))

@@ -102,11 +102,13 @@ def objective_of(recipe: Recipe, folder: Path) -> ObjectiveSettings:
 
 
 def learns_variance(recipe: Recipe, folder: Path) -> bool:
-    """Whether the denoiser also learns variances: as the recipe says or, for "auto", as the folder's scheduler draws."""
+    """Whether the denoiser also learns variances: as the recipe says or, if it does not, as the scheduler draws."""
     stated = recipe.objective.variance
     if stated is not None:
         return stated is Variance.LEARNED_RANGE
-    return family_of(folder).has_variances and scheduler_config(folder).get("variance_type") == "learned_range"
+    if not family_of(folder).has_variances or prediction_of(recipe, folder) is Prediction.FLOW_MATCHING:
+        return False
+    return scheduler_config(folder).get("variance_type") == "learned_range"
 
 
 def low_resolution_of(recipe: Recipe, folder: Path, before: int | None) -> LowResolution | None:
