@@ -1,5 +1,5 @@
-# Every target creates .venv by itself. `make demo` trains the digits, `make demo-memory` shows a model that is too large
-# for copies; `make test` is the test command of README.
+# Every target creates .venv by itself. `make demo` trains the digits, `make demo-cascade` two models that draw them one
+# after the other, `make demo-memory` shows a model that is too large for copies; `make test` is the test command of README.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -10,9 +10,10 @@ export OMP_NUM_THREADS ?= 1
 export PYTHONDONTWRITEBYTECODE =
 
 # A demo that was interrupted goes on; one that is finished exports and scores again.
+RESUME_CASCADE = $(if $(wildcard runs/cascade/checkpoints/step-*),--resume latest)
 RESUME_DIGITS = $(if $(wildcard runs/digits/checkpoints/step-*),--resume latest)
 
-.PHONY: demo demo-memory test test-all explore fuzz soak torture check docs format install clean
+.PHONY: demo demo-cascade demo-memory test test-all explore fuzz soak torture check docs format install clean
 
 install: $(VENV)/installed
 
@@ -28,6 +29,13 @@ demo: install
 	$(BIN)/diffusionpipe train examples/digits/recipe.toml --ranks 2 $(RESUME_DIGITS)
 	$(BIN)/python examples/digits/score.py --export runs/digits/export --count 200 --guidance 1.5
 	$(BIN)/python examples/digits/compare.py --pipeline runs/digits
+
+demo-cascade: install
+	$(BIN)/python examples/cascade/dataset.py --out runs/cascade-data
+	$(BIN)/python examples/cascade/models.py --out runs/cascade-models
+	$(BIN)/diffusionpipe train examples/cascade/recipe.toml --ranks 2 $(RESUME_CASCADE)
+	$(BIN)/python examples/cascade/score.py --run runs/cascade
+	$(BIN)/python examples/cascade/compare.py --run runs/cascade
 
 demo-memory: install
 	$(BIN)/python examples/digits/dataset.py --out runs/digits-data

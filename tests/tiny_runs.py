@@ -22,10 +22,11 @@ from diffusionpipe.models.graph import LayerGraph, canonical_names
 from diffusionpipe.runtime.process_group import Job, joined, membership
 from diffusionpipe.trainer import loop, members, spikes, stopping
 from diffusionpipe.trainer import run as run_module
+from diffusionpipe.trainer.cascade_drawing import draw_in_session
 from diffusionpipe.trainer.checkpoints.checkpoint import read
 from diffusionpipe.trainer.checkpoints.tensor_files import stored_tensors
 from diffusionpipe.trainer.conditions import Wish
-from diffusionpipe.trainer.drawing import Picture, draw_in_session
+from diffusionpipe.trainer.drawing import Picture
 from diffusionpipe.trainer.job_profile import ProfileShelf
 from diffusionpipe.trainer.loop import Stepper
 from diffusionpipe.trainer.metrics import read_metrics
@@ -198,7 +199,8 @@ def draw_untrained(job: Job, recipe: Recipe) -> list[Picture] | None:
 
     session = open_session(recipe, job, Planning(make_plan=_make_plan))
     wish = Wish(prompts=recipe.sampling.prompts, labels=recipe.sampling.labels)
-    return draw_in_session(session, wish, sampling_settings(session))
+    drawn = draw_in_session(session, wish, [sampling_settings(member) for member in session.members])
+    return None if drawn is None else drawn[-1]
 
 
 def losses_of(folder: Path, key: str = "loss") -> dict[int, float]:

@@ -155,7 +155,6 @@ def test_a_recipe_of_several_models_is_written_and_read_back(place):
 REFUSED = {
     "models.large.microbatches: the search": {"pipeline": {"plan": "auto", "microbatches": None}},
     "pipeline.splits": {"pipeline": {"splits": ["unet.mid_block"]}},
-    "sampling.every": {"sampling": {"every": 2, "prompts": ["a"]}},
     "lora.rank": {"lora": {"rank": 2}},
     "models.base.resolution: it is above": {"base": {"resolution": 32}},
     "models.large.microbatches": {"large": {"microbatches": 3}},

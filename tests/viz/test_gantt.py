@@ -13,6 +13,7 @@ from diffusionpipe.passes import PlacedFill, insert_fills
 from diffusionpipe.schedules import one_f_one_b
 from diffusionpipe.schedules.bitpipe import bitpipe
 from diffusionpipe.schedules.chimera import chimera
+from diffusionpipe.schedules.opposed import opposed
 from diffusionpipe.simulator import simulate, uniform_costs
 from diffusionpipe.viz import UNITS, gantt, palette
 
@@ -83,6 +84,14 @@ def test_the_second_direction_has_a_hue_of_its_own_and_the_legend_says_so(tmp_pa
     assert hues.isdisjoint(colours(one))
     assert palette.LATER_NAME in texts(two)
     assert palette.LATER_NAME not in texts(one)
+
+
+def test_two_models_have_two_hues_with_their_names(tmp_path):
+    schedule, path = opposed(2, (2, 2)), tmp_path / "two.svg"
+    names = [pipeline.model for pipeline in schedule.placement.pipelines]
+    gantt([("", simulate(schedule, uniform_costs(schedule)))], path, schedule=schedule)
+    assert {palette.OP_COLOURS[Op.B], palette.LATER_COLOURS[Op.B]} <= colours(path)
+    assert {f"{names[0]}, forward", f"{names[0]}, backward", names[1]} <= set(texts(path))
 
 
 def test_four_stages_of_a_rank_have_four_shades(tmp_path):

@@ -43,6 +43,7 @@ def _draw(model: "TrainedModel", origin: "Origin", device: "torch.device") -> "P
     from rich.progress import Progress
 
     from diffusionpipe.cli.sample_memory import check_memory, named_shortage
+    from diffusionpipe.errors import ConfigError
     from diffusionpipe.trainer.conditions import Wish
     from diffusionpipe.trainer.drawing import Arithmetic, draw_from_folder
 
@@ -51,6 +52,11 @@ def _draw(model: "TrainedModel", origin: "Origin", device: "torch.device") -> "P
         labels=() if origin.label is None else (origin.label,) * origin.count,
         negatives=(origin.negative_prompt,) * origin.count if origin.negative_prompt else (),
     )
+    if model.before is not None:
+        raise ConfigError(
+            "pictures that several models have drawn cannot be drawn again from one file; draw them with sample and the "
+            f"same --seed, {origin.settings.seed}"
+        )
     check_memory(model.folder, len(wish), origin.resolution, device)
     with named_shortage(), Progress(transient=True) as progress:
         task = progress.add_task("drawing", total=origin.settings.steps)

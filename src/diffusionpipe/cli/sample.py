@@ -68,6 +68,19 @@ SchedulerOption = Annotated[
     str | None,
     typer.Option(help="A diffusers scheduler, e.g. DDIMScheduler; default: the run's.", show_default=False),
 ]
+UntilOption = Annotated[
+    str | None,
+    typer.Option(help="Of models that draw one after the other: the last one to draw, e.g. base.", show_default=False),
+]
+NoiseLevelOption = Annotated[
+    int | None,
+    typer.Option(
+        min=0,
+        max=999_999,
+        help="Of super-resolution: the time step whose noise the small pictures get; default: the run's, or 250.",
+        show_default=False,
+    ),
+]
 
 
 def sample(
@@ -87,6 +100,8 @@ def sample(
     seed: SeedOption = 0,
     resolution: ResolutionOption = None,
     scheduler: SchedulerOption = None,
+    until: UntilOption = None,
+    noise_level: NoiseLevelOption = None,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
 ) -> None:
     """Draw pictures with a run's exported model or adapters (LoRA), or with any diffusers model."""
@@ -96,7 +111,9 @@ def sample(
     from diffusionpipe.cli.run_recipe import resolution_of, sampling_of
     from diffusionpipe.cli.train import grid_columns
     from diffusionpipe.cli.trained_model import trained_model
+    from diffusionpipe.errors import ConfigError
     from diffusionpipe.models.pipeline_defaults import check_drawn
+    from diffusionpipe.trainer.cascade_drawing import shown
     from diffusionpipe.trainer.guidance import guidance_of
     from diffusionpipe.trainer.kept_samples import keep_samples
     from diffusionpipe.trainer.sampling import SamplingSettings
@@ -109,25 +126,35 @@ def sample(
         return
     wish = _wish(prompt or (), prompts, negative, label or (), count)
     place, model, own = chosen_device(device), trained_model(run), sampling_of(run)
-    check_drawn(model.folder)
-    strength = guidance_of(
-        model.folder,
-        own.guidance if guidance is None else guidance,
-        own.true_cfg_scale if true_cfg_scale is None else true_cfg_scale,
-    )
-    settings = SamplingSettings(
-        steps=steps or own.steps,
-        guidance=strength.scale,
-        embedded_guidance=strength.embedded,
-        seed=seed,
-        scheduler=model.scheduler,
-        scheduler_class=scheduler or own.scheduler,
-    )
-    size = resolution or resolution_of(run, model.folder)
-    pictures = _draw(model, wish, settings, size, place)
+    if until is not None:
+        model = _until(model, until)
+
+    def settings_of(one: "TrainedModel") -> SamplingSettings:
+        check_drawn(one.folder)
+        strength = guidance_of(
+            one.folder,
+            own.guidance if guidance is None else guidance,
+            own.true_cfg_scale if true_cfg_scale is None else true_cfg_scale,
+        )
+        return SamplingSettings(
+            steps=steps or own.steps,
+            guidance=strength.scale,
+            embedded_guidance=strength.embedded,
+            seed=seed,
+            scheduler=one.scheduler,
+            scheduler_class=scheduler or own.scheduler,
+            noise_level=own.noise_level if noise_level is None else noise_level,
+        )
+
+    if resolution is not None and model.resolution is not None:
+        raise ConfigError("the models of a cascade draw pictures of the sizes that they read; leave out --resolution")
+    size = resolution or model.resolution or resolution_of(run, model.folder)
+    settings = [settings_of(one) for one in model.chain]
+    drawn = _draw(model, wish, settings, size, place)
+    pictures = shown(drawn)
     sample_grid(list(zip(wish.captions, pictures, strict=True)), out, columns=grid_columns(len(pictures)))
     if keep is not None:
-        keep_samples(pictures, wish, origin_of(run, settings, size), keep)
+        keep_samples(drawn[-1], wish, origin_of(run, settings[-1], size), keep)
     typer.echo(f"{len(pictures)} pictures in {out}" + (f", and singly in {keep}" if keep is not None else ""))
 
 
@@ -176,24 +203,48 @@ def _wish(
     )
 
 
+def _until(model: "TrainedModel", name: str) -> "TrainedModel":
+    """The model of this name in the chain.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    from diffusionpipe.errors import ConfigError
+
+    of_name = {one.name: one for one in model.chain if one.name}
+    if name not in of_name:
+        known = f"its models are {', '.join(of_name)}" if of_name else "the run has one model; leave --until out"
+        raise ConfigError(f"--until {name}: there is no such model; {known}")
+    return of_name[name]
+
+
 def _draw(
-    model: "TrainedModel", wish: "Wish", settings: "SamplingSettings", resolution: int, device: "torch.device"
-) -> "list[Picture]":
-    """The pictures, with a bar of the denoising steps."""
+    model: "TrainedModel", wish: "Wish", settings: "list[SamplingSettings]", resolution: int, device: "torch.device"
+) -> "tuple[list[Picture], ...]":
+    """The pictures of the model and of those before it, with a bar of the denoising steps."""
     from rich.progress import Progress
 
     from diffusionpipe.cli.sample_memory import check_memory, named_shortage
-    from diffusionpipe.trainer.drawing import draw_from_folder
+    from diffusionpipe.trainer.cascade_drawing import draw_from_folders
+    from diffusionpipe.trainer.drawing import Source
 
+    sources = [
+        Source(
+            folder=one.folder,
+            resolution=one.resolution or resolution,
+            adapters=one.adapters,
+            name=one.name,
+            small=None if one.before is None else one.before.resolution,
+        )
+        for one in model.chain
+    ]
     check_memory(model.folder, len(wish), resolution, device)
     with named_shortage(), Progress(transient=True) as progress:
-        task = progress.add_task("drawing", total=settings.steps)
-        return draw_from_folder(
-            model.folder,
+        task = progress.add_task("drawing", total=sum(one.steps for one in settings))
+        return draw_from_folders(
+            sources,
             wish,
             settings,
-            resolution=resolution,
             device=device,
-            adapters=model.adapters,
             on_step=lambda done, total: progress.update(task, completed=done, total=total),
         )

@@ -56,9 +56,14 @@ def named_shortage() -> Iterator[None]:
 
 
 def least_memory(folder: Path, count: int, resolution: int) -> "Bytes":
-    """What the input and the output of the VAE's last convolution take at full size; all else comes on top."""
-    from diffusionpipe.models.folder import component_config
+    """What the input and the output of the VAE's last convolution take at full size; all else comes on top.
 
+    Without a VAE the pictures alone.
+    """
+    from diffusionpipe.models.folder import component_config, family_of
+
+    if "vae" not in family_of(folder).components:
+        return count * resolution**2 * 3 * _FLOAT32
     channels = component_config(folder, "vae").get("block_out_channels")
     width = channels[0] if isinstance(channels, list) and channels and isinstance(channels[0], int) else 1
     return min(count, _DECODED_TOGETHER) * resolution**2 * (width + 3) * _FLOAT32

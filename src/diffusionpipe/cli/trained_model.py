@@ -14,6 +14,17 @@ class TrainedModel:
     adapters: Path | None
     """The folder of adapters that belong to it, if there are some."""
     scheduler: Mapping[str, object]
+    name: str = ""
+    """Of the model among those of a cascade."""
+    resolution: int | None = None
+    """Side of its pictures; None: as the run's recipe or diffusers' pipeline says."""
+    before: "TrainedModel | None" = None
+    """Draws the small pictures that it reads."""
+
+    @property
+    def chain(self) -> "tuple[TrainedModel, ...]":
+        """It and all before it, in the order of sampling."""
+        return (*(self.before.chain if self.before is not None else ()), self)
 
 
 def trained_model(run: Path) -> TrainedModel:
@@ -24,22 +35,48 @@ def trained_model(run: Path) -> TrainedModel:
     """
     from diffusionpipe.cli.run_recipe import recipe_of
     from diffusionpipe.errors import ConfigError
-    from diffusionpipe.models.folder import scheduler_config
+    from diffusionpipe.models.folder import family_of, scheduler_config
     from diffusionpipe.models.lora_file import ADAPTERS
 
     for folder in (run / "export", run):
         if (folder / "model_index.json").is_file():
+            if family_of(folder).augmentation is not None:
+                raise ConfigError(
+                    f"{folder} draws from small pictures; give the run that trained it after the model that draws them, "
+                    "or use diffusers"
+                )
             return TrainedModel(folder=folder, adapters=None, scheduler=scheduler_config(folder))
         if (folder / ADAPTERS).is_file():
             return with_adapters(folder, recipe_of(run))
-    if several := sorted(path.parent for path in (run / "export").glob("*/model_index.json")):
-        raise ConfigError(
-            f"{run} trained several models, which cannot draw together yet; draw from one: diffusionpipe sample "
-            f"{several[0]}"
-        )
+    if any((run / "export").glob("*/model_index.json")):
+        return _cascade(run / "export", recipe_of(run))
     if not run.is_dir():
         raise ConfigError(f"there is no folder {run}; give a run's folder or a diffusers folder")
     raise ConfigError(f"{run} holds no export/ yet: let the run finish (diffusionpipe train RECIPE --resume latest)")
+
+
+def _cascade(exports: Path, recipe: Path) -> TrainedModel:
+    """The last of the models that a run trained together, with those before it.
+
+    Raises:
+        ConfigError: they do not draw one after the other, or the recipe or an export is missing.
+    """
+    from diffusionpipe.models.folder import family_of, scheduler_config
+    from diffusionpipe.trainer.cascade_drawing import Link, check_chain
+    from diffusionpipe.trainer.recipe import load_recipe
+
+    loaded = load_recipe(recipe)
+    found: TrainedModel | None = None
+    chain: list[Link] = []
+    for name, section in loaded.models.items():
+        folder, size = exports / name, loaded.alone(name).data.resolution
+        config, before = scheduler_config(folder), chain[-1].resolution if chain else None
+        low = None if family_of(folder).augmentation is None else section.low_resolution or before
+        chain.append(Link(name=name, resolution=size, low=low))
+        found = TrainedModel(folder=folder, adapters=None, scheduler=config, name=name, resolution=size, before=found)
+    check_chain(chain)
+    assert found is not None, "the recipe of several exports has several models"
+    return found
 
 
 def with_adapters(adapters: Path, recipe: Path) -> TrainedModel:

@@ -13,10 +13,10 @@ from dataclasses import replace
 from functools import partial
 
 from torch import Tensor, nn
-from torch.nn.functional import interpolate
 
 from diffusionpipe.costs import Backbone, TensorSpec
 from diffusionpipe.errors import ModelError
+from diffusionpipe.models.deepfloyd import reduced
 from diffusionpipe.models.graph import Layer, LayerGraph
 
 PIXELS = "pixels"
@@ -115,6 +115,4 @@ def _reduction(name: str, spec: TensorSpec) -> Layer:
 
 
 def _reduce(resolution: int, _: nn.Module, pixels: Tensor) -> tuple[Tensor, ...]:
-    """Antialiased, so that no detail of the large picture turns into a pattern of the small one."""
-    size = (resolution, resolution)
-    return (interpolate(pixels, size=size, mode="bilinear", antialias=True, align_corners=False),)
+    return (reduced(pixels, resolution),)

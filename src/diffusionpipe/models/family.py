@@ -25,6 +25,17 @@ class Prompt:
     """The tokenizer's own template for the first message of a chat, up to the answer."""
     dropped: int = 0
     """Tokens of the template whose states are not read."""
+    is_lower: bool = False
+    """Small letters alone, without blanks around them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LowResolution:
+    """The small pictures that a model of super-resolution reads."""
+
+    resolution: int
+    augmentation: float
+    """In training they are noised at levels below this share of all."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +64,10 @@ class Family:
     convolution: str | None = None
     """The first convolution of the denoiser, by its name below it, which self-conditioning widens; None: a denoiser
     without it cannot read its own estimate."""
+    has_variances: bool = False
+    """Whether the denoiser also states variances, which `learned_variance` trains."""
+    augmentation: str | None = None
+    """The scheduler that noises the small pictures which the denoiser reads, in model_index.json; None: it reads none."""
     sample_size: int | None = None
     """Side of the latents that diffusers' pipeline draws unless told otherwise; None: as the denoiser's configuration
     says."""

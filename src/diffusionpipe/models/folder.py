@@ -14,6 +14,7 @@ from diffusionpipe.models import (
     aura_flow,
     chroma,
     controlnet,
+    deepfloyd,
     dit,
     flux,
     pixart_sigma,
@@ -24,7 +25,7 @@ from diffusionpipe.models import (
     wan,
     z_image,
 )
-from diffusionpipe.models.family import Family
+from diffusionpipe.models.family import Family, LowResolution
 from diffusionpipe.models.graph import LayerGraph
 from diffusionpipe.models.lora import LoraSettings, add_lora
 from diffusionpipe.models.meta import module_on_meta
@@ -45,6 +46,8 @@ REGISTRY: Mapping[str, Family] = {
     "ChromaPipeline": chroma.FAMILY,
     "PixArtSigmaPipeline": pixart_sigma.FAMILY,
     "AuraFlowPipeline": aura_flow.FAMILY,
+    "IFPipeline": deepfloyd.BASE,
+    "IFSuperResolutionPipeline": deepfloyd.SUPER_RESOLUTION,
 }
 """Adapters by the pipeline class in model_index.json."""
 
@@ -57,10 +60,12 @@ def build_graph(
     train: Collection[str] | None = None,
     dtype: str = "float32",
     lora: LoraSettings | None = None,
+    low: LowResolution | None = None,
 ) -> LayerGraph:
     """The model in a diffusers folder, or of a hub id, as a graph whose parameters are on the meta device.
 
     `train` are the components to train; None for the denoiser alone. With `lora` only its adapters are trained.
+    `low`: the small pictures that a model of super-resolution reads; others read none.
 
     Raises ModelError.
     """
@@ -68,8 +73,15 @@ def build_graph(
     family = family_of(folder)
     components = open_components(folder, is_plain=objective.self_conditioning > 0)
     noise = Objective(objective, scheduler_config(folder))
+    if dtype == "float64":  # before layers are cut, which keep the types that they are cut with
+        components = {name: component.double() for name, component in components.items()}
+    if family.augmentation is not None:
+        levels = scheduler_config(folder, family.augmentation)
+        components[family.augmentation] = deepfloyd.noise_levels(levels)
     try:
-        return family_graph(family, components, noise, resolution=resolution, train=train, dtype=dtype, lora=lora)
+        return family_graph(
+            family, components, noise, resolution=resolution, train=train, dtype=dtype, lora=lora, low=low
+        )
     except ModelError as error:
         if str(folder) in str(error):
             raise
@@ -89,6 +101,7 @@ def family_graph(
     train: Collection[str] | None,
     dtype: str,
     lora: LoraSettings | None,
+    low: LowResolution | None = None,
 ) -> LayerGraph:
     """The graph of a family's components, with adapters if `lora` says so; else as in `build_graph`.
 
@@ -104,7 +117,17 @@ def family_graph(
         raise ModelError(f"lora: {refusal(Feature.LORA, Feature.SELF_CONDITIONING)}")
     if objective.settings.self_conditioning and "controlnet" in family.trainable:
         raise ModelError(f"objective: {refusal(Feature.SELF_CONDITIONING, Feature.CONTROLNET)}")
-    graph = family.graph(components, objective=objective, resolution=resolution, train=chosen, dtype=dtype)
+    if objective.settings.has_learned_range and not family.has_variances:
+        raise ModelError('objective.variance: this model states no variances that are trained; set it to "fixed"')
+    if objective.is_flow and family.has_variances:
+        raise ModelError(
+            "objective.kind: diffusers' pipeline of this model draws no flows; use epsilon or v_prediction"
+        )
+    if (low is None) is not (family.augmentation is None):
+        has = "reads" if family.augmentation is not None else "does not read"
+        raise ModelError(f"low_resolution: the model {has} small pictures; {'remove it' if low else 'set their size'}")
+    small = {} if low is None else {"low": low}
+    graph = family.graph(components, objective=objective, resolution=resolution, train=chosen, dtype=dtype, **small)
     if objective.settings.self_conditioning:
         graph = self_conditioned(graph, family.trainable[0], family.convolution)
     objective.shift.factor(graph.num_tokens)  # refused here if it needs tokens and there are none
@@ -129,6 +152,7 @@ def resolve_folder(folder_or_id: str | Path) -> Path:
     from huggingface_hub.errors import HfHubHTTPError
 
     folders = {name for family in REGISTRY.values() for name in family.components}
+    folders |= {family.augmentation for family in REGISTRY.values() if family.augmentation is not None}
     folders |= {"scheduler", "tokenizer", "tokenizer_2", "tokenizer_3"}
     patterns = [f"{name}/*{end}" for name in folders for end in (".json", ".txt", ".safetensors")]
     try:
@@ -200,9 +224,9 @@ def _latent_channels(folder: Path) -> int:
     return channels if isinstance(channels, int) else 0
 
 
-def scheduler_config(folder: Path) -> dict[str, Any]:
-    """The configuration of the folder's scheduler. Raises ModelError if it is missing."""
-    return _read_json(folder / "scheduler" / "scheduler_config.json")
+def scheduler_config(folder: Path, component: str = "scheduler") -> dict[str, Any]:
+    """The configuration of one of the folder's schedulers. Raises ModelError if it is missing."""
+    return _read_json(folder / component / "scheduler_config.json")
 
 
 def component_config(folder: Path, component: str) -> dict[str, Any]:

@@ -25,7 +25,8 @@ class Seen:
 def leaves_of(root: nn.Module, *, all_children: bool = False) -> tuple[str, ...]:
     """The submodules that are called as they are: blocks of lists, and other children with parameters.
 
-    With `all_children` also children without parameters. A child that holds most of what is in lists is looked into.
+    With `all_children` also children without parameters. A child that holds most of what is in lists is looked into, and
+    so is a block of a U-Net, which lists residual blocks.
 
     >>> leaves_of(nn.ModuleDict({"embed": nn.Linear(2, 2), "blocks": nn.ModuleList([nn.Linear(2, 2), nn.SiLU()])}))
     ('embed', 'blocks.0')
@@ -43,7 +44,8 @@ def _size_of_lists(module: nn.Module) -> int:
 def _leaves(module: nn.Module, path: str, size: int, all_children: bool) -> Iterator[str]:
     for name, child in module.named_children():
         below = f"{path}{name}"
-        if isinstance(child, nn.ModuleList | nn.ModuleDict) or 2 * _size_of_lists(child) > size:
+        is_list = isinstance(child, nn.ModuleList | nn.ModuleDict)
+        if is_list or hasattr(child, "resnets") or 2 * _size_of_lists(child) > size:
             yield from _leaves(child, f"{below}.", size, all_children)
         elif all_children or any(True for _ in child.parameters()):
             yield below

@@ -16,6 +16,7 @@ from diffusionpipe.costs import TensorSpec
 from diffusionpipe.errors import ModelError, RecipeError
 from diffusionpipe.models.flow_shift import FlowShift, shift_of
 from diffusionpipe.models.graph import Layer, num_tokens
+from diffusionpipe.models.learned_variance import Noised, variance_loss
 
 _MAX_TIMESTEPS = 1_000_000
 
@@ -57,6 +58,8 @@ class ObjectiveSettings:
     self_conditioning: float = 0.0
     """Share of the samples of every batch for which the denoiser reads its own estimate; see
     `models.self_conditioning`."""
+    has_learned_range: bool = False
+    """Whether the variance of each denoising step is learnt too, with `learned_variance`."""
 
     def __post_init__(self) -> None:
         is_flow = self.prediction is Prediction.FLOW_MATCHING
@@ -73,6 +76,7 @@ class ObjectiveSettings:
                 not is_logit and (self.logit_mean, self.logit_std) != (0, 1),
                 "logit_mean and logit_std need logit_normal",
             ),
+            (self.has_learned_range and is_flow, "variance = learned_range has no effect for flow_matching; remove it"),
             (
                 (self.shift is not None and self.shift <= 0) or self.logit_std <= 0,
                 "shift and logit_std must be positive",
@@ -176,11 +180,26 @@ class Objective(nn.Module):
             return signal * noisy - sigma * prediction
 
     def loss(self, prediction: Tensor, target: Tensor, weight: Tensor) -> Tensor:
-        """Weighted mean squared error of each sample, shape (B,), in float32 (float64 where an input is)."""
+        """Weighted mean squared error of each sample, shape (B,), in float32 (float64 where an input is).
+
+        Channels of the prediction beyond those of the target, which state variances, get no gradient.
+        """
         is_double = torch.float64 in (prediction.dtype, target.dtype)
         dtype = torch.float64 if is_double else torch.float32
-        error = prediction.to(dtype) - target.to(dtype)
+        error = prediction[:, : target.shape[1]].to(dtype) - target.to(dtype)
         return (error * error).flatten(1).mean(1) * weight.to(dtype)
+
+    def hybrid_loss(
+        self, prediction: Tensor, target: Tensor, weight: Tensor, pixels: Tensor, noisy: Tensor, timesteps: Tensor
+    ) -> Tensor:
+        """The same, with what the variational bound adds for the variances, which the other channels state."""
+        simple = self.loss(prediction, target, weight)
+        mean, values = (half.to(simple.dtype) for half in prediction.chunk(2, dim=1))
+        if self.settings.prediction is Prediction.V_PREDICTION:
+            alphas = _per_sample(self.alphas_cumprod[timesteps], mean)
+            mean = alphas.sqrt() * mean + (1 - alphas).sqrt() * noisy
+        noised = Noised(pixels=pixels, noisy=noisy, noise=mean.detach(), timesteps=timesteps)
+        return simple + variance_loss(values, noised, self.alphas_cumprod)
 
 
 def _alphas_cumprod(scheduler: Mapping[str, object]) -> Tensor:
@@ -222,12 +241,15 @@ def objective_inputs(latents: tuple[int, ...], dtype: str = "float32") -> tuple[
     return TensorSpec(name="noise", shape=latents, dtype=dtype), TensorSpec(name="time", shape=())
 
 
-def noise_layer(patch: int | None = None) -> Layer:
-    """Latents, noise and time to what the denoiser reads and what it must predict; `patch` is that of `LayerGraph`."""
+def noise_layer(patch: int | None = None, reads: str = "latents") -> Layer:
+    """Latents, noise and time to what the denoiser reads and what it must predict; `patch` is that of `LayerGraph`.
+
+    `reads`: "pixels" for a denoiser of the pictures themselves.
+    """
     return Layer(
         name="objective.noise",
         component="objective",
-        reads=("latents", "noise", "time"),
+        reads=(reads, "noise", "time"),
         writes=("noisy", "timesteps", "target", "loss_weight"),
         modules=("alphas_cumprod",),
         run=partial(Objective.add_noise, patch=patch),
@@ -243,6 +265,23 @@ def loss_layer() -> Layer:
         writes=("loss",),
         run=_run_loss,
     )
+
+
+def hybrid_loss_layer() -> Layer:
+    """The last layer of a denoiser of pictures that also states variances."""
+    return Layer(
+        name="objective.loss",
+        component="objective",
+        reads=("prediction", "target", "loss_weight", "pixels", "noisy", "timesteps"),
+        writes=("loss",),
+        modules=("alphas_cumprod",),
+        run=_run_hybrid_loss,
+    )
+
+
+def _run_hybrid_loss(objective: nn.Module, *tensors: Tensor) -> tuple[Tensor, ...]:
+    assert isinstance(objective, Objective)
+    return (objective.hybrid_loss(*tensors),)
 
 
 def _run_loss(objective: nn.Module, prediction: Tensor, target: Tensor, weight: Tensor) -> tuple[Tensor, ...]:

@@ -55,5 +55,7 @@ def default_resolution(folder: Path) -> int:
             f"{folder / denoiser / 'config.json'} does not say the size of a picture (sample_size is {size!r}); "
             "give it with --resolution"
         )
+    if "vae" not in family.components:
+        return size
     halvings = len(component_config(folder, "vae").get("block_out_channels", [0])) - 1
     return size << halvings

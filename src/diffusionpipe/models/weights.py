@@ -177,7 +177,7 @@ def _initialised(
     for path in dict.fromkeys(name.rpartition(".")[0] for name in missing):
         module: Any = attribute(component, path)
         names = {f"{path}.{name}" if path else name: name for name, _ in module.named_parameters(recurse=False)}
-        if hasattr(module, "reset_parameters"):
+        if hasattr(module, "reset_parameters") or type(module).__name__ in _INITIALISERS:
             values |= _reset(module, names, f"{component_name}.{path}", seed)
             continue
         problems += [
@@ -198,12 +198,21 @@ def _reset(module: Any, own: Mapping[str, str], canonical: str, seed: int) -> di
             module._parameters[name] = nn.Parameter(torch.empty(before[name].shape, dtype=torch.float32))
         with torch.random.fork_rng(devices=[]), torch.no_grad():
             torch.default_generator.manual_seed(int.from_bytes(digest, "big") >> 1)
-            module.reset_parameters()
+            (_INITIALISERS.get(type(module).__name__) or type(module).reset_parameters)(module)
             if is_second_matrix(f"{canonical}."):
                 nn.init.zeros_(module.weight)
         return {path: module._parameters[name].detach() for path, name in own.items()}
     finally:
         module._parameters.update(before)
+
+
+def _place_randomly(pooling: Any) -> None:
+    """As diffusers' constructor does."""
+    nn.init.normal_(pooling.positional_embedding, std=pooling.positional_embedding.shape[-1] ** -0.5)
+
+
+_INITIALISERS: Mapping[str, Callable[[Any], None]] = {"AttentionPooling": _place_randomly}
+"""Of classes that have no `reset_parameters`."""
 
 
 def _stored(

@@ -12,7 +12,9 @@ from diffusionpipe.models.pipeline_defaults import Guidance
 FOLDER = "path/to/this/folder"
 RUN = "path/to/the/run"
 CONDITION = "path/to/the/conditioning/picture.png"
+SMALL = "path/to/a/small/picture.png"
 _OF_FLOWS = ("StableDiffusion3", "Flux", "QwenImage", "Wan", "ZImage", "Chroma", "AuraFlow")
+_SUPER_RESOLUTION = "IFSuperResolutionPipeline"
 _PROMPT = "a photo"
 _DIT_CLASSES = 1000
 _FLOW_REASON = (
@@ -68,7 +70,7 @@ def snippet(
         kind = scheduler["_class_name"]
         imports[0] = f"from diffusers import {', '.join(sorted({kind, pipeline}))}"
         lines.append(f"pipeline.scheduler = {kind}.from_config({dict(scheduler)!r})")
-    if "ControlNet" in pipeline:
+    if "ControlNet" in pipeline or pipeline == _SUPER_RESOLUTION:
         imports.append("from diffusers.utils import load_image")
     arguments = "".join(f"    {argument},\n" for argument in _arguments(example, pipeline))
     result = "frames[0][0]" if pipeline == "WanPipeline" else "images[0]"
@@ -82,6 +84,8 @@ def _arguments(example: Example, pipeline: str) -> list[str]:
     found = [f"class_labels=[{example.label}]" if pipeline == "DiTPipeline" else _quoted(example.prompt)]
     if "ControlNet" in pipeline:
         found.append(f'image=load_image("{CONDITION}")')
+    elif pipeline == _SUPER_RESOLUTION:
+        found.append(f'image=load_image("{SMALL}")')
     elif pipeline != "DiTPipeline" and example.resolution is not None:
         found += [f"height={example.resolution}", f"width={example.resolution}"]
     found.append(f"num_inference_steps={example.steps}")

@@ -10,11 +10,12 @@ from torch import Tensor
 
 from diffusionpipe.errors import ModelError, RecipeError
 from diffusionpipe.ir.combinations import Feature, refusal
+from diffusionpipe.models.deepfloyd import enlarged, noise_levels, noised_at
 from diffusionpipe.models.family import Prompt
-from diffusionpipe.models.folder import family_of, model_index
+from diffusionpipe.models.folder import family_of, model_index, scheduler_config
 from diffusionpipe.models.graph import LayerGraph
-from diffusionpipe.trainer.data.batch import TOKENS, Tokenizer, token_ids
-from diffusionpipe.trainer.sampling import SamplingSettings
+from diffusionpipe.trainer.data.batch import MASKS, TOKENS, Tokenizer, token_ids, token_mask
+from diffusionpipe.trainer.sampling import SamplingSettings, drawn_noise
 
 _TOKENIZERS = ("CLIPTokenizer", "T5Tokenizer", "Qwen2Tokenizer", "LlamaTokenizer")
 
@@ -65,6 +66,29 @@ def raw_conditions(wish: Wish, graph: LayerGraph, folder: Path, settings: Sampli
     raise ModelError("the model has neither captions nor classes, so there is nothing to draw from")
 
 
+def small_conditions(
+    small: Tensor, graph: LayerGraph, folder: Path, settings: SamplingSettings, model: str
+) -> dict[str, Tensor]:
+    """What a model of super-resolution reads of small pictures (N, C, r, r): enlarged and noised, and the noise's level.
+
+    The same pictures again, if guided: both halves see the same noise.
+    """
+    augmentation = family_of(folder).augmentation
+    assert augmentation is not None
+    levels = noise_levels(scheduler_config(folder, augmentation))
+    if settings.noise_level >= levels.num_timesteps:
+        raise RecipeError(f"noise_level: {settings.noise_level} is above the last level, {levels.num_timesteps - 1}")
+    shape = next(spec.shape for spec in graph.inputs if spec.name == "pixels")
+    large = enlarged(small.cpu(), shape[-1])
+    noise = drawn_noise("augmentation", settings, len(small), shape, model)
+    noised = noised_at(levels, large, noise, settings.noise_level)
+    copies = 2 if settings.is_guided else 1
+    return {
+        "upsampled": torch.cat([noised] * copies),
+        "noise_level": torch.full((copies * len(small),), settings.noise_level),
+    }
+
+
 def null_label(graph: LayerGraph) -> int:
     """The label that stands for no class: the number of classes."""
     for component in graph.components.values():
@@ -81,6 +105,11 @@ def _text_conditions(
     shapes = {spec.name: spec.shape for spec in graph.inputs}
     conditions = {
         name: token_ids(open_tokenizer(folder, name), texts, shapes[name][0]) for name in TOKENS if name in shapes
+    }
+    conditions |= {
+        name: token_mask(open_tokenizer(folder, tokens), texts, shapes[name][0])
+        for name, tokens in MASKS.items()
+        if name in shapes
     }
     size = float(shapes["pixels"][-1])
     if "time_ids" in shapes:
@@ -125,7 +154,7 @@ class _Prompted:
 
     def _around(self, text: str) -> str:
         if not self._prompt.is_chat:
-            return self._prompt.template.format(text)
+            return self._prompt.template.format(text.lower().strip() if self._prompt.is_lower else text)
         chat: str = self._tokenizer.apply_chat_template(
             [{"role": "user", "content": text}], tokenize=False, add_generation_prompt=True, enable_thinking=True
         )

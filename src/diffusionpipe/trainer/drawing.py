@@ -1,7 +1,7 @@
 """Pictures from prompts or labels: conditions in, denoised latents, decoded pictures out.
 
-Either through the pipeline that trains (`draw_in_session`), or in one process from a diffusers folder
-(`draw_from_folder`).
+Either through the pipeline that trains (`latents_in_session`), or in one process from a diffusers folder
+(`draw_from_folder`). `cascade_drawing` draws with several models, each of which enlarges what the one before has drawn.
 """
 
 from collections.abc import Callable, Collection, Mapping
@@ -15,7 +15,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from diffusionpipe.models.folder import build_graph, reads_estimate, scheduler_config, weight_sources
+from diffusionpipe.models.family import LowResolution
+from diffusionpipe.models.folder import build_graph, family_of, reads_estimate, scheduler_config, weight_sources
 from diffusionpipe.models.graph import Layer, LayerGraph
 from diffusionpipe.models.lora_file import load_adapters
 from diffusionpipe.models.objective import Objective, ObjectiveSettings, Prediction
@@ -24,11 +25,12 @@ from diffusionpipe.models.self_conditioning import CONDITIONED, ESTIMATE
 from diffusionpipe.models.weights import materialize
 from diffusionpipe.runtime.host_weights import HostWeights
 from diffusionpipe.runtime.stage import LayerStage
-from diffusionpipe.trainer.conditions import Wish, raw_conditions
+from diffusionpipe.trainer.conditions import Wish, raw_conditions, small_conditions
 from diffusionpipe.trainer.recipe import Precision
 from diffusionpipe.trainer.sampling import PipelinePredictor, SamplingSettings, Spacing, draw
 
 if TYPE_CHECKING:
+    from diffusionpipe.trainer.members import Member
     from diffusionpipe.trainer.session import Session
 
 _MOVING = ("noisy", "timesteps", ESTIMATE)
@@ -45,29 +47,37 @@ def decode(folder: Path, latents: Tensor) -> list[Picture]:
 
 
 def decode_exactly(folder: Path, latents: Tensor) -> Tensor:
-    """The same pictures with values in [0, 1], before they are rounded to 256 levels, (N, H, W, 3) on the CPU."""
+    """The same pictures with values in [0, 1], before they are rounded to 256 levels, (N, H, W, 3) on the CPU.
+
+    Latents of a model without a VAE are the pictures themselves.
+    """
     from diffusers import AutoencoderKL
 
+    if "vae" not in family_of(folder).components:
+        pictures = (latents.float() / 2 + 0.5).clamp(0, 1).permute(0, 2, 3, 1).cpu()
+        return pictures.expand(-1, -1, -1, 3)
     vae = AutoencoderKL.from_pretrained(folder / "vae", use_safetensors=True).to(latents.device).eval()
     shift = getattr(vae.config, "shift_factor", None) or 0.0
-    pictures = []
+    decoded_parts = []
     with torch.no_grad():
         for chunk in latents.float().split(8):
             decoded = vae.decode(chunk / vae.config.scaling_factor + shift, return_dict=False)[0]  # (n, 3, H, W)
-            pictures.append((decoded / 2 + 0.5).clamp(0, 1).permute(0, 2, 3, 1).cpu())
-    return torch.cat(pictures)
+            decoded_parts.append((decoded / 2 + 0.5).clamp(0, 1).permute(0, 2, 3, 1).cpu())
+    return torch.cat(decoded_parts)
 
 
-def draw_in_session(
+def latents_in_session(
     session: "Session",
+    member: "Member",
     wish: Wish,
     settings: SamplingSettings,
+    small: Tensor | None = None,
     *,
     on_step: Callable[[int, int], None] | None = None,
-) -> list[Picture] | None:
-    """Pictures on the rank that shows them, None on all others. Every rank of the job calls it.
+) -> Tensor | None:
+    """Latents of one of the session's models on the ranks that hold them; None on others, and in groups that draw none.
 
-    `on_step` is told the denoising steps done and all of them.
+    `small`: the small pictures that the model reads. `on_step` is told the denoising steps done and all of them.
 
     The first pipeline draws; the other data-parallel groups have nothing to do but where they share its parameters, so
     that they are gathered together: then all draw the same.
@@ -75,43 +85,47 @@ def draw_in_session(
     worker = session.worker
     if worker.place.group != 0 and session.plan.mesh.shard == 1:
         return None
-    raw = _with_mask(raw_conditions(wish, session.graph, session.folder, settings))
+    backbone = next(one for one in session.model.backbones if one.name == member.name)
+    raw = _with_mask(raw_conditions(wish, member.graph, member.folder, settings))
+    if small is not None:
+        raw |= small_conditions(small, member.graph, member.folder, settings, member.name)
+    raw = {member.component(name): value for name, value in raw.items()}
     num_rows = len(next(iter(raw.values())))
-    (backbone,) = session.model.backbones
-    fed = [name for name in worker.sample(backbone.name).store if name not in _MOVING]
+    moving = [name for name in (backbone.noisy, backbone.timesteps, backbone.estimate) if name is not None]
+    fed = [name for name in worker.sample(backbone.name).store if name not in moving]
     precision = session.recipe.training.precision
     autocast = torch.autocast(
         session.job.device.type, dtype=torch.bfloat16, enabled=precision is Precision.BFLOAT16, cache_enabled=False
     )
     with torch.no_grad(), autocast:
         on_device = {name: value.to(session.job.device) for name, value in raw.items()}
-        frozen = _frozen_part(session.graph, fed, on_device, worker.host_weights)
+        frozen = _frozen_part(session.graph, fed, on_device, moving, worker.host_weights)
 
-    def lead(moving: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def lead(changed: Mapping[str, Tensor]) -> dict[str, Tensor]:
         with torch.no_grad(), autocast:
-            return run_layers(frozen.lead, session.graph.components, {**frozen.tensors, **moving}, targets=frozen.led)
+            return run_layers(frozen.lead, session.graph.components, {**frozen.tensors, **changed}, targets=frozen.led)
 
     predict = PipelinePredictor(
         worker,
         session.transport,
+        backbone,
         conditions={name: value for name, value in frozen.tensors.items() if name in fed},
         num_rows=num_rows,
         device=session.job.device,
         lead=lead if frozen.lead else None,
     )
-    latents = draw(
+    return draw(
         predict,
         settings,
         num_samples=len(wish),
-        latent_shape=session.model.tensor("noisy").shape,
+        latent_shape=session.model.tensor(backbone.noisy).shape,
         holds_latents=predict.holds_latents,
-        spacing=spacing_of(session.graph),
-        feed_back=partial(_remembered, session.graph, predict.remember) if predict.reads_estimate else None,
+        spacing=spacing_of(member.graph),
+        feed_back=partial(_remembered, member.graph, predict.remember) if predict.reads_estimate else None,
         device=session.job.device,
+        model=member.name,
         on_step=on_step,
     )
-    is_shown = worker.place.group == 0 and predict.shows
-    return decode(session.folder, latents) if latents is not None and is_shown else None
 
 
 def _with_mask(raw: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -142,14 +156,18 @@ class _Frozen:
 
 
 def _frozen_part(
-    graph: LayerGraph, names: Collection[str], raw: Mapping[str, Tensor], weights: HostWeights | None
+    graph: LayerGraph,
+    names: Collection[str],
+    raw: Mapping[str, Tensor],
+    changing: Collection[str],
+    weights: HostWeights | None,
 ) -> _Frozen:
     """The tensors of these names that raw inputs give, and the layers that make the others of latents and times.
 
-    `weights`: brings the layers' weights to the device, if they rest in host memory.
+    `changing`: latents and times, which change from one denoising step to the next. `weights`: brings the layers' weights to the device, if they rest in host memory.
     """
-    layers = needed_layers(graph.layers, names, given=(*raw, *_MOVING))
-    moving = set(_MOVING)
+    layers = needed_layers(graph.layers, names, given=(*raw, *changing))
+    moving = set(changing)
     lead, before = [], []
     for layer in layers:
         if moving.isdisjoint(layer.reads):
@@ -220,6 +238,21 @@ class _Predictor:
         self._estimate = estimate
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """A diffusers folder that is drawn from, in one process."""
+
+    folder: Path
+    resolution: int
+    """Side of the pictures, in pixels."""
+    adapters: Path | None = None
+    """A folder with the file of adapters that diffusers writes, to be added to the denoiser."""
+    name: str = ""
+    """Of the model among several."""
+    small: int | None = None
+    """Side of the small pictures that it reads; None: it reads none."""
+
+
 def draw_from_folder(
     folder: Path,
     wish: Wish,
@@ -231,16 +264,36 @@ def draw_from_folder(
     arithmetic: Arithmetic = Arithmetic(),
     on_step: Callable[[int, int], None] | None = None,
 ) -> list[Picture]:
-    """Pictures from a diffusers folder in one process, also of a U-Net trained by flow matching.
+    """Pictures of one model, else as `latents_from_folder`."""
+    source = Source(folder=folder, resolution=resolution, adapters=adapters)
+    latents = latents_from_folder(source, wish, settings, device=device, arithmetic=arithmetic, on_step=on_step)
+    return decode(folder, latents)
 
-    `adapters`: a folder with the file of adapters that diffusers writes, to be added to the denoiser.
+
+def latents_from_folder(
+    source: Source,
+    wish: Wish,
+    settings: SamplingSettings,
+    small: Tensor | None = None,
+    *,
+    device: torch.device,
+    arithmetic: Arithmetic = Arithmetic(),
+    on_step: Callable[[int, int], None] | None = None,
+) -> Tensor:
+    """Latents of pictures from a diffusers folder in one process, also of a U-Net trained by flow matching.
+
+    `small`: the small pictures that the model reads.
 
     Raises:
         ModelError: the folder is not one of a supported model, or the adapters are not of that model.
         RecipeError: prompts and labels do not suit the model.
     """
-    graph = build_graph(folder, objective=_objective_of(folder), resolution=resolution)
+    folder, adapters = source.folder, source.adapters
+    low = None if source.small is None else LowResolution(resolution=source.small, augmentation=1.0)
+    graph = build_graph(folder, objective=_objective_of(folder), resolution=source.resolution, low=low)
     raw = _with_mask(raw_conditions(wish, graph, folder, settings))
+    if small is not None:
+        raw |= small_conditions(small, graph, folder, settings, source.name)
     (backbone,) = graph.backbones
     assert backbone.prediction is not None, "supported pipelines can be sampled from"
     given = (*_MOVING, *raw)
@@ -269,10 +322,11 @@ def draw_from_folder(
             spacing=spacing_of(graph),
             feed_back=partial(_remembered, graph, predict.remember) if ESTIMATE in stage.reads else None,
             device=device,
+            model=source.name,
             on_step=on_step,
         )
     assert latents is not None
-    return decode(folder, latents)
+    return latents
 
 
 def _objective_of(folder: Path) -> ObjectiveSettings:

@@ -53,6 +53,8 @@ class Export:
     """What the denoiser has learnt to predict."""
     shift: float | None = None
     """Shift of the times towards noise as the recipe states it, for flow matching; None: the source folder's."""
+    has_learned_range: bool = False
+    """Whether the denoiser has learnt variances too."""
     use_ema: bool = True
     """Whether to export the moving average, where the checkpoint has one."""
     base_model: str | None = None
@@ -134,7 +136,7 @@ def _card(settings: Export, original: _JSON, index: _JSON, *, step: int, is_aver
         copied=tuple(name for name in kept if name not in settings.trained and name != _SCHEDULER),
         left_out=tuple(name for name, entry in original.items() if _is_used(entry) and name not in kept),
         own_scheduler=scheduler_config(source),
-        scheduler=sampling_scheduler(source, settings.prediction, settings.shift),
+        scheduler=_sampling_scheduler(settings),
         example=example,
         recipe=recipe,
         self_conditioning=settings.self_conditioning,
@@ -277,7 +279,7 @@ def _write_scheduler(settings: Export, index: _JSON, folder: Path) -> list[str]:
     entry = index.get(_SCHEDULER)
     library, name = entry if isinstance(entry, list) and len(entry) == 2 else ("diffusers", None)
     source = settings.source_model / _SCHEDULER / _SCHEDULER_CONFIG
-    config = sampling_scheduler(settings.source_model, settings.prediction, settings.shift)
+    config = _sampling_scheduler(settings)
     own = config.get("_class_name", name)
     folder.mkdir()
     if config == _read_json(source):
@@ -285,6 +287,15 @@ def _write_scheduler(settings: Export, index: _JSON, folder: Path) -> list[str]:
     else:
         _write_json(folder / _SCHEDULER_CONFIG, config | {"_class_name": own})
     return [str(library) if own == name else "diffusers", str(own)]
+
+
+def _sampling_scheduler(settings: Export) -> dict[str, Any]:
+    return sampling_scheduler(
+        settings.source_model,
+        settings.prediction,
+        settings.shift,
+        has_learned_range=settings.has_learned_range,
+    )
 
 
 def _replace(temporary: Path, destination: Path) -> None:

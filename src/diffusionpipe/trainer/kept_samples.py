@@ -51,7 +51,7 @@ def keep_in_session(
     recipe = session.recipe
     shared = Origin(
         settings=settings,
-        rows=session.plan.sample[0].placement.pipelines[0].microbatches[0],
+        rows=session.plan.sample[-1].placement.pipelines[0].microbatches[0],
         resolution=recipe.data.resolution,
         precision=recipe.training.precision,
         model=recipe.model.path,

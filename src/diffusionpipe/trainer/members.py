@@ -7,11 +7,12 @@ from pathlib import Path
 import torch
 
 from diffusionpipe.costs import ModelGraph
-from diffusionpipe.errors import ConfigError, ModelError
+from diffusionpipe.errors import ConfigError, ModelError, RecipeError
 from diffusionpipe.models.cascade import cascade_graph
 from diffusionpipe.models.describe import describe
+from diffusionpipe.models.family import LowResolution
 from diffusionpipe.models.flow_shift import is_flow_scheduler
-from diffusionpipe.models.folder import build_graph, resolve_folder, scheduler_config, weight_sources
+from diffusionpipe.models.folder import build_graph, family_of, resolve_folder, scheduler_config, weight_sources
 from diffusionpipe.models.graph import LayerGraph, canonical_names
 from diffusionpipe.models.objective import ObjectiveSettings, Prediction, TimeSampling
 from diffusionpipe.models.weights import frozen_factors
@@ -19,7 +20,7 @@ from diffusionpipe.runtime.process_group import Job
 from diffusionpipe.trainer.agreement import on_all
 from diffusionpipe.trainer.guidance import check_guidance
 from diffusionpipe.trainer.lora import frozen_dtype_of, lora_of
-from diffusionpipe.trainer.recipe import Objective, Recipe
+from diffusionpipe.trainer.recipe import Objective, Recipe, Variance
 from diffusionpipe.trainer.recipe import Precision as RecipePrecision
 
 
@@ -33,6 +34,8 @@ class Member:
     folder: Path
     """Its diffusers folder."""
     prediction: Prediction
+    low: LowResolution | None
+    """The small pictures that it reads."""
     graph: LayerGraph
     """Of this model alone, on the meta device."""
 
@@ -95,7 +98,38 @@ def objective_of(recipe: Recipe, folder: Path) -> ObjectiveSettings:
         time_sampling=TimeSampling(recipe.objective.time_sampling.value),
         shift=recipe.objective.shift,
         self_conditioning=recipe.objective.self_conditioning,
+        has_learned_range=learns_variance(recipe, folder),
     )
+
+
+def learns_variance(recipe: Recipe, folder: Path) -> bool:
+    """Whether the denoiser also learns variances: as the recipe says or, if it does not, as the scheduler draws."""
+    stated = recipe.objective.variance
+    if stated is not None:
+        return stated is Variance.LEARNED_RANGE
+    if not family_of(folder).has_variances or prediction_of(recipe, folder) is Prediction.FLOW_MATCHING:
+        return False
+    return scheduler_config(folder).get("variance_type") == "learned_range"
+
+
+def low_resolution_of(recipe: Recipe, folder: Path, before: int | None) -> LowResolution | None:
+    """The small pictures that the model of a recipe reads, by default `before` pixels a side; None if it reads none.
+
+    Raises:
+        RecipeError: their size is not known, or it has no effect.
+    """
+    model, augmentation = recipe.model, family_of(folder).augmentation
+    if augmentation is None:
+        given = [key for key in ("low_resolution", "noise_augmentation") if getattr(model, key) is not None]
+        if given:
+            raise RecipeError(f"model.{given[0]}: {folder} is no model of super-resolution; remove it")
+        return None
+    resolution = model.low_resolution or before
+    if resolution is None:
+        raise RecipeError(
+            f"model.low_resolution: {folder} reads small pictures; set their side, e.g. {recipe.data.resolution // 4}"
+        )
+    return LowResolution(resolution=resolution, augmentation=model.noise_augmentation or 0.5)
 
 
 def build_model(recipe: Recipe, device: str) -> Model:
@@ -105,7 +139,10 @@ def build_model(recipe: Recipe, device: str) -> Model:
         ConfigError: a folder or the objective is not one that can be trained.
     """
     recipes = {name: recipe.alone(name) for name in recipe.backbones}
-    members = tuple(open_member(own, resolve_folder(own.model.path), name) for name, own in recipes.items())
+    members: tuple[Member, ...] = ()
+    for name, own in recipes.items():
+        before = members[-1].recipe.data.resolution if members else None
+        members += (open_member(own, resolve_folder(own.model.path), name, before=before),)
     graph = cascade_graph({member.name: member.graph for member in members}) if recipe.models else members[0].graph
     source = ", ".join(str(member.folder) for member in members)
     try:
@@ -115,13 +152,14 @@ def build_model(recipe: Recipe, device: str) -> Model:
     return Model(recipe=recipe, members=members, graph=graph, model=model, device=device)
 
 
-def open_member(recipe: Recipe, folder: Path, name: str = "") -> Member:
-    """One of the models of a recipe; `recipe` is that of it alone.
+def open_member(recipe: Recipe, folder: Path, name: str = "", *, before: int | None = None) -> Member:
+    """One of the models of a recipe; `recipe` is that of it alone, `before` the resolution of the model before it.
 
     Raises:
         ConfigError: the folder or the objective is not one that can be trained.
     """
     check_guidance(recipe, folder)
+    low = low_resolution_of(recipe, folder, before)
     graph = build_graph(
         folder,
         objective=objective_of(recipe, folder),
@@ -129,9 +167,11 @@ def open_member(recipe: Recipe, folder: Path, name: str = "") -> Member:
         train=recipe.model.train or None,
         dtype="float64" if recipe.training.precision is RecipePrecision.FLOAT64 else "float32",
         lora=lora_of(recipe),
+        low=low,
     )
     _cast(graph, recipe)
-    return Member(name=name, recipe=recipe, folder=folder, prediction=prediction_of(recipe, folder), graph=graph)
+    prediction = prediction_of(recipe, folder)
+    return Member(name=name, recipe=recipe, folder=folder, prediction=prediction, low=low, graph=graph)
 
 
 def _cast(graph: LayerGraph, recipe: Recipe) -> None:

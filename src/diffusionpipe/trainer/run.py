@@ -21,12 +21,12 @@ from diffusionpipe.runtime.occupied_memory import forget_peak
 from diffusionpipe.runtime.process_group import Job
 from diffusionpipe.runtime.progress import RECORDING, STEP
 from diffusionpipe.runtime.stall import stacks_file
+from diffusionpipe.trainer.cascade_drawing import draw_in_session, shown
 from diffusionpipe.trainer.checkpoints.checkpoint_folder import kept_of, latest
 from diffusionpipe.trainer.checkpoints.run_checkpoints import RunCheckpoints
 from diffusionpipe.trainer.checkpoints.training_state import load_training
 from diffusionpipe.trainer.copy_memory import saves_beside_training
 from diffusionpipe.trainer.data.loader import StepLoader
-from diffusionpipe.trainer.drawing import draw_in_session
 from diffusionpipe.trainer.evaluation import averaged, validate
 from diffusionpipe.trainer.exit_status import ExitStatus
 from diffusionpipe.trainer.export import export
@@ -276,17 +276,17 @@ def _evaluate(state: RunState) -> None:
             by_backbone = {f"validation_loss/{name}": loss for name, loss in result.by_backbone if name}
             state.metrics.write(state.step, {"validation_loss": result.loss, **by_backbone, **by_time})
     if recipe.sampling.every is not None and (_is_due(recipe.sampling.every, state.step) or is_last):
-        wish, settings = wish_of(recipe), sampling_settings(session)
+        wish, settings = wish_of(recipe), [sampling_settings(member) for member in session.members]
         started = perf_counter()
         with state.screen.work("drawing samples") as work, averaged(session):
-            pictures = draw_in_session(session, wish, settings, on_step=steps_of(work))
-        if pictures is not None:
+            drawn = draw_in_session(session, wish, settings, on_step=steps_of(work))
+        if drawn is not None:
             assert state.metrics is not None, "the first worker shows the pictures, which is rank 0"
             with session.job.progress.phase(RECORDING):
-                shown = keep_in_session(session, state.step, pictures, wish, settings)
-                state.metrics.show(state.step, shown)
+                kept = keep_in_session(session, state.step, drawn[-1], wish, settings[-1])
+                state.metrics.show(state.step, kept)
                 grid = sample_folder(recipe.run.folder, state.step).with_suffix(".png")
-                state.hooks.save_grid(pictures, wish.captions, grid)
+                state.hooks.save_grid(shown(drawn), wish.captions, grid)
             logger.info("step=%d drawn=%s draw_s=%.1f", state.step, grid, perf_counter() - started)
 
 

@@ -6,7 +6,7 @@ from diffusionpipe.models.folder import resolve_folder
 from diffusionpipe.models.graph import canonical_names
 from diffusionpipe.trainer.export import Export, export
 from diffusionpipe.trainer.lora import lora_of
-from diffusionpipe.trainer.members import Member, open_member
+from diffusionpipe.trainer.members import Member, learns_variance, open_member
 from diffusionpipe.trainer.recipe import Recipe
 
 
@@ -19,6 +19,7 @@ def export_settings(member: Member) -> Export:
         trained={name: f"{member.component(name)}." for name in trained},
         prediction=member.prediction,
         shift=recipe.objective.shift,
+        has_learned_range=learns_variance(recipe, member.folder),
         base_model=recipe.model.path,
         self_conditioning=recipe.objective.self_conditioning > 0,
         recipe=recipe,

@@ -24,7 +24,7 @@ from diffusionpipe.ir import Range
 from diffusionpipe.models.flow_shift import FLOW, shift_of
 from diffusionpipe.runtime.transport import Transport, Work
 from diffusionpipe.runtime.worker import Worker
-from diffusionpipe.trainer.data.randomness import normal
+from diffusionpipe.trainer.data.randomness import generator, normal
 
 Predict = Callable[[Tensor | None, Tensor], Tensor | None]
 """`predict(noisy, timesteps)`: the prediction for every row, on ranks that hold latents; None elsewhere."""
@@ -47,6 +47,8 @@ class SamplingSettings:
     """Another class to use with that configuration."""
     embedded_guidance: float | None = None
     """What a distilled model is told; None for other models."""
+    noise_level: int = 250
+    """For super-resolution: the time step whose noise is added to the small pictures."""
 
     @property
     def is_guided(self) -> bool:
@@ -144,21 +146,23 @@ def draw(
     holds_latents: bool = True,
     spacing: Spacing = Spacing(),
     feed_back: FeedBack | None = None,
+    model: str = "",
     on_step: Callable[[int, int], None] | None = None,
 ) -> Tensor | None:
     """Latents of new samples, (num_samples, *latent_shape); None on ranks that hold no latents.
 
-    Rows of `predict` are all conditional samples, then, if guided, the same samples without condition. The first noise
-    of sample i depends on (seed, i) only. `feed_back` is told every guided prediction, of one row a sample.
-    `on_step(done, total)` shows progress.
+    Rows of `predict` are all conditional samples, then, if guided, the same samples without condition. The noise of
+    sample i depends on (seed, i) and, of several models, on the name of the `model`. `feed_back` is told every guided
+    prediction, of one row a sample. `on_step(done, total)` shows progress.
     """
     scheduler = build_scheduler(settings.scheduler, settings.scheduler_class)
     set_times(scheduler, settings.scheduler, settings.steps, spacing)
-    noise = torch.Generator().manual_seed(settings.seed)
+    noise = step_noise(settings, model)
     latents: Tensor | None = None
     if holds_latents:
-        first = normal(seed=settings.seed, purpose="sampling", step=0, positions=range(num_samples), shape=latent_shape)
-        latents = first.to(device) * getattr(scheduler, "init_noise_sigma", 1.0)
+        latents = drawn_noise("sampling", settings, num_samples, latent_shape, model).to(device) * getattr(
+            scheduler, "init_noise_sigma", 1.0
+        )
     copies = 2 if settings.is_guided else 1
     timesteps = scheduler.timesteps
     for index, timestep in enumerate(timesteps):
@@ -171,21 +175,57 @@ def draw(
         prediction = predict(rows, timestep)
         if latents is not None:
             assert prediction is not None
-            guided = _guide(prediction.to(latents.dtype), settings)
+            guided = _guide(prediction.to(latents.dtype), settings, latents.shape[1])
+            if not _has_learned_variance(scheduler):
+                guided = guided[:, : latents.shape[1]]
             if feed_back is not None:
-                feed_back(guided, scaled, timestep)
+                feed_back(guided[:, : latents.shape[1]], scaled, timestep)
             latents = _step(scheduler, guided, timestep, latents, noise)
         if on_step is not None:
             on_step(index + 1, len(timesteps))
     return latents
 
 
-def _guide(prediction: Tensor, settings: SamplingSettings) -> Tensor:
-    """Classifier-free guidance (Ho & Salimans, 2021, https://arxiv.org/abs/2207.12598), as diffusers scales it."""
+def drawn_noise(
+    purpose: str, settings: SamplingSettings, num_samples: int, shape: tuple[int, ...], model: str = ""
+) -> Tensor:
+    """Noise of samples, (num_samples, *shape), keyed by its purpose, the seed, the sample and, of several, the model."""
+    return normal(
+        seed=settings.seed,
+        purpose=f"{model}/{purpose}" if model else purpose,
+        step=0,
+        positions=range(num_samples),
+        shape=shape,
+    )
+
+
+def step_noise(settings: SamplingSettings, model: str = "") -> torch.Generator:
+    """What a scheduler that draws noise draws from; several models draw other noise."""
+    seed = settings.seed
+    if model:
+        seed = int(generator(seed=seed, purpose=f"{model}/steps", step=0, position=0).integers(2**63))
+    return torch.Generator().manual_seed(seed)
+
+
+def _has_learned_variance(scheduler: Scheduler) -> bool:
+    """Whether the scheduler reads the variance that a denoiser states in further channels."""
+    reads = "variance_type" in signature(type(scheduler)).parameters
+    kind = getattr(scheduler, "config", {}).get("variance_type")
+    return reads and kind in ("learned", "learned_range")
+
+
+def _guide(prediction: Tensor, settings: SamplingSettings, channels: int) -> Tensor:
+    """Classifier-free guidance (Ho & Salimans, 2021, https://arxiv.org/abs/2207.12598), as diffusers scales it.
+
+    Channels beyond those of the latents, which state variances, are those with the condition.
+    """
     if not settings.is_guided:
         return prediction
-    with_condition, without = prediction.chunk(2)
-    return without + settings.guidance * (with_condition - without)
+    with_condition, without = (half[:, :channels] for half in prediction.chunk(2))
+    guided = without + settings.guidance * (with_condition - without)
+    if prediction.shape[1] == channels:
+        return guided
+    return torch.cat([guided, prediction.chunk(2)[0][:, channels:]], dim=1)
 
 
 def _step(
@@ -203,6 +243,7 @@ class PipelinePredictor:
         self,
         worker: Worker,
         transport: Transport,
+        backbone: Backbone,
         *,
         conditions: Mapping[str, Tensor],
         num_rows: int,
@@ -211,10 +252,9 @@ class PipelinePredictor:
     ) -> None:
         """`conditions`: tensors of this rank's stages beside latents and time, (num_rows, ...) each.
 
-        `lead`: what frozen layers of the denoiser write for this rank's stages, from "timesteps" and, where it is here,
-        "noisy".
+        `lead`: what frozen layers of the denoiser write for this rank's stages, from the times and, where they are here,
+        the noisy latents.
         """
-        (backbone,) = worker.model.backbones
         self._backbone = backbone
         self._executor = worker.sample(backbone.name)
         self._transport = transport
@@ -263,15 +303,15 @@ class PipelinePredictor:
     def __call__(self, noisy: Tensor | None, timestep: Tensor) -> Tensor | None:
         """See `Predict`. Rows beyond `num_rows` are padding."""
         store, rows = self._executor.store, Range(0, self._num_rows)
-        if noisy is not None and "noisy" in store:
-            store.write("noisy", rows, noisy)
-        if "timesteps" in store:
-            store.view("timesteps", Range(0, self.capacity)).fill_(timestep)
+        latents, times = self._backbone.noisy, self._backbone.timesteps
+        if noisy is not None and latents in store:
+            store.write(latents, rows, noisy)
+        if times in store:
+            store.view(times, Range(0, self.capacity)).fill_(timestep)
         if self._lead is not None:
-            times = self._empty("timesteps", self._num_rows).fill_(timestep)
-            given = {"timesteps": times}
+            given = {times: self._empty(times, self._num_rows).fill_(timestep)}
             if noisy is not None:
-                given["noisy"] = noisy.to(getattr(torch, self._model.tensor("noisy").dtype))
+                given[latents] = noisy.to(getattr(torch, self._model.tensor(latents).dtype))
             for name, value in self._lead(given).items():
                 store.write(name, rows, value)
         outputs = self._executor.run()

@@ -5,23 +5,30 @@ from pathlib import Path
 from typing import Any
 
 from diffusionpipe.models.flow_shift import is_flow_scheduler, shift_of
-from diffusionpipe.models.folder import scheduler_config
+from diffusionpipe.models.folder import family_of, scheduler_config
 from diffusionpipe.models.graph import LayerGraph
 from diffusionpipe.models.objective import Prediction
 
 _FLOW_SCHEDULER = "FlowMatchEulerDiscreteScheduler"
 
 
-def sampling_scheduler(source_model: Path, prediction: Prediction, shift: float | None) -> dict[str, Any]:
+def sampling_scheduler(
+    source_model: Path, prediction: Prediction, shift: float | None, *, has_learned_range: bool = False
+) -> dict[str, Any]:
     """The configuration of the scheduler that samples what was learnt, its class under "_class_name".
 
     It is the source folder's, field by field, unless that belongs to another kind of prediction. `shift`: the recipe's
     number for flow matching, which takes the place of all shifting in the folder's; None if the recipe says nothing.
+    `has_learned_range`: whether variances were learnt; without, those that the denoiser states are not drawn with.
 
     Raises:
         ModelError: the source folder has no scheduler.
     """
     config = scheduler_config(source_model)
+    if family_of(source_model).has_variances:
+        is_learned = str(config.get("variance_type")).startswith("learned")
+        if has_learned_range or is_learned:
+            config |= {"variance_type": "learned_range" if has_learned_range else "fixed_small"}
     timesteps = config.get("num_train_timesteps", 1000)
     if prediction is Prediction.FLOW_MATCHING and is_flow_scheduler(config):
         return config if shift is None else config | _static(config, shift)

@@ -1,7 +1,7 @@
 """What a rank has ready before the first step: the plan, its part of the model, the optimizer, the average."""
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from hashlib import sha256
@@ -203,12 +203,22 @@ def run_identity(session: Session, train: Dataset) -> dict[str, object]:
         "prediction": ", ".join(str(member.prediction) for member in session.members),
         "objective": _objective_identity(recipe.objective),
         **{f"models.{name}": f"{own.path} at {own.resolution or 'auto'}" for name, own in recipe.models.items()},
+        **_low_resolutions(session.members),
+    }
+
+
+def _low_resolutions(members: Sequence[Member]) -> dict[str, str]:
+    """The small pictures that models of super-resolution read."""
+    return {
+        member.component("low_resolution"): f"{member.low.resolution}, noised below {member.low.augmentation:g}"
+        for member in members
+        if member.low is not None
     }
 
 
 def _objective_identity(objective: ObjectiveSection) -> str:
-    """All keys of [objective] but the target, with their values."""
+    """All keys of [objective] but the target, with their values; younger keys only where they say something."""
     values = objective.model_dump(mode="json", exclude={"kind"})
-    if not values["self_conditioning"]:
-        del values["self_conditioning"]  # runs of before this key have the same identity
+    younger = {"self_conditioning": 0.0, "variance": None}  # runs of before these keys have the same identity
+    values = {key: value for key, value in values.items() if key not in younger or value != younger[key]}
     return ", ".join(f"{key} {'none' if value is None else value}" for key, value in values.items())

@@ -37,5 +37,6 @@ def samples_drawn_together(recipe: Recipe) -> int:
     sampling = recipe.sampling
     if not sampling.every:
         return 0
-    guidance = drawn_guidance(recipe, resolve_folder(recipe.model.path))
-    return (len(sampling.prompts) or len(sampling.labels)) * (1 if guidance.scale == 1 else 2)
+    models = (recipe.alone(name) for name in recipe.backbones)
+    scales = [drawn_guidance(one, resolve_folder(one.model.path)).scale for one in models]
+    return (len(sampling.prompts) or len(sampling.labels)) * (1 if set(scales) == {1} else 2)

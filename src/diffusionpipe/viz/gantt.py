@@ -112,7 +112,7 @@ def gantt(
     figure.text(
         1 - _RIGHT / _WIDTH, 1 - 0.22 / height, " · ".join(notes), fontsize=11, color="#606060", ha="right", va="top"
     )
-    _legend(figure, shown, components, height)
+    _legend(figure, shown, components, height, palette.hue_names(schedule))
     save_figure(figure, path)
 
 
@@ -264,18 +264,21 @@ def _legend(
     timelines: Sequence[Timeline],
     components: dict[str, str],
     height: float,
+    hues: tuple[str, str],
 ) -> None:
-    """`components`: name -> colour."""
+    """`components`: name -> colour; `hues` as `palette.hue_names` has them."""
     from matplotlib.patches import Patch
 
     used = {span.action.op for timeline in timelines for span in timeline.spans}
     entries: list[Patch] = [
-        Patch(facecolor=palette.OP_COLOURS[op], label=palette.OP_NAMES[op]) for op in palette.OP_COLOURS if op in used
+        Patch(facecolor=palette.OP_COLOURS[op], label=f"{hues[0]}{palette.OP_NAMES[op]}")
+        for op in palette.OP_COLOURS
+        if op in used
     ]
     if palette.has_probes(timelines):
         entries.insert(0, Patch(facecolor=palette.PROBE, label=palette.PROBE_NAME))
     if palette.has_later_stages(timelines):
-        entries.append(Patch(facecolor=palette.LATER_COLOURS[Op.B], label=palette.LATER_NAME))
+        entries.append(Patch(facecolor=palette.LATER_COLOURS[Op.B], label=hues[1]))
     entries += [Patch(facecolor=colour, label=name) for name, colour in components.items()]
     if used & SEND_OPS:
         entries.append(Patch(facecolor=palette.SEND, label="send"))

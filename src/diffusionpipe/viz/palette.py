@@ -43,6 +43,16 @@ ENCODE_COLOURS = ("#e69f00", "#009e73", "#cc79a7", "#f0e442", "#b2a08a", "#66c2a
 """Okabe and Ito's remaining hues, one per component, then again from the start."""
 
 
+def hue_names(schedule: Schedule | None) -> tuple[str, str]:
+    """What stands before the names of operations in the first hue, and what the second hue is.
+
+    Of two models that train together the first is the one hue, the second the other.
+    """
+    trained = schedule.placement.pipelines if schedule is not None else ()
+    models = tuple(dict.fromkeys(pipeline.model for pipeline in trained if Op.ENCODE not in pipeline.ops))
+    return (f"{models[0]}, ", models[1]) if len(models) == 2 else ("", LATER_NAME)
+
+
 def stage_colour(op: Op, place: int, num_stages: int) -> str:
     """The colour of an op of the stage at that place among its worker's stages."""
     if (place, num_stages) == PLACE_OF_PROBES:

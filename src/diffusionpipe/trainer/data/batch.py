@@ -26,7 +26,8 @@ TOKENS = ("input_ids", "input_ids_2", "input_ids_3")
 MASKS = {"input_mask": "input_ids"}
 """Where tokens count, 1, and where they fill up, 0: input and the tokens that it belongs to."""
 _OF_NOISE = ("posterior_noise", "noise", "time", CONDITIONED)
-INPUTS = ("pixels", "condition", *TOKENS, *MASKS, "labels", *_OF_NOISE, "time_ids", "guidance")
+_OF_SMALL = ("augmentation_noise", "augmentation_level")
+INPUTS = ("pixels", "condition", *TOKENS, *MASKS, "labels", *_OF_NOISE, "time_ids", "guidance", *_OF_SMALL)
 """Raw inputs that a model may read."""
 
 _ATTEMPTS = 100
@@ -196,7 +197,7 @@ def _input(source: BatchSource, rows: Rows, spec: TensorSpec) -> Tensor:
             return _labels(source, rows)
         case "time" if rows.times is not None:
             return torch.tensor(rows.times, dtype=torch.float32)
-        case "time":
+        case "time" | "augmentation_level":
             return _uniform(source, rows, spec.name)
         case _:
             return normal(
@@ -276,7 +277,9 @@ def _input_ids(source: BatchSource, rows: Rows, spec: TensorSpec) -> Tensor:
 
 
 def _input_mask(source: BatchSource, rows: Rows, spec: TensorSpec) -> Tensor:
-    return token_mask(source.tokenizers[MASKS[spec.name]], _texts(source, rows), spec.shape[0])
+    own, kind = kind_of(spec.name), MASKS[kind_of(spec.name)]
+    tokenizer = source.tokenizers[spec.name.removesuffix(own) + kind]
+    return token_mask(tokenizer, _texts(source, rows), spec.shape[0])
 
 
 def _texts(source: BatchSource, rows: Rows) -> list[str]:

@@ -2,9 +2,9 @@
 
 from collections.abc import Mapping
 from enum import StrEnum
-from typing import Self
+from typing import Annotated, Self
 
-from pydantic import model_validator
+from pydantic import Field, model_validator
 
 from diffusionpipe.trainer.recipe.section import (
     Auto,
@@ -51,9 +51,20 @@ class ModelSection(Section):
     """Components to train, e.g. ["unet"]; empty: the denoiser of the pipeline's class."""
     from_scratch: bool = False
     """Whether the trained components start from random weights, by their configuration only."""
+    low_resolution: Auto[Count] = None
+    """Side of the small pictures that a model of super-resolution reads; "auto": that of the model before it."""
+    noise_augmentation: Auto[Annotated[float, Field(gt=0, le=1)]] = None
+    """The small pictures are noised at a random level below this share of all; "auto": 0.5. The model is told the level."""
     frozen_dtype: Maybe[Choice[FrozenDtype]] = None
     """"bfloat16": frozen linear layers and convolutions are stored in bfloat16, with half the memory and the same
     results. "none": frozen weights have the dtype of the trained weights."""
+
+
+class Variance(StrEnum):
+    """Whether a denoiser that states variances learns them."""
+
+    FIXED = "fixed"
+    LEARNED_RANGE = "learned_range"
 
 
 class LoraSection(Section):
@@ -105,12 +116,17 @@ class ObjectiveSection(Section):
     self_conditioning: Fraction = 0.0
     """Share of the samples of every batch for which the denoiser also reads its own estimate of the clean sample, from
     a pass before without gradients (self-conditioning); 0.5 is usual, 0 trains without."""
+    variance: Auto[Choice[Variance]] = None
+    """"learned_range": a denoiser of pictures also learns the variance of each denoising step; "fixed": it does not.
+    "auto": as the folder's scheduler draws."""
     guidance: Auto[NotNegative] = None
     """The guidance value that a distilled model (FLUX.1-dev) reads in training; "auto": 1."""
 
     @model_validator(mode="after")
     def _every_setting_has_an_effect(self) -> Self:
         problems = []
+        if self.kind is Objective.FLOW_MATCHING and self.variance is Variance.LEARNED_RANGE:
+            problems.append("variance: learned_range has no effect for flow_matching; remove it")
         if self.kind is Objective.FLOW_MATCHING and self.snr_gamma is not None:
             problems.append("snr_gamma: it has no effect for flow_matching; remove it")
         if self.kind in (Objective.EPSILON, Objective.V_PREDICTION):

@@ -8,7 +8,9 @@ resolution = 64                        [data]
 
 import re
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import Field
 
 from diffusionpipe.trainer.recipe.overrides import Table
 from diffusionpipe.trainer.recipe.section import Auto, Count, Positive, Section, Several
@@ -35,6 +37,10 @@ class MemberSection(Section):
     """Whether the trained components start from random weights, by their configuration only."""
     resolution: Auto[Count] = None
     """Side of this model's pictures; "auto": data.resolution."""
+    low_resolution: Auto[Count] = None
+    """Side of the small pictures that a model of super-resolution reads; "auto": that of the model before it."""
+    noise_augmentation: Auto[Annotated[float, Field(gt=0, le=1)]] = None
+    """The small pictures are noised at a random level below this share of all; "auto": 0.5. The model is told the level."""
     learning_rate: Auto[Positive] = None
     """Its highest learning rate; "auto": optimizer.learning_rate."""
     clip_norm: Auto[Positive] = None
@@ -80,7 +86,7 @@ def _problems(models: object, *, has_model: bool) -> Iterator[tuple[str, str]]:
 
 def refused_with_models(models: Mapping[str, MemberSection], sections: Mapping[str, Any]) -> Iterator[str]:
     """What several models cannot do yet, "section.key: problem"."""
-    pipeline, sampling, lora = (sections.get(name) for name in ("pipeline", "sampling", "lora"))
+    pipeline, lora = sections.get("pipeline"), sections.get("lora")
     data, training = sections.get("data"), sections.get("training")
     if pipeline is not None and pipeline.plan == "auto":
         if len(models) > 2:
@@ -91,8 +97,6 @@ def refused_with_models(models: Mapping[str, MemberSection], sections: Mapping[s
         yield "pipeline.orders: an orders file has one model; remove it and set pipeline.schedule"
     if pipeline is not None and pipeline.splits:
         yield "pipeline.splits: it names layers of one model; remove it, and the layers are cut by their work"
-    if sampling is not None and sampling.every is not None:
-        yield 'sampling.every: several models cannot draw during training yet; set it to "none", draw from the export'
     if lora is not None and lora.rank is not None:
         yield "lora.rank: adapters of several models are not supported yet; remove it, or train the models one by one"
     if data is not None:

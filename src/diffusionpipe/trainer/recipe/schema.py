@@ -212,9 +212,8 @@ class Recipe(Section):
         if not self.models:
             return self
         own = self.models[name]
-        changed: dict[str, Section] = {
-            "model": ModelSection(path=own.path, train=own.train, from_scratch=own.from_scratch)
-        }
+        model = {key: getattr(own, key) for key in MemberSection.model_fields if key in ModelSection.model_fields}
+        changed: dict[str, Section] = {"model": ModelSection(**model)}
         for key, (section, general) in ELSEWHERE.items():
             if (value := getattr(own, key)) is not None:
                 changed[section] = getattr(self, section).model_copy(update={general: value})

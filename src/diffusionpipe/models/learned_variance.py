@@ -1,0 +1,99 @@
+"""The variance of each denoising step, learnt beside its mean (Nichol & Dhariwal, 2021,
+https://arxiv.org/abs/2102.09672, sections 3.1 and 3.4).
+
+The denoiser has twice the channels of a picture. The first half predicts the noise and is trained as ever; of the second
+half v, from -1 to 1, come the logarithms of the variances, between the smallest and the largest possible ones:
+
+    log variance = f log(beta_t) + (1 - f) log(beta_t (1 - abar_{t-1}) / (1 - abar_t)),    f = (v + 1) / 2      [1]
+
+That is diffusers' `variance_type = "learned_range"`. The loss of a sample gets 0.001 times its variational bound [2]: in
+bits a number, times the number of time steps, as in the authors' program. The bound moves v alone: the mean that it
+reads is detached [3].
+
+>>> abar = torch.tensor([0.9, 0.5], dtype=torch.float64)
+>>> spans = log_range(abar, torch.tensor([1]))
+>>> [round(float(bound.exp()), 4) for bound in spans]       # 1 - 0.5 / 0.9, and that times 0.1 / 0.5
+[0.0889, 0.4444]
+"""
+
+from math import log
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+_WEIGHT = 1e-3
+_LEAST = 1e-20
+"""diffusers' least variance: that of the first time step is zero."""
+_HALF_LEVEL = 1 / 255
+"""Half the distance of two of the 256 levels in [-1, 1]."""
+
+
+class Noised(NamedTuple):
+    """Pictures before and after noise was added."""
+
+    pixels: Tensor
+    """(B, C, H, W), in [-1, 1]."""
+    noisy: Tensor
+    noise: Tensor
+    """The noise that the mean is made of, (B, C, H, W): the denoiser's prediction, detached by the caller [3]."""
+    timesteps: Tensor
+    """(B,)."""
+
+
+def log_range(alphas_cumprod: Tensor, timesteps: Tensor) -> tuple[Tensor, Tensor]:
+    """The logarithms of the smallest and of the largest variance at these time steps, (B,) each."""
+    now, before = _alphas(alphas_cumprod, timesteps)
+    beta = 1 - now / before
+    smallest = ((1 - before) / (1 - now) * beta).clamp(min=_LEAST)
+    return smallest.log(), beta.log()
+
+
+def log_variance(values: Tensor, alphas_cumprod: Tensor, timesteps: Tensor) -> Tensor:
+    """The logarithm of the variance that the second half of the channels states [1]."""
+    smallest, largest = (_wide(bound, values) for bound in log_range(alphas_cumprod, timesteps))
+    share = (values + 1) / 2
+    return share * largest + (1 - share) * smallest
+
+
+def variance_loss(values: Tensor, noised: Noised, alphas_cumprod: Tensor) -> Tensor:
+    """What the variational bound adds to the loss of each sample [2], (B,).
+
+    The bound is the divergence of the predicted step from the true one, given the picture; at the first time step it is
+    minus the logarithm of the likelihood of the picture's 256 levels.
+    """
+    dtype, t = values.dtype, noised.timesteps
+    now, before = (_wide(a, values) for a in _alphas(alphas_cumprod.double(), t))
+    clean = (noised.noisy - (1 - now).sqrt() * noised.noise) / now.sqrt()
+    true, predicted = (_mean(pixels, noised.noisy, now, before).to(dtype) for pixels in (noised.pixels, clean))
+    spread = log_variance(values, alphas_cumprod.double(), t).to(dtype)
+    smallest = _wide(log_range(alphas_cumprod.double(), t)[0].to(dtype), values)
+    divergence = 0.5 * (spread - smallest - 1 + (smallest - spread).exp() + (true - predicted) ** 2 * (-spread).exp())
+    is_first = _wide(t == 0, values)
+    nats = torch.where(is_first, -_log_likelihood(noised.pixels.to(dtype), predicted, spread), divergence)
+    return _WEIGHT * len(alphas_cumprod) * nats.flatten(1).mean(1) / log(2)
+
+
+def _alphas(alphas_cumprod: Tensor, timesteps: Tensor) -> tuple[Tensor, Tensor]:
+    """The cumulative alphas of the time steps, and of those before; before the first there is no noise."""
+    before = torch.cat([alphas_cumprod.new_ones(1), alphas_cumprod[:-1]])
+    return alphas_cumprod[timesteps], before[timesteps]
+
+
+def _mean(pixels: Tensor, noisy: Tensor, now: Tensor, before: Tensor) -> Tensor:
+    """Of the step before, given the picture (Ho et al., 2020, equation 7)."""
+    beta = 1 - now / before
+    return (before.sqrt() * beta * pixels + (now / before).sqrt() * (1 - before) * noisy) / (1 - now)
+
+
+def _log_likelihood(pixels: Tensor, mean: Tensor, spread: Tensor) -> Tensor:
+    """Of each number's level: what a normal distribution has between the middles to the next levels."""
+    scale = (-0.5 * spread).exp()
+    below = torch.special.ndtr((pixels - _HALF_LEVEL - mean) * scale)
+    above = torch.special.ndtr((pixels + _HALF_LEVEL - mean) * scale)
+    below, above = torch.where(pixels < -0.999, 0, below), torch.where(pixels > 0.999, 1, above)
+    return (above - below).clamp(min=1e-12).log()
+
+
+def _wide(values: Tensor, like: Tensor) -> Tensor:
+    return values.reshape(-1, *[1] * (like.ndim - 1))
