@@ -4,8 +4,7 @@ import diffusers
 import pytest
 import torch
 from tiers import quick_and_slow
-from tiny_described import PIPELINES
-from tiny_models import randomise_parameters
+from tiny_described import PIPELINES, save_described
 from tiny_runs import losses_of, recipe_of, save_pictures, train, train_here
 
 from diffusionpipe.errors import ConfigError, ModelError
@@ -33,12 +32,7 @@ def models(tmp_path_factory):
 
     def folder(kind):
         if kind not in made:
-            pipeline = PIPELINES[kind]()
-            for seed, part in enumerate(pipeline.components.values()):
-                if isinstance(part, torch.nn.Module):
-                    randomise_parameters(part, seed)
-            made[kind] = tmp_path_factory.mktemp(kind)
-            pipeline.save_pretrained(made[kind])
+            made[kind] = save_described(kind, tmp_path_factory.mktemp(kind))
         return made[kind]
 
     return folder

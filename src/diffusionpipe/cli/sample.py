@@ -96,7 +96,6 @@ def sample(
     from diffusionpipe.cli.run_recipe import resolution_of, sampling_of
     from diffusionpipe.cli.train import grid_columns
     from diffusionpipe.cli.trained_model import trained_model
-    from diffusionpipe.models.pipeline_defaults import check_drawn
     from diffusionpipe.trainer.guidance import guidance_of
     from diffusionpipe.trainer.kept_samples import keep_samples
     from diffusionpipe.trainer.sampling import SamplingSettings
@@ -109,7 +108,6 @@ def sample(
         return
     wish = _wish(prompt or (), prompts, negative, label or (), count)
     place, model, own = chosen_device(device), trained_model(run), sampling_of(run)
-    check_drawn(model.folder)
     strength = guidance_of(
         model.folder,
         own.guidance if guidance is None else guidance,
@@ -119,6 +117,7 @@ def sample(
         steps=steps or own.steps,
         guidance=strength.scale,
         embedded_guidance=strength.embedded,
+        unguided=strength.unguided,
         seed=seed,
         scheduler=model.scheduler,
         scheduler_class=scheduler or own.scheduler,

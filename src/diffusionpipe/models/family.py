@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from diffusionpipe.errors import ModelError
 from diffusionpipe.models.graph import Layer, LayerGraph
+from diffusionpipe.models.pipeline_call import PipelineCall
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,8 +44,8 @@ class Family:
     """For raw inputs that are more than the caption's tokens."""
     absent: tuple[str, ...] = ()
     """Entries of model_index.json for which there is no adapter; they must be empty."""
-    is_drawn: bool = True
-    """Whether `sample` and samples while training draw from it."""
+    call: PipelineCall | None = None
+    """How diffusers' own pipeline draws from it, with our layers for its transformer; None: our own loop draws."""
     has_adapters: bool = True
     """Whether diffusers' pipeline loads adapters, so that they can be trained and exported."""
     sample_size: int | None = None

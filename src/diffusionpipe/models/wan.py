@@ -7,6 +7,7 @@ from torch import Tensor
 
 from diffusionpipe.models.described import Described, Text, expected, family, last_states
 from diffusionpipe.models.family import Prompt
+from diffusionpipe.models.pipeline_call import PipelineCall
 
 _PATCH = 2
 
@@ -40,6 +41,7 @@ FAMILY = family(
         patch=_PATCH,
         guidance=5.0,
         problems=_problems,
+        call=PipelineCall(options={"num_frames": 1}),
         absent=("transformer_2",),
     )
 )

@@ -13,7 +13,7 @@ from diffusionpipe.ir.combinations import Feature, refusal
 from diffusionpipe.models.family import Prompt
 from diffusionpipe.models.folder import family_of, model_index
 from diffusionpipe.models.graph import LayerGraph
-from diffusionpipe.trainer.data.batch import TOKENS, Tokenizer, token_ids
+from diffusionpipe.trainer.data.batch import MASKS, TOKENS, Tokenizer, token_ids, token_mask
 from diffusionpipe.trainer.sampling import SamplingSettings
 
 _TOKENIZERS = ("CLIPTokenizer", "T5Tokenizer", "Qwen2Tokenizer", "LlamaTokenizer")
@@ -79,9 +79,11 @@ def _text_conditions(
 ) -> dict[str, Tensor]:
     """Token ids for every text encoder, and the numbers that a picture of the wanted size has: a row for each text."""
     shapes = {spec.name: spec.shape for spec in graph.inputs}
-    conditions = {
-        name: token_ids(open_tokenizer(folder, name), texts, shapes[name][0]) for name in TOKENS if name in shapes
-    }
+    tokenizers = {name: open_tokenizer(folder, name) for name in TOKENS if name in shapes}
+    conditions = {name: token_ids(tokenizer, texts, shapes[name][0]) for name, tokenizer in tokenizers.items()}
+    for mask, name in MASKS.items():
+        if mask in shapes:
+            conditions[mask] = token_mask(tokenizers[name], texts, shapes[mask][0])
     size = float(shapes["pixels"][-1])
     if "time_ids" in shapes:
         conditions["time_ids"] = torch.tensor([[size, size, 0, 0, size, size]] * len(texts))

@@ -14,7 +14,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from diffusionpipe.models.folder import build_graph, scheduler_config, weight_sources
+from diffusionpipe.models.flow_shift import is_flow_scheduler
+from diffusionpipe.models.folder import build_graph, family_of, scheduler_config, weight_sources
 from diffusionpipe.models.graph import Layer, LayerGraph
 from diffusionpipe.models.lora_file import load_adapters
 from diffusionpipe.models.objective import ObjectiveSettings, Prediction
@@ -25,6 +26,7 @@ from diffusionpipe.runtime.stage import LayerStage
 from diffusionpipe.trainer.conditions import Wish, raw_conditions
 from diffusionpipe.trainer.recipe import Precision
 from diffusionpipe.trainer.sampling import PipelinePredictor, SamplingSettings, Spacing, draw
+from diffusionpipe.trainer.stand_in import Order, draw_by_pipeline
 
 if TYPE_CHECKING:
     from diffusionpipe.trainer.session import Session
@@ -38,8 +40,12 @@ Picture = NDArray[np.uint8]
 
 def decode(folder: Path, latents: Tensor) -> list[Picture]:
     """Pictures of latents through the folder's own VAE."""
-    levels = (decode_exactly(folder, latents) * 255).round().byte()  # (N, H, W, 3)
-    return [picture.numpy() for picture in levels]
+    return in_levels(decode_exactly(folder, latents))
+
+
+def in_levels(values: Tensor) -> list[Picture]:
+    """Pictures of 256 levels from values in [0, 1], (N, H, W, 3)."""
+    return [picture.numpy() for picture in (values * 255).round().byte()]
 
 
 def decode_exactly(folder: Path, latents: Tensor) -> Tensor:
@@ -89,6 +95,7 @@ def draw_in_session(
         with torch.no_grad(), autocast:
             return run_layers(frozen.lead, session.graph.components, {**frozen.tensors, **moving}, targets=frozen.led)
 
+    family = family_of(session.folder)
     predict = PipelinePredictor(
         worker,
         session.transport,
@@ -96,18 +103,31 @@ def draw_in_session(
         num_rows=num_rows,
         device=session.job.device,
         lead=lead if frozen.lead else None,
+        is_everywhere=family.call is not None,
     )
+    is_shown = worker.place.group == 0 and predict.shows
+    shape = session.model.tensor("noisy").shape
+    if family.call is not None:
+        order = Order(
+            folder=session.folder,
+            settings=settings,
+            num_samples=len(wish),
+            latents=shape,
+            resolution=session.recipe.data.resolution,
+            device=session.job.device,
+        )
+        values = draw_by_pipeline(order, predict, decodes=is_shown, on_step=on_step)
+        return None if values is None else in_levels(values)
     latents = draw(
         predict,
         settings,
         num_samples=len(wish),
-        latent_shape=session.model.tensor("noisy").shape,
+        latent_shape=shape,
         holds_latents=predict.holds_latents,
         spacing=spacing_of(session.graph),
         device=session.job.device,
         on_step=on_step,
     )
-    is_shown = worker.place.group == 0 and predict.shows
     return decode(session.folder, latents) if latents is not None and is_shown else None
 
 
@@ -199,8 +219,7 @@ def draw_from_folder(
         ModelError: the folder is not one of a supported model, or the adapters are not of that model.
         RecipeError: prompts and labels do not suit the model.
     """
-    config = scheduler_config(folder)
-    flow = "FlowMatch" in str(config.get("_class_name"))
+    flow = is_flow_scheduler(scheduler_config(folder))
     objective = ObjectiveSettings(prediction=Prediction.FLOW_MATCHING if flow else Prediction.EPSILON)
     graph = build_graph(folder, objective=objective, resolution=resolution)
     raw = raw_conditions(wish, graph, folder, settings)
@@ -225,15 +244,28 @@ def draw_from_folder(
 
         def predict(noisy: Tensor | None, timestep: Tensor) -> Tensor:
             assert noisy is not None
-            times = timestep.to(device).expand(len(noisy))
+            times = timestep.to(device, torch.float32 if flow else timestep.dtype).expand(len(noisy))
             inputs = {"noisy": noisy, "timesteps": times, **{name: conditions[name] for name in fed}}
             return _in_passes(stage, inputs, arithmetic)
 
+        shape = _latent_shape(graph)
+        if family_of(folder).call is not None:
+            order = Order(
+                folder=folder,
+                settings=settings,
+                num_samples=len(wish),
+                latents=shape,
+                resolution=resolution,
+                device=device,
+            )
+            values = draw_by_pipeline(order, predict, decodes=True, on_step=on_step)
+            assert values is not None
+            return in_levels(values)
         latents = draw(
             predict,
             settings,
             num_samples=len(wish),
-            latent_shape=_latent_shape(graph),
+            latent_shape=shape,
             spacing=spacing_of(graph),
             device=device,
             on_step=on_step,

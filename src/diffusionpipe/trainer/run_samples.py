@@ -1,6 +1,8 @@
 """The samples that a run draws while it trains: what they show, and how they are drawn."""
 
-from diffusionpipe.models.pipeline_defaults import check_drawn
+import torch
+
+from diffusionpipe.models.folder import family_of
 from diffusionpipe.trainer.conditions import Wish, raw_conditions
 from diffusionpipe.trainer.guidance import drawn_guidance
 from diffusionpipe.trainer.members import Model
@@ -8,6 +10,7 @@ from diffusionpipe.trainer.recipe import Recipe
 from diffusionpipe.trainer.sampling import SamplingSettings, build_scheduler
 from diffusionpipe.trainer.scheduler import sampling_scheduler
 from diffusionpipe.trainer.session import Session
+from diffusionpipe.trainer.stand_in import Order, check_pipeline
 
 
 def check_sampling(session: Model) -> None:
@@ -17,10 +20,20 @@ def check_sampling(session: Model) -> None:
         RecipeError: the prompts or labels do not suit the model, or there is no such scheduler.
     """
     if session.recipe.sampling.every is not None:
-        check_drawn(session.folder)
         settings = sampling_settings(session)
         raw_conditions(wish_of(session.recipe), session.graph, session.folder, settings)
         build_scheduler(settings.scheduler, settings.scheduler_class)
+        if family_of(session.folder).call is not None:
+            check_pipeline(
+                Order(
+                    folder=session.folder,
+                    settings=settings,
+                    num_samples=1,
+                    latents=session.model.tensor("noisy").shape,
+                    resolution=session.recipe.data.resolution,
+                    device=torch.device("cpu"),
+                )
+            )
 
 
 def wish_of(recipe: Recipe) -> Wish:
@@ -37,6 +50,7 @@ def sampling_settings(session: Session | Model) -> SamplingSettings:
         steps=recipe.sampling.steps,
         guidance=guidance.scale,
         embedded_guidance=guidance.embedded,
+        unguided=guidance.unguided,
         seed=recipe.training.seed if recipe.sampling.seed is None else recipe.sampling.seed,
         scheduler=sampling_scheduler(session.folder, session.prediction, recipe.objective.shift),
         scheduler_class=recipe.sampling.scheduler,

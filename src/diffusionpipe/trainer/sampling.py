@@ -21,7 +21,7 @@ from torch import Tensor
 from diffusionpipe.costs import Backbone
 from diffusionpipe.errors import RecipeError
 from diffusionpipe.ir import Range
-from diffusionpipe.models.flow_shift import FLOW, shift_of
+from diffusionpipe.models.flow_shift import FLOW, is_flow_scheduler, shift_of
 from diffusionpipe.runtime.transport import Transport, Work
 from diffusionpipe.runtime.worker import Worker
 from diffusionpipe.trainer.data.randomness import normal
@@ -36,7 +36,7 @@ class SamplingSettings:
 
     steps: int
     guidance: float
-    """Scale of classifier-free guidance; 1 is without."""
+    """Scale of classifier-free guidance."""
     seed: int
     scheduler: Mapping[str, object]
     """Configuration of a diffusers scheduler, its class under "_class_name"."""
@@ -44,11 +44,13 @@ class SamplingSettings:
     """Another class to use with that configuration."""
     embedded_guidance: float | None = None
     """What a distilled model is told; None for other models."""
+    unguided: float = 1.0
+    """The scale that is without guidance; diffusers' pipelines do not agree on it."""
 
     @property
     def is_guided(self) -> bool:
         """Whether every sample takes two rows: with and without its condition."""
-        return self.guidance != 1.0
+        return self.guidance != self.unguided
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,7 +94,7 @@ def build_scheduler(config: Mapping[str, object], class_name: str | None = None)
         raise RecipeError(
             f"{source}diffusers has no scheduler {name!r}; use e.g. DDIMScheduler or DPMSolverMultistepScheduler"
         )
-    if name.startswith(FLOW) != own.startswith(FLOW):  # they and the others read each other's models wrongly
+    if name != own and name.startswith(FLOW) != is_flow_scheduler(config):  # they read each other's models wrongly
         raise RecipeError(f"the model samples with a scheduler like {own}, which {name} cannot replace")
     if config.get("use_dynamic_shifting") and "mu" not in signature(scheduler_class.set_timesteps).parameters:
         raise RecipeError(
@@ -201,11 +203,14 @@ class PipelinePredictor:
         num_rows: int,
         device: torch.device,
         lead: Callable[[Mapping[str, Tensor]], Mapping[str, Tensor]] | None = None,
+        is_everywhere: bool = False,
     ) -> None:
         """`conditions`: tensors of this rank's stages beside latents and time, (num_rows, ...) each.
 
         `lead`: what frozen layers of the denoiser write for this rank's stages, from "timesteps" and, where it is here,
         "noisy".
+
+        `is_everywhere`: every worker holds latents and gets the prediction, not only those that need them.
         """
         (backbone,) = worker.model.backbones
         self._backbone = backbone
@@ -220,6 +225,8 @@ class PipelinePredictor:
         self._rank_of = {w: worker.plan.mesh.rank(worker.place.group, w) for w in range(worker.plan.mesh.pipeline)}
         self._worker = worker.place.worker
         self._holders, self._writers = _ends(worker, backbone)
+        if is_everywhere:
+            self._holders = tuple(range(worker.plan.mesh.pipeline))
         for name, value in conditions.items():
             if name in self._executor.store:
                 self._executor.store.write(name, Range(0, num_rows), value)

@@ -38,4 +38,4 @@ def samples_drawn_together(recipe: Recipe) -> int:
     if not sampling.every:
         return 0
     guidance = drawn_guidance(recipe, resolve_folder(recipe.model.path))
-    return (len(sampling.prompts) or len(sampling.labels)) * (1 if guidance.scale == 1 else 2)
+    return (len(sampling.prompts) or len(sampling.labels)) * (2 if guidance.is_guided else 1)
