@@ -25,7 +25,7 @@ from diffusionpipe.runtime.host_weights import HostWeights
 from diffusionpipe.runtime.stage import LayerStage
 from diffusionpipe.trainer.conditions import Wish, raw_conditions
 from diffusionpipe.trainer.recipe import Precision
-from diffusionpipe.trainer.sampling import PipelinePredictor, SamplingSettings, Spacing, draw
+from diffusionpipe.trainer.sampling import PipelinePredictor, Predict, SamplingSettings, Spacing, draw
 from diffusionpipe.trainer.stand_in import Order, draw_by_pipeline
 
 if TYPE_CHECKING:
@@ -95,7 +95,6 @@ def draw_in_session(
         with torch.no_grad(), autocast:
             return run_layers(frozen.lead, session.graph.components, {**frozen.tensors, **moving}, targets=frozen.led)
 
-    family = family_of(session.folder)
     predict = PipelinePredictor(
         worker,
         session.transport,
@@ -103,32 +102,43 @@ def draw_in_session(
         num_rows=num_rows,
         device=session.job.device,
         lead=lead if frozen.lead else None,
-        is_everywhere=family.call is not None,
+        is_everywhere=family_of(session.folder).call is not None,
+    )
+    order = Order(
+        folder=session.folder,
+        settings=settings,
+        num_samples=len(wish),
+        latents=session.model.tensor("noisy").shape,
+        resolution=session.recipe.data.resolution,
+        device=session.job.device,
     )
     is_shown = worker.place.group == 0 and predict.shows
-    shape = session.model.tensor("noisy").shape
-    if family.call is not None:
-        order = Order(
-            folder=session.folder,
-            settings=settings,
-            num_samples=len(wish),
-            latents=shape,
-            resolution=session.recipe.data.resolution,
-            device=session.job.device,
-        )
+    return _pictures(order, predict, spacing_of(session.graph), predict.holds_latents, is_shown, on_step)
+
+
+def _pictures(
+    order: Order,
+    predict: Predict,
+    spacing: Spacing,
+    holds_latents: bool,
+    is_shown: bool,
+    on_step: Callable[[int, int], None] | None,
+) -> list[Picture] | None:
+    """Pictures by diffusers' pipeline or our own loop, as the family wants it; None where they are not shown."""
+    if family_of(order.folder).call is not None:
         values = draw_by_pipeline(order, predict, decodes=is_shown, on_step=on_step)
         return None if values is None else in_levels(values)
     latents = draw(
         predict,
-        settings,
-        num_samples=len(wish),
-        latent_shape=shape,
-        holds_latents=predict.holds_latents,
-        spacing=spacing_of(session.graph),
-        device=session.job.device,
+        order.settings,
+        num_samples=order.num_samples,
+        latent_shape=order.latents,
+        holds_latents=holds_latents,
+        spacing=spacing,
+        device=order.device,
         on_step=on_step,
     )
-    return decode(session.folder, latents) if latents is not None and is_shown else None
+    return decode(order.folder, latents) if latents is not None and is_shown else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -248,30 +258,17 @@ def draw_from_folder(
             inputs = {"noisy": noisy, "timesteps": times, **{name: conditions[name] for name in fed}}
             return _in_passes(stage, inputs, arithmetic)
 
-        shape = _latent_shape(graph)
-        if family_of(folder).call is not None:
-            order = Order(
-                folder=folder,
-                settings=settings,
-                num_samples=len(wish),
-                latents=shape,
-                resolution=resolution,
-                device=device,
-            )
-            values = draw_by_pipeline(order, predict, decodes=True, on_step=on_step)
-            assert values is not None
-            return in_levels(values)
-        latents = draw(
-            predict,
-            settings,
+        order = Order(
+            folder=folder,
+            settings=settings,
             num_samples=len(wish),
-            latent_shape=shape,
-            spacing=spacing_of(graph),
+            latents=_latent_shape(graph),
+            resolution=resolution,
             device=device,
-            on_step=on_step,
         )
-    assert latents is not None
-    return decode(folder, latents)
+        pictures = _pictures(order, predict, spacing_of(graph), holds_latents=True, is_shown=True, on_step=on_step)
+    assert pictures is not None
+    return pictures
 
 
 def spacing_of(graph: LayerGraph) -> Spacing:

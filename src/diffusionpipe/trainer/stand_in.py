@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from functools import wraps
 from inspect import Parameter, signature
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -26,17 +26,10 @@ from diffusionpipe.models.folder import component_config, family_of, model_index
 from diffusionpipe.models.meta import module_on_meta
 from diffusionpipe.models.pipeline_call import PipelineCall
 from diffusionpipe.trainer.data.randomness import normal
-from diffusionpipe.trainer.sampling import SamplingSettings, build_scheduler
+from diffusionpipe.trainer.sampling import Predict, SamplingSettings, build_scheduler
 
 _MASKS = ("prompt_embeds_mask", "prompt_attention_mask")
 """How pipelines call the masks of prompts."""
-
-
-class PredictRows(Protocol):
-    """Our layers: latents of all rows and a time to the predictions."""
-
-    def __call__(self, noisy: Tensor | None, timestep: Tensor, /) -> Tensor | None:
-        """The prediction for every row."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +51,7 @@ class _StandIn:
 
     call: PipelineCall
     order: Order
-    predict: PredictRows
+    predict: Predict
     scheduler: Any
     config: Any
     parameters: Mapping[str, Parameter]
@@ -93,7 +86,7 @@ class _StandIn:
 
 
 def draw_by_pipeline(
-    order: Order, predict: PredictRows, *, decodes: bool, on_step: Callable[[int, int], None] | None = None
+    order: Order, predict: Predict, *, decodes: bool, on_step: Callable[[int, int], None] | None = None
 ) -> Tensor | None:
     """Pictures with values in [0, 1], (N, H, W, 3) on the CPU; None without `decodes`, which saves the VAE.
 
@@ -112,7 +105,7 @@ def draw_by_pipeline(
     parameters = signature(transformer.forward).parameters
     stand_in = _StandIn(call, order, predict, scheduler, transformer.config, parameters)
     transformer.forward = stand_in
-    parts["vae"].decode = _Decoder(order, family.components["vae"])  # type: ignore[assignment]  # in place of a method
+    parts["vae"].decode = _Decoder(order, family.components["vae"])
     _watch(scheduler, stand_in, on_step)
     pipeline = _pipeline(order.folder, {**parts, "scheduler": scheduler})
     arguments = _arguments(pipeline, order, call) | {"output_type": "pt" if decodes else "latent"}
@@ -153,7 +146,7 @@ def _weightless(order: Order, name: str) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class _Decoder:
-    """A VAE's `decode` by the folder's weights, which are read when it is called; picture by picture, to save memory."""
+    """A VAE's `decode` by the folder's weights, read when it is called; picture by picture, to save memory."""
 
     order: Order
     kind: str
