@@ -21,6 +21,8 @@ class Prompt:
     """What stands around the caption."""
     is_chat: bool = False
     """The tokenizer's own template for the first message of a chat, up to the answer."""
+    clean: Callable[[str], str] = str
+    """What is done to the caption before."""
     dropped: int = 0
     """Tokens of the template whose states are not read."""
 

@@ -17,6 +17,10 @@ from diffusionpipe.models.pipeline_call import PipelineCall
 _PATCH = 2
 
 
+def _lowered(caption: str) -> str:
+    return caption.lower().strip()
+
+
 def _predict(transformer: Any, *, noisy: Tensor, timesteps: Tensor, text_states: Tensor, input_mask: Tensor) -> Tensor:
     output: Tensor = transformer(
         noisy,
@@ -55,7 +59,7 @@ FAMILY = replace(
         Described(
             vae="AutoencoderKL",
             transformer="PixArtTransformer2DModel",
-            texts=(Text(component="text_encoder", kind="T5EncoderModel", prompt=Prompt(length=300)),),
+            texts=(Text(component="text_encoder", kind="T5EncoderModel", prompt=Prompt(length=300, clean=_lowered)),),
             predict=_predict,
             reads=("text_states", "input_mask"),
             patch=_PATCH,

@@ -12,6 +12,13 @@ from diffusionpipe.models.pipeline_call import PipelineCall
 _PATCH = 2
 
 
+def _cleaned(caption: str) -> str:
+    from diffusers.pipelines.wan.pipeline_wan import prompt_clean  # entities of HTML, and spaces
+
+    cleaned: str = prompt_clean(caption)
+    return cleaned
+
+
 def _predict(transformer: Any, *, noisy: Tensor, timesteps: Tensor, text_states: Tensor) -> Tensor:
     prediction: Tensor = transformer(
         hidden_states=noisy, timestep=timesteps, encoder_hidden_states=text_states, return_dict=False
@@ -35,7 +42,14 @@ FAMILY = family(
     Described(
         vae="AutoencoderKLWan",
         transformer="WanTransformer3DModel",
-        texts=(Text(component="text_encoder", kind="UMT5EncoderModel", prompt=Prompt(length=512), states=last_states),),
+        texts=(
+            Text(
+                component="text_encoder",
+                kind="UMT5EncoderModel",
+                prompt=Prompt(length=512, clean=_cleaned),
+                states=last_states,
+            ),
+        ),
         predict=_predict,
         reads=("text_states",),
         patch=_PATCH,

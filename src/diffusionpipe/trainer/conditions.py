@@ -125,7 +125,8 @@ class _Prompted:
         tokens: Mapping[str, Any] = self._tokenizer([self._around(text) for text in texts], **options)
         return tokens
 
-    def _around(self, text: str) -> str:
+    def _around(self, caption: str) -> str:
+        text = self._prompt.clean(caption)
         if not self._prompt.is_chat:
             return self._prompt.template.format(text)
         chat: str = self._tokenizer.apply_chat_template(
