@@ -28,8 +28,7 @@ HEAD = """# Models
 |---|---|---|---|
 {pipelines}
 
-A VAE for clips encodes each picture as a clip of one frame. Where no samples are drawn, diffusers' own pipeline draws
-from the export.
+A VAE for clips encodes each picture as a clip of one frame.
 
 ## Transformer classes
 
@@ -52,7 +51,7 @@ def document() -> str:
 def _pipelines() -> Iterator[str]:
     for name, family in sorted(REGISTRY.items()):
         trained = ", ".join(f"`{part}`" for part in family.trainable)
-        is_drawn = "yes" if family.is_drawn and "ControlNet" not in name else "no"
+        is_drawn = "no" if "ControlNet" in name else "yes"
         frozen = ", ".join(kind for part, kind in family.components.items() if part not in family.trainable)
         yield f"| `{name}` | {trained} | {is_drawn} | {frozen} |"
 

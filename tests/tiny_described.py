@@ -1,7 +1,10 @@
 """Tiny diffusers pipelines of the families that are described as data."""
 
+from pathlib import Path
+
 import diffusers
-from tiny_models import tiny_t5, tiny_vae
+import torch
+from tiny_models import randomise_parameters, tiny_t5, tiny_vae
 from tiny_pipelines import PIECES
 from tokenizers.pre_tokenizers import ByteLevel
 from transformers import (
@@ -196,3 +199,13 @@ PIPELINES = {
     "AuraFlowPipeline": aura_flow,
     "PixArtSigmaPipeline": pixart_sigma,
 }
+
+
+def save_described(kind: str, folder: Path) -> Path:
+    """A folder of the tiny pipeline, with random weights."""
+    pipeline = PIPELINES[kind]()
+    for seed, part in enumerate(pipeline.components.values()):
+        if isinstance(part, torch.nn.Module):
+            randomise_parameters(part, seed)
+    pipeline.save_pretrained(folder)
+    return folder

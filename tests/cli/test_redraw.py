@@ -48,7 +48,7 @@ def test_a_run_keeps_every_picture_with_what_drew_it(run):
     assert text == {
         "prompt": "c d e", "negative_prompt": "f", "index": "1", "count": "2", "rows": "4", "resolution": "8",
         "precision": "float32", "training_step": "2", "weights": "average", "steps": "2", "guidance": "3.0",
-        "seed": "7",
+        "unguided": "1.0", "seed": "7",
     }  # fmt: skip
 
 

@@ -9,8 +9,12 @@ from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
 
+import diffusers
 import pytest
+from drawn_families import drawn_by_diffusers, drawn_here
+from tiny_described import PIPELINES, pixart_sigma, save_described
 
+from diffusionpipe.models import folder
 from diffusionpipe.schedules import REGISTRY
 from diffusionpipe.simulator.comparison import WorkerCosts, compare_families
 from diffusionpipe.timing.legal import check
@@ -135,11 +139,23 @@ def test_the_schedule_that_contributing_adds_is_legal_and_its_tests_pass(monkeyp
 
 
 def test_the_model_that_contributing_adds_passes_its_tests():
-    model_source, test_source = blocks(text_of("CONTRIBUTING.md"), "python")[2:]
+    model_source, test_source = blocks(text_of("CONTRIBUTING.md"), "python")[2:4]
     # A module of its own, so that the copies of the graph find the layers' functions.
     namespace: dict[str, object] = {"__name__": "contributed"}
     exec(model_source, namespace)
     run_tests(test_source, namespace)
+
+
+def test_the_family_that_contributing_adds_draws_what_diffusers_draws(monkeypatch, tmp_path):
+    namespace: dict[str, object] = {}
+    exec(blocks(text_of("CONTRIBUTING.md"), "python")[4], namespace)
+    kind = "PixArtAlphaPipeline"
+    monkeypatch.setitem(folder.REGISTRY, kind, namespace["FAMILY"])
+    monkeypatch.setitem(PIPELINES, kind, lambda: diffusers.PixArtAlphaPipeline(**pixart_sigma().components))
+    save_described(kind, tmp_path)
+    ours, theirs = drawn_here(monkeypatch, tmp_path, 2.0), drawn_by_diffusers(tmp_path, 2.0)
+    assert (ours - theirs).abs().max() < 1e-5
+    assert theirs.std() > 0.02
 
 
 def run_tests(source: str, namespace: dict[str, object]) -> None:

@@ -65,6 +65,10 @@ def test_output_and_every_gradient_over_two_stages_are_those_of_the_class(name):
         assert (gradient is None) == (ours[parameter] is None), parameter
         if gradient is not None:
             torch.testing.assert_close(ours[parameter], gradient, **tolerance, msg=parameter)
+    randomise_parameters(model, 1)  # as an optimizer step does: in place
+    with torch.no_grad():
+        found = run_layers(layers, {"transformer": model}, inputs, targets=["prediction"])["prediction"]
+        torch.testing.assert_close(found, forward(model, **inputs), **tolerance)
 
 
 @pytest.mark.parametrize("name", quick_and_slow(list(REFUSED), quick=["Lumina2Transformer2DModel"]))

@@ -1,15 +1,18 @@
 """Runs of tiny models of the families that are described as data."""
 
 import diffusers
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 from tiers import quick_and_slow
-from tiny_described import PIPELINES
-from tiny_models import randomise_parameters
+from tiny_described import PIPELINES, save_described
 from tiny_runs import losses_of, recipe_of, save_pictures, train, train_here
 
+from diffusionpipe.cli.redraw import redraw
 from diffusionpipe.errors import ConfigError, ModelError
 from diffusionpipe.models.folder import REGISTRY
+from diffusionpipe.trainer.kept_samples import sample_folder
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -33,12 +36,7 @@ def models(tmp_path_factory):
 
     def folder(kind):
         if kind not in made:
-            pipeline = PIPELINES[kind]()
-            for seed, part in enumerate(pipeline.components.values()):
-                if isinstance(part, torch.nn.Module):
-                    randomise_parameters(part, seed)
-            made[kind] = tmp_path_factory.mktemp(kind)
-            pipeline.save_pretrained(made[kind])
+            made[kind] = save_described(kind, tmp_path_factory.mktemp(kind))
         return made[kind]
 
     return folder
@@ -102,9 +100,32 @@ def test_adapters_that_diffusers_would_not_load_are_refused_before_the_first_ste
         train_here(recipe)
 
 
-def test_pictures_while_training_are_refused_before_the_first_step(models, pictures, tmp_path):
-    recipe = _recipe(
-        models("WanPipeline"), pictures, tmp_path / "run", sampling={"every": 1, "prompts": ["a"], "steps": 2}
-    )
-    with pytest.raises(ConfigError, match="cannot draw from it yet"):
+SAMPLING = {"every": 2, "prompts": ["ab", "c"], "negative_prompt": "d", "steps": 3}
+
+
+def _pictures_of(folder):
+    return np.load(sample_folder(folder, 2).with_suffix(".npy"))
+
+
+@pytest.mark.parametrize(
+    ("kind", "layout"),
+    quick_and_slow(
+        [(kind, layout) for i, kind in enumerate(PIPELINES) for j, layout in enumerate(LAYOUTS) if (i + j) % 4 == 0],
+        quick=[("PixArtSigmaPipeline", "sharded")],
+    ),
+)
+def test_a_run_over_two_ranks_draws_what_sample_draws_of_its_export(kind, layout, crew, models, pictures, tmp_path):
+    recipe = _recipe(models(kind), pictures, tmp_path / "run", pipeline=LAYOUTS[layout], sampling=SAMPLING)
+    assert crew.run(train, recipe) == [2, 2]
+    drawn = _pictures_of(tmp_path / "run")
+    assert drawn.shape == (2, 16, 16, 3)
+    kept = sample_folder(tmp_path / "run", 2) / "000-ab.png"
+    redraw(tmp_path / "run", kept, tmp_path / "again.png", torch.device("cpu"))
+    assert np.array_equal(np.asarray(Image.open(tmp_path / "again.png")), drawn[0])
+
+
+def test_what_the_pipeline_refuses_is_refused_before_the_first_step(models, pictures, tmp_path):
+    sampling = SAMPLING | {"scheduler": "FlowMatchHeunDiscreteScheduler"}
+    recipe = _recipe(models("ZImagePipeline"), pictures, tmp_path / "run", sampling=sampling)
+    with pytest.raises(ConfigError, match="ZImagePipeline cannot draw with a FlowMatchHeunDiscreteScheduler"):
         train_here(recipe)

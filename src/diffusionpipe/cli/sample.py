@@ -112,7 +112,6 @@ def sample(
     from diffusionpipe.cli.train import grid_columns
     from diffusionpipe.cli.trained_model import trained_model
     from diffusionpipe.errors import ConfigError
-    from diffusionpipe.models.pipeline_defaults import check_drawn
     from diffusionpipe.trainer.cascade_drawing import shown
     from diffusionpipe.trainer.guidance import guidance_of
     from diffusionpipe.trainer.kept_samples import keep_samples
@@ -130,7 +129,6 @@ def sample(
         model = _until(model, until)
 
     def settings_of(one: "TrainedModel") -> SamplingSettings:
-        check_drawn(one.folder)
         strength = guidance_of(
             one.folder,
             own.guidance if guidance is None else guidance,
@@ -140,6 +138,7 @@ def sample(
             steps=steps or own.steps,
             guidance=strength.scale,
             embedded_guidance=strength.embedded,
+            unguided=strength.unguided,
             seed=seed,
             scheduler=one.scheduler,
             scheduler_class=scheduler or own.scheduler,

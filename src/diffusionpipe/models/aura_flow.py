@@ -7,6 +7,7 @@ from torch import Tensor
 
 from diffusionpipe.models.described import Described, Text, expected, family, last_states
 from diffusionpipe.models.family import Prompt
+from diffusionpipe.models.pipeline_call import PipelineCall
 
 _PATCH = 2
 
@@ -38,5 +39,6 @@ FAMILY = family(
         patch=_PATCH,
         guidance=3.5,
         problems=_problems,
+        call=PipelineCall(),
     )
 )

@@ -6,8 +6,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from diffusionpipe.models.described import Described, Text, expected, family, packed, unpacked
+from diffusionpipe.models.described import Described, Text, expected, family
 from diffusionpipe.models.family import Prompt
+from diffusionpipe.models.pipeline_call import packed, packed_call, unpacked
 
 _PATCH = 2
 
@@ -26,7 +27,7 @@ def _predict(transformer: Any, *, noisy: Tensor, timesteps: Tensor, text_states:
         attention_mask=torch.nn.functional.pad(is_read.to(noisy.dtype), (0, H * W), value=1.0),
         return_dict=False,
     )[0]
-    return unpacked(tokens, noisy, _PATCH)
+    return unpacked(tokens, noisy.shape[1:], _PATCH)
 
 
 def _problems(components: Mapping[str, Any], latents: tuple[int, ...]) -> list[str]:
@@ -47,5 +48,7 @@ FAMILY = family(
         patch=_PATCH,
         guidance=5.0,
         problems=_problems,
+        call=packed_call(_PATCH),
+        sample_size=128,
     )
 )

@@ -123,7 +123,7 @@ class _Plan:
         _check_random(node)
         arguments = node.all_input_nodes
         if node.op == "placeholder":
-            is_parameter = node.name in self.exported.owned and isinstance(node.meta["val"], nn.Parameter)
+            is_parameter = node.name in self.exported.parameters
             self.is_table[node] = node not in self.inputs and not is_parameter
             self.is_free[node] = not is_parameter
         elif self._is_batch(node):

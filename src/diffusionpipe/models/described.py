@@ -18,6 +18,7 @@ from diffusionpipe.models.family import Family, Prompt, set_trainable
 from diffusionpipe.models.graph import Layer, LayerGraph
 from diffusionpipe.models.latents import encoding_of
 from diffusionpipe.models.objective import Objective, loss_layer, noise_layer, objective_inputs
+from diffusionpipe.models.pipeline_call import PipelineCall
 from diffusionpipe.models.t5 import t5_layers, t5_problems
 
 Call = Callable[..., Tensor]
@@ -57,6 +58,10 @@ class Described:
     """Scale of classifier-free guidance of diffusers' pipeline."""
     problems: Callable[[Mapping[str, Any], tuple[int, ...]], list[str]]
     """What of the components does not fit, for latents of that shape."""
+    call: PipelineCall
+    """How diffusers' pipeline draws with it."""
+    sample_size: int | None = None
+    """As in `Family`."""
     absent: tuple[str, ...] = ()
     """Entries of model_index.json that must be empty."""
 
@@ -74,7 +79,8 @@ def family(described: Described) -> Family:
         guidance=described.guidance,
         prompts={text.ids: text.prompt for text in described.texts},
         absent=described.absent,
-        is_drawn=False,
+        call=described.call,
+        sample_size=described.sample_size,
     )
 
 
@@ -90,20 +96,6 @@ def expected(component: str, config: Mapping[str, Any], values: Mapping[str, tup
 def _plain(value: object) -> object:
     """Lists of JSON as the tuples of constructors."""
     return tuple(value) if isinstance(value, list) else value
-
-
-def packed(noisy: Tensor, patch: int) -> Tensor:
-    """Latents (B, C, ..., H, W) of one frame as a token for each patch, (B, T, C * patch * patch)."""
-    B, C, H, W = noisy.shape[0], noisy.shape[1], noisy.shape[-2], noisy.shape[-1]
-    tokens = noisy.reshape(B, C, H // patch, patch, W // patch, patch).permute(0, 2, 4, 1, 3, 5)
-    return tokens.reshape(B, H // patch * (W // patch), C * patch**2)
-
-
-def unpacked(tokens: Tensor, like: Tensor, patch: int) -> Tensor:
-    """The tokens as latents of the shape of `like`."""
-    B, C, H, W = like.shape[0], like.shape[1], like.shape[-2], like.shape[-1]
-    latents = tokens.view(B, H // patch, W // patch, C, patch, patch).permute(0, 3, 1, 4, 2, 5)
-    return latents.reshape(like.shape)
 
 
 def masked(states: Tensor, mask: Tensor) -> Tensor:

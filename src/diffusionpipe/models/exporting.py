@@ -55,6 +55,8 @@ class Exported:
     """Placeholder -> argument of the forward."""
     owned: Mapping[str, str]
     """Placeholder -> name of a parameter or buffer below the model."""
+    parameters: frozenset[str]
+    """Those placeholders that are parameters: training changes their values."""
     constants: Mapping[str, Tensor]
     """Placeholder -> a tensor that belongs to no parameter or buffer."""
     graph_module: fx.GraphModule
@@ -185,6 +187,7 @@ def _exported(program: Any, calls: list[ModuleCall], names: list[str]) -> Export
         graph=program.graph,
         calls=tuple(calls),
         inputs=dict(zip(signature.user_inputs, names, strict=True)),
+        parameters=frozenset(signature.inputs_to_parameters),
         owned={key: name.removeprefix("root.") for key, name in owned.items()},
         constants=constants,
         graph_module=program.graph_module,

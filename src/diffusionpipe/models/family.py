@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from diffusionpipe.errors import ModelError
 from diffusionpipe.models.graph import Layer, LayerGraph
+from diffusionpipe.models.pipeline_call import PipelineCall
 
 HINT = "; if it reads its own estimate (self-conditioning), set objective.self_conditioning"
 """What to do about a denoiser with twice the inputs."""
@@ -23,6 +24,8 @@ class Prompt:
     """What stands around the caption."""
     is_chat: bool = False
     """The tokenizer's own template for the first message of a chat, up to the answer."""
+    clean: Callable[[str], str] = str
+    """What is done to the caption before."""
     dropped: int = 0
     """Tokens of the template whose states are not read."""
     is_lower: bool = False
@@ -57,8 +60,8 @@ class Family:
     """For raw inputs that are more than the caption's tokens."""
     absent: tuple[str, ...] = ()
     """Entries of model_index.json for which there is no adapter; they must be empty."""
-    is_drawn: bool = True
-    """Whether `sample` and samples while training draw from it."""
+    call: PipelineCall | None = None
+    """How diffusers' own pipeline draws from it, with our layers for its transformer; None: our own loop draws."""
     has_adapters: bool = True
     """Whether diffusers' pipeline loads adapters, so that they can be trained and exported."""
     convolution: str | None = None

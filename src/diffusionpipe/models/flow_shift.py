@@ -77,8 +77,8 @@ class FlowShift:
 
 
 def is_flow_scheduler(config: Mapping[str, object]) -> bool:
-    """Whether the configuration is that of a scheduler for flows."""
-    return str(config.get("_class_name")).startswith(FLOW)
+    """Whether the configuration is that of a scheduler for flows: of the FlowMatch ones, or of another kind told so."""
+    return str(config.get("_class_name")).startswith(FLOW) or config.get("prediction_type") == "flow_prediction"
 
 
 def shift_of(config: Mapping[str, object]) -> FlowShift:
@@ -100,7 +100,7 @@ def shift_of(config: Mapping[str, object]) -> FlowShift:
         raise ModelError(f"diffusers has no scheduler {name!r}; install a version of diffusers that has it")
     try:
         values = scheduler_class.from_config(dict(config)).config  # with the defaults of the class
-        return _shift_in(values)
+        return _shift_in(values) if name.startswith(FLOW) else _shift_beside(values, name)
     except (TypeError, ValueError, OverflowError, ZeroDivisionError, KeyError, AttributeError, RuntimeError) as error:
         raise ModelError(
             f"scheduler_config.json does not make a {name}: {type(error).__name__}: {error}; restore the model's own"
@@ -137,3 +137,16 @@ def _shift_in(values: Mapping[str, Any]) -> FlowShift:
         ),
         terminal=terminal,
     )
+
+
+def _shift_beside(values: Mapping[str, Any], name: str) -> FlowShift:
+    """The shift that a scheduler's values state, of a class that samples other predictions too.
+
+    Raises ModelError as in `shift_of`.
+    """
+    if not values.get("use_flow_sigmas"):
+        raise ModelError(
+            f"the scheduler is a {name} for flow_prediction, but use_flow_sigmas is not true, so its noise levels are "
+            "not a flow's; set it in scheduler_config.json"
+        )
+    return FlowShift(static=float(values["flow_shift"]))

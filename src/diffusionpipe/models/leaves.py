@@ -105,10 +105,14 @@ def _is_holder(value: object) -> bool:
 
 @contextmanager
 def unchanged(root: nn.Module) -> Iterator[None]:
-    """What the modules keep of a forward, such as rotary tables, is forgotten: it would be fake tensors."""
+    """What the modules keep of a forward, such as rotary tables, is forgotten: it would be fake tensors.
+
+    So are hooks: transformers installs some at a model's first forward, and would do it again.
+    """
     modules = tuple(root.modules())
     held = [value for module in modules for value in vars(module).values() if _is_holder(value)]
-    places = [vars(holder) for holder in (*modules, *held)]
+    hooks = [value for module in modules for name, value in vars(module).items() if name.endswith("_hooks")]
+    places = [*(vars(holder) for holder in (*modules, *held)), *(value for value in hooks if isinstance(value, dict))]
     saved = [dict(place) for place in places]
     was_exporting = torch.compiler._is_exporting_flag
     torch.compiler._is_exporting_flag = True  # diffusers' caches ask it

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from diffusionpipe.errors import ModelError
-from diffusionpipe.models.folder import component_config, family_of, model_index
+from diffusionpipe.models.folder import component_config, family_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -15,26 +15,20 @@ class Guidance:
     """Of classifier-free guidance; 1 is without."""
     embedded: float | None = None
     """What the denoiser is told, if it is distilled: if it has guidance embeddings. None if it has none."""
+    unguided: float = 1.0
+    """The scale that is without guidance."""
 
-
-def check_drawn(folder: Path) -> None:
-    """Refuses a folder from which we cannot draw.
-
-    Raises ModelError for it, and for a pipeline that is not supported.
-    """
-    if not family_of(folder).is_drawn:
-        name = model_index(folder)["_class_name"]
-        raise ModelError(
-            f"DiffusionPipe trains a {name}, but cannot draw from it yet; draw with diffusers' {name} from the export, "
-            "and leave out sampling.every"
-        )
+    @property
+    def is_guided(self) -> bool:
+        """Whether every sample takes two rows: with and without its condition."""
+        return self.scale != self.unguided
 
 
 def default_guidance(folder: Path) -> Guidance:
     """The guidance of the folder's pipeline. Raises ModelError for a pipeline that is not supported."""
     family = family_of(folder)
     if family.embedded_guidance is None:
-        return Guidance(scale=family.guidance)
+        return Guidance(scale=family.guidance, unguided=family.call.unguided if family.call else 1.0)
     is_distilled = component_config(folder, family.trainable[0]).get("guidance_embeds", False)
     return Guidance(scale=family.guidance, embedded=family.embedded_guidance if is_distilled else None)
 
@@ -57,5 +51,6 @@ def default_resolution(folder: Path) -> int:
         )
     if "vae" not in family.components:
         return size
-    halvings = len(component_config(folder, "vae").get("block_out_channels", [0])) - 1
+    vae = component_config(folder, "vae")
+    halvings = len(vae.get("block_out_channels") or vae.get("dim_mult") or [0]) - 1
     return size << halvings

@@ -7,12 +7,18 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from diffusionpipe.models.described import Described, Text, expected, family
 from diffusionpipe.models.family import Prompt
+from diffusionpipe.models.pipeline_call import PipelineCall
 
 _PATCH = 2
+
+
+def _lowered(caption: str) -> str:
+    return caption.lower().strip()
 
 
 def _predict(transformer: Any, *, noisy: Tensor, timesteps: Tensor, text_states: Tensor, input_mask: Tensor) -> Tensor:
@@ -25,6 +31,10 @@ def _predict(transformer: Any, *, noisy: Tensor, timesteps: Tensor, text_states:
         return_dict=False,
     )[0]
     return output[:, : noisy.shape[1]]
+
+
+def _with_variances(prediction: Tensor, config: Any) -> Tensor:
+    return torch.cat([prediction] * (config.out_channels // config.in_channels), 1)  # the pipeline drops the second
 
 
 def _problems(components: Mapping[str, Any], latents: tuple[int, ...]) -> list[str]:
@@ -49,12 +59,13 @@ FAMILY = replace(
         Described(
             vae="AutoencoderKL",
             transformer="PixArtTransformer2DModel",
-            texts=(Text(component="text_encoder", kind="T5EncoderModel", prompt=Prompt(length=300)),),
+            texts=(Text(component="text_encoder", kind="T5EncoderModel", prompt=Prompt(length=300, clean=_lowered)),),
             predict=_predict,
             reads=("text_states", "input_mask"),
             patch=_PATCH,
             guidance=4.5,
             problems=_problems,
+            call=PipelineCall(returns=_with_variances, options={"use_resolution_binning": False}),
         )
     ),
     has_adapters=False,

@@ -5,8 +5,9 @@ from typing import Any
 
 from torch import Tensor
 
-from diffusionpipe.models.described import Described, Text, expected, family, masked, packed, unpacked
+from diffusionpipe.models.described import Described, Text, expected, family, masked
 from diffusionpipe.models.family import Prompt
+from diffusionpipe.models.pipeline_call import packed, packed_call, unpacked
 
 _PATCH = 2
 _PROMPT = Prompt(
@@ -37,7 +38,7 @@ def _predict(transformer: Any, *, noisy: Tensor, timesteps: Tensor, text_states:
         img_shapes=[[(1, H // _PATCH, W // _PATCH)]],
         return_dict=False,
     )[0]
-    return unpacked(tokens, noisy, _PATCH)
+    return unpacked(tokens, noisy.shape[1:], _PATCH)
 
 
 def _problems(components: Mapping[str, Any], latents: tuple[int, ...]) -> list[str]:
@@ -68,5 +69,7 @@ FAMILY = family(
         patch=_PATCH,
         guidance=4.0,
         problems=_problems,
+        call=packed_call(_PATCH, scale="true_cfg_scale"),
+        sample_size=128,
     )
 )

@@ -7,8 +7,16 @@ from torch import Tensor
 
 from diffusionpipe.models.described import Described, Text, expected, family, last_states
 from diffusionpipe.models.family import Prompt
+from diffusionpipe.models.pipeline_call import PipelineCall
 
 _PATCH = 2
+
+
+def _cleaned(caption: str) -> str:
+    from diffusers.pipelines.wan.pipeline_wan import prompt_clean  # entities of HTML, and spaces
+
+    cleaned: str = prompt_clean(caption)
+    return cleaned
 
 
 def _predict(transformer: Any, *, noisy: Tensor, timesteps: Tensor, text_states: Tensor) -> Tensor:
@@ -34,12 +42,20 @@ FAMILY = family(
     Described(
         vae="AutoencoderKLWan",
         transformer="WanTransformer3DModel",
-        texts=(Text(component="text_encoder", kind="UMT5EncoderModel", prompt=Prompt(length=512), states=last_states),),
+        texts=(
+            Text(
+                component="text_encoder",
+                kind="UMT5EncoderModel",
+                prompt=Prompt(length=512, clean=_cleaned),
+                states=last_states,
+            ),
+        ),
         predict=_predict,
         reads=("text_states",),
         patch=_PATCH,
         guidance=5.0,
         problems=_problems,
+        call=PipelineCall(options={"num_frames": 1}),
         absent=("transformer_2",),
     )
 )

@@ -4,7 +4,7 @@ diffusers' forward takes a list of pictures and works on each of them alone. Her
 caption is padded to the longest, and what is behind it is masked.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -12,6 +12,7 @@ from torch import Tensor
 
 from diffusionpipe.models.described import Described, Text, expected, family, masked
 from diffusionpipe.models.family import Prompt
+from diffusionpipe.models.pipeline_call import PipelineCall
 
 _PATCH, _MULTIPLE, _SIZE = 2, 32, "2-1"
 
@@ -56,6 +57,14 @@ def _predict(transformer: Any, *, noisy: Tensor, timesteps: Tensor, text_states:
     return velocity
 
 
+def _stacked(pictures: list[Tensor], shape: Sequence[int]) -> Tensor:
+    return torch.stack(pictures).view(-1, *shape)
+
+
+def _negated(velocity: Tensor, config: Any) -> list[Tensor]:
+    return list(-velocity.unsqueeze(2))
+
+
 def _problems(components: Mapping[str, Any], latents: tuple[int, ...]) -> list[str]:
     config = components["transformer"].config
     values: dict[str, tuple[object, str]] = {
@@ -81,5 +90,7 @@ FAMILY = family(
         patch=_PATCH,
         guidance=5.0,
         problems=_problems,
+        call=PipelineCall(reads=_stacked, returns=_negated, text="cap_feats", rows=list, unguided=0.0),
+        sample_size=128,
     )
 )

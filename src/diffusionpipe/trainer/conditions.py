@@ -103,14 +103,11 @@ def _text_conditions(
 ) -> dict[str, Tensor]:
     """Token ids for every text encoder, and the numbers that a picture of the wanted size has: a row for each text."""
     shapes = {spec.name: spec.shape for spec in graph.inputs}
-    conditions = {
-        name: token_ids(open_tokenizer(folder, name), texts, shapes[name][0]) for name in TOKENS if name in shapes
-    }
-    conditions |= {
-        name: token_mask(open_tokenizer(folder, tokens), texts, shapes[name][0])
-        for name, tokens in MASKS.items()
-        if name in shapes
-    }
+    tokenizers = {name: open_tokenizer(folder, name) for name in TOKENS if name in shapes}
+    conditions = {name: token_ids(tokenizer, texts, shapes[name][0]) for name, tokenizer in tokenizers.items()}
+    for mask, name in MASKS.items():
+        if mask in shapes:
+            conditions[mask] = token_mask(tokenizers[name], texts, shapes[mask][0])
     size = float(shapes["pixels"][-1])
     if "time_ids" in shapes:
         conditions["time_ids"] = torch.tensor([[size, size, 0, 0, size, size]] * len(texts))
@@ -152,7 +149,8 @@ class _Prompted:
         tokens: Mapping[str, Any] = self._tokenizer([self._around(text) for text in texts], **options)
         return tokens
 
-    def _around(self, text: str) -> str:
+    def _around(self, caption: str) -> str:
+        text = self._prompt.clean(caption)
         if not self._prompt.is_chat:
             return self._prompt.template.format(text.lower().strip() if self._prompt.is_lower else text)
         chat: str = self._tokenizer.apply_chat_template(

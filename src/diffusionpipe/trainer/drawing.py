@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from diffusionpipe.models.family import LowResolution
+from diffusionpipe.models.flow_shift import is_flow_scheduler
 from diffusionpipe.models.folder import build_graph, family_of, reads_estimate, scheduler_config, weight_sources
 from diffusionpipe.models.graph import Layer, LayerGraph
 from diffusionpipe.models.lora_file import load_adapters
@@ -28,6 +29,7 @@ from diffusionpipe.runtime.stage import LayerStage
 from diffusionpipe.trainer.conditions import Wish, raw_conditions, small_conditions
 from diffusionpipe.trainer.recipe import Precision
 from diffusionpipe.trainer.sampling import PipelinePredictor, SamplingSettings, Spacing, draw
+from diffusionpipe.trainer.stand_in import Order, draw_by_pipeline
 
 if TYPE_CHECKING:
     from diffusionpipe.trainer.members import Member
@@ -41,9 +43,13 @@ Picture = NDArray[np.uint8]
 
 
 def decode(folder: Path, latents: Tensor) -> list[Picture]:
-    """Pictures of latents through the folder's own VAE."""
-    levels = (decode_exactly(folder, latents) * 255).round().byte()  # (N, H, W, 3)
-    return [picture.numpy() for picture in levels]
+    """Pictures of latents through the folder's own VAE; diffusers' own pipelines have decoded theirs already."""
+    return in_levels(latents if family_of(folder).call is not None else decode_exactly(folder, latents))
+
+
+def in_levels(values: Tensor) -> list[Picture]:
+    """Pictures of 256 levels from values in [0, 1], (N, H, W, 3)."""
+    return [picture.numpy() for picture in (values * 255).round().byte()]
 
 
 def decode_exactly(folder: Path, latents: Tensor) -> Tensor:
@@ -113,16 +119,28 @@ def latents_in_session(
         num_rows=num_rows,
         device=session.job.device,
         lead=lead if frozen.lead else None,
+        is_everywhere=family_of(member.folder).call is not None,
     )
+    order = Order(
+        folder=member.folder,
+        settings=settings,
+        num_samples=len(wish),
+        latents=session.model.tensor(backbone.noisy).shape,
+        resolution=member.recipe.data.resolution,
+        device=session.job.device,
+    )
+    if family_of(member.folder).call is not None:
+        is_shown = worker.place.group == 0 and predict.shows
+        return draw_by_pipeline(order, predict, decodes=is_shown, on_step=on_step)
     return draw(
         predict,
         settings,
-        num_samples=len(wish),
-        latent_shape=session.model.tensor(backbone.noisy).shape,
+        num_samples=order.num_samples,
+        latent_shape=order.latents,
         holds_latents=predict.holds_latents,
         spacing=spacing_of(member.graph),
         feed_back=partial(_remembered, member.graph, predict.remember) if predict.reads_estimate else None,
-        device=session.job.device,
+        device=order.device,
         model=member.name,
         on_step=on_step,
     )
@@ -219,14 +237,17 @@ def _in_passes(stage: LayerStage, inputs: Mapping[str, Tensor], arithmetic: Arit
 class _Predictor:
     """Predicts in one process. Mutable: it keeps the last estimate for a denoiser that reads it."""
 
-    def __init__(self, stage: LayerStage, conditions: Mapping[str, Tensor], arithmetic: Arithmetic) -> None:
-        self._stage, self._conditions, self._arithmetic = stage, conditions, arithmetic
+    def __init__(
+        self, stage: LayerStage, conditions: Mapping[str, Tensor], arithmetic: Arithmetic, times: torch.dtype | None
+    ) -> None:
+        """`times`: of the times that the stage reads; None: as the scheduler gives them."""
+        self._stage, self._conditions, self._arithmetic, self._times = stage, conditions, arithmetic, times
         self._estimate: Tensor | None = None
 
     def __call__(self, noisy: Tensor | None, timestep: Tensor) -> Tensor:
         """See `sampling.Predict`."""
         assert noisy is not None
-        times = timestep.to(noisy.device).expand(len(noisy))
+        times = timestep.to(noisy.device, self._times or timestep.dtype).expand(len(noisy))
         inputs = {"noisy": noisy, "timesteps": times, **self._conditions}
         if ESTIMATE in self._stage.reads:
             last = torch.zeros_like(noisy) if self._estimate is None else self._estimate
@@ -290,7 +311,8 @@ def latents_from_folder(
     """
     folder, adapters = source.folder, source.adapters
     low = None if source.small is None else LowResolution(resolution=source.small, augmentation=1.0)
-    graph = build_graph(folder, objective=_objective_of(folder), resolution=source.resolution, low=low)
+    objective = _objective_of(folder)
+    graph = build_graph(folder, objective=objective, resolution=source.resolution, low=low)
     raw = _with_mask(raw_conditions(wish, graph, folder, settings))
     if small is not None:
         raw |= small_conditions(small, graph, folder, settings, source.name)
@@ -313,27 +335,39 @@ def latents_from_folder(
         with arithmetic.context(device):
             conditions = on_device | run_layers(frozen, graph.components, on_device, targets=set(fed))
 
-        predict = _Predictor(stage, {name: conditions[name] for name in fed}, arithmetic)
-        latents = draw(
-            predict,
-            settings,
+        times = torch.float32 if objective.prediction is Prediction.FLOW_MATCHING else None
+        predict = _Predictor(stage, {name: conditions[name] for name in fed}, arithmetic, times)
+        order = Order(
+            folder=folder,
+            settings=settings,
             num_samples=len(wish),
-            latent_shape=_latent_shape(graph),
-            spacing=spacing_of(graph),
-            feed_back=partial(_remembered, graph, predict.remember) if ESTIMATE in stage.reads else None,
+            latents=_latent_shape(graph),
+            resolution=source.resolution,
             device=device,
-            model=source.name,
-            on_step=on_step,
         )
-    assert latents is not None
-    return latents
+        if family_of(folder).call is not None:
+            drawn = draw_by_pipeline(order, predict, decodes=True, on_step=on_step)
+        else:
+            drawn = draw(
+                predict,
+                settings,
+                num_samples=order.num_samples,
+                latent_shape=order.latents,
+                spacing=spacing_of(graph),
+                feed_back=partial(_remembered, graph, predict.remember) if ESTIMATE in stage.reads else None,
+                device=device,
+                model=source.name,
+                on_step=on_step,
+            )
+    assert drawn is not None
+    return drawn
 
 
 def _objective_of(folder: Path) -> ObjectiveSettings:
     """What the folder's denoiser predicts, and whether it reads its own estimate."""
     config = scheduler_config(folder)
     kind = Prediction.V_PREDICTION if config.get("prediction_type") == "v_prediction" else Prediction.EPSILON
-    if "FlowMatch" in str(config.get("_class_name")):
+    if is_flow_scheduler(config):
         kind = Prediction.FLOW_MATCHING
     return ObjectiveSettings(prediction=kind, self_conditioning=float(reads_estimate(folder)))
 

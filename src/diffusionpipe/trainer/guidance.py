@@ -1,6 +1,7 @@
 """Guidance as a recipe states it: of a distilled model its embedding, of any other the classifier-free guidance."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 from diffusionpipe.errors import RecipeError
@@ -25,7 +26,7 @@ def guidance_of(folder: Path, given: float | None, true_cfg_scale: float) -> Gui
             f"true_cfg_scale: {true_cfg_scale:g} has no effect, because the model has no guidance embedding; its "
             "guidance is classifier-free guidance already. Set guidance instead"
         )
-    return Guidance(scale=default.scale if given is None else given)
+    return default if given is None else replace(default, scale=given)
 
 
 def drawn_guidance(recipe: Recipe, folder: Path) -> Guidance:

@@ -1,6 +1,8 @@
 """The samples that a run draws while it trains: what they show, and how they are drawn."""
 
-from diffusionpipe.models.pipeline_defaults import check_drawn
+import torch
+
+from diffusionpipe.models.folder import family_of
 from diffusionpipe.trainer.cascade_drawing import check_chain, links
 from diffusionpipe.trainer.conditions import Wish, raw_conditions
 from diffusionpipe.trainer.guidance import drawn_guidance
@@ -8,6 +10,7 @@ from diffusionpipe.trainer.members import Member, Model, learns_variance
 from diffusionpipe.trainer.recipe import Recipe
 from diffusionpipe.trainer.sampling import SamplingSettings, build_scheduler
 from diffusionpipe.trainer.scheduler import sampling_scheduler
+from diffusionpipe.trainer.stand_in import Order, check_pipeline
 
 
 def check_sampling(session: Model) -> None:
@@ -21,10 +24,21 @@ def check_sampling(session: Model) -> None:
         return
     check_chain(links(session.members))
     for member in session.members:
-        check_drawn(member.folder)
         settings = sampling_settings(member)
         raw_conditions(wish_of(session.recipe), member.graph, member.folder, settings)
         build_scheduler(settings.scheduler, settings.scheduler_class)
+        if family_of(member.folder).call is not None:
+            (backbone,) = member.graph.backbones
+            check_pipeline(
+                Order(
+                    folder=member.folder,
+                    settings=settings,
+                    num_samples=1,
+                    latents=member.graph.tensor(backbone.noisy).shape,
+                    resolution=member.recipe.data.resolution,
+                    device=torch.device("cpu"),
+                )
+            )
 
 
 def wish_of(recipe: Recipe) -> Wish:
@@ -41,6 +55,7 @@ def sampling_settings(member: Member) -> SamplingSettings:
         steps=recipe.sampling.steps,
         guidance=guidance.scale,
         embedded_guidance=guidance.embedded,
+        unguided=guidance.unguided,
         seed=recipe.training.seed if recipe.sampling.seed is None else recipe.sampling.seed,
         scheduler=sampling_scheduler(
             member.folder,

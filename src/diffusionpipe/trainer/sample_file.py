@@ -158,8 +158,8 @@ def _check(origin: Origin) -> None:
         "training_step": (origin.training_step or 0, 0, 2**62),
     }
     wrong = [name for name, (value, low, high) in whole.items() if type(value) is not int or not low <= value <= high]
-    strengths = {"guidance": settings.guidance, "embedded_guidance": settings.embedded_guidance}
-    wrong += [name for name, value in strengths.items() if not _is_strength(value, is_optional=name != "guidance")]
+    strengths = {name: getattr(settings, name) for name in ("guidance", "embedded_guidance", "unguided")}
+    wrong += [n for n, value in strengths.items() if not _is_strength(value, is_optional=n == "embedded_guidance")]
     if not isinstance(settings.scheduler, dict):
         wrong.append("scheduler")
     if (origin.prompt is None) == (origin.label is None):

@@ -21,7 +21,7 @@ from torch import Tensor
 from diffusionpipe.costs import Backbone
 from diffusionpipe.errors import RecipeError
 from diffusionpipe.ir import Range
-from diffusionpipe.models.flow_shift import FLOW, shift_of
+from diffusionpipe.models.flow_shift import FLOW, is_flow_scheduler, shift_of
 from diffusionpipe.runtime.transport import Transport, Work
 from diffusionpipe.runtime.worker import Worker
 from diffusionpipe.trainer.data.randomness import generator, normal
@@ -39,7 +39,7 @@ class SamplingSettings:
 
     steps: int
     guidance: float
-    """Scale of classifier-free guidance; 1 is without."""
+    """Scale of classifier-free guidance."""
     seed: int
     scheduler: Mapping[str, object]
     """Configuration of a diffusers scheduler, its class under "_class_name"."""
@@ -49,11 +49,13 @@ class SamplingSettings:
     """What a distilled model is told; None for other models."""
     noise_level: int = 250
     """For super-resolution: the time step whose noise is added to the small pictures."""
+    unguided: float = 1.0
+    """The scale that is without guidance; diffusers' pipelines do not agree on it."""
 
     @property
     def is_guided(self) -> bool:
         """Whether every sample takes two rows: with and without its condition."""
-        return self.guidance != 1.0
+        return self.guidance != self.unguided
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,7 +99,7 @@ def build_scheduler(config: Mapping[str, object], class_name: str | None = None)
         raise RecipeError(
             f"{source}diffusers has no scheduler {name!r}; use e.g. DDIMScheduler or DPMSolverMultistepScheduler"
         )
-    if name.startswith(FLOW) != own.startswith(FLOW):  # they and the others read each other's models wrongly
+    if name != own and name.startswith(FLOW) != is_flow_scheduler(config):  # they read each other's models wrongly
         raise RecipeError(f"the model samples with a scheduler like {own}, which {name} cannot replace")
     if config.get("use_dynamic_shifting") and "mu" not in signature(scheduler_class.set_timesteps).parameters:
         raise RecipeError(
@@ -249,11 +251,13 @@ class PipelinePredictor:
         num_rows: int,
         device: torch.device,
         lead: Callable[[Mapping[str, Tensor]], Mapping[str, Tensor]] | None = None,
+        is_everywhere: bool = False,
     ) -> None:
         """`conditions`: tensors of this rank's stages beside latents and time, (num_rows, ...) each.
 
-        `lead`: what frozen layers of the denoiser write for this rank's stages, from the times and, where they are here,
-        the noisy latents.
+        `lead`: what frozen layers of the denoiser write for this rank's stages, from the times and, where they are
+        here, the noisy latents. `is_everywhere`: every worker holds latents and gets the prediction, not only those
+        that need them.
         """
         self._backbone = backbone
         self._executor = worker.sample(backbone.name)
@@ -267,6 +271,8 @@ class PipelinePredictor:
         self._rank_of = {w: worker.plan.mesh.rank(worker.place.group, w) for w in range(worker.plan.mesh.pipeline)}
         self._worker = worker.place.worker
         self._holders, self._writers = _ends(worker, backbone)
+        if is_everywhere:
+            self._holders = tuple(range(worker.plan.mesh.pipeline))
         for name, value in conditions.items():
             if name in self._executor.store:
                 self._executor.store.write(name, Range(0, num_rows), value)

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from diffusionpipe.models.flow_shift import is_flow_scheduler, shift_of
+from diffusionpipe.models.flow_shift import FLOW, is_flow_scheduler, shift_of
 from diffusionpipe.models.folder import family_of, scheduler_config
 from diffusionpipe.models.graph import LayerGraph
 from diffusionpipe.models.objective import Prediction
@@ -43,8 +43,9 @@ def sampling_scheduler(
 
 def _static(config: Mapping[str, Any], shift: float) -> dict[str, Any]:
     """The fields that differ from the configuration if times are shifted by `shift` and by nothing else."""
-    wanted = {"shift": shift, "use_dynamic_shifting": False, "shift_terminal": None}
-    defaults = {"shift": 1.0, "use_dynamic_shifting": False, "shift_terminal": None}
+    name = "shift" if str(config["_class_name"]).startswith(FLOW) else "flow_shift"
+    wanted = {name: shift, "use_dynamic_shifting": False, "shift_terminal": None}
+    defaults = {name: 1.0, "use_dynamic_shifting": False, "shift_terminal": None}
     return {key: value for key, value in wanted.items() if config.get(key, defaults[key]) != value}
 
 

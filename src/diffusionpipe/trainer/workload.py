@@ -38,5 +38,5 @@ def samples_drawn_together(recipe: Recipe) -> int:
     if not sampling.every:
         return 0
     models = (recipe.alone(name) for name in recipe.backbones)
-    scales = [drawn_guidance(one, resolve_folder(one.model.path)).scale for one in models]
-    return (len(sampling.prompts) or len(sampling.labels)) * (1 if set(scales) == {1} else 2)
+    is_guided = any(drawn_guidance(one, resolve_folder(one.model.path)).is_guided for one in models)
+    return (len(sampling.prompts) or len(sampling.labels)) * (2 if is_guided else 1)

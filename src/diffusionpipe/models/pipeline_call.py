@@ -1,0 +1,66 @@
+"""How diffusers' own pipeline of a family is called to draw, with a stand-in for its transformer."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from torch import Tensor
+
+
+def _same(value: Any) -> Any:
+    return value
+
+
+def _as_predicted(prediction: Tensor, config: Any) -> Any:
+    return prediction
+
+
+def _as_latents(hidden: Tensor, shape: Sequence[int]) -> Tensor:
+    return hidden.reshape(-1, *shape)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PipelineCall:
+    """The ways in which pipelines differ; most pipelines need few of them."""
+
+    takes: Callable[[Tensor], Tensor] = _same
+    """Latents (B, ...) of our layers as the pipeline takes its first noise."""
+    reads: Callable[[Any, Sequence[int]], Tensor] = _as_latents
+    """`reads(first argument of the transformer, shape of a sample)` -> latents of our layers."""
+    returns: Callable[[Tensor, Any], Any] = _as_predicted
+    """`returns(prediction of our layers, the transformer's configuration)` -> what the transformer returns."""
+    text: str = "encoder_hidden_states"
+    """The transformer's argument with the states of the prompts."""
+    rows: Callable[[Tensor], Any] = _same
+    """Numbers of rows (B, 1, 1) in place of states of prompts, as the pipeline takes those."""
+    scale: str = "guidance_scale"
+    """The pipeline's argument for the scale of classifier-free guidance."""
+    unguided: float = 1.0
+    """The scale that turns guidance off."""
+    options: Mapping[str, object] = field(default_factory=dict)
+    """Further arguments."""
+
+
+def packed(noisy: Tensor, patch: int) -> Tensor:
+    """Latents (B, C, ..., H, W) of one frame as a token for each patch, (B, T, C * patch * patch)."""
+    B, C, H, W = noisy.shape[0], noisy.shape[1], noisy.shape[-2], noisy.shape[-1]
+    tokens = noisy.reshape(B, C, H // patch, patch, W // patch, patch).permute(0, 2, 4, 1, 3, 5)
+    return tokens.reshape(B, H // patch * (W // patch), C * patch**2)
+
+
+def unpacked(tokens: Tensor, shape: Sequence[int], patch: int) -> Tensor:
+    """The tokens as latents, each of the shape (C, ..., H, W)."""
+    B, C, H, W = tokens.shape[0], shape[0], shape[-2], shape[-1]
+    latents = tokens.view(B, H // patch, W // patch, C, patch, patch).permute(0, 3, 1, 4, 2, 5)
+    return latents.reshape(B, *shape)
+
+
+def packed_call(patch: int, **more: Any) -> PipelineCall:
+    """The call of a pipeline that packs latents into tokens."""
+    return PipelineCall(
+        takes=partial(packed, patch=patch),
+        reads=partial(unpacked, patch=patch),
+        returns=lambda prediction, config: packed(prediction, patch),
+        **more,
+    )

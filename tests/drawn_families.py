@@ -1,0 +1,59 @@
+"""Pictures of tiny families as `sample` draws them, and as diffusers does."""
+
+import diffusers
+import torch
+
+from diffusionpipe.models.folder import REGISTRY, scheduler_config
+from diffusionpipe.trainer import drawing
+from diffusionpipe.trainer.conditions import Wish
+from diffusionpipe.trainer.data.randomness import normal
+from diffusionpipe.trainer.drawing import draw_from_folder
+from diffusionpipe.trainer.guidance import guidance_of
+from diffusionpipe.trainer.sampling import SamplingSettings
+
+SIZE = 32
+PROMPTS, NEGATIVES = ("A cat ", "b  c"), ("", "Dog")
+
+
+def settings_of(folder, guidance, **more):
+    strength = guidance_of(folder, guidance, 1.0)
+    return SamplingSettings(
+        steps=4,
+        guidance=strength.scale,
+        unguided=strength.unguided,
+        seed=0,
+        scheduler=scheduler_config(folder),
+        **more,
+    )
+
+
+def drawn_here(monkeypatch, folder, guidance):
+    """What `sample` draws, before it is rounded to 256 levels."""
+    monkeypatch.setattr(drawing, "in_levels", list)
+    settings = settings_of(folder, guidance)
+    negatives = NEGATIVES if settings.is_guided else ()
+    wish = Wish(prompts=PROMPTS, negatives=negatives)
+    return torch.stack(draw_from_folder(folder, wish, settings, resolution=SIZE, device=torch.device("cpu")))
+
+
+def drawn_by_diffusers(folder, guidance):
+    pipeline = diffusers.DiffusionPipeline.from_pretrained(folder)
+    pipeline.set_progress_bar_config(disable=True)
+    call = REGISTRY[type(pipeline).__name__].call
+    channels = pipeline.vae.config.get("z_dim") or pipeline.vae.config.latent_channels
+    side = SIZE // 2 ** (len(pipeline.vae.config.get("block_out_channels") or pipeline.vae.config.dim_mult) - 1)
+    shape = (channels, *((1,) if "z_dim" in pipeline.vae.config else ()), side, side)
+    noise = normal(seed=0, purpose="sampling", step=0, positions=range(len(PROMPTS)), shape=shape)
+    pictures = pipeline(
+        list(PROMPTS),
+        negative_prompt=list(NEGATIVES),
+        latents=call.takes(noise),
+        num_inference_steps=4,
+        height=SIZE,
+        width=SIZE,
+        output_type="pt",
+        **{call.scale: guidance},
+        **call.options,
+    )[0]
+    pictures = pictures[:, 0] if pictures.ndim == 5 else pictures
+    return pictures.permute(0, 2, 3, 1)

@@ -1,0 +1,37 @@
+"""Pictures of families that diffusers' own pipelines draw, with our layers in place of the transformer."""
+
+import pytest
+from drawn_families import SIZE, drawn_by_diffusers, drawn_here
+from tiers import quick_and_slow
+from tiny_described import PIPELINES, save_described
+
+from diffusionpipe.models.folder import REGISTRY
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    """Folders of tiny models, each made once."""
+    made = {}
+
+    def folder(kind):
+        if kind not in made:
+            made[kind] = save_described(kind, tmp_path_factory.mktemp(kind))
+        return made[kind]
+
+    return folder
+
+
+# Guidance multiplies rounding errors, and a random model does so once more.
+CASES = [(kind, guidance) for kind in PIPELINES for guidance in (1.5, REGISTRY[kind].call.unguided)]
+
+
+@pytest.mark.parametrize(
+    ("kind", "guidance"),
+    quick_and_slow(CASES, quick=[("QwenImagePipeline", 1.5), ("ZImagePipeline", 1.5)]),
+)
+def test_sample_draws_what_diffusers_draws(monkeypatch, folders, kind, guidance):
+    ours = drawn_here(monkeypatch, folders(kind), guidance)
+    theirs = drawn_by_diffusers(folders(kind), guidance)
+    assert ours.shape == theirs.shape == (2, SIZE, SIZE, 3)
+    assert (ours - theirs).abs().max() < 1e-5
+    assert theirs.std() > 0.02
