@@ -28,13 +28,13 @@ def check_sampling(session: Model) -> None:
         raw_conditions(wish_of(session.recipe), member.graph, member.folder, settings)
         build_scheduler(settings.scheduler, settings.scheduler_class)
         if family_of(member.folder).call is not None:
-            (backbone,) = member.graph.backbones
+            backbone = next(one for one in session.model.backbones if one.name == member.name)
             check_pipeline(
                 Order(
                     folder=member.folder,
                     settings=settings,
                     num_samples=1,
-                    latents=member.graph.tensor(backbone.noisy).shape,
+                    latents=session.model.tensor(backbone.noisy).shape,
                     resolution=member.recipe.data.resolution,
                     device=torch.device("cpu"),
                 )
