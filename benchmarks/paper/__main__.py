@@ -29,6 +29,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.paper", description=__doc__)
     parser.add_argument("--json", action="store_true", help="print all cells and the summary as JSON, without tables")
     parser.add_argument("--quick", action="store_true", help="SD 2.1 on 8 and 64 devices with 8 samples each")
+    parser.add_argument(
+        "--only", default="", metavar="TEXT", help="models with this text in their names, e.g. 'SD 2.1'"
+    )
+    parser.add_argument("--no-bandwidths", action="store_true", help="leave out the bandwidths at which 1.28 x begins")
     parser.add_argument("--jobs", type=int, default=1, metavar="N", help="processes to share the cells between")
     parser.add_argument("--png", type=Path, metavar="FILE", help="also draw a picture")
     parser.add_argument(
@@ -38,7 +42,11 @@ def main() -> None:
         help="keep cells that are done here, and go on from them; after a change of the code use another",
     )
     arguments = parser.parse_args()
-    cases, slow = grid(is_quick=arguments.quick)
+    cases, slow = ([case for case in some if arguments.only in case.model] for some in grid(is_quick=arguments.quick))
+    if arguments.no_bandwidths:
+        slow = []
+    if not cases:
+        parser.error(f"--only {arguments.only}: there are {', '.join(MODELS)}")
     started = time.perf_counter()
     with ExitStack() as stack:
         status = stack.enter_context(Console(stderr=True).status("starting"))
@@ -59,7 +67,7 @@ def main() -> None:
 
 
 def kept(make: Callable[[Case], Made], folder: Path | None, case: Case) -> Made:
-    """What `make` gives for a case, from the folder if it is there; after a change of the code another folder is due."""
+    """What `make` gives for a case, from the folder if it is there; a change of the code needs another folder."""
     if folder is None:
         return make(case)
     name = f"{make.__name__}-{MODELS[case.model]}-{case.devices}-{case.per_device}.pickle"

@@ -326,8 +326,9 @@ def zero3_times(
 
 
 def zero3_bytes(judge: Judge, samples: float, count: int, parts: int = 0) -> Bytes:
-    """One of `parts` parts of all parameters (0: one a rank), two gathered layers, the gradients of one; the rest as in
-    data parallelism.
+    """A part of all parameters, two gathered layers, the gradients of one; the rest as in data parallelism.
+
+    There are `parts` parts; 0: one for each rank.
     """
     workload, table = judge.setting.workload, judge.tables.table
     whole = judge.footprint.stage_bytes(0, judge.tables.num_layers, samples, count, 1) - table.copies[-1]
