@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -213,7 +214,7 @@ def _write(found: Choice | Rival, asked: _Asked, out: Path) -> None:
     typer.echo(f"wrote {out} and its predicted timeline, {beside.name}", err=True)
 
 
-def _check_options(recipe: Path | None, stated: dict[str, object], needed: dict[str, object]) -> None:
+def _check_options(recipe: Path | None, stated: Mapping[str, object], needed: Mapping[str, object]) -> None:
     """Refuse options that the recipe states, and a lack of those that it would."""
     from diffusionpipe.errors import ConfigError
 

@@ -12,7 +12,7 @@ Each at its own best accumulation, with its memory. Times leave out what favours
 ZeRO-1: Rajbhandari, Rasley, Ruwase, He, SC 2020, https://arxiv.org/abs/1910.02054, as P_os.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from diffusionpipe.costs import Cluster
@@ -75,7 +75,7 @@ def encoding_ahead(judge: Judge) -> Baseline | None:
 def narrow_sums(judge: Judge) -> Baseline | None:
     """Whole copies whose gradients are summed in two bytes; a bucket's copies are in memory too."""
 
-    def compressed(cluster: Cluster, num_bytes: Bytes, ranks: range) -> Seconds:
+    def compressed(cluster: Cluster, num_bytes: Bytes, ranks: Sequence[int]) -> Seconds:
         return all_reduce(cluster, num_bytes * 2 // judge.setting.workload.gradient_bytes, ranks)
 
     def step(samples: float, count: int) -> Seconds:
