@@ -127,6 +127,17 @@ def test_wrong_options_are_refused_before_anything_is_computed(
     assert not computing
 
 
+def test_rehearse_without_a_profile_needs_model_and_cluster(tmp_path, capsys):
+    from golden.plans import questions, recorded_plan
+
+    from diffusionpipe.ir.files import write_plan
+
+    write_plan(recorded_plan(next(one for one in questions() if one.answer)), tmp_path / "plan.json")
+    for options in ([], ["--model", "sd-2.1"], ["--cluster", "a100-80x8"]):
+        assert run("rehearse", tmp_path / "plan.json", *options) == 2
+        assert "give --profile, or --model and --cluster" in " ".join(capsys.readouterr().err.split())
+
+
 def test_a_cluster_of_unknown_devices_is_refused(tmp_path, computing, capsys):
     from diffusionpipe.costs.clusters import load_cluster
     from diffusionpipe.costs.files import write_cluster

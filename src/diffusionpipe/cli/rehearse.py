@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from diffusionpipe.cli.rehearsal import Rehearsed
     from diffusionpipe.cli.rehearsal_report import Outcome
     from diffusionpipe.cli.rehearsal_size import Size
-    from diffusionpipe.cli.stated_model import StatedModel
     from diffusionpipe.costs import Costs, Profile
     from diffusionpipe.ir import Mesh, Plan
     from diffusionpipe.units import Seconds
@@ -88,7 +87,6 @@ def rehearse(
     from diffusionpipe.cli.rehearsal import fitting_scale, rehearsal_mesh
     from diffusionpipe.cli.rehearsal_report import figures_of, print_report
     from diffusionpipe.cli.rehearsal_size import size_of
-    from diffusionpipe.cli.stated_model import named_model
     from diffusionpipe.errors import ConfigError
     from diffusionpipe.ir.files import read_plan
     from diffusionpipe.runtime.free_memory import free_memory
@@ -98,7 +96,7 @@ def rehearse(
         if value is not None and not 0 < value < float("inf"):
             raise ConfigError(f"{name} {value} is not a positive number; use e.g. 0.1")
     check_outputs(pictures=(png,))
-    loaded, made = read_plan(plan), _profile(profile, named_model(model, profile, resolution=resolution), cluster)
+    loaded, made = read_plan(plan), _profile(profile, model, resolution, cluster)
     _require_sound(loaded, made, plan, str(profile or model))
     mesh = rehearsal_mesh(loaded.mesh, ranks)
     costs = _costs(loaded, made, cluster)
@@ -128,18 +126,19 @@ def rehearse(
         _draw(found.result, loaded, png, plan.stem)
 
 
-def _profile(file: Path | None, model: StatedModel | None, cluster: str | None) -> Profile:
+def _profile(file: Path | None, model: str | None, resolution: int | None, cluster: str | None) -> Profile:
     """The profile in the file, or that of the model on the cluster's device."""
-    from diffusionpipe.cli.stated_model import profile_of
+    from diffusionpipe.cli.stated_model import named_model, profile_of
     from diffusionpipe.costs.clusters import load_cluster
     from diffusionpipe.costs.files import read_profile
     from diffusionpipe.errors import ConfigError
 
+    stated = named_model(model, file, resolution=resolution)
     if file is not None:
         return read_profile(file)
-    if model is None or cluster is None:
+    if stated is None or cluster is None:
         raise ConfigError("give --profile, or --model and --cluster as they were given to `plan`")
-    return profile_of(model, load_cluster(cluster))
+    return profile_of(stated, load_cluster(cluster))
 
 
 def _rehearsed(
