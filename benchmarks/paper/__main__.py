@@ -2,12 +2,15 @@
 
 import argparse
 import json
+import pickle
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 from rich.console import Console
 
@@ -19,26 +22,41 @@ from benchmarks.paper.tables import show
 
 DEVICES = (8, 16, 32, 64)
 PER_DEVICE = (8, 16, 32, 64)
+Made = TypeVar("Made")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.paper", description=__doc__)
     parser.add_argument("--json", action="store_true", help="print all cells and the summary as JSON, without tables")
     parser.add_argument("--quick", action="store_true", help="SD 2.1 on 8 and 64 devices with 8 samples each")
+    parser.add_argument(
+        "--only", default="", metavar="TEXT", help="models with this text in their names, e.g. 'SD 2.1'"
+    )
+    parser.add_argument("--no-bandwidths", action="store_true", help="leave out the bandwidths at which 1.28 x begins")
     parser.add_argument("--jobs", type=int, default=1, metavar="N", help="processes to share the cells between")
     parser.add_argument("--png", type=Path, metavar="FILE", help="also draw a picture")
+    parser.add_argument(
+        "--keep",
+        type=Path,
+        metavar="FOLDER",
+        help="keep cells that are done here, and go on from them; after a change of the code use another",
+    )
     arguments = parser.parse_args()
-    cases, slow = grid(is_quick=arguments.quick)
+    cases, slow = ([case for case in some if arguments.only in case.model] for some in grid(is_quick=arguments.quick))
+    if arguments.no_bandwidths:
+        slow = []
+    if not cases:
+        parser.error(f"--only {arguments.only}: there are {', '.join(MODELS)}")
     started = time.perf_counter()
     with ExitStack() as stack:
         status = stack.enter_context(Console(stderr=True).status("starting"))
         run = map if arguments.jobs < 2 else stack.enter_context(ProcessPoolExecutor(arguments.jobs)).map
         cells: list[Cell] = []
-        for cell in run(measure, cases):
+        for cell in run(partial(kept, measure, arguments.keep), cases):
             cells.append(cell)
             status.update(f"{len(cells)} of {len(cases)} cells")
         status.update("bandwidths")
-        thresholds = list(run(threshold, slow))
+        thresholds = list(run(partial(kept, threshold, arguments.keep), slow))
     figures = summary(cells, thresholds)
     if arguments.png:
         draw(cells, arguments.png)
@@ -46,6 +64,21 @@ def main() -> None:
         print(json.dumps(as_plain(cells, thresholds, figures, time.perf_counter() - started), indent=1))
     else:
         show(cells, thresholds, figures)
+
+
+def kept(make: Callable[[Case], Made], folder: Path | None, case: Case) -> Made:
+    """What `make` gives for a case, from the folder if it is there; a change of the code needs another folder."""
+    if folder is None:
+        return make(case)
+    name = f"{make.__name__}-{MODELS[case.model]}-{case.devices}-{case.per_device}.pickle"
+    path = folder / name
+    if path.is_file():
+        found: Made = pickle.loads(path.read_bytes())
+        return found
+    made = make(case)
+    folder.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(pickle.dumps(made))
+    return made
 
 
 def grid(*, is_quick: bool) -> tuple[Sequence[Case], Sequence[Case]]:

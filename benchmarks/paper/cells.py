@@ -10,6 +10,7 @@ from diffusionpipe.planner.assembly.layout import Filler
 from diffusionpipe.planner.filling.filler import filler_of
 from diffusionpipe.planner.pricing.setting import Setting
 from diffusionpipe.planner.rivals.baselines import Baseline, best_baselines, gpipe_starts, pipeline, spp_starts
+from diffusionpipe.planner.rivals.copies import Cache, cache_of, tuned_copies
 from diffusionpipe.planner.search.candidates import Candidate
 from diffusionpipe.planner.search.judge import Judge
 from diffusionpipe.planner.search.naming import name_of, sizes_of
@@ -94,6 +95,10 @@ class Cell:
     """Best of all, best pipeline, the same unfilled; a pipeline that does not fit is listed too."""
     others: tuple[Entry, ...]
     """Each at its own best sizes."""
+    tuned: tuple[Entry, ...]
+    """Data parallelism as people tune it, each at its own best sizes."""
+    cache: Cache
+    """What keeping encoder outputs on disk takes."""
     same_layout: tuple[SameLayout, ...]
 
     @property
@@ -103,7 +108,7 @@ class Cell:
 
     def entry(self, system: str) -> Entry | None:
         """The entry of that name."""
-        return next((one for one in (*self.ours, *self.others) if one.system == system), None)
+        return next((one for one in (*self.ours, *self.others, *self.tuned) if one.system == system), None)
 
 
 def setting_of(case: Case, cluster: Cluster | None = None) -> Setting:
@@ -127,6 +132,8 @@ def measure(case: Case) -> Cell:
         frozen_over_busy=judge.tables.frozen_seconds / (sums.forward[-1] + sums.backward[-1]),
         ours=tuple(_ours(setting, everything, list(by_stages.values()))),
         others=tuple(_of_baseline(one) for one in best_baselines(setting)),
+        tuned=tuple(_of_baseline(one) for one in tuned_copies(setting)),
+        cache=cache_of(setting),
         same_layout=tuple(
             one for stages, found in by_stages.items() if (one := _same_layout(judge, filler, stages, found))
         ),

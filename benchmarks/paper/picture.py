@@ -5,11 +5,14 @@ from pathlib import Path
 
 from benchmarks.paper.cells import BEST, PIPELINE, Cell
 from benchmarks.paper.summary import DDP, fitting
+from diffusionpipe.planner.rivals.copies import AHEAD, CACHED
 
 LINES = {
     "1F1B + SPP": ("1F1B + SPP", "tab:orange"),
     "GPipe": ("GPipe", "tab:red"),
     "ZeRO-3 / FSDP": ("ZeRO-3", "tab:gray"),
+    AHEAD: ("DDP, encodes ahead", "tab:green"),
+    CACHED: ("DDP, cached outputs", "tab:olive"),
     PIPELINE: ("our pipeline, filled", "tab:cyan"),
     BEST: ("our best of all", "tab:blue"),
 }

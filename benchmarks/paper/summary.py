@@ -1,13 +1,16 @@
 """What all cells say together."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from benchmarks.paper.bandwidth import Threshold
-from benchmarks.paper.cells import BEST, PIPELINE, Cell, Entry
+from benchmarks.paper.cells import BEST, PIPELINE, UNFILLED, Cell, Entry
+from diffusionpipe.planner.rivals.copies import AHEAD, CACHED, HYBRID, NARROW_SUMS, ZERO1
 from diffusionpipe.planner.search.naming import DATA_PARALLEL, SHARDED
 
 DDP = "DDP"
 DDP_AFTER = "DDP (no overlap)"
+TUNED = {"ddp_encoding_ahead": AHEAD, "ddp_bf16": NARROW_SUMS, "zero1": ZERO1, "hybrid": HYBRID, "cached": CACHED}
+"""Data parallelism as people tune it, by its name in the summary."""
 
 
 def summary(cells: Sequence[Cell], thresholds: Sequence[Threshold]) -> dict[str, float | None]:
@@ -29,10 +32,19 @@ def summary(cells: Sequence[Cell], thresholds: Sequence[Threshold]) -> dict[str,
         "speedup_over_ddp_min": _min(over_ddp),
         "speedup_over_ddp_after_max": _max(over_ddp_after),
         "speedup_over_ddp_after_min": _min(over_ddp_after),
+        **_extremes(cells, TUNED),
+        "bubble_before_fill_pipeline_max": _max(_bubbles(cells, UNFILLED)),
+        "bubble_before_fill_pipeline_min": _min(_bubbles(cells, UNFILLED)),
+        "bubble_after_fill_pipeline_max": _max(_bubbles(cells, PIPELINE)),
+        "bubble_after_fill_pipeline_min": _min(_bubbles(cells, PIPELINE)),
         "ddp_128_bus_bandwidth_gbps": highest * 8 / 1e9 if highest else None,
         "ceiling_max": _max(cell.ceiling for cell in cells),
         "ceiling_min": _min(cell.ceiling for cell in cells),
         "cells_where_the_best_is_data_parallel": sum(is_data_parallel(cell) for cell in cells),
+        "cells_where_the_best_is_pipeline": sum(
+            not is_data_parallel(cell) for cell in cells if cell.entry(BEST) is not None
+        ),
+        "cells_where_tuned_data_parallelism_is_as_fast": sum(is_matched(cell) for cell in cells),
         "cells": len(cells),
     }
 
@@ -60,6 +72,21 @@ def is_data_parallel(cell: Cell) -> bool:
     """Whether the best of all that ours considers are copies of the model, whole or sharded."""
     ours = cell.entry(BEST)
     return ours is not None and ours.layout.startswith((DATA_PARALLEL, SHARDED))
+
+
+def is_matched(cell: Cell) -> bool:
+    """Whether data parallelism that encodes on the fly, tuned as people do, is at most 1 % slower than ours."""
+    found = (speedup_over(cell, system) for system in TUNED.values() if system != CACHED)
+    return any(over is not None and over <= 1.01 for over in found)
+
+
+def _extremes(cells: Sequence[Cell], systems: Mapping[str, str]) -> dict[str, float | None]:
+    """Ours over each of the systems, by a short name."""
+    return {
+        f"speedup_over_{name}_{end}": take(_over(cells, system))
+        for name, system in systems.items()
+        for end, take in (("max", _max), ("min", _min))
+    }
 
 
 def _over(cells: Sequence[Cell], system: str) -> list[float | None]:

@@ -7,7 +7,7 @@ from rich.table import Table
 
 from benchmarks.paper.bandwidth import FACTOR, Threshold
 from benchmarks.paper.cells import BEST, PIPELINE, UNFILLED, Cell, Entry, SameLayout
-from benchmarks.paper.summary import speedup_over_best
+from benchmarks.paper.summary import TUNED, speedup_over_best
 from benchmarks.tables import table
 
 SYSTEMS = ("DDP", "DDP (no overlap)", "ZeRO-3 / FSDP", "GPipe", "1F1B + SPP")
@@ -28,7 +28,7 @@ def show(cells: Sequence[Cell], thresholds: Sequence[Threshold], figures: dict[s
     console = Console(width=WIDTH, highlight=False)
     for model in dict.fromkeys(cell.case.model for cell in cells):
         mine = [cell for cell in cells if cell.case.model == model]
-        console.print(_times(model, mine), _layouts(model, mine), _same(model, mine))
+        console.print(_times(model, mine), _tuned(model, mine), _layouts(model, mine), _same(model, mine))
     if thresholds:
         console.print(_bandwidths(thresholds))
     console.print(_summary(figures))
@@ -61,10 +61,22 @@ def _times(model: str, cells: Sequence[Cell]) -> Table:
     return made
 
 
+def _tuned(model: str, cells: Sequence[Cell]) -> Table:
+    """A cache's size and the time to make it are for a million samples."""
+    columns = ("A100s", "each", "DDP overlapped", *TUNED.values(), "best of all", "GB a million", "hours a million")
+    made = table(f"\n{model}: ms of a step of data parallelism as people tune it (-: one node only)", columns)
+    for cell in cells:
+        entries = [cell.entry(name) for name in ("DDP", *TUNED.values(), BEST)]
+        batch = cell.case.devices * cell.case.per_device
+        size, hours = cell.cache.sample_bytes * 1e6 / 1e9, cell.cache.seconds / batch * 1e6 / 3600
+        made.add_row(*_place(cell), *map(_time, entries), f"{size:.0f}", f"{hours:.2f}")
+    return made
+
+
 def _layouts(model: str, cells: Sequence[Cell]) -> Table:
     made = table(f"\n{model}: layouts", ("A100s", "each", "what", "layout", "idle", "GiB beyond memory"), num_left=4)
     for cell in cells:
-        for entry in (*cell.ours, *cell.others):
+        for entry in (*cell.ours, *cell.others, *cell.tuned):
             beyond = "" if entry.fits else f"{entry.overflow / GIB:.1f}"
             made.add_row(*_place(cell), entry.system, entry.layout, _idle(entry), beyond)
     return made

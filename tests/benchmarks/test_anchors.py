@@ -4,11 +4,11 @@ from dataclasses import replace
 from statistics import median
 
 import pytest
+from golden.plans import recorded_profile
 
 from benchmarks.anchors.__main__ import compared, profile_of
 from diffusionpipe.costs.anchors import ANCHORS, Work
 from diffusionpipe.costs.devices import DEVICES
-from diffusionpipe.costs.files import read_profile
 from diffusionpipe.models.configured import configured_models
 
 RESULTS = "benchmarks/anchors/results/anchors.txt"
@@ -27,8 +27,8 @@ def test_every_anchor_names_what_was_measured_and_where_it_is_published():
 
 
 @pytest.fixture(scope="module")
-def profile(request):
-    return read_profile(request.config.rootpath / "profiles/analytic/sd-2.1-a100-80.json")
+def profile():
+    return recorded_profile("sd-2.1-a100-80")
 
 
 def test_work_adds_up(profile):

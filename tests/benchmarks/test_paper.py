@@ -6,8 +6,12 @@ from benchmarks.paper.bandwidth import Threshold, with_bandwidth
 from benchmarks.paper.cells import BEST, PIPELINE, Case, Cell, Entry, SameLayout, measure
 from benchmarks.paper.summary import is_data_parallel, summary
 from diffusionpipe.costs.clusters import load_cluster
+from diffusionpipe.planner.rivals.copies import AHEAD, CACHED, HYBRID, NARROW_SUMS, ZERO1, Cache
 
 CASE = Case(model="SD 2.1, 512 px", devices=8, per_device=8)
+
+
+CACHE = Cache(sample_bytes=8, seconds=1.0)
 
 
 def entry(system: str, step: float, *, overflow: int = -1, bubble: float = 0.0, layout: str = "") -> Entry:
@@ -21,7 +25,9 @@ def same(ours: float, gpipe: Entry, spp: Entry) -> SameLayout:
 
 def cell(*others: Entry, ours: float = 1.0, same_layout: tuple[SameLayout, ...] = ()) -> Cell:
     mine = (entry(BEST, ours, bubble=0.01), entry(PIPELINE, ours, bubble=0.07))
-    return Cell(case=CASE, frozen_over_busy=1.0, ours=mine, others=others, same_layout=same_layout)
+    return Cell(
+        case=CASE, frozen_over_busy=1.0, ours=mine, others=others, tuned=(), cache=CACHE, same_layout=same_layout
+    )
 
 
 def test_the_ceiling_is_half_as_much_again_where_encoders_take_as_long_as_training():
@@ -59,6 +65,14 @@ def test_whole_and_sharded_copies_are_data_parallel_and_pipelines_are_not():
     assert [is_data_parallel(one) for one in cells] == [True, True, False]
 
 
+def test_tuned_copies_have_their_own_figures_and_the_cache_never_counts_as_on_the_fly():
+    tuned = (entry(AHEAD, 1.005), entry(NARROW_SUMS, 1.5), entry(ZERO1, 0.5, overflow=1), entry(CACHED, 0.9))
+    figures = summary([replace(cell(), tuned=tuned), replace(cell(), tuned=tuned[1:])], [])
+    assert (figures["speedup_over_ddp_encoding_ahead_min"], figures["speedup_over_ddp_bf16_max"]) == (1.005, 1.5)
+    assert (figures["speedup_over_cached_max"], figures["speedup_over_zero1_max"]) == (0.9, None)
+    assert figures["cells_where_tuned_data_parallelism_is_as_fast"] == 1
+
+
 def test_a_slower_network_slows_messages_as_much_as_sums_and_nothing_inside_a_node():
     cluster = load_cluster("a100-80x8:2")
     slow = with_bandwidth(cluster, cluster.inter_reduce.bandwidth / 4)
@@ -73,6 +87,8 @@ def test_a_measured_cell_has_every_system_and_ours_is_no_slower_than_any_that_fi
     assert {one.system for one in measured.others} == {
         "DDP", "DDP (no overlap)", "ZeRO-3 / FSDP", "GPipe", "1F1B + SPP",
     }  # fmt: skip
+    assert {one.system for one in measured.tuned} == {AHEAD, NARROW_SUMS, ZERO1, CACHED}
+    assert HYBRID not in {one.system for one in measured.tuned}  # one node
     assert all(ours.step <= one.step for one in measured.others if one.fits)
     assert {one.stages for one in measured.same_layout} <= {2, 4, 8}
     assert measured.same_layout

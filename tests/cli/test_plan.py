@@ -141,7 +141,7 @@ def test_a_profile_with_a_wrong_time_is_refused_with_its_layer(files, capsys, va
 @pytest.mark.parametrize(
     ("left_out", "message"),
     [
-        ("--profile", "there is no recipe and no --profile; give a recipe"),
+        ("--profile", "there is no recipe and no --profile or --model; give a recipe"),
         ("--batch", "there is no recipe and no --batch"),
         ("--cluster", "--cluster: this option is missing"),
     ],

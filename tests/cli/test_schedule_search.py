@@ -1,20 +1,19 @@
 import json
-from pathlib import Path
+from dataclasses import replace
 
 import pytest
+from golden.plans import recorded_profile
 from PIL import Image
 from screen_files import assert_screen
 from typer.testing import CliRunner
 
 from diffusionpipe import cli
 from diffusionpipe.cli.schedule_search import _origin_text
-from diffusionpipe.costs.files import read_profile
+from diffusionpipe.costs.files import write_profile
 from diffusionpipe.errors import ConfigError
 from diffusionpipe.ir.files import read_schedule
 from diffusionpipe.ordering.instance_file import read_instance
 from diffusionpipe.timing.legal import check
-
-SDXL = Path(__file__).parents[2] / "profiles/analytic/sdxl-l40s.json"
 
 HALF = {"forward": 1, "input_grad": 1, "weight_grad": 1, "activation": 1, "kept_after_input_grad": 1}
 
@@ -84,8 +83,14 @@ def test_problems_of_the_instance_are_config_errors(instance):
     assert "rank 0 has 1; with placement linear it needs at least 2" in str(result.exception)
 
 
+def sdxl():
+    return replace(recorded_profile("sdxl-rtx4090"), device="NVIDIA L40S")
+
+
 def make_instance(path, *arguments):
-    options = ("--profile", SDXL, "--cluster", "l40sx8", "--batch", 16, "--out", path, *arguments)
+    profile = path.with_name("profile.json")
+    write_profile(sdxl(), profile)
+    options = ("--profile", profile, "--cluster", "l40sx8", "--batch", 16, "--out", path, *arguments)
     return CliRunner().invoke(cli.app, ["schedule", "instance", *map(str, options)])
 
 
@@ -93,7 +98,7 @@ def test_a_profile_and_a_cluster_give_an_instance_that_the_search_takes(tmp_path
     path = tmp_path / "instance.json"
     result = make_instance(path, "--microbatches", 8, "--placement", "v", "--seconds", 0)
     assert result.exit_code == 0, result.output
-    question, profile = read_instance(path), read_profile(SDXL)
+    question, profile = read_instance(path), sdxl()
     assert (question.ranks, question.microbatches, question.placement, len(question.stages)) == (8, 8, "v", 16)
     forward = sum(profile.forward(name, 2) for name in profile.graph.backbone_layers)
     assert sum(stage.forward for stage in question.stages) * 1e-7 == pytest.approx(

@@ -67,7 +67,7 @@ def setting_of(question: Question) -> Setting:
     workload = dict(question.workload)
     workload["checkpointed"] = tuple(workload["checkpointed"])
     return Setting(
-        profile=_profile(question.profile),
+        profile=recorded_profile(question.profile),
         cluster=_cluster(question.cluster),
         workload=Workload(**workload),
         given=Given(**question.given),
@@ -104,7 +104,8 @@ def pack(text: str, path: Path) -> None:
 
 
 @cache
-def _profile(name: str) -> Profile:
+def recorded_profile(name: str) -> Profile:
+    """A profile as that version shipped it."""
     path = FOLDER / "profiles" / f"{name}.json.gz"
     return profile_from_text(unpacked(path), source=str(path))
 

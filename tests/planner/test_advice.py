@@ -1,20 +1,17 @@
 import re
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
+from golden.plans import recorded_profile
 from planner import synthetic
 
 from diffusionpipe.costs import Workload
 from diffusionpipe.costs.clusters import load_cluster
-from diffusionpipe.costs.files import read_profile
 from diffusionpipe.planner.advice import nearest_layout, nothing_fits, with_adapters
 from diffusionpipe.planner.pricing.given import Given
 from diffusionpipe.planner.pricing.setting import Setting
 from diffusionpipe.planner.search.proposal import propose
 from diffusionpipe.planner.search.search import least_overflow, search
-
-PROFILES = Path(__file__).parents[2] / "profiles/analytic"
 
 
 def tight_setting(*, memory=1.0, ranks=2, encoders=4 * 10**7, batch=8):
@@ -100,11 +97,11 @@ def test_recomputing_is_proposed_where_it_makes_the_model_fit_with_its_memory():
 
 @pytest.mark.parametrize("name", ["flux.1-dev"])
 def test_the_memory_with_adapters_is_near_that_of_a_profile_with_adapters_and_not_below(name):
-    """The shipped LoRA profile is made by peft on the model itself, ours from the profile of full training."""
+    """The LoRA profile is made by peft on the model itself, ours from the profile of full training."""
     cluster, workload = load_cluster("l40sx8"), Workload(batch=8, frozen_bytes=2, checkpointed=("*",))
     full, adapted = (
-        Setting(profile=read_profile(PROFILES / f"{one}.json"), cluster=cluster, workload=workload)
-        for one in (f"{name}-l40s", f"{name}-lora-l40s")
+        Setting(profile=recorded_profile(one), cluster=cluster, workload=workload)
+        for one in (f"{name}-rtx4090", f"{name}-lora-rtx4090")
     )
     guess = with_adapters(full)
     candidate, _ = least_overflow(adapted)

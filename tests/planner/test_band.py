@@ -1,15 +1,17 @@
 """At both ends of the band, the choice and its rivals are what planning from scratch gives there."""
 
 from dataclasses import replace
+from random import Random
 
 import pytest
 from planner import synthetic
 
 from diffusionpipe.cli.plan_band import band_lines, band_text
 from diffusionpipe.planner.band import UNCERTAINTY, Band, Flip, band_of, stretched
-from diffusionpipe.planner.choice import choose
+from diffusionpipe.planner.choice import GAIN, choose
 from diffusionpipe.planner.pricing.setting import Setting
 
+NUM_TIES = 20
 NEAR_A_TIE, CLEAR = 0.5, 1.0
 """Gigabytes a second between two devices: at the first, slower layers make data parallelism the fastest."""
 
@@ -34,6 +36,50 @@ def test_the_choice_flips_where_planning_at_that_end_finds_something_faster(intr
         anew = choose(stretched(setting, factor))
         assert best == pytest.approx(anew.step, rel=2e-3)
         assert all(anew.sizes == flip.layout for flip in band.flips if flip.factor == factor)
+
+
+def cell_of(seed, intra_gb):
+    """A chain whose layers, parameters and encoders are drawn."""
+    draw = Random(seed)
+    seconds = [draw.uniform(0.005, 0.03) for _ in range(6)]
+    parameters = [draw.randrange(5, 20) * 10**6 for _ in range(6)]
+    return Setting(
+        profile=replace(synthetic.chain(seconds, parameters=parameters, frozen=0.004), source="analytic"),
+        cluster=synthetic.cluster(2, memory=80.0, intra_gb=intra_gb),
+        workload=synthetic.workload(8),
+    )
+
+
+def is_pipeline(choice):
+    return len(choice.candidate.starts) > 1
+
+
+def tie_of(seed):
+    """Two bandwidths, 2 % apart, between which the choice changes from a pipeline to copies; None where it does not."""
+    low, high = 0.05, 20.0
+    at_low, at_high = (is_pipeline(choose(cell_of(seed, gb))) for gb in (low, high))
+    if at_low == at_high:
+        return None
+    while high / low > 1.02:
+        middle = (low * high) ** 0.5
+        low, high = (middle, high) if is_pipeline(choose(cell_of(seed, middle))) == at_low else (low, middle)
+    return low, high
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(NUM_TIES))
+def test_the_choice_flips_near_a_tie_and_not_far_from_it_as_planning_at_both_ends_says(seed):
+    """Slower layers at the same links are like faster links at the same layers, so what is best beside a tie flips."""
+    tie = tie_of(seed)
+    assert tie is not None
+    for gb, flips in ((tie[0] * 0.98, True), (tie[0] / 8, False)):
+        choice = choose(cell_of(seed, gb))
+        band = band_of(choice)
+        anew = [choose(stretched(choice.setting, 1 + sign * UNCERTAINTY)) for sign in (-1, 1)]
+        own = (band.shortest, band.longest)
+        gains = [1 - one.step / step for one, step in zip(anew, own, strict=True)]
+        assert (max(gains) >= GAIN) == flips
+        assert bool(band.flips) == flips
 
 
 def test_links_keep_their_speed_in_the_band():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -10,9 +11,10 @@ import typer
 
 from diffusionpipe.cli.default_verb import DEFAULT, DefaultVerb
 from diffusionpipe.cli.plan_show import show
+from diffusionpipe.cli.stated_model import named_model, profile_of
 
 if TYPE_CHECKING:
-    from diffusionpipe.costs import Cluster
+    from diffusionpipe.costs import Cluster, Profile
     from diffusionpipe.planner.choice import Choice
     from diffusionpipe.planner.explain import Comparison
     from diffusionpipe.planner.pricing.setting import Setting
@@ -80,6 +82,24 @@ Ema = Annotated[
 OptimizerName = Annotated[
     str | None, typer.Option(help="A class of torch.optim, e.g. SGD; default: AdamW. Not with a recipe.")
 ]
+ModelName = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME",
+        help="A shipped model, e.g. sd-2.1, a diffusers folder or a hub id, in place of --profile: its layer times are "
+        "computed for the cluster's device and kept. Not with a recipe.",
+        show_default=False,
+    ),
+]
+Resolution = Annotated[
+    int | None, typer.Option(min=8, max=16384, help="With --model: side of a picture; default: the published one.")
+]
+LoraRank = Annotated[
+    int | None, typer.Option(min=1, max=4096, help="With --model: train adapters of this rank on the denoiser.")
+]
+FrozenDtypeName = Annotated[
+    str | None, typer.Option(help="With --model: bfloat16 stores frozen matrices so, as model.frozen_dtype does.")
+]
 Cache = Annotated[bool, typer.Option(help="Keep new profiles for later commands, and reuse kept ones.")]
 
 
@@ -116,6 +136,10 @@ def make(
     ema: Ema = False,
     optimizer: OptimizerName = None,
     cache: Cache = True,
+    model: ModelName = None,
+    resolution: Resolution = None,
+    lora_rank: LoraRank = None,
+    frozen_dtype: FrozenDtypeName = None,
 ) -> None:
     """Find the fastest layout that fits in the memory of a cluster, and explain the choice."""
     from diffusionpipe.cli.outputs import check_outputs
@@ -125,16 +149,18 @@ def make(
 
     check_outputs(out)
     names = names_of(compare, writes=out is not None) if compare is not None else ()
-    _check_options(recipe, {"--checkpoint": checkpoint, "--ema": ema, "--optimizer": optimizer}, profile, batch)
+    stated = {"--model": model, "--checkpoint": checkpoint, "--ema": ema, "--optimizer": optimizer}
+    _check_options(recipe, stated, {"--profile or --model": profile or model, "--batch": batch})
+    named = named_model(model, profile, resolution=resolution, lora_rank=lora_rank, frozen_dtype=frozen_dtype)
     if recipe is not None:
         batches = [f"training.batch={batch}"] if batch else []
         asked = _of_recipe(recipe, [*(overrides or ()), *batches], cluster, profile, uses_cache=cache)
     else:
-        assert profile is not None
         assert batch is not None
+        machines = _cluster(cluster, None)
         setting = stated_setting(
-            profile,
-            _cluster(cluster, None),
+            profile_of(named or profile, machines, uses_cache=cache),
+            machines,
             batch,
             checkpoint=tuple(checkpoint or ()),
             has_ema=ema,
@@ -188,7 +214,7 @@ def _write(found: Choice | Rival, asked: _Asked, out: Path) -> None:
     typer.echo(f"wrote {out} and its predicted timeline, {beside.name}", err=True)
 
 
-def _check_options(recipe: Path | None, stated: dict[str, object], profile: Path | None, batch: int | None) -> None:
+def _check_options(recipe: Path | None, stated: Mapping[str, object], needed: Mapping[str, object]) -> None:
     """Refuse options that the recipe states, and a lack of those that it would."""
     from diffusionpipe.errors import ConfigError
 
@@ -197,10 +223,10 @@ def _check_options(recipe: Path | None, stated: dict[str, object], profile: Path
         raise ConfigError(
             f"{', '.join(wrong)}: the recipe sets this; change the recipe, or override its key with key.path=value"
         )
-    missing = [name for name, value in (("--profile", profile), ("--batch", batch)) if value is None]
+    missing = [name for name, value in needed.items() if value is None]
     if recipe is None and missing:
         raise ConfigError(
-            f"there is no recipe and no {' and no '.join(missing)}; give a recipe, or --profile and --batch"
+            f"there is no recipe and no {' and no '.join(missing)}; give a recipe, or --batch and --profile or --model"
         )
 
 
@@ -216,17 +242,14 @@ def _cluster(name: str | None, of_recipe: str | None) -> Cluster:
 
 
 def stated_setting(
-    profile: Path, cluster: Cluster, batch: int, *, checkpoint: tuple[str, ...], has_ema: bool, optimizer: str
+    profile: Profile, cluster: Cluster, batch: int, *, checkpoint: tuple[str, ...], has_ema: bool, optimizer: str
 ) -> Setting:
     """A training that is stated on the command line; parameters are as wide as the profile has them."""
     from diffusionpipe.costs import Workload
-    from diffusionpipe.costs.files import check_device, read_profile
     from diffusionpipe.costs.workload import state_of_optimizer
     from diffusionpipe.planner.pricing.setting import Setting
 
-    loaded = read_profile(profile)
-    check_device(loaded, cluster, source=str(profile))
-    width = 8 if loaded.precision == "float64" else 4
+    width = 8 if profile.precision == "float64" else 4
     workload = Workload(
         batch=batch,
         parameter_bytes=width,
@@ -235,7 +258,7 @@ def stated_setting(
         ema_bytes=width if has_ema else 0,
         checkpointed=checkpoint,
     )
-    return Setting(profile=loaded, cluster=cluster, workload=workload)
+    return Setting(profile=profile, cluster=cluster, workload=workload)
 
 
 def _print_comparison(setting: Setting, comparison: Comparison) -> None:

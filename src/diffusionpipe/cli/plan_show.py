@@ -91,10 +91,13 @@ def _given(plan: Plan, profile: Path, cluster: str) -> _Times:
     """By a profile and a cluster that the user names."""
     from diffusionpipe.cli.plan import stated_setting
     from diffusionpipe.costs.clusters import load_cluster
+    from diffusionpipe.costs.files import check_device, read_profile
     from diffusionpipe.errors import ConfigError
 
+    loaded, machines = read_profile(profile), load_cluster(cluster)
+    check_device(loaded, machines, source=str(profile))
     setting = stated_setting(
-        profile, load_cluster(cluster), plan.batch, checkpoint=plan.checkpointed, has_ema=False, optimizer="AdamW"
+        loaded, machines, plan.batch, checkpoint=plan.checkpointed, has_ema=False, optimizer="AdamW"
     )
     if misfit := _misfit(plan, setting.graph):
         raise ConfigError(
@@ -145,7 +148,7 @@ def _setting_beside(plan: Plan, plan_file: Path) -> tuple[Setting, str, str] | N
 
     from diffusionpipe.cli.plan import stated_setting
     from diffusionpipe.costs.clusters import load_cluster
-    from diffusionpipe.costs.files import read_profile
+    from diffusionpipe.costs.files import check_device, read_profile
     from diffusionpipe.planner.from_profile import setting_of
 
     profile, cluster, recipe = (plan_file.with_name(name) for name in ("profile.json", "cluster.json", "recipe.toml"))
@@ -159,7 +162,8 @@ def _setting_beside(plan: Plan, plan_file: Path) -> tuple[Setting, str, str] | N
     if cluster.is_file():
         found = load_cluster(str(cluster))
         files.append("cluster.json")
-    setting = stated_setting(profile, found, plan.batch, checkpoint=plan.checkpointed, has_ema=False, optimizer="AdamW")
+    check_device(loaded, found, source=str(profile))
+    setting = stated_setting(loaded, found, plan.batch, checkpoint=plan.checkpointed, has_ema=False, optimizer="AdamW")
     training = "AdamW without a moving average"
     if recipe.is_file():
         from diffusionpipe.trainer.recipe import load_recipe

@@ -6,6 +6,7 @@ Nothing in it is ever wrong, only superfluous; the folder may be deleted at any 
 """
 
 import json
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from hashlib import sha256
@@ -15,6 +16,8 @@ from diffusionpipe.costs import LayerProfile, ModelGraph, Profile
 from diffusionpipe.costs.devices import DeviceRates
 from diffusionpipe.costs.files import read_profile, write_profile
 from diffusionpipe.ir.codec import encode
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,13 +64,28 @@ def cached_profile(key: ProfileKey, make: Callable[[], Profile], folder: Path | 
     Raises:
         FileFormatError: the kept file has been altered.
     """
+    return kept_profile(key.digest if folder else "", make, folder)
+
+
+def kept_profile(digest: str, make: Callable[[], Profile], folder: Path | None) -> tuple[Profile, Path | None]:
+    """As `cached_profile`, by the name of the file. A folder that cannot be written gives a warning, and no file.
+
+    Raises:
+        FileFormatError: the kept file has been altered.
+    """
     if folder is None:
         return make(), None
-    profile = find_profile(key, folder)
-    if profile is None:
-        profile = make()
-        keep_profile(key, profile, folder)
-    return profile, _path(key, folder)
+    path = folder / f"{digest}.json"
+    if path.exists():
+        return read_profile(path), path
+    profile = make()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        write_profile(profile, path)
+    except OSError as error:
+        logger.warning("profile_kept=False folder=%s reason=%s", folder, error.strerror)
+        return profile, None
+    return profile, path
 
 
 def find_profile(key: ProfileKey, folder: Path) -> Profile | None:

@@ -7,8 +7,9 @@ import torch
 import typer
 
 from diffusionpipe.cli.profile_cache import ProfileKey, cache_folder, cached_profile
+from diffusionpipe.cli.stated_model import code_digest, known_rates
 from diffusionpipe.costs import Cluster, Profile
-from diffusionpipe.costs.devices import DEVICES, DeviceRates
+from diffusionpipe.costs.devices import DEVICES
 from diffusionpipe.costs.files import ANY_CPU, check_device, check_model, has_device, read_profile
 from diffusionpipe.errors import ConfigError
 from diffusionpipe.profiler import analytic_profile, profile_model
@@ -47,7 +48,7 @@ def make_profile_of(recipe: Recipe, cluster: Cluster, *, uses_cache: bool) -> Pr
     Raises:
         ConfigError: the device is neither known nor here.
     """
-    rates = _known_rates(cluster)
+    rates = known_rates(cluster)
     device = "cpu" if rates is not None else _device_here(cluster)
     opened = build_model(recipe, device)
     graph, model = opened.graph, opened.model
@@ -69,17 +70,11 @@ def make_profile_of(recipe: Recipe, cluster: Cluster, *, uses_cache: bool) -> Pr
         batch_sizes=sizes,
         device=rates.title if rates is not None else device_name(torch.device(device)),
         rates=rates,
-        versions=package_versions(),
+        versions=(*package_versions(), *([("code", code_digest())] if rates is not None else [])),
     )
     profile, path = cached_profile(key, make, cache_folder(os.environ) if uses_cache else None)
     typer.echo(f"profile: {profile.source}, {profile.device}{f', kept as {path}' if path else ''}", err=True)
     return profile
-
-
-def _known_rates(cluster: Cluster) -> DeviceRates | None:
-    """The rates of the device that the others' speeds are relative to."""
-    reference = next((device for device in cluster.devices if device.speed == 1.0), cluster.devices[0])
-    return next((rates for rates in DEVICES.values() if rates.title == reference.name), None)
 
 
 def _device_here(cluster: Cluster) -> str:

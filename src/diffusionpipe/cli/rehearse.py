@@ -31,11 +31,16 @@ LINES_EVERY = 5.0
 
 
 PlanArgument = Annotated[Path, typer.Argument(metavar="PLAN", help="The plan file.", show_default=False)]
-ProfileOption = Annotated[Path, typer.Option(metavar="FILE", help="The profile from which the plan was made.")]
+ProfileOption = Annotated[Path | None, typer.Option(metavar="FILE", help="The profile from which the plan was made.")]
 ClusterOption = Annotated[
     str | None,
     typer.Option(metavar="NAME", help="The cluster for which the plan was made: device speeds and links."),
 ]
+ModelOption = Annotated[
+    str | None,
+    typer.Option(metavar="NAME", help="The model of the plan, in place of --profile, as it was given to `plan`."),
+]
+ResolutionOption = Annotated[int | None, typer.Option(min=8, max=16384, help="With --model: side of a picture.")]
 ScaleOption = Annotated[
     float | None,
     typer.Option(
@@ -61,7 +66,7 @@ PngOption = Annotated[Path | None, typer.Option(help="Draw the prediction above 
 
 def rehearse(
     plan: PlanArgument,
-    profile: ProfileOption,
+    profile: ProfileOption = None,
     cluster: ClusterOption = None,
     scale: ScaleOption = None,
     bytes_scale: BytesScaleOption = None,
@@ -69,6 +74,8 @@ def rehearse(
     iterations: IterationsOption = 10,
     json: JsonOption = False,
     png: PngOption = None,
+    model: ModelOption = None,
+    resolution: ResolutionOption = None,
 ) -> None:
     """Run a plan on this machine with waits in place of compute, and compare measured and predicted times."""
     from json import dumps
@@ -80,7 +87,6 @@ def rehearse(
     from diffusionpipe.cli.rehearsal import fitting_scale, rehearsal_mesh
     from diffusionpipe.cli.rehearsal_report import figures_of, print_report
     from diffusionpipe.cli.rehearsal_size import size_of
-    from diffusionpipe.costs.files import read_profile
     from diffusionpipe.errors import ConfigError
     from diffusionpipe.ir.files import read_plan
     from diffusionpipe.runtime.free_memory import free_memory
@@ -90,8 +96,8 @@ def rehearse(
         if value is not None and not 0 < value < float("inf"):
             raise ConfigError(f"{name} {value} is not a positive number; use e.g. 0.1")
     check_outputs(pictures=(png,))
-    loaded, made = read_plan(plan), read_profile(profile)
-    _require_sound(loaded, made, plan, profile)
+    loaded, made = read_plan(plan), _profile(profile, model, resolution, cluster)
+    _require_sound(loaded, made, plan, str(profile or model))
     mesh = rehearsal_mesh(loaded.mesh, ranks)
     costs = _costs(loaded, made, cluster)
     scale = scale or fitting_scale(loaded.train, costs, iterations)
@@ -118,6 +124,21 @@ def rehearse(
         _say(errors, f"[yellow]warning:[/] {warning}")
     if png:
         _draw(found.result, loaded, png, plan.stem)
+
+
+def _profile(file: Path | None, model: str | None, resolution: int | None, cluster: str | None) -> Profile:
+    """The profile in the file, or that of the model on the cluster's device."""
+    from diffusionpipe.cli.stated_model import named_model, profile_of
+    from diffusionpipe.costs.clusters import load_cluster
+    from diffusionpipe.costs.files import read_profile
+    from diffusionpipe.errors import ConfigError
+
+    stated = named_model(model, file, resolution=resolution)
+    if file is not None:
+        return read_profile(file)
+    if stated is None or cluster is None:
+        raise ConfigError("give --profile, or --model and --cluster as they were given to `plan`")
+    return profile_of(stated, load_cluster(cluster))
 
 
 def _rehearsed(
@@ -217,7 +238,7 @@ def disturbance(processor: dict[str, Any]) -> str | None:
     return None
 
 
-def _require_sound(plan: Plan, profile: Profile, plan_file: Path, profile_file: Path) -> None:
+def _require_sound(plan: Plan, profile: Profile, plan_file: Path, source: str) -> None:
     """Refuse a plan that is illegal or of another model."""
     from diffusionpipe.errors import ConfigError
     from diffusionpipe.timing.legal import check_plan
@@ -227,7 +248,7 @@ def _require_sound(plan: Plan, profile: Profile, plan_file: Path, profile_file: 
     unknown = [name for block in plan.blocks for name in block if name not in known]
     if unknown:
         raise ConfigError(
-            f"{profile_file} was made for another model than {plan_file}: it lacks {len(unknown)} of the plan's "
+            f"{source} was made for another model than {plan_file}: it lacks {len(unknown)} of the plan's "
             f"layers, e.g. {unknown[0]}; give the profile from which the plan was made"
         )
 

@@ -78,6 +78,15 @@ def prediction_of(recipe: Recipe, folder: Path) -> Prediction:
     """What the denoiser predicts: as the recipe says or, for "auto", as the folder's scheduler does."""
     if recipe.objective.kind is not Objective.AUTO:
         return Prediction(recipe.objective.kind.value)
+    return stored_prediction(folder)
+
+
+def stored_prediction(folder: Path) -> Prediction:
+    """What the denoiser in a diffusers folder predicts, by its scheduler.
+
+    Raises:
+        ConfigError: nothing that can be trained.
+    """
     config = scheduler_config(folder)
     if is_flow_scheduler(config):
         return Prediction.FLOW_MATCHING

@@ -22,6 +22,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
 
+from diffusionpipe.costs import Cluster
 from diffusionpipe.costs.memory import use_of
 from diffusionpipe.planner.assembly.partition import balanced_cuts
 from diffusionpipe.planner.pricing.arrangement import Arrangement, arrangements
@@ -176,7 +177,7 @@ def data_parallel(judge: Judge, *, is_overlapped: bool) -> Baseline | None:
         samples = rows / count
         passes, last = data_parallel_times(judge, samples, is_overlapped=is_overlapped)
         held = judge.footprint.stage_bytes(0, judge.tables.num_layers, samples, count, 1)
-        one = replace(_replicated(judge, name, count, (count - 1) * passes + last, count * passes, held), is_copy=True)
+        one = replace(replicated(judge, name, count, (count - 1) * passes + last, count * passes, held), is_copy=True)
         if best is None or is_better(one, best):
             best = one
     return best
@@ -192,6 +193,17 @@ def accumulations(judge: Judge) -> Iterator[tuple[int, int]]:
 
 def data_parallel_times(judge: Judge, samples: float, *, is_overlapped: bool) -> tuple[Seconds, Seconds]:
     """Seconds of one forward and backward without and with the sum of the gradients."""
+    whole, summed = gradient_times(judge, samples, all_reduce, is_overlapped=is_overlapped)
+    return whole, max(whole, summed)
+
+
+Collective = Callable[[Cluster, Bytes, Sequence[int]], Seconds]
+
+
+def gradient_times(
+    judge: Judge, samples: float, collective: Collective, *, is_overlapped: bool = True
+) -> tuple[Seconds, Seconds]:
+    """When one forward and backward ends, and when the last bucket of gradients is summed."""
     table, cluster = judge.tables.table, judge.setting.cluster
     sums = table.sums(samples, 1)  # it casts for each part of the batch anew
     slowest = min(device.speed for device in cluster.devices)
@@ -203,12 +215,12 @@ def data_parallel_times(judge: Judge, samples: float, *, is_overlapped: bool) ->
         pending += (table.trained[layer + 1] - table.trained[layer]) * judge.setting.workload.gradient_bytes
         if pending >= DDP_BUCKET or not layer:
             ready = now if is_overlapped else whole
-            free = max(free, ready) + all_reduce(cluster, pending, ranks)
+            free = max(free, ready) + collective(cluster, pending, ranks)
             pending = 0
-    return whole, max(whole, free)
+    return whole, free
 
 
-def _replicated(judge: Judge, name: str, count: int, step: Seconds, busy: Seconds, held: Bytes) -> Baseline:
+def replicated(judge: Judge, name: str, count: int, step: Seconds, busy: Seconds, held: Bytes) -> Baseline:
     """A baseline in which every rank does the same."""
     smallest = min(device.memory for device in judge.setting.cluster.devices)
     return Baseline(
@@ -230,7 +242,7 @@ def zero3(judge: Judge) -> Baseline | None:
         samples = rows / count
         busy, step = zero3_times(judge, samples)
         held = zero3_bytes(judge, samples, count)
-        one = _replicated(judge, ZERO3, count, count * step, count * busy, held)
+        one = replicated(judge, ZERO3, count, count * step, count * busy, held)
         one = replace(one, updated=one.updated / judge.setting.cluster.num_ranks)
         if one.overflow > 0 and judge.footprint.frozen_bytes and not judge.setting.workload.offload_frozen:
             one = _with_sharded_encoders(judge, one, rows)
@@ -279,10 +291,15 @@ def gathered_bytes(judge: Judge) -> list[Bytes]:
     return [after - before for before, after in pairwise(judge.tables.table.gathered_bytes)]
 
 
-def zero3_times(judge: Judge, samples: float) -> tuple[Seconds, Seconds]:
-    """Compute of one forward and backward, and its time with all communication, which uses one queue."""
+def zero3_times(
+    judge: Judge, samples: float, ranks: Sequence[int] = (), holders: Sequence[int] = ()
+) -> tuple[Seconds, Seconds]:
+    """Compute of one forward and backward, and its time with all communication, which uses one queue.
+
+    `ranks` divide the parameters between them, all by default; the `holders` of a part sum its gradients.
+    """
     table, cluster, num_layers = judge.tables.table, judge.setting.cluster, judge.tables.num_layers
-    sums, ranks = table.sums(samples), range(cluster.num_ranks)
+    sums, ranks = table.sums(samples), ranks or range(cluster.num_ranks)
     slowest = min(device.speed for device in cluster.devices)
     casts = [(table.casts[i + 1] - table.casts[i]) / len(ranks) / slowest for i in range(num_layers)]
     gathers = [
@@ -301,19 +318,24 @@ def zero3_times(judge: Judge, samples: float) -> tuple[Seconds, Seconds]:
         free = max(free, now) + reduction if reduction else free
         started = max(now, gathered) if gathers[layer] else now
         now = started + (running[layer + 1] - running[layer]) / slowest
-        reduction = all_gather(cluster, gradients[layer], ranks) if is_backward else 0.0
+        if is_backward:
+            reduction = all_gather(cluster, gradients[layer], ranks)
+            reduction += all_reduce(cluster, -(-gradients[layer] // len(ranks)), holders) if len(holders) > 1 else 0.0
     free = max(free, now) + reduction
     return (sums.forward[-1] + sums.backward[-1]) / slowest, max(now, free)
 
 
-def zero3_bytes(judge: Judge, samples: float, count: int) -> Bytes:
-    """A part of all parameters, two gathered layers, the gradients of one; the rest as in data parallelism."""
+def zero3_bytes(judge: Judge, samples: float, count: int, parts: int = 0) -> Bytes:
+    """A part of all parameters, two gathered layers, the gradients of one; the rest as in data parallelism.
+
+    There are `parts` parts; 0: one for each rank.
+    """
     workload, table = judge.setting.workload, judge.tables.table
     whole = judge.footprint.stage_bytes(0, judge.tables.num_layers, samples, count, 1) - table.copies[-1]
     held = use_of(table.trained[-1], workload, frozen=table.frozen_bytes[-1]).total
     largest = max(table.trained[i + 1] - table.trained[i] for i in range(judge.tables.num_layers))
     gathered = 2 * max(gathered_bytes(judge)) + largest * workload.gradient_bytes
-    return whole - held + -(-held // judge.setting.cluster.num_ranks) + gathered
+    return whole - held + -(-held // (parts or judge.setting.cluster.num_ranks)) + gathered
 
 
 def is_better(one: Baseline, other: Baseline) -> bool:

@@ -1,23 +1,23 @@
-"""`plan --profile` of every profile in profiles/ says what the benchmarks say that are made of the same profile."""
+"""`plan --model` asks the planner what the benchmarks ask it, and answers what their tables say."""
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
-from pathlib import Path
 
 import pytest
+from planner import synthetic
 
 from benchmarks.cards import cells as cards
 from benchmarks.paper import cells as paper
 from benchmarks.planner import __main__ as planner
 from diffusionpipe.cli import main
+from diffusionpipe.costs.devices import DEVICES
 from diffusionpipe.errors import ConfigError
 from diffusionpipe.ir.files import read_plan
 from diffusionpipe.planner.choice import choose
 from diffusionpipe.planner.pricing.setting import Setting
 from diffusionpipe.planner.search.search import search
 
-PROFILES = Path(__file__).parents[2] / "profiles" / "analytic"
 GIB = 2**30
 CARDS = {
     "flux.1-dev-lora-rtx4090": ("FLUX.1-dev LoRA", "2 x RTX 4090", True),
@@ -62,9 +62,10 @@ class Cell:
     @property
     def command(self) -> list[str]:
         workload, again = self.setting.workload, self.setting.workload.checkpointed
+        narrow = ["--frozen-dtype", "bfloat16"] if self.profile in CARDS else []
         options = ["--cluster", self.setting.cluster.name, "--batch", str(workload.batch)]
         recomputed = [word for pattern in again for word in ("--checkpoint", pattern)]
-        return ["plan", "--profile", str(PROFILES / f"{self.profile}.json"), *options, *recomputed]
+        return ["plan", "--model", MODEL_OF[self.profile], *narrow, *options, *recomputed]
 
     def entry(self) -> tuple[str, tuple[int, ...] | None, int]:
         """Layout, memory of each device where the cell tells it, and what is missing where nothing fits."""
@@ -79,7 +80,13 @@ class Cell:
         return choice.sizes, tuple(use.total for use in choice.proposal.memory), choice.proposal.overflow
 
 
-ALL = [Cell(path.stem) for path in sorted(PROFILES.parent.glob("**/*.json"))]
+ALL = [Cell(name) for name in (*CARDS, *PAPER, "flux.1-dev-a100-80")]
+MODEL_OF = {
+    one.profile: one.profile.removesuffix(f"-{device}")
+    for one in ALL
+    for device in DEVICES
+    if one.profile.endswith(f"-{device}")
+}
 
 
 def run(command: list[str]) -> int:
@@ -90,13 +97,23 @@ def run(command: list[str]) -> int:
 
 @pytest.mark.parametrize("cell", ALL, ids=lambda cell: cell.profile)
 def test_the_command_plans_for_the_setting_of_the_benchmarks_cell(cell, monkeypatch):
+    """The profiles themselves are those of a small model: what is shown is that the same ones are asked for."""
     asked = []
 
     def stop(setting, **_):
         asked.append(setting)
         raise ConfigError("no search is needed")
 
+    def small(stated, device, _):
+        """A profile that says what it was asked for."""
+        name = f"{stated.name} {stated.has_narrow_store} {stated.lora_rank} {device}"
+        return replace(synthetic.chain([0.1] * 2, frozen=0.1), device=name), None
+
     monkeypatch.setattr("diffusionpipe.planner.choice.choose", stop)
+    for module in ("diffusionpipe.cli.stated_model", "benchmarks.paper.profiles", "benchmarks.cards.profiles"):
+        monkeypatch.setattr(f"{module}.computed_profile", small)
+    for module in (paper.profiles, cards.profiles):
+        monkeypatch.setattr(module, "load", module.load.__wrapped__)
     assert run(cell.command) == 2
     assert asked == [cell.setting]
 
@@ -150,6 +167,7 @@ def test_the_commands_plan_is_that_of_the_benchmarks_cell(cell, tmp_path, capsys
         assert tuple(use.total for use in choice.proposal.memory) == held
 
 
+@pytest.mark.slow
 def test_the_base_of_adapters_is_counted_with_its_matrices_in_two_bytes():
     graph, workload = Cell("flux.1-dev-lora-rtx4090").setting.graph, Cell("flux.1-dev-lora-rtx4090").setting.workload
     held = sum(workload.frozen_size(one) for one in graph.parameters if not one.is_trainable)

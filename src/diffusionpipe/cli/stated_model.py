@@ -1,0 +1,242 @@
+"""A model that is stated on the command line, and its profile: computed once for a known device, then kept.
+
+    plan --model sd-2.1 --resolution 512 --cluster a100-80x8:2 --batch 512
+
+Counting the work of all layers takes 10 to 40 s. A kept profile is found by the hash of all that its numbers depend on:
+the model's configuration files, the device's rates and efficiencies, the code that counts and prices, and the versions
+of the packages. None of these needs torch, so a second plan starts at once.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from hashlib import sha256
+from importlib.metadata import version
+from importlib.resources import files
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+from diffusionpipe.cli.profile_cache import cache_folder, kept_profile
+from diffusionpipe.costs.devices import DEVICES, device_rates
+
+if TYPE_CHECKING:
+    from diffusionpipe.costs import Cluster, Profile
+    from diffusionpipe.costs.devices import DeviceRates
+    from diffusionpipe.models.graph import LayerGraph
+
+BATCH_SIZES = (1, 2, 4, 8, 16, 32, 64, 128)
+"""At which times are computed; two of them are counted."""
+PRECISION = "bfloat16"
+_PACKAGES = ("torch", "diffusers", "transformers", "peft")
+_COUNTING = ("models", "profiler", "costs")
+"""Packages whose code gives the numbers."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StatedModel:
+    """What the command line says of a model; nothing of it is opened yet."""
+
+    name: str
+    """Of a shipped configuration, or a diffusers folder, or a hub id."""
+    resolution: int | None = None
+    """Side of a picture in pixels; None for the published one, which a folder's pipeline draws."""
+    lora_rank: int | None = None
+    """Of adapters on the denoiser; None where the configuration decides, which for most trains all of it."""
+    has_narrow_store: bool = False
+    """Whether frozen matrices are stored in bfloat16."""
+
+
+def computed_profile(stated: StatedModel, device: str, folder: Path | None) -> tuple[Profile, Path | None]:
+    """The profile of a model on a known device in bfloat16, and its file in the folder; None for no folder.
+
+    Raises:
+        ConfigError: the device is not known.
+        ModelError: there is no such model, or it cannot be cut.
+    """
+    rates = device_rates(device)
+
+    def make() -> Profile:
+        return _computed(stated, device)
+
+    return kept_profile(_digest(stated, rates) if folder else "", make, folder)
+
+
+def named_model(
+    name: str | None,
+    profile: Path | None,
+    *,
+    resolution: int | None = None,
+    lora_rank: int | None = None,
+    frozen_dtype: str | None = None,
+) -> StatedModel | None:
+    """The model that options of a command state; None where --model is not among them.
+
+    Raises:
+        ConfigError: options that do not belong together, or an unknown dtype.
+    """
+    from diffusionpipe.errors import ConfigError
+
+    if name is None:
+        options = {"--resolution": resolution, "--lora-rank": lora_rank, "--frozen-dtype": frozen_dtype}
+        if given := [option for option, value in options.items() if value is not None]:
+            raise ConfigError(f"{', '.join(given)}: only a model that --model names takes this; give --model NAME")
+        return None
+    if profile is not None:
+        raise ConfigError("--profile and --model are both given; a profile already says which model it is of")
+    if frozen_dtype not in {None, "bfloat16"}:
+        raise ConfigError(f"--frozen-dtype is {frozen_dtype!r}; use bfloat16, or leave it out")
+    return StatedModel(name=name, resolution=resolution, lora_rank=lora_rank, has_narrow_store=frozen_dtype is not None)
+
+
+def profile_of(source: StatedModel | Path | None, cluster: Cluster, *, uses_cache: bool = True) -> Profile:
+    """The profile in a file, or the computed one of a stated model.
+
+    Raises:
+        FileFormatError: the file cannot be read, or is of a device that the cluster does not have.
+        ConfigError: the cluster's device is not known.
+        ModelError: as `computed_profile`.
+    """
+    from diffusionpipe.costs.files import check_device, read_profile
+
+    if isinstance(source, StatedModel):
+        return _for_cluster(source, cluster, cache_folder(os.environ) if uses_cache else None)
+    assert source is not None
+    profile = read_profile(source)
+    check_device(profile, cluster, source=str(source))
+    return profile
+
+
+def _for_cluster(stated: StatedModel, cluster: Cluster, folder: Path | None) -> Profile:
+    """The computed profile for a cluster's device, with a line that says where it is kept.
+
+    Raises:
+        ConfigError: the device is not known.
+        ModelError: as `computed_profile`.
+    """
+    from diffusionpipe.errors import ConfigError
+
+    rates = known_rates(cluster)
+    if rates is None:
+        known = ", ".join(one.title for one in DEVICES.values())
+        raise ConfigError(
+            f"--model computes layer times, but the devices of the cluster {cluster.name} are not among the known ones "
+            f"({known}); profile the model there and give --profile"
+        )
+    profile, path = computed_profile(stated, rates.name, folder)
+    typer.echo(f"profile: analytic, {profile.device}, {profile.mode}{f', kept as {path}' if path else ''}", err=True)
+    return profile
+
+
+def known_rates(cluster: Cluster) -> DeviceRates | None:
+    """The rates of the device that the others' speeds are relative to; None where it is not known."""
+    reference = next((device for device in cluster.devices if device.speed == 1.0), cluster.devices[0])
+    return next((rates for rates in DEVICES.values() if rates.title == reference.name), None)
+
+
+def code_digest() -> str:
+    """The hash of the code that counts and prices operations, efficiencies included."""
+    found = sha256()
+    for package in _COUNTING:
+        for path in sorted(Path(str(files("diffusionpipe") / package)).glob("*.py")):
+            found.update(path.read_bytes())
+    return found.hexdigest()
+
+
+def _digest(stated: StatedModel, rates: DeviceRates) -> str:
+    """The hash of all that the numbers depend on."""
+    found = sha256()
+    content = {
+        "model": asdict(stated) | {"resolution": stated.resolution or _published_resolution(stated.name)},
+        "rates": asdict(rates),
+        "batch_sizes": BATCH_SIZES,
+        "precision": PRECISION,
+        "versions": [(name, version(name)) for name in _PACKAGES],
+        "code": code_digest(),
+    }
+    found.update(json.dumps(content, sort_keys=True).encode())
+    for path in _configurations(stated.name):
+        found.update(f"{path.name} {path.stat().st_size}\n".encode())
+        found.update(path.read_bytes())
+    return found.hexdigest()[:32]
+
+
+def _published_resolution(name: str) -> int | None:
+    """The resolution that a shipped configuration states, so that stating it too finds the same profile."""
+    path = _shipped() / f"{name}.json"
+    return int(json.loads(path.read_text(encoding="utf-8"))["resolution"]) if path.is_file() else None
+
+
+def _shipped() -> Path:
+    return Path(str(files("diffusionpipe.models") / "configurations"))
+
+
+def _configurations(name: str) -> Iterator[Path]:
+    """The files that say what the model is."""
+    if (_shipped() / f"{name}.json").is_file():
+        yield from sorted(_shipped().rglob("*.json"))
+        return
+    folder = _folder(name)
+    yield from sorted([*folder.glob("*.json"), *folder.glob("*/*config.json")])
+
+
+def _folder(name: str) -> Path:
+    """The diffusers folder of that name, or of a hub id.
+
+    Raises:
+        ModelError: there is none.
+    """
+    from diffusionpipe.errors import ModelError
+    from diffusionpipe.models.configured import configured_models
+    from diffusionpipe.models.folder import resolve_folder
+
+    try:
+        return resolve_folder(name)
+    except ModelError as error:
+        raise ModelError(f"{error}, or one of the shipped models: {', '.join(configured_models())}") from error
+
+
+def _computed(stated: StatedModel, device: str) -> Profile:
+    import torch
+
+    from diffusionpipe.cli.profile import progress_bar
+    from diffusionpipe.models.describe import describe
+    from diffusionpipe.models.graph import canonical_names
+    from diffusionpipe.models.weights import frozen_factors
+    from diffusionpipe.profiler import analytic_profile
+
+    graph = _opened(stated)
+    if stated.has_narrow_store:
+        narrow = frozen_factors(graph)
+        for parameter, name in canonical_names(graph.components).items():
+            if name in narrow:
+                parameter.data = parameter.data.to(torch.bfloat16)
+    model = describe(graph, autocast=torch.bfloat16)
+    with progress_bar() as report:
+        return analytic_profile(
+            graph, model, device=device, precision=PRECISION, batch_sizes=BATCH_SIZES, progress=report
+        )
+
+
+def _opened(stated: StatedModel) -> LayerGraph:
+    from diffusionpipe.models.configured import configured_graph, configured_models
+    from diffusionpipe.models.folder import build_graph
+    from diffusionpipe.models.lora import LoraSettings
+    from diffusionpipe.models.objective import ObjectiveSettings
+    from diffusionpipe.models.pipeline_defaults import default_resolution
+    from diffusionpipe.trainer.members import stored_prediction
+
+    lora = None if stated.lora_rank is None else LoraSettings(rank=stated.lora_rank)
+    if stated.name in configured_models():
+        return configured_graph(stated.name, resolution=stated.resolution, lora=lora)
+    folder = _folder(stated.name)
+    return build_graph(
+        folder,
+        objective=ObjectiveSettings(prediction=stored_prediction(folder)),
+        resolution=stated.resolution or default_resolution(folder),
+        lora=lora,
+    )
