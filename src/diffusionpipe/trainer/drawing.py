@@ -4,6 +4,7 @@ Either through the pipeline that trains (`draw_in_session`), or in one process f
 (`draw_from_folder`).
 """
 
+import logging
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +21,7 @@ from diffusionpipe.models.lora_file import load_adapters
 from diffusionpipe.models.objective import ObjectiveSettings, Prediction
 from diffusionpipe.models.run import needed_layers, run_layers
 from diffusionpipe.models.weights import materialize
+from diffusionpipe.runtime.error_file import is_shortage
 from diffusionpipe.runtime.host_weights import HostWeights
 from diffusionpipe.runtime.stage import LayerStage
 from diffusionpipe.trainer.conditions import Wish, raw_conditions
@@ -36,6 +38,9 @@ Picture = NDArray[np.uint8]
 """(H, W, 3)."""
 
 
+logger = logging.getLogger(__name__)
+
+
 def decode(folder: Path, latents: Tensor) -> list[Picture]:
     """Pictures of latents through the folder's own VAE."""
     levels = (decode_exactly(folder, latents) * 255).round().byte()  # (N, H, W, 3)
@@ -50,7 +55,7 @@ def decode_exactly(folder: Path, latents: Tensor) -> Tensor:
     shift = getattr(vae.config, "shift_factor", None) or 0.0
     pictures = []
     with torch.no_grad():
-        for chunk in latents.float().split(8):
+        for chunk in latents.float().split(1):  # a picture of 1024 x 1024 takes gigabytes
             decoded = vae.decode(chunk / vae.config.scaling_factor + shift, return_dict=False)[0]  # (n, 3, H, W)
             pictures.append((decoded / 2 + 0.5).clamp(0, 1).permute(0, 2, 3, 1).cpu())
     return torch.cat(pictures)
@@ -108,7 +113,25 @@ def draw_in_session(
         on_step=on_step,
     )
     is_shown = worker.place.group == 0 and predict.shows
-    return decode(session.folder, latents) if latents is not None and is_shown else None
+    return _decoded(session.folder, latents) if latents is not None and is_shown else None
+
+
+def _decoded(folder: Path, latents: Tensor) -> list[Picture] | None:
+    """The pictures; None where this rank has no memory for them. The others wait for none of it and train on."""
+    try:
+        return decode(folder, latents)
+    except (RuntimeError, MemoryError) as error:
+        if not is_shortage(error):
+            raise
+        logger.warning(
+            'samples=none reason="no memory to decode them: %s" remedy="use a smaller data.resolution or '
+            'leave more memory free"; training continues',
+            str(error).splitlines()[0] if str(error) else "MemoryError",
+        )
+        return None
+    finally:
+        if latents.is_cuda:
+            torch.cuda.empty_cache()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
