@@ -13,7 +13,7 @@ export PYTHONDONTWRITEBYTECODE =
 RESUME_CASCADE = $(if $(wildcard runs/cascade/checkpoints/step-*),--resume latest)
 RESUME_DIGITS = $(if $(wildcard runs/digits/checkpoints/step-*),--resume latest)
 
-.PHONY: demo demo-cascade demo-memory test test-all explore fuzz soak torture check docs format install clean
+.PHONY: demo demo-cascade demo-memory test test-all explore fuzz soak torture gpu check docs format install clean
 
 install: $(VENV)/installed
 
@@ -69,6 +69,10 @@ soak: install
 # Jobs that are killed, stopped and starved; SEED=1 does it at other random moments. See tests/torture/README.md.
 torture: install
 	PYTHONPATH=tests $(BIN)/python -m torture --seed $(SEED)
+
+# What only a GPU can show; LIST=1 prints the commands with their limits and expected times. See docs/gpu.md.
+gpu: install
+	PYTHONPATH=tests $(BIN)/python -m gpu $(if $(LIST),--list)
 
 check: install
 	$(BIN)/ruff check .

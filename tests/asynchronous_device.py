@@ -56,6 +56,9 @@ class AsynchronousRecorder:
     def passed(self) -> int:
         return sum(mark < self.device.num_passed for mark in self._marks)
 
+    def issued(self) -> int:
+        return len(self._marks)
+
 
 def random_lengths(seed: int) -> Callable[[], Seconds]:
     """Lengths of work, some of them 0."""

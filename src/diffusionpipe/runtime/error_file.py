@@ -86,8 +86,9 @@ def out_of_memory(error: BaseException) -> str:
     said = str(error)
     if not is_shortage(error):
         return ""
+    where = "".join(f"{note}\n" for note in getattr(error, "__notes__", ()))
     return (
-        f"out of memory ({said.splitlines()[0].strip() if said else _name(error)}).\n"
+        f"out of memory ({said.splitlines()[0].strip() if said else _name(error)}).\n{where}"
         "Use more stages (pipeline.stages), training.activation_checkpointing, more micro-batches or a smaller "
         'training.batch; pipeline.plan = "auto" chooses a layout that fits.'
     )

@@ -59,12 +59,14 @@ from diffusionpipe.ir import Action, Op, Range, Schedule
 from diffusionpipe.runtime.buffers import BufferPool
 from diffusionpipe.runtime.compiler import Compiler
 from diffusionpipe.runtime.equipment import Equipment
+from diffusionpipe.runtime.error_file import is_shortage
+from diffusionpipe.runtime.occupied_memory import occupied_memory
 from diffusionpipe.runtime.progress import Whereabouts
 from diffusionpipe.runtime.routing import Route, extents_of, fed_rows, routes_of
 from diffusionpipe.runtime.slot import Output, Slot
 from diffusionpipe.runtime.stage import StageModule
 from diffusionpipe.runtime.store import RowStore
-from diffusionpipe.runtime.trace import Recording, marks_of, recorder_for
+from diffusionpipe.runtime.trace import Recording, marks_of, position_of, recorder_for
 from diffusionpipe.runtime.transport import Work
 from diffusionpipe.timing.sends import releases_of, waits_of
 
@@ -158,6 +160,10 @@ class Executor:
                 run()  # [1]
                 mark()
             self._finish()
+        except (RuntimeError, MemoryError) as error:
+            if is_shortage(error):
+                error.add_note(self._shortage())
+            raise
         finally:
             self._equipment.cleanup()
         mark()
@@ -180,11 +186,8 @@ class Executor:
             return Whereabouts(action="the end of the iteration", awaited=())
         step = self._steps[index][1]
         if not isinstance(step, Action):
-            return Whereabouts(action="the casts of the weights")
-        words = (
-            f" ({_WORDS[step.op]} of stage {step.stage}, micro-batch {step.microbatch})" if step.op in _WORDS else ""
-        )
-        return Whereabouts(action=f"action {step}{words}", awaited=self._sources.get(step, ()) if is_waiting else None)
+            return Whereabouts(action=_named(step))
+        return Whereabouts(action=_named(step), awaited=self._sources.get(step, ()) if is_waiting else None)
 
     def prepare(self) -> None:
         """What stages do in `run` before their first forwards, all at once; `run` need not do it again then."""
@@ -199,6 +202,16 @@ class Executor:
         """Note the time since the last iteration's start, for `Recording.times_after`."""
         self.recording.recorder.mark()
 
+    def _shortage(self) -> str:
+        """Where the host is when there is no more memory, and how much is in use."""
+        index, _ = position_of([marks for marks, _ in self._steps], self.recording.recorder.issued())
+        place = _named(self._steps[index][1]) if index < len(self._steps) else "the end of the iteration"
+        sizes = occupied_memory(self._equipment.device)
+        held = ", ".join(
+            f"{name.removesuffix('_gib').replace('_', ' ')} {size:.1f} GiB" for name, size in sizes.items()
+        )
+        return f"It ran out at {place}; {held}."
+
     def _finish(self) -> None:
         for works in self._works:
             for work in works:
@@ -208,6 +221,14 @@ class Executor:
             held.clear()
         for block in self._equipment.gradients.values():
             block.finish()
+
+
+def _named(step: object) -> str:
+    """A step in words."""
+    if not isinstance(step, Action):
+        return "the casts of the weights"
+    words = f" ({_WORDS[step.op]} of stage {step.stage}, micro-batch {step.microbatch})" if step.op in _WORDS else ""
+    return f"action {step}{words}"
 
 
 def _sources(schedule: Schedule, worker: int, rank_of: Callable[[int], int]) -> dict[Action, tuple[int, ...]]:

@@ -40,6 +40,10 @@ class Recorder(Protocol):
         """The marks that the stream has passed. It never waits, and any thread may call it."""
         ...
 
+    def issued(self) -> int:
+        """The marks since the last reset; the device may be behind."""
+        ...
+
 
 class HostRecorder:
     """The host's clock: right where compute blocks the host."""
@@ -64,6 +68,8 @@ class HostRecorder:
     def passed(self) -> int:
         """See `Recorder`."""
         return len(self._marks)
+
+    issued = passed
 
 
 class CudaRecorder:
@@ -98,6 +104,10 @@ class CudaRecorder:
             True,
             key=lambda number: not events[number].query(),  # type: ignore[no-untyped-call]
         )
+
+    def issued(self) -> int:
+        """See `Recorder`."""
+        return self._num_marks
 
 
 def recorder_for(device: torch.device) -> Recorder:

@@ -19,7 +19,14 @@ from torch import Tensor
 
 from diffusionpipe.errors import RecipeError
 from diffusionpipe.trainer.conditions import Wish
-from diffusionpipe.trainer.drawing import Picture, Source, decode, latents_from_folder, latents_in_session
+from diffusionpipe.trainer.drawing import (
+    Picture,
+    Source,
+    decode,
+    decoded_if_possible,
+    latents_from_folder,
+    latents_in_session,
+)
 from diffusionpipe.trainer.sampling import SamplingSettings
 
 if TYPE_CHECKING:
@@ -32,7 +39,7 @@ OnStep = Callable[[int, int], None]
 def draw_in_session(
     session: "Session", wish: Wish, settings: Sequence[SamplingSettings], *, on_step: OnStep | None = None
 ) -> tuple[list[Picture], ...] | None:
-    """Pictures of each of the session's models on the rank that shows them, None on all others.
+    """Pictures of each of the session's models on the rank that shows them, None on others or without memory for them.
 
     Every rank of the job calls it. `settings` are those of each model; `on_step` is told the denoising steps done and
     all of them.
@@ -44,10 +51,10 @@ def draw_in_session(
         latents = latents_in_session(session, member, wish, settings[index], small, on_step=own)
         if session.is_first:
             assert latents is not None, "the first worker shows the pictures, which is rank 0"
-            drawn.append(decode(member.folder, latents))
+            drawn.append(decoded_if_possible(member.folder, latents) or [])
         if index < len(session.members) - 1:
             small = _brought(session, member, latents, len(wish))
-    return tuple(drawn) if session.is_first else None
+    return tuple(drawn) if session.is_first and all(drawn) else None
 
 
 def _brought(session: "Session", member: "Member", latents: Tensor | None, num_samples: int) -> Tensor:

@@ -4,6 +4,7 @@ Either through the pipeline that trains (`latents_in_session`), or in one proces
 (`draw_from_folder`). `cascade_drawing` draws with several models, each of which enlarges what the one before has drawn.
 """
 
+import logging
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -24,6 +25,7 @@ from diffusionpipe.models.objective import Objective, ObjectiveSettings, Predict
 from diffusionpipe.models.run import needed_layers, run_layers
 from diffusionpipe.models.self_conditioning import CONDITIONED, ESTIMATE
 from diffusionpipe.models.weights import materialize
+from diffusionpipe.runtime.error_file import is_shortage
 from diffusionpipe.runtime.host_weights import HostWeights
 from diffusionpipe.runtime.stage import LayerStage
 from diffusionpipe.trainer.conditions import Wish, raw_conditions, small_conditions
@@ -41,10 +43,30 @@ _MOVING = ("noisy", "timesteps", ESTIMATE)
 Picture = NDArray[np.uint8]
 """(H, W, 3)."""
 
+logger = logging.getLogger(__name__)
+
 
 def decode(folder: Path, latents: Tensor) -> list[Picture]:
     """Pictures of latents through the folder's own VAE; diffusers' own pipelines have decoded theirs already."""
     return in_levels(latents if family_of(folder).call is not None else decode_exactly(folder, latents))
+
+
+def decoded_if_possible(folder: Path, latents: Tensor) -> list[Picture] | None:
+    """The pictures; None where this rank has no memory for them. The others wait for none of it and train on."""
+    try:
+        return decode(folder, latents)
+    except (RuntimeError, MemoryError) as error:
+        if not is_shortage(error):
+            raise
+        logger.warning(
+            'samples=none reason="no memory to decode them: %s" remedy="use a smaller data.resolution or '
+            'leave more memory free"; training continues',
+            str(error).splitlines()[0] if str(error) else "MemoryError",
+        )
+        return None
+    finally:
+        if latents.is_cuda:
+            torch.cuda.empty_cache()
 
 
 def in_levels(values: Tensor) -> list[Picture]:
@@ -66,7 +88,7 @@ def decode_exactly(folder: Path, latents: Tensor) -> Tensor:
     shift = getattr(vae.config, "shift_factor", None) or 0.0
     decoded_parts = []
     with torch.no_grad():
-        for chunk in latents.float().split(8):
+        for chunk in latents.float().split(1):  # a picture of 1024 x 1024 takes gigabytes
             decoded = vae.decode(chunk / vae.config.scaling_factor + shift, return_dict=False)[0]  # (n, 3, H, W)
             decoded_parts.append((decoded / 2 + 0.5).clamp(0, 1).permute(0, 2, 3, 1).cpu())
     return torch.cat(decoded_parts)

@@ -155,6 +155,7 @@ def _logs_specs(*, ranks: int, log_folder: Path, environ: Mapping[str, str]) -> 
         LAUNCHED: str(os.getpid()),
         TOKEN: environ.get(TOKEN, new_token()),
         "TORCH_CPP_LOG_LEVEL": environ.get("TORCH_CPP_LOG_LEVEL", "FATAL"),
+        **_nccl_variables(log_folder, environ),
     }
     threads = threads_per_rank(ranks, environ)
     if threads is not None:
@@ -181,6 +182,28 @@ def _logs_specs(*, ranks: int, log_folder: Path, environ: Mapping[str, str]) -> 
             )
 
     return RankLogs(str(log_folder))
+
+
+def _nccl_variables(log_folder: Path, environ: Mapping[str, str]) -> dict[str, str]:
+    """What makes failures of NCCL speak, unless the user has set it; nothing without GPUs.
+
+    torch's own report of a transfer that never ends goes to the rank's log, and its flight recorder writes the last
+    transfers of each rank to the folder.
+    """
+    import torch
+
+    if not torch.cuda.device_count():
+        return {}
+    file = str(log_folder / "flight_recorder_")
+    wanted = {
+        "TORCH_CPP_LOG_LEVEL": "ERROR",
+        "TORCH_FR_BUFFER_SIZE": "2000",
+        "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
+        "TORCH_FR_DUMP_TEMP_FILE": file,
+        "TORCH_NCCL_DEBUG_INFO_TEMP_FILE": file,  # its name in older versions
+        "TORCH_NCCL_SHOW_EAGER_INIT_P2P_SERIALIZATION_WARNING": "false",
+    }
+    return {name: environ.get(name, value) for name, value in wanted.items()}
 
 
 def _run(
