@@ -66,6 +66,17 @@ def test_layers_that_are_trained_on_one_side_only_are_named(tmp_path):
     assert "it trains encode, which is frozen here: change model.train" in problem(of_trained, tmp_path)
 
 
+def test_estimates_are_for_the_share_of_the_recipe(tmp_path):
+    half, whole = (synthetic.conditioned(PROFILE, share).graph for share in (0.5, 1.0))
+    plan = build_plan(half, LAYOUT)
+    write_plan(plan, tmp_path / "plan.json")
+    assert read_plan_file(tmp_path / "plan.json", half, recipe(), 2) == plan
+    words = "it makes estimates for {} of 2 micro-batches, but objective.self_conditioning wants them for {}"
+    assert words.format(1, 2) in problem(plan, tmp_path, model=whole)
+    assert words.format(1, 0) in problem(plan, tmp_path)
+    assert words.format(0, 1) in problem(PLAN, tmp_path, model=half)
+
+
 def test_other_checkpointing_is_named_with_the_key(tmp_path):
     message = problem(PLAN, tmp_path, activation_checkpointing=["layer[12]"])
     assert "it keeps the activations of layer1 (2 such layers)" in message

@@ -16,6 +16,7 @@ the same micro-batches with the same numbers, but runs only those from a certain
 
 from dataclasses import dataclass, field
 from fractions import Fraction
+from math import ceil
 
 from diffusionpipe.ir.action import Op
 
@@ -180,6 +181,14 @@ class Placement:
     def pipeline_of(self, stage: int) -> Pipeline:
         """The pipeline that the stage belongs to."""
         return self._pipeline_of[stage]
+
+    def first_conditioned(self, pipeline: Pipeline, share: Fraction) -> int:
+        """The first micro-batch that holds any of the batch's last samples, a share of them; behind the last: none."""
+        alike = (other for other in self.pipelines if other.model == pipeline.model)
+        batch = max(other.first_sample + other.num_samples for other in alike)
+        first = batch - ceil(share * batch)
+        numbers = range(len(pipeline.microbatches))
+        return next((m for m in numbers if pipeline.rows(m).stop > first), len(numbers))
 
     def num_forwards(self, stage: int) -> int:
         """Forwards of the stage's block on its worker, those of the pipeline and those of its probe."""

@@ -19,7 +19,6 @@ With p stages of equal times F, B and T of a probe, m micro-batches of which k a
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
-from math import ceil
 
 from diffusionpipe.ir import Action, Op, Pipeline, Placement, Schedule, compute_action
 from diffusionpipe.schedules.shapes import FORWARD
@@ -40,7 +39,7 @@ def with_probes(schedule: Schedule, shares: Mapping[str, Fraction]) -> Schedule:
     placement = schedule.placement
     stages, found = list(placement.stages), list[Pipeline]()
     for pipeline in placement.pipelines:
-        first = _first_probed(pipeline, placement, shares.get(pipeline.model, Fraction(0)))
+        first = placement.first_conditioned(pipeline, shares.get(pipeline.model, Fraction(0)))
         if first < len(pipeline.microbatches):
             own = range(len(stages), len(stages) + len(pipeline.stages))
             number = dict(zip(pipeline.stages, own, strict=True))
@@ -56,14 +55,6 @@ def with_probes(schedule: Schedule, shares: Mapping[str, Fraction]) -> Schedule:
     ahead = _orders(with_all, found, schedule.num_workers)
     orders = tuple((*probes, *order) for probes, order in zip(ahead, schedule.orders, strict=True))
     return replace(schedule, placement=with_all, orders=orders)
-
-
-def _first_probed(pipeline: Pipeline, placement: Placement, share: Fraction) -> int:
-    """The first micro-batch that holds conditioned samples; one more than the last where none does."""
-    alike = [other for other in placement.pipelines if other.model == pipeline.model]
-    batch = max(other.first_sample + other.num_samples for other in alike)
-    first = batch - ceil(share * batch)
-    return next((m for m in pipeline.numbers if pipeline.rows(m).stop > first), len(pipeline.microbatches))
 
 
 def _orders(placement: Placement, pipelines: Sequence[Pipeline], num_workers: int) -> list[list[Action]]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from fnmatch import fnmatchcase
+from fractions import Fraction
 from pathlib import Path
 
 from diffusionpipe.costs import ModelGraph
@@ -29,7 +30,7 @@ def read_plan_file(path: Path, model: ModelGraph, recipe: Recipe, num_ranks: int
     if not problems:
         problems = [*_other_run(plan, recipe, num_ranks), *_other_model(plan, model)]
     if not problems:
-        problems = [*_other_checkpointing(plan, recipe), *_incomplete(plan, model)]
+        problems = [*_other_share(plan, model), *_other_checkpointing(plan, recipe), *_incomplete(plan, model)]
     if problems:
         rest = [f"and {len(problems) - MAX_PROBLEMS} more"] if len(problems) > MAX_PROBLEMS else []
         lines = [f"pipeline.plan: {path} cannot be used for this run:", *problems[:MAX_PROBLEMS], *rest]
@@ -87,6 +88,22 @@ def _other_model(plan: Plan, model: ModelGraph) -> Iterator[str]:
         yield "its layers are in another order than the model's, or are in two blocks"
 
 
+def _other_share(plan: Plan, model: ModelGraph) -> Iterator[str]:
+    """Micro-batches with conditioned samples that are not probed, and others that are."""
+    placement, shares = plan.train.placement, dict(model.probes)
+    for pipeline in placement.pipelines:
+        if Op.ENCODE in pipeline.ops or pipeline.is_probe:
+            continue
+        count = len(pipeline.microbatches)
+        probed = sum(len(probe.numbers) for probe in placement.pipelines if probe.probes(pipeline))
+        wanted = count - placement.first_conditioned(pipeline, shares.get(pipeline.model, Fraction(0)))
+        if probed != wanted:
+            yield (
+                f"it makes estimates for {probed} of {count} micro-batches, but objective.self_conditioning wants them "
+                f"for {wanted}"
+            )
+
+
 def _other_checkpointing(plan: Plan, recipe: Recipe) -> Iterator[str]:
     patterns = recipe.training.activation_checkpointing
     names = [name for block in plan.blocks[:-1] for name in block]
@@ -114,8 +131,10 @@ def _incomplete(plan: Plan, model: ModelGraph) -> Iterator[str]:
             for edge in (edge for pipeline in placement.pipelines for edge in pipeline.edges):
                 brought.get(edge.consumer, set()).update(edge.tensors)
             for stage in trained:
-                reads = model.reads_of(plan.blocks[placement.stages[stage].weights])
-                if lacking := [tensor for tensor in reads if tensor not in brought[stage]]:
+                own = placement.pipeline_of(stage)
+                reads = set(model.reads_of(plan.blocks[placement.stages[stage].weights]))
+                reads -= model.estimates if own.is_probe else set()
+                if lacking := sorted(tensor for tensor in reads if tensor not in brought[stage]):
                     yield f"its {name} schedule does not bring {lacking[0]} to stage {stage}, whose layers read it"
             if lost := set(range(len(plan.blocks) - 1)) - {placement.stages[stage].weights for stage in trained}:
                 yield f"its {name} schedule leaves out block {min(lost)}"
