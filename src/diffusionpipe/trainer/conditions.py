@@ -69,7 +69,7 @@ def raw_conditions(wish: Wish, graph: LayerGraph, folder: Path, settings: Sampli
 def small_conditions(
     small: Tensor, graph: LayerGraph, folder: Path, settings: SamplingSettings, model: str
 ) -> dict[str, Tensor]:
-    """What a model of super-resolution reads of small pictures (N, C, r, r): enlarged and noised, and the noise's level.
+    """What super-resolution reads of small pictures (N, C, r, r): them, enlarged and noised, and the noise's level.
 
     The same pictures again, if guided: both halves see the same noise.
     """

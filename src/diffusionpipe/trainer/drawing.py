@@ -143,7 +143,8 @@ def _frozen_part(
 ) -> _Frozen:
     """The tensors of these names that raw inputs give, and the layers that make the others of latents and times.
 
-    `changing`: latents and times, which change from one denoising step to the next. `weights`: brings the layers' weights to the device, if they rest in host memory.
+    `changing`: latents and times, which change from one denoising step to the next. `weights`: brings the layers'
+    weights to the device, if they rest in host memory.
     """
     layers = needed_layers(graph.layers, names, given=(*raw, *changing))
     moving = set(changing)

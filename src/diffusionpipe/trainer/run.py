@@ -20,13 +20,13 @@ from diffusionpipe.ir.files import write_plan, write_timeline
 from diffusionpipe.runtime.process_group import Job
 from diffusionpipe.runtime.progress import RECORDING, STEP
 from diffusionpipe.runtime.stall import stacks_file
+from diffusionpipe.trainer.cascade_drawing import draw_in_session, shown
 from diffusionpipe.trainer.checkpoints.checkpoint_folder import kept_of, latest
 from diffusionpipe.trainer.checkpoints.run_checkpoints import RunCheckpoints
 from diffusionpipe.trainer.checkpoints.training_state import load_training
 from diffusionpipe.trainer.copy_memory import saves_beside_training
 from diffusionpipe.trainer.data.loader import StepLoader
 from diffusionpipe.trainer.data.skipped import count_skipped
-from diffusionpipe.trainer.cascade_drawing import draw_in_session, shown
 from diffusionpipe.trainer.evaluation import averaged, validate
 from diffusionpipe.trainer.exit_status import ExitStatus
 from diffusionpipe.trainer.export import export

@@ -156,7 +156,9 @@ def draw(
     noise = step_noise(settings, model)
     latents: Tensor | None = None
     if holds_latents:
-        latents = drawn_noise("sampling", settings, num_samples, latent_shape, model).to(device) * getattr(scheduler, "init_noise_sigma", 1.0)
+        latents = drawn_noise("sampling", settings, num_samples, latent_shape, model).to(device) * getattr(
+            scheduler, "init_noise_sigma", 1.0
+        )
     copies = 2 if settings.is_guided else 1
     timesteps = scheduler.timesteps
     for index, timestep in enumerate(timesteps):
@@ -181,7 +183,7 @@ def draw(
 def drawn_noise(
     purpose: str, settings: SamplingSettings, num_samples: int, shape: tuple[int, ...], model: str = ""
 ) -> Tensor:
-    """Noise of samples, (num_samples, *shape), keyed by its purpose, the seed, the sample and, of several, the model."""
+    """Noise of samples, (num_samples, *shape), keyed by purpose, seed, sample and, of several, the model."""
     return normal(
         seed=settings.seed,
         purpose=f"{model}/{purpose}" if model else purpose,
@@ -244,8 +246,8 @@ class PipelinePredictor:
     ) -> None:
         """`conditions`: tensors of this rank's stages beside latents and time, (num_rows, ...) each.
 
-        `lead`: what frozen layers of the denoiser write for this rank's stages, from the times and, where they are here,
-        the noisy latents.
+        `lead`: what frozen layers of the denoiser write for this rank's stages, from the times and, where they are
+        here, the noisy latents.
         """
         self._backbone = backbone
         self._executor = worker.sample(backbone.name)

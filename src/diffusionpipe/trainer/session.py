@@ -207,7 +207,7 @@ def _low_resolutions(members: Sequence[Member]) -> dict[str, str]:
 
 
 def _objective_identity(objective: ObjectiveSection) -> str:
-    """All keys of [objective] but the target, with their values; the variance, which is younger, where it is stated."""
+    """All keys of [objective] but the target, with their values."""
     values = objective.model_dump(
         mode="json", exclude={"kind"} | ({"variance"} if objective.variance is None else set())
     )
