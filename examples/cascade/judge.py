@@ -156,9 +156,8 @@ def measure(run: Path, options: argparse.Namespace) -> Score:
     of_digit = [np.flatnonzero(validation & (digits == digit)) for digit in range(len(WORDS))]
     chosen = np.stack(of_digit, axis=1).flatten()[: options.enlarged]  # 0, 1, ..., 9, 0, 1, ...
     held, small = real[chosen], reduced(real[chosen], SMALL)
-    draws = cascade.enlarge(
-        small.repeat(options.draws, 1, 1, 1), ("",) * len(held) * options.draws, options.seed, 1.0, 0
-    ).unflatten(0, (options.draws, len(held)))
+    repeated, empty = small.repeat(options.draws, 1, 1, 1), ("",) * len(held) * options.draws
+    draws = cascade.enlarge(repeated, empty, options.seed, 1.0, 0).reshape(options.draws, *held.shape)
     drawn = [torch.nn.functional.interpolate(base[:10], size=(SIDE, SIDE)), large[:10], bicubic(base[:10])]
     sheet([*drawn, held[:10]], run / "digits.png")
     small_large = torch.nn.functional.interpolate(small[:10], size=(SIDE, SIDE))
