@@ -220,6 +220,7 @@ def _settings(model: "TrainedModel", own: "SamplingSection", asked: _Asked) -> "
         own.guidance if asked.guidance is None else asked.guidance,
         own.true_cfg_scale if asked.true_cfg_scale is None else asked.true_cfg_scale,
     )
+    level = own.noise_level if asked.noise_level is None else asked.noise_level
     return SamplingSettings(
         steps=asked.steps or own.steps,
         guidance=strength.scale,
@@ -227,7 +228,7 @@ def _settings(model: "TrainedModel", own: "SamplingSection", asked: _Asked) -> "
         seed=asked.seed,
         scheduler=model.scheduler,
         scheduler_class=asked.scheduler or own.scheduler,
-        noise_level=own.noise_level if asked.noise_level is None else asked.noise_level,
+        noise_level=level if model.before is not None else None,
     )
 
 

@@ -75,6 +75,7 @@ def small_conditions(
     """
     augmentation = family_of(folder).augmentation
     assert augmentation is not None
+    assert settings.noise_level is not None, "it is set for models of super-resolution"
     levels = noise_levels(scheduler_config(folder, augmentation))
     if settings.noise_level >= levels.num_timesteps:
         raise RecipeError(f"noise_level: {settings.noise_level} is above the last level, {levels.num_timesteps - 1}")

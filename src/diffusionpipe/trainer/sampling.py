@@ -45,8 +45,8 @@ class SamplingSettings:
     """Another class to use with that configuration."""
     embedded_guidance: float | None = None
     """What a distilled model is told; None for other models."""
-    noise_level: int = 250
-    """For super-resolution: the time step whose noise is added to the small pictures."""
+    noise_level: int | None = None
+    """Of super-resolution: the time step whose noise is added to the small pictures; None for other models."""
 
     @property
     def is_guided(self) -> bool:
