@@ -31,11 +31,11 @@ demo: install
 	$(BIN)/python examples/digits/compare.py --pipeline runs/digits
 
 demo-cascade: install
-	$(BIN)/python examples/cascade/dataset.py --out runs/cascade-data
-	$(BIN)/python examples/cascade/models.py --out runs/cascade-models
+	$(BIN)/python examples/cascade/mnist.py --out runs/cascade-data
+	$(BIN)/python examples/cascade/folders.py --out runs/cascade-models
 	$(BIN)/diffusionpipe train examples/cascade/recipe.toml --ranks 2 $(RESUME_CASCADE)
-	$(BIN)/python examples/cascade/score.py --run runs/cascade
-	$(BIN)/python examples/cascade/compare.py --run runs/cascade
+	$(BIN)/python examples/cascade/judge.py --run runs/cascade
+	$(BIN)/python examples/cascade/ways.py --run runs/cascade
 
 demo-memory: install
 	$(BIN)/python examples/digits/dataset.py --out runs/digits-data

@@ -108,7 +108,8 @@ def test_sample_draws_what_diffusers_two_pipelines_draw(alone, place, variance, 
         ours = latents_from_folder(source, Wish(prompts=PROMPTS), settings, ours, device=CPU)
         pipeline = diffusers.DiffusionPipeline.from_pretrained(folder)
         first = drawn_noise("sampling", settings, 2, (3, side, side), name)
-        options = dict(num_inference_steps=STEPS, guidance_scale=guidance, output_type="pt", clean_caption=False)
+        options = {"num_inference_steps": STEPS, "guidance_scale": guidance, "output_type": "pt"}
+        options["clean_caption"] = False
         if name == "super":
             noise = drawn_noise("augmentation", settings, 2, (3, side, side), name)
             monkeypatch.setattr(pipeline_if_superresolution, "randn_tensor", lambda *_, **__: noise)  # noqa: B023

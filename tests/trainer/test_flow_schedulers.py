@@ -22,7 +22,7 @@ from diffusionpipe.models.flow_shift import FlowShift
 from diffusionpipe.models.folder import build_graph, scheduler_config
 from diffusionpipe.models.objective import Objective, ObjectiveSettings, Prediction
 from diffusionpipe.models.pipeline_defaults import Guidance, default_guidance, default_resolution
-from diffusionpipe.trainer import drawing
+from diffusionpipe.trainer import cascade_drawing, drawing
 from diffusionpipe.trainer.checkpoints.checkpoint import save
 from diffusionpipe.trainer.conditions import Wish
 from diffusionpipe.trainer.data.randomness import normal
@@ -316,12 +316,12 @@ def test_a_run_draws_and_exports_what_its_recipe_says_and_sample_does_the_same(
 def test_the_command_draws_from_a_flux_folder_with_and_without_a_size(folders, monkeypatch, tmp_path, words, size):
     asked = {}
 
-    def draw(folder, wish, settings, *, resolution, **_):
-        asked.update(resolution=resolution, settings=settings)
-        return [np.zeros((8, 8, 3), dtype=np.uint8)]
+    def draw(sources, wish, settings, **_):
+        asked.update(resolution=sources[0].resolution, settings=settings[0])
+        return ([np.zeros((8, 8, 3), dtype=np.uint8)],)
 
     if not words:  # 4096 tokens take a while; the size alone is looked at
-        monkeypatch.setattr(drawing, "draw_from_folder", draw)
+        monkeypatch.setattr(cascade_drawing, "draw_from_folders", draw)
     out = tmp_path / "grid.png"
     steps = ["--steps", "1", "--true-cfg-scale", "2"]
     result = CliRunner().invoke(

@@ -54,8 +54,8 @@ def _draw(model: "TrainedModel", origin: "Origin", device: "torch.device") -> "P
     )
     if model.before is not None:
         raise ConfigError(
-            "pictures that several models have drawn cannot be drawn again from one file; draw them with sample and the "
-            f"same --seed, {origin.settings.seed}"
+            "pictures that several models have drawn cannot be drawn again from one file; draw them with sample and "
+            f"the same --seed, {origin.settings.seed}"
         )
     check_memory(model.folder, len(wish), origin.resolution, device)
     with named_shortage(), Progress(transient=True) as progress:

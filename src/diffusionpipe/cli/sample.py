@@ -1,6 +1,7 @@
 """`diffusionpipe sample RUN`: draw pictures from a trained model."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,6 +13,7 @@ if TYPE_CHECKING:
     from diffusionpipe.cli.trained_model import TrainedModel
     from diffusionpipe.trainer.conditions import Wish
     from diffusionpipe.trainer.drawing import Picture
+    from diffusionpipe.trainer.recipe import SamplingSection
     from diffusionpipe.trainer.sampling import SamplingSettings
 
 _GUIDANCE_HELP = (
@@ -113,9 +115,7 @@ def sample(
     from diffusionpipe.cli.trained_model import trained_model
     from diffusionpipe.errors import ConfigError
     from diffusionpipe.trainer.cascade_drawing import shown
-    from diffusionpipe.trainer.guidance import guidance_of
     from diffusionpipe.trainer.kept_samples import keep_samples
-    from diffusionpipe.trainer.sampling import SamplingSettings
     from diffusionpipe.viz.grid import sample_grid
 
     check_outputs(out)
@@ -125,30 +125,20 @@ def sample(
         return
     wish = _wish(prompt or (), prompts, negative, label or (), count)
     place, model, own = chosen_device(device), trained_model(run), sampling_of(run)
-    if until is not None:
-        model = _until(model, until)
+    model = model if until is None else _until(model, until)
 
-    def settings_of(one: "TrainedModel") -> SamplingSettings:
-        strength = guidance_of(
-            one.folder,
-            own.guidance if guidance is None else guidance,
-            own.true_cfg_scale if true_cfg_scale is None else true_cfg_scale,
-        )
-        return SamplingSettings(
-            steps=steps or own.steps,
-            guidance=strength.scale,
-            embedded_guidance=strength.embedded,
-            unguided=strength.unguided,
-            seed=seed,
-            scheduler=one.scheduler,
-            scheduler_class=scheduler or own.scheduler,
-            noise_level=own.noise_level if noise_level is None else noise_level,
-        )
-
+    asked = _Asked(
+        steps=steps,
+        guidance=guidance,
+        true_cfg_scale=true_cfg_scale,
+        seed=seed,
+        scheduler=scheduler,
+        noise_level=noise_level,
+    )
     if resolution is not None and model.resolution is not None:
         raise ConfigError("the models of a cascade draw pictures of the sizes that they read; leave out --resolution")
     size = resolution or model.resolution or resolution_of(run, model.folder)
-    settings = [settings_of(one) for one in model.chain]
+    settings = [_settings(one, own, asked) for one in model.chain]
     drawn = _draw(model, wish, settings, size, place)
     pictures = shown(drawn)
     sample_grid(list(zip(wish.captions, pictures, strict=True)), out, columns=grid_columns(len(pictures)))
@@ -199,6 +189,45 @@ def _wish(
         prompts=tuple(one.text for one in repeated),
         labels=tuple(number for number in label for _ in range(count)),
         negatives=negatives_of(repeated, negative or ""),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Asked:
+    """How pictures are to be drawn; None: as the run draws."""
+
+    steps: int | None
+    guidance: float | None
+    true_cfg_scale: float | None
+    seed: int
+    scheduler: str | None
+    noise_level: int | None
+
+
+def _settings(model: "TrainedModel", own: "SamplingSection", asked: _Asked) -> "SamplingSettings":
+    """How one model draws; `own` is what the run's recipe says.
+
+    Raises:
+        ConfigError: the guidance has no effect.
+    """
+    from diffusionpipe.trainer.guidance import guidance_of
+    from diffusionpipe.trainer.sampling import SamplingSettings
+
+    strength = guidance_of(
+        model.folder,
+        own.guidance if asked.guidance is None else asked.guidance,
+        own.true_cfg_scale if asked.true_cfg_scale is None else asked.true_cfg_scale,
+    )
+    level = own.noise_level if asked.noise_level is None else asked.noise_level
+    return SamplingSettings(
+        steps=asked.steps or own.steps,
+        guidance=strength.scale,
+        embedded_guidance=strength.embedded,
+        unguided=strength.unguided,
+        seed=asked.seed,
+        scheduler=model.scheduler,
+        scheduler_class=asked.scheduler or own.scheduler,
+        noise_level=level if model.before is not None else None,
     )
 
 

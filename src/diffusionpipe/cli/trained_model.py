@@ -42,8 +42,8 @@ def trained_model(run: Path) -> TrainedModel:
         if (folder / "model_index.json").is_file():
             if family_of(folder).augmentation is not None:
                 raise ConfigError(
-                    f"{folder} draws from small pictures; give the run that trained it after the model that draws them, "
-                    "or use diffusers"
+                    f"{folder} draws from small pictures; give the run that trained it after the model that draws "
+                    "them, or use diffusers"
                 )
             return TrainedModel(folder=folder, adapters=None, scheduler=scheduler_config(folder))
         if (folder / ADAPTERS).is_file():

@@ -5,8 +5,8 @@
                             └──> augmentation ───> upsampled ──────┤
                                                 └> noise_level ────┘
 
-The second model draws large pictures from small ones. In training it makes the small picture from the large one and adds
-noise of a random level, which it is told: noise conditioning augmentation (Ho et al., 2022,
+The second model draws large pictures from small ones. In training it makes the small picture from the large one and
+adds noise of a random level, which it is told: noise conditioning augmentation (Ho et al., 2022,
 https://arxiv.org/abs/2106.15282, section 4.2). So it can read the small pictures that another model draws.
 """
 

@@ -70,7 +70,7 @@ class Family:
     has_variances: bool = False
     """Whether the denoiser also states variances, which `learned_variance` trains."""
     augmentation: str | None = None
-    """The scheduler that noises the small pictures which the denoiser reads, in model_index.json; None: it reads none."""
+    """The scheduler that noises the small pictures which the denoiser reads; None: it reads none."""
     sample_size: int | None = None
     """Side of the latents that diffusers' pipeline draws unless told otherwise; None: as the denoiser's configuration
     says."""

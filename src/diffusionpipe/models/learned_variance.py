@@ -1,13 +1,13 @@
-"""The variance of each denoising step, learnt beside its mean (Nichol & Dhariwal, 2021,
-https://arxiv.org/abs/2102.09672, sections 3.1 and 3.4).
+"""The variance of each denoising step, learnt beside its mean.
 
-The denoiser has twice the channels of a picture. The first half predicts the noise and is trained as ever; of the second
-half v, from -1 to 1, come the logarithms of the variances, between the smallest and the largest possible ones:
+Source: Nichol & Dhariwal, 2021, https://arxiv.org/abs/2102.09672, sections 3.1 and 3.4. The denoiser has twice the
+channels of a picture. The first half predicts the noise and is trained as ever. The second half v, from -1 to 1, gives
+the logarithms of the variances, between the smallest and the largest possible ones:
 
     log variance = f log(beta_t) + (1 - f) log(beta_t (1 - abar_{t-1}) / (1 - abar_t)),    f = (v + 1) / 2      [1]
 
-That is diffusers' `variance_type = "learned_range"`. The loss of a sample gets 0.001 times its variational bound [2]: in
-bits a number, times the number of time steps, as in the authors' program. The bound moves v alone: the mean that it
+That is diffusers' `variance_type = "learned_range"`. The loss of a sample gets 0.001 times its variational bound [2],
+in bits a number, times the number of time steps, as in the authors' program. The bound moves v alone: the mean that it
 reads is detached [3].
 
 >>> abar = torch.tensor([0.9, 0.5], dtype=torch.float64)

@@ -25,8 +25,8 @@ class Seen:
 def leaves_of(root: nn.Module, *, all_children: bool = False) -> tuple[str, ...]:
     """The submodules that are called as they are: blocks of lists, and other children with parameters.
 
-    With `all_children` also children without parameters. A child that holds most of what is in lists is looked into, and
-    so is a block of a U-Net, which lists residual blocks.
+    With `all_children` also children without parameters. A child that holds most of what is in lists is looked into. So
+    is a block of a U-Net, which lists residual blocks.
 
     >>> leaves_of(nn.ModuleDict({"embed": nn.Linear(2, 2), "blocks": nn.ModuleList([nn.Linear(2, 2), nn.SiLU()])}))
     ('embed', 'blocks.0')

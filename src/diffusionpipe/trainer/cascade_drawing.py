@@ -2,8 +2,8 @@
 
     caption ──> base ──> 8x8 pixels ──> enlarged, noised ──> super-resolution ──> 32x32 pixels
 
-Through the pipelines that train (`draw_in_session`), every model has its own schedule over the same workers, maybe in the
-opposite direction; the first worker shows the pictures of each, and brings them to all for the next.
+Through the pipelines that train (`draw_in_session`), every model has its own schedule over the same workers, maybe in
+the opposite direction. The first worker shows the pictures of each, and brings them to all for the next.
 """
 
 from collections.abc import Callable, Sequence

@@ -69,12 +69,13 @@ def raw_conditions(wish: Wish, graph: LayerGraph, folder: Path, settings: Sampli
 def small_conditions(
     small: Tensor, graph: LayerGraph, folder: Path, settings: SamplingSettings, model: str
 ) -> dict[str, Tensor]:
-    """What a model of super-resolution reads of small pictures (N, C, r, r): enlarged and noised, and the noise's level.
+    """What super-resolution reads of small pictures (N, C, r, r): them, enlarged and noised, and the noise's level.
 
     The same pictures again, if guided: both halves see the same noise.
     """
     augmentation = family_of(folder).augmentation
     assert augmentation is not None
+    assert settings.noise_level is not None, "it is set for models of super-resolution"
     levels = noise_levels(scheduler_config(folder, augmentation))
     if settings.noise_level >= levels.num_timesteps:
         raise RecipeError(f"noise_level: {settings.noise_level} is above the last level, {levels.num_timesteps - 1}")

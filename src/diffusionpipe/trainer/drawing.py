@@ -204,7 +204,8 @@ def _frozen_part(
 ) -> _Frozen:
     """The tensors of these names that raw inputs give, and the layers that make the others of latents and times.
 
-    `changing`: latents and times, which change from one denoising step to the next. `weights`: brings the layers' weights to the device, if they rest in host memory.
+    `changing`: latents and times, which change from one denoising step to the next. `weights`: brings the layers'
+    weights to the device, if they rest in host memory.
     """
     layers = needed_layers(graph.layers, names, given=(*raw, *changing))
     moving = set(changing)
@@ -295,6 +296,11 @@ class Source:
     small: int | None = None
     """Side of the small pictures that it reads; None: it reads none."""
 
+    @property
+    def low(self) -> LowResolution | None:
+        """The small pictures that it reads."""
+        return None if self.small is None else LowResolution(resolution=self.small, augmentation=1.0)
+
 
 def draw_from_folder(
     folder: Path,
@@ -331,26 +337,23 @@ def latents_from_folder(
         ModelError: the folder is not one of a supported model, or the adapters are not of that model.
         RecipeError: prompts and labels do not suit the model.
     """
-    folder, adapters = source.folder, source.adapters
-    low = None if source.small is None else LowResolution(resolution=source.small, augmentation=1.0)
+    folder = source.folder
     objective = _objective_of(folder)
-    graph = build_graph(folder, objective=objective, resolution=source.resolution, low=low)
+    graph = build_graph(folder, objective=objective, resolution=source.resolution, low=source.low)
     raw = _with_mask(raw_conditions(wish, graph, folder, settings))
     if small is not None:
         raw |= small_conditions(small, graph, folder, settings, source.name)
     (backbone,) = graph.backbones
     assert backbone.prediction is not None, "supported pipelines can be sampled from"
-    given = (*_MOVING, *raw)
-    layers = needed_layers(graph.layers, (backbone.prediction,), given=given)
+    layers = needed_layers(graph.layers, (backbone.prediction,), given=(*_MOVING, *raw))
     names = [layer.name for layer in layers]
     materialize(graph, names, weight_sources(folder, graph), device=device, dtype=torch.float32, seed=0)
     denoiser = next(layer.component for layer in layers if backbone.prediction in layer.writes)
-    if adapters is not None:
-        load_adapters(graph.components[denoiser], adapters, denoiser)
+    if source.adapters is not None:
+        load_adapters(graph.components[denoiser], source.adapters, denoiser)
     frozen = [layer for layer in layers if layer.component != denoiser]
-    stage = LayerStage(
-        [layer for layer in layers if layer.component == denoiser], graph.components, outputs=["prediction"]
-    )
+    trained = [layer for layer in layers if layer.component == denoiser]
+    stage = LayerStage(trained, graph.components, outputs=["prediction"])
     fed = [name for name in stage.reads if name not in _MOVING]
     with torch.no_grad():
         on_device = {name: value.to(device) for name, value in raw.items()}

@@ -64,5 +64,5 @@ def sampling_settings(member: Member) -> SamplingSettings:
             has_learned_range=learns_variance(recipe, member.folder),
         ),
         scheduler_class=recipe.sampling.scheduler,
-        noise_level=recipe.sampling.noise_level,
+        noise_level=None if member.low is None else recipe.sampling.noise_level,
     )

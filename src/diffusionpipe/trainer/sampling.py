@@ -9,7 +9,7 @@ the scheduler; the workers of the last stage send them the prediction. Where ada
 first layers are frozen and stand in no stage: the workers that read what they write run them.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from inspect import signature
 from typing import Protocol
@@ -25,6 +25,7 @@ from diffusionpipe.models.flow_shift import FLOW, is_flow_scheduler, shift_of
 from diffusionpipe.runtime.transport import Transport, Work
 from diffusionpipe.runtime.worker import Worker
 from diffusionpipe.trainer.data.randomness import generator, normal
+from diffusionpipe.trainer.sampling_transfers import ends_of, transfers
 
 Predict = Callable[[Tensor | None, Tensor], Tensor | None]
 """`predict(noisy, timesteps)`: the prediction for every row, on ranks that hold latents; None elsewhere."""
@@ -47,8 +48,8 @@ class SamplingSettings:
     """Another class to use with that configuration."""
     embedded_guidance: float | None = None
     """What a distilled model is told; None for other models."""
-    noise_level: int = 250
-    """For super-resolution: the time step whose noise is added to the small pictures."""
+    noise_level: int | None = None
+    """Of super-resolution: the time step whose noise is added to the small pictures; None for other models."""
     unguided: float = 1.0
     """The scale that is without guidance; diffusers' pipelines do not agree on it."""
 
@@ -191,7 +192,7 @@ def draw(
 def drawn_noise(
     purpose: str, settings: SamplingSettings, num_samples: int, shape: tuple[int, ...], model: str = ""
 ) -> Tensor:
-    """Noise of samples, (num_samples, *shape), keyed by its purpose, the seed, the sample and, of several, the model."""
+    """Noise of samples, (num_samples, *shape), keyed by purpose, seed, sample and, of several, the model."""
     return normal(
         seed=settings.seed,
         purpose=f"{model}/{purpose}" if model else purpose,
@@ -270,7 +271,7 @@ class PipelinePredictor:
         self._pipeline = placement.pipelines[0]
         self._rank_of = {w: worker.plan.mesh.rank(worker.place.group, w) for w in range(worker.plan.mesh.pipeline)}
         self._worker = worker.place.worker
-        self._holders, self._writers = _ends(worker, backbone)
+        self._holders, self._writers = ends_of(worker, backbone)
         if is_everywhere:
             self._holders = tuple(range(worker.plan.mesh.pipeline))
         for name, value in conditions.items():
@@ -345,50 +346,3 @@ class PipelinePredictor:
     def _empty(self, name: str, num_rows: int) -> Tensor:
         spec = self._model.tensor(name)
         return torch.empty((num_rows, *spec.shape), dtype=getattr(torch, spec.dtype), device=self._device)
-
-
-def transfers(
-    writers: Mapping[int, Sequence[tuple[int, int]]], holders: Iterable[int]
-) -> list[tuple[int, int, int, int]]:
-    """What crosses workers after a step: (worker that predicts, worker that holds latents, first row, behind the last).
-
-    All workers go through it in this order, so none waits in a circle, even if a transfer blocks its host until the
-    other end is there. If all sent first, three workers that predict and hold latents could wait for each other:
-
-        worker 0   to 1, to 2      worker 1   to 2, to 0      worker 2   to 0, to 1
-
-    >>> transfers({1: [(2, 4), (0, 2)], 0: [(4, 6)]}, holders=(0, 1))
-    [(0, 1, 4, 6), (1, 0, 0, 2), (1, 0, 2, 4)]
-    """
-    return sorted(
-        (writer, holder, *rows)
-        for writer, spans in writers.items()
-        for holder in holders
-        if holder != writer
-        for rows in spans
-    )
-
-
-def _ends(worker: Worker, backbone: Backbone) -> tuple[tuple[int, ...], dict[int, list[tuple[int, int]]]]:
-    """Workers that have noisy latents, and the rows that each writer predicts.
-
-    The first worker shows the pictures, so it has latents also where it reads none: its stage may hold the layers of
-    the time alone. The others read them, or what frozen layers make of them.
-    """
-    plan, model = worker.plan, worker.model
-    placement = worker.sample(backbone.name).schedule.placement
-    noisy = {backbone.noisy}
-    for layer in model.layers:
-        if layer.name in model.frozen_layers and not noisy.isdisjoint(layer.reads):
-            noisy.update(layer.writes)
-    holders = {0}
-    writers: dict[int, list[tuple[int, int]]] = {}
-    for index, stage in enumerate(placement.stages):
-        block = plan.blocks[stage.weights]
-        if not noisy.isdisjoint(model.reads_of(block)):
-            holders.add(stage.worker)
-        if backbone.prediction in model.writes_of(block):
-            num_microbatches = len(placement.pipeline_of(index).microbatches)
-            rows = [placement.rows(index, microbatch) for microbatch in range(num_microbatches)]
-            writers.setdefault(stage.worker, []).extend((r.start, r.stop) for r in rows)
-    return tuple(sorted(holders)), writers

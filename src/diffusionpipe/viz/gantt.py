@@ -108,7 +108,10 @@ def gantt(
     is_ahead = schedule is not None and any(pipeline.is_ahead for pipeline in schedule.placement.pipelines)
     components = _visible(shown, style)
     notes = ["numbers: micro-batches"] if _number_size(row) else []
-    notes += [f"of the next batch: {', '.join(components)}"] if is_ahead and components else []
+    if is_ahead and components:
+        ahead = f"of the next batch: {', '.join(components)}"
+        is_long = 0.13 * len(title) + 0.085 * (len(ahead) + len(notes) * 24) > _WIDTH - _LEFT - _RIGHT
+        notes.append("frozen layers of the next batch" if is_long else ahead)
     figure.text(
         1 - _RIGHT / _WIDTH, 1 - 0.22 / height, " · ".join(notes), fontsize=11, color="#606060", ha="right", va="top"
     )

@@ -25,9 +25,8 @@ TOKENS = ("input_ids", "input_ids_2", "input_ids_3")
 """The caption in the tokens of each text encoder."""
 MASKS = {"input_mask": "input_ids"}
 """Where tokens count, 1, and where they fill up, 0: input and the tokens that it belongs to."""
-_OF_NOISE = ("posterior_noise", "noise", "time", CONDITIONED)
-_OF_SMALL = ("augmentation_noise", "augmentation_level")
-INPUTS = ("pixels", "condition", *TOKENS, *MASKS, "labels", *_OF_NOISE, "time_ids", "guidance", *_OF_SMALL)
+_DRAWN = ("posterior_noise", "noise", "time", CONDITIONED, "augmentation_noise", "augmentation_level")
+INPUTS = ("pixels", "condition", *TOKENS, *MASKS, "labels", "time_ids", "guidance", *_DRAWN)
 """Raw inputs that a model may read."""
 
 _ATTEMPTS = 100

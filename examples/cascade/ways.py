@@ -1,15 +1,15 @@
 """Compare ways to train the cascade on two ranks: a few steps of each, measured one after the other, and back.
 
-    python examples/cascade/compare.py --run runs/cascade
+    python examples/cascade/ways.py --run runs/cascade
 
     opposed            base runs from rank 0 to rank 1, super from rank 1 to rank 0, both at once
     together           both run from rank 0 to rank 1, at once
     one after another  base as a pipeline (1F1B), then super
     data parallelism   each rank trains both models whole, on half the batch
 
-All have the models, data, batch and optimizer of the recipe, and fill waits with the frozen layers. Every way is trained
-`--rounds` times for `--steps` steps; the median of all its steps but the first three of each round is printed. The run
-folders are RUN-compare-NAME; those of an earlier comparison are deleted first.
+All have the models, data, batch and optimizer of the recipe, and fill waits with the frozen layers. Every way is
+trained `--rounds` times for `--steps` steps; the median of all its steps but the first three of each round is printed.
+The run folders are RUN-compare-NAME; those of an earlier comparison are deleted first.
 """
 
 import argparse
