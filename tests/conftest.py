@@ -13,8 +13,8 @@ from jobs import hear_all_signals
 
 collect_ignore = ["golden/record.py"]  # it runs with the source of the commit that it records
 
-# Examples are not timed: the machine that runs the tests is shared. Each run has the same ones, so a change is judged by
-# itself; `make explore` draws others, and more.
+# Examples are not timed: the machine that runs the tests is shared. They are the same in each run, so that a change is
+# judged by itself; `make explore` draws others, and more.
 settings.register_profile("same", deadline=None, max_examples=60, derandomize=True)
 settings.register_profile("explore", deadline=None, max_examples=600)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))

@@ -1,6 +1,7 @@
 """Real processes over gloo: what the other ranks do when one dies, hangs, fails, or merely is slow."""
 
 import os
+import re
 import signal
 import socket
 import time
@@ -97,6 +98,21 @@ def test_sigkill_ends_blocked_ranks_within_15_s_and_names_the_rank(victim: int) 
             assert f"process {ranks.processes[victim].pid})" in error
             assert "stops too." in error
             assert "checkpoint" not in error  # this job has none
+
+
+def test_a_rank_that_is_frozen_when_all_work_is_done_is_named_by_the_first() -> None:
+    body = """
+import threading
+if rank == 1:
+    threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGSTOP)).start()
+else:
+    time.sleep(1.0)
+"""
+    with Ranks(body, 2, patience=2) as ranks:
+        ranks.await_joined()
+        ((status, error),) = ranks.ends(0, within=10)
+    assert status == 1
+    assert re.search(r"rank 1 \(.*\) has done its work but does not end: it is frozen, stopped by a signal", error)
 
 
 def test_a_frozen_rank_is_named_after_the_patience() -> None:

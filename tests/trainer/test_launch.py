@@ -24,6 +24,7 @@ from diffusionpipe.errors import (
     TrainingError,
 )
 from diffusionpipe.runtime.error_file import FailureNote, note_of
+from diffusionpipe.trainer import frozen_ranks
 from diffusionpipe.trainer.exit_status import ExitStatus
 from diffusionpipe.trainer.launch import is_under_torchrun, launch, threads_per_rank
 from diffusionpipe.trainer.rank_failures import RankFailure, error_of, first_failure, status_of_signals
@@ -212,6 +213,13 @@ def test_a_frozen_rank_is_ended_at_once_and_named_by_the_others(tmp_path: Path) 
     """Not after the 30 s of torch's agent, nor as one that was killed and may have run out of memory."""
     script = f"{FROZEN}time.sleep(1.5)\nraise SystemExit(1)"
     with pytest.raises(PeerError, match=r"^rank 1 stopped answering$"):
+        launch([sys.executable, "-c", script], ranks=2, log_folder=tmp_path, environ=os.environ)
+
+
+def test_a_rank_that_is_frozen_after_another_has_ended_well_is_ended_too(monkeypatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(frozen_ranks, "_LAST", 0.7)
+    script = f"{FROZEN.splitlines()[1]}\nif os.environ['RANK'] == '1':\n    os.kill(os.getpid(), signal.SIGSTOP)"
+    with pytest.raises(PeerError, match=r"^rank 1 was frozen"):
         launch([sys.executable, "-c", script], ranks=2, log_folder=tmp_path, environ=os.environ)
 
 

@@ -165,13 +165,21 @@ class Watchdog:
                 raise failure
             time.sleep(self._post.interval / 20)
         self._left.set()
-        if self._post.rank != self._post.store_rank:
-            self._store.add("left", 1)
+        others = set(range(self._post.world_size)) - {self._post.rank}
+        if self._post.rank != (self._post.store_rank or 0):
+            self._store.set(f"left/{self._post.rank}", "1")
             return
-        for _ in range(100):  # the store dies with this process: let the others go first, at most 5 s
-            if self._store.add("left", 0) >= self._post.world_size - 1:
-                return
-            time.sleep(0.05)
+        # The store may die with this process: let the others go first.
+        deadline = time.monotonic() + self._post.patience
+        while others and time.monotonic() < deadline:
+            others = {rank for rank in others if not self._peek(f"left/{rank}")}
+            time.sleep(self._post.interval / 20)
+        for rank in sorted(others):
+            member = parse_member(self._peek(f"member/{rank}"))
+            if frozen := why_frozen(member, self._me):
+                reason = f"has done its work but does not end: it is frozen, {frozen}"
+                self._verdict = Verdict(fate=Fate.SILENT, reason=reason, member=member)
+                raise PeerError(self._message(self._verdict))
 
     # ---- the beating thread
 

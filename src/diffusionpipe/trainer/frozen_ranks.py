@@ -1,8 +1,9 @@
-"""Ranks that are frozen while their job fails: they cannot end by themselves, and torch's agent waits 30 s for them.
+"""Ranks that are frozen while their job ends: they cannot end by themselves.
 
-A process that was stopped (SIGSTOP, a debugger) or that waits for a device or a network file system does not answer,
-so the other ranks end because of it. The launcher then kills it at once, and remembers that it was frozen: otherwise it
-would look like a rank that somebody has killed.
+Torch's agent waits 30 s for them if the job fails, and for ever if the other ranks have done all their work. A process
+that was stopped (SIGSTOP, a debugger) or that waits for a device or a network file system does not answer, so the other
+ranks end because of it. The launcher then kills it at once, and remembers that it was frozen: otherwise it would look
+like a rank that somebody has killed.
 """
 
 import contextlib
@@ -16,6 +17,10 @@ from diffusionpipe.units import Seconds
 
 _PATIENCE: dict[str, Seconds] = {"T": 0.5, "t": 0.5, "D": 5.0}
 """How long a rank must have been in a state to count as frozen; every process waits for a disk now and then."""
+_LAST: Seconds = 8.0
+"""How long a rank may be frozen when another has ended well: it has nothing left to do but end."""
+_ENDED = ("", "Z", "X")
+"""States of processes that do not exist any more, or wait to be forgotten."""
 
 
 class FrozenRanks:
@@ -28,19 +33,21 @@ class FrozenRanks:
         self._since: dict[int, tuple[str, Seconds]] = {}
 
     def look(self, pids: Sequence[int], is_failing: Callable[[], bool]) -> None:
-        """Kill the ranks that are frozen, if the job fails; `pids` are the process ids by rank.
+        """Kill the ranks that are frozen, if the job ends; `pids` are the process ids by rank.
 
-        `is_failing`: whether a rank has left a note; only asked if one is frozen. Without a note, a rank that somebody
-        has paused can go on later.
+        `is_failing`: whether a rank has left a note; only asked if one is frozen. Ranks end well only after all have
+        done their work. Without a note and with all ranks alive, a rank that somebody has paused can go on later.
         """
         now = self._clock()
-        for rank, pid in enumerate(pids):
-            state = state_of_process(pid) or ""
+        states = [state_of_process(pid) for pid in pids]
+        for rank, (pid, found) in enumerate(zip(pids, states, strict=True)):
+            state = found or ""
             before, since = self._since.get(rank, ("", now))
             since = since if state == before else now
             self._since[rank] = state, since
-            is_frozen = state in FROZEN and now - since >= _PATIENCE[state]
-            if is_frozen and rank not in self.killed and is_failing():
+            if state not in FROZEN or now - since < _PATIENCE[state] or rank in self.killed:
+                continue
+            if is_failing() or (now - since >= _LAST and any(other in _ENDED for other in states)):
                 self.killed[rank] = FROZEN[state]
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.killpg(pid, signal.SIGKILL)

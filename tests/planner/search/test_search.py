@@ -10,8 +10,10 @@ from diffusionpipe.errors import ConfigError
 from diffusionpipe.planner import Layout, build_plan
 from diffusionpipe.planner.filling.filler import filler_of
 from diffusionpipe.planner.pricing.arrangement import Arrangement, Ground, arrangements
+from diffusionpipe.planner.pricing.given import Given
 from diffusionpipe.planner.pricing.setting import Setting
 from diffusionpipe.planner.rivals.baselines import best_baselines, gpipe_starts, pipeline, places
+from diffusionpipe.planner.search.footprint import Footprint
 from diffusionpipe.planner.search.judge import Judge
 from diffusionpipe.planner.search.proposal import pricing_of, propose
 from diffusionpipe.planner.search.search import least_overflow, search
@@ -249,3 +251,16 @@ def test_copies_before_a_chain_are_found_where_parameters_lie_in_a_few_layers():
     candidate, proposal = search(setting).winner
     assert candidate.replicas == (3, 1)
     assert proposal.step < 0.6 * search(setting, units={1, 2}).winner[1].step
+
+
+def test_a_layout_that_estimates_hold_for_too_large_is_found_where_nothing_else_fits(monkeypatch):
+    setting = Setting(
+        profile=synthetic.chain([0.01] * 6),
+        cluster=synthetic.cluster(2),
+        workload=synthetic.workload(8),
+        given=Given(stages=2),
+    )
+    monkeypatch.setattr(Footprint, "overflow", lambda *arguments: 1)
+    winner = search(setting).winner
+    assert winner is not None
+    assert winner[1].overflow <= 0

@@ -14,7 +14,7 @@ from diffusionpipe.planner.assembly.buckets import subdivide
 from diffusionpipe.planner.pricing.meetings import Meeting, meetings_of
 from diffusionpipe.schedules import generator_of
 from diffusionpipe.timing import Graph, Streams, Times, graph_of, machine_of, prices_of, timed
-from diffusionpipe.timing.held import changes_by_order
+from diffusionpipe.timing.held import changes_of
 from diffusionpipe.timing.queues import Hop, Queues
 from diffusionpipe.timing.work import Transfer
 
@@ -130,14 +130,21 @@ def holding_of(schedule: Schedule) -> Holding:
 
 def _peaks(schedule: Schedule, worker: int, stages: Sequence[int]) -> tuple[tuple[int, ...], ...]:
     held = dict.fromkeys(stages, 0)
+    changes = {
+        (stage, op): change
+        for stage in stages
+        for op, change in changes_of(schedule.placement.pipeline_of(stage).ops, 1, 1).items()
+    }
     seen: dict[tuple[int, ...], None] = {}
-    changes = changes_by_order(schedule, [(1, 1)] * len(schedule.placement.stages))[worker]
-    for action, (taken, given_back) in zip(schedule.orders[worker], changes, strict=True):
-        if taken:
-            held[action.stage] += taken
+    is_rising = False
+    for action in schedule.orders[worker]:
+        taken, given_back = changes.get((action.stage, action.op), (0, 0))
+        held[action.stage] += taken
+        is_rising |= taken > 0
+        if given_back and is_rising:  # before something is given back, and only there, can be a maximum
             seen[tuple(held.values())] = None
-        if given_back:
-            held[action.stage] += given_back
+            is_rising = False
+        held[action.stage] += given_back
     return tuple(one for one in seen if not any(other != one and _covers(other, one) for other in seen))
 
 

@@ -143,6 +143,11 @@ def search(
         finalists = _finalists(setting, pool, filler, num_finalists, limit)
     if units is None or 1 in units:
         finalists = with_sharded(setting, finalists, filler, limit=limit)
+    if units is None and not is_limited and all(proposal.overflow > 0 for _, proposal in finalists):
+        # Estimates of memory are a little off: what misses it by least may fit.
+        nearest = least_estimated_overflow(setting)
+        if nearest and all(candidate != nearest.candidate for candidate, _ in finalists):
+            finalists.append((nearest.candidate, propose(setting, nearest.candidate.layout(setting), filler)))
     finalists.sort(key=lambda pair: (pair[1].overflow > 0, pair[1].step))
     taken = {candidate for candidate, _ in finalists}
     return Search(
