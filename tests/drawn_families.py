@@ -7,7 +7,7 @@ from diffusionpipe.models.folder import REGISTRY, scheduler_config
 from diffusionpipe.trainer import drawing
 from diffusionpipe.trainer.conditions import Wish
 from diffusionpipe.trainer.data.randomness import normal
-from diffusionpipe.trainer.drawing import draw_from_folder
+from diffusionpipe.trainer.drawing import Arithmetic, draw_from_folder
 from diffusionpipe.trainer.guidance import guidance_of
 from diffusionpipe.trainer.sampling import SamplingSettings
 
@@ -33,7 +33,10 @@ def drawn_here(monkeypatch, folder, guidance):
     settings = settings_of(folder, guidance)
     negatives = NEGATIVES if settings.is_guided else ()
     wish = Wish(prompts=PROMPTS, negatives=negatives)
-    return torch.stack(draw_from_folder(folder, wish, settings, resolution=SIZE, device=torch.device("cpu")))
+    # Rows as most pipelines take them: products of matrices round by their number of rows.
+    rows = Arithmetic(rows=len(PROMPTS))
+    device = torch.device("cpu")
+    return torch.stack(draw_from_folder(folder, wish, settings, resolution=SIZE, device=device, arithmetic=rows))
 
 
 def drawn_by_diffusers(folder, guidance):

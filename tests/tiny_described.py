@@ -207,5 +207,8 @@ def save_described(kind: str, folder: Path) -> Path:
     for seed, part in enumerate(pipeline.components.values()):
         if isinstance(part, torch.nn.Module):
             randomise_parameters(part, seed)
+    with torch.no_grad():
+        for parameter in pipeline.vae.decoder.parameters():  # calm as a trained one: rounding errors stay small
+            parameter.mul_(0.7 if parameter.ndim > 1 else 1.0)
     pipeline.save_pretrained(folder)
     return folder

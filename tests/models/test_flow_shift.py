@@ -8,7 +8,7 @@ from diffusers import FlowMatchEulerDiscreteScheduler
 from diffusers.pipelines.flux.pipeline_flux import calculate_shift
 
 from diffusionpipe.errors import ModelError
-from diffusionpipe.models.flow_shift import FlowShift, shift_of
+from diffusionpipe.models.flow_shift import FlowShift, is_flow_scheduler, shift_of
 from diffusionpipe.models.objective import Objective, ObjectiveSettings, Prediction, TimeSampling, noise_layer
 from diffusionpipe.trainer.data.randomness import uniform
 
@@ -123,3 +123,20 @@ def test_other_schedulers_shift_nothing_and_strange_ones_are_refused():
         shift_of({**flow, "use_dynamic_shifting": True, "max_shift": None})
     with pytest.raises(ModelError, match=r"has no tokens; set objective\.shift to a number"):
         shift_of({**flow, "use_dynamic_shifting": True}).factor(None)
+
+
+UNIPC = {
+    "_class_name": "UniPCMultistepScheduler",
+    "prediction_type": "flow_prediction",
+    "use_flow_sigmas": True,
+    "flow_shift": 3.0,
+}
+"""As Wan 2.1 is published."""
+
+
+def test_a_scheduler_of_another_kind_that_is_told_to_sample_a_flow_states_its_shift():
+    assert is_flow_scheduler(UNIPC)
+    assert shift_of(UNIPC) == FlowShift(static=3.0)
+    assert not is_flow_scheduler(UNIPC | {"prediction_type": "epsilon"})
+    with pytest.raises(ModelError, match="use_flow_sigmas is not true"):
+        shift_of(UNIPC | {"use_flow_sigmas": False})

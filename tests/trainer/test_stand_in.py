@@ -21,7 +21,6 @@ def folders(tmp_path_factory):
     return folder
 
 
-# Guidance multiplies rounding errors, and a random model does so once more.
 CASES = [(kind, guidance) for kind in PIPELINES for guidance in (1.5, REGISTRY[kind].call.unguided)]
 
 
