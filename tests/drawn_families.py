@@ -7,7 +7,8 @@ from diffusionpipe.models.folder import REGISTRY, scheduler_config
 from diffusionpipe.trainer import drawing
 from diffusionpipe.trainer.conditions import Wish
 from diffusionpipe.trainer.data.randomness import normal
-from diffusionpipe.trainer.drawing import Arithmetic, draw_from_folder
+from diffusionpipe.trainer.drawing import Arithmetic
+from diffusionpipe.trainer.folder_drawing import draw_from_folder
 from diffusionpipe.trainer.guidance import guidance_of
 from diffusionpipe.trainer.sampling import SamplingSettings
 

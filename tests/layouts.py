@@ -162,7 +162,7 @@ def scattered(seed):
 
     def filler(unfilled):
         schedule, num_layers = unfilled.schedule, len(unfilled.blocks[-1])
-        batch = sum(pipeline.num_samples for pipeline in schedule.placement.pipelines)
+        batch = schedule.placement.num_samples
         borders = sorted(rng.randrange(batch + 1) for _ in range(schedule.num_workers - 1))
         fills = {}
         for worker, (start, stop) in enumerate(zip([0, *borders], [*borders, batch], strict=True)):

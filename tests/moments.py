@@ -21,7 +21,7 @@ PLACES = {
     "a step": "diffusionpipe.trainer.loop:Stepper.step",
     "a backward": "diffusionpipe.runtime.compiler:run_backward",
     "the sum": "diffusionpipe.trainer.loop:Stepper._start_sum",
-    "recording": "diffusionpipe.trainer.run:_report",
+    "recording": "diffusionpipe.trainer.step_reports:StepReports._write",
     "making the folder": "diffusionpipe.trainer.checkpoints.checkpoint:_make_empty",
     "writing tensors": "diffusionpipe.trainer.checkpoints.checkpoint:Saving.write",
     "checksums": "diffusionpipe.trainer.checkpoints.checkpoint:describe_files",

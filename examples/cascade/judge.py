@@ -29,7 +29,8 @@ from diffusionpipe.errors import DiffusionPipeError
 from diffusionpipe.models.deepfloyd import reduced
 from diffusionpipe.models.folder import scheduler_config
 from diffusionpipe.trainer.conditions import Wish
-from diffusionpipe.trainer.drawing import Arithmetic, Source, latents_from_folder
+from diffusionpipe.trainer.drawing import Arithmetic
+from diffusionpipe.trainer.folder_drawing import Source, latents_from_folder
 from diffusionpipe.trainer.sampling import SamplingSettings
 
 SMALL = 8

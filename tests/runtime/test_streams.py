@@ -151,7 +151,9 @@ def watch(model_of, kind, schedule="1f1b", *, num_steps=2, phases=False, is_narr
                     worker.feed(worker.validate, held_out)
                 worker.validate.run()
                 num_rows = worker.sample().schedule.placement.pipelines[0].num_samples
-                predictor = PipelinePredictor(worker, transport, conditions={}, num_rows=num_rows, device=CPU)
+                predictor = PipelinePredictor(
+                    worker, transport, model.backbones[0], conditions={}, num_rows=num_rows, device=CPU
+                )
                 latents = torch.zeros(num_rows, *model.tensor("noisy").shape) if predictor.holds_latents else None
                 for time in (5, 3):
                     predicted = predictor(latents, torch.tensor(time))

@@ -17,7 +17,8 @@ from diffusionpipe.errors import ConfigError, ModelError, RecipeError
 from diffusionpipe.models.folder import scheduler_config
 from diffusionpipe.trainer.checkpoints.checkpoint_folder import latest
 from diffusionpipe.trainer.conditions import Wish
-from diffusionpipe.trainer.drawing import Source, decode_exactly, latents_from_folder
+from diffusionpipe.trainer.drawing import decode_exactly
+from diffusionpipe.trainer.folder_drawing import Source, latents_from_folder
 from diffusionpipe.trainer.members import build_model
 from diffusionpipe.trainer.recipe.recipe_file import recipe_from_table
 from diffusionpipe.trainer.sampling import SamplingSettings, drawn_noise, step_noise
@@ -197,7 +198,7 @@ def test_both_models_start_from_scratch(place):
 
 REFUSED = {
     "models.super.low_resolution: 4 are not the 8 pixels that base draws": {"large": {"low_resolution": 4}},
-    "is no model of super-resolution": {"base": {"low_resolution": 4}},
+    "reads no small pictures": {"base": {"low_resolution": 4}},
     "draws no flows": {"objective": {"kind": "flow_matching"}},
     "low_resolution: 16 is not below": {"large": {"low_resolution": 16}},
 }

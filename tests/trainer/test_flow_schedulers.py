@@ -22,12 +22,13 @@ from diffusionpipe.models.flow_shift import FlowShift
 from diffusionpipe.models.folder import build_graph, scheduler_config
 from diffusionpipe.models.objective import Objective, ObjectiveSettings, Prediction
 from diffusionpipe.models.pipeline_defaults import Guidance, default_guidance, default_resolution
-from diffusionpipe.trainer import cascade_drawing, drawing
+from diffusionpipe.trainer import cascade_drawing, drawing, folder_drawing
 from diffusionpipe.trainer.checkpoints.checkpoint import save
 from diffusionpipe.trainer.conditions import Wish
 from diffusionpipe.trainer.data.randomness import normal
-from diffusionpipe.trainer.drawing import draw_from_folder, spacing_of
+from diffusionpipe.trainer.drawing import spacing_of
 from diffusionpipe.trainer.export import Export, export
+from diffusionpipe.trainer.folder_drawing import draw_from_folder
 from diffusionpipe.trainer.guidance import guidance_of, trained_guidance
 from diffusionpipe.trainer.members import build_model, objective_of
 from diffusionpipe.trainer.sampling import SamplingSettings, Spacing, build_scheduler, set_times
@@ -192,7 +193,7 @@ def drawn_by_diffusers(folder: Path, size: int, **extra: object) -> np.ndarray:
 
 def drawn_here(monkeypatch, folder: Path, size: int, guidance: float | None, true_cfg_scale: float = 1.0) -> np.ndarray:
     """What `sample` draws, before it is rounded to 256 levels."""
-    monkeypatch.setattr(drawing, "decode", drawing.decode_exactly)
+    monkeypatch.setattr(folder_drawing, "decode", drawing.decode_exactly)
     strength = guidance_of(folder, guidance, true_cfg_scale)
     settings = SamplingSettings(
         steps=4,

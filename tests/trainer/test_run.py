@@ -32,7 +32,7 @@ from diffusionpipe.trainer import trackers
 from diffusionpipe.trainer.checkpoints.checkpoint import latest, verify
 from diffusionpipe.trainer.conditions import Wish
 from diffusionpipe.trainer.data.randomness import normal
-from diffusionpipe.trainer.drawing import draw_from_folder
+from diffusionpipe.trainer.folder_drawing import draw_from_folder
 from diffusionpipe.trainer.metrics import read_metrics
 from diffusionpipe.trainer.sampling import SamplingSettings
 

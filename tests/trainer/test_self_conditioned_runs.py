@@ -24,7 +24,7 @@ from diffusionpipe.ir.combinations import Feature, refusal
 from diffusionpipe.models.folder import reads_estimate, scheduler_config
 from diffusionpipe.trainer.checkpoints.checkpoint import latest
 from diffusionpipe.trainer.conditions import Wish
-from diffusionpipe.trainer.drawing import draw_from_folder
+from diffusionpipe.trainer.folder_drawing import draw_from_folder
 from diffusionpipe.trainer.members import build_model
 from diffusionpipe.trainer.sampling import SamplingSettings
 
@@ -200,7 +200,7 @@ def test_the_estimate_counts_when_pictures_are_drawn(over_two, tmp_path):
 
 
 def test_what_cannot_be_is_refused_at_once(recipe, place):
-    with pytest.raises(ValueError, match=r"0\.3 of a batch of 4 is no whole number of samples; use e\.g\. 0\.25"):
+    with pytest.raises(ValueError, match=r"0\.3 of a batch of 4 is not a whole number of samples; use e\.g\. 0\.25"):
         recipe("wrong", objective={"self_conditioning": 0.3})
     with pytest.raises(ValueError, match="less than or equal to 1"):
         recipe("wrong", objective={"self_conditioning": 1.5})

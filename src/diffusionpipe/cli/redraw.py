@@ -45,7 +45,8 @@ def _draw(model: "TrainedModel", origin: "Origin", device: "torch.device") -> "P
     from diffusionpipe.cli.sample_memory import check_memory, named_shortage
     from diffusionpipe.errors import ConfigError
     from diffusionpipe.trainer.conditions import Wish
-    from diffusionpipe.trainer.drawing import Arithmetic, draw_from_folder
+    from diffusionpipe.trainer.drawing import Arithmetic
+    from diffusionpipe.trainer.folder_drawing import draw_from_folder
 
     wish = Wish(
         prompts=() if origin.prompt is None else (origin.prompt,) * origin.count,

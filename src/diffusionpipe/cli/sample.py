@@ -254,7 +254,7 @@ def _draw(
 
     from diffusionpipe.cli.sample_memory import check_memory, named_shortage
     from diffusionpipe.trainer.cascade_drawing import draw_from_folders
-    from diffusionpipe.trainer.drawing import Source
+    from diffusionpipe.trainer.folder_drawing import Source
 
     sources = [
         Source(

@@ -99,7 +99,7 @@ def widen(module: nn.Module, name: str) -> None:
     """
     old = attribute(module, name)
     if type(old) is not nn.Conv2d or old.groups != 1 or old.padding_mode != "zeros":
-        raise ModelError(f"self_conditioning widens {name}, which is no plain convolution here")
+        raise ModelError(f"self_conditioning widens {name}, a plain convolution; here it is a {type(old).__name__}")
     with torch.device("meta"):
         new = TwoHalves(
             2 * old.in_channels,

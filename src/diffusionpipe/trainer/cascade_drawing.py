@@ -19,14 +19,8 @@ from torch import Tensor
 
 from diffusionpipe.errors import RecipeError
 from diffusionpipe.trainer.conditions import Wish
-from diffusionpipe.trainer.drawing import (
-    Picture,
-    Source,
-    decode,
-    decoded_if_possible,
-    latents_from_folder,
-    latents_in_session,
-)
+from diffusionpipe.trainer.drawing import Picture, decode, decoded_if_possible, latents_in_session
+from diffusionpipe.trainer.folder_drawing import Source, latents_from_folder
 from diffusionpipe.trainer.sampling import SamplingSettings
 
 if TYPE_CHECKING:

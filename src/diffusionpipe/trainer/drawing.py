@@ -1,7 +1,7 @@
 """Pictures from prompts or labels: conditions in, denoised latents, decoded pictures out.
 
-Either through the pipeline that trains (`latents_in_session`), or in one process from a diffusers folder
-(`draw_from_folder`). `cascade_drawing` draws with several models, each of which enlarges what the one before has drawn.
+Here through the pipeline that trains; `folder_drawing` does it in one process from a diffusers folder, and
+`cascade_drawing` with several models, each of which enlarges what the one before has drawn.
 """
 
 import logging
@@ -16,28 +16,23 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from diffusionpipe.models.family import LowResolution
-from diffusionpipe.models.flow_shift import is_flow_scheduler
-from diffusionpipe.models.folder import build_graph, family_of, reads_estimate, scheduler_config, weight_sources
+from diffusionpipe.models.folder import family_of
 from diffusionpipe.models.graph import Layer, LayerGraph
-from diffusionpipe.models.lora_file import load_adapters
-from diffusionpipe.models.objective import Objective, ObjectiveSettings, Prediction
+from diffusionpipe.models.objective import Objective
 from diffusionpipe.models.run import needed_layers, run_layers
 from diffusionpipe.models.self_conditioning import CONDITIONED, ESTIMATE
-from diffusionpipe.models.weights import materialize
 from diffusionpipe.runtime.error_file import is_shortage
 from diffusionpipe.runtime.host_weights import HostWeights
-from diffusionpipe.runtime.stage import LayerStage
 from diffusionpipe.trainer.conditions import Wish, raw_conditions, small_conditions
 from diffusionpipe.trainer.recipe import Precision
-from diffusionpipe.trainer.sampling import PipelinePredictor, SamplingSettings, Spacing, draw
+from diffusionpipe.trainer.sampling import PipelinePredictor, Predict, SamplingSettings, Spacing, draw
 from diffusionpipe.trainer.stand_in import Order, draw_by_pipeline
 
 if TYPE_CHECKING:
     from diffusionpipe.trainer.members import Member
     from diffusionpipe.trainer.session import Session
 
-_MOVING = ("noisy", "timesteps", ESTIMATE)
+MOVING = ("noisy", "timesteps", ESTIMATE)
 """What changes from one denoising step to the next."""
 
 Picture = NDArray[np.uint8]
@@ -114,17 +109,11 @@ def latents_in_session(
     if worker.place.group != 0 and session.plan.mesh.shard == 1:
         return None
     backbone = next(one for one in session.model.backbones if one.name == member.name)
-    raw = _with_mask(raw_conditions(wish, member.graph, member.folder, settings))
-    if small is not None:
-        raw |= small_conditions(small, member.graph, member.folder, settings, member.name)
-    raw = {member.component(name): value for name, value in raw.items()}
+    raw = _conditions(member, wish, settings, small)
     num_rows = len(next(iter(raw.values())))
     moving = [name for name in (backbone.noisy, backbone.timesteps, backbone.estimate) if name is not None]
     fed = [name for name in worker.sample(backbone.name).store if name not in moving]
-    precision = session.recipe.training.precision
-    autocast = torch.autocast(
-        session.job.device.type, dtype=torch.bfloat16, enabled=precision is Precision.BFLOAT16, cache_enabled=False
-    )
+    autocast = Arithmetic(precision=session.recipe.training.precision).context(session.job.device)
     with torch.no_grad(), autocast:
         on_device = {name: value.to(session.job.device) for name, value in raw.items()}
         frozen = _frozen_part(session.graph, fed, on_device, moving, worker.host_weights)
@@ -151,24 +140,58 @@ def latents_in_session(
         resolution=member.recipe.data.resolution,
         device=session.job.device,
     )
-    if family_of(member.folder).call is not None:
-        is_shown = worker.place.group == 0 and predict.shows
-        return draw_by_pipeline(order, predict, decodes=is_shown, on_step=on_step)
-    return draw(
+    return drawn(
+        order,
         predict,
-        settings,
-        num_samples=order.num_samples,
-        latent_shape=order.latents,
-        holds_latents=predict.holds_latents,
-        spacing=spacing_of(member.graph),
-        feed_back=partial(_remembered, member.graph, predict.remember) if predict.reads_estimate else None,
-        device=order.device,
+        member.graph,
         model=member.name,
+        feed_back=predict.remember if predict.reads_estimate else None,
+        holds_latents=predict.holds_latents,
+        is_shown=worker.place.group == 0 and predict.shows,
         on_step=on_step,
     )
 
 
-def _with_mask(raw: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def _conditions(member: "Member", wish: Wish, settings: SamplingSettings, small: Tensor | None) -> dict[str, Tensor]:
+    """The raw inputs of conditions, named as in the graph of all models."""
+    raw = with_mask(raw_conditions(wish, member.graph, member.folder, settings))
+    if small is not None:
+        raw |= small_conditions(small, member.graph, member.folder, settings, member.name)
+    return {member.component(name): value for name, value in raw.items()}
+
+
+def drawn(
+    order: Order,
+    predict: Predict,
+    graph: LayerGraph,
+    *,
+    model: str,
+    feed_back: Callable[[Tensor], None] | None,
+    holds_latents: bool = True,
+    is_shown: bool = True,
+    on_step: Callable[[int, int], None] | None = None,
+) -> Tensor | None:
+    """Latents by our loop, or decoded pictures by diffusers' pipeline, as the family wants it; None where are none.
+
+    `feed_back` gets the last estimate, for a denoiser that reads it. `is_shown`: this rank decodes.
+    """
+    if family_of(order.folder).call is not None:
+        return draw_by_pipeline(order, predict, decodes=is_shown, on_step=on_step)
+    return draw(
+        predict,
+        order.settings,
+        num_samples=order.num_samples,
+        latent_shape=order.latents,
+        holds_latents=holds_latents,
+        spacing=spacing_of(graph),
+        feed_back=None if feed_back is None else partial(_remembered, graph, feed_back),
+        device=order.device,
+        model=model,
+        on_step=on_step,
+    )
+
+
+def with_mask(raw: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The raw inputs of conditions, with the mask of a denoiser that reads its own estimate: all rows do."""
     return {**raw, CONDITIONED: torch.ones(len(next(iter(raw.values()))))}
 
@@ -240,167 +263,10 @@ class Arithmetic:
         return torch.autocast(device.type, dtype=torch.bfloat16, enabled=is_narrow, cache_enabled=False)
 
 
-def _in_passes(stage: LayerStage, inputs: Mapping[str, Tensor], arithmetic: Arithmetic) -> Tensor:
-    """The prediction for all rows, so many at a time as the arithmetic says."""
-    num_rows = len(inputs["noisy"])
-    size = arithmetic.rows or num_rows
-    outputs = []
-    for start in range(0, num_rows, size):
-        part = {name: value[start : start + size] for name, value in inputs.items()}
-        missing = size - len(part["noisy"])
-        if missing:
-            part = {
-                name: torch.cat([value, value[-1:].expand(missing, *value.shape[1:])]) for name, value in part.items()
-            }
-        with arithmetic.context(inputs["noisy"].device):
-            outputs.append(stage(part)["prediction"])
-    return torch.cat(outputs)[:num_rows]
-
-
-class _Predictor:
-    """Predicts in one process. Mutable: it keeps the last estimate for a denoiser that reads it."""
-
-    def __init__(
-        self, stage: LayerStage, conditions: Mapping[str, Tensor], arithmetic: Arithmetic, times: torch.dtype | None
-    ) -> None:
-        """`times`: of the times that the stage reads; None: as the scheduler gives them."""
-        self._stage, self._conditions, self._arithmetic, self._times = stage, conditions, arithmetic, times
-        self._estimate: Tensor | None = None
-
-    def __call__(self, noisy: Tensor | None, timestep: Tensor) -> Tensor:
-        """See `sampling.Predict`."""
-        assert noisy is not None
-        times = timestep.to(noisy.device, self._times or timestep.dtype).expand(len(noisy))
-        inputs = {"noisy": noisy, "timesteps": times, **self._conditions}
-        if ESTIMATE in self._stage.reads:
-            last = torch.zeros_like(noisy) if self._estimate is None else self._estimate
-            inputs[ESTIMATE] = torch.cat([last] * (len(noisy) // len(last)))
-        return _in_passes(self._stage, inputs, self._arithmetic)
-
-    def remember(self, estimate: Tensor) -> None:
-        """Let the next step read this estimate, the same for every row of a sample."""
-        self._estimate = estimate
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Source:
-    """A diffusers folder that is drawn from, in one process."""
-
-    folder: Path
-    resolution: int
-    """Side of the pictures, in pixels."""
-    adapters: Path | None = None
-    """A folder with the file of adapters that diffusers writes, to be added to the denoiser."""
-    name: str = ""
-    """Of the model among several."""
-    small: int | None = None
-    """Side of the small pictures that it reads; None: it reads none."""
-
-    @property
-    def low(self) -> LowResolution | None:
-        """The small pictures that it reads."""
-        return None if self.small is None else LowResolution(resolution=self.small, augmentation=1.0)
-
-
-def draw_from_folder(
-    folder: Path,
-    wish: Wish,
-    settings: SamplingSettings,
-    *,
-    resolution: int,
-    device: torch.device,
-    adapters: Path | None = None,
-    arithmetic: Arithmetic = Arithmetic(),
-    on_step: Callable[[int, int], None] | None = None,
-) -> list[Picture]:
-    """Pictures of one model, else as `latents_from_folder`."""
-    source = Source(folder=folder, resolution=resolution, adapters=adapters)
-    latents = latents_from_folder(source, wish, settings, device=device, arithmetic=arithmetic, on_step=on_step)
-    return decode(folder, latents)
-
-
-def latents_from_folder(
-    source: Source,
-    wish: Wish,
-    settings: SamplingSettings,
-    small: Tensor | None = None,
-    *,
-    device: torch.device,
-    arithmetic: Arithmetic = Arithmetic(),
-    on_step: Callable[[int, int], None] | None = None,
-) -> Tensor:
-    """Latents of pictures from a diffusers folder in one process, also of a U-Net trained by flow matching.
-
-    `small`: the small pictures that the model reads.
-
-    Raises:
-        ModelError: the folder is not one of a supported model, or the adapters are not of that model.
-        RecipeError: prompts and labels do not suit the model.
-    """
-    folder = source.folder
-    objective = _objective_of(folder)
-    graph = build_graph(folder, objective=objective, resolution=source.resolution, low=source.low)
-    raw = _with_mask(raw_conditions(wish, graph, folder, settings))
-    if small is not None:
-        raw |= small_conditions(small, graph, folder, settings, source.name)
-    (backbone,) = graph.backbones
-    assert backbone.prediction is not None, "supported pipelines can be sampled from"
-    layers = needed_layers(graph.layers, (backbone.prediction,), given=(*_MOVING, *raw))
-    names = [layer.name for layer in layers]
-    materialize(graph, names, weight_sources(folder, graph), device=device, dtype=torch.float32, seed=0)
-    denoiser = next(layer.component for layer in layers if backbone.prediction in layer.writes)
-    if source.adapters is not None:
-        load_adapters(graph.components[denoiser], source.adapters, denoiser)
-    frozen = [layer for layer in layers if layer.component != denoiser]
-    trained = [layer for layer in layers if layer.component == denoiser]
-    stage = LayerStage(trained, graph.components, outputs=["prediction"])
-    fed = [name for name in stage.reads if name not in _MOVING]
-    with torch.no_grad():
-        on_device = {name: value.to(device) for name, value in raw.items()}
-        with arithmetic.context(device):
-            conditions = on_device | run_layers(frozen, graph.components, on_device, targets=set(fed))
-
-        times = torch.float32 if objective.prediction is Prediction.FLOW_MATCHING else None
-        predict = _Predictor(stage, {name: conditions[name] for name in fed}, arithmetic, times)
-        order = Order(
-            folder=folder,
-            settings=settings,
-            num_samples=len(wish),
-            latents=_latent_shape(graph),
-            resolution=source.resolution,
-            device=device,
-        )
-        if family_of(folder).call is not None:
-            drawn = draw_by_pipeline(order, predict, decodes=True, on_step=on_step)
-        else:
-            drawn = draw(
-                predict,
-                settings,
-                num_samples=order.num_samples,
-                latent_shape=order.latents,
-                spacing=spacing_of(graph),
-                feed_back=partial(_remembered, graph, predict.remember) if ESTIMATE in stage.reads else None,
-                device=device,
-                model=source.name,
-                on_step=on_step,
-            )
-    assert drawn is not None
-    return drawn
-
-
-def _objective_of(folder: Path) -> ObjectiveSettings:
-    """What the folder's denoiser predicts, and whether it reads its own estimate."""
-    config = scheduler_config(folder)
-    kind = Prediction.V_PREDICTION if config.get("prediction_type") == "v_prediction" else Prediction.EPSILON
-    if is_flow_scheduler(config):
-        kind = Prediction.FLOW_MATCHING
-    return ObjectiveSettings(prediction=kind, self_conditioning=float(reads_estimate(folder)))
+PLAIN = Arithmetic()
+"""All rows at once, in float32."""
 
 
 def spacing_of(graph: LayerGraph) -> Spacing:
     """How time steps are spaced for this model."""
     return Spacing(num_tokens=graph.num_tokens, has_even_sigmas=graph.has_even_sigmas)
-
-
-def _latent_shape(graph: LayerGraph) -> tuple[int, ...]:
-    return next(spec.shape for spec in graph.inputs if spec.name == "noise")

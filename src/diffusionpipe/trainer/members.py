@@ -131,7 +131,7 @@ def low_resolution_of(recipe: Recipe, folder: Path, before: int | None) -> LowRe
     if augmentation is None:
         given = [key for key in ("low_resolution", "noise_augmentation") if getattr(model, key) is not None]
         if given:
-            raise RecipeError(f"model.{given[0]}: {folder} is no model of super-resolution; remove it")
+            raise RecipeError(f"model.{given[0]}: {folder} reads no small pictures; remove it")
         return None
     resolution = model.low_resolution or before
     if resolution is None:

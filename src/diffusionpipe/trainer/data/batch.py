@@ -24,13 +24,12 @@ from diffusionpipe.trainer.data.skipped import Skipped, Skipping
 TOKENS = ("input_ids", "input_ids_2", "input_ids_3")
 """The caption in the tokens of each text encoder."""
 MASKS = {"input_mask": "input_ids"}
-"""Where tokens count, 1, and where they fill up, 0: input and the tokens that it belongs to."""
+"""1 where tokens count, 0 where they fill up: input and the tokens that it belongs to."""
 _DRAWN = ("posterior_noise", "noise", "time", CONDITIONED, "augmentation_noise", "augmentation_level")
 INPUTS = ("pixels", "condition", *TOKENS, *MASKS, "labels", "time_ids", "guidance", *_DRAWN)
 """Raw inputs that a model may read."""
 
-_ATTEMPTS = 100
-"""A few damaged pictures could replace each other for ever."""
+_ATTEMPTS = 100  # a few damaged pictures could replace each other for ever
 
 
 def kind_of(name: str) -> str:

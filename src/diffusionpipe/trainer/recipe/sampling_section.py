@@ -41,7 +41,7 @@ class SamplingSection(Section):
     true_cfg_scale: Annotated[float, Field(ge=1)] = 1.0
     """Scale of classifier-free guidance of a distilled model; 1 turns it off."""
     noise_level: Annotated[int, Field(ge=0, lt=1_000_000)] = 250
-    """For super-resolution: the time step whose noise is added to the small pictures, of which the model is told."""
+    """For super-resolution: the time step whose noise is added to the small pictures; the model reads it too."""
     scheduler: Maybe[str] = None
     """Class name of a diffusers scheduler, e.g. "DDIMScheduler"; "none": the folder's own."""
     seed: Maybe[Seed] = None

@@ -287,7 +287,7 @@ def _estimates_are_of_whole_samples(*, objective: ObjectiveSection, training: Tr
     if (share * training.batch).denominator != 1:
         nearest = max(1, round(share * training.batch)) / training.batch
         yield (
-            f"objective.self_conditioning: {objective.self_conditioning} of a batch of {training.batch} is no whole "
+            f"objective.self_conditioning: {objective.self_conditioning} of a batch of {training.batch} is not a whole "
             f"number of samples; use e.g. {nearest:g}"
         )
 
