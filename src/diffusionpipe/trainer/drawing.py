@@ -110,7 +110,6 @@ def latents_in_session(
         return None
     backbone = next(one for one in session.model.backbones if one.name == member.name)
     raw = _conditions(member, wish, settings, small)
-    num_rows = len(next(iter(raw.values())))
     moving = [name for name in (backbone.noisy, backbone.timesteps, backbone.estimate) if name is not None]
     fed = [name for name in worker.sample(backbone.name).store if name not in moving]
     autocast = Arithmetic(precision=session.recipe.training.precision).context(session.job.device)
@@ -127,7 +126,7 @@ def latents_in_session(
         session.transport,
         backbone,
         conditions={name: value for name, value in frozen.tensors.items() if name in fed},
-        num_rows=num_rows,
+        num_rows=len(next(iter(raw.values()))),
         device=session.job.device,
         lead=lead if frozen.lead else None,
         is_everywhere=family_of(member.folder).call is not None,
