@@ -7,11 +7,11 @@ def test_with_few_samples_two_directions_beat_the_same_direction_and_all_copies(
     for way in ways("512 + 512 px", 8, 1):
         if way.fits:
             steps[way.name] = min(way.step, steps.get(way.name, float("inf")))
-    assert steps["opposed"] == min(steps.values())
-    assert 1.4 < steps["DDP"] / steps["opposed"] < 1.5
-    assert 1.2 < steps["sharded data parallel"] / steps["opposed"] < 1.4
-    assert steps["together"] / steps["opposed"] > 1.3
-    assert steps["in turn"] / steps["opposed"] > 1.6
+    assert steps["opposed"] <= 1.001 * min(steps.values())  # divided devices are as good
+    assert 1.2 < steps["DDP"] / steps["opposed"] < 1.3
+    assert 1.1 < steps["sharded data parallel"] / steps["opposed"] < 1.2
+    assert steps["together"] / steps["opposed"] > 1.25
+    assert steps["in turn"] / steps["opposed"] > 1.5
 
 
 def test_without_encoders_nothing_is_frozen_and_both_backbones_stay():
