@@ -11,7 +11,7 @@ from diffusionpipe.planner.band import UNCERTAINTY, Band, Flip, band_of, stretch
 from diffusionpipe.planner.choice import GAIN, choose
 from diffusionpipe.planner.pricing.setting import Setting
 
-NUM_TIES = 20
+NUM_TIES = 36
 NEAR_A_TIE, CLEAR = 0.5, 1.0
 """Gigabytes a second between two devices: at the first, slower layers make data parallelism the fastest."""
 
