@@ -78,10 +78,7 @@ def _other_run(plan: Plan, batch: int, num_ranks: int) -> Iterator[str]:
             f"{plan.mesh.num_ranks}"
         )
     if plan.batch != batch:
-        yield (
-            f"it is for a batch of {plan.batch}, but training.batch is {batch}: set "
-            f"training.batch = {plan.batch}"
-        )
+        yield (f"it is for a batch of {plan.batch}, but training.batch is {batch}: set training.batch = {plan.batch}")
 
 
 def _other_model(plan: Plan, model: ModelGraph) -> Iterator[str]:

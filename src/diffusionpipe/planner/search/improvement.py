@@ -185,7 +185,7 @@ def _add_ordered(pool: Pool, arrangement: Arrangement, microbatches: int) -> Non
         return
     limit = own[0].score * BETTER
     for candidate in ordered(pool.judge, [one.candidate for one in own], seconds=ORDER_SECONDS):
-        one = pool.judged_of(candidate, limit=limit)
+        one = move_cuts(pool, pool.judged_of(candidate))
         if one.fits and one.score < limit:
             pool.add(one)
 
