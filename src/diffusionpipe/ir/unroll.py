@@ -9,7 +9,8 @@ for the end of the batch, so there is no flush. With 3 stages and 2 micro-batche
 
 `unroll` gives the schedule of a number of batches: as many windows one behind the other, and before them those that only
 begin batches [1]. Actions of batches that do not exist are left out [2]. So start-up and drain are derived. Micro-batches
-count on from batch to batch:
+count on from batch to batch. An ENCODE of a window is the place at which all workers together encode its batch, by a
+schedule of their own; an unrolled schedule has none.
 
 >>> from diffusionpipe.ir.action import parse_action
 >>> from diffusionpipe.schedules import one_f_one_b
@@ -59,7 +60,7 @@ def _unrolled(window: Schedule, order: tuple[Action, ...], batches: int) -> Iter
     for number in range(-window.lead, batches):  # [1]
         for action in order:
             batch = number + action.reading.lead
-            if 0 <= batch < batches:  # [2]
+            if 0 <= batch < batches and action.op is not Op.ENCODE:  # [2]
                 yield _of_batch(window, action, batch)
 
 
@@ -94,6 +95,8 @@ def fold(unrolled: Schedule, batches: int) -> Schedule:
         kept[slot] = number_of[_key(message, message.microbatch % counts[message.source])]
 
     def folded(action: Action) -> Action:
+        if action.op is Op.ENCODE and action.slot is not None:
+            return replace(action, slot=0, reading=Reading(lead=action.slot - middle))
         if action.microbatch is None:
             return action
         batch, microbatch = divmod(action.microbatch, counts[action.stage])

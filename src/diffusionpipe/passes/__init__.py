@@ -16,7 +16,7 @@ Without a flush, `without_flush` makes the window of a schedule, and `with_versi
 from diffusionpipe.passes.communication import communicate
 from diffusionpipe.passes.connect import connect, connect_blocks
 from diffusionpipe.passes.encoding import insert_encoding
-from diffusionpipe.passes.filling import PlacedFill, insert_fills, prologue
+from diffusionpipe.passes.filling import PlacedFill, encoding_of, insert_fills, prologue
 from diffusionpipe.passes.overlap import without_flush
 from diffusionpipe.passes.reduction import reduce_gradients
 from diffusionpipe.passes.replicate import replicate
@@ -28,6 +28,7 @@ __all__ = [
     "communicate",
     "connect",
     "connect_blocks",
+    "encoding_of",
     "gathers_first",
     "insert_encoding",
     "insert_fills",

@@ -70,7 +70,7 @@ def with_versions(window: Schedule, versions: Versions, delay: int = 1) -> Sched
         ConfigError: the delay is shorter than the lead of a forward.
     """
     leads = {(a.stage, a.microbatch): a.reading.lead for _, a in window.actions() if a.op is Op.F}
-    row, lead = ROWS[versions], window.lead
+    row, lead = ROWS[versions], max(leads.values())
     if versions is Versions.DELAYED and delay < lead:
         stages = len(window.placement.stages)
         needed = -(-_most_ahead(window) // delay)

@@ -4,7 +4,7 @@ from dataclasses import replace
 from fractions import Fraction
 
 from diffusionpipe.errors import ConfigError
-from diffusionpipe.ir import Op, Schedule, Span, Timeline
+from diffusionpipe.ir import MESSAGE_OPS, Action, Op, Schedule, Span, Timeline, compute_action
 from diffusionpipe.ir.unroll import fold, unroll
 from diffusionpipe.passes import communicate, without_flush
 from diffusionpipe.schedules import REGISTRY
@@ -53,7 +53,43 @@ def communicate_window(window: Schedule) -> Schedule:
     """
     batches = 2 * (window.lead + 2) + 2
     unrolled = unroll(window, batches)
-    return fold(communicate(unrolled, _timetable(unrolled), lookahead=8 * window.num_workers), batches)
+    timetable = _timetable(unrolled)
+    explicit = communicate(unrolled, timetable, lookahead=8 * window.num_workers)
+    return fold(_encoding(explicit, timetable, batches), batches)
+
+
+def _encoding(explicit: Schedule, timetable: Timeline, batches: int) -> Schedule:
+    """With an ENCODE for each batch on every worker: the place at which all workers encode it.
+
+    In the one order of everything that `communicate` describes it stands right before the batch's first forward. So the
+    messages of the encoding are in one order with all others.
+    """
+    ends = {span.action: span.end for span in timetable.spans}
+    pipeline = explicit.placement.pipelines[0]
+    first, count = pipeline.stages[0], len(pipeline.microbatches) // batches
+    before = Fraction(1, 8 * explicit.num_workers)
+    places = [ends[compute_action(first, Op.F, batch * count)] - before for batch in range(batches)]
+    orders = []
+    for order in explicit.orders:
+        stage = next(action.stage for action in order if action.op is Op.F)
+        merged: list[Action] = []
+        batch = 0
+        for action in order:
+            reached = ends.get(_producer(explicit, action), 0)
+            while batch < batches and reached > places[batch]:
+                merged.append(Action(stage=stage, op=Op.ENCODE, slot=batch))
+                batch += 1
+            merged.append(action)
+        orders.append(tuple(merged))
+    return replace(explicit, orders=tuple(orders))
+
+
+def _producer(schedule: Schedule, action: Action) -> Action:
+    """The compute that a message stands behind; of all else itself."""
+    if action.op not in MESSAGE_OPS or action.slot is None:
+        return action
+    message = schedule.messages[action.slot]
+    return compute_action(message.source, Op.B if message.is_gradient else Op.F, message.microbatch)
 
 
 def _timetable(unrolled: Schedule) -> Timeline:

@@ -33,7 +33,7 @@ from diffusionpipe.timing.legal.compute import (
 )
 from diffusionpipe.timing.legal.messages import channel_problems, message_problems, timing_problems
 from diffusionpipe.timing.legal.placement import placement_problems, supply_problems
-from diffusionpipe.timing.legal.versions import step_problems, window_problems
+from diffusionpipe.timing.legal.versions import step_problems, window_problems, without_encoding
 from diffusionpipe.timing.machine import Streams, machine_of
 
 
@@ -49,10 +49,11 @@ def check(schedule: Schedule, *, streams: Streams | None = None, source: object 
     Raises:
         ScheduleError: it is illegal; every problem found is named, with worker and action.
     """
-    _refuse(placement_problems(schedule), source)
     if schedule.lead:
+        _refuse(placement_problems(without_encoding(schedule)), source)
         _refuse([*window_problems(schedule)], source)
         schedule = unroll(schedule, schedule.lead + 2)
+    _refuse(placement_problems(schedule), source)
     all_flows = flows(schedule)
     positions = {action: i for order in schedule.orders for i, action in enumerate(order)}
     structure = [

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 
 from diffusionpipe.ir.action import Action, Op
 from diffusionpipe.ir.schedule import Schedule
@@ -25,14 +26,35 @@ def step_problems(schedule: Schedule) -> Iterator[str]:
             yield f"worker {worker}: no STEP takes in the gradient of {pending[block]}"
 
 
+def without_encoding(window: Schedule) -> Schedule:
+    """The window without the places at which its batches are encoded."""
+    return replace(window, orders=tuple(tuple(a for a in order if a.op is not Op.ENCODE) for order in window.orders))
+
+
 def window_problems(window: Schedule) -> Iterator[str]:
     """What is wrong with a window beside what its unrolled schedule shows."""
     yield from _step_places(window)
+    yield from _encodings(window)
     yield from _readings(window)
     yield from _tables(window)
     for worker, action in window.actions():
         if action.op in (Op.B, Op.I, Op.W, Op.REDUCE_GRAD, Op.STEP) and action.reading.lead:
             yield f"worker {worker}: {action} belongs to a later batch; only forwards and messages may"
+
+
+def _encodings(window: Schedule) -> Iterator[str]:
+    """If a window encodes, each worker does so once, before everything else that it does for the batch."""
+    if not any(action.op is Op.ENCODE for _, action in window.actions()):
+        return
+    for worker, order in enumerate(window.orders):
+        places = [place for place, action in enumerate(order) if action.op is Op.ENCODE]
+        if len(places) != 1:
+            yield f"worker {worker}: {len(places)} ENCODEs in a window; it needs one"
+            continue
+        lead = order[places[0]].reading.lead
+        for place, action in enumerate(order):
+            if (-action.reading.lead, place) < (-lead, places[0]):
+                yield f"worker {worker}: {action} comes before {order[places[0]]}, which encodes its batch"
 
 
 def _step_places(window: Schedule) -> Iterator[str]:

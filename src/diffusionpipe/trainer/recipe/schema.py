@@ -44,6 +44,13 @@ class OnSpike(StrEnum):
     STOP = "stop"
 
 
+class Clip(StrEnum):
+    """Whose norm clipping looks at."""
+
+    GLOBAL = "global"
+    BLOCK = "block"
+
+
 class Precision(StrEnum):
     """The arithmetic of the layers; parameters, gradients and the optimizer are float32, or float64 with the last."""
 
@@ -103,6 +110,8 @@ class TrainingSection(Section):
     """Arithmetic: float32, bfloat16 (autocast over float32 weights), or float64 (for tests)."""
     clip_norm: Maybe[Positive] = 1.0
     """Gradient clipping: a larger norm of all gradients together is scaled down to this value."""
+    clip: Choice[Clip] = Clip.GLOBAL
+    """Whose norm is compared with clip_norm: that of all gradients together, "global", or of each stage's, "block"."""
     post_validation: bool = False
     """Run the optimizer step before the gradient norm over all ranks is known, and undo it if clipping was needed."""
     on_spike: Choice[OnSpike] = OnSpike.NONE
