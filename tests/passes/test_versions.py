@@ -49,7 +49,7 @@ def test_staleness_and_versions_are_those_of_the_table(versions, p):
 def test_pipedream_with_four_stages_and_accumulation():
     window = window_of(Versions.STASHED, 4, 4)
     assert [sum(staleness_of(window)[stage, Op.F]) / 4 for stage in range(4)] == [0.75, 0.5, 0.25, 0]
-    assert str(window.orders[0][0]) == "0F3" and str(window.orders[0][2]) == "0F0+1~1"
+    assert " ".join(map(str, window.orders[0])).startswith("0F3 0B0~1 0F0+1~1 0B1~1")
 
 
 @pytest.mark.parametrize("p", range(2, 9))

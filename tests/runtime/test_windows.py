@@ -1,6 +1,6 @@
 """Training without a flush is the sequential recurrence, whose weights are as old as the table says.
 
-    w_s[v+1] = update( w_s[v],  d loss / d w_s  with forwards on { w_j[v - a_j] } and backwards on { w_j[v - b_j] } )
+w_s[v+1] = update( w_s[v],  d loss / d w_s  with forwards on { w_j[v - a_j] } and backwards on { w_j[v - b_j] } )
 """
 
 import copy
@@ -33,7 +33,9 @@ OPTIMIZERS = {
 @cache
 def model_of(name):
     graph = MODELS[name]()
-    batches = [{key: value[8 * i : 8 * i + 8] for key, value in raw_inputs(graph, 8 * STEPS).items()} for i in range(STEPS)]
+    batches = [
+        {key: value[8 * i : 8 * i + 8] for key, value in raw_inputs(graph, 8 * STEPS).items()} for i in range(STEPS)
+    ]
     return graph, describe(graph), batches
 
 
@@ -56,9 +58,7 @@ def recurrence(graph, plan, batches, make_optimizer, flushes):
             rows = pipeline.rows(microbatch)
 
             def read(op, microbatch=microbatch, first=first, step=step):
-                return [
-                    versions[s][max(step - table[s, op][microbatch], first)] for s in range(len(stages))
-                ]
+                return [versions[s][max(step - table[s, op][microbatch], first)] for s in range(len(stages))]
 
             for own, values in zip(stages, read(Op.F), strict=True):
                 for name, parameter in own.items():

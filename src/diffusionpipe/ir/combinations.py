@@ -54,6 +54,7 @@ class Feature(StrEnum):
     SEVERAL_BACKBONES = "several models"
     PREDICTION = "predicted weights"
     GLOBAL_CLIPPING = "clipping by the global norm"
+    SPIKES = "spikes"
 
 
 MEANINGS: Mapping[Feature, str] = {
@@ -90,6 +91,7 @@ MEANINGS: Mapping[Feature, str] = {
     Feature.SEVERAL_BACKBONES: "`[models.NAME]`: several models train together",
     Feature.PREDICTION: '`pipeline.versions = "predicted"`',
     Feature.GLOBAL_CLIPPING: '`training.clip_norm` with `training.clip = "global"`',
+    Feature.SPIKES: "`training.on_spike` skips a step or stops at one",
 }
 
 
@@ -231,8 +233,7 @@ REFUSED: Mapping[tuple[Feature, Feature], str] = {
         '"flushed"'
     ),
     (Feature.VERSIONS, Feature.SHARDED): (
-        "sharded parameters are gathered for one version at a time; leave out sharded, or set versions = "
-        '"flushed"'
+        'sharded parameters are gathered for one version at a time; leave out sharded, or set versions = "flushed"'
     ),
     (Feature.VERSIONS, Feature.BUCKETS): 'versions need whole stages; leave out buckets, or set versions = "flushed"',
     (Feature.VERSIONS, Feature.ORDERS): (
@@ -243,8 +244,7 @@ REFUSED: Mapping[tuple[Feature, Feature], str] = {
         'objective.self_conditioning, or set versions = "flushed"'
     ),
     (Feature.VERSIONS, Feature.SEVERAL_BACKBONES): (
-        "several models cannot train together without a flush yet; train them one by one, or set versions = "
-        '"flushed"'
+        'several models cannot train together without a flush yet; train them one by one, or set versions = "flushed"'
     ),
     (Feature.VERSIONS, Feature.OFFLOAD): (
         "weights of encoders cannot come from host memory without a flush yet; leave out offload_frozen, or set "
@@ -263,6 +263,10 @@ REFUSED: Mapping[tuple[Feature, Feature], str] = {
     (Feature.VERSIONS, Feature.GLOBAL_CLIPPING): (
         "without a flush the norm over all stages is not known when a stage steps; set clip = "
         '"block", or leave out clip_norm'
+    ),
+    (Feature.VERSIONS, Feature.SPIKES): (
+        'without a flush a spike is known after the next steps have begun; set on_spike = "none", or versions = '
+        '"flushed"'
     ),
     (Feature.CONTROLNET, Feature.PICTURES): (
         "the model needs a conditioning picture, which prompts cannot give; draw with diffusers' pipeline"

@@ -7,9 +7,9 @@ for the end of the batch, so there is no flush. With 3 stages and 2 micro-batche
     worker 1   1F1   1B0  1F0+1 1B1  1STEP
     worker 2   2F0   2B0  2F1   2B1  2STEP
 
-`unroll` gives the schedule of a number of batches: as many windows one behind the other, and before them those that only
-begin batches [1]. Actions of batches that do not exist are left out [2]. So start-up and drain are derived. Micro-batches
-count on from batch to batch. An ENCODE of a window is the place at which all workers together encode its batch, by a
+`unroll` gives the schedule of a number of batches: as many windows one behind the other, and before them those that
+only begin batches [1]. Actions of batches that do not exist are left out [2]. So start-up and drain are derived.
+Micro-batches count on from batch to batch. An ENCODE of a window is the place at which all workers together encode its batch, by a
 schedule of their own; an unrolled schedule has none.
 
 >>> from diffusionpipe.ir.action import parse_action

@@ -10,7 +10,8 @@ In the order in which they are applied; each is pure and optional, and each resu
     shard_parameters  UNSHARD and RESHARD around every use of a block, REDUCE_GRAD after each of its backwards
     communicate       sends and receives, ordered by a simulated timeline
 
-Without a flush, `without_flush` makes the window of a schedule, and `with_versions` says which weights its actions read.
+Without a flush, `without_flush` makes the window of a schedule, and `with_versions` says which weights its actions
+read.
 """
 
 from diffusionpipe.passes.communication import communicate

@@ -8,9 +8,9 @@ one at the end of the window behind its own, when its last messages have surely 
     F0 F1       F2 B0 F3 B1 STEP    F4 B2 F5 B3 STEP    B4 B5 STEP     two micro-batches, batches 0 to 2, then a flush
     context 0   contexts 1 and 0    contexts 2 and 1    context 2
 
-Before the first window of a stretch come windows that only begin batches; windows begin no batch that is behind the next
-flush. Frozen outputs of a batch are there before its first forward: another executor encodes the whole batch, into the
-rows of its context.
+Before the first window of a stretch come windows that only begin batches; windows begin no batch that is behind the
+next flush. At its ENCODE a batch takes its context over, and another executor encodes the whole batch into the rows of
+the context.
 """
 
 from collections.abc import Callable, Mapping
@@ -77,7 +77,7 @@ class WindowExecutor:
         versions: Mapping[int, BlockVersions],
         encoding: tuple[Schedule, Equipment],
     ) -> None:
-        """`versions`: of each block of this worker. `encoding`: the schedule that encodes a batch, and its equipment."""
+        """`versions`: of each block of this worker. `encoding`: the schedule of a batch's encoding, its equipment."""
         self.schedule, self.worker, self._equipment = schedule, worker, equipment
         self._versions = versions
         self.update: Update = _no_update

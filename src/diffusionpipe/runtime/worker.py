@@ -269,9 +269,7 @@ class _Parts:
     def window(self, versions: Mapping[int, BlockVersions]) -> WindowExecutor:
         """What trains without a flush."""
         encoding = self.plan.encoding, self.equipment(PlanPhase.PROLOGUE)
-        return WindowExecutor(
-            self.plan.train, self.place.worker, self.equipment(PlanPhase.TRAIN), versions, encoding
-        )
+        return WindowExecutor(self.plan.train, self.place.worker, self.equipment(PlanPhase.TRAIN), versions, encoding)
 
     def equipment(self, phase: str) -> Equipment:
         """What this rank runs a phase with."""

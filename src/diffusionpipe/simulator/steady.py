@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
+from itertools import pairwise
 
 from diffusionpipe.costs import Costs
 from diffusionpipe.errors import ScheduleError
@@ -43,7 +44,7 @@ def steady(window: Schedule, costs_of: Callable[[Schedule], Costs]) -> Steady:
         unrolled = unroll(window, batches)
         timeline = simulate(unrolled, costs_of(unrolled))
         ends = _ends(timeline)
-        between = [after - before for before, after in zip(ends, ends[1:], strict=False)]
+        between = [after - before for before, after in pairwise(ends)]
         between = between[: len(between) - window.num_workers]  # the last batches have no others behind them
         for length in range(1, len(between) // 4 + 1):
             tail = between[-max(4 * length, len(between) // 2) :]

@@ -51,6 +51,7 @@ _SAVING = 2**20
 """More than all votes to save: one number carries them and this many times the votes of `Saves`, both exactly. A sixth
 number could change the order in which the others are summed, and so the last digit of a loss."""
 
+
 class Saves(Protocol):
     """A checkpoint that is written during training, as the steps see it."""
 

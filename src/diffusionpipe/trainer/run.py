@@ -111,7 +111,11 @@ def _run(recipe: Recipe, job: Job, hooks: Hooks, resume: str | None) -> int:
             identity=run_identity(session, data.train.dataset),
             spikes=Spikes(recipe.training.on_spike),
             checkpoints=RunCheckpoints(
-                job, folder, recipe.checkpoint.keep, screen, is_asynchronous=session.worker.window is None and saves_beside_training(session)
+                job,
+                folder,
+                recipe.checkpoint.keep,
+                screen,
+                is_asynchronous=session.worker.window is None and saves_beside_training(session),
             ),
         )
         if checkpoint is not None:

@@ -4,9 +4,9 @@
     at its end    start the sum over all ranks of norm, loss and votes; wait for the one of some windows before
 
 The sum is not waited for at once, because ranks reach the end of a window at different times: that would be a flush. So
-results come some windows late. What needs weights that belong together (validation, pictures, checkpoints) happens where
-the pipeline is flushed: no batch behind it begins before it. The flushes are known beforehand. A vote to stop or to save
-sets another one, behind all batches that may have begun.
+results come some windows late. What needs weights that belong together (validation, pictures, checkpoints) happens
+where the pipeline is flushed: no batch behind it begins before it. The flushes are known beforehand. A vote to stop or
+to save sets another one, behind all batches that may have begun.
 """
 
 from collections import deque
@@ -106,9 +106,7 @@ class WindowStepper:
             return [replace(result, decision=NO_DECISION) for result in settled]
         decision, self._decision = self._decision, NO_DECISION
         if self._broken is not None:
-            raise not_finite(
-                self._session, self._broken[0], self._names_of, *self._broken[1:], self._consequence(step)
-            )
+            raise not_finite(self._session, self._broken[0], self._names_of, *self._broken[1:], self._consequence(step))
         return [*settled[:-1], replace(settled[-1], decision=decision)]
 
     def settle(self) -> list[StepResult]:

@@ -130,12 +130,12 @@ class PipelineSection(Section):
     def _versions_go_together(self) -> Self:
         if self.versions is Versions.FLUSHED:
             given = [key for key in ("delay", "flush_every") if getattr(self, key) is not None]
-            raise_problems(f'{key}: every step ends with a flush; set versions, or remove {key}' for key in given)
+            raise_problems(f"{key}: every step ends with a flush; set versions, or remove {key}" for key in given)
             return self
         if self.delay is not None and self.versions is not Versions.DELAYED:
             raise ValueError('delay: only versions = "delayed" has one; remove it, or change versions')
         if self.plan is not None:
-            raise ValueError('versions: neither the search nor a plan file takes it; remove plan and give the sizes')
+            raise ValueError("versions: neither the search nor a plan file takes it; remove plan and give the sizes")
         sizes = self.sizes
         asked = {
             Feature.FILL: sizes.fill,
