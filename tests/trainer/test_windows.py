@@ -1,4 +1,4 @@
-"""Whole runs without a flush: metrics, validation, average, checkpoints, stops; and what is refused before they start."""
+"""Whole runs without a flush: metrics, validation, average, checkpoints, stops; and what is refused before them."""
 
 import pytest
 import torch
@@ -56,17 +56,13 @@ def test_a_run_goes_on_bit_for_bit_from_its_checkpoint(crew, recipe, place):
     losses = losses_of(place / "whole")
     assert list(losses) == list(range(1, 9))
     assert list(losses_of(place / "whole", "validation_loss")) == [4, 8]
-    flushed = recipe("flushed", pipeline={"versions": "flushed"}, training={"clip": "global", "clip_norm": 100.0})
-    assert train_here(flushed) == 8
-    of_flushed = losses_of(place / "flushed")
-    assert losses[1] == pytest.approx(of_flushed[1], rel=1e-5)
-    assert losses[3] != pytest.approx(of_flushed[3], rel=1e-5)
     assert crew.run(train, recipe("half", training={"steps": 4})) == [4, 4]
     assert crew.run(train, recipe("half"), "latest") == [8, 8]
     assert losses_of(place / "half")[6] == losses[6]
     assert_same_bits(place / "half", place / "whole")
 
 
+@pytest.mark.slow
 def test_with_a_flush_after_every_step_it_is_the_flushed_run(crew, recipe, place):
     same = {"clip_norm": "none", "clip": "global"}
     assert crew.run(train, recipe("every", pipeline={"flush_every": 1}, training=same)) == [8, 8]

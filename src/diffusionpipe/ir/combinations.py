@@ -133,6 +133,7 @@ _PAIRWISE = (
 _LAYOUTS = tuple(one for one in _PAIRWISE[:11] if one not in (Feature.BUCKETS, Feature.LORA))
 """Those of them that whole runs have."""
 RUNS = "tests/trainer/test_run.py::"
+WINDOWS = "tests/runtime/test_windows.py::test_copies_of_the_pipeline_recomputation_and_flushes_between"
 ESTIMATES = "tests/runtime/test_self_conditioning.py::"
 ESTIMATED_RUNS = "tests/trainer/test_self_conditioned_runs.py::"
 
@@ -186,6 +187,11 @@ WORKS: Mapping[str, Sequence[tuple[Feature, Feature]]] = {
     "tests/trainer/test_orders.py::test_a_file_of_orders_is_filled": [(Feature.ORDERS_FILE, Feature.FILL)],
     "tests/trainer/test_orders.py::test_adapters_train_by_a_file_of_orders_as_by_a_family": [
         (Feature.ORDERS_FILE, Feature.LORA)
+    ],
+    WINDOWS: [(Feature.VERSIONS, Feature.DATA_PARALLEL), (Feature.VERSIONS, Feature.RECOMPUTE)],
+    "tests/trainer/test_windows.py::test_a_run_goes_on_bit_for_bit_from_its_checkpoint": [
+        (Feature.VERSIONS, Feature.EMA),
+        (Feature.VERSIONS, Feature.DIT),
     ],
 }
 REFUSED: Mapping[tuple[Feature, Feature], str] = {

@@ -9,8 +9,8 @@ for the end of the batch, so there is no flush. With 3 stages and 2 micro-batche
 
 `unroll` gives the schedule of a number of batches: as many windows one behind the other, and before them those that
 only begin batches [1]. Actions of batches that do not exist are left out [2]. So start-up and drain are derived.
-Micro-batches count on from batch to batch. An ENCODE of a window is the place at which all workers together encode its batch, by a
-schedule of their own; an unrolled schedule has none.
+Micro-batches count on from batch to batch. An ENCODE of a window is the place at which all workers together encode its
+batch, by a schedule of their own; an unrolled schedule has none.
 
 >>> from diffusionpipe.ir.action import parse_action
 >>> from diffusionpipe.schedules import one_f_one_b

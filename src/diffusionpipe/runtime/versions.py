@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 
 
 class BlockVersions:
@@ -62,7 +63,7 @@ class BlockVersions:
             torch._foreach_copy_(target, source)
         self._newest += 1
         self._show(self._newest)
-        with torch.autograd._unsafe_preserve_version_counter(self._parameters):
+        with _unsafe_preserve_version_counter(self._parameters):
             update()
 
     def flush(self) -> None:

@@ -111,11 +111,7 @@ def _run(recipe: Recipe, job: Job, hooks: Hooks, resume: str | None) -> int:
             identity=run_identity(session, data.train.dataset),
             spikes=Spikes(recipe.training.on_spike),
             checkpoints=RunCheckpoints(
-                job,
-                folder,
-                recipe.checkpoint.keep,
-                screen,
-                is_asynchronous=session.worker.window is None and saves_beside_training(session),
+                job, folder, recipe.checkpoint.keep, screen, is_asynchronous=saves_beside_training(session)
             ),
         )
         if checkpoint is not None:
@@ -220,10 +216,9 @@ def _train(state: RunState) -> None:
             first.run()
         while state.step < recipe.training.steps:
             started, progress.step = perf_counter(), state.step + 1
-            is_window = isinstance(stepper, WindowStepper)
-            inputs = {} if is_window else next(batches)  # a window takes the batches that begin in it
+            inputs = next(batches) if worker.window is None else {}  # a window takes the batches that begin in it
             waited = perf_counter() - started
-            is_traced = not is_window and state.step >= recipe.training.steps - NUM_TRACED
+            is_traced = worker.window is None and state.step >= recipe.training.steps - NUM_TRACED
             if is_traced:
                 dist.barrier()  # so that the ranks' clocks start together in the timeline that is kept
             reports.waited(state.step + 1, waited)

@@ -135,16 +135,18 @@ def _problems_of_versions(graph: ModelGraph, layout: Layout) -> Iterator[str]:
     """What does not go together with training without a flush."""
     if layout.versions is Versions.FLUSHED:
         return
-    asked = {
-        Feature.REPLICAS: max(layout.replicas, default=1) > 1,
-        Feature.SHARDED: layout.sharded,
-        Feature.BUCKETS: layout.buckets > 1,
-        Feature.ORDERS: layout.orders is not None,
-        Feature.SELF_CONDITIONING: bool(graph.probes),
-        Feature.SEVERAL_BACKBONES: bool(layout.backbones),
-        Feature.OFFLOAD: layout.offload_frozen,
-    }
-    yield from (refusal(Feature.VERSIONS, feature) for feature, is_asked in asked.items() if is_asked)
+    if max(layout.replicas, default=1) > 1:
+        yield refusal(Feature.VERSIONS, Feature.REPLICAS)
+    if layout.sharded:
+        yield refusal(Feature.VERSIONS, Feature.SHARDED)
+    if layout.buckets > 1:
+        yield refusal(Feature.VERSIONS, Feature.BUCKETS)
+    if layout.orders is not None:
+        yield refusal(Feature.VERSIONS, Feature.ORDERS)
+    if graph.probes:
+        yield refusal(Feature.VERSIONS, Feature.SELF_CONDITIONING)
+    if layout.offload_frozen:
+        yield refusal(Feature.VERSIONS, Feature.OFFLOAD)
     if layout.versions is Versions.PREDICTED:
         yield refusal(Feature.VERSIONS, Feature.PREDICTION)
 

@@ -1,7 +1,6 @@
 """Windows of the families that warm up with forwards and then alternate; all others are refused."""
 
 from dataclasses import replace
-from fractions import Fraction
 
 from diffusionpipe.errors import ConfigError
 from diffusionpipe.ir import MESSAGE_OPS, Action, Op, Schedule, Span, Timeline, compute_action
@@ -67,7 +66,7 @@ def _encoding(explicit: Schedule, timetable: Timeline, batches: int) -> Schedule
     ends = {span.action: span.end for span in timetable.spans}
     pipeline = explicit.placement.pipelines[0]
     first, count = pipeline.stages[0], len(pipeline.microbatches) // batches
-    before = Fraction(1, 8 * explicit.num_workers)
+    before = 0.5 / _unit(explicit)
     places = [ends[compute_action(first, Op.F, batch * count)] - before for batch in range(batches)]
     orders = []
     for order in explicit.orders:
@@ -94,7 +93,7 @@ def _producer(schedule: Schedule, action: Action) -> Action:
 
 def _timetable(unrolled: Schedule) -> Timeline:
     """The times of a window's batches; each differs from all others by its stage, so that nothing is left to ties."""
-    spans = []
+    spans, unit = [], _unit(unrolled)
     for worker, order in enumerate(unrolled.orders):
         computes = [action for action in order if action.op in (Op.F, Op.B)]
         ahead = [action.op for action in computes].index(Op.B) - 1
@@ -104,7 +103,7 @@ def _timetable(unrolled: Schedule) -> Timeline:
             assert action.microbatch is not None
             is_forward = action.op is Op.F
             end = 3 * (action.microbatch - ahead * is_forward) + 2 * behind + 2 * (not is_forward)
-            distinct = Fraction(2 * (place if is_forward else behind) + (not is_forward), 4 * unrolled.num_workers)
+            distinct = (2 * (place if is_forward else behind) + (not is_forward)) / unit
             spans.append(Span(worker=worker, action=action, start=0, end=end + distinct))
     earliest = min(span.end for span in spans) - 1
     return Timeline(
@@ -112,3 +111,8 @@ def _timetable(unrolled: Schedule) -> Timeline:
         spans=tuple(replace(span, end=span.end - earliest) for span in spans),
         memory=(),
     )
+
+
+def _unit(unrolled: Schedule) -> int:
+    """The differences of times in the timetable are multiples of one over this; it is a power of two."""
+    return 1 << (4 * unrolled.num_workers).bit_length()

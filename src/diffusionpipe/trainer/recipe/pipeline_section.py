@@ -137,15 +137,15 @@ class PipelineSection(Section):
         if self.plan is not None:
             raise ValueError("versions: neither the search nor a plan file takes it; remove plan and give the sizes")
         sizes = self.sizes
-        asked = {
-            Feature.FILL: sizes.fill,
-            Feature.SHARDED: sizes.sharded,
-            Feature.OFFLOAD: sizes.offload_frozen,
-            Feature.REPLICAS: max(self.replicas, default=1) > 1,
-            Feature.ORDERS: self.orders is not None,
-            Feature.PREDICTION: self.versions is Versions.PREDICTED,
-        }
-        raise_problems(f"versions: {refusal(Feature.VERSIONS, one)}" for one, is_asked in asked.items() if is_asked)
+        asked = (
+            (sizes.fill, refusal(Feature.VERSIONS, Feature.FILL)),
+            (sizes.sharded, refusal(Feature.VERSIONS, Feature.SHARDED)),
+            (sizes.offload_frozen, refusal(Feature.VERSIONS, Feature.OFFLOAD)),
+            (max(self.replicas, default=1) > 1, refusal(Feature.VERSIONS, Feature.REPLICAS)),
+            (self.orders is not None, refusal(Feature.VERSIONS, Feature.ORDERS)),
+            (self.versions is Versions.PREDICTED, refusal(Feature.VERSIONS, Feature.PREDICTION)),
+        )
+        raise_problems(f"versions: {why}" for is_asked, why in asked if is_asked)
         return self
 
     @model_validator(mode="after")
