@@ -5,7 +5,7 @@ import os
 import signal
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from unittest import mock
 
 import numpy as np
@@ -36,6 +36,7 @@ from diffusionpipe.trainer.run_samples import sampling_settings
 from diffusionpipe.trainer.run_state import Hooks
 from diffusionpipe.trainer.session import open_session
 from diffusionpipe.trainer.step_result import StepResult
+from diffusionpipe.trainer.windows import WindowStepper
 
 RESOLUTION = 8
 
@@ -132,7 +133,8 @@ def train(
     with (
         mock.patch.object(stopping, "_LOOK", 0.0),
         mock.patch.object(loop, "CALM", calm),
-        mock.patch.object(run_module, "Stepper", _stepper(job, recipe, at)),
+        mock.patch.object(run_module, "Stepper", _interrupted(Stepper, job, recipe, at)),
+        mock.patch.object(run_module, "WindowStepper", _interrupted(WindowStepper, job, recipe, at)),
         mock.patch.object(members, "describe", _described),
     ):
         return run_module.run(recipe, job, hooks, resume=resume)
@@ -155,8 +157,13 @@ def _described(graph: LayerGraph, **options: Any) -> ModelGraph:
     return _DESCRIPTIONS[key]
 
 
-def _stepper(job: Job, recipe: Recipe, at: Mapping[int, Callable[[Job, Recipe], None]] | None) -> type[Stepper]:
-    class InterruptedStepper(Stepper):
+_Kind = TypeVar("_Kind", Stepper, WindowStepper)
+
+
+def _interrupted(
+    kind: type[_Kind], job: Job, recipe: Recipe, at: Mapping[int, Callable[[Job, Recipe], None]] | None
+) -> type[_Kind]:
+    class InterruptedStepper(kind):
         def step(self, step: int, inputs: dict[str, Tensor]) -> list[StepResult]:
             if at and step + 1 in at:
                 at[step + 1](job, recipe)

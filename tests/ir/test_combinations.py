@@ -11,6 +11,7 @@ from planner import synthetic
 from tiny_models import tiny_controlled, tiny_dit
 
 from diffusionpipe.ir.combinations import MEANINGS, NOT_TRIED, REFUSED, TABLE, WORKS, Feature, Refused, Works, refusal
+from diffusionpipe.ir.versions import Versions
 from diffusionpipe.models.folder import REGISTRY, family_graph
 from diffusionpipe.models.lora import LoraSettings, add_lora
 from diffusionpipe.models.objective import Objective, ObjectiveSettings
@@ -19,6 +20,7 @@ from diffusionpipe.planner.filling.frozen_layers import FillOptions, FrozenLayer
 from diffusionpipe.planner.pricing.given import Given, check_given
 from diffusionpipe.planner.pricing.offload import check_offload
 from diffusionpipe.planner.pricing.setting import Setting
+from diffusionpipe.schedules import one_f_one_b
 from diffusionpipe.trainer.drawing import Wish, raw_conditions
 from diffusionpipe.trainer.recipe import Recipe
 from diffusionpipe.trainer.sampling import SamplingSettings
@@ -98,6 +100,11 @@ def estimating(pipeline, lora=None):
     return lambda: family_graph(REGISTRY[pipeline], {}, objective, resolution=8, train=None, dtype="float32", lora=lora)
 
 
+def without_flush(**sizes):
+    return plan_of(**{"sharded": False, "versions": Versions.STASHED} | sizes)
+
+
+CLIPPED = {"training": {"clip": "block"}}
 F = Feature
 CASES = {
     (F.SHARDED, F.REPLICAS): [
@@ -135,6 +142,41 @@ CASES = {
     ],
     (F.NARROW_STORE, F.WIDE): [recipe_with(model={"frozen_dtype": "bfloat16"})],
     (F.CONTROLNET, F.PICTURES): [drawn_from_a_prompt],
+    (F.VERSIONS, F.REPLICAS): [
+        without_flush(replicas=(2, 1)),
+        recipe_with(pipeline={"versions": "stashed", "replicas": [2, 1]}, **CLIPPED),
+    ],
+    (F.VERSIONS, F.SHARDED): [
+        without_flush(sharded=True, data_parallel=2),
+        recipe_with(pipeline={"versions": "stashed", "sharded": True, "data_parallel": 2}, **CLIPPED),
+    ],
+    (F.VERSIONS, F.BUCKETS): [without_flush(buckets=2)],
+    (F.VERSIONS, F.ORDERS): [
+        without_flush(orders=one_f_one_b(2, 2)),
+        recipe_with(pipeline={"versions": "stashed", "orders": "orders.csv"}, **CLIPPED),
+    ],
+    (F.VERSIONS, F.OFFLOAD): [
+        without_flush(offload_frozen=True),
+        recipe_with(pipeline={"versions": "stashed", "offload_frozen": True}, **CLIPPED),
+    ],
+    (F.VERSIONS, F.PREDICTION): [
+        without_flush(versions=Versions.PREDICTED),
+        recipe_with(pipeline={"versions": "predicted"}, **CLIPPED),
+    ],
+    (F.VERSIONS, F.FILL): [recipe_with(pipeline={"versions": "stashed", "fill": True}, **CLIPPED)],
+    (F.VERSIONS, F.SELF_CONDITIONING): [
+        recipe_with(pipeline={"versions": "stashed"}, objective={"self_conditioning": 0.5}, **CLIPPED)
+    ],
+    (F.VERSIONS, F.POST_VALIDATION): [
+        recipe_with(pipeline={"versions": "stashed"}, training={"clip": "block", "post_validation": True})
+    ],
+    (F.VERSIONS, F.SPIKES): [
+        recipe_with(pipeline={"versions": "stashed"}, training={"clip": "block", "on_spike": "stop"})
+    ],
+    (F.VERSIONS, F.GLOBAL_CLIPPING): [recipe_with(pipeline={"versions": "stashed"})],
+    (F.VERSIONS, F.SEVERAL_BACKBONES): [
+        recipe_with(pipeline={"versions": "stashed"}, models={"base": {"path": "a"}, "large": {"path": "b"}}, **CLIPPED)
+    ],
 }
 """What provokes each refusal, in every place that raises it."""
 

@@ -273,10 +273,15 @@ def test_all_problems_are_collected():
     )
 
 
-def test_the_reserved_step_is_refused():
+def test_a_step_stands_behind_all_gradients_of_its_batch():
     schedule = one_f_one_b(2, 2)
-    found = problems(with_order(schedule, 0, [*schedule.orders[0], parse_action("0STEP")]))
-    assert found == ("worker 0: 0STEP is reserved; leave it out, the update follows the iteration",)
+    order, step = schedule.orders[0], parse_action("0STEP")
+    assert problems(with_order(schedule, 0, [step, *order, step])) == (
+        "worker 0: 0STEP comes before any gradient of its batch",
+    )
+    assert problems(with_order(schedule, 0, [*order[:-1], step, order[-1]])) == (
+        "worker 0: no STEP takes in the gradient of 0B1",
+    )
 
 
 def test_a_circle_across_workers_is_found():

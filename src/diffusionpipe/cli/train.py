@@ -252,6 +252,8 @@ def _make_plan(
         splits=recipe.pipeline.splits,
         checkpointed=recipe.training.activation_checkpointing,
         sample_batch=samples_drawn_together(recipe),
+        versions=recipe.pipeline.versions,
+        delay=recipe.pipeline.delay or 1,
     )
     if profile is None:
         return build_plan(model, layout)

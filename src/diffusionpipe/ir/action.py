@@ -2,11 +2,13 @@
 
 Compute actions are written as torch.distributed.pipelining writes them: `2F0` is the forward of micro-batch 0 on
 stage 2. What torch's form cannot say is appended: `2SEND_F0>5` sends message 5 of the schedule, `1ENCODE#4` runs
-fill 4 on encoder stage 1, `2REDUCE_GRAD` has no micro-batch.
+fill 4 on encoder stage 1, `2REDUCE_GRAD` has no micro-batch. In a window (`ir.unroll`) an action may belong to a later
+batch and read older weights: `0F2+1~1` is a forward of the next batch, on weights that are one version old; `^1` says
+that they are predicted one step ahead.
 """
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import lru_cache
 
@@ -37,7 +39,7 @@ class Op(StrEnum):
     ENCODE = "ENCODE"
     """Frozen work: one fill."""
     STEP = "STEP"
-    """Optimizer step of one stage's weights (reserved)."""
+    """Optimizer step of one stage's weights, in a window."""
     UNSHARD = "UNSHARD"
     """Start gathering the parameters of the stage's block, of which every data-parallel group holds a part."""
     RESHARD = "RESHARD"
@@ -56,7 +58,28 @@ STAGE_OPS = frozenset({Op.REDUCE_GRAD, Op.STEP, Op.UNSHARD, Op.RESHARD})
 _TEXT = re.compile(
     r"(?P<stage>\d{1,9})(?P<op>SEND_F|RECV_F|SEND_B|RECV_B|REDUCE_GRAD|ENCODE|STEP|UNSHARD|RESHARD|F|B|I|W)"
     r"(?P<microbatch>\d{1,9})?(?:[>#](?P<slot>\d{1,9}))?"
+    r"(?:\+(?P<lead>\d{1,4}))?(?:~(?P<staleness>\d{1,4}))?(?:\^(?P<predicted>\d{1,4}))?"
 )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reading:
+    """Which batch an action of a window belongs to, and which weights it reads."""
+
+    lead: int = 0
+    """How many batches later than the window's own its batch is."""
+    staleness: int = 0
+    """How many versions older than its batch's own starting point the weights are."""
+    predicted: int = 0
+    """The steps by which these weights are moved ahead of their version."""
+
+    def __str__(self) -> str:
+        marks = (("+", self.lead), ("~", self.staleness), ("^", self.predicted))
+        return "".join(f"{mark}{number}" for mark, number in marks if number)
+
+
+PRESENT = Reading()
+"""This batch, on the weights of its starting point."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,6 +93,8 @@ class Action:
     """The micro-batch, counted within the stage's pipeline; None for ops of a whole stage and for ENCODE."""
     slot: int | None = None
     """Sends and receives: index into `Schedule.messages`. ENCODE: index into `Schedule.fills`. Else None."""
+    reading: Reading = field(default=PRESENT, hash=False, repr=False)
+    """In a window, its batch and its weights."""
 
     def __post_init__(self) -> None:
         needs_microbatch = self.op in COMPUTE_OPS or self.op in MESSAGE_OPS
@@ -81,7 +106,7 @@ class Action:
     def __str__(self) -> str:
         microbatch = "" if self.microbatch is None else self.microbatch
         slot = "" if self.slot is None else f"{'#' if self.op is Op.ENCODE else '>'}{self.slot}"
-        return f"{self.stage}{self.op.value}{microbatch}{slot}"
+        return f"{self.stage}{self.op.value}{microbatch}{slot}{self.reading}"
 
 
 @lru_cache(maxsize=1 << 17)
@@ -97,6 +122,8 @@ def parse_action(text: str) -> Action:
     Action(stage=2, op=<Op.F: 'F'>, microbatch=0, slot=None)
     >>> str(parse_action("2SEND_F0>5")), str(parse_action("1ENCODE#4")), str(parse_action("3REDUCE_GRAD"))
     ('2SEND_F0>5', '1ENCODE#4', '3REDUCE_GRAD')
+    >>> parse_action("0F2+1~1").reading
+    Reading(lead=1, staleness=1, predicted=0)
 
     Raises:
         ScheduleError: `text` is no action.
@@ -106,9 +133,11 @@ def parse_action(text: str) -> Action:
         shown = text if len(text) <= 60 else f"{text[:60]}..."
         raise ScheduleError([f"{shown!r} is not an action; write e.g. 2F0, 2B0, 2SEND_F0>5, 2REDUCE_GRAD or 1ENCODE#4"])
     microbatch, slot = match["microbatch"], match["slot"]
+    marks = {name: int(match[name]) for name in ("lead", "staleness", "predicted") if match[name] is not None}
     return Action(
         stage=int(match["stage"]),
         op=Op(match["op"]),
         microbatch=None if microbatch is None else int(microbatch),
         slot=None if slot is None else int(slot),
+        reading=Reading(**marks) if marks else PRESENT,
     )

@@ -50,6 +50,11 @@ class Feature(StrEnum):
     NARROW_STORE = "bfloat16 store"
     WIDE = "wide arithmetic"
     SELF_CONDITIONING = "self-conditioning"
+    VERSIONS = "weight versions"
+    SEVERAL_BACKBONES = "several models"
+    PREDICTION = "predicted weights"
+    GLOBAL_CLIPPING = "clipping by the global norm"
+    SPIKES = "spikes"
 
 
 MEANINGS: Mapping[Feature, str] = {
@@ -82,6 +87,11 @@ MEANINGS: Mapping[Feature, str] = {
     Feature.NARROW_STORE: '`model.frozen_dtype = "bfloat16"`',
     Feature.WIDE: '`training.precision` is "float32" or "float64"',
     Feature.SELF_CONDITIONING: "`objective.self_conditioning`: the denoiser reads its own estimate",
+    Feature.VERSIONS: "`pipeline.versions`: batches follow each other without a flush",
+    Feature.SEVERAL_BACKBONES: "`[models.NAME]`: several models train together",
+    Feature.PREDICTION: '`pipeline.versions = "predicted"`',
+    Feature.GLOBAL_CLIPPING: '`training.clip_norm` with `training.clip = "global"`',
+    Feature.SPIKES: "`training.on_spike` skips a step or stops at one",
 }
 
 
@@ -123,6 +133,7 @@ _PAIRWISE = (
 _LAYOUTS = tuple(one for one in _PAIRWISE[:11] if one not in (Feature.BUCKETS, Feature.LORA))
 """Those of them that whole runs have."""
 RUNS = "tests/trainer/test_run.py::"
+WINDOWS = "tests/runtime/test_windows.py::test_copies_of_the_pipeline_recomputation_and_flushes_between"
 ESTIMATES = "tests/runtime/test_self_conditioning.py::"
 ESTIMATED_RUNS = "tests/trainer/test_self_conditioned_runs.py::"
 
@@ -177,6 +188,11 @@ WORKS: Mapping[str, Sequence[tuple[Feature, Feature]]] = {
     "tests/trainer/test_orders.py::test_adapters_train_by_a_file_of_orders_as_by_a_family": [
         (Feature.ORDERS_FILE, Feature.LORA)
     ],
+    WINDOWS: [(Feature.VERSIONS, Feature.DATA_PARALLEL), (Feature.VERSIONS, Feature.RECOMPUTE)],
+    "tests/trainer/test_windows.py::test_a_run_goes_on_bit_for_bit_from_its_checkpoint": [
+        (Feature.VERSIONS, Feature.EMA),
+        (Feature.VERSIONS, Feature.DIT),
+    ],
 }
 REFUSED: Mapping[tuple[Feature, Feature], str] = {
     (Feature.SHARDED, Feature.REPLICAS): "replicas of stages cannot be sharded; use data_parallel instead of replicas",
@@ -217,6 +233,46 @@ REFUSED: Mapping[tuple[Feature, Feature], str] = {
     (Feature.NARROW_STORE, Feature.WIDE): (
         'layers that compute in {precision} would lose precision; set training.precision = "bfloat16", or '
         "remove frozen_dtype"
+    ),
+    (Feature.VERSIONS, Feature.REPLICAS): (
+        "replicas of a stage cannot train without a flush yet; use data_parallel instead of replicas, or versions = "
+        '"flushed"'
+    ),
+    (Feature.VERSIONS, Feature.SHARDED): (
+        'sharded parameters are gathered for one version at a time; leave out sharded, or set versions = "flushed"'
+    ),
+    (Feature.VERSIONS, Feature.BUCKETS): 'versions need whole stages; leave out buckets, or set versions = "flushed"',
+    (Feature.VERSIONS, Feature.ORDERS): (
+        'searched orders and orders of a file end with a flush; set schedule = "1f1b", or versions = "flushed"'
+    ),
+    (Feature.VERSIONS, Feature.SELF_CONDITIONING): (
+        "self-conditioning needs a second forward of the same weights, which cannot run without a flush yet; remove "
+        'objective.self_conditioning, or set versions = "flushed"'
+    ),
+    (Feature.VERSIONS, Feature.SEVERAL_BACKBONES): (
+        'several models cannot train together without a flush yet; train them one by one, or set versions = "flushed"'
+    ),
+    (Feature.VERSIONS, Feature.OFFLOAD): (
+        "weights of encoders cannot come from host memory without a flush yet; leave out offload_frozen, or set "
+        'versions = "flushed"'
+    ),
+    (Feature.VERSIONS, Feature.FILL): (
+        'without a flush there are no bubbles to fill; leave out fill, or set versions = "flushed"'
+    ),
+    (Feature.VERSIONS, Feature.PREDICTION): (
+        'weights cannot be predicted yet; set versions to "stashed", "vertical", "delayed" or "newest"'
+    ),
+    (Feature.VERSIONS, Feature.POST_VALIDATION): (
+        "post-validation takes a step back before the next one, but without a flush the next one has begun; leave out "
+        'post_validation, or set versions = "flushed"'
+    ),
+    (Feature.VERSIONS, Feature.GLOBAL_CLIPPING): (
+        "without a flush the norm over all stages is not known when a stage steps; set clip = "
+        '"block", or leave out clip_norm'
+    ),
+    (Feature.VERSIONS, Feature.SPIKES): (
+        'without a flush a spike is known after the next steps have begun; set on_spike = "none", or versions = '
+        '"flushed"'
     ),
     (Feature.CONTROLNET, Feature.PICTURES): (
         "the model needs a conditioning picture, which prompts cannot give; draw with diffusers' pipeline"

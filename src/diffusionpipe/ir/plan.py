@@ -78,7 +78,7 @@ class Plan:
     train: Schedule
     """One training iteration: encode, forward, backward, reduce."""
     prologue: Schedule | None = None
-    """Encoding of the first batch, where `train` encodes ahead; None where it does not."""
+    """Encoding of the first batch, where `train` encodes ahead, or of every batch, where it is a window; else None."""
     validate: Schedule
     """The same batch forward only, up to the loss."""
     sample: tuple[Schedule, ...]
@@ -94,6 +94,11 @@ class Plan:
         found: dict[str, Schedule | None] = {"train": self.train, "prologue": self.prologue, "validate": self.validate}
         found |= {sampling_phase(drawing_backbone(one)): one for one in self.sample}
         return {phase: schedule for phase, schedule in found.items() if schedule is not None}
+
+    @property
+    def encoding(self) -> Schedule:
+        """What encodes the batches of the training; without a flush it is a schedule of its own."""
+        return self.prologue if self.prologue is not None and self.train.lead else self.train
 
     @property
     def batch(self) -> int:

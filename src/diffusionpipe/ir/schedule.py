@@ -60,6 +60,11 @@ class Schedule:
         """Whether sends and receives are explicit."""
         return any(action.op in MESSAGE_OPS for order in self.orders for action in order)
 
+    @property
+    def lead(self) -> int:
+        """In a window the largest lead of an action; 0: the schedule is an iteration that ends with a flush."""
+        return max((action.reading.lead for order in self.orders for action in order), default=0)
+
     def actions(self) -> Iterator[tuple[int, Action]]:
         """Every (worker, action), worker by worker, in order."""
         for worker, order in enumerate(self.orders):

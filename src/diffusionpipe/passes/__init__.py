@@ -9,21 +9,27 @@ In the order in which they are applied; each is pure and optional, and each resu
     reduce_gradients  REDUCE_GRAD after the last backward, or
     shard_parameters  UNSHARD and RESHARD around every use of a block, REDUCE_GRAD after each of its backwards
     communicate       sends and receives, ordered by a simulated timeline
+
+Without a flush, `without_flush` makes the window of a schedule, and `with_versions` says which weights its actions
+read.
 """
 
 from diffusionpipe.passes.communication import communicate
 from diffusionpipe.passes.connect import connect, connect_blocks
 from diffusionpipe.passes.encoding import insert_encoding
-from diffusionpipe.passes.filling import PlacedFill, insert_fills, prologue
+from diffusionpipe.passes.filling import PlacedFill, encoding_of, insert_fills, prologue
+from diffusionpipe.passes.overlap import without_flush
 from diffusionpipe.passes.reduction import reduce_gradients
 from diffusionpipe.passes.replicate import replicate
 from diffusionpipe.passes.sharding import gathers_first, shard_parameters
+from diffusionpipe.passes.versions import with_versions
 
 __all__ = [
     "PlacedFill",
     "communicate",
     "connect",
     "connect_blocks",
+    "encoding_of",
     "gathers_first",
     "insert_encoding",
     "insert_fills",
@@ -31,4 +37,6 @@ __all__ = [
     "reduce_gradients",
     "replicate",
     "shard_parameters",
+    "with_versions",
+    "without_flush",
 ]

@@ -138,6 +138,13 @@ def prologue(schedule: Schedule) -> Schedule:
     )
 
 
+def encoding_of(schedule: Schedule) -> Schedule:
+    """What encodes a whole batch, of a schedule that encodes each batch before its first forward: nothing else."""
+    placement = schedule.placement
+    pipelines = tuple(replace(p, is_ahead=Op.ENCODE in p.ops) for p in placement.pipelines)
+    return prologue(replace(schedule, placement=replace(placement, pipelines=pipelines)))
+
+
 def _renumbered(order: Sequence[Action], number: Mapping[int, int]) -> Iterator[Action]:
     """ENCODE actions, and the sends and receives of the messages in `number`, with their new numbers."""
     for action in order:

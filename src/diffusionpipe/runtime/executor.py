@@ -86,7 +86,7 @@ class Executor:
         self.schedule, self.worker, self._equipment = schedule, worker, equipment
         self.pool = BufferPool(equipment.device)
         routes = routes_of(schedule, worker)
-        extents = _with_inputs(extents_of(schedule, worker, equipment.raw_inputs), schedule, routes, equipment.stages)
+        extents = with_inputs(extents_of(schedule, worker, equipment.raw_inputs), schedule, routes, equipment.stages)
         is_ahead = any(pipeline.is_ahead for pipeline in schedule.placement.pipelines) and store is None
         # Two stores take turns: while one is read, the other is filled for the next iteration.
         self._stores = [store or RowStore(extents, equipment.tensors, equipment.device) for _ in range(1 + is_ahead)]
@@ -121,7 +121,7 @@ class Executor:
         self._recordings = [
             Recording(worker=worker, recorder=recorder_for(equipment.device), steps=self._steps) for _ in range(2)
         ]
-        self._sources = _sources(schedule, worker, equipment.rank_of_worker)
+        self._sources = sources_of(schedule, worker, equipment.rank_of_worker)
         self._num_runs = 0
 
     @property
@@ -186,8 +186,8 @@ class Executor:
             return Whereabouts(action="the end of the iteration", awaited=())
         step = self._steps[index][1]
         if not isinstance(step, Action):
-            return Whereabouts(action=_named(step))
-        return Whereabouts(action=_named(step), awaited=self._sources.get(step, ()) if is_waiting else None)
+            return Whereabouts(action=named(step))
+        return Whereabouts(action=named(step), awaited=self._sources.get(step, ()) if is_waiting else None)
 
     def prepare(self) -> None:
         """What stages do in `run` before their first forwards, all at once; `run` need not do it again then."""
@@ -205,7 +205,7 @@ class Executor:
     def _shortage(self) -> str:
         """Where the host is when there is no more memory, and how much is in use."""
         index, _ = position_of([marks for marks, _ in self._steps], self.recording.recorder.issued())
-        place = _named(self._steps[index][1]) if index < len(self._steps) else "the end of the iteration"
+        place = named(self._steps[index][1]) if index < len(self._steps) else "the end of the iteration"
         sizes = occupied_memory(self._equipment.device)
         held = ", ".join(
             f"{name.removesuffix('_gib').replace('_', ' ')} {size:.1f} GiB" for name, size in sizes.items()
@@ -223,7 +223,7 @@ class Executor:
             block.finish()
 
 
-def _named(step: object) -> str:
+def named(step: object) -> str:
     """A step in words."""
     if not isinstance(step, Action):
         return "the casts of the weights"
@@ -231,7 +231,7 @@ def _named(step: object) -> str:
     return f"action {step}{words}"
 
 
-def _sources(schedule: Schedule, worker: int, rank_of: Callable[[int], int]) -> dict[Action, tuple[int, ...]]:
+def sources_of(schedule: Schedule, worker: int, rank_of: Callable[[int], int]) -> dict[Action, tuple[int, ...]]:
     """The ranks from which messages come that an action of a worker reads."""
     sources: dict[Action, tuple[int, ...]] = {}
     placement = schedule.placement
@@ -263,7 +263,7 @@ def _prepared(
     return steps
 
 
-def _with_inputs(
+def with_inputs(
     extents: Mapping[str, Range],
     schedule: Schedule,
     routes: Mapping[tuple[int, int], Route],

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from diffusionpipe.costs import ModelGraph
 from diffusionpipe.costs.sharding import part_of_parameter
 from diffusionpipe.ir import Edge, Op, Plan, PlanPhase, Range, Schedule, sampling_phase
+from diffusionpipe.ir.versions import versions_held
 from diffusionpipe.models.graph import Layer, LayerGraph, layer_parameters, own_parameters
 from diffusionpipe.models.run import needed_layers
 from diffusionpipe.runtime.casts import Casts
@@ -22,6 +23,8 @@ from diffusionpipe.runtime.places import Place, encoded_rows, holders_of, place_
 from diffusionpipe.runtime.sharding import Reductions, ShardedBlock, narrow_modules, read_copies
 from diffusionpipe.runtime.stage import LayerStage, Precision, modules_of
 from diffusionpipe.runtime.transport import Transport
+from diffusionpipe.runtime.versions import BlockVersions
+from diffusionpipe.runtime.windows import WindowExecutor
 
 
 @dataclass(kw_only=True)
@@ -38,7 +41,12 @@ class Worker:
     """Those of them that count on this rank when every parameter is counted once."""
     gradients: Mapping[int, Reducible]
     executors: Mapping[str, Executor]
-    """One for each of the plan's phases; those of the prologue and of the training share a store."""
+    """One for each of the plan's phases; those of the prologue and of the training share a store. Without a flush
+    `window` stands in place of these two."""
+    window: WindowExecutor | None
+    """Trains without a flush."""
+    versions: Mapping[int, BlockVersions]
+    """Without a flush the versions of each block."""
     encoded: Range | None
     """The samples of the pipeline's batch that this rank encodes when it trains."""
     casts: Casts
@@ -50,6 +58,11 @@ class Worker:
     def train(self) -> Executor:
         """Trains, and encodes the next iteration's batch if the plan works ahead."""
         return self.executors[PlanPhase.TRAIN]
+
+    @property
+    def training(self) -> Executor | WindowExecutor:
+        """Trains, with a flush or without."""
+        return self.window or self.train
 
     @property
     def prologue(self) -> Executor | None:
@@ -68,7 +81,7 @@ class Worker:
     @property
     def encodes_ahead(self) -> bool:
         """Whether `train` encodes the next iteration's batch."""
-        return self.prologue is not None
+        return self.window is None and self.prologue is not None
 
     def feed(self, executor: Executor, inputs: Mapping[str, Tensor]) -> None:
         """Put the raw inputs of the samples that this rank encodes into an executor's store: name -> (samples, ...)."""
@@ -118,6 +131,15 @@ def build_worker(
         casts=Casts(),
         host_weights=_host_weights(graph, plan, device) if plan.offload_frozen else None,
     )
+    executors = parts.executors()
+    window, versions = None, dict[int, BlockVersions]()
+    if plan.train.lead:
+        versions = {
+            block: BlockVersions(held.of_block[block], count)
+            for block, count in versions_held(plan.train).items()
+            if block in held.of_block
+        }
+        window = parts.window(versions)
     return Worker(
         place=place,
         plan=plan,
@@ -125,8 +147,10 @@ def build_worker(
         parameters=held.parameters,
         owned=held.owned,
         gradients=held.gradients,
-        executors=parts.executors(),
-        encoded=encoded_rows(plan.train, place.worker),
+        executors=executors,
+        window=window,
+        versions=versions,
+        encoded=encoded_rows(plan.encoding, place.worker),
         casts=parts.casts,
         host_weights=parts.host_weights,
     )
@@ -139,6 +163,7 @@ class _Held:
     parameters: dict[str, nn.Parameter]
     owned: frozenset[str]
     gradients: Mapping[int, Reducible]
+    of_block: Mapping[int, tuple[nn.Parameter, ...]]
 
 
 def _held(
@@ -147,6 +172,7 @@ def _held(
     parameters: dict[str, nn.Parameter] = {}
     owned: set[str] = set()
     gradients: dict[int, Reducible] = {}
+    of_block: dict[int, tuple[nn.Parameter, ...]] = {}
     for block, ranks in holders_of(plan).items():
         if rank not in ranks:
             continue
@@ -157,9 +183,10 @@ def _held(
         else:
             gradients[block] = BlockGradients(tuple(own.values()), ranks, transport)
         parameters |= own
+        of_block[block] = tuple(own.values())
         if sharded is not None or ranks[0] == rank:
             owned |= own.keys()
-    return _Held(parameters=parameters, owned=frozenset(owned), gradients=gradients)
+    return _Held(parameters=parameters, owned=frozenset(owned), gradients=gradients, of_block=of_block)
 
 
 def _host_weights(graph: LayerGraph, plan: Plan, device: torch.device) -> HostWeights:
@@ -233,9 +260,16 @@ class _Parts:
         """One for each phase of the plan."""
         found: dict[str, Executor] = {}
         for phase, schedule in self.plan.phases.items():  # the training's before the prologue's, which fills its store
+            if self.plan.train.lead and phase in (PlanPhase.TRAIN, PlanPhase.PROLOGUE):
+                continue
             store = found[PlanPhase.TRAIN].first_store if phase == PlanPhase.PROLOGUE else None
             found[phase] = Executor(schedule, self.place.worker, self.equipment(phase), store=store)
         return found
+
+    def window(self, versions: Mapping[int, BlockVersions]) -> WindowExecutor:
+        """What trains without a flush."""
+        encoding = self.plan.encoding, self.equipment(PlanPhase.PROLOGUE)
+        return WindowExecutor(self.plan.train, self.place.worker, self.equipment(PlanPhase.TRAIN), versions, encoding)
 
     def equipment(self, phase: str) -> Equipment:
         """What this rank runs a phase with."""
@@ -243,7 +277,9 @@ class _Parts:
         # The prologue only encodes: its other stages are there to receive.
         stages = {} if phase == PlanPhase.PROLOGUE else self.stages(schedule, self._results(phase))
         # Sharded blocks bring their copies themselves.
-        has_casts = self.precision.autocast is not None and not self.sharded
+        # Copies of one version would not do for another, so without a flush every forward casts.
+        is_endless = phase == PlanPhase.TRAIN and self.plan.train.lead > 0
+        has_casts = self.precision.autocast is not None and not self.sharded and not is_endless
         return Equipment(
             stages=stages,
             tensors={spec.name: spec for spec in self.model.tensors},

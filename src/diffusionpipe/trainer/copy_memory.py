@@ -38,7 +38,7 @@ def saves_beside_training(session: Session) -> bool:
         RecipeError: on all ranks; the recipe demands it, but a machine has too little memory.
     """
     wanted = session.recipe.checkpoint.asynchronous
-    if wanted is False:
+    if wanted is False or session.worker.window is not None:  # weights change in the middle of a window
         return False
     demands = gather(_demand(session), form_of(Demand))
     shortage = shortage_of(demands)

@@ -12,25 +12,23 @@ The device's own times of a step are known only once it has run, so the sum of t
 """
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from math import hypot
+from math import hypot, isfinite
 from time import perf_counter
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from diffusionpipe.errors import LossSpikeError, NonFiniteLossError
+from diffusionpipe.errors import LossSpikeError
 from diffusionpipe.ir import Phase
-from diffusionpipe.models.graph import canonical_names
-from diffusionpipe.runtime.exchange import PLAIN, form_of, gather
 from diffusionpipe.runtime.slot import Output
 from diffusionpipe.runtime.trace import Recording
-from diffusionpipe.trainer.checkpoints.training_state import first_not_finite
 from diffusionpipe.trainer.host_sum import HostSum
 from diffusionpipe.trainer.learning_rate import learning_rate_at
+from diffusionpipe.trainer.not_finite import NamesOf, bad_positions, not_finite
 from diffusionpipe.trainer.optimizer import set_learning_rates
 from diffusionpipe.trainer.post_validation import Backup
 from diffusionpipe.trainer.recipe import OnSpike
@@ -38,7 +36,7 @@ from diffusionpipe.trainer.session import Session
 from diffusionpipe.trainer.spikes import Spikes
 from diffusionpipe.trainer.step_result import StepResult, StepTimes
 from diffusionpipe.trainer.stopping import Stopping
-from diffusionpipe.trainer.trained_backbone import BackboneResult, trained_backbone
+from diffusionpipe.trainer.trained_backbone import trained_backbone
 from diffusionpipe.units import Seconds
 
 logger = logging.getLogger(__name__)
@@ -52,9 +50,6 @@ MOST_SKIPPED = 10
 _SAVING = 2**20
 """More than all votes to save: one number carries them and this many times the votes of `Saves`, both exactly. A sixth
 number could change the order in which the others are summed, and so the last digit of a loss."""
-
-NamesOf = Callable[[int, Sequence[int]], Sequence[str]]
-"""`names_of(step, positions)`: which samples stood at these positions of the step's batch."""
 
 
 class Saves(Protocol):
@@ -247,11 +242,13 @@ class Stepper:
         sums = self._sums(total)
         batch = session.plan.batch
         results = [one.result(step.step, own, batch) for one, own in zip(self._trained, sums, strict=True)]
-        broken = next((one for one in results if not _is_finite(one.loss) or not _is_finite(one.norm)), None)
+        broken = next((one for one in results if not (isfinite(one.loss) and isfinite(one.norm))), None)
         if broken is not None:
             if step.is_updated:
                 self._backup.restore()
-            raise self._non_finite(step.step, step.outputs, broken)
+            raise not_finite(
+                session, step.step, self._names_of, broken, bad_positions(session, self._trained, step.outputs, broken)
+            )
         loss, norm = sum(one.loss for one in results), hypot(*(one.norm for one in results))
         spike = self._spikes.judge(loss, norm)
         factors = [one.factor(own) for one, own in zip(self._trained, sums, strict=True)]
@@ -314,37 +311,3 @@ class Stepper:
         if self._session.optimizer is not None:
             self._session.optimizer.step()
         self._end_phase("optimizer")
-
-    def _non_finite(self, step: int, outputs: Sequence[Output], found: BackboneResult) -> NonFiniteLossError:
-        """The error that names the samples, gathered from all ranks."""
-        loss_name = next(one.backbone.loss for one in self._trained if one.backbone.name == found.name)
-        bad = [
-            self._session.positions_of(output.rows.start + int(row), output.rows.start + int(row) + 1)[0]
-            for output in outputs
-            if output.name == loss_name
-            for row in (~torch.isfinite(output.value)).nonzero().flatten()
-        ]
-        names = canonical_names(self._session.graph.components)
-        frozen = {name: p for p, name in names.items() if not (p.requires_grad or p.is_meta)}
-        weights = {**frozen, **self._session.worker.parameters}
-        positions = sorted(position for rank in gather(tuple(bad), form_of(tuple[int, ...])) for position in rank)
-        broken = [str(name) for name in gather(first_not_finite(weights), PLAIN) if name is not None]
-        whose = f" of {found.name}" if found.name else ""
-        start = f"step {step + 1}: the loss{whose} is {found.loss} and the gradient's norm {found.norm}"
-        if broken:
-            start += f"; weights are not finite, first {min(broken)}"
-        if len(positions) == self._session.plan.batch > 1:
-            return NonFiniteLossError(
-                f"{start}. It is so for every sample of the batch, so the weights or the learning rate are the cause, "
-                "not the pictures; nothing was updated.\n"
-                "Lower optimizer.learning_rate or set training.clip_norm."
-            )
-        named = f"samples {', '.join(self._names_of(step, positions))}" if positions else "no single sample"
-        return NonFiniteLossError(
-            f"{start}, from {named}; nothing was updated.\n"
-            "Look at these samples, lower optimizer.learning_rate, or set training.clip_norm."
-        )
-
-
-def _is_finite(value: float) -> bool:
-    return value - value == 0.0

@@ -7,13 +7,15 @@ planning.
 """
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, nullcontext
+from functools import partial
 from math import isfinite
 from pathlib import Path
 from time import perf_counter
 
 import torch.distributed as dist
+from torch import Tensor
 
 from diffusionpipe.errors import NonFiniteLossError, TrainingError
 from diffusionpipe.ir.files import write_plan, write_timeline
@@ -52,6 +54,7 @@ from diffusionpipe.trainer.step_result import StepResult
 from diffusionpipe.trainer.stopping import Stopping
 from diffusionpipe.trainer.traced import Trace, measured_timeline
 from diffusionpipe.trainer.trackers import Trackers, open_trackers
+from diffusionpipe.trainer.windows import WindowStepper
 
 logger = logging.getLogger(__name__)
 
@@ -186,7 +189,7 @@ def _write_documents(session: Session) -> None:
 def _train(state: RunState) -> None:
     session, recipe, progress = state.session, state.session.recipe, state.session.job.progress
     worker = session.worker
-    progress.executors = list(worker.executors.values())
+    progress.executors = [*worker.executors.values(), *([worker.window] if worker.window else [])]
     loader = StepLoader(
         source=state.data.train,
         batch=session.plan.batch,
@@ -197,25 +200,25 @@ def _train(state: RunState) -> None:
         pin_memory=session.job.device.type == "cuda",
         on_start=progress.help_from,
     )
-    stepper = Stepper(session, state.stopping, names_of(state), state.spikes, state.checkpoints)
     traces: list[Trace] = []
     forget_peak(session.job.device)
     with (
         closing(progress.taken(iter(loader))) as batches,
         state.progress or nullcontext(),
-        StepReports(state, stepper.take_times) as reports,
+        StepReports(state, lambda: stepper.take_times()) as reports,
         progress.phase(STEP),
         ExitStack() as beginning,
     ):
         beginning.enter_context(state.screen.work("first step"))
+        stepper = _stepper(state, batches)
         if (first := worker.prologue) is not None:
             worker.feed(first, next(batches))
             first.run()
         while state.step < recipe.training.steps:
             started, progress.step = perf_counter(), state.step + 1
-            inputs = next(batches)
+            inputs = next(batches) if worker.window is None else {}  # a window takes the batches that begin in it
             waited = perf_counter() - started
-            is_traced = state.step >= recipe.training.steps - NUM_TRACED
+            is_traced = worker.window is None and state.step >= recipe.training.steps - NUM_TRACED
             if is_traced:
                 dist.barrier()  # so that the ranks' clocks start together in the timeline that is kept
             reports.waited(state.step + 1, waited)
@@ -245,10 +248,28 @@ def _train(state: RunState) -> None:
         state.timeline = measured_timeline(session, traces)
 
 
+def _stepper(state: RunState, batches: Iterator[dict[str, Tensor]]) -> Stepper | WindowStepper:
+    """What runs the steps, with a flush at the end of each or without."""
+    session = state.session
+    if session.worker.window is None:
+        return Stepper(session, state.stopping, names_of(state), state.spikes, state.checkpoints)
+    return WindowStepper(session, state.stopping, names_of(state), batches, partial(_is_flush, session.recipe))
+
+
+def _is_flush(recipe: Recipe, step: int) -> bool:
+    """Whether the pipeline of a training without a flush is empty behind so many steps."""
+    every = (recipe.pipeline.flush_every, *_reading_weights(recipe))
+    return any(_is_due(number, step) for number in every)
+
+
+def _reading_weights(recipe: Recipe) -> tuple[int | None, ...]:
+    """After how many steps the weights are read outside of training."""
+    return recipe.checkpoint.every, recipe.validation.every, recipe.sampling.every, recipe.training.steps
+
+
 def _needs_final_weights(state: RunState, results: Sequence[StepResult]) -> bool:
     """Whether the weights are read outside of training after this step."""
-    recipe = state.session.recipe
-    wanted = (recipe.checkpoint.every, recipe.validation.every, recipe.sampling.every, recipe.training.steps)
+    wanted = _reading_weights(state.session.recipe)
     decided = any(result.decision.saves or result.decision.stops for result in results)
     return decided or any(_is_due(every, state.step) for every in wanted)
 

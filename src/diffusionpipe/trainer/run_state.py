@@ -9,8 +9,8 @@ from diffusionpipe.trainer.checkpoints.run_checkpoints import RunCheckpoints
 from diffusionpipe.trainer.data.batch import sample_indices
 from diffusionpipe.trainer.drawing import Picture
 from diffusionpipe.trainer.job_profile import ProfileShelf
-from diffusionpipe.trainer.loop import NamesOf
 from diffusionpipe.trainer.metrics import MetricsWriter
+from diffusionpipe.trainer.not_finite import NamesOf
 from diffusionpipe.trainer.planning import MakePlan
 from diffusionpipe.trainer.preparation import Data
 from diffusionpipe.trainer.progress import TrainingProgress

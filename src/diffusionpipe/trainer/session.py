@@ -81,7 +81,7 @@ class Session:
     @property
     def positions(self) -> tuple[int, ...]:
         """Positions in the step's global batch that this rank encodes."""
-        return self.encoded_positions(self.plan.train)
+        return self.encoded_positions(self.plan.encoding)
 
     def encoded_positions(self, schedule: Schedule) -> tuple[int, ...]:
         """Positions in the global batch that this rank encodes in one of the plan's schedules."""

@@ -1,6 +1,6 @@
 """A plan from given sizes: partition by counted work, the named schedule, and every pass in order."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
@@ -12,19 +12,25 @@ from diffusionpipe.costs import Backbone, Costs, ModelGraph
 from diffusionpipe.costs.graph import upstream
 from diffusionpipe.errors import ConfigError
 from diffusionpipe.ir import Edge, Mesh, Plan, Range, Schedule
+from diffusionpipe.ir.combinations import Feature, refusal
+from diffusionpipe.ir.versions import Versions
 from diffusionpipe.passes import (
     communicate,
+    encoding_of,
     gathers_first,
     insert_encoding,
     insert_fills,
     prologue,
     shard_parameters,
+    with_versions,
+    without_flush,
 )
 from diffusionpipe.planner.assembly.buckets import bucket_starts
 from diffusionpipe.planner.assembly.folded import stage_starts
 from diffusionpipe.planner.assembly.layout import Blocks, Filler, Layout, Pricing, Unfilled
 from diffusionpipe.planner.assembly.shardable import check_homes, check_shardable, sharded_buckets, sharding_problems
 from diffusionpipe.planner.assembly.structure import Division, connected, reduced
+from diffusionpipe.planner.assembly.windows import communicate_window, forwards_ahead
 from diffusionpipe.schedules import forward_over
 from diffusionpipe.schedules.backbones import of_backbone, one_by_one
 from diffusionpipe.schedules.shapes import Pipe
@@ -47,11 +53,14 @@ def build_plan(
     names = [name for block in build.blocks[:-1] for name in block]
     patterns = layout.checkpointed
     train = _train_schedule(build, layout.generated(), filler)
+    first = prologue(train) if filler else None
+    if layout.versions is not Versions.FLUSHED:
+        train, first = _window(build), encoding_of(train)
     return Plan(
         mesh=layout.mesh,
         blocks=build.blocks,
         train=train,
-        prologue=prologue(train) if filler else None,
+        prologue=first,
         validate=_train_schedule(
             _validating(build), one_by_one("forward", [_forwards_over(pipe) for pipe in layout.pipes()]), None
         ),
@@ -117,8 +126,29 @@ def _check_layout(graph: ModelGraph, layout: Layout) -> None:
         )
     if layout.sharded:
         problems += sharding_problems(layout.data_parallel, layout.replicas)
+    problems += _problems_of_versions(graph, layout)
     if problems:
         raise ConfigError("\n".join(dict.fromkeys(problems)))
+
+
+def _problems_of_versions(graph: ModelGraph, layout: Layout) -> Iterator[str]:
+    """What does not go together with training without a flush."""
+    if layout.versions is Versions.FLUSHED:
+        return
+    if max(layout.replicas, default=1) > 1:
+        yield refusal(Feature.VERSIONS, Feature.REPLICAS)
+    if layout.sharded:
+        yield refusal(Feature.VERSIONS, Feature.SHARDED)
+    if layout.buckets > 1:
+        yield refusal(Feature.VERSIONS, Feature.BUCKETS)
+    if layout.orders is not None:
+        yield refusal(Feature.VERSIONS, Feature.ORDERS)
+    if graph.probes:
+        yield refusal(Feature.VERSIONS, Feature.SELF_CONDITIONING)
+    if layout.offload_frozen:
+        yield refusal(Feature.VERSIONS, Feature.OFFLOAD)
+    if layout.versions is Versions.PREDICTED:
+        yield refusal(Feature.VERSIONS, Feature.PREDICTION)
 
 
 def _listed(names: Sequence[str]) -> str:
@@ -285,6 +315,16 @@ def _sample_schedule(build: _Build, backbone: Backbone) -> Schedule:
     division = replace(layout.division, probes=())  # the last step's estimate is put in from outside
     schedule = _connected(build, replace(forwards, orders=(*forwards.orders, *idle)), blocks, division)
     return _communicated(build, shard_parameters(schedule) if layout.sharded else schedule)
+
+
+def _window(build: _Build) -> Schedule:
+    """The layout's window. It reads no frozen outputs from others: each batch is encoded before it begins."""
+    layout = build.layout
+    flushed = reduced(_connected(build, layout.generated(), build.blocks[:-1], layout.division), layout.division)
+    window = communicate_window(without_flush(flushed, forwards_ahead(layout.schedule, layout.stages)))
+    window = with_versions(window, layout.versions, layout.delay)
+    check(window)
+    return window
 
 
 def _communicated(build: _Build, schedule: Schedule) -> Schedule:

@@ -8,6 +8,7 @@ from typing import Protocol
 
 from diffusionpipe.costs import Costs
 from diffusionpipe.ir import Mesh, Schedule, Timeline
+from diffusionpipe.ir.versions import Versions
 from diffusionpipe.passes import PlacedFill, connect
 from diffusionpipe.planner.assembly.structure import Division, generated
 from diffusionpipe.schedules.backbones import alone, of_backbone, one_by_one
@@ -98,6 +99,10 @@ class Layout:
     """Whether the frozen part's parameters rest in host memory and come to the device layer by layer, as they run."""
     probes: tuple[tuple[str, Fraction], ...] = ()
     """As in `ModelGraph.probes`; a plan takes the model's."""
+    versions: Versions = Versions.FLUSHED
+    """How the weights of batches in flight are treated; all but flushed ones train without a flush,"""
+    delay: int = 1
+    """delayed ones with weights of so many steps ago."""
     sample_batch: int = 0
     """Samples drawn at a time during training (both halves of guidance counted); 0 for one per stage."""
 

@@ -9,6 +9,8 @@ sharding       a sharded block is computed with only between its UNSHARD and its
 one worker of a group holds it; every gradient is reduced
 messages       one SEND and one RECV each; every edge between workers is carried, for exactly its samples; sent
 after it is produced, received before it is read; equal order at both ends of a channel
+versions       in a window, every trained block has one STEP behind its gradients, and nothing reads weights of the
+future; all other rules are those of the schedule that it unrolls to
 progress       the events of `timing.graph` have an order in which they can happen: nothing waits in a circle, even when
 sends are unbuffered rendezvous and, once messages are explicit, the host waits for each transfer, reduction and gather
 """
@@ -20,6 +22,7 @@ from diffusionpipe.ir.action import Op
 from diffusionpipe.ir.flows import flows
 from diffusionpipe.ir.plan import Plan
 from diffusionpipe.ir.schedule import Schedule
+from diffusionpipe.ir.unroll import unroll
 from diffusionpipe.timing.graph import graph_of
 from diffusionpipe.timing.legal.compute import (
     completeness_problems,
@@ -30,6 +33,7 @@ from diffusionpipe.timing.legal.compute import (
 )
 from diffusionpipe.timing.legal.messages import channel_problems, message_problems, timing_problems
 from diffusionpipe.timing.legal.placement import placement_problems, supply_problems
+from diffusionpipe.timing.legal.versions import step_problems, window_problems, without_encoding
 from diffusionpipe.timing.machine import Streams, machine_of
 
 
@@ -45,6 +49,10 @@ def check(schedule: Schedule, *, streams: Streams | None = None, source: object 
     Raises:
         ScheduleError: it is illegal; every problem found is named, with worker and action.
     """
+    if schedule.lead:
+        _refuse(placement_problems(without_encoding(schedule)), source)
+        _refuse([*window_problems(schedule)], source)
+        schedule = unroll(schedule, schedule.lead + 2)
     _refuse(placement_problems(schedule), source)
     all_flows = flows(schedule)
     positions = {action: i for order in schedule.orders for i, action in enumerate(order)}
@@ -54,6 +62,7 @@ def check(schedule: Schedule, *, streams: Streams | None = None, source: object 
         *supply_problems(schedule, all_flows),
     ]
     order = [*order_problems(schedule, positions), *reduction_problems(schedule), *sharding_problems(schedule)]
+    order += step_problems(schedule)
     if schedule.has_communication or schedule.messages:
         structure += message_problems(schedule, all_flows)
         order += [*timing_problems(schedule, all_flows, positions), *channel_problems(schedule)]

@@ -22,8 +22,6 @@ def completeness_problems(schedule: Schedule) -> Iterator[str]:
             if stages[action.stage].worker != worker:
                 home = stages[action.stage].worker
                 yield f"worker {worker}: {action} belongs to worker {home}, where stage {action.stage} lives"
-            if action.op is Op.STEP:
-                yield f"worker {worker}: {action} is reserved; leave it out, the update follows the iteration"
     counts = Counter(action for order in schedule.orders for action in order if action.op in TIMED_OPS)
     expected = dict.fromkeys(
         compute_action(stage, op, microbatch)
@@ -114,6 +112,7 @@ def reduction_problems(schedule: Schedule) -> Iterator[str]:
     for stage in sorted(trained):
         holders[stages[stage].weights].add(stages[stage].worker)
     seen: dict[int, Counter[int]] = defaultdict(Counter)  # block -> worker -> reductions
+    stepped: set[tuple[int, int]] = set()
     for worker, action in schedule.actions():
         block = stages[action.stage].weights
         if block in sharded and action.stage in trained:
@@ -122,11 +121,15 @@ def reduction_problems(schedule: Schedule) -> Iterator[str]:
             seen[block][worker] += 1
             if action.stage not in trained:
                 yield f"worker {worker}: {action} reduces a stage that has no gradients"
+        elif action.op is Op.STEP and block in seen:  # the next batch begins
+            if seen[block].pop(worker, 0) != 1:
+                yield f"worker {worker}: {action} comes without a reduction of block {block}"
+            stepped.add((block, worker))
         elif action.op in (Op.B, Op.W) and seen[block][worker]:
             yield f"worker {worker}: {action} comes after the reduction of block {block}"
     for block, counts in seen.items():
         for worker in sorted(holders[block]) if sum(counts.values()) else ():
-            if counts[worker] != 1:
+            if counts[worker] != ((block, worker) not in stepped):
                 yield f"worker {worker}: the gradients of block {block} are reduced {counts[worker]} times, not once"
 
 

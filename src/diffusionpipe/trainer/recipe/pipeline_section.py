@@ -7,7 +7,8 @@ from typing import Annotated, Self
 from pydantic import Field, model_validator
 
 from diffusionpipe.ir.combinations import Feature, refusal
-from diffusionpipe.trainer.recipe.section import Count, Maybe, Section, Several, raise_problems
+from diffusionpipe.ir.versions import Versions
+from diffusionpipe.trainer.recipe.section import Choice, Count, Maybe, Section, Several, raise_problems
 
 AUTO = "auto"
 
@@ -58,6 +59,13 @@ class PipelineSection(Section):
     offload_frozen: Maybe[bool] = None
     """Whether the frozen layers' weights are kept in host memory and copied to the device layer by layer;
     "none": false, or with plan = "auto" the faster choice that fits."""
+    versions: Choice[Versions] = Versions.FLUSHED
+    """How the weights of batches in flight are treated; all but "flushed" train without a flush after each step."""
+    delay: Maybe[Count] = None
+    """With versions = "delayed", the steps by which all weights are old; "none": 1."""
+    flush_every: Maybe[Count] = None
+    """Without a flush after each step, the steps after which there is one all the same; "none": only for what reads
+    the weights, such as validation and checkpoints."""
     cluster: Maybe[Annotated[str, Field(min_length=1)]] = None
     """Cluster file or name whose links and memory the search assumes; "none": those of this job, measured."""
 
@@ -116,6 +124,28 @@ class PipelineSection(Section):
                 text = f'the plan file {path} sets it; remove it, or set plan = "auto"'
                 wrong = dict.fromkeys((*keys, "cluster"), text)
         raise_problems(f"{key}: {wrong[key]}" for key in given if key in wrong)
+        return self
+
+    @model_validator(mode="after")
+    def _versions_go_together(self) -> Self:
+        if self.versions is Versions.FLUSHED:
+            given = [key for key in ("delay", "flush_every") if getattr(self, key) is not None]
+            raise_problems(f"{key}: every step ends with a flush; set versions, or remove {key}" for key in given)
+            return self
+        if self.delay is not None and self.versions is not Versions.DELAYED:
+            raise ValueError('delay: only versions = "delayed" has one; remove it, or change versions')
+        if self.plan is not None:
+            raise ValueError("versions: neither the search nor a plan file takes it; remove plan and give the sizes")
+        sizes = self.sizes
+        asked = (
+            (sizes.fill, refusal(Feature.VERSIONS, Feature.FILL)),
+            (sizes.sharded, refusal(Feature.VERSIONS, Feature.SHARDED)),
+            (sizes.offload_frozen, refusal(Feature.VERSIONS, Feature.OFFLOAD)),
+            (max(self.replicas, default=1) > 1, refusal(Feature.VERSIONS, Feature.REPLICAS)),
+            (self.orders is not None, refusal(Feature.VERSIONS, Feature.ORDERS)),
+            (self.versions is Versions.PREDICTED, refusal(Feature.VERSIONS, Feature.PREDICTION)),
+        )
+        raise_problems(f"versions: {why}" for is_asked, why in asked if is_asked)
         return self
 
     @model_validator(mode="after")

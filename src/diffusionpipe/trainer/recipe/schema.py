@@ -9,7 +9,7 @@ from enum import StrEnum
 from inspect import signature
 from typing import Annotated, Self
 
-from pydantic import BeforeValidator, Field, JsonValue, model_validator
+from pydantic import Field, JsonValue, model_validator
 
 from diffusionpipe.costs.graph import as_fraction
 from diffusionpipe.errors import RecipeError
@@ -29,27 +29,11 @@ from diffusionpipe.trainer.recipe.section import (
     Positive,
     ProperFraction,
     Section,
-    Seed,
     Several,
-    patterns_for_bool,
     raise_problems,
 )
-
-
-class OnSpike(StrEnum):
-    """What happens at a step whose loss or gradient norm is far above those of the steps before."""
-
-    NONE = "none"
-    SKIP = "skip"
-    STOP = "stop"
-
-
-class Precision(StrEnum):
-    """The arithmetic of the layers; parameters, gradients and the optimizer are float32, or float64 with the last."""
-
-    FLOAT32 = "float32"
-    BFLOAT16 = "bfloat16"
-    FLOAT64 = "float64"
+from diffusionpipe.trainer.recipe.training_section import Precision, TrainingSection
+from diffusionpipe.trainer.recipe.versions_check import versions_suit_the_training
 
 
 class RateSchedule(StrEnum):
@@ -88,30 +72,6 @@ class DataSection(Section):
     """A training picture that turns out to be damaged when it is decoded: stop the run, or skip the picture."""
     max_skipped: Count = 100
     """With on_error = "skip": different pictures that may be skipped before the run stops."""
-
-
-class TrainingSection(Section):
-    """[training]: the loop."""
-
-    seed: Seed = 0
-    """Seed of all random numbers of the run."""
-    steps: Count
-    """Optimizer steps of the whole run."""
-    batch: Annotated[Count, Field(le=1_000_000)]
-    """Global batch: samples of one step over all ranks."""
-    precision: Choice[Precision] = Precision.FLOAT32
-    """Arithmetic: float32, bfloat16 (autocast over float32 weights), or float64 (for tests)."""
-    clip_norm: Maybe[Positive] = 1.0
-    """Gradient clipping: a larger norm of all gradients together is scaled down to this value."""
-    post_validation: bool = False
-    """Run the optimizer step before the gradient norm over all ranks is known, and undo it if clipping was needed."""
-    on_spike: Choice[OnSpike] = OnSpike.NONE
-    """The reaction to a step whose loss or gradient norm is far above those before: "none", "skip" or "stop"."""
-    ema_decay: Maybe[Annotated[float, Field(gt=0, lt=1)]] = None
-    """Decay of the exponential moving average of the weights, e.g. 0.9999."""
-    activation_checkpointing: Annotated[Several[str], BeforeValidator(patterns_for_bool)] = ()
-    """true, false, or patterns of layer names ("unet.down_blocks.*") whose activations are recomputed in the
-    backward pass instead of kept."""
 
 
 class OptimizerSection(Section):
@@ -315,4 +275,5 @@ _CHECKS: tuple[Check, ...] = (
     _batch_can_be_cut,
     _warmup_ends_before_the_run,
     _validation_has_data,
+    versions_suit_the_training,
 )

@@ -1,0 +1,78 @@
+"""Which weights the actions of a window read, and how many versions of a block live at once.
+
+A step of a block is its optimizer update; version v of a block are its weights after v steps. An action belongs to the
+step that takes in its gradient. Its **staleness** says how many versions older than that step's own starting point the
+weights are that it reads.
+"""
+
+from collections import defaultdict
+from collections.abc import Mapping
+from enum import StrEnum
+
+from diffusionpipe.ir.action import Op
+from diffusionpipe.ir.schedule import Schedule
+
+
+class Versions(StrEnum):
+    """How a pipeline treats the weights of batches in flight."""
+
+    FLUSHED = "flushed"
+    """No batch begins before the update of the one before it."""
+    STASHED = "stashed"
+    """Forwards read the newest weights, and a backward reads what its forward read (PipeDream)."""
+    VERTICAL = "vertical"
+    """As stashed, but all stages read the version that the first stage reads (PipeDream with vertical sync)."""
+    DELAYED = "delayed"
+    """Forward and backward read weights of so many steps ago, on all stages alike (PipeDream-2BW)."""
+    NEWEST = "newest"
+    """Forward and backward read the newest weights, each when it runs (stale weights, TiMePReSt, PipeMare, PACI)."""
+    PREDICTED = "predicted"
+    """As stashed, moved ahead by the optimizer's direction as far as they are old (SpecTrain, XPipe)."""
+
+
+Staleness = Mapping[tuple[int, Op], tuple[int, ...]]
+"""(stage, op) -> the staleness of each of its micro-batches."""
+
+
+def staleness_of(window: Schedule) -> Staleness:
+    """The table of a window.
+
+    >>> from diffusionpipe.passes import with_versions
+    >>> from diffusionpipe.planner.assembly.windows import overlap
+    >>> window = with_versions(overlap(4, 4), Versions.STASHED)
+    >>> [staleness_of(window)[stage, Op.F] for stage in range(4)]
+    [(1, 1, 1, 0), (1, 1, 0, 0), (1, 0, 0, 0), (0, 0, 0, 0)]
+    """
+    found: dict[tuple[int, Op], dict[int, int]] = defaultdict(dict)
+    for _, action in window.actions():
+        if action.op in (Op.F, Op.B, Op.I) and action.microbatch is not None:
+            found[action.stage, action.op][action.microbatch] = action.reading.staleness
+    return {key: tuple(row[microbatch] for microbatch in sorted(row)) for key, row in found.items()}
+
+
+def is_consistent(window: Schedule) -> bool:
+    """Whether each backward reads what its forward read."""
+    table = staleness_of(window)
+    return all(row == table[stage, Op.F] for (stage, _), row in table.items())
+
+
+def is_uniform(window: Schedule) -> bool:
+    """Whether all stages read equally old weights."""
+    return len({(op, row) for (_, op), row in staleness_of(window).items()}) == len(
+        {op for _, op in staleness_of(window)}
+    )
+
+
+def versions_held(window: Schedule) -> dict[int, int]:
+    """Block -> the versions of its weights that live at once.
+
+    Before a block's step, the newest version in the window of batch b is version b. A forward that leads by l and is a
+    steps stale reads version b + l - a then, so a - l versions older than the newest one. What a backward reads must
+    live until it runs, when its own batch has become the window's: that is as many versions back as it is stale.
+    """
+    oldest: dict[int, int] = defaultdict(int)
+    for _, action in window.actions():
+        block = window.placement.stages[action.stage].weights
+        if action.op in (Op.F, Op.B, Op.I):
+            oldest[block] = max(oldest[block], action.reading.staleness - action.reading.lead)
+    return {block: 1 + age for block, age in sorted(oldest.items())}

@@ -1,0 +1,106 @@
+"""Which versions of the weights a window reads: one row for each member of the family.
+
+row         staleness of F              of B        with 4 stages and one micro-batch
+stashed     as far as it leads          as its F    3 2 1 0
+vertical    as on the first stage       as its F    3 3 3 3
+delayed     d                           d           d d d d, d at least 3
+newest      as far as it leads          0           3 2 1 0, and 0 0 0 0 in the backward
+predicted   as far as it leads          as its F    3 2 1 0, read ahead by as much
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+from diffusionpipe.errors import ConfigError
+from diffusionpipe.ir import Op, Schedule
+from diffusionpipe.ir.action import Reading
+from diffusionpipe.ir.versions import Versions
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Forward:
+    """A forward of a window, as the rows see it."""
+
+    lead: int
+    """Its own lead,"""
+    first_lead: int
+    """that of the first stage's forward of the same micro-batch,"""
+    delay: int
+    """and the delay that was asked for."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """How old the weights are that a forward and its backward read."""
+
+    forward: Callable[[Forward], int]
+    backward: Callable[[Forward], int]
+    is_predicted: bool = False
+
+
+def _own(forward: Forward) -> int:
+    return forward.lead
+
+
+def _first(forward: Forward) -> int:
+    return forward.first_lead
+
+
+def _given(forward: Forward) -> int:
+    return forward.delay
+
+
+def _nothing(forward: Forward) -> int:
+    return 0
+
+
+ROWS: Mapping[Versions, Row] = {
+    Versions.STASHED: Row(forward=_own, backward=_own),
+    Versions.VERTICAL: Row(forward=_first, backward=_first),
+    Versions.DELAYED: Row(forward=_given, backward=_given),
+    Versions.NEWEST: Row(forward=_own, backward=_nothing),
+    Versions.PREDICTED: Row(forward=_own, backward=_own, is_predicted=True),
+}
+
+
+def with_versions(window: Schedule, versions: Versions, delay: int = 1) -> Schedule:
+    """The window whose forwards and backwards say which weights they read.
+
+    Raises:
+        ConfigError: the delay is shorter than the lead of a forward.
+    """
+    leads = {(a.stage, a.microbatch): a.reading.lead for _, a in window.actions() if a.op is Op.F}
+    row, lead = ROWS[versions], max(leads.values())
+    if versions is Versions.DELAYED and delay < lead:
+        stages = len(window.placement.stages)
+        needed = -(-_most_ahead(window) // delay)
+        raise ConfigError(
+            f"a delay of {delay} needs at least {needed} micro-batches for {stages} stages; use more, or delay = {lead}"
+        )
+    orders = []
+    for order in window.orders:
+        read = []
+        for action in order:
+            if action.op in (Op.F, Op.B, Op.I):
+                first = window.placement.pipeline_of(action.stage).stages[0]
+                forward = Forward(
+                    lead=leads[action.stage, action.microbatch],
+                    first_lead=leads[first, action.microbatch],
+                    delay=delay,
+                )
+                staleness = (row.forward if action.op is Op.F else row.backward)(forward)
+                predicted = staleness if row.is_predicted else 0
+                reading = Reading(lead=action.reading.lead, staleness=staleness, predicted=predicted)
+                action = replace(action, reading=reading)
+            read.append(action)
+        orders.append(tuple(read))
+    return replace(window, orders=tuple(orders))
+
+
+def _most_ahead(window: Schedule) -> int:
+    """The most forwards that a worker runs ahead of its backwards."""
+    firsts = [next(action for action in order if action.op is Op.F) for order in window.orders]
+    return max(
+        (first.microbatch or 0) + first.reading.lead * len(window.placement.pipeline_of(first.stage).microbatches)
+        for first in firsts
+    )

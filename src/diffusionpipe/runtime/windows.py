@@ -1,0 +1,255 @@
+"""Runs a window again and again: the executor of training without a flush.
+
+Each batch that may be in flight has a context: its slots, its messages, its rows. In window w, the instruction of an
+action that leads by l is that of batch w + l's context [1]. Contexts take turns. A batch's context is free for another
+one at the end of the window behind its own, when its last messages have surely been received [2].
+
+    window -1   window 0            window 1            window 2
+    F0 F1       F2 B0 F3 B1 STEP    F4 B2 F5 B3 STEP    B4 B5 STEP     two micro-batches, batches 0 to 2, then a flush
+    context 0   contexts 1 and 0    contexts 2 and 1    context 2
+
+Before the first window of a stretch come windows that only begin batches; windows begin no batch that is behind the
+next flush. At its ENCODE a batch takes its context over, and another executor encodes the whole batch into the rows of
+the context.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+
+from torch import Tensor
+
+from diffusionpipe.ir import Action, Op, Range, Schedule
+from diffusionpipe.ir.action import PRESENT, Reading
+from diffusionpipe.runtime.buffers import BufferPool
+from diffusionpipe.runtime.compiler import Compiler, Instruction
+from diffusionpipe.runtime.equipment import Equipment
+from diffusionpipe.runtime.executor import Executor, named, sources_of, with_inputs
+from diffusionpipe.runtime.progress import Whereabouts
+from diffusionpipe.runtime.routing import extents_of, routes_of
+from diffusionpipe.runtime.slot import Output, Slot
+from diffusionpipe.runtime.store import RowStore
+from diffusionpipe.runtime.trace import Recording, marks_of, recorder_for
+from diffusionpipe.runtime.transport import Work
+from diffusionpipe.runtime.versions import BlockVersions
+
+Update = Callable[[int, int], None]
+"""`update(block, step)`: the optimizer's step of a block's parameters, whose gradients are complete."""
+
+
+def _no_update(block: int, step: int) -> None:
+    raise AssertionError("nobody said how to step")
+
+
+def _no_encoding(batch: int) -> None:
+    raise AssertionError("nobody said how to encode")
+
+
+@dataclass(kw_only=True)
+class _Context:
+    """A batch in flight. Mutable: another batch's later."""
+
+    works: tuple[list[Work], ...]
+    held: tuple[list[Tensor], ...]
+    store: RowStore
+    encoder: Executor
+    outputs: list[Output] = field(default_factory=list)
+    batch: int = 0
+    program: list[Instruction] = field(default_factory=list)
+
+    def finish(self) -> None:
+        """Wait until all its messages are over."""
+        for works in self.works:
+            for work in works:
+                work.wait()
+            works.clear()
+        for held in self.held:
+            held.clear()
+
+
+class WindowExecutor:
+    """One worker's side of a window. Mutable: it holds what is in flight, also between windows."""
+
+    def __init__(
+        self,
+        schedule: Schedule,
+        worker: int,
+        equipment: Equipment,
+        versions: Mapping[int, BlockVersions],
+        encoding: tuple[Schedule, Equipment],
+    ) -> None:
+        """`versions`: of each block of this worker. `encoding`: the schedule of a batch's encoding, its equipment."""
+        self.schedule, self.worker, self._equipment = schedule, worker, equipment
+        self._versions = versions
+        self.update: Update = _no_update
+        """What STEP does."""
+        self._window, self._begun, self._num_runs = 0, 0, 0
+        self._encode: Callable[[int], None] = _no_encoding
+        flat = replace(schedule, orders=tuple(tuple(map(_plain, order)) for order in schedule.orders))
+        routes = routes_of(flat, worker)
+        read = with_inputs({}, flat, routes, equipment.stages)
+        rows = _joined(read, extents_of(encoding[0], worker, equipment.raw_inputs))
+        pool = BufferPool(equipment.device)
+        self._contexts: list[_Context] = []
+        for _ in range(schedule.lead + 2):
+            store = RowStore(rows, equipment.tensors, equipment.device)
+            context = _Context(
+                works=tuple([] for _ in schedule.messages),
+                held=tuple([] for _ in schedule.messages),
+                store=store,
+                encoder=Executor(encoding[0], worker, encoding[1], store=store),
+            )
+            compiler = Compiler(
+                schedule=flat,
+                worker=worker,
+                equipment=equipment,
+                pool=pool,
+                routes=routes,
+                releases={},
+                slots={key: Slot() for key in routes},
+                works=context.works,
+                held=context.held,
+                outputs=context.outputs,
+                reading=store,
+                writing=store,
+                trained=frozenset(action.stage for action in flat.orders[worker] if action.op in (Op.B, Op.I)),
+            )
+            context.program = [self._instruction(compiler, context, action) for action in schedule.orders[worker]]
+            self._contexts.append(context)
+        self._recordings = [
+            Recording(worker=worker, recorder=recorder_for(equipment.device), steps=()) for _ in range(2)
+        ]
+        self._sources = sources_of(flat, worker, equipment.rank_of_worker)
+
+    @property
+    def recording(self) -> Recording:
+        """The times of the last window, or of the one under way; they can be read until the end of the next one."""
+        return self._recordings[0]
+
+    @property
+    def batch(self) -> int:
+        """The batch whose window is next: the steps made."""
+        return self._window
+
+    def encoder(self, batch: int) -> Executor:
+        """What encodes a batch that is about to begin."""
+        return self._context(batch).encoder
+
+    def run(self, stop: int, encode: Callable[[int], None]) -> list[Output]:
+        """Run the next window; returns this worker's outputs of its batch by micro-batch.
+
+        Args:
+            stop: the batch before which there is a flush; it must not change while batches behind it have begun.
+            encode: called with each batch that begins, in order; it feeds the batch's encoder and runs it.
+        """
+        assert self._begun <= stop, "batches behind the flush have begun"
+        lead = self.schedule.lead
+        self._num_runs += 1
+        if self._begun == self._window:  # nothing is in flight
+            for number in range(self._window - lead, self._window):
+                self._run(number, stop, encode)
+        self._run(self._window, stop, encode)
+        outputs = list(self._context(self._window).outputs)
+        self._context(self._window - 1).finish()  # [2]
+        self._window += 1
+        if self._window == stop:
+            for context in self._contexts:
+                context.finish()
+            for versions in self._versions.values():
+                versions.flush()
+        return outputs
+
+    def passed(self) -> tuple[int, ...]:
+        """The windows begun, and the times passed in the last two; any thread may call it."""
+        return self._num_runs, *(recording.recorder.passed() for recording in self._recordings)
+
+    def whereabouts(self) -> Whereabouts | None:
+        """The position in the window under way, None if there is none; any thread may call it."""
+        positions = [(recording, recording.position()) for recording in reversed(self._recordings)]
+        found = next(((recording, position) for recording, position in positions if position is not None), None)
+        if found is None:
+            return None
+        recording, (index, is_waiting) = found
+        if index >= len(recording.steps):
+            return Whereabouts(action="the end of the window", awaited=())
+        step = recording.steps[index][1]
+        assert isinstance(step, Action)
+        return Whereabouts(action=named(step), awaited=self._sources.get(_plain(step), ()) if is_waiting else None)
+
+    def mark(self) -> None:
+        """Note the time since the last window's start, for `Recording.times_after`."""
+        self.recording.recorder.mark()
+
+    def _context(self, batch: int) -> _Context:
+        return self._contexts[batch % len(self._contexts)]
+
+    def _run(self, number: int, stop: int, encode: Callable[[int], None]) -> None:
+        """Run what there is of a window: no batch before the one that is next, none behind the flush."""
+        self._encode = encode
+        program = [
+            (action, *self._context(number + action.reading.lead).program[place])  # [1]
+            for place, action in enumerate(self.schedule.orders[self.worker])
+            if self._window <= number + action.reading.lead < stop
+        ]
+        marks = marks_of([wait is not None for _, wait, _ in program])
+        steps = list(zip(marks, (action for action, _, _ in program), strict=True))
+        self._recordings = [replace(self._recordings[1], steps=steps), self._recordings[0]]
+        recorder = self.recording.recorder
+        recorder.reset()
+        mark = recorder.mark
+        mark()
+        for _, wait, run in program:
+            if wait is not None:
+                wait()
+                mark()
+            run()
+            mark()
+        mark()
+
+    def _instruction(self, compiler: Compiler, context: _Context, action: Action) -> Instruction:
+        """What an action of a context's batch waits for and does, on the weights that it reads."""
+        block, staleness = self.schedule.placement.stages[action.stage].weights, action.reading.staleness
+        if action.op is Op.STEP:
+            return None, self._step(block, context)
+        if action.op is Op.ENCODE:
+            return None, lambda: self._begin(context)
+        wait, run = compiler.instruction(_plain(action))
+        if action.op not in (Op.F, Op.B, Op.I):
+            return wait, run
+        bind = self._versions[block].bind
+
+        def bound() -> None:
+            bind(context.batch - staleness)
+            run()
+
+        return wait, bound
+
+    def _begin(self, context: _Context) -> None:
+        """The next batch takes its context over."""
+        context.outputs.clear()
+        context.batch = self._begun
+        self._begun += 1
+        self._encode(context.batch)
+
+    def _step(self, block: int, context: _Context) -> Callable[[], None]:
+        versions, gradients = self._versions[block], self._equipment.gradients[block]
+
+        def step() -> None:
+            gradients.finish()
+            versions.step(lambda: self.update(block, context.batch))
+
+        return step
+
+
+def _plain(action: Action) -> Action:
+    """The action as one of an iteration of its own."""
+    return action if action.reading == PRESENT else replace(action, reading=Reading())
+
+
+def _joined(*extents: Mapping[str, Range]) -> dict[str, Range]:
+    """The rows of each tensor that any of them keeps, and those between."""
+    found: dict[str, Range] = {}
+    for one in extents:
+        for name, rows in one.items():
+            other = found.get(name, rows)
+            found[name] = Range(min(rows.start, other.start), max(rows.stop, other.stop))
+    return found

@@ -1,0 +1,61 @@
+"""How long a batch takes where the order goes on for ever: the rate at which a window repeats."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from fractions import Fraction
+from itertools import pairwise
+
+from diffusionpipe.costs import Costs
+from diffusionpipe.errors import ScheduleError
+from diffusionpipe.ir import Op, Schedule, Timeline
+from diffusionpipe.ir.unroll import unroll
+from diffusionpipe.simulator.simulate import simulate
+
+MOST_BATCHES = 512
+"""Batches that are simulated at most."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Steady:
+    """What a window reaches. Exact where the costs are whole numbers or Fractions."""
+
+    period: Fraction
+    """The mean time from the end of a batch to that of the next one."""
+    bubble: Fraction
+    """The idle part of it."""
+
+
+def steady(window: Schedule, costs_of: Callable[[Schedule], Costs]) -> Steady:
+    """The steady state: more and more batches are simulated, until the times between their ends repeat.
+
+    `costs_of`: costs of the schedule that a window unrolls to. With 4 workers, a forward of 1, a backward of 2 and a
+    micro-batch for each batch, no worker ever waits:
+
+    >>> from diffusionpipe.planner.assembly.windows import overlap
+    >>> from diffusionpipe.simulator import uniform_costs
+    >>> steady(overlap(4, 1), uniform_costs)
+    Steady(period=Fraction(3, 1), bubble=Fraction(0, 1))
+
+    Raises:
+        ScheduleError: they do not repeat.
+    """
+    batches = 16 * window.num_workers
+    while batches <= MOST_BATCHES:
+        unrolled = unroll(window, batches)
+        timeline = simulate(unrolled, costs_of(unrolled))
+        ends = _ends(timeline)
+        between = [after - before for before, after in pairwise(ends)]
+        between = between[: len(between) - window.num_workers]  # the last batches have no others behind them
+        for length in range(1, len(between) // 4 + 1):
+            tail = between[-max(4 * length, len(between) // 2) :]
+            if tail[length:] == tail[:-length]:
+                period = Fraction(sum(map(Fraction, between[-length:])), length)
+                busy = Fraction(sum(Fraction(timeline.busy(worker)) for worker in range(window.num_workers)), batches)
+                return Steady(period=period, bubble=1 - busy / (window.num_workers * period))
+        batches *= 2
+    raise ScheduleError([f"{window.name}: the window does not repeat within {MOST_BATCHES} batches"])
+
+
+def _ends(timeline: Timeline) -> list[Fraction]:
+    """When the first worker's steps end."""
+    return [Fraction(span.end) for span in timeline.spans if span.worker == 0 and span.action.op is Op.STEP]

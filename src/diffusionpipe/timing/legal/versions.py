@@ -1,0 +1,109 @@
+"""The rules of windows and of steps: gradients of two batches never mix, and nothing reads weights of the future."""
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
+
+from diffusionpipe.ir.action import Action, Op
+from diffusionpipe.ir.schedule import Schedule
+
+
+def step_problems(schedule: Schedule) -> Iterator[str]:
+    """Steps without gradients, and gradients behind a block's last step that none takes in."""
+    stages = schedule.placement.stages
+    for worker, order in enumerate(schedule.orders):
+        pending: dict[int, Action] = {}
+        stepped: set[int] = set()
+        for action in order:
+            block = stages[action.stage].weights
+            if action.op in (Op.B, Op.W):
+                pending[block] = action
+            elif action.op is Op.STEP:
+                stepped.add(block)
+                if pending.pop(block, None) is None:
+                    yield f"worker {worker}: {action} comes before any gradient of its batch"
+        for block in sorted(stepped & pending.keys()):
+            yield f"worker {worker}: no STEP takes in the gradient of {pending[block]}"
+
+
+def without_encoding(window: Schedule) -> Schedule:
+    """The window without the places at which its batches are encoded."""
+    return replace(window, orders=tuple(tuple(a for a in order if a.op is not Op.ENCODE) for order in window.orders))
+
+
+def window_problems(window: Schedule) -> Iterator[str]:
+    """What is wrong with a window beside what its unrolled schedule shows."""
+    yield from _step_places(window)
+    yield from _encodings(window)
+    yield from _readings(window)
+    yield from _tables(window)
+    for worker, action in window.actions():
+        if action.op in (Op.B, Op.I, Op.W, Op.REDUCE_GRAD, Op.STEP) and action.reading.lead:
+            yield f"worker {worker}: {action} belongs to a later batch; only forwards and messages may"
+
+
+def _encodings(window: Schedule) -> Iterator[str]:
+    """If a window encodes, each worker does so once, before everything else that it does for the batch."""
+    if not any(action.op is Op.ENCODE for _, action in window.actions()):
+        return
+    for worker, order in enumerate(window.orders):
+        places = [place for place, action in enumerate(order) if action.op is Op.ENCODE]
+        if len(places) != 1:
+            yield f"worker {worker}: {len(places)} ENCODEs in a window; it needs one"
+            continue
+        lead = order[places[0]].reading.lead
+        for place, action in enumerate(order):
+            if (-action.reading.lead, place) < (-lead, places[0]):
+                yield f"worker {worker}: {action} comes before {order[places[0]]}, which encodes its batch"
+
+
+def _step_places(window: Schedule) -> Iterator[str]:
+    """Every trained block has one STEP a window on each of its holders, behind its gradients."""
+    stages = window.placement.stages
+    for worker, order in enumerate(window.orders):
+        last: dict[int, int] = {}
+        steps = Counter[int]()
+        for place, action in enumerate(order):
+            block = stages[action.stage].weights
+            if action.op in (Op.B, Op.W, Op.REDUCE_GRAD):
+                last[block] = place
+            if action.op is Op.STEP:
+                steps[block] += 1
+        for place, action in enumerate(order):
+            block = stages[action.stage].weights
+            if action.op is Op.STEP and place < last.get(block, -1):
+                yield f"worker {worker}: {action} comes before {order[last[block]]}, whose gradient it takes in"
+        for block in sorted(last.keys() | steps.keys()):
+            if steps[block] != 1:
+                yield f"worker {worker}: block {block} has {steps[block]} STEPs in a window; it needs one"
+
+
+def _readings(window: Schedule) -> Iterator[str]:
+    """Nothing reads a version of the future; a backward reads what its forward read, or the newest; W reads none."""
+    forwards = {(a.stage, a.microbatch): a.reading for _, a in window.actions() if a.op is Op.F}
+    for worker, order in enumerate(window.orders):
+        done = Counter[int]()
+        for action in order:
+            block, reading = window.placement.stages[action.stage].weights, action.reading
+            if action.op is Op.STEP:
+                done[block] += 1
+            elif action.op in (Op.F, Op.B, Op.I) and reading.staleness < reading.lead - done[block]:
+                newest = reading.lead - done[block]
+                yield f"worker {worker}: {action} reads weights of the future; the newest are ~{newest} for its batch"
+            if action.op in (Op.B, Op.I) and reading.staleness:
+                forward = forwards.get((action.stage, action.microbatch), reading)
+                if (forward.staleness, forward.predicted) != (reading.staleness, reading.predicted):
+                    yield f"worker {worker}: {action} reads neither what its forward read (~{forward.staleness}) nor ~0"
+            if action.op not in (Op.F, Op.B, Op.I) and (reading.staleness or reading.predicted):
+                yield f"worker {worker}: {action} reads no weights, so it has no staleness"
+
+
+def _tables(window: Schedule) -> Iterator[str]:
+    """All holders of a block read the same versions."""
+    seen: dict[tuple[int, Op, int | None], Action] = {}
+    for worker, action in window.actions():
+        if action.op in (Op.F, Op.B, Op.I):
+            key = window.placement.stages[action.stage].weights, action.op, action.microbatch
+            other = seen.setdefault(key, action)
+            if other.reading.staleness != action.reading.staleness:
+                yield f"worker {worker}: {action} and {other} hold one block but read different versions of it"

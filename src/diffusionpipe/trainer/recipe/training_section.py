@@ -1,0 +1,66 @@
+"""[training] of a recipe."""
+
+from enum import StrEnum
+from typing import Annotated
+
+from pydantic import BeforeValidator, Field
+
+from diffusionpipe.trainer.recipe.section import (
+    Choice,
+    Count,
+    Maybe,
+    Positive,
+    Section,
+    Seed,
+    Several,
+    patterns_for_bool,
+)
+
+
+class OnSpike(StrEnum):
+    """What happens at a step whose loss or gradient norm is far above those of the steps before."""
+
+    NONE = "none"
+    SKIP = "skip"
+    STOP = "stop"
+
+
+class Clip(StrEnum):
+    """Whose norm clipping looks at."""
+
+    GLOBAL = "global"
+    BLOCK = "block"
+
+
+class Precision(StrEnum):
+    """The arithmetic of the layers; parameters, gradients and the optimizer are float32, or float64 with the last."""
+
+    FLOAT32 = "float32"
+    BFLOAT16 = "bfloat16"
+    FLOAT64 = "float64"
+
+
+class TrainingSection(Section):
+    """[training]: the loop."""
+
+    seed: Seed = 0
+    """Seed of all random numbers of the run."""
+    steps: Count
+    """Optimizer steps of the whole run."""
+    batch: Annotated[Count, Field(le=1_000_000)]
+    """Global batch: samples of one step over all ranks."""
+    precision: Choice[Precision] = Precision.FLOAT32
+    """Arithmetic: float32, bfloat16 (autocast over float32 weights), or float64 (for tests)."""
+    clip_norm: Maybe[Positive] = 1.0
+    """Gradient clipping: a larger norm of all gradients together is scaled down to this value."""
+    clip: Choice[Clip] = Clip.GLOBAL
+    """Whose norm is compared with clip_norm: that of all gradients together, "global", or of each stage's, "block"."""
+    post_validation: bool = False
+    """Run the optimizer step before the gradient norm over all ranks is known, and undo it if clipping was needed."""
+    on_spike: Choice[OnSpike] = OnSpike.NONE
+    """The reaction to a step whose loss or gradient norm is far above those before: "none", "skip" or "stop"."""
+    ema_decay: Maybe[Annotated[float, Field(gt=0, lt=1)]] = None
+    """Decay of the exponential moving average of the weights, e.g. 0.9999."""
+    activation_checkpointing: Annotated[Several[str], BeforeValidator(patterns_for_bool)] = ()
+    """true, false, or patterns of layer names ("unet.down_blocks.*") whose activations are recomputed in the
+    backward pass instead of kept."""

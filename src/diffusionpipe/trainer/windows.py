@@ -1,0 +1,192 @@
+"""The steps of a training without a flush.
+
+    window        forwards and backwards of several batches | each stage: clip, step, average, as soon as it can
+    at its end    start the sum over all ranks of norm, loss and votes; wait for the one of some windows before
+
+The sum is not waited for at once, because ranks reach the end of a window at different times: that would be a flush. So
+results come some windows late. What needs weights that belong together (validation, pictures, checkpoints) happens
+where the pipeline is flushed: no batch behind it begins before it. The flushes are known beforehand. A vote to stop or
+to save sets another one, behind all batches that may have begun.
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from itertools import count
+from math import isfinite
+from time import perf_counter
+
+import torch
+from torch import Tensor
+
+from diffusionpipe.ir import Op, Phase
+from diffusionpipe.runtime.slot import Output
+from diffusionpipe.trainer.gradient_norm import clip_factor, scale, sum_of_squares
+from diffusionpipe.trainer.host_sum import HostSum
+from diffusionpipe.trainer.learning_rate import learning_rate_at
+from diffusionpipe.trainer.not_finite import NamesOf, bad_positions, not_finite
+from diffusionpipe.trainer.optimizer import set_learning_rates
+from diffusionpipe.trainer.session import Session
+from diffusionpipe.trainer.step_result import StepResult, StepTimes
+from diffusionpipe.trainer.stopping import Decision, Stopping
+from diffusionpipe.trainer.trained_backbone import BackboneResult, trained_backbone
+from diffusionpipe.units import Seconds
+
+NO_DECISION = Decision(saves=False, stops=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Window:
+    """A window whose sum over all ranks is under way."""
+
+    step: int
+    bad: Callable[[BackboneResult], tuple[int, ...]]
+    """The positions of this rank's losses that are not finite."""
+    sum: HostSum
+    seconds: Seconds
+    iteration: Seconds
+
+
+class WindowStepper:
+    """Runs training steps on one rank, as `trainer.loop.Stepper` does with a flush at the end of each."""
+
+    def __init__(
+        self,
+        session: Session,
+        stopping: Stopping,
+        names_of: NamesOf,
+        batches: Iterator[dict[str, Tensor]],
+        is_flush: Callable[[int], bool],
+    ) -> None:
+        """`batches`: raw inputs of the samples that this rank encodes, step by step.
+
+        `is_flush` says whether the pipeline is flushed behind so many steps; it is where the training ends.
+        """
+        assert session.worker.window is not None
+        self._session, self._stopping, self._names_of, self._is_flush = session, stopping, names_of, is_flush
+        self._batches, self._window = batches, session.worker.window
+        (self._trained,) = (trained_backbone(session, backbone) for backbone in session.model.backbones)
+        self._window.update = self._update
+        self._squares = torch.zeros((), dtype=torch.float64, device=session.job.device)
+        encodes = [a.reading.lead for _, a in session.plan.train.actions() if a.op is Op.ENCODE]
+        self._delay = 1 + max(encodes) - min(encodes)
+        """Windows between the start of a sum and its wait; a rank that encodes later may be as many windows behind."""
+        self._base: int | None = None
+        self._stop = 0
+        self._pending: deque[_Window] = deque()
+        self._broken: tuple[int, BackboneResult, tuple[int, ...]] | None = None
+        self._decision = NO_DECISION
+        self._times: list[StepTimes] = []
+
+    def phases(self) -> tuple[Phase, ...]:
+        """There is nothing between windows."""
+        return ()
+
+    def step(self, step: int, _: dict[str, Tensor]) -> list[StepResult]:
+        """Run the window of step `step`, counted from 0, and return what is settled now, in order.
+
+        Raises:
+            NonFiniteLossError: on all ranks, behind the flush that follows the step; names the step and the samples.
+            PeerError: another rank died.
+        """
+        if self._base is None:
+            self._base = step
+        started, number = perf_counter(), step - self._base
+        if number == self._stop:
+            self._stop = next(later - self._base for later in count(step + 1) if self._is_flush(later))
+        self._session.worker.reset_gradients()
+        outputs = self._window.run(self._stop, self._encode)
+        self._pending.append(self._start_sum(step, outputs, started))
+        settled = []
+        while len(self._pending) > self._delay or (self._pending and self._window.batch == self._stop):
+            settled.append(self._settle(self._pending.popleft()))
+        if self._window.batch < self._stop:
+            if (self._decision.stops or self._decision.saves or self._broken) and settled:
+                self._stop = min(self._stop, self._window.batch + self._session.plan.train.lead)
+            return [replace(result, decision=NO_DECISION) for result in settled]
+        decision, self._decision = self._decision, NO_DECISION
+        if self._broken is not None:
+            raise not_finite(self._session, self._broken[0], self._names_of, *self._broken[1:], self._consequence(step))
+        return [*settled[:-1], replace(settled[-1], decision=decision)]
+
+    def settle(self) -> list[StepResult]:
+        """Nothing is left to settle behind a flush, and it is not asked for elsewhere."""
+        return []
+
+    def take_times(self) -> list[StepTimes]:
+        """The times that have become known since the last call, in the order of steps."""
+        times, self._times = self._times, []
+        return times
+
+    def finish_times(self) -> None:
+        """They are known with the results."""
+
+    def _consequence(self, step: int) -> str:
+        return (
+            f"; stages whose own gradient was not finite did not step, the others went on up to step {step + 1}, and "
+            "nothing of it is saved"
+        )
+
+    def _encode(self, batch: int) -> None:
+        """Feed a batch that begins, and encode it."""
+        encoder = self._window.encoder(batch)
+        self._session.worker.feed(encoder, next(self._batches))
+        encoder.run()
+
+    def _update(self, block: int, number: int) -> None:
+        """A block's step: its gradients are complete."""
+        assert self._base is not None
+        step, one, session = self._base + number, self._trained, self._session
+        self._squares = sum_of_squares([p.grad for p in one.owned if p.grad is not None], session.job.device)
+        gradients = [p.grad for p in one.parameters if p.grad is not None]
+        own = sum_of_squares(gradients, session.job.device)
+        if not bool(own.isfinite()):
+            return
+        if one.clip_norm is not None:
+            scale(gradients, clip_factor(own.sqrt(), one.clip_norm))
+        set_learning_rates(session.optimizer, {one.backbone.name: learning_rate_at(step, one.rates)})
+        if session.optimizer is not None:
+            session.optimizer.step()
+        if session.ema is not None:
+            session.ema.update(step)
+
+    def _start_sum(self, step: int, outputs: list[Output], started: Seconds) -> _Window:
+        """Start the sum over all ranks of squared norm, loss, busy share and votes."""
+        session, one = self._session, self._trained
+        loss = one.sums(outputs, session.job.device)[1]
+        bad = tuple(outputs)
+        busy, seconds = self._window.recording.busy()
+        saves, stops = self._stopping.votes()
+        numbers = [busy / seconds if seconds else 0.0, float(saves), float(stops)]
+        return _Window(
+            step=step,
+            bad=lambda found: bad_positions(session, [one], bad, found),
+            sum=HostSum(torch.stack([self._squares, loss]), numbers),
+            seconds=perf_counter() - started,
+            iteration=seconds,
+        )
+
+    def _settle(self, window: _Window) -> StepResult:
+        session = self._session
+        with session.job.progress.waiting():
+            total = window.sum.wait()
+        *_, busy, saves, stops = total.tolist()
+        self._times.append(
+            StepTimes(step=window.step + 1, iteration=window.iteration, bubble=1 - busy / session.plan.mesh.num_ranks)
+        )
+        result = self._trained.result(window.step, total[:2], session.plan.batch)
+        if not (isfinite(result.loss) and isfinite(result.norm)) and self._broken is None:
+            self._broken = window.step, result, window.bad(result)
+        decision = self._stopping.decision((int(saves), int(stops)))
+        self._decision = Decision(
+            saves=self._decision.saves or decision.saves, stops=self._decision.stops or decision.stops
+        )
+        return StepResult(
+            step=window.step + 1,
+            loss=result.loss,
+            gradient_norm=result.norm,
+            learning_rate=result.learning_rate,
+            backbones=(result,),
+            seconds=window.seconds,
+            decision=NO_DECISION,
+        )

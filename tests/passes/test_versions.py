@@ -1,0 +1,111 @@
+"""Windows and the versions that they read: the table of the family, and the rules of the checker."""
+
+from dataclasses import replace
+from math import ceil
+
+import pytest
+
+from diffusionpipe.errors import ConfigError, ScheduleError
+from diffusionpipe.ir import Edge, Op, Schedule, parse_action
+from diffusionpipe.ir.files import schedule_from_text, schedule_to_text
+from diffusionpipe.ir.unroll import unroll
+from diffusionpipe.ir.versions import Versions, is_consistent, is_uniform, staleness_of, versions_held
+from diffusionpipe.passes import connect_blocks, with_versions, without_flush
+from diffusionpipe.planner.assembly.windows import communicate_window, forwards_ahead, overlap
+from diffusionpipe.schedules import REGISTRY
+from diffusionpipe.timing import Streams
+from diffusionpipe.timing.legal import check
+
+ROWS = [row for row in Versions if row is not Versions.FLUSHED]
+
+
+def window_of(versions: Versions, p: int, m: int, family: str = "1f1b") -> Schedule:
+    window = overlap(p, m, family)
+    return with_versions(window, versions, delay=max(1, window.lead))
+
+
+@pytest.mark.parametrize("p", range(2, 9))
+@pytest.mark.parametrize("versions", ROWS)
+def test_staleness_and_versions_are_those_of_the_table(versions, p):
+    for m in (1, 2, 4, 8):
+        window = window_of(versions, p, m)
+        table, held = staleness_of(window), versions_held(window)
+        delay = ceil((p - 1) / m)
+        for stage in range(p):
+            own = tuple(ceil(max(0, p - 1 - stage - i) / m) for i in range(m))
+            first = tuple(ceil(max(0, p - 1 - i) / m) for i in range(m))
+            forward, backward, count = {
+                Versions.STASHED: (own, own, 1 + own[0]),
+                Versions.PREDICTED: (own, own, 1 + own[0]),
+                Versions.VERTICAL: (first, first, 1 + first[0]),
+                Versions.DELAYED: ((delay,) * m, (delay,) * m, 1 + delay),
+                Versions.NEWEST: (own, (0,) * m, 1),
+            }[versions]
+            assert (table[stage, Op.F], table[stage, Op.B], held[stage]) == (forward, backward, count)
+        assert is_consistent(window) == (versions is not Versions.NEWEST)
+        assert is_uniform(window) == (versions in (Versions.DELAYED, Versions.VERTICAL))
+
+
+def test_pipedream_with_four_stages_and_accumulation():
+    window = window_of(Versions.STASHED, 4, 4)
+    assert [sum(staleness_of(window)[stage, Op.F]) / 4 for stage in range(4)] == [0.75, 0.5, 0.25, 0]
+    assert " ".join(map(str, window.orders[0])).startswith("0F3 0B0~1 0F0+1~1 0B1~1")
+
+
+@pytest.mark.parametrize("p", range(2, 9))
+def test_three_windows_of_every_row_pass_the_strictest_machine(p):
+    """With skips: stage 0 also feeds the last stage."""
+    edges = [Edge(producer=i, consumer=i + 1, tensors=("x",), gradients=("x",)) for i in range(p - 1)]
+    if p > 2:
+        edges.append(Edge(producer=0, consumer=p - 1, tensors=("skip",), gradients=("skip",)))
+    for family in ("1f1b", "dapple-b"):
+        flushed = connect_blocks(REGISTRY[family](p, 4), edges)
+        window = without_flush(flushed, forwards_ahead(family, p))
+        explicit = communicate_window(window)
+        check(unroll(explicit, 3), streams=Streams.HOST)
+        for versions in ROWS:
+            read = with_versions(explicit, versions, delay=window.lead)
+            check(read)
+            assert staleness_of(read) == staleness_of(with_versions(window, versions, delay=window.lead))
+            assert schedule_from_text(schedule_to_text(read)) == read
+
+
+def changed(window: Schedule, worker: int, old: str, new: str) -> Schedule:
+    order = " ".join(map(str, window.orders[worker])).replace(old, new)
+    orders = list(window.orders)
+    orders[worker] = tuple(map(parse_action, order.split()))
+    return replace(window, orders=tuple(orders))
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "problem"),
+    [
+        ("0F0+1~1", "0F0+1", "worker 0: 0F0+1 reads weights of the future; the newest are ~1 for its batch"),
+        ("0B1~1", "0B1~2", "worker 0: 0B1~2 reads neither what its forward read (~1) nor ~0"),
+        ("0B1~1 0STEP", "0STEP 0B1~1", "worker 0: 0STEP comes before 0B1~1, whose gradient it takes in"),
+        (" 0STEP", "", "worker 0: block 0 has 0 STEPs in a window; it needs one"),
+        ("0B0~1", "0B0+1~1", "worker 0: 0B0+1~1 belongs to a later batch; only forwards and messages may"),
+        ("0STEP", "0STEP~1", "worker 0: 0STEP~1 reads no weights, so it has no staleness"),
+        ("0F0+1~1", "0F0+2~2", "worker 0: 0F0+2~2 "),
+    ],
+)
+def test_the_checker_names_what_a_window_breaks(old, new, problem):
+    window = window_of(Versions.STASHED, 3, 2)
+    check(window)
+    broken = changed(window, 0, old, new)
+    if new == "0F0+2~2":  # it only fills the pipeline more
+        broken = changed(broken, 0, "0B0~1", "0B0~2")
+        check(broken)
+        return
+    with pytest.raises(ScheduleError) as error:
+        check(broken)
+    assert problem in str(error.value)
+
+
+def test_what_has_no_window_is_refused():
+    with pytest.raises(ConfigError, match="a delay of 1 needs at least 3 micro-batches for 4 stages; use more, or del"):
+        with_versions(overlap(4, 1), Versions.DELAYED, delay=1)
+    with pytest.raises(ConfigError, match="with one nothing is in flight"):
+        overlap(1, 4)
+    with pytest.raises(ConfigError, match="'gpipe' does not alternate"):
+        overlap(4, 4, "gpipe")
