@@ -86,14 +86,22 @@ def test_each_model_has_an_export_that_diffusers_opens(alone):
 
 
 def test_what_changes_for_one_model_changes_no_bit_of_the_other(alone, place):
-    """Learning rate, clipping and micro-batches of `large`; so `base` learns what it learns beside any other."""
-    recipe = recipe_of(place, "other", large={"learning_rate": 0.001, "clip_norm": 1e-3})
+    """Rate, schedule, decays, clipping and micro-batches of `large`: `base` learns what it learns beside any other."""
+    own = {"learning_rate": 0.001, "learning_rate_schedule": "cosine", "warmup_steps": 2, "clip_norm": 1e-3}
+    own |= {"optimizer_arguments": {"weight_decay": 0.5}, "ema_decay": 0.2, "train": ["unet", "text_encoder"]}
+    own |= {"components": {"text_encoder": {"learning_rate": 0.003}}}
+    recipe = recipe_of(place, "other", large=own)
     assert train_here(recipe) == 5
     mine, theirs = weights_of(place / "other", "base"), weights_of(alone, "base")
     assert mine.keys() == theirs.keys()
     assert all(torch.equal(tensor, theirs[name]) for name, tensor in mine.items())
     assert losses_of(place / "other", "loss/base") == losses_of(alone, "loss/base")
     assert losses_of(place / "other", "loss/large")[5] != losses_of(alone, "loss/large")[5]
+    rates = [0.0005, 0.001, 0.001, 0.00075, 0.00025]
+    assert list(losses_of(place / "other", "learning_rate/large").values()) == pytest.approx(rates)
+    rates = {step: 3 * rate for step, rate in losses_of(place / "other", "learning_rate/large").items()}
+    assert losses_of(place / "other", "learning_rate/large/text_encoder") == pytest.approx(rates)
+    assert any(name.startswith("ema.large/text_encoder.") for name in weights_of(place / "other", "large"))
 
 
 def test_a_resumed_run_ends_with_the_same_bits(alone, place, tmp_path):

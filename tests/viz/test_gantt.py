@@ -91,7 +91,7 @@ def test_two_models_have_two_hues_with_their_names(tmp_path):
     names = [pipeline.model for pipeline in schedule.placement.pipelines]
     gantt([("", simulate(schedule, uniform_costs(schedule)))], path, schedule=schedule)
     assert {palette.OP_COLOURS[Op.B], palette.LATER_COLOURS[Op.B]} <= colours(path)
-    assert {f"{names[0]}, forward", f"{names[0]}, backward", names[1]} <= set(texts(path))
+    assert {f"{name}, {op}" for name in names for op in ("forward", "backward")} <= set(texts(path))
 
 
 def test_four_stages_of_a_rank_have_four_shades(tmp_path):

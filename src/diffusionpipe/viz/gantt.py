@@ -280,8 +280,11 @@ def _legend(
     ]
     if palette.has_probes(timelines):
         entries.insert(0, Patch(facecolor=palette.PROBE, label=palette.PROBE_NAME))
-    if palette.has_later_stages(timelines):
-        entries.append(Patch(facecolor=palette.LATER_COLOURS[Op.B], label=hues[1]))
+    if palette.has_later_stages(timelines) and hues[1]:
+        later = ((op, colour) for op, colour in palette.LATER_COLOURS.items() if op in used)
+        entries += [Patch(facecolor=colour, label=f"{hues[1]}{palette.OP_NAMES[op]}") for op, colour in later]
+    elif palette.has_later_stages(timelines):
+        entries.append(Patch(facecolor=palette.LATER_COLOURS[Op.B], label=palette.LATER_NAME))
     entries += [Patch(facecolor=colour, label=name) for name, colour in components.items()]
     if used & SEND_OPS:
         entries.append(Patch(facecolor=palette.SEND, label="send"))

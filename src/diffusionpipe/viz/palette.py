@@ -44,13 +44,10 @@ ENCODE_COLOURS = ("#e69f00", "#009e73", "#cc79a7", "#f0e442", "#b2a08a", "#66c2a
 
 
 def hue_names(schedule: Schedule | None) -> tuple[str, str]:
-    """What stands before the names of operations in the first hue, and what the second hue is.
-
-    Of two models that train together the first is the one hue, the second the other.
-    """
+    """What stands before the names of operations in either hue: of two models that train together their names."""
     trained = schedule.placement.pipelines if schedule is not None else ()
     models = tuple(dict.fromkeys(pipeline.model for pipeline in trained if Op.ENCODE not in pipeline.ops))
-    return (f"{models[0]}, ", models[1]) if len(models) == 2 else ("", LATER_NAME)
+    return (f"{models[0]}, ", f"{models[1]}, ") if len(models) == 2 else ("", "")
 
 
 def stage_colour(op: Op, place: int, num_stages: int) -> str:
