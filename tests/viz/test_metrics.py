@@ -42,7 +42,7 @@ def test_panels_appear_for_what_the_file_holds(tmp_path):
 
 def test_models_that_train_together_have_curves_of_their_own(tmp_path):
     def texts_of(rates):
-        rows = training(20) + [{"step": 20, "validation_loss/base": 0.3, "validation_loss/super": 0.2}]
+        rows = [*training(20), {"step": 20, "validation_loss/base": 0.3, "validation_loss/super": 0.2}]
         for row in rows[:20]:
             row |= {"loss/base": 0.6, "loss/super": 0.4}
             row |= {f"learning_rate/{name}": rate for name, rate in rates.items()}
