@@ -12,6 +12,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
+from diffusionpipe.ir.combinations import Feature, refusal
 from diffusionpipe.trainer.recipe.group_section import ELSEWHERE, GroupSection
 from diffusionpipe.trainer.recipe.overrides import Table
 from diffusionpipe.trainer.recipe.section import Auto, Count, Positive, Several
@@ -90,11 +91,11 @@ def refused_with_models(models: Mapping[str, MemberSection], sections: Mapping[s
         for name in (name for name, own in models.items() if own.microbatches is not None):
             yield f'models.{name}.microbatches: the search chooses it; remove it, or remove pipeline.plan = "auto"'
     if pipeline is not None and pipeline.orders is not None:
-        yield "pipeline.orders: an orders file has one model; remove it and set pipeline.schedule"
+        yield f"pipeline.orders: {refusal(Feature.SEVERAL_MODELS, Feature.ORDERS_FILE)}"
     if pipeline is not None and pipeline.splits:
         yield "pipeline.splits: it names layers of one model; remove it, and the layers are cut by their work"
     if lora is not None and lora.rank is not None:
-        yield "lora.rank: adapters of several models are not supported yet; remove it, or train the models one by one"
+        yield f"lora.rank: {refusal(Feature.SEVERAL_MODELS, Feature.LORA)}"
     if data is not None:
         too_large = [name for name, own in models.items() if (own.resolution or data.resolution) > data.resolution]
         yield from (

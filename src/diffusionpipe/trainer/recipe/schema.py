@@ -320,12 +320,12 @@ def _estimates_are_of_whole_samples(*, objective: ObjectiveSection, training: Tr
 
 
 def _self_conditioning_has_what_it_needs(
-    *, objective: ObjectiveSection, lora: LoraSection, models: Mapping[str, MemberSection]
+    *, objective: ObjectiveSection, lora: LoraSection, models: Mapping[str, MemberSection], pipeline: PipelineSection
 ) -> Iterator[str]:
     if objective.self_conditioning and lora.rank is not None:
         yield f"objective.self_conditioning: {refusal(Feature.SELF_CONDITIONING, Feature.LORA)}"
-    if objective.self_conditioning and models:
-        yield "objective.self_conditioning: several models cannot read their estimates yet; remove it"
+    if objective.self_conditioning and models and pipeline.plan == "auto":
+        yield "pipeline.plan: sizes are searched for models that read no estimates; remove it and give the sizes"
 
 
 def _frozen_weights_are_read_as_stored(*, model: ModelSection, training: TrainingSection) -> Iterator[str]:
