@@ -100,7 +100,7 @@ def gantt(
         bottom = height - above - own
         box = (left / _WIDTH, bottom / height, style.width / _WIDTH, own / height)
         axes = figure.add_axes(box, xlim=(0, end), ylim=(len(panel.rows), 0))
-        _draw_panel(axes, panel, replace(style, places=hues_of_stages(panel.timeline.spans)))
+        _draw_panel(axes, panel, replace(style, places=hues_of_stages(panel.timeline.spans, schedule)))
         if index == len(panels) - 1:
             axes.set_xlabel(f"time ({axis.name})" if axis.name == "ms" else axis.name, fontsize=11)
         above += own + _GAP
@@ -115,7 +115,7 @@ def gantt(
     figure.text(
         1 - _RIGHT / _WIDTH, 1 - 0.22 / height, " · ".join(notes), fontsize=11, color="#606060", ha="right", va="top"
     )
-    _legend(figure, shown, components, height, palette.hue_names(schedule))
+    _legend(figure, shown, components, height, schedule)
     save_figure(figure, path)
 
 
@@ -267,11 +267,12 @@ def _legend(
     timelines: Sequence[Timeline],
     components: dict[str, str],
     height: float,
-    hues: tuple[str, str],
+    schedule: Schedule | None,
 ) -> None:
-    """`components`: name -> colour; `hues` as `palette.hue_names` has them."""
+    """`components`: name -> colour."""
     from matplotlib.patches import Patch
 
+    hues = palette.hue_names(schedule)
     used = {span.action.op for timeline in timelines for span in timeline.spans}
     entries: list[Patch] = [
         Patch(facecolor=palette.OP_COLOURS[op], label=f"{hues[0]}{palette.OP_NAMES[op]}")
@@ -280,10 +281,11 @@ def _legend(
     ]
     if palette.has_probes(timelines):
         entries.insert(0, Patch(facecolor=palette.PROBE, label=palette.PROBE_NAME))
-    if palette.has_later_stages(timelines) and hues[1]:
+    has_later_stages = palette.has_later_stages(timelines, schedule)
+    if has_later_stages and hues[1]:
         later = ((op, colour) for op, colour in palette.LATER_COLOURS.items() if op in used)
         entries += [Patch(facecolor=colour, label=f"{hues[1]}{palette.OP_NAMES[op]}") for op, colour in later]
-    elif palette.has_later_stages(timelines):
+    elif has_later_stages:
         entries.append(Patch(facecolor=palette.LATER_COLOURS[Op.B], label=palette.LATER_NAME))
     entries += [Patch(facecolor=colour, label=name) for name, colour in components.items()]
     if used & SEND_OPS:
