@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -299,17 +300,20 @@ def _legend(
     phases = dict.fromkeys(phase.name for timeline in timelines for phase in timeline.update)
     entries += [Patch(facecolor=palette.phase_colour(name), label=name) for name in phases]
     entries.append(Patch(facecolor="#fbfbfb", edgecolor="#c0c0c0", hatch="////", linewidth=0, label="idle"))
-    # One row, or two closer ones if the names are too long for it.
-    needed = sum(0.62 + 0.085 * len(str(entry.get_label())) for entry in entries)
+    # One row, or two closer ones if the names are too long for it, in smaller letters if still too long.
+    room = _WIDTH - _LEFT
+    widths = [0.62 + 0.085 * len(str(entry.get_label())) for entry in entries]
+    is_one = sum(widths) <= room
+    needed = sum(widths) if is_one else sum(map(max, zip_longest(widths[::2], widths[1::2], fillvalue=0.0)))
     figure.legend(
         handles=entries,
         loc="lower left",
-        bbox_to_anchor=(_LEFT / _WIDTH, (0.12 if needed <= _WIDTH - _LEFT else 0.02) / height),
+        bbox_to_anchor=(_LEFT / _WIDTH, (0.12 if is_one else 0.02) / height),
         borderaxespad=0,
-        ncols=len(entries) if needed <= _WIDTH - _LEFT else -(-len(entries) // 2),
+        ncols=len(entries) if is_one else -(-len(entries) // 2),
         labelspacing=0.25,
         frameon=False,
-        fontsize=11,
+        fontsize=11 * min(1, room / needed),
         handlelength=1.4,
         columnspacing=1.6,
     )
