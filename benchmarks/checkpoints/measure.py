@@ -48,7 +48,9 @@ def state_of(rank: int, size: Bytes) -> TrainingState:
         parameter.grad = torch.ones_like(parameter)
     optimizer.step()
     optimizer.zero_grad()
-    return TrainingState(model=parameters, trainable=parameters, optimizer=optimizer, ema=Ema(parameters, 0.9))
+    return TrainingState(
+        model=parameters, trainable=parameters, optimizer=optimizer, ema=Ema(parameters, dict.fromkeys(parameters, 0.9))
+    )
 
 
 def saves(job: Job, folder: Path, size: Bytes, rounds: int) -> dict[str, list[Save]]:

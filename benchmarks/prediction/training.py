@@ -25,11 +25,11 @@ from diffusionpipe.trainer.conditions import open_tokenizer
 from diffusionpipe.trainer.data.batch import TOKENS, BatchSource
 from diffusionpipe.trainer.data.dataset import Condition, scan
 from diffusionpipe.trainer.data.loader import StepLoader
-from diffusionpipe.trainer.ema import Ema
 from diffusionpipe.trainer.job_profile import update_of
 from diffusionpipe.trainer.loop import Stepper
 from diffusionpipe.trainer.members import build_model
 from diffusionpipe.trainer.optimizer import build_optimizer
+from diffusionpipe.trainer.parameter_groups import parameter_groups
 from diffusionpipe.trainer.recipe import Recipe, load_recipe
 from diffusionpipe.trainer.session import Session
 from diffusionpipe.trainer.stopping import Stopping
@@ -138,7 +138,7 @@ def _session(job: Job, recipe: Recipe, folder: Path, plan: Plan, transport: Noti
     materialize(graph, layers, sources, device=job.device, dtype=torch.float32, seed=recipe.training.seed)
     ProcessTransport().warm_up(channels_of(plan), job.device)
     worker = build_worker(graph, model, plan, rank, transport, device=job.device)
-    settings, decay = recipe.optimizer, recipe.training.ema_decay
+    settings, groups = recipe.optimizer, parameter_groups(recipe, model)
     return Session(
         recipe=recipe,
         job=job,
@@ -149,7 +149,8 @@ def _session(job: Job, recipe: Recipe, folder: Path, plan: Plan, transport: Noti
         transport=transport,
         worker=worker,
         optimizer=build_optimizer(settings.name, worker.parameters, settings.learning_rate, settings.arguments),
-        ema=Ema(worker.parameters, decay) if decay is not None else None,
+        groups=groups,
+        ema=groups.average(worker.parameters),
     )
 
 

@@ -22,7 +22,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from mnist import SIDE, WORDS, DataError, caption, held_out, load_digits
-from PIL import Image
+from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
 from diffusionpipe.errors import DiffusionPipeError
@@ -125,13 +125,19 @@ def squared_error(pictures: Tensor, real: Tensor) -> float:
     return float(((pictures.clamp(-1, 1) - real) / 2).square().mean())
 
 
-def sheet(rows: list[Tensor], out: Path) -> None:
-    """Write columns of pictures (N, 1, 32, 32) side by side, one row a digit."""
-    pictures = torch.cat([torch.nn.functional.pad(column, (1, 1, 1, 1), value=1.0) for column in rows], dim=3)
-    whole = torch.cat(list(pictures[:, 0]), dim=0)  # (rows * 34, columns * 34)
+def sheet(columns: dict[str, Tensor], out: Path) -> None:
+    """Write columns of pictures (N, 1, 32, 32) side by side under their names, one row a digit."""
+    padded = [torch.nn.functional.pad(column, (1, 1, 1, 1), value=1.0) for column in columns.values()]
+    whole = torch.cat(list(torch.cat(padded, dim=3)[:, 0]), dim=0)  # (rows * 34, columns * 34)
     levels = ((whole.clamp(-1, 1) + 1) * 127.5).round().to(torch.uint8).numpy()
-    image = Image.fromarray(levels)
-    image.resize((image.width * 3, image.height * 3), Image.Resampling.NEAREST).save(out)
+    small = Image.fromarray(levels)
+    large = small.resize((small.width * 3, small.height * 3), Image.Resampling.NEAREST)
+    image = Image.new("L", (large.width, large.height + 20), 255)
+    image.paste(large, (0, 20))
+    for number, name in enumerate(columns):
+        middle = (2 * number + 1) * large.width // (2 * len(columns))
+        ImageDraw.Draw(image).text((middle, 10), name, font=ImageFont.load_default(12), fill=0, anchor="mm")
+    image.save(out)
 
 
 def measure(run: Path, options: argparse.Namespace) -> Score:
@@ -159,10 +165,12 @@ def measure(run: Path, options: argparse.Namespace) -> Score:
     held, small = real[chosen], reduced(real[chosen], SMALL)
     repeated, empty = small.repeat(options.draws, 1, 1, 1), ("",) * len(held) * options.draws
     draws = cascade.enlarge(repeated, empty, options.seed, 1.0, 0).reshape(options.draws, *held.shape)
-    drawn = [torch.nn.functional.interpolate(base[:10], size=(SIDE, SIDE)), large[:10], bicubic(base[:10])]
-    sheet([*drawn, held[:10]], run / "digits.png")
-    small_large = torch.nn.functional.interpolate(small[:10], size=(SIDE, SIDE))
-    sheet([small_large, draws[0, :10], bicubic(small[:10]), held[:10]], run / "enlarged.png")
+    for name, first, few, enlarged in (
+        ("digits", "base", base[:10], large[:10]),
+        ("enlarged", "reduced", small[:10], draws[0, :10]),
+    ):
+        columns = {first: torch.nn.functional.interpolate(few, size=(SIDE, SIDE)), "super-resolved": enlarged}
+        sheet({**columns, "bicubic": bicubic(few), "real": held[:10]}, run / f"{name}.png")
     return Score(
         count=len(wanted),
         recognised=float(right.mean()),

@@ -41,6 +41,8 @@ SHORT = (
     "checkpoint.every=none",
     "learning_rate.warmup_steps=2",
 )
+NOISY = 1.1
+"""Rounds of one way that differ by more than this factor were disturbed."""
 SKIPPED = 3
 """First steps of a round, which hold things that happen once."""
 
@@ -63,8 +65,11 @@ def train(way: str, folder: Path, options: argparse.Namespace) -> int:
     return subprocess.run([*command, *settings], check=False, stdout=subprocess.DEVNULL).returncode
 
 
-def report(times: dict[str, float], batch: int) -> str:
+def report(rounds: dict[str, list[list[float]]], batch: int) -> str:
     """Return the times of an iteration in plain words."""
+    times = {way: median(seconds for one in measured for seconds in one) for way, measured in rounds.items()}
+    medians = [[median(one) for one in measured] for measured in rounds.values()]
+    spread = max(max(of_way) / min(of_way) for of_way in medians)
     first = times["opposed"]
     lines = ["", "Time of an iteration on two ranks, median, measured here one after the other:"]
     lines += [
@@ -77,6 +82,11 @@ def report(times: dict[str, float], batch: int) -> str:
         lines += [
             "These models are small: each rank holds both, and copies wait for each other only at the end of a step.",
             "Pipelines pay when a model does not fit one device, or when the sum of all gradients takes long.",
+        ]
+    if spread > NOISY:
+        lines += [
+            f"Rounds of the same way differ by up to {spread - 1:.0%}: other programs use these cores, so the order of",
+            "the ways says little. Measure again on an idle machine, or with more --rounds.",
         ]
     return "\n".join(lines)
 
@@ -92,7 +102,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parser.parse_args(argv)
     if options.steps < SKIPPED + 5:
         parser.error(f"--steps {options.steps} is too short to measure; use {SKIPPED + 5} or more")
-    measured: dict[str, list[float]] = {way: [] for way in WAYS}
+    measured: dict[str, list[list[float]]] = {way: [] for way in WAYS}
     try:
         for number in range(options.rounds):
             for way in list(WAYS) if number % 2 == 0 else list(reversed(WAYS)):
@@ -100,12 +110,12 @@ def main(argv: Sequence[str] | None = None) -> int:
                 print(f"Training {options.steps} steps: {way} ...", flush=True)
                 if status := train(way, folder, options):
                     return status
-                measured[way] += times_of(folder)
+                measured[way].append(times_of(folder))
         batch = tomllib.loads(options.recipe.read_text())["training"]["batch"]
     except (OSError, ValueError, KeyError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    print(report({way: median(times) for way, times in measured.items()}, batch))
+    print(report(measured, batch))
     return 0
 
 

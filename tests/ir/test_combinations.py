@@ -22,7 +22,7 @@ from diffusionpipe.planner.pricing.offload import check_offload
 from diffusionpipe.planner.pricing.setting import Setting
 from diffusionpipe.schedules import one_f_one_b
 from diffusionpipe.trainer.drawing import Wish, raw_conditions
-from diffusionpipe.trainer.recipe import Recipe
+from diffusionpipe.trainer.recipe import Recipe, recipe_from_table
 from diffusionpipe.trainer.sampling import SamplingSettings
 
 ROOT = Path(__file__).parents[2]
@@ -105,6 +105,19 @@ def without_flush(**sizes):
 
 
 CLIPPED = {"training": {"clip": "block"}}
+
+
+def several_models(**sections):
+    """Refused when the recipe of two models is read."""
+    table = {
+        "models": {"base": {"path": "a"}, "super": {"path": "b"}},
+        "data": {"train": "pictures", "resolution": 32},
+        "training": {"steps": 10, "batch": 8},
+        "run": {"folder": "runs/small"},
+    }
+    return lambda: recipe_from_table(table | sections, source="small.toml")
+
+
 F = Feature
 CASES = {
     (F.SHARDED, F.REPLICAS): [
@@ -136,6 +149,8 @@ CASES = {
         estimating("StableDiffusionPipeline", lora=LoraSettings(rank=2)),
     ],
     (F.SELF_CONDITIONING, F.CONTROLNET): [estimating("StableDiffusionControlNetPipeline")],
+    (F.SEVERAL_MODELS, F.LORA): [several_models(lora={"rank": 8})],
+    (F.SEVERAL_MODELS, F.ORDERS_FILE): [several_models(pipeline={"orders": "orders.csv"})],
     (F.OFFLOAD, F.NO_ENCODERS): [lambda: check_offload(without_encoders())],
     (F.FILL, F.NO_ENCODERS): [
         lambda: check_options(FillOptions(), FrozenLayers(components=(), forward=lambda layer, samples: 0.0), 2)
@@ -174,7 +189,7 @@ CASES = {
         recipe_with(pipeline={"versions": "stashed"}, training={"clip": "block", "on_spike": "stop"})
     ],
     (F.VERSIONS, F.GLOBAL_CLIPPING): [recipe_with(pipeline={"versions": "stashed"})],
-    (F.VERSIONS, F.SEVERAL_BACKBONES): [
+    (F.VERSIONS, F.SEVERAL_MODELS): [
         recipe_with(pipeline={"versions": "stashed"}, models={"base": {"path": "a"}, "large": {"path": "b"}}, **CLIPPED)
     ],
 }

@@ -80,6 +80,7 @@ LAYOUTS = {
     "four ranks, same direction": layout(4, "together", (4, 8)),
     "four ranks, in turn": layout(4, "gpipe"),
     "several stages on a rank": layout(2, "interleaved"),
+    "recomputed": layout(2, "opposed", checkpointed=("*",)),
     "copies in two directions": layout(2, "chimera", (4, 4)),
 }
 QUICK = [

@@ -8,12 +8,14 @@ from layouts import Step, assert_same_step, layouts_of, scattered, step_in_threa
 from tiny_models import raw_inputs, tiny_dit, tiny_stable_diffusion
 
 from diffusionpipe.ir import Op
+from diffusionpipe.models.cascade import cascade_graph
 from diffusionpipe.models.describe import describe
 from diffusionpipe.models.graph import canonical_names
 from diffusionpipe.models.objective import ObjectiveSettings, Prediction
 from diffusionpipe.models.run import needed_layers, run_layers
 from diffusionpipe.models.self_conditioning import self_conditioned, widen
 from diffusionpipe.planner import Layout, build_plan
+from diffusionpipe.planner.assembly.layout import BackboneLayout
 
 BATCH = 16
 CONVOLUTIONS = {"unet": "conv_in", "transformer": "pos_embed.proj"}
@@ -100,6 +102,30 @@ def test_filled_steps_are_those_of_the_two_passes(seed):
     found = steps_ahead(graph, model, plan, [inputs, others, inputs])
     for step, reference in zip(found, [expected, two_passes(graph, others)], strict=True):
         assert_same_step(step, reference)
+
+
+@cache
+def two_models():
+    """A cascade of both models, which read their own estimates; the step of each alone."""
+    members = {"base": conditioned_graph("dit"), "super": conditioned_graph("stable diffusion")}
+    alone = {name: inputs_of(member, 0.5) for name, member in members.items()}
+    pixels = alone["base"]["pixels"]
+    expected = {name: two_passes(member, alone[name] | {"pixels": pixels}) for name, member in members.items()}
+    own = {f"{name}/{key}": value for name, inputs in alone.items() for key, value in inputs.items() if key != "pixels"}
+    graph = cascade_graph(members)
+    return graph, describe(graph), {"pixels": pixels, **own}, expected
+
+
+@pytest.mark.parametrize("schedule", ["opposed", "together", "1f1b"])
+def test_two_models_read_their_own_estimates(schedule):
+    graph, model, inputs, expected = two_models()
+    backbones = (BackboneLayout(name="base", microbatches=4), BackboneLayout(name="super", microbatches=2))
+    layout = Layout(batch=BATCH, stages=2, microbatches=4, schedule=schedule, backbones=backbones)
+    found = step_in_threads(graph, model, layout, inputs)
+    assert found.loss == pytest.approx(sum(step.loss for step in expected.values()), rel=1e-12)
+    for name, step in expected.items():
+        own = {key.partition("/")[2]: value for key, value in found.gradients.items() if key.startswith(f"{name}/")}
+        assert_same_step(Step(step.loss, own), step)
 
 
 def test_no_gradient_goes_through_the_estimate():

@@ -115,7 +115,7 @@ def watch(model_of, kind, schedule="1f1b", *, num_steps=2, phases=False, is_narr
         worker = build_worker(copy.deepcopy(graph), model, plan, rank, transport, device=CPU, precision=precision)
         parameters = list(worker.parameters.values())
         optimizer = torch.optim.AdamW(parameters, lr=1e-3, foreach=True) if parameters else None
-        average, backup = Ema(worker.parameters, 0.9), Backup(parameters, optimizer)
+        average, backup = Ema(worker.parameters, dict.fromkeys(worker.parameters, 0.9)), Backup(parameters, optimizer)
         own = rows_of(worker, inputs) if worker.encoded is not None else {}
         pending, recordings = None, []
         transports[get_ident()] = transport

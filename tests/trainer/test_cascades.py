@@ -86,14 +86,22 @@ def test_each_model_has_an_export_that_diffusers_opens(alone):
 
 
 def test_what_changes_for_one_model_changes_no_bit_of_the_other(alone, place):
-    """Learning rate, clipping and micro-batches of `large`; so `base` learns what it learns beside any other."""
-    recipe = recipe_of(place, "other", large={"learning_rate": 0.001, "clip_norm": 1e-3})
+    """Rate, schedule, decays, clipping and micro-batches of `large`: `base` learns what it learns beside any other."""
+    own = {"learning_rate": 0.001, "learning_rate_schedule": "cosine", "warmup_steps": 2, "clip_norm": 1e-3}
+    own |= {"optimizer_arguments": {"weight_decay": 0.5}, "ema_decay": 0.2, "train": ["unet", "text_encoder"]}
+    own |= {"components": {"text_encoder": {"learning_rate": 0.003}}}
+    recipe = recipe_of(place, "other", large=own)
     assert train_here(recipe) == 5
     mine, theirs = weights_of(place / "other", "base"), weights_of(alone, "base")
     assert mine.keys() == theirs.keys()
     assert all(torch.equal(tensor, theirs[name]) for name, tensor in mine.items())
     assert losses_of(place / "other", "loss/base") == losses_of(alone, "loss/base")
     assert losses_of(place / "other", "loss/large")[5] != losses_of(alone, "loss/large")[5]
+    rates = [0.0005, 0.001, 0.001, 0.00075, 0.00025]
+    assert list(losses_of(place / "other", "learning_rate/large").values()) == pytest.approx(rates)
+    rates = {step: 3 * rate for step, rate in losses_of(place / "other", "learning_rate/large").items()}
+    assert losses_of(place / "other", "learning_rate/large/text_encoder") == pytest.approx(rates)
+    assert any(name.startswith("ema.large/text_encoder.") for name in weights_of(place / "other", "large"))
 
 
 def test_a_resumed_run_ends_with_the_same_bits(alone, place, tmp_path):
@@ -136,6 +144,37 @@ def test_two_ranks_learn_what_one_learns(alone, place, schedule, fill):
         )
 
 
+@pytest.mark.slow
+def test_two_ranks_read_the_estimates_that_one_reads(place):
+    settings = {"objective": {"self_conditioning": 0.5}}
+    assert train_here(recipe_of(place, "estimates", **settings)) == 5
+    settings["pipeline"] = {"schedule": "opposed", "fill": True}
+    with crew_of(2) as crew:
+        assert crew.run(train, recipe_of(place, "estimates-2", **settings)) == [5, 5]
+    for key in ("loss/base", "loss/large"):
+        expected = pytest.approx(list(losses_of(place / "estimates", key).values()), rel=1e-9)
+        assert list(losses_of(place / "estimates-2", key).values()) == expected
+    unet = DiffusionPipeline.from_pretrained(place / "estimates-2" / "export" / "large", use_safetensors=True).unet
+    assert unet.config.in_channels == 2 * unet.config.out_channels
+
+
+@pytest.mark.slow
+def test_post_validation_and_encoders_in_host_memory_change_no_bit(alone, place):
+    training, pipeline = {"post_validation": True}, {"offload_frozen": True}
+    assert train_here(recipe_of(place, "validated", training=training, pipeline=pipeline)) == 5
+    found, expected = tensors_of(latest(place / "validated")), tensors_of(latest(alone))
+    assert all(torch.equal(tensor, expected[name]) for name, tensor in found.items())
+
+
+@pytest.mark.slow
+def test_bfloat16_stays_near_float32(alone, place):
+    assert train_here(recipe_of(place, "narrow", training={"precision": "bfloat16"})) == 5
+    for key in ("loss/base", "loss/large"):
+        narrow, wide = losses_of(place / "narrow", key), losses_of(alone, key)
+        assert narrow != wide
+        assert narrow == pytest.approx(wide, rel=0.1)
+
+
 def test_a_recipe_with_one_named_model_is_that_with_a_model(place):
     table = table_of(place, "one")
     models = table.pop("models")
@@ -158,6 +197,10 @@ REFUSED = {
     "lora.rank": {"lora": {"rank": 2}},
     "models.base.resolution: it is above": {"base": {"resolution": 32}},
     "models.large.microbatches": {"large": {"microbatches": 3}},
+    "pipeline.plan: sizes are searched for models that read no estimates": {
+        "pipeline": {"plan": "auto", "microbatches": None},
+        "objective": {"self_conditioning": 0.5},
+    },
     "data.resolution: no model reads": {"large": {"resolution": 8}},
     "model: a recipe has [model] or [models.NAME], not both": {"model": {"path": "models/a"}},
     "models.base.colour: unknown key": {"base": {"colour": "red"}},

@@ -20,7 +20,7 @@ def change(named, step):
 
 def test_the_average_is_that_of_a_plain_loop_in_float64_with_the_warm_up():
     named = parameters(torch.float64)
-    ema = Ema(named, 0.9)
+    ema = Ema(named, dict.fromkeys(named, 0.9))
     expected = {name: parameter.detach().clone() for name, parameter in named.items()}
     for step in range(120):
         change(named, step)
@@ -34,7 +34,7 @@ def test_the_average_is_that_of_a_plain_loop_in_float64_with_the_warm_up():
 
 def test_bfloat16_parameters_have_float32_averages_that_feel_small_changes():
     named = {"w": nn.Parameter(torch.ones(2, dtype=torch.bfloat16))}
-    ema = Ema(named, 0.9999)
+    ema = Ema(named, {"w": 0.9999})
     with torch.no_grad():
         named["w"].fill_(1.0078125)  # the next bfloat16
     ema.update(100_000)
@@ -47,7 +47,7 @@ def test_bfloat16_parameters_have_float32_averages_that_feel_small_changes():
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
 def test_swapping_shows_the_averages_and_gives_back_the_same_bits_also_after_an_error(dtype):
     named = parameters(dtype)
-    ema = Ema(named, 0.5)
+    ema = Ema(named, dict.fromkeys(named, 0.5))
     change(named, 0)
     ema.update(0)
     change(named, 1)
@@ -68,7 +68,7 @@ def test_swapping_shows_the_averages_and_gives_back_the_same_bits_also_after_an_
 
 def test_loading_into_its_tensors_restores_the_average():
     named = parameters()
-    trained, resumed = Ema(named, 0.9), Ema(named, 0.9)
+    trained, resumed = Ema(named, dict.fromkeys(named, 0.9)), Ema(named, dict.fromkeys(named, 0.9))
     for step in range(3):
         change(named, step)
         trained.update(step)
@@ -82,7 +82,7 @@ def test_loading_into_its_tensors_restores_the_average():
 
 
 def test_a_rank_without_parameters_has_an_empty_average():
-    ema = Ema({}, 0.9)
+    ema = Ema({}, {})
     ema.update(0)
     with ema.swapped():
         assert ema.tensors() == {}
@@ -91,4 +91,4 @@ def test_a_rank_without_parameters_has_an_empty_average():
 @pytest.mark.parametrize("decay", [-0.1, 1.0, float("nan")])
 def test_a_decay_that_never_averages_is_refused(decay):
     with pytest.raises(RecipeError, match="at least 0 and less than 1"):
-        Ema({}, decay)
+        Ema(parameters(), {"b": decay})

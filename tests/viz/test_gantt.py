@@ -1,6 +1,7 @@
 import re
 import sys
 from dataclasses import replace
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from diffusionpipe.schedules import one_f_one_b
 from diffusionpipe.schedules.bitpipe import bitpipe
 from diffusionpipe.schedules.chimera import chimera
 from diffusionpipe.schedules.opposed import opposed
+from diffusionpipe.schedules.probes import with_probes
 from diffusionpipe.simulator import simulate, uniform_costs
 from diffusionpipe.viz import UNITS, gantt, palette
 
@@ -91,7 +93,22 @@ def test_two_models_have_two_hues_with_their_names(tmp_path):
     names = [pipeline.model for pipeline in schedule.placement.pipelines]
     gantt([("", simulate(schedule, uniform_costs(schedule)))], path, schedule=schedule)
     assert {palette.OP_COLOURS[Op.B], palette.LATER_COLOURS[Op.B]} <= colours(path)
-    assert {f"{names[0]}, forward", f"{names[0]}, backward", names[1]} <= set(texts(path))
+    assert {f"{name}, {op}" for name in names for op in ("forward", "backward")} <= set(texts(path))
+
+
+def test_two_models_whole_on_one_rank_have_two_hues_too(tmp_path):
+    schedule, path = opposed(1, (2, 2)), tmp_path / "one.svg"
+    gantt([("", simulate(schedule, uniform_costs(schedule)))], path, schedule=schedule)
+    assert {palette.OP_COLOURS[Op.B], palette.LATER_COLOURS[Op.B]} <= colours(path)
+
+
+def test_estimates_of_two_models_have_a_colour_of_their_own(tmp_path):
+    plain, path = opposed(2, (2, 2)), tmp_path / "probes.svg"
+    models = [pipeline.model for pipeline in plain.placement.pipelines]
+    schedule = with_probes(plain, dict.fromkeys(models, Fraction(1, 2)))
+    gantt([("", simulate(schedule, uniform_costs(schedule)))], path, schedule=schedule)
+    assert {palette.PROBE, palette.OP_COLOURS[Op.B], palette.LATER_COLOURS[Op.B]} <= colours(path)
+    assert palette.PROBE_NAME in texts(path)
 
 
 def test_four_stages_of_a_rank_have_four_shades(tmp_path):

@@ -40,6 +40,23 @@ def test_panels_appear_for_what_the_file_holds(tmp_path):
     assert full.height > bare.height
 
 
+def test_models_that_train_together_have_curves_of_their_own(tmp_path):
+    def texts_of(rates):
+        rows = [*training(20), {"step": 20, "validation_loss/base": 0.3, "validation_loss/super": 0.2}]
+        for row in rows[:20]:
+            row |= {"loss/base": 0.6, "loss/super": 0.4}
+            row |= {f"learning_rate/{name}": rate for name, rate in rates.items()}
+        loss_curve(written(tmp_path, rows), tmp_path / "loss.svg")
+        return (tmp_path / "loss.svg").read_text()
+
+    alike, apart = texts_of({"base": 1e-4, "super": 1e-4}), texts_of({"base": 1e-4, "super": 1e-5})
+    for name, last in (("base", 0.3), ("super", 0.2)):
+        assert f">training loss of {name}, smoothed<" in alike
+        assert f">validation loss of {name}, last {last}<" in alike
+        assert f">{name}<" in apart
+        assert f">{name}<" not in alike
+
+
 def test_of_a_runs_own_file_losses_learning_rate_and_speed_are_drawn(tmp_path):
     with MetricsWriter(tmp_path) as metrics:
         progress = TrainingProgress(num_steps=9, batch=4, screen=Screen(speaks=False))

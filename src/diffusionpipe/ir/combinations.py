@@ -51,10 +51,10 @@ class Feature(StrEnum):
     WIDE = "wide arithmetic"
     SELF_CONDITIONING = "self-conditioning"
     VERSIONS = "weight versions"
-    SEVERAL_BACKBONES = "several models"
     PREDICTION = "predicted weights"
     GLOBAL_CLIPPING = "clipping by the global norm"
     SPIKES = "spikes"
+    SEVERAL_MODELS = "several models"
 
 
 MEANINGS: Mapping[Feature, str] = {
@@ -88,10 +88,10 @@ MEANINGS: Mapping[Feature, str] = {
     Feature.WIDE: '`training.precision` is "float32" or "float64"',
     Feature.SELF_CONDITIONING: "`objective.self_conditioning`: the denoiser reads its own estimate",
     Feature.VERSIONS: "`pipeline.versions`: batches follow each other without a flush",
-    Feature.SEVERAL_BACKBONES: "`[models.NAME]`: several models train together",
     Feature.PREDICTION: '`pipeline.versions = "predicted"`',
     Feature.GLOBAL_CLIPPING: '`training.clip_norm` with `training.clip = "global"`',
     Feature.SPIKES: "`training.on_spike` skips a step or stops at one",
+    Feature.SEVERAL_MODELS: "`[models.NAME]`: models that train together, each a backbone of its own",
 }
 
 
@@ -136,10 +136,16 @@ RUNS = "tests/trainer/test_run.py::"
 WINDOWS = "tests/runtime/test_windows.py::test_copies_of_the_pipeline_recomputation_and_flushes_between"
 ESTIMATES = "tests/runtime/test_self_conditioning.py::"
 ESTIMATED_RUNS = "tests/trainer/test_self_conditioned_runs.py::"
+BACKBONES = "tests/runtime/test_backbones.py::"
+CASCADES = "tests/trainer/test_cascades.py::"
 
 
 def _with_estimates(*features: Feature) -> list[tuple[Feature, Feature]]:
     return [(Feature.SELF_CONDITIONING, other) for other in features]
+
+
+def _with_models(*features: Feature) -> list[tuple[Feature, Feature]]:
+    return [(Feature.SEVERAL_MODELS, other) for other in features]
 
 
 WORKS: Mapping[str, Sequence[tuple[Feature, Feature]]] = {
@@ -181,6 +187,28 @@ WORKS: Mapping[str, Sequence[tuple[Feature, Feature]]] = {
         Feature.TEXT_ENCODER, Feature.FROM_SCRATCH
     ),
     f"{ESTIMATED_RUNS}test_bfloat16_stays_near_float32": _with_estimates(Feature.BFLOAT16),
+    f"{ESTIMATES}test_two_models_read_their_own_estimates": _with_models(Feature.SELF_CONDITIONING),
+    f"{BACKBONES}test_loss_and_gradients_of_each_backbone_are_those_of_the_model_alone": _with_models(
+        Feature.REPLICAS,
+        Feature.DATA_PARALLEL,
+        Feature.SHARDED,
+        Feature.BUCKETS,
+        Feature.SPLIT,
+        Feature.RECOMPUTE,
+        Feature.SEVERAL_STAGES,
+        Feature.TWO_DIRECTIONS,
+        Feature.DIT,
+    ),
+    f"{BACKBONES}test_filled_with_the_frozen_work_of_both_they_are_too": _with_models(Feature.FILL),
+    f"{CASCADES}test_what_changes_for_one_model_changes_no_bit_of_the_other": _with_models(
+        Feature.EMA, Feature.TEXT_ENCODER
+    ),
+    f"{CASCADES}test_post_validation_and_encoders_in_host_memory_change_no_bit": _with_models(
+        Feature.POST_VALIDATION, Feature.OFFLOAD
+    ),
+    f"{CASCADES}test_bfloat16_stays_near_float32": _with_models(Feature.BFLOAT16),
+    "tests/trainer/test_deepfloyd_runs.py::test_both_models_start_from_scratch": _with_models(Feature.FROM_SCRATCH),
+    "tests/trainer/test_deepfloyd_runs.py::test_two_ranks_learn_and_draw_what_one_does": _with_models(Feature.PICTURES),
     "tests/trainer/test_orders.py::test_an_answer_of_the_search_trains_with_recomputation": [
         (Feature.ORDERS_FILE, Feature.RECOMPUTE)
     ],
@@ -228,6 +256,10 @@ REFUSED: Mapping[tuple[Feature, Feature], str] = {
     (Feature.SELF_CONDITIONING, Feature.CONTROLNET): (
         "a ControlNet steers a U-Net that reads no estimate; remove objective.self_conditioning"
     ),
+    (Feature.SEVERAL_MODELS, Feature.LORA): (
+        "adapters of several models are not supported; remove it, or train the models one by one"
+    ),
+    (Feature.SEVERAL_MODELS, Feature.ORDERS_FILE): "an orders file has one model; remove it and set pipeline.schedule",
     (Feature.OFFLOAD, Feature.NO_ENCODERS): "the model has no frozen part; leave out offload_frozen",
     (Feature.FILL, Feature.NO_ENCODERS): "there are no frozen layers to fill with; run the schedule as it is",
     (Feature.NARROW_STORE, Feature.WIDE): (
@@ -249,7 +281,7 @@ REFUSED: Mapping[tuple[Feature, Feature], str] = {
         "self-conditioning needs a second forward of the same weights, which cannot run without a flush yet; remove "
         'objective.self_conditioning, or set versions = "flushed"'
     ),
-    (Feature.VERSIONS, Feature.SEVERAL_BACKBONES): (
+    (Feature.VERSIONS, Feature.SEVERAL_MODELS): (
         'several models cannot train together without a flush yet; train them one by one, or set versions = "flushed"'
     ),
     (Feature.VERSIONS, Feature.OFFLOAD): (

@@ -57,6 +57,10 @@ def cascade_graph(members: Mapping[str, LayerGraph]) -> LayerGraph:
         components=components,
         inputs=tuple(inputs),
         backbones=tuple(_backbone(name, member.backbones[0]) for name, member in members.items()),
+        fed_back=tuple(
+            replace(spec, name=_inside(name, spec.name)) for name, member in members.items() for spec in member.fed_back
+        ),
+        widened=frozenset(_inside(name, weight) for name, member in members.items() for weight in member.widened),
     )
 
 
@@ -71,12 +75,14 @@ def _own(member: str, is_reduced: set[str], name: str) -> str:
 
 
 def _backbone(name: str, alone: Backbone) -> Backbone:
-    return Backbone(
+    return replace(
+        alone,
         name=name,
         loss=_inside(name, alone.loss),
         prediction=None if alone.prediction is None else _inside(name, alone.prediction),
         noisy=_inside(name, alone.noisy),
         timesteps=_inside(name, alone.timesteps),
+        estimate=None if alone.estimate is None else _inside(name, alone.estimate),
     )
 
 

@@ -16,18 +16,22 @@ class Ema:
     parameters, and inside `swapped` a second one.
     """
 
-    def __init__(self, named_parameters: Mapping[str, nn.Parameter], decay: float) -> None:
-        """Starts at the parameters' present values.
+    def __init__(self, named_parameters: Mapping[str, nn.Parameter], decays: Mapping[str, float]) -> None:
+        """Starts at the present values of the parameters that have a decay.
 
         Raises:
-            RecipeError: the decay is not in [0, 1).
+            RecipeError: a decay is not in [0, 1).
         """
-        if not 0.0 <= decay < 1.0:
-            raise RecipeError(f"the decay of the moving average is {decay}; it must be at least 0 and less than 1")
-        self.decay = decay
-        self._names = tuple(named_parameters)
-        self._parameters = list(named_parameters.values())
+        for decay in decays.values():
+            if not 0.0 <= decay < 1.0:
+                raise RecipeError(f"the decay of the moving average is {decay}; it must be at least 0 and less than 1")
+        self._names = tuple(name for name in named_parameters if name in decays)
+        self._parameters = [named_parameters[name] for name in self._names]
         self._averages = [_wide(parameter.detach()).clone() for parameter in self._parameters]
+        self._of_decay: dict[float, list[int]] = {}
+        """Decay -> the numbers of its parameters."""
+        for number, name in enumerate(self._names):
+            self._of_decay.setdefault(decays[name], []).append(number)
         self._is_swapped = False
 
     def update(self, step: int) -> None:
@@ -39,11 +43,11 @@ class Ema:
         alone, so a resumed average continues exactly.
         """
         assert not self._is_swapped, "the parameters hold the averages: leave swapped() before training on"
-        if not self._parameters:
-            return
-        decay = min(self.decay, (1 + step) / (10 + step))
-        with torch.no_grad():
-            torch._foreach_lerp_(self._averages, [_wide(p.detach()) for p in self._parameters], 1.0 - decay)
+        for decay, numbers in self._of_decay.items():
+            parameters = [_wide(self._parameters[number].detach()) for number in numbers]
+            with torch.no_grad():
+                weight = 1.0 - min(decay, (1 + step) / (10 + step))
+                torch._foreach_lerp_([self._averages[number] for number in numbers], parameters, weight)
 
     @contextmanager
     def swapped(self) -> Iterator[None]:

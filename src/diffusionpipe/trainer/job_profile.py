@@ -22,6 +22,7 @@ from diffusionpipe.trainer.agreement import from_first
 from diffusionpipe.trainer.ema import Ema
 from diffusionpipe.trainer.gradient_norm import global_norm_clip
 from diffusionpipe.trainer.optimizer import build_optimizer
+from diffusionpipe.trainer.parameter_groups import has_average
 from diffusionpipe.trainer.recipe import Recipe
 from diffusionpipe.trainer.start import places
 from diffusionpipe.units import Seconds
@@ -136,7 +137,7 @@ def _measurement(model: ModelGraph, recipe: Recipe, job: Job) -> Measurement:
     update = {
         **recipe.optimizer.model_dump(mode="json", include={"name", "arguments"}),
         "clips": recipe.training.clip_norm is not None,
-        "averages": recipe.training.ema_decay is not None,
+        "averages": has_average(recipe.groups()),
     }
     return Measurement(
         model=model,
@@ -173,7 +174,7 @@ def update_of(recipe: Recipe, parameters: Mapping[str, nn.Parameter]) -> Callabl
     names = dict(parameters)
     settings = recipe.optimizer
     optimizer = build_optimizer(settings.name, names, settings.learning_rate, settings.arguments)
-    ema = Ema(names, recipe.training.ema_decay) if recipe.training.ema_decay is not None else None
+    ema = Ema(names, dict.fromkeys(names, 0.9)) if has_average(recipe.groups()) else None  # all decays take as long
     clip_norm, listed = recipe.training.clip_norm, list(names.values())
 
     def update() -> None:

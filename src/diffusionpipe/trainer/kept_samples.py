@@ -7,6 +7,7 @@ from pathlib import Path
 
 from diffusionpipe.trainer.conditions import Wish
 from diffusionpipe.trainer.drawing import Picture
+from diffusionpipe.trainer.parameter_groups import has_average
 from diffusionpipe.trainer.sample_file import Origin, file_name, write_sample
 from diffusionpipe.trainer.sampling import SamplingSettings
 from diffusionpipe.trainer.session import Session
@@ -56,7 +57,7 @@ def keep_in_session(
         precision=recipe.training.precision,
         model=recipe.model.path,
         training_step=step,
-        weights="trained" if session.ema is None else "average",
+        weights="average" if has_average(session.members[-1].recipe.groups()) else "trained",
     )
     folder = sample_folder(recipe.run.folder, step)
     shutil.rmtree(folder, ignore_errors=True)

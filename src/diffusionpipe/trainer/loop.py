@@ -27,7 +27,6 @@ from diffusionpipe.ir import Phase
 from diffusionpipe.runtime.slot import Output
 from diffusionpipe.runtime.trace import Recording
 from diffusionpipe.trainer.host_sum import HostSum
-from diffusionpipe.trainer.learning_rate import learning_rate_at
 from diffusionpipe.trainer.not_finite import NamesOf, bad_positions, not_finite
 from diffusionpipe.trainer.optimizer import set_learning_rates
 from diffusionpipe.trainer.post_validation import Backup
@@ -306,8 +305,8 @@ class Stepper:
 
     def _update(self, step: int) -> None:
         """The optimizer's step."""
-        rates = {one.backbone.name: learning_rate_at(step, one.rates) for one in self._trained}
-        set_learning_rates(self._session.optimizer, rates)
+        rates = [one.rates_at(step) for one in self._trained]
+        set_learning_rates(self._session.optimizer, {group: rate for of in rates for group, rate in of.items()})
         if self._session.optimizer is not None:
             self._session.optimizer.step()
         self._end_phase("optimizer")

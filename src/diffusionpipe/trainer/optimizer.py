@@ -4,6 +4,7 @@ import difflib
 import inspect
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
@@ -19,26 +20,36 @@ _NEEDS_MORE_THAN_A_GRADIENT = {
 _FUSED_BY_DEFAULT = ("Adam", "AdamW")
 
 
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Parameters with one learning rate, in a parameter group of torch."""
+
+    name: str = ""
+    arguments: Mapping[str, object] = field(default_factory=dict)
+    """Those of the class that differ from the arguments of the optimizer, and others."""
+
+
 def build_optimizer(
     name: str,
     named_parameters: Mapping[str, nn.Parameter],
     learning_rate: float,
     arguments: Mapping[str, object],
-    group_of: Callable[[str], str] = lambda _: "",
+    group_of: Callable[[str], Group] = lambda _: Group(),
 ) -> torch.optim.Optimizer | None:
     """The optimizer `torch.optim.<name>` of this rank's trainable parameters, or None where it owns none.
 
-    Each of its parameter groups holds the parameters of which `group_of` says the same, its "group".
+    Each of its parameter groups holds the parameters of a group, by whose name it is called in "group".
 
-    `arguments` go to its constructor (lists become tuples, as TOML has no tuples). Adam and AdamW use their fused
-    kernel where this device has one, unless the arguments choose `fused`, `foreach`, `capturable` or `differentiable`.
+    `arguments` go to its constructor (lists become tuples, as TOML has no tuples); those of a group go over them. Adam
+    and AdamW use their fused kernel where this device has one, unless the arguments choose `fused`, `foreach`,
+    `capturable` or `differentiable`.
     A rank without parameters checks the arguments as well, so that a wrong one stops every rank.
 
     Raises:
         RecipeError: no such optimizer, one that a pipeline cannot run, or arguments that it refuses.
     """
     optimizer_class = _optimizer_class(name)
-    chosen = {key: tuple(value) if isinstance(value, list) else value for key, value in arguments.items()}
+    chosen = _with_tuples(arguments)
     _check_arguments(name, optimizer_class, chosen)
     chosen["lr"] = learning_rate
     parameters = list(named_parameters.values())
@@ -54,11 +65,18 @@ def build_optimizer(
     return optimizer if parameters else None
 
 
-def _groups(named_parameters: Mapping[str, nn.Parameter], group_of: Callable[[str], str]) -> list[dict[str, object]]:
-    groups: dict[str, list[nn.Parameter]] = {}
+def _groups(named_parameters: Mapping[str, nn.Parameter], group_of: Callable[[str], Group]) -> list[dict[str, object]]:
+    groups: dict[str, dict[str, object]] = {}
+    members: dict[str, list[nn.Parameter]] = {}
     for name, parameter in named_parameters.items():
-        groups.setdefault(group_of(name), []).append(parameter)
-    return [{"params": parameters, "group": group} for group, parameters in groups.items()]
+        group = group_of(name)
+        members.setdefault(group.name, []).append(parameter)
+        groups[group.name] = {"params": members[group.name], "group": group.name, **_with_tuples(group.arguments)}
+    return list(groups.values())
+
+
+def _with_tuples(arguments: Mapping[str, object]) -> dict[str, object]:
+    return {key: tuple(value) if isinstance(value, list) else value for key, value in arguments.items()}
 
 
 def problem_of_shapes(
@@ -70,7 +88,7 @@ def problem_of_shapes(
         RecipeError: no such optimizer, or one that a pipeline cannot run.
     """
     optimizer_class = _optimizer_class(name)
-    chosen = {key: tuple(value) if isinstance(value, list) else value for key, value in arguments.items()}
+    chosen = _with_tuples(arguments)
     whys: dict[tuple[int, ...], str | None] = {}
     for shape in {tuple(shape) for shape in shapes.values()}:
         try:
@@ -159,13 +177,14 @@ def empty_optimizer_tensors(
         return {}
     empty: dict[str, Tensor] = {}
     problems: list[str] = []
-    example_of_kind: dict[tuple[int, torch.dtype, torch.device], dict[str, Tensor]] = {}
+    example_of_kind: dict[tuple[int, torch.dtype, torch.device, str], dict[str, Tensor]] = {}
+    name_of_group = {parameter: group["group"] for group in optimizer.param_groups for parameter in group["params"]}
     keys_of_parameter: dict[str, list[str]] = {}
     for full_name in stored:
         parameter_name, _, key = full_name.rpartition(".")
         keys_of_parameter.setdefault(parameter_name, []).append(key)
     for name, parameter in named_parameters.items():
-        kind = (parameter.ndim, parameter.dtype, parameter.device)
+        kind = (parameter.ndim, parameter.dtype, parameter.device, name_of_group[parameter])
         if kind not in example_of_kind:
             example_of_kind[kind] = _example_state(optimizer, parameter)
         example = example_of_kind[kind]
@@ -258,11 +277,12 @@ def _runs_fused(optimizer_class: Callable[..., torch.optim.Optimizer], parameter
 
 
 def _example_state(optimizer: torch.optim.Optimizer, parameter: nn.Parameter) -> dict[str, Tensor]:
-    """The state that one step gives to a tiny parameter of the same rank, type and device."""
+    """The state that one step gives to a tiny parameter of the same group, rank, type and device."""
     stand_in = nn.Parameter(torch.zeros((2,) * parameter.ndim, dtype=parameter.dtype, device=parameter.device))
     stand_in.grad = torch.ones_like(stand_in)
     options = inspect.signature(type(optimizer)).parameters
-    chosen = {key: value for key, value in optimizer.defaults.items() if key in options}
+    group = next(group for group in optimizer.param_groups if any(parameter is one for one in group["params"]))
+    chosen = {key: value for key, value in group.items() if key in options and key != "params"}
     constructor: Callable[..., torch.optim.Optimizer] = type(optimizer)
     example = constructor([stand_in], **chosen)
     example.step()

@@ -19,6 +19,7 @@ from diffusionpipe.trainer.data.skipped import FILE, Skipping
 from diffusionpipe.trainer.guidance import trained_guidance
 from diffusionpipe.trainer.members import Model
 from diffusionpipe.trainer.optimizer import problem_of_shapes, problem_of_step
+from diffusionpipe.trainer.parameter_groups import parameter_groups
 from diffusionpipe.trainer.recipe import OnError, Recipe
 from diffusionpipe.trainer.run_lock import acquire, join
 from diffusionpipe.trainer.screen import Work
@@ -133,16 +134,17 @@ def check_optimizer(opened: Model) -> None:
     Raises:
         ConfigError: names the parameters, or the arguments.
     """
-    settings = opened.recipe.optimizer
-    shapes = {p.name: p.shape for p in opened.model.parameters if p.is_trainable}
-    problem = problem_of_shapes(settings.name, shapes, settings.learning_rate, settings.arguments)
-    if problem is not None:
-        raise ConfigError(f"optimizer.name: {problem}")
-    problem = problem_of_step(
-        settings.name, max(map(len, shapes.values()), default=2), settings.arguments, opened.device
-    )
-    if problem is not None:
-        raise ConfigError(f"optimizer.arguments: {problem}")
+    groups = parameter_groups(opened.recipe, opened.model)
+    for group, recipe in groups.recipes.items():
+        settings = recipe.optimizer
+        shapes = {p.name: p.shape for p in opened.model.parameters if groups.group_of.get(p.name) == group}
+        problem = problem_of_shapes(settings.name, shapes, settings.learning_rate, settings.arguments)
+        if problem is not None:
+            raise ConfigError(f"optimizer.name: {problem}")
+        dimensions = max(map(len, shapes.values()), default=2)
+        problem = problem_of_step(settings.name, dimensions, settings.arguments, opened.device)
+        if problem is not None:
+            raise ConfigError(f"optimizer.arguments: {problem}")
 
 
 def _augmentation(recipe: Recipe) -> Augmentation:

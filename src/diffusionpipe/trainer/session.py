@@ -28,7 +28,8 @@ from diffusionpipe.trainer.ema import Ema
 from diffusionpipe.trainer.loading import Weights, load_weights
 from diffusionpipe.trainer.lora import frozen_dtype_of, lora_identity
 from diffusionpipe.trainer.members import Member, Model, autocast_of, only, open_model, parameter_dtype, sources_of
-from diffusionpipe.trainer.optimizer import build_optimizer
+from diffusionpipe.trainer.optimizer import Group, build_optimizer
+from diffusionpipe.trainer.parameter_groups import ParameterGroups, parameter_groups
 from diffusionpipe.trainer.planning import Planning, agree_on_plan
 from diffusionpipe.trainer.recipe import ObjectiveSection, Recipe
 from diffusionpipe.trainer.scheduler import shift_contradiction
@@ -50,6 +51,7 @@ class Session:
     plan: Plan
     transport: Transport
     worker: Worker
+    groups: ParameterGroups
     optimizer: torch.optim.Optimizer | None
     ema: Ema | None
 
@@ -133,14 +135,14 @@ def open_session(recipe: Recipe, job: Job, planning: Planning, opened: Model | N
     with planning.screen.work("connecting the ranks"):
         transport.warm_up(channels_of(plan), job.device)
     worker = build_worker(graph, model, plan, rank, transport, device=job.device, precision=precision, sharded=sharded)
+    groups = parameter_groups(recipe, model)
     optimizer = build_optimizer(
         recipe.optimizer.name,
         worker.parameters,
         recipe.optimizer.learning_rate,
         recipe.optimizer.arguments,
-        backbone_of(model).__getitem__,
+        lambda name: Group(groups.group_of[name], groups.arguments(groups.group_of[name])),
     )
-    decay = recipe.training.ema_decay
     return Session(
         recipe=recipe,
         job=job,
@@ -151,13 +153,9 @@ def open_session(recipe: Recipe, job: Job, planning: Planning, opened: Model | N
         transport=transport,
         worker=worker,
         optimizer=optimizer,
-        ema=Ema(worker.parameters, decay) if decay is not None else None,
+        groups=groups,
+        ema=groups.average(worker.parameters),
     )
-
-
-def backbone_of(model: ModelGraph) -> dict[str, str]:
-    """Trained parameter -> the backbone that trains it."""
-    return {name: one.name for one in model.backbones for name in model.parameters_of(model.layers_of(one))}
 
 
 def check_resumed(

@@ -1,7 +1,7 @@
 """A backbone on one rank: its gradients, its clipping, its learning rate; other backbones have their own."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
@@ -9,8 +9,7 @@ from torch import Tensor, nn
 from diffusionpipe.costs import Backbone
 from diffusionpipe.runtime.slot import Output
 from diffusionpipe.trainer.gradient_norm import clip_factor, scale, sum_of_squares
-from diffusionpipe.trainer.learning_rate import Decay, LearningRateSchedule, learning_rate_at
-from diffusionpipe.trainer.recipe import Recipe
+from diffusionpipe.trainer.learning_rate import LearningRateSchedule, learning_rate_at
 from diffusionpipe.trainer.session import Session
 
 
@@ -23,13 +22,14 @@ class BackboneResult:
     norm: float
     """Of its gradients, before clipping."""
     learning_rate: float
+    of_components: Mapping[str, float] = field(default_factory=dict)
+    """The learning rates of its components that have their own."""
 
     def numbers(self) -> dict[str, float]:
-        """What metrics say of it beside the others; nothing where it is the only one."""
-        if not self.name:
-            return {}
+        """What metrics say of it beside the others, or only its components' own learning rates if there are none."""
         found = {"loss": self.loss, "gradient_norm": self.norm, "learning_rate": self.learning_rate}
-        return {f"{key}/{self.name}": value for key, value in found.items()}
+        own = {f"{key}/{self.name}": value for key, value in found.items()} if self.name else {}
+        return {**own, **{f"learning_rate/{name}": rate for name, rate in self.of_components.items()}}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +40,8 @@ class TrainedBackbone:
     parameters: list[nn.Parameter]
     owned: list[nn.Parameter]
     """Those that count on this rank when every parameter is counted once."""
-    rates: LearningRateSchedule
+    rates: Mapping[str, LearningRateSchedule]
+    """Of its groups of parameters: that of its own name, and of components with values of their own."""
     clip_norm: float | None
 
     def sums(self, outputs: Sequence[Output], device: torch.device) -> Tensor:
@@ -52,12 +53,18 @@ class TrainedBackbone:
 
     def result(self, step: int, sums: Tensor, batch: int) -> BackboneResult:
         """What the sums over all ranks say."""
+        rates = self.rates_at(step)
         return BackboneResult(
             name=self.backbone.name,
             loss=float(sums[1]) / batch,
             norm=float(sums[0].sqrt()),
-            learning_rate=learning_rate_at(step, self.rates),
+            learning_rate=rates.pop(self.backbone.name),
+            of_components=rates,
         )
+
+    def rates_at(self, step: int) -> dict[str, float]:
+        """The learning rates of its groups in update `step`, counted from 0."""
+        return {group: learning_rate_at(step, rates) for group, rates in self.rates.items()}
 
     def factor(self, sums: Tensor) -> Tensor | None:
         """What its gradients are to be multiplied with; None where they are never clipped."""
@@ -77,17 +84,6 @@ def trained_backbone(session: Session, backbone: Backbone) -> TrainedBackbone:
         backbone=backbone,
         parameters=list(own.values()),
         owned=[p for name, p in own.items() if name in session.worker.owned],
-        rates=learning_rates(recipe),
+        rates=session.groups.rates(backbone.name),
         clip_norm=recipe.training.clip_norm,
-    )
-
-
-def learning_rates(recipe: Recipe) -> LearningRateSchedule:
-    """The learning rate's course as the recipe states it."""
-    return LearningRateSchedule(
-        peak=recipe.optimizer.learning_rate,
-        decay=Decay(recipe.learning_rate.schedule.value),
-        warmup_steps=recipe.learning_rate.warmup_steps,
-        total_steps=recipe.training.steps,
-        final_fraction=recipe.learning_rate.final,
     )

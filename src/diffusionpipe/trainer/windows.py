@@ -23,7 +23,6 @@ from diffusionpipe.ir import Op, Phase
 from diffusionpipe.runtime.slot import Output
 from diffusionpipe.trainer.gradient_norm import clip_factor, scale, sum_of_squares
 from diffusionpipe.trainer.host_sum import HostSum
-from diffusionpipe.trainer.learning_rate import learning_rate_at
 from diffusionpipe.trainer.not_finite import NamesOf, bad_positions, not_finite
 from diffusionpipe.trainer.optimizer import set_learning_rates
 from diffusionpipe.trainer.session import Session
@@ -144,7 +143,7 @@ class WindowStepper:
             return
         if one.clip_norm is not None:
             scale(gradients, clip_factor(own.sqrt(), one.clip_norm))
-        set_learning_rates(session.optimizer, {one.backbone.name: learning_rate_at(step, one.rates)})
+        set_learning_rates(session.optimizer, one.rates_at(step))
         if session.optimizer is not None:
             session.optimizer.step()
         if session.ema is not None:

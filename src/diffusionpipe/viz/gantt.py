@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -100,7 +101,7 @@ def gantt(
         bottom = height - above - own
         box = (left / _WIDTH, bottom / height, style.width / _WIDTH, own / height)
         axes = figure.add_axes(box, xlim=(0, end), ylim=(len(panel.rows), 0))
-        _draw_panel(axes, panel, replace(style, places=hues_of_stages(panel.timeline.spans)))
+        _draw_panel(axes, panel, replace(style, places=hues_of_stages(panel.timeline.spans, schedule)))
         if index == len(panels) - 1:
             axes.set_xlabel(f"time ({axis.name})" if axis.name == "ms" else axis.name, fontsize=11)
         above += own + _GAP
@@ -115,7 +116,7 @@ def gantt(
     figure.text(
         1 - _RIGHT / _WIDTH, 1 - 0.22 / height, " · ".join(notes), fontsize=11, color="#606060", ha="right", va="top"
     )
-    _legend(figure, shown, components, height, palette.hue_names(schedule))
+    _legend(figure, shown, components, height, schedule)
     save_figure(figure, path)
 
 
@@ -267,11 +268,12 @@ def _legend(
     timelines: Sequence[Timeline],
     components: dict[str, str],
     height: float,
-    hues: tuple[str, str],
+    schedule: Schedule | None,
 ) -> None:
-    """`components`: name -> colour; `hues` as `palette.hue_names` has them."""
+    """`components`: name -> colour."""
     from matplotlib.patches import Patch
 
+    hues = palette.hue_names(schedule)
     used = {span.action.op for timeline in timelines for span in timeline.spans}
     entries: list[Patch] = [
         Patch(facecolor=palette.OP_COLOURS[op], label=f"{hues[0]}{palette.OP_NAMES[op]}")
@@ -280,8 +282,12 @@ def _legend(
     ]
     if palette.has_probes(timelines):
         entries.insert(0, Patch(facecolor=palette.PROBE, label=palette.PROBE_NAME))
-    if palette.has_later_stages(timelines):
-        entries.append(Patch(facecolor=palette.LATER_COLOURS[Op.B], label=hues[1]))
+    has_later_stages = palette.has_later_stages(timelines, schedule)
+    if has_later_stages and hues[1]:
+        later = ((op, colour) for op, colour in palette.LATER_COLOURS.items() if op in used)
+        entries += [Patch(facecolor=colour, label=f"{hues[1]}{palette.OP_NAMES[op]}") for op, colour in later]
+    elif has_later_stages:
+        entries.append(Patch(facecolor=palette.LATER_COLOURS[Op.B], label=palette.LATER_NAME))
     entries += [Patch(facecolor=colour, label=name) for name, colour in components.items()]
     if used & SEND_OPS:
         entries.append(Patch(facecolor=palette.SEND, label="send"))
@@ -294,17 +300,20 @@ def _legend(
     phases = dict.fromkeys(phase.name for timeline in timelines for phase in timeline.update)
     entries += [Patch(facecolor=palette.phase_colour(name), label=name) for name in phases]
     entries.append(Patch(facecolor="#fbfbfb", edgecolor="#c0c0c0", hatch="////", linewidth=0, label="idle"))
-    # One row, or two closer ones if the names are too long for it.
-    needed = sum(0.62 + 0.085 * len(str(entry.get_label())) for entry in entries)
+    # One row, or two closer ones if the names are too long for it, in smaller letters if still too long.
+    room = _WIDTH - _LEFT
+    widths = [0.62 + 0.085 * len(str(entry.get_label())) for entry in entries]
+    is_one = sum(widths) <= room
+    needed = sum(widths) if is_one else sum(map(max, zip_longest(widths[::2], widths[1::2], fillvalue=0.0)))
     figure.legend(
         handles=entries,
         loc="lower left",
-        bbox_to_anchor=(_LEFT / _WIDTH, (0.12 if needed <= _WIDTH - _LEFT else 0.02) / height),
+        bbox_to_anchor=(_LEFT / _WIDTH, (0.12 if is_one else 0.02) / height),
         borderaxespad=0,
-        ncols=len(entries) if needed <= _WIDTH - _LEFT else -(-len(entries) // 2),
+        ncols=len(entries) if is_one else -(-len(entries) // 2),
         labelspacing=0.25,
         frameon=False,
-        fontsize=11,
+        fontsize=11 * min(1, room / needed),
         handlelength=1.4,
         columnspacing=1.6,
     )

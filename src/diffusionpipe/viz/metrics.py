@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from itertools import accumulate
+from itertools import accumulate, cycle
 from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,11 +19,14 @@ Curve = tuple[list[float], list[float]]
 """Steps and values, the finite ones."""
 
 _TRAIN, _VALIDATION, _MUTED = "#2171b5", "#d55e00", "#5a5a5a"
+_OF_MODELS = (_TRAIN, "#6a51a3", "#009e73", "#cc79a7")
+"""Several models that train together have a colour each, then again from the start."""
 
 
 def loss_curve(metrics_path: Path, png_path: Path) -> None:
     """Draw training and validation loss over the steps, and below them learning rate and samples per second.
 
+    Models that train together have losses of their own, and learning rates where these differ.
     The training loss is drawn raw (faint) and smoothed. A last line without its end is one that is being written and is
     left out. Whatever the file does not hold is not drawn.
 
@@ -32,20 +35,25 @@ def loss_curve(metrics_path: Path, png_path: Path) -> None:
         ConfigError: the picture cannot be written.
     """
     rows = _read(metrics_path)
-    loss, validation = _curve(rows, "loss"), _curve(rows, "validation_loss")
-    if not loss[0] and not validation[0]:
+    if not _curve(rows, "loss")[0] and not _curve(rows, "validation_loss")[0]:
         raise FileFormatError(f'{metrics_path}: no line has "step" and "loss"; the run has not finished a step yet')
-    panels = [("learning rate", _curve(rows, "learning_rate")), ("samples/s", _curve(rows, "samples_per_s"))]
-    panels = [(label, curve) for label, curve in panels if curve[0]]
+    rates = {label: curve for label, curve, _ in _curves(rows, "learning_rate")}
+    if all(curve == _curve(rows, "learning_rate") for curve in rates.values()):
+        rates = {"": _curve(rows, "learning_rate")}
+    panels = [("learning rate", rates), ("samples/s", {"": _curve(rows, "samples_per_s")})]
+    panels = [(label, curves) for label, curves in panels if any(curve[0] for curve in curves.values())]
     figure = new_figure(10, 4.6 + 1.3 * len(panels))
     axes = figure.subplots(1 + len(panels), 1, sharex=True, squeeze=False, height_ratios=[3.6] + [1] * len(panels))[
         :, 0
     ]
-    _draw_losses(axes[0], loss, validation)
-    for panel, (label, curve) in zip(axes[1:], panels, strict=True):
-        panel.plot(*curve, color=_MUTED, linewidth=1.4)
+    _draw_losses(axes[0], rows)
+    for panel, (label, curves) in zip(axes[1:], panels, strict=True):
+        for (name, curve), colour in zip(curves.items(), cycle(_OF_MODELS)):
+            panel.plot(*curve, color=colour if name else _MUTED, linewidth=1.4, label=name)
+        if len(curves) > 1:
+            panel.legend(frameon=False, fontsize=9, loc="upper right")
         panel.set_ylabel(label, fontsize=11)
-        panel.set_ylim(0, 1.12 * max(curve[1]) or 1)
+        panel.set_ylim(0, 1.12 * max(value for _, values in curves.values() for value in values) or 1)
         _clean(panel)
     axes[-1].set_xlabel("step", fontsize=12)
     axes[0].margins(x=0.01)
@@ -93,16 +101,27 @@ def smoothed(values: Sequence[float], half_window: int) -> list[float]:
     return means
 
 
-def _draw_losses(axes: Axes, loss: Curve, validation: Curve) -> None:
-    steps, values = loss
-    means = smoothed(values, len(values) // 40)
-    if steps:
-        axes.plot(steps, values, color=_TRAIN, alpha=0.25, linewidth=0.9)
-        axes.plot(steps, means, color=_TRAIN, linewidth=2, label="training loss, smoothed")
-    if validation[0]:
-        label = f"validation loss, last {validation[1][-1]:.4g}"
-        axes.plot(*validation, color=_VALIDATION, marker="o", markersize=5, linewidth=1.2, label=label)
-    drawn = [value for value in (*means, *validation[1]) if value > 0]
+def _curves(rows: Sequence[dict[str, object]], key: str) -> list[tuple[str, Curve, str]]:
+    """Name, curve and colour of each model's own values, or of the run's where it has one model."""
+    found = dict.fromkeys(name for row in rows for name in row if name.startswith(f"{key}/")) or [key]
+    curves = [(name.partition("/")[2], _curve(rows, name)) for name in found]
+    return [(name, curve, colour) for (name, curve), colour in zip(curves, cycle(_OF_MODELS)) if curve[0]]
+
+
+def _draw_losses(axes: Axes, rows: Sequence[dict[str, object]]) -> None:
+    drawn: list[float] = []
+    for name, (steps, values), colour in _curves(rows, "loss"):
+        means = smoothed(values, len(values) // 40)
+        drawn += means
+        axes.plot(steps, values, color=colour, alpha=0.25, linewidth=0.9)
+        label = f"training loss{f' of {name}' * bool(name)}, smoothed"
+        axes.plot(steps, means, color=colour, linewidth=2, label=label)
+    for name, (steps, values), colour in _curves(rows, "validation_loss"):
+        drawn += values
+        label = f"validation loss{f' of {name}' * bool(name)}, last {values[-1]:.4g}"
+        own = colour if name else _VALIDATION
+        axes.plot(steps, values, color=own, marker="o", markersize=5, linewidth=1.2, label=label)
+    drawn = [value for value in drawn if value > 0]
     if drawn and max(drawn) > 20 * min(drawn):
         axes.set_yscale("log")
     axes.set_ylabel("loss", fontsize=12)

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 
 from diffusionpipe.ir import Op, Schedule, Timeline
 from diffusionpipe.viz.places import PROBE as PLACE_OF_PROBES
-from diffusionpipe.viz.places import hues_of_stages, is_later
+from diffusionpipe.viz.places import hues_of_stages, is_later, models_of
 
 OP_COLOURS = {
     Op.F: "#9ecae1",
@@ -44,13 +44,9 @@ ENCODE_COLOURS = ("#e69f00", "#009e73", "#cc79a7", "#f0e442", "#b2a08a", "#66c2a
 
 
 def hue_names(schedule: Schedule | None) -> tuple[str, str]:
-    """What stands before the names of operations in the first hue, and what the second hue is.
-
-    Of two models that train together the first is the one hue, the second the other.
-    """
-    trained = schedule.placement.pipelines if schedule is not None else ()
-    models = tuple(dict.fromkeys(pipeline.model for pipeline in trained if Op.ENCODE not in pipeline.ops))
-    return (f"{models[0]}, ", models[1]) if len(models) == 2 else ("", LATER_NAME)
+    """What stands before the names of operations in either hue: of two models that train together their names."""
+    models = models_of(schedule)
+    return (f"{models[0]}, ", f"{models[1]}, ") if len(models) == 2 else ("", "")
 
 
 def stage_colour(op: Op, place: int, num_stages: int) -> str:
@@ -72,9 +68,9 @@ def has_probes(timelines: Iterable[Timeline]) -> bool:
     return any(PLACE_OF_PROBES in hues_of_stages(timeline.spans).values() for timeline in timelines)
 
 
-def has_later_stages(timelines: Iterable[Timeline]) -> bool:
+def has_later_stages(timelines: Iterable[Timeline], schedule: Schedule | None = None) -> bool:
     """Whether some worker of some timeline has stages in the colours of the second direction or chunk."""
-    return any(is_later(*place) for t in timelines for place in hues_of_stages(t.spans).values())
+    return any(is_later(*place) for t in timelines for place in hues_of_stages(t.spans, schedule).values())
 
 
 def lightened(colour: str, part: float) -> str:

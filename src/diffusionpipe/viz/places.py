@@ -6,7 +6,7 @@ A probe's stages have forwards alone where others also have backwards; they stan
 from collections import defaultdict
 from collections.abc import Sequence
 
-from diffusionpipe.ir import COMPUTE_OPS, Op, Span
+from diffusionpipe.ir import COMPUTE_OPS, Op, Schedule, Span
 
 PROBE = (-1, 1)
 """The place of a probe's stage."""
@@ -35,9 +35,22 @@ def _probes(spans: Sequence[Span]) -> set[int]:
     return forward - trained if trained else set()
 
 
-def hues_of_stages(spans: Sequence[Span]) -> dict[int, tuple[int, int]]:
-    """The same for colours: where every worker has its stages in a row, they are buckets of one and look alike."""
+def models_of(schedule: Schedule | None) -> tuple[str, ...]:
+    """The models that a schedule trains, one or several; none without a schedule."""
+    trained = schedule.placement.pipelines if schedule is not None else ()
+    return tuple(dict.fromkeys(pipeline.model for pipeline in trained if Op.ENCODE not in pipeline.ops))
+
+
+def hues_of_stages(spans: Sequence[Span], schedule: Schedule | None = None) -> dict[int, tuple[int, int]]:
+    """The same for colours: where every worker has its stages in a row, they are buckets of one and look alike.
+
+    Of two models that train together, by the schedule, all stages of one look alike, and those of the other.
+    """
     places = places_of_stages(spans)
+    if schedule is not None and len(models := models_of(schedule)) == 2:
+        pipelines = (one for one in schedule.placement.pipelines if one.model in models and Op.ENCODE not in one.ops)
+        hues = {stage: (models.index(pipeline.model), 2) for pipeline in pipelines for stage in pipeline.stages}
+        return {stage: PROBE if place == PROBE else hues[stage] for stage, place in places.items()}
     workers: dict[int, set[int]] = defaultdict(set)
     for span in spans:
         if places.get(span.action.stage, PROBE) != PROBE:

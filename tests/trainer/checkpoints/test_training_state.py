@@ -17,7 +17,7 @@ def fresh(seed, optimizer, arguments, *, ema=True, dtype=torch.float32):
         model=module.state_dict(),
         trainable=trainable,
         optimizer=build_optimizer(optimizer, trainable, 1e-2, arguments),
-        ema=Ema(trainable, 0.99) if ema else None,
+        ema=Ema(trainable, dict.fromkeys(trainable, 0.99)) if ema else None,
     )
     return module, state
 

@@ -6,6 +6,7 @@ from typing import Annotated, Self
 
 from pydantic import Field, model_validator
 
+from diffusionpipe.trainer.recipe.group_section import GroupSection
 from diffusionpipe.trainer.recipe.section import (
     Auto,
     Choice,
@@ -51,6 +52,8 @@ class ModelSection(Section):
     """Components to train, e.g. ["unet"]; empty: the denoiser of the pipeline's class."""
     from_scratch: bool = False
     """Whether the trained components start from random weights, by their configuration only."""
+    components: dict[str, GroupSection] = Field(default_factory=dict)
+    """Trained components with a learning rate, optimizer arguments or an average of their own, by name."""
     low_resolution: Auto[Count] = None
     """Side of the small pictures that a model of super-resolution reads; "auto": that of the model before it."""
     noise_augmentation: Auto[Annotated[float, Field(gt=0, le=1)]] = None

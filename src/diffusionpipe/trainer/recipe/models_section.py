@@ -12,21 +12,15 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
+from diffusionpipe.ir.combinations import Feature, refusal
+from diffusionpipe.trainer.recipe.group_section import ELSEWHERE, GroupSection
 from diffusionpipe.trainer.recipe.overrides import Table
-from diffusionpipe.trainer.recipe.section import Auto, Count, Positive, Section, Several
+from diffusionpipe.trainer.recipe.section import Auto, Count, Positive, Several
 
 NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
 
-ELSEWHERE = {
-    "resolution": ("data", "resolution"),
-    "learning_rate": ("optimizer", "learning_rate"),
-    "clip_norm": ("training", "clip_norm"),
-    "microbatches": ("pipeline", "microbatches"),
-}
-"""Keys of [models.NAME], and the section and key that say the same for all models."""
 
-
-class MemberSection(Section):
+class MemberSection(GroupSection):
     """[models.NAME]: one of several models that train together."""
 
     path: str
@@ -35,14 +29,14 @@ class MemberSection(Section):
     """Components to train, e.g. ["unet"]; empty: the denoiser of the pipeline's class."""
     from_scratch: bool = False
     """Whether the trained components start from random weights, by their configuration only."""
+    components: dict[str, GroupSection] = Field(default_factory=dict)
+    """As in [model]."""
     resolution: Auto[Count] = None
     """Side of this model's pictures; "auto": data.resolution."""
     low_resolution: Auto[Count] = None
     """Side of the small pictures that a model of super-resolution reads; "auto": that of the model before it."""
     noise_augmentation: Auto[Annotated[float, Field(gt=0, le=1)]] = None
     """The small pictures are noised at a random level below this share of all; "auto": 0.5."""
-    learning_rate: Auto[Positive] = None
-    """Its highest learning rate; "auto": optimizer.learning_rate."""
     clip_norm: Auto[Positive] = None
     """The norm of its gradients above which they are scaled down; "auto": training.clip_norm."""
     microbatches: Auto[Count] = None
@@ -68,8 +62,11 @@ def without_models(table: Table) -> tuple[Table, Table, list[tuple[str, str]]]:
     result: dict[str, Any] = {**rest, "model": {key: v for key, v in alone.items() if key not in ELSEWHERE}}
     for key, (section, general) in ELSEWHERE.items():
         if key in alone and alone[key] != "auto":
-            outer = result.get(section, {})
-            result[section] = {**outer, general: alone[key]} if isinstance(outer, dict) else outer
+            outer, value = result.get(section, {}), alone[key]
+            if isinstance(outer, dict):
+                known = outer.get(general)
+                both = {**known, **value} if isinstance(known, dict) and isinstance(value, dict) else value
+                result[section] = {**outer, general: both}
     return result, {}, []
 
 
@@ -94,11 +91,11 @@ def refused_with_models(models: Mapping[str, MemberSection], sections: Mapping[s
         for name in (name for name, own in models.items() if own.microbatches is not None):
             yield f'models.{name}.microbatches: the search chooses it; remove it, or remove pipeline.plan = "auto"'
     if pipeline is not None and pipeline.orders is not None:
-        yield "pipeline.orders: an orders file has one model; remove it and set pipeline.schedule"
+        yield f"pipeline.orders: {refusal(Feature.SEVERAL_MODELS, Feature.ORDERS_FILE)}"
     if pipeline is not None and pipeline.splits:
         yield "pipeline.splits: it names layers of one model; remove it, and the layers are cut by their work"
     if lora is not None and lora.rank is not None:
-        yield "lora.rank: adapters of several models are not supported yet; remove it, or train the models one by one"
+        yield f"lora.rank: {refusal(Feature.SEVERAL_MODELS, Feature.LORA)}"
     if data is not None:
         too_large = [name for name, own in models.items() if (own.resolution or data.resolution) > data.resolution]
         yield from (

@@ -24,6 +24,7 @@ from pydantic_core import ErrorDetails
 
 from diffusionpipe.errors import RecipeError
 from diffusionpipe.ir.input_file import read_named
+from diffusionpipe.trainer.recipe.group_section import GroupSection
 from diffusionpipe.trainer.recipe.models_section import MemberSection, refused_with_models, without_models
 from diffusionpipe.trainer.recipe.overrides import Table, override
 from diffusionpipe.trainer.recipe.schema import Check, Recipe, problems_between
@@ -169,8 +170,11 @@ def _unknown(path: KeyPath) -> str:
     if not parents:
         nearest = [f"[{name}]" for name in get_close_matches(last, SECTIONS, n=1)] or moved
         return "unknown section; " + (f"did you mean {nearest[0]}?" if nearest else f"sections: {', '.join(SECTIONS)}")
-    here = SECTIONS.get(parents[0], MemberSection).model_fields
-    near = [f"{parents[0]}.{key}" for key in get_close_matches(last, here, n=1)]
+    of_component = "components" in parents[1:-1]
+    here = (GroupSection if of_component else SECTIONS.get(parents[0], MemberSection)).model_fields
+    near = [".".join([*parents, key]) for key in get_close_matches(last, here, n=1)]
+    if of_component:
+        return f"unknown key; did you mean {near[0]}?" if near else f"unknown key; a component has {', '.join(here)}"
     nearest = [*moved, *near, *get_close_matches(_dotted(path), keys, n=1, cutoff=0.75)]
     if not nearest and "arguments" in here:
         return f"unknown key; put arguments of the class into [{parents[0]}.arguments]"

@@ -7,15 +7,16 @@ may be switched off, the word "none" does it. Paths are relative to the current 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from enum import StrEnum
 from inspect import signature
-from typing import Annotated, Self
+from typing import Annotated, Any, Self
 
 from pydantic import Field, JsonValue, model_validator
 
 from diffusionpipe.costs.graph import as_fraction
 from diffusionpipe.errors import RecipeError
 from diffusionpipe.ir.combinations import Feature, refusal
+from diffusionpipe.trainer.recipe.group_section import RateSchedule, own_values, problems_of_group
 from diffusionpipe.trainer.recipe.model_section import FrozenDtype, LoraSection, ModelSection, ObjectiveSection
-from diffusionpipe.trainer.recipe.models_section import ELSEWHERE, MemberSection, refused_with_models
+from diffusionpipe.trainer.recipe.models_section import MemberSection, refused_with_models
 from diffusionpipe.trainer.recipe.pipeline_section import PipelineSection
 from diffusionpipe.trainer.recipe.run_section import RunSection
 from diffusionpipe.trainer.recipe.sampling_section import SamplingSection
@@ -34,14 +35,6 @@ from diffusionpipe.trainer.recipe.section import (
 )
 from diffusionpipe.trainer.recipe.training_section import Precision, TrainingSection
 from diffusionpipe.trainer.recipe.versions_check import versions_suit_the_training
-
-
-class RateSchedule(StrEnum):
-    """How the learning rate goes on after the warm-up."""
-
-    CONSTANT = "constant"
-    LINEAR = "linear"
-    COSINE = "cosine"
 
 
 class OnError(StrEnum):
@@ -157,7 +150,7 @@ class Recipe(Section):
 
     @model_validator(mode="after")
     def _sections_fit_together(self) -> Self:
-        sections = {name: getattr(self, name) for name in type(self).model_fields}
+        sections = self._sections
         refused = refused_with_models(self.models, sections) if self.models else ()
         raise_problems([*problems_between(sections), *refused])
         return self
@@ -173,11 +166,26 @@ class Recipe(Section):
             return self
         own = self.models[name]
         model = {key: getattr(own, key) for key in MemberSection.model_fields if key in ModelSection.model_fields}
-        changed: dict[str, Section] = {"model": ModelSection(**model)}
-        for key, (section, general) in ELSEWHERE.items():
-            if (value := getattr(own, key)) is not None:
-                changed[section] = getattr(self, section).model_copy(update={general: value})
-        return self.model_copy(update={"models": {}, **changed})
+        return self.model_copy(update={"models": {}, "model": ModelSection(**model), **own_values(own, self._sections)})
+
+    def groups(self) -> dict[str, "Recipe"]:
+        """Groups of parameters that are trained alike, and the recipe as it holds for each.
+
+        A group is all of a model but its components with values of their own, or one of these. It has the name of the
+        model ("" for that of [model]) or of the component in the graph of all ("text_encoder", "base/text_encoder").
+        """
+        found = {}
+        for name in self.backbones:
+            alone = self.alone(name)
+            found[name] = alone
+            for component, own in alone.model.components.items():
+                full = f"{name}/{component}" if name else component
+                found[full] = alone.model_copy(update=own_values(own, alone._sections))
+        return found
+
+    @property
+    def _sections(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in type(self).model_fields}
 
 
 Check = Callable[..., Iterator[str]]
@@ -217,6 +225,24 @@ def _batch_can_be_cut(
         )
 
 
+def _groups_can_be_trained(
+    *,
+    model: ModelSection,
+    models: Mapping[str, MemberSection],
+    optimizer: OptimizerSection,
+    learning_rate: LearningRateSection,
+    training: TrainingSection,
+) -> Iterator[str]:
+    sections = {"optimizer": optimizer, "learning_rate": learning_rate, "training": training}
+    for component, own in model.components.items():
+        yield from problems_of_group(f"model.components.{component}", own, sections)
+    for name, member in models.items():
+        yield from problems_of_group(f"models.{name}", member, sections)
+        merged = {**sections, **own_values(member, sections)}
+        for component, own in member.components.items():
+            yield from problems_of_group(f"models.{name}.components.{component}", own, merged)
+
+
 def _warmup_ends_before_the_run(*, training: TrainingSection, learning_rate: LearningRateSection) -> Iterator[str]:
     if learning_rate.warmup_steps >= training.steps:
         yield (
@@ -253,12 +279,12 @@ def _estimates_are_of_whole_samples(*, objective: ObjectiveSection, training: Tr
 
 
 def _self_conditioning_has_what_it_needs(
-    *, objective: ObjectiveSection, lora: LoraSection, models: Mapping[str, MemberSection]
+    *, objective: ObjectiveSection, lora: LoraSection, models: Mapping[str, MemberSection], pipeline: PipelineSection
 ) -> Iterator[str]:
     if objective.self_conditioning and lora.rank is not None:
         yield f"objective.self_conditioning: {refusal(Feature.SELF_CONDITIONING, Feature.LORA)}"
-    if objective.self_conditioning and models:
-        yield "objective.self_conditioning: several models cannot read their estimates yet; remove it"
+    if objective.self_conditioning and models and pipeline.plan == "auto":
+        yield "pipeline.plan: sizes are searched for models that read no estimates; remove it and give the sizes"
 
 
 def _frozen_weights_are_read_as_stored(*, model: ModelSection, training: TrainingSection) -> Iterator[str]:
@@ -273,6 +299,7 @@ _CHECKS: tuple[Check, ...] = (
     _self_conditioning_has_what_it_needs,
     _frozen_weights_are_read_as_stored,
     _batch_can_be_cut,
+    _groups_can_be_trained,
     _warmup_ends_before_the_run,
     _validation_has_data,
     versions_suit_the_training,

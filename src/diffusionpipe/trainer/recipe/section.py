@@ -56,6 +56,7 @@ Positive = Annotated[float, Field(gt=0)]
 NotNegative = Annotated[float, Field(ge=0)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
 ProperFraction = Annotated[float, Field(ge=0, lt=1)]
+Decay = Annotated[float, Field(gt=0, lt=1)]
 
 
 def raise_problems(problems: Iterable[str]) -> None:

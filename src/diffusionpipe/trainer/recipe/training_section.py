@@ -8,6 +8,7 @@ from pydantic import BeforeValidator, Field
 from diffusionpipe.trainer.recipe.section import (
     Choice,
     Count,
+    Decay,
     Maybe,
     Positive,
     Section,
@@ -59,7 +60,7 @@ class TrainingSection(Section):
     """Run the optimizer step before the gradient norm over all ranks is known, and undo it if clipping was needed."""
     on_spike: Choice[OnSpike] = OnSpike.NONE
     """The reaction to a step whose loss or gradient norm is far above those before: "none", "skip" or "stop"."""
-    ema_decay: Maybe[Annotated[float, Field(gt=0, lt=1)]] = None
+    ema_decay: Maybe[Decay] = None
     """Decay of the exponential moving average of the weights, e.g. 0.9999."""
     activation_checkpointing: Annotated[Several[str], BeforeValidator(patterns_for_bool)] = ()
     """true, false, or patterns of layer names ("unet.down_blocks.*") whose activations are recomputed in the

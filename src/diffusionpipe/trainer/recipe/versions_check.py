@@ -23,7 +23,7 @@ def versions_suit_the_training(
             yield "training.clip: clipping each stage is for training without a flush; remove it, or set versions"
         return
     if models:
-        yield f"pipeline.versions: {refusal(Feature.VERSIONS, Feature.SEVERAL_BACKBONES)}"
+        yield f"pipeline.versions: {refusal(Feature.VERSIONS, Feature.SEVERAL_MODELS)}"
     if training.clip_norm is not None and training.clip is Clip.GLOBAL:
         yield f"training.clip: {refusal(Feature.VERSIONS, Feature.GLOBAL_CLIPPING)}"
     if training.post_validation:

@@ -1,0 +1,101 @@
+"""Keys with which one model, or one component of it, is trained otherwise than the rest.
+
+[optimizer]                            [model]
+learning_rate = 1e-4                   train = ["unet", "text_encoder"]
+arguments = { weight_decay = 0.01 }
+                                       [model.components.text_encoder]
+                                       learning_rate = 1e-6
+                                       optimizer_arguments = { weight_decay = 0.0 }
+"""
+
+from collections.abc import Iterator, Mapping
+from enum import StrEnum
+from typing import Annotated, Any
+
+from pydantic import Field, JsonValue
+
+from diffusionpipe.errors import RecipeError
+from diffusionpipe.trainer.recipe.section import Auto, Choice, Decay, Fraction, Positive, Section
+
+
+class RateSchedule(StrEnum):
+    """How the learning rate goes on after the warm-up."""
+
+    CONSTANT = "constant"
+    LINEAR = "linear"
+    COSINE = "cosine"
+
+
+ELSEWHERE = {
+    "learning_rate": ("optimizer", "learning_rate"),
+    "optimizer_arguments": ("optimizer", "arguments"),
+    "learning_rate_schedule": ("learning_rate", "schedule"),
+    "warmup_steps": ("learning_rate", "warmup_steps"),
+    "learning_rate_final": ("learning_rate", "final"),
+    "ema_decay": ("training", "ema_decay"),
+    "resolution": ("data", "resolution"),
+    "clip_norm": ("training", "clip_norm"),
+    "microbatches": ("pipeline", "microbatches"),
+}
+"""Keys of [models.NAME], and the section and key that say the same for all models; components have the first six."""
+
+_OF_ALL = ("fused", "foreach", "capturable", "differentiable")
+"""Arguments that say how an update is computed, which torch does for all parameters alike."""
+
+
+class GroupSection(Section):
+    """How one group of parameters is trained."""
+
+    learning_rate: Auto[Positive] = None
+    """Its highest learning rate; "auto": optimizer.learning_rate."""
+    learning_rate_schedule: Auto[Choice[RateSchedule]] = None
+    """Its decay after the warm-up; "auto": learning_rate.schedule."""
+    warmup_steps: Auto[Annotated[int, Field(ge=0, le=2**53)]] = None
+    """Steps of its warm-up; "auto": learning_rate.warmup_steps."""
+    learning_rate_final: Auto[Fraction] = None
+    """Its rate at the last step as a fraction of the highest; "auto": learning_rate.final."""
+    optimizer_arguments: dict[str, JsonValue] = Field(default_factory=dict)
+    """Its own values of optimizer.arguments, e.g. { weight_decay = 0.0 }; the others stay."""
+    ema_decay: Auto[Decay] = None
+    """Decay of its moving average; "auto": training.ema_decay."""
+
+
+def own_values(own: GroupSection, sections: Mapping[str, Any]) -> dict[str, Section]:
+    """Those of the sections in which a group has values of its own, with these values."""
+    changed: dict[str, Section] = {}
+    for key, (name, general) in ELSEWHERE.items():
+        value = getattr(own, key, None)
+        if value is None or value == {} or name not in sections:
+            continue
+        section = changed.get(name, sections[name])
+        if isinstance(value, dict):
+            value = {**getattr(section, general), **value}
+        changed[name] = section.model_copy(update={general: value})
+    return changed
+
+
+def problems_of_group(key: str, own: GroupSection, sections: Mapping[str, Any]) -> Iterator[str]:
+    """What is wrong with a group's own values, beside the sections that hold for all; `key` is the group's."""
+    # Imported only here: torch takes seconds, and a recipe's schema must not need it.
+    from diffusionpipe.trainer.optimizer import build_optimizer
+
+    merged = {**sections, **own_values(own, sections)}
+    optimizer, rates, training = merged["optimizer"], merged["learning_rate"], merged["training"]
+    general = [argument for argument in _OF_ALL if argument in own.optimizer_arguments]
+    for argument in general:
+        yield f"{key}.optimizer_arguments.{argument}: it holds for all parameters; set it in [optimizer.arguments]"
+    if own.optimizer_arguments and not general:
+        try:
+            build_optimizer(optimizer.name, {}, optimizer.learning_rate, optimizer.arguments)
+        except RecipeError as error:
+            yield f"{key}.optimizer_arguments: {error}"
+    if own.warmup_steps is not None and own.warmup_steps >= training.steps:
+        yield (
+            f"{key}.warmup_steps: {own.warmup_steps} is not less than the {training.steps} steps of the run; use a "
+            "shorter warm-up"
+        )
+    if own.learning_rate_final not in (None, 0, 1) and rates.schedule is RateSchedule.CONSTANT:
+        yield (
+            f"{key}.learning_rate_final: it has no effect on a constant schedule; set learning_rate_schedule to linear "
+            "or cosine, or remove it"
+        )
