@@ -178,7 +178,8 @@ def _join(part: _Part, screen: "Screen") -> None:
     from diffusionpipe.trainer.run import run
     from diffusionpipe.trainer.run_state import Hooks
 
-    member, report, recipe, device = membership(os.environ), RunReport(screen.console), part.recipe, part.device
+    member, recipe, device = membership(os.environ), part.recipe, part.device
+    report = RunReport(screen.console, member.rank)
     try:
         with ExitStack() as stack:
             with screen.work("waiting for all ranks"):
@@ -195,6 +196,7 @@ def _join(part: _Part, screen: "Screen") -> None:
     except KeyboardInterrupt as error:
         leave(error, member)
     except Exception as error:
+        report.explain(error)
         if member.world_size == 1 and not member.is_launched:
             if text := out_of_memory(error):
                 raise TrainingError(text) from error
