@@ -5,7 +5,7 @@ device   |-- 3 s --|-- 5 s --|...         each mark is passed when all work befo
 """
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from diffusionpipe.units import Seconds
@@ -64,3 +64,45 @@ def random_lengths(seed: int) -> Callable[[], Seconds]:
     """Lengths of work, some of them 0."""
     rng = random.Random(seed)
     return lambda: rng.choice((0.0, 1.0, 2.5, 7.0))
+
+
+@dataclass(slots=True)
+class PlantedQueue:
+    """A device and its host with times of their own, for the profiler's clock: a `Queue`."""
+
+    clock: Seconds = 0.0
+    """The host's."""
+    free: Seconds = 0.0
+    """When the device has computed all that was issued."""
+
+    def now(self) -> Seconds:
+        return self.clock
+
+    def sleep(self, seconds: Seconds) -> None:
+        self.compute([seconds], 1e-6)
+
+    def mark(self) -> "PlantedMark":
+        return PlantedMark(self, max(self.free, self.clock))
+
+    def compute(self, kernels: Sequence[Seconds], host: Seconds) -> None:
+        """Issue kernels one after the other, each of which takes the host the same part of this time."""
+        for kernel in kernels:
+            self.clock += host / len(kernels)
+            self.free = max(self.free, self.clock) + kernel
+
+
+@dataclass(frozen=True, slots=True)
+class PlantedMark:
+    """A `Mark` that the device passes at a time that is known when it is issued."""
+
+    queue: PlantedQueue
+    at: Seconds
+
+    def query(self) -> bool:
+        return self.queue.clock >= self.at
+
+    def synchronize(self) -> None:
+        self.queue.clock = max(self.queue.clock, self.at)
+
+    def elapsed_time(self, end_event: "PlantedMark") -> float:
+        return (end_event.at - self.at) * 1000

@@ -41,6 +41,14 @@ class Durations:
         times = {Op.F: stage.forward, Op.B: stage.backward, Op.I: stage.input_grad, Op.W: stage.weight_grad}
         return times[action.op]
 
+    def host(self, action: Action) -> Seconds:
+        """The time in which the host issues a compute action or a fill."""
+        if action.op is Op.ENCODE:
+            return self.costs.host_fills[action.slot] if self.costs.host_fills else 0
+        host = self.costs.stages[action.stage].host
+        backward = host.input_grad + host.weight_grad
+        return {Op.F: host.forward, Op.B: backward, Op.I: host.input_grad, Op.W: host.weight_grad}[action.op]
+
     def waking(self, idle: Seconds, busy: Seconds) -> Seconds:
         """What an action of `busy` seconds takes longer after its worker has waited `idle` seconds for it."""
         return wake_time(self.costs.waking, idle, busy)
@@ -155,6 +163,7 @@ class _Machine:
         self.ends: list[Seconds | None] = [None] * num_events
         self.next = [0] * schedule.num_workers
         self.host: list[Seconds] = [0] * schedule.num_workers
+        self.processor: list[Seconds] = [0] * schedule.num_workers  # when each host has issued what it has come to
         self.finished: list[tuple[int, int]] = []
         self.waiting: dict[int, list[int]] = defaultdict(list)  # event -> workers
         self.queues: dict[tuple[int, ...], deque[int]] = defaultdict(deque)
@@ -234,11 +243,15 @@ class _Machine:
                 return False
             start = max(start, end + lag)
         is_timed = action.op in TIMED_OPS
-        busy = self.durations.compute(action) if is_timed else 0
+        busy, issuing = (self.durations.compute(action), self.durations.host(action)) if is_timed else (0, 0)
+        if issuing:
+            start = max(start, self.processor[worker])
+            self.processor[worker] += issuing
         if start > self.host[worker]:
             busy += self.durations.waking(start - self.host[worker], busy)
         self.starts[event] = start
-        self.ends[event] = self.host[worker] = start + busy
+        issued = self.processor[worker] if issuing else 0
+        self.ends[event] = self.host[worker] = max(start + busy, issued)
         if is_timed:
             self.finished.append((worker, self.next[worker]))
         ready.extend(self.waiting.pop(event, ()))

@@ -9,9 +9,12 @@ import pytest
 from typer.testing import CliRunner
 
 from diffusionpipe import cli
+from diffusionpipe.cli import doctor_trials
 from diffusionpipe.cli.doctor import json_of, lines_of
 from diffusionpipe.cli.doctor_facts import Facts, facts_of, named_problem
 from diffusionpipe.cli.doctor_findings import Status, findings_of, links_finding
+from diffusionpipe.errors import CheckpointError
+from diffusionpipe.trainer import shared_file_system
 
 HEALTHY = tuple(
     Facts(
@@ -55,7 +58,7 @@ def test_healthy_machines_have_no_finding():
         (on_rank(1, device_id="pelican-0"), "devices", "ranks 0, 1 share a GPU of pelican"),
         (on_rank(3, device="cpu", device_id=""), "devices", "rank 3 compute on CPUs"),
         (on_host("heron", versions=(("torch", "2.9.0"),)), "versions", "torch differs: 2.13.0 on ranks 0, 1, 2.9.0"),
-        (on_host("heron", shared_memory=64 * 2**20), "/dev/shm", "32 MiB for each rank"),
+        (on_host("heron", shared_memory=64 * 2**20), "/dev/shm", "heron has 32 MiB of /dev/shm for each rank"),
         (on_host("pelican", host_memory=3 * 2**30), "host memory", "1.5 GiB"),
     ],
     ids=["interface", "name", "shared device", "mixed devices", "versions", "shared memory", "host memory"],
@@ -94,6 +97,17 @@ def test_a_port_in_use_is_named(tmp_path):
         port = str(taken.getsockname()[1])
         result = CliRunner().invoke(cli.app, ["doctor", "--ranks", "1", "--folder", str(tmp_path), "--port", port])
     assert f"port {port} is in use" in str(result.exception)
+
+
+def test_a_folder_that_another_rank_does_not_see_is_named(tmp_path):
+    """The check itself has its own tests with several ranks; here it finds that rank 1 has another disk."""
+    lacking = CheckpointError("run is not the same folder for all ranks: heron (ranks 1) does not share it")
+    with mock.patch.object(shared_file_system, "check_shared_file_system", side_effect=lacking):
+        found = doctor_trials.shared_folder(tmp_path)
+    assert (found.name, found.status) == ("shared folder", Status.FAIL)
+    assert "heron (ranks 1) does not share it" in found.text
+    assert "put the run folder on a file system that all machines mount" in found.remedy
+    assert doctor_trials.shared_folder(tmp_path).status is Status.OK
 
 
 def test_the_json_has_names_only_if_they_are_wanted():

@@ -13,9 +13,10 @@ from tiny_runs import recipe_of
 
 from diffusionpipe.cli.expectation import Expectation, expectation_of
 from diffusionpipe.cli.run_facts import count_parameters, parts_of, shape_of
-from diffusionpipe.cli.run_report import end_line, end_table, median_step, start_block, start_lines
+from diffusionpipe.cli.run_report import RunReport, end_line, end_table, median_step, start_block, start_lines
 from diffusionpipe.models.describe import describe
 from diffusionpipe.planner import Layout, build_plan
+from diffusionpipe.runtime.error_file import note_of
 from diffusionpipe.trainer.counts import short_count
 from diffusionpipe.trainer.start import Start
 
@@ -149,3 +150,16 @@ def test_the_median_step_leaves_out_the_first_one_of_the_process():
 )
 def test_large_numbers_have_three_digits(number, text):
     assert short_count(number) == text
+
+
+def test_an_error_about_memory_gets_what_the_plan_predicts_for_its_rank(start):
+    report = RunReport(Console(file=io.StringIO()), rank=1)
+    report.start(start)
+    full, other = torch.OutOfMemoryError("CUDA out of memory."), RuntimeError("shapes differ")
+    report.explain(full)
+    report.explain(other)
+    size = expectation_of(start).memory[1] / 2**30
+    (note,) = full.__notes__
+    assert note.startswith(f"The plan predicts a peak of {size:.2f} GiB for this rank without activations")
+    assert note in note_of(full).message
+    assert not hasattr(other, "__notes__")

@@ -41,3 +41,18 @@ def test_a_sum_reaches_the_host_beside_later_work():
         torch.cuda._sleep(10**8)
         assert total.wait().tolist() == [0, 1, 2, 4, 5]
         assert total.wait().device.type == "cpu"
+
+
+def test_a_device_of_short_kernels_is_timed_apart_from_its_host():
+    clock, tensor = Clock.of(CUDA), torch.zeros(8, device=CUDA)
+
+    def compute():
+        for _ in range(100):
+            tensor.add_(1)
+
+    for _ in range(3):
+        clock.was_late = False
+        _, took = clock.apart(compute)
+    assert not clock.was_late
+    assert 0 < took.device < took.host
+    assert 1e-4 < took.host < 0.1

@@ -7,9 +7,11 @@ import pytest
 from timing.test_oracle import compare, filled, sharded
 
 from diffusionpipe import timing
+from diffusionpipe.costs import actions
 from diffusionpipe.ir import MESSAGE_OPS, Op
 from diffusionpipe.simulator import simulate as simulator
 from diffusionpipe.timing import held, prices
+from diffusionpipe.timing.clock import durations_of
 from diffusionpipe.timing.work import Compute, Encode, Gather, Reduce, Transfer
 
 SIMULATE = simulator.__globals__
@@ -57,12 +59,28 @@ def a_queue_for_each_message(streams):
     return queue
 
 
-def without_waking(graph, costs, *, waking=()):
-    return timing.timed(graph, costs)
+def without_waking(graph, costs):
+    return timing.times_of(graph, replace(costs, waking=()))
 
 
-def waking_transfers(graph, costs, *, waking=()):
-    return timing.timed(replace(graph, is_on_host=(True,) * len(graph)), costs, waking=waking)
+def waking_transfers(graph, costs):
+    return timing.times_of(replace(graph, is_on_host=(True,) * len(graph)), costs)
+
+
+def without_hosts(graph, costs):
+    return timing.times_of(graph, replace(actions.without_hosts(costs), host_fills=costs.host_fills))
+
+
+def hosts_without_fills(graph, costs):
+    return timing.times_of(graph, replace(costs, host_fills=()))
+
+
+def waiting_hosts(graph, costs):
+    """Devices begin only when all has been issued."""
+    times = timing.times_of(graph, costs)
+    issues = [(issued, issued) for _, issued in times.issues]
+    ends = timing.ends_of(graph, durations_of(graph, timing.prices_of(graph.works, costs)), issues=issues)
+    return replace(times, ends=ends)
 
 
 def first_inputs_alone(schedule, machine):
@@ -92,8 +110,11 @@ PRICES = {
 PARTS = {
     "one queue": ("machine_of", one_queue),
     "no queue": ("machine_of", a_queue_for_each_message),
-    "no waking": ("timed", without_waking),
-    "waking on links": ("timed", waking_transfers),
+    "no waking": ("times_of", without_waking),
+    "waking on links": ("times_of", waking_transfers),
+    "no hosts": ("times_of", without_hosts),
+    "fills without hosts": ("times_of", hosts_without_fills),
+    "computes behind all that is issued": ("times_of", waiting_hosts),
     "no inputs": ("graph_of", first_inputs_alone),
 }
 

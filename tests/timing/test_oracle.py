@@ -12,7 +12,7 @@ from oracle import Streams as OracleStreams
 from oracle import execute
 from strategies import schedules
 
-from diffusionpipe.costs import Costs, Link, StageCosts
+from diffusionpipe.costs import Costs, HostTimes, Link, StageCosts
 from diffusionpipe.errors import ConfigError, ScheduleError
 from diffusionpipe.ir import Op, Range, Schedule
 from diffusionpipe.passes import PlacedFill, communicate, insert_fills, reduce_gradients, shard_parameters
@@ -33,7 +33,7 @@ TENSORS = (
 )
 
 
-def costs_of(schedule: Schedule, random: Random, kind: str, *, is_waking: bool) -> Costs:
+def costs_of(schedule: Schedule, random: Random, kind: str, *, is_waking: bool, has_hosts: bool = False) -> Costs:
     """Uneven costs of every term, one number in three of which is 0."""
 
     def time():
@@ -47,6 +47,7 @@ def costs_of(schedule: Schedule, random: Random, kind: str, *, is_waking: bool) 
         return StageCosts(
             forward=time(), backward=time(), input_grad=time(), weight_grad=time(),
             activation=held, kept_after_input_grad=random.randint(0, held),
+            host=HostTimes(forward=time(), input_grad=time(), weight_grad=time()) if has_hosts else HostTimes(),
         )  # fmt: skip
 
     workers = range(schedule.num_workers)
@@ -55,6 +56,7 @@ def costs_of(schedule: Schedule, random: Random, kind: str, *, is_waking: bool) 
     return Costs(
         stages=tuple(stage() for _ in stages),
         fills=tuple(time() for _ in schedule.fills),
+        host_fills=tuple(time() for _ in schedule.fills) if has_hosts else (),
         reduces=tuple(time() for _ in stages),
         unshards=tuple(time() for _ in stages),
         waking=((time() + 1, 1), (120, 2)) if is_waking else (),
@@ -147,7 +149,7 @@ def held_at(moment, taken, given_back):
 def compare(schedule: Schedule, random: Random) -> None:
     """The schedule on each machine, without messages and with them."""
     kind = random.choice(KINDS)
-    costs = costs_of(schedule, random, kind, is_waking=random.random() < 0.5)
+    costs = costs_of(schedule, random, kind, is_waking=random.random() < 0.5, has_hosts=random.random() < 0.5)
     is_exact = kind != "floats" and not costs.waking
     assert_same(schedule, costs, random.choice(MACHINES), is_exact=is_exact)
     explicit = communicate(schedule, simulate(schedule, costs), lookahead=random.randint(0, 3))

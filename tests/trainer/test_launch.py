@@ -1,6 +1,7 @@
 """The launcher with small scripts as ranks: real processes through torch's elastic agent."""
 
 import ast
+import gc
 import json
 import os
 import pty
@@ -10,6 +11,7 @@ import socket
 import subprocess
 import sys
 import time
+import warnings
 from pathlib import Path
 
 import pytest
@@ -102,6 +104,14 @@ def test_rank_0_speaks_and_the_others_write_logs(tmp_path: Path) -> None:
     script = "import os; print('rank', os.environ['RANK'], 'of', os.environ['WORLD_SIZE'], '$HOME', '${local_rank}')"
     assert ended(start(script, tmp_path)) == (0, "rank 0 of 2 $HOME ${local_rank}\n", "")
     assert (tmp_path / "rank_1.out").read_text() == "rank 1 of 2 $HOME ${local_rank}\n"
+
+
+def test_the_launcher_closes_the_logs_of_its_ranks(tmp_path: Path) -> None:
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        assert launch([sys.executable, "-c", ""], ranks=2, log_folder=tmp_path, environ=os.environ) == 0
+        gc.collect()
+    assert [str(warning.message) for warning in found if warning.category is ResourceWarning] == []
 
 
 def test_a_terminal_stays_a_terminal_for_rank_0(tmp_path: Path) -> None:

@@ -47,8 +47,8 @@ def findings_of(facts: Sequence[Facts]) -> tuple[Finding, ...]:
         _devices(facts),
         _names(facts),
         _interfaces(facts),
-        _shared_memory(facts),
-        _host_memory(facts),
+        _per_rank(facts, [one.shared_memory for one in facts], _SHARED),
+        _per_rank(facts, [one.host_memory for one in facts], _MEMORY),
         _disk(facts),
         _files(facts),
     )
@@ -124,40 +124,41 @@ def _interfaces(facts: Sequence[Facts]) -> Finding:
     return _finding("interfaces", ", ".join(named) or "gloo and NCCL choose", *problems)
 
 
-def _per_rank(facts: Sequence[Facts], sizes: Sequence[Bytes]) -> list[tuple[str, Bytes]]:
-    """(host, its size divided by its ranks) of the hosts that say theirs."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Need:
+    name: str
+    least: Bytes
+    """For each rank."""
+    remedy: str
+
+    def amount(self, size: Bytes) -> str:
+        """A size in the unit of the least."""
+        return f"{size / 2**30:.1f} GiB" if self.least >= 2**30 else f"{size / 2**20:.0f} MiB"
+
+
+_SHARED = _Need(
+    name="/dev/shm",
+    least=LEAST_SHARED,
+    remedy=f"give it {LEAST_SHARED / 2**20:.0f} MiB for each rank: docker run --shm-size, or a volume of kind Memory",
+)
+_MEMORY = _Need(
+    name="host memory",
+    least=LEAST_MEMORY,
+    remedy=f"a rank needs {LEAST_MEMORY / 2**30:.0f} GiB at least: end other programs, or start fewer ranks there",
+)
+
+
+def _per_rank(facts: Sequence[Facts], sizes: Sequence[Bytes], need: _Need) -> Finding:
+    """Of something that the ranks of a machine share, each of which needs a part; 0: the machine does not say."""
     hosts = [one.host for one in facts]
-    return [(host, size // hosts.count(host)) for host, size in dict(zip(hosts, sizes, strict=True)).items() if size]
-
-
-def _shared_memory(facts: Sequence[Facts]) -> Finding:
-    sizes = _per_rank(facts, [one.shared_memory for one in facts])
+    parts = [(host, size // hosts.count(host)) for host, size in dict(zip(hosts, sizes, strict=True)).items() if size]
     problems = [
-        (
-            Status.FAIL,
-            f"/dev/shm of {host} has {size / 2**20:.0f} MiB for each rank",
-            f"give it {LEAST_SHARED / 2**20:.0f} MiB for each rank: docker run --shm-size, or a volume of kind Memory",
-        )
-        for host, size in sizes
-        if size < LEAST_SHARED
+        (Status.FAIL, f"{host} has {need.amount(part)} of {need.name} for each rank", need.remedy)
+        for host, part in parts
+        if part < need.least
     ]
-    least = min((size for _, size in sizes), default=0)
-    return _finding("/dev/shm", f"{least / 2**20:.0f} MiB for each rank" if sizes else "none", *problems)
-
-
-def _host_memory(facts: Sequence[Facts]) -> Finding:
-    sizes = _per_rank(facts, [one.host_memory for one in facts])
-    problems = [
-        (
-            Status.FAIL,
-            f"{host} has {size / 2**30:.1f} GiB of free memory for each rank",
-            f"a rank needs {LEAST_MEMORY / 2**30:.0f} GiB at least: end other programs, or start fewer ranks there",
-        )
-        for host, size in sizes
-        if size < LEAST_MEMORY
-    ]
-    least = min((size for _, size in sizes), default=0)
-    return _finding("host memory", f"{least / 2**30:.1f} GiB free for each rank" if sizes else "unknown", *problems)
+    text = f"{need.amount(min(part for _, part in parts))} for each rank" if parts else "unknown"
+    return _finding(need.name, text, *problems)
 
 
 def _disk(facts: Sequence[Facts]) -> Finding:

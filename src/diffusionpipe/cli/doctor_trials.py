@@ -39,13 +39,20 @@ def trials(job: "Job", folder: Path, hosts: tuple[str, ...]) -> list[Finding]:
         _tried("sums", lambda: _sums(job, transport, ranks), "set NCCL_DEBUG=INFO and look at the first warning"),
         links_finding(_rates(job, transport), hosts),
         _tried("pipeline", lambda: _pipeline(job), "look at the device: its results are not those of a CPU"),
-        _tried("shared folder", lambda: _shared(folder), "put the run folder on a file system that all machines mount"),
+        shared_folder(folder),
         _tried(
             "checkpoint", lambda: _checkpoint(job, folder), "choose another --folder: this one loses what is written"
         ),
     ]
     transport.close()
     return found
+
+
+def shared_folder(folder: Path) -> Finding:
+    """Whether all ranks write to one folder; every rank calls it."""
+    return _tried(
+        "shared folder", lambda: _shared(folder), "put the run folder on a file system that all machines mount"
+    )
 
 
 def _tried(name: str, trial: Callable[[], str], remedy: str) -> Finding:

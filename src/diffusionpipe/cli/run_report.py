@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from diffusionpipe.cli.expectation import Expectation, expectation_of
 from diffusionpipe.cli.run_facts import count_parameters, parts_of, ranks_of_worker, shape_of, trained_components
+from diffusionpipe.runtime.error_file import is_shortage
 from diffusionpipe.units import Bytes, Seconds
 
 if TYPE_CHECKING:
@@ -29,21 +30,33 @@ Pairs = Mapping[str, object]
 
 
 class RunReport:
-    """The report of one run. Mutable: remembers at the end what was said at the start."""
+    """The report of one run, which rank 0 shows. Mutable: remembers at the end what was said at the start."""
 
-    def __init__(self, console: "Console") -> None:
-        self._console = console
+    def __init__(self, console: "Console", rank: int = 0) -> None:
+        self._console, self._rank = console, rank
         self._start: Start | None = None
         self._expected: Expectation | None = None
 
     def start(self, start: "Start") -> None:
         """Show what the run is."""
-        self._start, self._expected = start, expectation_of(start)
+        self._start = start
+        if self._rank:
+            return
+        self._expected = expectation_of(start)
         if self._console.is_terminal:
             self._console.print(start_block(start, self._expected))
         else:
             for line in start_lines(start, self._expected):
                 logger.info("%s", line)
+
+    def explain(self, error: BaseException) -> None:
+        """If the error means that there is no more memory, add how much of it the plan predicts for this rank."""
+        if self._start is None or not is_shortage(error):
+            return
+        expected, mesh = expectation_of(self._start), self._start.plan.mesh
+        size = expected.memory[mesh.place(self._rank)[1]] / 2**30
+        rest = "" if expected.has_activations else " without activations and messages, which were not measured"
+        error.add_note(f"The plan predicts a peak of {size:.2f} GiB for this rank{rest}.")
 
     def end(self) -> None:
         """Show where the time of this process's median step went, beside what was expected."""

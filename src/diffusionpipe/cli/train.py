@@ -173,13 +173,17 @@ def _join(part: _Part, screen: "Screen") -> None:
     from diffusionpipe.cli.profile_cache import cache_folder
     from diffusionpipe.cli.run_report import RunReport
     from diffusionpipe.errors import TrainingError
+    from diffusionpipe.runtime.determinism import be_deterministic
     from diffusionpipe.runtime.error_file import out_of_memory
     from diffusionpipe.runtime.process_group import joined, leave, membership
     from diffusionpipe.trainer.run import run
     from diffusionpipe.trainer.run_state import Hooks
 
-    member, report, recipe, device = membership(os.environ), RunReport(screen.console), part.recipe, part.device
+    member, recipe, device = membership(os.environ), part.recipe, part.device
+    report = RunReport(screen.console, member.rank)
     try:
+        if recipe.training.deterministic:
+            be_deterministic(os.environ)
         with ExitStack() as stack:
             with screen.work("waiting for all ranks"):
                 job = stack.enter_context(joined(member, device=device, patience=recipe.run.patience))
@@ -195,6 +199,7 @@ def _join(part: _Part, screen: "Screen") -> None:
     except KeyboardInterrupt as error:
         leave(error, member)
     except Exception as error:
+        report.explain(error)
         if member.world_size == 1 and not member.is_launched:
             if text := out_of_memory(error):
                 raise TrainingError(text) from error

@@ -1,6 +1,6 @@
 """What things cost: models as plain data, profiles, clusters, workloads, costs of actions. No torch."""
 
-from diffusionpipe.costs.actions import Costs, Link, StageCosts
+from diffusionpipe.costs.actions import Costs, HostTimes, Link, StageCosts
 from diffusionpipe.costs.cluster import AllReduce, Cluster, Device
 from diffusionpipe.costs.graph import Backbone, LayerSpec, ModelGraph, ParameterSpec, TensorSpec
 from diffusionpipe.costs.profile import LayerProfile, Profile
@@ -12,6 +12,7 @@ __all__ = [
     "Cluster",
     "Costs",
     "Device",
+    "HostTimes",
     "LayerProfile",
     "LayerSpec",
     "Link",

@@ -1,10 +1,31 @@
 """What the actions of a schedule cost: the simulator's input."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import inf
 
 from diffusionpipe.units import Bytes, Seconds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostTimes:
+    """The time in which a host issues the kernels of a layer or a stage, whatever the number of samples.
+
+    0 where host and device are one, as on a CPU.
+    """
+
+    forward: Seconds = 0
+    input_grad: Seconds = 0
+    weight_grad: Seconds = 0
+    """A whole backward takes both."""
+
+    def __post_init__(self) -> None:
+        if not (self.forward >= 0 and self.input_grad >= 0 and self.weight_grad >= 0):
+            raise ValueError(f"the times of a host must not be negative; got {self}")
+
+
+NO_HOST = HostTimes()
+"""The host takes no time beside the device."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,9 +43,11 @@ class StageCosts:
     """Bytes held from the start of F to the end of B (or of I, W)."""
     kept_after_input_grad: Bytes = 1
     """What of it is held on from the end of I to the end of W."""
+    host: HostTimes = NO_HOST
+    """The time of the host, beside which the device computes what has been issued."""
 
     def __post_init__(self) -> None:
-        negative = [n for n in self.__dataclass_fields__ if getattr(self, n) < 0]
+        negative = [n for n in self.__dataclass_fields__ if n != "host" and getattr(self, n) < 0]
         if negative:
             raise ValueError(f"stage costs must not be negative: {', '.join(negative)}")
 
@@ -58,6 +81,8 @@ class Costs:
     """One per stage of the placement (encoder stages too: any value, their cost stands in `fills`)."""
     fills: tuple[Seconds, ...] = ()
     """One per fill of the schedule."""
+    host_fills: tuple[Seconds, ...] = ()
+    """The time in which the host issues each fill; () for none."""
     reduces: tuple[Seconds, ...] = ()
     """Time of each stage's gradient reduction; () for none."""
     unshards: tuple[Seconds, ...] = ()
@@ -74,3 +99,8 @@ class Costs:
     def link_between(self, source: int, destination: int) -> Link:
         """The link from worker `source` to worker `destination`."""
         return self.links.get((source, destination), self.link)
+
+
+def without_hosts(costs: Costs) -> Costs:
+    """The costs if hosts issued everything in no time."""
+    return replace(costs, stages=tuple(replace(stage, host=NO_HOST) for stage in costs.stages), host_fills=())

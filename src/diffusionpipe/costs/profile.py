@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from diffusionpipe.costs.actions import Link
+from diffusionpipe.costs.actions import NO_HOST, HostTimes, Link
 from diffusionpipe.costs.cluster import AllReduce
 from diffusionpipe.costs.graph import ModelGraph
 from diffusionpipe.costs.mode import Mode
@@ -37,6 +37,9 @@ class LayerProfile:
     forward contains it. A file without it counts casts in all forwards,"""
     copies: Bytes = 0
     """and the bytes of these copies in the activations."""
+    host: HostTimes = NO_HOST
+    """The time in which the host issues the layer's kernels, where the other times are the device's alone. A file
+    without it has both in one."""
 
 
 @dataclass(frozen=True, kw_only=True)

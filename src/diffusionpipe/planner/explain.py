@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from statistics import fmean
 
+from diffusionpipe.costs.actions import without_hosts
 from diffusionpipe.costs.memory import MemoryUse
 from diffusionpipe.planner.pricing.given import NOTHING
 from diffusionpipe.planner.pricing.offload import encoder_bytes
@@ -22,9 +23,12 @@ from diffusionpipe.planner.search.naming import ON_HOST, name_of, sizes_of
 from diffusionpipe.planner.search.pool import Judged
 from diffusionpipe.planner.search.proposal import Proposal
 from diffusionpipe.planner.search.search import Search
+from diffusionpipe.simulator import simulate
 from diffusionpipe.units import Bytes, Seconds
 
 GIB = 2**30
+HOST_BOUND = 1.02
+"""An iteration is host-bound if the hosts make it longer by this factor."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -208,16 +212,16 @@ def _why(
     reduces = max(proposal.costs.reduces, default=0.0)
     if candidate.workers == 1:
         if candidate.arrangement.units * candidate.arrangement.data_parallel == 1:
-            return f"Use the one device: {_hidden(proposal)}."
+            return f"Use the one device: {_hidden(proposal)}.{_host_bound(proposal)}"
         which = (
             f"sharded data parallelism: {_sharded(setting, candidate, row)}"
             if candidate.sharded
             else "data parallelism: the whole model fits on every device"
         )
-        return f"Use {which}; {_best_pipeline(row, ours)}{_hidden(proposal)}; {against}."
+        return f"Use {which}; {_best_pipeline(row, ours)}{_hidden(proposal)}; {against}.{_host_bound(proposal)}"
     return (
         f"Use {row.name} with {row.sizes}: {_memory_reason(others)}devices idle {row.bubble:.1%} of the time, the "
-        f"longest gradient sum takes {reduces * 1e3:.1f} ms, and {_hidden(proposal)}; {against}."
+        f"longest gradient sum takes {reduces * 1e3:.1f} ms, and {_hidden(proposal)}; {against}.{_host_bound(proposal)}"
     )
 
 
@@ -274,6 +278,17 @@ def _hidden(proposal: Proposal) -> str:
         return "there is no frozen work"
     hidden = max(0.0, 1 - proposal.exposed / frozen)
     return f"{hidden:.0%} of the encoders' {frozen * 1e3:.1f} ms per device overlap with training"
+
+
+def _host_bound(proposal: Proposal) -> str:
+    """How much longer an iteration takes because hosts issue kernels more slowly than devices compute."""
+    unhosted = simulate(proposal.train, without_hosts(proposal.costs)).makespan
+    if proposal.timeline.makespan < HOST_BOUND * unhosted:
+        return ""
+    return (
+        f" The plan is host-bound: an iteration takes {proposal.timeline.makespan * 1e3:.1f} ms and would take "
+        f"{unhosted * 1e3:.1f} ms if the hosts issued their kernels in no time; use fewer, larger micro-batches."
+    )
 
 
 def _memory_reason(others: tuple[Row, ...]) -> str:

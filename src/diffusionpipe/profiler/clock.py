@@ -1,10 +1,22 @@
-"""Times and peak memory on one device."""
+"""Times and peak memory on one device.
+
+A GPU computes what its host issues. A layer of many short kernels is over when the host has issued the last one, and
+a time from its first kernel to its last one would be the host's. So the device first sleeps [1], until the host has
+issued the whole layer [2]; behind the sleep it computes without waiting [3]:
+
+    host      sleep | begin | k1 k2 k3 k4 | end | wait
+    device    [1] ..zzzzzzzzzzzzzzzzzzzzzzzzzzz k1k2k3k4
+                            |--- [2] ---|       |- [3] -|
+
+If the device has passed `begin` when the host comes to `end`, it may have waited for the host. Then the sleep was too
+short: it is made longer, and what was timed does not count.
+"""
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from statistics import median, quantiles
-from typing import TypeVar
+from typing import Protocol, Self, TypeVar
 
 import torch
 
@@ -13,15 +25,118 @@ from diffusionpipe.units import Bytes, Seconds
 T = TypeVar("T")
 
 
+FIRST_SLEEP: Seconds = 0.002
+"""Of a device, before anything is known of the host."""
+RESOLUTION: Seconds = 5e-7
+"""Of the times between events of CUDA. What has been computed has taken some time."""
+
+
+class Mark(Protocol):
+    """A place in what a device computes, as `torch.cuda.Event` is one."""
+
+    def query(self) -> bool:
+        """Whether the device has passed it."""
+
+    def synchronize(self) -> None:
+        """Let the host wait until it has."""
+
+    def elapsed_time(self, end_event: Self) -> float:
+        """Milliseconds until the device passes a later one."""
+
+
+class Queue(Protocol):
+    """A device and its host, who issues what it computes."""
+
+    def now(self) -> Seconds:
+        """The host's clock."""
+
+    def sleep(self, seconds: Seconds) -> None:
+        """Issue a sleep of about that long."""
+
+    def mark(self) -> Mark:
+        """Issue a mark."""
+
+
 @dataclass(frozen=True, slots=True)
+class CudaQueue:
+    """The current stream of a GPU."""
+
+    device: torch.device
+    cycles: float
+    """Of its sleep in a second."""
+
+    @classmethod
+    def of(cls, device: torch.device) -> "CudaQueue":
+        """The queue of a device, whose cycles are counted first."""
+        cycles = 10_000_000
+        trial = cls(device=device, cycles=1.0)
+        trial.sleep(cycles)  # the first one loads the kernel
+        begin = trial.mark()
+        trial.sleep(cycles)
+        end = trial.mark()
+        end.synchronize()
+        return cls(device=device, cycles=cycles / (begin.elapsed_time(end) / 1000))
+
+    def now(self) -> Seconds:
+        """The host's clock."""
+        return time.perf_counter()
+
+    def sleep(self, seconds: Seconds) -> None:
+        """A kernel that spins."""
+        torch.cuda._sleep(int(seconds * self.cycles))  # type: ignore[no-untyped-call]
+
+    def mark(self) -> torch.cuda.Event:
+        """An event."""
+        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        event.record(torch.cuda.current_stream(self.device))
+        return event
+
+
+@dataclass(frozen=True, slots=True)
+class Took:
+    """What something took of a device, and of the host that issued it."""
+
+    device: Seconds
+    host: Seconds = 0.0
+    """0 where they are one."""
+
+
+@dataclass(slots=True)
 class Clock:
     """Times what runs on a device: by events of its stream on a GPU, by clocks of the processor on a CPU.
 
     On a CPU with one thread it counts the thread's own processor time, so that other programs on the machine, which
-    training would not share it with, do not count; torch then runs a backward in the calling thread too.
+    training would not share it with, do not count; torch then runs a backward in the calling thread too. Mutable: it
+    learns how long the device must sleep.
     """
 
     device: torch.device
+    queue: Queue | None = None
+    """Of a device that computes beside its host; None: host and device are one."""
+    was_late: bool = False
+    """Whether a device has waited for its host since this was set to False."""
+    _sleep: Seconds = field(default=FIRST_SLEEP, init=False)
+
+    @classmethod
+    def of(cls, device: torch.device) -> "Clock":
+        """The clock of a device."""
+        return cls(device, CudaQueue.of(device) if device.type == "cuda" else None)
+
+    def apart(self, function: Callable[[], T]) -> tuple[T, Took]:
+        """The function's result, and what it took of device and host; only `was_late` says whether that is true."""
+        queue = self.queue
+        if queue is None:
+            result, seconds = self.time(function)
+            return result, Took(seconds)
+        queue.sleep(self._sleep)  # [1]
+        begin, start = queue.mark(), queue.now()
+        result = function()
+        host = queue.now() - start  # [2]
+        is_late, end = begin.query(), queue.mark()
+        end.synchronize()
+        if is_late:
+            self.was_late, self._sleep = True, max(self._sleep, 2 * host)
+        return result, Took(max(begin.elapsed_time(end) / 1000, RESOLUTION), host)  # [3]
 
     def time(self, function: Callable[[], T]) -> tuple[T, Seconds]:
         """The function's result and how long it took; waits for the device before and after."""

@@ -35,7 +35,7 @@ from diffusionpipe.profiler.counted_memory import Gauge, run_for_memory
 from diffusionpipe.profiler.inputs import random_inputs
 from diffusionpipe.profiler.layer_run import LayerRun, layer_run, release, weight_keys
 from diffusionpipe.profiler.memory import KeptBytes, LiveBytes
-from diffusionpipe.profiler.passes import Agree, LayerTimes, alone, time_passes
+from diffusionpipe.profiler.passes import Agree, LayerTimes, alone, least_host, time_passes
 from diffusionpipe.profiler.substitution import buffers_on, weights_on
 from diffusionpipe.profiler.waking import time_waking
 from diffusionpipe.runtime.error_file import is_shortage
@@ -217,7 +217,7 @@ def _column(setting: _Setting, batch: int, progress: Callable[[int], None], *, w
     workspace: dict[str, Bytes] = {}
     copies: dict[str, Bytes] = {}
     waking: tuple[tuple[Seconds, Seconds], ...] = ()
-    clock = Clock(setting.device)
+    clock = Clock.of(setting.device)
     stop = 0
     while stop < len(graph.layers):
         with ExitStack() as weights:
@@ -306,6 +306,7 @@ def _layer_profile(name: str, columns: Sequence[_Column]) -> LayerProfile:
         forward_spread=tuple(t.forward_spread for t in times),
         cast=mean(t.cast for t in times),
         copies=columns[0].copies[name],
+        host=least_host([one.host for one in times]),
     )
 
 

@@ -9,13 +9,15 @@ thread that makes a small U-Net look up to 10 % faster than it is. All ranks of 
 training they share memory and caches too; `Agree` keeps them in step.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import chain
 
 from torch import Tensor
 
-from diffusionpipe.profiler.clock import Clock, middle, spread
+from diffusionpipe.costs import HostTimes
+from diffusionpipe.profiler.clock import Clock, Took, middle, spread
 from diffusionpipe.profiler.layer_run import LayerRun, split_backward
 from diffusionpipe.units import Seconds
 
@@ -42,54 +44,68 @@ class LayerTimes:
     input_grad: Seconds
     weight_grad: Seconds
     cast: Seconds
+    host: HostTimes
+    """Medians of the host's own times, beside those of the device above."""
 
 
 @dataclass(slots=True)
 class _Trials:
     """All times of one layer. Mutable: grows with every pass."""
 
-    casts: list[Seconds] = field(default_factory=list)
-    forwards: list[Seconds] = field(default_factory=list)
-    input_grads: list[Seconds] = field(default_factory=list)
-    wholes: list[Seconds] = field(default_factory=list)
+    casts: list[Took] = field(default_factory=list)
+    forwards: list[Took] = field(default_factory=list)
+    input_grads: list[Took] = field(default_factory=list)
+    wholes: list[Took] = field(default_factory=list)
+
+    def all(self) -> Iterator[Took]:
+        """All of them."""
+        return chain(self.casts, self.forwards, self.input_grads, self.wholes)
+
+
+_Round = Mapping[str, _Trials]
+"""Layer -> its times in one pass with whole backwards and one with input gradients alone."""
 
 
 def time_passes(runs: Sequence[LayerRun], clock: Clock, repeats: int, agree: Agree = alone) -> dict[str, LayerTimes]:
     """Times of layers that follow each other, by name.
 
     `runs` are on inputs from before; a layer that reads what another of them writes gets it anew in every pass. At
-    least `repeats` passes are made with whole backwards and as many with input gradients alone.
+    least `repeats` passes are made with whole backwards and as many with input gradients alone. Passes in which the
+    device waited for its host do not count, as long as there are others.
     """
-    trials = {run.layer.name: _Trials() for run in runs}
+    rounds: list[tuple[_Round, bool]] = []
     spent: Seconds = 0.0
     for number in range(MAX_REPEATS):
         if number >= repeats and agree(spent) >= ENOUGH * len(runs):
             break
         agree(0.0)
-        spent += _pass(runs, clock, trials, is_whole=True) + _pass(runs, clock, trials, is_whole=False)
+        found = {run.layer.name: _Trials() for run in runs}
+        clock.was_late = False
+        for is_whole in (True, False):
+            _pass(runs, clock, found, is_whole=is_whole)
+        rounds.append((found, clock.was_late))
+        spent += sum(took.device + took.host for trial in found.values() for took in trial.all())
+    counting = [found for found, was_late in rounds if not was_late] or [found for found, _ in rounds]
+    trials = {run.layer.name: _together([found[run.layer.name] for found in counting]) for run in runs}
     strain = _Strain(
-        forward=_longer([trial.forwards for trial in trials.values()]),
-        whole=_longer([trial.wholes for trial in trials.values()]),
-        input_grad=_longer([trial.input_grads for trial in trials.values()]),
+        forward=_longer([_device(trial.forwards) for trial in trials.values()]),
+        whole=_longer([_device(trial.wholes) for trial in trials.values()]),
+        input_grad=_longer([_device(trial.input_grads) for trial in trials.values()]),
     )
     return {run.layer.name: _times(run, trials[run.layer.name], strain) for run in runs}
 
 
-def _pass(runs: Sequence[LayerRun], clock: Clock, trials: Mapping[str, _Trials], *, is_whole: bool) -> Seconds:
-    """All casts, one forward through all layers and one backward; returns what they took."""
+def _pass(runs: Sequence[LayerRun], clock: Clock, trials: Mapping[str, _Trials], *, is_whole: bool) -> None:
+    """All casts, one forward through all layers and one backward."""
     written: dict[str, Tensor] = {}
     begun: list[tuple[LayerRun, tuple[Tensor, ...]]] = []
-    spent: Seconds = 0.0
     for run in runs:
         if run.weights:
-            seconds = clock.time(run.cast)[1]
-            trials[run.layer.name].casts.append(seconds)
-            spent += seconds
+            trials[run.layer.name].casts.append(clock.apart(run.cast)[1])
     for given in runs:
         run = _fed(given, written)
-        outputs, seconds = clock.time(run.forward)
-        trials[run.layer.name].forwards.append(seconds)
-        spent += seconds
+        outputs, took = clock.apart(run.forward)
+        trials[run.layer.name].forwards.append(took)
         written.update(zip(run.layer.writes, (output.detach() for output in outputs), strict=True))
         begun.append((run, outputs))
     written.clear()
@@ -100,11 +116,8 @@ def _pass(runs: Sequence[LayerRun], clock: Clock, trials: Mapping[str, _Trials],
         if not starts or not (is_whole or run.differentiable):
             continue
         gradient = partial(run.backward if is_whole else run.input_grad, starts, gradients)
-        seconds = clock.time(gradient)[1]
         trial = trials[run.layer.name]
-        (trial.wholes if is_whole else trial.input_grads).append(seconds)
-        spent += seconds
-    return spent
+        (trial.wholes if is_whole else trial.input_grads).append(clock.apart(gradient)[1])
 
 
 def _fed(run: LayerRun, written: Mapping[str, Tensor]) -> LayerRun:
@@ -135,17 +148,46 @@ def _longer(layers: Sequence[Sequence[Seconds]]) -> float:
     return middle([sum(one) for one in zip(*timed, strict=True)]) / medians if medians > 0 else 1.0
 
 
-def _times(run: LayerRun, trial: _Trials, strain: _Strain) -> LayerTimes:
-    input_grad, weight_grad = split_backward(
-        middle(trial.wholes) * strain.whole if trial.wholes else 0.0,
-        middle(trial.input_grads) * strain.input_grad if trial.input_grads else 0.0,
-        has_inputs=bool(run.differentiable),
-        is_trained=bool(run.trained),
+def _together(trials: Sequence[_Trials]) -> _Trials:
+    """The times of a layer in several rounds."""
+    return _Trials(
+        casts=[took for trial in trials for took in trial.casts],
+        forwards=[took for trial in trials for took in trial.forwards],
+        input_grads=[took for trial in trials for took in trial.input_grads],
+        wholes=[took for trial in trials for took in trial.wholes],
     )
+
+
+def _device(found: Sequence[Took]) -> list[Seconds]:
+    return [took.device for took in found]
+
+
+def _times(run: LayerRun, trial: _Trials, strain: _Strain) -> LayerTimes:
+    def split(whole: Seconds, input_grad: Seconds) -> tuple[Seconds, Seconds]:
+        return split_backward(whole, input_grad, has_inputs=bool(run.differentiable), is_trained=bool(run.trained))
+
+    def host(found: Sequence[Took]) -> Seconds:
+        return middle([took.host for took in found]) if found else 0.0
+
+    def device(found: Sequence[Took]) -> Seconds:
+        return middle(_device(found)) if found else 0.0
+
+    input_grad, weight_grad = split(device(trial.wholes) * strain.whole, device(trial.input_grads) * strain.input_grad)
+    host_input_grad, host_weight_grad = split(host(trial.wholes), host(trial.input_grads))
     return LayerTimes(
-        forward=middle(trial.forwards) * strain.forward,
-        forward_spread=spread(trial.forwards),
+        forward=device(trial.forwards) * strain.forward,
+        forward_spread=spread(_device(trial.forwards)),
         input_grad=input_grad,
         weight_grad=weight_grad,
-        cast=middle(trial.casts) if trial.casts else 0.0,
+        cast=device(trial.casts),
+        host=HostTimes(forward=host(trial.forwards), input_grad=host_input_grad, weight_grad=host_weight_grad),
+    )
+
+
+def least_host(found: Sequence[HostTimes]) -> HostTimes:
+    """The least of each time: a host takes longer where it has to wait until its device takes more work in."""
+    return HostTimes(
+        forward=min(host.forward for host in found),
+        input_grad=min(host.input_grad for host in found),
+        weight_grad=min(host.weight_grad for host in found),
     )

@@ -11,7 +11,7 @@ from statistics import mean
 import torch
 import torch.distributed as dist
 
-from diffusionpipe.costs import Cluster, LayerProfile, ModelGraph, Profile
+from diffusionpipe.costs import Cluster, HostTimes, LayerProfile, ModelGraph, Profile
 from diffusionpipe.models.graph import LayerGraph
 from diffusionpipe.profiler.links import measure_links
 from diffusionpipe.profiler.measured import Report, profile_model, silent
@@ -112,6 +112,11 @@ def _combined_layer(layers: Sequence[LayerProfile]) -> LayerProfile:
         weight_grad=_means([layer.weight_grad for layer in layers]),
         forward_spread=_means([layer.forward_spread for layer in layers]),
         cast=mean(layer.cast for layer in layers),
+        host=HostTimes(
+            forward=mean(layer.host.forward for layer in layers),
+            input_grad=mean(layer.host.input_grad for layer in layers),
+            weight_grad=mean(layer.host.weight_grad for layer in layers),
+        ),
     )
 
 

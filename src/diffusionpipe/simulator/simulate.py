@@ -3,7 +3,7 @@
 from diffusionpipe.costs import Costs
 from diffusionpipe.errors import ScheduleError
 from diffusionpipe.ir import Schedule, Span, Timeline
-from diffusionpipe.timing import Streams, Times, graph_of, machine_of, prices_of, timed
+from diffusionpipe.timing import Streams, Times, graph_of, machine_of, times_of
 from diffusionpipe.timing.held import memory_of
 
 
@@ -13,8 +13,9 @@ def simulate(schedule: Schedule, costs: Costs, *, streams: Streams = Streams.DIR
     Without explicit messages an edge between workers takes the time of its tensors on the link, beside all others.
     With them every transfer waits for its streams and for both its ends, as `timing.machine` describes; the span of a
     SEND and of its RECV is that of the transfer. A gradient reduction starts when it is issued on all replicas and
-    runs beside the rest; so does the gathering of a sharded block, for which its compute waits. Times stay exact where
-    the costs are integers or Fractions and links have no bandwidth.
+    runs beside the rest; so does the gathering of a sharded block, for which its compute waits. Hosts issue the
+    computes of their workers, and the span of one that waits for its host is as long as both take. Times stay exact
+    where the costs are integers or Fractions and links have no bandwidth.
 
     Raises:
         ScheduleError: the schedule gets stuck, or the costs belong to another one.
@@ -25,7 +26,7 @@ def simulate(schedule: Schedule, costs: Costs, *, streams: Streams = Streams.DIR
         want = f"{len(placement.stages)} stages and {len(schedule.fills)} fills"
         raise ScheduleError([f"the costs are for {have}, but the schedule has {want}; make costs for this schedule"])
     graph = graph_of(schedule, machine_of(streams))
-    times = timed(graph, prices_of(graph.works, costs), waking=costs.waking)
+    times = times_of(graph, costs)
     return Timeline(
         num_workers=schedule.num_workers,
         spans=_spans(schedule, times),

@@ -2,6 +2,7 @@
 
     end of an event = the later end of the two that it waits for + its time
                     + on a host after a wait: what it takes longer then (`costs.waking`)
+                    and not before its host has issued it (`timing.issues`)
 
 Times stay exact where the prices are integers or Fractions. They need not grow with the prices where waking counts:
 an action that comes 10 ms earlier may leave a wait of 10 ms behind it, after which the next one takes 2 ms longer. So
@@ -25,6 +26,7 @@ from dataclasses import dataclass
 
 from diffusionpipe.costs.waking import wake_time
 from diffusionpipe.timing.graph import START, Graph
+from diffusionpipe.timing.issues import Issue, issues_of
 from diffusionpipe.units import Seconds
 
 Waking = Sequence[tuple[Seconds, Seconds]]
@@ -37,11 +39,14 @@ class Times:
 
     graph: Graph
     ends: Sequence[Seconds]
+    issues: Sequence[Issue] = ()
+    """() where hosts take no time."""
 
     def start(self, event: int) -> Seconds:
-        """The end of the later one of the two that it waits for."""
+        """The end of the later one of the two that it waits for, or when its host begins to issue it."""
         first, second = self.ends[self.graph.first[event]], self.ends[self.graph.second[event]]
-        return second if second > first else first
+        later = second if second > first else first
+        return max(later, self.issues[event][0]) if self.issues else later
 
     @property
     def makespan(self) -> Seconds:
@@ -51,6 +56,8 @@ class Times:
     def critical_path(self, last: int | None = None) -> list[int]:
         """Events without waits between them that lead to the end of `last`, or to the last end of all, backwards.
 
+        It ends early at an event that waits for its host, which has been busy from the start.
+
         Shortening none but others changes that end not at all, as long as no action's waking changes.
         """
         ends, graph = self.ends, self.graph
@@ -59,7 +66,10 @@ class Times:
         while event != START:
             path.append(event)
             first, second = graph.first[event], graph.second[event]
-            event = second if ends[second] > ends[first] else first
+            before = second if ends[second] > ends[first] else first
+            if self.issues and (ends[event] == self.issues[event][1] or self.start(event) > ends[before]):
+                break
+            event = before
         return path
 
     def latest_starts(self, makespan: Seconds) -> list[Seconds]:
@@ -68,7 +78,7 @@ class Times:
         latest = [makespan] * len(ends)  # of ends at first, of starts in the end
         for event in range(len(ends) - 1, START, -1):
             a, b = first[event], second[event]
-            start = latest[event] - (ends[event] - max(ends[a], ends[b]))
+            start = latest[event] - (ends[event] - (self.start(event) if self.issues else max(ends[a], ends[b])))
             latest[event] = start
             if start < latest[a]:
                 latest[a] = start
@@ -77,9 +87,14 @@ class Times:
         return latest
 
 
-def timed(graph: Graph, prices: Sequence[Seconds], *, waking: Waking = ()) -> Times:
-    """When the events happen if each work takes its price, one for each of `graph.works`."""
-    return Times(graph=graph, ends=ends_of(graph, durations_of(graph, prices), waking=waking))
+def timed(graph: Graph, prices: Sequence[Seconds], *, waking: Waking = (), host_times: Sequence[Seconds] = ()) -> Times:
+    """When the events happen if each work takes its price, and its host a time to issue it.
+
+    Both have one entry for each of `graph.works`.
+    """
+    issues = issues_of(graph, host_times)
+    ends = ends_of(graph, durations_of(graph, prices), waking=waking, issues=issues)
+    return Times(graph=graph, ends=ends, issues=issues)
 
 
 def durations_of(graph: Graph, prices: Sequence[Seconds]) -> list[Seconds]:
@@ -88,7 +103,12 @@ def durations_of(graph: Graph, prices: Sequence[Seconds]) -> list[Seconds]:
 
 
 def ends_of(
-    graph: Graph, durations: Sequence[Seconds], *, waking: Waking = (), before: Sequence[Seconds] = (0,)
+    graph: Graph,
+    durations: Sequence[Seconds],
+    *,
+    waking: Waking = (),
+    issues: Sequence[Issue] = (),
+    before: Sequence[Seconds] = (0,),
 ) -> list[Seconds]:
     """By event when it ends.
 
@@ -96,11 +116,18 @@ def ends_of(
         graph: the events.
         durations: by event its time without waking.
         waking: what an action takes longer after a wait.
+        issues: by event when its host issues it; () where hosts take no time.
         before: the ends of the first events, which have not changed; at least that of the start.
     """
     ends = list(before)
     append, known = ends.append, len(ends)
     rows = zip(graph.first[known:], graph.second[known:], durations[known:], strict=True)
+    if issues:
+        for (first, second, duration), issue, is_on_host in zip(
+            rows, issues[known:], graph.is_on_host[known:], strict=True
+        ):
+            append(_end(ends[first], ends[second], duration, issue, waking if is_on_host else ()))
+        return ends
     if not waking:
         for first, second, duration in rows:
             start, arrival = ends[first], ends[second]
@@ -116,22 +143,38 @@ def ends_of(
     return ends
 
 
+def _end(free: Seconds, arrival: Seconds, duration: Seconds, issue: Issue, waking: Waking) -> Seconds:
+    """The end of an event that waits for its device or queue, for an input, and for its host."""
+    begun, issued = issue
+    ready = max(arrival, begun)
+    extra = wake_time(waking, ready - free, duration) if waking and ready > free else 0
+    return max(max(free, ready) + (duration + extra), issued)
+
+
 Decide = Callable[[int, int, Seconds, Seconds], Seconds]
 """(action, the room before it, when its host is free, when its input is there) -> the work to put into the room."""
 
 
 def ends_with_rooms(
-    graph: Graph, durations: Sequence[Seconds], room_before: Mapping[int, int], decide: Decide, *, waking: Waking = ()
+    graph: Graph,
+    durations: Sequence[Seconds],
+    decide: Decide,
+    *,
+    room_before: Mapping[int, int],
+    waking: Waking = (),
+    issues: Sequence[Issue] = (),
 ) -> list[Seconds]:
     """By event when it ends, if the work in rooms is decided while time goes on: at each action that has a room.
 
     Args:
         graph: a graph with rooms.
         durations: by event its time without waking; those of rooms are not read.
-        room_before: the event of an action -> that of its room, which nothing else waits for.
         decide: asked in an order in which the actions can happen.
+        room_before: the event of an action -> that of its room, which nothing else waits for.
         waking: what an action takes longer after a wait.
+        issues: as in `ends_of`, of the actions.
     """
+    at_once: Issue = 0, 0
     ends: list[Seconds] = [0]
     for event in range(1, len(graph)):
         room = room_before.get(event)
@@ -139,7 +182,7 @@ def ends_with_rooms(
         if room is not None:
             free = ends[graph.first[room]]
             ends[room] = free + decide(event, room, free, arrival)
-        start = ends[graph.first[event]]
-        extra = wake_time(waking, arrival - start, durations[event]) if waking and graph.is_on_host[event] else 0
-        ends.append(max(start, arrival) + durations[event] + extra)
+        issue = issues[event] if issues else at_once
+        table = waking if graph.is_on_host[event] else ()
+        ends.append(_end(ends[graph.first[event]], arrival, durations[event], issue, table))
     return ends

@@ -3,9 +3,44 @@
 from collections.abc import Sequence
 
 from diffusionpipe.costs import Costs
+from diffusionpipe.costs.actions import NO_HOST
 from diffusionpipe.ir import Op
+from diffusionpipe.timing.clock import Times, timed
+from diffusionpipe.timing.graph import Graph
 from diffusionpipe.timing.work import Compute, Encode, Gather, Nothing, Reduce, Room, Transfer, Work
 from diffusionpipe.units import Seconds
+
+
+def times_of(graph: Graph, costs: Costs) -> Times:
+    """When the events of a graph happen at these costs."""
+    works = graph.works
+    return timed(graph, prices_of(works, costs), waking=costs.waking, host_times=host_times_of(works, costs))
+
+
+def host_times_of(works: Sequence[Work], costs: Costs) -> list[Seconds]:
+    """The time in which a host issues each work; [] where the costs know of none."""
+    if not (any(costs.host_fills) or any(stage.host != NO_HOST for stage in costs.stages)):
+        return []
+    return [_host_time(work, costs) for work in works]
+
+
+def _host_time(work: Work, costs: Costs) -> Seconds:
+    match work:
+        case Compute():
+            host = costs.stages[work.stage].host
+            match work.op:
+                case Op.B:
+                    return host.input_grad + host.weight_grad
+                case Op.I:
+                    return host.input_grad
+                case Op.W:
+                    return host.weight_grad
+                case _:
+                    return host.forward
+        case Encode():
+            return costs.host_fills[work.slot] if costs.host_fills else 0
+        case _:
+            return 0
 
 
 def prices_of(works: Sequence[Work], costs: Costs) -> list[Seconds]:

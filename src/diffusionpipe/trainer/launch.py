@@ -233,11 +233,21 @@ def _run(
     for group in pids():  # the data workers of a rank that was killed
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(group, signal.SIGKILL)
+    _close_logs(agent)
     if errors and isinstance(errors[0], OSError):
         raise ConfigError(f"the ranks cannot be started: {errors[0]}") from errors[0]
     if errors:
         raise errors[0]
     return results[0], frozen.killed
+
+
+def _close_logs(agent: "LocalElasticAgent") -> None:
+    """Close the launcher's ends of the ranks' logs, which torch leaves open for ranks that have ended by themselves."""
+    context = getattr(agent, "_pcontext", None)
+    for handler in getattr(context, "subprocess_handlers", {}).values():
+        for file in (handler._stdout, handler._stderr):
+            if file is not None:
+                file.close()
 
 
 @contextlib.contextmanager

@@ -159,10 +159,10 @@ def _load(state: RunState, checkpoint: Path) -> None:
 
 
 def _announce(state: RunState, checkpoint: Path | None) -> None:
-    """Hand all that is settled to whoever shows it, on rank 0."""
+    """Hand all that is settled to the command line, on every rank."""
     session = state.session
     hosts, devices = places(session.job)
-    if session.is_first and state.hooks.announce is not None:
+    if state.hooks.announce is not None:
         samples, held_out = state.data.train.dataset.samples, state.data.validation
         start = Start(
             recipe=session.recipe,

@@ -15,7 +15,7 @@ from diffusionpipe.planner.assembly.buckets import subdivide
 from diffusionpipe.planner.pricing.meetings import Meeting, meetings_of
 from diffusionpipe.schedules import generator_of
 from diffusionpipe.schedules.probes import with_probes
-from diffusionpipe.timing import Graph, Streams, Times, graph_of, machine_of, prices_of, timed
+from diffusionpipe.timing import Graph, Streams, Times, graph_of, machine_of, times_of
 from diffusionpipe.timing.held import changes_of
 from diffusionpipe.timing.queues import Hop, Queues
 from diffusionpipe.timing.work import Transfer
@@ -68,7 +68,7 @@ class Structure:
 
     def unqueued(self, costs: Costs) -> Times:
         """What `simulate` says of the schedule at these costs, if no message waits for another."""
-        return timed(self.graph, prices_of(self.graph.works, costs), waking=costs.waking)
+        return times_of(self.graph, costs)
 
     def queued(self, costs: Costs, times: Times) -> Times:
         """What it says after `communicate` with these times, those of `unqueued`."""
@@ -76,8 +76,7 @@ class Structure:
             return times
         rank = self.order.ranks(times.ends)
         computes = sorted(self.order.computes, key=rank.__getitem__)
-        queued = self.queues.graph(computes, self.order.placed(rank))
-        return timed(queued, prices_of(queued.works, costs), waking=costs.waking)
+        return times_of(self.queues.graph(computes, self.order.placed(rank)), costs)
 
 
 def ahead(producer: int, consumer: int) -> str:

@@ -112,7 +112,9 @@ class _State:
     def _times(self, first: int) -> Seconds:
         """Time all events from this one on; the badness."""
         graph = self._graph
-        self._ends = ends = ends_of(graph.graph, self._durations, waking=graph.waking, before=self._ends[:first])
+        self._ends = ends = ends_of(
+            graph.graph, self._durations, waking=graph.waking, issues=graph.issues, before=self._ends[:first]
+        )
         self.makespan = max(ends)
         tails = [ends[tail] for tail in graph.graph.tails]
         late = [end - self.bound for end in (*tails, self.makespan) if end > self.bound]
@@ -120,7 +122,7 @@ class _State:
 
     def critical(self) -> list[int]:
         """Slots with work on the critical path."""
-        path = Times(graph=self._graph.graph, ends=self._ends).critical_path()
+        path = Times(graph=self._graph.graph, ends=self._ends, issues=self._graph.issues).critical_path()
         return [slot for event in path if (slot := self._slot_of.get(event)) is not None and self.holders[slot]]
 
     def pieces(self, chunk: int) -> tuple[Pieces, ...]:

@@ -6,7 +6,7 @@ earliest start of the action behind it. It lengthens no iteration of time T as l
 latest start for T, wherever else other things end before theirs: latest times are a timetable that respects every wait.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -15,6 +15,8 @@ from diffusionpipe.errors import ScheduleError
 from diffusionpipe.ir import Schedule
 from diffusionpipe.timing import Graph, Times, ends_of, graph_of, prices_of
 from diffusionpipe.timing.clock import Waking, durations_of
+from diffusionpipe.timing.issues import Issue, issues_of
+from diffusionpipe.timing.prices import host_times_of
 from diffusionpipe.timing.work import Room
 from diffusionpipe.units import Seconds
 
@@ -40,6 +42,8 @@ class ComputeGraph:
     durations: tuple[Seconds, ...]
     """By event its time without waking; 0 for rooms."""
     waking: Waking
+    issues: tuple[Issue, ...]
+    """By event when its host issues it, without what is put into rooms."""
 
     @property
     def num_workers(self) -> int:
@@ -86,7 +90,7 @@ class ComputeGraph:
     @cached_property
     def times(self) -> Times:
         """Earliest times, with empty rooms."""
-        return Times(graph=self.graph, ends=ends_of(self.graph, self.durations, waking=self.waking))
+        return self._timed(self.durations)
 
     @cached_property
     def makespan(self) -> Seconds:
@@ -118,7 +122,11 @@ class ComputeGraph:
         durations = list(self.durations)
         for place, seconds in work.items():
             durations[self.rooms[place]] = seconds
-        return Times(graph=self.graph, ends=ends_of(self.graph, durations, waking=self.waking))
+        return self._timed(durations)
+
+    def _timed(self, durations: Sequence[Seconds]) -> Times:
+        ends = ends_of(self.graph, durations, waking=self.waking, issues=self.issues)
+        return Times(graph=self.graph, ends=ends, issues=self.issues)
 
 
 def compute_graph(schedule: Schedule, costs: Costs) -> ComputeGraph:
@@ -131,4 +139,5 @@ def compute_graph(schedule: Schedule, costs: Costs) -> ComputeGraph:
         raise ScheduleError(["plan the fills before fills are inserted and messages are made explicit"])
     graph = graph_of(schedule, has_rooms=True)
     durations = durations_of(graph, prices_of(graph.works, costs))
-    return ComputeGraph(graph=graph, durations=tuple(durations), waking=costs.waking)
+    issues = issues_of(graph, host_times_of(graph.works, costs))
+    return ComputeGraph(graph=graph, durations=tuple(durations), waking=costs.waking, issues=tuple(issues))

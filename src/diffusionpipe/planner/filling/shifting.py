@@ -60,7 +60,14 @@ def pack_shifted(case: Case, shares: tuple[int, ...], chunk: int, policy: Policy
             return 0.0
         return _fill(queue, position, ready - free, latest[event] - free, policy)
 
-    ends = ends_with_rooms(graph.graph, graph.durations, graph.action_behind, decide, waking=graph.waking)
+    ends = ends_with_rooms(
+        graph.graph,
+        graph.durations,
+        decide,
+        room_before=graph.action_behind,
+        waking=graph.waking,
+        issues=graph.issues,
+    )
     return _packing(case, shares, chunk, queues, ends)
 
 

@@ -9,7 +9,7 @@ from itertools import accumulate, pairwise
 from math import prod
 from operator import add
 
-from diffusionpipe.costs import LayerSpec, ModelGraph, ParameterSpec, Profile, Workload
+from diffusionpipe.costs import HostTimes, LayerSpec, ModelGraph, ParameterSpec, Profile, Workload
 from diffusionpipe.costs.memory import copies_of, workspace_of
 from diffusionpipe.costs.sharding import gathered_bytes
 from diffusionpipe.units import Bytes, Seconds
@@ -126,6 +126,19 @@ class LayerTable:
     def casts(self) -> tuple[Seconds, ...]:
         """Running sums of the time of casting the weights once."""
         return self._running(lambda name: self.profile.cast(name, self.workload))
+
+    def host(self, first: int, stop: int) -> HostTimes:
+        """The time in which a host issues layers first, ..., stop - 1; recomputed ones twice."""
+        names = self.names[first:stop]
+        hosts = [self.profile.layer(name).host for name in names]
+        return HostTimes(
+            forward=sum(host.forward for host in hosts),
+            input_grad=sum(
+                host.input_grad + host.forward * (name in self.checkpointed)
+                for name, host in zip(names, hosts, strict=True)
+            ),
+            weight_grad=sum(host.weight_grad for host in hosts),
+        )
 
     @cached_property
     def copies(self) -> tuple[Bytes, ...]:

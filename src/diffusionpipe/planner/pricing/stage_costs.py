@@ -3,7 +3,17 @@
 from collections.abc import Collection, Mapping, Sequence
 from math import prod
 
-from diffusionpipe.costs import Cluster, Costs, Link, ModelGraph, ParameterSpec, Profile, StageCosts, Workload
+from diffusionpipe.costs import (
+    Cluster,
+    Costs,
+    HostTimes,
+    Link,
+    ModelGraph,
+    ParameterSpec,
+    Profile,
+    StageCosts,
+    Workload,
+)
 from diffusionpipe.costs.sharding import gathered_bytes, owners_on_workers
 from diffusionpipe.errors import ConfigError
 from diffusionpipe.ir import Edge, Mesh, Schedule
@@ -61,14 +71,11 @@ def costs_of(schedule: Schedule, blocks: Sequence[Sequence[str]], mesh: Mesh, se
                 occupied=occupied[index],
             )
         )
+    fills, host_fills = _fill_times(schedule, blocks, speeds, setting.profile)
     return Costs(
         stages=tuple(stages),
-        fills=tuple(
-            frozen_time(setting.profile, layers[fill.layers.start : fill.layers.stop], len(fill.samples)) / speed
-            for fill in schedule.fills
-            for stage in (placement.stages[fill.stage],)
-            for layers, speed in ((blocks[stage.weights], speeds[stage.worker]),)
-        ),
+        fills=fills,
+        host_fills=host_fills,
         reduces=reductions(schedule, blocks, mesh, setting),
         unshards=gathers(schedule, blocks, mesh, setting),
         waking=setting.profile.waking,
@@ -76,6 +83,19 @@ def costs_of(schedule: Schedule, blocks: Sequence[Sequence[str]], mesh: Mesh, se
         link=setting.cluster.intra,
         links=links,
     )
+
+
+def _fill_times(
+    schedule: Schedule, blocks: Sequence[Sequence[str]], speeds: Sequence[float], profile: Profile
+) -> tuple[tuple[Seconds, ...], tuple[Seconds, ...]]:
+    """For each fill the time of its device, and of its host."""
+    fills, hosts = [], []
+    for fill in schedule.fills:
+        stage = schedule.placement.stages[fill.stage]
+        layers = blocks[stage.weights][fill.layers.start : fill.layers.stop]
+        fills.append(frozen_time(profile, layers, len(fill.samples)) / speeds[stage.worker])
+        hosts.append(sum(profile.layer(name).host.forward for name in layers))
+    return tuple(fills), tuple(hosts)
 
 
 def block_costs(
@@ -100,23 +120,25 @@ def block_costs(
     """
     table = setting.table
     again = table.checkpointed.intersection(layers)
-    times = table.sums(samples, microbatches).times(*table.range_of(layers))
+    span = table.range_of(layers)
+    times = table.sums(samples, microbatches).times(*span)
     outside = trained_reads(setting.graph, layers) if received is None else frozenset(received)
     activation, deferred = _kept_bytes(setting, layers, samples, again=again, received=outside)
-    return stage_costs(times, speed, occupied, activation=activation, kept=min(activation, deferred))
+    return stage_costs(times, speed, occupied, table.host(*span), held=(activation, min(activation, deferred)))
 
 
 def stage_costs(
     times: tuple[Seconds, Seconds, Seconds],
     speed: float,
     occupied: tuple[Seconds, Seconds],
+    host: HostTimes,
     *,
-    activation: Bytes = 0,
-    kept: Bytes = 0,
+    held: tuple[Bytes, Bytes] = (0, 0),
 ) -> StageCosts:
     """The price of a stage whose layers take these times (`Sums.times`) at speed 1.
 
-    `occupied` is what messages take from its forward and its backward, whatever its speed.
+    `occupied` is what messages take from its forward and its backward, and `host` what its host takes, whatever its
+    speed. `held`: its activation, and what is kept of it after the input gradient.
     """
     forward, input_grad, weight_grad = times
     return StageCosts(
@@ -124,8 +146,9 @@ def stage_costs(
         backward=(input_grad + weight_grad) / speed + occupied[1],
         input_grad=input_grad / speed + occupied[1],
         weight_grad=weight_grad / speed,
-        activation=activation,
-        kept_after_input_grad=kept,
+        activation=held[0],
+        kept_after_input_grad=held[1],
+        host=host,
     )
 
 

@@ -131,7 +131,8 @@ class Estimates:
             sums = tables.table.sums(place.samples, None if candidate.sharded else place.forwards)
             forward, input_grad, weight_grad = sums.times(*spans[place.block])
             times = forward + (0.0 if place.block or place.is_probe else head), input_grad, weight_grad
-            stages.append(stage_costs(times, ground.speeds[place.unit], taken))
+            host = tables.table.host(*spans[place.block])
+            stages.append(stage_costs(times, ground.speeds[place.unit], taken, host))
         reduces, unshards = self._collectives(candidate, structure, starts)
         return Costs(
             stages=tuple(stages),

@@ -52,6 +52,8 @@ class TrainingSection(Section):
     """Global batch: samples of one step over all ranks."""
     precision: Choice[Precision] = Precision.FLOAT32
     """Arithmetic: float32, bfloat16 (autocast over float32 weights), or float64 (for tests)."""
+    deterministic: bool = False
+    """Compute only with kernels whose results are the same in every run, which GPUs do not by default."""
     clip_norm: Maybe[Positive] = 1.0
     """Gradient clipping: a larger norm of all gradients together is scaled down to this value."""
     clip: Choice[Clip] = Clip.GLOBAL

@@ -1,0 +1,21 @@
+"""Kernels whose results are the same in every run on the same kind of device.
+
+On GPUs the backward of attention and of embeddings, convolutions, and matrix products that run on several streams add
+in an order of their own by default. A kernel that has no other way raises torch's error, which names it.
+"""
+
+from collections.abc import MutableMapping
+
+import torch
+
+WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
+"""Read by cuBLAS when it starts."""
+
+
+def be_deterministic(environ: MutableMapping[str, str]) -> None:
+    """Let this process compute with such kernels alone; to be called before it uses a GPU."""
+    environ.setdefault(WORKSPACE, ":4096:8")
+    torch.use_deterministic_algorithms(True)
+    torch.utils.deterministic.fill_uninitialized_memory = False  # nobody reads it before it is written
+    torch.backends.cudnn.deterministic = True
+    torch.backends.cudnn.benchmark = False
