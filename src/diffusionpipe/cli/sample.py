@@ -124,10 +124,9 @@ def sample(
     from diffusionpipe.cli.device import chosen_device
     from diffusionpipe.cli.outputs import check_outputs
     from diffusionpipe.cli.redraw import redraw
-    from diffusionpipe.cli.run_recipe import resolution_of, sampling_of
+    from diffusionpipe.cli.run_recipe import sampling_of
     from diffusionpipe.cli.sample_ranks import is_rank, start_ranks
     from diffusionpipe.cli.trained_model import trained_model
-    from diffusionpipe.errors import ConfigError
 
     check_outputs(out)
     if like is not None:
@@ -138,7 +137,6 @@ def sample(
     chosen_device(device)
     model, own = trained_model(run), sampling_of(run)
     model = model if until is None else _until(model, until)
-
     asked = _Asked(
         steps=steps,
         guidance=guidance,
@@ -147,13 +145,11 @@ def sample(
         scheduler=scheduler,
         noise_level=noise_level,
     )
-    if resolution is not None and model.resolution is not None:
-        raise ConfigError("the models of a cascade draw pictures of the sizes that they read; leave out --resolution")
     drawing = Drawing(
         model=model,
         wish=wish,
         settings=[_settings(one, own, asked) for one in model.chain],
-        resolution=resolution or model.resolution or resolution_of(run, model.folder),
+        resolution=_resolution(run, model, resolution),
         precision=_precision(run, precision, is_distributed=ranks is not None or is_rank()),
         device=device,
     )
@@ -260,6 +256,20 @@ def _until(model: "TrainedModel", name: str) -> "TrainedModel":
         known = f"its models are {', '.join(of_name)}" if of_name else "the run has one model; leave --until out"
         raise ConfigError(f"--until {name}: there is no such model; {known}")
     return of_name[name]
+
+
+def _resolution(run: Path, model: "TrainedModel", asked: int | None) -> int:
+    """Side of the pictures, in pixels.
+
+    Raises:
+        ConfigError: it is asked for where the models say it, or nothing says it.
+    """
+    from diffusionpipe.cli.run_recipe import resolution_of
+    from diffusionpipe.errors import ConfigError
+
+    if asked is not None and model.resolution is not None:
+        raise ConfigError("the models of a cascade draw pictures of the sizes that they read; leave out --resolution")
+    return asked or model.resolution or resolution_of(run, model.folder)
 
 
 def _precision(run: Path, asked: str | None, *, is_distributed: bool) -> "Precision":
