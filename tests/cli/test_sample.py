@@ -1,11 +1,14 @@
 """`diffusionpipe sample` with wrong options, and with a run folder that somebody has changed: one line each."""
 
+from contextlib import suppress
+
 import pytest
 from tiny_runs import save_stable_diffusion
 
 from diffusionpipe import cli
 from diffusionpipe.cli.sample_memory import named_shortage
 from diffusionpipe.errors import ConfigError
+from diffusionpipe.runtime.process_group import Membership
 
 
 @pytest.fixture(scope="module")
@@ -34,6 +37,9 @@ def say(capsys, tmp_path):
         (("--count", 10**9), "--count"),
         (("--count", 9_000, "--prompt", "b"), "18,000 pictures are asked for; draw at most 10,000"),
         (("--resolution", 10**400), "--resolution"),
+        (("--precision", "float16"), "--precision float16: pictures are drawn in float32 or bfloat16"),
+        (("--ranks", 0), "--ranks"),
+        (("--ranks", 2, "--resolution", 100_000), "use a smaller --resolution"),
         (("--resolution", 100_000), "use a smaller --resolution"),
     ],
 )
@@ -44,6 +50,32 @@ def test_an_impossible_wish_is_refused_before_the_model_is_loaded(model, say, wo
 def test_a_gpu_that_is_not_there_is_refused(model, say, monkeypatch):
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     assert "torch finds no CUDA device here; choose --device cpu" in say(model, "--device", "cuda")
+
+
+def test_ranks_get_the_options_of_the_command_and_draw_what_one_process_draws(model, tmp_path, monkeypatch):
+    commands = []
+
+    def draw_in_place(command, *, ranks, log_folder, environ):
+        commands.append(command)
+        with monkeypatch.context() as patch:
+            for name, value in {"RANK": 0, "WORLD_SIZE": 1, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": 0}.items():
+                patch.setenv(name, str(value))
+            patch.setattr("diffusionpipe.runtime.process_group.membership", lambda _: Membership())
+            cli.main(command[3:])
+        return 0
+
+    monkeypatch.setattr("diffusionpipe.trainer.launch.launch", draw_in_place)
+    words = ["sample", str(model), "--prompt", "-a", "--prompt", "b", "--steps", "2", "--resolution", "16", "--device"]
+    pictures = []
+    for options in (["--ranks", "1"], []):
+        out = tmp_path / f"{len(options)}.png"
+        with suppress(SystemExit):
+            cli.main([*words, "cpu", "--out", str(out), *options])
+        pictures.append(out.read_bytes())
+    assert commands[0][3:][-2:] == ["--", str(model)]
+    assert {"--prompt=-a", "--prompt=b", "--steps=2"} <= set(commands[0])
+    assert not any(word.startswith("--ranks") for word in commands[0])
+    assert pictures[0] == pictures[1]
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """Families described as data read captions and predict as diffusers' pipelines do, and give the same gradients."""
 
 from copy import deepcopy
+from pathlib import Path
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ from tiny_described import PIPELINES
 from tiny_models import randomise_parameters
 
 from diffusionpipe.errors import ModelError
+from diffusionpipe.models import described
 from diffusionpipe.models.folder import REGISTRY, build_graph, open_components
 from diffusionpipe.models.objective import Objective, ObjectiveSettings, Prediction
 from diffusionpipe.models.run import needed_layers, run_layers
@@ -173,3 +175,10 @@ def test_a_wan_2_2_with_two_transformers_is_refused(tmp_path):
     pipeline.save_pretrained(tmp_path)
     with pytest.raises(ModelError, match="transformer_2 is WanTransformer3DModel; models with it are not supported"):
         open_components(tmp_path)
+
+
+def test_a_family_has_at_most_60_lines():
+    files = Path(described.__file__).parent.glob("*.py")
+    lengths = {path.stem: len(text.splitlines()) for path in files if "FAMILY = family(" in (text := path.read_text())}
+    assert len(lengths) >= len(PIPELINES)
+    assert {name: length for name, length in lengths.items() if length > 60} == {}

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
     from diffusionpipe.cli.trained_model import TrainedModel
     from diffusionpipe.trainer.drawing import Picture
+    from diffusionpipe.trainer.recipe import Precision
     from diffusionpipe.trainer.sample_file import Origin
     from diffusionpipe.trainer.sampling import SamplingSettings
 
@@ -74,10 +75,12 @@ def _draw(model: "TrainedModel", origin: "Origin", device: "torch.device") -> "P
     return pictures[origin.index]
 
 
-def origin_of(run: Path, settings: "SamplingSettings", resolution: int) -> "Origin":
-    """What pictures have in common that are drawn together from a run or a folder."""
+def origin_of(
+    run: Path, settings: "SamplingSettings", resolution: int, precision: "Precision", rows: int | None
+) -> "Origin":
+    """What pictures have in common that are drawn together from a run or a folder; `rows` as in `Origin`."""
     from diffusionpipe.cli.run_recipe import recipe_of
-    from diffusionpipe.trainer.recipe import Precision, load_recipe
+    from diffusionpipe.trainer.recipe import load_recipe
     from diffusionpipe.trainer.sample_file import Origin
 
     recipe = recipe_of(run)
@@ -85,7 +88,8 @@ def origin_of(run: Path, settings: "SamplingSettings", resolution: int) -> "Orig
     return Origin(
         settings=settings,
         resolution=resolution,
-        precision=Precision.FLOAT32,
+        precision=precision,
+        rows=rows,
         model=str(run),
         training_step=step,
         weights="folder" if step is None else "export",

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from diffusionpipe.trainer.recipe import SamplingSection
+    from diffusionpipe.trainer.recipe import Precision, SamplingSection
 
 
 def sampling_of(run: Path) -> "SamplingSection":
@@ -48,6 +48,24 @@ def resolution_of(run: Path, folder: Path) -> int:
             f"{recipe}: data.resolution must be a whole number of at least 1; correct it, or give --resolution"
         )
     return resolution
+
+
+def precision_of(run: Path) -> "Precision":
+    """The precision that the run was trained in; float32 where there is no run.
+
+    Raises:
+        ConfigError: the run's recipe names none that there is.
+    """
+    from diffusionpipe.errors import ConfigError
+    from diffusionpipe.trainer.recipe import Precision
+
+    recipe = recipe_of(run)
+    training = _table(recipe).get("training", {})
+    named = training.get("precision", Precision.FLOAT32) if isinstance(training, dict) else training
+    if named not in list(Precision):
+        known = ", ".join(Precision)
+        raise ConfigError(f"{recipe}: training.precision must be one of {known}; correct it, or give --precision")
+    return Precision(str(named))
 
 
 def recipe_of(run: Path) -> Path:

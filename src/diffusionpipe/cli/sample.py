@@ -7,13 +7,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-if TYPE_CHECKING:
-    import torch
+from diffusionpipe.cli.sample_ranks import Drawing
 
+if TYPE_CHECKING:
     from diffusionpipe.cli.trained_model import TrainedModel
     from diffusionpipe.trainer.conditions import Wish
-    from diffusionpipe.trainer.drawing import Picture
-    from diffusionpipe.trainer.recipe import SamplingSection
+    from diffusionpipe.trainer.recipe import Precision, SamplingSection
     from diffusionpipe.trainer.sampling import SamplingSettings
 
 _GUIDANCE_HELP = (
@@ -74,6 +73,19 @@ UntilOption = Annotated[
     str | None,
     typer.Option(help="Of models that draw one after the other: the last one to draw, e.g. base.", show_default=False),
 ]
+RanksOption = Annotated[
+    int | None,
+    typer.Option(
+        min=1,
+        max=1024,
+        help="Processes to start, one per device, each with a part of the model; default: draw in this process.",
+        show_default=False,
+    ),
+]
+PrecisionOption = Annotated[
+    str | None,
+    typer.Option(help="float32 or bfloat16; default: the run's over several ranks, else float32.", show_default=False),
+]
 NoiseLevelOption = Annotated[
     int | None,
     typer.Option(
@@ -104,19 +116,17 @@ def sample(
     scheduler: SchedulerOption = None,
     until: UntilOption = None,
     noise_level: NoiseLevelOption = None,
+    ranks: RanksOption = None,
+    precision: PrecisionOption = None,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
 ) -> None:
     """Draw pictures with a run's exported model or adapters (LoRA), or with any diffusers model."""
     from diffusionpipe.cli.device import chosen_device
     from diffusionpipe.cli.outputs import check_outputs
-    from diffusionpipe.cli.redraw import origin_of, redraw
-    from diffusionpipe.cli.run_recipe import resolution_of, sampling_of
-    from diffusionpipe.cli.train import grid_columns
+    from diffusionpipe.cli.redraw import redraw
+    from diffusionpipe.cli.run_recipe import sampling_of
+    from diffusionpipe.cli.sample_ranks import is_rank, start_ranks
     from diffusionpipe.cli.trained_model import trained_model
-    from diffusionpipe.errors import ConfigError
-    from diffusionpipe.trainer.cascade_drawing import shown
-    from diffusionpipe.trainer.kept_samples import keep_samples
-    from diffusionpipe.viz.grid import sample_grid
 
     check_outputs(out)
     if like is not None:
@@ -124,9 +134,9 @@ def sample(
         redraw(run, like, out, chosen_device(device))
         return
     wish = _wish(prompt or (), prompts, negative, label or (), count)
-    place, model, own = chosen_device(device), trained_model(run), sampling_of(run)
+    chosen_device(device)
+    model, own = trained_model(run), sampling_of(run)
     model = model if until is None else _until(model, until)
-
     asked = _Asked(
         steps=steps,
         guidance=guidance,
@@ -135,16 +145,18 @@ def sample(
         scheduler=scheduler,
         noise_level=noise_level,
     )
-    if resolution is not None and model.resolution is not None:
-        raise ConfigError("the models of a cascade draw pictures of the sizes that they read; leave out --resolution")
-    size = resolution or model.resolution or resolution_of(run, model.folder)
-    settings = [_settings(one, own, asked) for one in model.chain]
-    drawn = _draw(model, wish, settings, size, place)
-    pictures = shown(drawn)
-    sample_grid(list(zip(wish.captions, pictures, strict=True)), out, columns=grid_columns(len(pictures)))
-    if keep is not None:
-        keep_samples(drawn[-1], wish, origin_of(run, settings[-1], size), keep)
-    typer.echo(f"{len(pictures)} pictures in {out}" + (f", and singly in {keep}" if keep is not None else ""))
+    drawing = Drawing(
+        model=model,
+        wish=wish,
+        settings=[_settings(one, own, asked) for one in model.chain],
+        resolution=_resolution(run, model, resolution),
+        precision=_precision(run, precision, is_distributed=ranks is not None or is_rank()),
+        device=device,
+    )
+    if ranks is not None:
+        start_ranks(context, drawing, ranks)
+        return
+    _draw(drawing, run, out, keep)
 
 
 def _refuse_beside_like(context: typer.Context) -> None:
@@ -246,33 +258,53 @@ def _until(model: "TrainedModel", name: str) -> "TrainedModel":
     return of_name[name]
 
 
-def _draw(
-    model: "TrainedModel", wish: "Wish", settings: "list[SamplingSettings]", resolution: int, device: "torch.device"
-) -> "tuple[list[Picture], ...]":
-    """The pictures of the model and of those before it, with a bar of the denoising steps."""
-    from rich.progress import Progress
+def _resolution(run: Path, model: "TrainedModel", asked: int | None) -> int:
+    """Side of the pictures, in pixels.
 
-    from diffusionpipe.cli.sample_memory import check_memory, named_shortage
-    from diffusionpipe.trainer.cascade_drawing import draw_from_folders
-    from diffusionpipe.trainer.folder_drawing import Source
+    Raises:
+        ConfigError: it is asked for where the models say it, or nothing says it.
+    """
+    from diffusionpipe.cli.run_recipe import resolution_of
+    from diffusionpipe.errors import ConfigError
 
-    sources = [
-        Source(
-            folder=one.folder,
-            resolution=one.resolution or resolution,
-            adapters=one.adapters,
-            name=one.name,
-            small=None if one.before is None else one.before.resolution,
-        )
-        for one in model.chain
-    ]
-    check_memory(model.folder, len(wish), resolution, device)
-    with named_shortage(), Progress(transient=True) as progress:
-        task = progress.add_task("drawing", total=sum(one.steps for one in settings))
-        return draw_from_folders(
-            sources,
-            wish,
-            settings,
-            device=device,
-            on_step=lambda done, total: progress.update(task, completed=done, total=total),
-        )
+    if asked is not None and model.resolution is not None:
+        raise ConfigError("the models of a cascade draw pictures of the sizes that they read; leave out --resolution")
+    return asked or model.resolution or resolution_of(run, model.folder)
+
+
+def _precision(run: Path, asked: str | None, *, is_distributed: bool) -> "Precision":
+    """In which the denoiser computes.
+
+    Raises:
+        ConfigError: there is no such precision to draw in.
+    """
+    from diffusionpipe.cli.run_recipe import precision_of
+    from diffusionpipe.errors import ConfigError
+    from diffusionpipe.trainer.recipe import Precision
+
+    if asked is not None:
+        if asked not in (Precision.FLOAT32, Precision.BFLOAT16):
+            raise ConfigError(f"--precision {asked}: pictures are drawn in float32 or bfloat16")
+        return Precision(asked)
+    own = precision_of(run) if is_distributed else Precision.FLOAT32
+    return Precision.BFLOAT16 if own is Precision.BFLOAT16 else Precision.FLOAT32
+
+
+def _draw(drawing: Drawing, run: Path, out: Path, keep: Path | None) -> None:
+    """Draw in this process or, if it is a rank, with the others, and write the pictures."""
+    from diffusionpipe.cli.redraw import origin_of
+    from diffusionpipe.cli.sample_ranks import draw_as_rank, draw_here, is_rank
+    from diffusionpipe.cli.train import grid_columns
+    from diffusionpipe.trainer.cascade_drawing import shown
+    from diffusionpipe.trainer.kept_samples import keep_samples
+    from diffusionpipe.viz.grid import sample_grid
+
+    drawn, rows = draw_as_rank(drawing) if is_rank() else (draw_here(drawing), None)
+    if drawn is None:
+        return
+    wish, pictures = drawing.wish, shown(drawn)
+    sample_grid(list(zip(wish.captions, pictures, strict=True)), out, columns=grid_columns(len(pictures)))
+    if keep is not None:
+        origin = origin_of(run, drawing.settings[-1], drawing.resolution, drawing.precision, rows)
+        keep_samples(drawn[-1], wish, origin, keep)
+    typer.echo(f"{len(pictures)} pictures in {out}" + (f", and singly in {keep}" if keep is not None else ""))

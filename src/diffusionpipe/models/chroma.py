@@ -1,12 +1,11 @@
 """Chroma (lodestones, 2025, https://huggingface.co/lodestones/Chroma1-HD), which came from FLUX.1."""
 
-from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from diffusionpipe.models.described import Described, Text, expected, family
+from diffusionpipe.models.described import Described, Text, family, patches, text_width
 from diffusionpipe.models.family import Prompt
 from diffusionpipe.models.pipeline_call import packed, packed_call, unpacked
 
@@ -30,24 +29,16 @@ def _predict(transformer: Any, *, noisy: Tensor, timesteps: Tensor, text_states:
     return unpacked(tokens, noisy.shape[1:], _PATCH)
 
 
-def _problems(components: Mapping[str, Any], latents: tuple[int, ...]) -> list[str]:
-    values: dict[str, tuple[object, str]] = {
-        "in_channels": (latents[0] * _PATCH**2, "a patch of the VAE's latents"),
-        "joint_attention_dim": (components["text_encoder"].config.d_model, "the width of T5"),
-    }
-    return expected("transformer", components["transformer"].config, values)
-
-
 FAMILY = family(
     Described(
         vae="AutoencoderKL",
         transformer="ChromaTransformer2DModel",
-        texts=(Text(component="text_encoder", kind="T5EncoderModel", prompt=Prompt(length=512)),),
+        texts=(Text(kind="T5EncoderModel", prompt=Prompt(length=512)),),
         predict=_predict,
         reads=("text_states", "input_mask"),
         patch=_PATCH,
         guidance=5.0,
-        problems=_problems,
+        needs={"in_channels": patches(_PATCH), "joint_attention_dim": text_width},
         call=packed_call(_PATCH),
         sample_size=128,
     )

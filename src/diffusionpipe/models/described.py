@@ -22,17 +22,40 @@ from diffusionpipe.models.pipeline_call import PipelineCall
 from diffusionpipe.models.t5 import t5_layers, t5_problems
 
 Call = Callable[..., Tensor]
+Components = Mapping[str, Any]
+Need = Callable[[Components, int], tuple[object, str]]
+"""`need(components, channels of latents)`: the value that a field of a configuration needs, and why."""
+
+
+def latents(factor: int = 1, why: str = "the channels of the VAE's latents") -> Need:
+    """So many times the channels of latents."""
+    return lambda components, channels: (channels * factor, why)
+
+
+def patches(side: int) -> Need:
+    """The channels of a patch of latents."""
+    return latents(side**2, "a patch of the VAE's latents")
+
+
+def text_width(components: Components, channels: int) -> tuple[object, str]:
+    """The width of the states of "text_encoder"."""
+    return components["text_encoder"].config.get_text_config().hidden_size, "the width of the text encoder"
+
+
+def exactly(value: object, why: str = "the patches of the published models") -> Need:
+    """A fixed value."""
+    return lambda components, channels: (value, why)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Text:
     """A frozen text encoder."""
 
-    component: str
     kind: str
     """Its class."""
     prompt: Prompt
     """What its tokenizer reads, and how long."""
+    component: str = "text_encoder"
     states: Call | None = None
     """`states(encoder, ids, mask)` -> what the transformer reads; None: last states of a T5 that sees no padding."""
     ids: str = "input_ids"
@@ -56,14 +79,18 @@ class Described:
     patch: int
     guidance: float
     """Scale of classifier-free guidance of diffusers' pipeline."""
-    problems: Callable[[Mapping[str, Any], tuple[int, ...]], list[str]]
-    """What of the components does not fit, for latents of that shape."""
+    needs: Mapping[str, Need]
+    """Field of the transformer's configuration -> what it needs."""
     call: PipelineCall
     """How diffusers' pipeline draws with it."""
+    problems: Callable[[Components, int], list[str]] = lambda components, channels: []
+    """What else of the components does not fit."""
     sample_size: int | None = None
     """As in `Family`."""
     absent: tuple[str, ...] = ()
     """Entries of model_index.json that must be empty."""
+    has_adapters: bool = True
+    """As in `Family`."""
 
 
 def family(described: Described) -> Family:
@@ -81,14 +108,17 @@ def family(described: Described) -> Family:
         absent=described.absent,
         call=described.call,
         sample_size=described.sample_size,
+        has_adapters=described.has_adapters,
     )
 
 
-def expected(component: str, config: Mapping[str, Any], values: Mapping[str, tuple[object, str]]) -> list[str]:
-    """A problem for each field of the configuration that has not the value that it needs; `values` give reasons too."""
+def _unfit(needs: Mapping[str, Need], components: Components, channels: int) -> list[str]:
+    """A problem for each field of the transformer's configuration that has not the value that it needs."""
+    config = components["transformer"].config
+    wanted = {field: need(components, channels) for field, need in needs.items()}
     return [
-        f"{component}: {field} {_plain(config[field])} is not {_plain(value)}, {why}"
-        for field, (value, why) in values.items()
+        f"transformer: {field} {_plain(config[field])} is not {_plain(value)}, {why}"
+        for field, (value, why) in wanted.items()
         if _plain(config[field]) != _plain(value)
     ]
 
@@ -124,7 +154,8 @@ def described_graph(
     vae, transformer = components["vae"], components["transformer"]
     encoding = encoding_of(vae, resolution, dtype)
     side = encoding.latents[-1]
-    problems = described.problems(components, encoding.latents)
+    channels = encoding.latents[0]
+    problems = _unfit(described.needs, components, channels) + described.problems(components, channels)
     for text in described.texts:
         if text.states is None:
             problems += t5_problems(components[text.component], component=text.component)

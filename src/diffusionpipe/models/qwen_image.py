@@ -1,11 +1,10 @@
 """Qwen-Image (Qwen team, 2025, https://arxiv.org/abs/2508.02324)."""
 
-from collections.abc import Mapping
 from typing import Any
 
 from torch import Tensor
 
-from diffusionpipe.models.described import Described, Text, expected, family, masked
+from diffusionpipe.models.described import Described, Text, exactly, family, masked, patches, text_width
 from diffusionpipe.models.family import Prompt
 from diffusionpipe.models.pipeline_call import packed, packed_call, unpacked
 
@@ -29,46 +28,32 @@ def _states(encoder: Any, ids: Tensor, mask: Tensor) -> Tensor:
 
 
 def _predict(transformer: Any, *, noisy: Tensor, timesteps: Tensor, text_states: Tensor, input_mask: Tensor) -> Tensor:
-    H, W = noisy.shape[-2:]
     tokens = transformer(
         hidden_states=packed(noisy, _PATCH),
         timestep=timesteps / 1000,
         encoder_hidden_states=text_states,
         encoder_hidden_states_mask=input_mask[:, _PROMPT.dropped :].bool(),
-        img_shapes=[[(1, H // _PATCH, W // _PATCH)]],
+        img_shapes=[[(1, noisy.shape[-2] // _PATCH, noisy.shape[-1] // _PATCH)]],
         return_dict=False,
     )[0]
     return unpacked(tokens, noisy.shape[1:], _PATCH)
-
-
-def _problems(components: Mapping[str, Any], latents: tuple[int, ...]) -> list[str]:
-    config, width = components["transformer"].config, components["text_encoder"].config.get_text_config().hidden_size
-    values: dict[str, tuple[object, str]] = {
-        "in_channels": (latents[0] * _PATCH**2, "a patch of the VAE's latents"),
-        "joint_attention_dim": (width, "the width of the text encoder"),
-        "zero_cond_t": (False, "for there are no pictures to edit"),
-        "use_additional_t_cond": (False, "for there are no layers of pictures"),
-    }
-    return expected("transformer", config, values)
 
 
 FAMILY = family(
     Described(
         vae="AutoencoderKLQwenImage",
         transformer="QwenImageTransformer2DModel",
-        texts=(
-            Text(
-                component="text_encoder",
-                kind="Qwen2_5_VLForConditionalGeneration",
-                prompt=_PROMPT,
-                states=_states,
-            ),
-        ),
+        texts=(Text(kind="Qwen2_5_VLForConditionalGeneration", prompt=_PROMPT, states=_states),),
         predict=_predict,
         reads=("text_states", "input_mask"),
         patch=_PATCH,
         guidance=4.0,
-        problems=_problems,
+        needs={
+            "in_channels": patches(_PATCH),
+            "joint_attention_dim": text_width,
+            "zero_cond_t": exactly(False, "for there are no pictures to edit"),
+            "use_additional_t_cond": exactly(False, "for there are no layers of pictures"),
+        },
         call=packed_call(_PATCH, scale="true_cfg_scale"),
         sample_size=128,
     )

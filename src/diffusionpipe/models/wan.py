@@ -1,11 +1,10 @@
 """Wan 2.1 (Wan team, 2025, https://arxiv.org/abs/2503.20314), from text, on clips of one frame."""
 
-from collections.abc import Mapping
 from typing import Any
 
 from torch import Tensor
 
-from diffusionpipe.models.described import Described, Text, expected, family, last_states
+from diffusionpipe.models.described import Described, Text, exactly, family, last_states, latents, text_width
 from diffusionpipe.models.family import Prompt
 from diffusionpipe.models.pipeline_call import PipelineCall
 
@@ -26,35 +25,22 @@ def _predict(transformer: Any, *, noisy: Tensor, timesteps: Tensor, text_states:
     return prediction
 
 
-def _problems(components: Mapping[str, Any], latents: tuple[int, ...]) -> list[str]:
-    config = components["transformer"].config
-    values: dict[str, tuple[object, str]] = {
-        "in_channels": (latents[0], "the channels of the VAE's latents: pictures cannot be given to start from"),
-        "out_channels": (latents[0], "the channels of the VAE's latents"),
-        "text_dim": (components["text_encoder"].config.d_model, "the width of the text encoder"),
-        "patch_size": ((1, _PATCH, _PATCH), "the patches of the published models"),
-        "image_dim": (None, "for there is no encoder of pictures"),
-    }
-    return expected("transformer", config, values)
-
-
 FAMILY = family(
     Described(
         vae="AutoencoderKLWan",
         transformer="WanTransformer3DModel",
-        texts=(
-            Text(
-                component="text_encoder",
-                kind="UMT5EncoderModel",
-                prompt=Prompt(length=512, clean=_cleaned),
-                states=last_states,
-            ),
-        ),
+        texts=(Text(kind="UMT5EncoderModel", prompt=Prompt(length=512, clean=_cleaned), states=last_states),),
         predict=_predict,
         reads=("text_states",),
         patch=_PATCH,
         guidance=5.0,
-        problems=_problems,
+        needs={
+            "in_channels": latents(why="the channels of the VAE's latents: pictures cannot be given to start from"),
+            "out_channels": latents(),
+            "text_dim": text_width,
+            "patch_size": exactly((1, _PATCH, _PATCH)),
+            "image_dim": exactly(None, "for there is no encoder of pictures"),
+        },
         call=PipelineCall(options={"num_frames": 1}),
         absent=("transformer_2",),
     )

@@ -1,60 +1,20 @@
-"""Z-Image (Tongyi-MAI, 2025, https://arxiv.org/abs/2511.22699).
+"""Z-Image (Tongyi-MAI, 2025, https://arxiv.org/abs/2511.22699)."""
 
-diffusers' forward takes a list of pictures and works on each of them alone. Here a whole batch goes the same way: each
-caption is padded to the longest, and what is behind it is masked.
-"""
-
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from diffusionpipe.models.described import Described, Text, expected, family, masked
+from diffusionpipe.models.described import Components, Described, Text, exactly, family, latents, masked, text_width
 from diffusionpipe.models.family import Prompt
 from diffusionpipe.models.pipeline_call import PipelineCall
-
-_PATCH, _MULTIPLE, _SIZE = 2, 32, "2-1"
+from diffusionpipe.models.z_image_forward import PATCH, SIZE, predict
 
 
 def _states(encoder: Any, ids: Tensor, mask: Tensor) -> Tensor:
     states: Tensor = encoder(input_ids=ids, use_cache=False, output_hidden_states=True).hidden_states[-2]
     return masked(states, mask)  # (B, T, D)
-
-
-def _predict(transformer: Any, *, noisy: Tensor, timesteps: Tensor, text_states: Tensor, input_mask: Tensor) -> Tensor:
-    B, C, H, W = noisy.shape
-    rows, columns, T = H // _PATCH, W // _PATCH, text_states.shape[1]
-    num_pads = -rows * columns % _MULTIPLE
-    # A caption is filled up to a multiple of 32 tokens; the picture's first coordinate begins behind it.
-    lengths = input_mask.sum(1)  # (B,)
-    filled = (lengths + _MULTIPLE - 1) // _MULTIPLE * _MULTIPLE
-    places = torch.arange(T, device=noisy.device)
-    is_text, is_filled = places < lengths[:, None], places < filled[:, None]  # (B, T)
-    axes = [torch.arange(size, device=noisy.device) for size in (1, rows, columns)]
-    grid = torch.stack(torch.meshgrid(axes, indexing="ij"), -1).flatten(0, 2)  # (N, 3)
-    starts = torch.nn.functional.pad((filled + 1)[:, None, None], (0, 2))  # (B, 1, 3)
-    ids = torch.nn.functional.pad(grid + starts, (0, 0, 0, num_pads))  # (B, N, 3)
-    turns = transformer.rope_embedder(ids.flatten(0, 1)).unflatten(0, (B, -1))
-    text_turns = transformer.rope_embedder(torch.nn.functional.pad(places[:, None] + 1, (0, 2))).expand(B, -1, -1)
-
-    time = transformer.t_embedder((1000 - timesteps) / 1000 * transformer.t_scale).type_as(noisy)
-    hidden = noisy.view(B, C, rows, _PATCH, columns, _PATCH).permute(0, 2, 4, 3, 5, 1).reshape(B, rows * columns, -1)
-    hidden = transformer.all_x_embedder[_SIZE](hidden)
-    hidden = torch.cat([hidden, transformer.x_pad_token.expand(B, num_pads, -1)], 1)  # (B, N, D)
-    for block in transformer.noise_refiner:
-        hidden = block(hidden, None, turns, time)
-    text = torch.where(is_text[..., None], transformer.cap_embedder(text_states), transformer.cap_pad_token)
-    for block in transformer.context_refiner:
-        text = block(text, is_filled, text_turns)
-    both, turns = torch.cat([hidden, text], 1), torch.cat([turns, text_turns], 1)  # (B, N + T, D)
-    mask = torch.cat([torch.ones_like(ids[..., 0], dtype=torch.bool), is_filled], 1)
-    for block in transformer.layers:
-        both = block(both, mask, turns, time)
-    hidden = transformer.all_final_layer[_SIZE](both, c=time)[:, : rows * columns]
-    hidden = hidden.view(B, rows, columns, _PATCH, _PATCH, C).permute(0, 5, 1, 3, 2, 4)
-    velocity: Tensor = -hidden.reshape(B, C, H, W)
-    return velocity
 
 
 def _stacked(pictures: list[Tensor], shape: Sequence[int]) -> Tensor:
@@ -65,30 +25,27 @@ def _negated(velocity: Tensor, config: Any) -> list[Tensor]:
     return list(-velocity.unsqueeze(2))
 
 
-def _problems(components: Mapping[str, Any], latents: tuple[int, ...]) -> list[str]:
-    config = components["transformer"].config
-    values: dict[str, tuple[object, str]] = {
-        "in_channels": (latents[0], "the channels of the VAE's latents"),
-        "cap_feat_dim": (components["text_encoder"].config.hidden_size, "the width of the text encoder"),
-        "siglip_feat_dim": (None, "for there is no encoder of pictures"),
-    }
-    problems = expected("transformer", config, values)
-    if _SIZE not in components["transformer"].all_x_embedder:
-        problems.append(f"transformer: all_patch_size {config.all_patch_size} has no {_PATCH}")
-    return problems
+def _problems(components: Components, channels: int) -> list[str]:
+    transformer = components["transformer"]
+    if SIZE in transformer.all_x_embedder:
+        return []
+    return [f"transformer: all_patch_size {transformer.config.all_patch_size} has no {PATCH}"]
 
 
 FAMILY = family(
     Described(
         vae="AutoencoderKL",
         transformer="ZImageTransformer2DModel",
-        texts=(
-            Text(component="text_encoder", kind="Qwen3Model", prompt=Prompt(length=512, is_chat=True), states=_states),
-        ),
-        predict=_predict,
+        texts=(Text(kind="Qwen3Model", prompt=Prompt(length=512, is_chat=True), states=_states),),
+        predict=predict,
         reads=("text_states", "input_mask"),
-        patch=_PATCH,
+        patch=PATCH,
         guidance=5.0,
+        needs={
+            "in_channels": latents(),
+            "cap_feat_dim": text_width,
+            "siglip_feat_dim": exactly(None, "for there is no encoder of pictures"),
+        },
         problems=_problems,
         call=PipelineCall(reads=_stacked, returns=_negated, text="cap_feats", rows=list, unguided=0.0),
         sample_size=128,

@@ -18,8 +18,16 @@ from PIL import Image
 from torch import Tensor
 
 from diffusionpipe.errors import RecipeError
+from diffusionpipe.runtime.process_group import Job
 from diffusionpipe.trainer.conditions import Wish
-from diffusionpipe.trainer.drawing import Picture, decode, decoded_if_possible, latents_in_session
+from diffusionpipe.trainer.drawing import (
+    PLAIN,
+    Arithmetic,
+    Picture,
+    decode,
+    decoded_if_possible,
+    latents_in_session,
+)
 from diffusionpipe.trainer.folder_drawing import Source, latents_from_folder
 from diffusionpipe.trainer.sampling import SamplingSettings
 
@@ -41,22 +49,21 @@ def draw_in_session(
     drawn: list[list[Picture]] = []
     small: Tensor | None = None
     for index, member in enumerate(session.members):
-        own = _part(on_step, settings, index)
+        own = part_of(on_step, settings, index)
         latents = latents_in_session(session, member, wish, settings[index], small, on_step=own)
         if session.is_first:
             assert latents is not None, "the first worker shows the pictures, which is rank 0"
             drawn.append(decoded_if_possible(member.folder, latents) or [])
         if index < len(session.members) - 1:
-            small = _brought(session, member, latents, len(wish))
+            backbone = next(one for one in session.model.backbones if one.name == member.name)
+            small = brought(latents, (len(wish), *session.model.tensor(backbone.noisy).shape), session.job)
     return tuple(drawn) if session.is_first and all(drawn) else None
 
 
-def _brought(session: "Session", member: "Member", latents: Tensor | None, num_samples: int) -> Tensor:
-    """What the first worker has drawn, on every rank."""
-    backbone = next(one for one in session.model.backbones if one.name == member.name)
-    shape = (num_samples, *session.model.tensor(backbone.noisy).shape)
-    if not session.is_first:
-        latents = torch.empty(shape, dtype=torch.float32, device=session.job.device)
+def brought(latents: Tensor | None, shape: Sequence[int], job: Job) -> Tensor:
+    """What the first worker has drawn, on every rank; `shape` is that of all latents."""
+    if job.membership.rank > 0:
+        latents = torch.empty(tuple(shape), dtype=torch.float32, device=job.device)
     assert latents is not None
     latents = latents.float().contiguous()
     dist.broadcast(latents, 0)
@@ -69,20 +76,23 @@ def draw_from_folders(
     settings: Sequence[SamplingSettings],
     *,
     device: torch.device,
+    arithmetic: Arithmetic = PLAIN,
     on_step: OnStep | None = None,
 ) -> tuple[list[Picture], ...]:
     """Pictures of each of the models in these folders, in one process; else as `latents_from_folder`."""
     drawn: list[list[Picture]] = []
     latents: Tensor | None = None
     for index, source in enumerate(sources):
-        own = _part(on_step, settings, index)
+        own = part_of(on_step, settings, index)
         small = latents if index else None
-        latents = latents_from_folder(source, wish, settings[index], small, device=device, on_step=own)
+        latents = latents_from_folder(
+            source, wish, settings[index], small, device=device, arithmetic=arithmetic, on_step=own
+        )
         drawn.append(decode(source.folder, latents))
     return tuple(drawn)
 
 
-def _part(on_step: OnStep | None, settings: Sequence[SamplingSettings], index: int) -> OnStep | None:
+def part_of(on_step: OnStep | None, settings: Sequence[SamplingSettings], index: int) -> OnStep | None:
     """What a model tells of its steps, among those of all."""
     if on_step is None or len(settings) == 1:
         return on_step

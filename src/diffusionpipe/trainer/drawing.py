@@ -1,7 +1,8 @@
 """Pictures from prompts or labels: conditions in, denoised latents, decoded pictures out.
 
-Here through the pipeline that trains; `folder_drawing` does it in one process from a diffusers folder, and
-`cascade_drawing` with several models, each of which enlarges what the one before has drawn.
+Here through the pipeline that trains; `folder_drawing` does it in one process from a diffusers folder,
+`ranks_drawing` over several ranks, and `cascade_drawing` with several models, each of which enlarges what the one
+before has drawn.
 """
 
 import logging
@@ -139,14 +140,28 @@ def latents_in_session(
         resolution=member.recipe.data.resolution,
         device=session.job.device,
     )
+    is_first = worker.place.group == 0
+    return drawn_by_stages(order, predict, member.graph, model=member.name, is_shown=is_first, on_step=on_step)
+
+
+def drawn_by_stages(
+    order: Order,
+    predict: PipelinePredictor,
+    graph: LayerGraph,
+    *,
+    model: str,
+    is_shown: bool = True,
+    on_step: Callable[[int, int], None] | None = None,
+) -> Tensor | None:
+    """As `drawn`, through the stages of a pipeline; `is_shown`: the pipeline's first worker decodes."""
     return drawn(
         order,
         predict,
-        member.graph,
-        model=member.name,
+        graph,
+        model=model,
         feed_back=predict.remember if predict.reads_estimate else None,
         holds_latents=predict.holds_latents,
-        is_shown=worker.place.group == 0 and predict.shows,
+        is_shown=is_shown and predict.shows,
         on_step=on_step,
     )
 
@@ -256,9 +271,14 @@ class Arithmetic:
     """Rows at a time, the last ones filled up; None: all."""
     precision: Precision = Precision.FLOAT32
 
+    @property
+    def narrow(self) -> torch.dtype | None:
+        """The dtype of autocast; None for none."""
+        return torch.bfloat16 if self.precision is Precision.BFLOAT16 else None
+
     def context(self, device: torch.device) -> torch.autocast:
         """Autocast for layers, where they compute in bfloat16."""
-        is_narrow = self.precision is Precision.BFLOAT16
+        is_narrow = self.narrow is not None
         return torch.autocast(device.type, dtype=torch.bfloat16, enabled=is_narrow, cache_enabled=False)
 
 

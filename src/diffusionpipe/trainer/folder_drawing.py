@@ -1,6 +1,6 @@
 """Pictures from a diffusers folder, in one process: what `sample` draws, and what examples and tests compare with."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,7 +10,7 @@ from torch import Tensor
 from diffusionpipe.models.family import LowResolution
 from diffusionpipe.models.flow_shift import is_flow_scheduler
 from diffusionpipe.models.folder import build_graph, reads_estimate, scheduler_config, weight_sources
-from diffusionpipe.models.graph import LayerGraph
+from diffusionpipe.models.graph import Layer, LayerGraph
 from diffusionpipe.models.lora_file import load_adapters
 from diffusionpipe.models.objective import ObjectiveSettings, Prediction
 from diffusionpipe.models.run import needed_layers, run_layers
@@ -120,6 +120,82 @@ def latents_from_folder(
         ModelError: the folder is not one of a supported model, or the adapters are not of that model.
         RecipeError: prompts and labels do not suit the model.
     """
+    opened = open_source(source, wish, settings, small)
+    conditions = opened.conditions(device, arithmetic)
+    opened.materialize(opened.trained, device)
+    stage = LayerStage(opened.trained, opened.graph.components, outputs=["prediction"])
+    fed = {name: conditions[name] for name in stage.reads if name not in MOVING}
+    times = torch.float32 if opened.objective.prediction is Prediction.FLOW_MATCHING else None
+    with torch.no_grad():
+        predict = _Predictor(stage, fed, arithmetic, times)
+        remember = predict.remember if ESTIMATE in stage.reads else None
+        order = opened.order(settings, len(wish), device)
+        latents = drawn(order, predict, opened.graph, model=source.name, feed_back=remember, on_step=on_step)
+    assert latents is not None
+    return latents
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Opened:
+    """A source's model, and what is asked of it."""
+
+    source: Source
+    graph: LayerGraph
+    """On the meta device, until layers are materialized."""
+    raw: Mapping[str, Tensor]
+    """The raw inputs of the conditions."""
+    frozen: tuple[Layer, ...]
+    """The layers that make the conditions."""
+    trained: tuple[Layer, ...]
+    """Those of the denoiser."""
+    objective: ObjectiveSettings
+
+    @property
+    def denoiser(self) -> str:
+        """The name of the component."""
+        return self.trained[0].component
+
+    def conditions(self, device: torch.device, arithmetic: Arithmetic) -> dict[str, Tensor]:
+        """What the denoiser reads beside latents and times; the encoders get their weights for that."""
+        self.materialize(self.frozen, device)
+        fed = {name for layer in self.trained for name in layer.reads} - set(MOVING)
+        with torch.no_grad(), arithmetic.context(device):
+            on_device = {name: value.to(device) for name, value in self.raw.items()}
+            return on_device | run_layers(self.frozen, self.graph.components, on_device, targets=fed)
+
+    def materialize(
+        self, layers: Collection[Layer], device: torch.device, *, frozen_dtype: torch.dtype | None = None
+    ) -> None:
+        """Gives the layers their weights, also adapters; `frozen_dtype` as in `weights.materialize`.
+
+        Raises:
+            ModelError: a weight is missing, or the adapters are not of that model.
+        """
+        names = [layer.name for layer in layers]
+        sources = weight_sources(self.source.folder, self.graph)
+        materialize(self.graph, names, sources, device=device, dtype=torch.float32, seed=0, frozen_dtype=frozen_dtype)
+        if self.source.adapters is not None and any(layer.component == self.denoiser for layer in layers):
+            load_adapters(self.graph.components[self.denoiser], self.source.adapters, self.denoiser)
+
+    def order(self, settings: SamplingSettings, num_samples: int, device: torch.device) -> Order:
+        """What is drawn."""
+        return Order(
+            folder=self.source.folder,
+            settings=settings,
+            num_samples=num_samples,
+            latents=next(spec.shape for spec in self.graph.inputs if spec.name == "noise"),
+            resolution=self.source.resolution,
+            device=device,
+        )
+
+
+def open_source(source: Source, wish: Wish, settings: SamplingSettings, small: Tensor | None = None) -> Opened:
+    """A source's model on the meta device; else as in `latents_from_folder`.
+
+    Raises:
+        ModelError: the folder is not one of a supported model.
+        RecipeError: prompts and labels do not suit the model.
+    """
     folder = source.folder
     objective = _objective_of(folder)
     graph = build_graph(folder, objective=objective, resolution=source.resolution, low=source.low)
@@ -129,34 +205,15 @@ def latents_from_folder(
     (backbone,) = graph.backbones
     assert backbone.prediction is not None, "supported pipelines can be sampled from"
     layers = needed_layers(graph.layers, (backbone.prediction,), given=(*MOVING, *raw))
-    names = [layer.name for layer in layers]
-    materialize(graph, names, weight_sources(folder, graph), device=device, dtype=torch.float32, seed=0)
     denoiser = next(layer.component for layer in layers if backbone.prediction in layer.writes)
-    if source.adapters is not None:
-        load_adapters(graph.components[denoiser], source.adapters, denoiser)
-    frozen = [layer for layer in layers if layer.component != denoiser]
-    trained = [layer for layer in layers if layer.component == denoiser]
-    stage = LayerStage(trained, graph.components, outputs=["prediction"])
-    fed = [name for name in stage.reads if name not in MOVING]
-    with torch.no_grad():
-        on_device = {name: value.to(device) for name, value in raw.items()}
-        with arithmetic.context(device):
-            conditions = on_device | run_layers(frozen, graph.components, on_device, targets=set(fed))
-
-        times = torch.float32 if objective.prediction is Prediction.FLOW_MATCHING else None
-        predict = _Predictor(stage, {name: conditions[name] for name in fed}, arithmetic, times)
-        order = Order(
-            folder=folder,
-            settings=settings,
-            num_samples=len(wish),
-            latents=_latent_shape(graph),
-            resolution=source.resolution,
-            device=device,
-        )
-        remember = predict.remember if ESTIMATE in stage.reads else None
-        latents = drawn(order, predict, graph, model=source.name, feed_back=remember, on_step=on_step)
-    assert latents is not None
-    return latents
+    return Opened(
+        source=source,
+        graph=graph,
+        raw=raw,
+        frozen=tuple(layer for layer in layers if layer.component != denoiser),
+        trained=tuple(layer for layer in layers if layer.component == denoiser),
+        objective=objective,
+    )
 
 
 def _objective_of(folder: Path) -> ObjectiveSettings:
@@ -166,7 +223,3 @@ def _objective_of(folder: Path) -> ObjectiveSettings:
     if is_flow_scheduler(config):
         kind = Prediction.FLOW_MATCHING
     return ObjectiveSettings(prediction=kind, self_conditioning=float(reads_estimate(folder)))
-
-
-def _latent_shape(graph: LayerGraph) -> tuple[int, ...]:
-    return next(spec.shape for spec in graph.inputs if spec.name == "noise")

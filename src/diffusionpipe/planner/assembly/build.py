@@ -307,8 +307,9 @@ def _sample_schedule(build: _Build, backbone: Backbone) -> Schedule:
     blocks = [tuple(name for name in block if name in needed) for block in build.blocks[:-1]]
     replicas = layout.replicas or (1,) * layout.stages
     unit = max(replicas)
-    count = max(1, min(layout.stages, layout.sample_batch // unit))
-    size = -(-max(layout.sample_batch, layout.stages) // (count * unit)) * unit
+    wanted = -(-layout.sample_batch // layout.sample_microbatch) if layout.sample_microbatch else layout.stages
+    count = max(1, min(wanted, layout.sample_batch // unit))
+    size = layout.sample_microbatch or -(-max(layout.sample_batch, layout.stages) // (count * unit)) * unit
     pipe = layout.pipes()[graph.backbones.index(backbone)]
     forwards = _forwards_over(pipe, [size] * count)
     idle = [()] * (layout.stages - forwards.num_workers)  # where the backbones are on different devices

@@ -105,6 +105,8 @@ class Layout:
     """delayed ones with weights of so many steps ago."""
     sample_batch: int = 0
     """Samples drawn at a time during training (both halves of guidance counted); 0 for one per stage."""
+    sample_microbatch: int = 0
+    """Samples of a micro-batch of those; 0: as many micro-batches as stages."""
 
     @property
     def workers(self) -> int:

@@ -1,0 +1,189 @@
+"""Where `diffusionpipe sample` draws: in this process, or over several ranks, each with a part of the model."""
+
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
+
+    from diffusionpipe.cli.trained_model import TrainedModel
+    from diffusionpipe.costs import ModelGraph
+    from diffusionpipe.ir import Plan
+    from diffusionpipe.trainer.conditions import Wish
+    from diffusionpipe.trainer.drawing import Picture
+    from diffusionpipe.trainer.folder_drawing import Source
+    from diffusionpipe.trainer.recipe import Precision
+    from diffusionpipe.trainer.sampling import SamplingSettings
+
+_OF_LAUNCHER = ("ranks",)
+"""Options that are not for the ranks."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drawing:
+    """What is to be drawn, and how."""
+
+    model: "TrainedModel"
+    wish: "Wish"
+    settings: "Sequence[SamplingSettings]"
+    """Of the model and of those before it, in the order of sampling."""
+    resolution: int
+    precision: "Precision"
+    device: str
+
+    @property
+    def sources(self) -> "list[Source]":
+        """The folders that are drawn from."""
+        from diffusionpipe.trainer.folder_drawing import Source
+
+        return [
+            Source(
+                folder=one.folder,
+                resolution=one.resolution or self.resolution,
+                adapters=one.adapters,
+                name=one.name,
+                small=None if one.before is None else one.before.resolution,
+            )
+            for one in self.model.chain
+        ]
+
+    @property
+    def num_steps(self) -> int:
+        """Denoising steps of all models."""
+        return sum(one.steps for one in self.settings)
+
+
+def is_rank() -> bool:
+    """Whether this process is one of several that draw together."""
+    from diffusionpipe.trainer.launch import is_under_torchrun
+
+    return is_under_torchrun(os.environ)
+
+
+def draw_here(drawing: Drawing) -> "tuple[list[Picture], ...]":
+    """The pictures of each model, drawn in this process, with a bar of the denoising steps."""
+    from diffusionpipe.cli.device import chosen_device
+    from diffusionpipe.cli.sample_memory import check_memory, named_shortage
+    from diffusionpipe.trainer.cascade_drawing import draw_from_folders
+    from diffusionpipe.trainer.drawing import Arithmetic
+
+    device = chosen_device(drawing.device)
+    check_memory(drawing.model.folder, len(drawing.wish), drawing.resolution, device)
+    with named_shortage(), _bar(is_shown=True) as progress:
+        task = progress.add_task("drawing", total=drawing.num_steps)
+        return draw_from_folders(
+            drawing.sources,
+            drawing.wish,
+            drawing.settings,
+            device=device,
+            arithmetic=Arithmetic(precision=drawing.precision),
+            on_step=lambda done, total: progress.update(task, completed=done, total=total),
+        )
+
+
+def start_ranks(context: typer.Context, drawing: Drawing, ranks: int) -> None:
+    """Let so many processes run this command, each as a rank. Their logs stay where a rank has crashed.
+
+    Raises:
+        ConfigError: a rank has refused to draw, or this process is a rank already.
+        PeerError: a rank has failed.
+    """
+    import shutil
+    from tempfile import mkdtemp
+
+    from diffusionpipe.cli.device import chosen_device
+    from diffusionpipe.cli.machine import check_processes
+    from diffusionpipe.cli.sample_memory import check_memory
+    from diffusionpipe.errors import ConfigError, PeerError
+    from diffusionpipe.trainer.launch import launch
+
+    if is_rank():
+        raise ConfigError("torchrun has started the ranks already; leave out --ranks")
+    check_memory(drawing.model.folder, len(drawing.wish), drawing.resolution, chosen_device(drawing.device))
+    check_processes(ranks, 0)
+    logs = Path(mkdtemp(prefix="diffusionpipe-sample-"))
+    command = [sys.executable, "-m", "diffusionpipe", *arguments_of_rank(context)]
+    try:
+        status = launch(command, ranks=ranks, log_folder=logs, environ=os.environ)
+    except PeerError as error:
+        raise PeerError(f"{error}\nThe ranks' output is in {logs}.") from error
+    except BaseException:
+        shutil.rmtree(logs, ignore_errors=True)
+        raise
+    shutil.rmtree(logs, ignore_errors=True)
+    if status:
+        raise typer.Exit(status)
+
+
+def arguments_of_rank(context: typer.Context) -> list[str]:
+    """The command line of each rank: this command's own, without options of the launcher."""
+    options, positional = [], []
+    for parameter in context.command.params:
+        name, value = str(parameter.name), context.params.get(str(parameter.name))
+        if name in _OF_LAUNCHER or value is None:
+            continue
+        if parameter.param_type_name == "argument":
+            positional.append(str(value))
+            continue
+        values = value if isinstance(value, list | tuple) else [value]
+        options += [f"{parameter.opts[0]}={one}" for one in values]
+    return ["sample", *options, "--", *positional]
+
+
+def draw_as_rank(drawing: Drawing) -> "tuple[tuple[list[Picture], ...] | None, int]":
+    """The pictures of each model on rank 0, None on others, and the rows that went through the denoiser at a time."""
+    from rich.console import Console
+
+    from diffusionpipe.cli.output import log_to
+    from diffusionpipe.cli.sample_memory import named_shortage
+    from diffusionpipe.runtime.process_group import joined, leave, membership
+    from diffusionpipe.trainer.drawing import Arithmetic
+    from diffusionpipe.trainer.ranks_drawing import Ranks, draw_on_ranks, num_rows, rows_together
+
+    member = membership(os.environ)
+    log_to(Console(stderr=True), member.rank)
+    try:
+        with joined(member, device=drawing.device) as job, named_shortage():
+            ranks = Ranks(job=job, make_plan=_plan, arithmetic=Arithmetic(precision=drawing.precision))
+            with _bar(is_shown=ranks.is_first) as progress:
+                task = progress.add_task("drawing", total=drawing.num_steps)
+                drawn = draw_on_ranks(
+                    drawing.sources,
+                    drawing.wish,
+                    drawing.settings,
+                    ranks,
+                    on_step=lambda done, total: progress.update(task, completed=done, total=total),
+                )
+    except (Exception, KeyboardInterrupt) as error:
+        leave(error, member)
+    return drawn, rows_together(num_rows(len(drawing.wish), drawing.settings[-1]))
+
+
+def _bar(*, is_shown: bool) -> "Progress":
+    from rich.progress import Progress
+
+    return Progress(transient=True, disable=not is_shown)
+
+
+def _plan(model: "ModelGraph", ranks: int, rows: int, size: int) -> "Plan":
+    """The plan of a pipeline over all ranks that draws; its training schedules are of one sample.
+
+    Raises:
+        ConfigError: there are more ranks than layers.
+    """
+    from diffusionpipe.errors import ConfigError
+    from diffusionpipe.planner import Layout, build_plan
+
+    layers = len(model.backbone_layers)
+    if ranks > layers:
+        raise ConfigError(
+            f"{ranks} ranks cannot share the {layers} layers of the denoiser; use --ranks {layers} at most"
+        )
+    layout = Layout(batch=1, stages=ranks, microbatches=1, schedule="gpipe", sample_batch=rows, sample_microbatch=size)
+    return build_plan(model, layout)
