@@ -6,8 +6,8 @@ profiles/NAME.json.xz     the profiles of that version; those that are shipped m
 clusters/NAME.json
 """
 
-import lzma
 import json
+import lzma
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from functools import cache
