@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.cards.cells import DDP, FSDP, NAIVE, OURS, PEER, Cell
+from diffusionpipe.viz.pictures import new_figure, save_figure
 
 COLORS = {
     NAIVE: "#c9c9c9",
@@ -19,10 +20,9 @@ LABELS = {PEER: "tdrussell/diffusion-pipe", OURS: "DiffusionPipe (ours)"}
 
 def draw(cells: Sequence[Cell], path: Path) -> None:
     """One panel for each machine; a system that does not fit is marked."""
-    from matplotlib.figure import Figure
-
     machines = list(dict.fromkeys(cell.case.machine for cell in cells))
-    figure = Figure(figsize=(12, 2.3 * len(machines) + 1.2), layout="constrained")
+    figure = new_figure(12, 2.3 * len(machines) + 1.2)
+    figure.set_layout_engine("constrained")
     for index, machine in enumerate(machines):
         axes = figure.add_subplot(len(machines), 1, index + 1)
         _panel(axes, machine, [cell for cell in cells if cell.case.machine == machine])
@@ -32,7 +32,7 @@ def draw(cells: Sequence[Cell], path: Path) -> None:
         "Simulated on analytic profiles, encoders on the fly; each system at its best sizes. x: does not fit.",
         fontsize=9,
     )
-    figure.savefig(path, dpi=110)
+    save_figure(figure, path)
 
 
 def _panel(axes: Any, machine: str, cells: Sequence[Cell]) -> None:

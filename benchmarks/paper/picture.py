@@ -6,6 +6,7 @@ from pathlib import Path
 from benchmarks.paper.cells import BEST, PIPELINE, Cell
 from benchmarks.paper.summary import DDP, fitting
 from diffusionpipe.planner.rivals.copies import AHEAD, CACHED
+from diffusionpipe.viz.pictures import new_figure, save_figure
 
 LINES = {
     "1F1B + SPP": ("1F1B + SPP", "tab:orange"),
@@ -20,10 +21,9 @@ LINES = {
 
 def draw(cells: Sequence[Cell], path: Path) -> None:
     """One panel for each model; a system that does not fit is left out of its cell."""
-    from matplotlib.figure import Figure
-
     models = list(dict.fromkeys(cell.case.model for cell in cells))
-    figure = Figure(figsize=(11, 3.6 * len(models)), layout="constrained")
+    figure = new_figure(11, 3.6 * len(models))
+    figure.set_layout_engine("constrained")
     for index, model in enumerate(models):
         mine = [cell for cell in cells if cell.case.model == model]
         axes = figure.add_subplot(len(models), 1, index + 1)
@@ -35,7 +35,7 @@ def draw(cells: Sequence[Cell], path: Path) -> None:
         axes.set_title(f"{model}: speed over overlapped data parallelism, simulated", loc="left")
         axes.set_xlabel("A100s, samples each")
         axes.legend(loc="upper left", bbox_to_anchor=(1, 1), frameon=False)
-    figure.savefig(path, dpi=110)
+    save_figure(figure, path)
 
 
 def _speed(cell: Cell, system: str) -> float:

@@ -5,6 +5,7 @@ from math import inf
 from pathlib import Path
 
 from benchmarks.schedules.simulated import LIMITS, Family, Found
+from diffusionpipe.viz.pictures import new_figure, save_figure
 
 LATENCY = "0.1 F"
 PER_RANK = 2
@@ -15,16 +16,15 @@ MOST = 0.75
 
 def draw(cells: Sequence[Found], path: Path) -> None:
     """One panel for each number of ranks and each profile of costs, at m = 2p and with latency."""
-    from matplotlib.figure import Figure
-
     drawn = [found for found in cells if _is_drawn(found)]
     profiles = list(dict.fromkeys(found.cell.profile for found in drawn))
     ranks = list(dict.fromkeys(found.cell.ranks for found in drawn))
-    figure = Figure(figsize=(4.6 * len(ranks), 4.2 * len(profiles)), layout="constrained")
+    figure = new_figure(4.6 * len(ranks), 4.2 * len(profiles))
+    figure.set_layout_engine("constrained")
     for found in drawn:
         place = profiles.index(found.cell.profile) * len(ranks) + ranks.index(found.cell.ranks) + 1
         _panel(figure.add_subplot(len(profiles), len(ranks), place), found, has_legend=place == 1)
-    figure.savefig(path, dpi=110)
+    save_figure(figure, path)
 
 
 def _is_drawn(found: Found) -> bool:

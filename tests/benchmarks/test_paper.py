@@ -1,12 +1,16 @@
 from dataclasses import replace
 
 import pytest
+from planner import synthetic
 
 from benchmarks.paper.bandwidth import Threshold, with_bandwidth
 from benchmarks.paper.cells import BEST, PIPELINE, Case, Cell, Entry, SameLayout, measure
+from benchmarks.paper.sensitivity import with_share
 from benchmarks.paper.summary import is_data_parallel, summary
 from diffusionpipe.costs.clusters import load_cluster
+from diffusionpipe.planner.pricing.setting import Setting
 from diffusionpipe.planner.rivals.copies import AHEAD, CACHED, HYBRID, NARROW_SUMS, ZERO1, Cache
+from diffusionpipe.planner.search.judge import Judge
 
 CASE = Case(model="SD 2.1, 512 px", devices=8, per_device=8)
 
@@ -92,3 +96,12 @@ def test_a_measured_cell_has_every_system_and_ours_is_no_slower_than_any_that_fi
     assert all(ours.step <= one.step for one in measured.others if one.fits)
     assert {one.stages for one in measured.same_layout} <= {2, 4, 8}
     assert measured.same_layout
+
+
+def test_encoders_take_the_stated_share_of_the_trained_part():
+    profile = synthetic.chain([0.01, 0.03, 0.02], parameters=[10] * 3, frozen=0.004)
+    setting = Setting(profile=profile, cluster=synthetic.cluster(8), workload=synthetic.workload(64))
+    tables = Judge(setting=with_share(setting, CASE, 0.4)).tables
+    sums = tables.table.sums(CASE.per_device)
+    assert tables.frozen_seconds == pytest.approx(0.4 * (sums.forward[-1] + sums.backward[-1]))
+    assert with_share(setting, CASE, 0.4).profile.layers[-1] == profile.layers[-1]

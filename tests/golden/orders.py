@@ -1,6 +1,6 @@
-"""Recorded orders: instances of the order search and its answers, all in orders.json.gz; families in families.json.
+"""Recorded orders: instances of the order search and its answers, all in orders.json.xz; families in families.json.
 
-An entry of orders.json.gz has the instance, the answer's objective, makespan and window, and its orders as a schedule
+An entry of orders.json.xz has the instance, the answer's objective, makespan and window, and its orders as a schedule
 file. Times are in the instance's own ticks.
 """
 
@@ -21,7 +21,7 @@ from diffusionpipe.ordering.instance_file import parse_instance
 from diffusionpipe.schedules import REGISTRY
 from diffusionpipe.simulator import simulate
 
-FILE = Path(__file__).parent / "orders.json.gz"
+FILE = Path(__file__).parent / "orders.json.xz"
 FAMILIES = Path(__file__).parent / "families.json"
 STAGES_TOLD = {"zb-1p": 1, "zb-2p": 1, "zb-v": 2, "v-half": 2, "v-min": 2}
 """The families whose generators take costs and a latency, and their stages on a rank."""

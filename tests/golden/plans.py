@@ -1,13 +1,13 @@
 """Recorded plans: what was asked, stated in full, and what was answered.
 
 plans/questions.json      for each plan its cell, profile, cluster, workload and given sizes, and the answer
-plans/NAME.json.gz        the plan file
-profiles/NAME.json.gz     the profiles of that version; those that are shipped may change
+plans/NAME.json.xz        the plan file
+profiles/NAME.json.xz     the profiles of that version; those that are shipped may change
 clusters/NAME.json
 """
 
-import gzip
 import json
+import lzma
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from functools import cache
@@ -76,7 +76,7 @@ def setting_of(question: Question) -> Setting:
 
 def recorded_plan(question: Question) -> Plan:
     """The plan file, read by today's code."""
-    path = FOLDER / "plans" / f"{question.name}.json.gz"
+    path = FOLDER / "plans" / f"{question.name}.json.xz"
     return plan_from_text(unpacked(path), source=str(path))
 
 
@@ -93,20 +93,20 @@ def write_questions(asked: list[Question]) -> None:
 
 
 def unpacked(path: Path) -> str:
-    """The text of a gzip file."""
-    return gzip.decompress(path.read_bytes()).decode()
+    """The text of an xz file."""
+    return lzma.decompress(path.read_bytes()).decode()
 
 
 def pack(text: str, path: Path) -> None:
-    """Write a text as gzip, the same bytes whenever it is done."""
+    """Write a text as xz, the same bytes whenever it is done."""
     path.parent.mkdir(exist_ok=True)
-    path.write_bytes(gzip.compress(text.encode(), 9, mtime=0))
+    path.write_bytes(lzma.compress(text.encode(), preset=9 | lzma.PRESET_EXTREME))
 
 
 @cache
 def recorded_profile(name: str) -> Profile:
     """A profile as that version shipped it."""
-    path = FOLDER / "profiles" / f"{name}.json.gz"
+    path = FOLDER / "profiles" / f"{name}.json.xz"
     return profile_from_text(unpacked(path), source=str(path))
 
 

@@ -105,7 +105,7 @@ def record_plans() -> None:
                 peak=tuple(use.total for use in proposal.memory),
                 overflow=proposal.overflow,
             )
-            pack(plan_to_text(choice.plan()), FOLDER / "plans" / f"{question.name}.json.gz")
+            pack(plan_to_text(choice.plan()), FOLDER / "plans" / f"{question.name}.json.xz")
             assert predicted(question, recorded_plan(question)).step == proposal.step
             _say(f"{question.name}: {answer.layout}, {proposal.step} s")
         done.append(replace(question, answer=answer))
@@ -113,7 +113,7 @@ def record_plans() -> None:
 
 
 def _packed(profile: str) -> Path:
-    return FOLDER / "profiles" / f"{profile}.json.gz"
+    return FOLDER / "profiles" / f"{profile}.json.xz"
 
 
 def _paper() -> Iterator[Asked]:
@@ -320,8 +320,7 @@ def record_files() -> None:
         make = partial(recipe_of, TRAININGS["dit-alone"], model="dit", data="data", folder="run")
         train_here(make("float32"))
         (checkpoint,) = Path("run/checkpoints").iterdir()
-        shutil.rmtree(FILES / "checkpoint", ignore_errors=True)
-        shutil.copytree(checkpoint, FILES / "checkpoint")
+        shutil.make_archive(str(FILES / "checkpoint"), "xztar", checkpoint)
         train_here(make("float32", steps=STEPS + 1), str(checkpoint))
         loss = losses_of(Path("run"))[STEPS + 1]
     text = json.dumps({"machine": machine(), "losses": {"float32": [loss.hex()]}}, indent=1)

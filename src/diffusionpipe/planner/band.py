@@ -14,14 +14,17 @@ from diffusionpipe.planner.filling.filler import filler_of
 from diffusionpipe.planner.pricing.offload import offloaded
 from diffusionpipe.planner.pricing.setting import Setting
 from diffusionpipe.planner.search.candidates import Candidate
+from diffusionpipe.planner.search.constants import TRUST
+from diffusionpipe.planner.search.judge import Judge
 from diffusionpipe.planner.search.naming import name_of
+from diffusionpipe.planner.search.pool import Pool
 from diffusionpipe.planner.search.proposal import propose
 from diffusionpipe.units import Seconds
 
 UNCERTAINTY = 0.25
 """The part by which all layers may be faster or slower."""
 NUM_ESTIMATED = 8
-"""Layouts that are simulated though the search only estimated them; 20 to 100 ms each."""
+"""Layouts that are considered though the search only estimated them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,8 +53,8 @@ class Band:
 def band_of(choice: Choice) -> Band | None:
     """The band of a choice on a computed profile; None on a measured one.
 
-    At both ends all layouts that the search simulated in full, and the best that it only estimated, are simulated. The
-    search itself is not repeated.
+    Considered are all layouts that the search simulated in full, and the best that it only estimated. At each end they
+    are estimated anew, and those that may be faster than the choice are simulated. The search itself is not repeated.
     """
     if choice.setting.profile.source == "measured":
         return None
@@ -65,19 +68,29 @@ def _end(choice: Choice, factor: float) -> tuple[Seconds, Flip | None]:
     setting = stretched(choice.setting, factor)
     filler = filler_of(setting) if choice.filler else None
 
-    def step_of(candidate: Candidate) -> Seconds:
-        proposal = propose(setting, candidate.layout(setting), filler)
-        return proposal.step if proposal.overflow <= 0 else float("inf")
-
     own = propose(setting, choice.candidate.layout(setting), filler).step
+    step, best = own * (1 - GAIN), None
     simulated = [candidate for candidate, _ in choice.search.finalists]
     estimated = [one.candidate for one in choice.search.judged[:NUM_ESTIMATED]]
     others = [one for one in dict.fromkeys((*simulated, *estimated)) if one != choice.candidate]
-    step, best = min(((step_of(other), other) for other in others), key=lambda pair: pair[0], default=(own, None))
-    if best is None or step >= own * (1 - GAIN):
+    for score, other in sorted(_scores(setting, others, is_filled=filler is not None), key=lambda pair: pair[0]):
+        if score > TRUST * step:
+            break
+        proposal = propose(setting, other.layout(setting), filler)
+        if proposal.overflow <= 0 and proposal.step < step:
+            step, best = proposal.step, other
+    if best is None:
         return own, None
     layout = f"{name_of(best)}, {sizes_in(setting, best)}{', filled' if filler else ''}"
     return own, Flip(factor=factor, layout=layout, gain=1 - step / own)
+
+
+def _scores(setting: Setting, candidates: list[Candidate], *, is_filled: bool) -> list[tuple[Seconds, Candidate]]:
+    """The candidates, each with an estimate of its step; 0 for two backbones, whose layouts are estimated otherwise."""
+    if len(setting.graph.backbones) > 1:
+        return [(0.0, candidate) for candidate in candidates]
+    pool = Pool(judge=Judge(setting=setting), is_filled=is_filled)
+    return [(pool.judged_of(candidate).score, candidate) for candidate in candidates]
 
 
 def stretched(setting: Setting, factor: float) -> Setting:
