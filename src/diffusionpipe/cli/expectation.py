@@ -61,10 +61,21 @@ def expectation_of(start: "Start") -> Expectation:
 
 
 def _memory(start: "Start", profile: "Profile", cluster: "Cluster | None") -> "tuple[MemoryUse, ...]":
+    from diffusionpipe.ir.unroll import unroll
+    from diffusionpipe.ir.versions import versions_held
     from diffusionpipe.planner.search.proposal import predict
 
-    plan = start.plan
-    return predict(_setting(start, profile, cluster), plan.train, plan.blocks, plan.mesh).memory
+    plan, train, setting = start.plan, start.plan.train, _setting(start, profile, cluster)
+    if not train.lead:
+        return predict(setting, train, plan.blocks, plan.mesh).memory
+    # The window has no encoders; those of the validation are the same.
+    trained = predict(setting, unroll(train, 1), plan.blocks, plan.mesh).memory
+    encoding = predict(setting, plan.validate, plan.blocks, plan.mesh).memory
+    counts = {train.placement.stages[block].worker: count for block, count in versions_held(train).items()}
+    return tuple(
+        replace(use, parameters=use.parameters * counts[worker], frozen=encoding[worker].frozen)
+        for worker, use in enumerate(trained)
+    )
 
 
 def _setting(start: "Start", profile: "Profile", cluster: "Cluster | None") -> "Setting":

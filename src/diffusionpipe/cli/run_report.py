@@ -96,7 +96,7 @@ def start_lines(start: "Start", expected: Expectation) -> Iterator[str]:
     if shape.replicas:
         sizes["replicas"] = ",".join(map(str, shape.replicas))
     sizes |= {"copies": plan.mesh.data_parallel, "microbatches": shape.microbatches}
-    sizes |= {"microbatch_size": shape.microbatch_size, "batch": plan.batch, "filled": plan.prologue is not None}
+    sizes |= {"microbatch_size": shape.microbatch_size, "batch": plan.batch, "filled": plan.is_filled}
     yield _line(**sizes, sharded=plan.mesh.shard > 1, offload_frozen=plan.offload_frozen)
     for number, part in enumerate(parts):
         yield _line(
@@ -180,7 +180,7 @@ def _layout(start: "Start") -> str:
         words.append(f"{plan.mesh.data_parallel} copies")
     words.append(f"{_number(shape.microbatches, 'micro-batch', 'es')} of {shape.microbatch_size}")
     words.append(f"batch {plan.batch}")
-    words.append("filled" if plan.prologue is not None else "not filled")
+    words.append("filled" if plan.is_filled else "not filled")
     if plan.offload_frozen:
         words.append("frozen weights in host memory")
     return ", ".join(words)

@@ -96,6 +96,11 @@ class Plan:
         return {phase: schedule for phase, schedule in found.items() if schedule is not None}
 
     @property
+    def is_filled(self) -> bool:
+        """Whether `train` encodes the next batch in its bubbles."""
+        return self.prologue is not None and not self.train.lead
+
+    @property
     def encoding(self) -> Schedule:
         """What encodes the batches of the training; without a flush it is a schedule of its own."""
         return self.prologue if self.prologue is not None and self.train.lead else self.train
