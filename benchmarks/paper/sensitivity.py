@@ -115,7 +115,7 @@ def main() -> None:
     arguments = parser.parse_args()
     found = list(rows())
     if arguments.png:
-        draw([one for one in found if one.bandwidth is not None], arguments.png)
+        draw(found, arguments.png)
     columns = ("A100s", "each", "DDP ms", "copies ms", "pipeline ms", "best over DDP", "pipeline over copies")
     made = table("SD 2.1, simulated", ("question", "best pipeline", *columns), num_left=2)
     for one in found:
@@ -136,9 +136,10 @@ def draw(found: Sequence[Row], path: Path) -> None:
     figure = new_figure(8, 3.6)
     figure.set_layout_engine("constrained")
     axes = figure.add_subplot()
-    bandwidths = [one.bandwidth for one in found]
-    axes.plot(bandwidths, [one.ddp / one.copies for one in found], marker="o", label="filled data parallelism")
-    axes.plot(bandwidths, [one.ddp / one.pipeline for one in found], marker="s", label="filled pipeline")
+    linked = [(one.bandwidth, one) for one in found if one.bandwidth is not None]
+    bandwidths = [bandwidth for bandwidth, _ in linked]
+    axes.plot(bandwidths, [one.ddp / one.copies for _, one in linked], marker="o", label="filled data parallelism")
+    axes.plot(bandwidths, [one.ddp / one.pipeline for _, one in linked], marker="s", label="filled pipeline")
     axes.axhline(1, color="black", linewidth=0.8)
     axes.set_xscale("log")
     axes.set_xlabel("GB/s between nodes")

@@ -159,7 +159,7 @@ def test_a_chart_of_32_ranks_is_drawn_with_every_rank_named(tmp_path):
 
 def test_an_empty_timeline_is_drawn(tmp_path):
     gantt([("", Timeline(num_workers=2, spans=()))], tmp_path / "chart.png")
-    assert np.asarray(Image.open(tmp_path / "chart.png")).min() == 0
+    assert np.asarray(Image.open(tmp_path / "chart.png").convert("RGB")).min() == 0
 
 
 @pytest.mark.parametrize(
