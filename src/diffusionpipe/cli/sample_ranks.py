@@ -88,7 +88,7 @@ def draw_here(drawing: Drawing) -> "tuple[list[Picture], ...]":
 
 
 def start_ranks(context: typer.Context, drawing: Drawing, ranks: int) -> None:
-    """Let so many processes run this command, each as a rank. Their logs stay where a rank has crashed.
+    """Start processes that run this command, each as a rank. Their logs stay where a rank has crashed.
 
     Raises:
         ConfigError: a rank has refused to draw, or this process is a rank already.
