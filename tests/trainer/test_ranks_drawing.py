@@ -9,7 +9,6 @@ import torch
 from crew import crew_of
 from drawn_families import settings_of
 from tiers import quick_and_slow
-from tiny_deepfloyd import save_cascade
 from tiny_described import save_described
 from tiny_models import randomise_parameters
 from tiny_runs import save_dit, save_stable_diffusion
@@ -106,27 +105,6 @@ def test_in_bfloat16_all_numbers_of_ranks_draw_the_same_bits(alone, crew, three,
     drawn.append(drawn_here(*asked, Arithmetic(rows=1, precision=Precision.BFLOAT16)))  # as --like draws them again
     assert [difference(drawn[0], one) for one in drawn[1:]] == [0, 0, 0]
     assert difference(drawn[0], drawn_here(*asked, Arithmetic())) > 1e-5
-
-
-@pytest.mark.slow
-def test_a_cascade_is_drawn_over_ranks(crew, tmp_path):
-    folder = save_cascade(tmp_path / "cascade")
-    sources = [
-        Source(folder=folder / "base", resolution=8, name="base"),
-        Source(folder=folder / "super", resolution=32, name="super", small=8),
-    ]
-    asked = (
-        sources,
-        Wish(prompts=("a b", "c")),
-        [
-            settings_of(folder / "base", 1.5),
-            settings_of(folder / "super", 1.5, noise_level=40),
-        ],
-    )
-    ours, other = crew.run(drawn_in_job, *asked, Precision.FLOAT32)
-    assert other is None
-    assert len(ours) == 2
-    assert difference(ours, drawn_here(*asked, Arithmetic())) < 1e-5
 
 
 def test_more_ranks_than_layers_are_refused_with_the_number_that_fits(tmp_path):

@@ -88,7 +88,7 @@ def draw_here(drawing: Drawing) -> "tuple[list[Picture], ...]":
 
 
 def start_ranks(context: typer.Context, drawing: Drawing, ranks: int) -> None:
-    """Let so many processes run this command, each as a rank. Their logs stay where a rank has crashed.
+    """Start processes that run this command, each as a rank. Their logs stay where a rank has crashed.
 
     Raises:
         ConfigError: a rank has refused to draw, or this process is a rank already.
@@ -105,6 +105,8 @@ def start_ranks(context: typer.Context, drawing: Drawing, ranks: int) -> None:
 
     if is_rank():
         raise ConfigError("torchrun has started the ranks already; leave out --ranks")
+    if drawing.model.before is not None:
+        raise ConfigError("models that draw one after the other draw in one process; leave out --ranks")
     check_memory(drawing.model.folder, len(drawing.wish), drawing.resolution, chosen_device(drawing.device))
     check_processes(ranks, 0)
     logs = Path(mkdtemp(prefix="diffusionpipe-sample-"))

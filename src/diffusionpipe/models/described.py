@@ -28,7 +28,7 @@ Need = Callable[[Components, int], tuple[object, str]]
 
 
 def latents(factor: int = 1, why: str = "the channels of the VAE's latents") -> Need:
-    """So many times the channels of latents."""
+    """A multiple of the channels of latents."""
     return lambda components, channels: (channels * factor, why)
 
 

@@ -59,7 +59,7 @@ def num_rows(num_samples: int, settings: SamplingSettings) -> int:
 
 
 def rows_together(count: int) -> int:
-    """Rows of a micro-batch, of so many: the same on any number of ranks.
+    """Rows of a micro-batch where there are `count` rows: the same on any number of ranks.
 
     >>> [rows_together(count) for count in (1, 16, 32, 33, 320)]
     [1, 1, 1, 2, 10]
