@@ -11,7 +11,8 @@ from crew import Crew, crew_of, start_fork_server
 from hypothesis import settings
 from jobs import hear_all_signals
 
-collect_ignore = ["golden/record.py"]  # it runs with the source of the commit that it records
+# The first runs with the source of the commit that it records, the second warms up the fork server of `make torture`.
+collect_ignore = ["golden/record.py", "torture/warm.py"]
 
 # Examples are not timed: the machine that runs the tests is shared. They are the same in each run, so that a change is
 # judged by itself; `make explore` draws others, and more.

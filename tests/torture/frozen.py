@@ -174,7 +174,7 @@ def _stand_still(still: Still, scene: Scene) -> str:
 def _stick_a_worker(scene: Scene) -> str:
     job = start_forked(scene, "workers", patches=STUCK_WORKER, run={"stuck_after": LIMIT})
     try:
-        job.await_step(3)
+        job.await_step(2)  # a step is reported while the next is under way
         status, error = job.end(LIMIT + GRACE)
     finally:
         job.kill_all()

@@ -8,7 +8,8 @@ import pytest
 from planner import synthetic
 from tiny_runs import recipe_of
 
-from diffusionpipe.errors import ConfigError, FileFormatError
+from diffusionpipe.cli.recipe_checks import checks_of_run
+from diffusionpipe.errors import ConfigError, FileFormatError, RecipeError
 from diffusionpipe.ir import Op
 from diffusionpipe.ir.files import plan_to_text, write_plan
 from diffusionpipe.planner import Layout, build_plan
@@ -16,6 +17,7 @@ from diffusionpipe.planner.filling.filler import filler_of
 from diffusionpipe.planner.pricing.setting import Setting
 from diffusionpipe.planner.search.proposal import pricing_of
 from diffusionpipe.trainer.plan_file import read_plan_file
+from diffusionpipe.trainer.recipe import load_recipe, recipe_to_toml
 
 PROFILE = synthetic.chain([0.01] * 6, frozen=0.01)
 MODEL = PROFILE.graph
@@ -51,6 +53,32 @@ def test_other_ranks_and_another_batch_are_both_named(tmp_path):
     message = problem(PLAN, tmp_path, num_ranks=4, batch=16)
     assert "it is for 2 ranks, but there are 4: start with --ranks 2" in message
     assert "it is for a batch of 8, but training.batch is 16: set training.batch = 8" in message
+
+
+def early_problem(folder, plan_file):
+    """The error before a model is read or a rank starts: here is no model."""
+    pipeline = {"microbatches": None, "encode_chunk": None, "plan": str(plan_file)}
+    made = recipe_of(folder / "model", folder, folder / "run", training={"batch": 16}, pipeline=pipeline)
+    (folder / "recipe.toml").write_text(recipe_to_toml(made))
+    with pytest.raises(RecipeError) as caught:
+        load_recipe(folder / "recipe.toml", [], checks_of_run(4, None))
+    return str(caught.value)
+
+
+def test_other_ranks_and_another_batch_are_named_before_the_model_is_read(tmp_path):
+    write_plan(PLAN, tmp_path / "plan.json")
+    message = early_problem(tmp_path, tmp_path / "plan.json")
+    assert f"pipeline.plan: {tmp_path / 'plan.json'} cannot be used for this run:" in message
+    assert "it is for 2 ranks, but there are 4: start with --ranks 2" in message
+    assert "it is for a batch of 8, but training.batch is 16: set training.batch = 8" in message
+
+
+@pytest.mark.parametrize(("name", "reason"), [("/dev/zero", "more than"), ("/", "directory"), ("none.json", "No such")])
+def test_a_path_without_a_plan_is_refused_before_the_model_is_read(name, reason, tmp_path):
+    found = re.search(r"pipeline\.plan: (.*)", early_problem(tmp_path, name))
+    assert found is not None
+    assert name in found[1]
+    assert reason in found[1]
 
 
 def test_a_plan_of_another_model_names_the_layer_that_is_missing_on_either_side(tmp_path):

@@ -4,6 +4,7 @@ Each check takes sections of the recipe by name and yields "section.key: problem
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -57,6 +58,17 @@ def _problems_of_orders(pipeline: "PipelineSection", num_ranks: int) -> Iterator
         yield "pipeline.orders: " + str(error).replace("\n", "\n  ")
 
 
+def _problems_of_plan(path: Path, batch: int, num_ranks: int) -> Iterator[str]:
+    """Rank 0 checks the plan against the model; a file that suits no model is refused before one is read."""
+    from diffusionpipe.errors import ConfigError, FileFormatError
+    from diffusionpipe.trainer.plan_file import check_plan_file
+
+    try:
+        check_plan_file(path, batch=batch, num_ranks=num_ranks)
+    except (ConfigError, FileFormatError) as error:
+        yield "pipeline.plan: " + str(error).removeprefix("pipeline.plan: ").replace("\n", "\n  ")
+
+
 def checks_of_run(num_ranks: int, resume: str | None) -> "Sequence[Check]":
     """All checks of a run on `num_ranks` ranks; `resume` names the checkpoint that it continues, if there is one."""
 
@@ -76,6 +88,8 @@ def checks_of_run(num_ranks: int, resume: str | None) -> "Sequence[Check]":
             elif pipeline.plan_file is None:
                 replicas_of_stages(pipeline, num_ranks)
                 yield from _problems_of_orders(pipeline, num_ranks)
+            else:
+                yield from _problems_of_plan(pipeline.plan_file, training.batch, num_ranks)
         except ConfigError as error:
             yield from (
                 line if line.startswith("pipeline.") else f"pipeline: {line}" for line in str(error).split("\n")

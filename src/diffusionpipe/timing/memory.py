@@ -7,7 +7,7 @@ frozen part's outputs are held for the whole iteration, and twice where the next
 """
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
@@ -111,8 +111,11 @@ def _use(case: _Case, worker: int, activations: Bytes, messages: Bytes) -> Memor
     if case.shard == 1:
         return use(names, copies=sum(copies_of(name, case.profile, workload, case.again) for name in trained))
     owners = owners_on_workers(case.schedule, case.blocks, graph, case.shard).get(worker, {})
-    foreign = [frozenset(n for n, owner in owners.items() if owner != part) for part in range(case.shard)]
-    parts = (use(names - others, gathered=_gathered(case, worker, others)) for others in foreign)
+    shared = names - owners.keys()
+    own: list[set[str]] = [set(shared) for _ in range(case.shard)]
+    for name in names & owners.keys():
+        own[owners[name]].add(name)
+    parts = (use(held, gathered=more) for held, more in zip(own, _gathered(case, worker, owners), strict=True))
     return max(parts, key=lambda part: part.total)
 
 
@@ -123,25 +126,48 @@ def offloaded_bytes(graph: ModelGraph, layers: Collection[str], workload: Worklo
     return sum(sizes[-2:])
 
 
-def _gathered(case: _Case, worker: int, others: Collection[str]) -> Bytes:
-    """The most that a worker holds of what others own, and of narrow copies of its own.
+def _gathered(case: _Case, worker: int, owners: Mapping[str, int]) -> list[Bytes]:
+    """By part the most that a worker holds of what other parts own, and of narrow copies of its own.
 
     Gradients stay until the next block's are on their way too.
     """
-    schedule, workload = case.schedule, case.workload
-    known = {p.name: p for p in case.graph.parameters}
-    travels = {name: gathered_bytes(p, workload, case.profile.precision) for name, p in known.items()}
-    weights, gradients = [], []
-    for layers in case.blocks:
-        whole_block = [known[name] for name in case.graph.parameters_of(layers)]
-        foreign = [p for p in whole_block if p.name in others]
-        copied = {p.name for p in whole_block if travels[p.name] < stored_bytes(p, workload)}
-        weights.append(sum(travels[p.name] for p in whole_block if p.name in others or p.name in copied))
-        gradients.append(sum(prod(p.shape) for p in foreign if p.is_trainable) * workload.gradient_bytes)
+    sizes = [_gathered_sizes(case, layers, owners) for layers in case.blocks]
+    held = [0] * case.shard
+    for state in _gathered_blocks(case.schedule, worker):
+        for part in range(case.shard):
+            held[part] = max(held[part], sum(sizes[block][is_gradient][part] for block, is_gradient in state))
+    return held
+
+
+def _gathered_sizes(
+    case: _Case, layers: Sequence[str], owners: Mapping[str, int]
+) -> tuple[Sequence[Bytes], Sequence[Bytes]]:
+    """Bytes of a block's gathered weights, and of its gradients that others own, by part: all but its own."""
+    names, workload = case.graph.parameters_of(layers), case.workload
+    all_weights = all_gradients = 0
+    own_weights, own_gradients = [0] * case.shard, [0] * case.shard
+    for parameter in case.graph.parameters:
+        if parameter.name not in names:
+            continue
+        part = owners.get(parameter.name)
+        travels = gathered_bytes(parameter, workload, case.profile.precision)
+        is_copied = travels < stored_bytes(parameter, workload)
+        all_weights += travels if is_copied or part is not None else 0
+        if part is None:
+            continue
+        own_weights[part] += 0 if is_copied else travels
+        gradient = prod(parameter.shape) * workload.gradient_bytes if parameter.is_trainable else 0
+        all_gradients += gradient
+        own_gradients[part] += gradient
+    return [all_weights - own for own in own_weights], [all_gradients - own for own in own_gradients]
+
+
+def _gathered_blocks(schedule: Schedule, worker: int) -> Iterable[tuple[tuple[int, bool], ...]]:
+    """What a worker has at once of other parts: blocks, each with whether its gradients are meant."""
     whole: set[int] = set()
     pending: set[int] = set()
     sent: set[int] = set()
-    peak = 0
+    states = dict[tuple[tuple[int, bool], ...], None]()
     for action in schedule.orders[worker]:
         block = schedule.placement.stages[action.stage].weights
         match action.op:
@@ -153,9 +179,8 @@ def _gathered(case: _Case, worker: int, others: Collection[str]) -> Bytes:
                 pending, sent = pending - {block}, {block}
             case Op.B | Op.I | Op.W:
                 pending.add(block)
-        held = sum(weights[b] for b in whole) + sum(gradients[b] for b in pending) + sum(gradients[b] for b in sent)
-        peak = max(peak, held)
-    return peak
+        states[(*((b, False) for b in whole), *((b, True) for b in (*pending, *sent)))] = None
+    return states
 
 
 def _workspace(case: _Case, worker: int) -> Bytes:

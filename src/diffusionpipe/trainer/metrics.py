@@ -81,8 +81,15 @@ def last_step(folder: Path) -> int:
 
 
 def _lines(path: Path) -> list[tuple[str, dict[str, float | None]]]:
-    """Each complete line and what it says."""
-    text = path.read_text(encoding="utf-8", errors="replace")
+    """Each complete line and what it says.
+
+    Raises:
+        ConfigError: the file cannot be read.
+    """
+    try:
+        text = path.read_text(encoding="utf-8", errors="replace")
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}; remove it") from error
     result = []
     for line in text.splitlines(keepends=True):
         try:

@@ -28,15 +28,30 @@ def read_plan_file(path: Path, model: ModelGraph, recipe: Recipe, num_ranks: int
     plan = read_plan(path)
     problems = list(_illegal(plan))
     if not problems:
-        problems = [*_other_run(plan, recipe, num_ranks), *_other_model(plan, model)]
+        problems = [*_other_run(plan, recipe.training.batch, num_ranks), *_other_model(plan, model)]
     if not problems:
         problems = [*_other_share(plan, model), *_other_checkpointing(plan, recipe), *_incomplete(plan, model)]
+    _require_none(problems, path)
+    return plan
+
+
+def check_plan_file(path: Path, *, batch: int, num_ranks: int) -> None:
+    """Check what can be checked before the model is read.
+
+    Raises:
+        FileFormatError: it cannot be read, or is no plan.
+        ConfigError: it is illegal, or of another batch or number of ranks.
+    """
+    plan = read_plan(path)
+    _require_none([*_illegal(plan)] or [*_other_run(plan, batch, num_ranks)], path)
+
+
+def _require_none(problems: Sequence[str], path: Path) -> None:
     if problems:
         rest = [f"and {len(problems) - MAX_PROBLEMS} more"] if len(problems) > MAX_PROBLEMS else []
         lines = [f"pipeline.plan: {path} cannot be used for this run:", *problems[:MAX_PROBLEMS], *rest]
         lines.append(f"Or make a new plan: diffusionpipe plan RECIPE --cluster NAME --out {path}")
         raise ConfigError("\n".join(lines))
-    return plan
 
 
 def _illegal(plan: Plan) -> Iterator[str]:
@@ -56,17 +71,14 @@ def _illegal(plan: Plan) -> Iterator[str]:
         yield "a prologue belongs to a train schedule that encodes ahead, and to no other"
 
 
-def _other_run(plan: Plan, recipe: Recipe, num_ranks: int) -> Iterator[str]:
+def _other_run(plan: Plan, batch: int, num_ranks: int) -> Iterator[str]:
     if plan.mesh.num_ranks != num_ranks:
         yield (
             f"it is for {plan.mesh.num_ranks} ranks, but there are {num_ranks}: start with --ranks "
             f"{plan.mesh.num_ranks}"
         )
-    if plan.batch != recipe.training.batch:
-        yield (
-            f"it is for a batch of {plan.batch}, but training.batch is {recipe.training.batch}: set "
-            f"training.batch = {plan.batch}"
-        )
+    if plan.batch != batch:
+        yield (f"it is for a batch of {plan.batch}, but training.batch is {batch}: set training.batch = {plan.batch}")
 
 
 def _other_model(plan: Plan, model: ModelGraph) -> Iterator[str]:

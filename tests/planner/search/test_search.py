@@ -137,9 +137,24 @@ def test_unequal_devices_get_unequal_stages():
     cluster = synthetic.cluster(2, speeds=[2.0, 1.0])
     cluster = replace(cluster, devices=tuple(replace(d, memory=5 * 10**4) for d in cluster.devices))
     setting = Setting(profile=profile, cluster=cluster, workload=synthetic.workload(32))
-    candidate, _ = search(setting).winner
-    assert len(candidate.starts) == 2
-    assert candidate.starts[1] == 8
+    plan = build_plan(setting.graph, search(setting).winner[0].layout(setting))
+    layers = [0, 0]
+    for stage in plan.train.placement.stages:
+        layers[stage.worker] += len(plan.blocks[stage.weights])
+    assert layers == [9, 5]  # each encodes, too
+
+
+def test_orders_are_searched_where_copies_are_the_best_known():
+    """Copies never wait, so they leave no turn of the order search unused."""
+    seconds, millions = (0.0207, 0.0179, 0.0106, 0.0333, 0.0065, 0.022), (19, 14, 6, 10, 13, 19)
+    profile = synthetic.chain(seconds, parameters=[number * 10**6 for number in millions], frozen=0.005)
+    cluster = synthetic.cluster(2, memory=80.0, intra_gb=1.0)
+    setting = Setting(profile=profile, cluster=cluster, workload=synthetic.workload(8))
+    filler = filler_of(setting)
+    found = search(setting, filler=filler)
+    copies = search(setting, filler=filler, units=(1,))
+    assert found.winner[0].schedule.startswith("search-")
+    assert found.winner[1].step < 0.98 * copies.winner[1].step
 
 
 def test_a_small_device_gets_fewer_layers_than_a_large_one():

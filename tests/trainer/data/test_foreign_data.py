@@ -275,6 +275,7 @@ def test_lines_of_metrics_that_no_run_has_written_are_left_out(tmp_path, line):
         (os.mkdir, "it is not a regular file"),
         (lambda path: path.symlink_to("/dev/full"), "it is not a regular file"),
         (lambda path: path.symlink_to("nothing/here"), "it is a link to nothing"),
+        (lambda path: path.symlink_to("/proc/self/mem"), "Input/output error"),  # a regular file that reads badly
     ],
 )
 def test_metrics_that_are_no_file_are_refused_at_once(tmp_path, make, says):

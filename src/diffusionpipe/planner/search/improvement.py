@@ -110,7 +110,7 @@ def improve(pool: Pool) -> None:
     if given.schedule is None:
         for arrangement, microbatches in _best_places(pool, NUM_IMPROVED):
             _add_placed(pool, arrangement, microbatches)
-        for arrangement, microbatches in _best_places(pool, NUM_ORDERED):
+        for arrangement, microbatches in _places_to_order(pool):
             _add_ordered(pool, arrangement, microbatches)
     if may_differ:
         _add_unequal(pool, tried)
@@ -141,6 +141,12 @@ def _replicas(pool: Pool, arrangement: Arrangement, microbatches: int) -> tuple[
 def _best_places(pool: Pool, count: int) -> list[tuple[Arrangement, int]]:
     """Arrangements and micro-batches of the best candidates."""
     return list(dict.fromkeys((one.candidate.arrangement, one.candidate.microbatches) for one in pool.ranked()))[:count]
+
+
+def _places_to_order(pool: Pool) -> list[tuple[Arrangement, int]]:
+    """Of the best places those whose devices wait: copies of the model, which never do, take no other's turn."""
+    waiting = [place for place in _best_places(pool, NUM_IMPROVED) if _may_gain(pool, _of_place(pool, *place)[0])]
+    return waiting[:NUM_ORDERED]
 
 
 def _add_schedules(pool: Pool, one: Judged) -> None:
@@ -179,7 +185,7 @@ def _add_ordered(pool: Pool, arrangement: Arrangement, microbatches: int) -> Non
         return
     limit = own[0].score * BETTER
     for candidate in ordered(pool.judge, [one.candidate for one in own], seconds=ORDER_SECONDS):
-        one = pool.judged_of(candidate, limit=limit)
+        one = move_cuts(pool, pool.judged_of(candidate))
         if one.fits and one.score < limit:
             pool.add(one)
 
