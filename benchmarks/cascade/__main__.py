@@ -9,7 +9,7 @@ from functools import partial
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.cascade.models import equal_pair, pair, without_encoders
+from benchmarks.cascade.models import class_conditional_pair, equal_pair, pair, without_encoders
 from diffusionpipe.costs import Profile, Workload
 from diffusionpipe.costs.clusters import load_cluster
 from diffusionpipe.planner.filling.filler import filler_of
@@ -23,6 +23,7 @@ MODELS: dict[str, Callable[[], Profile]] = {
     "512 + 1024 px": pair,
     "512 + 1024 px, encoder outputs from disk": lambda: without_encoders(pair()),
     "512 + 512 px": equal_pair,
+    "class-conditional, 256 + 512 px": class_conditional_pair,
 }
 DEVICES = (8, 16)
 PER_DEVICE = (1, 8)
@@ -99,6 +100,8 @@ def _table(found: list[Way]) -> Table:
     )
     for head in ("way", "layout", "step ms", "times as long", "idle"):
         table.add_column(head, justify="left" if head in ("way", "layout") else "right")
+    if not any(way.is_filled for way in found):
+        table.title = f"{table.title}; no encoders, so nothing is filled"
     best = min(way.step for way in found if way.fits)
     for way in sorted(found, key=lambda way: (not way.fits, way.step)):
         name = f"{way.name}, filled" if way.is_filled else way.name

@@ -1,7 +1,9 @@
-"""The pair of backbones.
+"""The pairs of backbones.
 
-ASSUMPTION: DeepFloyd IF cannot be built yet. In place of IF-I-M and IF-II-M stand two U-Nets of Stable Diffusion 2.1
-(UNet2DConditionModel, 0.9 G parameters each) at 512 and 1024 px, which share their text encoder.
+ASSUMPTION: configurations of DeepFloyd IF at its real size are not shipped. In place of IF-I-M and IF-II-M stand two
+U-Nets of Stable Diffusion 2.1 (UNet2DConditionModel, 0.9 G parameters each) at 512 and 1024 px, which share their text
+encoder. In place of the class-conditional U-Nets of CDM-ImageNet, for which diffusers has no pipeline, stand two
+DiT-XL/2 at 256 and 512 px.
 """
 
 from dataclasses import replace
@@ -21,6 +23,11 @@ def pair() -> Profile:
 def equal_pair() -> Profile:
     """Two backbones of equal work."""
     return joined_profile({"base": load(MODEL), "super_resolution": load(MODEL)})
+
+
+def class_conditional_pair() -> Profile:
+    """Both backbones read classes, and latents from disk: nothing is frozen."""
+    return without_encoders(joined_profile({"base": load("dit-xl-2-256"), "super_resolution": load("dit-xl-2-512")}))
 
 
 def without_encoders(profile: Profile) -> Profile:

@@ -1,5 +1,5 @@
 from benchmarks.cascade.__main__ import ways
-from benchmarks.cascade.models import equal_pair, without_encoders
+from benchmarks.cascade.models import class_conditional_pair, equal_pair, without_encoders
 
 
 def test_with_few_samples_two_directions_beat_the_same_direction_and_all_copies():
@@ -12,6 +12,13 @@ def test_with_few_samples_two_directions_beat_the_same_direction_and_all_copies(
     assert 1.1 < steps["sharded data parallel"] / steps["opposed"] < 1.2
     assert steps["together"] / steps["opposed"] > 1.25
     assert steps["in turn"] / steps["opposed"] > 1.5
+
+
+def test_the_class_conditional_pair_has_nothing_to_fill():
+    pair = class_conditional_pair()
+    assert pair.graph.frozen_layers == ()
+    assert {backbone.name for backbone in pair.graph.backbones} == {"base", "super_resolution"}
+    assert any(name.endswith("labels") for name in pair.graph.inputs)
 
 
 def test_without_encoders_nothing_is_frozen_and_both_backbones_stay():

@@ -97,7 +97,7 @@ def test_loss_and_gradients_of_each_backbone_are_those_of_the_model_alone(prepar
     assert_as_alone(steps_in_threads(prepared, build_plan(prepared.model, LAYOUTS[name])), prepared)
 
 
-FILLED = ["two ranks, opposite", "two groups", "the first rank twice"]
+FILLED = ["two ranks, opposite", "two groups", "the first rank twice", "two groups, sharded"]
 
 
 @pytest.mark.parametrize("name", quick_and_slow(FILLED, quick=FILLED[:1]))

@@ -2,6 +2,7 @@
 
 import json
 import tomllib
+from random import Random
 
 import pytest
 import torch
@@ -111,6 +112,45 @@ def test_a_resumed_run_ends_with_the_same_bits(alone, place, tmp_path):
     found, expected = tensors_of(latest(place / "again")), tensors_of(latest(alone))
     assert found.keys() == expected.keys()
     assert all(torch.equal(tensor, expected[name]) for name, tensor in found.items())
+
+
+class Killed(BaseException):
+    """Nobody catches it, and nothing is saved after it, as after SIGKILL."""
+
+
+def die(job, recipe):
+    raise Killed
+
+
+@pytest.mark.slow
+def test_ten_kills_and_resumptions_change_no_bit(place):
+    """Each run dies at a random step after the last checkpoint; every second step is saved."""
+    sizes = {"training": {"steps": 24}, "checkpoint": {"every": 2, "keep": 1, "asynchronous": False}}
+    assert train_here(recipe_of(place, "whole", **sizes)) == 24
+    draw, done, resume = Random(13), 0, None
+    for _ in range(10):
+        at = min(done + draw.choice([2, 3]), 23)
+        with pytest.raises(Killed):
+            train_here(recipe_of(place, "killed", **sizes), resume, at={at + 1: die})
+        assert latest(place / "killed").name == f"step-{at // 2 * 2:08d}"
+        done, resume = at // 2 * 2, "latest"
+    assert train_here(recipe_of(place, "killed", **sizes), "latest") == 24
+    found, expected = tensors_of(latest(place / "killed")), tensors_of(latest(place / "whole"))
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(tensor, expected[name]) for name, tensor in found.items())
+
+
+@pytest.mark.slow
+def test_a_run_goes_on_in_another_layout(alone, place):
+    """From one rank to two that run the models in opposite directions, with frozen work in the waits."""
+    assert train_here(recipe_of(place, "moved", training={"steps": 3})) == 3
+    with crew_of(2) as crew:
+        moved = recipe_of(place, "moved", pipeline={"schedule": "opposed", "fill": True})
+        assert crew.run(train, moved, "latest") == [5, 5]
+    found, expected = tensors_of(latest(place / "moved")), tensors_of(latest(alone))
+    assert found.keys() == expected.keys()
+    for name, tensor in found.items():
+        torch.testing.assert_close(tensor, expected[name], rtol=1e-9, atol=1e-12)
 
 
 def test_a_run_is_not_resumed_with_another_model(alone, place):

@@ -159,8 +159,9 @@ def test_pictures_of_a_run_are_base_super_resolved_and_bicubic(alone):
         {"schedule": "1f1b", "fill": True},
         {"stages": 1, "data_parallel": 2},
         {"stages": 1, "data_parallel": 2, "sharded": True},
+        {"stages": 1, "replicas": [2], "microbatches": 1},
     ],
-    ids=["opposed, filled", "together", "in turn, filled", "copies", "sharded"],
+    ids=["opposed, filled", "together", "in turn, filled", "copies", "sharded", "replicas"],
 )
 def test_two_ranks_learn_and_draw_what_one_does(alone, place, pipeline):
     name = "-".join(map(str, pipeline.values()))
