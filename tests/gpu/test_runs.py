@@ -1,12 +1,17 @@
 """Training on one GPU. None of these has run on a GPU yet."""
 
+import subprocess
+import sys
+
 import pytest
 import torch
 from tiny_runs import losses_of, recipe_of, save_dit, save_pictures, train, train_here
 
+from diffusionpipe.profiler.clock import Clock
 from diffusionpipe.runtime.process_group import joined, membership
 from diffusionpipe.trainer.host_sum import HostSum
 from diffusionpipe.trainer.metrics import read_metrics
+from diffusionpipe.trainer.recipe import recipe_to_toml
 
 pytestmark = [
     pytest.mark.gpu,
@@ -44,7 +49,8 @@ def test_a_sum_reaches_the_host_beside_later_work():
 
 
 def test_a_device_of_short_kernels_is_timed_apart_from_its_host():
-    clock, tensor = Clock.of(CUDA), torch.zeros(8, device=CUDA)
+    device = torch.device("cuda", 0)
+    clock, tensor = Clock.of(device), torch.zeros(8, device=device)
 
     def compute():
         for _ in range(100):
@@ -56,3 +62,14 @@ def test_a_device_of_short_kernels_is_timed_apart_from_its_host():
     assert not clock.was_late
     assert 0 < took.device < took.host
     assert 1e-4 < took.host < 0.1
+
+
+def test_deterministic_runs_repeat_their_losses(tmp_path):
+    sources = save_dit(tmp_path / "model"), save_pictures(tmp_path / "data")
+    for name in ("one", "other"):
+        recipe = recipe_of(*sources, tmp_path / name, training={"steps": 4, "deterministic": True})
+        file = tmp_path / f"{name}.toml"
+        file.write_text(recipe_to_toml(recipe), encoding="utf-8")
+        command = [sys.executable, "-m", "diffusionpipe", "train", str(file), "--device", "cuda"]
+        subprocess.run(command, check=True, timeout=100)
+    assert losses_of(tmp_path / "one") == losses_of(tmp_path / "other")

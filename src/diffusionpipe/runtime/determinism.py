@@ -16,6 +16,6 @@ def be_deterministic(environ: MutableMapping[str, str]) -> None:
     """Let this process compute with such kernels alone; to be called before it uses a GPU."""
     environ.setdefault(WORKSPACE, ":4096:8")
     torch.use_deterministic_algorithms(True)
-    torch.utils.deterministic.fill_uninitialized_memory = False  # nobody reads it before it is written
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # nobody reads it
     torch.backends.cudnn.deterministic = True
     torch.backends.cudnn.benchmark = False
