@@ -40,7 +40,7 @@ def test_auto_skips_what_is_damaged_and_says_what_it_costs(tmp_path, caplog, nam
     damage(tmp_path, 5, name)
     with caplog.at_level(logging.WARNING):
         assert checkpoint_of(tmp_path, "auto").name == "step-00000002"
-    first, second = (record.getMessage() for record in caplog.records)
+    first, second = (record.getMessage() for record in caplog.records if record.levelno == logging.WARNING)
     assert "step-00000009 reason=" in first
     assert name in first
     assert "kept_as=step-00000009.damaged continues_from=step-00000002 lost_steps=7" in first

@@ -37,11 +37,11 @@ Update = Callable[[int, int], None]
 
 
 def _no_update(block: int, step: int) -> None:
-    raise AssertionError("nobody said how to step")
+    raise AssertionError("no update is set")
 
 
 def _no_encoding(batch: int) -> None:
-    raise AssertionError("nobody said how to encode")
+    raise AssertionError("no encoding is set")
 
 
 @dataclass(kw_only=True)
