@@ -2,6 +2,7 @@ import json
 from dataclasses import replace
 
 import pytest
+from planner import synthetic
 
 from benchmarks.cards.__main__ import as_plain
 from benchmarks.cards.advice import advice, reason_of
@@ -74,7 +75,8 @@ def test_the_advice_is_another_system_where_that_is_faster():
     assert "20% less compute" in reason_of(one)
 
 
-def test_the_states_are_counted_as_the_case_says():
+def test_the_states_are_counted_as_the_case_says(monkeypatch):
+    monkeypatch.setattr("benchmarks.cards.profiles.load", lambda model, device: synthetic.chain([1.0]))
     narrow = setting_of(CASE, STATES[1], is_recomputed=True).workload
     assert (use_of(1, narrow).total, narrow.checkpointed) == (6, ("*",))
     assert use_of(1, setting_of(CASE, STATES[0], is_recomputed=False).workload).total == 16
