@@ -15,6 +15,7 @@ from diffusionpipe.cli.expectation import Expectation, expectation_of
 from diffusionpipe.cli.run_facts import count_parameters, parts_of, shape_of
 from diffusionpipe.cli.run_report import RunReport, end_line, end_table, median_step, start_block, start_lines
 from diffusionpipe.models.describe import describe
+from diffusionpipe.ir.versions import Versions
 from diffusionpipe.planner import Layout, build_plan
 from diffusionpipe.runtime.error_file import note_of
 from diffusionpipe.trainer.counts import short_count
@@ -104,6 +105,16 @@ def test_a_resumed_run_says_from_what(start):
     assert list(start_lines(resumed, EXPECTED))[-1] == (
         "steps=6 from_step=3 resumed=runs/birds/checkpoints/step-00000003"
     )
+
+
+def test_a_run_without_a_flush_says_which_weights_it_reads(model, start):
+    layout = Layout(batch=8, stages=2, microbatches=4, schedule="1f1b", replicas=(1, 1), versions=Versions.STASHED)
+    recipe = start.recipe.model_copy(
+        update={"pipeline": start.recipe.pipeline.model_copy(update={"versions": Versions.STASHED})}
+    )
+    endless = replace(start, plan=build_plan(model, layout), recipe=recipe)
+    assert "not filled, no flush, weights stashed" in on_terminal(start_block(endless, EXPECTED), 160)
+    assert any("microbatches=4 versions=stashed" in line for line in start_lines(endless, EXPECTED))
 
 
 def test_many_workers_show_the_least_and_the_most_memory(start):

@@ -96,6 +96,8 @@ def start_lines(start: "Start", expected: Expectation) -> Iterator[str]:
     if shape.replicas:
         sizes["replicas"] = ",".join(map(str, shape.replicas))
     sizes |= {"copies": plan.mesh.data_parallel, "microbatches": shape.microbatches}
+    if plan.train.lead:
+        sizes["versions"] = recipe.pipeline.versions.value
     sizes |= {"microbatch_size": shape.microbatch_size, "batch": plan.batch, "filled": plan.is_filled}
     yield _line(**sizes, sharded=plan.mesh.shard > 1, offload_frozen=plan.offload_frozen)
     for number, part in enumerate(parts):
@@ -181,6 +183,8 @@ def _layout(start: "Start") -> str:
     words.append(f"{_number(shape.microbatches, 'micro-batch', 'es')} of {shape.microbatch_size}")
     words.append(f"batch {plan.batch}")
     words.append("filled" if plan.is_filled else "not filled")
+    if plan.train.lead:
+        words.append(f"no flush, weights {start.recipe.pipeline.versions.value}")
     if plan.offload_frozen:
         words.append("frozen weights in host memory")
     return ", ".join(words)
