@@ -14,8 +14,8 @@ from tiny_runs import recipe_of
 from diffusionpipe.cli.expectation import Expectation, expectation_of
 from diffusionpipe.cli.run_facts import count_parameters, parts_of, shape_of
 from diffusionpipe.cli.run_report import RunReport, end_line, end_table, median_step, start_block, start_lines
-from diffusionpipe.models.describe import describe
 from diffusionpipe.ir.versions import Versions
+from diffusionpipe.models.describe import describe
 from diffusionpipe.planner import Layout, build_plan
 from diffusionpipe.runtime.error_file import note_of
 from diffusionpipe.trainer.counts import short_count
