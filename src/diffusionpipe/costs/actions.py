@@ -96,6 +96,11 @@ class Costs:
     links: Mapping[tuple[int, int], Link] = field(default_factory=dict)
     """unless the pair (source, destination) stands here."""
 
+    @property
+    def has_hosts(self) -> bool:
+        """Whether hosts take any time beside their devices."""
+        return any(self.host_fills) or any(stage.host != NO_HOST for stage in self.stages)
+
     def link_between(self, source: int, destination: int) -> Link:
         """The link from worker `source` to worker `destination`."""
         return self.links.get((source, destination), self.link)

@@ -282,6 +282,8 @@ def _hidden(proposal: Proposal) -> str:
 
 def _host_bound(proposal: Proposal) -> str:
     """How much longer an iteration takes because hosts issue kernels more slowly than devices compute."""
+    if not proposal.costs.has_hosts:
+        return ""
     unhosted = simulate(proposal.train, without_hosts(proposal.costs)).makespan
     if proposal.timeline.makespan < HOST_BOUND * unhosted:
         return ""

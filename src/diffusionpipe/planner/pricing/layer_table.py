@@ -129,15 +129,17 @@ class LayerTable:
 
     def host(self, first: int, stop: int) -> HostTimes:
         """The time in which a host issues layers first, ..., stop - 1; recomputed ones twice."""
-        names = self.names[first:stop]
-        hosts = [self.profile.layer(name).host for name in names]
-        return HostTimes(
-            forward=sum(host.forward for host in hosts),
-            input_grad=sum(
-                host.input_grad + host.forward * (name in self.checkpointed)
-                for name, host in zip(names, hosts, strict=True)
-            ),
-            weight_grad=sum(host.weight_grad for host in hosts),
+        forward, input_grad, weight_grad = (sums[stop] - sums[first] for sums in self._hosts)
+        return HostTimes(forward=forward, input_grad=input_grad, weight_grad=weight_grad)
+
+    @cached_property
+    def _hosts(self) -> tuple[tuple[Seconds, ...], ...]:
+        """Running sums of the host's time of forwards, input gradients and weight gradients."""
+        hosts = {name: self.profile.layer(name).host for name in self.names}
+        return (
+            self._running(lambda name: hosts[name].forward),
+            self._running(lambda name: hosts[name].input_grad + hosts[name].forward * (name in self.checkpointed)),
+            self._running(lambda name: hosts[name].weight_grad),
         )
 
     @cached_property
