@@ -9,7 +9,7 @@ from diffusionpipe.errors import ConfigError, ScheduleError
 from diffusionpipe.ir import Edge, Op, Schedule, parse_action
 from diffusionpipe.ir.files import schedule_from_text, schedule_to_text
 from diffusionpipe.ir.unroll import unroll
-from diffusionpipe.ir.versions import Versions, is_consistent, is_uniform, staleness_of, versions_held
+from diffusionpipe.ir.versions import Versions, staleness_of, versions_held
 from diffusionpipe.passes import connect_blocks, with_versions, without_flush
 from diffusionpipe.planner.assembly.windows import communicate_window, forwards_ahead, overlap
 from diffusionpipe.schedules import REGISTRY
@@ -17,6 +17,16 @@ from diffusionpipe.timing import Streams
 from diffusionpipe.timing.legal import check
 
 ROWS = [row for row in Versions if row is not Versions.FLUSHED]
+
+
+def is_consistent(table):
+    """Whether each backward reads what its forward read."""
+    return all(row == table[stage, Op.F] for (stage, _), row in table.items())
+
+
+def is_uniform(table):
+    """Whether all stages read equally old weights."""
+    return len({(op, row) for (_, op), row in table.items()}) == len({op for _, op in table})
 
 
 def window_of(versions: Versions, p: int, m: int, family: str = "1f1b") -> Schedule:
@@ -42,8 +52,8 @@ def test_staleness_and_versions_are_those_of_the_table(versions, p):
                 Versions.NEWEST: (own, (0,) * m, 1),
             }[versions]
             assert (table[stage, Op.F], table[stage, Op.B], held[stage]) == (forward, backward, count)
-        assert is_consistent(window) == (versions is not Versions.NEWEST)
-        assert is_uniform(window) == (versions in (Versions.DELAYED, Versions.VERTICAL))
+        assert is_consistent(table) == (versions is not Versions.NEWEST)
+        assert is_uniform(table) == (versions in (Versions.DELAYED, Versions.VERTICAL))
 
 
 def test_pipedream_with_four_stages_and_accumulation():

@@ -146,7 +146,7 @@ def draw_as_rank(drawing: Drawing) -> "tuple[tuple[list[Picture], ...] | None, i
     from diffusionpipe.cli.sample_memory import named_shortage
     from diffusionpipe.runtime.process_group import joined, leave, membership
     from diffusionpipe.trainer.drawing import Arithmetic
-    from diffusionpipe.trainer.ranks_drawing import Ranks, draw_on_ranks, num_rows, rows_together
+    from diffusionpipe.trainer.ranks_drawing import Ranks, draw_on_ranks, rows_together
 
     member = membership(os.environ)
     log_to(Console(stderr=True), member.rank)
@@ -164,7 +164,7 @@ def draw_as_rank(drawing: Drawing) -> "tuple[tuple[list[Picture], ...] | None, i
                 )
     except (Exception, KeyboardInterrupt) as error:
         leave(error, member)
-    return drawn, rows_together(num_rows(len(drawing.wish), drawing.settings[-1]))
+    return drawn, rows_together(len(drawing.wish) * drawing.settings[-1].copies)
 
 
 def _bar(*, is_shown: bool) -> "Progress":

@@ -50,19 +50,6 @@ def staleness_of(window: Schedule) -> Staleness:
     return {key: tuple(row[microbatch] for microbatch in sorted(row)) for key, row in found.items()}
 
 
-def is_consistent(window: Schedule) -> bool:
-    """Whether each backward reads what its forward read."""
-    table = staleness_of(window)
-    return all(row == table[stage, Op.F] for (stage, _), row in table.items())
-
-
-def is_uniform(window: Schedule) -> bool:
-    """Whether all stages read equally old weights."""
-    return len({(op, row) for (_, op), row in staleness_of(window).items()}) == len(
-        {op for _, op in staleness_of(window)}
-    )
-
-
 def versions_held(window: Schedule) -> dict[int, int]:
     """Block -> the versions of its weights that live at once.
 

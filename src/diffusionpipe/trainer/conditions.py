@@ -83,10 +83,9 @@ def small_conditions(
     large = enlarged(small.cpu(), shape[-1])
     noise = drawn_noise("augmentation", settings, len(small), shape, model)
     noised = noised_at(levels, large, noise, settings.noise_level)
-    copies = 2 if settings.is_guided else 1
     return {
-        "upsampled": torch.cat([noised] * copies),
-        "noise_level": torch.full((copies * len(small),), settings.noise_level),
+        "upsampled": torch.cat([noised] * settings.copies),
+        "noise_level": torch.full((settings.copies * len(small),), settings.noise_level),
     }
 
 

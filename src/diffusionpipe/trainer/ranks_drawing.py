@@ -53,11 +53,6 @@ class Ranks:
         return self.job.membership.rank == 0
 
 
-def num_rows(num_samples: int, settings: SamplingSettings) -> int:
-    """Rows of these samples: guidance takes each twice."""
-    return num_samples * (2 if settings.is_guided else 1)
-
-
 def rows_together(count: int) -> int:
     """Rows of a micro-batch where there are `count` rows: the same on any number of ranks.
 
@@ -104,7 +99,7 @@ def _latents(
     """Latents, or pictures by diffusers' pipeline, on the ranks that hold them."""
     job, arithmetic = ranks.job, ranks.arithmetic
     model = _described(opened, arithmetic, job.device.type)
-    count = num_rows(num_samples, settings)
+    count = num_samples * settings.copies
     size = job.membership.world_size
     plan = plan_from_text(from_first(lambda: plan_to_text(ranks.make_plan(model, size, count, rows_together(count)))))
     for component in opened.graph.components.values():

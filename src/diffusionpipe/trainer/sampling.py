@@ -58,6 +58,11 @@ class SamplingSettings:
         """Whether every sample takes two rows: with and without its condition."""
         return self.guidance != self.unguided
 
+    @property
+    def copies(self) -> int:
+        """Rows of a sample."""
+        return 2 if self.is_guided else 1
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spacing:
@@ -163,18 +168,15 @@ def draw(
     noise = step_noise(settings, model)
     latents: Tensor | None = None
     if holds_latents:
-        latents = drawn_noise("sampling", settings, num_samples, latent_shape, model).to(device) * getattr(
-            scheduler, "init_noise_sigma", 1.0
-        )
-    copies = 2 if settings.is_guided else 1
-    timesteps = scheduler.timesteps
-    for index, timestep in enumerate(timesteps):
+        first = drawn_noise("sampling", settings, num_samples, latent_shape, model).to(device)
+        latents = first * getattr(scheduler, "init_noise_sigma", 1.0)
+    for number, timestep in enumerate(scheduler.timesteps, start=1):
         rows: Tensor | None = None
         if latents is not None:
             scaled = (
                 scheduler.scale_model_input(latents, timestep) if hasattr(scheduler, "scale_model_input") else latents
             )
-            rows = torch.cat([scaled] * copies)  # (num_rows, ...)
+            rows = torch.cat([scaled] * settings.copies)  # (num_rows, ...)
         prediction = predict(rows, timestep)
         if latents is not None:
             assert prediction is not None
@@ -185,7 +187,7 @@ def draw(
                 feed_back(guided[:, : latents.shape[1]], scaled, timestep)
             latents = _step(scheduler, guided, timestep, latents, noise)
         if on_step is not None:
-            on_step(index + 1, len(timesteps))
+            on_step(number, len(scheduler.timesteps))
     return latents
 
 
