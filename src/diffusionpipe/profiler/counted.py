@@ -1,12 +1,14 @@
 """The operations and bytes of every layer at one batch size, counted on fake tensors."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.autograd.graph import get_gradient_edge
 
 from diffusionpipe.costs import ModelGraph
 from diffusionpipe.models.graph import Layer, LayerGraph
@@ -49,6 +51,7 @@ def count_layers(
     """What every layer does with `batch` samples; needs neither weights nor the device. Calls `step` after each."""
     ledger = KeptBytes(model)
     counted: dict[str, tuple[_Traces, Bytes]] = {}
+    known: dict[Hashable, _Known] = {}
     with FakeTensorMode(allow_non_fake_inputs=True), fake_weights(graph):
         tensors = {
             spec.name: torch.zeros((batch, *spec.shape), dtype=getattr(torch, spec.dtype)) for spec in graph.given
@@ -56,7 +59,7 @@ def count_layers(
         for layer in graph.layers:
             narrow = torch.bfloat16 if precision == "bfloat16" else None
             run = layer_run(graph, model, layer, tensors, _casts(precision, device_type), narrow)
-            written, traces, workspace = _count(layer, run, ledger)
+            written, traces, workspace = _count(layer, run, ledger, known)
             counted[layer.name] = traces, workspace
             tensors.update(written)
             release(run)
@@ -105,6 +108,11 @@ class _Traces:
             with self.input_grad:
                 torch.autograd.grad(starts, self.run.differentiable, gradients, retain_graph=True, allow_unused=True)
 
+    def repeat(self, other: "_Traces") -> None:
+        """Take over a backward that is the same."""
+        self.input_grad, self.backward = other.input_grad, other.backward
+        self.is_differentiated = other.is_differentiated
+
     def count(self, activation: Bytes, workspace: Bytes) -> LayerCount:
         """All that was counted."""
         return LayerCount(
@@ -120,12 +128,74 @@ class _Traces:
         )
 
 
-def _count(layer: Layer, run: LayerRun, ledger: KeptBytes) -> tuple[dict[str, Tensor], _Traces, Bytes]:
-    """What the layer wrote, its operations and its workspace."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Known:
+    """A backward that was counted; many layers of a model are alike."""
+
+    traces: _Traces
+    workspace: Bytes
+
+
+def _count(
+    layer: Layer, run: LayerRun, ledger: KeptBytes, known: dict[Hashable, _Known]
+) -> tuple[dict[str, Tensor], _Traces, Bytes]:
+    """What the layer wrote, its operations and its workspace. A backward like one of `known` is not run again."""
     traces = _Traces(run=run)
     traces.trace_cast()
-    watch = Watch(forward=traces.forward, backward=traces.backward, before_backward=traces.trace_input_grad)
+    key: Hashable = None
+
+    def known_backward(outputs: Sequence[Tensor]) -> Bytes | None:
+        nonlocal key
+        key = tuple(traces.forward.operations), autograd_graph(outputs, run.differentiable)
+        if key not in known:
+            return None
+        traces.repeat(known[key].traces)
+        return known[key].workspace
+
+    watch = Watch(
+        forward=traces.forward,
+        backward=traces.backward,
+        before_backward=traces.trace_input_grad,
+        known_backward=known_backward,
+    )
     memory = run_for_memory(run, LiveBytes(), watch)
+    known.setdefault(key, _Known(traces=traces, workspace=memory.backward))
     written = dict(zip(layer.writes, memory.written, strict=True))
     ledger.add(layer, memory.kept, run.reads, written, weight_keys(run))
     return written, traces, memory.workspace
+
+
+def autograd_graph(outputs: Sequence[Tensor], inputs: Sequence[Tensor]) -> Hashable:
+    """What decides, with the operations of a forward, which operations its backward runs on tensors of which size.
+
+    First the inputs and outputs, how they lie in memory, and the node where each output gets its gradient (-1: none).
+    Then the nodes in the order in which they are found: kind, and where they pass gradients on to; for a leaf which of
+    the inputs it is, or the shape and dtype of a parameter.
+
+    >>> x, weight = torch.ones(2, requires_grad=True), torch.ones(2, requires_grad=True)
+    >>> (_, starts), nodes = autograd_graph([x * weight], [x])
+    >>> starts, nodes
+    ((0,), (('MulBackward0', ((1, 0), (2, 0))), 0, (torch.Size([2]), torch.float32)))
+    """
+    number_of_input = {id(tensor): number for number, tensor in enumerate(inputs)}
+    numbers: dict[Any, int] = {}
+    starts = []
+    for tensor in outputs:
+        node = get_gradient_edge(tensor).node if tensor.requires_grad else None
+        starts.append(-1 if node is None else numbers.setdefault(node, len(numbers)))
+    nodes = list(numbers)
+    found: list[Hashable] = []
+    for node in nodes:  # grows while it is read
+        if hasattr(node, "variable"):
+            leaf = node.variable
+            found.append(number_of_input.get(id(leaf), (leaf.shape, leaf.dtype)))
+            continue
+        edges = []
+        for other, place in node.next_functions:
+            if other is not None and other not in numbers:
+                numbers[other] = len(numbers)
+                nodes.append(other)
+            edges.append((-1 if other is None else numbers[other], place))
+        found.append((node.name(), tuple(edges)))
+    layouts = tuple((tensor.shape, tensor.stride(), tensor.dtype) for tensor in (*inputs, *outputs))
+    return (layouts, tuple(starts)), tuple(found)

@@ -40,7 +40,15 @@ class MemoryRun:
     written: tuple[Tensor, ...]
     """What the layer wrote, detached."""
     kept: Kept
-    workspace: Bytes
+    forward: Bytes
+    """What the forward had at its peak beyond what is left at its end."""
+    backward: Bytes
+    """What the backward had at its peak beyond what was there at its start, the gradients of the outputs included."""
+
+    @property
+    def workspace(self) -> Bytes:
+        """The larger of both."""
+        return max(self.forward, self.backward)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,15 +58,15 @@ class Watch:
     forward: AbstractContextManager[object]
     backward: AbstractContextManager[object]
     before_backward: BeforeBackward
+    known_backward: Callable[[Sequence[Tensor]], Bytes | None]
+    """Called with the outputs: the backward's peak where it is known, so that it need not run; else None."""
 
 
 def run_for_memory(run: LayerRun, gauge: Gauge, watch: Watch | None = None) -> MemoryRun:
-    """Forward and backward of the layer, with its kept storages and its workspace.
-
-    The workspace is the larger of what the forward had at its peak beyond what is left at its end, and what the
-    backward had at its peak beyond what was there at its start (the gradients of the outputs included).
-    """
-    watch = watch or Watch(forward=nullcontext(), backward=nullcontext(), before_backward=_nothing)
+    """Forward and backward of the layer, with its kept storages and its workspace."""
+    watch = watch or Watch(
+        forward=nullcontext(), backward=nullcontext(), before_backward=_nothing, known_backward=lambda _: None
+    )
     kept = Kept()
     with gauge if isinstance(gauge, LiveBytes) else nullcontext():
         gauge.restart_peak()
@@ -66,8 +74,9 @@ def run_for_memory(run: LayerRun, gauge: Gauge, watch: Watch | None = None) -> M
             outputs = run.forward()
         forward = gauge.peak - gauge.live
         written = tuple(tensor.detach() for tensor in outputs)
-        backward = _backward_workspace(run, outputs, gauge, watch)
-    return MemoryRun(written=written, kept=kept, workspace=max(forward, backward))
+        known = watch.known_backward(outputs)
+        backward = _backward_workspace(run, outputs, gauge, watch) if known is None else known
+    return MemoryRun(written=written, kept=kept, forward=forward, backward=backward)
 
 
 def _nothing(outputs: Sequence[Tensor], gradients: Sequence[Tensor]) -> None:
