@@ -41,7 +41,10 @@ def _own_real(scene: Scene) -> str:
 def _kill_at_random(scene: Scene, job: Job, flavour: str) -> str:
     """By turns after some new steps, and while the ranks start or a checkpoint is written."""
     try:
-        where = [_kill_one(scene, job, is_early=number % 2 == 1) for number in range(KILLS)]
+        where, reached = [], 0  # how far it ever was: a restart takes the steps after its checkpoint out of the metrics
+        for number in range(KILLS):
+            reached = max(reached, *losses_of(job.folder), 0)
+            where.append(_kill_one(scene, job, None if number % 2 == 1 else reached + scene.random.randint(1, 4)))
         status, error = job.end(2 * PATIENCE)
     finally:
         job.kill_all()
@@ -56,13 +59,12 @@ def _kill_at_random(scene: Scene, job: Job, flavour: str) -> str:
     return f"{KILLS} restarts, ended by itself"
 
 
-def _kill_one(scene: Scene, job: Job, *, is_early: bool) -> int:
-    """Kill a random rank; its number."""
-    reached = max(losses_of(job.folder), default=0)
-    if not is_early:
-        job.await_step(reached + scene.random.randint(1, 4))
+def _kill_one(scene: Scene, job: Job, step: int | None) -> int:
+    """Kill a random rank after this step, None: while it starts or soon after; its number."""
+    if step is not None:
+        job.await_step(step)
     ranks = [job.rank(rank, waits=True) for rank in range(2)]
-    if is_early:
+    if step is None:
         time.sleep(2 * scene.random.random())
     victim = scene.random.randrange(2)
     with suppress(psutil.NoSuchProcess):
@@ -138,7 +140,7 @@ def _torchrun(scene: Scene) -> str:
     job = Command(scene.inputs.recipe(scene.name, "long"), launcher=TORCHRUN)
     try:
         for _ in range(3):
-            _kill_one(scene, job, is_early=False)
+            _kill_one(scene, job, max(losses_of(job.folder), default=0) + scene.random.randint(1, 4))
         status, error = job.end(2 * PATIENCE)
     finally:
         job.kill_all()
