@@ -93,19 +93,17 @@ class Queues:
         """
         graph, rows, hops = self.unqueued, self.rows, self.hops
         is_on_host, worker_of = graph.is_on_host, self.worker_of
-        number = [START] * len(graph)
+        number, hosts = [START] * len(graph), [START] * len(graph.events)
         first, second, sources = [START], [START], [START]  # sources: the events in `graph`, START for joins
         add_first, add_second, add_source = first.append, second.append, sources.append
         last = START
-        hosts = [START] * len(graph.events)
         num_queues = 1 + max((queue for hop in hops for queue in hop.queues), default=0)
         queues, issued_behind = [START] * num_queues, [-1] * num_queues
         behind = self._behind(computes)
         pending = iter((*placed, (len(computes), -1)))
         place, transfer = next(pending)
         for index, compute in enumerate((START, *computes), -1):
-            events = behind.get(index, ())
-            for event in (compute, *events) if index >= 0 else events:
+            for event in (compute, *behind.get(index, ())):  # the start before the first compute is no row
                 for one, a, b in rows[event]:
                     last += 1
                     number[one] = last
