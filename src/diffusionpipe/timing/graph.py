@@ -241,39 +241,37 @@ class _Builder:
         """The events in an order in which they can happen, each behind at most two others."""
         for event, stages in self.reduced.items():
             self.work[event] = self.index_of(Reduce(stages))
-        all_waits, works = self.waits, self.work
-        number = [0] * len(all_waits)
-        first, second, sources = [START], [START], [START]  # sources: the events in the order found, START for joins
+        number = [0] * len(self.waits)
+        first, second, work, is_on_host = [START], [START], [0], [False]
         for event in self._order()[1:]:
-            waits = all_waits[event]
+            waits = self.waits[event]
             if len(waits) == 1:
                 one, other = number[waits[0]], START
             elif len(waits) == 2:
                 one, other = number[waits[0]], number[waits[1]]
             else:
-                one, *rest = dict.fromkeys([number[other] for other in waits])
+                one, *rest = dict.fromkeys(number[other] for other in waits)
                 while len(rest) > 1:  # [3]
                     first.append(rest.pop())
                     second.append(rest.pop())
-                    sources.append(START)
+                    work.append(0)
+                    is_on_host.append(False)
                     rest.append(len(first) - 1)
                 other = rest[0] if rest else START
             number[event] = len(first)
             first.append(one)
             second.append(other)
-            sources.append(event)
-        is_on_host = [False] * len(all_waits)
-        for event in self.is_on_host:
-            is_on_host[event] = True
+            work.append(self.work[event])
+            is_on_host.append(event in self.is_on_host)
         return Graph(
             first=tuple(first),
             second=tuple(second),
-            work=tuple(map(works.__getitem__, sources)),
-            is_on_host=tuple(map(is_on_host.__getitem__, sources)),
+            work=tuple(work),
+            is_on_host=tuple(is_on_host),
             works=tuple(self.works),
-            events=tuple(tuple(map(number.__getitem__, events)) for events in self.events),
-            tails=tuple(map(number.__getitem__, self.tails)),
-            transfers=tuple(map(number.__getitem__, self.transfers)),
+            events=tuple(tuple(number[event] for event in events) for events in self.events),
+            tails=tuple(number[tail] for tail in self.tails),
+            transfers=tuple(number[transfer] for transfer in self.transfers),
         )
 
     def _order(self) -> list[int]:

@@ -58,29 +58,22 @@ class Queues:
     @classmethod
     def of(cls, graph: Graph, *, computes: Sequence[int], hops: Sequence[Hop]) -> "Queues":
         """`computes` are the events that stand in the order, besides the transfers."""
-        num_events = len(graph)
-        has_place, is_join = [False] * num_events, [True] * num_events
-        for event in (*computes, *(hop.event for hop in hops)):
-            has_place[event], is_join[event] = True, False
-        worker_of = [0] * num_events
+        has_place = {*computes, *(hop.event for hop in hops)}
+        worker_of = [0] * len(graph)
         for worker, events in enumerate(graph.events):
             for event in events:
                 worker_of[event] = worker
-        for event, (work, is_on_host) in enumerate(zip(graph.work, graph.is_on_host, strict=True)):
-            if work or is_on_host:
-                is_join[event] = False
-        rows: list[tuple[_Row, ...]] = [()] * num_events
+        rows: list[tuple[_Row, ...]] = [()] * len(graph)
         others = []
         joined: list[_Row] = []  # events without work that stand before the one that waits for more than two
-        for row in zip(range(START + 1, num_events), graph.first[START + 1 :], graph.second[START + 1 :], strict=True):
-            event = row[0]
-            if is_join[event]:
-                joined.append(row)
+        for event in range(START + 1, len(graph)):
+            joined.append((event, graph.first[event], graph.second[event]))
+            if not (graph.work[event] or graph.is_on_host[event] or event in has_place):
                 continue
-            rows[event] = (*joined, row) if joined else (row,)
-            if not has_place[event]:
-                own = {one for one, *_ in rows[event]}
-                others.append((event, tuple(e for _, a, b in rows[event] for e in (a, b) if e not in own)))
+            rows[event] = tuple(joined)
+            if event not in has_place:
+                own = {one for one, *_ in joined}
+                others.append((event, tuple(e for _, a, b in joined for e in (a, b) if e not in own)))
             joined = []
         return cls(unqueued=graph, hops=tuple(hops), rows=tuple(rows), others=tuple(others), worker_of=tuple(worker_of))
 
@@ -91,57 +84,52 @@ class Queues:
             computes: their events, in order.
             placed: (index of the compute behind which it stands, transfer) of each transfer, in order; -1: before all.
         """
-        graph, rows, hops = self.unqueued, self.rows, self.hops
-        is_on_host, worker_of = graph.is_on_host, self.worker_of
-        number, hosts = [START] * len(graph), [START] * len(graph.events)
+        graph, rows = self.unqueued, self.rows
+        number = [START] * len(graph)
         first, second, sources = [START], [START], [START]  # sources: the events in `graph`, START for joins
-        add_first, add_second, add_source = first.append, second.append, sources.append
-        last = START
-        num_queues = 1 + max((queue for hop in hops for queue in hop.queues), default=0)
+        hosts = [START] * len(graph.events)
+        num_queues = 1 + max((queue for hop in self.hops for queue in hop.queues), default=0)
         queues, issued_behind = [START] * num_queues, [-1] * num_queues
         behind = self._behind(computes)
         pending = iter((*placed, (len(computes), -1)))
         place, transfer = next(pending)
-        for index, compute in enumerate((START, *computes), -1):
-            for event in (compute, *behind.get(index, ())):  # the start before the first compute is no row
+        for index in range(-1, len(computes)):
+            events = behind.get(index, ())
+            for event in (computes[index], *events) if index >= 0 else events:
                 for one, a, b in rows[event]:
-                    last += 1
-                    number[one] = last
-                    add_first(number[a])
-                    add_second(number[b])
-                    add_source(one)
-                if is_on_host[event]:
-                    hosts[worker_of[event]] = last
+                    number[one] = len(first)
+                    first.append(number[a])
+                    second.append(number[b])
+                    sources.append(one)
+                if graph.is_on_host[event]:
+                    hosts[self.worker_of[event]] = len(first) - 1
             while place <= index:  # [2]
-                event, (sender, receiver), (here, there) = hops[transfer]
+                hop = self.hops[transfer]
+                (sender, receiver), (here, there) = hop.hosts, hop.queues
                 waits = [queues[here]]
                 if queues[there] != waits[0]:
                     waits.append(queues[there])
-                if issued_behind[here] != hosts[sender]:  # else what was issued before it has waited for the host
-                    issued_behind[here] = hosts[sender]
-                    waits.append(hosts[sender])
-                if issued_behind[there] != hosts[receiver]:
-                    issued_behind[there] = hosts[receiver]
-                    waits.append(hosts[receiver])
+                for host, queue in ((hosts[sender], here), (hosts[receiver], there)):
+                    if issued_behind[queue] != host:  # else what was issued before it has waited for the host
+                        waits.append(host)
+                        issued_behind[queue] = host
                 while len(waits) > 2:
-                    last += 1
-                    add_first(waits.pop())
-                    add_second(waits.pop())
-                    add_source(START)
-                    waits.append(last)
-                last += 1
-                number[event] = queues[here] = queues[there] = last
-                add_first(waits[0])
-                add_second(waits[-1])
-                add_source(event)
+                    first.append(waits.pop())
+                    second.append(waits.pop())
+                    sources.append(START)
+                    waits.append(len(first) - 1)
+                number[hop.event] = queues[here] = queues[there] = len(first)
+                first.append(waits[0])
+                second.append(waits[-1])
+                sources.append(hop.event)
                 place, transfer = next(pending)
         return Graph(
             first=tuple(first),
             second=tuple(second),
-            work=tuple(map(graph.work.__getitem__, sources)),
-            is_on_host=tuple(map(is_on_host.__getitem__, sources)),
+            work=tuple([graph.work[event] for event in sources]),
+            is_on_host=tuple([graph.is_on_host[event] for event in sources]),
             works=graph.works,
-            events=tuple(tuple(map(number.__getitem__, events)) for events in graph.events),
+            events=tuple(tuple([number[event] for event in events]) for events in graph.events),
             tails=tuple([number[tail] for tail in graph.tails]),
         )
 
