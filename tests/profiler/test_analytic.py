@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tiny_models import tiny_dit, tiny_stable_diffusion
+from tiny_models import tiny_controlled, tiny_dit, tiny_stable_diffusion
 from torch import nn
 
 from diffusionpipe.costs.devices import DEVICES
@@ -14,6 +14,7 @@ from diffusionpipe.models.describe import describe
 from diffusionpipe.models.folder import build_graph
 from diffusionpipe.models.objective import ObjectiveSettings
 from diffusionpipe.models.sequential import sequential_graph
+from diffusionpipe.profiler import counted
 from diffusionpipe.profiler.analytic import analytic_profile
 from diffusionpipe.profiler.counted import count_layers
 from diffusionpipe.profiler.measured import profile_model
@@ -35,6 +36,11 @@ def squared(prediction, target):
 def counts_of(graph, batch, precision="float32", device_type="cpu"):
     model = describe(graph, autocast=torch.bfloat16 if precision == "bfloat16" else None)
     return count_layers(graph, model, batch, precision=precision, device_type=device_type, step=lambda: None)
+
+
+def controlled_in_pairs(dtype):
+    """A ControlNet with two layers in each block."""
+    return tiny_controlled(dtype, unet={"layers_per_block": 2}, controlnet={"layers_per_block": 2})
 
 
 def test_the_operations_of_a_linear_layer_are_counted_exactly():
@@ -89,6 +95,26 @@ def test_counted_bytes_are_the_measured_bytes(tiny):
             layer.activation[0],
             layer.workspace[0],
         ), layer.name
+
+
+@pytest.mark.parametrize(
+    "tiny", [tiny_dit, pytest.param(controlled_in_pairs, marks=pytest.mark.slow)], ids=["dit", "controlnet"]
+)
+def test_backwards_that_are_not_run_again_are_those_that_running_them_counts(tiny, monkeypatch):
+    """Of the ControlNet's layers that are alike some differ by how a tensor lies in memory alone."""
+    ran = []
+    trace = counted._Traces.trace_input_grad
+
+    def note(self, starts, gradients):
+        ran.append(self.run.layer.name)
+        trace(self, starts, gradients)
+
+    monkeypatch.setattr(counted._Traces, "trace_input_grad", note)
+    graph = tiny(torch.float32)
+    counts, some = counts_of(graph, 2), set(ran)
+    monkeypatch.setattr(counted, "autograd_graph", lambda *_: object())  # so that no layer is like another
+    assert counts == counts_of(graph, 2)
+    assert some < set(ran)
 
 
 def test_two_counts_give_every_batch_size():

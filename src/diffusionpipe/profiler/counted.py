@@ -147,10 +147,11 @@ def _count(
     def known_backward(outputs: Sequence[Tensor]) -> Bytes | None:
         nonlocal key
         key = tuple(traces.forward.operations), autograd_graph(outputs, run.differentiable)
-        if key not in known:
+        found = known.get(key)
+        if found is None:
             return None
-        traces.repeat(known[key].traces)
-        return known[key].workspace
+        traces.repeat(found.traces)
+        return found.workspace
 
     watch = Watch(
         forward=traces.forward,
