@@ -11,9 +11,10 @@ from typer.testing import CliRunner
 from diffusionpipe import cli
 from diffusionpipe.cli import doctor_trials
 from diffusionpipe.cli.doctor import json_of, lines_of
-from diffusionpipe.cli.doctor_facts import Facts, facts_of, named_problem
+from diffusionpipe.cli.doctor_facts import Facts, facts_of
 from diffusionpipe.cli.doctor_findings import Status, findings_of, links_finding
-from diffusionpipe.errors import CheckpointError
+from diffusionpipe.errors import CheckpointError, ConfigError
+from diffusionpipe.runtime.interfaces import check_interfaces
 from diffusionpipe.trainer import shared_file_system
 
 HEALTHY = tuple(
@@ -84,8 +85,9 @@ def test_the_only_link_is_compared_with_an_ethernet():
 
 
 def test_an_interface_that_does_not_exist_is_refused_before_anything_starts():
-    assert "nonesuch" in named_problem({"GLOO_SOCKET_IFNAME": "nonesuch"})
-    assert named_problem({"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "^docker"}) is None
+    with pytest.raises(ConfigError, match="no nonesuch among"):
+        check_interfaces({"GLOO_SOCKET_IFNAME": "nonesuch"})
+    check_interfaces({"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "^docker"})
     result = CliRunner().invoke(cli.app, ["doctor", "--ranks", "1"], env={"GLOO_SOCKET_IFNAME": "nonesuch"})
     assert "names no interface of this machine" in str(result.exception)
 

@@ -97,6 +97,14 @@ def refused(capsys, recipe, *words, allowed=()):
         ("data.train=nowhere", ["data.train: there is no folder nowhere"]),
         ("data.validation=nowhere", ["data.validation"]),
         ("run.patience=1", ["run.patience", "3"]),
+        (
+            "run.stuck_after=soon",
+            ["1 problem", 'run.stuck_after: expected seconds above 0, "auto" or "none";'],
+        ),
+        ("run.stuck_after=-1", ["1 problem", "run.stuck_after: expected seconds above 0", "got -1"]),
+        ("run.folder=a\0b", ["run.folder: a path cannot hold a NUL character"]),
+        ("run.folder=a\udcffb", ["run.folder: the bytes of a path must be UTF-8"]),
+        ("data.train=" + "a" * 256, ["data.train: a path has at most"]),
     ],
 )
 def test_a_wrong_key_or_value_is_named(capsys, recipe, override, parts):
@@ -152,11 +160,50 @@ def test_what_the_optimizer_cannot_train_is_named_with_the_other_problems_before
     assert not (tmp_path / "run" / "cluster.json").exists()
 
 
+@pytest.mark.parametrize(("folder", "where"), [("data", "is"), ("data/one/run", "lies in"), ("link/run", "lies in")])
+def test_a_run_folder_among_the_pictures_is_refused(capsys, recipe, tmp_path, folder, where):
+    (tmp_path / "data").mkdir()
+    (tmp_path / "link").symlink_to("data")
+    words = [f"data.train={tmp_path / 'data'}", f"run.folder={tmp_path / folder}"]
+    assert f"{folder} {where} the folder of pictures of data.train" in refused(capsys, recipe, *words)
+    assert not any((tmp_path / "data").iterdir())
+
+
+def test_a_recipe_may_begin_with_the_mark_that_some_editors_write(capsys, recipe):
+    recipe.write_bytes(b"\xef\xbb\xbf" + recipe.read_bytes())
+    message = refused(capsys, recipe, "training.steps=0")
+    assert "1 problem" in message
+    assert "training.steps" in message
+
+
+@pytest.mark.parametrize("number", ["abc", "", "-1", "1.0"])
+def test_a_rank_without_a_number_is_refused(capsys, recipe, monkeypatch, number):
+    job = {"RANK": number, "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500", "LOCAL_RANK": "0"}
+    for name, value in job.items():
+        monkeypatch.setenv(name, value)
+    message = refused(capsys, recipe)
+    assert "RANK is not set" in message if not number else f"RANK='{number}' is not a number" in message
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "says"),
+    [
+        ("GLOO_SOCKET_IFNAME", "nonesuch", "GLOO_SOCKET_IFNAME=nonesuch names no interface of this machine"),
+        ("DIFFUSIONPIPE_TOKEN", "short", "DIFFUSIONPIPE_TOKEN has 5 characters"),
+    ],
+)
+def test_what_no_rank_could_start_with_is_refused_before_ranks_start(capsys, recipe, monkeypatch, name, value, says):
+    monkeypatch.setenv(name, value)
+    message = refused(capsys, recipe, "pipeline.plan=auto", "--ranks", "2")
+    assert says in message
+    assert "rank 0" not in message
+
+
 def test_a_recipe_that_is_not_there_is_named(capsys, tmp_path):
     assert "gone.toml: cannot be read" in refused(capsys, tmp_path / "gone.toml")
 
 
-@pytest.mark.parametrize("wanted", ["latest", "5", "elsewhere"])
+@pytest.mark.parametrize("wanted", ["latest", "5", "elsewhere", ""])
 def test_a_wrong_resume_says_what_is_there(capsys, recipe, wanted):
     (recipe.parent / "run").mkdir()
     (recipe.parent / "run" / "notes").touch()

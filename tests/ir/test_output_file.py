@@ -144,3 +144,14 @@ def test_a_folder_to_be_made_is_checked_at_its_first_existing_parent(tmp_path):
     ):
         with pytest.raises(error, match=name.partition("/")[0]):
             check_folder(tmp_path / name)
+
+
+def test_a_link_planted_at_the_name_of_the_draft_is_not_followed(tmp_path):
+    """Whoever may write to the folder could otherwise direct the text to any file of ours."""
+    victim = tmp_path / "victim"
+    victim.write_text("precious")
+    (tmp_path / f".plan.json.{os.getpid()}.tmp").symlink_to(victim)
+    write_atomically(tmp_path / "plan.json", "text")
+    assert victim.read_text() == "precious"
+    assert (tmp_path / "plan.json").read_text() == "text"
+    assert not (tmp_path / "plan.json").is_symlink()

@@ -34,17 +34,16 @@ def doctor(
     ] = None,
 ) -> None:
     """Check machines, devices, links, a small pipeline and a checkpoint; each line is ok, warn or fail."""
-    from diffusionpipe.cli.doctor_facts import named_problem
     from diffusionpipe.cli.machine import check_processes
     from diffusionpipe.cli.outputs import check_outputs
     from diffusionpipe.errors import ConfigError
+    from diffusionpipe.runtime.interfaces import check_interfaces
     from diffusionpipe.trainer.launch import is_under_torchrun
 
     check_outputs(out)
     if not folder.is_dir():
         raise ConfigError(f"the folder {folder} does not exist; make it, or choose another with --folder")
-    if problem := named_problem(os.environ):  # gloo and NCCL would say less, and later
-        raise ConfigError(f"{problem}; choose one that `ip address` shows, or unset the variable")
+    check_interfaces(os.environ)
     if is_under_torchrun(os.environ):
         if ranks is not None or port is not None:
             raise ConfigError("torchrun has started the ranks already; leave out --ranks and --port")

@@ -10,12 +10,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from diffusionpipe.runtime.interfaces import NAMED_INTERFACES
 from diffusionpipe.units import Bytes
 
 if TYPE_CHECKING:
     import torch
 
-NAMED_INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 _SHARED_MEMORY = Path("/dev/shm")
 
 
@@ -143,25 +143,3 @@ def _limit_of_container() -> Bytes:
     except OSError:
         return 0
     return max(int(limit) - int(used), 1) if limit.isdecimal() else 0
-
-
-def named_problem(environ: Mapping[str, str]) -> str | None:
-    """Why gloo or NCCL cannot start with the interfaces that the environment names; None where they can."""
-    known = [name for _, name in socket.if_nameindex()]
-    for variable in NAMED_INTERFACES:
-        if unknown := unknown_interface(variable, environ.get(variable, ""), known):
-            return f"{variable}={environ[variable]} names no interface of this machine: {unknown}"
-    return None
-
-
-def unknown_interface(variable: str, value: str, interfaces: Sequence[str]) -> str | None:
-    """What is wrong with the value; None for nothing. NCCL takes beginnings of names.
-
-    NCCL reads "=" as whole names, and "^" as all but these.
-    """
-    if not value or value.startswith("^"):
-        return None
-    is_prefix = variable.startswith("NCCL") and not value.startswith("=")
-    names = value.removeprefix("=").split(",")
-    missing = [n for n in names if not any(i == n or (is_prefix and i.startswith(n)) for i in interfaces)]
-    return f"no {', '.join(missing)} among {', '.join(interfaces)}" if len(missing) == len(names) else None

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from statistics import median
 
-from diffusionpipe.cli.doctor_facts import Facts, is_loopback, unknown_interface
+from diffusionpipe.cli.doctor_facts import Facts, is_loopback
+from diffusionpipe.runtime.interfaces import unknown_interface
 from diffusionpipe.units import Bytes
 
 LEAST_SHARED: Bytes = 2**28

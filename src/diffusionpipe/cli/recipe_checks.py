@@ -3,6 +3,7 @@
 Each check takes sections of the recipe by name and yields "section.key: problem", as those of `trainer.recipe` do.
 """
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -39,6 +40,18 @@ def has_data(*, data: "DataSection") -> Iterator[str]:
     for key, path in (("train", data.train), ("validation", data.validation)):
         if path is not None and not path.is_dir():
             yield f"data.{key}: there is no folder {path}"
+
+
+def has_apart_folders(*, run: "RunSection", data: "DataSection") -> Iterator[str]:
+    """What the run writes is not read as pictures: its samples would become part of the data."""
+    own = Path(os.path.realpath(run.folder))
+    for key, path in (("train", data.train), ("validation", data.validation)):
+        if path is not None and own.is_relative_to(os.path.realpath(path)):
+            where = "is" if own == Path(os.path.realpath(path)) else "lies in"
+            yield (
+                f"run.folder: {run.folder} {where} the folder of pictures of data.{key}, which would then read the "
+                "run's own pictures; choose another folder"
+            )
 
 
 def has_trackers(*, run: "RunSection") -> Iterator[str]:
@@ -117,4 +130,12 @@ def checks_of_run(num_ranks: int, resume: str | None) -> "Sequence[Check]":
         if problem is not None:
             yield f"{'run.folder' if resume is None else '--resume'}: {problem}"
 
-    return has_known_schedule, has_data, has_trackers, has_sizes_for_the_ranks, has_a_usable_folder, has_a_free_folder
+    return (
+        has_known_schedule,
+        has_data,
+        has_apart_folders,
+        has_trackers,
+        has_sizes_for_the_ranks,
+        has_a_usable_folder,
+        has_a_free_folder,
+    )

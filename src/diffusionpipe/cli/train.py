@@ -93,7 +93,8 @@ def train(
     from diffusionpipe.trainer.screen import Screen
 
     is_rank = is_under_torchrun(os.environ)
-    rank = int(os.environ["RANK"]) if is_rank else None
+    number = os.environ["RANK"] if is_rank else ""
+    rank = int(number) if number.isdecimal() else None  # `membership` refuses any other
     screen = Screen(Console(stderr=True), speaks=not rank)
     log_to(screen.console, rank)
     with screen.work("starting"):  # torch takes seconds to import

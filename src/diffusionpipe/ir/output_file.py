@@ -146,8 +146,9 @@ def _replace(place: Path, data: bytes) -> None:
 
 
 def write_durably(path: Path, data: bytes) -> None:
-    """Write a file and wait until it is on the disk."""
-    with path.open("wb") as file:
+    """Write a new file and wait until it is on the disk. What had its name goes, a link is not followed."""
+    path.unlink(missing_ok=True)
+    with path.open("xb") as file:
         file.write(data)
         file.flush()
         os.fsync(file.fileno())

@@ -18,7 +18,7 @@ import json
 import secrets
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import TYPE_CHECKING
@@ -47,6 +47,18 @@ class Candidate:
     rank: int
     world_size: int
     token: str | None = field(default=None, repr=False)
+
+
+def given_token(environ: Mapping[str, str]) -> str | None:
+    """The token that the environment gives; None: none.
+
+    Raises:
+        ConfigError: it is too short.
+    """
+    token = environ.get(TOKEN)
+    if token is not None and len(token) < SHORTEST:
+        raise ConfigError(f"{TOKEN} has {len(token)} characters; set it to a random text of {SHORTEST} or more.")
+    return token
 
 
 def new_token() -> str:

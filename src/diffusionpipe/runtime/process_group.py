@@ -26,9 +26,10 @@ import torch.distributed as dist
 from torch.distributed import HashStore, PrefixStore, Store, TCPStore  # type: ignore[attr-defined]  # no stub has them
 
 from diffusionpipe.errors import ConfigError, PeerError
-from diffusionpipe.runtime.admission import SHORTEST, TOKEN, Candidate, admit, private_keys
+from diffusionpipe.runtime.admission import Candidate, admit, given_token, private_keys
 from diffusionpipe.runtime.devices import agreed_device, sight
 from diffusionpipe.runtime.error_file import LAUNCHED, FailureNote, note_of, write_error_file
+from diffusionpipe.runtime.interfaces import GLOO, NAMED_INTERFACES, check_interfaces
 from diffusionpipe.runtime.loopback import is_loopback, kept_local, loopback_listener
 from diffusionpipe.runtime.parent_death import outlive_parent
 from diffusionpipe.runtime.progress import Progress
@@ -98,10 +99,6 @@ def membership(environ: Mapping[str, str]) -> Membership:
         raise ConfigError(
             f"the environment variables of the job are incomplete: {found}. Start with torchrun or --ranks N."
         )
-    if TOKEN in environ and len(environ[TOKEN]) < SHORTEST:
-        raise ConfigError(
-            f"{TOKEN} has {len(environ[TOKEN])} characters; set it to a random text of {SHORTEST} or more."
-        )
     return Membership(
         rank=rank,
         world_size=world_size,
@@ -111,7 +108,7 @@ def membership(environ: Mapping[str, str]) -> Membership:
         store_rank=None if environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True" else 0,
         attempt=attempt,
         error_file=error_file,
-        token=environ.get(TOKEN),
+        token=given_token(environ),
         launcher=int(environ[LAUNCHED]) if environ.get(LAUNCHED, "").isdecimal() else None,
     )
 
@@ -163,10 +160,12 @@ def joined(
 
     Raises:
         ConfigError: the port is in use, the master cannot be reached, ranks do not come, do not know the token, or have
-            devices that do not suit each other (see `devices`).
+            devices that do not suit each other (see `devices`); the environment names an interface that is not there.
         PeerError: another rank has failed or died.
     """
     own = sight(device, member.local_rank)
+    if member.world_size > 1:
+        check_interfaces(os.environ, (GLOO,) if own.index is None else NAMED_INTERFACES)
     meeting, connect = _store(member, arrival, patience)
     store = private_keys(meeting, member.token)
     post = Post(rank=member.rank, world_size=member.world_size, store_rank=member.store_rank, patience=patience)

@@ -24,8 +24,9 @@ from typing import TYPE_CHECKING
 
 from diffusionpipe.errors import ConfigError
 from diffusionpipe.ir.output_file import reason_of
-from diffusionpipe.runtime.admission import TOKEN, new_token
+from diffusionpipe.runtime.admission import TOKEN, given_token, new_token
 from diffusionpipe.runtime.error_file import LAUNCHED, read_error_file
+from diffusionpipe.runtime.interfaces import GLOO, check_interfaces
 from diffusionpipe.trainer.forwarded_signals import ForwardedSignals
 from diffusionpipe.trainer.frozen_ranks import FrozenRanks
 from diffusionpipe.trainer.rank_failures import RankFailure, error_of, first_failure, output_file, status_of_signals
@@ -61,7 +62,8 @@ def launch(
         port: of the ranks' meeting point; None: any free one.
 
     Raises:
-        ConfigError: the port is in use, or the rank that failed first raised one: its text.
+        ConfigError: the port is in use, the environment names a wrong interface or token, or the rank that failed first
+            raised one: its text.
         TrainingError: of the loss or the weights; the same would happen again.
         PeerError: a rank failed in another way; the text names it.
     """
@@ -71,6 +73,8 @@ def launch(
         log_folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigError(f"the folder {log_folder} cannot be made: {reason_of(error)}; choose another") from error
+    given_token(environ)
+    check_interfaces(environ, (GLOO,))
     store = _meeting_point(port)
     with _quiet_agent(), ForwardedSignals() as signals:
         agent = _agent(command, ranks=ranks, log_folder=log_folder, environ=environ, port=store.port)
@@ -153,7 +157,7 @@ def _logs_specs(*, ranks: int, log_folder: Path, environ: Mapping[str, str]) -> 
 
     added = {
         LAUNCHED: str(os.getpid()),
-        TOKEN: environ.get(TOKEN, new_token()),
+        TOKEN: given_token(environ) or new_token(),
         "TORCH_CPP_LOG_LEVEL": environ.get("TORCH_CPP_LOG_LEVEL", "FATAL"),
         **_nccl_variables(log_folder, environ),
     }

@@ -76,6 +76,8 @@ def resolve(run_folder: Path, wanted: str | int | Path) -> Path:
                 f"{run_folder} has no checkpoint of step {str(wanted)[:_SHOWN]}; {_listing(run_folder)}"
             )
         return path
+    if not str(wanted):
+        raise CheckpointError(f"the name of the checkpoint is empty; {_listing(run_folder)}")
     path = Path(str(wanted))
     if not os.path.exists(path):  # False also for what can be no path
         raise CheckpointError(f"{str(path)[:_SHOWN]} does not exist; {_listing(run_folder)}")

@@ -1,6 +1,8 @@
 """[run] of a recipe: where results go, and who records them besides."""
 
+import json
 from enum import StrEnum
+from math import inf
 from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field
@@ -23,6 +25,16 @@ class TrackerName(StrEnum):
     SWANLAB = "swanlab"
 
 
+def _limit_or_word(value: object) -> object:
+    """Says in one sentence what pydantic says once for each kind of value that would do."""
+    if value == "none":
+        return None
+    is_limit = isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value < inf
+    if value != "auto" and value is not None and not is_limit:
+        raise ValueError(f': expected seconds above 0, "auto" or "none"; got {json.dumps(value, default=str)}')
+    return value
+
+
 def _empty_for_none(value: object) -> object:
     return () if value == "none" else texts_for_text(value)
 
@@ -39,7 +51,7 @@ class RunSection(Section):
     """The project (experiment) under which trackers file the run."""
     name: Maybe[Annotated[str, Field(min_length=1)]] = None
     """Name of the run in the trackers; "none": the name of its folder."""
-    stuck_after: Maybe[Literal["auto"] | Positive] = "auto"
+    stuck_after: Annotated[Literal["auto"] | Positive | None, BeforeValidator(_limit_or_word)] = "auto"
     """Seconds without progress within a step after which the run ends as stuck; ten times as many elsewhere. "auto":
     20 median steps, at least 60 s; "none": no limit."""
     patience: Annotated[float, Field(ge=3, le=3600)] = 8.0

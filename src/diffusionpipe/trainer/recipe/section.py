@@ -36,10 +36,14 @@ def texts_for_text(value: object) -> object:
 def possible(path: Path) -> Path:
     """The path, if a file of that name can exist."""
     if "\0" in str(path):
-        raise ValueError("a path cannot hold a NUL character")
+        raise ValueError(": a path cannot hold a NUL character")
+    try:
+        str(path).encode()
+    except UnicodeEncodeError:
+        raise ValueError(": the bytes of a path must be UTF-8, because it is written into files of text") from None
     longest = max((len(os.fsencode(part)) for part in path.parts), default=0)
     if longest > _MAX_NAME or len(os.fsencode(path)) > _MAX_PATH:
-        raise ValueError(f"a path has at most {_MAX_PATH} bytes and {_MAX_NAME} between two slashes")
+        raise ValueError(f": a path has at most {_MAX_PATH} bytes and {_MAX_NAME} between two slashes")
     return path
 
 
