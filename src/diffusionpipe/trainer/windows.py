@@ -25,6 +25,7 @@ from diffusionpipe.trainer.gradient_norm import clip_factor, scale, sum_of_squar
 from diffusionpipe.trainer.host_sum import HostSum
 from diffusionpipe.trainer.not_finite import NamesOf, bad_positions, not_finite
 from diffusionpipe.trainer.optimizer import set_learning_rates
+from diffusionpipe.trainer.prediction import predict
 from diffusionpipe.trainer.session import Session
 from diffusionpipe.trainer.step_result import StepResult, StepTimes
 from diffusionpipe.trainer.stopping import Decision, Stopping
@@ -66,6 +67,7 @@ class WindowStepper:
         self._batches, self._window = batches, session.worker.window
         (self._trained,) = (trained_backbone(session, backbone) for backbone in session.model.backbones)
         self._window.update = self._update
+        self._window.predict = self._predict
         self._squares = torch.zeros((), dtype=torch.float64, device=session.job.device)
         encodes = [a.reading.lead for _, a in session.plan.train.actions() if a.op is Op.ENCODE]
         self._delay = 1 + max(encodes) - min(encodes)
@@ -148,6 +150,12 @@ class WindowStepper:
             session.optimizer.step()
         if session.ema is not None:
             session.ema.update(step)
+
+    def _predict(self, block: int, version: int, number: int) -> None:
+        """The parameters show a version; they become what the steps up to `number` may make of it."""
+        assert self._base is not None
+        rates = [self._trained.rates_at(self._base + step) for step in range(version, number)]
+        predict(self._session.optimizer, rates)
 
     def _start_sum(self, step: int, outputs: list[Output], started: Seconds) -> _Window:
         """Start the sum over all ranks of squared norm, loss, busy share and votes."""

@@ -143,7 +143,6 @@ class PipelineSection(Section):
             (sizes.offload_frozen, refusal(Feature.VERSIONS, Feature.OFFLOAD)),
             (max(self.replicas, default=1) > 1, refusal(Feature.VERSIONS, Feature.REPLICAS)),
             (self.orders is not None, refusal(Feature.VERSIONS, Feature.ORDERS)),
-            (self.versions is Versions.PREDICTED, refusal(Feature.VERSIONS, Feature.PREDICTION)),
         )
         raise_problems(f"versions: {why}" for is_asked, why in asked if is_asked)
         return self
