@@ -11,12 +11,13 @@ from diffusionpipe.trainer.recipe.pipeline_section import PipelineSection
 from diffusionpipe.trainer.recipe.training_section import Clip, OnSpike, TrainingSection
 
 if TYPE_CHECKING:
-    from diffusionpipe.trainer.recipe.schema import OptimizerSection
+    from diffusionpipe.trainer.recipe.schema import LearningRateSection, OptimizerSection
 
 
 def versions_suit_the_training(
     *,
     training: TrainingSection,
+    learning_rate: "LearningRateSection",
     model: ModelSection,
     optimizer: "OptimizerSection",
     pipeline: PipelineSection,
@@ -27,6 +28,8 @@ def versions_suit_the_training(
     if pipeline.versions is Versions.FLUSHED:
         if training.clip is Clip.BLOCK:
             yield "training.clip: clipping each stage is for training without a flush; remove it, or set versions"
+        if learning_rate.by_staleness is not None:
+            yield "learning_rate.by_staleness: no weights are old where every step ends with a flush; remove it"
         return
     if pipeline.versions is Versions.PREDICTED:
         groups = [optimizer.arguments | own.optimizer_arguments for own in model.components.values()]
