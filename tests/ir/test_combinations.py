@@ -174,9 +174,9 @@ CASES = {
         without_flush(offload_frozen=True),
         recipe_with(pipeline={"versions": "stashed", "offload_frozen": True}, **CLIPPED),
     ],
-    (F.VERSIONS, F.PREDICTION): [
-        without_flush(versions=Versions.PREDICTED),
-        recipe_with(pipeline={"versions": "predicted"}, **CLIPPED),
+    (F.PREDICTION, F.OTHER_OPTIMIZER): [
+        recipe_with(pipeline={"versions": "predicted"}, optimizer={"name": "SGD"}, **CLIPPED),
+        recipe_with(pipeline={"versions": "predicted"}, optimizer={"name": "RMSprop"}, **CLIPPED),
     ],
     (F.VERSIONS, F.FILL): [recipe_with(pipeline={"versions": "stashed", "fill": True}, **CLIPPED)],
     (F.VERSIONS, F.SELF_CONDITIONING): [

@@ -46,7 +46,7 @@ def test_staleness_and_versions_are_those_of_the_table(versions, p):
             first = tuple(ceil(max(0, p - 1 - i) / m) for i in range(m))
             forward, backward, count = {
                 Versions.STASHED: (own, own, 1 + own[0]),
-                Versions.PREDICTED: (own, own, 1 + own[0]),
+                Versions.PREDICTED: (own, own, 1 + copies(p - 1 - stage, m)),
                 Versions.VERTICAL: (first, first, 1 + first[0]),
                 Versions.DELAYED: ((delay,) * m, (delay,) * m, 1 + delay),
                 Versions.NEWEST: (own, (0,) * m, 1),
@@ -78,6 +78,13 @@ def test_three_windows_of_every_row_pass_the_strictest_machine(p):
             check(read)
             assert staleness_of(read) == staleness_of(with_versions(window, versions, delay=window.lead))
             assert schedule_from_text(schedule_to_text(read)) == read
+
+
+def copies(ahead: int, m: int) -> int:
+    """The most predicted copies that live at once: micro-batch k, counted over all batches, of batch k // m runs its
+    forward in window (k - ahead) // m, before the backward of k - ahead."""
+    readings = [(k // m, (k - ahead) // m) for k in range(8 * m + 8 * ahead + 8)]
+    return max(len({(a, b) for a, b in readings[k - ahead : k + 1] if a > b}) for k in range(4 * ahead, len(readings)))
 
 
 def changed(window: Schedule, worker: int, old: str, new: str) -> Schedule:

@@ -14,8 +14,13 @@ from tiny_runs import (
 )
 
 from diffusionpipe.errors import ConfigError
+from diffusionpipe.ir.versions import Versions
+from diffusionpipe.passes import with_versions
+from diffusionpipe.planner.assembly.windows import overlap
 from diffusionpipe.trainer.checkpoints.checkpoint_folder import latest
 from diffusionpipe.trainer.loading import Weights
+from diffusionpipe.trainer.run import is_flush
+from diffusionpipe.trainer.staleness_rates import factor_at, fading_staleness
 
 
 @pytest.fixture(scope="module")
@@ -79,6 +84,38 @@ def test_a_run_that_is_asked_to_stop_finishes_the_batches_that_it_has_begun(crew
     assert list(losses_of(place / "stopped")) == list(range(1, done[0] + 1))
 
 
+def test_the_last_steps_are_flushed_each(recipe):
+    others = {"training": {"steps": 10}, "validation": {"every": 10}, "checkpoint": {"every": 10}}
+    late = recipe("late", pipeline={"flushed_from": 0.7}, **others)
+    assert [step for step in range(1, 11) if is_flush(late, step)] == [7, 8, 9, 10]
+    assert [step for step in range(1, 11) if is_flush(recipe("never", **others), step)] == [10]
+
+
+def test_rates_of_old_weights_fade_to_the_usual_ones(recipe):
+    """One micro-batch, four ranks: the stages' weights are 3, 2, 1 and 0 steps old."""
+    alone = {"stages": 4, "microbatches": 1}
+    slower = recipe("slower", pipeline=alone, learning_rate={"by_staleness": 2}, training={"steps": 1})
+    window = with_versions(overlap(4, 1), Versions.STASHED)
+    found = fading_staleness(slower, window)
+    assert found == {0: 3.0, 1: 2.0, 2: 1.0, 3: 0.0}
+    assert [factor_at(step, found[0], 2) for step in (0, 1, 2, 3)] == [1 / 3, pytest.approx(3**-0.5), 1.0, 1.0]
+    assert {factor_at(step, found[3], 2) for step in range(4)} == {1.0}
+    with pytest.raises(ConfigError, match="no stage reads weights that are more than one step old in the mean"):
+        fading_staleness(slower, with_versions(overlap(4, 4), Versions.STASHED))
+
+
+@pytest.mark.slow
+def test_a_run_lowers_the_rates_of_stages_with_old_weights(crew, recipe, place):
+    """Weights that are two steps old have half the rate, which fades too slowly to show."""
+    delayed = {"pipeline": {"versions": "delayed", "delay": 2}, "training": {"steps": 4}}
+    halved = {"learning_rate": {"by_staleness": 10**12}}
+    assert crew.run(train, recipe("lower", **delayed, **halved)) == [4, 4]
+    assert crew.run(train, recipe("given", **delayed, optimizer={"learning_rate": 0.005})) == [4, 4]
+    assert crew.run(train, recipe("twice", **delayed)) == [4, 4]
+    lower, given, twice = (losses_of(place / name)[4] for name in ("lower", "given", "twice"))
+    assert lower == pytest.approx(given, rel=1e-5) != pytest.approx(twice, rel=1e-4)
+
+
 @pytest.mark.parametrize(
     ("sections", "message"),
     [
@@ -89,12 +126,18 @@ def test_a_run_that_is_asked_to_stop_finishes_the_batches_that_it_has_begun(crew
         ({"pipeline": {"data_parallel": 2, "sharded": True}}, "sharded parameters are gathered for one version"),
         ({"pipeline": {"replicas": [2, 1]}}, "replicas of a stage cannot train without a flush yet"),
         ({"pipeline": {"offload_frozen": True}}, "weights of encoders cannot come from host memory"),
-        ({"pipeline": {"versions": "predicted"}}, "weights cannot be predicted yet"),
+        ({"pipeline": {"versions": "predicted"}, "optimizer": {"name": "SGD"}}, "and SGD is none of them"),
         ({"pipeline": {"orders": "orders.csv"}}, "searched orders and orders of a file end with a flush"),
         ({"pipeline": {"delay": 2}}, 'delay: only versions = "delayed" has one'),
         ({"pipeline": {"plan": "auto"}}, "versions: neither the search nor a plan file takes it"),
         ({"objective": {"self_conditioning": 0.5}}, "self-conditioning needs a second forward of the same weights"),
         ({"pipeline": {"versions": "flushed", "flush_every": 2}}, "flush_every: every step ends with a flush"),
+        ({"pipeline": {"versions": "flushed", "flushed_from": 0.5}}, "flushed_from: every step ends with a flush"),
+        ({"pipeline": {"flushed_from": 1.0}}, "flushed_from"),
+        (
+            {"pipeline": {"versions": "flushed"}, "training": {"clip": "global"}, "learning_rate": {"by_staleness": 9}},
+            "learning_rate.by_staleness: no weights are old where every step ends with a flush",
+        ),
     ],
 )
 def test_what_does_not_go_together_is_refused_by_the_recipe(recipe, sections, message):

@@ -52,6 +52,7 @@ class Feature(StrEnum):
     SELF_CONDITIONING = "self-conditioning"
     VERSIONS = "weight versions"
     PREDICTION = "predicted weights"
+    OTHER_OPTIMIZER = "other optimizers"
     GLOBAL_CLIPPING = "clipping by the global norm"
     SPIKES = "spikes"
     SEVERAL_MODELS = "several models"
@@ -89,6 +90,7 @@ MEANINGS: Mapping[Feature, str] = {
     Feature.SELF_CONDITIONING: "`objective.self_conditioning`: the denoiser reads its own estimate",
     Feature.VERSIONS: "`pipeline.versions`: batches follow each other without a flush",
     Feature.PREDICTION: '`pipeline.versions = "predicted"`',
+    Feature.OTHER_OPTIMIZER: "`optimizer.name` is neither Adam nor AdamW nor SGD with momentum",
     Feature.GLOBAL_CLIPPING: '`training.clip_norm` with `training.clip = "global"`',
     Feature.SPIKES: "`training.on_spike` skips a step or stops at one",
     Feature.SEVERAL_MODELS: "`[models.NAME]`: models that train together, each a backbone of its own",
@@ -216,6 +218,7 @@ WORKS: Mapping[str, Sequence[tuple[Feature, Feature]]] = {
     "tests/trainer/test_orders.py::test_adapters_train_by_a_file_of_orders_as_by_a_family": [
         (Feature.ORDERS_FILE, Feature.LORA)
     ],
+    "tests/runtime/test_windows.py::test_a_window_is_the_recurrence": [(Feature.VERSIONS, Feature.PREDICTION)],
     WINDOWS: [(Feature.VERSIONS, Feature.DATA_PARALLEL), (Feature.VERSIONS, Feature.RECOMPUTE)],
     "tests/trainer/test_windows.py::test_a_run_goes_on_bit_for_bit_from_its_checkpoint": [
         (Feature.VERSIONS, Feature.EMA),
@@ -291,8 +294,9 @@ REFUSED: Mapping[tuple[Feature, Feature], str] = {
     (Feature.VERSIONS, Feature.FILL): (
         'without a flush there are no bubbles to fill; leave out fill, or set versions = "flushed"'
     ),
-    (Feature.VERSIONS, Feature.PREDICTION): (
-        'weights cannot be predicted yet; set versions to "stashed", "vertical", "delayed" or "newest"'
+    (Feature.PREDICTION, Feature.OTHER_OPTIMIZER): (
+        "weights are predicted from the direction of Adam, AdamW or SGD with momentum, and {name} is none of them; "
+        'choose one of them, or set versions = "stashed"'
     ),
     (Feature.VERSIONS, Feature.POST_VALIDATION): (
         "post-validation takes a step back before the next one, but without a flush the next one has begun; leave out "

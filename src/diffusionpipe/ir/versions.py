@@ -56,10 +56,38 @@ def versions_held(window: Schedule) -> dict[int, int]:
     Before a block's step, the newest version in the window of batch b is version b. A forward that leads by l and is a
     steps stale reads version b + l - a then, so a - l versions older than the newest one. What a backward reads must
     live until it runs, when its own batch has become the window's: that is as many versions back as it is stale.
+    Predicted weights are copies beside the newest version, as many as `predictions_held` says.
     """
+    predicted = predictions_held(window)
     oldest: dict[int, int] = defaultdict(int)
     for _, action in window.actions():
         block = window.placement.stages[action.stage].weights
         if action.op in (Op.F, Op.B, Op.I):
-            oldest[block] = max(oldest[block], action.reading.staleness - action.reading.lead)
-    return {block: 1 + age for block, age in sorted(oldest.items())}
+            age = 0 if action.reading.predicted else action.reading.staleness - action.reading.lead
+            oldest[block] = max(oldest[block], age)
+    return {block: 1 + age + predicted.get(block, 0) for block, age in sorted(oldest.items())}
+
+
+def predictions_held(window: Schedule) -> dict[int, int]:
+    """Block -> the most predicted copies of its weights that live at once; blocks without any are left out.
+
+    Forwards of a batch that read the same version share a copy. It lives from the first of these forwards to the last
+    of their backwards, some windows later.
+    """
+    found: dict[int, int] = defaultdict(int)
+    leads = {(a.stage, a.microbatch): a.reading.lead for _, a in window.actions() if a.op is Op.F}
+    for order in window.orders:
+        lives: dict[int, dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
+        for place, action in enumerate(order):
+            if action.reading.predicted:
+                lead = leads[action.stage, action.microbatch]
+                counted = place + len(order) * (lead - action.reading.lead)  # from the start of the forward's window
+                lives[window.placement.stages[action.stage].weights][lead].append(counted)
+        for block, of_lead in lives.items():
+            for now in range(len(order)):
+                # Each window begins a copy like this one: how many have begun, less how many have ended.
+                counts = [
+                    (now - min(life)) // len(order) - (now - max(life) - 1) // len(order) for life in of_lead.values()
+                ]
+                found[block] = max(found[block], sum(counts))
+    return dict(found)

@@ -11,6 +11,9 @@
 A linear layer's backward reads the storage that its forward read, but a convolution's reads what its parameter shows at
 that moment. So a version is bound before the forward *and* before the backward, and nobody writes to its storage in
 between. With one storage, the newest, both read what is there when they run.
+
+Weights that are predicted for a forward are copies beside the ring, and its backward reads the same copy. A copy is
+known by the version that it was made of and the step that it was made for. The oldest copy makes room for the next one.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,14 +24,20 @@ from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 
 
 class BlockVersions:
-    """Mutable: what the parameters show, and the contents of the ring."""
+    """Mutable: what the parameters show, the contents of the ring and of the predicted copies."""
 
-    def __init__(self, parameters: Sequence[nn.Parameter], num_versions: int) -> None:
+    def __init__(self, parameters: Sequence[nn.Parameter], num_versions: int, num_predictions: int = 0) -> None:
+        """`num_versions` live at once, with the predicted copies among them."""
         self._parameters = tuple(parameters)
         present = [parameter.data for parameter in parameters]
-        others = ([torch.empty_like(value) for value in present] for _ in range(num_versions - 1))
-        self._ring: tuple[list[Tensor], ...] = (present, *others)
-        self._bound = self._newest = self._first = 0
+        others = [[torch.empty_like(value) for value in present] for _ in range(num_versions - 1)]
+        num_others = len(others) - num_predictions
+        self._ring: tuple[list[Tensor], ...] = (present, *others[:num_others])
+        self._copies = others[num_others:]
+        self._predicted: dict[tuple[int, int], list[Tensor]] = {}
+        """(version, step) -> its copy, the oldest first."""
+        self._bound: int | tuple[int, int] = 0
+        self._newest = self._first = 0
 
     @property
     def newest(self) -> int:
@@ -38,7 +47,8 @@ class BlockVersions:
     @property
     def num_bytes(self) -> int:
         """Held by all storages."""
-        return sum(value.numel() * value.element_size() for values in self._ring for value in values)
+        storages = (*self._ring, *self._copies)
+        return sum(value.numel() * value.element_size() for values in storages for value in values)
 
     def bind(self, version: int) -> None:
         """Let the parameters show a version; nothing reads an older one than that of the last flush."""
@@ -47,10 +57,44 @@ class BlockVersions:
         if version != self._bound:
             self._show(version)
 
+    def bind_predicted(self, version: int, step: int, predict: Callable[[int], None]) -> None:
+        """Let the parameters show what a version is predicted to be when step `step` starts.
+
+        The first to ask makes the copy, while the version is the newest: `predict(version)` changes the parameters,
+        which show a copy of it. A version that is as old as the step's own start is read as it is.
+        """
+        version = max(version, self._first)
+        if version == step:
+            self.bind(version)
+            return
+        key = version, step
+        if key not in self._predicted:
+            assert version == self._newest, "this prediction does not live"
+            self._make(key, predict)
+        if key != self._bound:
+            self._show_values(self._predicted[key], key)
+
+    @torch.no_grad()
+    def _make(self, key: tuple[int, int], predict: Callable[[int], None]) -> None:
+        """As `step`, it changes what the parameters show while forwards of other micro-batches are open."""
+        if len(self._predicted) == len(self._copies):
+            values = self._predicted.pop(next(iter(self._predicted)))
+        else:
+            values = self._copies[len(self._predicted)]
+        if values:
+            torch._foreach_copy_(values, self._ring[self._newest % len(self._ring)])
+        self._predicted[key] = values
+        self._show_values(values, key)
+        with _unsafe_preserve_version_counter(self._parameters):
+            predict(key[0])
+
     def _show(self, version: int) -> None:
-        for parameter, value in zip(self._parameters, self._ring[version % len(self._ring)], strict=True):
+        self._show_values(self._ring[version % len(self._ring)], version)
+
+    def _show_values(self, values: Sequence[Tensor], bound: int | tuple[int, int]) -> None:
+        for parameter, value in zip(self._parameters, values, strict=True):
             parameter.data = value
-        self._bound = version
+        self._bound = bound
 
     @torch.no_grad()
     def step(self, update: Callable[[], None]) -> None:
@@ -69,4 +113,5 @@ class BlockVersions:
     def flush(self) -> None:
         """Nothing is open: the parameters show the newest version, and nothing reads an older one from now on."""
         self._first = self._newest
+        self._predicted.clear()
         self.bind(self._newest)

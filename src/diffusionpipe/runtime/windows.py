@@ -35,9 +35,16 @@ from diffusionpipe.runtime.versions import BlockVersions
 Update = Callable[[int, int], None]
 """`update(block, step)`: the optimizer's step of a block's parameters, whose gradients are complete."""
 
+Predict = Callable[[int, int, int], None]
+"""`predict(block, version, step)`: move a block's parameters from a version to what they may be when a step starts."""
+
 
 def _no_update(block: int, step: int) -> None:
     raise AssertionError("no update is set")
+
+
+def _no_prediction(block: int, version: int, step: int) -> None:
+    raise AssertionError("no prediction is set")
 
 
 def _no_encoding(batch: int) -> None:
@@ -82,6 +89,8 @@ class WindowExecutor:
         self._versions = versions
         self.update: Update = _no_update
         """What STEP does."""
+        self.predict: Predict = _no_prediction
+        """What moves weights ahead for those that read predicted ones."""
         self._window, self._begun, self._num_runs = 0, 0, 0
         self._encode: Callable[[int], None] = _no_encoding
         flat = replace(schedule, orders=tuple(tuple(map(_plain, order)) for order in schedule.orders))
@@ -215,10 +224,14 @@ class WindowExecutor:
         wait, run = compiler.instruction(_plain(action))
         if action.op not in (Op.F, Op.B, Op.I):
             return wait, run
-        bind = self._versions[block].bind
+        versions = self._versions[block]
 
         def bound() -> None:
-            bind(context.batch - staleness)
+            version, step = context.batch - staleness, context.batch
+            if action.reading.predicted:
+                versions.bind_predicted(version, step, lambda known: self.predict(block, known, step))
+            else:
+                versions.bind(version)
             run()
 
         return wait, bound

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from diffusionpipe.costs import ModelGraph
 from diffusionpipe.costs.sharding import part_of_parameter
 from diffusionpipe.ir import Edge, Op, Plan, PlanPhase, Range, Schedule, sampling_phase
-from diffusionpipe.ir.versions import versions_held
+from diffusionpipe.ir.versions import predictions_held, versions_held
 from diffusionpipe.models.graph import Layer, LayerGraph, layer_parameters, own_parameters
 from diffusionpipe.models.run import needed_layers
 from diffusionpipe.runtime.casts import Casts
@@ -134,8 +134,9 @@ def build_worker(
     executors = parts.executors()
     window, versions = None, dict[int, BlockVersions]()
     if plan.train.lead:
+        predicted = predictions_held(plan.train)
         versions = {
-            block: BlockVersions(held.of_block[block], count)
+            block: BlockVersions(held.of_block[block], count, predicted.get(block, 0))
             for block, count in versions_held(plan.train).items()
             if block in held.of_block
         }

@@ -253,13 +253,13 @@ def _stepper(state: RunState, batches: Iterator[dict[str, Tensor]]) -> Stepper |
     session = state.session
     if session.worker.window is None:
         return Stepper(session, state.stopping, names_of(state), state.spikes, state.checkpoints)
-    return WindowStepper(session, state.stopping, names_of(state), batches, partial(_is_flush, session.recipe))
+    return WindowStepper(session, state.stopping, names_of(state), batches, partial(is_flush, session.recipe))
 
 
-def _is_flush(recipe: Recipe, step: int) -> bool:
+def is_flush(recipe: Recipe, step: int) -> bool:
     """Whether the pipeline of a training without a flush is empty behind so many steps."""
     every = (recipe.pipeline.flush_every, *_reading_weights(recipe))
-    return any(_is_due(number, step) for number in every)
+    return step >= recipe.pipeline.num_unflushed(recipe.training.steps) or any(_is_due(one, step) for one in every)
 
 
 def _reading_weights(recipe: Recipe) -> tuple[int | None, ...]:

@@ -33,6 +33,7 @@ from diffusionpipe.trainer.parameter_groups import ParameterGroups, parameter_gr
 from diffusionpipe.trainer.planning import Planning, agree_on_plan
 from diffusionpipe.trainer.recipe import ObjectiveSection, Recipe
 from diffusionpipe.trainer.scheduler import shift_contradiction
+from diffusionpipe.trainer.staleness_rates import fading_staleness
 
 logger = logging.getLogger(__name__)
 
@@ -119,6 +120,7 @@ def open_session(recipe: Recipe, job: Job, planning: Planning, opened: Model | N
         if warning is not None:
             logger.warning("%s%s", f"{member.name}: " if member.name else "", warning)
     plan = agree_on_plan(graph, model, recipe, job, planning)
+    fading_staleness(recipe, plan.train)  # it refuses, if it must, before anything long starts
     transport = ProcessTransport(summing=tuple(holders_of(plan).values()))
     precision = Precision(device=job.device.type, autocast=autocast_of(recipe))
     weights = Weights(

@@ -25,7 +25,9 @@ from diffusionpipe.trainer.gradient_norm import clip_factor, scale, sum_of_squar
 from diffusionpipe.trainer.host_sum import HostSum
 from diffusionpipe.trainer.not_finite import NamesOf, bad_positions, not_finite
 from diffusionpipe.trainer.optimizer import set_learning_rates
+from diffusionpipe.trainer.prediction import predict
 from diffusionpipe.trainer.session import Session
+from diffusionpipe.trainer.staleness_rates import factor_at, fading_staleness
 from diffusionpipe.trainer.step_result import StepResult, StepTimes
 from diffusionpipe.trainer.stopping import Decision, Stopping
 from diffusionpipe.trainer.trained_backbone import BackboneResult, trained_backbone
@@ -66,6 +68,8 @@ class WindowStepper:
         self._batches, self._window = batches, session.worker.window
         (self._trained,) = (trained_backbone(session, backbone) for backbone in session.model.backbones)
         self._window.update = self._update
+        self._window.predict = self._predict
+        self._staleness = fading_staleness(session.recipe, session.plan.train)
         self._squares = torch.zeros((), dtype=torch.float64, device=session.job.device)
         encodes = [a.reading.lead for _, a in session.plan.train.actions() if a.op is Op.ENCODE]
         self._delay = 1 + max(encodes) - min(encodes)
@@ -143,11 +147,26 @@ class WindowStepper:
             return
         if one.clip_norm is not None:
             scale(gradients, clip_factor(own.sqrt(), one.clip_norm))
-        set_learning_rates(session.optimizer, one.rates_at(step))
+        set_learning_rates(session.optimizer, self._rates_at(block, step))
         if session.optimizer is not None:
             session.optimizer.step()
         if session.ema is not None:
             session.ema.update(step)
+
+    def _rates_at(self, block: int, step: int) -> dict[str, float]:
+        """The learning rates of a block's groups in update `step`, counted from 0."""
+        rates, recipe = self._trained.rates_at(step), self._session.recipe
+        fading = recipe.learning_rate.by_staleness
+        if fading is None or step >= recipe.pipeline.num_unflushed(recipe.training.steps):
+            return rates
+        factor = factor_at(step, self._staleness[block], fading)
+        return {group: rate * factor for group, rate in rates.items()}
+
+    def _predict(self, block: int, version: int, number: int) -> None:
+        """The parameters show a version; they become what the steps up to `number` may make of it."""
+        assert self._base is not None
+        rates = [self._rates_at(block, self._base + step) for step in range(version, number)]
+        predict(self._session.optimizer, rates)
 
     def _start_sum(self, step: int, outputs: list[Output], started: Seconds) -> _Window:
         """Start the sum over all ranks of squared norm, loss, busy share and votes."""

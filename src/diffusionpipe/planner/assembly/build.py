@@ -147,8 +147,6 @@ def _problems_of_versions(graph: ModelGraph, layout: Layout) -> Iterator[str]:
         yield refusal(Feature.VERSIONS, Feature.SELF_CONDITIONING)
     if layout.offload_frozen:
         yield refusal(Feature.VERSIONS, Feature.OFFLOAD)
-    if layout.versions is Versions.PREDICTED:
-        yield refusal(Feature.VERSIONS, Feature.PREDICTION)
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -1,11 +1,13 @@
 """[pipeline] of a recipe: the sizes, where they come from, and their defaults."""
 
 from dataclasses import dataclass
+from math import ceil
 from pathlib import Path
 from typing import Annotated, Self
 
 from pydantic import Field, model_validator
 
+from diffusionpipe.costs.graph import as_fraction
 from diffusionpipe.ir.combinations import Feature, refusal
 from diffusionpipe.ir.versions import Versions
 from diffusionpipe.trainer.recipe.section import Choice, Count, Maybe, Section, Several, raise_problems
@@ -66,6 +68,9 @@ class PipelineSection(Section):
     flush_every: Maybe[Count] = None
     """Without a flush after each step, the steps after which there is one all the same; "none": only for what reads
     the weights, such as validation and checkpoints."""
+    flushed_from: Maybe[Annotated[float, Field(gt=0, lt=1)]] = None
+    """Without a flush after each step, the share of the steps after which each one ends with a flush all the same;
+    "none": no steps do."""
     cluster: Maybe[Annotated[str, Field(min_length=1)]] = None
     """Cluster file or name whose links and memory the search assumes; "none": those of this job, measured."""
 
@@ -83,6 +88,12 @@ class PipelineSection(Section):
     def plan_file(self) -> Path | None:
         """The plan file to train by, if there is one."""
         return None if self.plan in (None, AUTO) else Path(str(self.plan))
+
+    def num_unflushed(self, num_steps: int) -> int:
+        """The first steps of a training that overlap; behind the last of them and each later one is a flush."""
+        if self.versions is Versions.FLUSHED:
+            return 0
+        return num_steps if self.flushed_from is None else ceil(as_fraction(self.flushed_from) * num_steps)
 
     @property
     def sizes(self) -> Sizes:
@@ -129,7 +140,7 @@ class PipelineSection(Section):
     @model_validator(mode="after")
     def _versions_go_together(self) -> Self:
         if self.versions is Versions.FLUSHED:
-            given = [key for key in ("delay", "flush_every") if getattr(self, key) is not None]
+            given = [key for key in ("delay", "flush_every", "flushed_from") if getattr(self, key) is not None]
             raise_problems(f"{key}: every step ends with a flush; set versions, or remove {key}" for key in given)
             return self
         if self.delay is not None and self.versions is not Versions.DELAYED:
@@ -143,7 +154,6 @@ class PipelineSection(Section):
             (sizes.offload_frozen, refusal(Feature.VERSIONS, Feature.OFFLOAD)),
             (max(self.replicas, default=1) > 1, refusal(Feature.VERSIONS, Feature.REPLICAS)),
             (self.orders is not None, refusal(Feature.VERSIONS, Feature.ORDERS)),
-            (self.versions is Versions.PREDICTED, refusal(Feature.VERSIONS, Feature.PREDICTION)),
         )
         raise_problems(f"versions: {why}" for is_asked, why in asked if is_asked)
         return self

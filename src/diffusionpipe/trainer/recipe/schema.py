@@ -99,6 +99,10 @@ class LearningRateSection(Section):
     final: Fraction = 0.0
     """The rate at the last step as a fraction of the highest."""
 
+    by_staleness: Maybe[Count] = None
+    """Without a flush after each step: the steps over which stages with old weights go from a lower rate to the usual
+    one; "none": all stages have the usual rate."""
+
     @model_validator(mode="after")
     def _final_has_an_effect(self) -> Self:
         if self.schedule is RateSchedule.CONSTANT and self.final not in (0, 1):

@@ -1,18 +1,25 @@
 """What training without a flush asks of the other sections."""
 
 from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
 
 from diffusionpipe.ir.combinations import Feature, refusal
 from diffusionpipe.ir.versions import Versions
-from diffusionpipe.trainer.recipe.model_section import ObjectiveSection
+from diffusionpipe.trainer.recipe.model_section import ModelSection, ObjectiveSection
 from diffusionpipe.trainer.recipe.models_section import MemberSection
 from diffusionpipe.trainer.recipe.pipeline_section import PipelineSection
 from diffusionpipe.trainer.recipe.training_section import Clip, OnSpike, TrainingSection
+
+if TYPE_CHECKING:
+    from diffusionpipe.trainer.recipe.schema import LearningRateSection, OptimizerSection
 
 
 def versions_suit_the_training(
     *,
     training: TrainingSection,
+    learning_rate: "LearningRateSection",
+    model: ModelSection,
+    optimizer: "OptimizerSection",
     pipeline: PipelineSection,
     objective: ObjectiveSection,
     models: Mapping[str, MemberSection],
@@ -21,7 +28,14 @@ def versions_suit_the_training(
     if pipeline.versions is Versions.FLUSHED:
         if training.clip is Clip.BLOCK:
             yield "training.clip: clipping each stage is for training without a flush; remove it, or set versions"
+        if learning_rate.by_staleness is not None:
+            yield "learning_rate.by_staleness: no weights are old where every step ends with a flush; remove it"
         return
+    if pipeline.versions is Versions.PREDICTED:
+        groups = [optimizer.arguments | own.optimizer_arguments for own in model.components.values()]
+        if not all(_has_direction(optimizer.name, arguments) for arguments in (optimizer.arguments, *groups)):
+            why = refusal(Feature.PREDICTION, Feature.OTHER_OPTIMIZER, name=optimizer.name)
+            yield f"pipeline.versions: {why}"
     if models:
         yield f"pipeline.versions: {refusal(Feature.VERSIONS, Feature.SEVERAL_MODELS)}"
     if training.clip_norm is not None and training.clip is Clip.GLOBAL:
@@ -32,3 +46,8 @@ def versions_suit_the_training(
         yield f"training.on_spike: {refusal(Feature.VERSIONS, Feature.SPIKES)}"
     if objective.self_conditioning > 0:
         yield f"objective.self_conditioning: {refusal(Feature.VERSIONS, Feature.SELF_CONDITIONING)}"
+
+
+def _has_direction(name: str, arguments: Mapping[str, object]) -> bool:
+    """Whether the optimizer's state shows where its next steps go, as `trainer.prediction` reads it."""
+    return name in ("Adam", "AdamW") or (name == "SGD" and bool(arguments.get("momentum")))
