@@ -4,12 +4,12 @@ import copy
 from dataclasses import replace
 
 import torch
+from descriptions import described
 from layouts import CPU, Step, feed_rows
 from tiny_models import raw_inputs, tiny_dit, tiny_stable_diffusion
 from torch.nn.functional import interpolate
 
 from diffusionpipe.models.cascade import cascade_graph
-from diffusionpipe.models.describe import describe
 from diffusionpipe.planner import build_plan
 from diffusionpipe.runtime.places import holders_of
 from diffusionpipe.runtime.transport import ProcessTransport
@@ -74,7 +74,7 @@ def step_of(worker, inputs):
 
 def steps_in_process(job, layouts):
     graph = cascade()
-    model = describe(graph)
+    model = described(graph)
     inputs = batch_of(graph, 0)
     found = []
     for one in layouts:

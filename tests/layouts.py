@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 import torch
+from descriptions import described
 from tiny_models import raw_inputs
 from torch import Tensor
 
@@ -15,7 +16,6 @@ from diffusionpipe.costs import ModelGraph
 from diffusionpipe.errors import ConfigError
 from diffusionpipe.ir import PlanPhase, Range
 from diffusionpipe.ir.schedule import lone_blocks
-from diffusionpipe.models.describe import describe
 from diffusionpipe.models.graph import LayerGraph, canonical_names
 from diffusionpipe.models.run import run_layers
 from diffusionpipe.passes import PlacedFill
@@ -67,7 +67,7 @@ def steps_in_process(
 ) -> list[tuple[float, dict[str, Tensor]]]:
     """One rank's step of each layout, over torch.distributed."""
     graph = build()
-    model = describe(graph)
+    model = described(graph)
     inputs = raw_inputs(graph, batch)
     steps = []
     for layout in layouts:

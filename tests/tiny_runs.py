@@ -10,15 +10,14 @@ from unittest import mock
 
 import numpy as np
 import torch
+from descriptions import described
 from diffusers import DDIMScheduler, DiTPipeline, StableDiffusionPipeline
 from PIL import Image
 from tiny_models import NUM_CLASSES, randomise_parameters, tiny_text_encoder, tiny_transformer, tiny_unet, tiny_vae
 from torch import Tensor
 from transformers import CLIPTokenizer
 
-from diffusionpipe.costs import ModelGraph
-from diffusionpipe.models.describe import describe
-from diffusionpipe.models.graph import LayerGraph, canonical_names
+from diffusionpipe.models.graph import canonical_names
 from diffusionpipe.runtime.process_group import Job, joined, membership
 from diffusionpipe.trainer import loop, members, spikes, stopping
 from diffusionpipe.trainer import run as run_module
@@ -135,26 +134,9 @@ def train(
         mock.patch.object(loop, "CALM", calm),
         mock.patch.object(run_module, "Stepper", _interrupted(Stepper, job, recipe, at)),
         mock.patch.object(run_module, "WindowStepper", _interrupted(WindowStepper, job, recipe, at)),
-        mock.patch.object(members, "describe", _described),
+        mock.patch.object(members, "describe", described),
     ):
         return run_module.run(recipe, job, hooks, resume=resume)
-
-
-_DESCRIPTIONS: dict[str, ModelGraph] = {}
-
-
-def _described(graph: LayerGraph, **options: Any) -> ModelGraph:
-    """The description of a model, made once in a process: it takes a third of the time of a tiny run."""
-    layers = [(layer.name, layer.component, layer.reads, layer.writes, layer.modules) for layer in graph.layers]
-    modules = [
-        (name, str(module), getattr(module, "config", None), getattr(module, "settings", None))
-        for name, module in graph.components.items()
-    ]
-    tensors = [(n, p.shape, p.dtype, p.requires_grad) for p, n in canonical_names(graph.components).items()]
-    key = repr((layers, modules, tensors, graph.inputs, graph.backbones, options))
-    if key not in _DESCRIPTIONS:
-        _DESCRIPTIONS[key] = describe(graph, **options)
-    return _DESCRIPTIONS[key]
 
 
 _Kind = TypeVar("_Kind", Stepper, WindowStepper)

@@ -1,5 +1,8 @@
+from planner import synthetic
+
 from benchmarks.cascade.__main__ import ways
-from benchmarks.cascade.models import class_conditional_pair, equal_pair, without_encoders
+from benchmarks.cascade.models import class_conditional_pair, without_encoders
+from diffusionpipe.costs.joining import joined_profile
 
 
 def test_with_few_samples_two_directions_beat_the_same_direction_and_all_copies():
@@ -22,7 +25,9 @@ def test_the_class_conditional_pair_has_nothing_to_fill():
 
 
 def test_without_encoders_nothing_is_frozen_and_both_backbones_stay():
-    whole = equal_pair()
+    chain = synthetic.chain([0.1] * 3, frozen=0.1)
+    whole = joined_profile({"base": chain, "super_resolution": chain})
+    assert whole.graph.frozen_layers
     trained = without_encoders(whole)
     assert trained.graph.frozen_layers == ()
     assert trained.graph.backbone_layers == whole.graph.backbone_layers

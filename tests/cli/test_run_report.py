@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from descriptions import described
 from rich.console import Console
 from screen_files import assert_screen
 from tiny_models import tiny_stable_diffusion
@@ -15,7 +16,6 @@ from diffusionpipe.cli.expectation import Expectation, expectation_of
 from diffusionpipe.cli.run_facts import count_parameters, parts_of, shape_of
 from diffusionpipe.cli.run_report import RunReport, end_line, end_table, median_step, start_block, start_lines
 from diffusionpipe.ir.versions import Versions
-from diffusionpipe.models.describe import describe
 from diffusionpipe.planner import Layout, build_plan
 from diffusionpipe.runtime.error_file import note_of
 from diffusionpipe.trainer.counts import short_count
@@ -27,7 +27,7 @@ MEASURED = {"step": 0.61, "iteration": 0.48, "update": 0.1, "data": 0.03}
 
 @pytest.fixture(scope="module")
 def model():
-    return describe(tiny_stable_diffusion(torch.float32))
+    return described(tiny_stable_diffusion(torch.float32))
 
 
 @pytest.fixture(scope="module")

@@ -5,12 +5,12 @@ from dataclasses import replace
 import pytest
 import torch
 from cascades import MEMBERS, cascade
+from descriptions import described
 from tiny_models import tiny_dit, tiny_sdxl
 
 from diffusionpipe.costs import Backbone
 from diffusionpipe.errors import ConfigError, ModelError
 from diffusionpipe.models.cascade import cascade_graph
-from diffusionpipe.models.describe import describe
 from diffusionpipe.planner import Layout, build_plan
 from diffusionpipe.planner.assembly.layout import BackboneLayout
 from diffusionpipe.schedules.list_scheduling import StageTimes
@@ -18,9 +18,9 @@ from diffusionpipe.schedules.opposed import in_turn, pipe_of
 
 
 def test_each_backbone_has_the_layers_that_the_model_has_alone():
-    model = describe(cascade())
+    model = described(cascade())
     for backbone in model.backbones:
-        alone = describe(MEMBERS[backbone.name]())
+        alone = described(MEMBERS[backbone.name]())
         assert model.layers_of(backbone) == tuple(f"{backbone.name}/{name}" for name in alone.backbone_layers)
         assert set(model.alone(backbone).backbone_layers) == set(model.layers_of(backbone))
     assert model.backbone_layers == tuple(name for one in model.backbones for name in model.layers_of(one))
@@ -42,20 +42,20 @@ def test_a_trained_layer_of_two_backbones_is_refused_with_both_names():
     copied = replace(graph.layers[-1], name="objective.second", writes=("second",))
     both = (Backbone(name="one"), Backbone(name="two", loss="second"))
     with pytest.raises(ModelError, match=r"the backbones one and two both train transformer.* make them one backbone"):
-        describe(replace(graph, layers=(*graph.layers, copied), backbones=both))
+        described(replace(graph, layers=(*graph.layers, copied), backbones=both))
 
 
 def test_a_parameter_of_two_backbones_is_refused_with_its_name():
     first, second = tiny_dit(), tiny_dit()
     second.components["transformer"].pos_embed.proj.weight = first.components["transformer"].pos_embed.proj.weight
     with pytest.raises(ModelError, match=r"one and two both train the parameter one/transformer.pos_embed.proj.w"):
-        describe(cascade_graph({"one": first, "two": second}))
+        described(cascade_graph({"one": first, "two": second}))
 
 
 def test_a_trained_layer_of_no_backbone_is_refused():
     graph = cascade()
     with pytest.raises(ModelError, match="is trained, but none of base/loss, base/loss depends on it"):
-        describe(replace(graph, backbones=(graph.backbones[0], replace(graph.backbones[0], name="again"))))
+        described(replace(graph, backbones=(graph.backbones[0], replace(graph.backbones[0], name="again"))))
 
 
 def test_models_without_common_pictures_are_refused():
@@ -71,7 +71,7 @@ def test_a_model_that_reads_the_sizes_of_its_pictures_is_refused():
 
 
 def test_sizes_must_be_given_for_every_backbone():
-    model = describe(cascade())
+    model = described(cascade())
     with pytest.raises(ConfigError, match="the model has the backbones base, super, but the layout gives sizes for"):
         build_plan(model, Layout(batch=8, stages=2, microbatches=2))
     own = tuple(BackboneLayout(name=name, microbatches=3) for name in MEMBERS)
@@ -80,7 +80,7 @@ def test_sizes_must_be_given_for_every_backbone():
 
 
 def test_each_backbone_has_its_own_schedule_for_drawing():
-    model = describe(cascade())
+    model = described(cascade())
     own = tuple(BackboneLayout(name=name, microbatches=2) for name in MEMBERS)
     plan = build_plan(model, Layout(batch=8, stages=2, microbatches=2, schedule="opposed", backbones=own))
     assert list(plan.phases) == ["train", "validate", "sample/base", "sample/super"]
@@ -91,7 +91,7 @@ def test_each_backbone_has_its_own_schedule_for_drawing():
 
 @pytest.mark.parametrize("replicas", [(1, 1), (1, 2), (2, 1)])
 def test_a_backbone_draws_where_it_trains_if_each_has_devices_of_its_own(replicas):
-    model = describe(cascade())
+    model = described(cascade())
     own = tuple(BackboneLayout(name=name, microbatches=2) for name in MEMBERS)
     pipes = [
         pipe_of("base", (0,), (2, 2), first_block=0),

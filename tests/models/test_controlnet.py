@@ -1,9 +1,9 @@
 import pytest
 import torch
+from descriptions import described
 from tiny_models import raw_inputs, tiny_controlled
 
 from diffusionpipe.errors import ModelError
-from diffusionpipe.models.describe import describe
 from diffusionpipe.models.run import needed_layers, run_layers
 
 ATTENTION = {"down_block_types": ("CrossAttnDownBlock2D",) * 2}
@@ -63,11 +63,11 @@ def test_exactly_encoders_noise_and_the_locked_way_to_the_middle_are_frozen():
         or layer.name == "objective.noise"
         or layer.name.startswith(locked)
     ]
-    assert list(describe(graph).frozen_layers) == expected
+    assert list(described(graph).frozen_layers) == expected
 
 
 def test_the_locked_way_up_has_gradients_but_nothing_to_train():
-    model = describe(tiny_controlled())
+    model = described(tiny_controlled())
     trainable = {p.name for p in model.parameters if p.is_trainable}
     up = [layer for layer in model.layers if layer.name.startswith(("unet.up_blocks", "unet.conv_out"))]
     assert not trainable.intersection(name for layer in up for name in layer.parameters)
@@ -77,7 +77,7 @@ def test_the_locked_way_up_has_gradients_but_nothing_to_train():
 
 
 def test_skip_tensors_and_their_copies_go_straight_to_where_they_are_added():
-    model = describe(tiny_controlled())
+    model = described(tiny_controlled())
     readers = {spec.name: [layer.name for layer in model.layers if spec.name in layer.reads] for spec in model.tensors}
     names = [layer.name for layer in model.layers]
     zeros = [name for name in names if name.startswith("controlnet.controlnet_")]

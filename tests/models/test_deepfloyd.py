@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from descriptions import described
 from diffusers import DDPMScheduler
 from tiny_deepfloyd import LEVELS, tiny_if, tiny_super_resolution
 from tiny_models import randomise_parameters
@@ -9,7 +10,6 @@ from torch.nn.functional import interpolate
 
 from diffusionpipe.errors import ModelError
 from diffusionpipe.models.deepfloyd import deepfloyd_graph, noise_levels
-from diffusionpipe.models.describe import describe
 from diffusionpipe.models.family import LowResolution
 from diffusionpipe.models.graph import layer_parameters
 from diffusionpipe.models.objective import Objective, ObjectiveSettings, Prediction
@@ -90,7 +90,7 @@ def test_layers_are_diffusers_unet_forward_and_gradients(ran):
 def test_residual_blocks_and_attentions_are_layers_of_their_own(ran):
     names = {layer.name for layer in ran[1].layers}
     assert {"unet.down_blocks.1.attentions.0", "unet.down_blocks.0.downsamplers.0", "unet.mid_block.resnets.1"} <= names
-    assert not any(name.startswith("unet.") for name in describe(ran[1]).frozen_layers)
+    assert not any(name.startswith("unet.") for name in described(ran[1]).frozen_layers)
 
 
 def test_the_small_picture_is_made_of_the_large_one_and_noised_at_the_level_that_the_model_is_told():

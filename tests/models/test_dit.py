@@ -1,9 +1,9 @@
 import pytest
 import torch
+from descriptions import described
 from tiny_models import NUM_CLASSES, raw_inputs, tiny_dit
 
 from diffusionpipe.errors import ModelError
-from diffusionpipe.models.describe import describe
 from diffusionpipe.models.run import needed_layers, run_layers
 
 TRANSFORMERS = {
@@ -59,7 +59,7 @@ def test_the_null_class_keeps_its_row():
 
 
 def test_the_embedding_goes_straight_to_the_output_layer():
-    model = describe(tiny_dit())
+    model = described(tiny_dit())
     readers = [layer.name for layer in model.layers if "conditioning.out" in layer.reads]
     assert readers == ["transformer.proj_out"]
     embedded = [layer.name for layer in model.layers for p in layer.parameters if "blocks.0.norm1.emb." in p]
@@ -67,7 +67,7 @@ def test_the_embedding_goes_straight_to_the_output_layer():
 
 
 def test_no_parameter_belongs_to_two_layers():
-    model = describe(tiny_dit())
+    model = described(tiny_dit())
     names = [p for layer in model.layers for p in layer.parameters]
     assert len(names) == len(set(names))
 
@@ -75,7 +75,7 @@ def test_no_parameter_belongs_to_two_layers():
 def test_exactly_vae_and_noise_are_frozen():
     graph = tiny_dit()
     expected = [layer.name for layer in graph.layers if layer.component == "vae" or layer.name == "objective.noise"]
-    assert list(describe(graph).frozen_layers) == expected
+    assert list(described(graph).frozen_layers) == expected
 
 
 def test_the_half_for_variances_gets_zero_gradients():

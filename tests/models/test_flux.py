@@ -2,11 +2,11 @@ import inspect
 
 import pytest
 import torch
+from descriptions import described
 from diffusers import FluxPipeline
 from tiny_models import raw_inputs, tiny_flux
 
 from diffusionpipe.errors import ModelError
-from diffusionpipe.models.describe import describe
 from diffusionpipe.models.run import needed_layers, run_layers
 
 TRANSFORMERS = {
@@ -76,11 +76,11 @@ def test_exactly_encoders_and_noise_are_frozen():
     graph = tiny_flux()
     backbone = ("transformer.", "objective.loss")
     expected = [layer.name for layer in graph.layers if not layer.name.startswith(backbone)]
-    assert list(describe(graph).frozen_layers) == expected
+    assert list(described(graph).frozen_layers) == expected
 
 
 def test_nothing_is_written_that_nothing_reads():
-    model = describe(tiny_flux())
+    model = described(tiny_flux())
     read = {name for layer in model.layers for name in layer.reads}
     written = {name for layer in model.layers for name in layer.writes}
     assert written - read == {"loss"}

@@ -1,9 +1,9 @@
 import pytest
 import torch
+from descriptions import described
 from tiny_models import raw_inputs, tiny_controlled, tiny_dit, tiny_flux, tiny_sd3, tiny_sdxl, tiny_stable_diffusion
 
 from diffusionpipe.errors import ModelError
-from diffusionpipe.models.describe import describe
 from diffusionpipe.models.folder import weight_sources
 from diffusionpipe.models.graph import layer_parameters
 from diffusionpipe.models.lora import LoraSettings, add_lora
@@ -56,7 +56,7 @@ def test_only_adapters_are_trained_and_they_get_gradients(tiny, trained):
 @every_model
 def test_weight_gradients_are_planned_for_adapters_alone(tiny, trained):
     _, graph = _with_lora(tiny, trained)
-    model = describe(graph)
+    model = described(graph)
     written = run_layers(graph.layers, graph.components, raw_inputs(graph, 2))
     needed = {name for name, tensor in written.items() if tensor.requires_grad}
     assert {t.name for t in model.tensors if t.needs_gradient} == needed
@@ -68,7 +68,7 @@ def test_weight_gradients_are_planned_for_adapters_alone(tiny, trained):
 
 def test_layers_before_the_first_adapter_are_frozen():
     _, graph = _with_lora(tiny_flux, "transformer")
-    frozen = describe(graph).frozen_layers
+    frozen = described(graph).frozen_layers
     assert {"transformer.x_embedder", "transformer.context_embedder", "transformer.time_text_embed"} <= {*frozen}
     assert "transformer.transformer_blocks.0" not in frozen
 

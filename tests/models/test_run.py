@@ -3,10 +3,10 @@ import weakref
 
 import pytest
 import torch
+from descriptions import described
 from tiny_models import raw_inputs, tiny_dit, tiny_stable_diffusion
 from torch import nn
 
-from diffusionpipe.models.describe import describe
 from diffusionpipe.models.graph import Layer, layer_parameters, parameter_names
 from diffusionpipe.models.run import needed_layers, run_layers
 
@@ -23,7 +23,7 @@ def _gradients(graph):
 
 def _run_cut(graph, inputs, blocks):
     """Blocks of layers that see each other's tensors as leaves, as stages on different ranks do."""
-    model = describe(graph)
+    model = described(graph)
     tensors, sent = dict(inputs), []
     for block in blocks:
         layers = [layer for layer in graph.layers if layer.name in block]

@@ -1,11 +1,11 @@
 import pytest
 import torch
+from descriptions import described
 from diffusers import StableDiffusion3Pipeline
 from tiny_models import raw_inputs, tiny_sd3, tiny_t5
 from torch.nn import functional
 
 from diffusionpipe.errors import ModelError
-from diffusionpipe.models.describe import describe
 from diffusionpipe.models.run import needed_layers, run_layers
 
 TRANSFORMERS = {
@@ -74,11 +74,11 @@ def test_exactly_encoders_and_noise_are_frozen():
     graph = tiny_sd3()
     backbone = ("transformer.", "objective.loss")
     expected = [layer.name for layer in graph.layers if not layer.name.startswith(backbone)]
-    assert list(describe(graph).frozen_layers) == expected
+    assert list(described(graph).frozen_layers) == expected
 
 
 def test_nothing_is_written_that_nothing_reads():
-    model = describe(tiny_sd3())
+    model = described(tiny_sd3())
     read = {name for layer in model.layers for name in layer.reads}
     written = {name for layer in model.layers for name in layer.writes}
     assert written - read == {"loss"}
@@ -100,7 +100,7 @@ def test_what_would_not_run_exactly_is_refused_by_name(config, named):
 
 
 def test_the_bias_by_position_belongs_to_every_layer_of_t5():
-    model = describe(tiny_sd3())
+    model = described(tiny_sd3())
     bias = "text_encoder_3.encoder.block.0.layer.0.SelfAttention.relative_attention_bias.weight"
     users = [layer.name for layer in model.layers if bias in layer.parameters]
     assert users == [f"text_encoder_3.encoder.block.{i}" for i in range(tiny_t5().config.num_layers)]

@@ -1,9 +1,9 @@
 import pytest
 import torch
+from descriptions import described
 from tiny_models import VOCABULARY, raw_inputs, tiny_sdxl
 
 from diffusionpipe.errors import ModelError
-from diffusionpipe.models.describe import describe
 from diffusionpipe.models.run import needed_layers, run_layers
 
 UNETS = {
@@ -69,17 +69,17 @@ def test_text_layers_give_bit_for_bit_penultimate_states_and_pooled_embedding(eo
 def test_exactly_encoders_and_noise_are_frozen():
     graph = tiny_sdxl()
     expected = [x.name for x in graph.layers if x.component not in ("unet", "objective") or x.name == "objective.noise"]
-    assert list(describe(graph).frozen_layers) == expected
+    assert list(described(graph).frozen_layers) == expected
 
 
 def test_what_no_one_reads_of_the_first_text_encoder_is_left_out():
-    names = {p.name for p in describe(tiny_sdxl()).parameters}
+    names = {p.name for p in described(tiny_sdxl()).parameters}
     assert "text_encoder.encoder.layers.0.mlp.fc1.weight" in names
     assert not any(name.startswith(("text_encoder.encoder.layers.1.", "text_encoder.final")) for name in names)
 
 
 def test_every_transformer_block_of_a_deep_attention_is_a_layer():
-    names = [layer.name for layer in describe(tiny_sdxl()).layers]
+    names = [layer.name for layer in described(tiny_sdxl()).layers]
     assert [name for name in names if name.startswith("unet.mid_block")] == [
         "unet.mid_block.resnets.0",
         *(f"unet.mid_block.attentions.0.transformer_blocks.{k}" for k in range(3)),
@@ -89,7 +89,7 @@ def test_every_transformer_block_of_a_deep_attention_is_a_layer():
 
 
 def test_no_parameter_belongs_to_two_layers():
-    names = [p for layer in describe(tiny_sdxl()).layers for p in layer.parameters]
+    names = [p for layer in described(tiny_sdxl()).layers for p in layer.parameters]
     assert len(names) == len(set(names))
 
 

@@ -1,5 +1,6 @@
 import pytest
 import torch
+from descriptions import described
 from tiny_models import (
     randomise_parameters,
     raw_inputs,
@@ -10,7 +11,6 @@ from tiny_models import (
 )
 
 from diffusionpipe.errors import ModelError
-from diffusionpipe.models.describe import describe
 from diffusionpipe.models.objective import Objective, ObjectiveSettings, Prediction
 from diffusionpipe.models.run import needed_layers, run_layers
 from diffusionpipe.models.stable_diffusion import stable_diffusion_graph
@@ -128,7 +128,7 @@ def test_vae_layers_give_bit_for_bit_the_scaled_posterior_sample(config):
 
 def test_exactly_encoders_and_noise_are_frozen():
     graph = tiny_stable_diffusion()
-    frozen = describe(graph).frozen_layers
+    frozen = described(graph).frozen_layers
     expected = [
         layer.name
         for layer in graph.layers
@@ -138,14 +138,14 @@ def test_exactly_encoders_and_noise_are_frozen():
 
 
 def test_a_trained_text_encoder_is_part_of_the_backbone():
-    model = describe(tiny_stable_diffusion(train=("unet", "text_encoder")))
+    model = described(tiny_stable_diffusion(train=("unet", "text_encoder")))
     assert "text_encoder.embeddings" in model.backbone_layers
     assert "vae.encoder.conv_in" in model.frozen_layers
     assert model.tensor("text_states").needs_gradient
 
 
 def test_skip_tensors_go_straight_from_writer_to_reader():
-    model = describe(tiny_stable_diffusion())
+    model = described(tiny_stable_diffusion())
     readers = {name: [layer.name for layer in model.layers if name in layer.reads] for name in ("unet.conv_in", "temb")}
     assert readers["unet.conv_in"] == ["unet.down_blocks.0.resnets.0", "unet.up_blocks.1.resnets.1"]
     assert len(readers["temb"]) == sum("resnets" in layer.name and layer.component == "unet" for layer in model.layers)

@@ -3,6 +3,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from descriptions import described
 from tiny_models import tiny_controlled, tiny_dit, tiny_stable_diffusion
 from torch import nn
 
@@ -10,7 +11,6 @@ from diffusionpipe.costs.devices import DEVICES
 from diffusionpipe.costs.files import profile_from_text, profile_to_text
 from diffusionpipe.costs.mode import Mode
 from diffusionpipe.errors import ConfigError
-from diffusionpipe.models.describe import describe
 from diffusionpipe.models.folder import build_graph
 from diffusionpipe.models.objective import ObjectiveSettings
 from diffusionpipe.models.sequential import sequential_graph
@@ -34,7 +34,7 @@ def squared(prediction, target):
 
 
 def counts_of(graph, batch, precision="float32", device_type="cpu"):
-    model = describe(graph, autocast=torch.bfloat16 if precision == "bfloat16" else None)
+    model = described(graph, autocast=torch.bfloat16 if precision == "bfloat16" else None)
     return count_layers(graph, model, batch, precision=precision, device_type=device_type, step=lambda: None)
 
 
@@ -68,7 +68,7 @@ def test_casts_of_weights_are_counted_apart_from_the_forward():
 
 def test_frozen_layers_cast_in_every_forward():
     count = counts_of(tiny_dit(torch.float32), 2, "bfloat16")
-    model = describe(tiny_dit(torch.float32), autocast=torch.bfloat16)
+    model = described(tiny_dit(torch.float32), autocast=torch.bfloat16)
     assert all(count[name].cast == () for name in model.frozen_layers)
     assert any(op.name == "_to_copy" for name in model.frozen_layers for op in count[name].forward)
 
@@ -87,7 +87,7 @@ def test_attention_is_counted_forward_and_backward():
 @pytest.mark.parametrize("tiny", [tiny_stable_diffusion, tiny_dit])
 def test_counted_bytes_are_the_measured_bytes(tiny):
     graph = tiny(torch.float32)
-    model = describe(graph)
+    model = described(graph)
     measured = profile_model(graph, model, batch_sizes=(2,), repeats=1)
     counted = counts_of(graph, 2)
     for layer in measured.layers:
@@ -119,7 +119,7 @@ def test_backwards_that_are_not_run_again_are_those_that_running_them_counts(tin
 
 def test_two_counts_give_every_batch_size():
     graph = tiny_dit(torch.float32)
-    model = describe(graph)
+    model = described(graph)
     lines = analytic_profile(graph, model, device="a100-80", batch_sizes=(2, 3, 8))
     direct = analytic_profile(graph, model, device="a100-80", batch_sizes=(3, 8))
     for one, other in zip(lines.layers, direct.layers, strict=True):
@@ -131,7 +131,7 @@ def test_two_counts_give_every_batch_size():
 @pytest.mark.parametrize(("tiny", "precision"), [(tiny_stable_diffusion, "float32"), (tiny_dit, "bfloat16")])
 def test_an_analytic_profile_passes_the_checks_of_reading(tiny, precision):
     graph = tiny(torch.float32)
-    model = describe(graph, autocast=torch.bfloat16 if precision == "bfloat16" else None)
+    model = described(graph, autocast=torch.bfloat16 if precision == "bfloat16" else None)
     profile = analytic_profile(graph, model, device="rtx4090", precision=precision, batch_sizes=(2,))
     assert profile_from_text(profile_to_text(profile)) == profile
     assert (profile.device, profile.source) == ("NVIDIA GeForce RTX 4090", "analytic")
@@ -148,7 +148,7 @@ def test_norms_under_autocast_are_counted_in_float32_on_a_gpu_alone():
 def test_an_unknown_device_is_refused():
     graph = tiny_dit(torch.float32)
     with pytest.raises(ConfigError, match="known are"):
-        analytic_profile(graph, describe(graph), device="a100")
+        analytic_profile(graph, described(graph), device="a100")
 
 
 MATMUL = Operation(name="mm", kind=Kind.MATMUL, dtype="bfloat16", flops=1e12, num_bytes=1e6)
@@ -205,7 +205,7 @@ def test_plain_attention_moves_its_scores():
 
 def test_a_profile_states_its_mode_in_its_file():
     graph = tiny_dit(torch.float32)
-    model = describe(graph)
+    model = described(graph)
     eager, compiled = (
         analytic_profile(graph, model, device="a100-80", batch_sizes=(2,), mode=mode)
         for mode in (Mode(), Mode(is_compiled=True))
@@ -238,7 +238,7 @@ def rank_correlation(one, other):
 @pytest.mark.slow
 def test_counted_shares_of_layers_are_the_measured_ones_on_this_cpu():
     graph = build_graph(DIGITS, objective=ObjectiveSettings(), resolution=32)
-    model = describe(graph)
+    model = described(graph)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

@@ -3,11 +3,11 @@ from functools import cache
 
 import pytest
 import torch
+from descriptions import described
 from layouts import CPU, feed_rows
 from tiers import quick_and_slow
 from tiny_models import raw_inputs, tiny_dit, tiny_stable_diffusion
 
-from diffusionpipe.models.describe import describe
 from diffusionpipe.planner import Layout, build_plan
 from diffusionpipe.planner.from_profile import setting_of
 from diffusionpipe.planner.search.proposal import predict
@@ -29,7 +29,7 @@ KINDS = [(model, precision) for model in MODELS for precision in ("float32", "bf
 def profiled(kind, precision):
     graph = MODELS[kind](torch.float32)
     narrow = torch.bfloat16 if precision == "bfloat16" else None
-    model = describe(graph, autocast=narrow)
+    model = described(graph, autocast=narrow)
     profile = profile_model(graph, model, batch_sizes=(4,), precision=precision, repeats=1)
     return graph, model, profile, Precision(autocast=narrow)
 

@@ -2,6 +2,7 @@ import logging
 
 import pytest
 import torch
+from descriptions import described
 from hypothesis import given
 from hypothesis import strategies as st
 from tiny_models import tiny_dit, tiny_stable_diffusion
@@ -9,7 +10,6 @@ from torch import nn
 
 from diffusionpipe.costs.files import profile_from_text, profile_to_text
 from diffusionpipe.errors import ConfigError
-from diffusionpipe.models.describe import describe
 from diffusionpipe.models.graph import layer_parameters
 from diffusionpipe.profiler import measured
 from diffusionpipe.profiler.analytic import analytic_profile
@@ -34,7 +34,7 @@ def to_meta(graph):
 @pytest.fixture(scope="module", params=[tiny_stable_diffusion, tiny_dit], ids=["stable diffusion", "dit"])
 def profiled(request):
     graph = to_meta(request.param(torch.float32))
-    model = describe(graph)
+    model = described(graph)
     return graph, profile_model(graph, model, batch_sizes=(3, 1), repeats=2)
 
 
@@ -46,7 +46,7 @@ def test_a_measured_profile_passes_the_checks_of_reading(profiled):
 
 def test_frozen_layers_have_a_forward_only(profiled):
     graph, profile = profiled
-    for name in describe(graph).frozen_layers:
+    for name in described(graph).frozen_layers:
         layer = profile.layer(name)
         assert min(layer.forward) > 0
         assert {*layer.input_grad, *layer.weight_grad, *layer.activation} == {0}
@@ -54,7 +54,7 @@ def test_frozen_layers_have_a_forward_only(profiled):
 
 def test_trained_layers_keep_bytes_in_proportion_to_the_batch(profiled):
     graph, profile = profiled
-    kept = [profile.layer(name).activation for name in describe(graph).backbone_layers]
+    kept = [profile.layer(name).activation for name in described(graph).backbone_layers]
     assert all(three == 3 * one > 0 for one, three in kept)
 
 
@@ -75,7 +75,9 @@ def test_frozen_parameters_inside_the_backbone_have_no_weight_gradient():
     graph = tiny_dit(torch.float32)
     for parameter in graph.components["transformer"].transformer_blocks[1].parameters():
         parameter.requires_grad_(False)
-    layer = profile_model(graph, describe(graph), batch_sizes=(1,), repeats=1).layer("transformer.transformer_blocks.1")
+    layer = profile_model(graph, described(graph), batch_sizes=(1,), repeats=1).layer(
+        "transformer.transformer_blocks.1"
+    )
     assert layer.weight_grad == (0.0,)
     assert layer.input_grad[0] > 0
 
@@ -83,10 +85,10 @@ def test_frozen_parameters_inside_the_backbone_have_no_weight_gradient():
 @pytest.mark.parametrize(("dtype", "precision"), [(torch.float64, "float64"), (torch.float32, "bfloat16")])
 def test_other_precisions_are_measured_in_their_own_bytes(dtype, precision):
     graph = tiny_dit(dtype)
-    model = describe(graph, autocast=torch.bfloat16 if precision == "bfloat16" else None)
+    model = described(graph, autocast=torch.bfloat16 if precision == "bfloat16" else None)
     profile = profile_model(graph, model, batch_sizes=(2,), precision=precision, repeats=1)
     single = tiny_dit(torch.float32)
-    plain = profile_model(single, describe(single), batch_sizes=(2,), repeats=1)
+    plain = profile_model(single, described(single), batch_sizes=(2,), repeats=1)
     name = "transformer.transformer_blocks.1"
     assert profile.precision == precision
     if precision == "float64":
@@ -97,7 +99,7 @@ def test_other_precisions_are_measured_in_their_own_bytes(dtype, precision):
 
 def test_casts_are_measured_and_their_copies_are_those_that_are_counted():
     graph = tiny_dit(torch.float32)
-    model = describe(graph, autocast=torch.bfloat16)
+    model = described(graph, autocast=torch.bfloat16)
     profile = profile_model(graph, model, batch_sizes=(1, 2), precision="bfloat16", repeats=2)
     counted = analytic_profile(graph, model, device="cpu-1-thread", precision="bfloat16", batch_sizes=(1, 2))
     for layer, other in zip(profile.layers, counted.layers, strict=True):
@@ -109,7 +111,7 @@ def test_casts_are_measured_and_their_copies_are_those_that_are_counted():
 def test_sizes_beyond_the_memory_are_left_out_before_they_fill_it(caplog, monkeypatch):
     """Linux hands out more memory than there is, and then ends the process that uses it."""
     graph = tiny_dit(torch.float32)
-    model = describe(graph)
+    model = described(graph)
     largest = max(sum(model.tensor(name).num_bytes for name in {*one.reads, *one.writes}) for one in model.layers)
     monkeypatch.setattr(measured, "free_memory", lambda: largest)
     with caplog.at_level(logging.WARNING):
@@ -124,7 +126,7 @@ def test_memory_that_the_system_refuses_is_no_bug(monkeypatch):
     graph = tiny_dit(torch.float32)
     monkeypatch.setattr(measured, "random_inputs", lambda *_: torch.empty(2**60))
     with pytest.raises(ConfigError, match="not even 1 sample"):
-        profile_model(graph, describe(graph), batch_sizes=(1,), repeats=1)
+        profile_model(graph, described(graph), batch_sizes=(1,), repeats=1)
 
 
 def test_sizes_beyond_the_time_budget_are_left_out_with_a_warning(caplog):
@@ -133,7 +135,7 @@ def test_sizes_beyond_the_time_budget_are_left_out_with_a_warning(caplog):
     with caplog.at_level(logging.WARNING):
         profile = profile_model(
             graph,
-            describe(graph),
+            described(graph),
             batch_sizes=(1, 2, 4),
             repeats=1,
             time_budget=0.0,
@@ -149,14 +151,14 @@ def test_sizes_beyond_the_time_budget_are_left_out_with_a_warning(caplog):
 def test_batch_sizes_must_be_positive(sizes):
     graph = tiny_dit(torch.float32)
     with pytest.raises(ConfigError, match="positive"):
-        profile_model(graph, describe(graph), batch_sizes=sizes)
+        profile_model(graph, described(graph), batch_sizes=sizes)
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_a_gpu_is_measured_by_its_own_clock_and_allocator():
     graph = to_meta(tiny_dit(torch.float32))
-    model = describe(graph, autocast=torch.bfloat16, device="cuda")
+    model = described(graph, autocast=torch.bfloat16, device="cuda")
     profile = profile_model(graph, model, batch_sizes=(1, 2), device="cuda", precision="bfloat16", repeats=2)
     assert profile_from_text(profile_to_text(profile)) == profile
     assert profile.device == torch.cuda.get_device_name()

@@ -1,9 +1,9 @@
 import pytest
 import torch
+from descriptions import described
 from tiny_models import raw_inputs, tiny_dit, tiny_stable_diffusion
 from torch import nn
 
-from diffusionpipe.models.describe import describe
 from diffusionpipe.models.run import run_layers
 from diffusionpipe.models.sequential import sequential_graph
 from diffusionpipe.profiler.counted_memory import run_for_memory
@@ -60,7 +60,7 @@ def backbone_kept(graph, model, inputs):
 @pytest.mark.parametrize("batch", [1, 3])
 def test_layers_alone_keep_what_the_whole_stage_keeps(tiny, batch):
     graph = tiny(torch.float32)
-    model = describe(graph)
+    model = described(graph)
     tensors = raw_inputs(graph, batch)
     ledger = KeptBytes(model)
     for layer in graph.layers:
@@ -83,7 +83,7 @@ def test_workspace_is_what_a_forward_needs_beyond_its_results():
     graph = sequential_graph(
         nn.Sequential(Wide(), nn.Linear(1, 1)), inputs=(10,), target=(1,), loss=lambda p, t: ((p - t) ** 2).sum(1)
     )
-    model = describe(graph)
+    model = described(graph)
     run = layer_run(graph, model, graph.layers[0], raw_inputs(graph, 2), torch.enable_grad)
     assert (
         run_for_memory(run, LiveBytes()).workspace == 2 * (2 * 100 * 4) - 2 * 4

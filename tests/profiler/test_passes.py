@@ -3,9 +3,9 @@ from itertools import count
 
 import pytest
 import torch
+from descriptions import described
 from tiny_models import raw_inputs, tiny_dit
 
-from diffusionpipe.models.describe import describe
 from diffusionpipe.profiler.clock import Clock
 from diffusionpipe.profiler.layer_run import layer_run
 from diffusionpipe.profiler.measured import profile_model
@@ -24,7 +24,7 @@ class Ticks(Clock):
 @pytest.fixture(scope="module")
 def dit():
     graph = tiny_dit(torch.float32)
-    return graph, describe(graph)
+    return graph, described(graph)
 
 
 def runs_of(graph, model):

@@ -1,10 +1,10 @@
 from dataclasses import replace
 
 import pytest
+from descriptions import described
 from tiny_models import tiny_dit
 
 from diffusionpipe.costs.files import profile_from_text, profile_to_text
-from diffusionpipe.models.describe import describe
 from diffusionpipe.profiler import waking
 from diffusionpipe.profiler.measured import profile_model
 from diffusionpipe.profiler.together import combined
@@ -42,7 +42,7 @@ def test_long_forwards_are_not_waited_for(monkeypatch):
 
 def test_a_profile_of_a_cpu_measures_it_once_and_keeps_it_in_its_file():
     graph = tiny_dit()
-    profile = profile_model(graph, describe(graph), batch_sizes=(1, 2), repeats=1)
+    profile = profile_model(graph, described(graph), batch_sizes=(1, 2), repeats=1)
     assert [wait for wait, _ in profile.waking] == [0.001, 0.005, 0.02, 0.1]
     assert all(extra >= 0 for _, extra in profile.waking)
     assert profile_from_text(profile_to_text(profile)) == profile

@@ -4,12 +4,12 @@ import copy
 
 import pytest
 import torch
+from descriptions import described
 from layouts import CPU, assert_same_step, feed_rows, merge, reference_step, step_in_threads
 from tiers import quick_and_slow
 from tiny_models import raw_inputs, tiny_flux, tiny_stable_diffusion
 
 from diffusionpipe.ir import Range
-from diffusionpipe.models.describe import describe
 from diffusionpipe.models.lora import LoraSettings, add_lora, is_second_matrix
 from diffusionpipe.models.weights import materialize
 from diffusionpipe.passes import PlacedFill
@@ -34,7 +34,7 @@ def prepared(request):
             if is_second_matrix(name):
                 parameter.copy_(torch.randn(parameter.shape, generator=generator, dtype=torch.float64))
     inputs = raw_inputs(graph, BATCH)
-    return graph, describe(graph), inputs, reference_step(graph, inputs)
+    return graph, described(graph), inputs, reference_step(graph, inputs)
 
 
 LAYOUTS = {

@@ -2,11 +2,11 @@
 
 import pytest
 import torch
+from descriptions import described
 from layouts import assert_same_step, reference_step, scattered, steps_ahead
 from tiers import quick_and_slow
 from tiny_models import raw_inputs, tiny_dit, tiny_stable_diffusion
 
-from diffusionpipe.models.describe import describe
 from diffusionpipe.planner import Layout, build_plan
 
 BATCH = 16
@@ -27,7 +27,7 @@ CASES = [(model, layout) for model in MODELS for layout in LAYOUTS]
 )
 def test_steps_with_frozen_work_scattered_over_the_iteration_are_those_of_one_process(model_name, layout):
     graph = MODELS[model_name]()
-    model = describe(graph)
+    model = described(graph)
     batches = [raw_inputs(graph, BATCH, seed) for seed in range(4)]
     expected = [reference_step(graph, inputs) for inputs in batches[:-1]]
     for seed in range(3):
@@ -38,7 +38,7 @@ def test_steps_with_frozen_work_scattered_over_the_iteration_are_those_of_one_pr
 
 def test_the_first_batch_is_encoded_bit_for_bit_as_all_others():
     graph = tiny_stable_diffusion(torch.float32)
-    model = describe(graph)
+    model = described(graph)
     plan = build_plan(model, Layout(batch=BATCH, stages=2, microbatches=4), filler=scattered(1))
     inputs = raw_inputs(graph, BATCH)
     first, second, third = steps_ahead(graph, model, plan, [inputs] * 4)

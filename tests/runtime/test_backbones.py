@@ -5,10 +5,10 @@ import copy
 import pytest
 from cascades import BATCH, MEMBERS, batch_of, cascade, inputs_of, merged, parts_of, step_of, steps_in_process
 from crew import crew_of
+from descriptions import described
 from layouts import CPU, assert_same_step, reference_step, rows_of, scattered
 from tiers import quick_and_slow
 
-from diffusionpipe.models.describe import describe
 from diffusionpipe.planner import Layout, build_plan
 from diffusionpipe.planner.assembly.layout import BackboneLayout
 from diffusionpipe.runtime.threads import run_threads
@@ -18,7 +18,7 @@ from diffusionpipe.runtime.worker import build_worker
 class Prepared:
     def __init__(self):
         self.graph = cascade()
-        self.model = describe(self.graph)
+        self.model = described(self.graph)
         self.batches = [batch_of(self.graph, seed) for seed in range(3)]
         self.expected = [{name: self.alone(name, inputs) for name in MEMBERS} for inputs in self.batches]
 

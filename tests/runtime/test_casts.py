@@ -4,12 +4,12 @@ import copy
 
 import pytest
 import torch
+from descriptions import described
 from layouts import CPU, feed_rows, merge, run_step
 from tiny_models import raw_inputs, tiny_dit
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from diffusionpipe.models.describe import describe
 from diffusionpipe.models.graph import canonical_names
 from diffusionpipe.models.run import run_layers
 from diffusionpipe.models.sequential import sequential_graph
@@ -82,7 +82,7 @@ def assert_bits(found, expected, twice=()):
 @pytest.mark.parametrize(("schedule", "stages"), [("1f1b", 1), ("1f1b", 3), ("zb-h1", 2), ("interleaved", 2)])
 def test_losses_and_gradients_have_the_bits_of_a_plain_autocast_loop(schedule, stages, checkpointed):
     graph = chain_graph()
-    model, inputs = describe(graph, autocast=torch.bfloat16), raw_inputs(graph, BATCH)
+    model, inputs = described(graph, autocast=torch.bfloat16), raw_inputs(graph, BATCH)
     layout = Layout(batch=BATCH, stages=stages, microbatches=MICROBATCHES, schedule=schedule, checkpointed=checkpointed)
     plan = build_plan(model, layout)
 
@@ -99,7 +99,7 @@ def test_losses_and_gradients_have_the_bits_of_a_plain_autocast_loop(schedule, s
 
 def test_the_gradients_of_a_real_model_are_those_of_a_plain_autocast_loop():
     graph = tiny_dit(torch.float32)
-    model, inputs = describe(graph, autocast=torch.bfloat16), raw_inputs(graph, BATCH)
+    model, inputs = described(graph, autocast=torch.bfloat16), raw_inputs(graph, BATCH)
     plan = build_plan(model, Layout(batch=BATCH, stages=2, microbatches=MICROBATCHES, encode_chunk=2))
 
     def main(rank, transport):
@@ -128,7 +128,7 @@ class CountedCasts(TorchDispatchMode):
 def single(schedule="1f1b", checkpointed=()):
     """A worker that is alone, and its inputs."""
     graph = chain_graph()
-    model = describe(graph, autocast=torch.bfloat16)
+    model = described(graph, autocast=torch.bfloat16)
     layout = Layout(batch=BATCH, stages=1, microbatches=MICROBATCHES, schedule=schedule, checkpointed=checkpointed)
     (worker,) = run_threads(
         1,
@@ -232,7 +232,7 @@ def test_an_iteration_that_fails_leaves_no_copy():
 
 def test_without_autocast_nothing_is_copied():
     graph = chain_graph()
-    model = describe(graph)
+    model = described(graph)
     plan = build_plan(model, Layout(batch=BATCH, stages=1, microbatches=MICROBATCHES))
     (worker,) = run_threads(1, lambda rank, transport: build_worker(graph, model, plan, rank, transport, device=CPU))
     worker.train.prepare()

@@ -5,13 +5,13 @@ from functools import cache
 
 import pytest
 import torch
+from descriptions import described
 from layouts import CPU, assert_same_step, copies_of, merge, reference_step, run_step
 from tiers import quick_and_slow
 from tiny_models import raw_inputs, tiny_controlled, tiny_dit, tiny_flux, tiny_stable_diffusion
 
 from diffusionpipe.ir import Range
 from diffusionpipe.ir.combinations import Feature, pairs_that_work
-from diffusionpipe.models.describe import describe
 from diffusionpipe.models.lora import LoraSettings, add_lora
 from diffusionpipe.models.weights import materialize
 from diffusionpipe.ordering import HalfStage, Instance, Objective, Placing, schedule_of, search
@@ -53,7 +53,7 @@ def prepared(kind, dtype):
             graph = tiny_dit(dtype, transformer={"num_layers": 6})
     inputs = raw_inputs(graph, BATCH)
     autocast = torch.bfloat16 if dtype is torch.float32 else None
-    return graph, describe(graph, autocast=autocast), inputs, reference_step(graph, inputs)
+    return graph, described(graph, autocast=autocast), inputs, reference_step(graph, inputs)
 
 
 @cache

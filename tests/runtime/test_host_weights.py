@@ -8,6 +8,7 @@ from itertools import pairwise
 
 import pytest
 import torch
+from descriptions import described
 from layouts import CPU, run_step, step_in_threads
 from tiers import quick_and_slow
 from tiny_models import (
@@ -21,7 +22,6 @@ from tiny_models import (
 from torch import nn
 
 from diffusionpipe.ir import Range
-from diffusionpipe.models.describe import describe
 from diffusionpipe.models.graph import Layer, canonical_names, layer_parameters
 from diffusionpipe.models.lora import LoraSettings, add_lora
 from diffusionpipe.models.run import run_layers
@@ -327,7 +327,7 @@ def assert_bit_for_bit(found, expected):
 )
 def test_loss_and_gradients_are_those_with_the_weights_on_the_device_bit_for_bit(build):
     graph = build()
-    model, inputs = describe(graph), raw_inputs(graph, BATCH)
+    model, inputs = described(graph), raw_inputs(graph, BATCH)
     layout = Layout(batch=BATCH, stages=2, microbatches=2, encode_chunk=3)
     found = step_in_threads(graph, model, replace(layout, offload_frozen=True), inputs)
     assert_bit_for_bit(found, step_in_threads(graph, model, layout, inputs))
@@ -344,7 +344,7 @@ def test_loss_and_gradients_are_those_with_the_weights_on_the_device_bit_for_bit
 )
 def test_other_layouts_stay_the_same_bit_for_bit(sizes):
     graph = tiny_stable_diffusion()
-    model, inputs = describe(graph), raw_inputs(graph, BATCH)
+    model, inputs = described(graph), raw_inputs(graph, BATCH)
     layout = Layout(**{"batch": BATCH, "stages": 1, "microbatches": 2, "encode_chunk": 3} | sizes)
     found = step_in_threads(graph, model, replace(layout, offload_frozen=True), inputs)
     assert_bit_for_bit(found, step_in_threads(graph, model, layout, inputs))
@@ -363,7 +363,7 @@ def pieces(unfilled):
 
 def test_fills_of_some_layers_stay_the_same_and_each_has_the_next_ones_first_layer_started():
     graph = tiny_stable_diffusion()
-    model, inputs = describe(graph), raw_inputs(graph, BATCH)
+    model, inputs = described(graph), raw_inputs(graph, BATCH)
     layout = Layout(batch=BATCH, stages=2, microbatches=2)
 
     def steps(offload_frozen):
@@ -411,7 +411,7 @@ def watch_copies(host_weights):
 
 def test_all_frozen_weights_rest_in_host_memory_and_no_trained_ones_do():
     graph = tiny_stable_diffusion()
-    model = describe(graph)
+    model = described(graph)
     plan = build_plan(model, Layout(batch=BATCH, stages=1, microbatches=2, offload_frozen=True))
 
     def main(rank, transport):

@@ -4,12 +4,12 @@ from functools import cache
 
 import pytest
 import torch
+from descriptions import described
 from layouts import Step, assert_same_step, layouts_of, scattered, step_in_threads, steps_ahead
 from tiny_models import raw_inputs, tiny_dit, tiny_stable_diffusion
 
 from diffusionpipe.ir import Op
 from diffusionpipe.models.cascade import cascade_graph
-from diffusionpipe.models.describe import describe
 from diffusionpipe.models.graph import canonical_names
 from diffusionpipe.models.objective import ObjectiveSettings, Prediction
 from diffusionpipe.models.run import needed_layers, run_layers
@@ -56,7 +56,7 @@ def two_passes(graph, inputs):
 def prepared(name, share, groups=1):
     graph = conditioned_graph(name, share)
     inputs = inputs_of(graph, share, groups)
-    return graph, describe(graph), inputs, two_passes(graph, inputs)
+    return graph, described(graph), inputs, two_passes(graph, inputs)
 
 
 def assert_transparent(name, share, layout):
@@ -113,7 +113,7 @@ def two_models():
     expected = {name: two_passes(member, alone[name] | {"pixels": pixels}) for name, member in members.items()}
     own = {f"{name}/{key}": value for name, inputs in alone.items() for key, value in inputs.items() if key != "pixels"}
     graph = cascade_graph(members)
-    return graph, describe(graph), {"pixels": pixels, **own}, expected
+    return graph, described(graph), {"pixels": pixels, **own}, expected
 
 
 @pytest.mark.parametrize("schedule", ["opposed", "together", "1f1b"])

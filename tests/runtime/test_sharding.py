@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from descriptions import described
 from layouts import CPU, Step, assert_same_step, merge, reference_step, run_step, step_in_threads
 from tiers import quick_and_slow
 from tiny_models import (
@@ -18,7 +19,6 @@ from tiny_models import (
 )
 from torch import nn
 
-from diffusionpipe.models.describe import describe
 from diffusionpipe.models.graph import canonical_names, layer_parameters
 from diffusionpipe.models.lora import LoraSettings, add_lora
 from diffusionpipe.models.weights import materialize
@@ -36,7 +36,7 @@ MODELS = {"stable diffusion": tiny_stable_diffusion, "dit": tiny_dit}
 def prepared(request):
     graph = MODELS[request.param]()
     inputs = raw_inputs(graph, BATCH)
-    return graph, describe(graph), inputs, reference_step(graph, inputs)
+    return graph, described(graph), inputs, reference_step(graph, inputs)
 
 
 def sharded(**sizes) -> Layout:
@@ -84,7 +84,7 @@ def test_gradients_of_other_models_are_those_of_one_process(build):
     graph = build()
     inputs = raw_inputs(graph, BATCH)
     layout = sharded(microbatches=2, buckets=0, checkpointed=("*.single*",))
-    assert_same_step(step_in_threads(graph, describe(graph), layout, inputs), reference_step(graph, inputs))
+    assert_same_step(step_in_threads(graph, described(graph), layout, inputs), reference_step(graph, inputs))
 
 
 def test_at_rest_a_rank_holds_its_part_alone_and_two_blocks_at_most_while_it_trains(prepared):
@@ -128,7 +128,7 @@ def _is_whole(block) -> bool:
 
 def test_float32_adamw_over_three_ranks_learns_what_one_process_learns():
     graph = tiny_dit(torch.float32)
-    model = describe(graph)
+    model = described(graph)
     plan = build_plan(model, sharded(data_parallel=3, microbatches=2))
     batches = [raw_inputs(graph, BATCH, seed) for seed in range(10)]
     alone = copy.deepcopy(graph)
@@ -174,7 +174,7 @@ BFLOAT16 = Precision(autocast=torch.bfloat16)
 
 def _bfloat16_step(graph, layout, inputs):
     """Loss and gradients of one step under autocast."""
-    model = describe(graph, autocast=torch.bfloat16)
+    model = described(graph, autocast=torch.bfloat16)
     plan = build_plan(model, layout)
 
     def main(rank, transport):
@@ -221,7 +221,7 @@ def test_under_autocast_recomputed_layers_read_copies_too(build):
 
 def test_under_autocast_what_travels_and_what_is_whole_is_narrow():
     graph = tiny_dit(torch.float32)
-    model = describe(graph, autocast=torch.bfloat16)
+    model = described(graph, autocast=torch.bfloat16)
     plan = build_plan(model, sharded(buckets=3))
 
     def main(rank, transport):

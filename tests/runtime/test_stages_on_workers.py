@@ -1,12 +1,12 @@
 """Several stages on a worker, several ways through the workers, whole and split backwards: one process's gradients."""
 
 import pytest
+from descriptions import described
 from greedy_orders import greedy
 from layouts import assert_same_step, reference_step, step_in_threads
 from tiny_models import raw_inputs, tiny_dit, tiny_stable_diffusion
 
 from diffusionpipe.ir import Op
-from diffusionpipe.models.describe import describe
 from diffusionpipe.planner import Layout, build_plan
 from diffusionpipe.planner.assembly import layout as layouts_module
 from diffusionpipe.schedules.shapes import SPLIT, TRAIN, Pipe, linear, loop, wave
@@ -24,7 +24,7 @@ WAYS = {
 def prepare(build):
     graph = build()
     inputs = raw_inputs(graph, 8)
-    return graph, describe(graph), inputs, reference_step(graph, inputs)
+    return graph, described(graph), inputs, reference_step(graph, inputs)
 
 
 @pytest.fixture(scope="module")

@@ -9,6 +9,7 @@ from unittest import mock
 import pytest
 import torch
 from asynchronous_device import AsynchronousDevice, AsynchronousRecorder, random_lengths
+from descriptions import described
 from layouts import CPU, can_run, rows_of, scattered
 from streams import Event, Stream, Streams, StreamTransport, Work, devices_with_streams
 from tiers import quick_and_slow
@@ -16,7 +17,6 @@ from tiny_models import raw_inputs, tiny_dit, tiny_stable_diffusion
 
 from diffusionpipe.ir import Action
 from diffusionpipe.ir.flows import TIMED_OPS
-from diffusionpipe.models.describe import describe
 from diffusionpipe.planner import Layout, build_plan
 from diffusionpipe.runtime import executor
 from diffusionpipe.runtime.executor import Executor
@@ -53,7 +53,7 @@ def layout_of(kind, schedule):
 def prepared(model_of, dtype=torch.float64):
     graph = model_of(dtype=dtype)
     autocast = torch.bfloat16 if dtype is torch.float32 else None
-    return graph, describe(graph, autocast=autocast), raw_inputs(graph, BATCH)
+    return graph, described(graph, autocast=autocast), raw_inputs(graph, BATCH)
 
 
 QUICK = [

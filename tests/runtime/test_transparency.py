@@ -6,6 +6,7 @@ from functools import cache
 
 import pytest
 import torch
+from descriptions import described
 from layouts import CPU, assert_same_step, can_run, feed_rows, layouts_of, reference_step, run_step, step_in_threads
 from tiers import quick_and_slow
 from tiny_models import raw_inputs, tiny_dit, tiny_stable_diffusion
@@ -13,7 +14,6 @@ from torch import Tensor, nn
 
 from diffusionpipe.costs import TensorSpec
 from diffusionpipe.ir import PlanPhase
-from diffusionpipe.models.describe import describe
 from diffusionpipe.models.graph import canonical_names
 from diffusionpipe.models.run import run_layers
 from diffusionpipe.models.sequential import sequential_graph
@@ -31,7 +31,7 @@ MODELS = {"stable diffusion": tiny_stable_diffusion, "dit": tiny_dit}
 def prepared_model(name):
     graph = MODELS[name]()
     inputs = raw_inputs(graph, 16)
-    return graph, describe(graph), inputs, reference_step(graph, inputs)
+    return graph, described(graph), inputs, reference_step(graph, inputs)
 
 
 @pytest.fixture(scope="module", params=MODELS)
@@ -162,7 +162,7 @@ def test_receive_buffers_are_bounded_by_what_is_in_flight(schedule):
     module = nn.Sequential(*[nn.Linear(4, 4) for _ in range(8)]).double()
     spec = TensorSpec(name="x", shape=(4,), dtype="float64")
     graph = sequential_graph(module, inputs=spec, target=spec, loss=lambda p, t: ((p - t) ** 2).mean(1))
-    model = describe(graph)
+    model = described(graph)
     plan = build_plan(model, Layout(batch=64, stages=4, microbatches=16, schedule=schedule))
     inputs = raw_inputs(graph, 64)
 
@@ -197,7 +197,7 @@ def adamw_losses_of_one_process(graph, batches) -> list[float]:
 @pytest.mark.parametrize("build", [tiny_dit, pytest.param(tiny_stable_diffusion, marks=pytest.mark.slow)])
 def test_float32_loss_curves_agree_over_twenty_steps(build):
     graph = build(torch.float32)
-    model = describe(graph)
+    model = described(graph)
     batches = [raw_inputs(graph, 8, seed) for seed in range(20)]
     expected = torch.tensor(adamw_losses_of_one_process(copy.deepcopy(graph), batches))
     for layout in (

@@ -2,11 +2,11 @@
 
 import pytest
 from crew import crew_of
+from descriptions import described
 from layouts import assert_same_step, can_run, merge, reference_step, steps_in_process
 from tiers import quick_and_slow
 from tiny_models import raw_inputs, tiny_dit, tiny_stable_diffusion
 
-from diffusionpipe.models.describe import describe
 from diffusionpipe.planner import Layout
 
 BATCH = 16
@@ -39,7 +39,7 @@ CASES = [(tiny_stable_diffusion, ALL), (tiny_dit, ALL), (tiny_dit, ("1f1b", "zb-
 def test_gradients_through_processes_are_those_of_one(crew, build, schedules):
     graph = build()
     expected = reference_step(graph, raw_inputs(graph, BATCH))
-    model = describe(graph)
+    model = described(graph)
     alone = {"batch": BATCH, "stages": 1, "data_parallel": 4, "sharded": True, "encode_chunk": 3, "buckets": 0}
     layouts = {
         ("sharded", "at once"): Layout(**alone, microbatches=1),

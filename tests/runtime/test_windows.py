@@ -8,12 +8,12 @@ from functools import cache
 
 import pytest
 import torch
+from descriptions import described
 from layouts import CPU
 from tiny_models import raw_inputs, tiny_dit, tiny_stable_diffusion
 
 from diffusionpipe.ir import Op
 from diffusionpipe.ir.versions import Versions, staleness_of, versions_held
-from diffusionpipe.models.describe import describe
 from diffusionpipe.models.graph import layer_parameters
 from diffusionpipe.models.run import run_layers
 from diffusionpipe.planner import Layout, build_plan
@@ -36,7 +36,7 @@ def model_of(name):
     batches = [
         {key: value[8 * i : 8 * i + 8] for key, value in raw_inputs(graph, 8 * STEPS).items()} for i in range(STEPS)
     ]
-    return graph, describe(graph), batches
+    return graph, described(graph), batches
 
 
 def trained_of(graph, layers):

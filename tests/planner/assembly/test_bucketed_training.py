@@ -1,10 +1,10 @@
 """Stages in buckets, adjacent groups, and what the search proposes: trained for real, they change no gradient."""
 
 import pytest
+from descriptions import described
 from layouts import assert_same_step, reference_step, step_in_threads
 from tiny_models import raw_inputs, tiny_stable_diffusion
 
-from diffusionpipe.models.describe import describe
 from diffusionpipe.planner import Layout
 
 
@@ -12,7 +12,7 @@ from diffusionpipe.planner import Layout
 def prepared():
     graph = tiny_stable_diffusion()
     inputs = raw_inputs(graph, 16)
-    return graph, describe(graph), inputs, reference_step(graph, inputs)
+    return graph, described(graph), inputs, reference_step(graph, inputs)
 
 
 @pytest.mark.parametrize(

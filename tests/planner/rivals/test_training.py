@@ -4,12 +4,12 @@ from dataclasses import replace
 from functools import cache
 
 import pytest
+from descriptions import described
 from layouts import assert_same_step, reference_step, step_in_threads
 from planner import synthetic
 from tiny_models import raw_inputs, tiny_dit
 
 from diffusionpipe.costs import AllReduce, LayerProfile, Link, ModelGraph, Profile
-from diffusionpipe.models.describe import describe
 from diffusionpipe.planner.pricing.setting import Setting
 from diffusionpipe.planner.rivals.simulated import simulated
 
@@ -20,7 +20,7 @@ BATCH, RANKS = 12, 3
 def prepared():
     graph = tiny_dit()
     inputs = raw_inputs(graph, BATCH)
-    return graph, describe(graph), inputs, reference_step(graph, inputs)
+    return graph, described(graph), inputs, reference_step(graph, inputs)
 
 
 def profile_of(model: ModelGraph) -> Profile:

@@ -1,0 +1,25 @@
+"""Descriptions of models, each made once in a process: describing takes longer than most tests of tiny models."""
+
+from dataclasses import fields
+from typing import Any
+
+from diffusionpipe.costs import ModelGraph
+from diffusionpipe.models.describe import describe
+from diffusionpipe.models.graph import LayerGraph, canonical_names
+
+_DESCRIPTIONS: dict[str, ModelGraph] = {}
+
+
+def described(graph: LayerGraph, **options: Any) -> ModelGraph:
+    """As `describe`, which is asked once for all graphs that are alike but for the values of their weights."""
+    layers = [(one.name, one.component, one.reads, one.writes, one.modules, one.run) for one in graph.layers]
+    modules = [
+        (name, str(module), getattr(module, "config", None), getattr(module, "settings", None))
+        for name, module in graph.components.items()
+    ]
+    tensors = [(n, p.shape, p.dtype, p.requires_grad) for p, n in canonical_names(graph.components).items()]
+    others = [getattr(graph, field.name) for field in fields(graph) if field.name not in ("layers", "components")]
+    key = repr((layers, modules, tensors, others, options))
+    if key not in _DESCRIPTIONS:
+        _DESCRIPTIONS[key] = describe(graph, **options)
+    return _DESCRIPTIONS[key]
