@@ -1,10 +1,14 @@
-"""Ways to run two backbones, simulated: `python -m benchmarks.cascade [--json] [--quick]`."""
+"""Ways to run two backbones, simulated.
+
+`python -m benchmarks.cascade [--json] [--quick] [--only TEXT] [--keep FOLDER]`
+"""
 
 import argparse
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from functools import partial
+from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
@@ -12,6 +16,7 @@ from rich.table import Table
 from benchmarks.cascade.models import class_conditional_pair, equal_pair, pair, without_encoders
 from diffusionpipe.costs import Profile, Workload
 from diffusionpipe.costs.clusters import load_cluster
+from diffusionpipe.ir.output_file import write_atomically
 from diffusionpipe.planner.filling.filler import filler_of
 from diffusionpipe.planner.pricing.setting import Setting
 from diffusionpipe.planner.rivals.baselines import best_baselines
@@ -25,7 +30,7 @@ MODELS: dict[str, Callable[[], Profile]] = {
     "512 + 512 px": equal_pair,
     "class-conditional, 256 + 512 px": class_conditional_pair,
 }
-DEVICES = (8, 16)
+DEVICES = (8, 16, 32, 64)
 PER_DEVICE = (1, 8)
 QUICK = (8,)
 WIDTH = 132
@@ -73,17 +78,41 @@ def ways(model: str, devices: int, per_device: int) -> Iterator[Way]:
         )  # fmt: skip
 
 
+def cell_name(model: str, devices: int, per_device: int) -> str:
+    """What a cell is called, also as a file: `--only "8x1 class"` computes those whose name contains this."""
+    words = "-".join("".join(letter if letter.isalnum() else " " for letter in model).split())
+    return f"{devices}x{per_device} {words}"
+
+
+def kept_ways(folder: Path | None, model: str, devices: int, per_device: int) -> list[Way]:
+    """Every way in one cell: read from the folder if it was kept there, else computed and kept."""
+    if folder is None:
+        return list(ways(model, devices, per_device))
+    file = folder / f"{cell_name(model, devices, per_device)}.json"
+    if file.is_file():
+        return [Way(**way) for way in json.loads(file.read_text(encoding="utf-8"))]
+    found = list(ways(model, devices, per_device))
+    write_atomically(file, json.dumps([asdict(way) for way in found], indent=1).encode())
+    return found
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.cascade", description=__doc__)
     parser.add_argument("--json", action="store_true", help="print all ways as JSON, without tables")
     parser.add_argument("--quick", action="store_true", help="8 devices alone")
+    parser.add_argument("--only", default="", metavar="TEXT", help='cells whose name has this, e.g. "8x1 class"')
+    parser.add_argument("--keep", type=Path, metavar="FOLDER", help="finished cells are kept here, and not redone")
     arguments = parser.parse_args()
+    if arguments.keep is not None:
+        arguments.keep.mkdir(parents=True, exist_ok=True)
     found = []
     console = Console(width=WIDTH)
     for devices in QUICK if arguments.quick else DEVICES:
         for model in MODELS:
             for per_device in PER_DEVICE:
-                own = list(ways(model, devices, per_device))
+                if arguments.only not in cell_name(model, devices, per_device):
+                    continue
+                own = kept_ways(arguments.keep, model, devices, per_device)
                 found += own
                 if not arguments.json:
                     console.print(_table(own))

@@ -1,6 +1,7 @@
 from planner import synthetic
 
-from benchmarks.cascade.__main__ import ways
+from benchmarks.cascade import __main__ as cascade
+from benchmarks.cascade.__main__ import Way, ways
 from benchmarks.cascade.models import class_conditional_pair, without_encoders
 from diffusionpipe.costs.joining import joined_profile
 
@@ -31,3 +32,15 @@ def test_without_encoders_nothing_is_frozen_and_both_backbones_stay():
     trained = without_encoders(whole)
     assert trained.graph.frozen_layers == ()
     assert trained.graph.backbone_layers == whole.graph.backbone_layers
+
+
+def test_a_kept_cell_is_read_and_not_computed_again(tmp_path, monkeypatch):
+    way = Way(
+        model="512 + 512 px", devices=8, per_device=1, name="opposed", layout="2 stages", is_filled=True,
+        step=0.25, bubble=0.5, fits=True,
+    )  # fmt: skip
+    monkeypatch.setattr(cascade, "ways", lambda *_: iter([way]))
+    assert cascade.kept_ways(tmp_path, way.model, 8, 1) == [way]
+    monkeypatch.setattr(cascade, "ways", None)
+    assert cascade.kept_ways(tmp_path, way.model, 8, 1) == [way]
+    assert [file.name for file in tmp_path.iterdir()] == ["8x1 512-512-px.json"]

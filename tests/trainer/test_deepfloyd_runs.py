@@ -142,6 +142,16 @@ def test_the_command_draws_the_cascade_or_its_beginning(alone, tmp_path):
     assert "above the last level, 999" in str(draw("--noise-level", "1000").exception)
 
 
+@pytest.mark.slow
+def test_the_command_names_the_parts_of_its_pictures_from_the_left(alone, tmp_path, monkeypatch):
+    kept = []
+    monkeypatch.setattr("diffusionpipe.viz.grid.sample_grid", lambda pictures, *_, **__: kept.extend(pictures))
+    words = ["sample", str(alone), "--prompt", "a b", "--steps", "1", "--out", str(tmp_path / "grid.png")]
+    assert CliRunner().invoke(cli.app, words).exit_code == 0
+    ((caption, picture),) = kept
+    assert (caption, picture.shape) == ("base | super | bicubic: a b", (16, 48, 3))
+
+
 def test_pictures_of_a_run_are_base_super_resolved_and_bicubic(alone):
     pictures = np.load(alone / "samples" / "step-00000002.npy")
     assert pictures.shape == (2, 16, 48, 3)

@@ -295,7 +295,7 @@ def _draw(drawing: Drawing, run: Path, out: Path, keep: Path | None) -> None:
     from diffusionpipe.cli.redraw import origin_of
     from diffusionpipe.cli.sample_ranks import draw_as_rank, draw_here, is_rank
     from diffusionpipe.cli.train import grid_columns
-    from diffusionpipe.trainer.cascade_drawing import shown
+    from diffusionpipe.trainer.cascade_drawing import captions_of, shown
     from diffusionpipe.trainer.kept_samples import keep_samples
     from diffusionpipe.viz.grid import sample_grid
 
@@ -303,7 +303,8 @@ def _draw(drawing: Drawing, run: Path, out: Path, keep: Path | None) -> None:
     if drawn is None:
         return
     wish, pictures = drawing.wish, shown(drawn)
-    sample_grid(list(zip(wish.captions, pictures, strict=True)), out, columns=grid_columns(len(pictures)))
+    captions = captions_of([one.name for one in drawing.model.chain], wish.captions)
+    sample_grid(list(zip(captions, pictures, strict=True)), out, columns=grid_columns(len(pictures)))
     if keep is not None:
         origin = origin_of(run, drawing.settings[-1], drawing.resolution, drawing.precision, rows)
         keep_samples(drawn[-1], wish, origin, keep)

@@ -156,6 +156,22 @@ def shown(drawn: Sequence[list[Picture]]) -> list[Picture]:
     return [_beside(pictures) for pictures in zip(*drawn, strict=True)]
 
 
+def captions_of(names: Sequence[str], captions: Sequence[str]) -> list[str]:
+    """What stands below the pictures that `shown` makes: before the caption, the names of their parts from the left.
+
+    `names` are those of the models that drew.
+
+    >>> captions_of(["base", "super"], ["a cat"])
+    ['base | super | bicubic: a cat']
+    >>> captions_of([""], ["a cat"])
+    ['a cat']
+    """
+    if len(names) == 1:
+        return list(captions)
+    parts = " | ".join([*names, "bicubic"])
+    return [f"{parts}: {caption}" for caption in captions]
+
+
 def _beside(pictures: Sequence[Picture]) -> Picture:
     side = pictures[-1].shape[0]
     images = [Image.fromarray(np.ascontiguousarray(picture)) for picture in pictures]

@@ -24,7 +24,7 @@ from diffusionpipe.runtime.occupied_memory import forget_peak
 from diffusionpipe.runtime.process_group import Job
 from diffusionpipe.runtime.progress import RECORDING, STEP
 from diffusionpipe.runtime.stall import stacks_file
-from diffusionpipe.trainer.cascade_drawing import draw_in_session, shown
+from diffusionpipe.trainer.cascade_drawing import captions_of, draw_in_session, shown
 from diffusionpipe.trainer.checkpoints.checkpoint_folder import kept_of, latest
 from diffusionpipe.trainer.checkpoints.run_checkpoints import RunCheckpoints
 from diffusionpipe.trainer.checkpoints.training_state import load_training
@@ -308,7 +308,8 @@ def _evaluate(state: RunState) -> None:
                 kept = keep_in_session(session, state.step, drawn[-1], wish, settings[-1])
                 state.metrics.show(state.step, kept)
                 grid = sample_folder(recipe.run.folder, state.step).with_suffix(".png")
-                state.hooks.save_grid(shown(drawn), wish.captions, grid)
+                captions = captions_of([member.name for member in session.members], wish.captions)
+                state.hooks.save_grid(shown(drawn), captions, grid)
             logger.info("step=%d drawn=%s draw_s=%.1f", state.step, grid, perf_counter() - started)
 
 
