@@ -5,11 +5,13 @@ import os
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
-from crew import Crew, crew_of, start_fork_server
 from hypothesis import settings
-from jobs import hear_all_signals
+
+if TYPE_CHECKING:
+    from crew import Crew
 
 # The first runs with the source of the commit that it records, the second warms up the fork server of `make torture`.
 collect_ignore = ["golden/record.py", "torture/warm.py"]
@@ -23,7 +25,11 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
 LIST = Path(__file__).parent / "slow_tests.txt"
 
 
-def pytest_configure() -> None:
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("numprocesses", None) and "PYTEST_XDIST_WORKER" not in os.environ:
+        return  # this process only hands out tests: it needs none of what they import
+    from jobs import hear_all_signals
+
     hear_all_signals()
 
 
@@ -53,12 +59,16 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         apart = [item for item in session.items if item.get_closest_marker("xdist_group") and "@" not in item.nodeid]
         if apart:  # pytest 9.2 has a name that pytest-xdist 3.8 cannot change
             raise pytest.UsageError("this pytest ignores groups of pytest-xdist; install what constraints.txt names")
+    from crew import start_fork_server
+
     start_fork_server()  # before a test starts it with fewer imports: ranks are then forked in milliseconds
 
 
 @pytest.fixture(scope="module")
-def crew() -> Iterator[Crew]:
+def crew() -> "Iterator[Crew]":
     """Two ranks, the same for all tests of a file."""
+    from crew import crew_of
+
     with crew_of(2) as ranks:
         yield ranks
 

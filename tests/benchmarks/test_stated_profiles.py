@@ -5,15 +5,19 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 import pytest
+import torch
 from planner import synthetic
 
 from benchmarks.cards import cells as cards
 from benchmarks.paper import cells as paper
 from benchmarks.planner import __main__ as planner
 from diffusionpipe.cli import main
+from diffusionpipe.cli.stated_model import StatedModel, stated_graph
+from diffusionpipe.costs import Workload
 from diffusionpipe.costs.devices import DEVICES
 from diffusionpipe.errors import ConfigError
 from diffusionpipe.ir.files import read_plan
+from diffusionpipe.models.describe import describe
 from diffusionpipe.planner.choice import choose
 from diffusionpipe.planner.pricing.setting import Setting
 from diffusionpipe.planner.search.search import search
@@ -169,6 +173,7 @@ def test_the_commands_plan_is_that_of_the_benchmarks_cell(cell, tmp_path, capsys
 
 @pytest.mark.slow
 def test_the_base_of_adapters_is_counted_with_its_matrices_in_two_bytes():
-    graph, workload = Cell("flux.1-dev-lora-rtx4090").setting.graph, Cell("flux.1-dev-lora-rtx4090").setting.workload
-    held = sum(workload.frozen_size(one) for one in graph.parameters if not one.is_trainable)
+    stated = StatedModel(name="flux.1-dev-lora", has_narrow_store=True)
+    parameters = describe(stated_graph(stated), autocast=torch.bfloat16).parameters
+    held = sum(Workload(batch=1).frozen_size(one) for one in parameters if not one.is_trainable)
     assert held / GIB == pytest.approx(31.6, abs=0.05)

@@ -169,6 +169,20 @@ def test_a_run_folder_among_the_pictures_is_refused(capsys, recipe, tmp_path, fo
     assert not any((tmp_path / "data").iterdir())
 
 
+@pytest.mark.parametrize("name", ["recipe.toml", "trace.json", "logs/rank_1.out", "logs/.rank_0.error.json"])
+def test_a_fifo_where_the_run_writes_is_refused_because_writing_would_never_end(capsys, recipe, tmp_path, name):
+    place = tmp_path / "run" / name
+    place.parent.mkdir(parents=True)
+    os.mkfifo(place)
+    assert f"run.folder: {place}: it is not a regular file; move it away" in refused(capsys, recipe)
+
+
+def test_a_file_in_place_of_a_folder_of_the_run_is_refused_before_the_first_step(capsys, recipe, tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run/samples").touch()
+    assert f"run.folder: {tmp_path / 'run/samples'}: it is no folder" in refused(capsys, recipe)
+
+
 def test_a_recipe_may_begin_with_the_mark_that_some_editors_write(capsys, recipe):
     recipe.write_bytes(b"\xef\xbb\xbf" + recipe.read_bytes())
     message = refused(capsys, recipe, "training.steps=0")

@@ -104,7 +104,9 @@ def _report(facts: Sequence[Facts], found: Sequence[Finding], out: Path | None, 
     for line in lines_of(found):
         typer.echo(line)
     if out is not None:
-        out.write_text(json_of(facts, found, full=full), encoding="utf-8")
+        from diffusionpipe.ir.output_file import write_atomically
+
+        write_atomically(out, json_of(facts, found, full=full))
         typer.echo(f"Written to {out}" + ("" if full else ", without names of hosts"))
 
 

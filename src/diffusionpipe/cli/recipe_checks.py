@@ -18,6 +18,19 @@ if TYPE_CHECKING:
         TrainingSection,
     )
 
+_FILES = (
+    "recipe.toml",
+    "plan.json",
+    "metrics.jsonl",
+    "timeline.json",
+    "timeline.png",
+    "trace.json",
+    "loss.png",
+    "samples.png",
+)
+_FOLDERS = ("checkpoints", "samples", "tensorboard", "export")
+"""What a run writes into its folder."""
+
 
 def has_known_schedule(*, pipeline: "PipelineSection", models: "Mapping[str, MemberSection]") -> Iterator[str]:
     """The schedule is one of ours."""
@@ -82,6 +95,19 @@ def _problems_of_plan(path: Path, batch: int, num_ranks: int) -> Iterator[str]:
         yield "pipeline.plan: " + str(error).removeprefix("pipeline.plan: ").replace("\n", "\n  ")
 
 
+def _places_that_are_taken(folder: Path) -> Iterator[tuple[Path, str]]:
+    """What a run cannot write because something else has the name, with the reason; a FIFO would stop it for ever."""
+    from diffusionpipe.ir.input_file import problem_of_file
+    from diffusionpipe.trainer.launch import LOGS
+
+    for path in (*(folder / name for name in _FILES), *sorted((folder / LOGS).glob("*rank_*"))):
+        if problem := problem_of_file(path):
+            yield path, problem
+    for path in (folder / name for name in _FOLDERS):
+        if os.path.lexists(path) and not path.is_dir():
+            yield path, "it is no folder"
+
+
 def checks_of_run(num_ranks: int, resume: str | None) -> "Sequence[Check]":
     """All checks of a run on `num_ranks` ranks; `resume` names the checkpoint that it continues, if there is one."""
 
@@ -119,6 +145,8 @@ def checks_of_run(num_ranks: int, resume: str | None) -> "Sequence[Check]":
                 f"run.folder: nothing can be written to {run.folder}: {reason_of(error)}; choose another folder, or "
                 "mend this one"
             )
+        for path, problem in _places_that_are_taken(run.folder):
+            yield f"run.folder: {path}: {problem}; move it away, or choose another folder"
 
     def has_a_free_folder(*, run: "RunSection") -> Iterator[str]:
         from diffusionpipe.trainer.checkpoints.checkpoint import is_interrupted, problem_of_folder

@@ -205,9 +205,26 @@ def _computed(stated: StatedModel, device: str) -> Profile:
 
     from diffusionpipe.cli.profile import progress_bar
     from diffusionpipe.models.describe import describe
+    from diffusionpipe.profiler import analytic_profile
+
+    graph = stated_graph(stated)
+    model = describe(graph, autocast=torch.bfloat16)
+    with progress_bar() as report:
+        return analytic_profile(
+            graph, model, device=device, precision=PRECISION, batch_sizes=BATCH_SIZES, progress=report
+        )
+
+
+def stated_graph(stated: StatedModel) -> LayerGraph:
+    """The model with parameters on the meta device, frozen ones as wide as they are stored.
+
+    Raises:
+        ModelError: there is no such model, or it cannot be cut.
+    """
+    import torch
+
     from diffusionpipe.models.graph import canonical_names
     from diffusionpipe.models.weights import frozen_factors
-    from diffusionpipe.profiler import analytic_profile
 
     graph = _opened(stated)
     if stated.has_narrow_store:
@@ -215,11 +232,7 @@ def _computed(stated: StatedModel, device: str) -> Profile:
         for parameter, name in canonical_names(graph.components).items():
             if name in narrow:
                 parameter.data = parameter.data.to(torch.bfloat16)
-    model = describe(graph, autocast=torch.bfloat16)
-    with progress_bar() as report:
-        return analytic_profile(
-            graph, model, device=device, precision=PRECISION, batch_sizes=BATCH_SIZES, progress=report
-        )
+    return graph
 
 
 def _opened(stated: StatedModel) -> LayerGraph:

@@ -310,9 +310,8 @@ def grid_columns(count: int) -> int:
 
 def _draw_results(recipe: "Recipe") -> None:
     """The pictures of a finished run: loss curve, timeline, trace, and the last samples under a fixed name."""
-    import shutil
-
     from diffusionpipe.cli.run_timeline import draw_timeline
+    from diffusionpipe.ir.output_file import write_atomically
     from diffusionpipe.viz.metrics import loss_curve
 
     folder = recipe.run.folder
@@ -321,7 +320,7 @@ def _draw_results(recipe: "Recipe") -> None:
         draw_timeline(recipe)
     samples = sorted((folder / "samples").glob("step-*.png"))
     if samples:
-        shutil.copyfile(samples[-1], folder / "samples.png")
+        write_atomically(folder / "samples.png", samples[-1].read_bytes())
 
 
 RESULTS = {

@@ -58,7 +58,7 @@ def deepfloyd_graph(
     problems = [
         *t5_problems(text_encoder, component="text_encoder"),
         *_problems(unet, text_encoder, channels, low),
-        *_problems_of_sizes(unet, resolution, low),
+        *problems_of_sizes(unet, resolution, low),
     ]
     if problems:
         raise ModelError("\n".join(problems))
@@ -78,7 +78,7 @@ def deepfloyd_graph(
             *t5_layers(
                 text_encoder, component="text_encoder", ids="input_ids", states="text_states", mask="input_mask"
             ),
-            *(() if low is None else (_augmentation_layer(low),)),
+            *(() if low is None else (augmentation_layer(low, _AUGMENTATION),)),
             noise_layer(reads="pixels"),
             *cut(unet, partial(_predict, weights), given, component="unet"),
             hybrid_loss_layer() if objective.settings.has_learned_range else loss_layer(),
@@ -91,7 +91,7 @@ def deepfloyd_graph(
             TensorSpec(name="input_ids", shape=(_LENGTH,), dtype="int64"),
             TensorSpec(name="input_mask", shape=(_LENGTH,), dtype="int64"),
             *objective_inputs(picture, dtype),
-            *(() if low is None else _augmentation_inputs(picture, dtype)),
+            *(() if low is None else augmentation_inputs(picture, dtype)),
         ),
     )
 
@@ -136,7 +136,8 @@ def _problems(unet: Any, text_encoder: Any, channels: int, low: LowResolution | 
     return problems
 
 
-def _problems_of_sizes(unet: Any, resolution: int, low: LowResolution | None) -> list[str]:
+def problems_of_sizes(unet: Any, resolution: int, low: LowResolution | None) -> list[str]:
+    """Why the U-Net cannot read pictures of so many pixels a side, and small ones."""
     problems = []
     factor = 2 ** (len(unet.config.block_out_channels) - 1)
     if resolution % factor:
@@ -146,16 +147,20 @@ def _problems_of_sizes(unet: Any, resolution: int, low: LowResolution | None) ->
     return problems
 
 
-def _augmentation_inputs(picture: tuple[int, ...], dtype: str) -> tuple[TensorSpec, ...]:
+def augmentation_inputs(picture: tuple[int, ...], dtype: str) -> tuple[TensorSpec, ...]:
+    """The raw inputs of the augmentation for pictures (C, H, W): keyed noise and a uniform number a sample."""
     noise = TensorSpec(name="augmentation_noise", shape=picture, dtype=dtype)
     return noise, TensorSpec(name="augmentation_level", shape=())
 
 
-def _augmentation_layer(low: LowResolution) -> Layer:
-    """The small picture, enlarged and noised, and the level of the noise, which is below a share of all levels."""
+def augmentation_layer(low: LowResolution, component: str) -> Layer:
+    """The small picture, enlarged and noised, and the level of the noise, which is below a share of all levels.
+
+    `component`: the name of what adds the noise (`noise_levels`).
+    """
     return Layer(
-        name=f"{_AUGMENTATION}.upsampled",
-        component=_AUGMENTATION,
+        name=f"{component}.upsampled",
+        component=component,
         reads=("pixels", "augmentation_noise", "augmentation_level"),
         writes=("upsampled", "noise_level"),
         modules=("alphas_cumprod",),

@@ -13,6 +13,7 @@ from diffusionpipe.ir.input_file import read_json
 from diffusionpipe.models import (
     aura_flow,
     chroma,
+    class_unet,
     controlnet,
     deepfloyd,
     dit,
@@ -40,6 +41,7 @@ REGISTRY: Mapping[str, Family] = {
     "StableDiffusion3Pipeline": sd3.FAMILY,
     "FluxPipeline": flux.FAMILY,
     "DiTPipeline": dit.FAMILY,
+    "DDPMPipeline": class_unet.BASE,
     "QwenImagePipeline": qwen_image.FAMILY,
     "WanPipeline": wan.FAMILY,
     "ZImagePipeline": z_image.FAMILY,
@@ -263,6 +265,8 @@ def family_of(folder: Path) -> Family:
         raise ModelError(
             f"{folder} is a {name}; supported pipelines: {', '.join(sorted(REGISTRY))}{_unknown_to_diffusers(name)}"
         )
+    if REGISTRY[name] is class_unet.BASE and class_unet.is_super_resolution(component_config(folder, "unet")):
+        return class_unet.SUPER_RESOLUTION
     return REGISTRY[name]
 
 

@@ -25,6 +25,11 @@ _CLASSES_REASON = (
     "The model has {} classes. The DiTPipeline of diffusers opens such a model, but cannot sample it with guidance:\n"
     "it takes class 1000 for the null class."
 )
+_OF_CLASSES = ("DDPMPipeline", "DiTPipeline")
+_NO_LABELS_REASON = (
+    "The DDPMPipeline of diffusers opens this model, but cannot sample it: it gives the U-Net neither a class nor a\n"
+    "small picture."
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +64,8 @@ def snippet(
     folder = FOLDER if base_model is None else RUN
     if prediction is Prediction.FLOW_MATCHING and not pipeline.startswith(_OF_FLOWS):
         return _command(_FLOW_REASON.format(pipeline), example, pipeline, folder)
+    if pipeline == "DDPMPipeline":
+        return _command(_NO_LABELS_REASON, example, pipeline, folder)
     if example.num_classes not in (None, _DIT_CLASSES):
         return _command(_CLASSES_REASON.format(example.num_classes), example, pipeline, folder)
     imports = [f"from diffusers import {pipeline}"]
@@ -109,7 +116,7 @@ def _command(reason: str, example: Example, pipeline: str, folder: str) -> str:
     """How our own command draws from a model that diffusers' pipeline cannot sample."""
     if "ControlNet" in pipeline:
         return f"{reason}\n"
-    is_class = pipeline == "DiTPipeline"
+    is_class = pipeline in _OF_CLASSES
     what = ["--label", str(example.label)] if is_class else ["--prompt", example.prompt]
     size = [] if example.resolution is None else ["--resolution", str(example.resolution)]
     words = [*what, "--steps", str(example.steps), "--guidance", f"{example.guidance.scale:g}", *size]

@@ -90,11 +90,14 @@ def small_conditions(
 
 
 def null_label(graph: LayerGraph) -> int:
-    """The label that stands for no class: the number of classes."""
+    """The label that stands for no class: the number of classes, which is the last row of the embedding."""
     for component in graph.components.values():
         num_classes = getattr(getattr(component, "config", None), "num_embeds_ada_norm", None)
         if isinstance(num_classes, int):
             return num_classes
+        num_rows = getattr(getattr(component, "config", None), "num_class_embeds", None)
+        if isinstance(num_rows, int):
+            return num_rows - 1
     raise ModelError("the model has no class embedding")
 
 

@@ -11,6 +11,8 @@ from types import FrameType
 from diffusionpipe.units import Seconds
 
 _FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
+_MAY_BE_IGNORED = (signal.SIGHUP, signal.SIGTSTP)
+"""Under nohup, and in a shell without job control."""
 
 
 class ForwardedSignals:
@@ -21,11 +23,13 @@ class ForwardedSignals:
         """The first signal that asked for the end."""
         self._pending: list[int] = []
         self._interrupts = 0
+        self._is_to_pause = False
         self._before: dict[signal.Signals, signal._HANDLER] = {}
 
     def __enter__(self) -> "ForwardedSignals":
         if threading.current_thread() is threading.main_thread():
-            heard = [n for n in _FORWARDED if n != signal.SIGHUP or signal.getsignal(n) is not signal.SIG_IGN]  # nohup
+            heard = [*_FORWARDED, signal.SIGTSTP]
+            heard = [n for n in heard if n not in _MAY_BE_IGNORED or signal.getsignal(n) is not signal.SIG_IGN]
             self._before = {number: signal.signal(number, self._catch) for number in heard}
         return self
 
@@ -34,10 +38,13 @@ class ForwardedSignals:
             signal.signal(number, handler)
 
     def forward(self, pids: Sequence[int]) -> None:
-        """Send what has arrived to the ranks; kept until there are any.
+        """Send what has arrived to the ranks; kept until there are any. Ctrl-Z pauses the whole job here.
 
         Only the ranks get it, not their data workers, which end with them; SIGKILL ends both.
         """
+        if self._is_to_pause:
+            self._is_to_pause = False
+            _pause_with(pids)
         while pids and self._pending:
             number = self._pending.pop(0)
             send = os.killpg if number == signal.SIGKILL else os.kill
@@ -46,6 +53,9 @@ class ForwardedSignals:
                     send(pid, number)
 
     def _catch(self, number: int, frame: FrameType | None) -> None:
+        if number == signal.SIGTSTP:
+            self._is_to_pause = True
+            return
         if number == signal.SIGUSR1:
             self._pending.append(number)
             return
@@ -56,10 +66,31 @@ class ForwardedSignals:
         self._pending.append(signal.SIGTERM if number == signal.SIGHUP else number)
 
 
+def _pause_with(pids: Sequence[int]) -> None:
+    """Stop the ranks and their data workers, then this process until SIGCONT, then let all go on.
+
+    A terminal stops only the launcher; the ranks would take it for dead after their patience, and end.
+    """
+    _send_to_groups(pids, signal.SIGSTOP)
+    caught = signal.signal(signal.SIGTSTP, signal.SIG_DFL)
+    try:
+        os.kill(os.getpid(), signal.SIGTSTP)
+    finally:
+        signal.signal(signal.SIGTSTP, caught)
+        _send_to_groups(pids, signal.SIGCONT)
+
+
+def _send_to_groups(leaders: Sequence[int], number: int) -> None:
+    for leader in leaders:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(leader, number)
+
+
 def pause(seconds: Seconds) -> int | None:
     """Wait; the signal that ended the wait early, None if none did."""
     end = time.monotonic() + seconds
     with ForwardedSignals() as signals:
         while signals.ending is None and time.monotonic() < end:
+            signals.forward(())
             time.sleep(0.05)
     return signals.ending

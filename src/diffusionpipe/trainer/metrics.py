@@ -14,6 +14,7 @@ from typing import Self, TextIO
 
 from diffusionpipe.errors import ConfigError
 from diffusionpipe.ir.input_file import problem_of_file
+from diffusionpipe.ir.output_file import write_atomically
 from diffusionpipe.trainer.trackers import Shown, Trackers
 
 METRICS = "metrics.jsonl"
@@ -111,14 +112,9 @@ def _refuse_stranger(path: Path) -> None:
 
 
 def _truncate(path: Path, last_step: int | None) -> None:
-    """Leave only the lines up to `last_step`, all or nothing: a new file is written and renamed."""
+    """Leave only the lines up to `last_step`, all or nothing."""
     _refuse_stranger(path)
     if not path.exists():
         return
     kept = [line for line, row in _lines(path) if last_step is not None and (row["step"] or 0) <= last_step]
-    new = path.with_suffix(".new")
-    with new.open("w", encoding="utf-8") as file:
-        file.writelines(kept)
-        file.flush()
-        os.fsync(file.fileno())
-    new.replace(path)
+    write_atomically(path, "".join(kept))

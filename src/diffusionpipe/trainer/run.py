@@ -19,6 +19,7 @@ from torch import Tensor
 
 from diffusionpipe.errors import NonFiniteLossError, TrainingError
 from diffusionpipe.ir.files import write_plan, write_timeline
+from diffusionpipe.ir.output_file import write_atomically
 from diffusionpipe.runtime.occupied_memory import forget_peak
 from diffusionpipe.runtime.process_group import Job
 from diffusionpipe.runtime.progress import RECORDING, STEP
@@ -182,7 +183,7 @@ def _announce(state: RunState, checkpoint: Path | None) -> None:
 def _write_documents(session: Session) -> None:
     """The resolved recipe and the plan, for people and for `diffusionpipe sample`."""
     folder = session.recipe.run.folder
-    (folder / "recipe.toml").write_text(recipe_to_toml(session.recipe), encoding="utf-8")
+    write_atomically(folder / "recipe.toml", recipe_to_toml(session.recipe))
     write_plan(session.plan, folder / "plan.json")
 
 

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from diffusionpipe.errors import ConfigError, RecipeError
+from diffusionpipe.ir.output_file import write_atomically
 from diffusionpipe.trainer.recipe import SECTIONS, Recipe, RunSection, TrackerName, recipe_to_toml
 
 logger = logging.getLogger(__name__)
@@ -159,7 +160,7 @@ def open_trackers(recipe: Recipe, resume_step: int | None) -> Trackers:
         if identity is not None:
             identities[name] = identity
     if identities:
-        (folder / _IDENTITIES).write_text(json.dumps(identities, indent=2) + "\n", encoding="utf-8")
+        write_atomically(folder / _IDENTITIES, json.dumps(identities, indent=2) + "\n")
     trackers = Trackers(opened)
     trackers.describe(recipe_to_toml(recipe), values)
     return trackers

@@ -1,0 +1,1 @@
+"""What training without a flush learns, and how long it takes."""

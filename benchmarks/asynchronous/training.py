@@ -1,0 +1,147 @@
+"""One run: a setting and a seed, trained by the recurrence and judged."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from time import process_time
+
+import torch
+from torch import Tensor, nn
+
+from benchmarks.asynchronous.digits import BATCH, Digits, loss_layers, recognised, validation_loss
+from benchmarks.asynchronous.recurrence import Recurrence, mean_ages, parts_of, rate_factor
+from benchmarks.asynchronous.settings import STAGES, Setting
+from diffusionpipe.costs import ModelGraph
+from diffusionpipe.models.graph import LayerGraph, layer_parameters
+from diffusionpipe.models.run import run_layers
+from diffusionpipe.planner import Layout, build_plan
+from diffusionpipe.trainer.ema import Ema
+from diffusionpipe.trainer.gradient_norm import global_norm_clip
+from diffusionpipe.trainer.learning_rate import learning_rate_at
+from diffusionpipe.trainer.optimizer import build_optimizer
+from diffusionpipe.trainer.parameter_groups import learning_rates
+
+CURVE_FROM, CURVE_EVERY = 0.5, 20
+"""From this part of the run on the loss is taken every so many steps, of the first rows of the validation."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What a run has reached."""
+
+    setting: str
+    seed: int
+    ages: tuple[float, ...]
+    """Of each stage's weights in its forwards, in the mean."""
+    loss: float
+    """Of the averaged weights at the end, over all held-out pictures."""
+    curve: tuple[tuple[int, float], ...]
+    """(steps made, the same over the first 150 rows)."""
+    recognised: float
+    """Share of generated digits."""
+    processor: float
+    """Seconds."""
+
+
+class Stages:
+    """Mutable: the model of a run, its optimizers and its average."""
+
+    def __init__(self, graph: LayerGraph, model: ModelGraph, digits: Digits, setting: Setting) -> None:
+        layout = Layout(
+            batch=BATCH, stages=STAGES, microbatches=setting.microbatches, versions=setting.versions, delay=1
+        )
+        plan = build_plan(model, layout)
+        self.graph, self.setting, self.recipe = graph, setting, digits.recipe
+        self.parts = parts_of(plan)
+        named = [layer_parameters(graph, layers) for layers in plan.blocks[:STAGES]]  # that of the encoders is last
+        self._named = [{name: p for name, p in block.items() if p.requires_grad} for block in named]
+        self.optimizers = [self._optimizer(block) for block in self._named]
+        parameters = {name: p for block in self._named for name, p in block.items()}
+        decay = self.recipe.training.ema_decay
+        assert isinstance(decay, float), "the example has an average"
+        self.average = Ema(parameters, dict.fromkeys(parameters, decay))
+        self.recurrence = Recurrence(
+            [list(block.values()) for block in self._named],
+            self.parts,
+            self.optimizers,
+            is_predicted=setting.is_predicted,
+        )
+
+    def _optimizer(self, named: dict[str, nn.Parameter]) -> torch.optim.Optimizer:
+        setting = self.setting
+        arguments = {**self.recipe.optimizer.arguments, **setting.arguments}
+        matrices = {name: p for name, p in named.items() if setting.optimizer == "Muon" and p.ndim == 2}
+        others = {name: p for name, p in named.items() if name not in matrices}
+        adamw = build_optimizer("AdamW", others, setting.learning_rate, arguments)
+        assert adamw is not None, "each stage has biases"
+        if not matrices:
+            return adamw
+        muon = torch.optim.Muon(
+            matrices.values(), lr=setting.learning_rate, weight_decay=0.01, adjust_lr_fn="match_rms_adamw"
+        )
+        return _Both(adamw, muon)
+
+    def clip(self) -> None:
+        """The gradients, by the norm of all or each stage's by its own."""
+        blocks = self.recurrence.stages
+        if not self.setting.is_clipped_by_block:
+            blocks = [[parameter for block in blocks for parameter in block]]
+        for block in blocks:
+            global_norm_clip(block, self.recipe.training.clip_norm, lambda norm: norm)
+
+    def set_rates(self, step: int, steps: int) -> None:
+        """The recipe's curve, and what the stage's age leaves of it."""
+        schedule = replace(learning_rates(self.recipe), peak=self.setting.learning_rate, total_steps=steps)
+        for optimizer, age in zip(self.optimizers, mean_ages(self.parts), strict=True):
+            factor = rate_factor(age, step, self.setting.fading) if self.setting.fading else 1.0
+            for group in optimizer.param_groups:
+                group["lr"] = learning_rate_at(step, schedule) * factor
+
+
+class _Both(torch.optim.Optimizer):
+    """Two optimizers that step together."""
+
+    def __init__(self, first: torch.optim.Optimizer, second: torch.optim.Optimizer) -> None:
+        self._both = (first, second)
+        super().__init__([*first.param_groups, *second.param_groups], {})
+        self.param_groups = [*first.param_groups, *second.param_groups]
+
+    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
+        for one in self._both:
+            one.step()
+
+
+def train(digits: Digits, setting: Setting, steps: int) -> Outcome:
+    """Train the setting and judge what it has learnt; `steps` are those of the flushed run."""
+    steps = round(setting.length * steps)
+    batches, curve = digits.batches(steps), []
+    start = process_time()
+    graph, model = digits.model()
+    layers = loss_layers(graph)
+    run = Stages(graph, model, digits, setting)
+    for step, batch in enumerate(batches):
+
+        def loss_of(rows: tuple[int, ...], batch: dict[str, Tensor] = batch) -> Tensor:
+            taken = batch if len(rows) == BATCH else {name: value[list(rows)] for name, value in batch.items()}
+            return run_layers(layers, graph.components, taken, targets=["loss"])["loss"].sum() / BATCH
+
+        run.set_rates(step, steps)
+        if not setting.flushed_until * steps <= step < setting.flushed_from * steps:
+            run.recurrence.flush()
+        run.recurrence.step(loss_of, run.clip)
+        run.average.update(step)
+        made = step + 1
+        if made >= CURVE_FROM * steps and made % CURVE_EVERY == 0:
+            with run.average.swapped():
+                curve.append((made, validation_loss(graph, digits.validation[:1])))
+    with run.average.swapped():
+        loss = validation_loss(graph, digits.validation)
+        share = recognised(graph, digits.folder)
+    return Outcome(
+        setting=setting.name,
+        seed=digits.seed,
+        ages=mean_ages(run.parts),
+        loss=loss,
+        curve=tuple(curve),
+        recognised=share,
+        processor=process_time() - start,
+    )
