@@ -3,6 +3,7 @@
 import copy
 import json
 import sys
+from functools import partial
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 
@@ -32,12 +33,23 @@ CASES = [
 ]
 
 
+class Rising(torch.optim.SGD):
+    """With the rates of the pipeline's steps."""
+
+    number = 0
+
+    def step(self):
+        self.param_groups[0]["lr"] = windows.rates_at(self.number)["momentum"]
+        self.number += 1
+        super().step()
+
+
 @pytest.mark.parametrize(("name", "versions", "stages", "microbatches"), CASES)
 def test_losses_and_weights_are_those_of_the_pipeline(name, versions, stages, microbatches):
     graph, model, batches = windows.model_of(name)
-    batches, make = batches[:STEPS], windows.OPTIMIZERS["momentum"]
+    batches, make = batches[:STEPS], partial(Rising, momentum=0.9)
     plan = build_plan(model, windows.layout_of(versions, stages, microbatches))
-    found = windows.pipeline_of(graph, model, plan, batches, make, (STEPS,))
+    found = windows.pipeline_of(graph, model, plan, batches, ("momentum",), (STEPS,))
     own = copy.deepcopy(graph)
     named = [windows.trained_of(own, layers) for layers in plan.blocks[:stages]]
     start = {key: p.detach().clone() for block in named for key, p in block.items()}

@@ -1,5 +1,7 @@
 """Whole runs without a flush: metrics, validation, average, checkpoints, stops; and what is refused before them."""
 
+import shutil
+
 import pytest
 import torch
 from tiny_runs import (
@@ -65,6 +67,27 @@ def test_a_run_goes_on_bit_for_bit_from_its_checkpoint(crew, recipe, place):
     assert crew.run(train, recipe("half"), "latest") == [8, 8]
     assert losses_of(place / "half")[6] == losses[6]
     assert_same_bits(place / "half", place / "whole")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("versions", ["delayed", "newest", "predicted"])
+def test_with_other_weights_it_goes_on_bit_for_bit_too(crew, recipe, place, versions):
+    """Predictions need the state and the rates of the steps before the checkpoint."""
+    others = {
+        "pipeline": {"versions": versions},
+        "learning_rate": {"warmup_steps": 6},
+        "validation": {"every": 3},
+        "checkpoint": {"every": 3},
+    }
+    run = recipe(versions, training={"steps": 7}, **others)
+    assert crew.run(train, run) == [7, 7]
+    whole = tensors_of(latest(place / versions))
+    for name in ("step-00000007", "step-00000006"):
+        shutil.rmtree(place / versions / "checkpoints" / name)
+    assert latest(place / versions).name == "step-00000003"
+    assert crew.run(train, run, "latest") == [7, 7]
+    again = tensors_of(latest(place / versions))
+    assert all(torch.equal(tensor, again[name]) for name, tensor in whole.items())
 
 
 @pytest.mark.slow
