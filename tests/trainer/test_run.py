@@ -538,6 +538,11 @@ def test_the_command_draws_from_a_run_that_was_trained_by_flow_matching(recipe, 
             RecipeError,
             "DDIMScheduler cannot replace",
         ),
+        (
+            {"sampling": {"steps": 1000}},
+            RecipeError,
+            "cannot make 1000 denoising steps: ValueError: they begin at time 1000, and the last time of the model is",
+        ),
     ],
 )
 def test_what_can_never_be_drawn_is_refused_at_the_start(recipe, tmp_path, sections, error, message):

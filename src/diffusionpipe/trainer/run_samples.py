@@ -5,10 +5,11 @@ import torch
 from diffusionpipe.models.folder import family_of
 from diffusionpipe.trainer.cascade_drawing import check_chain, links
 from diffusionpipe.trainer.conditions import Wish, raw_conditions
+from diffusionpipe.trainer.drawing import spacing_of
 from diffusionpipe.trainer.guidance import drawn_guidance
 from diffusionpipe.trainer.members import Member, Model, learns_variance
 from diffusionpipe.trainer.recipe import Recipe
-from diffusionpipe.trainer.sampling import SamplingSettings, build_scheduler
+from diffusionpipe.trainer.sampling import SamplingSettings, build_scheduler, set_times
 from diffusionpipe.trainer.scheduler import sampling_scheduler
 from diffusionpipe.trainer.stand_in import Order, check_pipeline
 
@@ -26,7 +27,7 @@ def check_sampling(session: Model) -> None:
     for member in session.members:
         settings = sampling_settings(member)
         raw_conditions(wish_of(session.recipe), member.graph, member.folder, settings)
-        build_scheduler(settings.scheduler, settings.scheduler_class)
+        scheduler = build_scheduler(settings.scheduler, settings.scheduler_class)
         if family_of(member.folder).call is not None:
             backbone = next(one for one in session.model.backbones if one.name == member.name)
             check_pipeline(
@@ -39,6 +40,8 @@ def check_sampling(session: Model) -> None:
                     device=torch.device("cpu"),
                 )
             )
+        else:
+            set_times(scheduler, settings.scheduler, settings.steps, spacing_of(member.graph))
 
 
 def wish_of(recipe: Recipe) -> Wish:

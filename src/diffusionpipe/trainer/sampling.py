@@ -26,6 +26,7 @@ from diffusionpipe.runtime.transport import Transport, Work
 from diffusionpipe.runtime.worker import Worker
 from diffusionpipe.trainer.data.randomness import generator, normal
 from diffusionpipe.trainer.sampling_transfers import ends_of, transfers
+from diffusionpipe.trainer.scheduler import refuse_unknown_times
 
 Predict = Callable[[Tensor | None, Tensor], Tensor | None]
 """`predict(noisy, timesteps)`: the prediction for every row, on ranks that hold latents; None elsewhere."""
@@ -137,11 +138,10 @@ def set_times(scheduler: Scheduler, config: Mapping[str, object], num_steps: int
         extra["mu"] = shift.dynamic.mu(spacing.num_tokens)
     try:
         scheduler.set_timesteps(num_steps, **extra)
+        refuse_unknown_times(scheduler)
     except Exception as error:  # a wrong value of the configuration leads to anything
-        raise RecipeError(
-            f"the scheduler of scheduler_config.json cannot make {num_steps} denoising steps: {type(error).__name__}: "
-            f"{error}; use fewer steps, or another scheduler"
-        ) from error
+        why = f"{type(error).__name__}: {error}; use fewer steps, or another scheduler"
+        raise RecipeError(f"the model's scheduler cannot make {num_steps} denoising steps: {why}") from error
 
 
 def draw(
@@ -170,12 +170,11 @@ def draw(
     if holds_latents:
         first = drawn_noise("sampling", settings, num_samples, latent_shape, model).to(device)
         latents = first * getattr(scheduler, "init_noise_sigma", 1.0)
+    scale = getattr(scheduler, "scale_model_input", None)
     for number, timestep in enumerate(scheduler.timesteps, start=1):
         rows: Tensor | None = None
         if latents is not None:
-            scaled = (
-                scheduler.scale_model_input(latents, timestep) if hasattr(scheduler, "scale_model_input") else latents
-            )
+            scaled = latents if scale is None else scale(latents, timestep)
             rows = torch.cat([scaled] * settings.copies)  # (num_rows, ...)
         prediction = predict(rows, timestep)
         if latents is not None:

@@ -41,6 +41,21 @@ def sampling_scheduler(
     return config if is_stated else config | {"prediction_type": str(prediction)}
 
 
+def refuse_unknown_times(scheduler: object) -> None:
+    """Refuse times that a scheduler without sigmas, such as DDIM's, cannot look up in its table of noise.
+
+    diffusers adds `steps_offset` to its times, so with as many steps as the model has times the first is too late.
+
+    Raises:
+        ValueError: there is such a time.
+    """
+    table, times = getattr(scheduler, "alphas_cumprod", None), getattr(scheduler, "timesteps", None)
+    if table is None or times is None or hasattr(scheduler, "sigmas") or not len(times):
+        return
+    if (last := int(max(times))) >= len(table):
+        raise ValueError(f"they begin at time {last}, and the last time of the model is {len(table) - 1}")
+
+
 def _static(config: Mapping[str, Any], shift: float) -> dict[str, Any]:
     """The fields that differ from the configuration if times are shifted by `shift` and by nothing else."""
     name = "shift" if str(config["_class_name"]).startswith(FLOW) else "flow_shift"

@@ -3,7 +3,6 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from itertools import pairwise
 from math import ceil, gcd
 
 from diffusionpipe.ir import COMPUTE_OPS, Action, Op, Span, Timeline
@@ -287,7 +286,9 @@ class _Canvas:
         return [text[i : i + grid.cell] for i in range(0, length, grid.cell)]
 
     def _parts(self, start: int, stop: int) -> list[tuple[int, int]]:
-        """The bar's cells band by band."""
+        """The bar's cells in its first, its second and its last band: all between are like the second."""
         per_band = self._grid.per_band
-        cuts = [start, *range((start // per_band + 1) * per_band, stop, per_band), stop]
-        return list(pairwise(cuts))
+        second = min((start // per_band + 1) * per_band, stop)
+        third, last = min(second + per_band, stop), max(second, (stop - 1) // per_band * per_band)
+        parts = [(start, second), (second, third), (max(third, last), stop)]
+        return [part for part in parts if part[0] < part[1]]

@@ -99,3 +99,9 @@ def test_a_run_that_may_skip_goes_to_its_end_and_counts_in_its_metrics(folder):
     counts = [row["skipped_samples"] for row in read_metrics(folder / "new") if "skipped_samples" in row]
     assert counts == [count_skipped(folder / "new", step) for step in (1, 2, 3)]
     assert counts[-1] == 4, "12 samples of 6 pictures are two epochs, each with both damaged ones"
+
+
+def test_a_list_that_cannot_be_read_is_named(tmp_path):
+    (tmp_path / FILE).symlink_to("/proc/self/mem")
+    with pytest.raises(DataError, match=rf"{FILE}: Input/output error; remove it"):
+        read_skipped(tmp_path)

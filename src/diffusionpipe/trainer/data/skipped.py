@@ -72,8 +72,11 @@ def read_skipped(folder: Path) -> frozenset[Skipped]:
         raise DataError(f"{path}: {problem}; remove it")
     if not path.exists():
         return frozenset()
-    found = path.stat()
-    return _parsed(path, (found.st_ino, found.st_mtime_ns, found.st_size))
+    try:
+        found = path.stat()
+        return _parsed(path, (found.st_ino, found.st_mtime_ns, found.st_size))
+    except OSError as error:
+        raise DataError(f"{path}: {error.strerror}; remove it") from error
 
 
 @lru_cache(maxsize=1)
