@@ -39,6 +39,7 @@ def say(capsys, tmp_path):
         (("--resolution", 10**400), "--resolution"),
         (("--precision", "float16"), "--precision float16: pictures are drawn in float32 or bfloat16"),
         (("--ranks", 0), "--ranks"),
+        (("--ranks", 40), "40 ranks cannot share the "),
         (("--ranks", 2, "--resolution", 100_000), "use a smaller --resolution"),
         (("--resolution", 100_000), "use a smaller --resolution"),
     ],

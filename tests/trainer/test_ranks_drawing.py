@@ -1,5 +1,6 @@
 """Pictures over several ranks are those of one process, for every kind of model that is drawn."""
 
+from dataclasses import replace
 from pathlib import Path
 from unittest import mock
 
@@ -9,6 +10,7 @@ import torch
 from crew import crew_of
 from drawn_families import settings_of
 from tiers import quick_and_slow
+from tiny_deepfloyd import save_cascade
 from tiny_described import save_described
 from tiny_models import randomise_parameters
 from tiny_runs import save_dit, save_stable_diffusion
@@ -96,6 +98,23 @@ def test_pictures_on_three_ranks_are_those_of_one_process(three, tmp_path, kind)
     assert others == [None, None]
     assert difference(ours, drawn_here(*asked, Arithmetic())) < 1e-5
     assert torch.stack(ours[0]).std() > 0.02
+
+
+@pytest.mark.slow
+def test_a_cascade_on_three_ranks_draws_what_one_process_draws(three, tmp_path):
+    folder = save_cascade(tmp_path)
+    sources = [
+        Source(folder=folder / "base", resolution=8, name="base"),
+        Source(folder=folder / "super", resolution=16, name="super", small=8),
+    ]
+    settings = [settings_of(one.folder, 1.5) for one in sources]
+    settings[1] = replace(settings[1], noise_level=40)
+    asked = sources, CAPTIONS, settings
+    ours, *others = three.run(drawn_in_job, *asked, Precision.FLOAT32)
+    assert others == [None, None]
+    assert [one[0].shape[0] for one in ours] == [8, 16]
+    assert difference(ours, drawn_here(*asked, Arithmetic())) < 1e-5
+    assert torch.stack(ours[1]).std() > 0.02
 
 
 @pytest.mark.parametrize("kind", quick_and_slow(KINDS, quick=["unet"]))

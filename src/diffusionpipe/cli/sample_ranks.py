@@ -91,7 +91,7 @@ def start_ranks(context: typer.Context, drawing: Drawing, ranks: int) -> None:
     """Start processes that run this command, each as a rank. Their logs stay where a rank has crashed.
 
     Raises:
-        ConfigError: a rank has refused to draw, or this process is a rank already.
+        ConfigError: a rank has refused to draw, there are more ranks than layers, or this process is a rank already.
         PeerError: a rank has failed.
     """
     import shutil
@@ -105,10 +105,9 @@ def start_ranks(context: typer.Context, drawing: Drawing, ranks: int) -> None:
 
     if is_rank():
         raise ConfigError("torchrun has started the ranks already; leave out --ranks")
-    if drawing.model.before is not None:
-        raise ConfigError("models that draw one after the other draw in one process; leave out --ranks")
     check_memory(drawing.model.folder, len(drawing.wish), drawing.resolution, chosen_device(drawing.device))
     check_processes(ranks, 0)
+    check_layers(drawing, ranks)
     logs = Path(mkdtemp(prefix="diffusionpipe-sample-"))
     command = [sys.executable, "-m", "diffusionpipe", *arguments_of_rank(context)]
     try:
@@ -121,6 +120,31 @@ def start_ranks(context: typer.Context, drawing: Drawing, ranks: int) -> None:
     shutil.rmtree(logs, ignore_errors=True)
     if status:
         raise typer.Exit(status)
+
+
+def check_layers(drawing: Drawing, ranks: int) -> None:
+    """Refuse more ranks than a model has layers, without weights.
+
+    Raises:
+        ConfigError: names the model and the largest number of ranks.
+        RecipeError: prompts and labels do not suit the model.
+    """
+    from diffusionpipe.models.describe import describe
+    from diffusionpipe.trainer.folder_drawing import open_source
+
+    if ranks == 1:
+        return
+    for source, settings in zip(drawing.sources, drawing.settings, strict=True):
+        _check_ranks(describe(open_source(source, drawing.wish, settings).graph), ranks, source.name)
+
+
+def _check_ranks(model: "ModelGraph", ranks: int, name: str = "") -> None:
+    from diffusionpipe.errors import ConfigError
+
+    layers = len(model.backbone_layers)
+    if ranks > layers:
+        denoiser = f"the denoiser of {name}" if name else "the denoiser"
+        raise ConfigError(f"{ranks} ranks cannot share the {layers} layers of {denoiser}; use --ranks {layers} at most")
 
 
 def arguments_of_rank(context: typer.Context) -> list[str]:
@@ -179,13 +203,8 @@ def _plan(model: "ModelGraph", ranks: int, rows: int, size: int) -> "Plan":
     Raises:
         ConfigError: there are more ranks than layers.
     """
-    from diffusionpipe.errors import ConfigError
     from diffusionpipe.planner import Layout, build_plan
 
-    layers = len(model.backbone_layers)
-    if ranks > layers:
-        raise ConfigError(
-            f"{ranks} ranks cannot share the {layers} layers of the denoiser; use --ranks {layers} at most"
-        )
+    _check_ranks(model, ranks)
     layout = Layout(batch=1, stages=ranks, microbatches=1, schedule="gpipe", sample_batch=rows, sample_microbatch=size)
     return build_plan(model, layout)
