@@ -164,7 +164,8 @@ def test_a_profile_with_the_same_layers_in_another_order_is_refused(folder, caps
 
 def test_a_cluster_with_fewer_devices_than_the_plan_is_refused(folder, capsys):
     write_cluster(synthetic.cluster(1), folder / "known/cluster.json")
-    assert "is for 4 ranks" in shown(capsys, folder / "plan.json", *known(folder), code=2)
+    message = " ".join(shown(capsys, folder / "plan.json", *known(folder), code=2).split())
+    assert f"{folder / 'plan.json'} is for 4 ranks, but cluster" in message
 
 
 def test_a_profile_without_a_cluster_is_refused(folder, capsys):

@@ -38,6 +38,11 @@ def test_a_common_factor_of_all_times_changes_nothing():
     assert sketch(timeline_of("gpipe", 3, 4, forward=3.0, backward=6.0)) == unit
 
 
+def test_a_bar_of_billions_of_cells_is_drawn_at_once():
+    spans = (span(0, Op.F, 0, 1), span(0, Op.F, 1, 10**12, microbatch=1), span(0, Op.F, 10**12, 10**12 + 1))
+    assert "F1" in sketch(Timeline(spans=spans, num_workers=1))
+
+
 TIMES = [{}, {"forward": 0.3, "backward": 0.71}, {"latency": Fraction(1, 3)}]
 
 

@@ -12,7 +12,7 @@ import typer
 
 if TYPE_CHECKING:
     from diffusionpipe import viz
-    from diffusionpipe.costs import ModelGraph
+    from diffusionpipe.costs import Cluster, ModelGraph
     from diffusionpipe.ir import Plan, Timeline
     from diffusionpipe.planner.pricing.setting import Setting
     from diffusionpipe.planner.search.proposal import Proposal
@@ -73,7 +73,7 @@ def show(
     check_outputs(perfetto, pictures=(png, svg))
     plan = read_plan(plan_file)
     check_plan(plan, source=plan_file)
-    times = _given(plan, profile, cluster) if profile and cluster else _found(plan, plan_file)
+    times = _given(plan, plan_file, profile, cluster) if profile and cluster else _found(plan, plan_file)
     console = Console(highlight=False)
     for line in _lines(plan, times, max(72, console.width)):
         console.print(line, markup=False, soft_wrap=True)
@@ -87,7 +87,7 @@ def show(
             typer.echo(f"wrote {path}", err=True)
 
 
-def _given(plan: Plan, profile: Path, cluster: str) -> _Times:
+def _given(plan: Plan, plan_file: Path, profile: Path, cluster: str) -> _Times:
     """By a profile and a cluster that the user names."""
     from diffusionpipe.cli.plan import stated_setting
     from diffusionpipe.costs.clusters import load_cluster
@@ -96,6 +96,7 @@ def _given(plan: Plan, profile: Path, cluster: str) -> _Times:
 
     loaded, machines = read_profile(profile), load_cluster(cluster)
     check_device(loaded, machines, source=str(profile))
+    _check_size(plan, plan_file, machines)
     setting = stated_setting(
         loaded, machines, plan.batch, checkpoint=plan.checkpointed, has_ema=False, optimizer="AdamW"
     )
@@ -162,6 +163,7 @@ def _setting_beside(plan: Plan, plan_file: Path) -> tuple[Setting, str, str] | N
     if cluster.is_file():
         found = load_cluster(str(cluster))
         files.append("cluster.json")
+        _check_size(plan, plan_file, found)
     check_device(loaded, found, source=str(profile))
     setting = stated_setting(loaded, found, plan.batch, checkpoint=plan.checkpointed, has_ema=False, optimizer="AdamW")
     training = "AdamW without a moving average"
@@ -173,6 +175,16 @@ def _setting_beside(plan: Plan, plan_file: Path) -> tuple[Setting, str, str] | N
         setting, training = replace(setting, workload=workload), "the recipe's training"
         files.append("recipe.toml")
     return setting, " and ".join([", ".join(files[:-1]), files[-1]] if files[1:] else files), training
+
+
+def _check_size(plan: Plan, plan_file: Path, cluster: Cluster) -> None:
+    from diffusionpipe.errors import ConfigError
+
+    if plan.mesh.num_ranks > cluster.num_ranks:
+        raise ConfigError(
+            f"{plan_file} is for {plan.mesh.num_ranks} ranks, but cluster {cluster.name} has {cluster.num_ranks}; give "
+            "the cluster for which it was made"
+        )
 
 
 def _misfit(plan: Plan, graph: ModelGraph) -> str | None:
