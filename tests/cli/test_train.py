@@ -180,7 +180,7 @@ def test_a_fifo_where_the_run_writes_is_refused_because_writing_would_never_end(
 def test_a_file_in_place_of_a_folder_of_the_run_is_refused_before_the_first_step(capsys, recipe, tmp_path):
     (tmp_path / "run").mkdir()
     (tmp_path / "run/samples").touch()
-    assert f"run.folder: {tmp_path / 'run/samples'}: it is no folder" in refused(capsys, recipe)
+    assert f"run.folder: {tmp_path / 'run/samples'}: it is not a folder" in refused(capsys, recipe)
 
 
 def test_a_recipe_may_begin_with_the_mark_that_some_editors_write(capsys, recipe):

@@ -105,7 +105,7 @@ def _places_that_are_taken(folder: Path) -> Iterator[tuple[Path, str]]:
             yield path, problem
     for path in (folder / name for name in _FOLDERS):
         if os.path.lexists(path) and not path.is_dir():
-            yield path, "it is no folder"
+            yield path, "it is not a folder"
 
 
 def checks_of_run(num_ranks: int, resume: str | None) -> "Sequence[Check]":

@@ -19,9 +19,30 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from diffusionpipe.ir import Schedule, Timeline
+    from diffusionpipe.simulator.comparison import WorkerCosts
     from diffusionpipe.units import Seconds
 
 MAX_FORWARDS = 50_000
+
+VersionsOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="KIND",
+        help="Show the schedule without flushes, with weights stashed, vertical, delayed, newest or predicted "
+        "(docs/asynchronous.md).",
+    ),
+]
+CsvOption = Annotated[
+    bool,
+    typer.Option(
+        "--csv",
+        help="Print the orders as torch.distributed.pipelining's CSV; its schedules read it by "
+        '_load_csv(FILE, format="compute_only").',
+    ),
+]
+DelayOption = Annotated[
+    int | None, typer.Option(min=1, metavar="D", help="With --versions delayed: the age of all weights; default 1.")
+]
 
 app = typer.Typer(cls=DefaultVerb, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="rich")
 app.command("compare")(compare)
@@ -69,15 +90,10 @@ def show(
         str, typer.Option(metavar="t", help="Time of the gradient of the weights; a backward takes both.")
     ] = "1",
     comm: Annotated[str, typer.Option(metavar="t", help="Time of a transfer between two ranks.")] = "0",
+    versions: VersionsOption = None,
+    delay: DelayOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the figures and orders as JSON.")] = False,
-    as_csv: Annotated[
-        bool,
-        typer.Option(
-            "--csv",
-            help="Print the orders as torch.distributed.pipelining's CSV; its schedules read it by "
-            '_load_csv(FILE, format="compute_only").',
-        ),
-    ] = False,
+    as_csv: CsvOption = False,
     png: Annotated[Path | None, typer.Option(help="Write a picture (.png, .svg, .pdf).")] = None,
     perfetto: Annotated[Path | None, typer.Option(help="Write a trace for ui.perfetto.dev.")] = None,
     out: Annotated[Path | None, typer.Option(help="Write the schedule file.")] = None,
@@ -94,6 +110,12 @@ def show(
     texts = {"forward": forward, "input-grad": input_grad, "weight-grad": weight_grad, "comm": comm}
     question = _question(name, (ranks, microbatches), texts, is_ambiguous=as_json and as_csv)
     check_outputs(perfetto, out, pictures=(png,))
+    if versions is not None or delay is not None:
+        from diffusionpipe.cli.schedule_versions import asked, show_versions
+
+        asking = asked(question.name, (ranks, microbatches), versions, delay, is_csv=as_csv)
+        show_versions(asking, _costs(question), as_json=as_json, files=(png, perfetto, out))
+        return
     answer = _answer(question)
     if as_json:
         _print_json(question, answer)
@@ -213,17 +235,22 @@ def _schedule(question: _Question) -> Schedule:
 
 
 def _answer(question: _Question) -> _Answer:
-    from diffusionpipe.simulator.comparison import WorkerCosts, measure
+    from diffusionpipe.simulator.comparison import measure
 
     schedule = _schedule(question)
-    costs = WorkerCosts(
+    result = measure(schedule.name, schedule, _costs(question))
+    return _Answer(schedule=schedule, timeline=result.timeline, peaks=result.peaks)
+
+
+def _costs(question: _Question) -> WorkerCosts:
+    from diffusionpipe.simulator.comparison import WorkerCosts
+
+    return WorkerCosts(
         forward=question.forward,
         input_grad=question.input_grad,
         weight_grad=question.weight_grad,
         latency=question.comm,
     )
-    result = measure(schedule.name, schedule, costs)
-    return _Answer(schedule=schedule, timeline=result.timeline, peaks=result.peaks)
 
 
 def _count(number: int, noun: str) -> str:

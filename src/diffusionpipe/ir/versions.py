@@ -50,6 +50,27 @@ def staleness_of(window: Schedule) -> Staleness:
     return {key: tuple(row[microbatch] for microbatch in sorted(row)) for key, row in found.items()}
 
 
+def versions_read(window: Schedule, batches: int) -> dict[tuple[int, Op, int], int]:
+    """(stage, op, micro-batch counted over all batches) -> the version that it reads; a run begins with version 0.
+
+    For predicted weights the version from which they are predicted.
+
+    >>> from diffusionpipe.passes import with_versions
+    >>> from diffusionpipe.planner.assembly.windows import overlap
+    >>> read = versions_read(with_versions(overlap(4, 1), Versions.STASHED), 6)
+    >>> [read[0, Op.F, batch] for batch in range(6)]
+    [0, 0, 0, 0, 1, 2]
+    """
+    found: dict[tuple[int, Op, int], int] = {}
+    for _, action in window.actions():
+        if action.op in (Op.F, Op.B, Op.I) and action.microbatch is not None:
+            count = len(window.placement.pipeline_of(action.stage).microbatches)
+            for batch in range(batches):
+                key = action.stage, action.op, action.microbatch + batch * count
+                found[key] = max(0, batch - action.reading.staleness)
+    return found
+
+
 def versions_held(window: Schedule) -> dict[int, int]:
     """Block -> the versions of its weights that live at once.
 

@@ -107,7 +107,7 @@ def _problems(unet: Any, low: LowResolution | None) -> list[str]:
     if config.num_class_embeds is None or config.num_class_embeds < 2:
         problems.append(
             f"unet: num_class_embeds is {config.num_class_embeds}; it must be the number of classes and 1 more, for "
-            "the row that stands for no class"
+            "the row of no class"
         )
     channels = config.out_channels
     expected = channels if low is None else 2 * channels

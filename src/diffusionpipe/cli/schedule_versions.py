@@ -1,0 +1,227 @@
+"""`diffusionpipe schedule NAME --versions ROW`: batches that follow each other without a flush, and their weights."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import typer
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from fractions import Fraction
+    from pathlib import Path
+
+    from diffusionpipe.ir import Schedule, Timeline
+    from diffusionpipe.ir.versions import Staleness, Versions
+    from diffusionpipe.simulator.comparison import WorkerCosts
+    from diffusionpipe.simulator.steady import Steady
+    from diffusionpipe.units import Seconds
+
+SHOWN = 3
+"""Batches that are drawn behind the first ones, which only fill the pipeline."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Overlapped:
+    """A window, what it reaches, and its first batches."""
+
+    window: Schedule
+    versions: Versions
+    unrolled: Schedule
+    timeline: Timeline
+    """Of the unrolled schedule."""
+    steady: Steady
+    flushed: Seconds
+    """The makespan of the same family with a flush behind each batch."""
+    staleness: Staleness
+    held: Mapping[int, int]
+    """Block -> versions of its weights that live at once."""
+
+    @property
+    def heading(self) -> str:
+        """One line that says what is drawn."""
+        ranks, count = self.window.num_workers, self.window.num_microbatches()
+        plural = "es" if count > 1 else ""
+        return f"{self.window.name}, {ranks} ranks, {count} micro-batch{plural} a batch, weights {self.versions}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """What the command line asks for."""
+
+    family: str
+    ranks: int
+    microbatches: int
+    versions: Versions
+    delay: int
+
+
+def asked(
+    family: str, sizes: tuple[int | None, int | None], versions: str | None, delay: int | None, *, is_csv: bool
+) -> Asked:
+    """The options, once they go together; `sizes` are ranks and micro-batches.
+
+    Raises:
+        ConfigError: unknown versions, a delay that has no effect, a file in place of a family, or --csv.
+    """
+    from diffusionpipe.errors import ConfigError
+    from diffusionpipe.ir.versions import Versions
+    from diffusionpipe.schedules import REGISTRY
+
+    known = [row for row in Versions if row is not Versions.FLUSHED]
+    if versions is None or (delay is not None and versions != Versions.DELAYED):
+        raise ConfigError("--delay is for --versions delayed; leave it out, or give both")
+    if versions not in known:
+        raise ConfigError(f"--versions is {versions}; use {', '.join(known[:-1])} or {known[-1]}")
+    if is_csv:
+        raise ConfigError("--csv: torch's format has no versions of weights; use --out for a schedule file")
+    if family not in REGISTRY:
+        raise ConfigError("--versions needs the name of a family such as 1f1b; a file of orders has a flush")
+    ranks, microbatches = sizes
+    assert ranks is not None
+    assert microbatches is not None
+    return Asked(family=family, ranks=ranks, microbatches=microbatches, versions=Versions(versions), delay=delay or 1)
+
+
+def overlapped(asking: Asked, costs: WorkerCosts) -> Overlapped:
+    """The window of the family and its steady state.
+
+    Raises:
+        ConfigError: the family has no window, or the delay is too short.
+    """
+    from dataclasses import replace
+
+    from diffusionpipe.ir.unroll import unroll
+    from diffusionpipe.ir.versions import staleness_of, versions_held
+    from diffusionpipe.passes import with_versions
+    from diffusionpipe.planner.assembly.windows import overlap
+    from diffusionpipe.schedules import REGISTRY
+    from diffusionpipe.simulator.comparison import equal_costs
+    from diffusionpipe.simulator.simulate import simulate
+    from diffusionpipe.simulator.steady import steady
+
+    sizes = asking.ranks, asking.microbatches
+    bare = replace(overlap(*sizes, asking.family), name=asking.family)
+    window = with_versions(bare, asking.versions, asking.delay)
+    unrolled, flushed = unroll(window, window.lead + SHOWN), REGISTRY[asking.family](*sizes)
+    return Overlapped(
+        window=window,
+        versions=asking.versions,
+        unrolled=unrolled,
+        timeline=simulate(unrolled, equal_costs(unrolled, costs)),
+        steady=steady(window, lambda schedule: equal_costs(schedule, costs)),
+        flushed=simulate(flushed, equal_costs(flushed, costs)).makespan,
+        staleness=staleness_of(window),
+        held=versions_held(window),
+    )
+
+
+def show_versions(
+    asking: Asked,
+    costs: WorkerCosts,
+    *,
+    as_json: bool,
+    files: tuple[Path | None, Path | None, Path | None],
+) -> None:
+    """Print what the window reaches, and write picture, trace and schedule file where their paths are given.
+
+    Raises:
+        ConfigError: as `overlapped`; a file cannot be written.
+    """
+    from diffusionpipe.ir.codec import layout
+
+    found = overlapped(asking, costs)
+    if as_json:
+        typer.echo(layout(figures_of(found)))
+    else:
+        print_overlapped(found)
+    png, perfetto, out = files
+    write_overlapped(found, png=png, perfetto=perfetto, out=out)
+
+
+def print_overlapped(found: Overlapped) -> None:
+    """The sketch of the first batches, the steady state, and for each rank the weights that it reads and holds."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from diffusionpipe.ir import Op
+    from diffusionpipe.viz import explained_sketch
+
+    console = Console(highlight=False)
+    console.print(
+        f"[bold]{found.heading}[/bold]: the first {_batches(found)} batches, without a flush\n", soft_wrap=True
+    )
+    console.print(explained_sketch(found.timeline, width=console.width), markup=False, soft_wrap=True)
+    console.print()
+    figures = Table(box=None, pad_edge=False, show_header=False)
+    for justify in ("left", "right", "left"):
+        figures.add_column(justify=justify, no_wrap=justify != "left" or not figures.columns)
+    period = found.steady.period
+    figures.add_row("period", _number(period), "from the end of a batch to that of the next one")
+    figures.add_row("idle", f"{float(found.steady.bubble):.2%}", "the idle part of it")
+    figures.add_row("with a flush", _number(found.flushed), f"{float(found.flushed / period):.3g} times as long")
+    console.print(figures)
+    console.print()
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for head in ("rank", "staleness of forwards", "staleness of backwards", "versions held"):
+        table.add_column(head, justify="right" if head in ("rank", "versions held") else "left")
+    for rank, (stage, block) in enumerate(_stages(found.window)):
+        staleness = (" ".join(map(str, found.staleness[stage, op])) for op in (Op.F, Op.B))
+        table.add_row(str(rank), *staleness, str(found.held[block]))
+    console.print(table)
+    console.print(
+        "\nstaleness: by how many steps the weights that a micro-batch reads are older than those from which its own "
+        "step starts. versions held: copies of the rank's weights that live at once. docs/asynchronous.md explains "
+        "each kind."
+    )
+
+
+def figures_of(found: Overlapped) -> dict[str, object]:
+    """The same as plain data."""
+    from diffusionpipe.ir import Op
+
+    stages = _stages(found.window)
+    return {
+        "versions": str(found.versions),
+        "period": float(found.steady.period),
+        "idle": float(found.steady.bubble),
+        "flushed": float(found.flushed),
+        "staleness_of_forwards": [list(found.staleness[stage, Op.F]) for stage, _ in stages],
+        "staleness_of_backwards": [list(found.staleness[stage, Op.B]) for stage, _ in stages],
+        "versions_held": [found.held[block] for _, block in stages],
+        "window": [" ".join(map(str, order)) for order in found.window.orders],
+    }
+
+
+def write_overlapped(found: Overlapped, *, png: Path | None, perfetto: Path | None, out: Path | None) -> None:
+    """The picture with versions in colours, the trace of the first batches, the window as a schedule file."""
+    from diffusionpipe import viz
+    from diffusionpipe.ir.files import write_schedule
+    from diffusionpipe.ir.versions import versions_read
+    from diffusionpipe.viz.versions import version_chart
+
+    if png:
+        read = versions_read(found.window, _batches(found))
+        version_chart(found.timeline, read, png, title=found.heading, num_microbatches=found.window.num_microbatches())
+    if perfetto:
+        viz.perfetto(found.timeline, perfetto, schedule=found.unrolled)
+    if out:
+        write_schedule(found.window, out)
+    for path in (png, perfetto, out):
+        if path:
+            typer.echo(f"wrote {path}", err=True)
+
+
+def _batches(found: Overlapped) -> int:
+    return found.window.lead + SHOWN
+
+
+def _stages(window: Schedule) -> list[tuple[int, int]]:
+    """(stage, block) of each rank: windows have one stage on each."""
+    of_worker = {stage.worker: (index, stage.weights) for index, stage in enumerate(window.placement.stages)}
+    return [of_worker[worker] for worker in range(window.num_workers)]
+
+
+def _number(value: Fraction | Seconds) -> str:
+    return f"{float(value):.10g}"
