@@ -121,12 +121,3 @@ def mean_ages(parts: Sequence[Part]) -> tuple[float, ...]:
     count = sum(len(part.rows) for part in parts)
     stages = range(len(parts[0].forward))
     return tuple(sum(len(part.rows) * part.forward[stage] for part in parts) / count for stage in stages)
-
-
-def rate_factor(age: float, step: int, fading: int) -> float:
-    """What PipeMare multiplies the rate of a stage with: 1 / age at first, 1 after `fading` steps.
-
-    Yang et al., "PipeMare: Asynchronous Pipeline Parallel DNN Training", MLSys 2021, section 3.1,
-    https://arxiv.org/abs/1910.05124.
-    """
-    return float(max(1.0, age) ** -max(0.0, 1.0 - step / fading))

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.asynchronous.digits import BATCH, Digits, loss_layers, recognised, validation_loss
-from benchmarks.asynchronous.recurrence import Recurrence, mean_ages, parts_of, rate_factor
+from benchmarks.asynchronous.recurrence import Recurrence, mean_ages, parts_of
 from benchmarks.asynchronous.settings import STAGES, Setting
 from diffusionpipe.costs import ModelGraph
 from diffusionpipe.models.graph import LayerGraph, layer_parameters
@@ -19,6 +19,7 @@ from diffusionpipe.trainer.gradient_norm import global_norm_clip
 from diffusionpipe.trainer.learning_rate import learning_rate_at
 from diffusionpipe.trainer.optimizer import build_optimizer
 from diffusionpipe.trainer.parameter_groups import learning_rates
+from diffusionpipe.trainer.staleness_rates import factor_at
 
 CURVE_FROM, CURVE_EVERY = 0.5, 20
 """From this part of the run on the loss is taken every so many steps, of the first rows of the validation."""
@@ -92,7 +93,7 @@ class Stages:
         """The recipe's curve, and what the stage's age leaves of it."""
         schedule = replace(learning_rates(self.recipe), peak=self.setting.learning_rate, total_steps=steps)
         for optimizer, age in zip(self.optimizers, mean_ages(self.parts), strict=True):
-            factor = rate_factor(age, step, self.setting.fading) if self.setting.fading else 1.0
+            factor = factor_at(step, age, self.setting.fading) if self.setting.fading else 1.0
             for group in optimizer.param_groups:
                 group["lr"] = learning_rate_at(step, schedule) * factor
 

@@ -11,13 +11,14 @@ import pytest
 import torch
 
 from benchmarks.asynchronous.periods import flushed_period, period, time_of
-from benchmarks.asynchronous.recurrence import Part, Recurrence, mean_ages, parts_of, rate_factor
+from benchmarks.asynchronous.recurrence import Part, Recurrence, mean_ages, parts_of
 from benchmarks.asynchronous.runs import RUNS, outcomes
 from benchmarks.asynchronous.settings import SETTINGS
 from benchmarks.asynchronous.summary import table_of
 from diffusionpipe.ir.versions import Versions
 from diffusionpipe.models.run import run_layers
 from diffusionpipe.planner import build_plan
+from diffusionpipe.trainer.staleness_rates import factor_at
 
 SPEC = spec_from_file_location("windows", Path(__file__).parents[1] / "runtime" / "test_windows.py")
 windows = module_from_spec(SPEC)
@@ -102,8 +103,8 @@ def test_microbatches_that_read_the_same_versions_are_one_part():
 
 
 def test_the_rate_by_staleness_fades_into_one_rate():
-    assert [rate_factor(3, step, 100) for step in (0, 100, 300)] == [pytest.approx(1 / 3), 1, 1]
-    assert rate_factor(0, 0, 100) == 1
+    assert [factor_at(step, 3, 100) for step in (0, 100, 300)] == [pytest.approx(1 / 3), 1, 1]
+    assert factor_at(0, 0, 100) == 1
 
 
 def test_without_a_flush_a_step_takes_four_sevenths():

@@ -12,7 +12,7 @@ import typer
 
 if TYPE_CHECKING:
     from diffusionpipe import viz
-    from diffusionpipe.costs import Cluster, ModelGraph
+    from diffusionpipe.costs import ModelGraph
     from diffusionpipe.ir import Plan, Timeline
     from diffusionpipe.planner.pricing.setting import Setting
     from diffusionpipe.planner.search.proposal import Proposal
@@ -90,13 +90,13 @@ def show(
 def _given(plan: Plan, plan_file: Path, profile: Path, cluster: str) -> _Times:
     """By a profile and a cluster that the user names."""
     from diffusionpipe.cli.plan import stated_setting
-    from diffusionpipe.costs.clusters import load_cluster
+    from diffusionpipe.costs.clusters import check_ranks, load_cluster
     from diffusionpipe.costs.files import check_device, read_profile
     from diffusionpipe.errors import ConfigError
 
     loaded, machines = read_profile(profile), load_cluster(cluster)
     check_device(loaded, machines, source=str(profile))
-    _check_size(plan, plan_file, machines)
+    check_ranks(machines, plan.mesh.num_ranks, source=str(plan_file))
     setting = stated_setting(
         loaded, machines, plan.batch, checkpoint=plan.checkpointed, has_ema=False, optimizer="AdamW"
     )
@@ -148,7 +148,7 @@ def _setting_beside(plan: Plan, plan_file: Path) -> tuple[Setting, str, str] | N
     from dataclasses import replace
 
     from diffusionpipe.cli.plan import stated_setting
-    from diffusionpipe.costs.clusters import load_cluster
+    from diffusionpipe.costs.clusters import check_ranks, load_cluster
     from diffusionpipe.costs.files import check_device, read_profile
     from diffusionpipe.planner.from_profile import setting_of
 
@@ -163,7 +163,7 @@ def _setting_beside(plan: Plan, plan_file: Path) -> tuple[Setting, str, str] | N
     if cluster.is_file():
         found = load_cluster(str(cluster))
         files.append("cluster.json")
-        _check_size(plan, plan_file, found)
+        check_ranks(found, plan.mesh.num_ranks, source=str(plan_file))
     check_device(loaded, found, source=str(profile))
     setting = stated_setting(loaded, found, plan.batch, checkpoint=plan.checkpointed, has_ema=False, optimizer="AdamW")
     training = "AdamW without a moving average"
@@ -175,16 +175,6 @@ def _setting_beside(plan: Plan, plan_file: Path) -> tuple[Setting, str, str] | N
         setting, training = replace(setting, workload=workload), "the recipe's training"
         files.append("recipe.toml")
     return setting, " and ".join([", ".join(files[:-1]), files[-1]] if files[1:] else files), training
-
-
-def _check_size(plan: Plan, plan_file: Path, cluster: Cluster) -> None:
-    from diffusionpipe.errors import ConfigError
-
-    if plan.mesh.num_ranks > cluster.num_ranks:
-        raise ConfigError(
-            f"{plan_file} is for {plan.mesh.num_ranks} ranks, but cluster {cluster.name} has {cluster.num_ranks}; give "
-            "the cluster for which it was made"
-        )
 
 
 def _misfit(plan: Plan, graph: ModelGraph) -> str | None:

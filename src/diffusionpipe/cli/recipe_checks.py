@@ -59,8 +59,9 @@ def has_apart_folders(*, run: "RunSection", data: "DataSection") -> Iterator[str
     """What the run writes is not read as pictures: its samples would become part of the data."""
     own = Path(os.path.realpath(run.folder))
     for key, path in (("train", data.train), ("validation", data.validation)):
-        if path is not None and own.is_relative_to(os.path.realpath(path)):
-            where = "is" if own == Path(os.path.realpath(path)) else "lies in"
+        pictures = None if path is None else Path(os.path.realpath(path))
+        if pictures is not None and own.is_relative_to(pictures):
+            where = "is" if own == pictures else "lies in"
             yield (
                 f"run.folder: {run.folder} {where} the folder of pictures of data.{key}, which would then read the "
                 "run's own pictures; choose another folder"

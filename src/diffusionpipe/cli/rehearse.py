@@ -257,8 +257,7 @@ def _costs(plan: Plan, profile: Profile, cluster: str | None) -> Costs:
     """What the plan's actions cost, unscaled."""
     from dataclasses import replace
 
-    from diffusionpipe.costs.clusters import load_cluster
-    from diffusionpipe.errors import ConfigError
+    from diffusionpipe.costs.clusters import check_ranks, load_cluster
     from diffusionpipe.planner.from_profile import setting_of
     from diffusionpipe.planner.pricing.stage_costs import costs_of
 
@@ -266,11 +265,7 @@ def _costs(plan: Plan, profile: Profile, cluster: str | None) -> Costs:
     setting = replace(setting, workload=replace(setting.workload, checkpointed=plan.checkpointed))
     if cluster is not None:
         setting = replace(setting, cluster=load_cluster(cluster))
-        if setting.cluster.num_ranks < plan.mesh.num_ranks:
-            raise ConfigError(
-                f"the plan is for {plan.mesh.num_ranks} ranks, but cluster {setting.cluster.name} has "
-                f"{setting.cluster.num_ranks}; give the cluster for which it was made"
-            )
+        check_ranks(setting.cluster, plan.mesh.num_ranks, source="the plan")
     return costs_of(plan.train, plan.blocks, plan.mesh, setting)
 
 

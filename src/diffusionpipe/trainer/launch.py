@@ -73,7 +73,6 @@ def launch(
         log_folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigError(f"the folder {log_folder} cannot be made: {reason_of(error)}; choose another") from error
-    given_token(environ)
     check_interfaces(environ, (GLOO,))
     store = _meeting_point(port)
     with _quiet_agent(), ForwardedSignals() as signals:

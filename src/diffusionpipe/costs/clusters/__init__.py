@@ -55,6 +55,19 @@ def load_cluster(name: str) -> Cluster:
     return repeat_nodes(cluster, int(count))
 
 
+def check_ranks(cluster: Cluster, num_ranks: int, *, source: str) -> None:
+    """Refuse a cluster that is too small for a plan; `source` is the plan's file, or words for it.
+
+    Raises:
+        ConfigError: the plan has more ranks than the cluster.
+    """
+    if num_ranks > cluster.num_ranks:
+        raise ConfigError(
+            f"{source} is for {num_ranks} ranks, but cluster {cluster.name} has {cluster.num_ranks}; give the cluster "
+            "for which it was made"
+        )
+
+
 def repeat_nodes(cluster: Cluster, count: int) -> Cluster:
     """A cluster of `count` nodes like the only one of `cluster`.
 
