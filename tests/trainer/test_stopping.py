@@ -91,6 +91,23 @@ def test_a_rank_whose_peer_died_never_saves() -> None:
             stopping.agree(alone)
 
 
+@pytest.mark.parametrize("has_agreed", [True, False])
+def test_a_rank_that_has_agreed_to_stop_does_not_die_of_its_late_signal(
+    monkeypatch: pytest.MonkeyPatch, has_agreed: bool
+) -> None:
+    monkeypatch.setattr("diffusionpipe.trainer.stopping._is_one_of_several", lambda: True)
+    numbers = (signal.SIGTERM, signal.SIGHUP)
+    before = {number: signal.signal(number, signal.SIG_DFL) for number in numbers}
+    try:
+        with Stopping(folder=None).listening() as stopping:
+            stopping.agree(with_one_more_stop if has_agreed else alone)
+        late = [signal.getsignal(number) for number in numbers]
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    assert late == [signal.SIG_IGN if has_agreed else signal.SIG_DFL] * 2
+
+
 def test_handlers_are_put_back() -> None:
     before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)}
     with Stopping(folder=None).listening():

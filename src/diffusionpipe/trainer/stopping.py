@@ -69,7 +69,7 @@ class Stopping:
     def __init__(self, *, folder: Path | None, peer_failure: Callable[[], PeerError | None] = lambda: None) -> None:
         self._folder, self._peer_failure = folder, peer_failure
         self._wants_save = self._wants_stop = False
-        self._is_listening = False
+        self._is_listening = self._has_agreed_to_stop = False
         self._looked = -_LOOK
         self._unremovable: set[Path] = set()
 
@@ -77,8 +77,10 @@ class Stopping:
     def listening(self) -> Iterator["Stopping"]:
         """Take the signals while the block runs; call it in the main thread. Signal files of an earlier run go.
 
-        When a rank of several fails, it stays deaf to SIGTERM from then on: the launcher sends it to all who are left
-        as soon as one has died, and this one has yet to leave the note that says why it ends.
+        A rank of several stays deaf to SIGTERM after it has failed: the launcher sends it to all who are left as soon
+        as one has died, and this one has yet to leave the note that says why it ends. It also stays deaf to SIGTERM
+        and SIGHUP after all have agreed to stop: a signal reaches the ranks one by one, and the last of them may have
+        saved with the others before its own signal comes. It would die of it, and the job would count as killed.
         """
         for file in self._signal_files():
             logger.warning("removed a leftover signal file file=%s", file)
@@ -92,6 +94,8 @@ class Stopping:
         try:
             with _second_interrupt_ends():
                 yield self
+            if self._has_agreed_to_stop and _is_one_of_several():
+                before[signal.SIGTERM] = before[signal.SIGHUP] = signal.SIG_IGN
         except BaseException:
             if _is_one_of_several():
                 before[signal.SIGTERM] = signal.SIG_IGN
@@ -118,6 +122,7 @@ class Stopping:
         if failure is not None:
             raise failure
         saves, stops = total
+        self._has_agreed_to_stop = self._has_agreed_to_stop or stops > 0
         return Decision(saves=saves > 0 or stops > 0, stops=stops > 0)
 
     def agree(self, sum_over_ranks: Callable[[Votes], Votes]) -> Decision:
