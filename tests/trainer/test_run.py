@@ -28,7 +28,8 @@ from diffusionpipe.cli.run_timeline import draw_timeline
 from diffusionpipe.errors import CheckpointError, ConfigError, DataError, ModelError, NonFiniteLossError, RecipeError
 from diffusionpipe.ir.files import read_plan, read_timeline
 from diffusionpipe.models.folder import scheduler_config
-from diffusionpipe.trainer import trackers
+from diffusionpipe.runtime.store import RowStore
+from diffusionpipe.trainer import run, trackers
 from diffusionpipe.trainer.checkpoints.checkpoint import latest, verify
 from diffusionpipe.trainer.conditions import Wish
 from diffusionpipe.trainer.data.randomness import normal
@@ -145,6 +146,18 @@ def drawn_from(folder, wish, guidance=2.0, steps=3, seed=0):
 
 
 # --- any layout gives the same run
+
+
+def test_pictures_that_travel_as_levels_train_the_same_bits(recipe, in_one, place, monkeypatch):
+    monkeypatch.setattr(run, "keeps_levels", lambda device: True)
+    fed = []
+    write = RowStore.write
+    monkeypatch.setattr(RowStore, "write", lambda *given: fed.append(given[3].dtype) or write(*given))
+    assert train_here(recipe("levels", training={"steps": 2}, learning_rate={"warmup_steps": 0})) == 2
+    monkeypatch.undo()
+    assert train_here(recipe("values", training={"steps": 2}, learning_rate={"warmup_steps": 0})) == 2
+    assert fed.count(torch.uint8) == 2, "the pixels of two steps"
+    assert losses_of(place / "levels") == losses_of(place / "values")
 
 
 def test_two_stages_give_the_losses_validation_norms_and_pictures_of_one_process(over_two, in_one):
@@ -340,7 +353,7 @@ def test_a_finished_run_can_be_resumed_to_export_again(recipe, copied):
 
 
 def test_more_steps_may_be_added_to_a_finished_run(recipe, copied):
-    longer = recipe(copied, training={"steps": 8}, learning_rate={"schedule": "constant"})
+    longer = recipe(copied, training={"steps": 8}, learning_rate={"warmup_steps": 0})
     assert train_here(longer, "latest") == 8
     assert list(losses_of(copied)) == [1, 2, 3, 4, 5, 6, 7, 8]
 

@@ -36,6 +36,15 @@ class RowStore:
         # `.data` gives the view a version counter of its own: rows that arrive later do not touch those in use.
         return self._buffers[name].data[rows.start - start : rows.stop - start]
 
-    def write(self, name: str, rows: Range, value: Tensor) -> None:
-        """Copy into the rows; dtype and device follow the buffer."""
-        self.view(name, rows).copy_(value, non_blocking=True)
+    def write(self, name: str, rows: Range, value: Tensor, table: Tensor | None = None) -> None:
+        """Copy into the rows; dtype and device follow the buffer.
+
+        With a `table`, (256,) on the buffer's device, the uint8 `value` says which of its elements are written.
+        """
+        view = self.view(name, rows)
+        if table is None:
+            view.copy_(value, non_blocking=True)
+            return
+        brought = value.to(table.device, non_blocking=True)
+        for row, indices in zip(view, brought, strict=True):  # in turn, because a look-up needs them as int32
+            row.copy_(table.index_select(0, indices.flatten().int()).view(indices.shape))

@@ -29,6 +29,7 @@ from diffusionpipe.trainer.checkpoints.checkpoint_folder import kept_of, latest
 from diffusionpipe.trainer.checkpoints.run_checkpoints import RunCheckpoints
 from diffusionpipe.trainer.checkpoints.training_state import load_training
 from diffusionpipe.trainer.copy_memory import saves_beside_training
+from diffusionpipe.trainer.data.levels import keeps_levels
 from diffusionpipe.trainer.data.loader import StepLoader
 from diffusionpipe.trainer.evaluation import averaged, validate
 from diffusionpipe.trainer.exit_status import ExitStatus
@@ -191,16 +192,7 @@ def _train(state: RunState) -> None:
     session, recipe, progress = state.session, state.session.recipe, state.session.job.progress
     worker = session.worker
     progress.executors = [*worker.executors.values(), *([worker.window] if worker.window else [])]
-    loader = StepLoader(
-        source=state.data.train,
-        batch=session.plan.batch,
-        positions=session.positions,
-        first_step=state.step,
-        num_steps=recipe.training.steps - state.step + session.worker.encodes_ahead,
-        workers=recipe.data.workers,
-        pin_memory=session.job.device.type == "cuda",
-        on_start=progress.help_from,
-    )
+    loader = _loader(state)
     traces: list[Trace] = []
     forget_peak(session.job.device)
     with (
@@ -247,6 +239,22 @@ def _train(state: RunState) -> None:
                 break
     if traces and state.step == recipe.training.steps:
         state.timeline = measured_timeline(session, traces)
+
+
+def _loader(state: RunState) -> StepLoader:
+    """The training batches of this rank from the run's step on."""
+    session, recipe = state.session, state.session.recipe
+    return StepLoader(
+        source=state.data.train,
+        batch=session.plan.batch,
+        positions=session.positions,
+        first_step=state.step,
+        num_steps=recipe.training.steps - state.step + session.worker.encodes_ahead,
+        workers=recipe.data.workers,
+        pin_memory=session.job.device.type == "cuda",
+        has_levels=keeps_levels(session.job.device),
+        on_start=session.job.progress.help_from,
+    )
 
 
 def _stepper(state: RunState, batches: Iterator[dict[str, Tensor]]) -> Stepper | WindowStepper:

@@ -24,6 +24,7 @@ from diffusionpipe.runtime.transport import ProcessTransport, Transport
 from diffusionpipe.runtime.worker import Sharder, Worker, build_worker
 from diffusionpipe.trainer.checkpoints.training_state import TrainingState
 from diffusionpipe.trainer.data.dataset import Dataset
+from diffusionpipe.trainer.data.levels import level_tables
 from diffusionpipe.trainer.ema import Ema
 from diffusionpipe.trainer.loading import Weights, load_weights
 from diffusionpipe.trainer.lora import frozen_dtype_of, lora_identity
@@ -137,6 +138,7 @@ def open_session(recipe: Recipe, job: Job, planning: Planning, opened: Model | N
     with planning.screen.work("connecting the ranks"):
         transport.warm_up(channels_of(plan), job.device)
     worker = build_worker(graph, model, plan, rank, transport, device=job.device, precision=precision, sharded=sharded)
+    worker.tables = level_tables(graph.inputs, job.device)
     groups = parameter_groups(recipe, model)
     optimizer = build_optimizer(
         recipe.optimizer.name,

@@ -12,6 +12,7 @@ from diffusionpipe.errors import DataError
 from diffusionpipe.trainer.data.batch import Augmentation, BatchSource, Rows, make_batch, sample_indices, token_ids
 from diffusionpipe.trainer.data.dataset import Dataset, Sample
 from diffusionpipe.trainer.data.images import load_pixels
+from diffusionpipe.trainer.data.levels import level_tables
 from diffusionpipe.trainer.data.randomness import normal, uniform
 
 INPUTS = (
@@ -233,3 +234,16 @@ def test_tokenizers_and_conditions_that_are_missing_are_named(dataset):
         "e.g. 0.png",
     ):
         assert part in str(caught.value)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])
+def test_levels_of_pictures_stand_for_the_same_bits(dataset, dtype):
+    samples = tuple(replace(sample, condition=sample.name) for sample in dataset.samples)
+    inputs = tuple(TensorSpec(name=name, shape=(3, 8, 8), dtype=dtype) for name in ("pixels", "super/condition"))
+    made = source(replace(dataset, samples=samples), inputs=inputs, random_crop=True, flip=True)
+    levels, values = make_batch(made, ROWS, has_levels=True), make_batch(made, ROWS)
+    tables = level_tables(inputs, torch.device("cpu"))
+    for name, value in values.items():
+        assert levels[name].dtype == torch.uint8
+        assert torch.equal(tables[name][levels[name].int()], value)
+        assert value.dtype == getattr(torch, dtype)

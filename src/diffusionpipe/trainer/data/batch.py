@@ -15,9 +15,10 @@ from torch import Tensor
 from diffusionpipe.costs import TensorSpec
 from diffusionpipe.errors import DataError
 from diffusionpipe.models.self_conditioning import CONDITIONED, is_conditioned
-from diffusionpipe.trainer.data.captions import METADATA
 from diffusionpipe.trainer.data.dataset import Dataset
-from diffusionpipe.trainer.data.images import CENTRE, PictureError, load_pixels, placing, upright_size
+from diffusionpipe.trainer.data.dataset_problems import problems_of_captions, problems_of_conditions, problems_of_labels
+from diffusionpipe.trainer.data.images import CENTRE, PictureError, load_levels, placing, upright_size
+from diffusionpipe.trainer.data.levels import is_picture, values_of_pictures
 from diffusionpipe.trainer.data.randomness import normal, permutation, uniform
 from diffusionpipe.trainer.data.skipped import Skipped, Skipping
 
@@ -89,11 +90,11 @@ class BatchSource:
         ]
         names = {kind_of(spec.name) for spec in self.inputs}
         if "labels" in names and not names.isdisjoint(TOKENS):
-            problems += _problems_of_captions(self.dataset)
+            problems += problems_of_captions(self.dataset)
         if "condition" in names:
-            problems += _problems_of_conditions(self.dataset)
+            problems += problems_of_conditions(self.dataset)
         if "labels" in names:
-            problems += _problems_of_labels(self.dataset, self.null_label)
+            problems += problems_of_labels(self.dataset, self.null_label)
         if problems:
             raise DataError("\n".join(problems))
 
@@ -127,15 +128,17 @@ def sample_indices(num_samples: int, *, seed: int, batch: int, step: int, positi
     return tuple(indices)
 
 
-def make_batch(source: BatchSource, rows: Rows) -> dict[str, Tensor]:
+def make_batch(source: BatchSource, rows: Rows, *, has_levels: bool = False) -> dict[str, Tensor]:
     """The raw inputs of these rows by name, each (len(rows.samples), *shape) in the dtype that the model wants.
+
+    With `has_levels` pictures stay uint8 levels (see `levels`).
 
     Raises:
         DataError: a picture cannot be decoded, or too many have been replaced; the message names it.
     """
     for _ in range(_ATTEMPTS):
         try:
-            return {spec.name: _input(source, rows, spec).to(getattr(torch, spec.dtype)) for spec in source.inputs}
+            return {spec.name: _value(source, rows, spec, has_levels) for spec in source.inputs}
         except PictureError as error:
             if source.skipping is None:
                 raise
@@ -173,13 +176,18 @@ def _with_replacement(source: BatchSource, rows: Rows, error: PictureError) -> R
     return replace(rows, samples=tuple(sample % len(dataset.samples) for sample in samples))
 
 
+def _value(source: BatchSource, rows: Rows, spec: TensorSpec, has_levels: bool) -> Tensor:
+    """One raw input in the dtype that the model wants, or pictures as levels."""
+    kind = kind_of(spec.name)
+    if not is_picture(kind):
+        return _input(source, rows, spec).to(getattr(torch, spec.dtype))
+    levels = _pictures(source, rows, spec)
+    return levels if has_levels else values_of_pictures(kind, levels).to(getattr(torch, spec.dtype))
+
+
 def _input(source: BatchSource, rows: Rows, spec: TensorSpec) -> Tensor:
-    """One raw input, in the dtype in which it arises."""
+    """One raw input that is no picture, in the dtype in which it arises."""
     match kind_of(spec.name):
-        case "pixels":
-            return _pixels(source, rows, spec)
-        case "condition":
-            return _condition(source, rows, spec)
         case kind if kind in TOKENS:
             return _input_ids(source, rows, spec)
         case name if name in MASKS:
@@ -221,17 +229,6 @@ def _views(source: BatchSource, rows: Rows) -> list[tuple[tuple[float, float], b
     return [((crop[0], crop[1]), flip) for crop, flip in zip(crops, flips, strict=True)]
 
 
-def _pixels(source: BatchSource, rows: Rows, spec: TensorSpec) -> Tensor:
-    return _pictures(source, rows, spec, [source.dataset.path(sample) for sample in rows.samples])
-
-
-def _condition(source: BatchSource, rows: Rows, spec: TensorSpec) -> Tensor:
-    """The pictures that steer, cut and mirrored like those that they belong to, with values in [0, 1]."""
-    dataset = source.dataset
-    paths = [_condition_path(dataset, sample) for sample in rows.samples]
-    return (_pictures(source, rows, spec, paths) + 1) / 2
-
-
 def _condition_path(dataset: Dataset, sample: int) -> Path:
     return dataset.folder / (dataset.samples[sample].condition or "")
 
@@ -248,16 +245,19 @@ def _time_ids(source: BatchSource, rows: Rows) -> Tensor:
     return torch.tensor(ids, dtype=torch.float32).reshape(-1, 6)
 
 
-def _pictures(source: BatchSource, rows: Rows, spec: TensorSpec, paths: Sequence[Path]) -> Tensor:
+def _pictures(source: BatchSource, rows: Rows, spec: TensorSpec) -> Tensor:
+    """Levels of the samples' pictures; those that steer are cut and mirrored like those that they belong to."""
+    dataset, is_own = source.dataset, kind_of(spec.name) == "pixels"
+    paths = [dataset.path(sample) if is_own else _condition_path(dataset, sample) for sample in rows.samples]
     channels, resolution, _ = spec.shape
-    pictures = torch.empty(len(paths), *spec.shape)
+    pictures = torch.empty(len(paths), *spec.shape, dtype=torch.uint8)
     decoded: dict[tuple[Path, tuple[float, float], bool], int] = {}
     for row, (path, (crop, flip)) in enumerate(zip(paths, _views(source, rows), strict=True)):
         key = (path, crop, flip)
         if key in decoded:  # validation takes each picture at several times
             pictures[row] = pictures[decoded[key]]
             continue
-        pictures[row] = load_pixels(key[0], resolution=resolution, channels=channels, crop=key[1], flip=flip)
+        pictures[row] = load_levels(key[0], resolution=resolution, channels=channels, crop=key[1], flip=flip)
         decoded[key] = row
     return pictures  # (B, C, R, R)
 
@@ -310,39 +310,6 @@ def _labels(source: BatchSource, rows: Rows) -> Tensor:
         for label, dropped in zip(labels, _is_dropped(source, rows), strict=True)
     ]
     return torch.tensor(kept, dtype=torch.int64)
-
-
-def _problems_of_captions(dataset: Dataset) -> list[str]:
-    """A data set that was read for its labels may have no captions."""
-    without = [sample.name for sample in dataset.samples if sample.text is None]
-    if not without:
-        return []
-    examples = f"{len(without)} pictures have no caption, e.g. {without[0]}"
-    return [f"{dataset.folder}: {examples}; the models need labels and captions"]
-
-
-def _problems_of_conditions(dataset: Dataset) -> list[str]:
-    without = [sample.name for sample in dataset.samples if sample.condition is None]
-    if not without:
-        return []
-    problem = (
-        f'{dataset.folder}: {len(without)} pictures have no "conditioning_image" in {METADATA}, e.g. {without[0]}; '
-        "the model needs one for each picture"
-    )
-    return [problem]
-
-
-def _problems_of_labels(dataset: Dataset, null_label: int | None) -> list[str]:
-    if null_label is None:
-        return ["the model reads labels, but its null label is not given"]
-    bad = [sample for sample in dataset.samples if sample.label is None or sample.label >= null_label]
-    if not bad:
-        return []
-    problem = (
-        f"{dataset.folder}: {len(bad)} pictures have no label below {null_label}, the model's number of classes, "
-        f"e.g. {bad[0].name} has {bad[0].label}"
-    )
-    return [problem]
 
 
 @lru_cache(maxsize=4)

@@ -1,4 +1,4 @@
-"""Picture files to tensors: upright, square, in [-1, 1]."""
+"""Picture files to tensors: upright, square, as levels or in [-1, 1]."""
 
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -11,6 +11,7 @@ from torch import Tensor
 
 from diffusionpipe.errors import DataError
 from diffusionpipe.ir.input_file import problem_of_file
+from diffusionpipe.trainer.data.levels import values_of_pictures
 
 CENTRE = (0.5, 0.5)
 _BLOCK = 4096
@@ -57,7 +58,15 @@ def fingerprint(path: Path) -> bytes:
 def load_pixels(
     path: Path, *, resolution: int, channels: int = 3, crop: tuple[float, float] = CENTRE, flip: bool = False
 ) -> Tensor:
-    """The picture as float32 in [-1, 1], (channels, resolution, resolution).
+    """The picture as float32 in [-1, 1], (channels, resolution, resolution); else as `load_levels`."""
+    levels = load_levels(path, resolution=resolution, channels=channels, crop=crop, flip=flip)
+    return values_of_pictures("pixels", levels)
+
+
+def load_levels(
+    path: Path, *, resolution: int, channels: int = 3, crop: tuple[float, float] = CENTRE, flip: bool = False
+) -> Tensor:
+    """The picture as uint8 levels, (channels, resolution, resolution).
 
     The shorter side is resized to `resolution` (bicubic, with antialiasing), then a square is cut out at `crop`:
     fractions in [0, 1) of what is left over to the left and above. EXIF rotation is applied, transparency becomes
@@ -75,8 +84,8 @@ def load_pixels(
     picture = _square(picture, placing(picture.size, resolution, crop), resolution)
     if flip:
         picture = ImageOps.mirror(picture)
-    values = np.asarray(picture, dtype=np.float32).reshape(resolution, resolution, channels)
-    return torch.from_numpy(values / np.float32(127.5) - np.float32(1)).permute(2, 0, 1).contiguous()  # (C, R, R)
+    levels = np.array(picture, dtype=np.uint8).reshape(resolution, resolution, channels)
+    return torch.from_numpy(levels).permute(2, 0, 1).contiguous()  # (C, R, R)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

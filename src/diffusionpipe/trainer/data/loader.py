@@ -38,6 +38,8 @@ class StepLoader:
     workers: int = 1
     """Worker processes; 0 decodes in this one."""
     pin_memory: bool = False
+    has_levels: bool = False
+    """Pictures stay uint8 levels; what they mean is looked up on the device."""
     on_start: Callable[[DataWorkers], None] | None = None
     """Called with the workers when they have been started."""
 
@@ -94,7 +96,7 @@ class StepLoader:
     def load(self, step: int) -> dict[str, Tensor]:
         """One step's batch, made in this process."""
         rows = Rows(samples=self._indices(step), positions=self.positions, step=step)
-        return make_batch(self.source, rows)
+        return make_batch(self.source, rows, has_levels=self.has_levels)
 
     def _indices(self, step: int) -> tuple[int, ...]:
         return sample_indices(

@@ -1,0 +1,39 @@
+"""Why a data set does not have what a model reads: each function returns a list of sentences, empty if it has."""
+
+from diffusionpipe.trainer.data.captions import METADATA
+from diffusionpipe.trainer.data.dataset import Dataset
+
+
+def problems_of_captions(dataset: Dataset) -> list[str]:
+    """Of a model that reads labels and captions: a data set that was read for its labels may have no captions."""
+    without = [sample.name for sample in dataset.samples if sample.text is None]
+    if not without:
+        return []
+    examples = f"{len(without)} pictures have no caption, e.g. {without[0]}"
+    return [f"{dataset.folder}: {examples}; the models need labels and captions"]
+
+
+def problems_of_conditions(dataset: Dataset) -> list[str]:
+    """Of a model that reads pictures that steer."""
+    without = [sample.name for sample in dataset.samples if sample.condition is None]
+    if not without:
+        return []
+    problem = (
+        f'{dataset.folder}: {len(without)} pictures have no "conditioning_image" in {METADATA}, e.g. {without[0]}; '
+        "the model needs one for each picture"
+    )
+    return [problem]
+
+
+def problems_of_labels(dataset: Dataset, null_label: int | None) -> list[str]:
+    """Of a model that reads labels; the null label lies above all others."""
+    if null_label is None:
+        return ["the model reads labels, but its null label is not given"]
+    bad = [sample for sample in dataset.samples if sample.label is None or sample.label >= null_label]
+    if not bad:
+        return []
+    problem = (
+        f"{dataset.folder}: {len(bad)} pictures have no label below {null_label}, the model's number of classes, "
+        f"e.g. {bad[0].name} has {bad[0].label}"
+    )
+    return [problem]

@@ -1,0 +1,49 @@
+"""Pictures as levels of 0 to 255, a byte each, until they are on the device.
+
+    data worker          rank, page-locked      device
+    levels (uint8)  ──>  levels (uint8)    ──>  levels ──> values in the model's dtype
+
+So a batch travels to a GPU in a quarter of the bytes of float32. A value is looked up in a table of 256 that was
+computed once on the CPU: a GPU may divide by multiplying with the reciprocal, which gives other last bits.
+"""
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from diffusionpipe.costs import TensorSpec
+
+NUM_LEVELS = 256
+_LOWEST = {"pixels": -1, "condition": 0}
+"""Raw inputs that are pictures, and the value of their lowest level; that of the highest is 1."""
+
+Tables = Mapping[str, Tensor]
+"""By raw input: the value of each level, (256,) in the dtype of the input."""
+
+
+def keeps_levels(device: torch.device) -> bool:
+    """Whether pictures reach this device as levels; on a CPU nothing is gained."""
+    return device.type == "cuda"
+
+
+def is_picture(kind: str) -> bool:
+    """Whether a raw input of this kind is made of levels."""
+    return kind in _LOWEST
+
+
+def values_of_pictures(kind: str, levels: Tensor) -> Tensor:
+    """The values of uint8 levels in float32: in [-1, 1] for pixels, in [0, 1] for pictures that steer."""
+    pixels = levels.to(torch.float32).div_(127.5).sub_(1)
+    return pixels if _LOWEST[kind] < 0 else pixels.add_(1).div_(2)
+
+
+def level_tables(inputs: Sequence[TensorSpec], device: torch.device) -> dict[str, Tensor]:
+    """The tables of all pictures among a model's raw inputs, on `device`."""
+    levels = torch.arange(NUM_LEVELS, dtype=torch.uint8)
+    kinds = {spec: spec.name.rpartition("/")[2] for spec in inputs}
+    return {
+        spec.name: values_of_pictures(kind, levels).to(getattr(torch, spec.dtype)).to(device)
+        for spec, kind in kinds.items()
+        if is_picture(kind)
+    }
