@@ -16,11 +16,6 @@ _WORKER: Bytes = 2**26
 """The same for a data worker."""
 
 
-def num_cores() -> int:
-    """Cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 def check_processes(ranks: int, workers: int = 0, free: Bytes | None = None) -> None:
     """Refuse a job whose Python processes alone do not fit in memory, before any model is loaded.
 

@@ -7,12 +7,12 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from diffusionpipe.cli.machine import num_cores
 from diffusionpipe.cli.rehearsal import Rehearsed, seconds_by_kind
 from diffusionpipe.cli.rehearsal_size import Size
 from diffusionpipe.costs import Costs, Link, Profile
 from diffusionpipe.ir import Plan
 from diffusionpipe.planner.pricing.stage_costs import update_time
+from diffusionpipe.runtime.cores import num_cores
 from diffusionpipe.simulator import simulate
 
 

@@ -206,7 +206,8 @@ class RehearsalProgress:
 
 def _warn_if_busy(errors: Console, began: Moment | None) -> None:
     """A warning if other programs have used the machine since this command began."""
-    from diffusionpipe.cli.machine import cores_of_others, moment, num_cores
+    from diffusionpipe.cli.machine import cores_of_others, moment
+    from diffusionpipe.runtime.cores import num_cores
 
     others, cores = cores_of_others(began, moment()), num_cores()
     if others is not None and others > BUSY * cores:

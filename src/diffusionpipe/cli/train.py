@@ -114,7 +114,7 @@ def train(
     if is_rank or (count == 1 and port is None and not max_restarts):
         _join(_Part(loaded, resume, device, take_over=take_over, uses_cache=cache), screen)
         return
-    check_processes(count, loaded.data.workers)
+    check_processes(count, 1 if loaded.data.workers is None else loaded.data.workers)
     logger.info("starting ranks=%d run=%s", count, loaded.run.folder)
     job = TrainingJob(
         recipe=recipe,

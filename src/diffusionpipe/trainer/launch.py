@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING
 from diffusionpipe.errors import ConfigError
 from diffusionpipe.ir.output_file import reason_of
 from diffusionpipe.runtime.admission import TOKEN, given_token, new_token
+from diffusionpipe.runtime.cores import num_cores
 from diffusionpipe.runtime.error_file import LAUNCHED, read_error_file
 from diffusionpipe.runtime.interfaces import GLOO, check_interfaces
 from diffusionpipe.trainer.forwarded_signals import ForwardedSignals
@@ -91,8 +92,7 @@ def threads_per_rank(ranks: int, environ: Mapping[str, str]) -> int | None:
     """OpenMP threads for each of `ranks` on this machine; None where the user has chosen."""
     if "OMP_NUM_THREADS" in environ:
         return None
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, cores // ranks)
+    return max(1, num_cores() // ranks)
 
 
 def _failures(result: "RunResult", frozen: Mapping[int, str], ranks: int, log_folder: Path) -> list[RankFailure]:

@@ -7,6 +7,7 @@ planning.
 """
 
 import logging
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, nullcontext
 from functools import partial
@@ -20,6 +21,7 @@ from torch import Tensor
 from diffusionpipe.errors import NonFiniteLossError, TrainingError
 from diffusionpipe.ir.files import write_plan, write_timeline
 from diffusionpipe.ir.output_file import write_atomically
+from diffusionpipe.runtime.cores import data_workers_for
 from diffusionpipe.runtime.occupied_memory import forget_peak
 from diffusionpipe.runtime.process_group import Job
 from diffusionpipe.runtime.progress import RECORDING, STEP
@@ -244,13 +246,14 @@ def _train(state: RunState) -> None:
 def _loader(state: RunState) -> StepLoader:
     """The training batches of this rank from the run's step on."""
     session, recipe = state.session, state.session.recipe
+    workers = recipe.data.workers
     return StepLoader(
         source=state.data.train,
         batch=session.plan.batch,
         positions=session.positions,
         first_step=state.step,
         num_steps=recipe.training.steps - state.step + session.worker.encodes_ahead,
-        workers=recipe.data.workers,
+        workers=data_workers_for(session.job.device.type, os.environ) if workers is None else workers,
         pin_memory=session.job.device.type == "cuda",
         has_levels=keeps_levels(session.job.device),
         on_start=session.job.progress.help_from,

@@ -59,8 +59,9 @@ class DataSection(Section):
     """Mirror every second picture from left to right, at random."""
     caption_dropout: Fraction = 0.1
     """Share of samples trained with an empty caption (or the null label), for classifier-free guidance."""
-    workers: Annotated[int, Field(ge=0, le=128)] = 1
-    """Processes per rank that decode pictures ahead; 0 decodes in the training process."""
+    workers: Auto[Annotated[int, Field(ge=0, le=128)]] = None
+    """Processes per rank that decode pictures ahead; 0 decodes in the training process; "auto": 1 on CPUs, on GPUs as
+    many as cores are free for a rank."""
     on_error: Choice[OnError] = OnError.STOP
     """A training picture that turns out to be damaged when it is decoded: stop the run, or skip the picture."""
     max_skipped: Count = 100

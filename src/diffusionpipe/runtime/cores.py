@@ -1,0 +1,25 @@
+"""Cores of this machine, and how the ranks on it share them."""
+
+import os
+from collections.abc import Mapping
+
+_MOST = 8
+"""Data workers per rank; more of them decode no faster than a fast disk reads."""
+
+
+def num_cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def data_workers_for(device_type: str, environ: Mapping[str, str]) -> int:
+    """Data workers of a rank whose recipe leaves their number open.
+
+    On GPUs these are the cores of the machine, divided among its ranks, but for one; at least 1, at most 8. On CPUs a
+    rank computes on its cores itself, and has one. The launchers say how many ranks a machine has (LOCAL_WORLD_SIZE).
+    """
+    if device_type != "cuda":
+        return 1
+    ranks = environ.get("LOCAL_WORLD_SIZE", "1")
+    own = num_cores() // (int(ranks) if ranks.isdecimal() and int(ranks) > 0 else 1)
+    return max(1, min(_MOST, own - 1))
