@@ -1,3 +1,4 @@
+import signal
 import subprocess
 import sys
 
@@ -7,6 +8,9 @@ from typer.testing import CliRunner
 import diffusionpipe
 from diffusionpipe import cli
 from diffusionpipe.errors import ConfigError, NonFiniteLossError, PeerError, RecipeError, ScheduleError
+from diffusionpipe.runtime import interrupts
+from diffusionpipe.runtime.error_file import INTERRUPTED
+from diffusionpipe.runtime.process_group import failed, membership
 
 HEAVY = ("torch", "diffusers", "transformers", "matplotlib", "numpy", "PIL")
 
@@ -46,6 +50,42 @@ def test_brackets_and_long_lines_of_a_message_are_printed_as_they_are(monkeypatc
 
 def test_an_interrupt_exits_with_130(monkeypatch):
     assert exit_of(monkeypatch, KeyboardInterrupt()) == 130
+
+
+class _Torch:
+    """Has no length if it is asked while Ctrl-C is pressed, as a storage of torch."""
+
+    def __len__(self):
+        try:
+            signal.raise_signal(signal.SIGINT)
+        except KeyboardInterrupt:
+            raise ValueError("could not determine the shape") from None
+        return 1
+
+
+@pytest.fixture
+def own_interrupts():
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+    interrupts.remember_interrupts()
+
+
+def test_an_interrupt_that_a_library_turns_into_its_own_error_exits_with_130(monkeypatch, capsys, own_interrupts):
+    monkeypatch.setattr("diffusionpipe.simulator.comparison.simulate", lambda *args, **kwargs: len(_Torch()))
+    with pytest.raises(SystemExit) as caught:
+        cli.main(["schedule", "1f1b", "--ranks", "2", "--microbatches", "2"])
+    assert caught.value.code == 130
+    assert capsys.readouterr() == ("", "")
+
+
+def test_a_rank_that_was_interrupted_says_so_whatever_error_it_meets(own_interrupts):
+    interrupts.remember_interrupts()
+    member = membership({})
+    assert failed(ValueError("before"), member)[0] == 1
+    with pytest.raises(ValueError, match="shape"):
+        len(_Torch())
+    assert failed(ValueError("could not determine the shape"), member) == (130, INTERRUPTED)
 
 
 def test_a_bug_keeps_its_traceback(monkeypatch):

@@ -17,6 +17,7 @@ from typer.core import TyperGroup, TyperOption
 from diffusionpipe import __version__
 from diffusionpipe.cli.output import quieten
 from diffusionpipe.errors import ConfigError, DiffusionPipeError, PeerError, TrainingError
+from diffusionpipe.runtime.interrupts import remember_interrupts, was_interrupted
 
 if TYPE_CHECKING:  # typer has its own copy of click and does not export its types
     from typer._click import Command, Context, Parameter
@@ -96,21 +97,29 @@ def main(arguments: Sequence[str] | None = None) -> None:
     `train` has one more: 75, stopped before the last step (see `trainer.exit_status`).
     """
     quieten()
+    remember_interrupts()
     try:
         app(args=None if arguments is None else list(arguments), prog_name="diffusionpipe")
-    except DiffusionPipeError as error:
-        _print_error(error)
-        sys.exit(1 if isinstance(error, PeerError | TrainingError) else 2)
     except KeyboardInterrupt:
         sys.exit(130)
-    except OSError as error:
+    except Exception as error:
+        if was_interrupted():
+            sys.exit(130)
+        sys.exit(_explained(error))
+
+
+def _explained(error: Exception) -> int:
+    """Print what has ended the command and return its exit status; errors without an explanation are raised again."""
+    if isinstance(error, DiffusionPipeError):
+        _print_error(error)
+        return 1 if isinstance(error, PeerError | TrainingError) else 2
+    if isinstance(error, OSError):
         from diffusionpipe.runtime.error_file import disk_problem
 
-        problem = disk_problem(error)
-        if not problem:
-            raise
-        _print_error(ConfigError(problem))
-        sys.exit(2)
+        if problem := disk_problem(error):
+            _print_error(ConfigError(problem))
+            return 2
+    raise error
 
 
 def _print_error(error: DiffusionPipeError) -> None:

@@ -30,6 +30,7 @@ from diffusionpipe.runtime.admission import Candidate, admit, given_token, priva
 from diffusionpipe.runtime.devices import agreed_device, sight
 from diffusionpipe.runtime.error_file import LAUNCHED, FailureNote, note_of, write_error_file
 from diffusionpipe.runtime.interfaces import GLOO, NAMED_INTERFACES, check_interfaces
+from diffusionpipe.runtime.interrupts import was_interrupted
 from diffusionpipe.runtime.loopback import is_loopback, kept_local, loopback_listener
 from diffusionpipe.runtime.parent_death import outlive_parent
 from diffusionpipe.runtime.progress import Progress
@@ -225,6 +226,8 @@ def failed(error: BaseException, member: Membership) -> tuple[int, str]:
 
 def _leave_note(error: BaseException, member: Membership) -> tuple[FailureNote, bool]:
     """The note, and whether it is in the error file."""
+    if was_interrupted():
+        error = KeyboardInterrupt()
     note = note_of(error, "".join(traceback.format_exception(error)))
     return note, member.error_file is not None and write_error_file(member.error_file, note)
 
