@@ -21,7 +21,7 @@ def setting_of(*, memory=80.0, ranks=4, update=1e-9, gigabytes=50.0):
 def comparisons():
     """Where copies fit and links are fast, and where they are slow and memory is short, without a known update."""
     settings = {"data_parallel": setting_of(), "pipeline": setting_of(memory=8, gigabytes=0.5, update=0.0)}
-    return {name: (setting, choose(setting).comparison()) for name, setting in settings.items()}
+    return {name: (setting, choose(setting).with_unflushed()) for name, setting in settings.items()}
 
 
 def screen_of(comparisons, name, width):
@@ -46,9 +46,9 @@ def test_the_winners_are_what_the_names_of_the_screens_say(comparisons):
 def test_no_layout_takes_more_than_two_lines_and_no_figure_is_cut(comparisons, name, width):
     lines = screen_of(comparisons, name, width)
     comparison = comparisons[name][1]
-    rows = [*comparison.ours, *comparison.others]
+    rows = [*comparison.ours, *comparison.others, *comparison.unflushed]
     table = lines[: lines.index("")]
-    assert len(table) <= 3 + 3 + 2 * len(rows)
+    assert len(table) <= 3 + 4 + 2 * len(rows)
     figures = [line for line in table if "%" in line]
     assert len(figures) == len(rows)
     for line, row in zip(figures, rows, strict=True):
@@ -61,11 +61,28 @@ def test_no_layout_takes_more_than_two_lines_and_no_figure_is_cut(comparisons, n
 def test_only_what_is_simulated_in_full_has_no_mark(comparisons):
     lines = screen_of(comparisons, "pipeline", 160)
     groups = [line.partition(",")[0] for line in lines if line.endswith("fastest first")]
+    assert "without a flush, for older weights, simulated; never chosen unless a recipe asks" in lines
     assert groups == ["simulated", "estimated (~)", "other systems"]
     marked = ["~" in line for line in lines if "%" in line and "Use " not in line and "idle" not in line]
     comparison = comparisons["pipeline"][1]
     assert marked[: len(comparison.simulated)] == [False] * len(comparison.simulated)
     assert all(marked[len(comparison.simulated) : len(comparison.ours) + len(comparison.others)])
+
+
+def test_a_row_without_a_flush_is_never_the_winner(comparisons):
+    for _, comparison in comparisons.values():
+        assert {row.name for row in comparison.unflushed} == {"stashed", "delayed", "newest", "vertical", "predicted"}
+        assert comparison.winner in comparison.simulated
+
+
+def test_where_it_is_faster_the_screen_says_how_to_ask_for_it(comparisons):
+    setting, comparison = comparisons["pipeline"]
+    slow = replace(comparison.winner, step=2 * comparison.unflushed[0].step)
+    text = " ".join(
+        line for line, _ in table_lines(setting, replace(comparison, winner=slow, simulated=(slow,)), width=160)
+    )
+    assert "a step would be 2.00 times as fast, with older weights: stashed, 4 stages" in text
+    assert "would be" not in "\n".join(screen_of(comparisons, "pipeline", 160))
 
 
 def test_no_number_is_in_powers_of_ten_and_a_column_has_one_form(comparisons):

@@ -178,7 +178,7 @@ def make(
         if out:
             _write(writable(rivals), asked, out)
         return
-    _print_comparison(asked.setting, choice.comparison())
+    _print_comparison(asked.setting, choice.with_unflushed())
     _print_band(choice)
     if out:
         _write(choice, asked, out)

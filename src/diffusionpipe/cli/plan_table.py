@@ -44,6 +44,12 @@ GROUPS = (
     "simulated, fastest first",
     "estimated (~), fastest first",
     "other systems, estimated (~), fastest first",
+    "without a flush, for older weights, simulated; never chosen unless a recipe asks",
+)
+UNFLUSHED = (
+    "step without a flush: the mean time from one batch to the next, the update included   age: by how many steps the "
+    "weights that a forward reads are older than its own step's start, in the mean   stashed, delayed, newest, "
+    "vertical, predicted: see docs/asynchronous.md"
 )
 MICROBATCHES = "mb: micro-batches"
 WORDS = (
@@ -67,7 +73,7 @@ def table_lines(setting: Setting, comparison: Comparison, *, width: int) -> Iter
     """The whole screen, at most `width` columns wide where that is at least 72."""
     workload, cluster = setting.workload, setting.cluster
     yield f"batch {workload.batch} on {cluster.name}, {cluster.num_ranks} devices", "bold"
-    groups = [comparison.simulated, comparison.estimated, comparison.others]
+    groups = [comparison.simulated, comparison.estimated, comparison.others, comparison.unflushed]
     rows = [row for group in groups for row in group]
     columns = _columns(rows, width, knows_update=setting.profile.update > 0)
     texts = [_texts(column, rows) for column in columns]
@@ -90,7 +96,7 @@ def table_lines(setting: Setting, comparison: Comparison, *, width: int) -> Iter
     yield "", ""
     for text in _legend(setting, comparison, columns, is_short=is_short):
         yield from ((line, "dim") for line in wrap(text, width, subsequent_indent="  ", break_on_hyphens=False))
-    for text in (_memory(setting, comparison.winner), comparison.verdict):
+    for text in (_memory(setting, comparison.winner), comparison.verdict, *_asking(comparison)):
         yield "", ""
         yield from ((line, "") for line in wrap(text, width, break_on_hyphens=False, break_long_words=False))
 
@@ -142,7 +148,7 @@ def wrapped(layout: str, room: int, *, is_winner: bool) -> list[str]:
 
 def _legend(setting: Setting, comparison: Comparison, columns: Sequence[Column], *, is_short: bool) -> Iterator[str]:
     """A line for everything that needs one and is there."""
-    rows = (*comparison.ours, *comparison.others)
+    rows = (*comparison.ours, *comparison.others, *comparison.unflushed)
     update = " and the update after it" if setting.profile.update else "; the profile has no update time"
     yield ">: the plan   ~: estimated, not simulated in full"
     yield f"step: an iteration{update}"
@@ -152,6 +158,20 @@ def _legend(setting: Setting, comparison: Comparison, columns: Sequence[Column],
     if is_short:
         yield MICROBATCHES
     yield from (text for word, text in WORDS if any(word in _layout(row) for row in rows))
+    if comparison.unflushed:
+        yield UNFLUSHED
+
+
+def _asking(comparison: Comparison) -> Iterator[str]:
+    """How a recipe asks for the best row without a flush, and what it would gain; nothing where it gains nothing."""
+    best = next((row for row in comparison.unflushed if row.fits), None)
+    if best is not None and best.step < comparison.winner.step:
+        times = comparison.winner.step / best.step
+        yield (
+            f"Without a flush a step would be {times:.2f} times as fast, with older weights: {best.name}, "
+            f"{best.sizes}. To train so, give a recipe these sizes, "
+            f'pipeline.versions = "{best.name}" and training.clip = "block".'
+        )
 
 
 def _memory(setting: Setting, winner: Row) -> str:

@@ -16,6 +16,7 @@ from diffusionpipe.planner.search.candidates import Candidate
 from diffusionpipe.planner.search.naming import name_of
 from diffusionpipe.planner.search.proposal import Proposal, pricing_of, propose
 from diffusionpipe.planner.search.search import Search, search
+from diffusionpipe.planner.unflushed import unflushed
 from diffusionpipe.units import Seconds
 
 GAIN = 1e-3
@@ -49,6 +50,10 @@ class Choice:
     def comparison(self) -> Comparison:
         """It beside all others, and why it is the best."""
         return compare(self.setting, self.search)
+
+    def with_unflushed(self) -> Comparison:
+        """The same with rows of training without a flush, which the planner never chooses by itself."""
+        return replace(self.comparison(), unflushed=unflushed(self.setting))
 
     def plan(self, *, sample_batch: int = 0) -> Plan:
         """The plan; `sample_batch` as in `Layout`."""

@@ -76,6 +76,8 @@ class Comparison:
     """What other systems would do, estimated likewise."""
     verdict: str
     """One sentence on why the winner won."""
+    unflushed: tuple[Row, ...] = ()
+    """What training without a flush would reach; never the winner, because it trains with older weights."""
 
     @property
     def ours(self) -> tuple[Row, ...]:

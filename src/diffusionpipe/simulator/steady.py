@@ -1,6 +1,6 @@
 """How long a batch takes where the order goes on for ever: the rate at which a window repeats."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import pairwise
@@ -13,6 +13,8 @@ from diffusionpipe.simulator.simulate import simulate
 
 MOST_BATCHES = 512
 """Batches that are simulated at most."""
+ROUNDING = 1e-9
+"""Where costs are floats, times between ends are equal that differ by this part of the period."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +41,7 @@ def steady(window: Schedule, costs_of: Callable[[Schedule], Costs]) -> Steady:
     Raises:
         ScheduleError: they do not repeat.
     """
-    batches = 16 * window.num_workers
+    batches = 4 + window.num_workers + -(-16 * window.num_workers // window.num_microbatches())
     while batches <= MOST_BATCHES:
         unrolled = unroll(window, batches)
         timeline = simulate(unrolled, costs_of(unrolled))
@@ -48,12 +50,18 @@ def steady(window: Schedule, costs_of: Callable[[Schedule], Costs]) -> Steady:
         between = between[: len(between) - window.num_workers]  # the last batches have no others behind them
         for length in range(1, len(between) // 4 + 1):
             tail = between[-max(4 * length, len(between) // 2) :]
-            if tail[length:] == tail[:-length]:
+            if _are_equal(tail[length:], tail[:-length]):
                 period = Fraction(sum(map(Fraction, between[-length:])), length)
                 busy = Fraction(sum(Fraction(timeline.busy(worker)) for worker in range(window.num_workers)), batches)
                 return Steady(period=period, bubble=1 - busy / (window.num_workers * period))
         batches *= 2
     raise ScheduleError([f"{window.name}: the window does not repeat within {MOST_BATCHES} batches"])
+
+
+def _are_equal(some: Sequence[Fraction], others: Sequence[Fraction]) -> bool:
+    """Whether they are, but for the rounding of floats."""
+    limit = ROUNDING * max(map(abs, some), default=0)
+    return all(abs(one - other) <= limit for one, other in zip(some, others, strict=True))
 
 
 def _ends(timeline: Timeline) -> list[Fraction]:

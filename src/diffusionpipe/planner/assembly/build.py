@@ -82,6 +82,16 @@ def build_train_schedule(
     return _train_schedule(build, layout.generated(), filler), build.blocks
 
 
+def build_window(graph: ModelGraph, layout: Layout) -> tuple[Schedule, Blocks]:
+    """The window of a layout without a flush, and its blocks, without the rest of the plan.
+
+    Raises:
+        ConfigError: sizes that do not fit each other or the model.
+    """
+    build = _build(graph, layout, None)
+    return _window(build), build.blocks
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Build:
     graph: ModelGraph

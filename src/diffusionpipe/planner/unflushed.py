@@ -1,0 +1,254 @@
+"""What training without a flush would reach: rows beside the planner's table, which it never chooses by itself.
+
+Where no batch waits for the one before it, the slowest stage sets the pace, as in PipeDream's objective (Narayanan et
+al., SOSP 2019, section 3.1). For stages s of an arrangement with m micro-batches a step:
+
+    period >= max over s of  m (F_s + B_s) + (what a rank does once a step: encoding, gradient sum, update)
+
+Sizes are tried in the order of this bound, with the cuts that make the slowest stage fastest. The best are simulated in
+full: their windows, every message in its queue, until they repeat. The fastest that fits in memory is shown. There are
+no bubbles, so a rank's share of the frozen work and its update count as parts of its backwards. Messages of frozen
+outputs are not counted. A gradient sum delays the step behind it, so it is added too.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from statistics import fmean
+
+from diffusionpipe.costs import Costs
+from diffusionpipe.costs.memory import MemoryUse
+from diffusionpipe.ir import Op, Schedule
+from diffusionpipe.ir.unroll import unroll
+from diffusionpipe.ir.versions import Versions, staleness_of, versions_held
+from diffusionpipe.passes import with_versions
+from diffusionpipe.planner.assembly.build import build_window
+from diffusionpipe.planner.assembly.layout import Blocks, Layout
+from diffusionpipe.planner.assembly.partition import balanced_cuts
+from diffusionpipe.planner.explain import Row
+from diffusionpipe.planner.pricing.arrangement import Arrangement, arrangements
+from diffusionpipe.planner.pricing.layer_table import checkpointed_layers
+from diffusionpipe.planner.pricing.setting import Setting
+from diffusionpipe.planner.pricing.stage_costs import costs_of, time_to_update, trained_parameters, worker_speeds
+from diffusionpipe.planner.search.candidates import Candidate
+from diffusionpipe.planner.search.naming import sizes_of
+from diffusionpipe.planner.search.proposal import propose
+from diffusionpipe.planner.search.tables import Tables
+from diffusionpipe.simulator import simulate
+from diffusionpipe.simulator.steady import Steady, steady
+from diffusionpipe.timing.memory import peak_memory
+from diffusionpipe.units import Bytes, Seconds
+
+FAMILY = "1f1b"
+MOST_STAGES = 16
+"""Longer pipelines are left out: a window of p stages takes a simulation of about p² micro-batches."""
+MOST_MICROBATCHES = 32
+MOST_TRIED = 4
+"""Sizes that are simulated, at most, with many micro-batches and with few."""
+GAIN = 0.01
+"""Fewer micro-batches than stages mean older weights: they are shown where they save this part of the period."""
+ROWS = (Versions.STASHED, Versions.DELAYED, Versions.NEWEST, Versions.VERTICAL, Versions.PREDICTED)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Sizes:
+    bound: Seconds
+    candidate: Candidate
+
+    @property
+    def is_young(self) -> bool:
+        """Whether a batch has as many micro-batches as there are stages, so that most weights are new."""
+        return self.candidate.microbatches >= self.candidate.workers
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Window:
+    """Some sizes without a flush; what the rows have in common."""
+
+    candidate: Candidate
+    window: Schedule
+    blocks: Blocks
+    steady: Steady
+    update: Seconds
+    flushed: tuple[MemoryUse, ...]
+    """What each rank holds with a flush,"""
+    unrolled: tuple[MemoryUse, ...]
+    """and what it holds without one, as far as a window tells: activations and messages."""
+
+
+def unflushed(setting: Setting) -> tuple[Row, ...]:
+    """The rows of training without a flush, fastest first; () where it cannot train this model on this cluster.
+
+    The first rows have at least as many micro-batches as stages: the fastest sizes that fit. Where fewer micro-batches
+    are faster, a `stashed` row with them follows.
+    """
+    setting = setting.whole or setting
+    given, graph = setting.given, setting.graph
+    is_chain = given.schedule in (None, FAMILY)
+    if len(graph.backbones) > 1 or graph.probes or given.sharded or given.offload_frozen or not is_chain:
+        return ()
+    sizes = sorted(_sizes(setting), key=lambda one: one.bound)
+    young = _fastest(setting, [one for one in sizes if one.is_young])
+    limit = float("inf") if young is None else (1 - GAIN) * float(young.steady.period)
+    other = _fastest(setting, [one for one in sizes if not one.is_young], limit)
+    rows = [row for row in (_row(setting, young, kind) for kind in ROWS) if row] if young else []
+    if other and float(other.steady.period) < limit:
+        rows += [row for row in [_row(setting, other, Versions.STASHED)] if row]
+    return tuple(sorted(rows, key=lambda row: (not row.fits, row.step)))
+
+
+def _sizes(setting: Setting) -> Iterator[_Sizes]:
+    """Every arrangement in a pipeline, and every number of micro-batches that cuts the batch at whole samples."""
+    given, batch, tables = setting.given, setting.workload.batch, Tables(setting=setting)
+    for arrangement in arrangements(setting.cluster):
+        stages, groups = arrangement.units, arrangement.data_parallel
+        is_asked = given.allows(units=stages, data_parallel=groups)
+        if not (is_asked and 2 <= stages <= min(MOST_STAGES, tables.num_layers)) or batch % groups:
+            continue
+        rows = batch // groups
+        counts = [given.microbatches] if given.microbatches else range(1, min(rows, MOST_MICROBATCHES) + 1)
+        for count in counts:
+            if rows % count == 0:
+                yield _cut(setting, tables, arrangement, count)
+
+
+def _cut(setting: Setting, tables: Tables, arrangement: Arrangement, count: int) -> _Sizes:
+    """The cuts whose slowest stage is fastest."""
+    ground = tables.ground(arrangement)
+    times = tables.table.sums(tables.unit_samples(arrangement, count), 1).steps()
+    starts = balanced_cuts(times, arrangement.units)
+    stops = (*starts[1:], len(times))
+    encoding = tables.encoding(-(-setting.workload.batch // setting.cluster.num_ranks))
+    trained, profile, ranks = tables.table.trained, setting.profile, setting.cluster.num_ranks
+    bound = max(
+        (count * sum(times[start:stop]) + encoding) / speed
+        + tables.reduction(ground, start, stop, [unit])
+        + time_to_update(trained[stop] - trained[start], profile, ranks)
+        for unit, (start, stop, speed) in enumerate(zip(starts, stops, ground.speeds, strict=True))
+    )
+    candidate = Candidate(
+        arrangement=arrangement,
+        schedule=FAMILY,
+        microbatches=count,
+        starts=starts,
+        replicas=(1,) * arrangement.units,
+    )
+    return _Sizes(bound=bound, candidate=candidate)
+
+
+def _fastest(setting: Setting, sizes: list[_Sizes], limit: Seconds = float("inf")) -> _Window | None:
+    """The fastest with room for `stashed`; of several that have none, the fastest. No bound may reach the limit."""
+    fitting, others = list[_Window](), list[_Window]()
+    for one in sizes[:MOST_TRIED]:
+        if one.bound >= min([limit, *(float(known.steady.period) for known in fitting)]):
+            break
+        made = _made(setting, one.candidate)
+        row = _row(setting, made, Versions.STASHED)
+        assert row, "these weights need nothing else"
+        (fitting if row.fits else others).append(made)
+    return min(fitting or others, key=lambda made: made.steady.period, default=None)
+
+
+def _made(setting: Setting, candidate: Candidate) -> _Window:
+    """Some sizes simulated in full."""
+    layout = candidate.layout(setting)
+    window, blocks = build_window(setting.graph, replace(layout, versions=Versions.STASHED))
+    price, update = _prices(setting, layout, blocks)
+    unrolled = unroll(window, 2 * window.lead + 2)
+    costs = price(unrolled)
+    held = peak_memory(
+        unrolled,
+        simulate(unrolled, costs),
+        blocks,
+        profile=setting.profile,
+        workload=setting.workload,
+        checkpointed=checkpointed_layers(setting.workload, setting.graph.backbone_layers),
+    )
+    return _Window(
+        candidate=candidate,
+        window=window,
+        blocks=blocks,
+        steady=steady(window, price),
+        update=update,
+        flushed=propose(setting, layout).memory,
+        unrolled=held,
+    )
+
+
+def _prices(setting: Setting, layout: Layout, blocks: Blocks) -> tuple[Callable[[Schedule], Costs], Seconds]:
+    """What prices an unrolled schedule, and the longest update of a stage.
+
+    Weights are cast in every forward, because each may read another version.
+    """
+    profile, speeds = setting.profile, worker_speeds(setting.cluster, layout.mesh)
+    ranks = setting.cluster.num_ranks
+    encoding = Tables(setting=setting).encoding(-(-setting.workload.batch // ranks))
+    updates = [time_to_update(trained_parameters(setting.graph, layers), profile, ranks) for layers in blocks[:-1]]
+
+    def price(unrolled: Schedule) -> Costs:
+        costs, stages = costs_of(unrolled, blocks, layout.mesh, setting), []
+        for index, (own, stage) in enumerate(zip(unrolled.placement.stages, costs.stages, strict=True)):
+            layers = blocks[own.weights]
+            once = encoding / speeds[own.worker] + updates[own.weights] + costs.reduces[index]
+            casts = sum(
+                profile.cast(name, setting.workload) for name in layers if name not in setting.table.checkpointed
+            )
+            forwards = unrolled.placement.num_forwards(index)
+            forward = stage.forward + casts / speeds[own.worker] * (1 - 1 / forwards)
+            stages.append(replace(stage, forward=forward, backward=stage.backward + once / layout.microbatches))
+        return replace(costs, stages=tuple(stages), reduces=())
+
+    return price, max(updates)
+
+
+def _row(setting: Setting, made: _Window, kind: Versions) -> Row | None:
+    """One kind at these sizes; None where it needs more micro-batches, or an optimizer with a direction."""
+    candidate = made.candidate
+    if kind is Versions.DELAYED and candidate.microbatches < candidate.workers - 1:
+        return None
+    if kind is Versions.PREDICTED and not setting.workload.optimizer_bytes:
+        return None
+    window = with_versions(made.window, kind, 1)
+    memory = _memory(made, window)
+    use = max(memory, key=lambda one: one.total)
+    mesh, devices = candidate.arrangement.mesh, setting.cluster.devices
+    overflow = max(memory[mesh.place(rank)[1]].total - devices[rank].memory for rank in range(mesh.num_ranks))
+    period = float(made.steady.period)
+    return Row(
+        name=str(kind),
+        sizes=f"{sizes_of(candidate)}, {_age(window)}",
+        num_stages=candidate.workers,
+        step=period,
+        update=made.update,
+        samples_per_second=setting.workload.batch / period,
+        bubble=max(0.0, float(made.steady.bubble)),
+        exposed=0.0,
+        memory=use.total,
+        use=use,
+        overflow=overflow,
+    )
+
+
+def _memory(made: _Window, window: Schedule) -> list[MemoryUse]:
+    """What each rank holds: every version of its weights, a narrow copy for each forward in flight, rows of batches."""
+    held, found = versions_held(window), list[MemoryUse]()
+    stage_of = {stage.worker: stage.weights for stage in window.placement.stages}
+    for worker, (flushed, unrolled) in enumerate(zip(made.flushed, made.unrolled, strict=True)):
+        versions: Bytes = flushed.parameters * held[stage_of[worker]]
+        found.append(
+            replace(
+                flushed,
+                parameters=versions,
+                copies=flushed.copies * (window.num_workers - worker),
+                activations=unrolled.activations,
+                messages=unrolled.messages,
+                frozen_outputs=flushed.frozen_outputs * (window.lead + 2),
+            )
+        )
+    return found
+
+
+def _age(window: Schedule) -> str:
+    """How many steps old the weights are that forwards read: in the mean, and at most."""
+    ages = [age for (_, op), row in staleness_of(window).items() if op is Op.F for age in row]
+    mean, most = fmean(ages), max(ages)
+    return f"age {most}" if mean == most else f"age {mean:.2g} (at most {most})"
