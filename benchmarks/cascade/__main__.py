@@ -13,7 +13,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.cascade.models import class_conditional_pair, equal_pair, pair, without_encoders
+from benchmarks.cascade.models import class_conditional_pair, deepfloyd_pair, equal_pair, pair, without_encoders
 from diffusionpipe.costs import Profile, Workload
 from diffusionpipe.costs.clusters import load_cluster
 from diffusionpipe.ir.output_file import write_atomically
@@ -25,10 +25,12 @@ from diffusionpipe.planner.search.search import search
 from diffusionpipe.units import Seconds
 
 MODELS: dict[str, Callable[[], Profile]] = {
+    "IF-I-M + IF-II-M": deepfloyd_pair,
+    "IF-I-M + IF-II-M, text from disk": lambda: without_encoders(deepfloyd_pair()),
+    "class-conditional, 64 + 256 px": class_conditional_pair,
     "512 + 1024 px": pair,
     "512 + 1024 px, encoder outputs from disk": lambda: without_encoders(pair()),
     "512 + 512 px": equal_pair,
-    "class-conditional, 256 + 512 px": class_conditional_pair,
 }
 DEVICES = (8, 16, 32, 64)
 PER_DEVICE = (1, 8)
