@@ -6,8 +6,18 @@ from descriptions import described
 from layouts import assert_same_step, can_run, merge, reference_step, steps_in_process
 from tiers import quick_and_slow
 from tiny_models import raw_inputs, tiny_dit, tiny_stable_diffusion
+from windowed import (
+    STEPS,
+    batches_of,
+    distances_of,
+    is_within_limits,
+    layout_of,
+    recurrence,
+    windows_in_process,
+)
 
-from diffusionpipe.planner import Layout
+from diffusionpipe.ir.versions import Versions
+from diffusionpipe.planner import Layout, build_plan
 
 BATCH = 16
 CHAINS = ("gpipe", "1f1b", "zb-h1")
@@ -55,3 +65,35 @@ def test_gradients_through_processes_are_those_of_one(crew, build, schedules):
         found = merge(results)
         assert found.gradients, name
         assert_same_step(found, expected)
+
+
+WINDOWS = [(layout_of(Versions.STASHED, 4, 1), ("sgd", "momentum"))]
+OTHER_WINDOWS = [
+    (layout_of(Versions.PREDICTED, 2, 2, data_parallel=2), ("momentum",)),
+    (layout_of(Versions.DELAYED, 4, 4), ("momentum",)),
+    (layout_of(Versions.NEWEST, 4, 1), ("momentum", "adamw")),
+    (layout_of(Versions.VERTICAL, 4, 4), ("sgd",)),
+    (layout_of(Versions.STASHED, 2, 4, data_parallel=2, checkpointed=("*",)), ("adamw",)),
+]
+
+
+@pytest.mark.parametrize(("build", "layouts"), quick_and_slow(
+    [(tiny_dit, WINDOWS), (tiny_stable_diffusion, OTHER_WINDOWS)], quick=[(tiny_dit, WINDOWS)],
+))  # fmt: skip
+def test_windows_through_processes_are_the_recurrence(crew, build, layouts):
+    graph = build()
+    batches, stops = batches_of(graph), (4, STEPS)
+    by_rank = crew.run(windows_in_process, build, layouts, stops, None)
+    for number, (layout, names) in enumerate(layouts):
+        plan = build_plan(described(graph), layout)
+        start, expected = recurrence(graph, plan, batches, names, {0, *stops})
+        found = distances_of(plan, names, start, expected, [results[number] for results in by_rank])
+        assert is_within_limits(found), (layout.versions, found)
+
+
+@pytest.mark.slow
+def test_five_hundred_windows_with_random_delays_end(crew):
+    """Each update of each rank waits up to 10 ms; every fifth of the way the pipeline is flushed."""
+    layouts = [(layout_of(Versions.STASHED, 4, 1), ("sgd",))]
+    for results in crew.run(windows_in_process, tiny_dit, layouts, (100, 200, 300, 400, 500), 7):
+        assert len(results[0][1]) == 500

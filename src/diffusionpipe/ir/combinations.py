@@ -220,6 +220,12 @@ WORKS: Mapping[str, Sequence[tuple[Feature, Feature]]] = {
     ],
     "tests/runtime/test_windows.py::test_a_window_is_the_recurrence": [(Feature.VERSIONS, Feature.PREDICTION)],
     WINDOWS: [(Feature.VERSIONS, Feature.DATA_PARALLEL), (Feature.VERSIONS, Feature.RECOMPUTE)],
+    "tests/runtime/test_windows.py::test_every_kind_of_trained_part_is_the_recurrence": [
+        (Feature.VERSIONS, other) for other in (Feature.LORA, Feature.TEXT_ENCODER, Feature.CONTROLNET)
+    ],
+    "tests/runtime/test_windows.py::test_in_bfloat16_every_forward_reads_narrow_weights_of_its_version": [
+        (Feature.VERSIONS, Feature.BFLOAT16)
+    ],
     "tests/trainer/test_windows.py::test_a_run_goes_on_bit_for_bit_from_its_checkpoint": [
         (Feature.VERSIONS, Feature.EMA),
         (Feature.VERSIONS, Feature.DIT),
