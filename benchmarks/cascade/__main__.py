@@ -14,12 +14,12 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.cascade.models import class_conditional_pair, deepfloyd_pair, equal_pair, pair, without_encoders
+from benchmarks.cascade.rivals import rivals
 from diffusionpipe.costs import Profile, Workload
 from diffusionpipe.costs.clusters import load_cluster
 from diffusionpipe.ir.output_file import write_atomically
 from diffusionpipe.planner.filling.filler import filler_of
 from diffusionpipe.planner.pricing.setting import Setting
-from diffusionpipe.planner.rivals.baselines import best_baselines
 from diffusionpipe.planner.search.naming import name_of, sizes_of
 from diffusionpipe.planner.search.search import search
 from diffusionpipe.units import Seconds
@@ -57,12 +57,8 @@ class Way:
 
 
 def ways(model: str, devices: int, per_device: int) -> Iterator[Way]:
-    """Every way in one cell, and data parallelism of other systems."""
-    setting = Setting(
-        profile=MODELS[model](),
-        cluster=load_cluster(f"a100-80x8:{devices // 8}" if devices > 8 else "a100-80x8"),
-        workload=Workload(batch=devices * per_device),
-    )
+    """Every way in one cell, and other systems."""
+    setting = setting_of(model, devices, per_device)
     made = partial(Way, model=model, devices=devices, per_device=per_device)
     for is_filled in (True, False) if setting.graph.frozen_layers else (False,):
         best: dict[str, Way] = {}
@@ -73,11 +69,20 @@ def ways(model: str, devices: int, per_device: int) -> Iterator[Way]:
             )  # fmt: skip
             best.setdefault(way.name, way)
         yield from best.values()
-    for one in best_baselines(setting):
+    for one in rivals(setting):
         yield made(
-            name=one.name, layout=one.sizes, is_filled=False, step=one.step, bubble=1 - one.busy / one.step,
-            fits=one.overflow <= 0,
+            name=one.name, layout=one.layout, is_filled=False, step=one.step, bubble=1 - one.busy / one.step,
+            fits=one.fits,
         )  # fmt: skip
+
+
+def setting_of(model: str, devices: int, per_device: int) -> Setting:
+    """A pair on so many A100s in nodes of 8."""
+    return Setting(
+        profile=MODELS[model](),
+        cluster=load_cluster(f"a100-80x8:{devices // 8}" if devices > 8 else "a100-80x8"),
+        workload=Workload(batch=devices * per_device),
+    )
 
 
 def cell_name(model: str, devices: int, per_device: int) -> str:

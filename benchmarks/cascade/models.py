@@ -2,12 +2,12 @@
 
 ASSUMPTION: widths and depths of the U-Nets in pixel space, because no configuration of them is at hand.
 
-IF-I-M is the family of DeepFloyd IF-I with the widths 192, 384, 576, 768: 372 M parameters, published as 400 M. With 320
-and 704 for 192 the same family has 935 and 4,305 M, published as 900 M and 4.3 G. IF-II-M has the widths 128, 256, 512,
-768 and 2, 4, 6, 6 layers: 453 M, published as 450 M (https://github.com/deep-floyd/IF). Both read T5-XXL.
+IF-I-M has the widths 192, 384, 576, 768: 372 M parameters, published as 400 M. With 320 and 704 it has 935
+and 4,305 M, published as 900 M and 4.3 G. IF-II-M has the widths 128, 256, 512, 768 and 2, 4, 6, 6 layers: 453 M
+parameters, published as 450 M (https://github.com/deep-floyd/IF). Both read T5-XXL.
 
-The class-conditional pair stands for CDM-ImageNet (Ho et al., 2022, https://arxiv.org/abs/2106.15282), 64 and 256 px. The
-first is as wide as IF-I-M, the second has the widths 128, 256, 512, 1024, 1024.
+The class-conditional pair stands for CDM-ImageNet (Ho et al., 2022, https://arxiv.org/abs/2106.15282), 64 and 256 px.
+The first is as wide as IF-I-M, the second has the widths 128, 256, 512, 1024, 1024.
 """
 
 import json
@@ -41,7 +41,8 @@ UNETS: dict[str, dict[str, Any]] = {
         "up_block_types": [*["SimpleCrossAttnUpBlock2D"] * 3, "ResnetUpsampleBlock2D"],
     },
     "IF-II-M": _IF | {
-        "resolution": 256, "in_channels": 6, "block_out_channels": [128, 256, 512, 768], "layers_per_block": [2, 4, 6, 6],
+        "resolution": 256, "in_channels": 6,
+        "block_out_channels": [128, 256, 512, 768], "layers_per_block": [2, 4, 6, 6],
         "down_block_types": [*["ResnetDownsampleBlock2D"] * 2, *["SimpleCrossAttnDownBlock2D"] * 2],
         "up_block_types": [*["SimpleCrossAttnUpBlock2D"] * 2, *["ResnetUpsampleBlock2D"] * 2],
         "class_embed_type": "timestep", "resnet_skip_time_act": True, "resnet_out_scale_factor": 1.414,
