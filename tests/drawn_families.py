@@ -4,6 +4,7 @@ import diffusers
 import torch
 
 from diffusionpipe.models.folder import REGISTRY, scheduler_config
+from diffusionpipe.models.latents import encoding_of
 from diffusionpipe.trainer import drawing
 from diffusionpipe.trainer.conditions import Wish
 from diffusionpipe.trainer.data.randomness import normal
@@ -28,7 +29,7 @@ def settings_of(folder, guidance, **more):
     )
 
 
-def drawn_here(monkeypatch, folder, guidance):
+def drawn_here(monkeypatch, folder, guidance, size=SIZE):
     """What `sample` draws, before it is rounded to 256 levels."""
     monkeypatch.setattr(drawing, "in_levels", list)
     settings = settings_of(folder, guidance)
@@ -37,24 +38,22 @@ def drawn_here(monkeypatch, folder, guidance):
     # Rows as most pipelines take them: products of matrices round by their number of rows.
     rows = Arithmetic(rows=len(PROMPTS))
     device = torch.device("cpu")
-    return torch.stack(draw_from_folder(folder, wish, settings, resolution=SIZE, device=device, arithmetic=rows))
+    return torch.stack(draw_from_folder(folder, wish, settings, resolution=size, device=device, arithmetic=rows))
 
 
-def drawn_by_diffusers(folder, guidance):
+def drawn_by_diffusers(folder, guidance, size=SIZE):
     pipeline = diffusers.DiffusionPipeline.from_pretrained(folder)
     pipeline.set_progress_bar_config(disable=True)
     call = REGISTRY[type(pipeline).__name__].call
-    channels = pipeline.vae.config.get("z_dim") or pipeline.vae.config.latent_channels
-    side = SIZE // 2 ** (len(pipeline.vae.config.get("block_out_channels") or pipeline.vae.config.dim_mult) - 1)
-    shape = (channels, *((1,) if "z_dim" in pipeline.vae.config else ()), side, side)
+    shape = encoding_of(pipeline.vae, size, "float32").latents
     noise = normal(seed=0, purpose="sampling", step=0, positions=range(len(PROMPTS)), shape=shape)
     pictures = pipeline(
         list(PROMPTS),
         negative_prompt=list(NEGATIVES),
         latents=call.takes(noise),
         num_inference_steps=4,
-        height=SIZE,
-        width=SIZE,
+        height=size,
+        width=size,
         output_type="pt",
         **{call.scale: guidance},
         **call.options,

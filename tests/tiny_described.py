@@ -102,6 +102,39 @@ def wan() -> diffusers.WanPipeline:
     )
 
 
+def ltx() -> diffusers.LTXPipeline:
+    """An LTX-Video, whose VAE has the statistics of its latents among its weights."""
+    blocks = {"block_out_channels": (4, 8), "spatio_temporal_scaling": (True, True), "layers_per_block": (1, 1, 1)}
+    vae = diffusers.AutoencoderKLLTXVideo(
+        latent_channels=4,
+        patch_size=8,
+        down_block_types=("LTXVideoDownBlock3D",) * 2,
+        downsample_type=("conv", "conv"),
+        decoder_inject_noise=(False,) * 3,
+        upsample_residual=(False, False),
+        upsample_factor=(1, 1),
+        **blocks,
+        **{f"decoder_{name}": value for name, value in blocks.items()},
+    )
+    vae.latents_mean.copy_(torch.tensor([0.1, 0.2, -0.1, 0.0]))
+    vae.latents_std.copy_(torch.tensor([1.5, 2.0, 0.5, 1.0]))
+    return diffusers.LTXPipeline(
+        scheduler=diffusers.FlowMatchEulerDiscreteScheduler(use_dynamic_shifting=True, shift_terminal=0.1),
+        vae=vae,
+        text_encoder=tiny_t5(vocab_size=len(PIECES)),
+        tokenizer=_t5_tokenizer(128),
+        transformer=diffusers.LTXVideoTransformer3DModel(
+            in_channels=4,
+            out_channels=4,
+            num_attention_heads=2,
+            attention_head_dim=8,
+            cross_attention_dim=16,
+            num_layers=2,
+            caption_channels=20,
+        ),
+    )
+
+
 def z_image() -> diffusers.ZImagePipeline:
     """A Z-Image."""
     return diffusers.ZImagePipeline(
@@ -194,11 +227,14 @@ def pixart_sigma() -> diffusers.PixArtSigmaPipeline:
 PIPELINES = {
     "QwenImagePipeline": qwen_image,
     "WanPipeline": wan,
+    "LTXPipeline": ltx,
     "ZImagePipeline": z_image,
     "ChromaPipeline": chroma,
     "AuraFlowPipeline": aura_flow,
     "PixArtSigmaPipeline": pixart_sigma,
 }
+RESOLUTIONS = {"LTXPipeline": 64}
+"""Of pictures that the tests train and draw; else 16 and 32."""
 
 
 def save_described(kind: str, folder: Path) -> Path:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 from tiers import quick_and_slow
-from tiny_described import PIPELINES
+from tiny_described import PIPELINES, RESOLUTIONS
 from tiny_models import randomise_parameters
 
 from diffusionpipe.errors import ModelError
@@ -26,6 +26,7 @@ class Opened:
 
     def __init__(self, kind, folder):
         self.pipeline = PIPELINES[kind]()
+        self.size = RESOLUTIONS.get(kind, 16)
         self.pipeline.save_pretrained(folder)
         self.pipeline.set_progress_bar_config(disable=True)
         components = {name: getattr(self.pipeline, name) for name in REGISTRY[kind].components}
@@ -35,7 +36,7 @@ class Opened:
         components["text_encoder"] = deepcopy(self.pipeline.text_encoder.eval())
         prediction = Prediction.EPSILON if kind == "PixArtSigmaPipeline" else Prediction.FLOW_MATCHING
         objective = Objective(ObjectiveSettings(prediction=prediction), {})
-        self.graph = REGISTRY[kind].graph(components, objective=objective, resolution=16, dtype="float64")
+        self.graph = REGISTRY[kind].graph(components, objective=objective, resolution=self.size, dtype="float64")
         shapes = {spec.name: spec.shape for spec in self.graph.inputs}
         tokenizer, length = open_tokenizer(folder), shapes["input_ids"][0]
         generator = torch.Generator().manual_seed(0)
@@ -61,7 +62,7 @@ def _states(pipeline, kind):
         return list(pipeline._get_t5_prompt_embeds(list(CAPTIONS))[0])
     if kind == "AuraFlowPipeline":
         return list(pipeline.encode_prompt(list(CAPTIONS), do_classifier_free_guidance=False)[0])
-    if kind == "PixArtSigmaPipeline":
+    if kind in ("PixArtSigmaPipeline", "LTXPipeline"):
         states, mask, _, _ = pipeline.encode_prompt(list(CAPTIONS), do_classifier_free_guidance=False)
         return [s[m.bool()] for s, m in zip(states, mask, strict=True)]
     if kind == "WanPipeline":
@@ -76,7 +77,11 @@ def test_captions_are_read_as_diffusers_pipeline_reads_them(kind, tmp_path):
     ours = opened.run("text_states")
     for found, expected in zip(ours, _states(opened.pipeline, kind), strict=True):
         torch.testing.assert_close(found[: len(expected)], expected, rtol=1e-10, atol=1e-10)
-        if kind not in ("ChromaPipeline", "PixArtSigmaPipeline"):  # those mask the rest in the transformer
+        if kind not in (
+            "ChromaPipeline",
+            "PixArtSigmaPipeline",
+            "LTXPipeline",
+        ):  # those mask the rest in the transformer
             assert not found[len(expected) :].any()
 
 
@@ -111,6 +116,21 @@ def _predicted(pipeline, kind, noisy, timesteps, states):
             return_dict=False,
         )[0]
         return pipeline._unpack_latents(tokens, 2 * H, 2 * W, 2)
+    if kind == "LTXPipeline":
+        text = torch.nn.utils.rnn.pad_sequence(states, batch_first=True)
+        _, _, F, H, W = noisy.shape
+        tokens = transformer(
+            pipeline._pack_latents(noisy),
+            text,
+            timesteps,
+            torch.arange(text.shape[1]) < lengths[:, None],
+            F,
+            H,
+            W,
+            (8 / 25, 32, 32),
+            return_dict=False,
+        )[0]
+        return pipeline._unpack_latents(tokens, F, H, W)
     if kind == "WanPipeline":
         return transformer(noisy, timesteps, torch.stack(states), return_dict=False)[0]
     if kind == "ZImagePipeline":
@@ -150,13 +170,16 @@ def test_prediction_and_gradients_are_those_of_diffusers(kind, tmp_path):
         torch.testing.assert_close(transformer.get_parameter(name).grad, gradient, rtol=1e-5, atol=1e-7, msg=name)
 
 
+@pytest.mark.parametrize("kind", quick_and_slow(["WanPipeline", "LTXPipeline"], quick=["WanPipeline"]))
 @torch.no_grad()
-def test_latents_are_normalised_as_diffusers_pipeline_undoes_it(tmp_path):
-    opened = Opened("WanPipeline", tmp_path)
+def test_latents_are_normalised_as_diffusers_pipeline_undoes_it(kind, tmp_path):
+    opened = Opened(kind, tmp_path)
     vae = opened.pipeline.vae
-    pixels = torch.rand(2, 3, 16, 16, dtype=torch.float64) * 2 - 1
-    ours = opened.run("latents", pixels=pixels, posterior_noise=torch.zeros(2, 4, 1, 4, 4, dtype=torch.float64))
-    shift, scale = (torch.tensor(vae.config[n]).double().view(1, 4, 1, 1, 1) for n in ("latents_mean", "latents_std"))
+    pixels = torch.rand(2, 3, opened.size, opened.size, dtype=torch.float64) * 2 - 1
+    noise = torch.zeros_like(opened.inputs["noisy"][:2])
+    ours = opened.run("latents", pixels=pixels, posterior_noise=noise)
+    numbers = ([0.1, 0.2, -0.1, 0.0], [1.5, 2.0, 0.5, 1.0])  # of the tiny VAEs: means and deviations
+    shift, scale = (torch.tensor(each).double().view(1, 4, 1, 1, 1) for each in numbers)
     torch.testing.assert_close(ours * scale + shift, vae.encode(pixels.unsqueeze(2)).latent_dist.mode())
 
 

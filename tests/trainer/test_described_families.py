@@ -6,7 +6,7 @@ import pytest
 import torch
 from PIL import Image
 from tiers import quick_and_slow
-from tiny_described import PIPELINES, save_described
+from tiny_described import PIPELINES, RESOLUTIONS, save_described
 from tiny_runs import losses_of, recipe_of, save_pictures, train, train_here
 
 from diffusionpipe.cli.redraw import redraw
@@ -42,8 +42,12 @@ def models(tmp_path_factory):
     return folder
 
 
-def _recipe(model, pictures, folder, **sections):
-    data = {"caption_dropout": 0.3, "resolution": 16}
+def _size(kind):
+    return RESOLUTIONS.get(kind, 16)
+
+
+def _recipe(model, pictures, folder, resolution=16, **sections):
+    data = {"caption_dropout": 0.3, "resolution": resolution}
     sections = {"training": {"steps": 2}, **sections}
     return recipe_of(model, pictures, folder, data=data, **sections)
 
@@ -62,9 +66,9 @@ def _recipe(model, pictures, folder, **sections):
 )
 def test_two_ranks_learn_what_one_process_learns_and_diffusers_opens_it(kind, layout, crew, models, pictures, tmp_path):
     model = models(kind)
-    recipe = _recipe(model, pictures, tmp_path / "over-two", pipeline=LAYOUTS[layout])
+    recipe = _recipe(model, pictures, tmp_path / "over-two", _size(kind), pipeline=LAYOUTS[layout])
     assert crew.run(train, recipe) == [2, 2]
-    assert train_here(_recipe(model, pictures, tmp_path / "in-one")) == 2
+    assert train_here(_recipe(model, pictures, tmp_path / "in-one", _size(kind))) == 2
     over_two, in_one = losses_of(tmp_path / "over-two"), losses_of(tmp_path / "in-one")
     assert over_two.keys() == in_one.keys() == {1, 2}
     assert over_two[1] == pytest.approx(in_one[1], rel=1e-5)
@@ -85,8 +89,8 @@ def _differ(one, other):
 @pytest.mark.parametrize("kind", quick_and_slow([kind for kind in PIPELINES if REGISTRY[kind].has_adapters], quick=[]))
 def test_adapters_over_two_stages_learn_what_they_learn_in_one_process(kind, crew, models, pictures, tmp_path):
     lora = {"lora": {"rank": 2}}
-    assert crew.run(train, _recipe(models(kind), pictures, tmp_path / "over-two", **lora)) == [2, 2]
-    assert train_here(_recipe(models(kind), pictures, tmp_path / "in-one", **lora)) == 2
+    assert crew.run(train, _recipe(models(kind), pictures, tmp_path / "over-two", _size(kind), **lora)) == [2, 2]
+    assert train_here(_recipe(models(kind), pictures, tmp_path / "in-one", _size(kind), **lora)) == 2
     assert losses_of(tmp_path / "over-two") == pytest.approx(losses_of(tmp_path / "in-one"), rel=1e-5)
     adapters = next((tmp_path / "over-two").rglob("*lora*.safetensors"))
     pipeline = getattr(diffusers, kind).from_pretrained(models(kind))
@@ -115,10 +119,10 @@ def _pictures_of(folder):
     ),
 )
 def test_a_run_over_two_ranks_draws_what_sample_draws_of_its_export(kind, layout, crew, models, pictures, tmp_path):
-    recipe = _recipe(models(kind), pictures, tmp_path / "run", pipeline=LAYOUTS[layout], sampling=SAMPLING)
+    recipe = _recipe(models(kind), pictures, tmp_path / "run", _size(kind), pipeline=LAYOUTS[layout], sampling=SAMPLING)
     assert crew.run(train, recipe) == [2, 2]
     drawn = _pictures_of(tmp_path / "run")
-    assert drawn.shape == (2, 16, 16, 3)
+    assert drawn.shape == (2, _size(kind), _size(kind), 3)
     kept = sample_folder(tmp_path / "run", 2) / "000-ab.png"
     redraw(tmp_path / "run", kept, tmp_path / "again.png", torch.device("cpu"))
     assert np.array_equal(np.asarray(Image.open(tmp_path / "again.png")), drawn[0])

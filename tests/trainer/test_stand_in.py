@@ -3,7 +3,7 @@
 import pytest
 from drawn_families import SIZE, drawn_by_diffusers, drawn_here
 from tiers import quick_and_slow
-from tiny_described import PIPELINES, save_described
+from tiny_described import PIPELINES, RESOLUTIONS, save_described
 
 from diffusionpipe.models.folder import REGISTRY
 
@@ -29,8 +29,9 @@ CASES = [(kind, guidance) for kind in PIPELINES for guidance in (1.5, REGISTRY[k
     quick_and_slow(CASES, quick=[("QwenImagePipeline", 1.5), ("ZImagePipeline", 1.5)]),
 )
 def test_sample_draws_what_diffusers_draws(monkeypatch, folders, kind, guidance):
-    ours = drawn_here(monkeypatch, folders(kind), guidance)
-    theirs = drawn_by_diffusers(folders(kind), guidance)
-    assert ours.shape == theirs.shape == (2, SIZE, SIZE, 3)
+    size = RESOLUTIONS.get(kind, SIZE)
+    ours = drawn_here(monkeypatch, folders(kind), guidance, size)
+    theirs = drawn_by_diffusers(folders(kind), guidance, size)
+    assert ours.shape == theirs.shape == (2, size, size, 3)
     assert (ours - theirs).abs().max() < 1e-5
     assert theirs.std() > 0.02

@@ -64,9 +64,11 @@ def least_memory(folder: Path, count: int, resolution: int) -> "Bytes":
 
     if "vae" not in family_of(folder).components:
         return count * resolution**2 * 3 * _FLOAT32
-    channels = component_config(folder, "vae").get("block_out_channels")
+    config = component_config(folder, "vae")
+    channels, patch = config.get("block_out_channels"), config.get("patch_size")
+    side = patch if isinstance(patch, int) and patch > 0 else 1
     width = channels[0] if isinstance(channels, list) and channels and isinstance(channels[0], int) else 1
-    return min(count, _DECODED_TOGETHER) * resolution**2 * (width + 3) * _FLOAT32
+    return min(count, _DECODED_TOGETHER) * (resolution // side) ** 2 * (width + 3 * side**2) * _FLOAT32
 
 
 def _free(device: "torch.device") -> "Bytes | None":

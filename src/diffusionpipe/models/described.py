@@ -57,7 +57,9 @@ class Text:
     """What its tokenizer reads, and how long."""
     component: str = "text_encoder"
     states: Call | None = None
-    """`states(encoder, ids, mask)` -> what the transformer reads; None: last states of a T5 that sees no padding."""
+    """`states(encoder, ids, mask)` -> what the transformer reads; None: last states of a T5."""
+    sees_padding: bool = False
+    """Whether tokens of a T5 read those of padding."""
     ids: str = "input_ids"
     mask: str = "input_mask"
     writes: str = "text_states"
@@ -206,7 +208,8 @@ def _text_layers(text: Text, encoder: Any, given: dict[str, Tensor], specs: list
         given[name] = torch.empty((1, length), dtype=torch.int64, device="meta")
         specs.append(TensorSpec(name=name, shape=(length,), dtype="int64"))
     if text.states is None:
-        layers = t5_layers(encoder, component=text.component, ids=text.ids, states=text.writes, mask=text.mask)
+        mask = None if text.sees_padding else text.mask
+        layers = t5_layers(encoder, component=text.component, ids=text.ids, states=text.writes, mask=mask)
     else:
         read = {name: given[name] for name in (text.ids, text.mask)}
         layers = cut(encoder, partial(_states, text), read, component=text.component, output=text.writes)

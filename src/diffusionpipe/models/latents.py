@@ -12,6 +12,8 @@ from diffusionpipe.models.autoencoder import encoder_inputs, encoder_layers, lat
 from diffusionpipe.models.family import dtype_of
 from diffusionpipe.models.graph import Layer
 
+_STATISTICS = ("latents_mean", "latents_std")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Encoding:
@@ -39,7 +41,9 @@ def encoding_of(vae: Any, resolution: int, dtype: str) -> Encoding:
             f"the VAE shrinks pictures {factor} times; resolution {resolution} is not a multiple of {factor}"
         )
     side = resolution // factor
-    latents = (vae.config.z_dim, 1, side, side)
+    config = vae.config
+    latents = (config.get("z_dim") or config.latent_channels, 1, side, side)
+    used = ("encoder", "quant_conv", *_STATISTICS)
     return Encoding(
         layers=(
             Layer(
@@ -47,7 +51,7 @@ def encoding_of(vae: Any, resolution: int, dtype: str) -> Encoding:
                 component="vae",
                 reads=("pixels", "posterior_noise"),
                 writes=("latents",),
-                modules=("encoder", "quant_conv"),
+                modules=tuple(name for name in used if getattr(vae, name, None) is not None),
                 run=_encode,
             ),
         ),
@@ -65,8 +69,17 @@ def _encode(vae: Any, pixels: Tensor, posterior_noise: Tensor) -> tuple[Tensor, 
     moments = vae.encode(clips).latent_dist.parameters.to(posterior_noise.dtype)
     mean, logvar = moments.chunk(2, dim=1)
     latents = mean + torch.exp(0.5 * logvar.clamp(-30.0, 20.0)) * posterior_noise  # (B, C, 1, H, W)
-    shift, scale = (
-        torch.tensor(vae.config[name], dtype=latents.dtype, device=latents.device).view(1, -1, 1, 1, 1)
-        for name in ("latents_mean", "latents_std")
-    )
-    return ((latents - shift) / scale,)
+    shift, std = (_statistic(vae, name, latents) for name in _STATISTICS)
+    factor = vae.config.get("scaling_factor")
+    if shift is not None:
+        latents = latents - shift
+    if factor is not None:
+        latents = latents * factor
+    return (latents if std is None else latents / std,)
+
+
+def _statistic(vae: Any, name: str, latents: Tensor) -> Tensor | None:
+    """A number for each channel, which the VAE has as a buffer or in its configuration; None: it has none."""
+    found = getattr(vae, name, None)
+    found = vae.config.get(name) if found is None else found
+    return None if found is None else torch.as_tensor(found).to(latents).view(1, -1, 1, 1, 1)

@@ -13,7 +13,8 @@ FOLDER = "path/to/this/folder"
 RUN = "path/to/the/run"
 CONDITION = "path/to/the/conditioning/picture.png"
 SMALL = "path/to/a/small/picture.png"
-_OF_FLOWS = ("StableDiffusion3", "Flux", "QwenImage", "Wan", "ZImage", "Chroma", "AuraFlow")
+_OF_FLOWS = ("StableDiffusion3", "Flux", "QwenImage", "Wan", "ZImage", "Chroma", "AuraFlow", "LTX")
+_OF_CLIPS = ("WanPipeline", "LTXPipeline")
 _SUPER_RESOLUTION = "IFSuperResolutionPipeline"
 _PROMPT = "a photo"
 _DIT_CLASSES = 1000
@@ -80,7 +81,7 @@ def snippet(
     if "ControlNet" in pipeline or pipeline == _SUPER_RESOLUTION:
         imports.append("from diffusers.utils import load_image")
     arguments = "".join(f"    {argument},\n" for argument in _arguments(example, pipeline))
-    result = "frames[0][0]" if pipeline == "WanPipeline" else "images[0]"
+    result = "frames[0][0]" if pipeline in _OF_CLIPS else "images[0]"
     lines += [f"image = pipeline(\n{arguments}).{result}", 'image.save("picture.png")']
     return "\n".join(["```python", *imports, "", *lines, "```\n"])
 
@@ -96,7 +97,7 @@ def _arguments(example: Example, pipeline: str) -> list[str]:
     elif pipeline != "DiTPipeline" and example.resolution is not None:
         found += [f"height={example.resolution}", f"width={example.resolution}"]
     found.append(f"num_inference_steps={example.steps}")
-    if pipeline == "WanPipeline":
+    if pipeline in _OF_CLIPS:
         found += ["num_frames=1", 'output_type="pil"']
     if pipeline not in ("FluxPipeline", "QwenImagePipeline"):
         return [*found, f"guidance_scale={guidance.scale:g}"]

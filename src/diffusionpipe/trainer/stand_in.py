@@ -25,6 +25,7 @@ from diffusionpipe.errors import RecipeError
 from diffusionpipe.models.folder import component_config, family_of, model_index
 from diffusionpipe.models.meta import module_on_meta
 from diffusionpipe.models.pipeline_call import PipelineCall
+from diffusionpipe.models.weights import weight_files
 from diffusionpipe.trainer.data.randomness import normal
 from diffusionpipe.trainer.sampling import Predict, SamplingSettings, build_scheduler
 
@@ -138,26 +139,42 @@ def _weightless(order: Order, name: str) -> Any:
     config = component_config(order.folder, name)
     kind = family_of(order.folder).components[name]
     module: nn.Module = module_on_meta(kind, config, source=order.folder / name / "config.json")
+    _read_buffers(module, order, name)
     own = type(module)
     claims = {"device": order.device, "dtype": torch.float32, "__module__": own.__module__}
     module.__class__ = type(own.__name__, (own,), claims)
     return module
 
 
+def _read_buffers(module: nn.Module, order: Order, name: str) -> None:
+    """Gives the module the stored values of its own buffers, e.g. statistics of latents."""
+    from safetensors import safe_open
+
+    own = {key for key, _ in module.named_buffers(recurse=False)}
+    for file in weight_files(order.folder / name) if own else ():
+        with safe_open(file, framework="pt") as stored:
+            for key in own.intersection(stored.keys()):
+                setattr(module, key, stored.get_tensor(key).to(order.device))
+
+
 @dataclass(frozen=True, slots=True)
 class _Decoder:
-    """A VAE's `decode` by the folder's weights, read when it is called; picture by picture, to save memory."""
+    """A VAE's `decode` by the folder's weights, read when it is called; picture by picture, to save memory.
+
+    diffusers' own slicing mixes up latents and times where a VAE reads times.
+    """
 
     order: Order
     kind: str
 
-    def __call__(self, latents: Tensor, **options: Any) -> Any:
+    def __call__(self, latents: Tensor, *times: Tensor | None, **options: Any) -> tuple[Tensor]:
         import diffusers
 
         vae = getattr(diffusers, self.kind).from_pretrained(self.order.folder / "vae", use_safetensors=True)
         vae = vae.to(latents.device).eval()
-        vae.enable_slicing()
-        return vae.decode(latents.float(), **options)
+        rows = zip(*(rows.float().split(1) for rows in (latents, *times) if rows is not None), strict=True)
+        decoded = [vae.decode(*row, **{**options, "return_dict": False})[0] for row in rows]
+        return (torch.cat(decoded),)
 
 
 def _watch(scheduler: Any, stand_in: _StandIn, on_step: Callable[[int, int], None] | None) -> None:

@@ -1,0 +1,60 @@
+"""LTX-Video (HaCohen et al., 2025, https://arxiv.org/abs/2501.00103), from text, on clips of one frame."""
+
+from typing import Any
+
+from torch import Tensor
+
+from diffusionpipe.models.described import Components, Described, Text, exactly, family, latents, text_width
+from diffusionpipe.models.family import Prompt
+from diffusionpipe.models.pipeline_call import packed, packed_call, unpacked
+
+_PATCH = 1
+_SHRINK = 32
+"""Pixels of a token along a side, which is how its place is measured."""
+
+
+def _predict(transformer: Any, *, noisy: Tensor, timesteps: Tensor, text_states: Tensor, input_mask: Tensor) -> Tensor:
+    tokens = transformer(
+        hidden_states=packed(noisy, _PATCH),
+        encoder_hidden_states=text_states,
+        timestep=timesteps,
+        encoder_attention_mask=input_mask,
+        num_frames=1,
+        height=noisy.shape[-2],
+        width=noisy.shape[-1],
+        rope_interpolation_scale=(1.0, _SHRINK, _SHRINK),  # the only frame is at time 0 in any unit
+        return_dict=False,
+    )[0]
+    return unpacked(tokens, noisy.shape[1:], _PATCH)
+
+
+def _problems(components: Components, channels: int) -> list[str]:
+    vae = components["vae"]
+    found = []
+    if vae.spatial_compression_ratio != _SHRINK:
+        found.append(f"vae: it shrinks pictures {vae.spatial_compression_ratio} times, not {_SHRINK}")
+    if any(vae.config.decoder_inject_noise):
+        found.append("vae: decoder_inject_noise is set; a decoder that adds noise of its own is not supported")
+    return found
+
+
+FAMILY = family(
+    Described(
+        vae="AutoencoderKLLTXVideo",
+        transformer="LTXVideoTransformer3DModel",
+        texts=(Text(kind="T5EncoderModel", prompt=Prompt(length=128), sees_padding=True),),
+        predict=_predict,
+        reads=("text_states", "input_mask"),
+        patch=_PATCH,
+        guidance=3.0,
+        needs={
+            "in_channels": latents(),
+            "out_channels": latents(),
+            "caption_channels": text_width,
+            "patch_size": exactly(_PATCH),
+            "patch_size_t": exactly(_PATCH),
+        },
+        problems=_problems,
+        call=packed_call(_PATCH, options={"num_frames": 1}),
+    )
+)
