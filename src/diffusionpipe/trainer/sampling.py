@@ -141,7 +141,8 @@ def set_times(scheduler: Scheduler, config: Mapping[str, object], num_steps: int
         refuse_unknown_times(scheduler)
     except Exception as error:  # a wrong value of the configuration leads to anything
         why = f"{type(error).__name__}: {error}; use fewer steps, or another scheduler"
-        raise RecipeError(f"the model's scheduler cannot make {num_steps} denoising steps: {why}") from error
+        name = type(scheduler).__name__
+        raise RecipeError(f"scheduler_config.json: {name} cannot make {num_steps} denoising steps: {why}") from error
 
 
 def draw(
