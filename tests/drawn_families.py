@@ -5,6 +5,7 @@ import torch
 
 from diffusionpipe.models.folder import REGISTRY, scheduler_config
 from diffusionpipe.models.latents import encoding_of
+from diffusionpipe.models.pipeline_defaults import default_guidance
 from diffusionpipe.trainer import drawing
 from diffusionpipe.trainer.conditions import Wish
 from diffusionpipe.trainer.data.randomness import normal
@@ -18,10 +19,12 @@ PROMPTS, NEGATIVES = ("A cat ", "b  c"), ("", "Dog")
 
 
 def settings_of(folder, guidance, **more):
-    strength = guidance_of(folder, guidance, 1.0)
+    is_distilled = default_guidance(folder).embedded is not None
+    strength = guidance_of(folder, None, guidance) if is_distilled else guidance_of(folder, guidance, 1.0)
     return SamplingSettings(
         steps=4,
         guidance=strength.scale,
+        embedded_guidance=strength.embedded,
         unguided=strength.unguided,
         seed=0,
         scheduler=scheduler_config(folder),

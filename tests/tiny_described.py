@@ -4,10 +4,13 @@ from pathlib import Path
 
 import diffusers
 import torch
-from tiny_models import randomise_parameters, tiny_t5, tiny_vae
-from tiny_pipelines import PIECES
+from tiny_models import randomise_parameters, tiny_t5, tiny_text_encoder, tiny_vae
+from tiny_pipelines import CLIP, PIECES, WORDS
 from tokenizers.pre_tokenizers import ByteLevel
 from transformers import (
+    CLIPTokenizer,
+    LlamaConfig,
+    LlamaModel,
     Qwen2_5_VLConfig,
     Qwen2_5_VLForConditionalGeneration,
     Qwen2Tokenizer,
@@ -17,6 +20,8 @@ from transformers import (
     UMT5Config,
     UMT5EncoderModel,
 )
+
+from diffusionpipe.models.folder import REGISTRY
 
 BYTES = sorted(ByteLevel.alphabet())
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
@@ -135,6 +140,54 @@ def ltx() -> diffusers.LTXPipeline:
     )
 
 
+def _llama_tokenizer() -> Qwen2Tokenizer:
+    """One token a byte, but 95 for what HunyuanVideo puts before a caption, as with the published tokenizer."""
+    prefix = REGISTRY["HunyuanVideoPipeline"].prompts["input_ids"].template.partition("{}")[0]
+    tokens = [*BYTES, *SPECIAL, prefix[:-94]]
+    tokenizer = Qwen2Tokenizer(
+        vocab={token: number for number, token in enumerate(tokens)},
+        merges=[],
+        pad_token=SPECIAL[0],
+        extra_special_tokens=tokens[len(BYTES) + 1 :],
+    )
+    assert len(tokenizer(prefix).input_ids) == 95
+    return tokenizer
+
+
+def hunyuan_video() -> diffusers.HunyuanVideoPipeline:
+    """A HunyuanVideo of the first version."""
+    tokenizer = _llama_tokenizer()
+    return diffusers.HunyuanVideoPipeline(
+        scheduler=diffusers.FlowMatchEulerDiscreteScheduler(shift=7.0),
+        vae=diffusers.AutoencoderKLHunyuanVideo(
+            latent_channels=4,
+            down_block_types=("HunyuanVideoDownBlock3D",) * 3,
+            up_block_types=("HunyuanVideoUpBlock3D",) * 3,
+            block_out_channels=(4, 4, 4),
+            layers_per_block=1,
+            norm_num_groups=2,
+            spatial_compression_ratio=4,
+            mid_block_add_attention=False,
+        ),
+        text_encoder=LlamaModel(LlamaConfig(**DECODER | {"num_hidden_layers": 4, "vocab_size": len(tokenizer)})),
+        tokenizer=tokenizer,
+        text_encoder_2=tiny_text_encoder(**CLIP, max_position_embeddings=77),
+        tokenizer_2=CLIPTokenizer(vocab={word: i for i, word in enumerate(WORDS)}, merges=[], model_max_length=77),
+        transformer=diffusers.HunyuanVideoTransformer3DModel(
+            in_channels=4,
+            out_channels=4,
+            num_attention_heads=2,
+            attention_head_dim=8,
+            num_layers=1,
+            num_single_layers=1,
+            num_refiner_layers=1,
+            text_embed_dim=16,
+            pooled_projection_dim=8,
+            rope_axes_dim=(4, 2, 2),
+        ),
+    )
+
+
 def z_image() -> diffusers.ZImagePipeline:
     """A Z-Image."""
     return diffusers.ZImagePipeline(
@@ -228,6 +281,7 @@ PIPELINES = {
     "QwenImagePipeline": qwen_image,
     "WanPipeline": wan,
     "LTXPipeline": ltx,
+    "HunyuanVideoPipeline": hunyuan_video,
     "ZImagePipeline": z_image,
     "ChromaPipeline": chroma,
     "AuraFlowPipeline": aura_flow,

@@ -33,17 +33,24 @@ class Opened:
         for seed, component in enumerate(components.values()):
             randomise_parameters(component.double(), seed)
         # diffusers runs a model that is not cut
-        components["text_encoder"] = deepcopy(self.pipeline.text_encoder.eval())
+        components |= {
+            name: deepcopy(part.eval()) for name, part in components.items() if name.startswith("text_encoder")
+        }
         prediction = Prediction.EPSILON if kind == "PixArtSigmaPipeline" else Prediction.FLOW_MATCHING
         objective = Objective(ObjectiveSettings(prediction=prediction), {})
         self.graph = REGISTRY[kind].graph(components, objective=objective, resolution=self.size, dtype="float64")
         shapes = {spec.name: spec.shape for spec in self.graph.inputs}
         tokenizer, length = open_tokenizer(folder), shapes["input_ids"][0]
         generator = torch.Generator().manual_seed(0)
-        self.inputs = {
+        more = {}
+        if "input_ids_2" in shapes:
+            other = open_tokenizer(folder, "input_ids_2")
+            more["input_ids_2"] = token_ids(other, CAPTIONS, shapes["input_ids_2"][0])
+        self.inputs = more | {
             "input_ids": token_ids(tokenizer, CAPTIONS, length),
             "input_mask": token_mask(tokenizer, CAPTIONS, length),
             "noisy": torch.randn((3, *shapes["noise"]), generator=generator, dtype=torch.float64),
+            "guidance": torch.full((3,), 6.0),
             "timesteps": torch.tensor([900, 500, 20]).to(torch.float32 if objective.is_flow else torch.int64),
         }
 
@@ -64,6 +71,9 @@ def _states(pipeline, kind):
         return list(pipeline.encode_prompt(list(CAPTIONS), do_classifier_free_guidance=False)[0])
     if kind in ("PixArtSigmaPipeline", "LTXPipeline"):
         states, mask, _, _ = pipeline.encode_prompt(list(CAPTIONS), do_classifier_free_guidance=False)
+        return [s[m.bool()] for s, m in zip(states, mask, strict=True)]
+    if kind == "HunyuanVideoPipeline":
+        states, _, mask = pipeline.encode_prompt(list(CAPTIONS))
         return [s[m.bool()] for s, m in zip(states, mask, strict=True)]
     if kind == "WanPipeline":
         return list(pipeline._get_t5_prompt_embeds(list(CAPTIONS), max_sequence_length=512))
@@ -131,6 +141,10 @@ def _predicted(pipeline, kind, noisy, timesteps, states):
             return_dict=False,
         )[0]
         return pipeline._unpack_latents(tokens, F, H, W)
+    if kind == "HunyuanVideoPipeline":
+        text, pooled, mask = pipeline.encode_prompt(list(CAPTIONS))
+        guidance = torch.full((len(noisy),), 6000.0, dtype=noisy.dtype)
+        return transformer(noisy, timesteps, text.detach(), mask, pooled.detach(), guidance, return_dict=False)[0]
     if kind == "WanPipeline":
         return transformer(noisy, timesteps, torch.stack(states), return_dict=False)[0]
     if kind == "ZImagePipeline":
@@ -162,7 +176,9 @@ def test_prediction_and_gradients_are_those_of_diffusers(kind, tmp_path):
     gradients = {name: p.grad for name, p in transformer.named_parameters() if p.grad is not None}
     transformer.zero_grad()
 
-    found = opened.run("prediction", text_states=text)
+    with torch.no_grad():
+        pooled = {"pooled_text": opened.run("pooled_text")} if "input_ids_2" in opened.inputs else {}
+    found = opened.run("prediction", text_states=text, **pooled)
     found.pow(2).mean().backward()
 
     torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6)
@@ -170,7 +186,9 @@ def test_prediction_and_gradients_are_those_of_diffusers(kind, tmp_path):
         torch.testing.assert_close(transformer.get_parameter(name).grad, gradient, rtol=1e-5, atol=1e-7, msg=name)
 
 
-@pytest.mark.parametrize("kind", quick_and_slow(["WanPipeline", "LTXPipeline"], quick=["WanPipeline"]))
+@pytest.mark.parametrize(
+    "kind", quick_and_slow(["WanPipeline", "LTXPipeline", "HunyuanVideoPipeline"], quick=["WanPipeline"])
+)
 @torch.no_grad()
 def test_latents_are_normalised_as_diffusers_pipeline_undoes_it(kind, tmp_path):
     opened = Opened(kind, tmp_path)
@@ -179,6 +197,8 @@ def test_latents_are_normalised_as_diffusers_pipeline_undoes_it(kind, tmp_path):
     noise = torch.zeros_like(opened.inputs["noisy"][:2])
     ours = opened.run("latents", pixels=pixels, posterior_noise=noise)
     numbers = ([0.1, 0.2, -0.1, 0.0], [1.5, 2.0, 0.5, 1.0])  # of the tiny VAEs: means and deviations
+    if kind == "HunyuanVideoPipeline":
+        numbers = ([0.0] * 4, [1 / vae.config.scaling_factor] * 4)
     shift, scale = (torch.tensor(each).double().view(1, 4, 1, 1, 1) for each in numbers)
     torch.testing.assert_close(ours * scale + shift, vae.encode(pixels.unsqueeze(2)).latent_dist.mode())
 

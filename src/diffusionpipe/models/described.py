@@ -13,6 +13,7 @@ from torch import Tensor
 
 from diffusionpipe.costs import TensorSpec
 from diffusionpipe.errors import ModelError
+from diffusionpipe.models.clip import pooled_layers, text_problems
 from diffusionpipe.models.cutting import cut
 from diffusionpipe.models.family import Family, Prompt, set_trainable
 from diffusionpipe.models.graph import Layer, LayerGraph
@@ -42,6 +43,11 @@ def text_width(components: Components, channels: int) -> tuple[object, str]:
     return components["text_encoder"].config.get_text_config().hidden_size, "the width of the text encoder"
 
 
+def pooled_width(component: str) -> Need:
+    """The width of the pooled embedding of a CLIP."""
+    return lambda components, channels: (components[component].config.hidden_size, "the width of CLIP")
+
+
 def exactly(value: object, why: str = "the patches of the published models") -> Need:
     """A fixed value."""
     return lambda components, channels: (value, why)
@@ -60,9 +66,24 @@ class Text:
     """`states(encoder, ids, mask)` -> what the transformer reads; None: last states of a T5."""
     sees_padding: bool = False
     """Whether tokens of a T5 read those of padding."""
+    is_pooled: bool = False
+    """Whether the pooled embedding of a CLIP is read, which sees padding."""
     ids: str = "input_ids"
     mask: str = "input_mask"
     writes: str = "text_states"
+
+
+def pooled_clip(component: str) -> Text:
+    """The pooled embedding of a CLIPTextModel, "pooled_text"."""
+    ids = component.replace("text_encoder", "input_ids")
+    return Text(
+        kind="CLIPTextModel",
+        prompt=Prompt(length=77),
+        component=component,
+        ids=ids,
+        writes="pooled_text",
+        is_pooled=True,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,6 +102,8 @@ class Described:
     patch: int
     guidance: float
     """Scale of classifier-free guidance of diffusers' pipeline."""
+    embedded_guidance: float | None = None
+    """As in `Family`; a transformer with guidance embeddings then also reads "guidance"."""
     needs: Mapping[str, Need]
     """Field of the transformer's configuration -> what it needs."""
     call: PipelineCall
@@ -106,6 +129,7 @@ def family(described: Described) -> Family:
         trainable=("transformer",),
         graph=partial(described_graph, described),
         guidance=described.guidance,
+        embedded_guidance=described.embedded_guidance,
         prompts={text.ids: text.prompt for text in described.texts},
         absent=described.absent,
         call=described.call,
@@ -159,7 +183,9 @@ def described_graph(
     channels = encoding.latents[0]
     problems = _unfit(described.needs, components, channels) + described.problems(components, channels)
     for text in described.texts:
-        if text.states is None:
+        if text.is_pooled:
+            problems += text_problems(components[text.component], component=text.component)
+        elif text.states is None:
             problems += t5_problems(components[text.component], component=text.component)
     if side % described.patch:
         problems.append(f"transformer: latents of size {side} cannot be cut into patches of {described.patch}")
@@ -177,7 +203,12 @@ def described_graph(
     for text in described.texts:
         layers += _text_layers(text, components[text.component], given, specs)
     narrowed = partial(_narrowed, described.predict, wide)
-    read = {name: given[name] for name in ("noisy", "timesteps", *described.reads)}
+    told: tuple[str, ...] = ()
+    if described.embedded_guidance is not None and transformer.config.guidance_embeds:
+        told = ("guidance",)
+        given["guidance"] = torch.empty(1, dtype=torch.float32, device="meta")
+        specs.append(TensorSpec(name="guidance", shape=()))
+    read = {name: given[name] for name in ("noisy", "timesteps", *described.reads, *told)}
     return LayerGraph(
         layers=(
             *layers,
@@ -204,19 +235,23 @@ def _narrowed(predict: Call, dtype: torch.dtype, transformer: Any, **tensors: Te
 def _text_layers(text: Text, encoder: Any, given: dict[str, Tensor], specs: list[TensorSpec]) -> tuple[Layer, ...]:
     """The encoder's layers; what they and the tokenizer give is added to `given`, raw inputs to `specs`."""
     length = text.prompt.length
-    for name in (text.ids, text.mask):
+    for name in (text.ids,) if text.is_pooled else (text.ids, text.mask):
         given[name] = torch.empty((1, length), dtype=torch.int64, device="meta")
         specs.append(TensorSpec(name=name, shape=(length,), dtype="int64"))
-    if text.states is None:
+    width = encoder.config.get_text_config().hidden_size
+    shape: tuple[int, ...] = (1, length - text.prompt.dropped, width)
+    if text.is_pooled:
+        shape = (1, width)
+        layers = pooled_layers(
+            encoder, component=text.component, ids=text.ids, states=f"{text.component}.states", pooled=text.writes
+        )
+    elif text.states is None:
         mask = None if text.sees_padding else text.mask
         layers = t5_layers(encoder, component=text.component, ids=text.ids, states=text.writes, mask=mask)
     else:
         read = {name: given[name] for name in (text.ids, text.mask)}
         layers = cut(encoder, partial(_states, text), read, component=text.component, output=text.writes)
-    width = next(p for p in encoder.parameters()).dtype
-    given[text.writes] = torch.empty(
-        (1, length - text.prompt.dropped, encoder.config.get_text_config().hidden_size), dtype=width, device="meta"
-    )
+    given[text.writes] = torch.empty(shape, dtype=next(encoder.parameters()).dtype, device="meta")
     return layers
 
 

@@ -16,6 +16,7 @@ _OF_TRANSFORMERS = {
     "UMT5EncoderModel": "UMT5Config",
     "Qwen2_5_VLForConditionalGeneration": "Qwen2_5_VLConfig",
     "Qwen3Model": "Qwen3Config",
+    "LlamaModel": "LlamaConfig",
 }
 _MAX_LAYERS = 512
 

@@ -13,8 +13,8 @@ FOLDER = "path/to/this/folder"
 RUN = "path/to/the/run"
 CONDITION = "path/to/the/conditioning/picture.png"
 SMALL = "path/to/a/small/picture.png"
-_OF_FLOWS = ("StableDiffusion3", "Flux", "QwenImage", "Wan", "ZImage", "Chroma", "AuraFlow", "LTX")
-_OF_CLIPS = ("WanPipeline", "LTXPipeline")
+_OF_FLOWS = ("StableDiffusion3", "Flux", "QwenImage", "Wan", "ZImage", "Chroma", "AuraFlow", "LTX", "HunyuanVideo")
+_OF_CLIPS = ("WanPipeline", "LTXPipeline", "HunyuanVideoPipeline")
 _SUPER_RESOLUTION = "IFSuperResolutionPipeline"
 _PROMPT = "a photo"
 _DIT_CLASSES = 1000
@@ -99,7 +99,7 @@ def _arguments(example: Example, pipeline: str) -> list[str]:
     found.append(f"num_inference_steps={example.steps}")
     if pipeline in _OF_CLIPS:
         found += ["num_frames=1", 'output_type="pil"']
-    if pipeline not in ("FluxPipeline", "QwenImagePipeline"):
+    if pipeline not in ("FluxPipeline", "QwenImagePipeline", "HunyuanVideoPipeline"):
         return [*found, f"guidance_scale={guidance.scale:g}"]
     if guidance.embedded is not None:
         found.append(f"guidance_scale={guidance.embedded:g}")

@@ -31,6 +31,8 @@ from diffusionpipe.trainer.sampling import Predict, SamplingSettings, build_sche
 
 _MASKS = ("prompt_embeds_mask", "prompt_attention_mask")
 """How pipelines call the masks of prompts."""
+_POOLED = ("pooled_prompt_embeds",)
+"""And their pooled embeddings."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -214,8 +216,10 @@ def _arguments(pipeline: Any, order: Order, call: PipelineCall) -> dict[str, Any
     masks = torch.ones(count, 1, dtype=torch.int64, device=device)
     taken = signature(type(pipeline).__call__).parameters
     texts = {"prompt_embeds": call.rows(rows[0]), **{name: masks for name in _MASKS if name in taken}}
+    texts |= {name: rows[0] for name in _POOLED if name in taken}
     if settings.is_guided:
         texts["negative_prompt_embeds"] = call.rows(rows[1])
+        texts |= {f"negative_{name}": rows[1] for name in _POOLED if name in taken}
         texts |= {f"negative_{name}": masks for name in _MASKS if name in taken}
     return {
         **texts,
