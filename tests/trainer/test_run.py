@@ -554,8 +554,7 @@ def test_the_command_draws_from_a_run_that_was_trained_by_flow_matching(recipe, 
         (
             {"sampling": {"steps": 1000}},
             RecipeError,
-            "scheduler_config.json: DDIMScheduler cannot make 1000 denoising steps: ValueError: they begin at time 1000, "
-            "and the last time of the model is",
+            "scheduler_config.json: DDIMScheduler cannot make 1000 denoising steps: ValueError: they begin at time",
         ),
     ],
 )

@@ -39,13 +39,20 @@ def trials(job: "Job", folder: Path, hosts: tuple[str, ...]) -> list[Finding]:
         _tried("sums", lambda: _sums(job, transport, ranks), "set NCCL_DEBUG=INFO and look at the first warning"),
         links_finding(_rates(job, transport), hosts),
         _tried("pipeline", lambda: _pipeline(job), "look at the device: its results are not those of a CPU"),
-        shared_folder(folder),
-        _tried(
-            "checkpoint", lambda: _checkpoint(job, folder), "choose another --folder: this one loses what is written"
-        ),
     ]
     transport.close()
-    return found
+    return [*found, *_folder(job, folder)]
+
+
+def _folder(job: "Job", folder: Path) -> list[Finding]:
+    shared = shared_folder(folder)
+    if shared.status is Status.FAIL:  # ranks cannot find what the others have saved, whatever the disk does
+        return [
+            shared,
+            Finding(name="checkpoint", status=Status.WARN, text="not tried, because the folder is not shared"),
+        ]
+    remedy = "choose another --folder: this one loses what is written"
+    return [shared, _tried("checkpoint", lambda: _checkpoint(job, folder), remedy)]
 
 
 def shared_folder(folder: Path) -> Finding:
