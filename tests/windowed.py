@@ -3,22 +3,25 @@
 import copy
 import time
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import cache, partial
 from random import Random
 
 import torch
 from descriptions import described
 from layouts import CPU
-from tiny_models import raw_inputs
+from tiny_models import raw_inputs, tiny_controlled, tiny_dit, tiny_flux, tiny_stable_diffusion
 
 from diffusionpipe.ir import Op
 from diffusionpipe.ir.versions import staleness_of
 from diffusionpipe.models.graph import layer_parameters
+from diffusionpipe.models.lora import LoraSettings, add_lora
 from diffusionpipe.models.run import run_layers
+from diffusionpipe.models.weights import materialize
 from diffusionpipe.planner import Layout, build_plan
 from diffusionpipe.runtime.places import holders_of
 from diffusionpipe.runtime.process_group import Job
 from diffusionpipe.runtime.stage import Precision
+from diffusionpipe.runtime.threads import run_threads
 from diffusionpipe.runtime.transport import ProcessTransport
 from diffusionpipe.runtime.worker import build_worker
 from diffusionpipe.trainer.optimizer import set_learning_rates
@@ -215,3 +218,36 @@ def windows_in_process(
 
 def _sleep(random: Random) -> None:
     time.sleep(random.choice((0, 0, 0.002, 0.01)))
+
+
+def tiny_adapters():
+    graph = tiny_flux(torch.float64)
+    add_lora(graph.components, "transformer", LoraSettings(rank=2))
+    materialize(graph, [layer.name for layer in graph.layers], {}, device="cpu", dtype=torch.float64, seed=0)
+    return graph
+
+
+MODELS = {
+    "stable diffusion": tiny_stable_diffusion,
+    "dit": tiny_dit,
+    "adapters": tiny_adapters,
+    "text encoder": lambda: tiny_stable_diffusion(train=("unet", "text_encoder")),
+    "controlnet": tiny_controlled,
+    "float32": lambda: tiny_dit(torch.float32),
+}
+
+
+@cache
+def model_of(name):
+    graph = MODELS[name]()
+    return graph, described(graph, autocast=torch.bfloat16 if name == "float32" else None), batches_of(graph)
+
+
+def pipeline_of(graph, model, plan, batches, names, stops, autocast=None):
+    """The real executor in threads: of each rank the weights at the end, the losses, the bytes of its versions."""
+
+    def main(rank, transport):
+        one = {"batch_of": batches.__getitem__, "names": names, "stops": stops, "autocast": autocast}
+        return run_windows(graph, model, plan, rank, transport, **one)
+
+    return run_threads(plan.mesh.num_ranks, main)

@@ -2,13 +2,11 @@
 
 import copy
 import json
-import sys
 from functools import partial
-from importlib.util import module_from_spec, spec_from_file_location
-from pathlib import Path
 
 import pytest
 import torch
+import windowed
 
 from benchmarks.asynchronous.periods import flushed_period, period, time_of
 from benchmarks.asynchronous.recurrence import Part, Recurrence, mean_ages, parts_of
@@ -19,11 +17,6 @@ from diffusionpipe.ir.versions import Versions
 from diffusionpipe.models.run import run_layers
 from diffusionpipe.planner import build_plan
 from diffusionpipe.trainer.staleness_rates import factor_at
-
-SPEC = spec_from_file_location("windows", Path(__file__).parents[1] / "runtime" / "test_windows.py")
-windows = module_from_spec(SPEC)
-sys.modules["windows"] = windows
-SPEC.loader.exec_module(windows)
 
 STEPS = 5
 CASES = [
@@ -40,19 +33,19 @@ class Rising(torch.optim.SGD):
     number = 0
 
     def step(self):
-        self.param_groups[0]["lr"] = windows.rates_at(self.number)["momentum"]
+        self.param_groups[0]["lr"] = windowed.rates_at(self.number)["momentum"]
         self.number += 1
         super().step()
 
 
 @pytest.mark.parametrize(("name", "versions", "stages", "microbatches"), CASES)
 def test_losses_and_weights_are_those_of_the_pipeline(name, versions, stages, microbatches):
-    graph, model, batches = windows.model_of(name)
+    graph, model, batches = windowed.model_of(name)
     batches, make = batches[:STEPS], partial(Rising, momentum=0.9)
-    plan = build_plan(model, windows.layout_of(versions, stages, microbatches))
-    found = windows.pipeline_of(graph, model, plan, batches, ("momentum",), (STEPS,))
+    plan = build_plan(model, windowed.layout_of(versions, stages, microbatches))
+    found = windowed.pipeline_of(graph, model, plan, batches, ("momentum",), (STEPS,))
     own = copy.deepcopy(graph)
-    named = [windows.trained_of(own, layers) for layers in plan.blocks[:stages]]
+    named = [windowed.trained_of(own, layers) for layers in plan.blocks[:stages]]
     start = {key: p.detach().clone() for block in named for key, p in block.items()}
     parameters = [list(block.values()) for block in named]
     sequential = Recurrence(parameters, parts_of(plan), [make(block) for block in parameters])
@@ -61,7 +54,7 @@ def test_losses_and_weights_are_those_of_the_pipeline(name, versions, stages, mi
 
         def loss_of(rows, inputs=inputs):
             raw = {key: value[list(rows)] for key, value in inputs.items()}
-            return run_layers(own.layers, own.components, raw, targets=["loss"])["loss"].sum() / windows.BATCH
+            return run_layers(own.layers, own.components, raw, targets=["loss"])["loss"].sum() / windowed.BATCH
 
         losses.append(sequential.step(loss_of))
     assert [loss for loss in found[-1][1] if loss] == pytest.approx(losses, rel=1e-12)
@@ -95,11 +88,11 @@ def test_a_prediction_goes_on_as_the_last_step_did():
 
 
 def test_microbatches_that_read_the_same_versions_are_one_part():
-    _, model, _ = windows.model_of("dit")
-    plans = {v: build_plan(model, windows.layout_of(v, 3, 4)) for v in (Versions.STASHED, Versions.DELAYED)}
+    _, model, _ = windowed.model_of("dit")
+    plans = {v: build_plan(model, windowed.layout_of(v, 3, 4)) for v in (Versions.STASHED, Versions.DELAYED)}
     assert mean_ages(parts_of(plans[Versions.STASHED])) == (0.5, 0.25, 0)
     assert [part.forward for part in parts_of(plans[Versions.DELAYED])] == [(1, 1, 1)]
-    assert sum(len(part.rows) for part in parts_of(plans[Versions.STASHED])) == windows.BATCH
+    assert sum(len(part.rows) for part in parts_of(plans[Versions.STASHED])) == windowed.BATCH
 
 
 def test_the_rate_by_staleness_fades_into_one_rate():

@@ -3,62 +3,22 @@
 w_s[v+1] = update( w_s[v],  d loss / d w_s  with forwards on { w_j[v - a_j] } and backwards on { w_j[v - b_j] } )
 """
 
-from functools import cache
-
 import pytest
 import torch
-from descriptions import described
-from tiny_models import tiny_controlled, tiny_dit, tiny_flux, tiny_stable_diffusion
 from windowed import (
     RATES,
     STEPS,
-    batches_of,
     distances_of,
     is_within_limits,
     layout_of,
+    model_of,
+    pipeline_of,
     recurrence,
-    run_windows,
 )
 
 from diffusionpipe.ir.versions import Versions, versions_held
-from diffusionpipe.models.lora import LoraSettings, add_lora
-from diffusionpipe.models.weights import materialize
 from diffusionpipe.planner import build_plan
-from diffusionpipe.runtime.threads import run_threads
 from diffusionpipe.runtime.versions import BlockVersions
-
-
-def tiny_adapters():
-    graph = tiny_flux(torch.float64)
-    add_lora(graph.components, "transformer", LoraSettings(rank=2))
-    materialize(graph, [layer.name for layer in graph.layers], {}, device="cpu", dtype=torch.float64, seed=0)
-    return graph
-
-
-MODELS = {
-    "stable diffusion": tiny_stable_diffusion,
-    "dit": tiny_dit,
-    "adapters": tiny_adapters,
-    "text encoder": lambda: tiny_stable_diffusion(train=("unet", "text_encoder")),
-    "controlnet": tiny_controlled,
-    "float32": lambda: tiny_dit(torch.float32),
-}
-
-
-@cache
-def model_of(name):
-    graph = MODELS[name]()
-    return graph, described(graph, autocast=torch.bfloat16 if name == "float32" else None), batches_of(graph)
-
-
-def pipeline_of(graph, model, plan, batches, names, stops, autocast=None):
-    """The real executor in threads: of each rank the weights at the end, the losses, the bytes of its versions."""
-
-    def main(rank, transport):
-        one = {"batch_of": batches.__getitem__, "names": names, "stops": stops, "autocast": autocast}
-        return run_windows(graph, model, plan, rank, transport, **one)
-
-    return run_threads(plan.mesh.num_ranks, main)
 
 
 def distances(name, layout, names=tuple(RATES), stops=(STEPS,), autocast=None):
