@@ -280,12 +280,12 @@ def pixart_sigma() -> diffusers.PixArtSigmaPipeline:
 PIPELINES = {
     "QwenImagePipeline": qwen_image,
     "WanPipeline": wan,
-    "LTXPipeline": ltx,
-    "HunyuanVideoPipeline": hunyuan_video,
     "ZImagePipeline": z_image,
     "ChromaPipeline": chroma,
     "AuraFlowPipeline": aura_flow,
     "PixArtSigmaPipeline": pixart_sigma,
+    "LTXPipeline": ltx,
+    "HunyuanVideoPipeline": hunyuan_video,
 }
 RESOLUTIONS = {"LTXPipeline": 64}
 """Of pictures that the tests train and draw; else 16 and 32."""
