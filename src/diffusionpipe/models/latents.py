@@ -43,7 +43,7 @@ def encoding_of(vae: Any, resolution: int, dtype: str) -> Encoding:
     side = resolution // factor
     config = vae.config
     latents = (config.get("z_dim") or config.latent_channels, 1, side, side)
-    used = ("encoder", "quant_conv", *_STATISTICS)
+    own = {name for name, _ in (*vae.named_children(), *vae.named_buffers(recurse=False))}
     return Encoding(
         layers=(
             Layer(
@@ -51,7 +51,7 @@ def encoding_of(vae: Any, resolution: int, dtype: str) -> Encoding:
                 component="vae",
                 reads=("pixels", "posterior_noise"),
                 writes=("latents",),
-                modules=tuple(name for name in used if getattr(vae, name, None) is not None),
+                modules=tuple(name for name in ("encoder", "quant_conv", *_STATISTICS) if name in own),
                 run=_encode,
             ),
         ),
@@ -78,8 +78,13 @@ def _encode(vae: Any, pixels: Tensor, posterior_noise: Tensor) -> tuple[Tensor, 
     return (latents if std is None else latents / std,)
 
 
+def _buffer(vae: Any, name: str) -> Tensor | None:
+    """A buffer of the VAE itself; as an attribute, diffusers would look for the name in the configuration too."""
+    return dict(vae.named_buffers(recurse=False)).get(name)
+
+
 def _statistic(vae: Any, name: str, latents: Tensor) -> Tensor | None:
     """A number for each channel, which the VAE has as a buffer or in its configuration; None: it has none."""
-    found = getattr(vae, name, None)
+    found = _buffer(vae, name)
     found = vae.config.get(name) if found is None else found
     return None if found is None else torch.as_tensor(found).to(latents).view(1, -1, 1, 1, 1)
