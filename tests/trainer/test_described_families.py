@@ -119,8 +119,8 @@ def _pictures_of(folder):
     ),
 )
 def test_a_run_over_two_ranks_draws_what_sample_draws_of_its_export(kind, layout, crew, models, pictures, tmp_path):
-    is_told = kind == "HunyuanVideoPipeline"  # its guidance, so a negative prompt needs a scale of its own
-    sampling = SAMPLING | ({"true_cfg_scale": 1.5} if is_told else {})
+    is_distilled = REGISTRY[kind].embedded_guidance is not None  # then a negative prompt needs a scale of its own
+    sampling = SAMPLING | ({"true_cfg_scale": 1.5} if is_distilled else {})
     recipe = _recipe(models(kind), pictures, tmp_path / "run", _size(kind), pipeline=LAYOUTS[layout], sampling=sampling)
     assert crew.run(train, recipe) == [2, 2]
     drawn = _pictures_of(tmp_path / "run")

@@ -12,10 +12,7 @@ from tiny_runs import losses_of, recipe_of, save_dit, save_pictures
 
 from diffusionpipe.trainer.recipe import recipe_to_toml
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(not may_have_nodes(), reason="this machine allows no network namespaces"),
-]
+pytestmark = pytest.mark.slow
 
 TORCHRUN = ("-m", "torch.distributed.run", "--nnodes", "2", "--nproc-per-node", "1", "--rdzv-backend", "c10d")
 """torchrun as docs/gpu.md starts it, with the interpreter of the tests."""
@@ -24,6 +21,8 @@ LIMIT = 200.0
 
 @pytest.fixture
 def nodes(tmp_path):
+    if not may_have_nodes():
+        pytest.skip("this machine allows no network namespaces")
     with two_nodes(tmp_path) as both:
         yield both
 

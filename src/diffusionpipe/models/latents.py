@@ -78,13 +78,10 @@ def _encode(vae: Any, pixels: Tensor, posterior_noise: Tensor) -> tuple[Tensor, 
     return (latents if std is None else latents / std,)
 
 
-def _buffer(vae: Any, name: str) -> Tensor | None:
-    """A buffer of the VAE itself; as an attribute, diffusers would look for the name in the configuration too."""
-    return dict(vae.named_buffers(recurse=False)).get(name)
-
-
 def _statistic(vae: Any, name: str, latents: Tensor) -> Tensor | None:
     """A number for each channel, which the VAE has as a buffer or in its configuration; None: it has none."""
-    found = _buffer(vae, name)
+    found = dict(vae.named_buffers(recurse=False)).get(
+        name
+    )  # as an attribute it warns where it is configured
     found = vae.config.get(name) if found is None else found
     return None if found is None else torch.as_tensor(found).to(latents).view(1, -1, 1, 1, 1)

@@ -86,19 +86,20 @@ def unflushed(setting: Setting) -> tuple[Row, ...]:
     is_chain = given.schedule in (None, FAMILY)
     if len(graph.backbones) > 1 or graph.probes or given.sharded or given.offload_frozen or not is_chain:
         return ()
-    sizes = sorted(_sizes(setting), key=lambda one: one.bound)
-    young = _fastest(setting, [one for one in sizes if one.is_young])
+    tables = Tables(setting=setting)
+    sizes = sorted(_sizes(tables), key=lambda one: one.bound)
+    young = _fastest(tables, [one for one in sizes if one.is_young])
     limit = float("inf") if young is None else (1 - GAIN) * float(young.steady.period)
-    other = _fastest(setting, [one for one in sizes if not one.is_young], limit)
+    other = _fastest(tables, [one for one in sizes if not one.is_young], limit)
     rows = [row for row in (_row(setting, young, kind) for kind in ROWS) if row] if young else []
     if other and float(other.steady.period) < limit:
         rows += [row for row in [_row(setting, other, Versions.STASHED)] if row]
     return tuple(sorted(rows, key=lambda row: (not row.fits, row.step)))
 
 
-def _sizes(setting: Setting) -> Iterator[_Sizes]:
+def _sizes(tables: Tables) -> Iterator[_Sizes]:
     """Every arrangement in a pipeline, and every number of micro-batches that cuts the batch at whole samples."""
-    given, batch, tables = setting.given, setting.workload.batch, Tables(setting=setting)
+    setting, given, batch = tables.setting, tables.setting.given, tables.setting.workload.batch
     for arrangement in arrangements(setting.cluster):
         stages, groups = arrangement.units, arrangement.data_parallel
         is_asked = given.allows(units=stages, data_parallel=groups)
@@ -108,11 +109,12 @@ def _sizes(setting: Setting) -> Iterator[_Sizes]:
         counts = [given.microbatches] if given.microbatches else range(1, min(rows, MOST_MICROBATCHES) + 1)
         for count in counts:
             if rows % count == 0:
-                yield _cut(setting, tables, arrangement, count)
+                yield _cut(tables, arrangement, count)
 
 
-def _cut(setting: Setting, tables: Tables, arrangement: Arrangement, count: int) -> _Sizes:
+def _cut(tables: Tables, arrangement: Arrangement, count: int) -> _Sizes:
     """The cuts whose slowest stage is fastest."""
+    setting = tables.setting
     ground = tables.ground(arrangement)
     times = tables.table.sums(tables.unit_samples(arrangement, count), 1).steps()
     starts = balanced_cuts(times, arrangement.units)
@@ -135,24 +137,25 @@ def _cut(setting: Setting, tables: Tables, arrangement: Arrangement, count: int)
     return _Sizes(bound=bound, candidate=candidate)
 
 
-def _fastest(setting: Setting, sizes: list[_Sizes], limit: Seconds = float("inf")) -> _Window | None:
+def _fastest(tables: Tables, sizes: list[_Sizes], limit: Seconds = float("inf")) -> _Window | None:
     """The fastest with room for `stashed`; of several that have none, the fastest. No bound may reach the limit."""
     fitting, others = list[_Window](), list[_Window]()
     for one in sizes[:MOST_TRIED]:
         if one.bound >= min([limit, *(float(known.steady.period) for known in fitting)]):
             break
-        made = _made(setting, one.candidate)
-        row = _row(setting, made, Versions.STASHED)
+        made = _made(tables, one.candidate)
+        row = _row(tables.setting, made, Versions.STASHED)
         assert row, "these weights need nothing else"
         (fitting if row.fits else others).append(made)
     return min(fitting or others, key=lambda made: made.steady.period, default=None)
 
 
-def _made(setting: Setting, candidate: Candidate) -> _Window:
+def _made(tables: Tables, candidate: Candidate) -> _Window:
     """Some sizes simulated in full."""
+    setting = tables.setting
     layout = candidate.layout(setting)
     window, blocks = build_window(setting.graph, replace(layout, versions=Versions.STASHED))
-    price, update = _prices(setting, layout, blocks)
+    price, update = _prices(tables, layout, blocks)
     unrolled = unroll(window, 2 * window.lead + 2)
     costs = price(unrolled)
     held = peak_memory(
@@ -174,14 +177,15 @@ def _made(setting: Setting, candidate: Candidate) -> _Window:
     )
 
 
-def _prices(setting: Setting, layout: Layout, blocks: Blocks) -> tuple[Callable[[Schedule], Costs], Seconds]:
+def _prices(tables: Tables, layout: Layout, blocks: Blocks) -> tuple[Callable[[Schedule], Costs], Seconds]:
     """What prices an unrolled schedule, and the longest update of a stage.
 
     Weights are cast in every forward, because each may read another version.
     """
+    setting = tables.setting
     profile, speeds = setting.profile, worker_speeds(setting.cluster, layout.mesh)
     ranks = setting.cluster.num_ranks
-    encoding = Tables(setting=setting).encoding(-(-setting.workload.batch // ranks))
+    encoding = tables.encoding(-(-setting.workload.batch // ranks))
     updates = [time_to_update(trained_parameters(setting.graph, layers), profile, ranks) for layers in blocks[:-1]]
 
     def price(unrolled: Schedule) -> Costs:

@@ -39,10 +39,10 @@ class RowStore:
     def write(self, name: str, rows: Range, value: Tensor, table: Tensor | None = None) -> None:
         """Copy into the rows; dtype and device follow the buffer.
 
-        With a `table`, (256,) on the buffer's device, the uint8 `value` says which of its elements are written.
+        With a `table`, (256,) on the buffer's device, a `value` in uint8 says which of its elements are written.
         """
         view = self.view(name, rows)
-        if table is None:
+        if table is None or value.dtype != torch.uint8:
             view.copy_(value, non_blocking=True)
             return
         brought = value.to(table.device, non_blocking=True)

@@ -43,7 +43,8 @@ class Worker:
     executors: Mapping[str, Executor]
     """One for each of the plan's phases; those of the prologue and of the training share a store. Without a flush
     `window` stands in place of these two."""
-    window: WindowExecutor | None  # trains without a flush
+    window: WindowExecutor | None
+    """Trains without a flush."""
     versions: Mapping[int, BlockVersions]
     """Without a flush the versions of each block."""
     encoded: Range | None
@@ -51,7 +52,7 @@ class Worker:
     casts: Casts
     """Copies of its trained layers' weights; there are some only while an executor runs under autocast."""
     host_weights: HostWeights | None
-    """Brings frozen layers' weights to the device where the plan leaves them in host memory; for all executors."""
+    """Brings the frozen layers' weights to the device where the plan leaves them in host memory; for all executors."""
     tables: Mapping[str, Tensor] = field(default_factory=dict)
     """For raw inputs that may be fed as uint8: the value that each of 256 stands for, on the device."""
 
@@ -89,8 +90,7 @@ class Worker:
         rows = encoded_rows(executor.schedule, self.place.worker)
         if rows is not None:
             for name, value in inputs.items():
-                table = self.tables.get(name) if value.dtype == torch.uint8 else None
-                executor.store.write(name, rows, value, table)
+                executor.store.write(name, rows, value, self.tables.get(name))
 
     def reset_gradients(self) -> None:
         """Forget the gradients of the last step."""

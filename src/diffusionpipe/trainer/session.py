@@ -23,8 +23,8 @@ from diffusionpipe.runtime.stage import Precision
 from diffusionpipe.runtime.transport import ProcessTransport, Transport
 from diffusionpipe.runtime.worker import Sharder, Worker, build_worker
 from diffusionpipe.trainer.checkpoints.training_state import TrainingState
+from diffusionpipe.trainer.data.batch import level_tables
 from diffusionpipe.trainer.data.dataset import Dataset
-from diffusionpipe.trainer.data.levels import level_tables
 from diffusionpipe.trainer.ema import Ema
 from diffusionpipe.trainer.loading import Weights, load_weights
 from diffusionpipe.trainer.lora import frozen_dtype_of, lora_identity

@@ -9,10 +9,17 @@ from PIL import Image
 
 from diffusionpipe.costs import TensorSpec
 from diffusionpipe.errors import DataError
-from diffusionpipe.trainer.data.batch import Augmentation, BatchSource, Rows, make_batch, sample_indices, token_ids
+from diffusionpipe.trainer.data.batch import (
+    Augmentation,
+    BatchSource,
+    Rows,
+    level_tables,
+    make_batch,
+    sample_indices,
+    token_ids,
+)
 from diffusionpipe.trainer.data.dataset import Dataset, Sample
 from diffusionpipe.trainer.data.images import load_pixels
-from diffusionpipe.trainer.data.levels import level_tables
 from diffusionpipe.trainer.data.randomness import normal, uniform
 
 INPUTS = (

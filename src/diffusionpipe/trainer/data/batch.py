@@ -18,7 +18,7 @@ from diffusionpipe.models.self_conditioning import CONDITIONED, is_conditioned
 from diffusionpipe.trainer.data.dataset import Dataset
 from diffusionpipe.trainer.data.dataset_problems import problems_of_captions, problems_of_conditions, problems_of_labels
 from diffusionpipe.trainer.data.images import CENTRE, PictureError, load_levels, placing, upright_size
-from diffusionpipe.trainer.data.levels import is_picture, values_of_pictures
+from diffusionpipe.trainer.data.levels import is_picture, table_of, values_of_pictures
 from diffusionpipe.trainer.data.randomness import normal, permutation, uniform
 from diffusionpipe.trainer.data.skipped import Skipped, Skipping
 
@@ -144,6 +144,15 @@ def make_batch(source: BatchSource, rows: Rows, *, has_levels: bool = False) -> 
                 raise
             rows = _with_replacement(source, rows, error)
     raise DataError(f"step {rows.step}: {_ATTEMPTS} times in a row a picture could not be decoded; repair the data set")
+
+
+def level_tables(inputs: Sequence[TensorSpec], device: torch.device) -> dict[str, Tensor]:
+    """Of all pictures among a model's raw inputs: the value of each level, (256,) in the input's dtype on `device`."""
+    return {
+        spec.name: table_of(kind_of(spec.name)).to(getattr(torch, spec.dtype)).to(device)
+        for spec in inputs
+        if is_picture(kind_of(spec.name))
+    }
 
 
 def _with_replacement(source: BatchSource, rows: Rows, error: PictureError) -> Rows:

@@ -7,19 +7,12 @@ So a batch travels to a GPU in a quarter of the bytes of float32. A value is loo
 computed once on the CPU: a GPU may divide by multiplying with the reciprocal, which gives other last bits.
 """
 
-from collections.abc import Mapping, Sequence
-
 import torch
 from torch import Tensor
-
-from diffusionpipe.costs import TensorSpec
 
 NUM_LEVELS = 256
 _LOWEST = {"pixels": -1, "condition": 0}
 """Raw inputs that are pictures, and the value of their lowest level; that of the highest is 1."""
-
-Tables = Mapping[str, Tensor]
-"""By raw input: the value of each level, (256,) in the dtype of the input."""
 
 
 def keeps_levels(device: torch.device) -> bool:
@@ -38,12 +31,6 @@ def values_of_pictures(kind: str, levels: Tensor) -> Tensor:
     return pixels if _LOWEST[kind] < 0 else pixels.add_(1).div_(2)
 
 
-def level_tables(inputs: Sequence[TensorSpec], device: torch.device) -> dict[str, Tensor]:
-    """The tables of all pictures among a model's raw inputs, on `device`."""
-    levels = torch.arange(NUM_LEVELS, dtype=torch.uint8)
-    kinds = {spec: spec.name.rpartition("/")[2] for spec in inputs}
-    return {
-        spec.name: values_of_pictures(kind, levels).to(getattr(torch, spec.dtype)).to(device)
-        for spec, kind in kinds.items()
-        if is_picture(kind)
-    }
+def table_of(kind: str) -> Tensor:
+    """The value of each level in float32, (256,)."""
+    return values_of_pictures(kind, torch.arange(NUM_LEVELS, dtype=torch.uint8))
