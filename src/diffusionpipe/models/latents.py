@@ -80,8 +80,7 @@ def _encode(vae: Any, pixels: Tensor, posterior_noise: Tensor) -> tuple[Tensor, 
 
 def _statistic(vae: Any, name: str, latents: Tensor) -> Tensor | None:
     """A number for each channel, which the VAE has as a buffer or in its configuration; None: it has none."""
-    found = dict(vae.named_buffers(recurse=False)).get(
-        name
-    )  # as an attribute it warns where it is configured
+    own = dict(vae.named_buffers(recurse=False))  # as an attribute, diffusers would warn of a configured one
+    found = own.get(name)
     found = vae.config.get(name) if found is None else found
     return None if found is None else torch.as_tensor(found).to(latents).view(1, -1, 1, 1, 1)
