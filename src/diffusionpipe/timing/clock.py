@@ -78,7 +78,13 @@ class Times:
         latest = [makespan] * len(ends)  # of ends at first, of starts in the end
         for event in range(len(ends) - 1, START, -1):
             a, b = first[event], second[event]
-            start = latest[event] - (ends[event] - (self.start(event) if self.issues else max(ends[a], ends[b])))
+            if self.issues:
+                begun = self.start(event)
+            else:
+                begun, arrival = ends[a], ends[b]
+                if arrival > begun:
+                    begun = arrival
+            start = latest[event] - (ends[event] - begun)
             latest[event] = start
             if start < latest[a]:
                 latest[a] = start
@@ -174,15 +180,22 @@ def ends_with_rooms(
         waking: what an action takes longer after a wait.
         issues: as in `ends_of`, of the actions.
     """
-    at_once: Issue = 0, 0
     ends: list[Seconds] = [0]
-    for event in range(1, len(graph)):
-        room = room_before.get(event)
-        arrival = ends[graph.second[event]]
-        if room is not None:
+    append = ends.append
+    rows = zip(graph.first, graph.second, durations, graph.is_on_host, strict=True)
+    next(rows)  # that of the start
+    for event, (first, second, duration, is_on_host) in enumerate(rows, START + 1):
+        arrival = ends[second]
+        if event in room_before:
+            room = room_before[event]
             free = ends[graph.first[room]]
             ends[room] = free + decide(event, room, free, arrival)
-        issue = issues[event] if issues else at_once
-        table = waking if graph.is_on_host[event] else ()
-        ends.append(_end(ends[graph.first[event]], arrival, durations[event], issue, table))
+        start = ends[first]
+        if issues:
+            append(_end(start, arrival, duration, issues[event], waking if is_on_host else ()))
+        elif arrival > start:
+            extra = wake_time(waking, arrival - start, duration) if waking and is_on_host else 0
+            append(arrival + (duration + extra))
+        else:
+            append(start + duration)
     return ends
