@@ -110,6 +110,15 @@ def test_both_ranks_write_and_a_replica_is_written_once(after_two):
     assert stored_tensors(path).keys() == ranks.whole(3).keys()
 
 
+def test_a_checkpoint_to_which_a_rank_gives_nothing_can_be_read(after_two):
+    path = after_two[0] / "lone" / "checkpoints" / "step-00000001"
+    verify(path)
+    wanted = ranks.whole(1)
+    found = {name: torch.full_like(tensor, -1) for name, tensor in wanted.items()}
+    assert read(path, found) == {"step": 1}
+    assert all(torch.equal(found[name], wanted[name]) for name in wanted)
+
+
 @pytest.fixture(scope="module")
 def after_three(after_two, tmp_path_factory):
     folder = tmp_path_factory.mktemp("three")

@@ -111,6 +111,8 @@ class TensorWriting:
         Raises:
             CheckpointError: not all could be written.
         """
+        if not self._share.items:  # torch's writer would leave an empty file, which no manifest names
+            return ()
         if copies is not None:
             self._planner.state_dict = dict(copies)
             self._writer.per_thread_copy_ahead = 0  # nothing to copy: no stream of a GPU is used
