@@ -11,10 +11,15 @@ from transformers import (
     CLIPTokenizer,
     LlamaConfig,
     LlamaModel,
+    Mistral3Config,
+    Mistral3ForConditionalGeneration,
+    MistralConfig,
+    PixtralVisionConfig,
     Qwen2_5_VLConfig,
     Qwen2_5_VLForConditionalGeneration,
     Qwen2Tokenizer,
     Qwen3Config,
+    Qwen3ForCausalLM,
     Qwen3Model,
     T5Tokenizer,
     UMT5Config,
@@ -25,7 +30,11 @@ from diffusionpipe.models.folder import REGISTRY
 
 BYTES = sorted(ByteLevel.alphabet())
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
-CHAT = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}<|im_start|>assistant\n"
+CHAT = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content if m.content is string else m.content[0].text }}"
+    "<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n"
+    "{% if not enable_thinking %}<think>{% endif %}{% endif %}"
+)
 DECODER = {
     "vocab_size": len(BYTES) + len(SPECIAL),
     "hidden_size": 16,
@@ -36,10 +45,11 @@ DECODER = {
 }
 
 
-def qwen_tokenizer() -> Qwen2Tokenizer:
-    """One token a byte."""
+def qwen_tokenizer(side: str = "right") -> Qwen2Tokenizer:
+    """One token a byte, padded on that side."""
     vocabulary = {token: number for number, token in enumerate([*BYTES, *SPECIAL])}
-    tokenizer = Qwen2Tokenizer(vocab=vocabulary, merges=[], pad_token=SPECIAL[0], extra_special_tokens=SPECIAL[1:])
+    marks = {"pad_token": SPECIAL[0], "extra_special_tokens": SPECIAL[1:]}
+    tokenizer = Qwen2Tokenizer(vocab=vocabulary, merges=[], padding_side=side, **marks)
     tokenizer.chat_template = CHAT
     return tokenizer
 
@@ -277,6 +287,62 @@ def pixart_sigma() -> diffusers.PixArtSigmaPipeline:
     )
 
 
+def flux2_vae() -> diffusers.AutoencoderKLFlux2:
+    """A VAE whose latents are normalised in patches."""
+    vae = diffusers.AutoencoderKLFlux2(
+        down_block_types=("DownEncoderBlock2D",) * 2,
+        up_block_types=("UpDecoderBlock2D",) * 2,
+        block_out_channels=(4, 4),
+        layers_per_block=1,
+        latent_channels=4,
+        norm_num_groups=2,
+    )
+    vae.bn.running_mean.copy_(torch.linspace(-0.3, 0.3, 16))
+    vae.bn.running_var.copy_(torch.linspace(0.5, 2.0, 16))
+    return vae
+
+
+def _flux2_transformer(**config: object) -> diffusers.Flux2Transformer2DModel:
+    return diffusers.Flux2Transformer2DModel(
+        in_channels=16,
+        num_layers=1,
+        num_single_layers=2,
+        attention_head_dim=8,
+        num_attention_heads=2,
+        joint_attention_dim=48,
+        timestep_guidance_channels=16,
+        axes_dims_rope=(2, 2, 2, 2),
+        **config,
+    )
+
+
+def flux2_klein() -> diffusers.Flux2KleinPipeline:
+    """A FLUX.2 [klein], whose language model is as deep as its layers are counted."""
+    return diffusers.Flux2KleinPipeline(
+        scheduler=diffusers.FlowMatchEulerDiscreteScheduler(use_dynamic_shifting=True),
+        vae=flux2_vae(),
+        text_encoder=Qwen3ForCausalLM(Qwen3Config(**DECODER | {"num_hidden_layers": 28}, head_dim=8)),
+        tokenizer=qwen_tokenizer(),
+        transformer=_flux2_transformer(guidance_embeds=False),
+    )
+
+
+def flux2() -> diffusers.Flux2Pipeline:
+    """A FLUX.2 [dev] with another tokenizer of chats than the published one, which pads on the left."""
+    vision = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = Mistral3Config(
+        text_config=MistralConfig(**DECODER | {"num_hidden_layers": 31}, head_dim=8),
+        vision_config=PixtralVisionConfig(**vision, head_dim=8, image_size=16, patch_size=4),
+    )
+    return diffusers.Flux2Pipeline(
+        scheduler=diffusers.FlowMatchEulerDiscreteScheduler(use_dynamic_shifting=True),
+        vae=flux2_vae(),
+        text_encoder=Mistral3ForConditionalGeneration(config),
+        tokenizer=qwen_tokenizer("left"),
+        transformer=_flux2_transformer(),
+    )
+
+
 PIPELINES = {
     "QwenImagePipeline": qwen_image,
     "WanPipeline": wan,
@@ -286,6 +352,8 @@ PIPELINES = {
     "PixArtSigmaPipeline": pixart_sigma,
     "LTXPipeline": ltx,
     "HunyuanVideoPipeline": hunyuan_video,
+    "Flux2KleinPipeline": flux2_klein,
+    "Flux2Pipeline": flux2,
 }
 RESOLUTIONS = {"LTXPipeline": 64}
 """Of pictures that the tests train and draw; else 16 and 32."""

@@ -75,6 +75,8 @@ def _states(pipeline, kind):
     if kind == "HunyuanVideoPipeline":
         states, _, mask = pipeline.encode_prompt(list(CAPTIONS))
         return [s[m.bool()] for s, m in zip(states, mask, strict=True)]
+    if kind in ("Flux2KleinPipeline", "Flux2Pipeline"):
+        return list(pipeline.encode_prompt(list(CAPTIONS))[0])
     if kind == "WanPipeline":
         return list(pipeline._get_t5_prompt_embeds(list(CAPTIONS), max_sequence_length=512))
     return pipeline._encode_prompt(list(CAPTIONS))
@@ -145,6 +147,19 @@ def _predicted(pipeline, kind, noisy, timesteps, states):
         text, pooled, mask = pipeline.encode_prompt(list(CAPTIONS))
         guidance = torch.full((len(noisy),), 6000.0, dtype=noisy.dtype)
         return transformer(noisy, timesteps, text.detach(), mask, pooled.detach(), guidance, return_dict=False)[0]
+    if kind in ("Flux2KleinPipeline", "Flux2Pipeline"):
+        guidance = torch.full((len(noisy),), 6.0, dtype=noisy.dtype) if kind == "Flux2Pipeline" else None
+        places = pipeline._prepare_latent_ids(noisy)
+        tokens = transformer(
+            pipeline._pack_latents(noisy),
+            torch.stack(states),
+            timesteps / 1000,
+            places,
+            pipeline._prepare_text_ids(torch.stack(states)),
+            guidance,
+            return_dict=False,
+        )[0]
+        return torch.stack(list(pipeline._unpack_latents_with_ids(tokens, places)))
     if kind == "WanPipeline":
         return transformer(noisy, timesteps, torch.stack(states), return_dict=False)[0]
     if kind == "ZImagePipeline":
@@ -201,6 +216,21 @@ def test_latents_are_normalised_as_diffusers_pipeline_undoes_it(kind, tmp_path):
         numbers = ([0.0] * 4, [1 / vae.config.scaling_factor] * 4)
     shift, scale = (torch.tensor(each).double().view(1, 4, 1, 1, 1) for each in numbers)
     torch.testing.assert_close(ours * scale + shift, vae.encode(pixels.unsqueeze(2)).latent_dist.mode())
+
+
+@pytest.mark.slow
+@torch.no_grad()
+def test_patches_of_latents_are_normalised_as_diffusers_pipeline_undoes_it(tmp_path):
+    opened = Opened("Flux2KleinPipeline", tmp_path)
+    vae = opened.pipeline.vae
+    pixels = torch.rand(2, 3, 16, 16, dtype=torch.float64) * 2 - 1
+    mean = vae.encode(pixels).latent_dist.mode()
+    ours = opened.run("latents", pixels=pixels, posterior_noise=torch.zeros_like(mean))
+    std = torch.sqrt(vae.bn.running_var + vae.config.batch_norm_eps).view(1, -1, 1, 1)
+    found = opened.pipeline._unpatchify_latents(ours * std + vae.bn.running_mean.view(1, -1, 1, 1))
+    torch.testing.assert_close(found, mean)
+    with pytest.raises(ModelError, match="latents of size 9 cannot be cut into patches of 2"):
+        build_graph(tmp_path, objective=ObjectiveSettings(prediction=Prediction.FLOW_MATCHING), resolution=18)
 
 
 @pytest.mark.parametrize(

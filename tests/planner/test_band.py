@@ -24,7 +24,7 @@ TIES = {
     10: 1.3636,
     11: 0.8539,
 }
-"""Seed of a cell -> gigabytes a second of its links, within 1 % of which its choice changes from a pipeline to copies."""
+"""Seed -> gigabytes a second of the links, within 1 % of which the choice changes from a pipeline to copies."""
 NEAR_A_TIE, CLEAR = 0.5, 1.0
 """Gigabytes a second between two devices: at the first, slower layers make data parallelism the fastest."""
 

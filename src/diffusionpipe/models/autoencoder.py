@@ -6,29 +6,44 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import pixel_unshuffle
 
 from diffusionpipe.costs import TensorSpec
 from diffusionpipe.errors import ModelError
 from diffusionpipe.models.family import Step, chain, dtype_of, unsupported
 from diffusionpipe.models.graph import Layer, attribute
 
+PATCH = 2
+"""Side of the patches into which FLUX.2 cuts latents."""
 _ALLOWED: dict[str, tuple[object, ...]] = {"latents_mean": (None,), "latents_std": (None,)}
 
 
 def encoder_layers(vae: Any) -> tuple[Layer, ...]:
     """Layers from the raw inputs "pixels" (in [-1, 1]) and "posterior_noise" to scaled "latents"."""
+    is_cut = is_cut_into_patches(vae)
     sample = Layer(
         name="vae.latents",
         component="vae",
         reads=("moments", "posterior_noise"),
         writes=("latents",),
-        run=_sample,
+        modules=("bn",) if is_cut else (),
+        run=_sample_patches if is_cut else _sample,
     )
     return (*chain("vae", "pixels", _steps(vae), "moments"), sample)
 
 
 def latent_shape(vae: Any, resolution: int) -> tuple[int, int, int]:
     """Shape of the latents of a square picture. Raises ModelError for a resolution that the VAE cannot halve."""
+    channels, size, _ = _encoded_shape(vae, resolution)
+    if not is_cut_into_patches(vae):
+        return channels, size, size
+    if size % PATCH:
+        raise ModelError(f"latents of size {size} cannot be cut into patches of {PATCH}; choose another resolution")
+    return channels * PATCH**2, size // PATCH, size // PATCH
+
+
+def _encoded_shape(vae: Any, resolution: int) -> tuple[int, int, int]:
+    """Shape of what the encoder gives, before it is cut into patches."""
     factor = 2 ** (len(vae.config.block_out_channels) - 1)
     if resolution < factor or resolution % factor:
         raise ModelError(
@@ -41,7 +56,7 @@ def encoder_inputs(vae: Any, resolution: int, dtype: str) -> tuple[TensorSpec, .
     """The raw inputs that the encoder reads."""
     return (
         TensorSpec(name="pixels", shape=(vae.config.in_channels, resolution, resolution), dtype=dtype),
-        TensorSpec(name="posterior_noise", shape=latent_shape(vae, resolution), dtype=dtype),
+        TensorSpec(name="posterior_noise", shape=_encoded_shape(vae, resolution), dtype=dtype),
     )
 
 
@@ -106,10 +121,26 @@ def _conv_out(vae: Any, hidden: Tensor) -> Tensor:
     return moments if vae.quant_conv is None else vae.quant_conv(moments)
 
 
+def is_cut_into_patches(vae: Any) -> bool:
+    """Whether latents are patches of 2 x 2 of what the encoder gives, as FLUX.2's are."""
+    return type(vae).__name__ == "AutoencoderKLFlux2"
+
+
+def _posterior(moments: Tensor, posterior_noise: Tensor) -> Tensor:
+    mean, logvar = moments.to(posterior_noise.dtype).chunk(2, dim=1)
+    return mean + torch.exp(0.5 * logvar.clamp(-30.0, 20.0)) * posterior_noise  # (B, C, H, W)
+
+
 def _sample(vae: Any, moments: Tensor, posterior_noise: Tensor) -> tuple[Tensor, ...]:
     """A sample of the posterior, as the denoiser sees it; computed in the dtype of the noise also under autocast."""
-    mean, logvar = moments.to(posterior_noise.dtype).chunk(2, dim=1)
-    latents = mean + torch.exp(0.5 * logvar.clamp(-30.0, 20.0)) * posterior_noise  # (B, C, H, W)
+    latents = _posterior(moments, posterior_noise)
     if vae.config.shift_factor is not None:
         latents = latents - vae.config.shift_factor
     return (latents * vae.config.scaling_factor,)
+
+
+def _sample_patches(vae: Any, moments: Tensor, posterior_noise: Tensor) -> tuple[Tensor, ...]:
+    """As `_sample`, cut into patches, each channel of which has mean 0 and deviation 1 over many pictures."""
+    latents = pixel_unshuffle(_posterior(moments, posterior_noise), PATCH)  # (B, 4C, H / 2, W / 2)
+    mean, variance = (numbers.to(latents).view(1, -1, 1, 1) for numbers in (vae.bn.running_mean, vae.bn.running_var))
+    return ((latents - mean) / torch.sqrt(variance + vae.config.batch_norm_eps),)

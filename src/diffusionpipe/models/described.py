@@ -64,6 +64,8 @@ class Text:
     component: str = "text_encoder"
     states: Call | None = None
     """`states(encoder, ids, mask)` -> what the transformer reads; None: last states of a T5."""
+    stacked: int = 1
+    """States of how many layers stand side by side in what `states` gives."""
     sees_padding: bool = False
     """Whether tokens of a T5 read those of padding."""
     is_pooled: bool = False
@@ -238,7 +240,7 @@ def _text_layers(text: Text, encoder: Any, given: dict[str, Tensor], specs: list
     for name in (text.ids,) if text.is_pooled else (text.ids, text.mask):
         given[name] = torch.empty((1, length), dtype=torch.int64, device="meta")
         specs.append(TensorSpec(name=name, shape=(length,), dtype="int64"))
-    width = encoder.config.get_text_config().hidden_size
+    width = encoder.config.get_text_config().hidden_size * text.stacked
     shape: tuple[int, ...] = (1, length - text.prompt.dropped, width)
     if text.is_pooled:
         shape = (1, width)

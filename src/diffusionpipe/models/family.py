@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -22,14 +23,24 @@ class Prompt:
     """Tokens, padded and cut."""
     template: str = "{}"
     """What stands around the caption."""
-    is_chat: bool = False
-    """The tokenizer's own template for the first message of a chat, up to the answer."""
+    chat: Callable[[str], Mapping[str, Any]] | None = None
+    """`chat(caption)` -> arguments for the tokenizer's own template of a chat, which then stands for `template`."""
+    adds_marks: bool = True
+    """Whether the tokenizer adds tokens of its own for start and end, which templates of chats may hold already."""
+    side: str | None = "right"
+    """Where padding stands; None: as the tokenizer's folder says."""
     clean: Callable[[str], str] = str
     """What is done to the caption before."""
     dropped: int = 0
     """Tokens of the template whose states are not read."""
     is_lower: bool = False
     """Small letters alone, without blanks around them."""
+
+
+def question(caption: str, *, is_thinking: bool) -> dict[str, Any]:
+    """The caption as the first message of a chat, up to the answer, before which the model may think."""
+    messages = [{"role": "user", "content": caption}]
+    return {"conversation": messages, "add_generation_prompt": True, "enable_thinking": is_thinking}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

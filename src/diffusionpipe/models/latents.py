@@ -8,7 +8,13 @@ from torch import Tensor
 
 from diffusionpipe.costs import TensorSpec
 from diffusionpipe.errors import ModelError
-from diffusionpipe.models.autoencoder import encoder_inputs, encoder_layers, latent_shape, vae_problems
+from diffusionpipe.models.autoencoder import (
+    encoder_inputs,
+    encoder_layers,
+    is_cut_into_patches,
+    latent_shape,
+    vae_problems,
+)
 from diffusionpipe.models.family import dtype_of
 from diffusionpipe.models.graph import Layer
 
@@ -30,7 +36,7 @@ def encoding_of(vae: Any, resolution: int, dtype: str) -> Encoding:
 
     Raises ModelError for a resolution that the VAE cannot shrink, and for what its layers would not run exactly.
     """
-    if type(vae).__name__ == "AutoencoderKL":
+    if type(vae).__name__ == "AutoencoderKL" or is_cut_into_patches(vae):
         if problems := vae_problems(vae):
             raise ModelError("\n".join(problems))
         inputs = encoder_inputs(vae, resolution, dtype)

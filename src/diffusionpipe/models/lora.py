@@ -4,7 +4,7 @@ peft replaces linear layers in place, by modules that hold the old one as "base_
 The layers of a graph name whole blocks, so they find both; only trainability and the names of parameters change.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +16,9 @@ from diffusionpipe.ir.combinations import Feature, refusal
 
 ATTENTION = ("to_q", "to_k", "to_v", "to_out.0")
 """The projections of every attention of diffusers' denoisers."""
+
+_FUSED = "to_qkv_mlp_proj"
+"""FLUX.2's single-stream attention has one layer for its inputs, and "to_out" for its output."""
 
 _LOADED = ("unet", "transformer")
 """Components whose adapters diffusers' pipelines save and load."""
@@ -29,7 +32,8 @@ class LoraSettings:
     alpha: float | None = None
     """What the adapters are added with is alpha / rank; None for alpha = rank."""
     target_modules: tuple[str, ...] = ATTENTION
-    """Ends of the names of the linear layers and convolutions that get an adapter."""
+    """Ends of the names of the linear layers and convolutions that get an adapter; `ATTENTION` stands for all linear
+    layers of attention, whatever their names."""
 
     @property
     def scale(self) -> float:
@@ -63,16 +67,17 @@ def add_lora(components: Mapping[str, nn.Module], trained: str, settings: LoraSe
     except ImportError as error:
         raise ModelError("lora needs peft; install it with pip install 'diffusionpipe[lora]'") from error
     names = [name for name, _ in component.named_modules()]
-    unused = [t for t in settings.target_modules if not any(n == t or n.endswith(f".{t}") for n in names)]
+    targets = _targets(names, settings)
+    unused = [t for t in targets if not any(n == t or n.endswith(f".{t}") for n in names)]
     if unused:
         raise ModelError(
             f"lora: {trained} has no modules named {', '.join(unused)}; attention has {', '.join(ATTENTION)}"
         )
-    _check_targets(component, trained, settings)
+    _check_targets(component, trained, targets, settings.rank)
     config = LoraConfig(
         r=settings.rank,
         lora_alpha=settings.rank if settings.alpha is None else settings.alpha,
-        target_modules=list(settings.target_modules),
+        target_modules=list(targets),
     )
     with torch.device("meta"):  # nothing is drawn from the global generator
         component.add_adapter(config)
@@ -80,11 +85,19 @@ def add_lora(components: Mapping[str, nn.Module], trained: str, settings: LoraSe
         parameter.requires_grad_(is_adapter(name))
 
 
-def _check_targets(component: nn.Module, trained: str, settings: LoraSettings) -> None:
+def _targets(names: Collection[str], settings: LoraSettings) -> tuple[str, ...]:
+    """Ends of the names of what gets an adapter in a component with modules of these names."""
+    if settings.target_modules != ATTENTION:
+        return settings.target_modules
+    fused = [name.removesuffix(f".{_FUSED}") for name in names if name.endswith(f".{_FUSED}")]
+    return (*ATTENTION, *(f"{attention}.{layer}" for attention in fused for layer in (_FUSED, "to_out")))
+
+
+def _check_targets(component: nn.Module, trained: str, targets: Collection[str], rank: int) -> None:
     """Refuses targets that take no adapter, and a rank that a layer is smaller than."""
     sides: dict[str, int] = {}
     for name, module in component.named_modules():
-        if not any(name == target or name.endswith(f".{target}") for target in settings.target_modules):
+        if not any(name == target or name.endswith(f".{target}") for target in targets):
             continue
         if not isinstance(module, nn.Linear | nn.Conv2d):
             raise ModelError(
@@ -93,9 +106,9 @@ def _check_targets(component: nn.Module, trained: str, settings: LoraSettings) -
             )
         sides[name] = min(module.weight.shape[:2])
     smallest = min(sides, key=lambda name: sides[name])
-    if settings.rank > sides[smallest]:
+    if rank > sides[smallest]:
         raise ModelError(
-            f"lora: rank {settings.rank} is larger than {trained}.{smallest}, whose smaller side is {sides[smallest]}; "
+            f"lora: rank {rank} is larger than {trained}.{smallest}, whose smaller side is {sides[smallest]}; "
             f"use at most {sides[smallest]}, or leave that layer out of target_modules"
         )
 

@@ -16,6 +16,8 @@ _OF_TRANSFORMERS = {
     "UMT5EncoderModel": "UMT5Config",
     "Qwen2_5_VLForConditionalGeneration": "Qwen2_5_VLConfig",
     "Qwen3Model": "Qwen3Config",
+    "Qwen3ForCausalLM": "Qwen3Config",
+    "Mistral3ForConditionalGeneration": "Mistral3Config",
     "LlamaModel": "LlamaConfig",
 }
 _MAX_LAYERS = 512

@@ -34,8 +34,8 @@ class PipelineCall:
     """The transformer's argument with the states of the prompts."""
     rows: Callable[[Tensor], Any] = _same
     """Numbers of rows (B, 1, 1) in place of states of prompts, as the pipeline takes those."""
-    scale: str = "guidance_scale"
-    """The pipeline's argument for the scale of classifier-free guidance."""
+    scale: str | None = "guidance_scale"
+    """The pipeline's argument for the scale of classifier-free guidance; None: it has no such guidance, so we guide."""
     unguided: float = 1.0
     """The scale that turns guidance off."""
     options: Mapping[str, object] = field(default_factory=dict)

@@ -14,7 +14,14 @@ from diffusionpipe.models.graph import LayerGraph, attribute, own_parameters
 from diffusionpipe.models.lora import is_adapter, is_second_matrix, stored_name
 
 _RENAMED_IN_ATTENTION = {".query.": ".to_q.", ".key.": ".to_k.", ".value.": ".to_v.", ".proj_attn.": ".to_out.0."}
-_MOVED = (("model.", "model.language_model."), ("visual.", "model.visual."), ("model.", ""))
+_MOVED = (
+    ("model.", "model.language_model."),
+    ("visual.", "model.visual."),
+    ("language_model.model.", "model.language_model."),
+    ("vision_tower.", "model.vision_tower."),
+    ("multi_modal_projector.", "model.multi_modal_projector."),
+    ("model.", ""),
+)
 """Of language models that see pictures; and of language models that are stored with their head."""
 _NOT_STORED_ANY_MORE = ("position_ids", "lm_head.weight")
 _READ_BY_AUTOCAST = (nn.Linear.forward, nn.Conv1d.forward, nn.Conv2d.forward, nn.Conv3d.forward)

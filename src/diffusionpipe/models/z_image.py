@@ -1,15 +1,18 @@
 """Z-Image (Tongyi-MAI, 2025, https://arxiv.org/abs/2511.22699)."""
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from diffusionpipe.models.described import Components, Described, Text, exactly, family, latents, masked, text_width
-from diffusionpipe.models.family import Prompt
+from diffusionpipe.models.family import Prompt, question
 from diffusionpipe.models.pipeline_call import PipelineCall
 from diffusionpipe.models.z_image_forward import PATCH, SIZE, predict
+
+_PROMPT = Prompt(length=512, chat=partial(question, is_thinking=True))
 
 
 def _states(encoder: Any, ids: Tensor, mask: Tensor) -> Tensor:
@@ -36,7 +39,7 @@ FAMILY = family(
     Described(
         vae="AutoencoderKL",
         transformer="ZImageTransformer2DModel",
-        texts=(Text(kind="Qwen3Model", prompt=Prompt(length=512, is_chat=True), states=_states),),
+        texts=(Text(kind="Qwen3Model", prompt=_PROMPT, states=_states),),
         predict=predict,
         reads=("text_states", "input_mask"),
         patch=PATCH,

@@ -99,7 +99,7 @@ def _arguments(example: Example, pipeline: str) -> list[str]:
     found.append(f"num_inference_steps={example.steps}")
     if pipeline in _OF_CLIPS:
         found += ["num_frames=1", 'output_type="pil"']
-    if pipeline not in ("FluxPipeline", "QwenImagePipeline", "HunyuanVideoPipeline"):
+    if pipeline not in ("FluxPipeline", "Flux2Pipeline", "QwenImagePipeline", "HunyuanVideoPipeline"):
         return [*found, f"guidance_scale={guidance.scale:g}"]
     if guidance.embedded is not None:
         found.append(f"guidance_scale={guidance.embedded:g}")

@@ -141,24 +141,24 @@ def open_tokenizer(folder: Path, name: str = "input_ids") -> Tokenizer:
 
 
 class _Prompted:
-    """A tokenizer that puts a template around its texts and pads behind them."""
+    """A tokenizer that puts a template around its texts and pads where the model expects it."""
 
     def __init__(self, tokenizer: Any, prompt: Prompt) -> None:
         self._tokenizer, self._prompt = tokenizer, prompt
-        tokenizer.padding_side = "right"
+        if prompt.side is not None:
+            tokenizer.padding_side = prompt.side
 
     def __call__(self, texts: Sequence[str], **options: Any) -> Mapping[str, Any]:
         """Tokens and masks, as the tokenizer makes them."""
-        tokens: Mapping[str, Any] = self._tokenizer([self._around(text) for text in texts], **options)
+        around = [self._around(text) for text in texts]
+        tokens: Mapping[str, Any] = self._tokenizer(around, add_special_tokens=self._prompt.adds_marks, **options)
         return tokens
 
     def _around(self, caption: str) -> str:
         text = self._prompt.clean(caption)
-        if not self._prompt.is_chat:
+        if self._prompt.chat is None:
             return self._prompt.template.format(text.lower().strip() if self._prompt.is_lower else text)
-        chat: str = self._tokenizer.apply_chat_template(
-            [{"role": "user", "content": text}], tokenize=False, add_generation_prompt=True, enable_thinking=True
-        )
+        chat: str = self._tokenizer.apply_chat_template(**self._prompt.chat(text), tokenize=False)
         return chat
 
 
@@ -169,6 +169,8 @@ def _tokenizer_class(folder: Path, name: str) -> str:
     kind = kind.removesuffix("Fast")
     if kind == "None":
         return _TOKENIZERS[0]
+    if kind == "PixtralProcessor":
+        return "AutoTokenizer"  # the folder is that of its tokenizer, too; captions need no more
     if kind not in _TOKENIZERS:
         raise ModelError(f"{folder / 'model_index.json'}: {name} is {kind}; supported: {', '.join(_TOKENIZERS)}")
     return kind

@@ -79,6 +79,9 @@ class _StandIn:
             copies = 2 if self.order.settings.is_guided else 1
             prediction = self.predict(torch.cat([samples] * copies), time)
             assert prediction is not None, "every rank has the prediction"
+            if self.call.scale is None and copies == 2:
+                prompted, other = prediction.chunk(2)
+                prediction = other + self.order.settings.guidance * (prompted - other)
             self.seen, self.kept = samples, prediction.to(latents.dtype)
         return (self.call.returns(self.kept[rows], self.config),)
 
@@ -149,14 +152,15 @@ def _weightless(order: Order, name: str) -> Any:
 
 
 def _read_buffers(module: nn.Module, order: Order, name: str) -> None:
-    """Gives the module the stored values of its own buffers, e.g. statistics of latents."""
+    """Gives the module the stored values of its buffers, e.g. statistics of latents."""
     from safetensors import safe_open
 
-    own = {key for key, _ in module.named_buffers(recurse=False)}
+    own = {key for key, _ in module.named_buffers()}
     for file in weight_files(order.folder / name) if own else ():
         with safe_open(file, framework="pt") as stored:
             for key in own.intersection(stored.keys()):
-                setattr(module, key, stored.get_tensor(key).to(order.device))
+                parent, _, buffer = key.rpartition(".")
+                setattr(module.get_submodule(parent), buffer, stored.get_tensor(key).to(order.device))
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,18 +221,19 @@ def _arguments(pipeline: Any, order: Order, call: PipelineCall) -> dict[str, Any
     taken = signature(type(pipeline).__call__).parameters
     texts = {"prompt_embeds": call.rows(rows[0]), **{name: masks for name in _MASKS if name in taken}}
     texts |= {name: rows[0] for name in _POOLED if name in taken}
-    if settings.is_guided:
+    guided = {} if call.scale is None else {call.scale: settings.guidance}
+    if settings.is_guided and guided:
         texts["negative_prompt_embeds"] = call.rows(rows[1])
         texts |= {f"negative_{name}": rows[1] for name in _POOLED if name in taken}
         texts |= {f"negative_{name}": masks for name in _MASKS if name in taken}
     return {
         **texts,
-        "negative_prompt": None,
+        **({"negative_prompt": None} if "negative_prompt" in taken else {}),
         "latents": call.takes(noise.to(device)),
         "generator": torch.Generator().manual_seed(settings.seed),
         "num_inference_steps": settings.steps,
         "height": order.resolution,
         "width": order.resolution,
-        call.scale: settings.guidance,
+        **guided,
         **call.options,
     }
