@@ -302,7 +302,8 @@ def flux2_vae() -> diffusers.AutoencoderKLFlux2:
     return vae
 
 
-def _flux2_transformer(**config: object) -> diffusers.Flux2Transformer2DModel:
+def flux2_transformer(**config: object) -> diffusers.Flux2Transformer2DModel:
+    """One block of two streams, two of one."""
     return diffusers.Flux2Transformer2DModel(
         in_channels=16,
         num_layers=1,
@@ -323,7 +324,7 @@ def flux2_klein() -> diffusers.Flux2KleinPipeline:
         vae=flux2_vae(),
         text_encoder=Qwen3ForCausalLM(Qwen3Config(**DECODER | {"num_hidden_layers": 28}, head_dim=8)),
         tokenizer=qwen_tokenizer(),
-        transformer=_flux2_transformer(guidance_embeds=False),
+        transformer=flux2_transformer(guidance_embeds=False),
     )
 
 
@@ -339,7 +340,7 @@ def flux2() -> diffusers.Flux2Pipeline:
         vae=flux2_vae(),
         text_encoder=Mistral3ForConditionalGeneration(config),
         tokenizer=qwen_tokenizer("left"),
-        transformer=_flux2_transformer(),
+        transformer=flux2_transformer(),
     )
 
 

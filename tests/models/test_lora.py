@@ -1,12 +1,13 @@
 import pytest
 import torch
 from descriptions import described
+from tiny_described import flux2_transformer
 from tiny_models import raw_inputs, tiny_controlled, tiny_dit, tiny_flux, tiny_sd3, tiny_sdxl, tiny_stable_diffusion
 
 from diffusionpipe.errors import ModelError
 from diffusionpipe.models.folder import weight_sources
 from diffusionpipe.models.graph import layer_parameters
-from diffusionpipe.models.lora import LoraSettings, add_lora
+from diffusionpipe.models.lora import ATTENTION, LoraSettings, add_lora
 from diffusionpipe.models.run import run_layers
 from diffusionpipe.models.weights import materialize
 
@@ -126,6 +127,15 @@ def test_the_global_generator_stays_as_it_was():
     add_lora(graph.components, "transformer", LoraSettings())
     _fill(graph)
     assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_fused_layers_of_single_stream_attention_get_adapters_beside_the_others():
+    transformer = flux2_transformer(guidance_embeds=False)
+    add_lora({"transformer": transformer}, "transformer", LoraSettings(rank=2))
+    names = {name.partition(".lora_A")[0] for name, _ in transformer.named_parameters() if ".lora_A." in name}
+    double = {f"transformer_blocks.0.attn.{name}" for name in ATTENTION}
+    single = {f"single_transformer_blocks.{i}.attn.{name}" for i in (0, 1) for name in ("to_qkv_mlp_proj", "to_out")}
+    assert names == double | single
 
 
 def test_a_target_that_names_nothing_is_refused():

@@ -38,22 +38,32 @@ def configured_graph(
 
     Raises ModelError for an unknown name, and whatever the model's family refuses.
     """
-    if name not in configured_models():
-        raise ModelError(f"there is no configuration {name!r}; choose from {', '.join(configured_models())}")
-    config = _read(_folder() / f"{name}.json")
+    config = _configuration(name)
     family = REGISTRY[config["pipeline"]]
     if lora is None and "lora" in config:
         lora = LoraSettings(**config["lora"])
     objective = Objective(ObjectiveSettings(prediction=Prediction(config["prediction"])), config["scheduler"])
     return family_graph(
         family,
-        {part: _component(config["components"][part]) for part in family.components},
+        configured_parts(name),
         objective,
         resolution=config["resolution"] if resolution is None else resolution,
         train=train,
         dtype="float32",
         lora=lora,
     )
+
+
+def configured_parts(name: str) -> Mapping[str, nn.Module]:
+    """Its components, with parameters on the meta device. Raises ModelError for an unknown name."""
+    config = _configuration(name)
+    return {part: _component(config["components"][part]) for part in REGISTRY[config["pipeline"]].components}
+
+
+def _configuration(name: str) -> Mapping[str, Any]:
+    if name not in configured_models():
+        raise ModelError(f"there is no configuration {name!r}; choose from {', '.join(configured_models())}")
+    return _read(_folder() / f"{name}.json")
 
 
 def _component(name: str) -> nn.Module:
