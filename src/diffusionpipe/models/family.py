@@ -28,8 +28,17 @@ class Prompt:
     """What is done to the caption before."""
     dropped: int = 0
     """Tokens of the template whose states are not read."""
+    instruction: str = ""
+    """What stands before a caption, not before a `Negative`. The first token and the last `length - dropped - 1` are
+    read; a gap of padding before these makes `length` tokens of any tokenizer's."""
     is_lower: bool = False
     """Small letters alone, without blanks around them."""
+
+
+class Negative(str):
+    """A text that guidance leads away from, or that stands for no caption."""
+
+    __slots__ = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
