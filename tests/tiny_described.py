@@ -9,6 +9,9 @@ from tiny_pipelines import CLIP, PIECES, WORDS
 from tokenizers.pre_tokenizers import ByteLevel
 from transformers import (
     CLIPTokenizer,
+    Gemma2Config,
+    Gemma2Model,
+    GemmaTokenizer,
     LlamaConfig,
     LlamaModel,
     Mistral3Config,
@@ -27,6 +30,7 @@ from transformers import (
 )
 
 from diffusionpipe.models.folder import REGISTRY
+from diffusionpipe.models.sana_instruction import INSTRUCTION
 
 BYTES = sorted(ByteLevel.alphabet())
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
@@ -344,6 +348,52 @@ def flux2() -> diffusers.Flux2Pipeline:
     )
 
 
+def _gemma_tokenizer() -> GemmaTokenizer:
+    """One token a letter, and one a line of Sana's instruction."""
+    letters = ["<pad>", "<eos>", "<bos>", "<unk>", "<mask>", *(chr(code) for code in range(33, 127)), "\u2581"]
+    lines = INSTRUCTION.splitlines(keepends=True)
+    vocabulary = {token: number for number, token in enumerate(letters)}
+    return GemmaTokenizer(vocab=vocabulary, merges=[], extra_special_tokens=lines)
+
+
+def sana() -> diffusers.SanaPipeline:
+    """A Sana."""
+    tokenizer, sizes = _gemma_tokenizer(), (4, 8, 8)
+    vae = diffusers.AutoencoderDC(
+        latent_channels=4,
+        encoder_block_types="ResBlock",
+        decoder_block_types="ResBlock",
+        encoder_block_out_channels=sizes,
+        decoder_block_out_channels=sizes,
+        encoder_layers_per_block=(1, 1, 1),
+        decoder_layers_per_block=(1, 1, 1),
+        encoder_qkv_multiscales=((), (), ()),
+        decoder_qkv_multiscales=((), (), ()),
+        scaling_factor=0.41,
+    )
+    config = Gemma2Config(**DECODER | {"vocab_size": len(tokenizer)}, head_dim=8)
+    return diffusers.SanaPipeline(
+        tokenizer=tokenizer,
+        text_encoder=Gemma2Model(config),
+        vae=vae,
+        scheduler=diffusers.DPMSolverMultistepScheduler(
+            prediction_type="flow_prediction", use_flow_sigmas=True, flow_shift=3.0
+        ),
+        transformer=diffusers.SanaTransformer2DModel(
+            in_channels=4,
+            out_channels=4,
+            num_attention_heads=2,
+            attention_head_dim=8,
+            num_layers=2,
+            num_cross_attention_heads=2,
+            cross_attention_head_dim=8,
+            cross_attention_dim=16,
+            caption_channels=16,
+            sample_size=8,
+        ),
+    )
+
+
 PIPELINES = {
     "QwenImagePipeline": qwen_image,
     "WanPipeline": wan,
@@ -355,8 +405,9 @@ PIPELINES = {
     "HunyuanVideoPipeline": hunyuan_video,
     "Flux2KleinPipeline": flux2_klein,
     "Flux2Pipeline": flux2,
+    "SanaPipeline": sana,
 }
-RESOLUTIONS = {"LTXPipeline": 64}
+RESOLUTIONS = {"LTXPipeline": 64, "SanaPipeline": 32}
 """Of pictures that the tests train and draw; else 16 and 32."""
 
 

@@ -33,6 +33,9 @@ class Prompt:
     """What is done to the caption before."""
     dropped: int = 0
     """Tokens of the template whose states are not read."""
+    instruction: str = ""
+    """What stands before a caption, not before a `Negative`. The first token and the last `length - dropped - 1` are
+    read; a gap of padding before these makes `length` tokens of any tokenizer's."""
     is_lower: bool = False
     """Small letters alone, without blanks around them."""
 
@@ -41,6 +44,12 @@ def question(caption: str, *, is_thinking: bool) -> dict[str, Any]:
     """The caption as the first message of a chat, up to the answer, before which the model may think."""
     messages = [{"role": "user", "content": caption}]
     return {"conversation": messages, "add_generation_prompt": True, "enable_thinking": is_thinking}
+
+
+class Negative(str):
+    """A text that guidance leads away from, or that stands for no caption."""
+
+    __slots__ = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -48,6 +48,8 @@ def encoding_of(vae: Any, resolution: int, dtype: str) -> Encoding:
         )
     side = resolution // factor
     config = vae.config
+    if type(vae).__name__ == "AutoencoderDC":
+        return _plain_encoding(TensorSpec(name="pixels", shape=(3, resolution, resolution), dtype=dtype), config, side)
     latents = (config.get("z_dim") or config.latent_channels, 1, side, side)
     own = {name for name, _ in (*vae.named_children(), *vae.named_buffers(recurse=False))}
     return Encoding(
@@ -67,6 +69,25 @@ def encoding_of(vae: Any, resolution: int, dtype: str) -> Encoding:
         ),
         latents=latents,
     )
+
+
+def _plain_encoding(pixels: TensorSpec, config: Any, side: int) -> Encoding:
+    """An autoencoder for pictures, without a posterior."""
+    layer = Layer(
+        name="vae.encoder",
+        component="vae",
+        reads=("pixels",),
+        writes=("latents",),
+        modules=("encoder",),
+        run=_encode_plainly,
+    )
+    return Encoding(layers=(layer,), inputs=(pixels,), latents=(config.latent_channels, side, side))
+
+
+def _encode_plainly(vae: Any, pixels: Tensor) -> tuple[Tensor, ...]:
+    """Latents (B, C, H, W), as the denoiser sees them."""
+    latents = vae.encode(pixels.to(dtype_of(vae.encoder))).latent.to(pixels.dtype)
+    return (latents * vae.config.scaling_factor,)
 
 
 def _encode(vae: Any, pixels: Tensor, posterior_noise: Tensor) -> tuple[Tensor, ...]:

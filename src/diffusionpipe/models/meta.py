@@ -15,11 +15,14 @@ _OF_TRANSFORMERS = {
     "T5EncoderModel": "T5Config",
     "UMT5EncoderModel": "UMT5Config",
     "Qwen2_5_VLForConditionalGeneration": "Qwen2_5_VLConfig",
+    "Gemma2Model": "Gemma2Config",
     "Qwen3Model": "Qwen3Config",
     "Qwen3ForCausalLM": "Qwen3Config",
     "Mistral3ForConditionalGeneration": "Mistral3Config",
     "LlamaModel": "LlamaConfig",
 }
+_EAGER = ("Gemma2Model",)
+"""Classes whose scores are capped, which transformers computes with its own attention alone, as its default."""
 _MAX_LAYERS = 512
 
 
@@ -41,7 +44,7 @@ def module_on_meta(kind: str, config: Mapping[str, Any], *, source: object) -> n
         with accelerate.init_empty_weights(include_buffers=False), _EmptyOnMeta():
             if kind in _OF_TRANSFORMERS:
                 settings = getattr(transformers, _OF_TRANSFORMERS[kind]).from_dict(dict(config))
-                settings._attn_implementation = "sdpa"
+                settings._attn_implementation = "eager" if kind in _EAGER else "sdpa"
                 module = getattr(transformers, kind)(settings)
             else:
                 module = getattr(diffusers, kind).from_config(dict(config))

@@ -52,5 +52,6 @@ def default_resolution(folder: Path) -> int:
     if "vae" not in family.components:
         return size
     vae = component_config(folder, "vae")
-    halvings = len(vae.get("block_out_channels") or vae.get("dim_mult") or [0]) - 1
+    sizes = (vae.get(name) for name in ("block_out_channels", "encoder_block_out_channels", "dim_mult"))
+    halvings = len(next(filter(None, sizes), [0])) - 1
     return size << halvings

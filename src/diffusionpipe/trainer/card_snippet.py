@@ -13,7 +13,18 @@ FOLDER = "path/to/this/folder"
 RUN = "path/to/the/run"
 CONDITION = "path/to/the/conditioning/picture.png"
 SMALL = "path/to/a/small/picture.png"
-_OF_FLOWS = ("StableDiffusion3", "Flux", "QwenImage", "Wan", "ZImage", "Chroma", "AuraFlow", "LTX", "HunyuanVideo")
+_OF_FLOWS = (
+    "StableDiffusion3",
+    "Flux",
+    "QwenImage",
+    "Wan",
+    "ZImage",
+    "Chroma",
+    "AuraFlow",
+    "LTX",
+    "HunyuanVideo",
+    "Sana",
+)
 _OF_CLIPS = ("WanPipeline", "LTXPipeline", "HunyuanVideoPipeline")
 _SUPER_RESOLUTION = "IFSuperResolutionPipeline"
 _PROMPT = "a photo"

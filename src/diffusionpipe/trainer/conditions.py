@@ -11,13 +11,13 @@ from torch import Tensor
 from diffusionpipe.errors import ModelError, RecipeError
 from diffusionpipe.ir.combinations import Feature, refusal
 from diffusionpipe.models.deepfloyd import enlarged, noise_levels, noised_at
-from diffusionpipe.models.family import Prompt
+from diffusionpipe.models.family import Negative, Prompt
 from diffusionpipe.models.folder import family_of, model_index, scheduler_config
 from diffusionpipe.models.graph import LayerGraph
 from diffusionpipe.trainer.data.batch import MASKS, TOKENS, Tokenizer, token_ids, token_mask
 from diffusionpipe.trainer.sampling import SamplingSettings, drawn_noise
 
-_TOKENIZERS = ("CLIPTokenizer", "T5Tokenizer", "Qwen2Tokenizer", "LlamaTokenizer")
+_TOKENIZERS = ("CLIPTokenizer", "T5Tokenizer", "Qwen2Tokenizer", "LlamaTokenizer", "GemmaTokenizer")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +53,7 @@ def raw_conditions(wish: Wish, graph: LayerGraph, folder: Path, settings: Sampli
         if wish.negatives and not settings.is_guided:
             key = "guidance" if settings.embedded_guidance is None else "true_cfg_scale"
             raise RecipeError(f"a negative prompt has no effect without guidance; set {key} above 1, or remove it")
-        negatives = wish.negatives or ("",) * len(wish.prompts)
+        negatives = map(Negative, wish.negatives or ("",) * len(wish.prompts))
         texts = [*wish.prompts, *(negatives if settings.is_guided else ())]
         return _text_conditions(graph, folder, texts, settings.embedded_guidance)
     if "labels" in inputs:
@@ -150,9 +150,34 @@ class _Prompted:
 
     def __call__(self, texts: Sequence[str], **options: Any) -> Mapping[str, Any]:
         """Tokens and masks, as the tokenizer makes them."""
+        if self._prompt.instruction:
+            return self._instructed(texts)
         around = [self._around(text) for text in texts]
         tokens: Mapping[str, Any] = self._tokenizer(around, add_special_tokens=self._prompt.adds_marks, **options)
         return tokens
+
+    def _instructed(self, texts: Sequence[str]) -> Mapping[str, Any]:
+        """Tokens behind the instruction, and before them a gap of padding.
+
+        Raises:
+            ModelError: the tokenizer makes too many tokens of the instruction.
+        """
+        prompt, rows = self._prompt, []
+        first = len(self._tokenizer(prompt.instruction)["input_ids"]) - 1  # one more than diffusers' encoding adds
+        if first > prompt.dropped + 1:
+            raise ModelError(
+                f"the tokenizer makes {first + 1} tokens of the instruction before each caption; at most "
+                f"{prompt.dropped + 2} are supported; use the tokenizer of the published model"
+            )
+        for text in texts:
+            lead, split = ("", 1) if isinstance(text, Negative) else (prompt.instruction, first)
+            length = split + prompt.length - prompt.dropped - 1
+            row = self._tokenizer(lead + self._around(text), padding="max_length", max_length=length, truncation=True)
+            gap = [0] * (prompt.length - length)
+            rows.append(
+                {name: [*row[name][:split], *gap, *row[name][split:]] for name in ("input_ids", "attention_mask")}
+            )
+        return {name: [row[name] for row in rows] for name in ("input_ids", "attention_mask")}
 
     def _around(self, caption: str) -> str:
         text = self._prompt.clean(caption)

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from diffusionpipe.costs import TensorSpec
 from diffusionpipe.errors import DataError
+from diffusionpipe.models.family import Negative
 from diffusionpipe.models.self_conditioning import CONDITIONED, is_conditioned
 from diffusionpipe.trainer.data.dataset import Dataset
 from diffusionpipe.trainer.data.dataset_problems import problems_of_captions, problems_of_conditions, problems_of_labels
@@ -290,9 +291,9 @@ def _input_mask(source: BatchSource, rows: Rows, spec: TensorSpec) -> Tensor:
 
 
 def _texts(source: BatchSource, rows: Rows) -> list[str]:
-    """The captions, empty where they are dropped."""
+    """The captions, empty negatives where they are dropped."""
     texts = [source.dataset.samples[sample].text or "" for sample in rows.samples]
-    return ["" if dropped else text for text, dropped in zip(texts, _is_dropped(source, rows), strict=True)]
+    return [Negative() if dropped else text for text, dropped in zip(texts, _is_dropped(source, rows), strict=True)]
 
 
 def token_ids(tokenizer: Tokenizer, texts: Sequence[str], length: int) -> Tensor:
