@@ -176,6 +176,14 @@ except OSError as error:
     assert "JSONDecodeError" not in error
 
 
+def test_a_rank_that_could_not_write_its_log_is_named_with_the_reason(tmp_path: Path) -> None:
+    failure = RankFailure(rank=1, exit_code=1, time=0.0, note=None)
+    assert str(error_of(failure, tmp_path)) == "rank 1 failed with exit status 1 and wrote nothing."
+    with full_disk(tmp_path):
+        said = str(error_of(failure, tmp_path))
+    assert re.fullmatch(rf"rank 1 failed with exit status 1 and wrote no log: cannot write .*: ({REASONS})\.", said)
+
+
 def test_a_foreign_programs_failure_shows_the_end_of_its_log(tmp_path: Path) -> None:
     script = "import os, sys, time; time.sleep(int(os.environ['RANK']) or 60); sys.exit('no more coffee')"
     status, _, error = ended(start(script, tmp_path))

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from diffusionpipe.errors import ConfigError, PeerError, TrainingError
+from diffusionpipe.ir.output_file import check_folder, reason_of
 from diffusionpipe.runtime.error_file import FailureNote
 from diffusionpipe.trainer.exit_status import ExitStatus, of_signal, signal_name
 
@@ -91,8 +92,17 @@ def error_of(failure: RankFailure, log_folder: Path) -> ConfigError | TrainingEr
     if log := _end_of_log(log_folder, rank):
         text = "\n".join([f"{text}:", *log])
     else:
-        text += "; its output is above." if rank == 0 else " and wrote nothing."
+        text += "; its output is above." if rank == 0 else f" and {_silence(log_folder)}."
     return ConfigError(text) if failure.exit_code == 2 else PeerError(text)
+
+
+def _silence(log_folder: Path) -> str:
+    """Why a rank's log is empty, as far as its disk tells."""
+    try:
+        check_folder(log_folder)
+    except OSError as error:
+        return f"wrote no log: cannot write {log_folder}: {reason_of(error)}"
+    return "wrote nothing"
 
 
 def _end_of_log(log_folder: Path, rank: int) -> list[str]:
