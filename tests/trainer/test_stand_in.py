@@ -1,11 +1,15 @@
 """Pictures of families that diffusers' own pipelines draw, with our layers in place of the transformer."""
 
+import json
+import shutil
+
 import pytest
 from drawn_families import SIZE, drawn_by_diffusers, drawn_here
 from tiers import quick_and_slow
 from tiny_described import PIPELINES, RESOLUTIONS, save_described
 
 from diffusionpipe.models.folder import REGISTRY
+from diffusionpipe.models.pipeline_defaults import Guidance, default_guidance
 
 
 @pytest.fixture(scope="module")
@@ -40,3 +44,12 @@ def test_sample_draws_what_diffusers_draws(monkeypatch, folders, kind, guidance)
     assert ours.shape == theirs.shape == (2, size, size, 3)
     assert (ours - theirs).abs().max() < 1e-5
     assert theirs.std() > 0.02
+
+
+def test_a_distilled_klein_is_drawn_without_guidance_unless_told_otherwise(folders, tmp_path):
+    base = folders("Flux2KleinPipeline")
+    assert default_guidance(base) == Guidance(scale=4.0)
+    shutil.copytree(base, tmp_path, dirs_exist_ok=True)
+    index = json.loads((base / "model_index.json").read_text())
+    (tmp_path / "model_index.json").write_text(json.dumps(index | {"is_distilled": True}))
+    assert default_guidance(tmp_path) == Guidance(scale=1.0)

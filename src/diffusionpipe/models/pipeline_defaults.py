@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from diffusionpipe.errors import ModelError
-from diffusionpipe.models.folder import component_config, family_of
+from diffusionpipe.models.folder import component_config, family_of, model_index
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,7 +28,9 @@ def default_guidance(folder: Path) -> Guidance:
     """The guidance of the folder's pipeline. Raises ModelError for a pipeline that is not supported."""
     family = family_of(folder)
     if family.embedded_guidance is None:
-        return Guidance(scale=family.guidance, unguided=family.call.unguided if family.call else 1.0)
+        unguided = family.call.unguided if family.call else 1.0
+        is_ignored = model_index(folder).get("is_distilled") is True  # FLUX.2 [klein] of few steps
+        return Guidance(scale=unguided if is_ignored else family.guidance, unguided=unguided)
     is_distilled = component_config(folder, family.trainable[0]).get("guidance_embeds", False)
     return Guidance(scale=family.guidance, embedded=family.embedded_guidance if is_distilled else None)
 
