@@ -6,11 +6,12 @@ from pathlib import Path
 import pytest
 import torch
 from tiers import quick_and_slow
-from tiny_described import PIPELINES, RESOLUTIONS
+from tiny_described import PIPELINES, RESOLUTIONS, flux2_vae
 from tiny_models import randomise_parameters
 
 from diffusionpipe.errors import ModelError
 from diffusionpipe.models import described
+from diffusionpipe.models.autoencoder import vae_problems
 from diffusionpipe.models.folder import REGISTRY, build_graph, open_components
 from diffusionpipe.models.objective import Objective, ObjectiveSettings, Prediction
 from diffusionpipe.models.run import needed_layers, run_layers
@@ -241,6 +242,13 @@ def test_patches_of_latents_are_normalised_as_diffusers_pipeline_undoes_it(tmp_p
     torch.testing.assert_close(found, mean)
     with pytest.raises(ModelError, match="latents of size 9 cannot be cut into patches of 2"):
         build_graph(tmp_path, objective=ObjectiveSettings(prediction=Prediction.FLOW_MATCHING), resolution=18)
+
+
+def test_latents_in_other_patches_are_refused():
+    vae = flux2_vae()
+    assert vae_problems(vae) == []
+    vae.register_to_config(patch_size=(1, 1))
+    assert vae_problems(vae) == ["vae: patch_size = (1, 1) is not supported; supported: [2, 2], (2, 2)"]
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,11 @@ from diffusionpipe.models.graph import Layer, attribute
 
 PATCH = 2
 """Side of the patches into which FLUX.2 cuts latents."""
-_ALLOWED: dict[str, tuple[object, ...]] = {"latents_mean": (None,), "latents_std": (None,)}
+_ALLOWED: dict[str, tuple[object, ...]] = {
+    "latents_mean": (None,),
+    "latents_std": (None,),
+    "patch_size": ([PATCH, PATCH], (PATCH, PATCH)),
+}
 
 
 def encoder_layers(vae: Any) -> tuple[Layer, ...]:
