@@ -41,14 +41,13 @@ demo-memory: install
 	$(BIN)/python examples/digits/dataset.py --out runs/digits-data
 	$(BIN)/python examples/digits/memory.py
 
-# Both print how long they took. test-all runs what test leaves out, after it, and counts both. Three processes share two
-# cores there: jobs that are killed, stopped and waited for leave a core idle for half of the time.
+# Both print how long they took. test-all runs what test leaves out, after it, and counts both.
 test: install
 	@date +%s > $(VENV)/tests-started; $(PYTEST) -m 'not slow'; status=$$?; \
 	echo "make test: $(SINCE_START) s"; exit $$status
 
 test-all: test
-	@$(PYTEST) -n 3 -m slow; status=$$?; \
+	@$(PYTEST) -m slow; status=$$?; \
 	echo "make test-all: $(SINCE_START) s, make test included"; exit $$status
 
 # The properties of the tests on other examples each time, and on more where the test does not say how many.

@@ -60,6 +60,7 @@ def _recipe(model, pictures, folder, resolution=16, **sections):
             for i, kind in enumerate(PIPELINES)
             for j, layout in enumerate(LAYOUTS)
             if (i + j) % 2 == 0  # two layouts of each
+            and (kind, layout) != ("Flux2Pipeline", "sharded")  # its transformer is that of [klein]
         ],
         quick=[("QwenImagePipeline", "1F1B")],
     ),
@@ -86,7 +87,10 @@ def _differ(one, other):
     return any(not torch.equal(a, b) for a, b in pairs)
 
 
-@pytest.mark.parametrize("kind", quick_and_slow([kind for kind in PIPELINES if REGISTRY[kind].has_adapters], quick=[]))
+ADAPTED = [kind for kind in PIPELINES if REGISTRY[kind].has_adapters and kind != "Flux2Pipeline"]
+
+
+@pytest.mark.parametrize("kind", quick_and_slow(ADAPTED, quick=[]))
 def test_adapters_over_two_stages_learn_what_they_learn_in_one_process(kind, crew, models, pictures, tmp_path):
     lora = {"lora": {"rank": 2}}
     assert crew.run(train, _recipe(models(kind), pictures, tmp_path / "over-two", _size(kind), **lora)) == [2, 2]
