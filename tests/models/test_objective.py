@@ -4,7 +4,7 @@ from diffusers import DDPMScheduler, FlowMatchEulerDiscreteScheduler
 from hypothesis import given
 from hypothesis import strategies as st
 
-from diffusionpipe.errors import RecipeError
+from diffusionpipe.errors import ModelError, RecipeError
 from diffusionpipe.models.objective import Objective, ObjectiveSettings, Prediction, TimeSampling
 
 CONFIGS = {
@@ -139,3 +139,8 @@ def test_loss_is_never_narrower_than_float32(prediction, target, expected):
 def test_a_setting_without_effect_or_sense_is_refused(settings, named):
     with pytest.raises(RecipeError, match=named):
         ObjectiveSettings(**settings)
+
+
+def test_a_scheduler_with_an_empty_list_of_betas_is_refused():
+    with pytest.raises(ModelError, match="are not 1000 numbers from 0 to 1"):
+        Objective(ObjectiveSettings(prediction=Prediction.EPSILON), {"trained_betas": []})
