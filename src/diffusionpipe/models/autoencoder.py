@@ -130,14 +130,15 @@ def is_cut_into_patches(vae: Any) -> bool:
     return type(vae).__name__ == "AutoencoderKLFlux2"
 
 
-def _posterior(moments: Tensor, posterior_noise: Tensor) -> Tensor:
+def posterior_sample(moments: Tensor, posterior_noise: Tensor) -> Tensor:
+    """Mean and logarithm of the variance, side by side in dimension 1, and noise -> latents in the noise's dtype."""
     mean, logvar = moments.to(posterior_noise.dtype).chunk(2, dim=1)
-    return mean + torch.exp(0.5 * logvar.clamp(-30.0, 20.0)) * posterior_noise  # (B, C, H, W)
+    return mean + torch.exp(0.5 * logvar.clamp(-30.0, 20.0)) * posterior_noise
 
 
 def _sample(vae: Any, moments: Tensor, posterior_noise: Tensor) -> tuple[Tensor, ...]:
     """A sample of the posterior, as the denoiser sees it; computed in the dtype of the noise also under autocast."""
-    latents = _posterior(moments, posterior_noise)
+    latents = posterior_sample(moments, posterior_noise)
     if vae.config.shift_factor is not None:
         latents = latents - vae.config.shift_factor
     return (latents * vae.config.scaling_factor,)
@@ -145,6 +146,6 @@ def _sample(vae: Any, moments: Tensor, posterior_noise: Tensor) -> tuple[Tensor,
 
 def _sample_patches(vae: Any, moments: Tensor, posterior_noise: Tensor) -> tuple[Tensor, ...]:
     """As `_sample`, cut into patches, each channel of which has mean 0 and deviation 1 over many pictures."""
-    latents = pixel_unshuffle(_posterior(moments, posterior_noise), PATCH)  # (B, 4C, H / 2, W / 2)
+    latents = pixel_unshuffle(posterior_sample(moments, posterior_noise), PATCH)  # (B, 4C, H / 2, W / 2)
     mean, variance = (numbers.to(latents).view(1, -1, 1, 1) for numbers in (vae.bn.running_mean, vae.bn.running_var))
     return ((latents - mean) / torch.sqrt(variance + vae.config.batch_norm_eps),)

@@ -13,6 +13,7 @@ from diffusionpipe.models.autoencoder import (
     encoder_layers,
     is_cut_into_patches,
     latent_shape,
+    posterior_sample,
     vae_problems,
 )
 from diffusionpipe.models.family import dtype_of
@@ -93,9 +94,7 @@ def _encode_plainly(vae: Any, pixels: Tensor) -> tuple[Tensor, ...]:
 def _encode(vae: Any, pixels: Tensor, posterior_noise: Tensor) -> tuple[Tensor, ...]:
     """A sample of the posterior, as the denoiser sees it; computed in the dtype of the noise also under autocast."""
     clips = pixels.to(dtype_of(vae.encoder)).unsqueeze(2)  # (B, 3, 1, R, R)
-    moments = vae.encode(clips).latent_dist.parameters.to(posterior_noise.dtype)
-    mean, logvar = moments.chunk(2, dim=1)
-    latents = mean + torch.exp(0.5 * logvar.clamp(-30.0, 20.0)) * posterior_noise  # (B, C, 1, H, W)
+    latents = posterior_sample(vae.encode(clips).latent_dist.parameters, posterior_noise)  # (B, C, 1, H, W)
     shift, std = (_statistic(vae, name, latents) for name in _STATISTICS)
     factor = vae.config.get("scaling_factor")
     if shift is not None:
