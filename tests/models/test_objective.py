@@ -141,6 +141,7 @@ def test_a_setting_without_effect_or_sense_is_refused(settings, named):
         ObjectiveSettings(**settings)
 
 
-def test_a_scheduler_with_an_empty_list_of_betas_is_refused():
+@pytest.mark.parametrize("betas", [[], 0.5, [[0.1, 0.2]]])
+def test_a_scheduler_whose_betas_are_no_list_of_all_steps_is_refused(betas):
     with pytest.raises(ModelError, match="are not 1000 numbers from 0 to 1"):
-        Objective(ObjectiveSettings(prediction=Prediction.EPSILON), {"trained_betas": []})
+        Objective(ObjectiveSettings(prediction=Prediction.EPSILON), {"trained_betas": betas})

@@ -224,7 +224,7 @@ def _alphas_cumprod(scheduler: Mapping[str, object]) -> Tensor:
         alphas: Tensor = DDPMScheduler(**given).alphas_cumprod.clone()
     except Exception as error:  # a wrong value leads to anything
         raise ModelError(f"scheduler_config.json makes no noise levels: {type(error).__name__}: {error}") from error
-    if len(alphas) != steps or not alphas.isfinite().all() or alphas.min() < 0 or alphas.max() > 1:
+    if alphas.shape != (steps,) or not alphas.isfinite().all() or alphas.min() < 0 or alphas.max() > 1:
         raise ModelError(
             f"scheduler_config.json: {', '.join(names)} make noise levels (alphas_cumprod) that are not {steps} "
             "numbers from 0 to 1"
