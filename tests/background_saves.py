@@ -14,8 +14,9 @@ from tiny_runs import train
 from torch import Tensor
 
 from diffusionpipe.runtime.process_group import Job
-from diffusionpipe.trainer.checkpoints.checkpoint import Part, Saving
+from diffusionpipe.trainer.checkpoints.checkpoint import Saving
 from diffusionpipe.trainer.checkpoints.host_copy import HostCopy
+from diffusionpipe.trainer.checkpoints.tensor_plans import Part
 from diffusionpipe.trainer.recipe import Recipe
 
 PATIENCE = 60.0

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from diffusionpipe.costs import Link
 from diffusionpipe.errors import ConfigError, DataError
 from diffusionpipe.runtime import exchange
-from diffusionpipe.runtime.exchange import PLAIN, broadcast, collect, form_of, gather, gather_numbers, rows_of
+from diffusionpipe.runtime.exchange import PLAIN, broadcast, collect, form_of, gather, gather_numbers, optional, rows_of
 from diffusionpipe.runtime.process_group import Job
 from diffusionpipe.trainer.agreement import agree, from_first, together
 from diffusionpipe.trainer.checkpoints import checkpoint
@@ -39,6 +39,8 @@ def send_all(job: Job) -> dict[str, object]:
         "dataclass": gather(Link(rank / 3, 1e9), form_of(Link)),
         "names": gather(["café \udcff\x1b", rank], PLAIN),
         "first": broadcast(rank + 5, form_of(int)),
+        "one": gather(3 if rank else None, optional(form_of(int))),
+        "none": [*gather(None, PLAIN), broadcast(None, optional(form_of(int))), *agree(lambda: None)],
         "numbers": [one.tolist() for one in gather_numbers(torch.tensor(FLOATS, dtype=torch.float64) + rank)],
         "own": together(lambda: {rank}),
     }
@@ -70,6 +72,11 @@ def send_another_kind(job: Job) -> None:
         gather("code", form_of(str))
     else:
         gather(1, form_of(int))
+
+
+def send_nothing(job: Job) -> None:
+    """Nothing from rank 1, where the others send numbers."""
+    gather(None if job.membership.rank else 1, optional(form_of(int)) if job.membership.rank else form_of(int))
 
 
 def collect_rows(job: Job) -> list[object]:

@@ -14,6 +14,6 @@ def test_both_ways_of_saving_are_measured(crew, tmp_path):
 
 @pytest.mark.slow
 def test_training_stands_still_for_an_asynchronous_save_a_small_part_of_the_time(crew, tmp_path):
-    """400 MB of state; the target is a tenth, and a busy machine gets some more."""
+    """400 MB of state; a tenth of the time is the promise, and 0.04 was measured."""
     found = crew.run(saves, tmp_path, 200_000_000, 3)
-    assert all(ratio(of_rank) < 0.2 for of_rank in found), found
+    assert all(ratio(of_rank) < 0.1 for of_rank in found), found

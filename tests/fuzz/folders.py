@@ -109,7 +109,7 @@ def message(originals: Originals, random: Random, place: Path) -> Case:
     """A message of another rank."""
     from diffusionpipe.runtime.exchange import PLAIN, _read, _text, form_of, optional, rows_of
     from diffusionpipe.trainer.checkpoints.manifest import FileRecord
-    from diffusionpipe.trainer.checkpoints.tensor_plans import Offer, Written
+    from diffusionpipe.trainer.checkpoints.tensor_plans import PART, Offer, Part, Written
 
     records = (FileRecord(name="a", size=1, blake2b="00"),) * 2
     form, value = random.choice((
@@ -120,6 +120,7 @@ def message(originals: Originals, random: Random, place: Path) -> Case:
         (PLAIN, {"a": [1, None, "x"]}),
         (rows_of(Offer), ()),
         (rows_of(Written), ()),
+        (PART, Part(written=(), records=records)),
     ))  # fmt: skip
     data = mutated_bytes(_text(value, form), random) if random.random() < 0.3 else b""
     data = data or mutated_json(_text(value, form).decode(), random).encode("utf-8", "surrogatepass")

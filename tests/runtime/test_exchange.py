@@ -4,7 +4,16 @@ from pathlib import Path
 
 import pytest
 from crew import Crew
-from exchanges import FLOATS, collect_rows, fail_on_first, join_as_guest, send_all, send_another_kind, send_much
+from exchanges import (
+    FLOATS,
+    collect_rows,
+    fail_on_first,
+    join_as_guest,
+    send_all,
+    send_another_kind,
+    send_much,
+    send_nothing,
+)
 
 from diffusionpipe.costs import Link
 from diffusionpipe.errors import ConfigError, DataError
@@ -20,6 +29,7 @@ def test_values_arrive_as_they_were_sent(crew: Crew):
     assert first["dataclass"] == [Link(0.0, 1e9), Link(1 / 3, 1e9)]
     assert first["names"] == [["café \udcff\x1b", 0], ["café \udcff\x1b", 1]]
     assert first["first"] == 5
+    assert (first["one"], first["none"]) == ([None, 3], [None] * 5)
     assert first["numbers"] == [list(FLOATS), [value + 1 for value in FLOATS]]
 
 
@@ -34,13 +44,19 @@ def test_a_guest_that_sends_a_pickle_runs_no_code_and_is_named(crew: Crew, tmp_p
 def test_too_long_a_message_is_refused_by_all_before_it_is_sent(crew: Crew):
     first, second = map(str, crew.run(send_much))
     assert first == second
-    assert first.startswith("rank 1 has sent a message of 202 bytes; a message has 1 to 100.")
+    assert first.startswith("rank 1 has sent a message of 202 bytes; a message has 0 to 100.")
 
 
 def test_a_value_of_another_kind_is_refused_and_its_sender_named(crew: Crew):
     first, second = map(str, crew.run(send_another_kind))
     assert first.startswith('rank 1 has sent a message that cannot be read (value: must be a whole number; got "code")')
     assert second.startswith("rank 0 has sent a message that cannot be read (value: must be a text; got 1)")
+
+
+def test_a_message_without_content_is_refused_where_a_value_is_needed(crew: Crew):
+    first, second = crew.run(send_nothing)
+    assert second is None
+    assert str(first).startswith("rank 1 has sent a message that cannot be read (value: must be a whole number")
 
 
 def test_the_first_rank_alone_reads_rows_and_refuses_others(crew: Crew):

@@ -3,7 +3,8 @@
 torch.distributed's own exchange of objects unpickles what a peer sends, and a pickle may run any code. Here a `Form`
 says how a kind of value becomes a JSON value and how it is read back. A message that is no such value is refused on all
 ranks, and its sender is named. Numbers arrive as they were sent: the text of a float64 stands for exactly that one.
-Many numbers travel faster as a tensor (`gather_numbers`).
+Many numbers travel faster as a tensor (`gather_numbers`). None is an empty message: where all send one, as where
+nothing has failed, only the lengths travel.
 """
 
 import json
@@ -148,7 +149,8 @@ def broadcast(value: T | None, form: Form[T]) -> T:
     dist.broadcast(length, src=0)
     _check_lengths([int(length)], MOST_BROADCAST)
     message = _as_tensor(text) if is_first else torch.empty(int(length), dtype=torch.uint8)
-    dist.broadcast(message, src=0)
+    if len(message):
+        dist.broadcast(message, src=0)
     return value if is_first else _read(message.numpy().tobytes(), form, 0)  # type: ignore[return-value]  # as above
 
 
@@ -166,7 +168,8 @@ def collect(value: T, form: Form[T], group: dist.ProcessGroup | None = None) -> 
     counts, mine = _padded(text, group)
     is_first = dist.get_rank(group) == 0
     messages = [torch.empty_like(mine) for _ in counts] if is_first else None
-    dist.gather(mine, messages, group=group, group_dst=0)
+    if len(mine):
+        dist.gather(mine, messages, group=group, group_dst=0)
     found = zip(messages or (), counts, strict=False)
     return [
         partial(_read, message[:count].numpy().tobytes(), form, rank) for rank, (message, count) in enumerate(found)
@@ -185,17 +188,19 @@ def _size(group: dist.ProcessGroup | None) -> int:
 
 
 def _text(value: T, form: Form[T]) -> bytes:
-    return json.dumps(form.write(value), separators=(",", ":")).encode("ascii")
+    data = form.write(value)
+    return b"" if data is None else json.dumps(data, separators=(",", ":")).encode("ascii")
 
 
 def _as_tensor(text: bytes) -> Tensor:
-    return torch.frombuffer(bytearray(text), dtype=torch.uint8)
+    return torch.frombuffer(bytearray(text), dtype=torch.uint8) if text else torch.empty(0, dtype=torch.uint8)
 
 
 def _gather_bytes(text: bytes, group: dist.ProcessGroup | None) -> list[bytes]:
     counts, mine = _padded(text, group)
     messages = [torch.empty_like(mine) for _ in counts]
-    dist.all_gather(messages, mine, group=group)
+    if len(mine):
+        dist.all_gather(messages, mine, group=group)
     return [message[:count].numpy().tobytes() for message, count in zip(messages, counts, strict=True)]
 
 
@@ -212,13 +217,13 @@ def _padded(text: bytes, group: dist.ProcessGroup | None) -> tuple[list[int], Te
 
 def _check_lengths(counts: Sequence[int], most: Bytes) -> None:
     for rank, count in enumerate(counts):
-        if not 0 < count <= most:
-            raise _refusal(rank, f"a message of {count:,} bytes; a message has 1 to {most:,}")
+        if not 0 <= count <= most:
+            raise _refusal(rank, f"a message of {count:,} bytes; a message has 0 to {most:,}")
 
 
 def _read(text: bytes, form: Form[T], rank: int) -> T:
     try:
-        return form.read(json.loads(text))
+        return form.read(json.loads(text) if text else None)
     except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError) as error:
         problem = f"{type(error).__name__}: {error}" if not isinstance(error, ValueError) else str(error)
         raise _refusal(rank, f"a message that cannot be read ({problem[:500]})") from error

@@ -142,10 +142,11 @@ def _outcomes_of(form: Form[T]) -> Form[_Outcome[T]]:
 
     def write(outcome: _Outcome[T]) -> object:
         value, problem, _ = outcome
-        return [form.write(value) if problem is None else None, problem]  # type: ignore[arg-type]  # no problem: a T
+        data = form.write(value) if problem is None else None  # type: ignore[arg-type]  # no problem: a T
+        return [data, problem] if (data, problem) != (None, None) else None
 
     def read(data: object) -> _Outcome[T]:
-        value, problem = _pair(data)
+        value, problem = _pair(data) if data is not None else (None, None)
         return (form.read(value), None, None) if problem is None else (None, _TEXT.read(problem), None)
 
     return Form(write, read)

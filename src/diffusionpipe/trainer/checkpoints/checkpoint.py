@@ -13,7 +13,6 @@ import logging
 import shutil
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch.distributed as dist
@@ -22,7 +21,7 @@ from torch import Tensor
 from diffusionpipe.errors import CheckpointError
 from diffusionpipe.ir.input_file import read_json
 from diffusionpipe.ir.output_file import sync_folder, write_durably
-from diffusionpipe.runtime.exchange import form_of
+from diffusionpipe.runtime.exchange import collect
 from diffusionpipe.trainer.agreement import agree, rank_in, size_of, together
 from diffusionpipe.trainer.checkpoints.checkpoint_folder import (
     FOLDER,
@@ -42,7 +41,7 @@ from diffusionpipe.trainer.checkpoints.manifest import (
     write_manifest,
 )
 from diffusionpipe.trainer.checkpoints.tensor_files import METADATA, TensorWriting, read_tensors
-from diffusionpipe.trainer.checkpoints.tensor_plans import Written
+from diffusionpipe.trainer.checkpoints.tensor_plans import PART, Part
 from diffusionpipe.units import Bytes, Seconds
 
 logger = logging.getLogger(__name__)
@@ -53,14 +52,6 @@ AUTO = "auto"
 """`--resume auto`: the newest undamaged checkpoint, or none (see `resuming`)."""
 _LEFT = ".step-*"
 _WRITING, _REPLACED = ".writing", ".replaced"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
-    """What one rank has written of a checkpoint."""
-
-    written: tuple[Written, ...]
-    records: tuple[FileRecord, ...]
 
 
 class Saving:
@@ -79,7 +70,7 @@ class Saving:
         self._is_first = rank_in(group) == 0
         self._temporary = self.path.with_name(f".{self.path.name}{_WRITING}")
         self._writing = TensorWriting(self._temporary, group)
-        self._records: list[tuple[FileRecord, ...]] = []
+        self._parts: list[Callable[[], Part]] = []
         self._size: Bytes = 0
 
     def plan(self, tensors: Mapping[str, Tensor]) -> tuple[str, ...]:
@@ -99,15 +90,19 @@ class Saving:
         return Part(written=written, records=describe_files(self._temporary, sorted({one.file for one in written})))
 
     def collect(self, part: Part) -> None:
-        """Tells the other ranks what this one has written; all have written something."""
-        self._writing.collect(part.written)
-        self._records = agree(lambda: part.records, self._group, form=form_of(tuple[FileRecord, ...]))
+        """Tells the first rank what this one has written; all have written their parts."""
+        self._parts = collect(part, PART, self._group)
 
     def publish(self) -> None:
-        """Gives the checkpoint its name, when all of it is on the disk."""
-        self._writing.finish()
-        self._records[0] += describe_files(self._temporary, [METADATA])
-        files = tuple(record for of_rank in self._records for record in of_rank)
+        """Gives the checkpoint its name, when all of it is on the disk.
+
+        Raises:
+            ConfigError: a rank has told something else than what it was to write.
+        """
+        parts = [read() for read in self._parts]
+        self._writing.finish([part.written for part in parts])
+        table = describe_files(self._temporary, [METADATA])
+        files = (*parts[0].records, *table, *(record for part in parts[1:] for record in part.records))
         self._size = sum(record.size for record in files)
         _publish(self._temporary, self.path, self._state, files)
 

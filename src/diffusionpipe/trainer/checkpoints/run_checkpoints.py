@@ -22,8 +22,9 @@ from diffusionpipe.errors import CheckpointError, NonFiniteWeightsError, Trainin
 from diffusionpipe.runtime.process_group import Job
 from diffusionpipe.trainer.agreement import agree, together
 from diffusionpipe.trainer.checkpoints.background_task import BackgroundTask
-from diffusionpipe.trainer.checkpoints.checkpoint import Part, Saving, State, prune, save
+from diffusionpipe.trainer.checkpoints.checkpoint import Saving, State, prune, save
 from diffusionpipe.trainer.checkpoints.host_copy import HostCopy
+from diffusionpipe.trainer.checkpoints.tensor_plans import Part
 from diffusionpipe.trainer.checkpoints.training_state import (
     TrainingState,
     check_finite,

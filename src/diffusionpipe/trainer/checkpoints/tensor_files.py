@@ -9,7 +9,7 @@ import io
 import os
 import pathlib
 import pickle
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -51,8 +51,8 @@ _PIECE: Bytes = 64 * 2**20
 class TensorWriting:
     """One rank's part of writing the tensors of all ranks into a folder, in steps that may be far apart.
 
-    All ranks of the group take the steps in this order. They take `plan` and `collect` together, through messages; a
-    rank takes `write` and `finish` by itself, and another thread may do it.
+    All ranks of the group take the steps in this order. They take `plan` together, through messages; a rank takes
+    `write` and `finish` by itself, and another thread may do it.
     """
 
     def __init__(self, folder: Path, group: dist.ProcessGroup | None = None) -> None:
@@ -64,7 +64,6 @@ class TensorWriting:
         self._planner = DefaultSavePlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
         self._share = SavePlan([])
         self._decided: tuple[list[SavePlan], Metadata] | None = None
-        self._results: list[Callable[[], tuple[Written, ...]]] = []
 
     def plan(self, tensors: Mapping[str, Tensor]) -> tuple[str, ...]:
         """Agrees on who writes what, and returns the names of the tensors that this rank writes.
@@ -127,20 +126,16 @@ class TensorWriting:
             raise CheckpointError(f"only {len(written)} of {len(self._share.items)} tensors were written")
         return written_by(written)
 
-    def collect(self, written: tuple[Written, ...]) -> None:
-        """Tells the first rank what this one has written."""
-        self._results = collect(written, rows_of(Written), self._group)
-
-    def finish(self) -> None:
-        """Writes the table of all tensors; on the first rank only.
+    def finish(self, written: Sequence[Sequence[Written]]) -> None:
+        """Writes the table of all tensors, which the ranks have written; on the first rank only.
 
         Raises:
             CheckpointError: a rank has written something else than it was to write.
         """
         assert self._decided is not None, "only the first rank has planned for all"
         plans, metadata = self._decided
-        of_ranks = zip(self._results, self._writer.prepare_global_plan(plans), strict=True)
-        self._writer.finish(metadata, [results_of(read(), plan, plan.storage_data.prefix) for read, plan in of_ranks])
+        of_ranks = zip(written, self._writer.prepare_global_plan(plans), strict=True)
+        self._writer.finish(metadata, [results_of(rows, plan, plan.storage_data.prefix) for rows, plan in of_ranks])
 
 
 class _PiecewiseFiles(FileSystem):

@@ -15,6 +15,8 @@ from torch.distributed.checkpoint.planner import SavePlan, TensorWriteData, Writ
 from torch.distributed.checkpoint.storage import WriteResult
 
 from diffusionpipe.errors import CheckpointError
+from diffusionpipe.runtime.exchange import Form, rows_of
+from diffusionpipe.trainer.checkpoints.manifest import FileRecord
 from diffusionpipe.units import Bytes
 
 _DTYPES: Mapping[str, torch.dtype] = {
@@ -45,6 +47,30 @@ class Written:
     """In the file."""
     size: Bytes
     """As DCP counts it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """What one rank has written of a checkpoint."""
+
+    written: tuple[Written, ...]
+    records: tuple[FileRecord, ...]
+    """Of its files."""
+
+
+def _part_form() -> Form[Part]:
+    written, records = rows_of(Written), rows_of(FileRecord)
+
+    def read(data: object) -> Part:
+        if not isinstance(data, list) or len(data) != 2:
+            raise ValueError("the tensors and the files of a rank are needed")
+        return Part(written=written.read(data[0]), records=records.read(data[1]))
+
+    return Form(lambda part: [written.write(part.written), records.write(part.records)], read)
+
+
+PART = _part_form()
+"""How a part travels."""
 
 
 def offers_of(plan: SavePlan) -> tuple[Offer, ...]:
