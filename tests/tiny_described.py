@@ -24,6 +24,8 @@ from transformers import (
     Qwen3Config,
     Qwen3ForCausalLM,
     Qwen3Model,
+    Qwen3VLConfig,
+    Qwen3VLModel,
     T5Tokenizer,
     UMT5Config,
     UMT5EncoderModel,
@@ -49,10 +51,10 @@ DECODER = {
 }
 
 
-def qwen_tokenizer(side: str = "right") -> Qwen2Tokenizer:
-    """One token a byte, padded on that side."""
-    vocabulary = {token: number for number, token in enumerate([*BYTES, *SPECIAL])}
-    marks = {"pad_token": SPECIAL[0], "extra_special_tokens": SPECIAL[1:]}
+def qwen_tokenizer(side: str = "right", *more: str) -> Qwen2Tokenizer:
+    """One token a byte, and one for each further text, padded on that side."""
+    vocabulary = {token: number for number, token in enumerate([*BYTES, *SPECIAL, *more])}
+    marks = {"pad_token": SPECIAL[0], "extra_special_tokens": [*SPECIAL[1:], *more]}
     tokenizer = Qwen2Tokenizer(vocab=vocabulary, merges=[], padding_side=side, **marks)
     tokenizer.chat_template = CHAT
     return tokenizer
@@ -394,6 +396,39 @@ def sana() -> diffusers.SanaPipeline:
     )
 
 
+def krea2() -> diffusers.Krea2Pipeline:
+    """A Krea 2, whose language model is as deep as its layers are counted; the suffix of captions has 5 tokens."""
+    tokenizer = qwen_tokenizer("right", "assistant")
+    rope = {"rope_type": "default", "mrope_section": [2, 1, 1]}
+    vision = {"depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2, "out_hidden_size": 16}
+    config = Qwen3VLConfig(
+        text_config=DECODER
+        | {"vocab_size": len(tokenizer), "num_hidden_layers": 36, "head_dim": 8}
+        | {"rope_parameters": rope, "rope_scaling": rope},
+        vision_config=vision | {"num_position_embeddings": 16, "deepstack_visual_indexes": [0]},
+    )
+    return diffusers.Krea2Pipeline(
+        scheduler=diffusers.FlowMatchEulerDiscreteScheduler(use_dynamic_shifting=True, max_image_seq_len=6400),
+        vae=clip_vae(diffusers.AutoencoderKLQwenImage),
+        text_encoder=Qwen3VLModel(config),
+        tokenizer=tokenizer,
+        transformer=diffusers.Krea2Transformer2DModel(
+            in_channels=16,
+            num_layers=2,
+            attention_head_dim=8,
+            num_attention_heads=2,
+            num_key_value_heads=1,
+            intermediate_size=32,
+            timestep_embed_dim=16,
+            text_hidden_dim=16,
+            text_num_attention_heads=2,
+            text_num_key_value_heads=2,
+            text_intermediate_size=16,
+            axes_dims_rope=(4, 2, 2),
+        ),
+    )
+
+
 PIPELINES = {
     "QwenImagePipeline": qwen_image,
     "WanPipeline": wan,
@@ -406,6 +441,7 @@ PIPELINES = {
     "Flux2KleinPipeline": flux2_klein,
     "Flux2Pipeline": flux2,
     "SanaPipeline": sana,
+    "Krea2Pipeline": krea2,
 }
 RESOLUTIONS = {"LTXPipeline": 64, "SanaPipeline": 32}
 """Of pictures that the tests train and draw; else 16 and 32."""

@@ -82,6 +82,8 @@ def _states(pipeline, kind):
         return [s[m.bool()] for s, m in zip(states, mask, strict=True)]
     if kind in ("Flux2KleinPipeline", "Flux2Pipeline"):
         return list(pipeline.encode_prompt(list(CAPTIONS))[0])
+    if kind == "Krea2Pipeline":
+        return list(pipeline.encode_prompt(list(CAPTIONS))[0].flatten(-2))
     if kind == "WanPipeline":
         return list(pipeline._get_t5_prompt_embeds(list(CAPTIONS), max_sequence_length=512))
     return pipeline._encode_prompt(list(CAPTIONS))
@@ -100,6 +102,7 @@ def test_captions_are_read_as_diffusers_pipeline_reads_them(kind, tmp_path):
             "PixArtSigmaPipeline",
             "LTXPipeline",
             "SanaPipeline",
+            "Krea2Pipeline",
         ):  # those mask the rest in the transformer
             assert not found[len(expected) :].any()
 
@@ -171,6 +174,18 @@ def _predicted(pipeline, kind, noisy, timesteps, states):
             return_dict=False,
         )[0]
         return torch.stack(list(pipeline._unpack_latents_with_ids(tokens, places)))
+    if kind == "Krea2Pipeline":
+        B, C, _, H, W = noisy.shape
+        mask = pipeline.encode_prompt(list(CAPTIONS))[1]
+        tokens = transformer(
+            pipeline._pack_latents(noisy, B, C, H, W),
+            torch.stack(states).unflatten(-1, (12, -1)),
+            timesteps / 1000,
+            pipeline.prepare_position_ids(len(states[0]), H // 2, W // 2, "cpu"),
+            mask,
+            return_dict=False,
+        )[0]
+        return pipeline._unpack_latents(tokens, H * 4, W * 4)
     if kind == "WanPipeline":
         return transformer(noisy, timesteps, torch.stack(states), return_dict=False)[0]
     if kind == "ZImagePipeline":
@@ -266,6 +281,15 @@ def test_a_wan_2_2_with_two_transformers_is_refused(tmp_path):
     pipeline.save_pretrained(tmp_path)
     with pytest.raises(ModelError, match="transformer_2 is WanTransformer3DModel; models with it are not supported"):
         open_components(tmp_path)
+
+
+def test_a_krea_2_that_reads_other_layers_is_refused(tmp_path):
+    pipeline = PIPELINES["Krea2Pipeline"]()
+    pipeline.register_to_config(text_encoder_select_layers=(1, 2), patch_size=4)
+    pipeline.save_pretrained(tmp_path)
+    with pytest.raises(ModelError, match=r"text_encoder_select_layers is \[1, 2\]; supported: \[2, 5") as caught:
+        open_components(tmp_path)
+    assert "model_index.json: patch_size is 4; supported: 2" in str(caught.value)
 
 
 def test_a_family_has_at_most_60_lines():

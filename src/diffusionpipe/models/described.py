@@ -4,7 +4,7 @@ Everything else comes from the classes themselves: `cutting.cut` makes layers of
 """
 
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -116,6 +116,8 @@ class Described:
     """As in `Family`."""
     absent: tuple[str, ...] = ()
     """Entries of model_index.json that must be empty."""
+    settings: Mapping[str, object] = field(default_factory=dict)
+    """As in `Family`."""
     has_adapters: bool = True
     """As in `Family`."""
 
@@ -134,6 +136,7 @@ def family(described: Described) -> Family:
         embedded_guidance=described.embedded_guidance,
         prompts={text.ids: text.prompt for text in described.texts},
         absent=described.absent,
+        settings=described.settings,
         call=described.call,
         sample_size=described.sample_size,
         has_adapters=described.has_adapters,

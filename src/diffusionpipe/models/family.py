@@ -36,6 +36,8 @@ class Prompt:
     instruction: str = ""
     """What stands before a caption, not before a `Negative`. The first token and the last `length - dropped - 1` are
     read; a gap of padding before these makes `length` tokens of any tokenizer's."""
+    suffix: str = ""
+    """What stands behind the caption and its padding."""
     is_lower: bool = False
     """Small letters alone, without blanks around them."""
 
@@ -80,6 +82,8 @@ class Family:
     """For raw inputs that are more than the caption's tokens."""
     absent: tuple[str, ...] = ()
     """Entries of model_index.json for which there is no adapter; they must be empty."""
+    settings: Mapping[str, object] = field(default_factory=dict)
+    """Entries of model_index.json that must have these values, where they are there."""
     call: PipelineCall | None = None
     """How diffusers' own pipeline draws from it, with our layers for its transformer; None: our own loop draws."""
     has_adapters: bool = True

@@ -21,6 +21,7 @@ from diffusionpipe.models import (
     flux2,
     flux2_klein,
     hunyuan_video,
+    krea2,
     ltx,
     pixart_sigma,
     qwen_image,
@@ -57,6 +58,7 @@ REGISTRY: Mapping[str, Family] = {
     "ChromaPipeline": chroma.FAMILY,
     "PixArtSigmaPipeline": pixart_sigma.FAMILY,
     "SanaPipeline": sana.FAMILY,
+    "Krea2Pipeline": krea2.FAMILY,
     "AuraFlowPipeline": aura_flow.FAMILY,
     "IFPipeline": deepfloyd.BASE,
     "IFSuperResolutionPipeline": deepfloyd.SUPER_RESOLUTION,
@@ -220,6 +222,11 @@ def open_components(folder: Path, *, is_plain: bool = False) -> dict[str, nn.Mod
         for name in family.absent
         if name in index and index[name] != [None, None]
     ]
+    problems += [
+        f"{folder / 'model_index.json'}: {name} is {index[name]}; supported: {value}"
+        for name, value in family.settings.items()
+        if index.get(name, value) != value
+    ]
     if problems:
         raise ModelError("\n".join(problems))
     configs = {name: _read_json(folder / name / "config.json") for name in family.components}
@@ -292,6 +299,14 @@ def _unknown_to_diffusers(name: str) -> str:
 def model_index(folder: Path) -> dict[str, Any]:
     """The classes of the folder's parts. Raises ModelError if it is missing or unreadable."""
     return _read_json(folder / "model_index.json")
+
+
+def is_component(entry: object) -> bool:
+    """Whether an entry of model_index.json names the class of a component, or says with two nulls that there is none.
+
+    Other lists are settings of the pipeline.
+    """
+    return isinstance(entry, list) and len(entry) == 2 and all(part is None or isinstance(part, str) for part in entry)
 
 
 def _read_json(path: Path) -> dict[str, Any]:

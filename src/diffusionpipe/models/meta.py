@@ -17,6 +17,7 @@ _OF_TRANSFORMERS = {
     "Qwen2_5_VLForConditionalGeneration": "Qwen2_5_VLConfig",
     "Gemma2Model": "Gemma2Config",
     "Qwen3Model": "Qwen3Config",
+    "Qwen3VLModel": "Qwen3VLConfig",
     "Qwen3ForCausalLM": "Qwen3Config",
     "Mistral3ForConditionalGeneration": "Mistral3Config",
     "LlamaModel": "LlamaConfig",

@@ -9,15 +9,13 @@ from diffusionpipe.models.family import Prompt
 from diffusionpipe.models.pipeline_call import packed, packed_call, unpacked
 
 _PATCH = 2
-_PROMPT = Prompt(
-    length=512 + 34,
-    template=(
-        "<|im_start|>system\nDescribe the image by detailing the color, shape, size, texture, quantity, text, spatial "
-        "relationships of the objects and background:<|im_end|>\n<|im_start|>user\n{}<|im_end|>\n"
-        "<|im_start|>assistant\n"
-    ),
-    dropped=34,
+PREFIX = (
+    "<|im_start|>system\nDescribe the image by detailing the color, shape, size, texture, quantity, text, spatial "
+    "relationships of the objects and background:<|im_end|>\n<|im_start|>user\n"
 )
+SUFFIX = "<|im_end|>\n<|im_start|>assistant\n"
+"""Around a caption."""
+_PROMPT = Prompt(length=512 + 34, template=PREFIX + "{}" + SUFFIX, dropped=34)
 """What the model was trained with: diffusers' `prompt_template_encode` and `max_sequence_length`."""
 
 

@@ -24,6 +24,7 @@ _OF_FLOWS = (
     "LTX",
     "HunyuanVideo",
     "Sana",
+    "Krea2",
 )
 _OF_CLIPS = ("WanPipeline", "LTXPipeline", "HunyuanVideoPipeline")
 _SUPER_RESOLUTION = "IFSuperResolutionPipeline"

@@ -153,8 +153,10 @@ class _Prompted:
         if self._prompt.instruction:
             return self._instructed(texts)
         around = [self._around(text) for text in texts]
-        tokens: Mapping[str, Any] = self._tokenizer(around, add_special_tokens=self._prompt.adds_marks, **options)
-        return tokens
+        end = self._tokenizer(self._prompt.suffix) if self._prompt.suffix else {"input_ids": [], "attention_mask": []}
+        options["max_length"] -= len(end["input_ids"])
+        tokens = self._tokenizer(around, add_special_tokens=self._prompt.adds_marks, **options)
+        return {name: [[*row, *end[name]] for row in tokens[name]] for name in end}
 
     def _instructed(self, texts: Sequence[str]) -> Mapping[str, Any]:
         """Tokens behind the instruction, and before them a gap of padding.

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from diffusionpipe.errors import CheckpointError, ModelError
-from diffusionpipe.models.folder import component_config, family_of, open_components, scheduler_config
+from diffusionpipe.models.folder import component_config, family_of, is_component, open_components, scheduler_config
 from diffusionpipe.models.lora import LoraSettings, add_lora, is_adapter
 from diffusionpipe.models.lora_file import ADAPTERS, load_adapters, save_adapters
 from diffusionpipe.models.objective import Prediction
@@ -153,7 +153,7 @@ def _num_classes(source: Path, index: _JSON) -> int | None:
 
 def _is_used(entry: object) -> bool:
     """Whether an entry of model_index.json names a component."""
-    return isinstance(entry, list) and entry != [None, None]
+    return is_component(entry) and entry != [None, None]
 
 
 def _write_model(

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from diffusionpipe.errors import RecipeError
-from diffusionpipe.models.folder import component_config, family_of, model_index
+from diffusionpipe.models.folder import component_config, family_of, is_component, model_index
 from diffusionpipe.models.meta import module_on_meta
 from diffusionpipe.models.pipeline_call import PipelineCall
 from diffusionpipe.models.weights import weight_files
@@ -205,7 +205,7 @@ def _pipeline(folder: Path, parts: Mapping[str, Any]) -> Any:
     index = model_index(folder)
     kind = getattr(diffusers, str(index["_class_name"]))
     wanted = signature(kind.__init__).parameters
-    settings = {key: value for key, value in index.items() if key in wanted and not isinstance(value, list)}
+    settings = {key: value for key, value in index.items() if key in wanted and not is_component(value)}
     absent = dict.fromkeys(name for name, p in wanted.items() if name != "self" and p.default is Parameter.empty)
     pipeline = kind(**{**absent, **settings, **parts})
     pipeline.set_progress_bar_config(disable=True)
