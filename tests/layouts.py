@@ -4,7 +4,7 @@ import copy
 import random
 import zlib
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import torch
@@ -73,11 +73,16 @@ def steps_in_process(
     for layout in layouts:
         plan = build_plan(model, layout)
         transport = ProcessTransport(summing=tuple(holders_of(plan).values()))
-        own = copy.deepcopy(graph)
+        own = copy_of(graph)
         worker = build_worker(own, model, plan, job.membership.rank, transport, device=CPU)
         run_step(worker, inputs)
         steps.append(run_step(worker, inputs))
     return steps
+
+
+def copy_of(graph: LayerGraph) -> LayerGraph:
+    """The same layers over modules of its own."""
+    return replace(graph, components=copy.deepcopy(dict(graph.components)))
 
 
 _COPIES: dict[int, tuple[LayerGraph, list[LayerGraph]]] = {}
@@ -89,7 +94,7 @@ def copies_of(graph: LayerGraph, count: int) -> list[LayerGraph]:
     A step leaves nothing behind but gradients, which the next one forgets; only sharding takes weights away.
     """
     copies = _COPIES.setdefault(id(graph), (graph, []))[1]
-    copies += [copy.deepcopy(graph) for _ in range(count - len(copies))]
+    copies += [copy_of(graph) for _ in range(count - len(copies))]
     return copies[:count]
 
 
@@ -107,7 +112,7 @@ def step_in_threads(
     copies = None if layout.sharded else copies_of(graph, plan.mesh.num_ranks)
 
     def main(rank: int, transport: Transport) -> tuple[float, dict[str, Tensor]]:
-        own = copies[rank] if copies else copy.deepcopy(graph)
+        own = copies[rank] if copies else copy_of(graph)
         worker = build_worker(own, model, plan, rank, transport, device=CPU)
         if again:
             run_step(worker, inputs)
@@ -198,7 +203,7 @@ def steps_ahead(graph, model, plan, batches):
     """The steps of all batches but the last, which is only encoded."""
 
     def main(rank, transport):
-        worker = build_worker(copy.deepcopy(graph), model, plan, rank, transport, device=CPU)
+        worker = build_worker(copy_of(graph), model, plan, rank, transport, device=CPU)
         if worker.encoded is not None:
             worker.feed(worker.prologue, rows_of(worker, batches[0]))
         worker.prologue.run()

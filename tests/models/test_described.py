@@ -1,65 +1,21 @@
 """Families described as data read captions and predict as diffusers' pipelines do, and give the same gradients."""
 
-from copy import deepcopy
 from pathlib import Path
 
 import pytest
 import torch
+from opened_family import CAPTIONS, Opened
 from tiers import quick_and_slow
-from tiny_described import PIPELINES, RESOLUTIONS, flux2_vae
-from tiny_models import randomise_parameters
+from tiny_described import PIPELINES, flux2_vae
 
 from diffusionpipe.errors import ModelError
 from diffusionpipe.models import described
 from diffusionpipe.models.autoencoder import vae_problems
-from diffusionpipe.models.folder import REGISTRY, build_graph, open_components
-from diffusionpipe.models.objective import Objective, ObjectiveSettings, Prediction
-from diffusionpipe.models.run import needed_layers, run_layers
+from diffusionpipe.models.folder import build_graph, open_components
+from diffusionpipe.models.objective import ObjectiveSettings, Prediction
 from diffusionpipe.models.sana_instruction import INSTRUCTION
-from diffusionpipe.trainer.conditions import open_tokenizer
-from diffusionpipe.trainer.data.batch import token_ids, token_mask
 
-CAPTIONS = ["a b", "abc de fghij klmnop qrst " * 3, ""]
 every_family = pytest.mark.parametrize("kind", quick_and_slow(PIPELINES, quick=["ZImagePipeline"]))
-
-
-class Opened:
-    """A tiny pipeline in float64, its graph over the same modules, and inputs."""
-
-    def __init__(self, kind, folder):
-        self.pipeline = PIPELINES[kind]()
-        self.size = RESOLUTIONS.get(kind, 16)
-        self.pipeline.save_pretrained(folder)
-        self.pipeline.set_progress_bar_config(disable=True)
-        components = {name: getattr(self.pipeline, name) for name in REGISTRY[kind].components}
-        for seed, component in enumerate(components.values()):
-            randomise_parameters(component.double(), seed)
-        # diffusers runs a model that is not cut
-        components |= {
-            name: deepcopy(part.eval()) for name, part in components.items() if name.startswith("text_encoder")
-        }
-        prediction = Prediction.EPSILON if kind == "PixArtSigmaPipeline" else Prediction.FLOW_MATCHING
-        objective = Objective(ObjectiveSettings(prediction=prediction), {})
-        self.graph = REGISTRY[kind].graph(components, objective=objective, resolution=self.size, dtype="float64")
-        shapes = {spec.name: spec.shape for spec in self.graph.inputs}
-        tokenizer, length = open_tokenizer(folder), shapes["input_ids"][0]
-        generator = torch.Generator().manual_seed(0)
-        more = {}
-        if "input_ids_2" in shapes:
-            other = open_tokenizer(folder, "input_ids_2")
-            more["input_ids_2"] = token_ids(other, CAPTIONS, shapes["input_ids_2"][0])
-        self.inputs = more | {
-            "input_ids": token_ids(tokenizer, CAPTIONS, length),
-            "input_mask": token_mask(tokenizer, CAPTIONS, length),
-            "noisy": torch.randn((3, *shapes["noise"]), generator=generator, dtype=torch.float64),
-            "guidance": torch.full((3,), 6.0),
-            "timesteps": torch.tensor([900, 500, 20]).to(torch.float32 if objective.is_flow else torch.int64),
-        }
-
-    def run(self, target, **given):
-        inputs = self.inputs | given
-        layers = needed_layers(self.graph.layers, [target], inputs)
-        return run_layers(layers, self.graph.components, inputs, targets=[target])[target]
 
 
 def _states(pipeline, kind):

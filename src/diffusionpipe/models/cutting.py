@@ -23,6 +23,7 @@ from diffusionpipe.models.exporting import Exported, Forward, export
 from diffusionpipe.models.glue import CALL, Run, Tables, closure
 from diffusionpipe.models.graph import Layer, attribute
 from diffusionpipe.models.module_calls import ModuleCall
+from diffusionpipe.models.unread import unread_parameters
 
 
 def cut(
@@ -36,7 +37,7 @@ def cut(
     """`forward(root, **inputs)` as layers that read tensors with the names of the inputs and write `output`.
 
     Of the inputs only the shape of a sample and the dtype count. Run one after the other, the layers give the bits of
-    the forward. Parameters that it does not use are not trained.
+    the forward. Parameters on which its result does not depend are not trained.
 
     Raises:
         ModelError: the forward cannot be cut; the message gives the reason.
@@ -48,6 +49,7 @@ def cut(
     _check_pieces(root, layers)
     _check_shared(root, layers)
     used = {parameter for layer in layers for name in layer.modules for parameter in _parameters(root, name)}
+    used -= unread_parameters(root, exported, plan.needed)
     for parameter in root.parameters():
         parameter.requires_grad_(parameter.requires_grad and parameter in used)
     return layers
@@ -118,6 +120,7 @@ class _Plan:
             self._classify(node)
         self.owner: dict[fx.Node, _Piece] = {}
         self.tables = Tables(exported)
+        self.needed = self._needed()
 
     def _classify(self, node: fx.Node) -> None:
         _check_random(node)
@@ -148,7 +151,7 @@ class _Plan:
 
     def layers(self) -> tuple[Layer, ...]:
         """The layers in the order of the calls."""
-        calls = [node for node in self._needed() if node.target is CALL and self._stands_alone(node)]
+        calls = [node for node in self.needed if node.target is CALL and self._stands_alone(node)]
         if not calls:
             raise ModelError("no call of a block depends on the batch")
         pieces: dict[str, _Piece] = {}

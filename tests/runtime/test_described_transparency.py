@@ -1,0 +1,33 @@
+"""Loss and gradients of the families described as data are those of one process, for every layout."""
+
+import pytest
+import torch
+from descriptions import described
+from layouts import assert_same_step, reference_step, step_in_threads
+from opened_family import Opened
+from tiers import quick_and_slow
+from tiny_described import PIPELINES
+
+from diffusionpipe.planner import Layout
+
+BATCH = 4
+SHARED = {"batch": BATCH, "microbatches": 2, "encode_chunk": 1}
+LAYOUTS = {
+    "ZB-V over 2 ranks": Layout(**SHARED, stages=2, schedule="zb-v"),
+    "1F1B over 3 stages, all recomputed": Layout(**SHARED, stages=3, schedule="1f1b", checkpointed=("*",)),
+    "1F1B in two groups, sharded": Layout(
+        **SHARED | {"microbatches": 1}, stages=2, schedule="1f1b", data_parallel=2, sharded=True
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", quick_and_slow(PIPELINES, quick=["PixArtSigmaPipeline"]))
+def test_gradients_are_those_of_one_process_for_three_layouts(monkeypatch, kind, tmp_path):
+    # Some norms compute in float32, where sums over other numbers of samples round otherwise.
+    monkeypatch.setattr(torch.Tensor, "float", torch.Tensor.double)
+    opened = Opened(kind, tmp_path)
+    model, inputs = described(opened.graph), opened.batch(BATCH)
+    expected = reference_step(opened.graph, inputs)
+    assert torch.isfinite(torch.tensor(expected.loss))
+    for layout in LAYOUTS.values():
+        assert_same_step(step_in_threads(opened.graph, model, layout, inputs, again=True), expected)
