@@ -23,6 +23,7 @@ MILLIONS = {
 LARGE = {
     "flux.2-dev": {"text_encoder": 24011, "transformer": 32223},
     "qwen-image": {"text_encoder": 8292, "vae": 126.9, "transformer": 20430},
+    "krea-2": {"text_encoder": 4438, "vae": 126.9, "transformer": 12820},
     "wan-2.1-14b": {"text_encoder": 5681, "vae": 126.9, "transformer": 14288},
 }
 """The same of models whose transformers are exported, which takes half a minute each."""
