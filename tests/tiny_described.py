@@ -49,6 +49,8 @@ DECODER = {
     "num_attention_heads": 2,
     "num_key_value_heads": 1,
 }
+VISION = {"depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2, "out_hidden_size": 16}
+"""Of Qwen's encoders, which read no pictures here."""
 
 
 def qwen_tokenizer(side: str = "right", *more: str) -> Qwen2Tokenizer:
@@ -77,10 +79,9 @@ def clip_vae(kind: type) -> diffusers.ModelMixin:
 
 def qwen_image() -> diffusers.QwenImagePipeline:
     """A Qwen-Image."""
-    vision = {"depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2, "out_hidden_size": 16}
     rope = {"rope_type": "default", "mrope_section": [1, 1, 2]}
     config = Qwen2_5_VLConfig(
-        text_config=DECODER | {"rope_parameters": rope, "rope_scaling": rope}, vision_config=vision
+        text_config=DECODER | {"rope_parameters": rope, "rope_scaling": rope}, vision_config=VISION
     )
     return diffusers.QwenImagePipeline(
         scheduler=diffusers.FlowMatchEulerDiscreteScheduler(use_dynamic_shifting=True, shift_terminal=0.02),
@@ -400,12 +401,11 @@ def krea2() -> diffusers.Krea2Pipeline:
     """A Krea 2, whose language model is as deep as its layers are counted; the suffix of captions has 5 tokens."""
     tokenizer = qwen_tokenizer("right", "assistant")
     rope = {"rope_type": "default", "mrope_section": [2, 1, 1]}
-    vision = {"depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2, "out_hidden_size": 16}
     config = Qwen3VLConfig(
         text_config=DECODER
         | {"vocab_size": len(tokenizer), "num_hidden_layers": 36, "head_dim": 8}
         | {"rope_parameters": rope, "rope_scaling": rope},
-        vision_config=vision | {"num_position_embeddings": 16, "deepstack_visual_indexes": [0]},
+        vision_config=VISION | {"num_position_embeddings": 16, "deepstack_visual_indexes": [0]},
     )
     return diffusers.Krea2Pipeline(
         scheduler=diffusers.FlowMatchEulerDiscreteScheduler(use_dynamic_shifting=True, max_image_seq_len=6400),

@@ -22,7 +22,6 @@ from diffusionpipe.errors import ModelError
 from diffusionpipe.models.exporting import Exported, Forward, export
 from diffusionpipe.models.glue import CALL, Run, Tables, closure
 from diffusionpipe.models.graph import Layer, attribute
-from diffusionpipe.models.module_calls import ModuleCall
 from diffusionpipe.models.unread import unread_parameters
 
 
@@ -156,7 +155,7 @@ class _Plan:
             raise ModelError("no call of a block depends on the batch")
         pieces: dict[str, _Piece] = {}
         for call in calls:
-            name = f"{self.component}.{self._call(call).module}"
+            name = f"{self.component}.{self.exported.call(call).module}"
             if name in pieces:
                 self._compute_again(call, pieces[name])
                 continue
@@ -187,9 +186,6 @@ class _Plan:
             not self.is_table[n] for n in call.all_input_nodes
         )
 
-    def _call(self, node: fx.Node) -> ModuleCall:
-        return self.exported.calls[node.args[3]]  # type: ignore[index]  # the number of the call
-
     def _compute(self, node: fx.Node, piece: _Piece) -> None:
         """Puts what gives the value into the piece."""
         if node in piece.here:
@@ -219,8 +215,8 @@ class _Plan:
         if node.target is operator.getitem and node.all_input_nodes[0].target is CALL:
             call, index = node.args
             assert isinstance(call, fx.Node)
-            module = self._call(call).module
-            if next(each for each in self.exported.calls if each.module == module) is self._call(call):
+            module = self.exported.call(call).module
+            if next(each for each in self.exported.calls if each.module == module) is self.exported.call(call):
                 return f"{self.component}.{module}.{index}" if index else f"{self.component}.{module}"
         return f"{owner.name}.{node.name}"
 
@@ -229,7 +225,7 @@ class _Plan:
         modules: dict[str, None] = {}
         for node in piece.steps:
             if node.target is CALL:
-                modules[self._call(node).module] = None
+                modules[self.exported.call(node).module] = None
             elif node.op == "placeholder" and node.name in owned:
                 modules[owned[node.name]] = None
             if self.is_table[node]:

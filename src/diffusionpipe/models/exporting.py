@@ -61,6 +61,10 @@ class Exported:
     """Placeholder -> a tensor that belongs to no parameter or buffer."""
     graph_module: fx.GraphModule
 
+    def call(self, node: fx.Node) -> ModuleCall:
+        """The call of a submodule that a node with `diffusionpipe::call_module` stands for."""
+        return self.calls[node.args[3]]  # type: ignore[index]  # the operator's last argument, the call's number
+
 
 def export(root: nn.Module, forward: Forward, inputs: Mapping[str, Tensor]) -> Exported:
     """Traces `forward(root, **inputs)`; the inputs give shapes and dtypes of a sample, and dimension 0 is the batch.

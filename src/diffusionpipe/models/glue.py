@@ -77,8 +77,8 @@ def _value(place: _Place, node: fx.Node, values: Mapping[fx.Node, Any]) -> Any:
     if node.op == "get_attr":
         return attribute(place.exported.graph_module, str(node.target))
     if node.target is CALL:
-        call = place.exported.calls[node.args[3]]  # type: ignore[index]
-        return call.run(place.root, [values[n] for n in node.args[0]], place.batch)  # type: ignore[union-attr, index]
+        given = [values[n] for n in node.args[0]]  # type: ignore[union-attr, index]
+        return place.exported.call(node).run(place.root, given, place.batch)
     function: Callable[..., Any] = node.target  # type: ignore[assignment]
     arguments, named = map_arg((node.args, node.kwargs), values.__getitem__)
     arguments, named = map_aggregate((arguments, named), lambda a: place.device if isinstance(a, torch.device) else a)

@@ -1,4 +1,4 @@
-"""Krea 2 (Krea, 2026, https://www.krea.ai/krea-2)."""
+"""Krea 2 (Krea, 2026), as diffusers' Krea2Pipeline runs it."""
 
 from typing import Any
 

@@ -27,7 +27,7 @@ def unread_parameters(root: nn.Module, exported: Exported, needed: Sequence[fx.N
     Only calls are looked at of whose results some are not read; nothing is computed.
     """
     kept = set(needed)
-    calls = {node: exported.calls[node.args[3]] for node in needed if node.target is CALL}  # type: ignore[index]
+    calls = {node: exported.call(node) for node in needed if node.target is CALL}
     times = Counter(call.module for call in calls.values())
     found: set[nn.Parameter] = set()
     for node, call in calls.items():

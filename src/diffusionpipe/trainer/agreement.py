@@ -143,7 +143,7 @@ def _outcomes_of(form: Form[T]) -> Form[_Outcome[T]]:
     def write(outcome: _Outcome[T]) -> object:
         value, problem, _ = outcome
         data = form.write(value) if problem is None else None  # type: ignore[arg-type]  # no problem: a T
-        return [data, problem] if (data, problem) != (None, None) else None
+        return None if data is None and problem is None else [data, problem]
 
     def read(data: object) -> _Outcome[T]:
         value, problem = _pair(data) if data is not None else (None, None)

@@ -145,6 +145,7 @@ class _Prompted:
 
     def __init__(self, tokenizer: Any, prompt: Prompt) -> None:
         self._tokenizer, self._prompt = tokenizer, prompt
+        self._suffix: Mapping[str, list[int]] | None = tokenizer(prompt.suffix) if prompt.suffix else None
         if prompt.side is not None:
             tokenizer.padding_side = prompt.side
 
@@ -153,10 +154,11 @@ class _Prompted:
         if self._prompt.instruction:
             return self._instructed(texts)
         around = [self._around(text) for text in texts]
-        end = self._tokenizer(self._prompt.suffix) if self._prompt.suffix else {"input_ids": [], "attention_mask": []}
-        options["max_length"] -= len(end["input_ids"])
-        tokens = self._tokenizer(around, add_special_tokens=self._prompt.adds_marks, **options)
-        return {name: [[*row, *end[name]] for row in tokens[name]] for name in end}
+        end = self._suffix
+        if end is not None:
+            options["max_length"] -= len(end["input_ids"])
+        tokens: Mapping[str, Any] = self._tokenizer(around, add_special_tokens=self._prompt.adds_marks, **options)
+        return tokens if end is None else {name: [[*row, *end[name]] for row in tokens[name]] for name in end}
 
     def _instructed(self, texts: Sequence[str]) -> Mapping[str, Any]:
         """Tokens behind the instruction, and before them a gap of padding.
