@@ -3,7 +3,7 @@
 import json
 import logging
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -51,6 +51,8 @@ class Export:
     """The trained components and the prefix of their canonical names, e.g. {"unet": "unet."}."""
     prediction: Prediction
     """What the denoiser has learnt to predict."""
+    untrained: Collection[str] = ()
+    """Parameters of trained components that do not learn, e.g. {"transformer.blocks.2.bias"}; see `models.unread`."""
     shift: float | None = None
     """Shift of the times towards noise as the recipe states it, for flow matching; None: the source folder's."""
     has_learned_range: bool = False
@@ -219,10 +221,13 @@ def _copy_frozen(settings: Export, index: _JSON, destination: Path) -> None:
 
 def _write_component(checkpoint: Path, folder: Path, module: nn.Module, prefix: str, settings: Export) -> bool:
     """Writes one trained component's configuration and weights; returns whether averages were among them."""
-    buffers = _buffers(module, settings.source_model / folder.name)
-    names = [name for name in module.state_dict() if name not in buffers]
+    untrained = {name for name in module.state_dict() if f"{folder.name}.{name}" in settings.untrained}
+    kept = _kept(module, settings.source_model / folder.name, untrained)
+    names = [name for name in module.state_dict() if name not in kept]
     tensors, is_average = _trained_tensors(checkpoint, names, folder.name, prefix, use_ema=settings.use_ema)
-    _fill(module, buffers | tensors, checkpoint)
+    dtype = next(iter(tensors.values())).dtype
+    kept |= {name: kept[name].to(dtype) for name in untrained}
+    _fill(module, kept | tensors, checkpoint)
     library_module: Any = module  # diffusers' and transformers' classes share this method, not a base class
     library_module.save_pretrained(folder, safe_serialization=True)
     return is_average
@@ -254,16 +259,22 @@ def _trained_tensors(
     return {name_in_module[source]: tensor for source, tensor in tensors.items()}, has_ema
 
 
-def _buffers(module: nn.Module, source: Path) -> dict[str, Tensor]:
-    """What is saved with a module but not trained, such as SD3's positions: as the source has it, else as computed."""
+def _kept(module: nn.Module, source: Path, untrained: Collection[str]) -> dict[str, Tensor]:
+    """What is saved with a module but not trained: as the source has it, else, for buffers, as computed.
+
+    Buffers such as SD3's positions, and `untrained` parameters.
+    """
     from safetensors import safe_open
 
-    stored = module.state_dict().keys()
+    stored = module.state_dict()
     buffers = {name: buffer for name, buffer in module.named_buffers() if name in stored}
-    for file in weight_files(source) if buffers else ():
+    kept = buffers | {name: stored[name] for name in untrained}
+    for file in weight_files(source) if kept else ():
         with safe_open(file, framework="pt") as tensors:
-            buffers |= {name: tensors.get_tensor(name) for name in buffers.keys() & set(tensors.keys())}
-    return buffers
+            kept |= {name: tensors.get_tensor(name) for name in kept.keys() & set(tensors.keys())}
+    if missing := [name for name in untrained if kept[name].is_meta]:
+        raise ModelError(f"{source} has no weights for {missing[0]}, which is exported as the source has it")
+    return kept
 
 
 def _fill(module: nn.Module, weights: Mapping[str, Tensor], checkpoint: Path) -> None:

@@ -18,6 +18,7 @@ def export_settings(member: Member) -> Export:
         source_model=member.folder,
         trained={name: f"{member.component(name)}." for name in trained},
         prediction=member.prediction,
+        untrained={name for p, name in names.items() if name.partition(".")[0] in trained and not p.requires_grad},
         shift=recipe.objective.shift,
         has_learned_range=learns_variance(recipe, member.folder),
         base_model=recipe.model.path,
