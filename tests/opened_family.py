@@ -18,7 +18,7 @@ CAPTIONS = ["a b", "abc de fghij klmnop qrst " * 3, ""]
 class Opened:
     """A tiny pipeline in float64, its graph over the same modules, and inputs."""
 
-    def __init__(self, kind, folder):
+    def __init__(self, kind, folder, clip=None):
         self.pipeline = PIPELINES[kind]()
         self.size = RESOLUTIONS.get(kind, 16)
         self.pipeline.save_pretrained(folder)
@@ -32,7 +32,8 @@ class Opened:
         }
         prediction = Prediction.EPSILON if kind == "PixArtSigmaPipeline" else Prediction.FLOW_MATCHING
         objective = Objective(ObjectiveSettings(prediction=prediction), {})
-        self.graph = REGISTRY[kind].graph(components, objective=objective, resolution=self.size, dtype="float64")
+        sizes = {"resolution": self.size} | ({} if clip is None else {"clip": clip})
+        self.graph = REGISTRY[kind].graph(components, objective=objective, dtype="float64", **sizes)
         self._folder = folder
         generator = torch.Generator().manual_seed(0)
         shape = next(spec.shape for spec in self.graph.inputs if spec.name == "noise")

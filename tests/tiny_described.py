@@ -126,15 +126,15 @@ def wan() -> diffusers.WanPipeline:
 
 def ltx() -> diffusers.LTXPipeline:
     """An LTX-Video, whose VAE has the statistics of its latents among its weights."""
-    blocks = {"block_out_channels": (4, 8), "spatio_temporal_scaling": (True, True), "layers_per_block": (1, 1, 1)}
+    blocks = {"block_out_channels": (4, 8, 8), "spatio_temporal_scaling": (True,) * 3, "layers_per_block": (1,) * 4}
     vae = diffusers.AutoencoderKLLTXVideo(
         latent_channels=4,
-        patch_size=8,
-        down_block_types=("LTXVideoDownBlock3D",) * 2,
-        downsample_type=("conv", "conv"),
-        decoder_inject_noise=(False,) * 3,
-        upsample_residual=(False, False),
-        upsample_factor=(1, 1),
+        patch_size=4,
+        down_block_types=("LTXVideoDownBlock3D",) * 3,
+        downsample_type=("conv",) * 3,
+        decoder_inject_noise=(False,) * 4,
+        upsample_residual=(False,) * 3,
+        upsample_factor=(1,) * 3,
         **blocks,
         **{f"decoder_{name}": value for name, value in blocks.items()},
     )

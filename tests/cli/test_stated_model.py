@@ -60,25 +60,26 @@ def test_all_that_the_numbers_depend_on_is_in_the_name(tmp_path, computing, monk
         (replace(shipped, resolution=768), "a100-80"),
         (replace(shipped, lora_rank=4), "a100-80"),
         (replace(shipped, has_narrow_store=True), "a100-80"),
+        (replace(shipped, clip=(832, 480, 81)), "a100-80"),
         (opened, "a100-80"),
     ), start=1):  # fmt: skip
         computed_profile(stated, device, place)
         computed_profile(stated, device, place)
         assert (len(computing), files()) == (number, number)
     computed_profile(replace(shipped, resolution=512), "a100-80", place)  # the published one
-    assert files() == 6
+    assert files() == 7
     config = tmp_path / "sd" / "unet" / "config.json"
     config.write_text(json.dumps(json.loads(config.read_text()) | {"layers_per_block": 3}))
     computed_profile(opened, "a100-80", place)
-    assert files() == 7
+    assert files() == 8
     rates = DEVICES["a100-80"]
     better = replace(rates, efficiency=replace(rates.efficiency, matmul=rates.efficiency.matmul + 0.01))
     monkeypatch.setattr(stated_model, "device_rates", lambda _: better)
     computed_profile(shipped, "a100-80", place)
-    assert files() == 8
+    assert files() == 9
     monkeypatch.setattr(stated_model, "code_digest", lambda: "other")
     computed_profile(shipped, "a100-80", place)
-    assert files() == 9
+    assert files() == 10
 
 
 def test_a_folder_that_cannot_be_written_is_a_warning(tmp_path, computing, caplog):
@@ -115,6 +116,10 @@ def test_plan_names_the_kept_profile_and_rehearse_finds_it(tmp_path, computing, 
         (["--model", "sd-2.1", "--profile", "x.json"], "--profile and --model are both given"),
         (["--profile", "x.json", "--resolution", "512"], "--resolution: only a model that --model names takes this"),
         (["--model", "sd-2.1", "--frozen-dtype", "int8"], "use bfloat16, or leave it out"),
+        *(
+            (["--model", "sd-2.1", "--resolution", size], f"--resolution {size!r} is not the side of a picture, 8 to")
+            for size in ("4", "16385", "64x64", "64x0x5", "99999x8x5", "64x64x0", "64x64x5x5", "x", "-8", "1e3")
+        ),
         (["--model", "sd-9"], "or one of the shipped models: controlnet-sd-1.5"),
     ],
 )

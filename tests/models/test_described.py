@@ -11,6 +11,7 @@ from tiny_described import PIPELINES, flux2_vae
 from diffusionpipe.errors import ModelError
 from diffusionpipe.models import described
 from diffusionpipe.models.autoencoder import vae_problems
+from diffusionpipe.models.family import Clip
 from diffusionpipe.models.folder import build_graph, open_components
 from diffusionpipe.models.objective import ObjectiveSettings, Prediction
 from diffusionpipe.models.sana_instruction import INSTRUCTION
@@ -160,9 +161,23 @@ def _predicted(pipeline, kind, noisy, timesteps, states):
     return pipeline._unpack_latents(tokens, H * pipeline.vae_scale_factor, W * pipeline.vae_scale_factor, 4)
 
 
-@every_family
-def test_prediction_and_gradients_are_those_of_diffusers(kind, tmp_path):
-    opened = Opened(kind, tmp_path)
+CLIPS = {
+    "WanPipeline": Clip(width=24, height=16, frames=5),
+    "LTXPipeline": Clip(width=96, height=64, frames=17),
+    "HunyuanVideoPipeline": Clip(width=64, height=32, frames=9),
+}
+"""The families of clips, with a size of three frames of latents that are not square."""
+
+
+@pytest.mark.parametrize(
+    ("kind", "clip"),
+    quick_and_slow(
+        [(kind, None) for kind in PIPELINES] + list(CLIPS.items()),
+        quick=[("ZImagePipeline", None), ("WanPipeline", CLIPS["WanPipeline"])],
+    ),
+)
+def test_prediction_and_gradients_are_those_of_diffusers(kind, clip, tmp_path):
+    opened = Opened(kind, tmp_path, clip)
     transformer = opened.pipeline.transformer
     with torch.no_grad():
         states, text = _states(opened.pipeline, kind), opened.run("text_states")
@@ -183,21 +198,22 @@ def test_prediction_and_gradients_are_those_of_diffusers(kind, tmp_path):
         torch.testing.assert_close(transformer.get_parameter(name).grad, gradient, rtol=1e-5, atol=1e-7, msg=name)
 
 
-@pytest.mark.parametrize(
-    "kind", quick_and_slow(["WanPipeline", "LTXPipeline", "HunyuanVideoPipeline"], quick=["WanPipeline"])
-)
+@pytest.mark.parametrize("is_clip", [False, True])
+@pytest.mark.parametrize("kind", quick_and_slow(CLIPS, quick=["WanPipeline"]))
 @torch.no_grad()
-def test_latents_are_normalised_as_diffusers_pipeline_undoes_it(kind, tmp_path):
-    opened = Opened(kind, tmp_path)
+def test_latents_are_normalised_as_diffusers_pipeline_undoes_it(kind, is_clip, tmp_path):
+    opened = Opened(kind, tmp_path, CLIPS[kind] if is_clip else None)
     vae = opened.pipeline.vae
-    pixels = torch.rand(2, 3, opened.size, opened.size, dtype=torch.float64) * 2 - 1
+    shape = next(spec.shape for spec in opened.graph.inputs if spec.name == "pixels")
+    pixels = torch.rand(2, *shape, dtype=torch.float64) * 2 - 1
     noise = torch.zeros_like(opened.inputs["noisy"][:2])
     ours = opened.run("latents", pixels=pixels, posterior_noise=noise)
     numbers = ([0.1, 0.2, -0.1, 0.0], [1.5, 2.0, 0.5, 1.0])  # of the tiny VAEs: means and deviations
     if kind == "HunyuanVideoPipeline":
         numbers = ([0.0] * 4, [1 / vae.config.scaling_factor] * 4)
     shift, scale = (torch.tensor(each).double().view(1, 4, 1, 1, 1) for each in numbers)
-    torch.testing.assert_close(ours * scale + shift, vae.encode(pixels.unsqueeze(2)).latent_dist.mode())
+    clips = pixels if is_clip else pixels.unsqueeze(2)
+    torch.testing.assert_close(ours * scale + shift, vae.encode(clips).latent_dist.mode())
 
 
 @pytest.mark.slow
@@ -229,6 +245,28 @@ def test_a_resolution_that_does_not_fit_is_refused(resolution, named, tmp_path):
     PIPELINES["WanPipeline"]().save_pretrained(tmp_path)
     with pytest.raises(ModelError, match=named):
         build_graph(tmp_path, objective=ObjectiveSettings(prediction=Prediction.FLOW_MATCHING), resolution=resolution)
+
+
+@pytest.mark.parametrize(
+    ("clip", "named"),
+    [
+        (Clip(width=24, height=18, frames=5), "resolution 18 is not a multiple of 4"),
+        (Clip(width=12, height=16, frames=5), "latents of size 3 cannot be cut into patches"),
+        (Clip(width=24, height=16, frames=6), "6 frames do not divide so: use 5 or 7"),
+    ],
+)
+def test_a_clip_that_does_not_fit_is_refused(clip, named, tmp_path):
+    PIPELINES["WanPipeline"]().save_pretrained(tmp_path)
+    objective = ObjectiveSettings(prediction=Prediction.FLOW_MATCHING)
+    with pytest.raises(ModelError, match=named):
+        build_graph(tmp_path, objective=objective, resolution=16, clip=clip)
+
+
+def test_a_model_of_pictures_takes_no_clips(tmp_path):
+    PIPELINES["ZImagePipeline"]().save_pretrained(tmp_path)
+    objective = ObjectiveSettings(prediction=Prediction.FLOW_MATCHING)
+    with pytest.raises(ModelError, match="square pictures alone; models of clips are those of WanPipeline, LTX"):
+        build_graph(tmp_path, objective=objective, resolution=16, clip=CLIPS["WanPipeline"])
 
 
 def test_a_wan_2_2_with_two_transformers_is_refused(tmp_path):

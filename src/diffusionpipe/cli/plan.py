@@ -92,7 +92,12 @@ ModelName = Annotated[
     ),
 ]
 Resolution = Annotated[
-    int | None, typer.Option(min=8, max=16384, help="With --model: side of a picture; default: the published one.")
+    str | None,
+    typer.Option(
+        metavar="SIDE",
+        help="With --model: side of a picture in pixels, or WIDTHxHEIGHTxFRAMES, e.g. 832x480x81, to plan for clips, "
+        "which `train` does not take yet; default: the published side.",
+    ),
 ]
 LoraRank = Annotated[
     int | None, typer.Option(min=1, max=4096, help="With --model: train adapters of this rank on the denoiser.")

@@ -40,7 +40,9 @@ ModelOption = Annotated[
     str | None,
     typer.Option(metavar="NAME", help="The model of the plan, in place of --profile, as it was given to `plan`."),
 ]
-ResolutionOption = Annotated[int | None, typer.Option(min=8, max=16384, help="With --model: side of a picture.")]
+ResolutionOption = Annotated[
+    str | None, typer.Option(metavar="SIDE", help="With --model: size of a picture or clip, as for `plan`.")
+]
 ScaleOption = Annotated[
     float | None,
     typer.Option(
@@ -126,7 +128,7 @@ def rehearse(
         _draw(found.result, loaded, png, plan.stem)
 
 
-def _profile(file: Path | None, model: str | None, resolution: int | None, cluster: str | None) -> Profile:
+def _profile(file: Path | None, model: str | None, resolution: str | None, cluster: str | None) -> Profile:
     """The profile in the file, or that of the model on the cluster's device."""
     from diffusionpipe.cli.stated_model import named_model, profile_of
     from diffusionpipe.costs.clusters import load_cluster

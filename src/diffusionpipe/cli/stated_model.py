@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from hashlib import sha256
@@ -32,6 +33,9 @@ if TYPE_CHECKING:
 BATCH_SIZES = (1, 2, 4, 8, 16, 32, 64, 128)
 """At which times are computed; two of them are counted."""
 PRECISION = "bfloat16"
+_SMALLEST, _LARGEST = 8, 16384
+"""Pixels of a side."""
+_NUMBER = re.compile("[0-9]{1,5}")
 _PACKAGES = ("torch", "diffusers", "transformers", "peft")
 _COUNTING = ("models", "profiler", "costs")
 """Packages whose code gives the numbers."""
@@ -45,6 +49,8 @@ class StatedModel:
     """Of a shipped configuration, or a diffusers folder, or a hub id."""
     resolution: int | None = None
     """Side of a picture in pixels; None for the published one, which a folder's pipeline draws."""
+    clip: tuple[int, int, int] | None = None
+    """Width, height and frames of clips, in place of pictures."""
     lora_rank: int | None = None
     """Of adapters on the denoiser; None where the configuration decides, which for most trains all of it."""
     has_narrow_store: bool = False
@@ -70,14 +76,14 @@ def named_model(
     name: str | None,
     profile: Path | None,
     *,
-    resolution: int | None = None,
+    resolution: str | None = None,
     lora_rank: int | None = None,
     frozen_dtype: str | None = None,
 ) -> StatedModel | None:
     """The model that options of a command state; None where --model is not among them.
 
     Raises:
-        ConfigError: options that do not belong together, or an unknown dtype.
+        ConfigError: options that do not belong together, an unknown dtype, or a resolution that is none.
     """
     from diffusionpipe.errors import ConfigError
 
@@ -90,7 +96,36 @@ def named_model(
         raise ConfigError("--profile and --model are both given; a profile already says which model it is of")
     if frozen_dtype not in {None, "bfloat16"}:
         raise ConfigError(f"--frozen-dtype is {frozen_dtype!r}; use bfloat16, or leave it out")
-    return StatedModel(name=name, resolution=resolution, lora_rank=lora_rank, has_narrow_store=frozen_dtype is not None)
+    side, clip = (None, None) if resolution is None else _size(resolution)
+    return StatedModel(
+        name=name,
+        resolution=side,
+        clip=clip,
+        lora_rank=lora_rank,
+        has_narrow_store=frozen_dtype is not None,
+    )
+
+
+def _size(text: str) -> tuple[int | None, tuple[int, int, int] | None]:
+    """The side of a picture, or width, height and frames of a clip.
+
+    Raises:
+        ConfigError: the text is neither.
+
+    >>> _size("512"), _size("832x480x81")
+    ((512, None), (None, (832, 480, 81)))
+    """
+    from diffusionpipe.errors import ConfigError
+
+    match [int(part) if _NUMBER.fullmatch(part) else 0 for part in text.split("x")]:
+        case [side] if _SMALLEST <= side <= _LARGEST:
+            return side, None
+        case [width, height, frames] if min(width, height) >= _SMALLEST and max(width, height) <= _LARGEST and frames:
+            return None, (width, height, frames)
+    raise ConfigError(
+        f"--resolution {text!r} is not the side of a picture, {_SMALLEST} to {_LARGEST}, nor WIDTHxHEIGHTxFRAMES of a "
+        "clip; use e.g. 512 or 832x480x81"
+    )
 
 
 def profile_of(source: StatedModel | Path | None, cluster: Cluster, *, uses_cache: bool = True) -> Profile:
@@ -237,6 +272,7 @@ def stated_graph(stated: StatedModel) -> LayerGraph:
 
 def _opened(stated: StatedModel) -> LayerGraph:
     from diffusionpipe.models.configured import configured_graph, configured_models
+    from diffusionpipe.models.family import Clip
     from diffusionpipe.models.folder import build_graph
     from diffusionpipe.models.lora import LoraSettings
     from diffusionpipe.models.objective import ObjectiveSettings
@@ -244,12 +280,17 @@ def _opened(stated: StatedModel) -> LayerGraph:
     from diffusionpipe.trainer.members import stored_prediction
 
     lora = None if stated.lora_rank is None else LoraSettings(rank=stated.lora_rank)
+    clip = None
+    if stated.clip is not None:
+        width, height, frames = stated.clip
+        clip = Clip(width=width, height=height, frames=frames)
     if stated.name in configured_models():
-        return configured_graph(stated.name, resolution=stated.resolution, lora=lora)
+        return configured_graph(stated.name, resolution=stated.resolution, lora=lora, clip=clip)
     folder = _folder(stated.name)
     return build_graph(
         folder,
         objective=ObjectiveSettings(prediction=stored_prediction(folder)),
         resolution=stated.resolution or default_resolution(folder),
         lora=lora,
+        clip=clip,
     )

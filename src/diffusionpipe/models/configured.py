@@ -13,6 +13,7 @@ from typing import Any
 from torch import nn
 
 from diffusionpipe.errors import ModelError
+from diffusionpipe.models.family import Clip
 from diffusionpipe.models.folder import REGISTRY, family_graph
 from diffusionpipe.models.graph import LayerGraph
 from diffusionpipe.models.lora import LoraSettings
@@ -31,10 +32,12 @@ def configured_graph(
     resolution: int | None = None,
     train: Collection[str] | None = None,
     lora: LoraSettings | None = None,
+    clip: Clip | None = None,
 ) -> LayerGraph:
     """The published model of that name, with parameters on the meta device.
 
     None stands for what the configuration says: the resolution of the publication, the denoiser or its adapters.
+    `clip`: the size of clips, in place of square pictures.
 
     Raises ModelError for an unknown name, and whatever the model's family refuses.
     """
@@ -51,6 +54,7 @@ def configured_graph(
         train=train,
         dtype="float32",
         lora=lora,
+        clip=clip,
     )
 
 

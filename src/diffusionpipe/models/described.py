@@ -3,7 +3,7 @@
 Everything else comes from the classes themselves: `cutting.cut` makes layers of text encoders and transformer.
 """
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -15,7 +15,7 @@ from diffusionpipe.costs import TensorSpec
 from diffusionpipe.errors import ModelError
 from diffusionpipe.models.clip import pooled_layers, text_problems
 from diffusionpipe.models.cutting import cut
-from diffusionpipe.models.family import Family, Prompt, set_trainable
+from diffusionpipe.models.family import Clip, Family, Prompt, set_trainable
 from diffusionpipe.models.graph import Layer, LayerGraph
 from diffusionpipe.models.latents import encoding_of
 from diffusionpipe.models.objective import Objective, loss_layer, noise_layer, objective_inputs
@@ -140,6 +140,7 @@ def family(described: Described) -> Family:
         call=described.call,
         sample_size=described.sample_size,
         has_adapters=described.has_adapters,
+        has_clips="num_frames" in described.call.options,
     )
 
 
@@ -177,24 +178,17 @@ def described_graph(
     resolution: int,
     train: Collection[str] = ("transformer",),
     dtype: str = "float32",
+    clip: Clip | None = None,
 ) -> LayerGraph:
-    """The graph over text encoders, "vae" and "transformer" for square pictures; those of clips have one frame.
+    """The graph over text encoders, "vae" and "transformer" for square pictures, which are clips of one frame.
+
+    `clip`: for clips of this size instead.
 
     Raises ModelError for everything in the configurations that the layers would not run exactly.
     """
     vae, transformer = components["vae"], components["transformer"]
-    encoding = encoding_of(vae, resolution, dtype)
-    side = encoding.latents[-1]
-    channels = encoding.latents[0]
-    problems = _unfit(described.needs, components, channels) + described.problems(components, channels)
-    for text in described.texts:
-        if text.is_pooled:
-            problems += text_problems(components[text.component], component=text.component)
-        elif text.states is None:
-            problems += t5_problems(components[text.component], component=text.component)
-    if side % described.patch:
-        problems.append(f"transformer: latents of size {side} cannot be cut into patches of {described.patch}")
-    if problems:
+    encoding = encoding_of(vae, resolution, dtype, clip)
+    if problems := _problems(described, components, encoding.latents):
         raise ModelError("\n".join(problems))
     used = {name: components[name] for name in (*(t.component for t in described.texts), "vae", "transformer")}
     set_trainable(used, train, ("transformer",))
@@ -226,6 +220,21 @@ def described_graph(
         inputs=(*encoding.inputs, *specs, *objective_inputs(encoding.latents, dtype)),
         patch=described.patch,
     )
+
+
+def _problems(described: Described, components: Components, latents: Sequence[int]) -> list[str]:
+    """What of the components and of the latents' shape, (C, ..., H, W), does not fit."""
+    problems = _unfit(described.needs, components, latents[0]) + described.problems(components, latents[0])
+    for text in described.texts:
+        if text.is_pooled:
+            problems += text_problems(components[text.component], component=text.component)
+        elif text.states is None:
+            problems += t5_problems(components[text.component], component=text.component)
+    return problems + [
+        f"transformer: latents of size {side} cannot be cut into patches of {described.patch}"
+        for side in sorted(set(latents[-2:]))
+        if side % described.patch
+    ]
 
 
 def _narrowed(predict: Call, dtype: torch.dtype, transformer: Any, **tensors: Tensor) -> Tensor:

@@ -64,6 +64,15 @@ class LowResolution:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Clip:
+    """The size of a sample that is no square picture, in pixels."""
+
+    width: int
+    height: int
+    frames: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Family:
     """One kind of diffusers pipeline."""
 
@@ -95,6 +104,8 @@ class Family:
     """Whether the denoiser also states variances, which `learned_variance` trains."""
     augmentation: str | None = None
     """The scheduler that noises the small pictures which the denoiser reads; None: it reads none."""
+    has_clips: bool = False
+    """Whether `graph` also takes `clip`, a `Clip`."""
     sample_size: int | None = None
     """Side of the latents that diffusers' pipeline draws unless told otherwise; None: as the denoiser's configuration
     says."""

@@ -32,7 +32,7 @@ from diffusionpipe.models import (
     wan,
     z_image,
 )
-from diffusionpipe.models.family import Family, LowResolution
+from diffusionpipe.models.family import Clip, Family, LowResolution
 from diffusionpipe.models.graph import LayerGraph
 from diffusionpipe.models.lora import LoraSettings, add_lora
 from diffusionpipe.models.meta import module_on_meta
@@ -75,11 +75,13 @@ def build_graph(
     dtype: str = "float32",
     lora: LoraSettings | None = None,
     low: LowResolution | None = None,
+    clip: Clip | None = None,
 ) -> LayerGraph:
     """The model in a diffusers folder, or of a hub id, as a graph whose parameters are on the meta device.
 
     `train` are the components to train; None for the denoiser alone. With `lora` only its adapters are trained.
-    `low`: the small pictures that a model of super-resolution reads; others read none.
+    `low`: the small pictures that a model of super-resolution reads; others read none. `clip`: the size of clips, in
+    place of square pictures.
 
     Raises ModelError.
     """
@@ -94,7 +96,7 @@ def build_graph(
         components[family.augmentation] = deepfloyd.noise_levels(levels)
     try:
         return family_graph(
-            family, components, noise, resolution=resolution, train=train, dtype=dtype, lora=lora, low=low
+            family, components, noise, resolution=resolution, train=train, dtype=dtype, lora=lora, low=low, clip=clip
         )
     except ModelError as error:
         if str(folder) in str(error):
@@ -116,6 +118,7 @@ def family_graph(
     dtype: str,
     lora: LoraSettings | None,
     low: LowResolution | None = None,
+    clip: Clip | None = None,
 ) -> LayerGraph:
     """The graph of a family's components, with adapters if `lora` says so; else as in `build_graph`.
 
@@ -140,8 +143,13 @@ def family_graph(
     if (low is None) is not (family.augmentation is None):
         has = "reads" if family.augmentation is not None else "does not read"
         raise ModelError(f"low_resolution: the model {has} small pictures; {'remove it' if low else 'set their size'}")
-    small = {} if low is None else {"low": low}
-    graph = family.graph(components, objective=objective, resolution=resolution, train=chosen, dtype=dtype, **small)
+    if clip is not None and not family.has_clips:
+        able = ", ".join(name for name, one in REGISTRY.items() if one.has_clips)
+        raise ModelError(f"this model reads square pictures alone; models of clips are those of {able}")
+    more: dict[str, object] = {} if low is None else {"low": low}
+    if clip is not None:
+        more["clip"] = clip
+    graph = family.graph(components, objective=objective, resolution=resolution, train=chosen, dtype=dtype, **more)
     if objective.settings.self_conditioning:
         graph = self_conditioned(graph, family.trainable[0], family.convolution)
     objective.shift.factor(graph.num_tokens)  # refused here if it needs tokens and there are none

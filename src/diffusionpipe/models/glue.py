@@ -111,9 +111,7 @@ class Run:
         written = [values[node].contiguous() for node in self.writes]
         if any(tensor.requires_grad for tensor in written):
             # All of a layer's values have gradients, or none: so its description says.
-            written = [
-                t if t.requires_grad or not t.is_floating_point() else t.detach().requires_grad_() for t in written
-            ]
+            written = [_with_gradient(tensor) for tensor in written]
         return tuple(written)
 
 

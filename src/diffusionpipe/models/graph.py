@@ -8,6 +8,7 @@ layer, the loss is the last layer.
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
+from math import prod
 
 from torch import Tensor, nn
 
@@ -66,8 +67,8 @@ class LayerGraph:
 
 
 def num_tokens(latents: Sequence[int], patch: int | None) -> int | None:
-    """Tokens of latents of the shape (..., H, W)."""
-    return None if patch is None else (latents[-2] // patch) * (latents[-1] // patch)
+    """Tokens of a sample's latents of the shape (C, H, W), or (C, F, H, W) for a clip."""
+    return None if patch is None else prod(latents[1:-2]) * (latents[-2] // patch) * (latents[-1] // patch)
 
 
 def canonical_names(components: Mapping[str, nn.Module]) -> dict[nn.Parameter, str]:

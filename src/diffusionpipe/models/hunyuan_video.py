@@ -1,4 +1,4 @@
-"""HunyuanVideo (Kong et al., 2024, https://arxiv.org/abs/2412.03603), from text, on clips of one frame."""
+"""HunyuanVideo (Kong et al., 2024, https://arxiv.org/abs/2412.03603), from text."""
 
 from typing import Any
 

@@ -16,7 +16,7 @@ from diffusionpipe.models.autoencoder import (
     posterior_sample,
     vae_problems,
 )
-from diffusionpipe.models.family import dtype_of
+from diffusionpipe.models.family import Clip, dtype_of
 from diffusionpipe.models.graph import Layer
 
 _STATISTICS = ("latents_mean", "latents_std")
@@ -32,26 +32,30 @@ class Encoding:
     """Shape of a sample's latents: (C, H, W), of a VAE for clips (C, F, H, W)."""
 
 
-def encoding_of(vae: Any, resolution: int, dtype: str) -> Encoding:
-    """The encoder for square pictures.
+def encoding_of(vae: Any, resolution: int, dtype: str, clip: Clip | None = None) -> Encoding:
+    """The encoder for square pictures; with `clip` for clips of that size, which only a VAE for clips encodes.
 
-    Raises ModelError for a resolution that the VAE cannot shrink, and for what its layers would not run exactly.
+    Raises ModelError for a size that the VAE cannot shrink, and for what its layers would not run exactly.
     """
     if type(vae).__name__ == "AutoencoderKL" or is_cut_into_patches(vae):
         if problems := vae_problems(vae):
             raise ModelError("\n".join(problems))
         inputs = encoder_inputs(vae, resolution, dtype)
         return Encoding(layers=encoder_layers(vae), inputs=inputs, latents=latent_shape(vae, resolution))
+    size = clip or Clip(width=resolution, height=resolution)
     factor = vae.spatial_compression_ratio
-    if resolution < factor or resolution % factor:
-        raise ModelError(
-            f"the VAE shrinks pictures {factor} times; resolution {resolution} is not a multiple of {factor}"
-        )
-    side = resolution // factor
+    for side in (size.width, size.height):
+        if side < factor or side % factor:
+            raise ModelError(
+                f"the VAE shrinks pictures {factor} times; resolution {side} is not a multiple of {factor}"
+            )
+    width, height = size.width // factor, size.height // factor
     config = vae.config
     if type(vae).__name__ == "AutoencoderDC":
-        return _plain_encoding(TensorSpec(name="pixels", shape=(3, resolution, resolution), dtype=dtype), config, side)
-    latents = (config.get("z_dim") or config.latent_channels, 1, side, side)
+        pixels = TensorSpec(name="pixels", shape=(3, resolution, resolution), dtype=dtype)
+        return _plain_encoding(pixels, config, width)
+    latents = (config.get("z_dim") or config.latent_channels, _latent_frames(vae, size.frames), height, width)
+    frames = () if size.frames == 1 else (size.frames,)
     own = {name for name, _ in (*vae.named_children(), *vae.named_buffers(recurse=False))}
     return Encoding(
         layers=(
@@ -65,11 +69,23 @@ def encoding_of(vae: Any, resolution: int, dtype: str) -> Encoding:
             ),
         ),
         inputs=(
-            TensorSpec(name="pixels", shape=(3, resolution, resolution), dtype=dtype),
+            TensorSpec(name="pixels", shape=(3, *frames, size.height, size.width), dtype=dtype),
             TensorSpec(name="posterior_noise", shape=latents, dtype=dtype),
         ),
         latents=latents,
     )
+
+
+def _latent_frames(vae: Any, frames: int) -> int:
+    """The first frame is encoded alone, the others several at a time."""
+    factor = vae.config.get("scale_factor_temporal") or getattr(vae, "temporal_compression_ratio", 1)
+    if (frames - 1) % factor:
+        near = (frames - 1) // factor * factor + 1
+        raise ModelError(
+            f"the VAE encodes one frame, then {factor} at a time; {frames} frames do not divide so: use {near} or "
+            f"{near + factor}"
+        )
+    return int((frames - 1) // factor + 1)
 
 
 def _plain_encoding(pixels: TensorSpec, config: Any, side: int) -> Encoding:
@@ -93,8 +109,10 @@ def _encode_plainly(vae: Any, pixels: Tensor) -> tuple[Tensor, ...]:
 
 def _encode(vae: Any, pixels: Tensor, posterior_noise: Tensor) -> tuple[Tensor, ...]:
     """A sample of the posterior, as the denoiser sees it; computed in the dtype of the noise also under autocast."""
-    clips = pixels.to(dtype_of(vae.encoder)).unsqueeze(2)  # (B, 3, 1, R, R)
-    latents = posterior_sample(vae.encode(clips).latent_dist.parameters, posterior_noise)  # (B, C, 1, H, W)
+    clips = pixels.to(dtype_of(vae.encoder))
+    if clips.ndim == 4:  # pictures
+        clips = clips.unsqueeze(2)  # (B, 3, F, H, W)
+    latents = posterior_sample(vae.encode(clips).latent_dist.parameters, posterior_noise)  # (B, C, F, H, W)
     shift, std = (_statistic(vae, name, latents) for name in _STATISTICS)
     factor = vae.config.get("scaling_factor")
     if shift is not None:

@@ -1,4 +1,4 @@
-"""LTX-Video (HaCohen et al., 2025, https://arxiv.org/abs/2501.00103), from text, on clips of one frame."""
+"""LTX-Video (HaCohen et al., 2025, https://arxiv.org/abs/2501.00103), from text."""
 
 from typing import Any
 
@@ -9,8 +9,8 @@ from diffusionpipe.models.family import Prompt
 from diffusionpipe.models.pipeline_call import packed, packed_call, unpacked
 
 _PATCH = 1
-_SHRINK = 32
-"""Pixels of a token along a side, which is how its place is measured."""
+_FRAMES, _SHRINK, _RATE = 8, 32, 25
+"""Frames and side of a token in pixels, and frames of a second. Places are measured in seconds and pixels."""
 
 
 def _predict(transformer: Any, *, noisy: Tensor, timesteps: Tensor, text_states: Tensor, input_mask: Tensor) -> Tensor:
@@ -19,20 +19,19 @@ def _predict(transformer: Any, *, noisy: Tensor, timesteps: Tensor, text_states:
         encoder_hidden_states=text_states,
         timestep=timesteps,
         encoder_attention_mask=input_mask,
-        num_frames=1,
+        num_frames=noisy.shape[2],
         height=noisy.shape[-2],
         width=noisy.shape[-1],
-        rope_interpolation_scale=(1.0, _SHRINK, _SHRINK),  # the only frame is at time 0 in any unit
+        rope_interpolation_scale=(_FRAMES / _RATE, _SHRINK, _SHRINK),
         return_dict=False,
     )[0]
     return unpacked(tokens, noisy.shape[1:], _PATCH)
 
 
 def _problems(components: Components, channels: int) -> list[str]:
-    vae = components["vae"]
-    found = []
-    if vae.spatial_compression_ratio != _SHRINK:
-        found.append(f"vae: it shrinks pictures {vae.spatial_compression_ratio} times, not {_SHRINK}")
+    vae, found = components["vae"], []
+    sizes = {"frames": (vae.temporal_compression_ratio, _FRAMES), "pictures": (vae.spatial_compression_ratio, _SHRINK)}
+    found += [f"vae: it shrinks {what} {it} times, not {ours}" for what, (it, ours) in sizes.items() if it != ours]
     if any(vae.config.decoder_inject_noise):
         found.append("vae: decoder_inject_noise is set; a decoder that adds noise of its own is not supported")
     return found

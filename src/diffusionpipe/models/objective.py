@@ -131,7 +131,7 @@ class Objective(nn.Module):
         `LayerGraph`.
         """
         if self.is_flow:
-            return self._add_flow_noise(latents, noise, self.flow_time(time, num_tokens(latents.shape, patch)))
+            return self._add_flow_noise(latents, noise, self.flow_time(time, num_tokens(latents.shape[1:], patch)))
         # A float32 number just below 1 times 1000 rounds to 1000.
         timesteps = (time * self.num_timesteps).long().clamp(max=self.num_timesteps - 1)
         alphas = self.alphas_cumprod[timesteps]  # (B,)

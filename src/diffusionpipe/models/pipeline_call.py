@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from math import prod
 from typing import Any
 
 from torch import Tensor
@@ -43,16 +44,16 @@ class PipelineCall:
 
 
 def packed(noisy: Tensor, patch: int) -> Tensor:
-    """Latents (B, C, ..., H, W) of one frame as a token for each patch, (B, T, C * patch * patch)."""
-    B, C, H, W = noisy.shape[0], noisy.shape[1], noisy.shape[-2], noisy.shape[-1]
-    tokens = noisy.reshape(B, C, H // patch, patch, W // patch, patch).permute(0, 2, 4, 1, 3, 5)
-    return tokens.reshape(B, H // patch * (W // patch), C * patch**2)
+    """Latents (B, C, H, W), or (B, C, F, H, W) of clips, as a token for each patch, (B, T, C * patch * patch)."""
+    B, C, F, H, W = noisy.shape[0], noisy.shape[1], prod(noisy.shape[2:-2]), noisy.shape[-2], noisy.shape[-1]
+    tokens = noisy.reshape(B, C, F, H // patch, patch, W // patch, patch).permute(0, 2, 3, 5, 1, 4, 6)
+    return tokens.reshape(B, F * (H // patch) * (W // patch), C * patch**2)
 
 
 def unpacked(tokens: Tensor, shape: Sequence[int], patch: int) -> Tensor:
-    """The tokens as latents, each of the shape (C, ..., H, W)."""
-    B, C, H, W = tokens.shape[0], shape[0], shape[-2], shape[-1]
-    latents = tokens.view(B, H // patch, W // patch, C, patch, patch).permute(0, 3, 1, 4, 2, 5)
+    """The tokens as latents, each of the shape (C, H, W), or (C, F, H, W) for a clip."""
+    B, C, F, H, W = tokens.shape[0], shape[0], prod(shape[1:-2]), shape[-2], shape[-1]
+    latents = tokens.view(B, F, H // patch, W // patch, C, patch, patch).permute(0, 4, 1, 2, 5, 3, 6)
     return latents.reshape(B, *shape)
 
 

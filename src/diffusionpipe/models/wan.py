@@ -1,4 +1,4 @@
-"""Wan 2.1 (Wan team, 2025, https://arxiv.org/abs/2503.20314), from text, on clips of one frame."""
+"""Wan 2.1 (Wan team, 2025, https://arxiv.org/abs/2503.20314), from text."""
 
 from typing import Any
 
