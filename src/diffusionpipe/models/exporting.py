@@ -20,7 +20,7 @@ from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
 
 from diffusionpipe.errors import ModelError
-from diffusionpipe.models.leaves import Seen, fake_tensors, leaves_of, patched, unchanged
+from diffusionpipe.models.leaves import Seen, fake_tensors, kind_of, leaves_of, patched, unchanged
 from diffusionpipe.models.module_calls import (
     BATCHES,
     RECORDERS,
@@ -121,8 +121,9 @@ class _Export:
         """Runs the forward on fake tensors, and notes what the leaves return."""
         from torch._subclasses.fake_tensor import FakeTensorMode
 
+        kinds = {name: kind_of(self.root.get_submodule(name)) for name in self.leaves}
         for index, batch in enumerate(BATCHES):
-            see = partial(record, recorder, index)
+            see = partial(record, recorder, index, kinds)
             with (
                 unchanged(self.root),
                 FakeTensorMode(allow_non_fake_inputs=True),

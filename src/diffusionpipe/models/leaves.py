@@ -1,7 +1,7 @@
 """The submodules of a model that are called as they are, and how their calls are seen and replaced."""
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -49,6 +49,41 @@ def _leaves(module: nn.Module, path: str, size: int, all_children: bool) -> Iter
             yield from _leaves(child, f"{below}.", size, all_children)
         elif all_children or any(True for _ in child.parameters()):
             yield below
+
+
+def kind_of(module: nn.Module) -> Hashable:
+    """What decides the shapes that a module returns: two with equal kinds differ in their numbers alone.
+
+    Classes, shapes and dtypes of parameters and buffers, and what the modules keep beside: numbers and words by value,
+    objects of diffusers and transformers by what they keep, all else by identity.
+
+    >>> kind_of(nn.Linear(2, 2)) == kind_of(nn.Linear(2, 2)) != kind_of(nn.Linear(2, 3))
+    True
+    """
+    return tuple((name, _kind_of_object(each)) for name, each in module.named_modules())
+
+
+def _kind_of_object(holder: object, *, looks_into: bool = True) -> Hashable:
+    """`looks_into` the objects that it keeps."""
+    kept = {name: value for name, value in vars(holder).items() if name != "_modules"}
+    return type(holder), tuple(
+        (name, _kind_of_object(value, looks_into=False) if looks_into and _is_holder(value) else _kind_of_value(value))
+        for name, value in sorted(kept.items())
+    )
+
+
+def _kind_of_value(value: object) -> Hashable:
+    if isinstance(value, Tensor):
+        return tuple(value.shape), value.dtype
+    if isinstance(value, bool | int | float | str | torch.dtype | None):
+        return type(value), value
+    if isinstance(value, list | tuple):
+        return type(value), tuple(map(_kind_of_value, value))
+    if isinstance(value, set):
+        return type(value), frozenset(map(_kind_of_value, value))
+    if isinstance(value, dict):
+        return type(value), tuple((key, _kind_of_value(each)) for key, each in value.items())
+    return id(value)
 
 
 @contextmanager

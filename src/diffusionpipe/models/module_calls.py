@@ -1,6 +1,6 @@
 """Calls of submodules: what they are given and return, and the operator that torch.export sees in their place."""
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -82,6 +82,8 @@ class Recorder:
     trees: list[pytree.TreeSpec] = field(default_factory=list)
     templates: list[list[object]] = field(default_factory=list)
     results: list[list[tuple[tuple[int, ...], torch.dtype]]] = field(default_factory=list)
+    known: dict[Hashable, "_Result"] = field(default_factory=dict)
+    """What modules of a kind return for arguments of a kind."""
 
 
 RECORDERS: dict[int, Recorder] = {}
@@ -100,22 +102,68 @@ def call_of(seen: Seen, batch: torch.SymInt) -> tuple[ModuleCall, list[Tensor]]:
     return ModuleCall(module=seen.name, tree=tree, leaves=tuple(marked)), [v for v in leaves if isinstance(v, Tensor)]
 
 
-def record(recorder: Recorder, index: int, seen: Seen) -> Any:
-    """Makes the call, and notes what it returns; `index` is that of the batch size."""
-    result = seen.forward(*seen.args, **seen.named)
-    given = [id(leaf) for leaf in pytree.tree_leaves((seen.args, seen.named)) if isinstance(leaf, Tensor)]
+@dataclass(frozen=True, slots=True)
+class _Result:
+    """What a call returned, without its tensors."""
+
+    tree: pytree.TreeSpec
+    template: list[object]
+    made: list[tuple[tuple[int, ...], tuple[int, ...], torch.dtype]]
+    """Shape, strides and dtype of each new tensor."""
+
+    def again(self, given: Sequence[Tensor]) -> Any:
+        """The same for another module of the kind."""
+        made = (torch.empty_strided(shape, strides, dtype=dtype) for shape, strides, dtype in self.made)
+        values = [
+            next(made) if value is TENSOR else given[value.index] if isinstance(value, Passed) else value
+            for value in self.template
+        ]
+        return pytree.tree_unflatten(values, self.tree)
+
+
+def record(recorder: Recorder, index: int, kinds: Mapping[str, Hashable], seen: Seen) -> Any:
+    """Makes the call, and notes what it returns; `index` is that of the batch size.
+
+    Modules of one kind, such as most blocks of a model, return the same for arguments of the same shapes. So one of
+    them is called, which halves the time of a large model. `kinds`: `leaves.kind_of` of each module.
+    """
+    arguments, tree = pytree.tree_flatten((seen.args, seen.named))
+    given = [leaf for leaf in arguments if isinstance(leaf, Tensor)]
+    first = {id(tensor): place for place, tensor in reversed(list(enumerate(given)))}
+    key = kinds[seen.name], tree, tuple(_argument(leaf, first) for leaf in arguments)
+    found = recorder.known.get(key)
+    if found is None:
+        result = seen.forward(*seen.args, **seen.named)
+        found = recorder.known[key] = _result(result, given)
+    else:
+        result = found.again(given)
+    if index == 0:
+        recorder.trees.append(found.tree)
+        recorder.templates.append(found.template)
+        recorder.modules.append(seen.name)
+    recorder.results.append([(shape, dtype) for shape, _, dtype in found.made])
+    return result
+
+
+def _argument(leaf: object, first: Mapping[int, int]) -> Hashable:
+    """What of an argument decides what a module returns; equal to nothing else for one that is not understood.
+
+    `first`: id of a tensor -> its first place among all.
+    """
+    if isinstance(leaf, Tensor):
+        return first[id(leaf)], tuple(leaf.shape), leaf.stride(), leaf.dtype
+    return (type(leaf), leaf) if isinstance(leaf, bool | int | float | str | torch.dtype | None) else object()
+
+
+def _result(result: Any, given: Sequence[Tensor]) -> _Result:
+    places = [id(tensor) for tensor in given]
     leaves, tree = pytree.tree_flatten(result)
     template = [
-        leaf if not isinstance(leaf, Tensor) else Passed(given.index(id(leaf))) if id(leaf) in given else TENSOR
+        leaf if not isinstance(leaf, Tensor) else Passed(places.index(id(leaf))) if id(leaf) in places else TENSOR
         for leaf in leaves
     ]
-    if index == 0:
-        recorder.trees.append(tree)
-        recorder.templates.append(template)
-        recorder.modules.append(seen.name)
     made = [leaf for leaf, of in zip(leaves, template, strict=True) if of is TENSOR]
-    recorder.results.append([(tuple(t.shape), t.dtype) for t in made])
-    return result
+    return _Result(tree, template, [(tuple(t.shape), t.stride(), t.dtype) for t in made])
 
 
 def find_shapes(recorder: Recorder) -> None:
