@@ -17,6 +17,7 @@ from diffusionpipe.models.folder import REGISTRY
 from diffusionpipe.models.leaves import leaves_of
 
 FILE = Path(__file__).parent / "models.md"
+RECIPES = FILE.parents[1] / "examples/recipes"
 BY_HAND = {"FluxTransformer2DModel", "SD3Transformer2DModel", "DiTTransformer2DModel"}
 HEAD = """# Models
 
@@ -24,8 +25,8 @@ HEAD = """# Models
 
 ## Pipelines that train
 
-| pipeline | trains | drawn by `sample` and while training | frozen |
-|---|---|---|---|
+| pipeline | trains | drawn by `sample` and while training | frozen | recipe |
+|---|---|---|---|---|
 {pipelines}
 
 A VAE for clips encodes each picture as a clip of one frame.
@@ -53,7 +54,16 @@ def _pipelines() -> Iterator[str]:
         trained = ", ".join(f"`{part}`" for part in family.trainable)
         is_drawn = "no" if "ControlNet" in name else "yes"
         frozen = ", ".join(kind for part, kind in family.components.items() if part not in family.trainable)
-        yield f"| `{name}` | {trained} | {is_drawn} | {frozen} |"
+        yield f"| `{name}` | {trained} | {is_drawn} | {frozen} | {_recipe(name)} |"
+
+
+def _recipe(pipeline: str) -> str:
+    """The link to the recipe whose head names the pipeline."""
+    for file in sorted(RECIPES.glob("*.toml")):
+        heads = [line for line in file.read_text(encoding="utf-8").splitlines() if line.startswith("# diffusers: ")]
+        if pipeline in heads[0].removeprefix("# diffusers: ").split(", "):
+            return f"[{file.name}](../examples/recipes/{file.name})"
+    raise LookupError(f"no recipe in {RECIPES} names {pipeline} in its head")
 
 
 def rows() -> Iterator[str]:

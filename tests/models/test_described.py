@@ -1,5 +1,6 @@
 """Families described as data read captions and predict as diffusers' pipelines do, and give the same gradients."""
 
+import pickle
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from diffusionpipe.errors import ModelError
 from diffusionpipe.models import described
 from diffusionpipe.models.autoencoder import vae_problems
 from diffusionpipe.models.family import Clip
-from diffusionpipe.models.folder import build_graph, open_components
+from diffusionpipe.models.folder import REGISTRY, build_graph, open_components
 from diffusionpipe.models.objective import ObjectiveSettings, Prediction
 from diffusionpipe.models.sana_instruction import INSTRUCTION
 
@@ -284,6 +285,14 @@ def test_a_krea_2_that_reads_other_layers_is_refused(tmp_path):
     with pytest.raises(ModelError, match=r"text_encoder_select_layers is \[1, 2\]; supported: \[2, 5") as caught:
         open_components(tmp_path)
     assert "model_index.json: patch_size is 4; supported: 2" in str(caught.value)
+
+
+@pytest.mark.parametrize("kind", REGISTRY)
+def test_data_workers_can_be_given_what_is_done_to_captions(kind):
+    there = pickle.loads(pickle.dumps(REGISTRY[kind].prompts))
+    for name, prompt in REGISTRY[kind].prompts.items():
+        assert there[name].clean(" A b ") == prompt.clean(" A b ")
+        assert prompt.chat is None or there[name].chat("a") == prompt.chat("a")
 
 
 def test_a_family_has_at_most_60_lines():

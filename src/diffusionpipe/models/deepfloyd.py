@@ -21,7 +21,7 @@ from torch.nn.functional import interpolate
 from diffusionpipe.costs import TensorSpec
 from diffusionpipe.errors import ModelError
 from diffusionpipe.models.cutting import cut
-from diffusionpipe.models.family import Family, LowResolution, Prompt, set_trainable
+from diffusionpipe.models.family import Family, LowResolution, Prompt, lowered, set_trainable
 from diffusionpipe.models.graph import Layer, LayerGraph
 from diffusionpipe.models.objective import (
     Objective,
@@ -205,7 +205,7 @@ BASE = Family(
     trainable=_TRAINABLE,
     graph=deepfloyd_graph,
     guidance=7.0,
-    prompts={"input_ids": Prompt(length=_LENGTH, is_lower=True)},
+    prompts={"input_ids": Prompt(length=_LENGTH, clean=lowered)},
     has_adapters=False,
     has_variances=True,
 )

@@ -30,7 +30,7 @@ class Prompt:
     side: str | None = "right"
     """Where padding stands; None: as the tokenizer's folder says."""
     clean: Callable[[str], str] = str
-    """What is done to the caption before."""
+    """What is done to the caption before; a function of a module, because data workers get it."""
     dropped: int = 0
     """Tokens of the template whose states are not read."""
     instruction: str = ""
@@ -38,8 +38,11 @@ class Prompt:
     read; a gap of padding before these makes `length` tokens of any tokenizer's."""
     suffix: str = ""
     """What stands behind the caption and its padding."""
-    is_lower: bool = False
-    """Small letters alone, without blanks around them."""
+
+
+def lowered(caption: str) -> str:
+    """The caption in small letters, without blanks around it."""
+    return caption.lower().strip()
 
 
 def question(caption: str, *, is_thinking: bool) -> dict[str, Any]:

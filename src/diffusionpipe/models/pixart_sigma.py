@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from diffusionpipe.models.described import Components, Described, Text, exactly, family, latents, text_width
-from diffusionpipe.models.family import Prompt
+from diffusionpipe.models.family import Prompt, lowered
 from diffusionpipe.models.pipeline_call import PipelineCall
 
 _PATCH = 2
@@ -42,7 +42,7 @@ FAMILY = family(
     Described(
         vae="AutoencoderKL",
         transformer="PixArtTransformer2DModel",
-        texts=(Text(kind="T5EncoderModel", prompt=Prompt(length=300, clean=lambda caption: caption.lower().strip())),),
+        texts=(Text(kind="T5EncoderModel", prompt=Prompt(length=300, clean=lowered)),),
         predict=_predict,
         reads=("text_states", "input_mask"),
         patch=_PATCH,

@@ -6,11 +6,11 @@ import torch
 from torch import Tensor
 
 from diffusionpipe.models.described import Components, Described, Text, exactly, family, latents, text_width
-from diffusionpipe.models.family import Prompt
+from diffusionpipe.models.family import Prompt, lowered
 from diffusionpipe.models.pipeline_call import PipelineCall
 from diffusionpipe.models.sana_instruction import INSTRUCTION
 
-_PROMPT = Prompt(length=640, dropped=340, instruction=INSTRUCTION, clean=lambda caption: caption.lower().strip())
+_PROMPT = Prompt(length=640, dropped=340, instruction=INSTRUCTION, clean=lowered)
 """Of any instruction of up to 342 tokens; diffusers' `max_sequence_length` is 300."""
 
 

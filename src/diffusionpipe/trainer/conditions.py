@@ -186,7 +186,7 @@ class _Prompted:
     def _around(self, caption: str) -> str:
         text = self._prompt.clean(caption)
         if self._prompt.chat is None:
-            return self._prompt.template.format(text.lower().strip() if self._prompt.is_lower else text)
+            return self._prompt.template.format(text)
         chat: str = self._tokenizer.apply_chat_template(**self._prompt.chat(text), tokenize=False)
         return chat
 

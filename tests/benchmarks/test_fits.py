@@ -1,0 +1,67 @@
+"""benchmarks/fits: what fits on how many cards."""
+
+import json
+from dataclasses import asdict
+
+import pytest
+from planner import synthetic
+
+from benchmarks.fits import cells
+from benchmarks.fits.__main__ import summary
+from benchmarks.fits.cells import CARDS, MODELS, NUMBERS, Case, cluster_of, measure
+
+GIB = 2**30
+
+
+def case(number=4, *, has_adapters=False):
+    return Case(model=next(iter(MODELS)), has_adapters=has_adapters, cards=next(iter(CARDS)), number=number)
+
+
+@pytest.fixture
+def sized(monkeypatch):
+    """The profile is that of a chain of eight layers whose weights take so many GiB in float32."""
+
+    def give(gib):
+        profile = synthetic.chain([1.0] * 8, parameters=[int(gib * GIB / 4 / 8)] * 8)
+        monkeypatch.setattr(cells, "profile_of", lambda *_, **__: profile)
+
+    return give
+
+
+def test_the_cards_are_those_of_the_clusters():
+    for cards in CARDS:
+        for number in NUMBERS:
+            cluster = cluster_of(cards, number)
+            assert cluster.num_ranks == number
+            assert {device.memory for device in cluster.devices} == {cluster.devices[0].memory}
+            assert set(cluster.nodes) == {0}
+    assert cells.cases()[0] == case(2, has_adapters=True)
+    assert len(set(cells.cases())) == len(MODELS) * 2 * len(CARDS) * len(NUMBERS)
+
+
+def test_what_fits_is_planned_in_float32_what_does_not_narrower_and_adapters_as_they_are(sized):
+    sized(10)  # 40 GiB with gradients and moments, on four times 22
+    found = measure(case())
+    assert (found.state, found.fits) == ("float32", True)
+    assert found.step > 0
+    sized(30)  # 120 GiB, or 45 in the narrow state
+    found = measure(case())
+    assert (found.state, found.fits) == ("narrow", True)
+    found = measure(case(has_adapters=True))
+    assert (found.state, found.fits) == ("float32", False)
+    assert found.overflow == pytest.approx((120 / 4 - 22) * GIB, rel=0.1)
+    assert found.fullest == pytest.approx(found.overflow + 22 * GIB, rel=1e-6)
+
+
+def test_the_summary_counts_what_fits(sized):
+    sized(60)
+    found = [measure(case(number, has_adapters=has)) for number in (2, 8) for has in (True, False)]
+    assert summary(found) == {
+        "cells_with_adapters": 2,
+        "of_which_fit": 0,
+        "cells_with_adapters_and_stored_weights_within_the_limit": 1,
+        "of_these_fit": 0,
+        "cells_of_whole_training": 2,
+        "of_whole_training_fit": 1,
+    }
+    assert json.loads(json.dumps([asdict(cell) for cell in found]))[0]["case"]["number"] == 2
