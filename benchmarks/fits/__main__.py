@@ -59,7 +59,7 @@ def summary(cells: Sequence[Cell]) -> dict[str, int]:
 
 def _show(cells: Sequence[Cell]) -> None:
     out = Console(width=170)
-    columns = ["model", "trained", "cards", "state", "layout", "weights", "GiB", "beyond", "s a step"]
+    columns = ["model", "trained", "cards", "state", "layout", "batch", "weights", "GiB", "beyond", "s a step"]
     figures = table("Models of today on cards", columns, num_left=5)
     for cell in cells:
         case = cell.case
@@ -69,6 +69,7 @@ def _show(cells: Sequence[Cell]) -> None:
             f"{case.number} x {case.cards}",
             cell.state,
             cell.layout,
+            str(cell.batch),
             f"{cell.stored:.0%}",
             f"{cell.fullest / GIB:.1f}",
             "" if cell.fits else f"{cell.overflow / GIB:.1f}",

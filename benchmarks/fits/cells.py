@@ -10,8 +10,9 @@ from diffusionpipe.cli.stated_model import StatedModel, computed_profile
 from diffusionpipe.costs import Cluster, Profile, Workload
 from diffusionpipe.costs.clusters import load_cluster
 from diffusionpipe.planner.advice import nearest_layout
-from diffusionpipe.planner.choice import choose
+from diffusionpipe.planner.choice import fastest
 from diffusionpipe.planner.pricing.setting import Setting
+from diffusionpipe.planner.search.proposal import Proposal
 from diffusionpipe.units import Bytes, Seconds
 
 RANK = 16
@@ -63,6 +64,8 @@ class Cell:
 
     case: Case
     state: str
+    batch: int
+    """Samples of a step."""
     layout: str
     stored: float
     """The denoiser's weights, frozen ones as they are stored and trained ones as they are kept, as a part of all cards'
@@ -104,38 +107,45 @@ def cluster_of(cards: str, number: int) -> Cluster:
 
 
 def measure(case: Case) -> Cell:
-    """Plan the cell: a sample of each step for each card, all layers recomputed in the backward."""
-    found = measure_in(case, WIDE)
-    return found if found.fits or case.has_adapters else measure_in(case, NARROW)
+    """Plan the cell, all layers recomputed: with a sample for each card, else with one sample a step."""
+    for state in (WIDE,) if case.has_adapters else (WIDE, NARROW):
+        for batch in (case.number, 1):
+            if found := _fitting(case, state, batch):
+                return found
+    nearest = nearest_layout(_setting(case, state, batch))
+    assert nearest is not None, "one sample can always be given to one pipeline"
+    return _cell(case, state, nearest.layout, nearest.proposal, nearest.setting)
 
 
-def measure_in(case: Case, state: State) -> Cell:
-    """The cell with this state."""
-    setting = Setting(
+def _fitting(case: Case, state: State, batch: int) -> Cell | None:
+    """The fastest layout; None where none fits."""
+    choice = fastest(_setting(case, state, batch))
+    return choice and _cell(case, state, choice.sizes, choice.proposal, choice.setting)
+
+
+def _setting(case: Case, state: State, batch: int) -> Setting:
+    return Setting(
         profile=profile_of(case.model, case.cards, has_adapters=case.has_adapters),
         cluster=cluster_of(case.cards, case.number),
         workload=Workload(
-            batch=case.number,
+            batch=batch,
             parameter_bytes=state.parameter,
             gradient_bytes=state.gradient,
             optimizer_bytes=state.optimizer,
             checkpointed=("*",),
         ),
     )
-    nearest = nearest_layout(setting)
-    assert nearest is not None, "a sample for each card can always be divided"
-    layout, proposal = nearest.layout, nearest.proposal
-    if nearest.fits:  # it is the first that fits, not the fastest
-        choice = choose(setting)
-        layout, proposal = choice.sizes, choice.proposal
-    fullest = max(use.total for use in proposal.memory)
+
+
+def _cell(case: Case, state: State, layout: str, proposal: Proposal, setting: Setting) -> Cell:
     return Cell(
         case=case,
         state=state.name,
+        batch=setting.workload.batch,
         layout=layout,
         stored=_stored(setting, state) / sum(device.memory for device in setting.cluster.devices),
         step=proposal.step,
-        fullest=fullest,
+        fullest=max(use.total for use in proposal.memory),
         overflow=proposal.overflow,
     )
 

@@ -71,6 +71,18 @@ def choose(setting: Setting, *, fill: bool | None = None) -> Choice:
     Raises:
         ConfigError: the sizes do not fit each other, or nothing fits in memory; says by how much, and what would.
     """
+    best = fastest(setting, fill=fill)
+    if best is None:
+        raise ConfigError(nothing_fits(setting))
+    return best
+
+
+def fastest(setting: Setting, *, fill: bool | None = None) -> Choice | None:
+    """As `choose`; None where nothing fits, without the time that the advice takes.
+
+    Raises:
+        ConfigError: the sizes do not fit each other.
+    """
     check_given(setting.given, batch=setting.workload.batch, num_ranks=setting.cluster.num_ranks)
     place = setting.given.offload_frozen
     if place:
@@ -78,8 +90,6 @@ def choose(setting: Setting, *, fill: bool | None = None) -> Choice:
     best = _faster(setting, fill, None) if not place else None
     if place or (place is None and is_heavy(setting) and _leaves_time(best)):
         best = _faster(offloaded(setting), fill, best)
-    if best is None:
-        raise ConfigError(nothing_fits(setting))
     return best
 
 
