@@ -120,7 +120,7 @@ def measure(case: Case) -> Cell:
 def _fitting(case: Case, state: State, batch: int) -> Cell | None:
     """The fastest layout; None where none fits."""
     choice = fastest(_setting(case, state, batch))
-    return choice and _cell(case, state, choice.sizes, choice.proposal, choice.setting)
+    return None if choice is None else _cell(case, state, choice.sizes, choice.proposal, choice.setting)
 
 
 def _setting(case: Case, state: State, batch: int) -> Setting:
