@@ -1,5 +1,7 @@
 """Runs of tiny models of the families that are described as data."""
 
+import shutil
+
 import diffusers
 import numpy as np
 import pytest
@@ -87,6 +89,19 @@ def test_two_ranks_learn_what_one_process_learns_and_diffusers_opens_it(kind, la
         assert _differ(
             opened.transformer.transformer_blocks[0].txt_mlp, before.transformer.transformer_blocks[0].txt_mlp
         )
+
+
+@pytest.mark.slow
+def test_weights_that_nobody_reads_are_zero_in_a_model_from_scratch(models, pictures, tmp_path):
+    model = shutil.copytree(models("QwenImagePipeline"), tmp_path / "model")
+    for file in (model / "transformer").glob("*.safetensors"):
+        file.unlink()
+    sections = {"training": {"steps": 1}, "model": {"from_scratch": True}}
+    assert train_here(recipe_of(model, pictures, tmp_path / "run", data={"resolution": 16}, **sections)) == 1
+    exported = next((tmp_path / "run").rglob("model_index.json")).parent
+    blocks = diffusers.QwenImagePipeline.from_pretrained(exported).transformer.transformer_blocks
+    assert not any(p.any() for p in blocks[-1].txt_mlp.parameters())
+    assert all(p.any() for p in blocks[0].txt_mlp.parameters())
 
 
 def _differ(one, other):

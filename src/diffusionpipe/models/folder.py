@@ -34,7 +34,7 @@ from diffusionpipe.models import (
 )
 from diffusionpipe.models.family import Clip, Family, LowResolution
 from diffusionpipe.models.graph import LayerGraph
-from diffusionpipe.models.lora import LoraSettings, add_lora
+from diffusionpipe.models.lora import LoraSettings, add_lora, is_adapter
 from diffusionpipe.models.meta import module_on_meta
 from diffusionpipe.models.objective import Objective, ObjectiveSettings
 from diffusionpipe.models.self_conditioning import plain_config, self_conditioned
@@ -273,10 +273,12 @@ def weight_sources(folder: Path, graph: LayerGraph) -> dict[str, Path | None]:
         if not parameters:
             continue
         sources[name] = folder / name if weight_files(folder / name) else None
-        if sources[name] is None and not all(parameter.requires_grad for parameter in parameters):
-            is_partly = any(parameter.requires_grad for parameter in parameters)
-            why = "adapters need pretrained weights" if is_partly else f"{name} is not trained"
-            problems.append(f"{folder / name} has no safetensors file, and {why}")
+        if sources[name] is not None:
+            continue
+        if any(is_adapter(key) for key, _ in component.named_parameters()):
+            problems.append(f"{folder / name} has no safetensors file, and adapters need pretrained weights")
+        elif not any(parameter.requires_grad for parameter in parameters):
+            problems.append(f"{folder / name} has no safetensors file, and {name} is not trained")
     if problems:
         raise ModelError("\n".join(problems))
     return sources

@@ -125,7 +125,7 @@ def record(recorder: Recorder, index: int, kinds: Mapping[str, Hashable], seen: 
     """Makes the call, and notes what it returns; `index` is that of the batch size.
 
     Modules of one kind, such as most blocks of a model, return the same for arguments of the same shapes. So one of
-    them is called, which halves the time of a large model. `kinds`: `leaves.kind_of` of each module.
+    them is called for all. `kinds`: `leaves.kind_of` of each module.
     """
     arguments, tree = pytree.tree_flatten((seen.args, seen.named))
     given = [leaf for leaf in arguments if isinstance(leaf, Tensor)]

@@ -218,7 +218,13 @@ def _place_randomly(pooling: Any) -> None:
     nn.init.normal_(pooling.positional_embedding, std=pooling.positional_embedding.shape[-1] ** -0.5)
 
 
-_INITIALISERS: Mapping[str, Callable[[Any], None]] = {"AttentionPooling": _place_randomly}
+def _keep_scale(norm: Any) -> None:
+    """As diffusers' constructor does."""
+    for name, parameter in norm.named_parameters(recurse=False):
+        nn.init.constant_(parameter, 0.0 if name == "bias" else 1.0)
+
+
+_INITIALISERS: Mapping[str, Callable[[Any], None]] = {"AttentionPooling": _place_randomly, "RMSNorm": _keep_scale}
 """Of classes that have no `reset_parameters`."""
 
 

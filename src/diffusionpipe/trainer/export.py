@@ -260,9 +260,9 @@ def _trained_tensors(
 
 
 def _kept(module: nn.Module, source: Path, untrained: Collection[str]) -> dict[str, Tensor]:
-    """What is saved with a module but not trained: as the source has it, else, for buffers, as computed.
+    """What is saved with a module but not trained: buffers such as SD3's positions, and `untrained` parameters.
 
-    Buffers such as SD3's positions, and `untrained` parameters.
+    As the source has it, else, for buffers, as computed.
     """
     from safetensors import safe_open
 
@@ -272,9 +272,8 @@ def _kept(module: nn.Module, source: Path, untrained: Collection[str]) -> dict[s
     for file in weight_files(source) if kept else ():
         with safe_open(file, framework="pt") as tensors:
             kept |= {name: tensors.get_tensor(name) for name in kept.keys() & set(tensors.keys())}
-    if missing := [name for name in untrained if kept[name].is_meta]:
-        raise ModelError(f"{source} has no weights for {missing[0]}, which is exported as the source has it")
-    return kept
+    # A model that was trained from scratch has no source of them. Nothing depends on them, so zeros do.
+    return {name: torch.zeros_like(t, device="cpu") if t.is_meta else t for name, t in kept.items()}
 
 
 def _fill(module: nn.Module, weights: Mapping[str, Tensor], checkpoint: Path) -> None:
