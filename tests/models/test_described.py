@@ -199,8 +199,10 @@ def test_prediction_and_gradients_are_those_of_diffusers(kind, clip, tmp_path):
         torch.testing.assert_close(transformer.get_parameter(name).grad, gradient, rtol=1e-5, atol=1e-7, msg=name)
 
 
-@pytest.mark.parametrize("is_clip", [False, True])
-@pytest.mark.parametrize("kind", quick_and_slow(CLIPS, quick=["WanPipeline"]))
+@pytest.mark.parametrize(
+    ("kind", "is_clip"),
+    quick_and_slow([(kind, is_clip) for kind in CLIPS for is_clip in (False, True)], quick=[("WanPipeline", True)]),
+)
 @torch.no_grad()
 def test_latents_are_normalised_as_diffusers_pipeline_undoes_it(kind, is_clip, tmp_path):
     opened = Opened(kind, tmp_path, CLIPS[kind] if is_clip else None)

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from tiers import quick_and_slow
 from tiny_runs import losses_of, recipe_of, save_pictures, save_stable_diffusion, tensors_of, train
 from typer.testing import CliRunner
 
@@ -52,7 +53,7 @@ def family(crew, recipe):
     return made
 
 
-@pytest.mark.parametrize("kind", ["csv", "rules"])
+@pytest.mark.parametrize("kind", quick_and_slow(["csv", "rules"], quick=["rules"]))
 def test_1f1b_from_a_file_trains_with_the_bits_of_the_family(crew, recipe, family, place, kind):
     orders = place / "1f1b.csv" if kind == "csv" else RULES
     made = recipe(kind, pipeline={"orders": str(orders)})
