@@ -13,8 +13,9 @@ from diffusionpipe.models.cutting import cut
 from diffusionpipe.models.run import run_layers
 
 QUICK = ["Flux2Transformer2DModel", "WanTransformer3DModel"]
-LAYOUT_OF_MEMORY_DIFFERS = {"AceStepTransformer1DModel", "LongCatAudioDiTTransformer"}
-"""Their blocks get transposed tensors; between layers tensors are contiguous, and kernels then round otherwise."""
+LAYOUT_OF_MEMORY_DIFFERS = {"AceStepTransformer1DModel", "Flux3Transformer2DModel", "LongCatAudioDiTTransformer"}
+"""Their blocks get transposed or expanded tensors. Between layers tensors are contiguous, and the kernels of some
+processors then round otherwise."""
 
 
 def _model(name, case: Case):
