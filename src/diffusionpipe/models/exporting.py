@@ -17,16 +17,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
-from torch.utils import _pytree as pytree
 
 from diffusionpipe.errors import ModelError
 from diffusionpipe.models.leaves import Seen, fake_tensors, kind_of, leaves_of, patched, unchanged
 from diffusionpipe.models.module_calls import (
     BATCHES,
     RECORDERS,
-    TENSOR,
     ModuleCall,
-    Passed,
     Recorder,
     call_of,
     find_shapes,
@@ -147,12 +144,8 @@ class _Export:
             call, tensors = call_of(seen, wrapper.batch)
             index = len(calls)
             calls.append(call)
-            written = iter(torch.ops.diffusionpipe.call_module(tensors, wrapper.batch, id(recorder), index))
-            values = [
-                next(written) if value is TENSOR else tensors[value.index] if isinstance(value, Passed) else value
-                for value in recorder.templates[index]
-            ]
-            return pytree.tree_unflatten(values, recorder.trees[index])
+            written = torch.ops.diffusionpipe.call_module(tensors, wrapper.batch, id(recorder), index)
+            return recorder.returned[index].of(tensors, written)
 
         mode = FakeTensorMode(allow_non_fake_inputs=True, shape_env=ShapeEnv())
         with unchanged(self.root), fake_tensors(self.root, mode):

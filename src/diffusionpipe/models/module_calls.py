@@ -1,6 +1,6 @@
 """Calls of submodules: what they are given and return, and the operator that torch.export sees in their place."""
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -79,10 +79,9 @@ class Recorder:
 
     modules: list[str] = field(default_factory=list)
     written: list[list[_Shape]] = field(default_factory=list)
-    trees: list[pytree.TreeSpec] = field(default_factory=list)
-    templates: list[list[object]] = field(default_factory=list)
+    returned: list["Result"] = field(default_factory=list)
     results: list[list[tuple[tuple[int, ...], torch.dtype]]] = field(default_factory=list)
-    known: dict[Hashable, "_Result"] = field(default_factory=dict)
+    known: dict[Hashable, "Result"] = field(default_factory=dict)
     """What modules of a kind return for arguments of a kind."""
 
 
@@ -103,7 +102,7 @@ def call_of(seen: Seen, batch: torch.SymInt) -> tuple[ModuleCall, list[Tensor]]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Result:
+class Result:
     """What a call returned, without its tensors."""
 
     tree: pytree.TreeSpec
@@ -111,11 +110,11 @@ class _Result:
     made: list[tuple[tuple[int, ...], tuple[int, ...], torch.dtype]]
     """Shape, strides and dtype of each new tensor."""
 
-    def again(self, given: Sequence[Tensor]) -> Any:
-        """The same for another module of the kind."""
-        made = (torch.empty_strided(shape, strides, dtype=dtype) for shape, strides, dtype in self.made)
+    def of(self, given: Sequence[Tensor], made: Iterable[Tensor]) -> Any:
+        """The same with other tensors: those that a call was given, and new ones."""
+        rest = iter(made)
         values = [
-            next(made) if value is TENSOR else given[value.index] if isinstance(value, Passed) else value
+            next(rest) if value is TENSOR else given[value.index] if isinstance(value, Passed) else value
             for value in self.template
         ]
         return pytree.tree_unflatten(values, self.tree)
@@ -136,10 +135,10 @@ def record(recorder: Recorder, index: int, kinds: Mapping[str, Hashable], seen: 
         result = seen.forward(*seen.args, **seen.named)
         found = recorder.known[key] = _result(result, given)
     else:
-        result = found.again(given)
+        made = [torch.empty_strided(shape, strides, dtype=dtype) for shape, strides, dtype in found.made]
+        result = found.of(given, made)
     if index == 0:
-        recorder.trees.append(found.tree)
-        recorder.templates.append(found.template)
+        recorder.returned.append(found)
         recorder.modules.append(seen.name)
     recorder.results.append([(shape, dtype) for shape, _, dtype in found.made])
     return result
@@ -155,7 +154,7 @@ def _argument(leaf: object, first: Mapping[int, int]) -> Hashable:
     return (type(leaf), leaf) if isinstance(leaf, bool | int | float | str | torch.dtype | None) else object()
 
 
-def _result(result: Any, given: Sequence[Tensor]) -> _Result:
+def _result(result: Any, given: Sequence[Tensor]) -> Result:
     places = [id(tensor) for tensor in given]
     leaves, tree = pytree.tree_flatten(result)
     template = [
@@ -163,7 +162,7 @@ def _result(result: Any, given: Sequence[Tensor]) -> _Result:
         for leaf in leaves
     ]
     made = [leaf for leaf, of in zip(leaves, template, strict=True) if of is TENSOR]
-    return _Result(tree, template, [(tuple(t.shape), t.stride(), t.dtype) for t in made])
+    return Result(tree, template, [(tuple(t.shape), t.stride(), t.dtype) for t in made])
 
 
 def find_shapes(recorder: Recorder) -> None:
