@@ -84,6 +84,15 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
+@pytest.fixture(scope="module")
+def one_trace() -> Iterator[None]:
+    """Models that are alike are traced once, see cuts.py."""
+    from cuts import traced_once
+
+    with traced_once():
+        yield
+
+
 @cache
 def has_shared_fixtures(path: Path) -> bool:
     """Whether a file makes something once for all of its tests, which each process would make again."""

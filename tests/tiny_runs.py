@@ -3,13 +3,16 @@
 import json
 import os
 import signal
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 from unittest import mock
 
 import numpy as np
 import torch
+from cuts import traced_once
 from descriptions import described
 from diffusers import DDIMScheduler, DiTPipeline, StableDiffusionPipeline
 from PIL import Image
@@ -18,8 +21,9 @@ from torch import Tensor
 from transformers import CLIPTokenizer
 
 from diffusionpipe.models.graph import canonical_names
+from diffusionpipe.profiler import measure_links, passes, together, waking
 from diffusionpipe.runtime.process_group import Job, joined, membership
-from diffusionpipe.trainer import loop, members, spikes, stopping
+from diffusionpipe.trainer import job_cluster, loop, members, spikes, stopping
 from diffusionpipe.trainer import run as run_module
 from diffusionpipe.trainer.cascade_drawing import draw_in_session
 from diffusionpipe.trainer.checkpoints.checkpoint import read
@@ -135,8 +139,23 @@ def train(
         mock.patch.object(run_module, "Stepper", _interrupted(Stepper, job, recipe, at)),
         mock.patch.object(run_module, "WindowStepper", _interrupted(WindowStepper, job, recipe, at)),
         mock.patch.object(members, "describe", described),
+        traced_once(),
+        measured_briefly(),
     ):
         return run_module.run(recipe, job, hooks, resume=resume)
+
+
+@contextmanager
+def measured_briefly() -> Iterator[None]:
+    """Layers and links are measured less often: what they take decides neither losses nor pictures."""
+    links = partial(measure_links, repeats=1)
+    with (
+        mock.patch.object(passes, "ENOUGH", 0.0),
+        mock.patch.object(waking, "REPEATS", 1),
+        mock.patch.object(together, "measure_links", links),
+        mock.patch.object(job_cluster, "measure_links", links),
+    ):
+        yield
 
 
 _Kind = TypeVar("_Kind", Stepper, WindowStepper)

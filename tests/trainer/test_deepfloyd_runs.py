@@ -23,7 +23,7 @@ from diffusionpipe.trainer.members import build_model
 from diffusionpipe.trainer.recipe.recipe_file import recipe_from_table
 from diffusionpipe.trainer.sampling import SamplingSettings, drawn_noise, step_noise
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = pytest.mark.usefixtures("one_thread", "one_trace")
 
 PROMPTS = ("a b", "c")
 STEPS = 4

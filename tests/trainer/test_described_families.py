@@ -16,7 +16,7 @@ from diffusionpipe.errors import ConfigError, ModelError
 from diffusionpipe.models.folder import REGISTRY
 from diffusionpipe.trainer.kept_samples import sample_folder
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = pytest.mark.usefixtures("one_thread", "one_trace")
 
 LAYOUTS = {
     "1F1B": {},

@@ -11,6 +11,8 @@ from tiny_described import PIPELINES, RESOLUTIONS, save_described
 from diffusionpipe.models.folder import REGISTRY
 from diffusionpipe.models.pipeline_defaults import Guidance, default_guidance
 
+pytestmark = pytest.mark.usefixtures("one_trace")
+
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory):

@@ -1,0 +1,59 @@
+"""Cut transformers, each traced once in a process: tracing takes longer than most trainings of tiny models."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from unittest import mock
+
+from torch import Tensor, nn
+
+from diffusionpipe.models import class_unet, deepfloyd, described
+from diffusionpipe.models.cutting import cut
+from diffusionpipe.models.exporting import Forward
+from diffusionpipe.models.graph import Layer
+
+
+@dataclass(frozen=True, slots=True)
+class _Cut:
+    layers: tuple[Layer, ...]
+    trained: tuple[bool, ...]
+    """Whether each parameter is trained afterwards."""
+    kept: tuple[object, ...]
+    """What the key names by identity: while it lives, nothing else gets its identity."""
+
+
+_CUTS: dict[str, _Cut] = {}
+
+
+def cut_once(
+    root: nn.Module,
+    forward: Forward,
+    inputs: Mapping[str, Tensor],
+    *,
+    component: str = "transformer",
+    output: str = "prediction",
+) -> tuple[Layer, ...]:
+    """As `cut`, which is asked once for all models that are alike but for the values of their weights."""
+    given = [(name, tensor.shape, tensor.dtype) for name, tensor in inputs.items()]
+    modules = [(name, type(module), module.training) for name, module in root.named_modules()]
+    tensors = [
+        (name, t.shape, t.dtype, t.requires_grad) for name, t in (*root.named_parameters(), *root.named_buffers())
+    ]
+    key = repr((modules, tensors, getattr(root, "config", None), forward, given, component, output))
+    if key not in _CUTS:
+        layers = cut(root, forward, inputs, component=component, output=output)
+        after = tuple(parameter.requires_grad for parameter in root.parameters())
+        _CUTS[key] = _Cut(layers, after, (root, forward))
+    found = _CUTS[key]
+    for parameter, is_trained in zip(root.parameters(), found.trained, strict=True):
+        parameter.requires_grad_(is_trained)
+    return found.layers
+
+
+@contextmanager
+def traced_once() -> Iterator[None]:
+    """Models are opened with `cut_once` in place of `cut`."""
+    with ExitStack() as patches:
+        for module in (class_unet, deepfloyd, described):
+            patches.enter_context(mock.patch.object(module, "cut", cut_once))
+        yield
