@@ -5,6 +5,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from unittest import mock
 
+from descriptions import configuration_of
 from torch import Tensor, nn
 
 from diffusionpipe.models import class_unet, deepfloyd, described
@@ -39,7 +40,7 @@ def cut_once(
     tensors = [
         (name, t.shape, t.dtype, t.requires_grad) for name, t in (*root.named_parameters(), *root.named_buffers())
     ]
-    key = repr((modules, tensors, getattr(root, "config", None), forward, given, component, output))
+    key = repr((modules, tensors, configuration_of(root), forward, given, component, output))
     if key not in _CUTS:
         layers = cut(root, forward, inputs, component=component, output=output)
         after = tuple(parameter.requires_grad for parameter in root.parameters())

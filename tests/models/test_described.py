@@ -17,6 +17,8 @@ from diffusionpipe.models.folder import REGISTRY, build_graph, open_components
 from diffusionpipe.models.objective import ObjectiveSettings, Prediction
 from diffusionpipe.models.sana_instruction import INSTRUCTION
 
+pytestmark = pytest.mark.usefixtures("one_trace")
+
 every_family = pytest.mark.parametrize("kind", quick_and_slow(PIPELINES, quick=["ZImagePipeline"]))
 
 

@@ -8,6 +8,7 @@ import diffusers
 import pytest
 import torch
 from crew import crew_of
+from cuts import traced_once
 from drawn_families import settings_of
 from tiers import quick_and_slow
 from tiny_deepfloyd import save_cascade
@@ -26,7 +27,7 @@ from diffusionpipe.trainer.folder_drawing import Source, open_source
 from diffusionpipe.trainer.ranks_drawing import Ranks, draw_on_ranks
 from diffusionpipe.trainer.recipe import Precision
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = pytest.mark.usefixtures("one_thread", "one_trace")
 
 KINDS = {
     "unet": (save_stable_diffusion, 8),
@@ -55,7 +56,7 @@ def save_adapters(model: Path, folder: Path) -> Path:
 def drawn_in_job(job, sources, wish, settings, precision):
     """What `sample --ranks` draws, before it is rounded to 256 levels."""
     ranks = Ranks(job=job, make_plan=_plan, arithmetic=Arithmetic(precision=precision))
-    with mock.patch.object(drawing, "in_levels", list):
+    with mock.patch.object(drawing, "in_levels", list), traced_once():
         return draw_on_ranks(sources, wish, settings, ranks)
 
 
