@@ -157,10 +157,6 @@ CASES = {
     ],
     (F.NARROW_STORE, F.WIDE): [recipe_with(model={"frozen_dtype": "bfloat16"})],
     (F.CONTROLNET, F.PICTURES): [drawn_from_a_prompt],
-    (F.VERSIONS, F.REPLICAS): [
-        without_flush(replicas=(2, 1)),
-        recipe_with(pipeline={"versions": "stashed", "replicas": [2, 1]}, **CLIPPED),
-    ],
     (F.VERSIONS, F.SHARDED): [
         without_flush(sharded=True, data_parallel=2),
         recipe_with(pipeline={"versions": "stashed", "sharded": True, "data_parallel": 2}, **CLIPPED),

@@ -10,7 +10,7 @@ from diffusionpipe.ir import Edge, Op, Schedule, parse_action
 from diffusionpipe.ir.files import schedule_from_text, schedule_to_text
 from diffusionpipe.ir.unroll import unroll
 from diffusionpipe.ir.versions import Versions, staleness_of, versions_held
-from diffusionpipe.passes import connect_blocks, with_versions, without_flush
+from diffusionpipe.passes import connect_blocks, reduce_gradients, replicate, with_versions, without_flush
 from diffusionpipe.planner.assembly.windows import communicate_window, forwards_ahead, overlap
 from diffusionpipe.schedules import REGISTRY
 from diffusionpipe.timing import Streams
@@ -117,6 +117,35 @@ def test_the_checker_names_what_a_window_breaks(old, new, problem):
     with pytest.raises(ScheduleError) as error:
         check(broken)
     assert problem in str(error.value)
+
+
+def replicated(p: int, m: int, replicas: tuple[int, ...]) -> Schedule:
+    """The window of a chain whose stages are replicated, with the sums of their gradients."""
+    copies = reduce_gradients(replicate(REGISTRY["1f1b"](p, m, 4), replicas), is_data_parallel=False)
+    ahead = [lead for lead, count in zip(forwards_ahead("1f1b", p), replicas, strict=True) for _ in range(count)]
+    return without_flush(copies, ahead)
+
+
+@pytest.mark.parametrize("replicas", [(2, 1), (1, 2, 2), (4, 2, 1), (1, 2, 1, 2)])
+def test_windows_of_replicas_pass_the_strictest_machine(replicas):
+    for m in (1, 2, 4):
+        explicit = communicate_window(replicated(len(replicas), m, replicas))
+        check(unroll(explicit, 4), streams=Streams.HOST)
+        check(with_versions(explicit, Versions.STASHED))
+
+
+def test_the_checker_names_a_replica_that_steps_without_the_sum():
+    window = with_versions(replicated(2, 1, (1, 2)), Versions.STASHED)
+    check(window)
+    for worker in (1, 2):
+        with pytest.raises(ScheduleError) as error:
+            check(changed(window, worker, f"{worker}REDUCE_GRAD ", ""))
+        assert f"worker {worker}: block 1 has no REDUCE_GRAD in a window, but other workers hold it too" in str(
+            error.value
+        )
+        late = changed(window, worker, f"{worker}REDUCE_GRAD {worker}STEP", f"{worker}STEP {worker}REDUCE_GRAD")
+        with pytest.raises(ScheduleError, match=f"{worker}STEP comes before {worker}REDUCE_GRAD"):
+            check(late)
 
 
 def test_what_has_no_window_is_refused():

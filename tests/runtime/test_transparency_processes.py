@@ -74,6 +74,8 @@ OTHER_WINDOWS = [
     (layout_of(Versions.NEWEST, 4, 1), ("momentum", "adamw")),
     (layout_of(Versions.VERTICAL, 4, 4), ("sgd",)),
     (layout_of(Versions.STASHED, 2, 4, data_parallel=2, checkpointed=("*",)), ("adamw",)),
+    (layout_of(Versions.STASHED, 2, 2, replicas=(2, 2)), ("momentum",)),
+    (layout_of(Versions.STASHED, 3, 2, replicas=(1, 2, 1)), ("momentum",)),
 ]
 
 

@@ -5,6 +5,7 @@ w_s[v+1] = update( w_s[v],  d loss / d w_s  with forwards on { w_j[v - a_j] } an
 
 import pytest
 import torch
+from tiers import quick_and_slow
 from windowed import (
     RATES,
     STEPS,
@@ -64,6 +65,24 @@ def test_copies_of_the_pipeline_recomputation_and_flushes_between(versions):
     """Two groups that share each batch; batches 3 and 5 begin with empty pipelines."""
     layout = layout_of(versions, 2, 2, data_parallel=2, checkpointed=("*",))
     assert is_within_limits(distances("dit", layout, ("momentum",), stops=(3, 5, STEPS)))
+
+
+REPLICATED = [
+    (Versions.STASHED, 2, 2, {"replicas": (1, 2), "data_parallel": 2}),
+    (Versions.STASHED, 3, 1, {"replicas": (1, 2, 2)}),
+    (Versions.VERTICAL, 2, 4, {"replicas": (2, 1)}),
+    (Versions.DELAYED, 2, 2, {"replicas": (2, 2)}),
+    (Versions.NEWEST, 3, 2, {"replicas": (1, 2, 1)}),
+    (Versions.PREDICTED, 2, 1, {"replicas": (1, 4)}),
+]
+
+
+@pytest.mark.parametrize(("versions", "stages", "microbatches", "copies"), quick_and_slow(
+    REPLICATED, quick=REPLICATED[:1],
+))  # fmt: skip
+def test_replicas_of_a_stage_make_the_step_of_all_their_shares(versions, stages, microbatches, copies):
+    layout = layout_of(versions, stages, microbatches, **copies)
+    assert is_within_limits(distances("dit", layout, ("momentum", "adamw"), stops=(4, STEPS)))
 
 
 @pytest.mark.slow

@@ -147,7 +147,6 @@ def test_a_run_lowers_the_rates_of_stages_with_old_weights(crew, recipe, place):
         ({"training": {"on_spike": "skip"}}, "a spike is known after the next steps have begun"),
         ({"pipeline": {"fill": True}}, "there are no bubbles to fill; leave out fill"),
         ({"pipeline": {"data_parallel": 2, "sharded": True}}, "sharded parameters are gathered for one version"),
-        ({"pipeline": {"replicas": [2, 1]}}, "replicas of a stage cannot train without a flush yet"),
         ({"pipeline": {"offload_frozen": True}}, "weights of encoders cannot come from host memory"),
         ({"pipeline": {"versions": "predicted"}, "optimizer": {"name": "SGD"}}, "and SGD is none of them"),
         ({"pipeline": {"orders": "orders.csv"}}, "searched orders and orders of a file end with a flush"),

@@ -71,7 +71,8 @@ def _memory(start: "Start", profile: "Profile", cluster: "Cluster | None") -> "t
     # The window has no encoders; those of the validation are the same.
     trained = predict(setting, unroll(train, 1), plan.blocks, plan.mesh).memory
     encoding = predict(setting, plan.validate, plan.blocks, plan.mesh).memory
-    counts = {train.placement.stages[block].worker: count for block, count in versions_held(train).items()}
+    held = versions_held(train)
+    counts = {stage.worker: held[stage.weights] for stage in train.placement.stages}
     return tuple(
         replace(use, parameters=use.parameters * counts[worker], frozen=encoding[worker].frozen)
         for worker, use in enumerate(trained)

@@ -220,6 +220,10 @@ WORKS: Mapping[str, Sequence[tuple[Feature, Feature]]] = {
     ],
     "tests/runtime/test_windows.py::test_a_window_is_the_recurrence": [(Feature.VERSIONS, Feature.PREDICTION)],
     WINDOWS: [(Feature.VERSIONS, Feature.DATA_PARALLEL), (Feature.VERSIONS, Feature.RECOMPUTE)],
+    "tests/runtime/test_windows.py::test_replicas_of_a_stage_make_the_step_of_all_their_shares": [
+        (Feature.VERSIONS, Feature.REPLICAS),
+        (Feature.PREDICTION, Feature.REPLICAS),
+    ],
     "tests/runtime/test_windows.py::test_every_kind_of_trained_part_is_the_recurrence": [
         (Feature.VERSIONS, other) for other in (Feature.LORA, Feature.TEXT_ENCODER, Feature.CONTROLNET)
     ],
@@ -274,10 +278,6 @@ REFUSED: Mapping[tuple[Feature, Feature], str] = {
     (Feature.NARROW_STORE, Feature.WIDE): (
         'layers that compute in {precision} would lose precision; set training.precision = "bfloat16", or '
         "remove frozen_dtype"
-    ),
-    (Feature.VERSIONS, Feature.REPLICAS): (
-        "replicas of a stage cannot train without a flush yet; use data_parallel instead of replicas, or versions = "
-        '"flushed"'
     ),
     (Feature.VERSIONS, Feature.SHARDED): (
         'sharded parameters are gathered for one version at a time; leave out sharded, or set versions = "flushed"'

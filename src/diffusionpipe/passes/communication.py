@@ -23,7 +23,7 @@ Transfers that take no time change the start of no action: by the same induction
 that it stands behind ends, and in the timeline its reader starts no earlier than that.
 """
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -99,21 +99,30 @@ def _compute_entries(
 ) -> list[list[tuple[tuple[int, int, int], Action]]]:
     """For each worker its actions with their keys; ops of a whole stage stay behind the compute that they follow.
 
-    A reduction that several workers take part in has one key on all of them.
+    A reduction that several workers take part in has one key on all of them. Where a block is reduced several times,
+    once for each batch, they do so in turn.
     """
-    stages, entries, reductions = schedule.placement.stages, [], defaultdict[int, dict[int, int]](dict)
-    for worker, (order, events) in enumerate(zip(schedule.orders, graph.events, strict=True)):
-        key, keyed = -1, []
+    stages, entries = schedule.placement.stages, []
+    reductions = defaultdict[tuple[int, int], list[int]](list)  # (block, turn) -> the key on each worker
+    for order, events in zip(schedule.orders, graph.events, strict=True):
+        key, keyed, turns = -1, [], Counter[int]()
         for i, (action, event) in enumerate(zip(order, events, strict=True)):
+            block = stages[action.stage].weights
             if action.op in TIMED_OPS:
                 key = rank[event]
             elif action.op is Op.REDUCE_GRAD:
-                reductions[stages[action.stage].weights][worker] = key
+                reductions[block, turns[block]].append(key)
+                turns[block] += 1
             keyed.append(((key, 0, i), action))
         entries.append(keyed)
     behind = max(map(len, schedule.orders))
     for keyed in entries:
+        turns = Counter[int]()
         for place, (_, action) in enumerate(keyed):
-            if action.op is Op.REDUCE_GRAD and len(keys := reductions[stages[action.stage].weights]) > 1:
-                keyed[place] = (max(keys.values()), 0, behind + stages[action.stage].weights), action
+            block = stages[action.stage].weights
+            if action.op is Op.REDUCE_GRAD:
+                keys = reductions[block, turns[block]]
+                turns[block] += 1
+                if len(keys) > 1:
+                    keyed[place] = (max(keys), 0, behind + block), action
     return entries

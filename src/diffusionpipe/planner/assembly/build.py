@@ -145,8 +145,6 @@ def _problems_of_versions(graph: ModelGraph, layout: Layout) -> Iterator[str]:
     """What does not go together with training without a flush."""
     if layout.versions is Versions.FLUSHED:
         return
-    if max(layout.replicas, default=1) > 1:
-        yield refusal(Feature.VERSIONS, Feature.REPLICAS)
     if layout.sharded:
         yield refusal(Feature.VERSIONS, Feature.SHARDED)
     if layout.buckets > 1:
@@ -330,7 +328,10 @@ def _window(build: _Build) -> Schedule:
     """The layout's window. It reads no frozen outputs from others: each batch is encoded before it begins."""
     layout = build.layout
     flushed = reduced(_connected(build, layout.generated(), build.blocks[:-1], layout.division), layout.division)
-    window = communicate_window(without_flush(flushed, forwards_ahead(layout.schedule, layout.stages)))
+    ahead = forwards_ahead(layout.schedule, layout.stages)
+    replicas = layout.division.replicas
+    of_worker = [lead for lead, count in zip(ahead, replicas, strict=True) for _ in range(count)]
+    window = communicate_window(without_flush(flushed, of_worker))
     window = with_versions(window, layout.versions, layout.delay)
     check(window)
     return window

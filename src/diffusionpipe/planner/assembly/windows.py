@@ -92,18 +92,23 @@ def _producer(schedule: Schedule, action: Action) -> Action:
 
 
 def _timetable(unrolled: Schedule) -> Timeline:
-    """The times of a window's batches; each differs from all others by its stage, so that nothing is left to ties."""
-    spans, unit = [], _unit(unrolled)
+    """The times of a window's batches; each differs from all others by its stage, so that nothing is left to ties.
+
+    Replicas of a stage have its times.
+    """
+    spans, unit, stages = [], _unit(unrolled), unrolled.placement.stages
     for worker, order in enumerate(unrolled.orders):
         computes = [action for action in order if action.op in (Op.F, Op.B)]
         ahead = [action.op for action in computes].index(Op.B) - 1
-        place = unrolled.placement.pipeline_of(computes[0].stage).stages.index(computes[0].stage)
-        behind = unrolled.num_workers - 1 - place
+        numbers = unrolled.placement.pipeline_of(computes[0].stage).stages
+        place = numbers.index(computes[0].stage)
+        blocks = [*dict.fromkeys(stages[stage].weights for stage in numbers)]
+        behind = len(blocks) - 1 - blocks.index(stages[computes[0].stage].weights)
         for action in computes:
             assert action.microbatch is not None
             is_forward = action.op is Op.F
             end = 3 * (action.microbatch - ahead * is_forward) + 2 * behind + 2 * (not is_forward)
-            distinct = (2 * (place if is_forward else behind) + (not is_forward)) / unit
+            distinct = (2 * (place if is_forward else len(numbers) - 1 - place) + (not is_forward)) / unit
             spans.append(Span(worker=worker, action=action, start=0, end=end + distinct))
     earliest = min(span.end for span in spans) - 1
     return Timeline(

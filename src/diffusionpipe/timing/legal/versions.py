@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from diffusionpipe.ir.action import Action, Op
-from diffusionpipe.ir.schedule import Schedule
+from diffusionpipe.ir.schedule import Schedule, lone_blocks
 
 
 def step_problems(schedule: Schedule) -> Iterator[str]:
@@ -58,8 +58,9 @@ def _encodings(window: Schedule) -> Iterator[str]:
 
 
 def _step_places(window: Schedule) -> Iterator[str]:
-    """Every trained block has one STEP a window on each of its holders, behind its gradients."""
+    """Every trained block has one STEP a window on each of its holders, behind its gradients and their sum."""
     stages = window.placement.stages
+    lone = lone_blocks(window)
     for worker, order in enumerate(window.orders):
         last: dict[int, int] = {}
         steps = Counter[int]()
@@ -73,6 +74,9 @@ def _step_places(window: Schedule) -> Iterator[str]:
             block = stages[action.stage].weights
             if action.op is Op.STEP and place < last.get(block, -1):
                 yield f"worker {worker}: {action} comes before {order[last[block]]}, whose gradient it takes in"
+        reduced = {stages[action.stage].weights for action in order if action.op is Op.REDUCE_GRAD}
+        for block in sorted(last.keys() - lone - reduced):
+            yield f"worker {worker}: block {block} has no REDUCE_GRAD in a window, but other workers hold it too"
         for block in sorted(last.keys() | steps.keys()):
             if steps[block] != 1:
                 yield f"worker {worker}: block {block} has {steps[block]} STEPs in a window; it needs one"
