@@ -174,7 +174,6 @@ CASES = {
         recipe_with(pipeline={"versions": "predicted"}, optimizer={"name": "SGD"}, **CLIPPED),
         recipe_with(pipeline={"versions": "predicted"}, optimizer={"name": "RMSprop"}, **CLIPPED),
     ],
-    (F.VERSIONS, F.FILL): [recipe_with(pipeline={"versions": "stashed", "fill": True}, **CLIPPED)],
     (F.VERSIONS, F.SELF_CONDITIONING): [
         recipe_with(pipeline={"versions": "stashed"}, objective={"self_conditioning": 0.5}, **CLIPPED)
     ],

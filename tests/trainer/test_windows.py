@@ -19,6 +19,7 @@ from diffusionpipe.errors import ConfigError
 from diffusionpipe.ir.versions import Versions
 from diffusionpipe.passes import with_versions
 from diffusionpipe.planner.assembly.windows import overlap
+from diffusionpipe.ir.files import read_plan
 from diffusionpipe.trainer.checkpoints.checkpoint_folder import latest
 from diffusionpipe.trainer.loading import Weights
 from diffusionpipe.trainer.run import is_flush
@@ -91,6 +92,32 @@ def test_with_other_weights_it_goes_on_bit_for_bit_too(crew, recipe, place, vers
 
 
 @pytest.mark.slow
+def test_a_filled_run_goes_on_bit_for_bit_from_its_checkpoint(crew, recipe, place):
+    """Behind the flush of a checkpoint everything is encoded anew, by the same fills: those of the kept profile."""
+    filled = {"pipeline": {"fill": True}}
+    assert crew.run(train, recipe("filled", **filled)) == [8, 8]
+    losses = losses_of(place / "filled")
+    assert list(losses) == list(range(1, 9))
+    assert read_plan(place / "filled" / "plan.json").is_filled
+    assert losses == pytest.approx(losses_of(place / "whole"), rel=1e-4)
+    assert list(losses_of(place / "filled", "validation_loss")) == [4, 8]
+    whole = tensors_of(latest(place / "filled"))
+    for name in ("step-00000008",):
+        shutil.rmtree(place / "filled" / "checkpoints" / name)
+    assert crew.run(train, recipe("filled", **filled), "latest") == [8, 8]
+    again = tensors_of(latest(place / "filled"))
+    assert all(torch.equal(tensor, again[name]) for name, tensor in whole.items())
+
+
+@pytest.mark.slow
+def test_a_filled_run_that_is_asked_to_stop_finishes_the_batches_that_it_has_begun(crew, recipe, place):
+    late = {"checkpoint": {"every": 20}, "validation": {"every": 20}, "training": {"steps": 20}}
+    done = crew.run(train, recipe("filled-stop", pipeline={"fill": True}, **late), at={2: ask_to_save_and_quit})
+    assert done[0] == done[1] < 12
+    assert latest(place / "filled-stop").name == f"step-{done[0]:08d}"
+
+
+@pytest.mark.slow
 def test_with_a_flush_after_every_step_it_is_the_flushed_run(crew, recipe, place):
     same = {"clip_norm": "none", "clip": "global"}
     assert crew.run(train, recipe("every", pipeline={"flush_every": 1}, training=same)) == [8, 8]
@@ -145,7 +172,6 @@ def test_a_run_lowers_the_rates_of_stages_with_old_weights(crew, recipe, place):
         ({"training": {"clip": "global"}}, 'not known when a stage steps; set clip = "block", or leave out clip_norm'),
         ({"training": {"post_validation": True}}, "post-validation takes a step back before the next one"),
         ({"training": {"on_spike": "skip"}}, "a spike is known after the next steps have begun"),
-        ({"pipeline": {"fill": True}}, "there are no bubbles to fill; leave out fill"),
         ({"pipeline": {"data_parallel": 2, "sharded": True}}, "sharded parameters are gathered for one version"),
         ({"pipeline": {"offload_frozen": True}}, "weights of encoders cannot come from host memory"),
         ({"pipeline": {"versions": "predicted"}, "optimizer": {"name": "SGD"}}, "and SGD is none of them"),

@@ -24,24 +24,27 @@ that it stands behind ends, and in the timeline its reader starts no earlier tha
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from diffusionpipe.errors import ConfigError, ScheduleError
 from diffusionpipe.ir import Action, Op, Schedule, Timeline
 from diffusionpipe.ir.flows import TIMED_OPS, ends
-from diffusionpipe.passes.message_order import message_order
+from diffusionpipe.passes.message_order import NO_ROOMS, message_order
 from diffusionpipe.timing import Graph, graph_of
 from diffusionpipe.units import Seconds
 
 
-def communicate(schedule: Schedule, timeline: Timeline, *, lookahead: int = 1) -> Schedule:
+def communicate(
+    schedule: Schedule, timeline: Timeline, *, lookahead: int = 1, rooms: Mapping[tuple[int, int], Action] = NO_ROOMS
+) -> Schedule:
     """The compute-only schedule with explicit messages, ordered by its timeline.
 
     A message is posted at the earliest when its reader is `lookahead + 1` compute actions ahead on its worker: with 1
     it travels while the action before its reader runs, with 0 the worker waits for it. This bounds the receive
     buffers. An activation or gradient is one message for each edge and micro-batch. Frozen outputs are one message for
-    each encoder stage, reading worker and micro-batch, with all tensors that the worker's stages read.
+    each encoder stage, reading worker and micro-batch, with all tensors that the worker's stages read. `rooms` says for
+    an encoder stage and a reading worker behind which compute action of that worker there is room for them instead.
 
     Messages are numbered in the total order of the module's docstring.
 
@@ -55,7 +58,7 @@ def communicate(schedule: Schedule, timeline: Timeline, *, lookahead: int = 1) -
     if schedule.has_communication:
         raise ScheduleError(["messages are explicit already; communicate takes a compute-only schedule"])
     graph = graph_of(schedule)
-    order = message_order(schedule, graph, lookahead=lookahead)
+    order = message_order(schedule, graph, lookahead=lookahead, rooms=rooms)
     rank = order.ranks(_reached(schedule, graph, timeline))
     placed = [(behind, order.message(index)) for behind, index in order.placed(rank)]
     entries = _compute_entries(schedule, graph, rank)

@@ -19,7 +19,7 @@ from diffusionpipe.costs import Costs
 from diffusionpipe.costs.memory import MemoryUse
 from diffusionpipe.ir import Op, Schedule
 from diffusionpipe.ir.unroll import unroll
-from diffusionpipe.ir.versions import Versions, staleness_of, versions_held
+from diffusionpipe.ir.versions import Versions, batches_held, staleness_of, versions_held
 from diffusionpipe.passes import with_versions
 from diffusionpipe.planner.assembly.build import build_window
 from diffusionpipe.planner.assembly.layout import Blocks, Layout
@@ -28,7 +28,8 @@ from diffusionpipe.planner.explain import Row
 from diffusionpipe.planner.pricing.arrangement import Arrangement, arrangements
 from diffusionpipe.planner.pricing.layer_table import checkpointed_layers
 from diffusionpipe.planner.pricing.setting import Setting
-from diffusionpipe.planner.pricing.stage_costs import costs_of, time_to_update, trained_parameters, worker_speeds
+from diffusionpipe.planner.pricing.stage_costs import time_to_update, trained_parameters
+from diffusionpipe.planner.pricing.window_costs import window_costs
 from diffusionpipe.planner.search.candidates import Candidate
 from diffusionpipe.planner.search.naming import sizes_of
 from diffusionpipe.planner.search.proposal import propose
@@ -178,28 +179,15 @@ def _made(tables: Tables, candidate: Candidate) -> _Window:
 
 
 def _prices(tables: Tables, layout: Layout, blocks: Blocks) -> tuple[Callable[[Schedule], Costs], Seconds]:
-    """What prices an unrolled schedule, and the longest update of a stage.
-
-    Weights are cast in every forward, because each may read another version.
-    """
+    """What prices an unrolled schedule, and the longest update of a stage."""
     setting = tables.setting
-    profile, speeds = setting.profile, worker_speeds(setting.cluster, layout.mesh)
-    ranks = setting.cluster.num_ranks
+    profile, ranks = setting.profile, setting.cluster.num_ranks
     encoding = tables.encoding(-(-setting.workload.batch // ranks))
     updates = [time_to_update(trained_parameters(setting.graph, layers), profile, ranks) for layers in blocks[:-1]]
 
     def price(unrolled: Schedule) -> Costs:
-        costs, stages = costs_of(unrolled, blocks, layout.mesh, setting), []
-        for index, (own, stage) in enumerate(zip(unrolled.placement.stages, costs.stages, strict=True)):
-            layers = blocks[own.weights]
-            once = encoding / speeds[own.worker] + updates[own.weights] + costs.reduces[index]
-            casts = sum(
-                profile.cast(name, setting.workload) for name in layers if name not in setting.table.checkpointed
-            )
-            forwards = unrolled.placement.num_forwards(index)
-            forward = stage.forward + casts / speeds[own.worker] * (1 - 1 / forwards)
-            stages.append(replace(stage, forward=forward, backward=stage.backward + once / layout.microbatches))
-        return replace(costs, stages=tuple(stages), reduces=())
+        batches = unrolled.num_microbatches() // layout.microbatches
+        return window_costs(unrolled, blocks, layout.mesh, setting, batches=batches, encoding=encoding)
 
     return price, max(updates)
 
@@ -245,7 +233,7 @@ def _memory(made: _Window, window: Schedule) -> list[MemoryUse]:
                 copies=flushed.copies * (window.num_workers - worker),
                 activations=unrolled.activations,
                 messages=unrolled.messages,
-                frozen_outputs=flushed.frozen_outputs * (window.lead + 2),
+                frozen_outputs=flushed.frozen_outputs * batches_held(window),
             )
         )
     return found

@@ -149,7 +149,6 @@ class PipelineSection(Section):
             raise ValueError("versions: neither the search nor a plan file takes it; remove plan and give the sizes")
         sizes = self.sizes
         asked = (
-            (sizes.fill, refusal(Feature.VERSIONS, Feature.FILL)),
             (sizes.sharded, refusal(Feature.VERSIONS, Feature.SHARDED)),
             (sizes.offload_frozen, refusal(Feature.VERSIONS, Feature.OFFLOAD)),
             (self.orders is not None, refusal(Feature.VERSIONS, Feature.ORDERS)),
