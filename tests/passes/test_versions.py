@@ -185,7 +185,11 @@ def test_windows_that_encode_pass_the_strictest_machine(p, m):
 @pytest.mark.parametrize(
     ("old", "new", "problem"),
     [
-        ("3ENCODE#0+2", "3ENCODE#0+3", "worker 0: 3ENCODE#0+3 leads by more than 2; another batch is in its place then"),
+        (
+            "3ENCODE#0+2",
+            "3ENCODE#0+3",
+            "worker 0: 3ENCODE#0+3 leads by more than 2; another batch is in its",
+        ),
         ("3ENCODE#0+2", "3ENCODE#0+1", "3ENCODE#0"),
         ("3ENCODE#0+2 ", "", "worker 0: 3ENCODE#0 is missing"),
         ("0RECV_F0>1+2", "0RECV_F0>1+3", "worker 0: 0RECV_F0>1+3 leads by more than 2; another batch is in its pl"),

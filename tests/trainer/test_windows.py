@@ -16,10 +16,10 @@ from tiny_runs import (
 )
 
 from diffusionpipe.errors import ConfigError
+from diffusionpipe.ir.files import read_plan
 from diffusionpipe.ir.versions import Versions
 from diffusionpipe.passes import with_versions
 from diffusionpipe.planner.assembly.windows import overlap
-from diffusionpipe.ir.files import read_plan
 from diffusionpipe.trainer.checkpoints.checkpoint_folder import latest
 from diffusionpipe.trainer.loading import Weights
 from diffusionpipe.trainer.run import is_flush

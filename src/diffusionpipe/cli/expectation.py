@@ -80,7 +80,7 @@ def _memory(start: "Start", profile: "Profile", cluster: "Cluster | None") -> "t
     # A window without fills has no encoders; those of the validation are the same.
     rows = predict(setting, unroll(train, 1), plan.blocks, plan.mesh).memory if plan.is_filled else encoding
     held = versions_held(train)
-    counts = {stage.worker: held[stage.weights] for stage in train.placement.stages}
+    counts = {stage.worker: held[stage.weights] for stage in train.placement.stages if stage.weights in held}
     return tuple(
         replace(
             use,

@@ -39,19 +39,21 @@ class _Numbers:
     """How a window's stages, micro-batches and samples count on from batch to batch."""
 
     window: Schedule
+    first: int
+    """The first encoder stage; they stand behind all others."""
 
     @property
-    def encoders(self) -> tuple[int, ...]:
-        """The encoder stages of a batch; they stand behind all others."""
-        return tuple(s for p in self.window.placement.pipelines if Op.ENCODE in p.ops for s in p.stages)
+    def num_encoders(self) -> int:
+        """The encoder stages of a batch."""
+        return len(self.window.placement.stages) - self.first
 
     def stage(self, stage: int, batch: int) -> int:
         """The stage of a batch."""
-        return stage + batch * len(self.encoders) * self.window.placement.is_frozen(stage)
+        return stage + batch * self.num_encoders if stage >= self.first else stage
 
     def microbatch(self, stage: int, microbatch: int, batch: int) -> int:
         """The micro-batch of a batch, in the stage's pipeline; the frozen part has one for each batch."""
-        if self.window.placement.is_frozen(stage):
+        if stage >= self.first:
             return microbatch
         return microbatch + batch * self.count(stage)
 
@@ -65,17 +67,17 @@ class _Numbers:
 
     def origin(self, stage: int) -> tuple[int, int]:
         """The batch of an encoder stage of the unrolled schedule, 0 for all others, and the window's stage for it."""
-        first = len(self.window.placement.stages) - len(self.encoders)
-        if stage < first:
+        if stage < self.first:
             return 0, stage
-        batch, number = divmod(stage - first, len(self.encoders))
-        return batch, first + number
+        batch, number = divmod(stage - self.first, self.num_encoders)
+        return batch, self.first + number
 
     def pipelines(self, pipeline: Pipeline, batches: int) -> Iterator[Pipeline]:
         """One with the micro-batches of all batches, or of the frozen part one for each batch [3]."""
         if Op.ENCODE not in pipeline.ops:
-            edges = tuple(self._edge(edge, batch) for batch in range(batches) for edge in pipeline.edges)
-            yield replace(pipeline, microbatches=pipeline.microbatches * batches, edges=tuple(dict.fromkeys(edges)))
+            frozen = [edge for edge in pipeline.edges if edge.producer >= self.first]
+            later = (self._edge(edge, batch) for batch in range(1, batches) for edge in frozen)
+            yield replace(pipeline, microbatches=pipeline.microbatches * batches, edges=(*pipeline.edges, *later))
             return
         for batch in range(batches):
             stages = tuple(self.stage(stage, batch) for stage in pipeline.stages)
@@ -86,7 +88,7 @@ class _Numbers:
 
     def message(self, message: Message, batch: int) -> Message:
         """The message of a batch."""
-        is_frozen = self.window.placement.is_frozen(message.source)
+        is_frozen = message.source >= self.first
         return replace(
             message,
             source=self.stage(message.source, batch),
@@ -114,10 +116,19 @@ class _Numbers:
         )
 
 
+def _numbers_of(window: Schedule) -> _Numbers:
+    encoders = [
+        stage for pipeline in window.placement.pipelines if Op.ENCODE in pipeline.ops for stage in pipeline.stages
+    ]
+    first = min(encoders, default=len(window.placement.stages))
+    assert sorted(encoders) == [*range(first, len(window.placement.stages))], "encoder stages stand behind all others"
+    return _Numbers(window, first)
+
+
 def unroll(window: Schedule, batches: int) -> Schedule:
     """The finite schedule of so many batches; its actions say nothing of versions."""
-    numbers, placement, every = _Numbers(window), window.placement, range(batches)
-    encoders = tuple(placement.stages[stage] for stage in numbers.encoders)
+    numbers, placement, every = _numbers_of(window), window.placement, range(batches)
+    encoders = placement.stages[numbers.first :]
     pipelines = tuple(new for pipeline in placement.pipelines for new in numbers.pipelines(pipeline, batches))
     return replace(
         window,
@@ -133,7 +144,7 @@ def unroll(window: Schedule, batches: int) -> Schedule:
 
 def occurrences(window: Schedule, worker: int, batches: int) -> Iterator[tuple[int, int, Action]]:
     """(window, place in the window's order, action) of each action of a worker of the unrolled schedule, in order."""
-    numbers = _Numbers(window)
+    numbers = _numbers_of(window)
     for number in range(-window.lead, batches):  # [1]
         for place, action in enumerate(window.orders[worker]):
             batch = number + action.reading.lead
@@ -146,7 +157,7 @@ def fold(window: Schedule, unrolled: Schedule, batches: int) -> Schedule:
 
     `window` is what it was unrolled from. Whether the windows do repeat, the checker sees: it unrolls the result.
     """
-    numbers, middle = _Numbers(window), batches // 2
+    numbers, middle = _numbers_of(window), batches // 2
     plain = [_plain(numbers, message) for message in unrolled.messages]
     messages = [message for batch, message in plain if batch == middle]
     number_of = {message: number for number, message in enumerate(messages)}
@@ -179,7 +190,7 @@ def fold(window: Schedule, unrolled: Schedule, batches: int) -> Schedule:
 def _plain(numbers: _Numbers, message: Message) -> tuple[int, Message]:
     """The batch of a message of an unrolled schedule, and the window's message that it stands for."""
     batch, source = numbers.origin(message.source)
-    if source in numbers.encoders:
+    if source >= numbers.first:
         return batch, replace(message, source=source, samples=message.samples.shifted(-numbers.samples(batch)))
     batch, microbatch = divmod(message.microbatch, numbers.count(source))
     return batch, replace(message, microbatch=microbatch)
