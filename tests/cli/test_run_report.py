@@ -129,8 +129,8 @@ def test_a_filled_run_without_a_flush_expects_a_period_and_the_rows_of_all_batch
     assert expected.update is None
     assert expected.step == predicted_period(profile, filled.plan) > 0
     assert len(expected.memory) == 3
-    assert "filled, no flush, weights stashed" in on_terminal(start_block(filled, expected), 160)
-    assert any("versions=stashed" in line and "filled=true" in line for line in start_lines(filled, expected))
+    assert "batch 8, filled, no flush, weights stashed" in on_terminal(start_block(filled, expected), 160)
+    assert any("versions=stashed" in line and "filled=True" in line for line in start_lines(filled, expected))
 
 
 def test_many_workers_show_the_least_and_the_most_memory(start):
