@@ -15,6 +15,7 @@ from tiny_runs import (
     train_here,
 )
 
+from diffusionpipe.cli.job_profiles import CachedProfiles
 from diffusionpipe.errors import ConfigError
 from diffusionpipe.ir.files import read_plan
 from diffusionpipe.ir.versions import Versions
@@ -93,26 +94,25 @@ def test_with_other_weights_it_goes_on_bit_for_bit_too(crew, recipe, place, vers
 
 @pytest.mark.slow
 def test_a_filled_run_goes_on_bit_for_bit_from_its_checkpoint(crew, recipe, place):
-    """Behind the flush of a checkpoint everything is encoded anew, by the same fills: those of the kept profile."""
-    filled = {"pipeline": {"fill": True}}
-    assert crew.run(train, recipe("filled", **filled)) == [8, 8]
+    """Behind the flush of a checkpoint everything is encoded by the same fills: those of the kept profile.
+
+    Losses are those of the run without fills. One that is asked to stop ends the batches that it has begun.
+    """
+    filled, profiles = {"pipeline": {"fill": True}}, CachedProfiles(place / "profiles")
+    assert crew.run(train, recipe("filled", **filled), profiles=profiles) == [8, 8]
     losses = losses_of(place / "filled")
-    assert list(losses) == list(range(1, 9))
     assert read_plan(place / "filled" / "plan.json").is_filled
-    assert losses == pytest.approx(losses_of(place / "whole"), rel=1e-4)
+    assert crew.run(train, recipe("not-filled")) == [8, 8]
+    assert losses == pytest.approx(losses_of(place / "not-filled"), rel=1e-4)
     assert list(losses_of(place / "filled", "validation_loss")) == [4, 8]
     whole = tensors_of(latest(place / "filled"))
-    for name in ("step-00000008",):
-        shutil.rmtree(place / "filled" / "checkpoints" / name)
+    shutil.rmtree(place / "filled" / "checkpoints" / "step-00000008")
     assert crew.run(train, recipe("filled", **filled), "latest") == [8, 8]
     again = tensors_of(latest(place / "filled"))
     assert all(torch.equal(tensor, again[name]) for name, tensor in whole.items())
-
-
-@pytest.mark.slow
-def test_a_filled_run_that_is_asked_to_stop_finishes_the_batches_that_it_has_begun(crew, recipe, place):
     late = {"checkpoint": {"every": 20}, "validation": {"every": 20}, "training": {"steps": 20}}
-    done = crew.run(train, recipe("filled-stop", pipeline={"fill": True}, **late), at={2: ask_to_save_and_quit})
+    stopped = recipe("filled-stop", **filled, **late)
+    done = crew.run(train, stopped, profiles=profiles, at={2: ask_to_save_and_quit})
     assert done[0] == done[1] < 12
     assert latest(place / "filled-stop").name == f"step-{done[0]:08d}"
 
