@@ -166,7 +166,7 @@ def layouts_of(stages: int, schedule: str, batch: int = 16) -> list[Layout]:
 
 
 def scattered(seed):
-    """A filler that cuts samples and layers at random and puts the pieces anywhere."""
+    """A filler that cuts samples and layers at random and puts the pieces anywhere; in a window behind a compute."""
     rng = random.Random(seed)
 
     def filler(unfilled):
@@ -184,7 +184,7 @@ def scattered(seed):
                 chunk = rng.choice([2, 3, stop - start])
                 starts = range(start, stop, chunk)
                 pieces += [(Range(first, last), Range(sample, min(sample + chunk, stop))) for sample in starts]
-            positions = sorted(rng.randrange(length + 1) for _ in pieces)
+            positions = sorted(rng.randrange(bool(schedule.lead), length + 1) for _ in pieces)
             fills[worker] = [
                 PlacedFill(position=position, component="", layers=layers, samples=samples)
                 for position, (layers, samples) in zip(positions, pieces, strict=True)

@@ -8,7 +8,7 @@ from random import Random
 
 import torch
 from descriptions import described
-from layouts import CPU
+from layouts import CPU, scattered
 from tiny_models import raw_inputs, tiny_controlled, tiny_dit, tiny_flux, tiny_stable_diffusion
 
 from diffusionpipe.ir import Op
@@ -81,11 +81,16 @@ def trained_of(graph, layers):
 def recurrence(graph, plan, batches, names, flushes, autocast=None):
     """The sequential recurrence, written out: every version of every stage is kept."""
     graph = copy.deepcopy(graph)
-    stages = [trained_of(graph, plan.blocks[stage.weights]) for stage in plan.train.placement.stages]
+    placement = plan.train.placement
+    stages = [
+        trained_of(graph, plan.blocks[stage.weights])
+        for index, stage in enumerate(placement.stages)
+        if not placement.is_frozen(index)
+    ]
     optimizers = [Optimizers(list(own.values()), names) for own in stages]
     versions = [[{name: p.detach().clone() for name, p in own.items()}] for own in stages]
     directions = [[{name: direction(own, p) for name, p in stages[s].items()}] for s, own in enumerate(optimizers)]
-    table, (pipeline,) = staleness_of(plan.train), plan.train.placement.pipelines
+    table, (pipeline, *_) = staleness_of(plan.train), placement.pipelines
     is_predicted = any(action.reading.predicted for _, action in plan.train.actions())
     first = 0
 
@@ -136,7 +141,7 @@ def recurrence(graph, plan, batches, names, flushes, autocast=None):
 def distances_of(plan, names, start, expected, found):
     """Of the weights found on each rank from those expected, in parts of the distance moved: by optimizer."""
     apart, moved = (dict.fromkeys(names, 0.0) for _ in range(2))
-    for rank, (parameters, _, _) in enumerate(found):
+    for rank, (parameters, *_) in enumerate(found):
         worker = plan.mesh.place(rank)[1]
         for number, (key, value) in enumerate(parameters.items()):
             optimizer = names[number % len(names)]
@@ -166,7 +171,10 @@ def batches_of(graph, steps=STEPS):
 
 
 def run_windows(graph, model, plan, rank, transport, *, batch_of, names, stops, autocast=None, wait=None):
-    """One rank's weights at the end, its losses, the bytes of its versions. `wait` is called before each update."""
+    """One rank's weights at the end, its losses, the bytes of its versions and of its rows by tensor.
+
+    `wait` is called before each update.
+    """
     precision = Precision(autocast=autocast)
     worker = build_worker(copy.deepcopy(graph), model, plan, rank, transport, device=CPU, precision=precision)
     window = worker.window
@@ -177,12 +185,10 @@ def run_windows(graph, model, plan, rank, transport, *, batch_of, names, stops, 
             wait()
         optimizers.step(step)
 
-    def encode(batch):
-        encoder = window.encoder(batch)
+    def feed(batch):
         group = worker.place.group * (BATCH // plan.mesh.data_parallel)
         rows = worker.encoded
-        worker.feed(encoder, {k: v[group + rows.start : group + rows.stop] for k, v in batch_of(batch).items()})
-        encoder.run()
+        worker.feed_batch(batch, {k: v[group + rows.start : group + rows.stop] for k, v in batch_of(batch).items()})
 
     window.update = update
     window.predict = lambda block, version, step: optimizers.predict(version, step)
@@ -190,16 +196,31 @@ def run_windows(graph, model, plan, rank, transport, *, batch_of, names, stops, 
     for stop in stops:
         while window.batch < stop:
             worker.reset_gradients()
-            outputs = window.run(stop, encode)
+            outputs = window.run(stop, feed)
             losses.append(sum(float(output.value.sum()) for output in outputs) / BATCH)
     held = sum(versions.num_bytes for versions in worker.versions.values())
-    return {name: p.detach().clone() for name, p in worker.parameters.items()}, losses, held
+    rows = {name: row_bytes(window.stores, name) for name in window.stores[0]}
+    return {name: p.detach().clone() for name, p in worker.parameters.items()}, losses, held, rows
+
+
+def row_bytes(stores, name):
+    """Of a tensor in all stores."""
+    views = [store.view(name, store.extents[name]) for store in stores]
+    return sum(view.numel() * view.element_size() for view in views)
 
 
 def windows_in_process(
-    job: Job, build: Callable, layouts: Sequence[tuple[Layout, tuple[str, ...]]], stops: Sequence[int], seed: int | None
+    job: Job,
+    build: Callable,
+    layouts: Sequence[tuple[Layout, tuple[str, ...]]],
+    stops: Sequence[int],
+    seed: int | None,
+    fill: int | None = None,
 ):
-    """One rank's `run_windows` of each layout, over torch.distributed; with a seed every update waits a random time."""
+    """One rank's `run_windows` of each layout, over torch.distributed; with a seed every update waits a random time.
+
+    With `fill` the frozen work is scattered, as that number says.
+    """
     graph = build()
     model, batches = described(graph), batches_of(graph)
     random, rank = Random(seed), job.membership.rank
@@ -207,7 +228,7 @@ def windows_in_process(
     wait = partial(_sleep, random) if seed is not None else None
     found = []
     for layout, names in layouts:
-        plan = build_plan(model, layout)
+        plan = build_plan(model, layout, filler=None if fill is None else scattered(fill))
         transport = ProcessTransport(summing=tuple(holders_of(plan).values()))
         batch_of = lambda batch: batches[batch % STEPS]  # noqa: E731
         found.append(

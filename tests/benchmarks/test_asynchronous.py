@@ -58,7 +58,7 @@ def test_losses_and_weights_are_those_of_the_pipeline(name, versions, stages, mi
 
         losses.append(sequential.step(loss_of))
     assert [loss for loss in found[-1][1] if loss] == pytest.approx(losses, rel=1e-12)
-    reached = {key: value for values, _, _ in found for key, value in values.items()}
+    reached = {key: value for values, *_ in found for key, value in values.items()}
     expected = {key: p.detach() for block in named for key, p in block.items()}
     apart = sum(float((reached[key] - value).square().sum()) for key, value in expected.items())
     moved = sum(float((start[key] - value).square().sum()) for key, value in expected.items())

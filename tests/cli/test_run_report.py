@@ -12,11 +12,12 @@ from screen_files import assert_screen
 from tiny_models import tiny_stable_diffusion
 from tiny_runs import recipe_of
 
-from diffusionpipe.cli.expectation import Expectation, expectation_of
+from diffusionpipe.cli.expectation import Expectation, expectation_of, unmeasured
 from diffusionpipe.cli.run_facts import count_parameters, parts_of, shape_of
 from diffusionpipe.cli.run_report import RunReport, end_line, end_table, median_step, start_block, start_lines
+from diffusionpipe.costs.files import write_profile
 from diffusionpipe.ir.versions import Versions
-from diffusionpipe.planner import Layout, build_plan
+from diffusionpipe.planner import Layout, build_plan, plan_from_profile, predicted_period
 from diffusionpipe.runtime.error_file import note_of
 from diffusionpipe.trainer.counts import short_count
 from diffusionpipe.trainer.start import Start
@@ -115,6 +116,21 @@ def test_a_run_without_a_flush_says_which_weights_it_reads(model, start):
     endless = replace(start, plan=build_plan(model, layout), recipe=recipe)
     assert "not filled, no flush, weights stashed" in on_terminal(start_block(endless, EXPECTED), 160)
     assert any("microbatches=4 versions=stashed" in line for line in start_lines(endless, EXPECTED))
+
+
+def test_a_filled_run_without_a_flush_expects_a_period_and_the_rows_of_all_batches_in_flight(model, start, tmp_path):
+    profile = unmeasured(model, "float32")
+    write_profile(profile, tmp_path / "profile.json")
+    layout = Layout(batch=8, stages=2, microbatches=4, replicas=(1, 2), versions=Versions.STASHED)
+    own = {"pipeline": start.recipe.pipeline.model_copy(update={"versions": Versions.STASHED, "fill": True})}
+    recipe = start.recipe.model_copy(update=own | {"run": start.recipe.run.model_copy(update={"folder": tmp_path})})
+    filled = replace(start, plan=plan_from_profile(profile, layout), recipe=recipe)
+    expected = expectation_of(filled)
+    assert expected.update is None
+    assert expected.step == predicted_period(profile, filled.plan) > 0
+    assert len(expected.memory) == 3
+    assert "batch 8, filled, no flush, weights stashed" in on_terminal(start_block(filled, expected), 160)
+    assert any("versions=stashed" in line and "filled=True" in line for line in start_lines(filled, expected))
 
 
 def test_many_workers_show_the_least_and_the_most_memory(start):

@@ -157,10 +157,6 @@ CASES = {
     ],
     (F.NARROW_STORE, F.WIDE): [recipe_with(model={"frozen_dtype": "bfloat16"})],
     (F.CONTROLNET, F.PICTURES): [drawn_from_a_prompt],
-    (F.VERSIONS, F.REPLICAS): [
-        without_flush(replicas=(2, 1)),
-        recipe_with(pipeline={"versions": "stashed", "replicas": [2, 1]}, **CLIPPED),
-    ],
     (F.VERSIONS, F.SHARDED): [
         without_flush(sharded=True, data_parallel=2),
         recipe_with(pipeline={"versions": "stashed", "sharded": True, "data_parallel": 2}, **CLIPPED),
@@ -178,7 +174,6 @@ CASES = {
         recipe_with(pipeline={"versions": "predicted"}, optimizer={"name": "SGD"}, **CLIPPED),
         recipe_with(pipeline={"versions": "predicted"}, optimizer={"name": "RMSprop"}, **CLIPPED),
     ],
-    (F.VERSIONS, F.FILL): [recipe_with(pipeline={"versions": "stashed", "fill": True}, **CLIPPED)],
     (F.VERSIONS, F.SELF_CONDITIONING): [
         recipe_with(pipeline={"versions": "stashed"}, objective={"self_conditioning": 0.5}, **CLIPPED)
     ],

@@ -6,11 +6,19 @@ from math import ceil
 import pytest
 
 from diffusionpipe.errors import ConfigError, ScheduleError
-from diffusionpipe.ir import Edge, Op, Schedule, parse_action
+from diffusionpipe.ir import Edge, Op, Range, Schedule, parse_action
 from diffusionpipe.ir.files import schedule_from_text, schedule_to_text
-from diffusionpipe.ir.unroll import unroll
-from diffusionpipe.ir.versions import Versions, staleness_of, versions_held
-from diffusionpipe.passes import connect_blocks, with_versions, without_flush
+from diffusionpipe.ir.unroll import fold, unroll
+from diffusionpipe.ir.versions import Versions, batches_held, staleness_of, versions_held
+from diffusionpipe.passes import (
+    PlacedFill,
+    connect_blocks,
+    insert_fills,
+    reduce_gradients,
+    replicate,
+    with_versions,
+    without_flush,
+)
 from diffusionpipe.planner.assembly.windows import communicate_window, forwards_ahead, overlap
 from diffusionpipe.schedules import REGISTRY
 from diffusionpipe.timing import Streams
@@ -116,6 +124,82 @@ def test_the_checker_names_what_a_window_breaks(old, new, problem):
         return
     with pytest.raises(ScheduleError) as error:
         check(broken)
+    assert problem in str(error.value)
+
+
+def replicated(p: int, m: int, replicas: tuple[int, ...]) -> Schedule:
+    """The window of a chain whose stages are replicated, with the sums of their gradients."""
+    copies = reduce_gradients(replicate(REGISTRY["1f1b"](p, m, 4), replicas), is_data_parallel=False)
+    ahead = [lead for lead, count in zip(forwards_ahead("1f1b", p), replicas, strict=True) for _ in range(count)]
+    return without_flush(copies, ahead)
+
+
+@pytest.mark.parametrize("replicas", [(2, 1), (1, 2, 2), (4, 2, 1), (1, 2, 1, 2)])
+def test_windows_of_replicas_pass_the_strictest_machine(replicas):
+    for m in (1, 2, 4):
+        explicit = communicate_window(replicated(len(replicas), m, replicas))
+        check(unroll(explicit, 4), streams=Streams.HOST)
+        check(with_versions(explicit, Versions.STASHED))
+
+
+def test_the_checker_names_a_replica_that_steps_without_the_sum():
+    window = with_versions(replicated(2, 1, (1, 2)), Versions.STASHED)
+    check(window)
+    for worker in (1, 2):
+        with pytest.raises(ScheduleError) as error:
+            check(changed(window, worker, f"{worker}REDUCE_GRAD ", ""))
+        assert f"worker {worker}: block 1 has no REDUCE_GRAD in a window, but other workers hold it too" in str(
+            error.value
+        )
+        late = changed(window, worker, f"{worker}REDUCE_GRAD {worker}STEP", f"{worker}STEP {worker}REDUCE_GRAD")
+        with pytest.raises(ScheduleError, match=f"{worker}STEP comes before {worker}REDUCE_GRAD"):
+            check(late)
+
+
+def encoding(p: int, m: int) -> Schedule:
+    """A window whose workers each encode two samples of a batch behind their first backward, without messages."""
+    window = without_flush(REGISTRY["1f1b"](p, m, 2 * p), forwards_ahead("1f1b", p))
+    fills = {
+        w: [
+            PlacedFill(position=2, component="v", layers=Range(0, 1), samples=Range(first, first + 2 * m))
+            for first in [2 * m * w]
+        ]
+        for w in range(p)
+    }
+    return insert_fills(window, fills, block=p, outputs=dict.fromkeys(range(p), ("latents",)))
+
+
+@pytest.mark.parametrize(("p", "m"), [(2, 1), (3, 2), (3, 1), (4, 1), (4, 4), (5, 2)])
+def test_windows_that_encode_pass_the_strictest_machine(p, m):
+    window = encoding(p, m)
+    count = 2 * window.lead + 2
+    assert fold(window, unroll(window, count), count) == window
+    explicit = communicate_window(window)
+    check(unroll(explicit, 5), streams=Streams.HOST)
+    assert explicit.lead == window.lead == batches_held(window) - 1 == 1 + ceil((p - 1) / m)
+    read = with_versions(explicit, Versions.STASHED)
+    check(read)
+    assert schedule_from_text(schedule_to_text(read)) == read
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "problem"),
+    [
+        (
+            "3ENCODE#0+2",
+            "3ENCODE#0+3",
+            "worker 0: 3ENCODE#0+3 leads by more than 2; another batch is in its",
+        ),
+        ("3ENCODE#0+2", "3ENCODE#0+1", "3ENCODE#0"),
+        ("3ENCODE#0+2 ", "", "worker 0: 3ENCODE#0 is missing"),
+        ("0RECV_F0>1+2", "0RECV_F0>1+3", "worker 0: 0RECV_F0>1+3 leads by more than 2; another batch is in its pl"),
+    ],
+)
+def test_the_checker_names_an_encoding_out_of_its_window(old, new, problem):
+    window = with_versions(communicate_window(encoding(3, 2)), Versions.STASHED)
+    assert old in " ".join(map(str, window.orders[0]))
+    with pytest.raises(ScheduleError) as error:
+        check(changed(window, 0, old, new))
     assert problem in str(error.value)
 
 

@@ -9,8 +9,10 @@ from planner import synthetic
 from diffusionpipe.cli.plan_table import table_lines
 from diffusionpipe.ir.versions import Versions, versions_held
 from diffusionpipe.passes import with_versions
+from diffusionpipe.planner import Layout, build_plan, plan_from_profile, predicted_period
 from diffusionpipe.planner.assembly.windows import overlap
 from diffusionpipe.planner.choice import choose
+from diffusionpipe.planner.filling.filler import filler_of
 from diffusionpipe.planner.pricing.given import Given
 from diffusionpipe.planner.pricing.setting import Setting
 from diffusionpipe.planner.search.tables import Tables
@@ -97,3 +99,33 @@ def test_there_are_none_where_it_cannot_train_so(given):
 def test_a_delay_of_one_needs_nearly_as_many_micro_batches_as_stages():
     rows = unflushed(chain_setting(given=Given(stages=4, data_parallel=1, microbatches=2)))
     assert {row.name for row in rows} == {"stashed"}
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_filled_rows_come_near_all_work_shared_equally(ranks):
+    """Ten layers, of which three take twice as long, cannot be cut equally: frozen work balances the stages."""
+    profile = synthetic.chain([0.01] * 7 + [0.02] * 3, parameters=[10**8] * 10, elements=10**5, frozen=0.02)
+    given = Given(stages=ranks, data_parallel=1)
+    setting = Setting(
+        profile=profile, cluster=synthetic.cluster(ranks), workload=synthetic.workload(4 * ranks), given=given
+    )
+    plain, filled = (unflushed(setting, filler)[0] for filler in (None, filler_of(setting)))
+    least = all_work(setting, *sizes_of(filled))
+    assert least * (1 - 1e-9) <= filled.step < plain.step
+    assert filled.sizes.endswith(", filled")
+    assert filled.use.frozen_outputs > 0
+
+
+@pytest.mark.parametrize("versions", [Versions.STASHED, Versions.DELAYED])
+def test_the_period_that_a_run_is_told_is_shorter_with_fills(versions):
+    profile = synthetic.chain([0.01] * 5 + [0.02] * 3, parameters=[10**8] * 8, elements=10**5, frozen=0.02)
+    layout = Layout(batch=16, stages=4, microbatches=4, versions=versions)
+    filled = plan_from_profile(profile, layout)
+    assert filled.is_filled
+    plain = build_plan(profile.graph, replace(layout, splits=splits_of(filled)))
+    assert not plain.is_filled
+    assert predicted_period(profile, filled) < predicted_period(profile, plain)
+
+
+def splits_of(plan):
+    return tuple(block[0] for block in plan.blocks[1:-1])

@@ -3,7 +3,7 @@
 import pytest
 from crew import crew_of
 from descriptions import described
-from layouts import assert_same_step, can_run, merge, reference_step, steps_in_process
+from layouts import assert_same_step, can_run, merge, reference_step, scattered, steps_in_process
 from tiers import quick_and_slow
 from tiny_models import raw_inputs, tiny_dit, tiny_stable_diffusion
 from windowed import (
@@ -74,6 +74,8 @@ OTHER_WINDOWS = [
     (layout_of(Versions.NEWEST, 4, 1), ("momentum", "adamw")),
     (layout_of(Versions.VERTICAL, 4, 4), ("sgd",)),
     (layout_of(Versions.STASHED, 2, 4, data_parallel=2, checkpointed=("*",)), ("adamw",)),
+    (layout_of(Versions.STASHED, 2, 2, replicas=(2, 2)), ("momentum",)),
+    (layout_of(Versions.STASHED, 3, 2, replicas=(1, 2, 1)), ("momentum",)),
 ]
 
 
@@ -92,8 +94,32 @@ def test_windows_through_processes_are_the_recurrence(crew, build, layouts):
 
 
 @pytest.mark.slow
+def test_filled_windows_through_processes_are_the_recurrence(crew):
+    layouts = [
+        (layout_of(Versions.STASHED, 4, 1), ("momentum",)),
+        (layout_of(Versions.STASHED, 2, 2, data_parallel=2), ("momentum",)),
+        (layout_of(Versions.STASHED, 3, 2, replicas=(1, 2, 1)), ("sgd", "adamw")),
+    ]
+    graph, stops, fill = tiny_stable_diffusion(), (3, STEPS), 1
+    model, batches = described(graph), batches_of(graph)
+    by_rank = crew.run(windows_in_process, tiny_stable_diffusion, layouts, stops, None, fill)
+    for number, (layout, names) in enumerate(layouts):
+        plan = build_plan(model, layout, filler=scattered(fill))
+        start, expected = recurrence(graph, plan, batches, names, {0, *stops})
+        found = distances_of(plan, names, start, expected, [results[number] for results in by_rank])
+        assert is_within_limits(found), (layout, found)
+
+
+@pytest.mark.slow
 def test_five_hundred_windows_with_random_delays_end(crew):
     """Each update of each rank waits up to 10 ms; every fifth of the way the pipeline is flushed."""
     layouts = [(layout_of(Versions.STASHED, 4, 1), ("sgd",))]
     for results in crew.run(windows_in_process, tiny_dit, layouts, (100, 200, 300, 400, 500), 7):
         assert len(results[0][1]) == 500
+
+
+@pytest.mark.slow
+def test_three_hundred_filled_windows_with_random_delays_end(crew):
+    layouts = [(layout_of(Versions.STASHED, 4, 1), ("sgd",))]
+    for results in crew.run(windows_in_process, tiny_dit, layouts, (100, 200, 300), 7, 2):
+        assert len(results[0][1]) == 300

@@ -5,7 +5,10 @@ w_s[v+1] = update( w_s[v],  d loss / d w_s  with forwards on { w_j[v - a_j] } an
 
 import pytest
 import torch
+from layouts import scattered
+from tiers import quick_and_slow
 from windowed import (
+    BATCH,
     RATES,
     STEPS,
     distances_of,
@@ -16,15 +19,20 @@ from windowed import (
     recurrence,
 )
 
-from diffusionpipe.ir.versions import Versions, versions_held
+from diffusionpipe.cli.expectation import unmeasured
+from diffusionpipe.costs import Workload
+from diffusionpipe.ir.unroll import unroll
+from diffusionpipe.ir.versions import Versions, batches_held, versions_held
 from diffusionpipe.planner import build_plan
 from diffusionpipe.runtime.versions import BlockVersions
+from diffusionpipe.simulator import simulate, uniform_costs
+from diffusionpipe.timing.memory import peak_memory
 
 
-def distances(name, layout, names=tuple(RATES), stops=(STEPS,), autocast=None):
+def distances(name, layout, names=tuple(RATES), stops=(STEPS,), autocast=None, filler=None):
     """Of the pipeline from the recurrence, as parts of the distance moved: optimizer -> of its parameters."""
     graph, model, batches = model_of(name)
-    plan = build_plan(model, layout)
+    plan = build_plan(model, layout, filler=filler)
     start, expected = recurrence(graph, plan, batches[: stops[-1]], names, {0, *stops}, autocast)
     found = pipeline_of(graph, model, plan, batches, names, stops, autocast)
     return distances_of(plan, names, start, expected, found)
@@ -66,6 +74,70 @@ def test_copies_of_the_pipeline_recomputation_and_flushes_between(versions):
     assert is_within_limits(distances("dit", layout, ("momentum",), stops=(3, 5, STEPS)))
 
 
+REPLICATED = [
+    (Versions.STASHED, 2, 2, {"replicas": (1, 2), "data_parallel": 2}),
+    (Versions.STASHED, 3, 1, {"replicas": (1, 2, 2)}),
+    (Versions.VERTICAL, 2, 4, {"replicas": (2, 1)}),
+    (Versions.DELAYED, 2, 2, {"replicas": (2, 2)}),
+    (Versions.NEWEST, 3, 2, {"replicas": (1, 2, 1)}),
+    (Versions.PREDICTED, 2, 1, {"replicas": (1, 4)}),
+]
+
+
+@pytest.mark.parametrize(("versions", "stages", "microbatches", "copies"), quick_and_slow(
+    REPLICATED, quick=REPLICATED[:1],
+))  # fmt: skip
+def test_replicas_of_a_stage_make_the_step_of_all_their_shares(versions, stages, microbatches, copies):
+    layout = layout_of(versions, stages, microbatches, **copies)
+    assert is_within_limits(distances("dit", layout, ("momentum", "adamw"), stops=(4, STEPS)))
+
+
+FILLED = [
+    ("dit", Versions.STASHED, 3, 2, {}),
+    ("stable diffusion", Versions.STASHED, 2, 2, {"replicas": (1, 2), "data_parallel": 2}),
+    ("stable diffusion", Versions.STASHED, 4, 1, {}),
+    ("dit", Versions.STASHED, 4, 4, {"checkpointed": ("*",)}),
+    ("dit", Versions.VERTICAL, 3, 1, {}),
+    ("stable diffusion", Versions.DELAYED, 3, 4, {}),
+    ("dit", Versions.NEWEST, 2, 1, {"data_parallel": 2}),
+    ("dit", Versions.PREDICTED, 3, 1, {}),
+]
+
+
+@pytest.mark.parametrize(("name", "versions", "stages", "microbatches", "copies"), quick_and_slow(
+    FILLED, quick=FILLED[:1],
+))  # fmt: skip
+def test_fills_encode_later_batches_and_the_training_is_the_recurrence(name, versions, stages, microbatches, copies):
+    """Frozen work at random places, with very unequal shares; after a flush everything is encoded anew."""
+    layout = layout_of(versions, stages, microbatches, **copies)
+    for seed in range(2):
+        found = distances(name, layout, ("momentum", "adamw"), stops=(1, 4, STEPS), filler=scattered(seed))
+        assert is_within_limits(found), seed
+
+
+def test_rows_that_another_batch_overwrites_are_noticed(monkeypatch):
+    """One store too few."""
+    monkeypatch.setattr("diffusionpipe.runtime.windows.batches_held", lambda window: batches_held(window) - 1)
+    found = distances("dit", layout_of(Versions.STASHED, 3, 1), ("sgd",), filler=scattered(0))
+    assert found["sgd"] > 1e-4
+
+
+@pytest.mark.parametrize("fill", [False, True])
+def test_bytes_of_rows_are_those_of_the_batches_that_live_at_once(fill):
+    """Of frozen outputs; each batch's raw inputs lie beside them. Without fills the validation encodes alike."""
+    graph, model, batches = model_of("stable diffusion")
+    plan = build_plan(model, layout_of(Versions.STASHED, 3, 1), filler=scattered(1) if fill else None)
+    outputs = model.frozen_outputs(model.backbone_layers)
+    train = unroll(plan.train, 1) if fill else plan.validate
+    profile = unmeasured(model, "float64")
+    timeline = simulate(train, uniform_costs(train))
+    memory = peak_memory(train, timeline, plan.blocks, profile=profile, workload=Workload(batch=BATCH))
+    assert batches_held(plan.train) == 4
+    for use, (*_, rows) in zip(memory, pipeline_of(graph, model, plan, batches, ("sgd",), (1,)), strict=True):
+        found = sum(size for name, size in rows.items() if name in outputs)
+        assert found == 4 * use.frozen_outputs
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["adapters", "text encoder", "controlnet"])
 def test_every_kind_of_trained_part_is_the_recurrence(name):
@@ -94,6 +166,6 @@ def test_bytes_of_versions_are_those_of_the_table(versions, counts):
     graph, model, batches = model_of("dit")
     plan = build_plan(model, layout_of(versions, 3, 1))
     found = pipeline_of(graph, model, plan, batches, ("momentum",), (2,))
-    for rank, (parameters, _, held) in enumerate(found):
+    for rank, (parameters, _, held, _) in enumerate(found):
         own = sum(p.numel() * p.element_size() for p in parameters.values())
         assert held == own * versions_held(plan.train)[rank] == own * counts[rank]

@@ -15,7 +15,9 @@ from tiny_runs import (
     train_here,
 )
 
+from diffusionpipe.cli.job_profiles import CachedProfiles
 from diffusionpipe.errors import ConfigError
+from diffusionpipe.ir.files import read_plan
 from diffusionpipe.ir.versions import Versions
 from diffusionpipe.passes import with_versions
 from diffusionpipe.planner.assembly.windows import overlap
@@ -91,6 +93,31 @@ def test_with_other_weights_it_goes_on_bit_for_bit_too(crew, recipe, place, vers
 
 
 @pytest.mark.slow
+def test_a_filled_run_goes_on_bit_for_bit_from_its_checkpoint(crew, recipe, place):
+    """Behind the flush of a checkpoint everything is encoded by the same fills: those of the kept profile.
+
+    Losses are those of the run without fills. One that is asked to stop ends the batches that it has begun.
+    """
+    filled, profiles = {"pipeline": {"fill": True}}, CachedProfiles(place / "profiles")
+    assert crew.run(train, recipe("filled", **filled), profiles=profiles) == [8, 8]
+    losses = losses_of(place / "filled")
+    assert read_plan(place / "filled" / "plan.json").is_filled
+    assert crew.run(train, recipe("not-filled")) == [8, 8]
+    assert losses == pytest.approx(losses_of(place / "not-filled"), rel=1e-4)
+    assert list(losses_of(place / "filled", "validation_loss")) == [4, 8]
+    whole = tensors_of(latest(place / "filled"))
+    shutil.rmtree(place / "filled" / "checkpoints" / "step-00000008")
+    assert crew.run(train, recipe("filled", **filled), "latest") == [8, 8]
+    again = tensors_of(latest(place / "filled"))
+    assert all(torch.equal(tensor, again[name]) for name, tensor in whole.items())
+    late = {"checkpoint": {"every": 20}, "validation": {"every": 20}, "training": {"steps": 20}}
+    stopped = recipe("filled-stop", **filled, **late)
+    done = crew.run(train, stopped, profiles=profiles, at={2: ask_to_save_and_quit})
+    assert done[0] == done[1] < 12
+    assert latest(place / "filled-stop").name == f"step-{done[0]:08d}"
+
+
+@pytest.mark.slow
 def test_with_a_flush_after_every_step_it_is_the_flushed_run(crew, recipe, place):
     same = {"clip_norm": "none", "clip": "global"}
     assert crew.run(train, recipe("every", pipeline={"flush_every": 1}, training=same)) == [8, 8]
@@ -145,9 +172,7 @@ def test_a_run_lowers_the_rates_of_stages_with_old_weights(crew, recipe, place):
         ({"training": {"clip": "global"}}, 'not known when a stage steps; set clip = "block", or leave out clip_norm'),
         ({"training": {"post_validation": True}}, "post-validation takes a step back before the next one"),
         ({"training": {"on_spike": "skip"}}, "a spike is known after the next steps have begun"),
-        ({"pipeline": {"fill": True}}, "there are no bubbles to fill; leave out fill"),
         ({"pipeline": {"data_parallel": 2, "sharded": True}}, "sharded parameters are gathered for one version"),
-        ({"pipeline": {"replicas": [2, 1]}}, "replicas of a stage cannot train without a flush yet"),
         ({"pipeline": {"offload_frozen": True}}, "weights of encoders cannot come from host memory"),
         ({"pipeline": {"versions": "predicted"}, "optimizer": {"name": "SGD"}}, "and SGD is none of them"),
         ({"pipeline": {"orders": "orders.csv"}}, "searched orders and orders of a file end with a flush"),

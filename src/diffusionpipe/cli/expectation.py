@@ -37,13 +37,20 @@ def expectation_of(start: "Start") -> Expectation:
     from diffusionpipe.cli.prediction_file import read_prediction
     from diffusionpipe.costs.clusters import load_cluster
     from diffusionpipe.costs.files import read_profile
-    from diffusionpipe.planner import predicted_timeline
+    from diffusionpipe.planner import predicted_period, predicted_timeline
     from diffusionpipe.planner.pricing.stage_costs import update_time
 
     recipe, plan, folder = start.recipe, start.plan, start.recipe.run.folder
     if recipe.pipeline.is_profiled:
         profile = read_profile(folder / "profile.json")
         cluster = load_cluster(str(folder / "cluster.json")) if recipe.pipeline.is_searched else None
+        if plan.train.lead:
+            return Expectation(
+                iteration=predicted_period(profile, plan, cluster),
+                update=None,
+                memory=tuple(use.total for use in _memory(start, profile, cluster)),
+                has_activations=True,
+            )
         return Expectation(
             iteration=predicted_timeline(profile, plan, cluster).makespan,
             update=update_time(plan.train, plan.blocks, profile, plan.mesh) or None,
@@ -51,7 +58,7 @@ def expectation_of(start: "Start") -> Expectation:
             has_activations=True,
         )
     timeline = read_prediction(recipe.pipeline.plan_file, plan) if recipe.pipeline.plan_file is not None else None
-    uses = _memory(start, _unmeasured(start.model, recipe.training.precision.value), None)
+    uses = _memory(start, unmeasured(start.model, recipe.training.precision.value), None)
     return Expectation(
         iteration=timeline.makespan if timeline is not None else None,
         update=None,
@@ -62,18 +69,25 @@ def expectation_of(start: "Start") -> Expectation:
 
 def _memory(start: "Start", profile: "Profile", cluster: "Cluster | None") -> "tuple[MemoryUse, ...]":
     from diffusionpipe.ir.unroll import unroll
-    from diffusionpipe.ir.versions import versions_held
+    from diffusionpipe.ir.versions import batches_held, versions_held
     from diffusionpipe.planner.search.proposal import predict
 
     plan, train, setting = start.plan, start.plan.train, _setting(start, profile, cluster)
     if not train.lead:
         return predict(setting, train, plan.blocks, plan.mesh).memory
-    # The window has no encoders; those of the validation are the same.
-    trained = predict(setting, unroll(train, 1), plan.blocks, plan.mesh).memory
+    trained = predict(setting, unroll(train, 2 * train.lead + 2), plan.blocks, plan.mesh).memory
     encoding = predict(setting, plan.validate, plan.blocks, plan.mesh).memory
-    counts = {train.placement.stages[block].worker: count for block, count in versions_held(train).items()}
+    # A window without fills has no encoders; those of the validation are the same.
+    rows = predict(setting, unroll(train, 1), plan.blocks, plan.mesh).memory if plan.is_filled else encoding
+    held = versions_held(train)
+    counts = {stage.worker: held[stage.weights] for stage in train.placement.stages if stage.weights in held}
     return tuple(
-        replace(use, parameters=use.parameters * counts[worker], frozen=encoding[worker].frozen)
+        replace(
+            use,
+            parameters=use.parameters * counts[worker],
+            frozen=encoding[worker].frozen,
+            frozen_outputs=rows[worker].frozen_outputs * batches_held(train),
+        )
         for worker, use in enumerate(trained)
     )
 
@@ -89,7 +103,7 @@ def _setting(start: "Start", profile: "Profile", cluster: "Cluster | None") -> "
     return replace(setting, workload=workload, cluster=cluster or setting.cluster)
 
 
-def _unmeasured(model: "ModelGraph", precision: str) -> "Profile":
+def unmeasured(model: "ModelGraph", precision: str) -> "Profile":
     """A profile in which all layers take the same time and no memory: parameters have their sizes in it."""
     from diffusionpipe.costs import LayerProfile, Profile
 

@@ -59,7 +59,7 @@ class Feature(StrEnum):
 
 
 MEANINGS: Mapping[Feature, str] = {
-    Feature.FILL: "`pipeline.fill`: encoders run in the bubbles, for the next batch",
+    Feature.FILL: "`pipeline.fill`: encoders run between other work, for a later batch",
     Feature.REPLICAS: "`pipeline.replicas`: several devices share the samples of a stage",
     Feature.DATA_PARALLEL: "`pipeline.data_parallel`: copies of the pipeline share the batch",
     Feature.SHARDED: "`pipeline.sharded`: the copies hold parameters, gradients and optimizer state in parts",
@@ -220,6 +220,12 @@ WORKS: Mapping[str, Sequence[tuple[Feature, Feature]]] = {
     ],
     "tests/runtime/test_windows.py::test_a_window_is_the_recurrence": [(Feature.VERSIONS, Feature.PREDICTION)],
     WINDOWS: [(Feature.VERSIONS, Feature.DATA_PARALLEL), (Feature.VERSIONS, Feature.RECOMPUTE)],
+    "tests/runtime/test_windows.py::test_replicas_of_a_stage_make_the_step_of_all_their_shares": [
+        (one, Feature.REPLICAS) for one in (Feature.VERSIONS, Feature.PREDICTION)
+    ],
+    "tests/runtime/test_windows.py::test_fills_encode_later_batches_and_the_training_is_the_recurrence": [
+        (one, Feature.FILL) for one in (Feature.VERSIONS, Feature.PREDICTION)
+    ],
     "tests/runtime/test_windows.py::test_every_kind_of_trained_part_is_the_recurrence": [
         (Feature.VERSIONS, other) for other in (Feature.LORA, Feature.TEXT_ENCODER, Feature.CONTROLNET)
     ],
@@ -275,10 +281,6 @@ REFUSED: Mapping[tuple[Feature, Feature], str] = {
         'layers that compute in {precision} would lose precision; set training.precision = "bfloat16", or '
         "remove frozen_dtype"
     ),
-    (Feature.VERSIONS, Feature.REPLICAS): (
-        "replicas of a stage cannot train without a flush yet; use data_parallel instead of replicas, or versions = "
-        '"flushed"'
-    ),
     (Feature.VERSIONS, Feature.SHARDED): (
         'sharded parameters are gathered for one version at a time; leave out sharded, or set versions = "flushed"'
     ),
@@ -296,9 +298,6 @@ REFUSED: Mapping[tuple[Feature, Feature], str] = {
     (Feature.VERSIONS, Feature.OFFLOAD): (
         "weights of encoders cannot come from host memory without a flush yet; leave out offload_frozen, or set "
         'versions = "flushed"'
-    ),
-    (Feature.VERSIONS, Feature.FILL): (
-        'without a flush there are no bubbles to fill; leave out fill, or set versions = "flushed"'
     ),
     (Feature.PREDICTION, Feature.OTHER_OPTIMIZER): (
         "weights are predicted from the direction of Adam, AdamW or SGD with momentum, and {name} is none of them; "

@@ -9,10 +9,11 @@ This is the one statement of the rules of data flow. The checker, the simulator 
                                      if it works ahead, F of the next iteration, so nothing waits in this one
 """
 
+from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, islice, takewhile
 
 from diffusionpipe.ir.action import COMPUTE_OPS, Action, Op, compute_action
 from diffusionpipe.ir.placement import Edge, Pipeline, Range, Stage
@@ -98,7 +99,7 @@ def frozen_flows(schedule: Schedule) -> Iterator[Flow]:
         if fill.samples:
             fills[fill.stage].append((Action(stage=fill.stage, op=Op.ENCODE, slot=slot), fill.samples))
     for pipeline in schedule.placement.pipelines:
-        rows: dict[int, dict[int, Range]] = {}
+        rows: dict[int, list[tuple[int, Range]]] = {}
         for edge in pipeline.edges:
             if edge.producer in frozen:
                 if edge.consumer not in rows:
@@ -134,11 +135,11 @@ def _frozen_stages(schedule: Schedule) -> set[int]:
     return {s for p in schedule.placement.pipelines if Op.ENCODE in p.ops for s in p.stages}
 
 
-def _rows(pipeline: Pipeline, stage: Stage) -> dict[int, Range]:
-    """Micro-batch that the pipeline runs -> the stage's samples of it, counted within the batch."""
+def _rows(pipeline: Pipeline, stage: Stage) -> list[tuple[int, Range]]:
+    """(micro-batch that the pipeline runs, the stage's samples of it, counted within the batch), in order."""
     samples = {size: stage.share.samples(size) for size in set(pipeline.microbatches)}
     starts = list(accumulate(pipeline.microbatches, initial=pipeline.first_sample))
-    return {number: samples[pipeline.microbatches[number]].shifted(starts[number]) for number in pipeline.numbers}
+    return [(number, samples[pipeline.microbatches[number]].shifted(starts[number])) for number in pipeline.numbers]
 
 
 def _trained_feeds(schedule: Schedule, pipeline: Pipeline, edge: Edge) -> Iterator[Feed]:
@@ -170,15 +171,14 @@ def _frozen_flows(
     schedule: Schedule,
     pipeline: Pipeline,
     edge: Edge,
-    read: Mapping[int, Range],
+    read: Sequence[tuple[int, Range]],
     fills: Sequence[tuple[Action, Range]],
 ) -> Iterator[Flow]:
-    """`read`: the consumer's samples by micro-batch; `fills`: those of the producer, with their samples."""
+    """`read`: the consumer's micro-batches with their samples; `fills`: those of the producer, with their samples."""
     encoded = schedule.placement.rows(edge.producer, 0)
     is_ahead = schedule.placement.pipeline_of(edge.producer).is_ahead
-    for microbatch, rows in read.items():
-        if rows.stop <= encoded.start or encoded.stop <= rows.start:
-            continue
+    first = bisect_right(read, encoded.start, key=lambda row: row[1].stop)
+    for microbatch, rows in takewhile(lambda row: row[1].start < encoded.stop, islice(read, first, None)):
         samples = rows.intersection(encoded)
         start, stop = samples.start, samples.stop
         producers = tuple(action for action, part in fills if part.start < stop and start < part.stop)

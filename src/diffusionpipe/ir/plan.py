@@ -78,7 +78,8 @@ class Plan:
     train: Schedule
     """One training iteration: encode, forward, backward, reduce."""
     prologue: Schedule | None = None
-    """Encoding of the first batch, where `train` encodes ahead, or of every batch, where it is a window; else None."""
+    """Encoding of the first batch, where `train` encodes ahead; of every batch, where it is a window without fills;
+    else None."""
     validate: Schedule
     """The same batch forward only, up to the loss."""
     sample: tuple[Schedule, ...]
@@ -97,12 +98,12 @@ class Plan:
 
     @property
     def is_filled(self) -> bool:
-        """Whether `train` encodes the next batch in its bubbles."""
-        return self.prologue is not None and not self.train.lead
+        """Whether `train` encodes a later batch between its computes."""
+        return any(pipeline.is_ahead for pipeline in self.train.placement.pipelines)
 
     @property
     def encoding(self) -> Schedule:
-        """What encodes the batches of the training; without a flush it is a schedule of its own."""
+        """What encodes the batches of the training; without a flush and without fills a schedule of its own."""
         return self.prologue if self.prologue is not None and self.train.lead else self.train
 
     @property

@@ -9,8 +9,9 @@ for the end of the batch, so there is no flush. With 3 stages and 2 micro-batche
 
 `unroll` gives the schedule of a number of batches: as many windows one behind the other, and before them those that
 only begin batches [1]. Actions of batches that do not exist are left out [2]. So start-up and drain are derived.
-Micro-batches count on from batch to batch. An ENCODE of a window is the place at which all workers together encode its
-batch, by a schedule of their own; an unrolled schedule has none.
+Micro-batches count on from batch to batch. A window may encode a later batch in its fills: each batch of the unrolled
+schedule has encoder stages of its own then, behind all others [3]. Without fills an ENCODE of a window is the place at
+which all workers together encode its batch, by a schedule of their own; an unrolled schedule has none.
 
 >>> from diffusionpipe.ir.action import parse_action
 >>> from diffusionpipe.schedules import one_f_one_b
@@ -21,104 +22,178 @@ batch, by a schedule of their own; an unrolled schedule has none.
 0F0 0F1 0F2 0B0 0F3 0B1 0STEP 0B2 0B3 0STEP
 1F0 1F1 1B0 1F2 1B1 1STEP 1F3 1B2 1B3 1STEP
 2F0 2B0 2F1 2B1 2STEP 2F2 2B2 2F3 2B3 2STEP
->>> fold(unroll(window, 4), 4).orders == window.orders
+>>> fold(window, unroll(window, 4), 4).orders == window.orders
 True
 """
 
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from diffusionpipe.ir.action import COMPUTE_OPS, PRESENT, Action, Op, Reading
-from diffusionpipe.ir.placement import Range
-from diffusionpipe.ir.schedule import Message, Schedule
+from diffusionpipe.ir.placement import Edge, Pipeline
+from diffusionpipe.ir.schedule import Fill, Message, Schedule
+
+
+@dataclass(frozen=True, slots=True)
+class _Numbers:
+    """How a window's stages, micro-batches and samples count on from batch to batch."""
+
+    window: Schedule
+    first: int
+    """The first encoder stage; they stand behind all others."""
+
+    @property
+    def num_encoders(self) -> int:
+        """The encoder stages of a batch."""
+        return len(self.window.placement.stages) - self.first
+
+    def stage(self, stage: int, batch: int) -> int:
+        """The stage of a batch."""
+        return stage + batch * self.num_encoders if stage >= self.first else stage
+
+    def microbatch(self, stage: int, microbatch: int, batch: int) -> int:
+        """The micro-batch of a batch, in the stage's pipeline; the frozen part has one for each batch."""
+        if stage >= self.first:
+            return microbatch
+        return microbatch + batch * self.count(stage)
+
+    def samples(self, batch: int) -> int:
+        """The samples of the batches before."""
+        return batch * self.window.placement.num_samples
+
+    def count(self, stage: int) -> int:
+        """The micro-batches of a batch in the stage's pipeline."""
+        return len(self.window.placement.pipeline_of(stage).microbatches)
+
+    def origin(self, stage: int) -> tuple[int, int]:
+        """The batch of an encoder stage of the unrolled schedule, 0 for all others, and the window's stage for it."""
+        if stage < self.first:
+            return 0, stage
+        batch, number = divmod(stage - self.first, self.num_encoders)
+        return batch, self.first + number
+
+    def pipelines(self, pipeline: Pipeline, batches: int) -> Iterator[Pipeline]:
+        """One with the micro-batches of all batches, or of the frozen part one for each batch [3]."""
+        if Op.ENCODE not in pipeline.ops:
+            frozen = [edge for edge in pipeline.edges if edge.producer >= self.first]
+            later = (self._edge(edge, batch) for batch in range(1, batches) for edge in frozen)
+            yield replace(pipeline, microbatches=pipeline.microbatches * batches, edges=(*pipeline.edges, *later))
+            return
+        for batch in range(batches):
+            stages = tuple(self.stage(stage, batch) for stage in pipeline.stages)
+            yield replace(pipeline, stages=stages, first_sample=self.samples(batch), is_ahead=False)
+
+    def _edge(self, edge: Edge, batch: int) -> Edge:
+        return replace(edge, producer=self.stage(edge.producer, batch))
+
+    def message(self, message: Message, batch: int) -> Message:
+        """The message of a batch."""
+        is_frozen = message.source >= self.first
+        return replace(
+            message,
+            source=self.stage(message.source, batch),
+            microbatch=self.microbatch(message.source, message.microbatch, batch),
+            samples=message.samples.shifted(self.samples(batch)) if is_frozen else message.samples,
+        )
+
+    def fill(self, fill: Fill, batch: int) -> Fill:
+        """The fill of a batch."""
+        return replace(fill, stage=self.stage(fill.stage, batch), samples=fill.samples.shifted(self.samples(batch)))
+
+    def action(self, action: Action, batch: int) -> Action:
+        """The action of a batch, as one of an unrolled schedule."""
+        window, slot, microbatch = self.window, action.slot, action.microbatch
+        source = action.stage
+        if slot is not None and action.op is not Op.ENCODE:
+            source = window.messages[slot].source
+        count = len(window.fills if action.op is Op.ENCODE else window.messages)
+        return replace(
+            action,
+            stage=self.stage(action.stage, batch),
+            microbatch=None if microbatch is None else self.microbatch(source, microbatch, batch),
+            slot=None if slot is None else slot + batch * count,
+            reading=PRESENT,
+        )
+
+
+def _numbers_of(window: Schedule) -> _Numbers:
+    encoders = [
+        stage for pipeline in window.placement.pipelines if Op.ENCODE in pipeline.ops for stage in pipeline.stages
+    ]
+    first = min(encoders, default=len(window.placement.stages))
+    assert sorted(encoders) == [*range(first, len(window.placement.stages))], "encoder stages stand behind all others"
+    return _Numbers(window, first)
 
 
 def unroll(window: Schedule, batches: int) -> Schedule:
-    """The finite schedule of so many batches; it reads no frozen outputs, and its actions say nothing of versions."""
-    placement = window.placement
-    pipelines = tuple(
-        replace(pipeline, microbatches=pipeline.microbatches * batches) for pipeline in placement.pipelines
-    )
+    """The finite schedule of so many batches; its actions say nothing of versions."""
+    numbers, placement, every = _numbers_of(window), window.placement, range(batches)
+    encoders = placement.stages[numbers.first :]
+    pipelines = tuple(new for pipeline in placement.pipelines for new in numbers.pipelines(pipeline, batches))
     return replace(
         window,
-        placement=replace(placement, pipelines=pipelines),
-        orders=tuple(tuple(_unrolled(window, order, batches)) for order in window.orders),
-        messages=tuple(
-            replace(message, microbatch=message.microbatch + batch * _count(window, message.source))
-            for batch in range(batches)
-            for message in window.messages
+        placement=replace(placement, stages=placement.stages + encoders * (batches - 1), pipelines=pipelines),
+        orders=tuple(
+            tuple(action for _, _, action in occurrences(window, worker, batches))
+            for worker in range(len(window.orders))
         ),
+        messages=tuple(numbers.message(message, batch) for batch in every for message in window.messages),
+        fills=tuple(numbers.fill(fill, batch) for batch in every for fill in window.fills),
     )
 
 
-def _count(window: Schedule, stage: int) -> int:
-    """The micro-batches of a batch in the stage's pipeline."""
-    return len(window.placement.pipeline_of(stage).microbatches)
-
-
-def _unrolled(window: Schedule, order: tuple[Action, ...], batches: int) -> Iterator[Action]:
+def occurrences(window: Schedule, worker: int, batches: int) -> Iterator[tuple[int, int, Action]]:
+    """(window, place in the window's order, action) of each action of a worker of the unrolled schedule, in order."""
+    numbers = _numbers_of(window)
     for number in range(-window.lead, batches):  # [1]
-        for action in order:
+        for place, action in enumerate(window.orders[worker]):
             batch = number + action.reading.lead
-            if 0 <= batch < batches and action.op is not Op.ENCODE:  # [2]
-                yield _of_batch(window, action, batch)
+            if 0 <= batch < batches and (action.op is not Op.ENCODE or window.fills):  # [2]
+                yield number, place, numbers.action(action, batch)
 
 
-def _of_batch(window: Schedule, action: Action, batch: int) -> Action:
-    """An action of a window as one of an unrolled schedule."""
-    microbatch, slot = action.microbatch, action.slot
-    return replace(
-        action,
-        microbatch=None if microbatch is None else microbatch + batch * _count(window, action.stage),
-        slot=None if slot is None else slot + batch * len(window.messages),
-        reading=PRESENT,
-    )
+def fold(window: Schedule, unrolled: Schedule, batches: int) -> Schedule:
+    """The window that repeats in the middle of an unrolled schedule, whose messages have been made since.
 
-
-def fold(unrolled: Schedule, batches: int) -> Schedule:
-    """The window that repeats in the middle of an unrolled schedule, whose messages may have been made since.
-
-    Whether the windows do repeat, the checker sees: it unrolls
-    the result.
+    `window` is what it was unrolled from. Whether the windows do repeat, the checker sees: it unrolls the result.
     """
-    middle, placement = batches // 2, unrolled.placement
-    counts = [len(placement.pipeline_of(stage).microbatches) // batches for stage in range(len(placement.stages))]
-    kept: dict[int, int] = {}
-    messages: list[Message] = []
-    number_of: dict[tuple[object, ...], int] = {}
-    for message in unrolled.messages:
-        batch, microbatch = divmod(message.microbatch, counts[message.source])
-        if batch == middle:
-            number_of[_key(message, microbatch)] = len(messages)
-            messages.append(replace(message, microbatch=microbatch))
-    for slot, message in enumerate(unrolled.messages):
-        kept[slot] = number_of[_key(message, message.microbatch % counts[message.source])]
+    numbers, middle = _numbers_of(window), batches // 2
+    plain = [_plain(numbers, message) for message in unrolled.messages]
+    messages = [message for batch, message in plain if batch == middle]
+    number_of = {message: number for number, message in enumerate(messages)}
 
     def folded(action: Action) -> Action:
-        if action.op is Op.ENCODE and action.slot is not None:
-            return replace(action, slot=0, reading=Reading(lead=action.slot - middle))
-        if action.microbatch is None:
+        slot, microbatch = action.slot, action.microbatch
+        if action.op is Op.ENCODE and slot is not None:
+            batch, slot = divmod(slot, len(window.fills) or 1)
+            stage = numbers.origin(action.stage)[1]
+            return replace(action, stage=stage, slot=slot, reading=Reading(lead=batch - middle))
+        if microbatch is None:
             return action
-        batch, microbatch = divmod(action.microbatch, counts[action.stage])
-        slot = None if action.slot is None else kept[action.slot]
-        return replace(action, microbatch=microbatch, slot=slot, reading=Reading(lead=max(batch - middle, 0)))
+        if slot is None:
+            batch, microbatch = divmod(microbatch, numbers.count(action.stage))
+        else:
+            batch, message = plain[slot]
+            slot, microbatch = number_of[message], message.microbatch
+        reading = Reading(lead=max(batch - middle, 0))
+        return replace(action, stage=numbers.origin(action.stage)[1], microbatch=microbatch, slot=slot, reading=reading)
 
     return replace(
         unrolled,
-        placement=replace(
-            placement,
-            pipelines=tuple(
-                replace(p, microbatches=p.microbatches[: len(p.microbatches) // batches]) for p in placement.pipelines
-            ),
-        ),
+        placement=window.placement,
         orders=tuple(tuple(map(folded, _window_of(order, middle, batches))) for order in unrolled.orders),
         messages=tuple(messages),
+        fills=window.fills,
     )
 
 
-def _key(message: Message, microbatch: int) -> tuple[object, ...]:
-    samples: Range = message.samples
-    return message.source, message.destination, microbatch, message.is_gradient, samples
+def _plain(numbers: _Numbers, message: Message) -> tuple[int, Message]:
+    """The batch of a message of an unrolled schedule, and the window's message that it stands for."""
+    batch, source = numbers.origin(message.source)
+    if source >= numbers.first:
+        return batch, replace(message, source=source, samples=message.samples.shifted(-numbers.samples(batch)))
+    batch, microbatch = divmod(message.microbatch, numbers.count(source))
+    return batch, replace(message, microbatch=microbatch)
 
 
 def _window_of(order: tuple[Action, ...], number: int, batches: int) -> tuple[Action, ...]:

@@ -89,6 +89,15 @@ def versions_held(window: Schedule) -> dict[int, int]:
     return {block: 1 + age + predicted.get(block, 0) for block, age in sorted(oldest.items())}
 
 
+def batches_held(window: Schedule) -> int:
+    """The batches of which a worker holds rows or messages at once.
+
+    With the forward that leads most by L: the window's own, L that have begun, and one that is being encoded, or whose
+    last gradients may still be on their way.
+    """
+    return 2 + max(action.reading.lead for _, action in window.actions() if action.op is Op.F)
+
+
 def predictions_held(window: Schedule) -> dict[int, int]:
     """Block -> the most predicted copies of its weights that live at once; blocks without any are left out.
 

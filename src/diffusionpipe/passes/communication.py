@@ -23,25 +23,28 @@ Transfers that take no time change the start of no action: by the same induction
 that it stands behind ends, and in the timeline its reader starts no earlier than that.
 """
 
-from collections import defaultdict
-from collections.abc import Sequence
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from diffusionpipe.errors import ConfigError, ScheduleError
 from diffusionpipe.ir import Action, Op, Schedule, Timeline
 from diffusionpipe.ir.flows import TIMED_OPS, ends
-from diffusionpipe.passes.message_order import message_order
+from diffusionpipe.passes.message_order import NO_ROOMS, message_order
 from diffusionpipe.timing import Graph, graph_of
 from diffusionpipe.units import Seconds
 
 
-def communicate(schedule: Schedule, timeline: Timeline, *, lookahead: int = 1) -> Schedule:
+def communicate(
+    schedule: Schedule, timeline: Timeline, *, lookahead: int = 1, rooms: Mapping[tuple[int, int], Action] = NO_ROOMS
+) -> Schedule:
     """The compute-only schedule with explicit messages, ordered by its timeline.
 
     A message is posted at the earliest when its reader is `lookahead + 1` compute actions ahead on its worker: with 1
     it travels while the action before its reader runs, with 0 the worker waits for it. This bounds the receive
     buffers. An activation or gradient is one message for each edge and micro-batch. Frozen outputs are one message for
-    each encoder stage, reading worker and micro-batch, with all tensors that the worker's stages read.
+    each encoder stage, reading worker and micro-batch, with all tensors that the worker's stages read. `rooms` says for
+    an encoder stage and a reading worker behind which compute action of that worker there is room for them instead.
 
     Messages are numbered in the total order of the module's docstring.
 
@@ -55,7 +58,7 @@ def communicate(schedule: Schedule, timeline: Timeline, *, lookahead: int = 1) -
     if schedule.has_communication:
         raise ScheduleError(["messages are explicit already; communicate takes a compute-only schedule"])
     graph = graph_of(schedule)
-    order = message_order(schedule, graph, lookahead=lookahead)
+    order = message_order(schedule, graph, lookahead=lookahead, rooms=rooms)
     rank = order.ranks(_reached(schedule, graph, timeline))
     placed = [(behind, order.message(index)) for behind, index in order.placed(rank)]
     entries = _compute_entries(schedule, graph, rank)
@@ -99,21 +102,30 @@ def _compute_entries(
 ) -> list[list[tuple[tuple[int, int, int], Action]]]:
     """For each worker its actions with their keys; ops of a whole stage stay behind the compute that they follow.
 
-    A reduction that several workers take part in has one key on all of them.
+    A reduction that several workers take part in has one key on all of them. Where a block is reduced several times,
+    once for each batch, they do so in turn.
     """
-    stages, entries, reductions = schedule.placement.stages, [], defaultdict[int, dict[int, int]](dict)
-    for worker, (order, events) in enumerate(zip(schedule.orders, graph.events, strict=True)):
-        key, keyed = -1, []
+    stages, entries = schedule.placement.stages, []
+    reductions = defaultdict[tuple[int, int], list[int]](list)  # (block, turn) -> the key on each worker
+    for order, events in zip(schedule.orders, graph.events, strict=True):
+        key, keyed, turns = -1, [], Counter[int]()
         for i, (action, event) in enumerate(zip(order, events, strict=True)):
+            block = stages[action.stage].weights
             if action.op in TIMED_OPS:
                 key = rank[event]
             elif action.op is Op.REDUCE_GRAD:
-                reductions[stages[action.stage].weights][worker] = key
+                reductions[block, turns[block]].append(key)
+                turns[block] += 1
             keyed.append(((key, 0, i), action))
         entries.append(keyed)
     behind = max(map(len, schedule.orders))
     for keyed in entries:
+        turns = Counter[int]()
         for place, (_, action) in enumerate(keyed):
-            if action.op is Op.REDUCE_GRAD and len(keys := reductions[stages[action.stage].weights]) > 1:
-                keyed[place] = (max(keys.values()), 0, behind + stages[action.stage].weights), action
+            block = stages[action.stage].weights
+            if action.op is Op.REDUCE_GRAD:
+                keys = reductions[block, turns[block]]
+                turns[block] += 1
+                if len(keys) > 1:
+                    keyed[place] = (max(keys), 0, behind + block), action
     return entries

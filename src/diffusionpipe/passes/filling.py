@@ -6,6 +6,7 @@ from fractions import Fraction
 
 from diffusionpipe.errors import ConfigError, ScheduleError
 from diffusionpipe.ir import Action, Fill, Op, Pipeline, Range, Schedule, Share, Stage
+from diffusionpipe.ir.action import PRESENT, Reading
 from diffusionpipe.passes.frozen_edges import reading_frozen
 
 
@@ -30,6 +31,8 @@ def insert_fills(
     outputs: Mapping[int, tuple[str, ...]],
 ) -> Schedule:
     """The schedule with a frozen pipeline that works ahead: its fills encode the next iteration's batch.
+
+    In a window they encode the batch that begins in the window behind this one at the earliest.
 
         worker 0   F0 F1 [vae 0:8] B0 F2 ...        samples 0 to 8 of the next batch in a bubble of this one
         worker 1   [text 8:16] F0 B0 ...
@@ -67,8 +70,9 @@ def insert_fills(
     )
     orders = list(schedule.orders)
     all_fills = list(schedule.fills)
+    reading = Reading(lead=schedule.lead + 1) if schedule.lead else PRESENT
     for worker in workers:
-        orders[worker] = _merged(orders[worker], fills[worker], encoders[worker], all_fills)
+        orders[worker] = _merged(orders[worker], fills[worker], encoders[worker], all_fills, reading)
     readers = (reading_frozen(pipeline, placement, outputs, frozen.stages) for pipeline in placement.pipelines)
     return replace(
         schedule,
@@ -96,7 +100,7 @@ def _check_parts(parts: Sequence[Range], batch: int) -> None:
 
 
 def _merged(
-    order: Sequence[Action], fills: Sequence[PlacedFill], encoder: int, all_fills: list[Fill]
+    order: Sequence[Action], fills: Sequence[PlacedFill], encoder: int, all_fills: list[Fill], reading: Reading
 ) -> tuple[Action, ...]:
     """The order with ENCODE actions at their places; the fills are appended to `all_fills`."""
     merged: list[Action] = []
@@ -106,7 +110,7 @@ def _merged(
             raise ConfigError(f"a fill is placed before action {fill.position} of an order of {len(order)}")
         merged += order[reached : fill.position]
         reached = fill.position
-        merged.append(Action(stage=encoder, op=Op.ENCODE, slot=len(all_fills)))
+        merged.append(Action(stage=encoder, op=Op.ENCODE, slot=len(all_fills), reading=reading))
         all_fills.append(Fill(stage=encoder, component=fill.component, layers=fill.layers, samples=fill.samples))
     return (*merged, *order[reached:])
 

@@ -19,13 +19,16 @@ quickly, as a search over cuts does [2].
 """
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
-from diffusionpipe.ir import Message, Op, Range, Schedule
+from diffusionpipe.ir import Action, Message, Op, Range, Schedule
 from diffusionpipe.ir.flows import TIMED_OPS, Feed, Flow, feeds, frozen_flows
 from diffusionpipe.timing import START, Graph
 from diffusionpipe.units import Seconds
+
+NO_ROOMS: Mapping[tuple[int, int], Action] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,8 +75,14 @@ class MessageOrder:
         )
 
 
-def message_order(schedule: Schedule, graph: Graph, *, lookahead: int = 1) -> MessageOrder:
-    """The order of a compute-only schedule's messages; `graph` is its graph, `lookahead` that of `communicate`."""
+def message_order(
+    schedule: Schedule,
+    graph: Graph,
+    *,
+    lookahead: int = 1,
+    rooms: Mapping[tuple[int, int], Action] = NO_ROOMS,
+) -> MessageOrder:
+    """The order of a compute-only schedule's messages; `graph` is its graph, the others are those of `communicate`."""
     stages, windows, events = schedule.placement.stages, _windows(schedule, graph, lookahead), _Events(schedule, graph)
     contents: list[tuple[Feed, int] | Message] = []
     transfers, bounds, known = list[int](), list[tuple[int, int]](), 0
@@ -89,7 +98,11 @@ def message_order(schedule: Schedule, graph: Graph, *, lookahead: int = 1) -> Me
         known += len(crossing) * len(numbers)
     for message, sources, readers in _encoded(schedule, events):
         # [1] Events of one worker stand in its order, so the last and the first of them are known.
-        bounds.append((max(sources), windows[min(readers)] if readers else START))
+        room = rooms.get((message.source, stages[message.destination].worker))
+        if room is not None:
+            bounds.append((max(sources), events.computes[room.stage, room.op][room.microbatch]))
+        else:
+            bounds.append((max(sources), windows[min(readers)] if readers else START))
         contents.append(message)
     return MessageOrder(
         computes=tuple(sorted(windows)),

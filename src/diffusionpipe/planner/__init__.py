@@ -3,7 +3,7 @@
 from diffusionpipe.planner.assembly.build import build_plan
 from diffusionpipe.planner.assembly.layout import Layout
 from diffusionpipe.planner.choice import Choice, choose
-from diffusionpipe.planner.from_profile import plan_from_profile, predicted_timeline
+from diffusionpipe.planner.from_profile import plan_from_profile, predicted_period, predicted_timeline
 from diffusionpipe.planner.pricing.given import Given, check_given
 from diffusionpipe.planner.pricing.setting import Setting
 
@@ -16,5 +16,6 @@ __all__ = [
     "check_given",
     "choose",
     "plan_from_profile",
+    "predicted_period",
     "predicted_timeline",
 ]

@@ -53,7 +53,7 @@ class Choice:
 
     def with_unflushed(self) -> Comparison:
         """The same with rows of training without a flush, which the planner never chooses by itself."""
-        return replace(self.comparison(), unflushed=unflushed(self.setting))
+        return replace(self.comparison(), unflushed=unflushed(self.setting, self.filler))
 
     def plan(self, *, sample_batch: int = 0) -> Plan:
         """The plan; `sample_batch` as in `Layout`."""

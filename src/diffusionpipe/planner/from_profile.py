@@ -3,19 +3,22 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from diffusionpipe.costs import AllReduce, Cluster, Device, Link, ModelGraph, Profile, Workload
+from diffusionpipe.costs import AllReduce, Cluster, Costs, Device, Link, ModelGraph, Profile, Workload
 from diffusionpipe.errors import ConfigError
-from diffusionpipe.ir import Mesh, Plan, Timeline
+from diffusionpipe.ir import Mesh, Plan, Schedule, Timeline
 from diffusionpipe.passes import PlacedFill
 from diffusionpipe.planner.assembly.build import build_plan
 from diffusionpipe.planner.assembly.folded import stage_starts
 from diffusionpipe.planner.assembly.layout import BackboneLayout, Layout, Unfilled
 from diffusionpipe.planner.filling.fills import FillOptions, frozen_layers, plan_fills
+from diffusionpipe.planner.filling.windows import window_fills
 from diffusionpipe.planner.pricing.setting import Setting
 from diffusionpipe.planner.pricing.stage_costs import costs_of
+from diffusionpipe.planner.pricing.window_costs import window_costs
 from diffusionpipe.planner.search.proposal import pricing_of
 from diffusionpipe.simulator import simulate
-from diffusionpipe.units import Bytes
+from diffusionpipe.simulator.steady import steady
+from diffusionpipe.units import Bytes, Seconds
 
 LINKS = {"cpu": Link(1e-4, 1.5e9), "cuda": Link(1e-5, 2.5e10)}
 """What links between ranks of one machine cost where the profile does not know."""
@@ -46,6 +49,8 @@ def plan_from_profile(profile: Profile, layout: Layout) -> Plan:
 
     def filler(unfilled: Unfilled) -> Mapping[int, Sequence[PlacedFill]]:
         costs = costs_of(unfilled.schedule, unfilled.blocks, unfilled.mesh, setting)
+        if unfilled.schedule.lead:
+            return window_fills(unfilled.schedule, costs, frozen, options)
         return plan_fills(unfilled.schedule, costs, frozen, options).fills
 
     return build_plan(profile.graph, layout, pricing=pricing_of(setting), filler=filler)
@@ -60,6 +65,24 @@ def predicted_timeline(profile: Profile, plan: Plan, cluster: Cluster | None = N
     if cluster is not None:
         setting = replace(setting, cluster=cluster)
     return simulate(plan.train, costs_of(plan.train, plan.blocks, plan.mesh, setting))
+
+
+def predicted_period(profile: Profile, plan: Plan, cluster: Cluster | None = None) -> Seconds:
+    """The time from one batch to the next that a profile predicts for a plan without a flush, updates included."""
+    setting = setting_of(profile, plan.mesh, plan.batch, checkpointed=plan.checkpointed)
+    if cluster is not None:
+        setting = replace(setting, cluster=cluster)
+    count = plan.train.num_microbatches()
+    encoding = 0.0
+    if not plan.is_filled:
+        share = plan.train.placement.num_samples / plan.train.num_workers
+        encoding = sum(profile.forward(name, share) for name in profile.graph.frozen_layers)
+
+    def price(unrolled: Schedule) -> Costs:
+        batches = unrolled.num_microbatches() // count
+        return window_costs(unrolled, plan.blocks, plan.mesh, setting, batches=batches, encoding=encoding)
+
+    return float(steady(plan.train, price).period)
 
 
 def setting_of(profile: Profile, mesh: Mesh, batch: int, *, checkpointed: tuple[str, ...] = ()) -> Setting:

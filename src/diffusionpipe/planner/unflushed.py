@@ -5,10 +5,12 @@ al., SOSP 2019, section 3.1). For stages s of an arrangement with m micro-batche
 
     period >= max over s of  m (F_s + B_s) + (what a rank does once a step: encoding, gradient sum, update)
 
+With fills the ranks with less work encode more, and all work shared equally is a bound too (`window_fills`).
+
 Sizes are tried in the order of this bound, with the cuts that make the slowest stage fastest. The best are simulated in
 full: their windows, every message in its queue, until they repeat. The fastest that fits in memory is shown. There are
-no bubbles, so a rank's share of the frozen work and its update count as parts of its backwards. Messages of frozen
-outputs are not counted. A gradient sum delays the step behind it, so it is added too.
+no bubbles, so a rank's update and without fills its share of the frozen work count as parts of its backwards. Messages
+of frozen outputs are counted only with fills. A gradient sum delays the step behind it, so it is added too.
 """
 
 from collections.abc import Callable, Iterator
@@ -19,19 +21,21 @@ from diffusionpipe.costs import Costs
 from diffusionpipe.costs.memory import MemoryUse
 from diffusionpipe.ir import Op, Schedule
 from diffusionpipe.ir.unroll import unroll
-from diffusionpipe.ir.versions import Versions, staleness_of, versions_held
+from diffusionpipe.ir.versions import Versions, batches_held, staleness_of, versions_held
 from diffusionpipe.passes import with_versions
 from diffusionpipe.planner.assembly.build import build_window
-from diffusionpipe.planner.assembly.layout import Blocks, Layout
+from diffusionpipe.planner.assembly.layout import Blocks, Filler, Layout
 from diffusionpipe.planner.assembly.partition import balanced_cuts
 from diffusionpipe.planner.explain import Row
+from diffusionpipe.planner.filling.shares import idle_level
 from diffusionpipe.planner.pricing.arrangement import Arrangement, arrangements
 from diffusionpipe.planner.pricing.layer_table import checkpointed_layers
 from diffusionpipe.planner.pricing.setting import Setting
-from diffusionpipe.planner.pricing.stage_costs import costs_of, time_to_update, trained_parameters, worker_speeds
+from diffusionpipe.planner.pricing.stage_costs import time_to_update, trained_parameters
+from diffusionpipe.planner.pricing.window_costs import window_costs
 from diffusionpipe.planner.search.candidates import Candidate
 from diffusionpipe.planner.search.naming import sizes_of
-from diffusionpipe.planner.search.proposal import propose
+from diffusionpipe.planner.search.proposal import pricing_of, propose
 from diffusionpipe.planner.search.tables import Tables
 from diffusionpipe.simulator import simulate
 from diffusionpipe.simulator.steady import Steady, steady
@@ -41,6 +45,8 @@ from diffusionpipe.units import Bytes, Seconds
 FAMILY = "1f1b"
 MOST_STAGES = 16
 """Longer pipelines are left out: a window of p stages takes a simulation of about p² micro-batches."""
+MOST_FILLED_STAGES = 8
+"""With fills every worker sends frozen outputs to every other one, for each micro-batch."""
 MOST_MICROBATCHES = 32
 MOST_TRIED = 4
 """Sizes that are simulated, at most, with many micro-batches and with few."""
@@ -72,14 +78,18 @@ class _Window:
     flushed: tuple[MemoryUse, ...]
     """What each rank holds with a flush,"""
     unrolled: tuple[MemoryUse, ...]
-    """and what it holds without one, as far as a window tells: activations and messages."""
+    """what it holds without one, as far as a window tells: activations and messages,"""
+    rows: tuple[Bytes, ...]
+    """and the frozen outputs of one batch."""
 
 
-def unflushed(setting: Setting) -> tuple[Row, ...]:
+def unflushed(setting: Setting, filler: Filler | None = None) -> tuple[Row, ...]:
     """The rows of training without a flush, fastest first; () where it cannot train this model on this cluster.
 
+    `filler`: places the frozen work; None: each batch is encoded before its first forward.
+
     The first rows have at least as many micro-batches as stages: the fastest sizes that fit. Where fewer micro-batches
-    are faster, a `stashed` row with them follows.
+    are faster even without fills, a `stashed` row with them follows.
     """
     setting = setting.whole or setting
     given, graph = setting.given, setting.graph
@@ -87,46 +97,53 @@ def unflushed(setting: Setting) -> tuple[Row, ...]:
     if len(graph.backbones) > 1 or graph.probes or given.sharded or given.offload_frozen or not is_chain:
         return ()
     tables = Tables(setting=setting)
-    sizes = sorted(_sizes(tables), key=lambda one: one.bound)
-    young = _fastest(tables, [one for one in sizes if one.is_young])
+    sizes = sorted(_sizes(tables, filler), key=lambda one: one.bound)
+    young = _fastest(tables, filler, [one for one in sizes if one.is_young])
     limit = float("inf") if young is None else (1 - GAIN) * float(young.steady.period)
-    other = _fastest(tables, [one for one in sizes if not one.is_young], limit)
+    # Windows of few micro-batches hold many batches at once: with fills their simulation would take minutes.
+    unfilled = sorted(_sizes(tables, None), key=lambda one: one.bound) if filler else sizes
+    other = _fastest(tables, None, [one for one in unfilled if not one.is_young], limit)
     rows = [row for row in (_row(setting, young, kind) for kind in ROWS) if row] if young else []
     if other and float(other.steady.period) < limit:
         rows += [row for row in [_row(setting, other, Versions.STASHED)] if row]
     return tuple(sorted(rows, key=lambda row: (not row.fits, row.step)))
 
 
-def _sizes(tables: Tables) -> Iterator[_Sizes]:
+def _sizes(tables: Tables, filler: Filler | None) -> Iterator[_Sizes]:
     """Every arrangement in a pipeline, and every number of micro-batches that cuts the batch at whole samples."""
     setting, given, batch = tables.setting, tables.setting.given, tables.setting.workload.batch
     for arrangement in arrangements(setting.cluster):
         stages, groups = arrangement.units, arrangement.data_parallel
         is_asked = given.allows(units=stages, data_parallel=groups)
-        if not (is_asked and 2 <= stages <= min(MOST_STAGES, tables.num_layers)) or batch % groups:
+        most = MOST_FILLED_STAGES if filler else MOST_STAGES
+        if not (is_asked and 2 <= stages <= min(most, tables.num_layers)) or batch % groups:
             continue
         rows = batch // groups
         counts = [given.microbatches] if given.microbatches else range(1, min(rows, MOST_MICROBATCHES) + 1)
         for count in counts:
             if rows % count == 0:
-                yield _cut(tables, arrangement, count)
+                yield _cut(tables, arrangement, count, filler)
 
 
-def _cut(tables: Tables, arrangement: Arrangement, count: int) -> _Sizes:
+def _cut(tables: Tables, arrangement: Arrangement, count: int, filler: Filler | None) -> _Sizes:
     """The cuts whose slowest stage is fastest."""
     setting = tables.setting
     ground = tables.ground(arrangement)
     times = tables.table.sums(tables.unit_samples(arrangement, count), 1).steps()
     starts = balanced_cuts(times, arrangement.units)
     stops = (*starts[1:], len(times))
-    encoding = tables.encoding(-(-setting.workload.batch // setting.cluster.num_ranks))
+    encoding = _encoding(tables, filler)
     trained, profile, ranks = tables.table.trained, setting.profile, setting.cluster.num_ranks
-    bound = max(
+    busy = [
         (count * sum(times[start:stop]) + encoding) / speed
         + tables.reduction(ground, start, stop, [unit])
         + time_to_update(trained[stop] - trained[start], profile, ranks)
         for unit, (start, stop, speed) in enumerate(zip(starts, stops, ground.speeds, strict=True))
-    )
+    ]
+    bound = max(busy)
+    if filler:
+        work = tables.encoding(setting.workload.batch // arrangement.data_parallel)
+        bound = idle_level(bound, busy, work, dict(enumerate(ground.speeds)))
     candidate = Candidate(
         arrangement=arrangement,
         schedule=FAMILY,
@@ -137,69 +154,70 @@ def _cut(tables: Tables, arrangement: Arrangement, count: int) -> _Sizes:
     return _Sizes(bound=bound, candidate=candidate)
 
 
-def _fastest(tables: Tables, sizes: list[_Sizes], limit: Seconds = float("inf")) -> _Window | None:
+def _encoding(tables: Tables, filler: Filler | None) -> Seconds:
+    """Frozen work that each rank does beside its fills: all in equal shares, or with a filler nothing."""
+    return 0.0 if filler else tables.encoding(-(-tables.setting.workload.batch // tables.setting.cluster.num_ranks))
+
+
+def _fastest(
+    tables: Tables, filler: Filler | None, sizes: list[_Sizes], limit: Seconds = float("inf")
+) -> _Window | None:
     """The fastest with room for `stashed`; of several that have none, the fastest. No bound may reach the limit."""
     fitting, others = list[_Window](), list[_Window]()
     for one in sizes[:MOST_TRIED]:
         if one.bound >= min([limit, *(float(known.steady.period) for known in fitting)]):
             break
-        made = _made(tables, one.candidate)
+        made = _made(tables, filler, one.candidate)
         row = _row(tables.setting, made, Versions.STASHED)
         assert row, "these weights need nothing else"
         (fitting if row.fits else others).append(made)
     return min(fitting or others, key=lambda made: made.steady.period, default=None)
 
 
-def _made(tables: Tables, candidate: Candidate) -> _Window:
+def _made(tables: Tables, filler: Filler | None, candidate: Candidate) -> _Window:
     """Some sizes simulated in full."""
     setting = tables.setting
     layout = candidate.layout(setting)
-    window, blocks = build_window(setting.graph, replace(layout, versions=Versions.STASHED))
-    price, update = _prices(tables, layout, blocks)
-    unrolled = unroll(window, 2 * window.lead + 2)
-    costs = price(unrolled)
-    held = peak_memory(
-        unrolled,
-        simulate(unrolled, costs),
-        blocks,
-        profile=setting.profile,
-        workload=setting.workload,
-        checkpointed=checkpointed_layers(setting.workload, setting.graph.backbone_layers),
-    )
+    given = replace(layout, versions=Versions.STASHED)
+    window, blocks = build_window(setting.graph, given, pricing=pricing_of(setting), filler=filler)
+    price, update = _prices(tables, filler, layout, blocks)
+
+    def held(batches: int) -> tuple[MemoryUse, ...]:
+        unrolled = unroll(window, batches)
+        return peak_memory(
+            unrolled,
+            simulate(unrolled, price(unrolled)),
+            blocks,
+            profile=setting.profile,
+            workload=setting.workload,
+            checkpointed=checkpointed_layers(setting.workload, setting.graph.backbone_layers),
+        )
+
+    flushed = propose(setting, layout).memory
     return _Window(
         candidate=candidate,
         window=window,
         blocks=blocks,
         steady=steady(window, price),
         update=update,
-        flushed=propose(setting, layout).memory,
-        unrolled=held,
+        flushed=flushed,
+        unrolled=held(2 * window.lead + 2),
+        rows=tuple(use.frozen_outputs for use in (held(1) if filler else flushed)),
     )
 
 
-def _prices(tables: Tables, layout: Layout, blocks: Blocks) -> tuple[Callable[[Schedule], Costs], Seconds]:
-    """What prices an unrolled schedule, and the longest update of a stage.
-
-    Weights are cast in every forward, because each may read another version.
-    """
+def _prices(
+    tables: Tables, filler: Filler | None, layout: Layout, blocks: Blocks
+) -> tuple[Callable[[Schedule], Costs], Seconds]:
+    """What prices an unrolled schedule, and the longest update of a stage."""
     setting = tables.setting
-    profile, speeds = setting.profile, worker_speeds(setting.cluster, layout.mesh)
-    ranks = setting.cluster.num_ranks
-    encoding = tables.encoding(-(-setting.workload.batch // ranks))
+    profile, ranks = setting.profile, setting.cluster.num_ranks
+    encoding = _encoding(tables, filler)
     updates = [time_to_update(trained_parameters(setting.graph, layers), profile, ranks) for layers in blocks[:-1]]
 
     def price(unrolled: Schedule) -> Costs:
-        costs, stages = costs_of(unrolled, blocks, layout.mesh, setting), []
-        for index, (own, stage) in enumerate(zip(unrolled.placement.stages, costs.stages, strict=True)):
-            layers = blocks[own.weights]
-            once = encoding / speeds[own.worker] + updates[own.weights] + costs.reduces[index]
-            casts = sum(
-                profile.cast(name, setting.workload) for name in layers if name not in setting.table.checkpointed
-            )
-            forwards = unrolled.placement.num_forwards(index)
-            forward = stage.forward + casts / speeds[own.worker] * (1 - 1 / forwards)
-            stages.append(replace(stage, forward=forward, backward=stage.backward + once / layout.microbatches))
-        return replace(costs, stages=tuple(stages), reduces=())
+        batches = unrolled.num_microbatches() // layout.microbatches
+        return window_costs(unrolled, blocks, layout.mesh, setting, batches=batches, encoding=encoding)
 
     return price, max(updates)
 
@@ -219,7 +237,7 @@ def _row(setting: Setting, made: _Window, kind: Versions) -> Row | None:
     period = float(made.steady.period)
     return Row(
         name=str(kind),
-        sizes=f"{sizes_of(candidate)}, {_age(window)}",
+        sizes=f"{sizes_of(candidate)}, {_age(window)}{', filled' if window.fills else ''}",
         num_stages=candidate.workers,
         step=period,
         update=made.update,
@@ -235,8 +253,9 @@ def _row(setting: Setting, made: _Window, kind: Versions) -> Row | None:
 def _memory(made: _Window, window: Schedule) -> list[MemoryUse]:
     """What each rank holds: every version of its weights, a narrow copy for each forward in flight, rows of batches."""
     held, found = versions_held(window), list[MemoryUse]()
-    stage_of = {stage.worker: stage.weights for stage in window.placement.stages}
-    for worker, (flushed, unrolled) in enumerate(zip(made.flushed, made.unrolled, strict=True)):
+    placement = window.placement
+    stage_of = {stage.worker: stage.weights for s, stage in enumerate(placement.stages) if not placement.is_frozen(s)}
+    for worker, (flushed, unrolled, rows) in enumerate(zip(made.flushed, made.unrolled, made.rows, strict=True)):
         versions: Bytes = flushed.parameters * held[stage_of[worker]]
         found.append(
             replace(
@@ -245,7 +264,7 @@ def _memory(made: _Window, window: Schedule) -> list[MemoryUse]:
                 copies=flushed.copies * (window.num_workers - worker),
                 activations=unrolled.activations,
                 messages=unrolled.messages,
-                frozen_outputs=flushed.frozen_outputs * (window.lead + 2),
+                frozen_outputs=rows * batches_held(window),
             )
         )
     return found

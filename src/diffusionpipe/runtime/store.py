@@ -30,11 +30,22 @@ class RowStore:
     def __iter__(self) -> Iterator[str]:
         return iter(self._buffers)
 
+    @property
+    def extents(self) -> Mapping[str, Range]:
+        """The rows kept of each tensor."""
+        return self._extents
+
     def view(self, name: str, rows: Range) -> Tensor:
         """The rows of a tensor, as a view: (len(rows), ...)."""
         start = self._extents[name].start
         # `.data` gives the view a version counter of its own: rows that arrive later do not touch those in use.
         return self._buffers[name].data[rows.start - start : rows.stop - start]
+
+    def feed(self, rows: Range | None, inputs: Mapping[str, Tensor], tables: Mapping[str, Tensor]) -> None:
+        """Copy raw inputs into these rows, name -> (len(rows), ...), with the table of each; without rows nothing."""
+        if rows is not None:
+            for name, value in inputs.items():
+                self.write(name, rows, value, tables.get(name))
 
     def write(self, name: str, rows: Range, value: Tensor, table: Tensor | None = None) -> None:
         """Copy into the rows; dtype and device follow the buffer.

@@ -1,25 +1,27 @@
 """Runs a window again and again: the executor of training without a flush.
 
 Each batch that may be in flight has a context: its slots, its messages, its rows. In window w, the instruction of an
-action that leads by l is that of batch w + l's context [1]. Contexts take turns. A batch's context is free for another
-one at the end of the window behind its own, when its last messages have surely been received [2].
+action that leads by l is that of batch w + l's context [1]. Contexts take turns (`ir.versions.batches_held`). Rows are
+free for another batch behind the batch's own window, all else at the end of the one behind it: its last messages have
+surely been received then [2].
 
     window -1   window 0            window 1            window 2
     F0 F1       F2 B0 F3 B1 STEP    F4 B2 F5 B3 STEP    B4 B5 STEP     two micro-batches, batches 0 to 2, then a flush
     context 0   contexts 1 and 0    contexts 2 and 1    context 2
 
 Before the first window of a stretch come windows that only begin batches; windows begin no batch that is behind the
-next flush. At its ENCODE a batch takes its context over, and another executor encodes the whole batch into the rows of
-the context.
+next flush. A window's fills encode a batch into the rows of its context. Without fills another executor does, at once,
+at the window's ENCODE.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from torch import Tensor
 
 from diffusionpipe.ir import Action, Op, Range, Schedule
 from diffusionpipe.ir.action import PRESENT, Reading
+from diffusionpipe.ir.versions import batches_held
 from diffusionpipe.runtime.buffers import BufferPool
 from diffusionpipe.runtime.compiler import Compiler, Instruction
 from diffusionpipe.runtime.equipment import Equipment
@@ -47,8 +49,8 @@ def _no_prediction(block: int, version: int, step: int) -> None:
     raise AssertionError("no prediction is set")
 
 
-def _no_encoding(batch: int) -> None:
-    raise AssertionError("no encoding is set")
+def _no_input(batch: int) -> None:
+    raise AssertionError("no input is set")
 
 
 @dataclass(kw_only=True)
@@ -58,19 +60,24 @@ class _Context:
     works: tuple[list[Work], ...]
     held: tuple[list[Tensor], ...]
     store: RowStore
-    encoder: Executor
     outputs: list[Output] = field(default_factory=list)
-    batch: int = 0
+    batch: int = -1
     program: list[Instruction] = field(default_factory=list)
 
-    def finish(self) -> None:
-        """Wait until all its messages are over."""
-        for works in self.works:
-            for work in works:
+    def take(self, batch: int) -> "_Context":
+        """Let it be this batch's, if it is not yet."""
+        if self.batch != batch:
+            self.batch = batch
+            self.outputs.clear()
+        return self
+
+    def finish(self, slots: Iterable[int]) -> None:
+        """Wait until these messages are over."""
+        for slot in slots:
+            for work in self.works[slot]:
                 work.wait()
-            works.clear()
-        for held in self.held:
-            held.clear()
+            self.works[slot].clear()
+            self.held[slot].clear()
 
 
 class WindowExecutor:
@@ -82,9 +89,12 @@ class WindowExecutor:
         worker: int,
         equipment: Equipment,
         versions: Mapping[int, BlockVersions],
-        encoding: tuple[Schedule, Equipment],
+        encoding: tuple[Schedule, Equipment] | None,
     ) -> None:
-        """`versions`: of each block of this worker. `encoding`: the schedule of a batch's encoding, its equipment."""
+        """`versions`: of each block of this worker.
+
+        `encoding`: the schedule of a batch's encoding and its equipment; None where the window has fills.
+        """
         self.schedule, self.worker, self._equipment = schedule, worker, equipment
         self._versions = versions
         self.update: Update = _no_update
@@ -92,21 +102,24 @@ class WindowExecutor:
         self.predict: Predict = _no_prediction
         """What moves weights ahead for those that read predicted ones."""
         self._window, self._begun, self._num_runs = 0, 0, 0
-        self._encode: Callable[[int], None] = _no_encoding
-        flat = replace(schedule, orders=tuple(tuple(map(_plain, order)) for order in schedule.orders))
+        self._feed: Callable[[int], None] = _no_input
+        flat = _flat(schedule)
         routes = routes_of(flat, worker)
         read = with_inputs({}, flat, routes, equipment.stages)
-        rows = _joined(read, extents_of(encoding[0], worker, equipment.raw_inputs))
+        rows = _joined(read, extents_of(encoding[0] if encoding else flat, worker, equipment.raw_inputs))
         pool = BufferPool(equipment.device)
+        self._first_fill = next((action for action in schedule.orders[worker] if action.op is Op.ENCODE), None)
+        frozen = {k for k, message in enumerate(schedule.messages) if schedule.placement.is_frozen(message.source)}
+        self._frozen, self._trained = tuple(sorted(frozen)), tuple(set(range(len(schedule.messages))) - frozen)
         self._contexts: list[_Context] = []
-        for _ in range(schedule.lead + 2):
+        for _ in range(batches_held(schedule)):
             store = RowStore(rows, equipment.tensors, equipment.device)
             context = _Context(
                 works=tuple([] for _ in schedule.messages),
                 held=tuple([] for _ in schedule.messages),
                 store=store,
-                encoder=Executor(encoding[0], worker, encoding[1], store=store),
             )
+            encoder = Executor(encoding[0], worker, encoding[1], store=store) if encoding else None
             compiler = Compiler(
                 schedule=flat,
                 worker=worker,
@@ -122,7 +135,9 @@ class WindowExecutor:
                 writing=store,
                 trained=frozenset(action.stage for action in flat.orders[worker] if action.op in (Op.B, Op.I)),
             )
-            context.program = [self._instruction(compiler, context, action) for action in schedule.orders[worker]]
+            context.program = [
+                self._instruction(compiler, context, encoder, action) for action in schedule.orders[worker]
+            ]
             self._contexts.append(context)
         self._recordings = [
             Recording(worker=worker, recorder=recorder_for(equipment.device), steps=()) for _ in range(2)
@@ -139,30 +154,39 @@ class WindowExecutor:
         """The batch whose window is next: the steps made."""
         return self._window
 
-    def encoder(self, batch: int) -> Executor:
-        """What encodes a batch that is about to begin."""
-        return self._context(batch).encoder
+    def store(self, batch: int) -> RowStore:
+        """The rows of a batch that is about to be encoded."""
+        return self._context(batch).store
 
-    def run(self, stop: int, encode: Callable[[int], None]) -> list[Output]:
+    @property
+    def stores(self) -> tuple[RowStore, ...]:
+        """Those of all batches that live at once."""
+        return tuple(context.store for context in self._contexts)
+
+    def run(self, stop: int, feed: Callable[[int], None]) -> list[Output]:
         """Run the next window; returns this worker's outputs of its batch by micro-batch.
 
         Args:
             stop: the batch before which there is a flush; it must not change while batches behind it have begun.
-            encode: called with each batch that begins, in order; it feeds the batch's encoder and runs it.
+            feed: called with each batch before this worker encodes any of it, in order; it puts the raw inputs into
+                the batch's store.
         """
         assert self._begun <= stop, "batches behind the flush have begun"
         lead = self.schedule.lead
         self._num_runs += 1
+        self._feed = feed
         if self._begun == self._window:  # nothing is in flight
             for number in range(self._window - lead, self._window):
-                self._run(number, stop, encode)
-        self._run(self._window, stop, encode)
+                self._run(number, stop)
+        self._run(self._window, stop)
+        self._begun = min(stop, self._window + lead + 1)
         outputs = list(self._context(self._window).outputs)
-        self._context(self._window - 1).finish()  # [2]
+        self._context(self._window).finish(self._frozen)  # [2]
+        self._context(self._window - 1).finish(self._trained)
         self._window += 1
         if self._window == stop:
             for context in self._contexts:
-                context.finish()
+                context.finish(self._trained)
             for versions in self._versions.values():
                 versions.flush()
         return outputs
@@ -191,13 +215,13 @@ class WindowExecutor:
     def _context(self, batch: int) -> _Context:
         return self._contexts[batch % len(self._contexts)]
 
-    def _run(self, number: int, stop: int, encode: Callable[[int], None]) -> None:
+    def _run(self, number: int, stop: int) -> None:
         """Run what there is of a window: no batch before the one that is next, none behind the flush."""
-        self._encode = encode
+        batches = [(number + action.reading.lead, action) for action in self.schedule.orders[self.worker]]
         program = [
-            (action, *self._context(number + action.reading.lead).program[place])  # [1]
-            for place, action in enumerate(self.schedule.orders[self.worker])
-            if self._window <= number + action.reading.lead < stop
+            (action, *self._context(batch).take(batch).program[place])  # [1]
+            for place, (batch, action) in enumerate(batches)
+            if self._window <= batch < stop
         ]
         marks = marks_of([wait is not None for _, wait, _ in program])
         steps = list(zip(marks, (action for action, _, _ in program), strict=True))
@@ -214,13 +238,16 @@ class WindowExecutor:
             mark()
         mark()
 
-    def _instruction(self, compiler: Compiler, context: _Context, action: Action) -> Instruction:
+    def _instruction(
+        self, compiler: Compiler, context: _Context, encoder: Executor | None, action: Action
+    ) -> Instruction:
         """What an action of a context's batch waits for and does, on the weights that it reads."""
         block, staleness = self.schedule.placement.stages[action.stage].weights, action.reading.staleness
         if action.op is Op.STEP:
             return None, self._step(block, context)
         if action.op is Op.ENCODE:
-            return None, lambda: self._begin(context)
+            encode = _encoding(encoder) if encoder else compiler.instruction(_plain(action))[1]
+            return None, self._fed(context, encode) if action == self._first_fill else encode
         wait, run = compiler.instruction(_plain(action))
         if action.op not in (Op.F, Op.B, Op.I):
             return wait, run
@@ -236,12 +263,14 @@ class WindowExecutor:
 
         return wait, bound
 
-    def _begin(self, context: _Context) -> None:
-        """The next batch takes its context over."""
-        context.outputs.clear()
-        context.batch = self._begun
-        self._begun += 1
-        self._encode(context.batch)
+    def _fed(self, context: _Context, encode: Callable[[], None]) -> Callable[[], None]:
+        """The first fill of a batch, whose inputs it needs."""
+
+        def fed() -> None:
+            self._feed(context.batch)
+            encode()
+
+        return fed
 
     def _step(self, block: int, context: _Context) -> Callable[[], None]:
         versions, gradients = self._versions[block], self._equipment.gradients[block]
@@ -251,6 +280,25 @@ class WindowExecutor:
             versions.step(lambda: self.update(block, context.batch))
 
         return step
+
+
+def _encoding(encoder: Executor) -> Callable[[], None]:
+    """What encodes a whole batch."""
+
+    def encode() -> None:
+        encoder.run()
+
+    return encode
+
+
+def _flat(window: Schedule) -> Schedule:
+    """The window as an iteration whose fills encode its own batch: within a context everything is of one batch."""
+    pipelines = tuple(replace(pipeline, is_ahead=False) for pipeline in window.placement.pipelines)
+    return replace(
+        window,
+        orders=tuple(tuple(map(_plain, order)) for order in window.orders),
+        placement=replace(window.placement, pipelines=pipelines),
+    )
 
 
 def _plain(action: Action) -> Action:

@@ -41,10 +41,9 @@ class Worker:
     """Those of them that count on this rank when every parameter is counted once."""
     gradients: Mapping[int, Reducible]
     executors: Mapping[str, Executor]
-    """One for each of the plan's phases; those of the prologue and of the training share a store. Without a flush
-    `window` stands in place of these two."""
+    """One for each phase of the plan; those of the prologue and of the training share a store."""
     window: WindowExecutor | None
-    """Trains without a flush."""
+    """Trains without a flush, in place of these two."""
     versions: Mapping[int, BlockVersions]
     """Without a flush the versions of each block."""
     encoded: Range | None
@@ -87,10 +86,12 @@ class Worker:
 
     def feed(self, executor: Executor, inputs: Mapping[str, Tensor]) -> None:
         """Put the raw inputs of the samples that this rank encodes into an executor's store: name -> (samples, ...)."""
-        rows = encoded_rows(executor.schedule, self.place.worker)
-        if rows is not None:
-            for name, value in inputs.items():
-                executor.store.write(name, rows, value, self.tables.get(name))
+        executor.store.feed(encoded_rows(executor.schedule, self.place.worker), inputs, self.tables)
+
+    def feed_batch(self, batch: int, inputs: Mapping[str, Tensor]) -> None:
+        """Put the raw inputs of a batch that is about to begin into its store, where there is no flush."""
+        assert self.window is not None
+        self.window.store(batch).feed(self.encoded, inputs, self.tables)
 
     def reset_gradients(self) -> None:
         """Forget the gradients of the last step."""
@@ -271,7 +272,7 @@ class _Parts:
 
     def window(self, versions: Mapping[int, BlockVersions]) -> WindowExecutor:
         """What trains without a flush."""
-        encoding = self.plan.encoding, self.equipment(PlanPhase.PROLOGUE)
+        encoding = (self.plan.prologue, self.equipment(PlanPhase.PROLOGUE)) if self.plan.prologue else None
         return WindowExecutor(self.plan.train, self.place.worker, self.equipment(PlanPhase.TRAIN), versions, encoding)
 
     def equipment(self, phase: str) -> Equipment:
@@ -279,8 +280,7 @@ class _Parts:
         schedule = self.plan.phases[phase]
         # The prologue only encodes: its other stages are there to receive.
         stages = {} if phase == PlanPhase.PROLOGUE else self.stages(schedule, self._results(phase))
-        # Sharded blocks bring their copies themselves.
-        # Copies of one version would not do for another, so without a flush every forward casts.
+        # Sharded blocks bring their copies; those of one version would not do for another one.
         is_endless = phase == PlanPhase.TRAIN and self.plan.train.lead > 0
         has_casts = self.precision.autocast is not None and not self.sharded and not is_endless
         return Equipment(

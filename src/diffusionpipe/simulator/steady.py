@@ -41,13 +41,14 @@ def steady(window: Schedule, costs_of: Callable[[Schedule], Costs]) -> Steady:
     Raises:
         ScheduleError: they do not repeat.
     """
-    batches = 4 + window.num_workers + -(-16 * window.num_workers // window.num_microbatches())
+    batches = 4 + window.num_workers + window.lead + -(-16 * window.num_workers // window.num_microbatches())
     while batches <= MOST_BATCHES:
         unrolled = unroll(window, batches)
         timeline = simulate(unrolled, costs_of(unrolled))
         ends = _ends(timeline)
         between = [after - before for before, after in pairwise(ends)]
-        between = between[: len(between) - window.num_workers]  # the last batches have no others behind them
+        # The last batches have no others behind them, and their windows encode none.
+        between = between[: len(between) - window.num_workers - window.lead]
         for length in range(1, len(between) // 4 + 1):
             tail = between[-max(4 * length, len(between) // 2) :]
             if _are_equal(tail[length:], tail[:-length]):

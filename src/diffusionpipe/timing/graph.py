@@ -19,7 +19,7 @@ it waits for. Whether events can be numbered like this depends on no time; if no
 ((1, 2), (5, 6))
 """
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -93,7 +93,8 @@ class _Builder:
         self.fills: dict[int, int] = {}
         self.transfers: list[int] = []
         self.message_of_slot: dict[int, int] = {}
-        self.reduction_of_block: dict[int, int] = {}
+        self.reduction_of_block: dict[tuple[int, int], int] = {}
+        """(block, how often its holders have reduced it) -> the event in which they meet."""
         self.reduced: dict[int, tuple[int, ...]] = defaultdict(tuple)
         self.num_ends: dict[int, int] = defaultdict(int)
         self.queues: dict[tuple[int, Hashable], list[tuple[int, int, Action]]] = defaultdict(list)
@@ -115,11 +116,12 @@ class _Builder:
         host, events, hosted = START, list[int](), self.queues[worker, HOST]
         ends: dict[Hashable, tuple[int, int]] = {}  # queue -> its last event, and the event behind which it was issued
         gathered: dict[int, int] = {}  # block -> the gather whose reader comes
+        turns = Counter[int]()  # block -> its reductions so far
         for position, action in enumerate(self.schedule.orders[worker]):
             is_compute = action.op in COMPUTE_OPS
             if has_rooms and action.op in TIMED_OPS:
                 host = self.add(self.index_of(Room(worker, position)), [host])
-            event = self._compute(action) if is_compute else self._event(action)
+            event = self._compute(action) if is_compute else self._event(action, turns)
             queue = HOST if is_compute else self.machine(self.schedule, worker, action)
             if queue == HOST:
                 self.waits[event].insert(0, host)  # [1]
@@ -154,8 +156,11 @@ class _Builder:
         found[1][action.microbatch] = event
         return event
 
-    def _event(self, action: Action) -> int:
-        """The event of an action; the two ends of a message are one, and so are those of a block's reduction."""
+    def _event(self, action: Action, turns: Counter[int]) -> int:
+        """The event of an action; the two ends of a message are one, and so are those of a block's reduction.
+
+        `turns`: how often its worker has reduced each block before.
+        """
         op, slot = action.op, action.slot
         if op in MESSAGE_OPS:
             assert slot is not None
@@ -170,7 +175,7 @@ class _Builder:
             self.fills[slot] = self.add(self.index_of(Encode(slot)), [])
             return self.fills[slot]
         if op is Op.REDUCE_GRAD:
-            return self._reduction(action.stage)
+            return self._reduction(action.stage, turns)
         return self.add(self.index_of(Gather(action.stage) if op is Op.UNSHARD else NOTHING), [])
 
     def _transfer(self, source: int, destination: int, tensors: tuple[str, ...], samples: Range) -> int:
@@ -178,13 +183,15 @@ class _Builder:
         stages = self.schedule.placement.stages
         return self.index_of(Transfer(stages[source].worker, stages[destination].worker, tensors, len(samples)))
 
-    def _reduction(self, stage: int) -> int:
+    def _reduction(self, stage: int, turns: Counter[int]) -> int:
         block = self.weights[stage]
         if block in self.lone:  # its copies are in other data-parallel groups: it may be reduced several times
             return self.add(self.index_of(Reduce((stage,))), [])
-        event = self.reduction_of_block.get(block)
+        key = block, turns[block]
+        turns[block] += 1
+        event = self.reduction_of_block.get(key)
         if event is None:
-            event = self.reduction_of_block[block] = self.add(0, [])
+            event = self.reduction_of_block[key] = self.add(0, [])
         self.reduced[event] += (stage,)
         return event
 

@@ -19,7 +19,8 @@ from time import perf_counter
 import torch
 from torch import Tensor
 
-from diffusionpipe.ir import Op, Phase
+from diffusionpipe.ir import Phase
+from diffusionpipe.ir.versions import batches_held
 from diffusionpipe.runtime.slot import Output
 from diffusionpipe.trainer.gradient_norm import clip_factor, scale, sum_of_squares
 from diffusionpipe.trainer.host_sum import HostSum
@@ -71,9 +72,8 @@ class WindowStepper:
         self._window.predict = self._predict
         self._staleness = fading_staleness(session.recipe, session.plan.train)
         self._squares = torch.zeros((), dtype=torch.float64, device=session.job.device)
-        encodes = [a.reading.lead for _, a in session.plan.train.actions() if a.op is Op.ENCODE]
-        self._delay = 1 + max(encodes) - min(encodes)
-        """Windows between the start of a sum and its wait; a rank that encodes later may be as many windows behind."""
+        self._delay = batches_held(session.plan.train) - 1
+        """Windows between the start of a sum and its wait: more than a rank may be behind another one."""
         self._base: int | None = None
         self._stop = 0
         self._pending: deque[_Window] = deque()
@@ -98,7 +98,7 @@ class WindowStepper:
         if number == self._stop:
             self._stop = next(later - self._base for later in count(step + 1) if self._is_flush(later))
         self._session.worker.reset_gradients()
-        outputs = self._window.run(self._stop, self._encode)
+        outputs = self._window.run(self._stop, self._feed)
         self._pending.append(self._start_sum(step, outputs, started))
         settled = []
         while len(self._pending) > self._delay or (self._pending and self._window.batch == self._stop):
@@ -130,11 +130,9 @@ class WindowStepper:
             "nothing of it is saved"
         )
 
-    def _encode(self, batch: int) -> None:
-        """Feed a batch that begins, and encode it."""
-        encoder = self._window.encoder(batch)
-        self._session.worker.feed(encoder, next(self._batches))
-        encoder.run()
+    def _feed(self, batch: int) -> None:
+        """Give a batch that is about to be encoded its raw inputs."""
+        self._session.worker.feed_batch(batch, next(self._batches))
 
     def _update(self, block: int, number: int) -> None:
         """A block's step: its gradients are complete."""

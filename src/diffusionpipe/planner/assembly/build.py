@@ -1,6 +1,6 @@
 """A plan from given sizes: partition by counted work, the named schedule, and every pass in order."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
@@ -12,7 +12,6 @@ from diffusionpipe.costs import Backbone, Costs, ModelGraph
 from diffusionpipe.costs.graph import upstream
 from diffusionpipe.errors import ConfigError
 from diffusionpipe.ir import Edge, Mesh, Plan, Range, Schedule
-from diffusionpipe.ir.combinations import Feature, refusal
 from diffusionpipe.ir.versions import Versions
 from diffusionpipe.passes import (
     communicate,
@@ -28,7 +27,8 @@ from diffusionpipe.passes import (
 from diffusionpipe.planner.assembly.buckets import bucket_starts
 from diffusionpipe.planner.assembly.folded import stage_starts
 from diffusionpipe.planner.assembly.layout import Blocks, Filler, Layout, Pricing, Unfilled
-from diffusionpipe.planner.assembly.shardable import check_homes, check_shardable, sharded_buckets, sharding_problems
+from diffusionpipe.planner.assembly.layout_check import check_layout
+from diffusionpipe.planner.assembly.shardable import check_shardable, sharded_buckets
 from diffusionpipe.planner.assembly.structure import Division, connected, reduced
 from diffusionpipe.planner.assembly.windows import communicate_window, forwards_ahead
 from diffusionpipe.schedules import forward_over
@@ -44,7 +44,7 @@ def build_plan(
     """The plan of a layout.
 
     `pricing` says what actions cost, for the order of messages and for the filler; without it all stages are alike.
-    `filler` places the next batch's frozen work; without it each batch is encoded before its first forward.
+    `filler` places a later batch's frozen work; without it each batch is encoded before its first forward.
 
     Raises:
         ConfigError: sizes that do not fit each other or the model; all problems are listed.
@@ -52,10 +52,12 @@ def build_plan(
     build = _build(graph, layout, pricing)
     names = [name for block in build.blocks[:-1] for name in block]
     patterns = layout.checkpointed
-    train = _train_schedule(build, layout.generated(), filler)
-    first = prologue(train) if filler else None
-    if layout.versions is not Versions.FLUSHED:
-        train, first = _window(build), encoding_of(train)
+    if layout.versions is Versions.FLUSHED:
+        train = _train_schedule(build, layout.generated(), filler)
+        first = prologue(train) if filler else None
+    else:
+        train = _window(build, filler)
+        first = None if filler else encoding_of(_train_schedule(build, layout.generated(), None))
     return Plan(
         mesh=layout.mesh,
         blocks=build.blocks,
@@ -82,14 +84,16 @@ def build_train_schedule(
     return _train_schedule(build, layout.generated(), filler), build.blocks
 
 
-def build_window(graph: ModelGraph, layout: Layout) -> tuple[Schedule, Blocks]:
+def build_window(
+    graph: ModelGraph, layout: Layout, *, pricing: Pricing | None = None, filler: Filler | None = None
+) -> tuple[Schedule, Blocks]:
     """The window of a layout without a flush, and its blocks, without the rest of the plan.
 
     Raises:
         ConfigError: sizes that do not fit each other or the model.
     """
-    build = _build(graph, layout, None)
-    return _window(build), build.blocks
+    build = _build(graph, layout, pricing)
+    return _window(build, filler), build.blocks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,7 +105,7 @@ class _Build:
 
 
 def _build(graph: ModelGraph, layout: Layout, pricing: Pricing | None) -> _Build:
-    _check_layout(graph, layout)
+    check_layout(graph, layout)
     partition = _partition(graph, layout)
     layout = replace(layout, buckets=layout.buckets or sharded_buckets(graph, partition), probes=graph.probes)
     backbone = _bucketed(graph, partition, layout.buckets)
@@ -112,91 +116,6 @@ def _build(graph: ModelGraph, layout: Layout, pricing: Pricing | None) -> _Build
 
 def _uniform(schedule: Schedule, blocks: Blocks, mesh: Mesh) -> Costs:
     return uniform_costs(schedule)
-
-
-def _check_layout(graph: ModelGraph, layout: Layout) -> None:
-    names = [backbone.name for backbone in graph.backbones]
-    given = [own.name for own in layout.backbones] or [""]
-    if given != names and (layout.backbones or len(names) > 1):
-        raise ConfigError(
-            f"the model has the backbones {_listed(names)}, but the layout gives sizes for {_listed(given)}; "
-            "give sizes for each backbone, in this order"
-        )
-    problems: list[str] = []
-    try:
-        if layout.sharded:
-            check_homes(layout.generated())
-    except ConfigError as error:
-        problems.append(str(error))
-    for number, backbone in enumerate(graph.backbones):
-        problems += _problems_of_sizes(graph.alone(backbone), layout.backbone(number))
-    if layout.adjacent < 1 or layout.data_parallel % layout.adjacent:
-        problems.append(
-            f"{layout.adjacent} adjacent copies of {layout.data_parallel} data-parallel groups; use a divisor"
-        )
-    if layout.sharded:
-        problems += sharding_problems(layout.data_parallel, layout.replicas)
-    problems += _problems_of_versions(graph, layout)
-    if problems:
-        raise ConfigError("\n".join(dict.fromkeys(problems)))
-
-
-def _problems_of_versions(graph: ModelGraph, layout: Layout) -> Iterator[str]:
-    """What does not go together with training without a flush."""
-    if layout.versions is Versions.FLUSHED:
-        return
-    if max(layout.replicas, default=1) > 1:
-        yield refusal(Feature.VERSIONS, Feature.REPLICAS)
-    if layout.sharded:
-        yield refusal(Feature.VERSIONS, Feature.SHARDED)
-    if layout.buckets > 1:
-        yield refusal(Feature.VERSIONS, Feature.BUCKETS)
-    if layout.orders is not None:
-        yield refusal(Feature.VERSIONS, Feature.ORDERS)
-    if graph.probes:
-        yield refusal(Feature.VERSIONS, Feature.SELF_CONDITIONING)
-    if layout.offload_frozen:
-        yield refusal(Feature.VERSIONS, Feature.OFFLOAD)
-
-
-def _listed(names: Sequence[str]) -> str:
-    return ", ".join(name or "without a name" for name in names)
-
-
-def _problems_of_sizes(graph: ModelGraph, layout: Layout) -> list[str]:
-    """Sizes that do not fit each other or a model of one backbone."""
-    problems = []
-    num_blocks = layout.stages
-    try:
-        num_blocks = layout.num_blocks()
-    except ConfigError as error:
-        problems.append(str(error))
-    if layout.replicas and len(layout.replicas) != layout.stages:
-        problems.append(f"{len(layout.replicas)} replica counts for {layout.stages} stages; give one per stage")
-    if num_blocks > len(graph.backbone_layers):
-        problems.append(
-            f"{num_blocks} stages but the trained part has only {len(graph.backbone_layers)} layers; "
-            f"use at most {len(graph.backbone_layers)} stages"
-        )
-    per_microbatch, rest = divmod(layout.batch, layout.data_parallel * layout.microbatches)
-    if rest or not per_microbatch:
-        problems.append(
-            f"a batch of {layout.batch} cannot be cut into {layout.microbatches} equal micro-batches on each of "
-            f"{layout.data_parallel} data-parallel groups; use a multiple of "
-            f"{layout.data_parallel * layout.microbatches}"
-        )
-    if layout.buckets < (not layout.sharded) or num_blocks * layout.buckets > len(graph.backbone_layers):
-        problems.append(
-            f"{num_blocks} stages of {layout.buckets} buckets need {num_blocks * layout.buckets} layers; the "
-            "trained part has "
-            f"{len(graph.backbone_layers)}: use at most {len(graph.backbone_layers) // max(num_blocks, 1)} buckets"
-        )
-    return problems + [
-        f"micro-batches of {per_microbatch} samples cannot be shared evenly by {count} replicas of stage {stage}; "
-        f"make the micro-batch a multiple of {count}"
-        for stage, count in enumerate(layout.replicas)
-        if per_microbatch % count
-    ]
 
 
 def _partition(graph: ModelGraph, layout: Layout) -> tuple[tuple[str, ...], ...]:
@@ -276,26 +195,40 @@ def _validating(build: _Build) -> _Build:
 
 def _train_schedule(build: _Build, schedule: Schedule, filler: Filler | None) -> Schedule:
     """A family's schedule after all passes; every result of a pass is checked."""
-    graph, layout, blocks = build.graph, build.layout, build.blocks
+    layout, blocks = build.layout, build.blocks
     backbone, frozen = blocks[:-1], len(blocks) - 1
     schedule = reduced(_connected(build, schedule, backbone, layout.division), layout.division)
-    outputs = {block: graph.frozen_outputs(layers) for block, layers in enumerate(backbone)}
     if filler:
-        costs = build.pricing(schedule, blocks, layout.mesh)
-        timeline = simulate(schedule, costs)
-        fills = filler(Unfilled(schedule=schedule, timeline=timeline, costs=costs, blocks=blocks, mesh=layout.mesh))
-        schedule = insert_fills(schedule, fills, block=frozen, outputs=outputs)
+        schedule = _filled(build, schedule, schedule, filler)
     else:
         schedule = insert_encoding(
             schedule,
             block=frozen,
-            outputs=outputs,
+            outputs=_frozen_outputs(build),
             num_layers=len(blocks[frozen]),
             max_chunk=layout.encode_chunk,
             runs=_encoding_runs(build),
         )
         schedule = gathers_first(schedule)
     return _communicated(build, schedule)
+
+
+def _filled(build: _Build, schedule: Schedule, flushed: Schedule, filler: Filler) -> Schedule:
+    """The schedule with frozen work where the filler puts it; it is that of `flushed`, or its window."""
+    costs = build.pricing(flushed, build.blocks, build.layout.mesh)
+    unfilled = Unfilled(
+        schedule=schedule,
+        timeline=simulate(flushed, costs),
+        costs=costs,
+        blocks=build.blocks,
+        mesh=build.layout.mesh,
+    )
+    return insert_fills(schedule, filler(unfilled), block=len(build.blocks) - 1, outputs=_frozen_outputs(build))
+
+
+def _frozen_outputs(build: _Build) -> dict[int, tuple[str, ...]]:
+    """Trained block -> the frozen tensors that it reads."""
+    return {block: build.graph.frozen_outputs(layers) for block, layers in enumerate(build.blocks[:-1])}
 
 
 def _encoding_runs(build: _Build) -> list[tuple[Range, int]]:
@@ -326,12 +259,17 @@ def _sample_schedule(build: _Build, backbone: Backbone) -> Schedule:
     return _communicated(build, shard_parameters(schedule) if layout.sharded else schedule)
 
 
-def _window(build: _Build) -> Schedule:
-    """The layout's window. It reads no frozen outputs from others: each batch is encoded before it begins."""
+def _window(build: _Build, filler: Filler | None) -> Schedule:
+    """The layout's window. Without a filler it reads no frozen outputs: each batch is encoded before it begins."""
     layout = build.layout
     flushed = reduced(_connected(build, layout.generated(), build.blocks[:-1], layout.division), layout.division)
-    window = communicate_window(without_flush(flushed, forwards_ahead(layout.schedule, layout.stages)))
-    window = with_versions(window, layout.versions, layout.delay)
+    ahead = forwards_ahead(layout.schedule, layout.stages)
+    replicas = layout.division.replicas
+    of_worker = [lead for lead, count in zip(ahead, replicas, strict=True) for _ in range(count)]
+    window = without_flush(flushed, of_worker)
+    if filler:
+        window = _filled(build, window, flushed, filler)
+    window = with_versions(communicate_window(window), layout.versions, layout.delay)
     check(window)
     return window
 

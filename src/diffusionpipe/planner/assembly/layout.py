@@ -28,12 +28,12 @@ class Pricing(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unfilled:
-    """A training iteration before its frozen work is placed."""
+    """A training iteration or a window before its frozen work is placed."""
 
     schedule: Schedule
-    """Compute and gradient reductions; no messages, no frozen pipeline."""
+    """Compute, gradient reductions and steps; no messages, no frozen pipeline."""
     timeline: Timeline
-    """Of that schedule at these costs."""
+    """Of that schedule at these costs; of a window that of the iteration which ends with a flush."""
     costs: Costs
     blocks: Blocks
     """The last one is the frozen block, in order."""
@@ -41,7 +41,7 @@ class Unfilled:
 
 
 class Filler(Protocol):
-    """Places the frozen work of the next batch in the bubbles of this one."""
+    """Places the frozen work of the next batch in the bubbles of this one; of a window that of a later batch."""
 
     def __call__(self, unfilled: Unfilled) -> Mapping[int, Sequence[PlacedFill]]:
         """Worker -> its fills in their order, as `passes.insert_fills` takes them; together they cover the batch."""

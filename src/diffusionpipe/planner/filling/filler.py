@@ -6,6 +6,7 @@ from itertools import product
 from diffusionpipe.passes import PlacedFill
 from diffusionpipe.planner.assembly.layout import Filler, Unfilled
 from diffusionpipe.planner.filling.fills import FillOptions, frozen_layers, plan_fills
+from diffusionpipe.planner.filling.windows import window_fills
 from diffusionpipe.planner.pricing.encoders import frozen_workspace
 from diffusionpipe.planner.pricing.layer_table import checkpointed_layers
 from diffusionpipe.planner.pricing.offload import encoder_bytes
@@ -19,12 +20,17 @@ def filler_of(setting: Setting) -> Filler:
     """Fills the bubbles with the setting's frozen layers; what it learns of their times is kept between calls.
 
     At most `setting.workload.encode_chunk` samples go through them together, fewer where memory demands it; where it
-    demands even more, only some workers hold the frozen layers and encode for the others (see `hosts_and_chunk`).
+    demands even more, only some workers hold the frozen layers and encode for the others (see `hosts_and_chunk`). In a
+    window all workers may encode, and memory is not asked.
     """
     frozen = frozen_layers(setting.profile)
 
     def fill(unfilled: Unfilled) -> Mapping[int, Sequence[PlacedFill]]:
         speeds = worker_speeds(setting.cluster, unfilled.mesh)
+        if unfilled.schedule.lead:
+            chunk = setting.workload.encode_chunk
+            options = FillOptions(speeds=speeds, max_chunk=chunk, overhead=setting.fill_start)
+            return window_fills(unfilled.schedule, unfilled.costs, frozen, options)
         hosts, chunk = hosts_and_chunk(setting, unfilled)
         options = FillOptions(speeds=speeds, max_chunk=chunk, workers=hosts, overhead=setting.fill_start)
         return plan_fills(unfilled.schedule, unfilled.costs, frozen, options).fills

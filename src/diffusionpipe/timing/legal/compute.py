@@ -104,7 +104,8 @@ def _layer_order_problems(schedule: Schedule) -> Iterator[str]:
 def reduction_problems(schedule: Schedule) -> Iterator[str]:
     """Reductions that are early, doubled, or not on every worker that holds the block."""
     stages = schedule.placement.stages
-    if not any(action.op is Op.REDUCE_GRAD for order in schedule.orders for action in order):
+    reduced = {stages[a.stage].weights for order in schedule.orders for a in order if a.op is Op.REDUCE_GRAD}
+    if not reduced:
         return
     sharded = sharded_blocks(schedule)
     trained = {s for p in schedule.placement.pipelines if p.ops & {Op.B, Op.W} for s in p.stages}
@@ -121,7 +122,7 @@ def reduction_problems(schedule: Schedule) -> Iterator[str]:
             seen[block][worker] += 1
             if action.stage not in trained:
                 yield f"worker {worker}: {action} reduces a stage that has no gradients"
-        elif action.op is Op.STEP and block in seen:  # the next batch begins
+        elif action.op is Op.STEP and block in reduced:  # the next batch begins
             if seen[block].pop(worker, 0) != 1:
                 yield f"worker {worker}: {action} comes without a reduction of block {block}"
             stepped.add((block, worker))

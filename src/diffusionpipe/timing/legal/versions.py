@@ -4,8 +4,9 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 
-from diffusionpipe.ir.action import Action, Op
-from diffusionpipe.ir.schedule import Schedule
+from diffusionpipe.ir.action import MESSAGE_OPS, Action, Op
+from diffusionpipe.ir.schedule import Schedule, lone_blocks
+from diffusionpipe.ir.versions import batches_held
 
 
 def step_problems(schedule: Schedule) -> Iterator[str]:
@@ -27,14 +28,18 @@ def step_problems(schedule: Schedule) -> Iterator[str]:
 
 
 def without_encoding(window: Schedule) -> Schedule:
-    """The window without the places at which its batches are encoded."""
+    """The window without the places at which its batches are encoded; fills stay."""
+    if window.fills:
+        return window
     return replace(window, orders=tuple(tuple(a for a in order if a.op is not Op.ENCODE) for order in window.orders))
 
 
 def window_problems(window: Schedule) -> Iterator[str]:
     """What is wrong with a window beside what its unrolled schedule shows."""
     yield from _step_places(window)
-    yield from _encodings(window)
+    if not window.fills:
+        yield from _encodings(window)
+    yield from _leads(window)
     yield from _readings(window)
     yield from _tables(window)
     for worker, action in window.actions():
@@ -57,9 +62,25 @@ def _encodings(window: Schedule) -> Iterator[str]:
                 yield f"worker {worker}: {action} comes before {order[places[0]]}, which encodes its batch"
 
 
+def _leads(window: Schedule) -> Iterator[str]:
+    """Nothing begins a batch before the forward that leads most, but its encoding, which may one window earlier.
+
+    Stores take turns, as many as batches may live at once (`ir.versions.batches_held`): earlier the rows of a batch
+    would overwrite those of another one, which are still read.
+    """
+    most = batches_held(window) - 2
+    for worker, action in window.actions():
+        is_frozen = action.op is Op.ENCODE
+        if action.op in MESSAGE_OPS and action.slot is not None:
+            is_frozen = window.placement.is_frozen(window.messages[action.slot].source)
+        if action.reading.lead > most + is_frozen:
+            yield f"worker {worker}: {action} leads by more than {most + is_frozen}; another batch is in its place then"
+
+
 def _step_places(window: Schedule) -> Iterator[str]:
-    """Every trained block has one STEP a window on each of its holders, behind its gradients."""
+    """Every trained block has one STEP a window on each of its holders, behind its gradients and their sum."""
     stages = window.placement.stages
+    lone = lone_blocks(window)
     for worker, order in enumerate(window.orders):
         last: dict[int, int] = {}
         steps = Counter[int]()
@@ -73,6 +94,9 @@ def _step_places(window: Schedule) -> Iterator[str]:
             block = stages[action.stage].weights
             if action.op is Op.STEP and place < last.get(block, -1):
                 yield f"worker {worker}: {action} comes before {order[last[block]]}, whose gradient it takes in"
+        reduced = {stages[action.stage].weights for action in order if action.op is Op.REDUCE_GRAD}
+        for block in sorted(last.keys() - lone - reduced):
+            yield f"worker {worker}: block {block} has no REDUCE_GRAD in a window, but other workers hold it too"
         for block in sorted(last.keys() | steps.keys()):
             if steps[block] != 1:
                 yield f"worker {worker}: block {block} has {steps[block]} STEPs in a window; it needs one"

@@ -149,10 +149,8 @@ class PipelineSection(Section):
             raise ValueError("versions: neither the search nor a plan file takes it; remove plan and give the sizes")
         sizes = self.sizes
         asked = (
-            (sizes.fill, refusal(Feature.VERSIONS, Feature.FILL)),
             (sizes.sharded, refusal(Feature.VERSIONS, Feature.SHARDED)),
             (sizes.offload_frozen, refusal(Feature.VERSIONS, Feature.OFFLOAD)),
-            (max(self.replicas, default=1) > 1, refusal(Feature.VERSIONS, Feature.REPLICAS)),
             (self.orders is not None, refusal(Feature.VERSIONS, Feature.ORDERS)),
         )
         raise_problems(f"versions: {why}" for is_asked, why in asked if is_asked)

@@ -1,0 +1,98 @@
+"""Whether given sizes fit each other and the model."""
+
+from collections.abc import Iterator, Sequence
+
+from diffusionpipe.costs import ModelGraph
+from diffusionpipe.errors import ConfigError
+from diffusionpipe.ir.combinations import Feature, refusal
+from diffusionpipe.ir.versions import Versions
+from diffusionpipe.planner.assembly.layout import Layout
+from diffusionpipe.planner.assembly.shardable import check_homes, sharding_problems
+
+
+def check_layout(graph: ModelGraph, layout: Layout) -> None:
+    """Do nothing if the sizes fit each other and the model.
+
+    Raises:
+        ConfigError: they do not; all problems are listed.
+    """
+    names = [backbone.name for backbone in graph.backbones]
+    given = [own.name for own in layout.backbones] or [""]
+    if given != names and (layout.backbones or len(names) > 1):
+        raise ConfigError(
+            f"the model has the backbones {_listed(names)}, but the layout gives sizes for {_listed(given)}; "
+            "give sizes for each backbone, in this order"
+        )
+    problems: list[str] = []
+    try:
+        if layout.sharded:
+            check_homes(layout.generated())
+    except ConfigError as error:
+        problems.append(str(error))
+    for number, backbone in enumerate(graph.backbones):
+        problems += _problems_of_sizes(graph.alone(backbone), layout.backbone(number))
+    if layout.adjacent < 1 or layout.data_parallel % layout.adjacent:
+        problems.append(
+            f"{layout.adjacent} adjacent copies of {layout.data_parallel} data-parallel groups; use a divisor"
+        )
+    if layout.sharded:
+        problems += sharding_problems(layout.data_parallel, layout.replicas)
+    problems += _problems_of_versions(graph, layout)
+    if problems:
+        raise ConfigError("\n".join(dict.fromkeys(problems)))
+
+
+def _problems_of_versions(graph: ModelGraph, layout: Layout) -> Iterator[str]:
+    """What does not go together with training without a flush."""
+    if layout.versions is Versions.FLUSHED:
+        return
+    if layout.sharded:
+        yield refusal(Feature.VERSIONS, Feature.SHARDED)
+    if layout.buckets > 1:
+        yield refusal(Feature.VERSIONS, Feature.BUCKETS)
+    if layout.orders is not None:
+        yield refusal(Feature.VERSIONS, Feature.ORDERS)
+    if graph.probes:
+        yield refusal(Feature.VERSIONS, Feature.SELF_CONDITIONING)
+    if layout.offload_frozen:
+        yield refusal(Feature.VERSIONS, Feature.OFFLOAD)
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(name or "without a name" for name in names)
+
+
+def _problems_of_sizes(graph: ModelGraph, layout: Layout) -> list[str]:
+    """Sizes that do not fit each other or a model of one backbone."""
+    problems = []
+    num_blocks = layout.stages
+    try:
+        num_blocks = layout.num_blocks()
+    except ConfigError as error:
+        problems.append(str(error))
+    if layout.replicas and len(layout.replicas) != layout.stages:
+        problems.append(f"{len(layout.replicas)} replica counts for {layout.stages} stages; give one per stage")
+    if num_blocks > len(graph.backbone_layers):
+        problems.append(
+            f"{num_blocks} stages but the trained part has only {len(graph.backbone_layers)} layers; "
+            f"use at most {len(graph.backbone_layers)} stages"
+        )
+    per_microbatch, rest = divmod(layout.batch, layout.data_parallel * layout.microbatches)
+    if rest or not per_microbatch:
+        problems.append(
+            f"a batch of {layout.batch} cannot be cut into {layout.microbatches} equal micro-batches on each of "
+            f"{layout.data_parallel} data-parallel groups; use a multiple of "
+            f"{layout.data_parallel * layout.microbatches}"
+        )
+    if layout.buckets < (not layout.sharded) or num_blocks * layout.buckets > len(graph.backbone_layers):
+        problems.append(
+            f"{num_blocks} stages of {layout.buckets} buckets need {num_blocks * layout.buckets} layers; the "
+            "trained part has "
+            f"{len(graph.backbone_layers)}: use at most {len(graph.backbone_layers) // max(num_blocks, 1)} buckets"
+        )
+    return problems + [
+        f"micro-batches of {per_microbatch} samples cannot be shared evenly by {count} replicas of stage {stage}; "
+        f"make the micro-batch a multiple of {count}"
+        for stage, count in enumerate(layout.replicas)
+        if per_microbatch % count
+    ]

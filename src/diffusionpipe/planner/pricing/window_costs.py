@@ -1,0 +1,40 @@
+"""What actions cost where batches follow each other without a flush."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from diffusionpipe.costs import Costs
+from diffusionpipe.ir import Mesh, Schedule
+from diffusionpipe.planner.pricing.setting import Setting
+from diffusionpipe.planner.pricing.stage_costs import costs_of, time_to_update, trained_parameters, worker_speeds
+from diffusionpipe.units import Seconds
+
+
+def window_costs(
+    unrolled: Schedule,
+    blocks: Sequence[Sequence[str]],
+    mesh: Mesh,
+    setting: Setting,
+    *,
+    batches: int,
+    encoding: Seconds,
+) -> Costs:
+    """The costs of so many unrolled batches of a window.
+
+    There is no end of an iteration, so what a rank does once for a batch counts as parts of its backwards: its update,
+    the gradient sum, which the update waits for, and where the window has no fills the `encoding`, on a device of speed
+    1. Weights are cast in every forward, because each may read another version.
+    """
+    profile, speeds = setting.profile, worker_speeds(setting.cluster, mesh)
+    costs, placement, stages = costs_of(unrolled, blocks, mesh, setting), unrolled.placement, []
+    for index, (own, stage) in enumerate(zip(placement.stages, costs.stages, strict=True)):
+        if placement.is_frozen(index):
+            stages.append(stage)
+            continue
+        layers, forwards = blocks[own.weights], placement.num_forwards(index)
+        update = time_to_update(trained_parameters(setting.graph, layers), profile, setting.cluster.num_ranks)
+        once = encoding / speeds[own.worker] + update + (costs.reduces[index] if costs.reduces else 0.0)
+        casts = sum(profile.cast(name, setting.workload) for name in layers if name not in setting.table.checkpointed)
+        forward = stage.forward + casts / speeds[own.worker] * (1 - 1 / forwards)
+        stages.append(replace(stage, forward=forward, backward=stage.backward + once * batches / forwards))
+    return replace(costs, stages=tuple(stages), reduces=())
