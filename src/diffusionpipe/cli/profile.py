@@ -118,13 +118,15 @@ class progress_bar:  # noqa: N801  # used as a function
         from rich.console import Console
         from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
+        console = Console(stderr=True)
         self._bar = Progress(
             TextColumn("profiling"),
             BarColumn(),
             TaskProgressColumn(),
             TimeRemainingColumn(),
-            console=Console(stderr=True),
+            console=console,
             transient=True,
+            disable=not console.is_terminal,  # rich would leave an empty line
         )
         self._task = self._bar.add_task("profiling", total=None)
 

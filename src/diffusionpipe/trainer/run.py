@@ -50,7 +50,7 @@ from diffusionpipe.trainer.run_export import export_settings
 from diffusionpipe.trainer.run_samples import check_sampling, sampling_settings, wish_of
 from diffusionpipe.trainer.run_state import Hooks, RunState, names_of
 from diffusionpipe.trainer.screen import Screen, steps_of
-from diffusionpipe.trainer.session import Session, check_resumed, open_session, run_identity
+from diffusionpipe.trainer.session import check_resumed, open_session, run_identity
 from diffusionpipe.trainer.spikes import Spikes, kept_values
 from diffusionpipe.trainer.start import Start, places
 from diffusionpipe.trainer.step_reports import StepReports
