@@ -62,7 +62,7 @@ def test_shipped_clusters_are_listed_and_shown(capsys):
     assert exit_of("cluster", "--list") == 0
     assert "rtx4090x2" in capsys.readouterr().out
     assert exit_of("cluster", "a100-80x8:2") == 0
-    assert "16 x NVIDIA A100-SXM4-80GB (75.0 GiB) in 2 node(s)" in capsys.readouterr().out
+    assert "16 x NVIDIA A100-SXM4-80GB (75.0 GiB) in 2 nodes" in capsys.readouterr().out
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # torch's agent leaves log files open
