@@ -230,7 +230,8 @@ def _train(state: RunState) -> None:
             if state.progress is not None:
                 state.progress.pause()
             if stops:
-                logger.warning("stopped step=%d reason=signal exit_status=%d", state.step, ExitStatus.STOPPED)
+                status = ExitStatus.STOPPED
+                logger.warning("stopped step=%d reason=requested exit_status=%d resume=latest", state.step, status)
                 break
     if traces and state.step == recipe.training.steps:
         state.timeline = measured_timeline(session, traces)
