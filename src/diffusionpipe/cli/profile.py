@@ -147,6 +147,7 @@ def _print_report(made: Profile) -> None:
     console.print(heading, soft_wrap=True, highlight=False)
     console.print(_components(made))
     console.print(_slowest(made))
+    console.print("kept: activations for the backward   temp: temporary memory; of several layers, the most")
 
 
 def _components(made: Profile) -> Table:
@@ -179,7 +180,7 @@ def _table(title: str) -> Table:
 
     table = Table(box=None, pad_edge=False)
     table.add_column(title, no_wrap=True)
-    for heading in ("forward", "input\ngrad", "weight\ngrad", "weights\nMiB", "kept\nMiB", "besides\nMiB"):
+    for heading in ("forward", "input\ngrad", "weight\ngrad", "weights\nMiB", "kept\nMiB", "temp\nMiB"):
         table.add_column(heading, justify="right", no_wrap=True)
     return table
 

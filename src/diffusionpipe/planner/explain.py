@@ -223,8 +223,8 @@ def _why(
         )
         return f"Use {which}; {_best_pipeline(row, ours)}{_hidden(proposal)}; {against}.{_host_bound(proposal)}"
     return (
-        f"Use {row.name} with {row.sizes}: {_memory_reason(others)}devices idle {row.bubble:.1%} of the time, {sums}and "
-        f"{_hidden(proposal)}; {against}.{_host_bound(proposal)}"
+        f"Use {row.name} with {row.sizes}: {_memory_reason(others)}devices idle {row.bubble:.1%} of the time, {sums}"
+        f"and {_hidden(proposal)}; {against}.{_host_bound(proposal)}"
     )
 
 
