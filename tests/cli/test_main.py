@@ -148,6 +148,12 @@ def test_help_shows_no_type_beside_a_switch(arguments):
     assert max(map(len, shown.splitlines())) <= 80
 
 
+def test_help_breaks_a_line_where_the_terminal_ends():
+    for arguments in (["schedule"], ["schedule", "compare"]):
+        shown = CliRunner().invoke(cli.app, [*arguments, "--help"], env={"COLUMNS": "300", "TERM": "dumb"}).output
+        assert "Times may be in any unit; the figures are in the same unit." in shown
+
+
 def test_help_says_how_torch_reads_the_csv():
     shown = CliRunner().invoke(cli.app, ["schedule", "--help"], env={"COLUMNS": "80", "TERM": "dumb"}).output
     assert '_load_csv(FILE, format="compute_only")' in " ".join(shown.replace("│", " ").split())

@@ -25,14 +25,17 @@ def exit_of(*arguments):
     return caught.value.code
 
 
-def test_a_measured_profile_is_written_and_summed_up(recipe, tmp_path, capsys):
+def test_a_measured_profile_is_written_and_summed_up(recipe, tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
     out = tmp_path / "profile.json"
     assert exit_of("profile", recipe, "--out", out, "--batch-sizes", "2,1", "--device", "cpu", "--repeats", 1) == 0
     profile = read_profile(out)
     assert (profile.batch_sizes, profile.source) == ((1, 2), "measured")
     printed = capsys.readouterr().out
-    for text in (profile.device, "transformer.transformer_blocks.0", "slowest layers", "component", str(out)):
+    for text in (profile.device, "transformer.transformer_blocks.0", "slowest layers", "component", "kept:"):
         assert text in printed
+    assert printed.endswith(f"Written to {out}\n")
+    assert "…" not in printed
 
 
 def test_an_analytic_profile_needs_no_device(recipe, tmp_path, capsys):
@@ -62,7 +65,7 @@ def test_shipped_clusters_are_listed_and_shown(capsys):
     assert exit_of("cluster", "--list") == 0
     assert "rtx4090x2" in capsys.readouterr().out
     assert exit_of("cluster", "a100-80x8:2") == 0
-    assert "16 x NVIDIA A100-SXM4-80GB (75.0 GiB) in 2 node(s)" in capsys.readouterr().out
+    assert "16 x NVIDIA A100-SXM4-80GB (75.0 GiB) in 2 nodes" in capsys.readouterr().out
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # torch's agent leaves log files open

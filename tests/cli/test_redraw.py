@@ -80,10 +80,13 @@ def test_a_picture_of_another_origin_is_another_picture(run):
     assert not np.array_equal(pixels(one), pixels(other))
 
 
-def test_sample_keeps_pictures_singly_and_draws_them_again(run, tmp_path):
+def test_sample_keeps_pictures_singly_and_draws_them_again(run, tmp_path, capfd):
     (tmp_path / "prompts.txt").write_text('a\n{"prompt": "b c", "negative_prompt": "d"}\n')
     words = ["--prompts", tmp_path / "prompts.txt", "--negative", "e", "--steps", "2", "--guidance", "3", "--seed", "5"]
     assert command("sample", run, *words, "--keep", tmp_path / "kept", "--out", tmp_path / "grid.png") == 0
+    assert capfd.readouterr().out.splitlines() == [
+        f"2 pictures in {tmp_path}/grid.png, and each as a file in {tmp_path}/kept"
+    ]
     kept = sorted((tmp_path / "kept").iterdir())
     assert [path.name for path in kept] == ["000-a.png", "001-b-c.png"]
     assert [read_origin(path).negative_prompt for path in kept] == ["e", "d"]

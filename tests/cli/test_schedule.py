@@ -90,7 +90,10 @@ def test_options_may_stand_before_the_name():
 
 
 def test_the_list_names_every_schedule_with_its_first_line():
-    lines = output_of("list").splitlines()
+    text, _, legend = output_of("list").partition("\n\n")
+    lines = text.splitlines()
+    assert legend.startswith("p workers")
+    assert "`" not in text.replace("`waves`", "").replace("`chunks`", ""), "names of Python functions"
     assert [line.split()[0] for line in lines] == list(REGISTRY)
     assert all(len(line.split()) > 3 for line in lines)
 

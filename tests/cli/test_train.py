@@ -352,7 +352,7 @@ def test_a_stopped_run_has_a_status_of_its_own_and_the_same_command_finishes_it(
         cli.main(command)
     signal.signal(signal.SIGTERM, term)  # the command ignores it until it ends
     assert stopped.value.code == 75
-    assert "stopped step=2 reason=signal exit_status=75" in capsys.readouterr().err
+    assert "stopped step=2 reason=requested exit_status=75 resume=latest" in capsys.readouterr().err
     with pytest.raises(SystemExit) as finished:
         cli.main(command)
     assert finished.value.code == 0

@@ -80,7 +80,7 @@ def test_a_candidate_that_is_only_estimated_updates_what_its_plan_would():
 def test_it_says_when_data_parallelism_is_right():
     found = comparison_of(unet_setting())
     assert found.verdict.startswith("Use data parallelism")
-    assert "it is as fast as DDP, the best alternative that fits" in found.verdict
+    assert "it is as fast as DDP, the fastest other system that fits" in found.verdict
 
 
 def test_the_best_pipeline_beside_data_parallelism_is_one_with_several_stages_that_fits():

@@ -352,6 +352,15 @@ def test_a_finished_run_can_be_resumed_to_export_again(recipe, copied):
     assert numbers_of(copied) == before
 
 
+def test_a_finished_run_keeps_its_timeline_on_the_same_layout_only(recipe, copied):
+    for name in ("timeline.json", "timeline.png", "trace.json"):
+        (copied / name).touch()
+    assert train_here(recipe(copied), "latest") == 6
+    assert (copied / "timeline.json").exists()
+    assert train_here(recipe(copied, pipeline={"microbatches": 4}), "latest") == 6
+    assert not {"timeline.json", "timeline.png", "trace.json"} & {path.name for path in copied.iterdir()}
+
+
 def test_more_steps_may_be_added_to_a_finished_run(recipe, copied):
     longer = recipe(copied, training={"steps": 8}, learning_rate={"schedule": "constant"})
     assert train_here(longer, "latest") == 8

@@ -64,7 +64,7 @@ def test_two_nodes_train_stop_and_go_on(nodes, tmp_path):
     let_go(both[1])
     steps = len(losses_of(tmp_path / "run"))
     assert status == 1, "torchrun's own, for any status but 0"
-    assert f"stopped step={steps} reason=signal exit_status=75" in output
+    assert f"stopped step={steps} reason=requested exit_status=75 resume=latest" in output
     both = start(nodes, "train", str(tmp_path / "recipe.toml"), "--resume", "auto", f"training.steps={steps + 2}")
     status, output = ended(both[0])
     let_go(both[1])

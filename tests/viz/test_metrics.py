@@ -51,10 +51,16 @@ def test_models_that_train_together_have_curves_of_their_own(tmp_path):
 
     alike, apart = texts_of({"base": 1e-4, "super": 1e-4}), texts_of({"base": 1e-4, "super": 1e-5})
     for name, last in (("base", 0.3), ("super", 0.2)):
-        assert f">training loss of {name}, smoothed<" in alike
+        assert f">training loss of {name}<" in alike
         assert f">validation loss of {name}, last {last}<" in alike
         assert f">{name}<" in apart
         assert f">{name}<" not in alike
+
+
+@pytest.mark.parametrize(("num_steps", "label"), [(6, "training loss"), (80, "training loss, smoothed")])
+def test_a_curve_is_called_smoothed_where_it_is(tmp_path, num_steps, label):
+    loss_curve(written(tmp_path, training(num_steps)), tmp_path / "loss.svg")
+    assert f">{label}<" in (tmp_path / "loss.svg").read_text()
 
 
 def test_of_a_runs_own_file_losses_learning_rate_and_speed_are_drawn(tmp_path):

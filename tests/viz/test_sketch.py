@@ -7,6 +7,7 @@ from diffusionpipe.ir import Action, Op, Span, Timeline
 from diffusionpipe.schedules import REGISTRY
 from diffusionpipe.simulator import simulate, uniform_costs
 from diffusionpipe.viz import MILLISECONDS, sketch
+from diffusionpipe.viz.gantt import UNITS
 from diffusionpipe.viz.sketch import draw_sketch
 from diffusionpipe.viz.sketch_legend import explained_sketch, legend_of
 
@@ -155,6 +156,13 @@ def test_frozen_work_and_split_backwards_have_their_letters_and_messages_are_not
         span(0, Op.W, 4, 5),
     )
     assert sketch(Timeline(num_workers=1, spans=spans)) == "0 | E3--- F0 I0 W0"
+
+
+@pytest.mark.parametrize(
+    ("time", "text"), [(0, "0"), (16.641, "16.64"), (0.12345, "0.1235"), (9999.4, "9999"), (221295, "221295")]
+)
+def test_a_time_has_four_digits_and_no_power_of_ten(time, text):
+    assert UNITS.text(time) == text
 
 
 def test_a_timeline_without_computation_is_empty_rows():

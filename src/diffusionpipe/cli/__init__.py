@@ -6,9 +6,11 @@ At its top it imports typer and the standard library only, whatever is heavy ins
 shows every verb's signature in a fraction of a second. A verb raises `diffusionpipe.errors`; `main` prints them.
 """
 
+import re
 import sys
 from collections.abc import Sequence
 from importlib import import_module
+from inspect import cleandoc
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -36,7 +38,15 @@ def _load(verb: str) -> "Command":
     command = typer.main.get_command(verb_app)
     command.name = verb
     _clear_switches(command)
+    _fill_lines(command)
     return command
+
+
+def _fill_lines(command: "Command") -> None:
+    """Break the lines of a command's help, and of its sub-commands', where the terminal ends, not the code."""
+    command.help = re.sub(r"(?<!\n)\n(?!\n)", " ", cleandoc(command.help or ""))
+    for inner in getattr(command, "commands", {}).values():
+        _fill_lines(inner)
 
 
 def _clear_switches(command: "Command") -> None:

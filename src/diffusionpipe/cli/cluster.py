@@ -73,7 +73,8 @@ def _devices(cluster: Cluster) -> str:
 
 
 def _print_cluster(cluster: Cluster) -> None:
-    typer.echo(f"{cluster.name}: {_devices(cluster)} in {cluster.nodes[-1] + 1} node(s)")
+    nodes = cluster.nodes[-1] + 1
+    typer.echo(f"{cluster.name}: {_devices(cluster)} in {nodes} node{'s' * (nodes > 1)}")
     rows: list[tuple[str, Link | AllReduce]] = [
         ("messages in a node", cluster.intra),
         ("sums in a node", cluster.intra_reduce),

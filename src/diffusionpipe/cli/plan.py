@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 RecipeFile = Annotated[
     Path | None,
-    typer.Argument(help="The recipe to plan for. Without a recipe, give --profile and --batch."),
+    typer.Argument(help="The recipe to plan for. Without a recipe, give --batch, and --model or --profile."),
 ]
 Overrides = Annotated[
     list[str] | None,

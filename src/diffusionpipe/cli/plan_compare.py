@@ -112,6 +112,7 @@ def rival_lines(names: Sequence[str], choice: Choice, rivals: Sequence[Rival], *
     room = min(max(map(len, layouts)) + 2, width - sum(widths) - 2 * len(widths))
     if is_short := room < max(map(len, layouts)) + 2:
         layouts = [shortened(layout) for layout in layouts]
+    explained = (MICROBATCHES,) if is_short and any(" mb" in layout for layout in layouts) else ()
     for part in (0, 1):
         cells = [head[part].rjust(size) for head, size in zip(heads, widths, strict=True)]
         yield "  ".join([("layout" if part else "").ljust(room), *cells]).rstrip(), "bold"
@@ -120,7 +121,7 @@ def rival_lines(names: Sequence[str], choice: Choice, rivals: Sequence[Rival], *
         for number, line in enumerate(wrapped(layout, room, is_winner=not row)):
             yield "  ".join([line.ljust(room), *(figures if not number else ())]).rstrip(), "" if row else "bold green"
     yield "", ""
-    for text in (*_legend(names, choice, rivals, layouts), *((MICROBATCHES,) if is_short else ())):
+    for text in (*_legend(names, choice, rivals, layouts), *explained):
         yield from ((line, "dim") for line in wrap(text, width, subsequent_indent="  ", break_on_hyphens=False))
     if rivals:
         yield "", ""
@@ -172,7 +173,8 @@ def _legend(names: Sequence[str], choice: Choice, rivals: Sequence[Rival], layou
     yield "simulated: the same by our simulator   only encoding: ms in which only the encoders run"
     update = "simulated, only encoding and the update" if choice.proposal.update else "simulated and only encoding"
     yield f"step: {update} together   times as long: as the plan's step"
-    yield "peak: memory of the fullest device   missing: memory that it lacks"
+    lacks = any(rival.proposal.overflow > 0 for rival in rivals)
+    yield f"peak: memory of the fullest device{'   missing: memory that it lacks' if lacks else ''}"
     if any(rival.scale < 1 for rival in rivals):
         yield "*: its replicas cannot share this batch; simulated with a larger batch, and times scaled to this one"
     if choice.setting.given != NOTHING:

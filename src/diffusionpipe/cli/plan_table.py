@@ -155,7 +155,7 @@ def _legend(setting: Setting, comparison: Comparison, columns: Sequence[Column],
     yield "idle: share of all devices' time   only encoding: ms in which only the encoders run"
     missing = "   missing: memory that it lacks" if MISSING in columns else ""
     yield f"peak: memory of the fullest device{missing}"
-    if is_short:
+    if is_short and any("micro-batches" in _layout(row) for row in rows):
         yield MICROBATCHES
     yield from (text for word, text in WORDS if any(word in _layout(row) for row in rows))
     if comparison.unflushed:

@@ -118,13 +118,15 @@ class progress_bar:  # noqa: N801  # used as a function
         from rich.console import Console
         from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
+        console = Console(stderr=True)
         self._bar = Progress(
             TextColumn("profiling"),
             BarColumn(),
             TaskProgressColumn(),
             TimeRemainingColumn(),
-            console=Console(stderr=True),
+            console=console,
             transient=True,
+            disable=not console.is_terminal,  # rich would leave an empty line
         )
         self._task = self._bar.add_task("profiling", total=None)
 
@@ -145,6 +147,7 @@ def _print_report(made: Profile) -> None:
     console.print(heading, soft_wrap=True, highlight=False)
     console.print(_components(made))
     console.print(_slowest(made))
+    console.print("kept: activations for the backward   temp: temporary memory; of several layers, the most")
 
 
 def _components(made: Profile) -> Table:
@@ -177,7 +180,7 @@ def _table(title: str) -> Table:
 
     table = Table(box=None, pad_edge=False)
     table.add_column(title, no_wrap=True)
-    for heading in ("forward", "input\ngrad", "weight\ngrad", "weights\nMiB", "kept\nMiB", "besides\nMiB"):
+    for heading in ("forward", "input\ngrad", "weight\ngrad", "weights\nMiB", "kept\nMiB", "temp\nMiB"):
         table.add_column(heading, justify="right", no_wrap=True)
     return table
 

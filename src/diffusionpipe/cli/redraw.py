@@ -41,9 +41,8 @@ def redraw(run: Path, like: Path, out: Path, device: "torch.device") -> None:
 
 def _draw(model: "TrainedModel", origin: "Origin", device: "torch.device") -> "Picture":
     """The picture, in its place among as many as were drawn with it: then every number is rounded as before."""
-    from rich.progress import Progress
-
     from diffusionpipe.cli.sample_memory import check_memory, named_shortage
+    from diffusionpipe.cli.sample_ranks import drawing_bar
     from diffusionpipe.errors import ConfigError
     from diffusionpipe.trainer.conditions import Wish
     from diffusionpipe.trainer.drawing import Arithmetic
@@ -60,7 +59,7 @@ def _draw(model: "TrainedModel", origin: "Origin", device: "torch.device") -> "P
             f"the same --seed, {origin.settings.seed}"
         )
     check_memory(model.folder, len(wish), origin.resolution, device)
-    with named_shortage(), Progress(transient=True) as progress:
+    with named_shortage(), drawing_bar() as progress:
         task = progress.add_task("drawing", total=origin.settings.steps)
         pictures = draw_from_folder(
             model.folder,

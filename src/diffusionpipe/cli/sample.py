@@ -308,4 +308,5 @@ def _draw(drawing: Drawing, run: Path, out: Path, keep: Path | None) -> None:
     if keep is not None:
         origin = origin_of(run, drawing.settings[-1], drawing.resolution, drawing.precision, rows)
         keep_samples(drawn[-1], wish, origin, keep)
-    typer.echo(f"{len(pictures)} pictures in {out}" + (f", and singly in {keep}" if keep is not None else ""))
+    count = f"{len(pictures)} picture{'s' * (len(pictures) > 1)}"
+    typer.echo(f"{count} in {out}" + (f", and each as a file in {keep}" if keep is not None else ""))

@@ -75,7 +75,7 @@ def draw_here(drawing: Drawing) -> "tuple[list[Picture], ...]":
 
     device = chosen_device(drawing.device)
     check_memory(drawing.model.folder, len(drawing.wish), drawing.resolution, device)
-    with named_shortage(), _bar(is_shown=True) as progress:
+    with named_shortage(), drawing_bar() as progress:
         task = progress.add_task("drawing", total=drawing.num_steps)
         return draw_from_folders(
             drawing.sources,
@@ -177,7 +177,7 @@ def draw_as_rank(drawing: Drawing) -> "tuple[tuple[list[Picture], ...] | None, i
     try:
         with joined(member, device=drawing.device) as job, named_shortage():
             ranks = Ranks(job=job, make_plan=_plan, arithmetic=Arithmetic(precision=drawing.precision))
-            with _bar(is_shown=ranks.is_first) as progress:
+            with drawing_bar(is_shown=ranks.is_first) as progress:
                 task = progress.add_task("drawing", total=drawing.num_steps)
                 drawn = draw_on_ranks(
                     drawing.sources,
@@ -191,10 +191,13 @@ def draw_as_rank(drawing: Drawing) -> "tuple[tuple[list[Picture], ...] | None, i
     return drawn, rows_together(len(drawing.wish) * drawing.settings[-1].copies)
 
 
-def _bar(*, is_shown: bool) -> "Progress":
+def drawing_bar(*, is_shown: bool = True) -> "Progress":
+    """A bar that is gone at the end; nothing at all in a pipe or a file, where rich would leave an empty line."""
+    from rich.console import Console
     from rich.progress import Progress
 
-    return Progress(transient=True, disable=not is_shown)
+    console = Console()
+    return Progress(console=console, transient=True, disable=not (is_shown and console.is_terminal))
 
 
 def _plan(model: "ModelGraph", ranks: int, rows: int, size: int) -> "Plan":

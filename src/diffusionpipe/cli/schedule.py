@@ -64,11 +64,14 @@ def list_names() -> None:
     for name, generator in REGISTRY.items():
         first_line = (generator.__doc__ or "").partition("\n")[0]
         typer.echo(f"{name:{width}}  {first_line}")
+    typer.echo("\np workers (the ranks of one pipeline), m micro-batches, stage s; F forward, I and W gradients of the")
+    typer.echo("inputs and of the weights, which a backward computes together.")
 
 
 @app.command(
     DEFAULT,
-    epilog="[bold]diffusionpipe schedule list[/bold] lists the names, [bold]compare[/bold] compares them all. "
+    epilog="[bold]diffusionpipe schedule list[/bold] lists the names, [bold]compare[/bold] compares them all, "
+    "[bold]search[/bold] finds an order for an instance, and [bold]instance[/bold] writes one for a model. "
     "docs/orders.md describes the files of orders.",
 )
 def show(

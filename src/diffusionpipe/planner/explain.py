@@ -204,14 +204,15 @@ def _why(
     if rival is None:
         against = "no other system's layout fits in memory"
     elif rival.step >= row.step * 1.005:
-        against = f"it is {rival.step / row.step:.2f} times as fast as {rival.name}, the best alternative that fits"
+        against = f"it is {rival.step / row.step:.2f} times as fast as {rival.name}, the fastest other system that fits"
     elif rival.step * 1.005 <= row.step:
         where = ", with other sizes than given" if setting.given != NOTHING else ""
         against = f"{rival.name} would be {row.step / rival.step:.2f} times as fast{where}"
     else:
-        against = f"it is as fast as {rival.name}, the best alternative that fits"
+        against = f"it is as fast as {rival.name}, the fastest other system that fits"
     against += _other_ways(row, ours) if candidate.backbones else ""
     reduces = max(proposal.costs.reduces, default=0.0)
+    sums = f"the longest gradient sum takes {reduces * 1e3:.1f} ms, " if reduces >= 5e-5 else ""
     if candidate.workers == 1:
         if candidate.arrangement.units * candidate.arrangement.data_parallel == 1:
             return f"Use the one device: {_hidden(proposal)}.{_host_bound(proposal)}"
@@ -222,8 +223,8 @@ def _why(
         )
         return f"Use {which}; {_best_pipeline(row, ours)}{_hidden(proposal)}; {against}.{_host_bound(proposal)}"
     return (
-        f"Use {row.name} with {row.sizes}: {_memory_reason(others)}devices idle {row.bubble:.1%} of the time, the "
-        f"longest gradient sum takes {reduces * 1e3:.1f} ms, and {_hidden(proposal)}; {against}.{_host_bound(proposal)}"
+        f"Use {row.name} with {row.sizes}: {_memory_reason(others)}devices idle {row.bubble:.1%} of the time, {sums}"
+        f"and {_hidden(proposal)}; {against}.{_host_bound(proposal)}"
     )
 
 

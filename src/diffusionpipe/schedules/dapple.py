@@ -10,7 +10,7 @@ from diffusionpipe.schedules.shapes import TRAIN, backwards, chain, forwards, re
 def dapple_a(
     num_workers: int, num_microbatches: int, microbatch_size: int = 1, *, max_in_flight: int | None = None
 ) -> Schedule:
-    """Stage s runs min(p - s, D) forwards, then a backward and a forward in turn: 1F1B.
+    """Stage s runs p - s forwards, fewer with little memory, then a backward and a forward in turn: 1F1B.
 
     Fan et al., "DAPPLE: A Pipelined Data Parallel Approach for Training Large Models", PPoPP 2021,
     https://arxiv.org/abs/2007.01045, section 3, policy A. D is `max_in_flight`, the number of micro-batches whose
@@ -41,7 +41,7 @@ def dapple_a(
 def dapple_b(
     num_workers: int, num_microbatches: int, microbatch_size: int = 1, *, max_in_flight: int | None = None
 ) -> Schedule:
-    """Stage s runs min(2 (p - s) - 1, D) forwards, then a backward and a forward in turn; hides transfers.
+    """Stage s runs 2 (p - s) - 1 forwards, then a backward and a forward in turn; hides transfers.
 
     Fan et al., "DAPPLE", PPoPP 2021, https://arxiv.org/abs/2007.01045, section 3, policy B: for transfers that take
     about as long as the computation. Each link then acts as one more stage. During the round trip of a micro-batch from

@@ -6,10 +6,10 @@ from diffusionpipe.schedules.shapes import TRAIN, backwards, chain, forwards, re
 
 
 def kfkb(num_workers: int, num_microbatches: int, microbatch_size: int = 1, *, group_size: int = 2) -> Schedule:
-    """1F1B over groups of k = `group_size` micro-batches: k forwards and k backwards in turn.
+    """1F1B over groups of k micro-batches, 2 by default: k forwards and k backwards in turn.
 
     Wang et al., "Ada-Grouper: Accelerating Pipeline Parallelism in Preempted Network by Adaptive Group-Scheduling for
-    Micro-Batches", 2023, https://arxiv.org/abs/2303.01675. k = 1 is 1F1B, k = m is GPipe. While a transfer is
+    Micro-Batches", 2023, https://arxiv.org/abs/2303.01675. k is `group_size`: 1 is 1F1B, m GPipe. While a transfer is
     under way, the worker computes the other micro-batches of the group. This needs k times the activations.
 
     With p stages of equal times F and B and m micro-batches, and free communication:

@@ -6,7 +6,7 @@ from diffusionpipe.schedules.weight_gradient_delay import delayed
 
 
 def zb_h2(num_workers: int, num_microbatches: int, microbatch_size: int = 1) -> Schedule:
-    """`zb_h1` with twice the warm-up, 2 (p - 1 - s) forwards on stage s, and twice the delay of W, 2 s turns.
+    """ZB-H1 with twice the warm-up, 2 (p - 1 - s) forwards on stage s, and twice the delay of W, 2 s turns.
 
     Qi et al., "Zero Bubble Pipeline Parallelism", ICLR 2024, https://arxiv.org/abs/2401.10241, section 2. The orders
     of the workers form a parallelogram: worker s starts s F later than the first and ends s F later. If the next

@@ -21,7 +21,7 @@ def zb_1p(
     costs: StageCosts | Sequence[StageCosts] = UNIT_COSTS,
     latency: Seconds = 0,
 ) -> Schedule:
-    """`zero_bubble` in the memory of 1F1B: every worker may hold the activations of p micro-batches.
+    """A zero-bubble order in the memory of 1F1B: every worker may hold the activations of p micro-batches.
 
     With unit costs it has the time of ZB-H1:
 
@@ -47,7 +47,7 @@ def zb_2p(
     costs: StageCosts | Sequence[StageCosts] = UNIT_COSTS,
     latency: Seconds = 0,
 ) -> Schedule:
-    """`zero_bubble` in twice the memory of 1F1B: every worker may hold the activations of 2 p micro-batches.
+    """A zero-bubble order in twice the memory of 1F1B: every worker may hold the activations of 2 p micro-batches.
 
     With unit costs no worker is idle between its first and its last action:
 

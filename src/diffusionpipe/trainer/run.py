@@ -19,8 +19,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from diffusionpipe.errors import NonFiniteLossError, TrainingError
-from diffusionpipe.ir.files import write_plan, write_timeline
-from diffusionpipe.ir.output_file import write_atomically
+from diffusionpipe.ir.files import write_timeline
 from diffusionpipe.runtime.cores import data_workers_for
 from diffusionpipe.runtime.occupied_memory import forget_peak
 from diffusionpipe.runtime.process_group import Job
@@ -33,6 +32,7 @@ from diffusionpipe.trainer.checkpoints.training_state import load_training
 from diffusionpipe.trainer.copy_memory import saves_beside_training
 from diffusionpipe.trainer.data.levels import keeps_levels
 from diffusionpipe.trainer.data.loader import StepLoader
+from diffusionpipe.trainer.documents import write_documents
 from diffusionpipe.trainer.evaluation import averaged, validate
 from diffusionpipe.trainer.exit_status import ExitStatus
 from diffusionpipe.trainer.export import export
@@ -44,13 +44,13 @@ from diffusionpipe.trainer.metrics import MetricsWriter
 from diffusionpipe.trainer.planning import Planning
 from diffusionpipe.trainer.preparation import locked_folder, prepare_folder, read_data
 from diffusionpipe.trainer.progress import TrainingProgress
-from diffusionpipe.trainer.recipe import Recipe, recipe_to_toml
+from diffusionpipe.trainer.recipe import Recipe
 from diffusionpipe.trainer.resuming import checkpoint_of
 from diffusionpipe.trainer.run_export import export_settings
 from diffusionpipe.trainer.run_samples import check_sampling, sampling_settings, wish_of
 from diffusionpipe.trainer.run_state import Hooks, RunState, names_of
 from diffusionpipe.trainer.screen import Screen, steps_of
-from diffusionpipe.trainer.session import Session, check_resumed, open_session, run_identity
+from diffusionpipe.trainer.session import check_resumed, open_session, run_identity
 from diffusionpipe.trainer.spikes import Spikes, kept_values
 from diffusionpipe.trainer.start import Start, places
 from diffusionpipe.trainer.step_reports import StepReports
@@ -144,7 +144,7 @@ def _record(state: RunState, trackers: Trackers, *, is_resumed: bool) -> None:
     """Open what rank 0 records the run in; a resumed run opens its trackers only now, because they need the step."""
     session, step = state.session, state.step
     recipe = session.recipe
-    _write_documents(session)
+    write_documents(recipe, session.plan)
     if is_resumed:
         trackers = open_trackers(recipe, step)
     state.metrics = MetricsWriter(recipe.run.folder, step if is_resumed else None, trackers)
@@ -181,13 +181,6 @@ def _announce(state: RunState, checkpoint: Path | None) -> None:
             checkpoint=checkpoint,
         )
         state.hooks.announce(start)
-
-
-def _write_documents(session: Session) -> None:
-    """The resolved recipe and the plan, for people and for `diffusionpipe sample`."""
-    folder = session.recipe.run.folder
-    write_atomically(folder / "recipe.toml", recipe_to_toml(session.recipe))
-    write_plan(session.plan, folder / "plan.json")
 
 
 def _train(state: RunState) -> None:
@@ -237,7 +230,8 @@ def _train(state: RunState) -> None:
             if state.progress is not None:
                 state.progress.pause()
             if stops:
-                logger.warning("stopped step=%d reason=signal exit_status=%d", state.step, ExitStatus.STOPPED)
+                status = ExitStatus.STOPPED
+                logger.warning("stopped step=%d reason=requested exit_status=%d resume=latest", state.step, status)
                 break
     if traces and state.step == recipe.training.steps:
         state.timeline = measured_timeline(session, traces)

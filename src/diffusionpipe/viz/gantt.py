@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from diffusionpipe.ir import COMPUTE_OPS, MESSAGE_OPS, SEND_OPS, Op, Schedule, Span, Timeline
+from diffusionpipe.units import Seconds
 from diffusionpipe.viz import palette
 from diffusionpipe.viz.copies import shown_copies
 from diffusionpipe.viz.pictures import DPI, new_figure, save_figure
@@ -42,6 +43,11 @@ class TimeAxis:
 
     name: str = "ms"
     per_second: float = 1000.0
+
+    def text(self, time: Seconds, digits: int = 4) -> str:
+        """The time with that many digits, and all that it has before the point."""
+        value = float(time) * self.per_second
+        return f"{value:.0f}" if abs(value) >= 10**digits else f"{value:.{digits}g}"
 
 
 MILLISECONDS = TimeAxis()
@@ -177,10 +183,11 @@ def _draw_panel(axes: Axes, panel: Panel, style: _Style) -> None:
 
 def _duration(timeline: Timeline, axis: TimeAxis) -> str:
     """How long the timeline is, in words."""
-    iteration, step = timeline.makespan * axis.per_second, timeline.step * axis.per_second
+    iteration, step = timeline.makespan, timeline.step
     if not timeline.update:
-        return f"{iteration:.4g} {axis.name}"
-    return f"step {step:.4g} {axis.name}: iteration {iteration:.4g}, update {step - iteration:.3g}"
+        return f"{axis.text(iteration)} {axis.name}"
+    update = axis.text(step - iteration, digits=3)
+    return f"step {axis.text(step)} {axis.name}: iteration {axis.text(iteration)}, update {update}"
 
 
 def _draw_bars(axes: Axes, timeline: Timeline, row_of: Mapping[int, int], style: _Style) -> None:

@@ -111,10 +111,11 @@ def _curves(rows: Sequence[dict[str, object]], key: str) -> list[tuple[str, Curv
 def _draw_losses(axes: Axes, rows: Sequence[dict[str, object]]) -> None:
     drawn: list[float] = []
     for name, (steps, values), colour in _curves(rows, "loss"):
-        means = smoothed(values, len(values) // 40)
+        half_window = len(values) // 40
+        means = smoothed(values, half_window)
         drawn += means
         axes.plot(steps, values, color=colour, alpha=0.25, linewidth=0.9)
-        label = f"training loss{f' of {name}' * bool(name)}, smoothed"
+        label = f"training loss{f' of {name}' * bool(name)}{', smoothed' * bool(half_window)}"
         axes.plot(steps, means, color=colour, linewidth=2, label=label)
     for name, (steps, values), colour in _curves(rows, "validation_loss"):
         drawn += values
@@ -125,7 +126,7 @@ def _draw_losses(axes: Axes, rows: Sequence[dict[str, object]]) -> None:
     if drawn and max(drawn) > 20 * min(drawn):
         axes.set_yscale("log")
     axes.set_ylabel("loss", fontsize=12)
-    axes.legend(frameon=False, fontsize=11, loc="upper right")
+    axes.legend(frameon=False, fontsize=11, loc="lower right", bbox_to_anchor=(1, 1), ncols=2, borderaxespad=0)
     _clean(axes)
 
 

@@ -248,7 +248,7 @@ def _label(action: Action, *, is_probe: bool) -> str:
 
 
 def _heading(start: Seconds | Fraction, stop: Seconds | Fraction, axis: TimeAxis) -> str:
-    first, last = (f"{float(time) * axis.per_second:.4g}" for time in (start, stop))
+    first, last = (axis.text(float(time)) for time in (start, stop))
     return f"time {first} to {last}" + (f" {axis.name}" if axis != UNITS else "")
 
 

@@ -46,3 +46,38 @@ def test_a_sidecar_is_read_without_the_spaces_around_it(tmp_path):
     (tmp_path / "bad.txt").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(ValueError, match="decode"):
         read_sidecar(tmp_path / "bad.png")
+
+
+def test_a_csv_describes_pictures_as_the_lines_of_json_do(tmp_path):
+    text = '\ufefffile_name,text,label,other\r\n"1.png","a dog, asleep",,x\r\n2.png,"two\nlines",3,\r\n3.png,,,\r\n'
+    (tmp_path / "metadata.csv").write_text(text, encoding="utf-8", newline="")
+    metadata = read_metadata(tmp_path, ["metadata.csv"])
+    assert not metadata.problems
+    assert metadata.descriptions == {
+        "1.png": Description(text="a dog, asleep"),
+        "2.png": Description(text="two\nlines", label=3),
+        "3.png": Description(),
+    }
+
+
+@pytest.mark.parametrize(
+    ("row", "problem"),
+    [
+        ("b.png,a dog, asleep", "line 3: more cells than columns; put a text with commas between quotes"),
+        (",a dog", "line 3: file_name is missing"),
+        ("a.png,again", "line 3: a.png is described twice; keep one of the lines"),
+        ('b.png,"a dog', "line 3: not CSV: unexpected end of data"),
+    ],
+)
+def test_a_bad_row_of_a_csv_is_reported_with_its_line(tmp_path, row, problem):
+    (tmp_path / "metadata.csv").write_text(f"file_name,text\na.png,a cat\n{row}", encoding="utf-8")
+    metadata = read_metadata(tmp_path, ["metadata.csv"])
+    assert list(metadata.descriptions) == ["a.png"]
+    assert [found for found in metadata.problems if problem in found]
+
+
+def test_a_label_in_a_csv_is_a_whole_number(tmp_path):
+    (tmp_path / "metadata.csv").write_text("file_name,label\na.png,owl\n", encoding="utf-8")
+    assert read_metadata(tmp_path, ["metadata.csv"]).problems == (
+        'metadata.csv line 2: label is "owl"; expected a whole number from 0',
+    )

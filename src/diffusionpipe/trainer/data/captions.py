@@ -1,21 +1,25 @@
-"""What is known about each picture of a folder: metadata.jsonl files and .txt files beside the pictures.
+"""What is known about each picture of a folder: metadata.jsonl and metadata.csv files, .txt files beside the pictures.
 
     {"file_name": "cats/1.png", "text": "a cat", "label": 3}
 
-`file_name` is relative to the folder of its metadata.jsonl; every folder may have one. Where the metadata has no text,
+`file_name` is relative to the folder of its metadata file; every folder may have one. The first line of a metadata.csv
+names its columns, and an empty cell says nothing. Where the metadata has no text,
 the file with the picture's name and the ending .txt is the caption. "conditioning_image", relative to the same folder,
 names the picture that steers a ControlNet; it is no sample of its own.
 """
 
+import csv
 import json
 import posixpath
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from io import StringIO
 from pathlib import Path
 
 from diffusionpipe.ir.input_file import read_text
 
 METADATA = "metadata.jsonl"
+METADATA_FILES = (METADATA, "metadata.csv")
 BOM = "\ufeff"
 """Some editors begin a UTF-8 file with it; it is no part of the text."""
 MAX_CAPTION = 100_000
@@ -48,20 +52,20 @@ def read_metadata(folder: Path, files: Sequence[str]) -> Metadata:
     problems = []
     for file in files:
         try:
-            lines = read_text(folder / file).removeprefix(BOM).split("\n")
+            text = read_text(folder / file).removeprefix(BOM)
         except (OSError, ValueError) as error:
             problems.append(f"{file}: {error}")
             continue
-        for number, line in enumerate(lines, start=1):
-            if not line.strip():
-                continue
+        for number, row in _csv_rows(text) if file.endswith(".csv") else _json_rows(text):
             try:
-                name, description = _parse(line)
+                if isinstance(row, ValueError):
+                    raise row
+                name, description = _described(row)
                 name = _below(file, name)
                 if description.condition is not None:
                     description = replace(description, condition=_below(file, description.condition))
                 if name in descriptions:
-                    raise ValueError(f"{name} is described twice")
+                    raise ValueError(f"{name} is described twice; keep one of the lines")
                 descriptions[name] = description
             except ValueError as error:
                 problems.append(f"{file} line {number}: {error}")
@@ -97,20 +101,46 @@ def _below(metadata: str, name: str) -> str:
     return posixpath.normpath(posixpath.join(posixpath.dirname(metadata), name))
 
 
-def _parse(line: str) -> tuple[str, Description]:
-    """The file name and description on a line of metadata.
+def _json_rows(text: str) -> Iterator[tuple[int, dict[str, object] | ValueError]]:
+    """Number and object of each line that is not empty, or why there is none."""
+    for number, line in enumerate(text.split("\n"), start=1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except json.JSONDecodeError as error:
+            yield number, ValueError(f"not JSON: {error.msg} at column {error.colno}")
+        except ValueError as error:  # a number with thousands of digits
+            yield number, error
+        except RecursionError:
+            yield number, ValueError("not usable: nested too deeply")
+        else:
+            is_object = isinstance(row, dict)
+            yield number, row if is_object else ValueError('expected an object, {"file_name": ..., "text": ...}')
+
+
+def _csv_rows(text: str) -> Iterator[tuple[int, dict[str, object] | ValueError]]:
+    """Number of the first line and cells of each row, or why there are none."""
+    reader, before = csv.DictReader(StringIO(text, newline=""), strict=True), 1  # the line of the columns' names
+    try:
+        for cells in reader:
+            number, before = before + 1, reader.line_num
+            if cells.pop(None, None) is not None:  # the key of cells without a column
+                yield number, ValueError('more cells than columns; put a text with commas between quotes, "')
+                continue
+            row: dict[str, object] = {name: cell for name, cell in cells.items() if cell}
+            label = cells.get("label") or ""
+            yield number, row | ({"label": int(label)} if label.isdecimal() and len(label) < 19 else {})
+    except csv.Error as error:
+        yield before + 1, ValueError(f"not CSV: {error}")
+
+
+def _described(row: dict[str, object]) -> tuple[str, Description]:
+    """The file name and description in a row of metadata.
 
     Raises:
-        ValueError: the line is no such object.
+        ValueError: a value is missing or of another kind.
     """
-    try:
-        row = json.loads(line)
-    except json.JSONDecodeError as error:
-        raise ValueError(f"not JSON: {error.msg} at column {error.colno}") from error
-    except RecursionError:
-        raise ValueError("not usable: nested too deeply") from None
-    if not isinstance(row, dict):
-        raise ValueError('expected an object, {"file_name": ..., "text": ...}')
     name, text, label = (row.get(key) for key in ("file_name", "text", "label"))
     if not isinstance(name, str) or not name:
         raise ValueError("file_name is missing; it names the picture")

@@ -1,7 +1,8 @@
 """A folder of pictures with captions or labels, checked as a whole before anything else starts.
 
 The layout is that of Hugging Face's `imagefolder`: pictures in the folder or in folders below it, described by
-metadata.jsonl files or by .txt files beside them (see `captions`). Names that start with a dot are left out.
+metadata.jsonl or metadata.csv files, or by .txt files beside them (see `captions`). Names that start with a dot are
+left out.
 """
 
 import os
@@ -13,7 +14,7 @@ from hashlib import blake2b
 from pathlib import Path
 
 from diffusionpipe.errors import DataError
-from diffusionpipe.trainer.data.captions import METADATA, Description, read_metadata, read_sidecar
+from diffusionpipe.trainer.data.captions import METADATA, METADATA_FILES, Description, read_metadata, read_sidecar
 from diffusionpipe.trainer.data.images import fingerprint, problem_of_header
 
 ENDINGS = (".jpg", ".jpeg", ".png", ".webp", ".bmp")
@@ -110,7 +111,7 @@ def _list_files(folder: Path) -> tuple[list[str], list[str]]:
     """Names of pictures and of metadata files below the folder, sorted."""
     pictures, metadata = [], []
     for name in _walk(folder):
-        if name.rpartition("/")[2] == METADATA:
+        if name.rpartition("/")[2] in METADATA_FILES:
             metadata.append(name)
         elif name.lower().endswith(ENDINGS):
             pictures.append(name)

@@ -48,7 +48,7 @@ class DataSection(Section):
     """[data]: pictures and captions."""
 
     train: Place
-    """Folder of pictures with metadata.jsonl (file_name and text, or label) or .txt files beside them."""
+    """Folder of pictures with metadata.jsonl or .csv (file_name and text, or label) or .txt files beside them."""
     validation: Maybe[Place] = None
     """Folder of the same kind for validation; it is never used for training."""
     resolution: Annotated[Count, Field(le=65_536)]
