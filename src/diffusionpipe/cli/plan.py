@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -91,19 +91,30 @@ ModelName = Annotated[
         show_default=False,
     ),
 ]
+ModelClass = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME",
+        help="A transformer class of the installed diffusers at its default size, e.g. MiniMaxH3Transformer3DModel, in "
+        "place of --model: without a folder, encoders or VAE. Not with a recipe.",
+        show_default=False,
+    ),
+]
 Resolution = Annotated[
     str | None,
     typer.Option(
         metavar="SIDE",
-        help="With --model: side of a picture in pixels, or WIDTHxHEIGHTxFRAMES, e.g. 832x480x81, to plan for clips, "
-        "which `train` does not take yet; default: the published side.",
+        help="With --model or --model-class: side of a picture in pixels, or WIDTHxHEIGHTxFRAMES, e.g. 832x480x81, to "
+        "plan for clips, which `train` does not take yet; default: the published side.",
     ),
 ]
 LoraRank = Annotated[
-    int | None, typer.Option(min=1, max=4096, help="With --model: train adapters of this rank on the denoiser.")
+    int | None,
+    typer.Option(min=1, max=4096, help="With --model or --model-class: train adapters of this rank on the denoiser."),
 ]
 FrozenDtypeName = Annotated[
-    str | None, typer.Option(help="With --model: bfloat16 stores frozen matrices so, as model.frozen_dtype does.")
+    str | None,
+    typer.Option(help="With --model or --model-class: bfloat16 stores frozen matrices so, as model.frozen_dtype does."),
 ]
 Cache = Annotated[bool, typer.Option(help="Keep new profiles for later commands, and reuse kept ones.")]
 
@@ -142,21 +153,28 @@ def make(
     optimizer: OptimizerName = None,
     cache: Cache = True,
     model: ModelName = None,
+    model_class: ModelClass = None,
     resolution: Resolution = None,
     lora_rank: LoraRank = None,
     frozen_dtype: FrozenDtypeName = None,
 ) -> None:
     """Find the fastest layout that fits in the memory of a cluster, and explain the choice."""
     from diffusionpipe.cli.outputs import check_outputs
-    from diffusionpipe.cli.plan_compare import names_of, print_rivals, writable
-    from diffusionpipe.errors import ConfigError
-    from diffusionpipe.planner.choice import choose
+    from diffusionpipe.cli.plan_compare import names_of
 
     check_outputs(out)
     names = names_of(compare, writes=out is not None) if compare is not None else ()
-    stated = {"--model": model, "--checkpoint": checkpoint, "--ema": ema, "--optimizer": optimizer}
-    _check_options(recipe, stated, {"--profile or --model": profile or model, "--batch": batch})
-    named = named_model(model, profile, resolution=resolution, lora_rank=lora_rank, frozen_dtype=frozen_dtype)
+    stated = {
+        "--model": model,
+        "--model-class": model_class,
+        "--checkpoint": checkpoint,
+        "--ema": ema,
+        "--optimizer": optimizer,
+    }
+    _check_options(recipe, stated, {"--profile or --model": profile or model or model_class, "--batch": batch})
+    named = named_model(
+        model, profile, kind=model_class, resolution=resolution, lora_rank=lora_rank, frozen_dtype=frozen_dtype
+    )
     if recipe is not None:
         batches = [f"training.batch={batch}"] if batch else []
         asked = _of_recipe(recipe, [*(overrides or ()), *batches], cluster, profile, uses_cache=cache)
@@ -172,12 +190,21 @@ def make(
             optimizer=optimizer or "AdamW",
         )
         asked = _Asked(setting=setting, fill=None)
+    _answer(asked, fill=fill if fill is not None else asked.fill, names=names, out=out)
+
+
+def _answer(asked: _Asked, *, fill: bool | None, names: Sequence[str], out: Path | None) -> None:
+    """Show the plan, or the layouts of these systems' planners, and write it."""
+    from diffusionpipe.cli.plan_compare import print_rivals, writable
+    from diffusionpipe.errors import ConfigError
+    from diffusionpipe.planner.choice import choose
+
     if names and len(asked.setting.graph.backbones) > 1:
         raise ConfigError(
             "--compare: these planners cut one backbone, but the profile has several; leave out --compare, the table "
             "names data parallelism and ZeRO-3"
         )
-    choice = choose(asked.setting, fill=fill if fill is not None else asked.fill)
+    choice = choose(asked.setting, fill=fill)
     if names:
         rivals = print_rivals(names, choice)
         if out:
