@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from diffusionpipe.cli.default_verb import DEFAULT, DefaultVerb
+from diffusionpipe.cli.plan_draw import print_drawing
 from diffusionpipe.cli.plan_show import show
-from diffusionpipe.cli.stated_model import named_model, profile_of
+from diffusionpipe.cli.stated_model import named_model, profile_of, rows_a_picture
 
 if TYPE_CHECKING:
     from diffusionpipe.costs import Cluster, Profile
@@ -116,6 +117,17 @@ FrozenDtypeName = Annotated[
     str | None,
     typer.Option(help="With --model or --model-class: bfloat16 stores frozen matrices so, as model.frozen_dtype does."),
 ]
+Draw = Annotated[
+    int | None,
+    typer.Option(
+        metavar="STEPS",
+        min=1,
+        max=1_000_000,
+        help="Predict drawing in place of training: seconds a picture and memory for --batch pictures that are drawn "
+        "together over all devices, as `sample --ranks` does, with this number of denoising steps. Not with a recipe.",
+        show_default=False,
+    ),
+]
 Cache = Annotated[bool, typer.Option(help="Keep new profiles for later commands, and reuse kept ones.")]
 
 
@@ -157,6 +169,7 @@ def make(
     resolution: Resolution = None,
     lora_rank: LoraRank = None,
     frozen_dtype: FrozenDtypeName = None,
+    draw: Draw = None,
 ) -> None:
     """Find the fastest layout that fits in the memory of a cluster, and explain the choice."""
     from diffusionpipe.cli.outputs import check_outputs
@@ -164,16 +177,15 @@ def make(
 
     check_outputs(out)
     names = names_of(compare, writes=out is not None) if compare is not None else ()
-    stated = {
-        "--model": model,
-        "--model-class": model_class,
-        "--checkpoint": checkpoint,
-        "--ema": ema,
-        "--optimizer": optimizer,
-    }
+    training = {"--checkpoint": checkpoint, "--ema": ema, "--optimizer": optimizer}
+    stated = {"--model": model, "--model-class": model_class, "--draw": draw, **training}
     _check_options(recipe, stated, {"--profile or --model": profile or model or model_class, "--batch": batch})
+    if draw:
+        others = {"--out": out, "--compare": compare, "--lora-rank": lora_rank, "--frozen-dtype": frozen_dtype}
+        _check_drawing({**training, **others, "--fill/--no-fill": None if fill is None else True})
+    narrow = "bfloat16" if draw and (model or model_class) else frozen_dtype
     named = named_model(
-        model, profile, kind=model_class, resolution=resolution, lora_rank=lora_rank, frozen_dtype=frozen_dtype
+        model, profile, kind=model_class, resolution=resolution, lora_rank=lora_rank, frozen_dtype=narrow
     )
     if recipe is not None:
         batches = [f"training.batch={batch}"] if batch else []
@@ -181,16 +193,22 @@ def make(
     else:
         assert batch is not None
         machines = _cluster(cluster, None)
-        setting = stated_setting(
-            profile_of(named or profile, machines, uses_cache=cache),
-            machines,
-            batch,
-            checkpoint=tuple(checkpoint or ()),
-            has_ema=ema,
-            optimizer=optimizer or "AdamW",
-        )
+        made = profile_of(named or profile, machines, uses_cache=cache)
+        again, kind = tuple(checkpoint or ()), optimizer or "AdamW"
+        setting = stated_setting(made, machines, batch, checkpoint=again, has_ema=ema, optimizer=kind)
         asked = _Asked(setting=setting, fill=None)
+    if draw:
+        print_drawing(asked.setting, steps=draw, rows_a_picture=rows_a_picture(named))
+        return
     _answer(asked, fill=fill if fill is not None else asked.fill, names=names, out=out)
+
+
+def _check_drawing(options: Mapping[str, object]) -> None:
+    """Refuse options of training, which have no effect on drawing."""
+    from diffusionpipe.errors import ConfigError
+
+    if wrong := [name for name, value in options.items() if value]:
+        raise ConfigError(f"{', '.join(wrong)}: no effect on drawing; leave it out with --draw")
 
 
 def _answer(asked: _Asked, *, fill: bool | None, names: Sequence[str], out: Path | None) -> None:

@@ -116,6 +116,25 @@ def named_model(
     )
 
 
+def rows_a_picture(stated: StatedModel | Path | None) -> int:
+    """Rows of a picture in the denoiser: 2 for a model that diffusers' pipeline draws with classifier-free guidance.
+
+    A profile and a class do not say it: 1.
+    """
+    if not isinstance(stated, StatedModel) or stated.is_class:
+        return 1
+    from diffusionpipe.models.configured import configured_family, configured_models
+    from diffusionpipe.models.pipeline_defaults import default_guidance
+
+    if stated.name in configured_models():
+        family = configured_family(stated.name)
+        scale, unguided = family.guidance, family.call.unguided if family.call else 1.0
+    else:
+        guidance = default_guidance(_folder(stated.name))
+        scale, unguided = guidance.scale, guidance.unguided
+    return 1 if scale == unguided else 2
+
+
 def _size(text: str) -> tuple[int | None, tuple[int, int, int] | None]:
     """The side of a picture, or width, height and frames of a clip.
 
