@@ -12,6 +12,7 @@ import torch
 from diffusers.models import transformers
 
 from diffusionpipe.errors import ModelError
+from diffusionpipe.models.class_table import CLASSES
 from diffusionpipe.models.cutting import cut
 from diffusionpipe.models.folder import REGISTRY
 from diffusionpipe.models.leaves import leaves_of
@@ -38,8 +39,13 @@ every gradient over two stages with those of the whole model, for a tiny model o
 pipeline with it is in the table above. A class that is not yet in the test's table is "not tried". Parameters, in
 billions, and layers are those of the class's default configuration.
 
-| class | parameters | layers | cut | trains | why not |
-|---|---|---|---|---|---|
+"Planned" is the size of a sample, in pixels and frames, that `diffusionpipe plan --model-class CLASS` plans unless
+`--resolution` says otherwise: the class at its default size, without encoders and VAE, with latents and states of texts
+as raw inputs. Texts have as many tokens as diffusers' pipeline reads at most, or 512. "Yes" stands for sounds and
+embeddings, "no" for classes that cannot be cut, have no default size or read more than a text.
+
+| class | parameters | layers | cut | trains | planned | why not |
+|---|---|---|---|---|---|---|
 """
 
 
@@ -77,7 +83,8 @@ def rows() -> Iterator[str]:
         )
         how = "by hand" if pipelines and name in BY_HAND else "yes" if pipelines else "no"
         why = reason_of(name, refused[name]) if name in refused else ""
-        yield f"| {name} | {billions} | {layers} | {verdict} | {how} | {why} |"
+        planned = "no" if name in refused else planned_size(name)
+        yield f"| {name} | {billions} | {layers} | {verdict} | {how} | {planned} | {why} |"
 
 
 def classes() -> list[str]:
@@ -111,6 +118,15 @@ def size_of(name: str) -> tuple[str, str]:
     except Exception:  # a class without defaults raises whatever its code leads to
         return "-", "-"
     return f"{sum(p.numel() for p in model.parameters()) / 1e9:.2f}", str(len(leaves_of(model)))
+
+
+def planned_size(name: str) -> str:
+    """What a sample is that is planned for the class alone."""
+    call = CLASSES.get(name)
+    if call is None or not call.pixels:
+        return "no" if call is None else "yes"
+    size = call.size
+    return f"{size.width} x {size.height}" + (f" x {size.frames}" if size.frames > 1 else "")
 
 
 def reason_of(name: str, case: Any) -> str:

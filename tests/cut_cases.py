@@ -159,6 +159,22 @@ CASES = {
         {"hidden_states": (12, 8), "encoder_hidden_states": (TEXT, WIDTH), "timestep": TIME, "latent_cond": (12, 8)},
         masks=("encoder_attention_mask",),
     ),
+    "MiniMaxH3Transformer3DModel": Case(
+        {
+            **HEADS, "hidden_size": 16, "num_layers": 2, "num_refiner_layers": 1, "ffn_dim": 32, "in_channels": 4,
+            "audio_in_channels": 8, "text_dim": WIDTH, "freq_dim": 16, "time_embed_hidden_dim": 16,
+            "time_embed_dim": 8, "rope_freq_dim": 1,
+        },
+        {"hidden_states": (16, 16), "audio_hidden_states": (4, 8), "encoder_hidden_states": (TEXT, WIDTH),
+         "timestep": TIME},
+        fixed={
+            "timestep_indices": torch.zeros(TEXT + 20, dtype=torch.int64),
+            "token_tags": torch.cat([torch.full((n,), tag) for n, tag in ((TEXT, 1), (4, 2), (16, 0))]),
+            "position_ids": torch.cat([torch.zeros(TEXT + 4, 3), IMAGE.float()]),
+            "text_indices": torch.arange(TEXT), "audio_indices": torch.arange(TEXT, TEXT + 4),
+            "video_indices": torch.arange(TEXT + 4, TEXT + 20),
+        },
+    ),
     "MiniMaxMusic3Transformer1DModel": Case(
         {
             "in_channels": 8, "condition_dim": WIDTH, "num_layers": 2, "num_attention_heads": 2,

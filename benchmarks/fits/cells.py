@@ -22,12 +22,15 @@ NUMBERS = (2, 4, 8)
 CAREFUL = 0.7
 """Adapters are expected to fit where the stored weights take at most this part of all cards' memory."""
 
+_H3 = "MiniMaxH3Transformer3DModel"
 MODELS = {
     "FLUX.2-dev, 1024 px": StatedModel(name="flux.2-dev"),
     "Qwen-Image, 1024 px": StatedModel(name="qwen-image"),
     "Krea 2, 1024 px": StatedModel(name="krea-2"),
     "Wan 2.1 14B, 81 frames, 480p": StatedModel(name="wan-2.1-14b", clip=(832, 480, 81)),
     "Wan 2.1 14B, 81 frames, 720p": StatedModel(name="wan-2.1-14b", clip=(1280, 720, 81)),
+    "MiniMax H3, 124 frames, 480p": StatedModel(name=_H3, is_class=True, clip=(832, 480, 124)),
+    "MiniMax H3, 124 frames, 768p": StatedModel(name=_H3, is_class=True, clip=(1344, 768, 124)),
 }
 CARDS = {"RTX 4090, 24 GB": "rtx4090x4", "L40S, 48 GB": "l40sx8", "H100, 80 GB": "h100x8"}
 """The cluster whose devices and links are taken."""

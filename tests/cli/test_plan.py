@@ -87,6 +87,32 @@ def test_checkpointed_layers_stand_in_the_plan(files):
     assert set(read_plan(files / "plan.json").checkpointed) == {"layer1", "layer2"}
 
 
+def test_drawing_is_predicted_in_place_of_a_plan(files, capsys):
+    write_profile(synthetic.drawn(), files / "profile.json")
+    assert plan_of(files, "--draw", 28) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "drawing: 8 pictures at a time on synthetic, 2 devices, as sample --ranks 2 does: " in shown
+    assert "then 28 steps of" in shown
+    assert "rank encoders weights tensors peak of" in shown
+    assert "samples" not in shown
+
+
+def test_drawing_that_does_not_fit_names_the_rank_and_what_would_help(files, capsys):
+    write_profile(synthetic.drawn(), files / "profile.json")
+    write_cluster(synthetic.cluster(2, memory=0.1), files / "cluster.json")
+    assert plan_of(files, "--draw", 28) == 2
+    shown = " ".join(capsys.readouterr().err.split())
+    assert "drawing does not fit: rank 0 lacks 0.54 GiB. It would hold encoders of 0.63 GiB" in shown
+    assert "use devices with more memory, or a smaller --batch" in shown
+
+
+@pytest.mark.parametrize("option", ["--ema", "--fill", ("--out", "plan.json"), ("--optimizer", "SGD")])
+def test_options_of_training_are_refused_for_drawing(files, capsys, option):
+    name, *value = [option] if isinstance(option, str) else option
+    assert plan_of(files, "--draw", 28, name, *(files / one if "." in one else one for one in value)) == 2
+    assert f"{name}" in capsys.readouterr().err
+
+
 def test_a_model_that_fits_nowhere_is_refused_with_numbers_and_help(files, capsys):
     write_cluster(synthetic.cluster(2, memory=0.01), files / "cluster.json")
     assert plan_of(files) == 2

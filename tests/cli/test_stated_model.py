@@ -2,6 +2,7 @@
 
 import json
 import logging
+import sys
 from dataclasses import replace
 
 import pytest
@@ -62,24 +63,25 @@ def test_all_that_the_numbers_depend_on_is_in_the_name(tmp_path, computing, monk
         (replace(shipped, has_narrow_store=True), "a100-80"),
         (replace(shipped, clip=(832, 480, 81)), "a100-80"),
         (opened, "a100-80"),
+        (StatedModel(name="WanTransformer3DModel", is_class=True), "a100-80"),
     ), start=1):  # fmt: skip
         computed_profile(stated, device, place)
         computed_profile(stated, device, place)
         assert (len(computing), files()) == (number, number)
     computed_profile(replace(shipped, resolution=512), "a100-80", place)  # the published one
-    assert files() == 7
+    assert files() == 8
     config = tmp_path / "sd" / "unet" / "config.json"
     config.write_text(json.dumps(json.loads(config.read_text()) | {"layers_per_block": 3}))
     computed_profile(opened, "a100-80", place)
-    assert files() == 8
+    assert files() == 9
     rates = DEVICES["a100-80"]
     better = replace(rates, efficiency=replace(rates.efficiency, matmul=rates.efficiency.matmul + 0.01))
     monkeypatch.setattr(stated_model, "device_rates", lambda _: better)
     computed_profile(shipped, "a100-80", place)
-    assert files() == 9
+    assert files() == 10
     monkeypatch.setattr(stated_model, "code_digest", lambda: "other")
     computed_profile(shipped, "a100-80", place)
-    assert files() == 10
+    assert files() == 11
 
 
 def test_a_folder_that_cannot_be_written_is_a_warning(tmp_path, computing, caplog):
@@ -114,7 +116,10 @@ def test_plan_names_the_kept_profile_and_rehearse_finds_it(tmp_path, computing, 
     ("options", "words"),
     [
         (["--model", "sd-2.1", "--profile", "x.json"], "--profile and --model are both given"),
-        (["--profile", "x.json", "--resolution", "512"], "--resolution: only a model that --model names takes this"),
+        (["--model", "sd-2.1", "--model-class", "X"], "--model and --model-class are both given"),
+        (["--model-class", "X", "--profile", "x.json"], "--profile and --model-class are both given"),
+        (["recipe.toml", "--model-class", "X"], "--model-class: the recipe sets this"),
+        (["--profile", "x.json", "--resolution", "512"], "--resolution: only a model that --model or --model-class"),
         (["--model", "sd-2.1", "--frozen-dtype", "int8"], "use bfloat16, or leave it out"),
         *(
             (["--model", "sd-2.1", "--resolution", size], f"--resolution {size!r} is not the side of a picture, 8 to")
@@ -130,6 +135,20 @@ def test_wrong_options_are_refused_before_anything_is_computed(
     assert run("plan", *options, "--cluster", "a100-80x8", "--batch", "64") == 2
     assert words in " ".join(capsys.readouterr().err.split())
     assert not computing
+
+
+def test_a_class_is_planned_without_a_folder_and_its_sample_is_shown(tmp_path, computing, capsys, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    asked = []
+    monkeypatch.setattr(
+        "diffusionpipe.planner.choice.choose", lambda setting, **_: asked.append(setting) or sys.exit(0)
+    )
+    options = ("--resolution", "832x480x81", "--lora-rank", 16, "--cluster", "a100-80x8", "--batch", 64)
+    assert run("plan", "--model-class", "WanTransformer3DModel", *options) == 0
+    assert computing == [StatedModel(name="WanTransformer3DModel", is_class=True, clip=(832, 480, 81), lora_rank=16)]
+    shown = capsys.readouterr().err
+    assert "WanTransformer3DModel without encoders and VAE; a sample is " in shown
+    assert asked[0].workload.batch == 64
 
 
 def test_rehearse_without_a_profile_needs_model_and_cluster(tmp_path, capsys):

@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from diffusionpipe.models.class_table import CLASSES
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -29,7 +31,10 @@ def test_each_class_has_a_row_that_says_what_the_tests_say(script, rows):
     assert {name for name, row in rows.items() if row[3] == "no"} == set(refused)
     assert set(cases) <= {name for name, row in rows.items() if row[3] == "yes"}
     assert len(cases) >= 40
-    assert all(rows[name][5] for name in refused)
+    assert all(rows[name][6] for name in refused)
+    assert {name: row[5] for name, row in rows.items() if row[5] != "no"} == {
+        name: script.planned_size(name) for name in CLASSES if name not in refused
+    }
 
 
 @pytest.mark.slow

@@ -220,6 +220,24 @@ def conditioned(profile: Profile, share: float) -> Profile:
     return replace(profile, graph=replace(graph, layers=layers, tensors=tensors, backbones=(backbone,)))
 
 
+def drawn(precision: str = "bfloat16") -> Profile:
+    """Text of 4 layers, read by 8 layers of a second a row that cost nothing to start and send next to nothing."""
+    sketch = Sketch()
+    frozen_part(sketch, vae_ms=8000.0, text_ms=4000.0, text_layers=4, text_elements=8)
+    previous = "noisy"
+    for i in range(8):
+        name = sketch.tensor("prediction" if i == 7 else f"hidden{i}", 8, grad=True)
+        sketch.layer(f"block{i}", "transformer", [previous, "text"], [name], seconds=1.0, parameters=10**6)
+        previous = name
+    sketch.tensor("loss", 1, grad=True)
+    sketch.layer("loss", "objective", ["prediction", "target"], ["loss"], seconds=1e-9)
+    profile = sketch.profile(overhead=0.0)
+    specs = tuple(
+        replace(one, shape=(1000, 1000)) if one.name.startswith("block") else one for one in profile.graph.parameters
+    )
+    return replace(profile, graph=replace(profile.graph, parameters=specs), precision=precision)
+
+
 def cluster(
     num_ranks: int = 8,
     *,

@@ -19,6 +19,7 @@ from tiny_runs import save_dit, save_stable_diffusion
 from diffusionpipe.cli.sample_ranks import _plan
 from diffusionpipe.errors import ConfigError
 from diffusionpipe.models.describe import describe
+from diffusionpipe.models.run import run_layers
 from diffusionpipe.trainer import drawing
 from diffusionpipe.trainer.cascade_drawing import draw_from_folders
 from diffusionpipe.trainer.conditions import Wish
@@ -125,6 +126,20 @@ def test_in_bfloat16_all_numbers_of_ranks_draw_the_same_bits(alone, crew, three,
     drawn.append(drawn_here(*asked, Arithmetic(rows=1, precision=Precision.BFLOAT16)))  # as --like draws them again
     assert [difference(drawn[0], one) for one in drawn[1:]] == [0, 0, 0]
     assert difference(drawn[0], drawn_here(*asked, Arithmetic())) > 1e-5
+
+
+def test_encoders_are_stored_as_bfloat16_reads_them_and_write_the_same_bits(tmp_path):
+    (source,), wish, (settings,) = case("unet", tmp_path)
+    device, arithmetic = torch.device("cpu"), Arithmetic(precision=Precision.BFLOAT16)
+    narrow, wide = (open_source(source, wish, settings) for _ in range(2))
+    ours = narrow.conditions(device, arithmetic)
+    wide.materialize(wide.frozen, device)
+    with torch.no_grad(), arithmetic.context(device):
+        theirs = run_layers(wide.frozen, wide.graph.components, wide.raw, targets=set(ours) - set(wide.raw))
+    assert theirs
+    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+    sizes = [sum(p.nbytes for p in one.graph.components["text_encoder"].parameters()) for one in (narrow, wide)]
+    assert sizes[0] < 0.7 * sizes[1]
 
 
 def test_more_ranks_than_layers_are_refused_with_the_number_that_fits(tmp_path):

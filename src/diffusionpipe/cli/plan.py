@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from diffusionpipe.cli.default_verb import DEFAULT, DefaultVerb
+from diffusionpipe.cli.plan_draw import print_drawing
 from diffusionpipe.cli.plan_show import show
-from diffusionpipe.cli.stated_model import named_model, profile_of
+from diffusionpipe.cli.stated_model import named_model, profile_of, rows_a_picture
 
 if TYPE_CHECKING:
     from diffusionpipe.costs import Cluster, Profile
@@ -91,19 +92,41 @@ ModelName = Annotated[
         show_default=False,
     ),
 ]
+ModelClass = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME",
+        help="A transformer class of the installed diffusers at its default size, e.g. MiniMaxH3Transformer3DModel, in "
+        "place of --model: without a folder, encoders or VAE. Not with a recipe.",
+        show_default=False,
+    ),
+]
 Resolution = Annotated[
     str | None,
     typer.Option(
         metavar="SIDE",
-        help="With --model: side of a picture in pixels, or WIDTHxHEIGHTxFRAMES, e.g. 832x480x81, to plan for clips, "
-        "which `train` does not take yet; default: the published side.",
+        help="With --model or --model-class: side of a picture in pixels, or WIDTHxHEIGHTxFRAMES, e.g. 832x480x81, to "
+        "plan for clips, which `train` does not take yet; default: the published side.",
     ),
 ]
 LoraRank = Annotated[
-    int | None, typer.Option(min=1, max=4096, help="With --model: train adapters of this rank on the denoiser.")
+    int | None,
+    typer.Option(min=1, max=4096, help="With --model or --model-class: train adapters of this rank on the denoiser."),
 ]
 FrozenDtypeName = Annotated[
-    str | None, typer.Option(help="With --model: bfloat16 stores frozen matrices so, as model.frozen_dtype does.")
+    str | None,
+    typer.Option(help="With --model or --model-class: bfloat16 stores frozen matrices so, as model.frozen_dtype does."),
+]
+Draw = Annotated[
+    int | None,
+    typer.Option(
+        metavar="STEPS",
+        min=1,
+        max=1_000_000,
+        help="Predict drawing in place of training: seconds a picture and memory for --batch pictures that are drawn "
+        "together over all devices, as `sample --ranks` does, with this number of denoising steps. Not with a recipe.",
+        show_default=False,
+    ),
 ]
 Cache = Annotated[bool, typer.Option(help="Keep new profiles for later commands, and reuse kept ones.")]
 
@@ -142,42 +165,64 @@ def make(
     optimizer: OptimizerName = None,
     cache: Cache = True,
     model: ModelName = None,
+    model_class: ModelClass = None,
     resolution: Resolution = None,
     lora_rank: LoraRank = None,
     frozen_dtype: FrozenDtypeName = None,
+    draw: Draw = None,
 ) -> None:
     """Find the fastest layout that fits in the memory of a cluster, and explain the choice."""
     from diffusionpipe.cli.outputs import check_outputs
-    from diffusionpipe.cli.plan_compare import names_of, print_rivals, writable
-    from diffusionpipe.errors import ConfigError
-    from diffusionpipe.planner.choice import choose
+    from diffusionpipe.cli.plan_compare import names_of
 
     check_outputs(out)
     names = names_of(compare, writes=out is not None) if compare is not None else ()
-    stated = {"--model": model, "--checkpoint": checkpoint, "--ema": ema, "--optimizer": optimizer}
-    _check_options(recipe, stated, {"--profile or --model": profile or model, "--batch": batch})
-    named = named_model(model, profile, resolution=resolution, lora_rank=lora_rank, frozen_dtype=frozen_dtype)
+    training = {"--checkpoint": checkpoint, "--ema": ema, "--optimizer": optimizer}
+    stated = {"--model": model, "--model-class": model_class, "--draw": draw, **training}
+    _check_options(recipe, stated, {"--profile or --model": profile or model or model_class, "--batch": batch})
+    if draw:
+        others = {"--out": out, "--compare": compare, "--lora-rank": lora_rank, "--frozen-dtype": frozen_dtype}
+        _check_drawing({**training, **others, "--fill/--no-fill": None if fill is None else True})
+    narrow = "bfloat16" if draw and (model or model_class) else frozen_dtype
+    named = named_model(
+        model, profile, kind=model_class, resolution=resolution, lora_rank=lora_rank, frozen_dtype=narrow
+    )
     if recipe is not None:
         batches = [f"training.batch={batch}"] if batch else []
         asked = _of_recipe(recipe, [*(overrides or ()), *batches], cluster, profile, uses_cache=cache)
     else:
         assert batch is not None
         machines = _cluster(cluster, None)
-        setting = stated_setting(
-            profile_of(named or profile, machines, uses_cache=cache),
-            machines,
-            batch,
-            checkpoint=tuple(checkpoint or ()),
-            has_ema=ema,
-            optimizer=optimizer or "AdamW",
-        )
+        made = profile_of(named or profile, machines, uses_cache=cache)
+        again, kind = tuple(checkpoint or ()), optimizer or "AdamW"
+        setting = stated_setting(made, machines, batch, checkpoint=again, has_ema=ema, optimizer=kind)
         asked = _Asked(setting=setting, fill=None)
+    if draw:
+        print_drawing(asked.setting, steps=draw, rows_a_picture=rows_a_picture(named))
+        return
+    _answer(asked, fill=fill if fill is not None else asked.fill, names=names, out=out)
+
+
+def _check_drawing(options: Mapping[str, object]) -> None:
+    """Refuse options of training, which have no effect on drawing."""
+    from diffusionpipe.errors import ConfigError
+
+    if wrong := [name for name, value in options.items() if value]:
+        raise ConfigError(f"{', '.join(wrong)}: no effect on drawing; leave it out with --draw")
+
+
+def _answer(asked: _Asked, *, fill: bool | None, names: Sequence[str], out: Path | None) -> None:
+    """Show the plan, or the layouts of these systems' planners, and write it."""
+    from diffusionpipe.cli.plan_compare import print_rivals, writable
+    from diffusionpipe.errors import ConfigError
+    from diffusionpipe.planner.choice import choose
+
     if names and len(asked.setting.graph.backbones) > 1:
         raise ConfigError(
             "--compare: these planners cut one backbone, but the profile has several; leave out --compare, the table "
             "names data parallelism and ZeRO-3"
         )
-    choice = choose(asked.setting, fill=fill if fill is not None else asked.fill)
+    choice = choose(asked.setting, fill=fill)
     if names:
         rivals = print_rivals(names, choice)
         if out:

@@ -201,13 +201,12 @@ def drawing_bar(*, is_shown: bool = True) -> "Progress":
 
 
 def _plan(model: "ModelGraph", ranks: int, rows: int, size: int) -> "Plan":
-    """The plan of a pipeline over all ranks that draws; its training schedules are of one sample.
+    """The plan of a pipeline over all ranks that draws.
 
     Raises:
         ConfigError: there are more ranks than layers.
     """
-    from diffusionpipe.planner import Layout, build_plan
+    from diffusionpipe.planner.drawing import drawing_plan
 
     _check_ranks(model, ranks)
-    layout = Layout(batch=1, stages=ranks, microbatches=1, schedule="gpipe", sample_batch=rows, sample_microbatch=size)
-    return build_plan(model, layout)
+    return drawing_plan(model, ranks, rows, size)

@@ -37,6 +37,7 @@ _SMALLEST, _LARGEST = 8, 16384
 """Pixels of a side."""
 _NUMBER = re.compile("[0-9]{1,5}")
 _PACKAGES = ("torch", "diffusers", "transformers", "peft")
+_OF_NOISE = ("noise", "time")
 _COUNTING = ("models", "profiler", "costs")
 """Packages whose code gives the numbers."""
 
@@ -46,7 +47,9 @@ class StatedModel:
     """What the command line says of a model; nothing of it is opened yet."""
 
     name: str
-    """Of a shipped configuration, or a diffusers folder, or a hub id."""
+    """Of a shipped configuration, or a diffusers folder, or a hub id, or a class."""
+    is_class: bool = False
+    """Whether it is a transformer class of diffusers at its default size, without encoders and VAE."""
     resolution: int | None = None
     """Side of a picture in pixels; None for the published one, which a folder's pipeline draws."""
     clip: tuple[int, int, int] | None = None
@@ -76,34 +79,60 @@ def named_model(
     name: str | None,
     profile: Path | None,
     *,
+    kind: str | None = None,
     resolution: str | None = None,
     lora_rank: int | None = None,
     frozen_dtype: str | None = None,
 ) -> StatedModel | None:
-    """The model that options of a command state; None where --model is not among them.
+    """The model that options of a command state; None where neither --model nor --model-class is among them.
+
+    `kind`: the value of --model-class.
 
     Raises:
         ConfigError: options that do not belong together, an unknown dtype, or a resolution that is none.
     """
     from diffusionpipe.errors import ConfigError
 
-    if name is None:
+    if name is not None and kind is not None:
+        raise ConfigError("--model and --model-class are both given; give the one that names what is planned")
+    if name is None and kind is None:
         options = {"--resolution": resolution, "--lora-rank": lora_rank, "--frozen-dtype": frozen_dtype}
         if given := [option for option, value in options.items() if value is not None]:
-            raise ConfigError(f"{', '.join(given)}: only a model that --model names takes this; give --model NAME")
+            raise ConfigError(f"{', '.join(given)}: only a model that --model or --model-class names takes this")
         return None
     if profile is not None:
-        raise ConfigError("--profile and --model are both given; a profile already says which model it is of")
+        option = "--model" if kind is None else "--model-class"
+        raise ConfigError(f"--profile and {option} are both given; a profile already says which model it is of")
     if frozen_dtype not in {None, "bfloat16"}:
         raise ConfigError(f"--frozen-dtype is {frozen_dtype!r}; use bfloat16, or leave it out")
     side, clip = (None, None) if resolution is None else _size(resolution)
     return StatedModel(
-        name=name,
+        name=name or str(kind),
+        is_class=kind is not None,
         resolution=side,
         clip=clip,
         lora_rank=lora_rank,
         has_narrow_store=frozen_dtype is not None,
     )
+
+
+def rows_a_picture(stated: StatedModel | Path | None) -> int:
+    """Rows of a picture in the denoiser: 2 for a model that diffusers' pipeline draws with classifier-free guidance.
+
+    A profile and a class do not say it: 1.
+    """
+    if not isinstance(stated, StatedModel) or stated.is_class:
+        return 1
+    from diffusionpipe.models.configured import configured_family, configured_models
+    from diffusionpipe.models.pipeline_defaults import default_guidance
+
+    if stated.name in configured_models():
+        family = configured_family(stated.name)
+        scale, unguided = family.guidance, family.call.unguided if family.call else 1.0
+    else:
+        guidance = default_guidance(_folder(stated.name))
+        scale, unguided = guidance.scale, guidance.unguided
+    return 1 if scale == unguided else 2
 
 
 def _size(text: str) -> tuple[int | None, tuple[int, int, int] | None]:
@@ -164,7 +193,15 @@ def _for_cluster(stated: StatedModel, cluster: Cluster, folder: Path | None) -> 
         )
     profile, path = computed_profile(stated, rates.name, folder)
     typer.echo(f"profile: analytic, {profile.device}, {profile.mode}{f', kept as {path}' if path else ''}", err=True)
+    if stated.is_class:
+        typer.echo(f"{stated.name} without encoders and VAE; a sample is {_sample(profile)}", err=True)
     return profile
+
+
+def _sample(profile: Profile) -> str:
+    """The shapes of latents and of what the class reads beside them."""
+    named = [(name, profile.graph.tensor(name).shape) for name in profile.graph.inputs if name not in _OF_NOISE]
+    return ", ".join(f"{name} {' x '.join(map(str, shape)) or '1'}" for name, shape in named)
 
 
 def known_rates(cluster: Cluster) -> DeviceRates | None:
@@ -194,7 +231,7 @@ def _digest(stated: StatedModel, rates: DeviceRates) -> str:
         "code": code_digest(),
     }
     found.update(json.dumps(content, sort_keys=True).encode())
-    for path in _configurations(stated.name):
+    for path in () if stated.is_class else _configurations(stated.name):
         found.update(f"{path.name} {path.stat().st_size}\n".encode())
         found.update(path.read_bytes())
     return found.hexdigest()[:32]
@@ -271,6 +308,7 @@ def stated_graph(stated: StatedModel) -> LayerGraph:
 
 
 def _opened(stated: StatedModel) -> LayerGraph:
+    from diffusionpipe.models.class_graph import class_graph
     from diffusionpipe.models.configured import configured_graph, configured_models
     from diffusionpipe.models.family import Clip
     from diffusionpipe.models.folder import build_graph
@@ -284,6 +322,10 @@ def _opened(stated: StatedModel) -> LayerGraph:
     if stated.clip is not None:
         width, height, frames = stated.clip
         clip = Clip(width=width, height=height, frames=frames)
+    if stated.is_class:
+        if stated.resolution is not None:
+            clip = Clip(width=stated.resolution, height=stated.resolution)
+        return class_graph(stated.name, size=clip, lora=lora)
     if stated.name in configured_models():
         return configured_graph(stated.name, resolution=stated.resolution, lora=lora, clip=clip)
     folder = _folder(stated.name)

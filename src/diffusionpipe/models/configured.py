@@ -13,7 +13,7 @@ from typing import Any
 from torch import nn
 
 from diffusionpipe.errors import ModelError
-from diffusionpipe.models.family import Clip
+from diffusionpipe.models.family import Clip, Family
 from diffusionpipe.models.folder import REGISTRY, family_graph
 from diffusionpipe.models.graph import LayerGraph
 from diffusionpipe.models.lora import LoraSettings
@@ -42,7 +42,7 @@ def configured_graph(
     Raises ModelError for an unknown name, and whatever the model's family refuses.
     """
     config = _configuration(name)
-    family = REGISTRY[config["pipeline"]]
+    family = configured_family(name)
     if lora is None and "lora" in config:
         lora = LoraSettings(**config["lora"])
     objective = Objective(ObjectiveSettings(prediction=Prediction(config["prediction"])), config["scheduler"])
@@ -56,6 +56,11 @@ def configured_graph(
         lora=lora,
         clip=clip,
     )
+
+
+def configured_family(name: str) -> Family:
+    """Its family. Raises ModelError for an unknown name."""
+    return REGISTRY[_configuration(name)["pipeline"]]
 
 
 def configured_parts(name: str) -> Mapping[str, nn.Module]:

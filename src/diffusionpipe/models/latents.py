@@ -54,7 +54,12 @@ def encoding_of(vae: Any, resolution: int, dtype: str, clip: Clip | None = None)
     if type(vae).__name__ == "AutoencoderDC":
         pixels = TensorSpec(name="pixels", shape=(3, resolution, resolution), dtype=dtype)
         return _plain_encoding(pixels, config, width)
-    latents = (config.get("z_dim") or config.latent_channels, _latent_frames(vae, size.frames), height, width)
+    latents = (
+        config.get("z_dim") or config.latent_channels,
+        latent_frames(_temporal_factor(vae), size.frames),
+        height,
+        width,
+    )
     frames = () if size.frames == 1 else (size.frames,)
     own = {name for name, _ in (*vae.named_children(), *vae.named_buffers(recurse=False))}
     return Encoding(
@@ -76,16 +81,22 @@ def encoding_of(vae: Any, resolution: int, dtype: str, clip: Clip | None = None)
     )
 
 
-def _latent_frames(vae: Any, frames: int) -> int:
-    """The first frame is encoded alone, the others several at a time."""
-    factor = vae.config.get("scale_factor_temporal") or getattr(vae, "temporal_compression_ratio", 1)
+def latent_frames(factor: int, frames: int) -> int:
+    """The frames of the latents of a clip: the first frame is encoded alone, the others `factor` at a time.
+
+    Raises ModelError for a number of frames that does not divide so.
+    """
     if (frames - 1) % factor:
         near = (frames - 1) // factor * factor + 1
         raise ModelError(
             f"the VAE encodes one frame, then {factor} at a time; {frames} frames do not divide so: use {near} or "
             f"{near + factor}"
         )
-    return int((frames - 1) // factor + 1)
+    return (frames - 1) // factor + 1
+
+
+def _temporal_factor(vae: Any) -> int:
+    return int(vae.config.get("scale_factor_temporal") or getattr(vae, "temporal_compression_ratio", 1))
 
 
 def _plain_encoding(pixels: TensorSpec, config: Any, side: int) -> Encoding:

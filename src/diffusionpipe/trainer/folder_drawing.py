@@ -157,7 +157,7 @@ class Opened:
 
     def conditions(self, device: torch.device, arithmetic: Arithmetic) -> dict[str, Tensor]:
         """What the denoiser reads beside latents and times; the encoders get their weights for that."""
-        self.materialize(self.frozen, device)
+        self.materialize(self.frozen, device, frozen_dtype=arithmetic.narrow)
         fed = {name for layer in self.trained for name in layer.reads} - set(MOVING)
         with torch.no_grad(), arithmetic.context(device):
             on_device = {name: value.to(device) for name, value in self.raw.items()}

@@ -1,0 +1,180 @@
+"""What `diffusionpipe sample --ranks` would take on a cluster, from a profile: no weights, no training.
+
+    every rank     encoders, gone ─┐
+    worker 0       stage 0         └─> F0 F1 F2 ... | F0 F1 F2 ... | ...       a step of denoising is a forward of all
+    worker 1       stage 1                F0 F1 ... |    F0 F1 ... | ...       micro-batches; the next waits for its end
+
+Weights that are factors of products are stored in two bytes where the profile computes in bfloat16, as `sample` stores
+them. The VAE's decoder and the scheduler's own arithmetic are in no profile and are left out.
+"""
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+from math import prod
+
+from diffusionpipe.costs import LayerSpec, ModelGraph, ParameterSpec, Profile
+from diffusionpipe.costs.graph import upstream
+from diffusionpipe.costs.memory import encoding_of
+from diffusionpipe.errors import ConfigError
+from diffusionpipe.ir import Plan, Schedule
+from diffusionpipe.planner.assembly.build import build_plan
+from diffusionpipe.planner.assembly.layout import Layout
+from diffusionpipe.planner.pricing.setting import Setting
+from diffusionpipe.planner.pricing.stage_costs import costs_of, frozen_time
+from diffusionpipe.simulator import simulate
+from diffusionpipe.timing.buffers import moving_of
+from diffusionpipe.units import Bytes, Seconds
+
+_NARROW = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DrawingMemory:
+    """Bytes of one rank while pictures are drawn, of which encoders and all else are never there together."""
+
+    encoders: Bytes
+    """With what their hungriest layer needs while it runs."""
+    weights: Bytes
+    """Of the rank's stage."""
+    tensors: Bytes
+    """What the stage reads from outside for all rows, what lives between its layers, what its hungriest layer needs
+    while it runs, and messages."""
+
+    @property
+    def peak(self) -> Bytes:
+        """The most that is there at a time."""
+        return max(self.encoders, self.weights + self.tensors)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drawing:
+    """Pictures drawn together over all devices of a cluster."""
+
+    pictures: int
+    rows: int
+    """Through the denoiser in each step: two a picture with classifier-free guidance."""
+    encoding: Seconds
+    """Of all texts, on each rank."""
+    step: Seconds
+    """One step of denoising."""
+    memory: tuple[DrawingMemory, ...]
+    """Of each rank."""
+
+    def seconds_a_picture(self, steps: int) -> Seconds:
+        """With so many steps of denoising."""
+        return (self.encoding + steps * self.step) / self.pictures
+
+
+def drawing_plan(model: ModelGraph, ranks: int, rows: int, size: int) -> Plan:
+    """The plan of a pipeline over all ranks that draws `rows` rows, `size` at a time.
+
+    Its training schedules are of one sample.
+    """
+    layout = Layout(batch=1, stages=ranks, microbatches=1, schedule="gpipe", sample_batch=rows, sample_microbatch=size)
+    return build_plan(model, layout)
+
+
+def predict_drawing(setting: Setting, *, pictures: int, rows: int, size: int) -> Drawing:
+    """Time and memory of drawing over all devices of the cluster, `size` rows at a time.
+
+    Raises:
+        ConfigError: there are more devices than layers, or several models that draw in turn, or none.
+    """
+    graph, cluster = setting.graph, setting.cluster
+    if len(graph.backbones) > 1:
+        raise ConfigError(
+            "the profile has several models, which draw one after the other; give a profile of each alone"
+        )
+    (backbone,) = graph.backbones
+    if not upstream(graph.layers, backbone.result) or backbone.prediction is None:
+        raise ConfigError("the model of this profile cannot be drawn from: it has no prediction")
+    if cluster.num_ranks > len(graph.backbone_layers):
+        raise ConfigError(
+            f"{cluster.num_ranks} ranks cannot share the {len(graph.backbone_layers)} layers of the denoiser; use a "
+            f"cluster with {len(graph.backbone_layers)} devices at most"
+        )
+    stored = replace(setting, profile=_as_stored(setting.profile))
+    plan = drawing_plan(graph, cluster.num_ranks, rows, size)
+    (schedule,) = plan.sample
+    timeline = simulate(schedule, costs_of(schedule, plan.blocks, plan.mesh, stored))
+    sizes = {tensor.name: tensor.num_bytes for tensor in graph.tensors}
+    messages = [moved for _, moved in moving_of(schedule, timeline, sizes)]
+    encoders = _encoders(graph)
+    slowest = min(device.speed for device in cluster.devices)
+    held = _bytes_of_encoders(setting.profile, encoders, rows)
+    return Drawing(
+        pictures=pictures,
+        rows=rows,
+        encoding=frozen_time(setting.profile, encoders, rows) / slowest,
+        step=timeline.makespan,
+        memory=tuple(
+            DrawingMemory(
+                encoders=held,
+                weights=_weights(setting.profile, layers),
+                tensors=_tensors(setting.profile, layers, rows=rows, size=size) + messages[worker],
+            )
+            for worker, layers in enumerate(_layers_of_workers(schedule, plan, graph))
+        ),
+    )
+
+
+def _as_stored(profile: Profile) -> Profile:
+    """Without casts: weights are stored as they are read."""
+    return replace(profile, layers=tuple(replace(layer, cast=0.0, copies=0) for layer in profile.layers))
+
+
+def _layers_of_workers(schedule: Schedule, plan: Plan, graph: ModelGraph) -> list[list[str]]:
+    """The layers that each worker runs: all of its block that the prediction depends on."""
+    drawn = {layer.name for layer in _drawn(graph)}
+    found: list[list[str]] = [[] for _ in range(schedule.num_workers)]
+    for stage in schedule.placement.stages:
+        found[stage.worker] += [name for name in plan.blocks[stage.weights] if name in drawn]
+    return found
+
+
+def _drawn(graph: ModelGraph) -> list[LayerSpec]:
+    """The layers of the denoiser."""
+    (backbone,) = graph.backbones
+    layers = upstream(graph.layers, backbone.result)
+    return [layer for layer in layers if layer.component == layers[-1].component]
+
+
+def _encoders(graph: ModelGraph) -> list[str]:
+    """The layers that make what the denoiser reads beside noisy latents and times."""
+    (backbone,) = graph.backbones
+    drawn = _drawn(graph)
+    others = [layer for layer in graph.layers if layer not in drawn]
+    wanted = {name for layer in drawn for name in layer.reads} - {backbone.noisy, backbone.timesteps}
+    found = {layer.name for name in wanted for layer in upstream(others, name)}
+    return [layer.name for layer in others if layer.name in found]
+
+
+def _bytes_of_encoders(profile: Profile, layers: Sequence[str], rows: int) -> Bytes:
+    if not layers:
+        return 0
+    return _weights(profile, layers) + max(encoding_of(name, rows, profile) for name in layers)
+
+
+def _weights(profile: Profile, layers: Collection[str]) -> Bytes:
+    names = profile.graph.parameters_of(layers)
+    return sum(_stored(one, profile.precision) for one in profile.graph.parameters if one.name in names)
+
+
+def _stored(parameter: ParameterSpec, precision: str) -> Bytes:
+    is_factor = len(parameter.shape) > 1
+    return prod(parameter.shape) * _NARROW if is_factor and precision == "bfloat16" else parameter.num_bytes
+
+
+def _tensors(profile: Profile, layers: Sequence[str], *, rows: int, size: int) -> Bytes:
+    """Beside weights and messages. A tensor lives from the layer that writes it to the last one that reads it."""
+    specs = {layer.name: layer for layer in profile.graph.layers}
+    inside = {name for layer in layers for name in specs[layer].writes}
+    read = {name: index for index, layer in enumerate(layers) for name in specs[layer].reads}
+    outside = sum(profile.graph.tensor(name).num_bytes for name in read if name not in inside)
+    written: list[str] = []
+    most = 0
+    for index, name in enumerate(layers):
+        live = sum(profile.graph.tensor(one).num_bytes for one in written if read.get(one, len(layers)) >= index)
+        most = max(most, live * size + encoding_of(name, size, profile))
+        written += specs[name].writes
+    return outside * rows + most

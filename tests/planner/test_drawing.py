@@ -1,0 +1,63 @@
+"""Drawing over all devices: time and memory from a profile, as `sample --ranks` draws."""
+
+from dataclasses import replace
+
+import pytest
+from planner import synthetic
+
+from diffusionpipe.costs import Workload
+from diffusionpipe.errors import ConfigError
+from diffusionpipe.planner.drawing import DrawingMemory, predict_drawing
+from diffusionpipe.planner.pricing.setting import Setting
+
+
+def setting(ranks, *, precision="bfloat16", profile=None):
+    made = profile or synthetic.drawn(precision)
+    return Setting(profile=made, cluster=synthetic.cluster(ranks), workload=Workload(batch=1))
+
+
+@pytest.mark.parametrize(
+    ("ranks", "rows", "step"), [(1, 4, 32.0), (2, 1, 8.0), (2, 4, 20.0), (4, 4, 14.0), (8, 8, 15.0)]
+)
+def test_a_step_is_a_forward_of_all_rows_through_all_stages(ranks, rows, step):
+    drawing = predict_drawing(setting(ranks), pictures=rows, rows=rows, size=1)
+    assert drawing.step == pytest.approx(step, rel=1e-2)  # (rows + ranks - 1) stages of 8 / ranks seconds
+    assert drawing.encoding == pytest.approx(4.0 * rows)
+    assert drawing.seconds_a_picture(10) == pytest.approx((4.0 * rows + 10 * drawing.step) / rows)
+
+
+def test_guidance_takes_two_rows_a_picture():
+    one, two = (predict_drawing(setting(1), pictures=4, rows=rows, size=1) for rows in (4, 8))
+    assert two.seconds_a_picture(10) == pytest.approx(2 * one.seconds_a_picture(10))
+
+
+@pytest.mark.parametrize(("precision", "width"), [("bfloat16", 2), ("float32", 4)])
+def test_weights_are_stored_as_they_are_read_and_encoders_are_gone_before(precision, width):
+    drawing = predict_drawing(setting(4, precision=precision), pictures=1, rows=1, size=1)
+    assert [use.weights for use in drawing.memory] == [2 * 10**6 * width] * 4
+    assert [use.encoders for use in drawing.memory] == pytest.approx([340 * 10**6 * 2] * 4, rel=1e-3)
+    assert all(use.peak == use.encoders for use in drawing.memory)
+    assert DrawingMemory(encoders=5, weights=4, tensors=3).peak == 7
+
+
+def test_the_vae_and_its_latents_are_not_there():
+    profile = synthetic.drawn()
+    heavy = replace(
+        profile,
+        layers=tuple(
+            replace(one, workspace=(10**12,) * len(one.workspace)) if one.name.startswith(("vae", "noise")) else one
+            for one in profile.layers
+        ),
+    )
+    plain, same = (predict_drawing(setting(2, profile=one), pictures=4, rows=4, size=1) for one in (profile, heavy))
+    assert plain == same
+
+
+def test_a_model_without_a_prediction_is_refused():
+    with pytest.raises(ConfigError, match="cannot be drawn from"):
+        predict_drawing(setting(2, profile=synthetic.chain([1.0] * 4)), pictures=1, rows=1, size=1)
+
+
+def test_more_devices_than_layers_are_refused():
+    with pytest.raises(ConfigError, match="9 devices at most"):
+        predict_drawing(setting(10), pictures=1, rows=1, size=1)
