@@ -1,16 +1,16 @@
 """Windows of 1F1B on virtual ranks, beside flushed steps in the same run and beside the simulator.
 
 Ranks are real processes with the executors of a training, which send real messages. Compute is a wait. All parts of the
-model are equal, and a backward is twice as long as a forward. Systems take turns; in its turn each makes several steps
-one behind the other, as in a training:
+model are equal, and a backward is twice as long as a forward. Systems take turns, each with several steps:
 
-    flushed   | step 0 | step 1 | step 2 |       a step ends where its last rank does
-    windows   begin | window 0 | window 1 | ... | end      the first and the last windows are left out
+    flushed   | step 0 |   | step 1 |   | step 2 |         from the first rank's start to the last one's end; no rank
+                                                           begins before all have ended, as for the norm of a gradient
+    windows   begin | window 0 | window 1 | ... | end      from the last rank's end to its next; the first and the last
+                                                           windows are left out
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from statistics import fmean, median
 from time import perf_counter
 
@@ -43,7 +43,7 @@ STASHED, FLUSHED, ZB_V = "stashed", "1f1b", "zb-v"
 SIZES = ((4, 4), (4, 8), (8, 8))
 """Ranks and micro-batches."""
 STEPS = 4
-"""Flushed ones of a turn, of which the first is left out; as many windows, beside those that are left out."""
+"""Of a turn, beside windows that are left out."""
 SKIPPED = 2
 """Windows at the beginning of a turn."""
 TENSORS = {
@@ -57,10 +57,11 @@ TENSORS = {
 class Turn:
     """What one rank did in one turn of a system: of each step that counts."""
 
+    starts: tuple[Seconds, ...]
+    """On the clock that all processes of a machine share. A window starts where the one before ends."""
     ends: tuple[Seconds, ...]
-    """On the clock that all processes of a machine share; one more than steps."""
-    idle: tuple[float, ...]
-    """Part of the step in which it neither computed nor sent."""
+    busy: tuple[Seconds, ...]
+    """In which it computed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,7 +76,7 @@ class System:
     seconds: tuple[Seconds, ...]
     """Measured: the mean of each turn."""
     idle: float
-    """The median over turns of the mean over ranks and steps."""
+    """The part of a step in which a rank does not compute: the mean over ranks and steps, the median over turns."""
 
     @property
     def error(self) -> float:
@@ -123,20 +124,27 @@ def measure(num_ranks: int, num_microbatches: int, num_rounds: int, *, forward: 
 
 def _system(name: str, run: VirtualRun, turns: Sequence[Sequence[Turn]]) -> System:
     free = replace(run, costs=replace(run.costs, link=Link()))
-    idle = [fmean(share for turn in parts for share in turn.idle) for parts in turns]
+    seconds = tuple((_window_time if run.schedule.lead else _step_time)(parts) for parts in turns)
+    busy = [fmean(busy for turn in parts for busy in turn.busy) for parts in turns]
     return System(
         name=name,
         ideal=predicted(free),
         simulated=predicted(run),
-        seconds=tuple(_step_time(parts) for parts in turns),
-        idle=median(idle),
+        seconds=seconds,
+        idle=median(1 - own / step for own, step in zip(busy, seconds, strict=True)),
     )
 
 
 def _step_time(parts: Sequence[Turn]) -> Seconds:
-    """The mean time from the end of a step on all ranks to that of the next one."""
-    ends = [max(times) for times in zip(*(turn.ends for turn in parts), strict=True)]
-    return fmean(after - before for before, after in pairwise(ends))
+    """The mean time from the first rank's start to the last one's end."""
+    steps = zip(*(zip(turn.starts, turn.ends, strict=True) for turn in parts), strict=True)
+    return fmean(max(end for _, end in ranks) - min(start for start, _ in ranks) for ranks in steps)
+
+
+def _window_time(parts: Sequence[Turn]) -> Seconds:
+    """The mean time from the end of a window on all ranks to that of the next one."""
+    steps = zip(*(zip(turn.starts, turn.ends, strict=True) for turn in parts), strict=True)
+    return fmean(max(end for _, end in ranks) - max(start for start, _ in ranks) for ranks in steps)
 
 
 def predicted(run: VirtualRun) -> Seconds:
@@ -193,7 +201,11 @@ def _flushed(run: VirtualRun, rank: int, clock: DeviceClock) -> Callable[[], Tur
         executor.run()
         return executor.recording
 
-    return lambda: _turn([step] * STEPS, slice(0, None))
+    def wait_for_all() -> None:
+        dist.barrier()
+        clock.begin()
+
+    return lambda: _turn([step] * STEPS, wait_for_all)
 
 
 def _windows(run: VirtualRun, rank: int, clock: DeviceClock) -> Callable[[], Turn]:
@@ -220,20 +232,23 @@ def _windows(run: VirtualRun, rank: int, clock: DeviceClock) -> Callable[[], Tur
             executor.run(stop, lambda batch: None)
             return executor.recording
 
-        return _turn([step] * count, slice(SKIPPED, SKIPPED + STEPS))
+        made = _turn([step] * count, lambda: None)
+        counted, before = slice(SKIPPED, SKIPPED + STEPS), slice(SKIPPED - 1, SKIPPED + STEPS - 1)
+        return Turn(starts=made.ends[before], ends=made.ends[counted], busy=made.busy[counted])
 
     return turn
 
 
-def _turn(steps: Sequence[Callable[[], Recording]], counted: slice) -> Turn:
-    """Run the steps; all but the first of the counted ones count."""
-    ends, idle = [], []
+def _turn(steps: Sequence[Callable[[], Recording]], before: Callable[[], None]) -> Turn:
+    """Run the steps, each after `before`."""
+    starts, ends, busy = [], [], []
     for step in steps:
+        before()
+        starts.append(perf_counter())
         recording = step()
-        busy, length = recording.busy()
         ends.append(perf_counter())
-        idle.append(1 - busy / length)
-    return Turn(ends=tuple(ends[counted]), idle=tuple(idle[counted][1:]))
+        busy.append(recording.busy()[0])
+    return Turn(starts=tuple(starts), ends=tuple(ends), busy=tuple(busy))
 
 
 class WholeGradients:

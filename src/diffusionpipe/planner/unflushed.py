@@ -117,7 +117,7 @@ def _cut(tables: Tables, arrangement: Arrangement, count: int) -> _Sizes:
     setting = tables.setting
     ground = tables.ground(arrangement)
     times = tables.table.sums(tables.unit_samples(arrangement, count), 1).steps()
-    starts = balanced_cuts(times, arrangement.units)
+    starts = balanced_cuts(times, arrangement.units, ground.speeds)
     stops = (*starts[1:], len(times))
     encoding = tables.encoding(-(-setting.workload.batch // setting.cluster.num_ranks))
     trained, profile, ranks = tables.table.trained, setting.profile, setting.cluster.num_ranks
