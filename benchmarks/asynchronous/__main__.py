@@ -73,7 +73,7 @@ def _learn(arguments: argparse.Namespace, folder: Path) -> None:
 
 def _rehearse(arguments: argparse.Namespace, folder: Path) -> None:
     sizes, rounds = (arguments.sizes[:1], 1) if arguments.quick else (arguments.sizes, arguments.rounds)
-    found = [rehearsal.measure(*size, rounds) for size in sizes]
+    found = [rehearsal.measure(ranks, microbatches, rounds) for ranks, microbatches in sizes]
     if arguments.json:
         print(json.dumps({"machine": machine(), "rehearsals": [asdict(one) for one in found]}, indent=2))
     else:

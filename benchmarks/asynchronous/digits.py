@@ -107,7 +107,7 @@ class Digits:
     def recipe(self) -> Recipe:
         """The example's."""
         data = _data_of(self.folder, self.task)
-        overrides = (
+        overrides: tuple[str, ...] = (
             f"model.path={self.model_folder}",
             f"data.train={data / 'train'}",
             f"data.validation={data / 'validation'}",
