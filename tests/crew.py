@@ -63,10 +63,11 @@ def start_fork_server(*more: str) -> None:
 
 
 @contextmanager
-def crew_of(size: int) -> Iterator[Crew]:
-    """`size` ranks, for the length of the block."""
-    start_fork_server()
-    context = multiprocessing.get_context("forkserver")
+def crew_of(size: int, *, is_forked: bool = False) -> Iterator[Crew]:
+    """`size` ranks, for the length of the block; `is_forked`: of this process, which must be in a `nest`."""
+    if not is_forked:
+        start_fork_server()
+    context = multiprocessing.get_context("fork" if is_forked else "forkserver")
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         port = listener.getsockname()[1]
@@ -81,6 +82,36 @@ def crew_of(size: int) -> Iterator[Crew]:
         for process in processes:
             process.kill()
             process.join()
+
+
+def nest(function: Callable[..., Any], *arguments: Any) -> Any:
+    """The result of a function in a process of its own, whose memory the ranks that it forks begin with.
+
+    What many ranks would do at their start it does once, before it forks them. It must not compute: threads cannot be
+    forked.
+    """
+    start_fork_server()
+    context = multiprocessing.get_context("forkserver")
+    ours, theirs = context.Pipe()
+    process = context.Process(target=_hatch, args=(theirs, function, arguments))
+    process.start()
+    theirs.close()
+    try:
+        result = ours.recv()
+    finally:
+        process.kill()
+        process.join()
+    if isinstance(result, BaseException):
+        raise result
+    return result
+
+
+def _hatch(pipe: Connection, function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+    try:
+        pipe.send(function(*arguments))
+    except BaseException as error:
+        error.add_note(traceback.format_exc())
+        pipe.send(error)
 
 
 def _work(rank: int, size: int, port: int, pipe: Connection) -> None:

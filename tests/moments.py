@@ -2,7 +2,9 @@
 
 import importlib
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -21,6 +23,10 @@ PLACES = {
     "a step": "diffusionpipe.trainer.loop:Stepper.step",
     "a backward": "diffusionpipe.runtime.compiler:run_backward",
     "the sum": "diffusionpipe.trainer.loop:Stepper._start_sum",
+    "encoding a batch": "diffusionpipe.trainer.windows:WindowStepper._encode",
+    "an update": "diffusionpipe.trainer.windows:WindowStepper._update",
+    "the sum of a window": "diffusionpipe.trainer.windows:WindowStepper._start_sum",
+    "the average": "diffusionpipe.trainer.ema:Ema.update",
     "recording": "diffusionpipe.trainer.step_reports:StepReports._write",
     "making the folder": "diffusionpipe.trainer.checkpoints.checkpoint:_make_empty",
     "writing tensors": "diffusionpipe.trainer.checkpoints.checkpoint:Saving.write",
@@ -65,6 +71,10 @@ class Moment:
         if self.place == "start":
             _wait(folder)
             return
+        self.watch(partial(_wait, folder))
+
+    def watch(self, act: Callable[[], None]) -> None:
+        """In this process: do something there."""
         module, _, path = PLACES[self.place].partition(":")
         *names, name = path.split(".")
         owner: Any = importlib.import_module(module)
@@ -76,7 +86,7 @@ class Moment:
             nonlocal calls
             calls += 1
             if calls == self.count:
-                _wait(folder)
+                act()
             return function(*arguments, **options)
 
         mock.patch.object(owner, name, waiting).start()

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from importlib import import_module
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from benchmarks.asynchronous.settings import Task
 from diffusionpipe.costs import ModelGraph
 from diffusionpipe.models.folder import weight_sources
 from diffusionpipe.models.graph import LayerGraph
@@ -28,6 +30,9 @@ from diffusionpipe.trainer.recipe import Recipe, load_recipe
 EXAMPLE = Path(__file__).parents[2] / "examples" / "digits"
 SMALLER = {"block_out_channels": [16, 32], "layers_per_block": 1, "norm_num_groups": 8}
 """Of the benchmark's U-Net, in place of two layers of 32 and 64 channels."""
+DIGITS = {Task.DIGITS: range(10), Task.BASE: range(5), Task.ADAPTERS: range(5, 10)}
+ADAPTERS = {"rank": 4, "target_modules": ["to_q", "to_k", "to_v", "to_out.0", "conv1", "conv2"]}
+"""Also of convolutions, because the last stage has no attention."""
 BATCH = 32
 ENCODED = ("moments", "text_states")
 """What the encoders make of a picture and of a caption."""
@@ -43,10 +48,49 @@ def prepare(folder: Path) -> None:
     if not (folder / "data" / "validation" / "metadata.jsonl").is_file():
         command = (sys.executable, str(EXAMPLE / "dataset.py"), "--out", str(folder / "data"))
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    for task in (Task.BASE, Task.ADAPTERS):
+        if not _data_of(folder, task).is_dir():
+            _select(folder / "data", _data_of(folder, task), DIGITS[task])
     if not (folder / "model").is_dir():
         shutil.copytree(EXAMPLE / "model", folder / "model")
         config = folder / "model" / "unet" / "config.json"
         config.write_text(json.dumps(json.loads(config.read_text(encoding="utf-8")) | SMALLER), encoding="utf-8")
+
+
+def base_of(folder: Path) -> Path:
+    """The model that adapters are trained for."""
+    return folder / "base"
+
+
+def write_model(graph: LayerGraph, digits: "Digits", folder: Path) -> None:
+    """The run's model with the weights that it has now."""
+    shutil.copytree(digits.model_folder, folder)
+    unet: Any = graph.components["unet"]
+    unet.save_pretrained(folder / "unet")
+
+
+def _data_of(folder: Path, task: Task) -> Path:
+    return folder / "data" if task is Task.DIGITS else folder / f"data-{task}"
+
+
+def _select(data: Path, out: Path, digits: range) -> None:
+    """Copy the pictures of some digits."""
+    dataset = _example("dataset")
+    for split in ("train", "validation"):
+        (out / split).mkdir(parents=True)
+        rows = (data / split / "metadata.jsonl").read_text(encoding="utf-8").splitlines()
+        kept = [row for row in rows if dataset.digit_of_caption(json.loads(row)["text"]) in digits]
+        for row in kept:
+            name = json.loads(row)["file_name"]
+            shutil.copy(data / split / name, out / split / name)
+        (out / split / "metadata.jsonl").write_text("\n".join(kept) + "\n", encoding="utf-8")
+
+
+def _example(name: str) -> Any:
+    """A script of the example."""
+    if str(EXAMPLE) not in sys.path:
+        sys.path.insert(0, str(EXAMPLE))
+    return import_module(name)
 
 
 @dataclass(frozen=True)
@@ -55,26 +99,37 @@ class Digits:
 
     folder: Path
     seed: int
+    task: Task = Task.DIGITS
     _made: list[Tensors] = field(default_factory=list)
     """Batches of the first steps."""
 
     @cached_property
     def recipe(self) -> Recipe:
         """The example's."""
-        overrides = (
-            f"model.path={self.folder / 'model'}",
-            f"data.train={self.folder / 'data' / 'train'}",
-            f"data.validation={self.folder / 'data' / 'validation'}",
+        data = _data_of(self.folder, self.task)
+        overrides: tuple[str, ...] = (
+            f"model.path={self.model_folder}",
+            f"data.train={data / 'train'}",
+            f"data.validation={data / 'validation'}",
             f"training.batch={BATCH}",
             f"training.seed={self.seed}",
         )
+        if self.task is Task.ADAPTERS:
+            overrides += ("model.from_scratch=false", *(f"lora.{key}={value}" for key, value in ADAPTERS.items()))
         return load_recipe(EXAMPLE / "recipe.toml", overrides)
+
+    @property
+    def model_folder(self) -> Path:
+        """Of the configuration, and of the weights that are not drawn."""
+        return base_of(self.folder) if self.task is Task.ADAPTERS else self.folder / "model"
 
     def model(self) -> tuple[LayerGraph, ModelGraph]:
         """The model with its weights at the start of a run."""
         opened = build_model(self.recipe, "cpu")
         graph = opened.graph
-        sources = {**weight_sources(self.folder / "model", graph), "unet": None}
+        sources = weight_sources(self.model_folder, graph)
+        if self.task is not Task.ADAPTERS:
+            sources["unet"] = None
         names = [layer.name for layer in graph.layers]
         materialize(graph, names, sources, device="cpu", dtype=torch.float32, seed=self.seed)
         return graph, opened.model
@@ -169,16 +224,13 @@ def validation_loss(graph: LayerGraph, batches: Sequence[Tensors]) -> float:
     return float(torch.cat(losses).double().mean())
 
 
-def recognised(graph: LayerGraph, folder: Path) -> float:
-    """The share of generated digits, ten of each, that the example's classifier reads as their caption says."""
-    if str(EXAMPLE) not in sys.path:
-        sys.path.insert(0, str(EXAMPLE))
-    from dataset import PICTURE_SIDE, WORDINGS, WORDS, caption
+def recognised(graph: LayerGraph, digits: Digits) -> float:
+    """The share of generated digits that the example's classifier reads as their caption says; as many of each."""
     from diffusers import AutoencoderKL, DDIMScheduler, StableDiffusionPipeline
-    from score import score
     from transformers import CLIPTextModel, CLIPTokenizer
 
-    model = folder / "model"
+    dataset, score = _example("dataset"), _example("score").score
+    model = digits.folder / "model"
     pipeline = StableDiffusionPipeline(
         vae=AutoencoderKL.from_pretrained(model / "vae"),
         text_encoder=CLIPTextModel.from_pretrained(model / "text_encoder"),
@@ -190,15 +242,16 @@ def recognised(graph: LayerGraph, folder: Path) -> float:
         requires_safety_checker=False,
     )
     pipeline.set_progress_bar_config(disable=True)
-    captions = [caption(i % len(WORDS), i // len(WORDS) % len(WORDINGS)) for i in range(DRAWN)]
+    shown, wordings = DIGITS[digits.task], len(dataset.WORDINGS)
+    captions = [dataset.caption(shown[i % len(shown)], i // len(shown) % wordings) for i in range(DRAWN)]
     drawn = (
         pipeline(
             captions[start : start + 50],
             num_inference_steps=SAMPLING_STEPS,
             guidance_scale=GUIDANCE,
             generator=[torch.Generator().manual_seed(i) for i in range(start, start + 50)],
-            height=PICTURE_SIDE,
-            width=PICTURE_SIDE,
+            height=dataset.PICTURE_SIDE,
+            width=dataset.PICTURE_SIDE,
         ).images
         for start in range(0, DRAWN, 50)
     )

@@ -5,8 +5,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from benchmarks.asynchronous.digits import Digits, prepare
-from benchmarks.asynchronous.settings import SETTINGS, Setting
+from benchmarks.asynchronous.digits import Digits, base_of, prepare
+from benchmarks.asynchronous.settings import BASE, SETTINGS, Setting, Task
 from benchmarks.asynchronous.training import Outcome, train
 
 RUNS = "runs.jsonl"
@@ -24,12 +24,14 @@ def outcomes(folder: Path) -> tuple[Outcome, ...]:
 def run(folder: Path, settings: Sequence[Setting], seeds: Sequence[int], steps: int) -> Iterator[Outcome]:
     """Train what is missing, seed after seed; several processes may share the folder, each with its own seeds."""
     prepare(folder)
+    if any(setting.task is Task.ADAPTERS for setting in settings) and not base_of(folder).is_dir():
+        train(Digits(folder, 0, Task.BASE), BASE, steps, keep=base_of(folder))
     for seed in seeds:
         done = {one.setting for one in outcomes(folder) if one.seed == seed}
-        digits = Digits(folder, seed)
+        digits = {task: Digits(folder, seed, task) for task in Task}
         for setting in settings:
             if setting.name not in done:
-                outcome = train(digits, setting, steps)
+                outcome = train(digits[setting.task], setting, steps)
                 with (folder / RUNS).open("a", encoding="utf-8") as lines:
                     lines.write(json.dumps(asdict(outcome)) + "\n")
                 yield outcome

@@ -1,11 +1,25 @@
 """What is trained: the rows of the table, the most telling first."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
 
 from diffusionpipe.ir.versions import Versions
 
 STAGES = 4
+ADAPTER_RATE = 1e-2
+"""The best of 2e-3, 5e-3 and 1e-2 for the flushed run."""
+
+
+class Task(StrEnum):
+    """What a run learns."""
+
+    DIGITS = "digits"
+    """The whole U-Net, from random weights, all ten digits."""
+    BASE = "base"
+    """The same, but only the digits 0 to 4."""
+    ADAPTERS = "adapters"
+    """The digits 5 to 9, by adapters of the U-Net that has learnt 0 to 4."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +46,7 @@ class Setting:
     """Part of the run before which it is flushed,"""
     flushed_from: float = 1.0
     """and after which it is."""
+    task: Task = Task.DIGITS
 
 
 def _delayed(name: str, **others: object) -> Setting:
@@ -74,4 +89,25 @@ MORE = (
     Setting(name="newest, m = 4", versions=Versions.NEWEST),
 )
 
-SETTINGS = (*FAMILY, *DELAYED, *LONGER, *MORE)
+BASE = Setting(name="base", versions=Versions.FLUSHED, is_clipped_by_block=False, task=Task.BASE)
+"""What the model learns before it gets adapters."""
+
+
+def _adapted(one: Setting, name: str = "", *, length: float = 0.5) -> Setting:
+    name = f"adapters, {name or one.name}"
+    return replace(one, name=name, learning_rate=ADAPTER_RATE, length=length, task=Task.ADAPTERS)
+
+
+ADAPTED = (
+    _adapted(FAMILY[0]),
+    _adapted(FAMILY[0], "not trained", length=0.0),
+    *(_adapted(one) for one in (*FAMILY[1:5], FAMILY[6])),
+    _adapted(FAMILY[1], "stashed, m = 4, 250 steps", length=0.625),
+)
+
+TABLES = {
+    "What was learnt": (*FAMILY, *DELAYED, *LONGER, *MORE),
+    "What adapters have learnt": ADAPTED,
+}
+"""Each beside the flushed run of the same samples, its first row."""
+SETTINGS = tuple(setting for table in TABLES.values() for setting in table)

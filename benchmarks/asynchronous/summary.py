@@ -6,11 +6,10 @@ from statistics import fmean
 from rich.table import Table
 
 from benchmarks.asynchronous.periods import flushed_period, period, time_of
-from benchmarks.asynchronous.settings import SETTINGS, Setting
+from benchmarks.asynchronous.settings import TABLES, Setting
 from benchmarks.asynchronous.training import Outcome
 from benchmarks.tables import table
 
-FLUSHED = SETTINGS[0].name
 SLACK = 1.01
 """A run is as good as the flushed one at its end where its loss is at most this many times as large."""
 COLUMNS = (
@@ -27,11 +26,17 @@ COLUMNS = (
 )
 
 
-def table_of(found: Sequence[Outcome], steps: int) -> Table:
+def tables_of(found: Sequence[Outcome], steps: int) -> tuple[Table, ...]:
+    """Those that have runs."""
+    tables = (_table_of(title, settings, found, steps) for title, settings in TABLES.items())
+    return tuple(made for made in tables if made.row_count)
+
+
+def _table_of(title: str, settings: Sequence[Setting], found: Sequence[Outcome], steps: int) -> Table:
     """A row for each setting that has runs; figures are means over the seeds that the flushed run has too."""
-    made = table("What was learnt", COLUMNS, num_left=2)
-    flushed = {one.seed: one for one in found if one.setting == FLUSHED}
-    for setting in SETTINGS:
+    made = table(title, COLUMNS, num_left=2)
+    flushed = {one.seed: one for one in found if one.setting == settings[0].name}
+    for setting in settings:
         own = [one for one in found if one.setting == setting.name and one.seed in flushed]
         if own:
             made.add_row(*_cells(setting, own, flushed, steps))

@@ -2,12 +2,13 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from pathlib import Path
 from time import process_time
 
 import torch
 from torch import Tensor, nn
 
-from benchmarks.asynchronous.digits import BATCH, Digits, loss_layers, recognised, validation_loss
+from benchmarks.asynchronous.digits import BATCH, Digits, loss_layers, recognised, validation_loss, write_model
 from benchmarks.asynchronous.recurrence import Recurrence, mean_ages, parts_of
 from benchmarks.asynchronous.settings import STAGES, Setting
 from diffusionpipe.costs import ModelGraph
@@ -111,8 +112,11 @@ class _Both(torch.optim.Optimizer):
             one.step()
 
 
-def train(digits: Digits, setting: Setting, steps: int) -> Outcome:
-    """Train the setting and judge what it has learnt; `steps` are those of the flushed run."""
+def train(digits: Digits, setting: Setting, steps: int, *, keep: Path | None = None) -> Outcome:
+    """Train the setting and judge what it has learnt; `steps` are those of the flushed run.
+
+    `keep`: a folder for a model with the averaged weights.
+    """
     steps = round(setting.length * steps)
     batches, curve = digits.batches(steps), []
     start = process_time()
@@ -136,7 +140,9 @@ def train(digits: Digits, setting: Setting, steps: int) -> Outcome:
                 curve.append((made, validation_loss(graph, digits.validation[:1])))
     with run.average.swapped():
         loss = validation_loss(graph, digits.validation)
-        share = recognised(graph, digits.folder)
+        share = recognised(graph, digits)
+        if keep is not None:
+            write_model(graph, digits, keep)
     return Outcome(
         setting=setting.name,
         seed=digits.seed,

@@ -12,7 +12,7 @@ from benchmarks.asynchronous.periods import flushed_period, period, time_of
 from benchmarks.asynchronous.recurrence import Part, Recurrence, mean_ages, parts_of
 from benchmarks.asynchronous.runs import RUNS, outcomes
 from benchmarks.asynchronous.settings import SETTINGS
-from benchmarks.asynchronous.summary import table_of
+from benchmarks.asynchronous.summary import tables_of
 from diffusionpipe.ir.versions import Versions
 from diffusionpipe.models.run import run_layers
 from diffusionpipe.planner import build_plan
@@ -114,7 +114,7 @@ def test_runs_that_are_written_down_become_rows_beside_the_flushed_run(tmp_path)
         {**row, "setting": "delayed", "loss": 0.84, "curve": [[350, 0.805], [400, 0.801]]},
     ]
     (tmp_path / RUNS).write_text("\n".join(json.dumps(row) for row in rows) + "\n")
-    made = table_of(outcomes(tmp_path), 400)
+    (made,) = tables_of(outcomes(tmp_path), 400)
     cells = [list(column.cells) for column in made.columns]
     assert [column[1] for column in cells][4:] == ["+5.0%", "+5.0%", "100.0%", "0.571", "0 of 1", "200"]
     assert [column[0] for column in cells][8] == "400"

@@ -61,6 +61,16 @@ def test_where_links_are_free_the_slowest_stage_sets_the_pace():
     assert stashed.bubble == pytest.approx(1 - all_work(setting, 8, 1) / slowest, abs=1e-3)
 
 
+def test_a_slower_device_gets_fewer_layers():
+    """Eight equal layers over speeds of 1 and 0.6: five and three of them take 5 and 3 / 0.6, four of them 4 / 0.6."""
+    even = chain_setting(ranks=2, intra_gb=1e6, given=Given(microbatches=8))
+    devices = tuple(replace(one, speed=speed) for one, speed in zip(even.cluster.devices, (1.0, 0.6), strict=True))
+    setting = replace(even, cluster=replace(even.cluster, devices=devices))
+    encoding = Tables(setting=setting).encoding(8)
+    assert unflushed(setting)[0].step <= 16 * 5 * 3 * 0.01 + encoding / 0.6 + 1e-6
+    assert unflushed(even)[0].step == pytest.approx(16 * 4 * 3 * 0.01 + encoding, rel=1e-3)
+
+
 def test_versions_are_counted_in_memory():
     """What the fullest rank holds of parameters is its versions times its own."""
     rows = {row.name: row for row in unflushed(chain_setting(given=Given(stages=4, data_parallel=1, microbatches=4)))}

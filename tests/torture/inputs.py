@@ -39,12 +39,16 @@ SHORT = {
     "sampling": {"every": "none"},
 }
 LONG = {"training": {"steps": 40}, "validation": {"every": 20}, "sampling": {"every": 20}}
+WINDOWS = {"training": {"clip": "block"}}
 FLAVOURS = {
     "stages": Flavour("sd", 2, {"pipeline": {"stages": 2}}),
     "three": Flavour("dit", 3, {"pipeline": {"stages": 3}}),
     "sharded": Flavour("dit", 2, {"pipeline": {"data_parallel": 2, "sharded": True}}),
     "workers": Flavour("dit", 2, {"pipeline": {"stages": 2}, "data": {"workers": 1}}),
     "asynchronous": Flavour("dit", 2, {"pipeline": {"stages": 2}, "checkpoint": {"asynchronous": True}}),
+    "stashed": Flavour("dit", 2, WINDOWS | {"pipeline": {"stages": 2, "versions": "stashed"}}),
+    "delayed": Flavour("dit", 2, WINDOWS | {"pipeline": {"stages": 2, "versions": "delayed"}}),
+    "newest": Flavour("dit", 2, WINDOWS | {"pipeline": {"stages": 2, "versions": "newest"}}),
     "short": Flavour("dit", 2, SHORT | {"pipeline": {"stages": 2}}),
     "long": Flavour("dit", 2, LONG | {"pipeline": {"stages": 2}}),
     "long sharded": Flavour("dit", 2, LONG | {"pipeline": {"data_parallel": 2, "sharded": True}}),

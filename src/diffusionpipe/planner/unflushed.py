@@ -130,7 +130,7 @@ def _cut(tables: Tables, arrangement: Arrangement, count: int, filler: Filler | 
     setting = tables.setting
     ground = tables.ground(arrangement)
     times = tables.table.sums(tables.unit_samples(arrangement, count), 1).steps()
-    starts = balanced_cuts(times, arrangement.units)
+    starts = balanced_cuts(times, arrangement.units, ground.speeds)
     stops = (*starts[1:], len(times))
     encoding = _encoding(tables, filler)
     trained, profile, ranks = tables.table.trained, setting.profile, setting.cluster.num_ranks

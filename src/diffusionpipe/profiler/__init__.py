@@ -4,13 +4,14 @@ What it offers:
 
     profile_model      times layers one by one, forward and backward, at several batch sizes
     profile_job        the same on all ranks of a job at once, with its links and its optimizer
-    analytic_profile   counts operations and bytes on fake tensors, over the rates of a known device
+    analytic_profile   counts operations and bytes on fake tensors, over the rates of a known device;
+    analytic_profiles  of several devices
     measure_links      latency and bandwidth between ranks
 """
 
-from diffusionpipe.profiler.analytic import analytic_profile
+from diffusionpipe.profiler.analytic import analytic_profile, analytic_profiles
 from diffusionpipe.profiler.links import Links, Trial, measure_links
 from diffusionpipe.profiler.measured import profile_model
 from diffusionpipe.profiler.together import profile_job
 
-__all__ = ["Links", "Trial", "analytic_profile", "measure_links", "profile_job", "profile_model"]
+__all__ = ["Links", "Trial", "analytic_profile", "analytic_profiles", "measure_links", "profile_job", "profile_model"]

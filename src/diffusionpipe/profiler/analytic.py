@@ -9,7 +9,7 @@ from dataclasses import replace
 from functools import partial
 
 from diffusionpipe.costs import LayerProfile, ModelGraph, Profile
-from diffusionpipe.costs.devices import device_rates
+from diffusionpipe.costs.devices import DeviceRates, device_rates
 from diffusionpipe.costs.mode import EAGER, Mode
 from diffusionpipe.errors import ConfigError
 from diffusionpipe.models.graph import LayerGraph
@@ -44,7 +44,29 @@ def analytic_profile(
     Raises:
         ConfigError: the device is not known, or there is no batch size.
     """
-    rates = device_rates(device)
+    (profile,) = analytic_profiles(
+        graph, model, devices=(device,), precision=precision, batch_sizes=batch_sizes, mode=mode, progress=progress
+    )
+    return profile
+
+
+def analytic_profiles(
+    graph: LayerGraph,
+    model: ModelGraph,
+    *,
+    devices: Sequence[str],
+    precision: str = "float32",
+    batch_sizes: Sequence[int] = BATCH_SIZES,
+    mode: Mode = EAGER,
+    progress: Report | None = None,
+) -> tuple[Profile, ...]:
+    """The `analytic_profile` of each of these devices, which must be of one type; the work is counted once.
+
+    Raises:
+        ConfigError: a device is not known, or there is no batch size.
+    """
+    found = [device_rates(device) for device in devices]
+    (device_type,) = {rates.device_type for rates in found}
     sizes = tuple(sorted(set(batch_sizes)))
     if not sizes or sizes[0] < 1:
         raise ConfigError(f"batch sizes must be positive, e.g. 1,2,4,8; got {', '.join(map(str, batch_sizes)) or '-'}")
@@ -58,22 +80,33 @@ def analytic_profile(
             progress(counted, max(counted, len(graph.layers) * min(len(sizes), len(_COUNTED))))
 
     def count(batch: int) -> Counts:
-        return count_layers(graph, model, batch, precision=precision, device_type=rates.device_type, step=step)
+        return count_layers(graph, model, batch, precision=precision, device_type=device_type, step=step)
 
     columns = _all_sizes(count, sizes)
+    return tuple(
+        Profile(
+            graph=model,
+            batch_sizes=sizes,
+            layers=_layer_profiles(graph, columns, rates, mode),
+            device=rates.title,
+            device_type=device_type,
+            precision=precision,
+            source="analytic",
+            mode=mode,
+            versions=package_versions(),
+        )
+        for rates in found
+    )
+
+
+def _layer_profiles(
+    graph: LayerGraph, columns: Sequence[Counts], rates: DeviceRates, mode: Mode
+) -> tuple[LayerProfile, ...]:
     seconds = partial(layer_seconds, rates=rates, mode=mode)
-    return Profile(
-        graph=model,
-        batch_sizes=sizes,
-        layers=tuple(_layer_profile(layer.name, [column[layer.name] for column in columns], seconds, rates.dispatch)
-                     for layer in graph.layers),
-        device=rates.title,
-        device_type=rates.device_type,
-        precision=precision,
-        source="analytic",
-        mode=mode,
-        versions=package_versions(),
-    )  # fmt: skip
+    return tuple(
+        _layer_profile(layer.name, [column[layer.name] for column in columns], seconds, rates.dispatch)
+        for layer in graph.layers
+    )
 
 
 def _all_sizes(count: Callable[[int], Counts], sizes: Sequence[int]) -> list[Counts]:

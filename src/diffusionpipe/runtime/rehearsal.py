@@ -147,7 +147,7 @@ def rehearse(
     """
     rank = job.membership.rank
     clock = DeviceClock()
-    executors = {name: _executor(run, rank, clock) for name, run in runs.items()}
+    executors = {name: virtual_executor_of(run, rank, clock) for name, run in runs.items()}
     for executor in executors.values():
         dist.barrier()
         clock.begin()
@@ -201,8 +201,8 @@ def time_messages(job: Job, sizes: Sequence[Bytes], repeats: int) -> list[tuple[
     return found
 
 
-def _executor(run: VirtualRun, rank: int, clock: DeviceClock) -> Executor:
-    """The rank's executor with virtual stages. Every rank calls this: it makes process groups."""
+def virtual_equipment(run: VirtualRun, rank: int, clock: DeviceClock) -> Equipment:
+    """What the rank runs its side with: waits, and real messages. Every rank calls this: it makes process groups."""
     schedule, mesh = run.schedule, run.mesh
     group, worker = mesh.place(rank)
     holders = meeting_ranks(schedule, mesh)
@@ -219,21 +219,22 @@ def _executor(run: VirtualRun, rank: int, clock: DeviceClock) -> Executor:
     collectives = VirtualCollectives(
         schedule=schedule, costs=run.costs, worker=worker, rank=rank, holders=holders, transport=transport
     )
-    return Executor(
-        schedule,
-        worker,
-        Equipment(
-            stages=stages,
-            tensors=run.tensors,
-            transport=_Listening(transport, clock),
-            device=torch.device("cpu"),
-            rank_of_worker=lambda other: mesh.rank(group, other),
-            encoder=VirtualEncoder(dict(zip(schedule.fills, run.costs.fills, strict=True)), clock.wait),
-            raw_inputs=run.inputs,
-            gradients=collectives.reductions(),
-            sharded={block: VirtualShards(one, clock) for block, one in collectives.gatherings().items()},
-        ),
+    return Equipment(
+        stages=stages,
+        tensors=run.tensors,
+        transport=_Listening(transport, clock),
+        device=torch.device("cpu"),
+        rank_of_worker=lambda other: mesh.rank(group, other),
+        encoder=VirtualEncoder(dict(zip(schedule.fills, run.costs.fills, strict=True)), clock.wait),
+        raw_inputs=run.inputs,
+        gradients=collectives.reductions(),
+        sharded={block: VirtualShards(one, clock) for block, one in collectives.gatherings().items()},
     )
+
+
+def virtual_executor_of(run: VirtualRun, rank: int, clock: DeviceClock) -> Executor:
+    """The rank's executor with virtual stages. Every rank calls this: it makes process groups."""
+    return Executor(run.schedule, run.mesh.place(rank)[1], virtual_equipment(run, rank, clock))
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,14 +6,15 @@ from itertools import accumulate
 from diffusionpipe.errors import ConfigError
 
 
-def balanced_cuts(costs: Sequence[float], num_blocks: int) -> tuple[int, ...]:
+def balanced_cuts(costs: Sequence[float], num_blocks: int, speeds: Sequence[float] = ()) -> tuple[int, ...]:
     """Where each block starts, so that the dearest of `num_blocks` contiguous blocks is as cheap as possible.
 
-    Every block gets at least one layer. Dynamic program over (layers, blocks), O(layers² x blocks); among equally good
-    cuts the one with the cheapest later blocks wins, so the result is unique.
+    `speeds`: what the costs of each block are divided by; () for 1. Every block gets at least one layer. Dynamic
+    program over (layers, blocks), O(layers² x blocks); among equally good cuts the one with the cheapest later blocks
+    wins, so the result is unique.
 
-    >>> balanced_cuts([1, 1, 1, 3], 2)
-    (0, 3)
+    >>> balanced_cuts([1, 1, 1, 3], 2), balanced_cuts([1, 1, 1, 3], 2, speeds=(0.5, 1))
+    ((0, 3), (0, 2))
 
     Raises:
         ConfigError: there are more blocks than layers.
@@ -27,10 +28,10 @@ def balanced_cuts(costs: Sequence[float], num_blocks: int) -> tuple[int, ...]:
     best = [[float("inf")] * (num_layers + 1) for _ in range(num_blocks + 1)]
     cut = [[0] * (num_layers + 1) for _ in range(num_blocks + 1)]
     best[0][0] = 0.0
-    for blocks in range(1, num_blocks + 1):
+    for blocks, speed in enumerate(speeds or (1,) * num_blocks, start=1):
         for stop in range(blocks, num_layers + 1):
             for start in range(blocks - 1, stop):
-                dearest = max(best[blocks - 1][start], total[stop] - total[start])
+                dearest = max(best[blocks - 1][start], (total[stop] - total[start]) / speed)
                 if dearest <= best[blocks][stop]:
                     best[blocks][stop], cut[blocks][stop] = dearest, start
     starts: list[int] = []

@@ -1,0 +1,73 @@
+"""Runs of two ranks, one of which is killed again and again."""
+
+from collections.abc import Sequence
+from unittest import mock
+
+import pytest
+import torch
+from crew import crew_of
+from descriptions import described
+from moments import Moment
+from tiny_runs import kill, losses_of, tensors_of, train
+
+from diffusionpipe.runtime.process_group import Job
+from diffusionpipe.trainer import members
+from diffusionpipe.trainer.checkpoints.checkpoint_folder import latest
+from diffusionpipe.trainer.recipe import Recipe
+
+RANKS = 2
+
+
+def train_until_killed(job: Job, recipe: Recipe, resume: str | None, moment: Moment) -> int:
+    """The run of a recipe, in which one rank is killed at a moment."""
+    if job.membership.rank == moment.rank:
+        moment.watch(lambda: kill(job, recipe))
+    return train(job, recipe, resume)
+
+
+def train_whole(recipe: Recipe, resume: str | None = None) -> None:
+    """The run of a recipe to its end. In a nest."""
+    _warm(recipe)
+    _finish(recipe, resume)
+
+
+def _warm(recipe: Recipe) -> None:
+    """Fill torch's caches of fake operations, for which each rank would compute for a second."""
+    with mock.patch.object(members, "describe", described):
+        members.build_model(recipe, "cpu")
+
+
+def _finish(recipe: Recipe, resume: str | None = None) -> None:
+    with crew_of(RANKS, is_forked=True) as crew:
+        assert crew.run(train, recipe, resume) == [recipe.training.steps] * RANKS
+
+
+def train_with_kills(recipe: Recipe, moments: Sequence[Moment]) -> None:
+    """The run of a recipe with a kill at each of these moments, all before a second checkpoint. In a nest."""
+    _warm(recipe)
+    resume, saved = None, 0
+    for moment in moments:
+        with crew_of(RANKS, is_forked=True) as crew, pytest.raises((EOFError, ConnectionResetError)):
+            crew.run(train_until_killed, recipe, resume, moment)
+        reached = step_of(recipe)
+        assert reached in (saved, saved + recipe.checkpoint.every), moment
+        saved, resume = reached, "latest" if reached else None
+    _finish(recipe, resume)
+
+
+def step_of(recipe: Recipe) -> int:
+    """The step of the run's last checkpoint; 0 without one."""
+    path = latest(recipe.run.folder)
+    return int(path.name.removeprefix("step-")) if path else 0
+
+
+def assert_same_bits(found: Recipe, expected: Recipe) -> None:
+    """Weights, average, optimizer and metrics of two runs."""
+    a, b = (tensors_of(latest(recipe.run.folder)) for recipe in (found, expected))
+    assert {name.partition(".")[0] for name in b} == {"model", "ema", "optimizer"}
+    assert a.keys() == b.keys()
+    assert all(torch.equal(tensor, b[name]) for name, tensor in a.items())
+    for key in ("loss", "gradient_norm", "validation_loss"):
+        own, other = losses_of(found.run.folder, key), losses_of(expected.run.folder, key)
+        assert own == other
+        assert own
