@@ -115,8 +115,8 @@ def test_fills_encode_later_batches_and_the_training_is_the_recurrence(name, ver
         assert is_within_limits(found), seed
 
 
-def test_rows_that_another_batch_overwrites_are_noticed(monkeypatch):
-    """One store too few."""
+def test_a_batch_whose_place_another_one_takes_too_early_is_noticed(monkeypatch):
+    """One place too few for the batches that live at once."""
     monkeypatch.setattr("diffusionpipe.runtime.windows.batches_held", lambda window: batches_held(window) - 1)
     found = distances("dit", layout_of(Versions.STASHED, 3, 1), ("sgd",), filler=scattered(0))
     assert found["sgd"] > 1e-4
