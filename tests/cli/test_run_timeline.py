@@ -55,7 +55,7 @@ def test_a_picture_has_a_row_for_every_rank_and_spans_the_step(tmp_path):
     written = texts(tmp_path / "a.svg")
     assert [f"rank {rank}" in written for rank in range(5)] == [True] * 4 + [False]
     assert "optimizer" in written
-    assert "measured · step 3.1e+04 ms: iteration 3e+04, update 1e+03 · bubble 40.0%" in written
+    assert "measured · step 31000 ms: iteration 30000, update 1000 · bubble 40.0%" in written
 
 
 def test_of_many_copies_the_fastest_the_median_and_the_slowest_are_drawn(tmp_path):

@@ -130,8 +130,8 @@ def test_loss_is_never_narrower_than_float32(prediction, target, expected):
     [
         ({"prediction": Prediction.FLOW_MATCHING, "min_snr_gamma": 5.0}, "min_snr_gamma"),
         ({"min_snr_gamma": 0.0}, "min_snr_gamma must be positive"),
-        ({"time_sampling": TimeSampling.LOGIT_NORMAL}, "logit_normal needs flow_matching"),
-        ({"shift": 3.0}, "shift needs flow_matching"),
+        ({"time_sampling": TimeSampling.LOGIT_NORMAL}, "logit_normal needs flow_matching, not epsilon; remove it"),
+        ({"shift": 3.0}, "shift needs flow_matching, not epsilon; remove it"),
         ({"prediction": Prediction.FLOW_MATCHING, "logit_mean": 1.0}, "need logit_normal"),
         ({"prediction": Prediction.FLOW_MATCHING, "shift": 0.0}, "must be positive"),
     ],

@@ -186,7 +186,9 @@ def test_all_problems_are_told_at_once():
 
 @pytest.mark.parametrize("resolution", [0, 7])
 def test_a_resolution_that_the_vae_cannot_halve_is_refused(resolution):
-    with pytest.raises(ModelError, match=f"resolution {resolution} is not a multiple of 2"):
+    with pytest.raises(
+        ModelError, match=f"resolution {resolution} is not a multiple of 2; use e.g. {max(2, resolution // 2 * 2)}"
+    ):
         tiny_stable_diffusion(resolution=resolution)
 
 

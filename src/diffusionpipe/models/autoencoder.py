@@ -51,7 +51,8 @@ def _encoded_shape(vae: Any, resolution: int) -> tuple[int, int, int]:
     factor = 2 ** (len(vae.config.block_out_channels) - 1)
     if resolution < factor or resolution % factor:
         raise ModelError(
-            f"the VAE shrinks pictures {factor} times; resolution {resolution} is not a multiple of {factor}"
+            f"the VAE shrinks pictures {factor} times; resolution {resolution} is not a multiple of {factor}; "
+            f"use e.g. {max(1, resolution // factor) * factor}"
         )
     return vae.config.latent_channels, resolution // factor, resolution // factor
 

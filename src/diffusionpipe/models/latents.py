@@ -47,7 +47,8 @@ def encoding_of(vae: Any, resolution: int, dtype: str, clip: Clip | None = None)
     for side in (size.width, size.height):
         if side < factor or side % factor:
             raise ModelError(
-                f"the VAE shrinks pictures {factor} times; resolution {side} is not a multiple of {factor}"
+                f"the VAE shrinks pictures {factor} times; resolution {side} is not a multiple of {factor}; "
+                f"use e.g. {max(1, side // factor) * factor}"
             )
     width, height = size.width // factor, size.height // factor
     config = vae.config

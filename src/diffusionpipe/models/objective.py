@@ -64,14 +64,21 @@ class ObjectiveSettings:
     def __post_init__(self) -> None:
         is_flow = self.prediction is Prediction.FLOW_MATCHING
         is_logit = self.time_sampling is TimeSampling.LOGIT_NORMAL
+        remedy = f"needs flow_matching, not {self.prediction}; remove it"
         problems = [
             (
                 is_flow and self.min_snr_gamma is not None,
                 "min_snr_gamma has no effect for flow_matching; leave it out",
             ),
             (self.min_snr_gamma is not None and self.min_snr_gamma <= 0, "min_snr_gamma must be positive, e.g. 5"),
-            (not is_flow and is_logit, f"time_sampling = logit_normal needs flow_matching, not {self.prediction}"),
-            (not is_flow and self.shift not in (None, 1), f"shift needs flow_matching, not {self.prediction}"),
+            (
+                not is_flow and is_logit,
+                f"time_sampling = logit_normal {remedy}",
+            ),
+            (
+                not is_flow and self.shift not in (None, 1),
+                f"shift {remedy}",
+            ),
             (
                 not is_logit and (self.logit_mean, self.logit_std) != (0, 1),
                 "logit_mean and logit_std need logit_normal",
