@@ -96,13 +96,15 @@ def test_with_other_weights_it_goes_on_bit_for_bit_too(crew, recipe, place, vers
 def test_a_filled_run_goes_on_bit_for_bit_from_its_checkpoint(crew, recipe, place):
     """Behind the flush of a checkpoint everything is encoded by the same fills: those of the kept profile.
 
-    Losses are those of the run without fills. One that is asked to stop ends the batches that it has begun.
+    Losses are those of the run without fills and with the same cuts: other cuts make other weights old. One that is
+    asked to stop ends the batches that it has begun.
     """
-    filled, profiles = {"pipeline": {"fill": True}}, CachedProfiles(place / "profiles")
+    assert crew.run(train, recipe("not-filled")) == [8, 8]
+    second = read_plan(place / "not-filled" / "plan.json").blocks[1]
+    filled, profiles = {"pipeline": {"fill": True, "splits": [second[0]]}}, CachedProfiles(place / "profiles")
     assert crew.run(train, recipe("filled", **filled), profiles=profiles) == [8, 8]
     losses = losses_of(place / "filled")
     assert read_plan(place / "filled" / "plan.json").is_filled
-    assert crew.run(train, recipe("not-filled")) == [8, 8]
     assert losses == pytest.approx(losses_of(place / "not-filled"), rel=1e-4)
     assert list(losses_of(place / "filled", "validation_loss")) == [4, 8]
     whole = tensors_of(latest(place / "filled"))
