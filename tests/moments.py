@@ -23,7 +23,7 @@ PLACES = {
     "a step": "diffusionpipe.trainer.loop:Stepper.step",
     "a backward": "diffusionpipe.runtime.compiler:run_backward",
     "the sum": "diffusionpipe.trainer.loop:Stepper._start_sum",
-    "encoding a batch": "diffusionpipe.trainer.windows:WindowStepper._encode",
+    "encoding a batch": "diffusionpipe.trainer.windows:WindowStepper._feed",
     "an update": "diffusionpipe.trainer.windows:WindowStepper._update",
     "the sum of a window": "diffusionpipe.trainer.windows:WindowStepper._start_sum",
     "the average": "diffusionpipe.trainer.ema:Ema.update",
