@@ -20,6 +20,7 @@ from diffusionpipe.ir.versions import Versions
 from diffusionpipe.planner import Layout, build_plan, plan_from_profile, predicted_period
 from diffusionpipe.runtime.error_file import note_of
 from diffusionpipe.trainer.counts import short_count
+from diffusionpipe.trainer.recipe import Precision
 from diffusionpipe.trainer.start import Start
 
 EXPECTED = Expectation(iteration=0.461, update=0.016, memory=(3 * 2**30, 2**30 + 2**29), has_activations=True)
@@ -131,6 +132,27 @@ def test_a_filled_run_without_a_flush_expects_a_period_and_the_rows_of_all_batch
     assert len(expected.memory) == 3
     assert "batch 8, filled, no flush, weights stashed" in on_terminal(start_block(filled, expected), 160)
     assert any("versions=stashed" in line and "filled=True" in line for line in start_lines(filled, expected))
+
+
+def test_without_a_flush_every_forward_in_flight_has_narrow_copies_of_its_own(model, start, tmp_path):
+    """Of two ranks the first runs one forward ahead."""
+    layout = Layout(batch=8, stages=2, microbatches=4, replicas=(1, 1), versions=Versions.STASHED)
+    own = {
+        "pipeline": start.recipe.pipeline.model_copy(update={"versions": Versions.STASHED, "fill": True}),
+        "training": start.recipe.training.model_copy(update={"precision": Precision.BFLOAT16}),
+        "run": start.recipe.run.model_copy(update={"folder": tmp_path}),
+    }
+    profile = unmeasured(model, "bfloat16")
+    begun = replace(start, plan=plan_from_profile(profile, layout), recipe=start.recipe.model_copy(update=own))
+
+    def memory(copies):
+        layers = tuple(replace(layer, copies=copies) for layer in profile.layers)
+        write_profile(replace(profile, layers=layers), tmp_path / "profile.json")
+        return expectation_of(begun).memory
+
+    added = [more - less for more, less in zip(memory(2**20), memory(0), strict=True)]
+    first, second, _ = begun.plan.blocks
+    assert added == [2 * len(first) * 2**20, len(second) * 2**20]
 
 
 def test_many_workers_show_the_least_and_the_most_memory(start):

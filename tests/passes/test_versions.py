@@ -210,3 +210,7 @@ def test_what_has_no_window_is_refused():
         overlap(1, 4)
     with pytest.raises(ConfigError, match="'gpipe' does not alternate"):
         overlap(4, 4, "gpipe")
+    with pytest.raises(ConfigError, match="a delay of 1 needs at least 2 micro-batches for 3 stages"):
+        with_versions(replicated(3, 1, (4, 2, 1)), Versions.DELAYED, delay=1)
+    with pytest.raises(ConfigError, match="a delay of 1 needs at least 2 micro-batches for 3 stages"):
+        with_versions(encoding(3, 1), Versions.DELAYED, delay=1)

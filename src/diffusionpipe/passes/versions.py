@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from diffusionpipe.errors import ConfigError
 from diffusionpipe.ir import Op, Schedule
 from diffusionpipe.ir.action import Reading
-from diffusionpipe.ir.versions import Versions
+from diffusionpipe.ir.versions import Versions, forwards_held
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,8 +72,8 @@ def with_versions(window: Schedule, versions: Versions, delay: int = 1) -> Sched
     leads = {(a.stage, a.microbatch): a.reading.lead for _, a in window.actions() if a.op is Op.F}
     row, lead = ROWS[versions], max(leads.values())
     if versions is Versions.DELAYED and delay < lead:
-        stages = len(window.placement.stages)
-        needed = -(-_most_ahead(window) // delay)
+        stages = len({window.placement.stages[stage].weights for stage, _ in leads})
+        needed = -(-(max(forwards_held(window)) - 1) // delay)
         raise ConfigError(
             f"a delay of {delay} needs at least {needed} micro-batches for {stages} stages; use more, or delay = {lead}"
         )
@@ -95,12 +95,3 @@ def with_versions(window: Schedule, versions: Versions, delay: int = 1) -> Sched
             read.append(action)
         orders.append(tuple(read))
     return replace(window, orders=tuple(orders))
-
-
-def _most_ahead(window: Schedule) -> int:
-    """The most forwards that a worker runs ahead of its backwards."""
-    firsts = [next(action for action in order if action.op is Op.F) for order in window.orders]
-    return max(
-        (first.microbatch or 0) + first.reading.lead * len(window.placement.pipeline_of(first.stage).microbatches)
-        for first in firsts
-    )

@@ -21,7 +21,7 @@ from diffusionpipe.costs import Costs
 from diffusionpipe.costs.memory import MemoryUse
 from diffusionpipe.ir import Op, Schedule
 from diffusionpipe.ir.unroll import unroll
-from diffusionpipe.ir.versions import Versions, batches_held, staleness_of, versions_held
+from diffusionpipe.ir.versions import Versions, batches_held, forwards_held, staleness_of, versions_held
 from diffusionpipe.passes import with_versions
 from diffusionpipe.planner.assembly.build import build_window
 from diffusionpipe.planner.assembly.layout import Blocks, Filler, Layout
@@ -261,7 +261,7 @@ def _memory(made: _Window, window: Schedule) -> list[MemoryUse]:
             replace(
                 flushed,
                 parameters=versions,
-                copies=flushed.copies * (window.num_workers - worker),
+                copies=flushed.copies * forwards_held(window)[worker],
                 activations=unrolled.activations,
                 messages=unrolled.messages,
                 frozen_outputs=rows * batches_held(window),
