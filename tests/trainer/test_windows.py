@@ -16,13 +16,15 @@ from tiny_runs import (
 )
 
 from diffusionpipe.cli.job_profiles import CachedProfiles
-from diffusionpipe.errors import ConfigError
+from diffusionpipe.cli.recipe_checks import checks_of_run
+from diffusionpipe.errors import ConfigError, RecipeError
 from diffusionpipe.ir.files import read_plan
 from diffusionpipe.ir.versions import Versions
 from diffusionpipe.passes import with_versions
 from diffusionpipe.planner.assembly.windows import overlap
 from diffusionpipe.trainer.checkpoints.checkpoint_folder import latest
 from diffusionpipe.trainer.loading import Weights
+from diffusionpipe.trainer.recipe import load_recipe, recipe_to_toml
 from diffusionpipe.trainer.run import is_flush
 from diffusionpipe.trainer.staleness_rates import factor_at, fading_staleness
 
@@ -143,17 +145,15 @@ def test_the_last_steps_are_flushed_each(recipe):
     assert [step for step in range(1, 11) if is_flush(recipe("never", **others), step)] == [10]
 
 
-def test_rates_of_old_weights_fade_to_the_usual_ones(recipe):
+def test_rates_of_old_weights_fade_to_the_usual_ones():
     """One micro-batch, four ranks: the stages' weights are 3, 2, 1 and 0 steps old."""
-    alone = {"stages": 4, "microbatches": 1}
-    slower = recipe("slower", pipeline=alone, learning_rate={"by_staleness": 2}, training={"steps": 1})
     window = with_versions(overlap(4, 1), Versions.STASHED)
-    found = fading_staleness(slower, window)
+    found = fading_staleness(2, window)
     assert found == {0: 3.0, 1: 2.0, 2: 1.0, 3: 0.0}
     assert [factor_at(step, found[0], 2) for step in (0, 1, 2, 3)] == [1 / 3, pytest.approx(3**-0.5), 1.0, 1.0]
     assert {factor_at(step, found[3], 2) for step in range(4)} == {1.0}
     with pytest.raises(ConfigError, match="no stage reads weights that are more than one step old in the mean"):
-        fading_staleness(slower, with_versions(overlap(4, 4), Versions.STASHED))
+        fading_staleness(2, with_versions(overlap(4, 4), Versions.STASHED))
 
 
 @pytest.mark.slow
@@ -180,6 +180,7 @@ def test_a_run_lowers_the_rates_of_stages_with_old_weights(crew, recipe, place):
         ({"pipeline": {"orders": "orders.csv"}}, "searched orders and orders of a file end with a flush"),
         ({"pipeline": {"delay": 2}}, 'delay: only versions = "delayed" has one'),
         ({"pipeline": {"plan": "auto"}}, "versions: neither the search nor a plan file takes it"),
+        ({"checkpoint": {"asynchronous": True}}, "weights change while a checkpoint would be copied"),
         ({"objective": {"self_conditioning": 0.5}}, "self-conditioning needs a second forward of the same weights"),
         ({"pipeline": {"versions": "flushed", "flush_every": 2}}, "flush_every: every step ends with a flush"),
         ({"pipeline": {"versions": "flushed", "flushed_from": 0.5}}, "flushed_from: every step ends with a flush"),
@@ -200,3 +201,36 @@ def test_sizes_without_a_window_are_refused_before_anything_long_starts(recipe, 
     monkeypatch.setattr(Weights, "__init__", None)
     with pytest.raises(ConfigError, match="versions need at least 2 stages: with one nothing is in flight"):
         train_here(recipe("alone"))
+
+
+def early_problem(recipe, place, num_ranks, *keys):
+    """What the command says before any rank starts; "" if it starts them."""
+    path = place / "refused.toml"
+    path.write_text(recipe_to_toml(recipe("refused")))
+    try:
+        load_recipe(path, keys, checks_of_run(num_ranks, None))
+    except RecipeError as error:
+        return str(error).replace("\n", " ")
+    return ""
+
+
+@pytest.mark.parametrize(
+    ("ranks", "keys", "message"),
+    [
+        (1, ["fill=true"], "pipeline.versions: versions need at least 2 stages: with one nothing is in flight"),
+        (2, ["schedule=zb-h1", "fill=true"], "pipeline.versions: the schedule 'zb-h1' does not alternate"),
+        (3, ["versions=delayed", "microbatches=1"], "a delay of 1 needs at least 2 micro-batches for 3 stages"),
+        (4, ["versions=delayed", "microbatches=1", "replicas=[2,1,1]"], "2 micro-batches for 3 stages"),
+    ],
+)
+def test_sizes_without_a_window_are_refused_before_any_rank_starts(recipe, place, ranks, keys, message):
+    """So nothing is measured for fills before."""
+    alone = ["pipeline.versions=delayed", "pipeline.delay=2", "pipeline.microbatches=1"]
+    assert not early_problem(recipe, place, 3, *alone)
+    assert message in early_problem(recipe, place, ranks, *(f"pipeline.{key}" for key in keys))
+
+
+def test_rates_by_staleness_without_effect_are_refused_before_any_rank_starts(recipe, place):
+    key = "learning_rate.by_staleness=4"
+    assert "no stage reads weights that are more than one step old" in early_problem(recipe, place, 2, key)
+    assert not early_problem(recipe, place, 4, key, "pipeline.microbatches=1")

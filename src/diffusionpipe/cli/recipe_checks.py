@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from diffusionpipe.trainer.recipe import (
         Check,
         DataSection,
+        LearningRateSection,
         MemberSection,
         PipelineSection,
         RunSection,
@@ -85,6 +86,31 @@ def _problems_of_orders(pipeline: "PipelineSection", num_ranks: int) -> Iterator
         yield "pipeline.orders: " + str(error).replace("\n", "\n  ")
 
 
+def _problems_of_versions(
+    pipeline: "PipelineSection", learning_rate: "LearningRateSection", num_stages: int
+) -> Iterator[str]:
+    """Without a flush: the schedule has a window, its delay is long enough, and rates by staleness have an effect."""
+    from diffusionpipe.errors import ConfigError
+    from diffusionpipe.ir.versions import Versions
+    from diffusionpipe.passes import with_versions
+    from diffusionpipe.planner.assembly.windows import overlap
+    from diffusionpipe.trainer.staleness_rates import fading_staleness
+
+    if pipeline.versions is Versions.FLUSHED:
+        return
+    sizes = pipeline.sizes
+    try:
+        window = overlap(num_stages, sizes.microbatches, sizes.schedule)
+        window = with_versions(window, pipeline.versions, pipeline.delay or 1)
+    except ConfigError as error:
+        yield f"pipeline.versions: {error}"
+        return
+    try:
+        fading_staleness(learning_rate.by_staleness, window)
+    except ConfigError as error:
+        yield str(error)
+
+
 def _problems_of_plan(path: Path, batch: int, num_ranks: int) -> Iterator[str]:
     """Rank 0 checks the plan against the model; a file that suits no model is refused before one is read."""
     from diffusionpipe.errors import ConfigError, FileFormatError
@@ -94,6 +120,27 @@ def _problems_of_plan(path: Path, batch: int, num_ranks: int) -> Iterator[str]:
         check_plan_file(path, batch=batch, num_ranks=num_ranks)
     except (ConfigError, FileFormatError) as error:
         yield "pipeline.plan: " + str(error).removeprefix("pipeline.plan: ").replace("\n", "\n  ")
+
+
+def _problems_of_sizes(
+    training: "TrainingSection", learning_rate: "LearningRateSection", pipeline: "PipelineSection", num_ranks: int
+) -> Iterator[str]:
+    from diffusionpipe.cli.recipe_setting import given_sizes
+    from diffusionpipe.errors import ConfigError
+    from diffusionpipe.planner.pricing.given import check_given
+    from diffusionpipe.trainer.recipe import replicas_of_stages
+
+    try:
+        if pipeline.is_searched:
+            check_given(given_sizes(pipeline), batch=training.batch, num_ranks=num_ranks)
+        elif pipeline.plan_file is None:
+            num_stages = len(replicas_of_stages(pipeline, num_ranks))
+            yield from _problems_of_versions(pipeline, learning_rate, num_stages)
+            yield from _problems_of_orders(pipeline, num_ranks)
+        else:
+            yield from _problems_of_plan(pipeline.plan_file, training.batch, num_ranks)
+    except ConfigError as error:
+        yield from (line if line.startswith("pipeline.") else f"pipeline: {line}" for line in str(error).split("\n"))
 
 
 def _places_that_are_taken(folder: Path) -> Iterator[tuple[Path, str]]:
@@ -113,27 +160,14 @@ def checks_of_run(num_ranks: int, resume: str | None) -> "Sequence[Check]":
     """All checks of a run on `num_ranks` ranks; `resume` names the checkpoint that it continues, if there is one."""
 
     def has_sizes_for_the_ranks(
-        *, training: "TrainingSection", pipeline: "PipelineSection", models: "Mapping[str, MemberSection]"
+        *,
+        training: "TrainingSection",
+        learning_rate: "LearningRateSection",
+        pipeline: "PipelineSection",
+        models: "Mapping[str, MemberSection]",
     ) -> Iterator[str]:
-        from diffusionpipe.cli.recipe_setting import given_sizes
-        from diffusionpipe.errors import ConfigError
-        from diffusionpipe.planner.pricing.given import check_given
-        from diffusionpipe.trainer.recipe import replicas_of_stages
-
-        if any(has_known_schedule(pipeline=pipeline, models=models)):
-            return
-        try:
-            if pipeline.is_searched:
-                check_given(given_sizes(pipeline), batch=training.batch, num_ranks=num_ranks)
-            elif pipeline.plan_file is None:
-                replicas_of_stages(pipeline, num_ranks)
-                yield from _problems_of_orders(pipeline, num_ranks)
-            else:
-                yield from _problems_of_plan(pipeline.plan_file, training.batch, num_ranks)
-        except ConfigError as error:
-            yield from (
-                line if line.startswith("pipeline.") else f"pipeline: {line}" for line in str(error).split("\n")
-            )
+        if not any(has_known_schedule(pipeline=pipeline, models=models)):
+            yield from _problems_of_sizes(training, learning_rate, pipeline, num_ranks)
 
     def has_a_usable_folder(*, run: "RunSection") -> Iterator[str]:
         from diffusionpipe.ir.output_file import check_folder, reason_of

@@ -38,11 +38,6 @@ def saves_beside_training(session: Session) -> bool:
         RecipeError: on all ranks; the recipe demands it, but a machine has too little memory.
     """
     wanted = session.recipe.checkpoint.asynchronous
-    if wanted and session.worker.window is not None:
-        raise RecipeError(
-            "checkpoint.asynchronous: without a flush weights change while a checkpoint would be copied; leave it out, "
-            'or set versions = "flushed"'
-        )
     if wanted is False or session.worker.window is not None:
         return False
     demands = gather(_demand(session), form_of(Demand))

@@ -121,7 +121,7 @@ def open_session(recipe: Recipe, job: Job, planning: Planning, opened: Model | N
         if warning is not None:
             logger.warning("%s%s", f"{member.name}: " if member.name else "", warning)
     plan = agree_on_plan(graph, model, recipe, job, planning)
-    fading_staleness(recipe, plan.train)  # it refuses, if it must, before anything long starts
+    fading_staleness(recipe.learning_rate.by_staleness, plan.train)  # it may refuse, before anything long starts
     transport = ProcessTransport(summing=tuple(holders_of(plan).values()))
     precision = Precision(device=job.device.type, autocast=autocast_of(recipe))
     weights = Weights(

@@ -12,7 +12,6 @@ from collections.abc import Mapping
 from diffusionpipe.errors import ConfigError
 from diffusionpipe.ir import Op, Schedule
 from diffusionpipe.ir.versions import staleness_of
-from diffusionpipe.trainer.recipe import Recipe
 
 
 def factor_at(step: int, staleness: float, num_steps: int) -> float:
@@ -25,13 +24,13 @@ def factor_at(step: int, staleness: float, num_steps: int) -> float:
     return factor
 
 
-def fading_staleness(recipe: Recipe, window: Schedule) -> Mapping[int, float]:
-    """Block -> the mean staleness of its forwards; {} where the rates do not depend on it.
+def fading_staleness(by_staleness: int | None, window: Schedule) -> Mapping[int, float]:
+    """Block -> the mean staleness of its forwards; {} where the rates do not depend on it, with None.
 
     Raises:
-        ConfigError: the recipe asks for it, but no stage reads weights that are older than one step in the mean.
+        ConfigError: they shall depend on it, but no stage reads weights that are older than one step in the mean.
     """
-    if recipe.learning_rate.by_staleness is None:
+    if by_staleness is None:
         return {}
     table = staleness_of(window)
     found = {

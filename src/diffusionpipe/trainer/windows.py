@@ -70,7 +70,7 @@ class WindowStepper:
         (self._trained,) = (trained_backbone(session, backbone) for backbone in session.model.backbones)
         self._window.update = self._update
         self._window.predict = self._predict
-        self._staleness = fading_staleness(session.recipe, session.plan.train)
+        self._staleness = fading_staleness(session.recipe.learning_rate.by_staleness, session.plan.train)
         self._squares = torch.zeros((), dtype=torch.float64, device=session.job.device)
         self._delay = batches_held(session.plan.train) - 1
         """Windows between the start of a sum and its wait: more than a rank may be behind another one."""

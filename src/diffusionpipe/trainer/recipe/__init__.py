@@ -20,7 +20,7 @@ from diffusionpipe.trainer.recipe.recipe_file import (
 )
 from diffusionpipe.trainer.recipe.run_section import RunSection, TrackerName
 from diffusionpipe.trainer.recipe.sampling_section import SamplingSection
-from diffusionpipe.trainer.recipe.schema import Check, DataSection, OnError, Recipe
+from diffusionpipe.trainer.recipe.schema import Check, DataSection, LearningRateSection, OnError, Recipe
 from diffusionpipe.trainer.recipe.training_section import OnSpike, Precision, TrainingSection
 
 __all__ = [
@@ -28,6 +28,7 @@ __all__ = [
     "Check",
     "DataSection",
     "FrozenDtype",
+    "LearningRateSection",
     "MemberSection",
     "Objective",
     "ObjectiveSection",

@@ -11,7 +11,7 @@ from diffusionpipe.trainer.recipe.pipeline_section import PipelineSection
 from diffusionpipe.trainer.recipe.training_section import Clip, OnSpike, TrainingSection
 
 if TYPE_CHECKING:
-    from diffusionpipe.trainer.recipe.schema import LearningRateSection, OptimizerSection
+    from diffusionpipe.trainer.recipe.schema import CheckpointSection, LearningRateSection, OptimizerSection
 
 
 def versions_suit_the_training(
@@ -22,9 +22,10 @@ def versions_suit_the_training(
     optimizer: "OptimizerSection",
     pipeline: PipelineSection,
     objective: ObjectiveSection,
+    checkpoint: "CheckpointSection",
     models: Mapping[str, MemberSection],
 ) -> Iterator[str]:
-    """Settings of [training] and [objective] that need a flush, and one that needs its absence."""
+    """Settings of other sections that need a flush, and one that needs its absence."""
     if pipeline.versions is Versions.FLUSHED:
         if training.clip is Clip.BLOCK:
             yield "training.clip: clipping each stage is for training without a flush; remove it, or set versions"
@@ -46,6 +47,11 @@ def versions_suit_the_training(
         yield f"training.on_spike: {refusal(Feature.VERSIONS, Feature.SPIKES)}"
     if objective.self_conditioning > 0:
         yield f"objective.self_conditioning: {refusal(Feature.VERSIONS, Feature.SELF_CONDITIONING)}"
+    if checkpoint.asynchronous:
+        yield (
+            "checkpoint.asynchronous: without a flush weights change while a checkpoint would be copied; leave it out, "
+            'or set versions = "flushed"'
+        )
 
 
 def _has_direction(name: str, arguments: Mapping[str, object]) -> bool:
