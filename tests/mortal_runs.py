@@ -1,6 +1,7 @@
 """Runs of two ranks, one of which is killed again and again."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from unittest import mock
 
 import pytest
@@ -10,9 +11,14 @@ from descriptions import described
 from moments import Moment
 from tiny_runs import kill, losses_of, tensors_of, train
 
+from diffusionpipe.cli.expectation import unmeasured
+from diffusionpipe.costs import ModelGraph
+from diffusionpipe.costs.files import write_profile
+from diffusionpipe.profiler.measured import device_name
 from diffusionpipe.runtime.process_group import Job
 from diffusionpipe.trainer import members
 from diffusionpipe.trainer.checkpoints.checkpoint_folder import latest
+from diffusionpipe.trainer.job_profile import PROFILE
 from diffusionpipe.trainer.recipe import Recipe
 
 RANKS = 2
@@ -32,9 +38,19 @@ def train_whole(recipe: Recipe, resume: str | None = None) -> None:
 
 
 def _warm(recipe: Recipe) -> None:
-    """Fill torch's caches of fake operations, for which each rank would compute for a second."""
+    """Fill torch's caches of fake operations, and keep a profile for a run with fills."""
     with mock.patch.object(members, "describe", described):
-        members.build_model(recipe, "cpu")
+        opened = members.build_model(recipe, "cpu")
+    if recipe.pipeline.fill:
+        _keep_equal_profile(recipe, opened.model)
+
+
+def _keep_equal_profile(recipe: Recipe, model: ModelGraph) -> None:
+    """Have all layers take equally long, so that every run has the same fills, and each rank has some."""
+    torch.set_num_threads(1)  # as the ranks do; the name of the device says so
+    profile = replace(unmeasured(model, recipe.training.precision.value), device=device_name(torch.device("cpu")))
+    recipe.run.folder.mkdir(parents=True, exist_ok=True)
+    write_profile(profile, recipe.run.folder / PROFILE)
 
 
 def _finish(recipe: Recipe, resume: str | None = None) -> None:

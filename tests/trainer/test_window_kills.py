@@ -1,5 +1,6 @@
 """Trainings without a flush that are killed at any moment and resumed end with the bits of an uninterrupted run."""
 
+import shutil
 import signal
 from random import Random
 
@@ -10,8 +11,13 @@ from moments import Moment
 from mortal_runs import RANKS, assert_same_bits, step_of, train_whole, train_with_kills
 from tiny_runs import recipe_of, save_dit, save_pictures
 
+from diffusionpipe.ir.files import read_plan
+from diffusionpipe.trainer.job_profile import PROFILE
+
 pytestmark = pytest.mark.slow
 
+FILLED = "stashed"
+"""In this run each rank encodes a part of a later batch behind its backwards."""
 MICROBATCHES = 2
 EVERY = 3
 """Steps between checkpoints, each behind a validation and a flush."""
@@ -44,7 +50,7 @@ def recipe(tmp_path_factory):
             place / f"{name}-{versions}",
             data={"validation": str(place / "held-out")},
             training={"steps": EVERY * (KILLS + 1), "clip_norm": 0.5, "clip": "block", "ema_decay": 0.9},
-            pipeline={"versions": versions, "microbatches": MICROBATCHES},
+            pipeline={"versions": versions, "microbatches": MICROBATCHES, "fill": versions == FILLED},
             validation={"every": EVERY, "samples": 2, "timesteps": (0.5,)},
             checkpoint={"every": EVERY, "keep": 1},
         )
@@ -62,6 +68,7 @@ def whole(recipe, versions):
     """The uninterrupted run."""
     made = recipe("whole", versions)
     nest(train_whole, made)
+    assert read_plan(made.run.folder / "plan.json").is_filled == (versions == FILLED)
     return made
 
 
@@ -81,6 +88,9 @@ def test_ten_kills_at_random_moments_change_no_bit(recipe, versions, whole):
 def test_a_job_whose_rank_is_killed_goes_on_bit_for_bit(recipe, versions, whole):
     """The command, with its launcher and its ranks."""
     killed = recipe("job", versions)
+    if versions == FILLED:
+        killed.run.folder.mkdir()
+        shutil.copy(whole.run.folder / PROFILE, killed.run.folder)
     moment = Moment("an update", 1, 2 * EVERY + 2)
     job = ForkedCommand(killed, ranks=RANKS, moment=moment)
     try:
