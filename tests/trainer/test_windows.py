@@ -17,7 +17,7 @@ from tiny_runs import (
 
 from diffusionpipe.cli.job_profiles import CachedProfiles
 from diffusionpipe.cli.recipe_checks import checks_of_run
-from diffusionpipe.errors import ConfigError, RecipeError
+from diffusionpipe.errors import ConfigError, NonFiniteLossError, RecipeError
 from diffusionpipe.ir.files import read_plan
 from diffusionpipe.ir.versions import Versions
 from diffusionpipe.passes import with_versions
@@ -234,3 +234,14 @@ def test_rates_by_staleness_without_effect_are_refused_before_any_rank_starts(re
     key = "learning_rate.by_staleness=4"
     assert "no stage reads weights that are more than one step old" in early_problem(recipe, place, 2, key)
     assert not early_problem(recipe, place, 4, key, "pipeline.microbatches=1")
+
+
+def test_a_loss_that_is_not_finite_is_named_on_all_ranks_and_nothing_of_it_is_saved(crew, recipe, place):
+    """The weights are lost in the first step, and the losses of later ones, which are known together."""
+    training = {"clip_norm": "none", "clip": "global"}
+    lost = recipe("lost", training=training, optimizer={"learning_rate": 1e30}, validation={"every": 8})
+    for error in crew.run(train, lost):
+        assert isinstance(error, NonFiniteLossError), error
+        assert "step 2: the loss is nan" in str(error)
+        assert "the others went on up to step 4, and nothing of it is saved" in str(error)
+    assert latest(place / "lost") is None

@@ -109,6 +109,7 @@ class WindowStepper:
             return [replace(result, decision=NO_DECISION) for result in settled]
         decision, self._decision = self._decision, NO_DECISION
         if self._broken is not None:
+            self._times.clear()  # of steps whose results nobody gets now
             raise not_finite(self._session, self._broken[0], self._names_of, *self._broken[1:], self._consequence(step))
         return [*settled[:-1], replace(settled[-1], decision=decision)]
 
