@@ -69,6 +69,7 @@ def test_a_backward_of_stashed_weights_reads_the_version_of_its_forward():
         (["1f1b", *SIZES, "4", "--delay", "2"], "--delay is for --versions delayed"),
         (["1f1b", *SIZES, "4", "--versions", "newest", "--delay", "2"], "--delay is for --versions delayed"),
         (["1f1b", *SIZES, "1", "--versions", "delayed"], "a delay of 1 needs at least 3 micro-batches"),
+        (["1f1b", "--ranks", "200", "--microbatches", "200", "--versions", "newest"], "simulated forwards, more than"),
         (["zb-h1", *SIZES, "4", "--versions", "stashed"], "does not alternate forwards and backwards"),
         (["1f1b", *SIZES, "4", "--versions", "stashed", "--csv"], "torch's format has no versions"),
     ],

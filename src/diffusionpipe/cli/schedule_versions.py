@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 SHOWN = 3
 """Batches that are drawn behind the first ones, which only fill the pipeline."""
+MAX_SIMULATED = 500_000
+"""Forwards that the search for the steady state begins with, at most: they take about twenty seconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,10 +90,11 @@ def overlapped(asking: Asked, costs: WorkerCosts) -> Overlapped:
     """The window of the family and its steady state.
 
     Raises:
-        ConfigError: the family has no window, or the delay is too short.
+        ConfigError: the family has no window, the delay is too short, or the sizes are too large.
     """
     from dataclasses import replace
 
+    from diffusionpipe.errors import ConfigError
     from diffusionpipe.ir.unroll import unroll
     from diffusionpipe.ir.versions import staleness_of, versions_held
     from diffusionpipe.passes import with_versions
@@ -99,10 +102,16 @@ def overlapped(asking: Asked, costs: WorkerCosts) -> Overlapped:
     from diffusionpipe.schedules import REGISTRY
     from diffusionpipe.simulator.comparison import equal_costs
     from diffusionpipe.simulator.simulate import simulate
-    from diffusionpipe.simulator.steady import steady
+    from diffusionpipe.simulator.steady import first_batches, steady
 
     sizes = asking.ranks, asking.microbatches
     bare = replace(overlap(*sizes, asking.family), name=asking.family)
+    simulated = asking.ranks * asking.microbatches * first_batches(bare)
+    if simulated > MAX_SIMULATED:
+        raise ConfigError(
+            f"{asking.ranks} ranks x {asking.microbatches} micro-batches without a flush: batches repeat after "
+            f"{simulated:,} simulated forwards, more than {MAX_SIMULATED:,}; use fewer"
+        )
     window = with_versions(bare, asking.versions, asking.delay)
     unrolled, flushed = unroll(window, window.lead + SHOWN), REGISTRY[asking.family](*sizes)
     return Overlapped(

@@ -41,7 +41,7 @@ def steady(window: Schedule, costs_of: Callable[[Schedule], Costs]) -> Steady:
     Raises:
         ScheduleError: they do not repeat.
     """
-    batches = 4 + window.num_workers + window.lead + -(-16 * window.num_workers // window.num_microbatches())
+    batches = first_batches(window)
     while batches <= MOST_BATCHES:
         unrolled = unroll(window, batches)
         timeline = simulate(unrolled, costs_of(unrolled))
@@ -57,6 +57,11 @@ def steady(window: Schedule, costs_of: Callable[[Schedule], Costs]) -> Steady:
                 return Steady(period=period, bubble=1 - busy / (window.num_workers * period))
         batches *= 2
     raise ScheduleError([f"{window.name}: the window does not repeat within {MOST_BATCHES} batches"])
+
+
+def first_batches(window: Schedule) -> int:
+    """The batches with which `steady` begins: enough for most windows to repeat."""
+    return 4 + window.num_workers + window.lead + -(-16 * window.num_workers // window.num_microbatches())
 
 
 def _are_equal(some: Sequence[Fraction], others: Sequence[Fraction]) -> bool:
