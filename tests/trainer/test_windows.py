@@ -171,7 +171,8 @@ def test_a_run_lowers_the_rates_of_stages_with_old_weights(crew, recipe, place):
 @pytest.mark.parametrize(
     ("sections", "message"),
     [
-        ({"training": {"clip": "global"}}, 'not known when a stage steps; set clip = "block", or leave out clip_norm'),
+        ({"training": {"clip": "global"}}, 'not known when a stage steps; set clip = "block", or clip_norm = "none"'),
+        ({"training": {"clip_norm": "none"}}, "nothing is clipped without a clip_norm; set clip_norm, or leave out"),
         ({"training": {"post_validation": True}}, "post-validation takes a step back before the next one"),
         ({"training": {"on_spike": "skip"}}, "a spike is known after the next steps have begun"),
         ({"pipeline": {"data_parallel": 2, "sharded": True}}, "sharded parameters are gathered for one version"),

@@ -309,7 +309,7 @@ REFUSED: Mapping[tuple[Feature, Feature], str] = {
     ),
     (Feature.VERSIONS, Feature.GLOBAL_CLIPPING): (
         "without a flush the norm over all stages is not known when a stage steps; set clip = "
-        '"block", or leave out clip_norm'
+        '"block", or clip_norm = "none"'
     ),
     (Feature.VERSIONS, Feature.SPIKES): (
         'without a flush a spike is known after the next steps have begun; set on_spike = "none", or versions = '

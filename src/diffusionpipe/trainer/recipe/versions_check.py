@@ -41,6 +41,8 @@ def versions_suit_the_training(
         yield f"pipeline.versions: {refusal(Feature.VERSIONS, Feature.SEVERAL_MODELS)}"
     if training.clip_norm is not None and training.clip is Clip.GLOBAL:
         yield f"training.clip: {refusal(Feature.VERSIONS, Feature.GLOBAL_CLIPPING)}"
+    if training.clip_norm is None and training.clip is Clip.BLOCK:
+        yield "training.clip: nothing is clipped without a clip_norm; set clip_norm, or leave out clip"
     if training.post_validation:
         yield f"training.post_validation: {refusal(Feature.VERSIONS, Feature.POST_VALIDATION)}"
     if training.on_spike is not OnSpike.NONE:
