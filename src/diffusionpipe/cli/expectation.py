@@ -69,7 +69,7 @@ def expectation_of(start: "Start") -> Expectation:
 
 def _memory(start: "Start", profile: "Profile", cluster: "Cluster | None") -> "tuple[MemoryUse, ...]":
     from diffusionpipe.ir.unroll import unroll
-    from diffusionpipe.ir.versions import batches_held, forwards_held, versions_held
+    from diffusionpipe.planner.pricing.window_costs import window_memory
     from diffusionpipe.planner.search.proposal import predict
 
     plan, train, setting = start.plan, start.plan.train, _setting(start, profile, cluster)
@@ -79,18 +79,8 @@ def _memory(start: "Start", profile: "Profile", cluster: "Cluster | None") -> "t
     encoding = predict(setting, plan.validate, plan.blocks, plan.mesh).memory
     # A window without fills has no encoders; those of the validation are the same.
     rows = predict(setting, unroll(train, 1), plan.blocks, plan.mesh).memory if plan.is_filled else encoding
-    held, forwards = versions_held(train), forwards_held(train)
-    counts = {stage.worker: held[stage.weights] for stage in train.placement.stages if stage.weights in held}
-    return tuple(
-        replace(
-            use,
-            parameters=use.parameters * counts[worker],
-            copies=use.copies * forwards[worker],  # each forward casts the weights that it reads
-            frozen=encoding[worker].frozen,
-            frozen_outputs=rows[worker].frozen_outputs * batches_held(train),
-        )
-        for worker, use in enumerate(trained)
-    )
+    uses = [replace(use, frozen=own.frozen) for use, own in zip(trained, encoding, strict=True)]
+    return window_memory(train, uses, [use.frozen_outputs for use in rows])
 
 
 def _setting(start: "Start", profile: "Profile", cluster: "Cluster | None") -> "Setting":

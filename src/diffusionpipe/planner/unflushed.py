@@ -21,7 +21,7 @@ from diffusionpipe.costs import Costs
 from diffusionpipe.costs.memory import MemoryUse
 from diffusionpipe.ir import Op, Schedule
 from diffusionpipe.ir.unroll import unroll
-from diffusionpipe.ir.versions import Versions, batches_held, forwards_held, staleness_of, versions_held
+from diffusionpipe.ir.versions import Versions, staleness_of
 from diffusionpipe.passes import with_versions
 from diffusionpipe.planner.assembly.build import build_window
 from diffusionpipe.planner.assembly.layout import Blocks, Filler, Layout
@@ -32,7 +32,7 @@ from diffusionpipe.planner.pricing.arrangement import Arrangement, arrangements
 from diffusionpipe.planner.pricing.layer_table import checkpointed_layers
 from diffusionpipe.planner.pricing.setting import Setting
 from diffusionpipe.planner.pricing.stage_costs import time_to_update, trained_parameters
-from diffusionpipe.planner.pricing.window_costs import window_costs
+from diffusionpipe.planner.pricing.window_costs import window_costs, window_memory
 from diffusionpipe.planner.search.candidates import Candidate
 from diffusionpipe.planner.search.naming import sizes_of
 from diffusionpipe.planner.search.proposal import pricing_of, propose
@@ -250,24 +250,13 @@ def _row(setting: Setting, made: _Window, kind: Versions) -> Row | None:
     )
 
 
-def _memory(made: _Window, window: Schedule) -> list[MemoryUse]:
-    """What each rank holds: every version of its weights, a narrow copy for each forward in flight, rows of batches."""
-    held, found = versions_held(window), list[MemoryUse]()
-    placement = window.placement
-    stage_of = {stage.worker: stage.weights for s, stage in enumerate(placement.stages) if not placement.is_frozen(s)}
-    for worker, (flushed, unrolled, rows) in enumerate(zip(made.flushed, made.unrolled, made.rows, strict=True)):
-        versions: Bytes = flushed.parameters * held[stage_of[worker]]
-        found.append(
-            replace(
-                flushed,
-                parameters=versions,
-                copies=flushed.copies * forwards_held(window)[worker],
-                activations=unrolled.activations,
-                messages=unrolled.messages,
-                frozen_outputs=rows * batches_held(window),
-            )
-        )
-    return found
+def _memory(made: _Window, window: Schedule) -> tuple[MemoryUse, ...]:
+    """What each rank holds."""
+    uses = [
+        replace(flushed, activations=unrolled.activations, messages=unrolled.messages)
+        for flushed, unrolled in zip(made.flushed, made.unrolled, strict=True)
+    ]
+    return window_memory(window, uses, made.rows)
 
 
 def _age(window: Schedule) -> str:

@@ -1,13 +1,15 @@
-"""What actions cost where batches follow each other without a flush."""
+"""What actions cost, and what ranks hold, where batches follow each other without a flush."""
 
 from collections.abc import Sequence
 from dataclasses import replace
 
 from diffusionpipe.costs import Costs
+from diffusionpipe.costs.memory import MemoryUse
 from diffusionpipe.ir import Mesh, Schedule
+from diffusionpipe.ir.versions import batches_held, forwards_held, versions_held
 from diffusionpipe.planner.pricing.setting import Setting
 from diffusionpipe.planner.pricing.stage_costs import costs_of, time_to_update, trained_parameters, worker_speeds
-from diffusionpipe.units import Seconds
+from diffusionpipe.units import Bytes, Seconds
 
 
 def window_costs(
@@ -38,3 +40,21 @@ def window_costs(
         forward = stage.forward + casts / speeds[own.worker] * (1 - 1 / forwards)
         stages.append(replace(stage, forward=forward, backward=stage.backward + once * batches / forwards))
     return replace(costs, stages=tuple(stages), reduces=())
+
+
+def window_memory(window: Schedule, uses: Sequence[MemoryUse], rows: Sequence[Bytes]) -> tuple[MemoryUse, ...]:
+    """What each worker holds: every version of its weights, narrow copies for each forward in flight, rows of batches.
+
+    `uses`: of each worker, with one version and the copies of one forward. `rows`: the frozen outputs of one batch.
+    """
+    held, forwards, batches = versions_held(window), forwards_held(window), batches_held(window)
+    versions = {stage.worker: held[stage.weights] for stage in window.placement.stages if stage.weights in held}
+    return tuple(
+        replace(
+            use,
+            parameters=use.parameters * versions[worker],
+            copies=use.copies * forwards[worker],  # each forward casts the weights that it reads
+            frozen_outputs=outputs * batches,
+        )
+        for worker, (use, outputs) in enumerate(zip(uses, rows, strict=True))
+    )
