@@ -190,7 +190,7 @@ def report(base: int, limit: int, copies: Outcome, pipeline: Outcome) -> tuple[s
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; return the exit status."""
     parser = argparse.ArgumentParser(description="Train a model of which a rank can hold only a part.")
-    parser.add_argument("--memory", type=int, default=450, help="MiB of each rank for the training (%(default)s)")
+    parser.add_argument("--memory", type=int, default=400, help="MiB of each rank for the training (%(default)s)")
     arguments = parser.parse_args(argv)
     if not sys.platform.startswith("linux"):
         print("error: limits of memory are set and read as Linux does it; run this on Linux", file=sys.stderr)

@@ -29,6 +29,13 @@ def test_a_rank_without_memory_says_so_and_what_would_help_instead_of_a_tracebac
     assert note.exit_code == 1
 
 
+def test_a_thread_that_finds_no_memory_is_a_shortage_and_the_message_names_the_other_limit():
+    message = note_of(RuntimeError("can't start new thread"), "Traceback ...").message
+    assert message.startswith("out of memory (can't start new thread).\n")
+    assert "ulimit -u" in message
+    assert "Traceback" not in message
+
+
 def test_other_errors_keep_their_text():
     assert note_of(RuntimeError("boom"), "Traceback ... boom").message == "Traceback ... boom"
     assert note_of(ConfigError("training.batch: is 0")).message == "training.batch: is 0"

@@ -19,8 +19,10 @@ LAUNCHED = "DIFFUSIONPIPE_LAUNCHED"
 """Our launcher's process id, set for its ranks: they leave their errors in the error file, it prints the cause."""
 INTERRUPTED = "interrupted by Ctrl-C outside of the training steps; no new checkpoint was saved"
 
-_REFUSALS = ("can't allocate memory", "Cannot allocate memory", "std::bad_alloc")
-"""What torch's errors say on the CPU when there is no more memory."""
+_NO_THREAD = "can't start new thread"
+"""What Python says when a thread's stack finds no memory, or when the user may have no more threads."""
+_REFUSALS = ("can't allocate memory", "Cannot allocate memory", "std::bad_alloc", _NO_THREAD)
+"""What errors of torch and Python say on the CPU when there is no more memory."""
 
 _DISK = {
     errno.ENOSPC: "free space on that disk, or choose another folder",
@@ -87,6 +89,8 @@ def out_of_memory(error: BaseException) -> str:
     if not is_shortage(error):
         return ""
     where = "".join(f"{note}\n" for note in getattr(error, "__notes__", ()))
+    if _NO_THREAD in said:
+        where += "If memory is free, the number of threads is limited instead: raise it (ulimit -u).\n"
     return (
         f"out of memory ({said.splitlines()[0].strip() if said else _name(error)}).\n{where}"
         "Use more stages (pipeline.stages), training.activation_checkpointing, more micro-batches or a smaller "
