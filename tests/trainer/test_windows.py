@@ -1,6 +1,8 @@
 """Whole runs without a flush: metrics, validation, average, checkpoints, stops; and what is refused before them."""
 
 import shutil
+import time
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -24,9 +26,11 @@ from diffusionpipe.passes import with_versions
 from diffusionpipe.planner.assembly.windows import overlap
 from diffusionpipe.trainer.checkpoints.checkpoint_folder import latest
 from diffusionpipe.trainer.loading import Weights
+from diffusionpipe.trainer.metrics import read_metrics
 from diffusionpipe.trainer.recipe import load_recipe, recipe_to_toml
 from diffusionpipe.trainer.run import is_flush
 from diffusionpipe.trainer.staleness_rates import factor_at, fading_staleness
+from diffusionpipe.trainer.windows import WindowStepper
 
 
 @pytest.fixture(scope="module")
@@ -71,6 +75,31 @@ def test_a_run_goes_on_bit_for_bit_from_its_checkpoint(crew, recipe, place):
     assert crew.run(train, recipe("half"), "latest") == [8, 8]
     assert losses_of(place / "half")[6] == losses[6]
     assert_same_bits(place / "half", place / "whole")
+
+
+def train_with_late_batches(rank, recipe):
+    """A rank's run; every batch comes 100 ms late."""
+    own = WindowStepper._feed
+
+    def late(stepper, batch):
+        batches = stepper._batches
+        stepper._batches = (time.sleep(0.1) or one for one in batches)
+        own(stepper, batch)
+        stepper._batches = batches
+
+    with patch.object(WindowStepper, "_feed", late):
+        return train(rank, recipe)
+
+
+def test_a_wait_for_a_batch_counts_as_data_and_not_as_a_bubble(crew, recipe, place):
+    """Windows take their batches while they run: the first one two, the last one none."""
+    never = {"checkpoint": {"every": 20}, "validation": {"every": 20}, "training": {"steps": 4}}
+    assert crew.run(train_with_late_batches, recipe("waits", **never)) == [4, 4]
+    rows = [row for row in read_metrics(place / "waits") if "loss" in row]
+    for row, batches in zip(rows, (2, 1, 1, 0), strict=True):
+        assert 0.1 * batches <= row["data_s"] < 0.1 * batches + 0.05
+        assert row["iteration_s"] < 0.1
+        assert row["step_s"] == pytest.approx(row["data_s"] + row["iteration_s"] + row["update_s"])
 
 
 @pytest.mark.slow

@@ -15,7 +15,7 @@ from typing import Protocol
 
 import torch
 
-from diffusionpipe.ir import Action, Span
+from diffusionpipe.ir import Action, Op, Span
 from diffusionpipe.ir.flows import TIMED_OPS
 from diffusionpipe.units import Seconds
 
@@ -140,6 +140,17 @@ class Recording:
         times = self.recorder.times(self._last_mark + 1)
         computing = [marks for marks, step in self.steps if not isinstance(step, Action) or step.op in TIMED_OPS]
         return sum(times[end] - times[start] for start, end in computing), times[self._last_mark]
+
+    def waited(self, op: Op) -> Seconds:
+        """Seconds in which this worker waited for what its actions of this kind need; on GPUs it waits for the end."""
+        times = self.recorder.times(self._last_mark + 1)
+        ends = [0, *(end for (_, end), _ in self.steps)]
+        waits = [
+            times[start] - times[before]
+            for before, ((start, _), step) in zip(ends[:-1], self.steps, strict=True)
+            if isinstance(step, Action) and step.op is op
+        ]
+        return sum(waits)
 
     def spans(self) -> tuple[tuple[Span, ...], Seconds]:
         """What ran when, and the length of the iteration; on GPUs it waits for its end."""

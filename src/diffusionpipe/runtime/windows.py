@@ -33,6 +33,7 @@ from diffusionpipe.runtime.store import RowStore
 from diffusionpipe.runtime.trace import Recording, marks_of, recorder_for
 from diffusionpipe.runtime.transport import Work
 from diffusionpipe.runtime.versions import BlockVersions
+from diffusionpipe.units import Seconds
 
 Update = Callable[[int, int], None]
 """`update(block, step)`: the optimizer's step of a block's parameters, whose gradients are complete."""
@@ -169,7 +170,7 @@ class WindowExecutor:
         Args:
             stop: the batch before which there is a flush; it must not change while batches behind it have begun.
             feed: called with each batch before this worker encodes any of it, in order; it puts the raw inputs into
-                the batch's store.
+                the batch's store. Its time is a wait of the batch's first fill.
         """
         assert self._begun <= stop, "batches behind the flush have begun"
         lead = self.schedule.lead
@@ -207,6 +208,14 @@ class WindowExecutor:
         step = recording.steps[index][1]
         assert isinstance(step, Action)
         return Whereabouts(action=named(step), awaited=self._sources.get(_plain(step), ()) if is_waiting else None)
+
+    def busy(self) -> tuple[Seconds, Seconds]:
+        """Seconds in which this worker computed in the last window, and the window's length without waits for inputs.
+
+        On GPUs it waits for the window's end.
+        """
+        busy, length = self.recording.busy()
+        return busy, length - self.recording.waited(Op.ENCODE)
 
     def mark(self) -> None:
         """Note the time since the last window's start, for `Recording.times_after`."""
@@ -247,7 +256,7 @@ class WindowExecutor:
             return None, self._step(block, context)
         if action.op is Op.ENCODE:
             encode = _encoding(encoder) if encoder else compiler.instruction(_plain(action))[1]
-            return None, self._fed(context, encode) if action == self._first_fill else encode
+            return (lambda: self._feed(context.batch)) if action == self._first_fill else None, encode
         wait, run = compiler.instruction(_plain(action))
         if action.op not in (Op.F, Op.B, Op.I):
             return wait, run
@@ -262,15 +271,6 @@ class WindowExecutor:
             run()
 
         return wait, bound
-
-    def _fed(self, context: _Context, encode: Callable[[], None]) -> Callable[[], None]:
-        """The first fill of a batch, whose inputs it needs."""
-
-        def fed() -> None:
-            self._feed(context.batch)
-            encode()
-
-        return fed
 
     def _step(self, block: int, context: _Context) -> Callable[[], None]:
         versions, gradients = self._versions[block], self._equipment.gradients[block]

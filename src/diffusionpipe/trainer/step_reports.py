@@ -48,7 +48,7 @@ class StepReports:
         if self._state.progress is None:
             return
         memory = occupied_memory(self._state.session.job.device)
-        fresh = [(result, self._waits.pop(result.step), memory) for result in results]
+        fresh = [(result, self._waits.pop(result.step) + result.waited, memory) for result in results]
         self._untimed += fresh
         for one in times:
             self._write(one)

@@ -23,6 +23,8 @@ class StepResult:
     seconds: Seconds
     """The host's, without the wait for data."""
     decision: Decision
+    waited: Seconds = 0.0
+    """The host's wait for data within the step, where batches begin while others are in flight."""
     is_amended: bool = False
     """Whether a post-validated step was taken back, and done again with clipped gradients or skipped."""
     is_skipped: bool = False

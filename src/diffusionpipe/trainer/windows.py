@@ -45,8 +45,12 @@ class _Window:
     bad: Callable[[BackboneResult], tuple[int, ...]]
     """The positions of this rank's losses that are not finite."""
     sum: HostSum
+    waited: Seconds
+    """The host's wait for the batches that begin in it."""
     seconds: Seconds
+    """The host's, without that wait;"""
     iteration: Seconds
+    """the device's, without its part of that wait."""
 
 
 class WindowStepper:
@@ -80,6 +84,8 @@ class WindowStepper:
         self._broken: tuple[int, BackboneResult, tuple[int, ...]] | None = None
         self._decision = NO_DECISION
         self._times: list[StepTimes] = []
+        self._waited: Seconds = 0.0
+        """In the window under way, for data."""
 
     def phases(self) -> tuple[Phase, ...]:
         """There is nothing between windows."""
@@ -97,6 +103,7 @@ class WindowStepper:
         started, number = perf_counter(), step - self._base
         if number == self._stop:
             self._stop = next(later - self._base for later in count(step + 1) if self._is_flush(later))
+        self._waited = 0.0
         self._session.worker.reset_gradients()
         outputs = self._window.run(self._stop, self._feed)
         self._pending.append(self._start_sum(step, outputs, started))
@@ -133,7 +140,10 @@ class WindowStepper:
 
     def _feed(self, batch: int) -> None:
         """Give a batch that is about to be encoded its raw inputs."""
-        self._session.worker.feed_batch(batch, next(self._batches))
+        started = perf_counter()
+        inputs = next(self._batches)
+        self._waited += perf_counter() - started
+        self._session.worker.feed_batch(batch, inputs)
 
     def _update(self, block: int, number: int) -> None:
         """A block's step: its gradients are complete."""
@@ -172,14 +182,15 @@ class WindowStepper:
         session, one = self._session, self._trained
         loss = one.sums(outputs, session.job.device)[1]
         bad = tuple(outputs)
-        busy, seconds = self._window.recording.busy()
+        busy, seconds = self._window.busy()
         saves, stops = self._stopping.votes()
         numbers = [busy / seconds if seconds else 0.0, float(saves), float(stops)]
         return _Window(
             step=step,
             bad=lambda found: bad_positions(session, [one], bad, found),
             sum=HostSum(torch.stack([self._squares, loss]), numbers),
-            seconds=perf_counter() - started,
+            waited=self._waited,
+            seconds=perf_counter() - started - self._waited,
             iteration=seconds,
         )
 
@@ -205,5 +216,6 @@ class WindowStepper:
             learning_rate=result.learning_rate,
             backbones=(result,),
             seconds=window.seconds,
+            waited=window.waited,
             decision=NO_DECISION,
         )
