@@ -65,9 +65,11 @@ def crew_of_size():
 
 @pytest.mark.parametrize(("name", "precision"), CASES)
 def test_the_first_losses_of_a_recipe_are_the_recorded_ones(name, precision, place, crew_of_size):
+    here = is_same(RECORDED["machine"], machine())
+    if precision == "float32" and not here:
+        pytest.skip("another kind of machine, where float32 rounds otherwise: only losses in float64 are compared")
     found = run_training(name, precision, place, crew_of_size(TRAININGS[name].ranks))
     recorded = RECORDED["losses"][name][precision]
-    here = is_same(RECORDED["machine"], machine())
     assert differences(recorded, found, precision, is_same_machine=here) == []
 
 
