@@ -1,5 +1,6 @@
 """Rows of training without a flush beside the planner's table."""
 
+import re
 from dataclasses import replace
 from statistics import fmean
 
@@ -104,6 +105,21 @@ def test_there_are_none_where_it_cannot_train_so(given):
     assert unflushed(setting) == ()
     lines = [line for line, _ in table_lines(setting, choose(setting).with_unflushed(), width=100)]
     assert not any("flush" in line for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        (Given(stages=2), r"give it the sizes of its row, 2 stages x 2 groups, .*; a step is \d\.\d\d times as fast"),
+        (Given(stages=1), "this table has no row without a flush"),
+    ],
+)
+def test_a_recipe_that_trains_without_a_flush_is_told_its_sizes(given, says):
+    setting = chain_setting(given=given)
+    shown = table_lines(setting, choose(setting).with_unflushed(), width=300, versions=Versions.DELAYED)
+    (line,) = [line for line, _ in shown if line.startswith("The recipe trains")]
+    assert line.startswith('The recipe trains without a flush (pipeline.versions = "delayed"), and a plan has one: ')
+    assert re.search(says, line)
 
 
 def test_a_delay_of_one_needs_nearly_as_many_micro_batches_as_stages():

@@ -16,6 +16,7 @@ from diffusionpipe.cli.stated_model import named_model, profile_of, rows_a_pictu
 
 if TYPE_CHECKING:
     from diffusionpipe.costs import Cluster, Profile
+    from diffusionpipe.ir.versions import Versions
     from diffusionpipe.planner.choice import Choice
     from diffusionpipe.planner.explain import Comparison
     from diffusionpipe.planner.pricing.setting import Setting
@@ -148,6 +149,8 @@ class _Asked:
     fill: bool | None
     sample_batch: int = 0
     """Samples that the recipe draws at a time."""
+    versions: Versions | None = None
+    """The weights that the recipe asks for, if there is one."""
 
 
 @app.command(DEFAULT, epilog="[bold]diffusionpipe plan show PLAN[/bold] shows and draws a plan.")
@@ -189,7 +192,7 @@ def make(
     )
     if recipe is not None:
         batches = [f"training.batch={batch}"] if batch else []
-        asked = _of_recipe(recipe, [*(overrides or ()), *batches], cluster, profile, uses_cache=cache)
+        asked = _of_recipe(recipe, [*(overrides or ()), *batches], cluster, profile, uses_cache=cache, writes=bool(out))
     else:
         assert batch is not None
         machines = _cluster(cluster, None)
@@ -228,21 +231,28 @@ def _answer(asked: _Asked, *, fill: bool | None, names: Sequence[str], out: Path
         if out:
             _write(writable(rivals), asked, out)
         return
-    _print_comparison(asked.setting, choice.with_unflushed())
+    _print_comparison(asked, choice.with_unflushed())
     _print_band(choice)
     if out:
         _write(choice, asked, out)
 
 
 def _of_recipe(
-    recipe: Path, overrides: list[str], cluster: str | None, profile: Path | None, *, uses_cache: bool
+    recipe: Path, overrides: list[str], cluster: str | None, profile: Path | None, *, uses_cache: bool, writes: bool
 ) -> _Asked:
     from diffusionpipe.cli.recipe_profile import make_profile_of, read_profile_of
     from diffusionpipe.cli.recipe_setting import check_search, setting_of
+    from diffusionpipe.errors import ConfigError
+    from diffusionpipe.ir.versions import Versions
     from diffusionpipe.trainer.recipe import load_recipe
     from diffusionpipe.trainer.workload import samples_drawn_together
 
     loaded = load_recipe(recipe, overrides)
+    if writes and loaded.pipeline.versions is not Versions.FLUSHED:
+        raise ConfigError(
+            f'--out: a plan has a flush, and the recipe trains without one (pipeline.versions = "'
+            f'{loaded.pipeline.versions}"); leave out --out, or give pipeline.versions=flushed'
+        )
     chosen = _cluster(cluster, loaded.pipeline.cluster)
     check_search(loaded, chosen.num_ranks)
     found = (
@@ -252,6 +262,7 @@ def _of_recipe(
         setting=setting_of(loaded, found, chosen),
         fill=loaded.pipeline.fill,
         sample_batch=samples_drawn_together(loaded),
+        versions=loaded.pipeline.versions,
     )
 
 
@@ -311,13 +322,15 @@ def stated_setting(
     return Setting(profile=profile, cluster=cluster, workload=workload)
 
 
-def _print_comparison(setting: Setting, comparison: Comparison) -> None:
+def _print_comparison(asked: _Asked, comparison: Comparison) -> None:
     from rich.console import Console
 
     from diffusionpipe.cli.plan_table import table_lines
+    from diffusionpipe.ir.versions import Versions
 
     console = Console(highlight=False)
-    for line, style in table_lines(setting, comparison, width=max(console.width, 72)):
+    versions = asked.versions or Versions.FLUSHED
+    for line, style in table_lines(asked.setting, comparison, width=max(console.width, 72), versions=versions):
         console.print(line, style=style, markup=False, soft_wrap=True)
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from textwrap import wrap
 from typing import TYPE_CHECKING
 
+from diffusionpipe.ir.versions import Versions
 from diffusionpipe.planner.explain import GIB, parts_of, unit_of
 
 if TYPE_CHECKING:
@@ -69,8 +70,13 @@ WORDS = (
 """Words of layouts, each with its line of the legend."""
 
 
-def table_lines(setting: Setting, comparison: Comparison, *, width: int) -> Iterator[Line]:
-    """The whole screen, at most `width` columns wide where that is at least 72."""
+def table_lines(
+    setting: Setting, comparison: Comparison, *, width: int, versions: Versions = Versions.FLUSHED
+) -> Iterator[Line]:
+    """The whole screen, at most `width` columns wide where that is at least 72.
+
+    `versions`: what the recipe asks for.
+    """
     workload, cluster = setting.workload, setting.cluster
     yield f"batch {workload.batch} on {cluster.name}, {cluster.num_ranks} devices", "bold"
     groups = [comparison.simulated, comparison.estimated, comparison.others, comparison.unflushed]
@@ -96,7 +102,7 @@ def table_lines(setting: Setting, comparison: Comparison, *, width: int) -> Iter
     yield "", ""
     for text in _legend(setting, comparison, columns, is_short=is_short):
         yield from ((line, "dim") for line in wrap(text, width, subsequent_indent="  ", break_on_hyphens=False))
-    for text in (_memory(setting, comparison.winner), comparison.verdict, *_asking(comparison)):
+    for text in (_memory(setting, comparison.winner), comparison.verdict, *_asking(comparison, versions)):
         yield "", ""
         yield from ((line, "") for line in wrap(text, width, break_on_hyphens=False, break_long_words=False))
 
@@ -162,8 +168,14 @@ def _legend(setting: Setting, comparison: Comparison, columns: Sequence[Column],
         yield UNFLUSHED
 
 
-def _asking(comparison: Comparison) -> Iterator[str]:
-    """How a recipe asks for the best row without a flush, and what it would gain; nothing where it gains nothing."""
+def _asking(comparison: Comparison, versions: Versions) -> Iterator[str]:
+    """How a recipe asks for the best row without a flush, and what it would gain; nothing where it gains nothing.
+
+    Of a recipe that asks for one already: the sizes to give it.
+    """
+    if versions is not Versions.FLUSHED:
+        yield _sizes_for(comparison, versions)
+        return
     best = next((row for row in comparison.unflushed if row.fits), None)
     if best is not None and best.step < comparison.winner.step:
         times = comparison.winner.step / best.step
@@ -172,6 +184,18 @@ def _asking(comparison: Comparison) -> Iterator[str]:
             f"{best.sizes}. To train so, give a recipe these sizes, "
             f'pipeline.versions = "{best.name}" and training.clip = "block".'
         )
+
+
+def _sizes_for(comparison: Comparison, versions: Versions) -> str:
+    """The best row with the weights that a recipe asks for."""
+    begin = f'The recipe trains without a flush (pipeline.versions = "{versions}"), and a plan has one: '
+    row = next((row for row in comparison.unflushed if row.name == versions), None)
+    if row is None:
+        return f"{begin}this table has no row without a flush, because no such pipeline can be built from these sizes."
+    if not row.fits:
+        return f"{begin}the best sizes without one, {row.sizes}, need {row.overflow / GIB:.1f} GiB more than there is."
+    times = comparison.winner.step / row.step
+    return f"{begin}give it the sizes of its row, {row.sizes}; a step is {times:.2f} times as fast as the plan's."
 
 
 def _memory(setting: Setting, winner: Row) -> str:
