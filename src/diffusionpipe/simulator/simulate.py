@@ -35,8 +35,9 @@ def simulate(schedule: Schedule, costs: Costs, *, streams: Streams = Streams.DIR
 
 
 def _spans(schedule: Schedule, times: Times) -> tuple[Span, ...]:
+    starts, ends = times.starts(), times.ends
     return tuple(
-        Span(worker=worker, action=action, start=times.start(event), end=times.ends[event])
+        Span(worker=worker, action=action, start=starts[event], end=ends[event])
         for worker, order in enumerate(schedule.orders)
         for action, event in zip(order, times.graph.events[worker], strict=True)
     )

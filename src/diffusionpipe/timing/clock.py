@@ -48,6 +48,14 @@ class Times:
         later = second if second > first else first
         return max(later, self.issues[event][0]) if self.issues else later
 
+    def starts(self) -> list[Seconds]:
+        """`start` of every event."""
+        ends = self.ends
+        if self.issues:
+            return [self.start(event) for event in range(len(ends))]
+        pairs = zip(self.graph.first, self.graph.second, strict=True)
+        return [ends[b] if ends[b] > ends[a] else ends[a] for a, b in pairs]
+
     @property
     def makespan(self) -> Seconds:
         """From 0 to the last end."""

@@ -97,8 +97,6 @@ class _Builder:
         """(block, how often its holders have reduced it) -> the event in which they meet."""
         self.reduced: dict[int, tuple[int, ...]] = defaultdict(tuple)
         self.num_ends: dict[int, int] = defaultdict(int)
-        self.queues: dict[tuple[int, Hashable], list[tuple[int, int, Action]]] = defaultdict(list)
-        """By worker and queue its events, each with the one behind which it was issued and its action."""
         self.lone = lone_blocks(schedule)
 
     def add(self, work: int, waits: list[int]) -> int:
@@ -113,20 +111,26 @@ class _Builder:
 
     def add_order(self, worker: int, *, has_rooms: bool) -> None:
         """The actions of a worker: on its host one behind the other, on other queues behind what was issued there."""
-        host, events, hosted = START, list[int](), self.queues[worker, HOST]
+        host, events, is_on_host = START, list[int](), self.is_on_host
         ends: dict[Hashable, tuple[int, int]] = {}  # queue -> its last event, and the event behind which it was issued
         gathered: dict[int, int] = {}  # block -> the gather whose reader comes
         turns = Counter[int]()  # block -> its reductions so far
         for position, action in enumerate(self.schedule.orders[worker]):
-            is_compute = action.op in COMPUTE_OPS
             if has_rooms and action.op in TIMED_OPS:
                 host = self.add(self.index_of(Room(worker, position)), [host])
-            event = self._compute(action) if is_compute else self._event(action, turns)
-            queue = HOST if is_compute else self.machine(self.schedule, worker, action)
+            if action.op in COMPUTE_OPS:
+                waits = [host]  # [1]
+                event = host = self._compute(action, waits)
+                is_on_host.add(event)
+                if gathered and (gather := gathered.pop(self.weights[action.stage], None)) is not None:
+                    waits.append(gather)
+                events.append(event)
+                continue
+            event = self._event(action, turns)
+            queue = self.machine(self.schedule, worker, action)
             if queue == HOST:
-                self.waits[event].insert(0, host)  # [1]
-                hosted.append((event, host, action))
-                self.is_on_host.add(event)
+                self.waits[event].insert(0, host)
+                is_on_host.add(event)
                 host = event
             else:
                 last, issued_behind = ends.get(queue, (START, -1))
@@ -134,26 +138,20 @@ class _Builder:
                     self.waits[event].append(host)
                 self.waits[event].append(last)
                 ends[queue] = event, host
-                self.queues[worker, queue].append((event, host, action))
             if action.op is Op.UNSHARD:
                 gathered[self.weights[action.stage]] = event
-            elif is_compute and gathered:
-                gather = gathered.pop(self.weights[action.stage], None)
-                if gather is not None:
-                    self.waits[event].append(gather)
             events.append(event)
         if has_rooms:
             host = self.add(self.index_of(Room(worker, len(events))), [host])
         self.events.append(events)
         self.tails.append(host)
 
-    def _compute(self, action: Action) -> int:
+    def _compute(self, action: Action, waits: list[int]) -> int:
         found = self.computes.get((action.stage, action.op))
         if found is None:
             work = self.index_of(Compute(action.stage, action.op))
             found = self.computes[action.stage, action.op] = work, {}
-        event = self.add(found[0], [])
-        found[1][action.microbatch] = event
+        event = found[1][action.microbatch] = self.add(found[0], waits)
         return event
 
     def _event(self, action: Action, turns: Counter[int]) -> int:
@@ -239,9 +237,10 @@ class _Builder:
 
     def _messages(self, slots: Sequence[int], samples: Range) -> Iterator[int]:
         """The events of those messages that bring any of these samples."""
-        messages = self.schedule.messages
+        messages, start, stop = self.schedule.messages, samples.start, samples.stop
         for slot in slots:
-            if messages[slot].samples.intersection(samples):
+            own = messages[slot].samples
+            if own.start < stop and start < own.stop:
                 yield self.message_of_slot[slot]
 
     def numbered(self) -> Graph:
@@ -308,7 +307,15 @@ class _Builder:
 
     def _blocked(self, counts: Sequence[int]) -> Iterator[str]:
         """Where every host and every queue stops; `counts`: by event, for how many others it still waits."""
-        for (worker, queue), events in sorted(self.queues.items(), key=lambda item: (item[0][1] != HOST, str(item[0]))):
+        # By worker and queue its events, each with the one behind which it was issued and its action.
+        queues: dict[tuple[int, Hashable], list[tuple[int, int, Action]]] = defaultdict(list)
+        for worker, (order, own) in enumerate(zip(self.schedule.orders, self.events, strict=True)):
+            host = START
+            for action, event in zip(order, own, strict=True):
+                queue = HOST if action.op in COMPUTE_OPS else self.machine(self.schedule, worker, action)
+                queues[worker, queue].append((event, host, action))
+                host = event if queue == HOST else host
+        for (worker, queue), events in sorted(queues.items(), key=lambda item: (item[0][1] != HOST, str(item[0]))):
             for event, issued_behind, action in events:
                 if counts[event]:
                     if queue == HOST:

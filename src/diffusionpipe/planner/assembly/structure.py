@@ -1,7 +1,7 @@
 """What a candidate's schedule fixes before any time is known: who waits for whom, and who holds what."""
 
 from collections import Counter
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property, lru_cache
@@ -19,6 +19,9 @@ from diffusionpipe.timing import Graph, Streams, Times, graph_of, machine_of, ti
 from diffusionpipe.timing.held import changes_of
 from diffusionpipe.timing.queues import Hop, Queues
 from diffusionpipe.timing.work import Transfer
+
+NUM_ORDERS = 1
+"""Orders of messages whose graphs a structure keeps."""
 
 Pair = tuple[tuple[int, int], bool]
 """(block that writes, block that reads), and whether a gradient comes back."""
@@ -74,9 +77,17 @@ class Structure:
         """What it says after `communicate` with these times, those of `unqueued`."""
         if not self.graph.transfers:
             return times
-        rank = self.order.ranks(times.ends)
-        computes = sorted(self.order.computes, key=rank.__getitem__)
-        return times_of(self.queues.graph(computes, self.order.placed(rank)), costs)
+        return times_of(self._graph_in_order(tuple(self.order.ranks(times.ends))), costs)
+
+    @cached_property
+    def _graph_in_order(self) -> Callable[[tuple[int, ...]], Graph]:
+        """The graph with its messages in the order that ranks of events give; other cuts often have the same one."""
+
+        def made(rank: tuple[int, ...]) -> Graph:
+            computes = sorted(self.order.computes, key=rank.__getitem__)
+            return self.queues.graph(computes, self.order.placed(rank))
+
+        return lru_cache(maxsize=NUM_ORDERS)(made)
 
 
 def ahead(producer: int, consumer: int) -> str:

@@ -127,12 +127,14 @@ def spp_starts(judge: Judge, arrangement: Arrangement, microbatches: int) -> tup
 def pipeline(
     judge: Judge, name: str, schedule: str, partitioner: Partitioner, where: Iterable[tuple[Arrangement, int]]
 ) -> Baseline | None:
-    """The best of a pipeline baseline over these sizes; None where there are none."""
+    """The best of a pipeline baseline over these sizes; None where there are none.
+
+    What can be fast comes first: most of the others then need no look.
+    """
     best: Baseline | None = None
-    for arrangement, microbatches in where:
-        sums = judge.tables.table.sums(judge.tables.unit_samples(arrangement, microbatches), microbatches)
-        work = microbatches * (sums.forward[-1] + sums.backward[-1]) / sum(judge.tables.ground(arrangement).speeds)
-        if best and best.overflow <= 0 and work + judge.tables.frozen_seconds >= best.step:
+    bounds = ((sum(judge.tables.least_times(*place)) + judge.tables.frozen_seconds, place) for place in where)
+    for bound, (arrangement, microbatches) in sorted(bounds, key=lambda pair: pair[0]):
+        if best and best.overflow <= 0 and bound >= best.step:
             continue
         starts = partitioner(judge, arrangement, microbatches)
         if starts is None:

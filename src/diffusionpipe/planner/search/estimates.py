@@ -106,10 +106,13 @@ class Estimates:
 
     @cached_property
     def _structure(self) -> Callable[[Layout, tuple[Pair, ...]], Structure]:
-        def made(layout: Layout, pairs: tuple[Pair, ...]) -> Structure:
-            return structure_of(layout.generated(), layout.division, pairs)
+        made = lru_cache(maxsize=256)(structure_of)
 
-        return lru_cache(maxsize=256)(made)
+        def found(layout: Layout, pairs: tuple[Pair, ...]) -> Structure:
+            # Families agree at many sizes: without their names, what they agree in is made once.
+            return made(replace(layout.generated(), name=""), layout.division, pairs)
+
+        return lru_cache(maxsize=256)(found)
 
     def _costs(
         self, candidate: Candidate, structure: Structure, starts: tuple[int, ...], flows: Flows, head: Seconds

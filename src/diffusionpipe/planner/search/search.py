@@ -310,16 +310,11 @@ def _places(
 def _lower_bound(judge: Judge, arrangement: Arrangement, microbatches: int, *, is_filled: bool, ramp: float) -> Seconds:
     """No partition into stages of one unit each takes less time, with the frozen work, if `ramp` is 1.
 
-    One micro-batch passes all stages and comes back, and the stage with the most work does that for all the others.
-    Frozen work fills their waits or runs before. `ramp` is the part of the waits at both ends that counts.
+    Frozen work fills its waits or runs before. `ramp` is the part of the waits at both ends that counts.
     """
-    sums = judge.tables.table.sums(judge.tables.unit_samples(arrangement, microbatches), microbatches)
-    whole = sums.forward[-1] + sums.backward[-1]
-    speeds = judge.tables.ground(arrangement).speeds
-    once = whole - sums.probes  # probes come before the ramp, or in it
-    work, waits = microbatches * whole / sum(speeds), once / max(speeds) - once / sum(speeds)
+    work, waits = judge.tables.least_times(arrangement, microbatches)
     rows = -(-judge.setting.workload.batch // judge.setting.cluster.num_ranks)
-    frozen = arrangement.units * judge.tables.encoding(rows) / sum(speeds)
+    frozen = arrangement.units * judge.tables.encoding(rows) / sum(judge.tables.ground(arrangement).speeds)
     return max(work + ramp * waits + (0.0 if is_filled else frozen), work + frozen)
 
 

@@ -80,6 +80,17 @@ class Tables:
         """Samples of a micro-batch of one group: those of a stage of one unit."""
         return self.setting.workload.batch / (arrangement.data_parallel * microbatches)
 
+    def least_times(self, arrangement: Arrangement, microbatches: int) -> tuple[Seconds, Seconds]:
+        """What a unit computes at least, and how long it waits at least in a pipeline of stages of one unit each.
+
+        One micro-batch passes all stages and comes back, and the stage with the most work does that for all the others.
+        """
+        sums = self.table.sums(self.unit_samples(arrangement, microbatches), microbatches)
+        whole = sums.forward[-1] + sums.backward[-1]
+        speeds = self.ground(arrangement).speeds
+        once = whole - sums.probes  # probes come before the ramp, or in it
+        return microbatches * whole / sum(speeds), once / max(speeds) - once / sum(speeds)
+
     def block_starts(self, candidate: Candidate) -> tuple[int, ...]:
         """First layer of each block: stages cut into buckets of about equal gradients, as `build_plan` cuts them."""
         if candidate.buckets == 1:
