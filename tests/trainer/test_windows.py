@@ -77,7 +77,7 @@ def test_a_run_goes_on_bit_for_bit_from_its_checkpoint(crew, recipe, place):
     assert_same_bits(place / "half", place / "whole")
 
 
-def train_with_late_batches(rank, recipe):
+def train_with_late_batches(job, recipe):
     """A rank's run; every batch comes 100 ms late."""
     own = WindowStepper._feed
 
@@ -88,7 +88,7 @@ def train_with_late_batches(rank, recipe):
         stepper._batches = batches
 
     with patch.object(WindowStepper, "_feed", late):
-        return train(rank, recipe)
+        return train(job, recipe)
 
 
 def test_a_wait_for_a_batch_counts_as_data_and_not_as_a_bubble(crew, recipe, place):

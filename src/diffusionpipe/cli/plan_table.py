@@ -191,7 +191,9 @@ def _sizes_for(comparison: Comparison, versions: Versions) -> str:
     begin = f'The recipe trains without a flush (pipeline.versions = "{versions}"), and a plan has one: '
     row = next((row for row in comparison.unflushed if row.name == versions), None)
     if row is None:
-        return f"{begin}this table has no row without a flush, because no such pipeline can be built from these sizes."
+        return (
+            f"{begin}this table has no row without a flush and with such weights: no sizes that were tried have them."
+        )
     if not row.fits:
         return f"{begin}the best sizes without one, {row.sizes}, need {row.overflow / GIB:.1f} GiB more than there is."
     times = comparison.winner.step / row.step

@@ -225,5 +225,5 @@ def serving(schedule: Schedule, all_flows: Sequence[Flow]) -> dict[int, tuple[in
         else:
             key = flow.source, flow.destination, flow.microbatch, flow.is_gradient
             candidates = of_edge.get(key, [])
-        served[index] = tuple(s for s in candidates if schedule.messages[s].samples.intersection(flow.samples))
+        served[index] = tuple(s for s in candidates if schedule.messages[s].samples.overlaps(flow.samples))
     return served

@@ -43,6 +43,10 @@ class Range:
         start = max(self.start, other.start)
         return Range(start, max(start, min(self.stop, other.stop)))
 
+    def overlaps(self, other: "Range") -> bool:
+        """Whether any sample is in both."""
+        return max(self.start, other.start) < min(self.stop, other.stop)
+
     def shifted(self, offset: int) -> "Range":
         """The range moved by `offset`."""
         return Range(self.start + offset, self.stop + offset)

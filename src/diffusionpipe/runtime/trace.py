@@ -132,25 +132,21 @@ class Recording:
         """Whether the device has passed the end of the iteration; then nothing here waits. It never waits itself."""
         return self.recorder.passed() > self._last_mark
 
-    def busy(self) -> tuple[Seconds, Seconds]:
+    def busy(self, *, apart_from: Op | None = None) -> tuple[Seconds, Seconds]:
         """Seconds in which the worker computed, and the length of the iteration; on GPUs it waits for its end.
 
-        Both by the marks: on a GPU the host's clock would give the time that issuing the work took.
+        Both by the marks: on a GPU the host's clock would give the time that issuing the work took. What actions of the
+        kind `apart_from` waited does not count as length.
         """
         times = self.recorder.times(self._last_mark + 1)
         computing = [marks for marks, step in self.steps if not isinstance(step, Action) or step.op in TIMED_OPS]
-        return sum(times[end] - times[start] for start, end in computing), times[self._last_mark]
-
-    def waited(self, op: Op) -> Seconds:
-        """Seconds in which this worker waited for what its actions of this kind need; on GPUs it waits for the end."""
-        times = self.recorder.times(self._last_mark + 1)
-        ends = [0, *(end for (_, end), _ in self.steps)]
+        ends = (0, *(end for (_, end), _ in self.steps))
         waits = [
             times[start] - times[before]
-            for before, ((start, _), step) in zip(ends[:-1], self.steps, strict=True)
-            if isinstance(step, Action) and step.op is op
+            for before, ((start, _), step) in zip(ends, self.steps, strict=False)
+            if apart_from and isinstance(step, Action) and step.op is apart_from
         ]
-        return sum(waits)
+        return sum(times[end] - times[start] for start, end in computing), times[self._last_mark] - sum(waits)
 
     def spans(self) -> tuple[tuple[Span, ...], Seconds]:
         """What ran when, and the length of the iteration; on GPUs it waits for its end."""

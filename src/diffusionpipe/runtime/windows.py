@@ -33,7 +33,6 @@ from diffusionpipe.runtime.store import RowStore
 from diffusionpipe.runtime.trace import Recording, marks_of, recorder_for
 from diffusionpipe.runtime.transport import Work
 from diffusionpipe.runtime.versions import BlockVersions
-from diffusionpipe.units import Seconds
 
 Update = Callable[[int, int], None]
 """`update(block, step)`: the optimizer's step of a block's parameters, whose gradients are complete."""
@@ -208,14 +207,6 @@ class WindowExecutor:
         step = recording.steps[index][1]
         assert isinstance(step, Action)
         return Whereabouts(action=named(step), awaited=self._sources.get(_plain(step), ()) if is_waiting else None)
-
-    def busy(self) -> tuple[Seconds, Seconds]:
-        """Seconds in which this worker computed in the last window, and the window's length without waits for inputs.
-
-        On GPUs it waits for the window's end.
-        """
-        busy, length = self.recording.busy()
-        return busy, length - self.recording.waited(Op.ENCODE)
 
     def mark(self) -> None:
         """Note the time since the last window's start, for `Recording.times_after`."""

@@ -237,10 +237,9 @@ class _Builder:
 
     def _messages(self, slots: Sequence[int], samples: Range) -> Iterator[int]:
         """The events of those messages that bring any of these samples."""
-        messages, start, stop = self.schedule.messages, samples.start, samples.stop
+        messages = self.schedule.messages
         for slot in slots:
-            own = messages[slot].samples
-            if own.start < stop and start < own.stop:
+            if messages[slot].samples.overlaps(samples):
                 yield self.message_of_slot[slot]
 
     def numbered(self) -> Graph:

@@ -46,7 +46,7 @@ def waits_of(schedule: Schedule) -> Waits:
     of_encoder = slots_of_encoder(schedule)
     for flow in frozen_flows(schedule):
         slots = () if flow.is_ahead else of_encoder.get((flow.source, placement.stages[flow.destination].worker), ())
-        if reading := [s for s in slots if schedule.messages[s].samples.intersection(flow.samples)]:
+        if reading := [s for s in slots if schedule.messages[s].samples.overlaps(flow.samples)]:
             found[flow.consumer] = sorted({*found[flow.consumer], *reading})
     return found
 

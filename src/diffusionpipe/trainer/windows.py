@@ -19,7 +19,7 @@ from time import perf_counter
 import torch
 from torch import Tensor
 
-from diffusionpipe.ir import Phase
+from diffusionpipe.ir import Op, Phase
 from diffusionpipe.ir.versions import batches_held
 from diffusionpipe.runtime.slot import Output
 from diffusionpipe.trainer.gradient_norm import clip_factor, scale, sum_of_squares
@@ -182,7 +182,7 @@ class WindowStepper:
         session, one = self._session, self._trained
         loss = one.sums(outputs, session.job.device)[1]
         bad = tuple(outputs)
-        busy, seconds = self._window.busy()
+        busy, seconds = self._window.recording.busy(apart_from=Op.ENCODE)  # it waits for inputs
         saves, stops = self._stopping.votes()
         numbers = [busy / seconds if seconds else 0.0, float(saves), float(stops)]
         return _Window(
