@@ -75,6 +75,13 @@ def test_links_are_measured_between_two_processes(tmp_path):
     cluster = load_cluster(str(out))
     assert (cluster.num_ranks, cluster.nodes, cluster.name) == (2, (0, 0), "mine")
     assert cluster.intra.latency > 0
+    (pair,) = cluster.pairs
+    assert (pair.first, pair.second, pair.latency, pair.bandwidth) == (
+        0,
+        1,
+        cluster.intra.latency,
+        cluster.intra.bandwidth,
+    )
 
 
 def test_one_rank_has_no_links(capsys):

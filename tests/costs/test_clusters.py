@@ -1,9 +1,12 @@
 import json
+from dataclasses import replace
 from importlib.resources import files
+from itertools import combinations
 
 import pytest
 
-from diffusionpipe.costs import AllReduce, Cluster, Device, Link
+from diffusionpipe.costs import AllReduce, Cluster, Device, Link, PairLink
+from diffusionpipe.costs.cluster import first_ranks, repeated, slow_links
 from diffusionpipe.costs.clusters import load_cluster, shipped_clusters
 from diffusionpipe.costs.devices import DEVICES, Efficiency, device_rates
 from diffusionpipe.costs.files import ANY_CPU, cluster_from_text, cluster_to_text, write_cluster
@@ -42,6 +45,33 @@ def test_several_nodes_are_the_same_node_again():
     assert cluster.link(0, 7) == load_cluster("a100-80x8").intra
 
 
+def with_slow_link(first=1, second=2, *, of="rtx4090x4"):
+    cluster = load_cluster(of)
+    usual = cluster.intra.bandwidth
+    pairs = tuple(
+        PairLink(first=a, second=b, latency=1e-5, bandwidth=usual / 50 if (a, b) == (first, second) else usual)
+        for a, b in combinations(range(cluster.num_ranks), 2)
+    )
+    return replace(cluster, pairs=pairs)
+
+
+def test_a_slow_link_is_the_one_that_is_found_and_comes_back_from_a_file():
+    cluster = cluster_from_text(cluster_to_text(with_slow_link()))
+    usual = cluster.intra.bandwidth
+    assert slow_links(cluster) == {(1, 2): (usual / 50, usual)}
+    assert cluster.link(1, 2) == cluster.link(2, 1) == replace(cluster.intra, latency=1e-5, bandwidth=usual / 50)
+    assert cluster.slowest_link([(0, 1), (2, 1)]).bandwidth == usual / 50
+    assert not slow_links(load_cluster("rtx4090x4"))
+
+
+def test_pairs_follow_their_ranks():
+    cluster = with_slow_link()
+    assert first_ranks(cluster, 2).pairs == cluster.pairs[:1]
+    twice = repeated(cluster, 2)
+    assert list(slow_links(twice)) == [(1, 2), (5, 6)]
+    assert twice.link(3, 4) == cluster.inter
+
+
 @pytest.mark.parametrize("name", ["a100x8", "a100-80x8:0", "a100-80x8:", "a100-80x8:x", "a100-80x8:9999", ""])
 def test_an_unknown_cluster_is_refused_with_what_there_is(name):
     with pytest.raises(ConfigError, match=r"there is no cluster|number of nodes"):
@@ -63,6 +93,9 @@ def test_a_file_of_several_nodes_is_not_repeated(tmp_path):
         ("inter_reduce", {"latency": 1.0, "bandwidth": 0.0}, "inter_reduce"),
         ("nodes", [0, 1], "nodes"),
         ("devices", [], "devices"),
+        ("pairs", [{"first": 1, "second": 0, "latency": 1.0, "bandwidth": 1.0}], "the smaller first"),
+        ("pairs", [{"first": 0, "second": 9, "latency": 1.0, "bandwidth": 1.0}], "two ranks once"),
+        ("pairs", [{"first": 0, "second": 1, "latency": 1.0, "bandwidth": 0.0}], "the link of ranks 0 and 1"),
     ],
 )
 def test_a_cluster_that_makes_no_sense_is_refused(field, value, word):

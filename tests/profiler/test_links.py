@@ -1,3 +1,5 @@
+from itertools import combinations
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -8,10 +10,10 @@ from diffusionpipe.profiler.links import (
     Trial,
     _fit_overhead,
     _nodes,
-    _pairs_across,
-    _pairs_inside,
     fit_line,
+    pair_links,
 )
+from diffusionpipe.profiler.pairs import MOST_RANKS, rounds_across, rounds_inside
 
 
 @given(st.floats(1e-6, 1e-2), st.floats(1e8, 1e12))
@@ -33,16 +35,47 @@ def test_ranks_are_numbered_by_machine():
         _nodes(["a", "b", "a"])
 
 
-@given(st.lists(st.integers(1, 4), min_size=1, max_size=4))
-def test_every_rank_is_in_one_pair_at_most_and_pairs_lie_where_they_should(sizes):
+@given(st.lists(st.integers(1, 5), min_size=1, max_size=5))
+def test_every_pair_is_measured_once_in_rounds_of_disjoint_pairs(sizes):
     nodes = [node for node, size in enumerate(sizes) for _ in range(size)]
-    inside, across = _pairs_inside(nodes), _pairs_across(nodes)
-    for pairs in (inside, across):
-        members = [rank for pair in pairs for rank in pair]
+    inside, across = rounds_inside(nodes), rounds_across(nodes)
+    for rounds in (*inside, *across):
+        members = [rank for pair in rounds for rank in pair]
+        assert members
         assert len(members) == len(set(members))
-    assert all(nodes[a] == nodes[b] for a, b in inside)
-    assert all((nodes[a], nodes[b]) == (0, 1) for a, b in across)
-    assert len(inside) == sum(size // 2 for size in sizes)
+    measured = [pair for one in (*inside, *across) for pair in one]
+    assert sorted(measured) == list(combinations(range(len(nodes)), 2))
+    assert all(nodes[a] == nodes[b] for one in inside for a, b in one)
+    assert all(nodes[a] < nodes[b] for one in across for a, b in one)
+
+
+@pytest.mark.parametrize(("num_nodes", "size"), [(1, 8), (2, 8), (4, 2)])
+def test_equal_nodes_take_one_round_less_than_ranks(num_nodes, size):
+    nodes = [node for node in range(num_nodes) for _ in range(size)]
+    assert len(rounds_inside(nodes)) + len(rounds_across(nodes)) == num_nodes * size - 1
+
+
+def test_of_a_large_job_all_neighbours_are_measured():
+    nodes = [rank // 8 for rank in range(2 * MOST_RANKS)]
+    inside = {pair for one in rounds_inside(nodes) for pair in one}
+    assert inside == {(rank, rank + 1) for rank in range(len(nodes) - 1) if rank % 8 < 7}
+    assert rounds_across(nodes) == [tuple((rank, rank + 8) for rank in range(8))]
+
+
+def test_each_pair_gets_the_line_through_its_own_times():
+    bandwidths = {(0, 1): 2e9, (0, 2): 2e9, (1, 2): 1e8}
+    trials = [
+        Trial(
+            what="message in a node",
+            ranks=2,
+            num_bytes=size,
+            seconds=1.0,
+            pairs=tuple((pair, 1e-5 + size / bandwidth) for pair, bandwidth in bandwidths.items()),
+        )
+        for size in MESSAGE_SIZES
+    ]
+    found = {(pair.first, pair.second): pair.bandwidth for pair in pair_links(trials)}
+    assert found == pytest.approx(bandwidths, rel=1e-3)
 
 
 def test_what_a_message_takes_from_the_processor_is_fitted_and_nothing_on_a_gpu():

@@ -73,6 +73,8 @@ def _devices(cluster: Cluster) -> str:
 
 
 def _print_cluster(cluster: Cluster) -> None:
+    from diffusionpipe.costs.cluster import slow_links
+
     nodes = cluster.nodes[-1] + 1
     typer.echo(f"{cluster.name}: {_devices(cluster)} in {nodes} node{'s' * (nodes > 1)}")
     rows: list[tuple[str, Link | AllReduce]] = [
@@ -83,6 +85,13 @@ def _print_cluster(cluster: Cluster) -> None:
         rows += [("messages between nodes", cluster.inter), ("sums between nodes", cluster.inter_reduce)]
     for what, line in rows:
         typer.echo(f"{what:23} {line.latency * 1e6:9.1f} us + bytes / {line.bandwidth / 1e9:.2f} GB/s")
+    if cluster.pairs:
+        rates = [pair.bandwidth / 1e9 for pair in cluster.pairs]
+        typer.echo(f"{'pairs of ranks':23} {'':14} bytes / {min(rates):.2f} to {max(rates):.2f} GB/s")
+    for (first, second), (rate, usual) in slow_links(cluster).items():
+        typer.echo(
+            f"slow: ranks {first}-{second} {'':>19} bytes / {rate / 1e9:.2f} GB/s; usual are {usual / 1e9:.2f} GB/s"
+        )
     slowest = min(device.host_bandwidth for device in cluster.devices)
     if slowest:
         typer.echo(f"{'from host memory':23} {'':14} bytes / {slowest / 1e9:.2f} GB/s")

@@ -4,9 +4,9 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from statistics import median
 
 from diffusionpipe.cli.doctor_facts import Facts, is_loopback
+from diffusionpipe.costs.cluster import slow_pairs
 from diffusionpipe.runtime.interfaces import unknown_interface
 from diffusionpipe.units import Bytes
 
@@ -17,8 +17,6 @@ LEAST_MEMORY: Bytes = 2**31
 LEAST_DISK: Bytes = 10 * 2**30
 LEAST_FILES = 1024
 OLDEST_NCCL = (2, 19)
-SLOW = 5.0
-"""A link is slow if the median of its kind is this many times faster."""
 SLOWEST = 1e8
 """Bytes a second of a link that is slow in any case: less than Gigabit Ethernet has."""
 
@@ -181,14 +179,8 @@ def links_finding(rates: Mapping[tuple[int, int], float], hosts: Sequence[str]) 
     """Of the bytes a second between pairs of ranks."""
     if not rates:
         return Finding(name="links", status=Status.OK, text="one rank has none")
-    kinds: dict[bool, list[float]] = defaultdict(list)
-    for (one, other), rate in rates.items():
-        kinds[hosts[one] == hosts[other]].append(rate)
-    slow = {
-        pair: rate
-        for pair, rate in rates.items()
-        if rate < SLOWEST or rate * SLOW < median(kinds[hosts[pair[0]] == hosts[pair[1]]])
-    }
+    relative = slow_pairs(rates, hosts)
+    slow = {pair: rate for pair, rate in rates.items() if rate < SLOWEST or pair in relative}
     problems = []
     if slow:
         which = ", ".join(f"{one}-{other} with {rate / 1e9:.2f} GB/s" for (one, other), rate in sorted(slow.items()))

@@ -1,7 +1,7 @@
 """What things cost: models as plain data, profiles, clusters, workloads, costs of actions. No torch."""
 
 from diffusionpipe.costs.actions import Costs, HostTimes, Link, StageCosts
-from diffusionpipe.costs.cluster import AllReduce, Cluster, Device
+from diffusionpipe.costs.cluster import AllReduce, Cluster, Device, PairLink
 from diffusionpipe.costs.graph import Backbone, LayerSpec, ModelGraph, ParameterSpec, TensorSpec
 from diffusionpipe.costs.profile import LayerProfile, Profile
 from diffusionpipe.costs.workload import Workload
@@ -17,6 +17,7 @@ __all__ = [
     "LayerSpec",
     "Link",
     "ModelGraph",
+    "PairLink",
     "ParameterSpec",
     "Profile",
     "StageCosts",

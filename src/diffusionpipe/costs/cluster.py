@@ -1,8 +1,11 @@
 """The machines: devices, the nodes that they stand in, and the links between them."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
 from math import inf
+from statistics import median_high
 
 from diffusionpipe.costs.actions import Link
 from diffusionpipe.units import Bytes, Seconds
@@ -43,6 +46,18 @@ class AllReduce:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PairLink:
+    """The link of two ranks, the same in both directions."""
+
+    first: int
+    second: int
+    """The larger rank."""
+    latency: Seconds
+    bandwidth: float
+    """Bytes per second."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Cluster:
     """Ranks in order: rank r is device `devices[r]` in node `nodes[r]`."""
 
@@ -56,6 +71,8 @@ class Cluster:
     """Between two ranks of different nodes (per rank, all sending at once)."""
     intra_reduce: AllReduce
     inter_reduce: AllReduce
+    pairs: tuple[PairLink, ...] = ()
+    """Links that were measured one by one; `intra` and `inter` are those of all other pairs, and have the overheads."""
 
     def __post_init__(self) -> None:
         if not self.devices or len(self.devices) != len(self.nodes):
@@ -73,19 +90,97 @@ class Cluster:
             for name, link in (("intra", self.intra), ("inter", self.inter))
             if not link.overhead >= 0 or not link.overhead_per_byte >= 0
         ]
+        wrong += [
+            f"the link of ranks {pair.first} and {pair.second} has latency {pair.latency}, bandwidth {pair.bandwidth}"
+            for pair in self.pairs
+            if not pair.latency >= 0 or not pair.bandwidth > 0
+        ]
         if wrong:
             raise ValueError(f"latencies and overheads must not be negative, bandwidths positive; {', '.join(wrong)}")
+        named = [(pair.first, pair.second) for pair in self.pairs]
+        lost = [pair for pair in named if not 0 <= pair[0] < pair[1] < len(self.nodes)]
+        if lost or len(set(named)) < len(named):
+            raise ValueError(f"pairs must name each two ranks once, the smaller first; got {lost or named}")
 
     @property
     def num_ranks(self) -> int:
         """All devices."""
         return len(self.devices)
 
+    @cached_property
+    def _own_links(self) -> dict[tuple[int, int], Link]:
+        found: dict[tuple[int, int], Link] = {}
+        for pair in self.pairs:
+            of_kind = self._link_of_kind(pair.first, pair.second)
+            link = replace(of_kind, latency=pair.latency, bandwidth=pair.bandwidth)
+            found[pair.first, pair.second] = found[pair.second, pair.first] = link
+        return found
+
+    def _link_of_kind(self, source: int, destination: int) -> Link:
+        return self.intra if self.nodes[source] == self.nodes[destination] else self.inter
+
     def link(self, source: int, destination: int) -> Link:
         """The link between two ranks."""
-        return self.intra if self.nodes[source] == self.nodes[destination] else self.inter
+        return self._own_links.get((source, destination)) or self._link_of_kind(source, destination)
+
+    def slowest_link(self, pairs: Iterable[tuple[int, int]]) -> Link:
+        """What messages between the ranks of these pairs cost where all pairs run in step: the worst of each figure."""
+        links = {self.link(*pair) for pair in pairs}
+        if not self.pairs:
+            return self.inter if self.inter in links else self.intra
+        return Link(
+            latency=max(link.latency for link in links),
+            bandwidth=min(link.bandwidth for link in links),
+            overhead=max(link.overhead for link in links),
+            overhead_per_byte=max(link.overhead_per_byte for link in links),
+        )
 
     def all_reduce(self, num_bytes: Bytes, ranks: Sequence[int]) -> Seconds:
         """Time of a sum over these ranks."""
         crosses = len({self.nodes[rank] for rank in ranks}) > 1
         return (self.inter_reduce if crosses else self.intra_reduce).seconds(num_bytes, len(ranks))
+
+
+def first_ranks(cluster: Cluster, count: int) -> Cluster:
+    """The cluster of the first `count` ranks alone."""
+    pairs = tuple(pair for pair in cluster.pairs if pair.second < count)
+    return replace(cluster, devices=cluster.devices[:count], nodes=cluster.nodes[:count], pairs=pairs)
+
+
+def repeated(cluster: Cluster, times: int) -> Cluster:
+    """So many such clusters beside each other, as `inter` and `inter_reduce` join their nodes."""
+    num_nodes, num_ranks = cluster.nodes[-1] + 1, cluster.num_ranks
+    return replace(
+        cluster,
+        devices=cluster.devices * times,
+        nodes=tuple(node + num_nodes * again for again in range(times) for node in cluster.nodes),
+        pairs=tuple(
+            replace(pair, first=pair.first + num_ranks * again, second=pair.second + num_ranks * again)
+            for again in range(times)
+            for pair in cluster.pairs
+        ),
+    )
+
+
+SLOW = 5.0
+"""A link is slow if most of its kind are this many times as fast."""
+
+
+def slow_pairs(
+    rates: Mapping[tuple[int, int], float], places: Sequence[object]
+) -> dict[tuple[int, int], tuple[float, float]]:
+    """The pairs of ranks whose rate is far below that of most pairs of their kind, each with both rates.
+
+    `places`: the node or the host of each rank. Pairs inside a node are one kind, those between nodes another.
+    """
+    kinds: dict[bool, list[float]] = defaultdict(list)
+    for (one, other), rate in rates.items():
+        kinds[places[one] == places[other]].append(rate)
+    usual = {kind: median_high(found) for kind, found in kinds.items()}
+    found = {pair: (rate, usual[places[pair[0]] == places[pair[1]]]) for pair, rate in sorted(rates.items())}
+    return {pair: (rate, typical) for pair, (rate, typical) in found.items() if rate * SLOW < typical}
+
+
+def slow_links(cluster: Cluster) -> dict[tuple[int, int], tuple[float, float]]:
+    """The slow ones of a cluster's measured pairs, each with its bandwidth and the usual one of its kind."""
+    return slow_pairs({(pair.first, pair.second): pair.bandwidth for pair in cluster.pairs}, cluster.nodes)

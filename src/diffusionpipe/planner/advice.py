@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from math import prod
 
-from diffusionpipe.costs import Cluster, LayerProfile, LayerSpec, ParameterSpec
+from diffusionpipe.costs import LayerProfile, LayerSpec, ParameterSpec
+from diffusionpipe.costs.cluster import repeated
 from diffusionpipe.costs.memory import MemoryUse
 from diffusionpipe.planner.explain import parts_of, sizes_in, unit_of
 from diffusionpipe.planner.pricing.given import NOTHING
@@ -182,18 +183,12 @@ def _larger(setting: Setting) -> Setting | None:
     """
     cluster, times = setting.cluster, 2
     while times * cluster.num_ranks <= min(MOST_DEVICES, setting.workload.batch):
-        larger = replace(setting, cluster=_repeated(cluster, times))
+        larger = replace(setting, cluster=repeated(cluster, times))
         best = least_estimated_overflow(offloaded(larger) if is_heavy(larger) else larger)
         if best and best.fits:
             return larger
         times *= 2
     return None
-
-
-def _repeated(cluster: Cluster, times: int) -> Cluster:
-    num_nodes = cluster.nodes[-1] + 1
-    nodes = tuple(node + num_nodes * again for again in range(times) for node in cluster.nodes)
-    return replace(cluster, devices=cluster.devices * times, nodes=nodes)
 
 
 def with_adapters(setting: Setting, rank: int = RANK) -> Setting | None:

@@ -11,6 +11,7 @@ from itertools import pairwise
 from statistics import fmean
 
 from diffusionpipe.costs.actions import without_hosts
+from diffusionpipe.costs.cluster import slow_links
 from diffusionpipe.costs.memory import MemoryUse
 from diffusionpipe.planner.pricing.given import NOTHING
 from diffusionpipe.planner.pricing.offload import encoder_bytes
@@ -29,6 +30,8 @@ from diffusionpipe.units import Bytes, Seconds
 GIB = 2**30
 HOST_BOUND = 1.02
 """An iteration is host-bound if the hosts make it longer by this factor."""
+MOST_NAMED = 4
+"""Slow links that are named."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,7 +108,7 @@ def compare(setting: Setting, search: Search, *, max_estimated: int = 6) -> Comp
         simulated=found[0],
         estimated=found[1],
         others=others,
-        verdict=_why(setting, search.winner, winner, (*found[0], *found[1]), others),
+        verdict=_why(setting, search.winner, winner, (*found[0], *found[1]), others) + _slow_links(setting),
     )
 
 
@@ -294,6 +297,16 @@ def _host_bound(proposal: Proposal) -> str:
         f" The plan is host-bound: an iteration takes {proposal.timeline.makespan * 1e3:.1f} ms and would take "
         f"{unhosted * 1e3:.1f} ms if the hosts issued their kernels in no time; use fewer, larger micro-batches."
     )
+
+
+def _slow_links(setting: Setting) -> str:
+    """Which links of the cluster are slow, in a sentence."""
+    slow = [
+        f"{first}-{second} with {rate / 1e9:.2f} instead of {usual / 1e9:.2f} GB/s"
+        for (first, second), (rate, usual) in slow_links(setting.cluster).items()
+    ]
+    more = f" and {len(slow) - MOST_NAMED} more" if len(slow) > MOST_NAMED else ""
+    return f" Slow links between ranks: {', '.join(slow[:MOST_NAMED])}{more}." if slow else ""
 
 
 def _memory_reason(others: tuple[Row, ...]) -> str:

@@ -1,7 +1,8 @@
 """Latency and bandwidth between the ranks of a job, measured by all of them together.
 
-Messages go back and forth between pairs of ranks, all pairs at once, as in a pipeline whose stages all send; sums run
-over the ranks of the first node and over all ranks. Each is tried with several sizes, and a line is fitted:
+Messages go back and forth between all pairs of ranks, in rounds of disjoint pairs (see `pairs`); sums run over the
+ranks of the first node and over all ranks. Each is tried with several sizes, and a line is fitted, to each pair's times
+and to the median of the pairs of a kind:
 
     message    latency + bytes / bandwidth
     sum        latency + 2 (n - 1) / n x bytes / bandwidth        (n ranks)
@@ -15,6 +16,7 @@ memory that has long left the caches, as most of a model's gradients have when t
 import os
 import socket
 import time
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -25,9 +27,10 @@ from statistics import mean, median
 import torch
 import torch.distributed as dist
 
-from diffusionpipe.costs import AllReduce, Cluster, Device, Link
+from diffusionpipe.costs import AllReduce, Cluster, Device, Link, PairLink
 from diffusionpipe.errors import ConfigError
 from diffusionpipe.profiler.measured import Report, device_name, silent
+from diffusionpipe.profiler.pairs import Pair, Round, rounds_across, rounds_inside
 from diffusionpipe.runtime.exchange import form_of, gather, gather_numbers
 from diffusionpipe.runtime.process_group import Job
 from diffusionpipe.runtime.transport import ProcessTransport, Work
@@ -45,8 +48,8 @@ SMALL: Bytes = 2**18
 """Transfers up to this size are repeated most."""
 COLD: Bytes = 2**26
 """Memory that sums go through before they come back to the same."""
-USABLE = 0.92
-"""Of a GPU's memory; the rest is torch's context and fragmentation."""
+USABLE_OF_FREE = 0.96
+"""Of what is free on a GPU when the communicators exist; the rest is fragmentation."""
 USABLE_OF_HOST = 0.8
 """Of a machine's memory, shared by its ranks."""
 
@@ -61,9 +64,11 @@ class Trial:
     """That took part in each transfer."""
     num_bytes: Bytes
     seconds: Seconds
-    """Median of the slowest ranks."""
+    """Of a message the median over its pairs; of a sum the median of the slowest ranks."""
     busy: Seconds = 0.0
     """By how much compute beside it takes longer, for each end of a message; 0 where that was not tried."""
+    pairs: tuple[tuple[Pair, Seconds], ...] = ()
+    """Of a message the time of each pair."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,7 +83,6 @@ class Links:
 class _Rank:
     host: str
     device: str
-    memory: Bytes
 
 
 def measure_links(job: Job, *, name: str, repeats: int = 7, progress: Report = silent) -> Links:
@@ -92,23 +96,22 @@ def measure_links(job: Job, *, name: str, repeats: int = 7, progress: Report = s
     world_size = job.membership.world_size
     if world_size < 2:
         raise ConfigError("one rank has no links to measure; use --ranks 2 or more")
-    ranks = gather(
-        _Rank(host=socket.gethostname(), device=device_name(job.device), memory=_memory(job)), form_of(_Rank)
-    )
+    ranks = gather(_Rank(host=socket.gethostname(), device=device_name(job.device)), form_of(_Rank))
     nodes = _nodes([rank.host for rank in ranks])
     first_node, everyone = tuple(r for r in range(world_size) if nodes[r] == 0), tuple(range(world_size))
     transport = ProcessTransport(summing=(first_node, everyone))
     measure = _Measure(job=job, transport=transport, repeats=repeats)
-    inside, across = _pairs_inside(nodes), _pairs_across(nodes)
+    inside, across = rounds_inside(nodes), rounds_across(nodes)
     to_try: list[Callable[[], Trial]] = []
-    for what, pairs in (("message in a node", inside), ("message between nodes", across)):
-        to_try += [partial(measure.message, what, pairs, size) for size in MESSAGE_SIZES if pairs]
+    for what, rounds in (("message in a node", inside), ("message between nodes", across)):
+        to_try += [partial(measure.message, what, rounds, size) for size in MESSAGE_SIZES if rounds]
     for what, members in (("sum in a node", first_node), ("sum between nodes", everyone if across else ())):
         to_try += [partial(measure.sum, what, members, size) for size in SUM_SIZES if len(members) > 1]
     trials: list[Trial] = []
     for trial in to_try:
         progress(len(trials), len(to_try))
         trials.append(trial())
+    memories = gather(usable_memory(job), form_of(int))
     transport.close()
     links = {what: _fit(trials, what) for what in dict.fromkeys(trial.what for trial in trials)}
     overheads = {what: _fit_overhead(trials, what) for what in links}
@@ -119,19 +122,22 @@ def measure_links(job: Job, *, name: str, repeats: int = 7, progress: Report = s
     inter, inter_sum = links.get("message between nodes", intra), links.get("sum between nodes", intra_sum)
     cluster = Cluster(
         name=name,
-        devices=tuple(Device(name=rank.device, memory=rank.memory) for rank in ranks),
+        devices=tuple(Device(name=rank.device, memory=own) for rank, own in zip(ranks, memories, strict=True)),
         nodes=nodes,
         intra=Link(*intra, *overheads[near]),
         inter=Link(*inter, *overheads[far]),
         intra_reduce=AllReduce(latency=intra_sum[0], bandwidth=intra_sum[1]),
         inter_reduce=AllReduce(latency=inter_sum[0], bandwidth=inter_sum[1]),
+        pairs=pair_links(trials),
     )
     return Links(cluster=cluster, trials=tuple(trials))
 
 
-def _memory(job: Job) -> Bytes:
+def usable_memory(job: Job) -> Bytes:
+    """What training may use of a rank's device, less what contexts and communicators hold by now; all ranks call it."""
     if job.device.type == "cuda":
-        return int(torch.cuda.get_device_properties(job.device).total_memory * USABLE)
+        free = torch.cuda.mem_get_info(job.device)[0] + torch.cuda.memory_reserved(job.device)
+        return int(free * USABLE_OF_FREE)
     on_this_machine = int(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") * USABLE_OF_HOST)
     hosts = gather(socket.gethostname(), form_of(str))
     return on_this_machine // hosts.count(socket.gethostname())
@@ -146,49 +152,36 @@ def _nodes(hosts: Sequence[str]) -> tuple[int, ...]:
     return nodes
 
 
-def _pairs_inside(nodes: Sequence[int]) -> list[tuple[int, int]]:
-    """Neighbours of one node, each rank in one pair at most."""
-    pairs: list[tuple[int, int]] = []
-    for rank in range(len(nodes) - 1):
-        if nodes[rank] == nodes[rank + 1] and not (pairs and pairs[-1][1] == rank):
-            pairs.append((rank, rank + 1))
-    return pairs
-
-
-def _pairs_across(nodes: Sequence[int]) -> list[tuple[int, int]]:
-    """Ranks of the first node with those of the second."""
-    first, second = ([rank for rank, node in enumerate(nodes) if node == wanted] for wanted in (0, 1))
-    return list(zip(first, second, strict=False))
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Measure:
     job: Job
     transport: ProcessTransport
     repeats: int
 
-    def message(self, what: str, pairs: Sequence[tuple[int, int]], size: Bytes) -> Trial:
-        """Half a round trip between the ranks of each pair, all at once, and what it takes from compute."""
-        me = self.job.membership.rank
-        pair = next((pair for pair in pairs if me in pair), None)
-        partner = None if pair is None else pair[0] + pair[1] - me
+    def message(self, what: str, rounds: Sequence[Round], size: Bytes) -> Trial:
+        """Half a round trip between the ranks of each pair, and what messages of the first round take from compute."""
         buffer = torch.zeros(size, dtype=torch.uint8, device=self.job.device)
-
-        def round_trip() -> None:
-            if partner is None:
-                return
-            if me < partner:
-                self.transport.send(buffer, partner).wait()
-                self.transport.recv(buffer, partner).wait()
-            else:
-                self.transport.recv(buffer, partner).wait()
-                self.transport.send(buffer, partner).wait()
-
-        seconds = self._slowest(round_trip, size) / 2
+        found: list[tuple[Pair, Seconds]] = []
+        for pairs in rounds:
+            times = self._times([partial(self._round_trip, self._partner(pairs), buffer)], self._count(size))
+            of_rank = [[repetition[rank][0] / 2 for repetition in times] for rank in range(len(times[0]))]
+            found += [(pair, median(map(max, *(of_rank[rank] for rank in pair)))) for pair in pairs]
+        seconds = median(own for _, own in found)
         is_tried = self.job.device.type == "cpu" and size <= BESIDE
-        longer = self._longer(partner, size, seconds) if is_tried else []
-        busy = mean(longer[rank] for pair in pairs for rank in pair) if longer else 0.0
-        return Trial(what=what, ranks=2, num_bytes=size, seconds=seconds, busy=busy)
+        longer = self._longer(self._partner(rounds[0]), size, seconds) if is_tried else []
+        busy = mean(longer[rank] for pair in rounds[0] for rank in pair) if longer else 0.0
+        return Trial(what=what, ranks=2, num_bytes=size, seconds=seconds, busy=busy, pairs=tuple(found))
+
+    def _partner(self, pairs: Round) -> int | None:
+        me = self.job.membership.rank
+        return next((sum(pair) - me for pair in pairs if me in pair), None)
+
+    def _round_trip(self, partner: int | None, buffer: torch.Tensor) -> None:
+        if partner is None:
+            return
+        turns = (self.transport.send, self.transport.recv)
+        for turn in turns if self.job.membership.rank < partner else turns[::-1]:
+            turn(buffer, partner).wait()
 
     def _longer(self, partner: int | None, size: Bytes, seconds: Seconds) -> list[Seconds]:
         """By how much the compute of every rank takes longer for each end of a message of `seconds`."""
@@ -224,9 +217,12 @@ class _Measure:
         return Trial(what=what, ranks=len(members), num_bytes=size, seconds=self._slowest(add, size))
 
     def _slowest(self, transfer: Callable[[], None], size: Bytes) -> Seconds:
-        """The median time of the slowest rank; small transfers, whose time varies most, are repeated most."""
-        repeats = self.repeats * (5 if size <= SMALL else 1)
-        return median(max(seconds for (seconds,) in ranks) for ranks in self._times([transfer], repeats))
+        """The median time of the slowest rank."""
+        return median(max(seconds for (seconds,) in ranks) for ranks in self._times([transfer], self._count(size)))
+
+    def _count(self, size: Bytes) -> int:
+        """Repetitions; small transfers, whose time varies most, are repeated most."""
+        return self.repeats * (5 if size <= SMALL else 1)
 
     def _times(self, actions: Sequence[Callable[[], None]], repeats: int) -> list[list[list[Seconds]]]:
         """Of each repetition, after a warm-up, each rank's times for these, which take turns and start together."""
@@ -265,6 +261,19 @@ def _fit(trials: Sequence[Trial], what: str) -> tuple[Seconds, float]:
     is_sum = what.startswith("sum")
     factor = 2 * (mine[0].ranks - 1) / mine[0].ranks if is_sum else 1.0
     return fit_line([(factor * trial.num_bytes, trial.seconds) for trial in mine])
+
+
+def pair_links(trials: Sequence[Trial]) -> tuple[PairLink, ...]:
+    """The link of each pair that was tried."""
+    points: dict[Pair, list[tuple[float, Seconds]]] = defaultdict(list)
+    for trial in trials:
+        for pair, seconds in trial.pairs:
+            points[pair].append((float(trial.num_bytes), seconds))
+    lines = {pair: fit_line(own) for pair, own in sorted(points.items())}
+    return tuple(
+        PairLink(first=pair[0], second=pair[1], latency=latency, bandwidth=bandwidth)
+        for pair, (latency, bandwidth) in lines.items()
+    )
 
 
 def _fit_overhead(trials: Sequence[Trial], what: str) -> tuple[Seconds, Seconds]:

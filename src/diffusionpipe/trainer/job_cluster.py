@@ -1,7 +1,6 @@
 """The cluster that a job runs on, as planning sees it: named by the recipe, kept from before, or measured now."""
 
 import logging
-import os
 from dataclasses import replace
 from statistics import median
 from time import perf_counter
@@ -10,11 +9,12 @@ import torch
 import torch.distributed as dist
 
 from diffusionpipe.costs import AllReduce, Cluster, Device, Link
+from diffusionpipe.costs.cluster import first_ranks
 from diffusionpipe.costs.clusters import load_cluster
 from diffusionpipe.costs.files import has_device, write_cluster
 from diffusionpipe.errors import ConfigError
 from diffusionpipe.profiler import measure_links
-from diffusionpipe.profiler.links import USABLE, USABLE_OF_HOST
+from diffusionpipe.profiler.links import usable_memory
 from diffusionpipe.profiler.measured import device_name
 from diffusionpipe.runtime.exchange import form_of, gather_numbers, optional
 from diffusionpipe.runtime.process_group import Job
@@ -90,19 +90,15 @@ def _known(recipe: Recipe, job: Job) -> Cluster | None:
             f"pipeline.cluster: {name} has {', '.join(sorted({d.name for d in cluster.devices}))}, but this run is "
             f'on {device}; measure its cluster with "diffusionpipe cluster --ranks N --out FILE", or remove the key'
         )
-    return replace(cluster, devices=cluster.devices[:num_ranks], nodes=cluster.nodes[:num_ranks])
+    return first_ranks(cluster, num_ranks)
 
 
 def _alone(job: Job) -> Cluster:
     """The only rank's device; its links are never used."""
-    if job.device.type == "cuda":
-        memory = int(torch.cuda.get_device_properties(job.device).total_memory * USABLE)
-    else:
-        memory = int(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") * USABLE_OF_HOST)
     link, reduce = Link(1e-4, 1e9), AllReduce(latency=1e-4, bandwidth=1e9)
     return Cluster(
         name="this job",
-        devices=(Device(name=device_name(job.device), memory=memory),),
+        devices=(Device(name=device_name(job.device), memory=usable_memory(job)),),
         nodes=(0,),
         intra=link,
         inter=link,

@@ -17,7 +17,7 @@ from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
 
-from diffusionpipe.costs.cluster import Cluster
+from diffusionpipe.costs.cluster import Cluster, repeated
 from diffusionpipe.costs.files import CLUSTER, cluster_from_text
 from diffusionpipe.errors import ConfigError
 from diffusionpipe.ir.files import read_file
@@ -78,9 +78,4 @@ def repeat_nodes(cluster: Cluster, count: int) -> Cluster:
         return cluster
     if cluster.nodes[-1] != 0:
         raise ConfigError(f"cluster {cluster.name} has {cluster.nodes[-1] + 1} nodes already; leave out :{count}")
-    return replace(
-        cluster,
-        name=f"{cluster.name}:{count}",
-        devices=cluster.devices * count,
-        nodes=tuple(node for node in range(count) for _ in cluster.devices),
-    )
+    return replace(repeated(cluster, count), name=f"{cluster.name}:{count}")

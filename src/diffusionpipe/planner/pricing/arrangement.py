@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from diffusionpipe.costs import AllReduce, Cluster, Link
+from diffusionpipe.costs.cluster import slow_links
 from diffusionpipe.ir import Mesh
 from diffusionpipe.planner.pricing.collectives import reduction_rate
 from diffusionpipe.units import Bytes
@@ -32,13 +33,14 @@ class Arrangement:
 
 
 def arrangements(cluster: Cluster) -> Iterator[Arrangement]:
-    """Every arrangement of all ranks that differs in size or in what crosses nodes."""
+    """Every arrangement of all ranks that differs in size or in what crosses nodes or slow links."""
     num_ranks = cluster.num_ranks
     node = cluster.nodes.count(0)
+    is_even = node == num_ranks and not slow_links(cluster)
     for units in (u for u in range(1, num_ranks + 1) if num_ranks % u == 0):
         groups = num_ranks // units
         adjacent = {1}
-        if units > 1 and node < num_ranks:
+        if units > 1 and not is_even:
             adjacent |= {c for c in (node, groups) if groups % c == 0}
         for c in sorted(adjacent):
             yield Arrangement(data_parallel=groups, units=units, adjacent=c)
@@ -81,15 +83,12 @@ class Ground:
         """The slowest link between replicas, of two stages at these units, whose samples meet."""
         key = (source, senders, target, receivers)
         if key not in self._links:
-            self._links[key] = self.cluster.inter if self._crosses(*key) else self.cluster.intra
+            self._links[key] = self.cluster.slowest_link(self._meetings(*key))
         return self._links[key]
 
-    def _crosses(self, source: int, senders: int, target: int, receivers: int) -> bool:
-        mesh, nodes = self.arrangement.mesh, self.cluster.nodes
-        pairs = [
-            (source + i, target + j)
-            for i in range(senders)
-            for j in range(i * receivers // senders, ((i + 1) * receivers - 1) // senders + 1)
-        ]
-        groups = range(mesh.data_parallel)
-        return any(nodes[mesh.rank(g, a)] != nodes[mesh.rank(g, b)] for a, b in pairs for g in groups)
+    def _meetings(self, source: int, senders: int, target: int, receivers: int) -> Iterator[tuple[int, int]]:
+        mesh = self.arrangement.mesh
+        for i in range(senders):
+            for j in range(i * receivers // senders, ((i + 1) * receivers - 1) // senders + 1):
+                for group in range(mesh.data_parallel):
+                    yield mesh.rank(group, source + i), mesh.rank(group, target + j)

@@ -233,17 +233,16 @@ def worker_speeds(cluster: Cluster, mesh: Mesh) -> tuple[float, ...]:
 
 
 def _links(num_workers: int, mesh: Mesh, cluster: Cluster) -> dict[tuple[int, int], Link]:
-    """The pairs of workers that are in different nodes in some data-parallel group."""
-    return {
-        (source, destination): cluster.inter
+    """The pairs of workers whose link is another than that of a node, in some data-parallel group."""
+    links = {
+        (source, destination): cluster.slowest_link(
+            (mesh.rank(group, source), mesh.rank(group, destination)) for group in range(mesh.data_parallel)
+        )
         for source in range(num_workers)
         for destination in range(num_workers)
         if source != destination
-        and any(
-            cluster.nodes[mesh.rank(group, source)] != cluster.nodes[mesh.rank(group, destination)]
-            for group in range(mesh.data_parallel)
-        )
     }
+    return {pair: link for pair, link in links.items() if link != cluster.intra}
 
 
 def _received(schedule: Schedule, stage: int, graph: ModelGraph) -> set[str]:
