@@ -136,9 +136,18 @@ def _rough_parts(place: PairPlace, count: int) -> Seconds:
 
 
 def _opposed(place: PairPlace) -> Iterator[Candidate]:
+    if place.arrangement.units > MAX_UNEQUAL_UNITS:
+        yield from _cut_apart(place, OPPOSED)
+        return
     question = place.question((1,), is_opposed=True)
     for pair in first_pairs(question, OppositeLoads(place.microbatches), width=2)[:1]:
         yield from _ordered(place, OPPOSED, pair.starts, pair.replicas)
+
+
+def _cut_apart(place: PairPlace, name: str) -> Iterator[Candidate]:
+    """Each backbone in stages of equal times: cutting both at once takes the time of the fourth power of the layers."""
+    units = place.arrangement.units
+    yield from _ordered(place, name, _balanced(place, units, units), (1,) * units)
 
 
 def _replicated(place: PairPlace) -> Iterator[Candidate]:
@@ -152,6 +161,9 @@ def _replicated(place: PairPlace) -> Iterator[Candidate]:
 
 
 def _together(place: PairPlace) -> Iterator[Candidate]:
+    if place.arrangement.units > MAX_UNEQUAL_UNITS:
+        yield from _cut_apart(place, TOGETHER)
+        return
     question = place.question((1,), is_opposed=False)
     for pair in first_pairs(question, SameLoads(place.microbatches), width=2)[:1]:
         yield from _ordered(place, TOGETHER, (pair.starts[0], _turned(place, pair)), pair.replicas)

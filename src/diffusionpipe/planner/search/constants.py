@@ -31,7 +31,8 @@ MAX_ATTEMPTS = 4
 
 # Size: what is too large to be tried.
 MAX_UNEQUAL_UNITS = 8
-"""Unequal replicas for pipelines of so many ranks: the dynamic program's time grows with its cube."""
+"""Unequal replicas for pipelines of so many ranks, and stages of two backbones that are cut at once: the time of the
+dynamic programs grows with its cube."""
 BUCKETS = (2, 4, 8, 16, 32)
 """Parts of a stage whose gradients are summed apart: more parts cost estimates, and gain what latency allows."""
 MAX_BUCKETED_FORWARDS = 1024
