@@ -49,6 +49,8 @@ SLACK = 1.3
 """The dearest stage that a question allows, in even shares: more makes the dynamic program slower, less asks again."""
 NUM_PAIRS = 5
 """Numbers of micro-batches of two backbones that are looked at for each kind and arrangement: more cost estimates."""
+NUM_OF_KIND = 3
+"""Of each kind so many are improved too: more cost estimates; with fewer a kind is compared at worse sizes."""
 SLACKS = (0, 2)
 """Micro-batches that stages of such orders hold beyond 1F1B's: each costs an estimate, the second gains where p is
 large and there is memory."""
