@@ -59,8 +59,11 @@ class Measured:
 
 def measured_ways(rounds: int = ROUNDS) -> list[Measured]:
     """Every plan, measured in turn."""
-    plans = list(_plans())
-    names = [name for name, _, _ in plans]
+    plans = {name: (plan, profile) for name, plan, profile in _plans()}
+    costs = {
+        name: costs_of(plan.train, plan.blocks, plan.mesh, setting_of(profile, plan.mesh, BATCH))
+        for name, (plan, profile) in plans.items()
+    }
     with local_ranks(STAGES) as ranks:
         link = measured_link(ranks)
 
@@ -68,24 +71,23 @@ def measured_ways(rounds: int = ROUNDS) -> list[Measured]:
             return {
                 name: virtual_run(
                     plan.train,
-                    costs_of(plan.train, plan.blocks, plan.mesh, setting_of(profile, plan.mesh, BATCH)),
+                    costs[name],
                     profile.graph,
                     plan.mesh,
                     scale=scale,
                     bytes_scale=bytes_scale,
                     link=link,
                 )
-                for name, plan, profile in plans
+                for name, (plan, profile) in plans.items()
             }
 
-        plain = runs(1.0, 1e-9)
-        scale = ITERATION / max(predict_run(run).makespan for run in plain.values())
+        scale = ITERATION / max(predict_run(run).makespan for run in runs(1.0, 1e-9).values())
         bytes_scale = min(
-            fitting_bytes_scale(plan.train, plain[name].costs, link, ITERATION) for name, plan, _ in plans
+            fitting_bytes_scale(plan.train, costs[name], link, ITERATION) for name, (plan, _) in plans.items()
         )
-        order = [name for turn in interleaved(names, rounds) for name in turn]
+        order = [name for turn in interleaved(list(plans), rounds) for name in turn]
         found = rehearse_runs(ranks, runs(scale, bytes_scale), order)
-    return [_measured(name, found[name]) for name in names]
+    return [_measured(name, found[name]) for name in plans]
 
 
 def _measured(name: str, found: Rehearsed) -> Measured:
