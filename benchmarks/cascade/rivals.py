@@ -1,23 +1,30 @@
-"""What other systems do with two backbones: they train one after the other, over all devices."""
+"""What other systems do with two backbones: one after the other over all devices, or each on devices of its own."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 
-from diffusionpipe.costs import Profile
+from diffusionpipe.costs import Cluster, Profile
 from diffusionpipe.planner.pricing.setting import Setting
 from diffusionpipe.planner.rivals.baselines import (
+    DDP,
+    ZERO3,
     Baseline,
     best_baselines,
+    data_parallel,
     gpipe_starts,
+    is_better,
     pipeline,
+    pipeline_at,
     places,
-    spp_starts,
+    zero3,
 )
 from diffusionpipe.planner.rivals.copies import tuned_copies
+from diffusionpipe.planner.rivals.planners import PLANNERS
 from diffusionpipe.planner.search.judge import Judge
 from diffusionpipe.units import Seconds
 
-PIPELINES = (("GPipe", "gpipe", gpipe_starts), ("1F1B + SPP", "1f1b", spp_starts))
+GPIPE, SPP = "GPipe", "1F1B + SPP"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,21 +36,26 @@ class Rival:
     step: Seconds
     busy: Seconds
     """Mean time that a device computes."""
+    frozen: Seconds
+    """The part of it in which encoders run."""
     fits: bool
 
 
 def rivals(setting: Setting) -> Iterator[Rival]:
-    """Copies of both as people tune them, then pipelines, first of one backbone, then of the other."""
+    """Copies of both as people tune them, then pipelines, first of one backbone, then of the other, then halves."""
     for one in (*best_baselines(setting), *tuned_copies(setting)):
-        yield Rival(name=one.name, layout=one.sizes, step=one.step, busy=one.busy, fits=one.overflow <= 0)
-    for name, schedule, partitioner in PIPELINES:
-        found: list[Baseline] = []
-        for part in parts(setting.profile):
-            judge = Judge(setting=replace(setting, profile=part))
-            best = pipeline(judge, name, schedule, partitioner, places(judge))
-            found += [] if best is None else [best]
-        if len(found) == len(setting.graph.backbones):
-            yield _in_turn(f"{name} in turn", found, setting)
+        yield Rival(
+            name=one.name, layout=one.sizes, step=one.step, busy=one.busy, frozen=one.frozen, fits=one.overflow <= 0
+        )  # fmt: skip
+    both = tuple(parts(setting.profile))
+    for name, system in ((GPIPE, _gpipe), (SPP, replicated_spp)):
+        found = [system(Judge(setting=replace(setting, profile=part))) for part in both]
+        if None not in found:
+            yield _in_turn(f"{name} in turn", [one for one in found if one], setting)
+    for name, copies in ((DDP, partial(data_parallel, is_overlapped=True)), (ZERO3, zero3)):
+        counts = divisions(setting) if len(both) > 1 else ()
+        divided = [_divided(f"{name}, divided", copies, setting, count) for count in counts]
+        yield from sorted((one for one in divided if one), key=lambda one: (not one.fits, one.step))[:1]
 
 
 def parts(profile: Profile) -> Iterator[Profile]:
@@ -61,6 +73,20 @@ def parts(profile: Profile) -> Iterator[Profile]:
         )
 
 
+def _gpipe(judge: Judge) -> Baseline | None:
+    return pipeline(judge, GPIPE, "gpipe", gpipe_starts, places(judge))
+
+
+def replicated_spp(judge: Judge) -> Baseline | None:
+    """1F1B over the stages and replicas of stages for which SPP's bound is smallest, at the best sizes."""
+    best: Baseline | None = None
+    for guess in PLANNERS["spp"].guesses(judge):
+        if guess.candidate.workers > 1:  # one stage is data parallelism
+            one = pipeline_at(judge, SPP, guess.candidate)
+            best = one if best is None or is_better(one, best) else best
+    return best
+
+
 def _in_turn(name: str, found: list[Baseline], setting: Setting) -> Rival:
     """Both must fit beside each other; the memory of the fullest device of each counts."""
     smallest = min(device.memory for device in setting.cluster.devices)
@@ -69,5 +95,47 @@ def _in_turn(name: str, found: list[Baseline], setting: Setting) -> Rival:
         layout="; ".join(one.sizes for one in found),
         step=sum(one.step for one in found),
         busy=sum(one.busy for one in found),
+        frozen=sum(one.frozen for one in found),
         fits=sum(max(one.held) for one in found) <= smallest,
+    )
+
+
+def divisions(setting: Setting) -> Iterator[int]:
+    """Numbers of devices for the first backbone with which both can share the batch."""
+    ranks, batch = setting.cluster.num_ranks, setting.workload.batch
+    return (count for count in range(1, ranks) if batch % count == 0 and batch % (ranks - count) == 0)
+
+
+def _divided(
+    name: str, copies: Callable[[Judge], Baseline | None], setting: Setting, count: int
+) -> Rival | None:  # fmt: skip
+    """Copies of the first backbone on so many devices, of the second on the others; all encode first, as one."""
+    ranks, frozen = setting.cluster.num_ranks, Judge(setting=setting).tables.frozen_seconds
+    shares = (range(count), range(count, ranks))
+    found: list[Baseline] = []
+    for part, own in zip(parts(setting.profile), shares, strict=True):
+        cluster = _some(setting.cluster, own)
+        one = copies(Judge(setting=replace(setting, profile=part, cluster=cluster)))
+        if one is None:
+            return None
+        found.append(one)
+    steps = [one.step - one.frozen for one in found]
+    busy = sum(len(own) * (one.busy - one.frozen) for own, one in zip(shares, found, strict=True)) / ranks
+    return Rival(
+        name=name,
+        layout=f"{count} + {ranks - count} copies",
+        step=frozen + max(steps),
+        busy=frozen + busy,
+        frozen=frozen,
+        fits=all(one.overflow <= 0 for one in found),
+    )
+
+
+def _some(cluster: Cluster, ranks: range) -> Cluster:
+    """These ranks alone."""
+    first = cluster.nodes[ranks[0]]
+    return replace(
+        cluster,
+        devices=tuple(cluster.devices[rank] for rank in ranks),
+        nodes=tuple(cluster.nodes[rank] - first for rank in ranks),
     )

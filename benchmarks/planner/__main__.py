@@ -1,4 +1,4 @@
-"""Seconds to plan against the number of devices: `python -m benchmarks.planner [--json] [--quick]`."""
+"""Seconds to plan against the number of devices: `python -m benchmarks.planner [--json] [--quick] [--pairs]`."""
 
 import argparse
 import json
@@ -9,7 +9,9 @@ from dataclasses import asdict, dataclass
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.cascade.ways import setting_of as pair_setting
 from benchmarks.paper import profiles
+from benchmarks.planner import pairs
 from diffusionpipe.costs import Workload
 from diffusionpipe.costs.clusters import load_cluster
 from diffusionpipe.planner.choice import choose
@@ -20,6 +22,7 @@ NODE = 8
 PER_DEVICE = (8, 32, 64)
 SIZES = (8, 16, 32, 64, 128, 256, 512, 1024)
 QUICK = (8, 16)
+PAIR, PAIR_SIZES = "IF-I-M + IF-II-M", (8, 16, 64)
 FLUX, FLUX_WORKLOAD = "flux.1-dev", Workload(batch=64, checkpointed=("*",))
 
 
@@ -42,7 +45,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.planner", description=__doc__)
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     parser.add_argument("--quick", action="store_true", help="8 and 16 devices only")
+    parser.add_argument(
+        "--pairs", action="store_true", help="two backbones: cut at once, and planned on 8 to 64 devices"
+    )
     arguments = parser.parse_args()
+    if arguments.pairs:
+        _print_pairs(as_json=arguments.json)
+        return
     found = []
     with Console(stderr=True).status("starting") as status:
         for one in measure(QUICK if arguments.quick else SIZES):
@@ -62,9 +71,28 @@ def measure(sizes: tuple[int, ...]) -> Iterator[Planned]:
     yield planned(FLUX, NODE, FLUX_WORKLOAD)
 
 
+def _print_pairs(*, as_json: bool) -> None:
+    """Two backbones: the longest of some cuts, then whole plans."""
+    cuts = pairs.measure()
+    plans = [planned_setting(PAIR, pair_setting(PAIR, devices, 1)) for devices in PAIR_SIZES]
+    if as_json:
+        print(json.dumps({"cuts": [asdict(cut) for cut in cuts], "plans": [asdict(plan) for plan in plans]}, indent=1))
+        return
+    made = Table(title="Seconds of one cut of 27 + 30 layers over 8 devices", title_justify="left", box=None)
+    for column in ("devices of a block", "by loads", "by the paper's formula"):
+        made.add_column(column, justify="right")
+    for cut in cuts:
+        made.add_row(f"1 to {max(cut.replicas)}", f"{cut.loads:.2f}", f"{cut.path:.2f}")
+    Console(width=160, highlight=False).print(made, table(plans))
+
+
 def planned(name: str, devices: int, workload: Workload) -> Planned:
     """The plan of a stored profile's model, and the seconds that it took; the profile is read before."""
-    setting = setting_of(name, devices, workload)
+    return planned_setting(name, setting_of(name, devices, workload))
+
+
+def planned_setting(name: str, setting: Setting) -> Planned:
+    """The same of a setting."""
     started = time.perf_counter()
     choice = choose(setting)
     searched = time.perf_counter()
@@ -72,8 +100,8 @@ def planned(name: str, devices: int, workload: Workload) -> Planned:
     ended = time.perf_counter()
     return Planned(
         model=name,
-        devices=devices,
-        batch=workload.batch,
+        devices=setting.cluster.num_ranks,
+        batch=setting.workload.batch,
         search=searched - started,
         compare=ended - searched,
         num_estimated=choice.search.num_estimated,

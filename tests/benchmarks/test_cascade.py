@@ -1,16 +1,14 @@
 from planner import synthetic
 
-from benchmarks.cascade import __main__ as cascade
-from benchmarks.cascade.__main__ import Way, ways
+from benchmarks.cascade import ways as cascade
 from benchmarks.cascade.models import class_conditional_pair, without_encoders
+from benchmarks.cascade.ways import Cell, Way, computed_cell, kept_cell
 from diffusionpipe.costs.joining import joined_profile
 
 
 def test_with_few_samples_two_directions_beat_the_same_direction_and_all_copies():
-    steps = {}
-    for way in ways("512 + 512 px", 8, 1):
-        if way.fits:
-            steps[way.name] = min(way.step, steps.get(way.name, float("inf")))
+    cell = computed_cell("512 + 512 px", 8, 1)
+    steps = {name: way.step for name, way in cell.best.items()}
     assert steps["opposed"] <= 1.001 * min(steps.values())  # divided devices are as good
     assert 1.2 < steps["DDP"] / steps["opposed"] < 1.3
     assert 1.1 < steps["sharded data parallel"] / steps["opposed"] < 1.2
@@ -34,13 +32,38 @@ def test_without_encoders_nothing_is_frozen_and_both_backbones_stay():
     assert trained.graph.backbone_layers == whole.graph.backbone_layers
 
 
+def way_of(name, step, **changes):
+    given = {"layout": "2 stages", "is_filled": True, "bubble": 0.5, "fits": True, "waits": 0.1, "frozen": 0.2}
+    return Way(name=name, step=step, **given | changes)
+
+
+CELL = Cell(
+    model="512 + 512 px",
+    devices=8,
+    per_device=1,
+    seconds=1.5,
+    ways=(
+        way_of("opposed", 0.25),
+        way_of("opposed", 0.5, is_filled=False, frozen=0.0),
+        way_of("together", 0.2, fits=False),
+        way_of("DDP", 0.125, is_filled=False),
+        way_of("in turn", 0.75, frozen=0.05),
+    ),
+)
+
+
+def test_ratios_are_of_the_fastest_that_fits_to_the_fastest_of_ours():
+    assert CELL.ratios() == CELL.ratios("opposed") == {"DDP": 0.5, "opposed": 1.0, "in turn": 3.0}
+    assert CELL.ratios("in turn")["opposed"] == 1 / 3
+
+
+def test_a_way_is_full_if_its_frozen_work_exceeds_its_waits():
+    assert [way.is_full for way in CELL.ways] == [True, False, True, False, False]
+
+
 def test_a_kept_cell_is_read_and_not_computed_again(tmp_path, monkeypatch):
-    way = Way(
-        model="512 + 512 px", devices=8, per_device=1, name="opposed", layout="2 stages", is_filled=True,
-        step=0.25, bubble=0.5, fits=True,
-    )  # fmt: skip
-    monkeypatch.setattr(cascade, "ways", lambda *_: iter([way]))
-    assert cascade.kept_ways(tmp_path, way.model, 8, 1) == [way]
-    monkeypatch.setattr(cascade, "ways", None)
-    assert cascade.kept_ways(tmp_path, way.model, 8, 1) == [way]
+    monkeypatch.setattr(cascade, "computed_cell", lambda *_: CELL)
+    assert kept_cell(tmp_path, CELL.model, 8, 1) == CELL
+    monkeypatch.setattr(cascade, "computed_cell", None)
+    assert kept_cell(tmp_path, CELL.model, 8, 1) == CELL
     assert [file.name for file in tmp_path.iterdir()] == ["8x1 512-512-px.json"]

@@ -2,6 +2,7 @@
 
 import json
 import tomllib
+from functools import partial
 from random import Random
 
 import pytest
@@ -12,6 +13,7 @@ from tiny_runs import kill, losses_of, save_dit, save_pictures, save_stable_diff
 
 from diffusionpipe.errors import CheckpointError, ConfigError, RecipeError
 from diffusionpipe.trainer.checkpoints.checkpoint_folder import latest
+from diffusionpipe.trainer.data import batch, randomness
 from diffusionpipe.trainer.recipe.recipe_file import recipe_from_table, recipe_to_toml
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -117,6 +119,28 @@ def test_a_resumed_run_ends_with_the_same_bits(alone, place, tmp_path):
     found, expected = tensors_of(latest(place / "again")), tensors_of(latest(alone))
     assert found.keys() == expected.keys()
     assert all(torch.equal(tensor, expected[name]) for name, tensor in found.items())
+
+
+@pytest.mark.slow
+def test_five_steps_of_both_are_five_steps_of_each_alone(place, monkeypatch):
+    """Alone, a model's noise and times have no name of a model in their keys; here they get it."""
+    both = {"base": {"path": str(place / "sd"), "resolution": 16, "microbatches": 2}, "large": {}}
+    assert train_here(recipe_of(place, "both", **both)) == 5
+    for name, rate, microbatches in (("base", 0.02, 2), ("large", 0.01, 4)):
+        for drawn in ("normal", "uniform"):
+            monkeypatch.setattr(batch, drawn, partial(_with_name, getattr(randomness, drawn), name))
+        table = table_of(place, f"only-{name}", pipeline={"microbatches": microbatches})
+        table["model"] = {"path": table.pop("models")["large"]["path"]}
+        table["optimizer"]["learning_rate"] = rate
+        assert train_here(recipe_from_table(table, source="alone.toml")) == 5
+        found, expected = weights_of(place / "both", name), tensors_of(latest(place / f"only-{name}"))
+        assert any(key.startswith("optimizer.") for key in found)
+        for key, tensor in found.items():
+            assert torch.equal(tensor, expected[key.replace(f"{name}/", "", 1)]), key
+
+
+def _with_name(draw, name, *, purpose, **key):
+    return draw(purpose=f"{name}/{purpose}" if purpose in batch._DRAWN else purpose, **key)
 
 
 class Killed(BaseException):

@@ -1,10 +1,10 @@
-import random
-from itertools import accumulate, combinations, product
+from itertools import combinations, product
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks.planner.pairs import drawn_question
 from diffusionpipe.planner.search.constants import WIDTH
 from diffusionpipe.planner.search.opposed_partition import TwoSidedQuestion, best_pairs, best_under_cap
 from diffusionpipe.planner.search.pair_objectives import OppositeLoads, OppositePath, SameLoads
@@ -135,35 +135,10 @@ def test_the_best_pair_is_the_best_of_all_pairs_and_has_the_value_of_its_formula
         assert pair.value == pytest.approx(own, rel=1e-12)
 
 
-def random_question(seed, num_layers, devices, replicas):
-    """Layers like a U-Net's: times and weights of their own, replicas that gain less than they cost."""
-    rng = random.Random(seed)
-    layers = [[(rng.uniform(0.5, 2), rng.uniform(1, 4), rng.uniform(0, 1)) for _ in range(n)] for n in num_layers]
-    sums = [[list(accumulate((one[k] for one in own), initial=0)) for k in range(3)] for own in layers]
-    crossing = [[rng.uniform(0, 0.02) for _ in range(n + 1)] for n in num_layers]
-
-    def stage(backbone, first, stop, position, count):
-        f, b, w = (own[stop] - own[first] for own in sums[backbone])
-        return f / count**0.9, b / count**0.9, w * (1 - 0.5 / count)
-
-    def link(backbone, cut, position, senders, receivers):
-        return (crossing[backbone][cut] / min(senders, receivers),) * 2
-
-    return TwoSidedQuestion(
-        num_layers=num_layers,
-        num_devices=devices,
-        replicas=replicas,
-        stage=stage,
-        link=link,
-        cap=INFINITE,
-        work=tuple([f + b for f, b in zip(own[0], own[1], strict=True)] for own in sums),
-    )
-
-
 def assert_close_to_uncapped(seed):
     microbatches = (2 + seed % 7, 2 + seed % 5)
     replicas = (1, 2) if seed % 4 == 0 else (1,)
-    question = random_question(seed, (10, 10), 2 + seed // 3 % 4, replicas)
+    question = drawn_question(seed, (10, 10), 2 + seed // 3 % 4, replicas)
     objective = (OppositeLoads, OppositePath, SameLoads)[seed % 3](microbatches)
     best = best_pairs(question, objective, width=10_000)[0]
     found = best_under_cap(question, objective, width=WIDTH)[0]

@@ -95,6 +95,8 @@ class Layout:
     as many as `sharded_buckets` says."""
     orders: Schedule | None = None
     """Orders of compute actions made for these very sizes, in place of those of `schedule`; None: the family's."""
+    times: tuple[StageTimes, ...] = ()
+    """Of each stage of each of several backbones, by which the orders of both at once are listed; () for equal ones."""
     offload_frozen: bool = False
     """Whether the frozen part's parameters rest in host memory and come to the device layer by layer, as they run."""
     probes: tuple[tuple[str, Fraction], ...] = ()
@@ -142,7 +144,13 @@ class Layout:
         orders = alone(self.orders, own.name) if self.orders else None
         schedule = "1f1b" if self.schedule in JOINT else self.schedule
         return replace(
-            self, microbatches=own.microbatches, splits=own.splits, backbones=(), orders=orders, schedule=schedule
+            self,
+            microbatches=own.microbatches,
+            splits=own.splits,
+            backbones=(),
+            orders=orders,
+            schedule=schedule,
+            times=(),
         )
 
     def generated(self) -> Schedule:
@@ -156,7 +164,7 @@ class Layout:
         if not self.backbones:
             return generated(self.schedule, self.stages, self.microbatches, self._size(self.microbatches))
         counts = tuple((own.name, own.microbatches, self._size(own.microbatches)) for own in self.backbones)
-        return _of_backbones(self.schedule, self.stages, counts)
+        return _of_backbones(self.schedule, self.stages, counts, self.times)
 
     def _size(self, microbatches: int) -> int:
         """Samples of a micro-batch, if there are that many."""
@@ -207,7 +215,9 @@ class Layout:
 
 
 @lru_cache(maxsize=32)
-def _of_backbones(schedule: str, stages: int, counts: tuple[tuple[str, int, int], ...]) -> Schedule:
+def _of_backbones(
+    schedule: str, stages: int, counts: tuple[tuple[str, int, int], ...], times: tuple[StageTimes, ...]
+) -> Schedule:
     """The schedule of several backbones; `counts`: name, micro-batches and their samples of each."""
     if schedule in JOINT:
         down = linear(stages)
@@ -217,7 +227,7 @@ def _of_backbones(schedule: str, stages: int, counts: tuple[tuple[str, int, int]
         ]
         if schedule == "opposed":
             pipes = [facing(pipe, pipe)[number % 2] for number, pipe in enumerate(pipes)]
-        return ordered(schedule, pipes, [StageTimes()] * (stages * len(pipes)))
+        return ordered(schedule, pipes, times or [StageTimes()] * (stages * len(pipes)))
     found: list[Schedule] = []
     first_block = 0
     for model, count, size in counts:

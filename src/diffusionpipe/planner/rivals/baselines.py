@@ -139,22 +139,24 @@ def pipeline(
         starts = partitioner(judge, arrangement, microbatches)
         if starts is None:
             continue
-        one = _pipeline_at(judge, name, schedule, arrangement, microbatches, starts)
+        one = pipeline_at(
+            judge,
+            name,
+            Candidate(
+                arrangement=arrangement,
+                schedule=schedule,
+                microbatches=microbatches,
+                starts=starts,
+                replicas=(1,) * len(starts),
+            ),
+        )
         if best is None or is_better(one, best):
             best = one
     return best
 
 
-def _pipeline_at(
-    judge: Judge, name: str, schedule: str, arrangement: Arrangement, microbatches: int, starts: tuple[int, ...]
-) -> Baseline:
-    candidate = Candidate(
-        arrangement=arrangement,
-        schedule=schedule,
-        microbatches=microbatches,
-        starts=starts,
-        replicas=(1,) * len(starts),
-    )
+def pipeline_at(judge: Judge, name: str, candidate: Candidate) -> Baseline:
+    """A pipeline of these sizes, which encodes its batch before the first forward."""
     estimate = judge.estimates.estimate(candidate)
     return Baseline(
         name=name,

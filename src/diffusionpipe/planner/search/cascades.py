@@ -26,6 +26,7 @@ from diffusionpipe.planner.search.constants import (
     MAX_SHARDED_FORWARDS,
     MAX_UNEQUAL_UNITS,
     NUM_IMPROVED,
+    NUM_OF_KIND,
     NUM_PAIRS,
     NUM_THOROUGH,
     PAIR_ACTIONS,
@@ -34,10 +35,11 @@ from diffusionpipe.planner.search.constants import (
 )
 from diffusionpipe.planner.search.improvement import bucketed, move_cuts
 from diffusionpipe.planner.search.judge import Judge
+from diffusionpipe.planner.search.naming import name_of
 from diffusionpipe.planner.search.opposed_partition import PairPartition, best_under_cap, first_pairs
 from diffusionpipe.planner.search.pair_objectives import OppositeLoads, OppositePath, SameLoads
 from diffusionpipe.planner.search.pair_questions import PairPlace
-from diffusionpipe.planner.search.pool import Pool
+from diffusionpipe.planner.search.pool import Judged, Pool
 from diffusionpipe.planner.search.sharded import numbers_of_blocks
 from diffusionpipe.schedules.list_scheduling import StageTimes
 from diffusionpipe.schedules.opposed import facing, in_turn, ordered, pipe_of
@@ -71,8 +73,18 @@ def add_pairs(pool: Pool) -> None:
         place = PairPlace(judge=judge, arrangement=arrangement, microbatches=(first, second))
         for candidate in _replicated(place):
             pool.add(pool.judged_of(candidate))
-    for one in pool.diverse()[:NUM_IMPROVED]:
+    for one in _to_improve(pool):
         pool.add(bucketed(pool, move_cuts(pool, one)))
+
+
+def _to_improve(pool: Pool) -> list[Judged]:
+    """The best candidates, and the best of each kind: without buckets a kind may look worse than it is."""
+    ranked = pool.diverse()
+    kinds: dict[str, list[Judged]] = {name_of(one.candidate): [] for one in ranked}
+    for one in ranked:
+        kinds[name_of(one.candidate)].append(one)
+    best = [one for of_kind in kinds.values() for one in of_kind[:NUM_OF_KIND]]
+    return list({one.candidate: one for one in (*ranked[:NUM_IMPROVED], *best)}.values())
 
 
 def least_time(judge: Judge) -> Seconds:
@@ -136,9 +148,18 @@ def _rough_parts(place: PairPlace, count: int) -> Seconds:
 
 
 def _opposed(place: PairPlace) -> Iterator[Candidate]:
+    if place.arrangement.units > MAX_UNEQUAL_UNITS:
+        yield from _cut_apart(place, OPPOSED)
+        return
     question = place.question((1,), is_opposed=True)
     for pair in first_pairs(question, OppositeLoads(place.microbatches), width=2)[:1]:
         yield from _ordered(place, OPPOSED, pair.starts, pair.replicas)
+
+
+def _cut_apart(place: PairPlace, name: str) -> Iterator[Candidate]:
+    """Each backbone in stages of equal times: cutting both at once takes the time of the fourth power of the layers."""
+    units = place.arrangement.units
+    yield from _ordered(place, name, _balanced(place, units, units), (1,) * units)
 
 
 def _replicated(place: PairPlace) -> Iterator[Candidate]:
@@ -152,6 +173,9 @@ def _replicated(place: PairPlace) -> Iterator[Candidate]:
 
 
 def _together(place: PairPlace) -> Iterator[Candidate]:
+    if place.arrangement.units > MAX_UNEQUAL_UNITS:
+        yield from _cut_apart(place, TOGETHER)
+        return
     question = place.question((1,), is_opposed=False)
     for pair in first_pairs(question, SameLoads(place.microbatches), width=2)[:1]:
         yield from _ordered(place, TOGETHER, (pair.starts[0], _turned(place, pair)), pair.replicas)

@@ -31,7 +31,8 @@ MAX_ATTEMPTS = 4
 
 # Size: what is too large to be tried.
 MAX_UNEQUAL_UNITS = 8
-"""Unequal replicas for pipelines of so many ranks: the dynamic program's time grows with its cube."""
+"""Unequal replicas for pipelines of so many ranks, and stages of two backbones that are cut at once: the time of the
+dynamic programs grows with its cube."""
 BUCKETS = (2, 4, 8, 16, 32)
 """Parts of a stage whose gradients are summed apart: more parts cost estimates, and gain what latency allows."""
 MAX_BUCKETED_FORWARDS = 1024
@@ -48,6 +49,8 @@ SLACK = 1.3
 """The dearest stage that a question allows, in even shares: more makes the dynamic program slower, less asks again."""
 NUM_PAIRS = 5
 """Numbers of micro-batches of two backbones that are looked at for each kind and arrangement: more cost estimates."""
+NUM_OF_KIND = 3
+"""Of each kind so many are improved too: more cost estimates; with fewer a kind is compared at worse sizes."""
 SLACKS = (0, 2)
 """Micro-batches that stages of such orders hold beyond 1F1B's: each costs an estimate, the second gains where p is
 large and there is memory."""
