@@ -137,22 +137,21 @@ def pipeline(
         starts = partitioner(judge, arrangement, microbatches)
         if starts is None:
             continue
-        one = _pipeline_at(judge, name, schedule, arrangement, microbatches, starts)
+        candidate = Candidate(
+            arrangement=arrangement,
+            schedule=schedule,
+            microbatches=microbatches,
+            starts=starts,
+            replicas=(1,) * len(starts),
+        )
+        one = pipeline_of(judge, name, candidate)
         if best is None or is_better(one, best):
             best = one
     return best
 
 
-def _pipeline_at(
-    judge: Judge, name: str, schedule: str, arrangement: Arrangement, microbatches: int, starts: tuple[int, ...]
-) -> Baseline:
-    candidate = Candidate(
-        arrangement=arrangement,
-        schedule=schedule,
-        microbatches=microbatches,
-        starts=starts,
-        replicas=(1,) * len(starts),
-    )
+def pipeline_of(judge: Judge, name: str, candidate: Candidate) -> Baseline:
+    """A pipeline with the encoders first, as that system runs it."""
     estimate = judge.estimates.estimate(candidate)
     return Baseline(
         name=name,
