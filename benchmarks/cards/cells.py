@@ -11,7 +11,7 @@ from diffusionpipe.errors import ConfigError
 from diffusionpipe.planner.advice import nearest_layout
 from diffusionpipe.planner.choice import choose
 from diffusionpipe.planner.pricing.setting import Setting
-from diffusionpipe.planner.rivals.baselines import Baseline, best_baselines, best_of, data_parallel
+from diffusionpipe.planner.rivals.baselines import DDP, ZERO3, Baseline, best_baselines, best_of, data_parallel
 from diffusionpipe.planner.rivals.copies import AHEAD, CACHED, HYBRID, NARROW_SUMS, ZERO1, tuned_copies
 from diffusionpipe.planner.rivals.quantised import BYTES_OF_BASE, base_of, quantised
 from diffusionpipe.planner.rivals.replicated import REPLICATED_SPP, replicated_spp
@@ -20,8 +20,7 @@ from diffusionpipe.planner.search.judge import Judge
 from diffusionpipe.units import Bytes
 
 OURS = "DiffusionPipe"
-DDP = "DDP"
-FSDP = "FSDP / ZeRO-3"
+FSDP = ZERO3
 NAIVE = "naive split"
 PEER = "diffusion-pipe"
 PEER_SPLIT = "diffusion-pipe, 2+ stages"

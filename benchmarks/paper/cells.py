@@ -126,7 +126,11 @@ def setting_of(case: Case, cluster: Cluster | None = None) -> Setting:
 
 def measure(case: Case) -> Cell:
     """Simulate the cell."""
-    setting = setting_of(case)
+    return measure_in(setting_of(case), case)
+
+
+def measure_in(setting: Setting, case: Case) -> Cell:
+    """The same in a setting that differs from the case's own in shares or rates."""
     judge, filler = Judge(setting=setting), filler_of(setting)
     everything = search(setting, filler=filler)
     by_stages = {stages: search(setting, filler=filler, units=(stages,)) for stages in STAGES}

@@ -91,8 +91,8 @@ def test_the_advice_names_what_fits_and_what_does_not():
 
 
 def test_the_advice_is_another_system_where_that_is_faster():
-    one = cell(entry(OURS, 2.0), entry("FSDP / ZeRO-3", 2.5), entry(PEER, 1.0))
-    assert "FSDP / ZeRO-3 for SDXL (ours: 0.80 x)" in advice([one], CASE.machine)
+    one = cell(entry(OURS, 2.0), entry("ZeRO-3 / FSDP", 2.5), entry(PEER, 1.0))
+    assert "ZeRO-3 / FSDP for SDXL (ours: 0.80 x)" in advice([one], CASE.machine)
     assert "1.25 times as fast" in reason_of(one)
     assert "20% less compute" in reason_of(one)
 
