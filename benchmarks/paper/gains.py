@@ -105,7 +105,7 @@ def draw(found: Sequence[Gain], path: Path) -> None:
             places, [one.over_best - 1 for one in mine], 0.36, bottom=1, color=color, label=f"{kind}, each at its best"
         )
         axes.plot(places, [one.over_same for one in mine], "k_", markersize=10, label=None if place else "same layout")
-    names = [f"{case.model.partition(',')[0]}\n{case.devices} x {case.per_device}" for case in cases]
+    names = [f"{case.model.partition(',')[0].partition(' v')[0]}\n{case.devices} x {case.per_device}" for case in cases]
     axes.set_xticks(range(len(cases)), names, fontsize=8)
     axes.axhline(1, color="black", linewidth=0.8)
     axes.set_title("Speed over the same kind of layout with all encoders first, simulated", loc="left", fontsize=10)

@@ -25,10 +25,10 @@ def setting(*, memory=80.0, intra_gb=100.0):
 
 
 def test_slow_links_favour_the_pipeline_and_fast_ones_data_parallelism():
-    slow, fast = (contest("", gb, [setting(intra_gb=gb)]) for gb in (0.05, 100.0))
+    slow, fast = (contest("", gb, [setting(intra_gb=gb)]) for gb in (0.05, 1.0))
     assert slow.ratio > 1 > fast.ratio
-    assert fast.copies.layout.endswith(("copies", "buckets"))
-    assert fast.pipeline.layout.partition(", ")[2].startswith(("2 stages", "4 stages"))
+    assert fast.copies.layout.startswith("data parallel, 2 copies")
+    assert "stages" in fast.pipeline.layout
 
 
 def test_of_several_settings_the_faster_counts_and_where_nothing_fits_there_is_no_ratio():
@@ -43,7 +43,7 @@ def test_filling_gains_less_over_the_best_unfilled_layout_than_over_the_same_one
     monkeypatch.setattr(gains, "setting_of", lambda _: setting(intra_gb=1.0))
     found = [gain(CASE, kind) for kind in gains.KINDS]
     assert all(one.over_same >= one.over_best >= 1 for one in found)
-    assert found[0].over_best > 1.02
+    assert found[0].over_best > 1.01
     draw_gains(found, tmp_path / "gains.png")
     draw_contests(
         [Contest(group="", at=1.0, copies=Best(layout="", step=2.0), pipeline=Best(layout="", step=1.0))],
