@@ -46,7 +46,7 @@ def test_filling_gains_less_over_the_best_unfilled_layout_than_over_the_same_one
     assert found[0].over_best > 1.01
     draw_gains(found, tmp_path / "gains.png")
     draw_contests(
-        [Contest(group="", at=1.0, copies=Best(layout="", step=2.0), pipeline=Best(layout="", step=1.0))],
+        [Contest(group="8 devices", at=1.0, copies=Best(layout="", step=2.0), pipeline=Best(layout="", step=1.0))],
         tmp_path / "contest.png",
         "title",
         "GB/s",
