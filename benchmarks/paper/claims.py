@@ -68,8 +68,8 @@ def claim(assumption: str, cell: Cell) -> Claim:
         same_layout=max((one.speedup for one in cell.same_layout if one.speedup is not None), default=None),
         over_ddp=speedup_over(cell, DDP),
         over_ddp_after=speedup_over(cell, DDP_AFTER),
-        bubble_before=before and before.bubble,
-        bubble_after=after and after.bubble,
+        bubble_before=before.bubble if before else None,
+        bubble_after=after.bubble if after else None,
     )
 
 
