@@ -30,7 +30,7 @@ CELLS = ((8, 8), (64, 8), (64, 64))
 SHARES = (0.4, 0.6)
 """The encoders' time over the trained part's."""
 RATES = (0.75, 1.25)
-BANDWIDTHS = (1, 5, 10, 20, 40, 100, 400)
+BANDWIDTHS = (1, 5, 10, 40, 100, 400)
 """Of the bus between nodes, in GB/s."""
 UNITS = (2, 4, 8)
 """Ranks of a pipeline."""

@@ -10,10 +10,13 @@ from benchmarks.paper.cells import Case
 from benchmarks.paper.claims import RECALLED, assumptions
 from benchmarks.paper.contests import Best, Contest, contest
 from benchmarks.paper.contests import draw as draw_contests
+from benchmarks.paper.fill import fill_of
 from benchmarks.paper.gains import Gain, gain
 from benchmarks.paper.gains import draw as draw_gains
+from diffusionpipe.planner.filling.filler import filler_of
 from diffusionpipe.planner.pricing.setting import Setting
 from diffusionpipe.planner.search.judge import Judge
+from diffusionpipe.planner.search.search import search
 
 CASE = Case(model="SD 2.1, 512 px", devices=2, per_device=8)
 
@@ -31,6 +34,7 @@ def test_slow_links_favour_the_pipeline_and_fast_ones_data_parallelism():
     assert "stages" in fast.pipeline.layout
 
 
+@pytest.mark.slow
 def test_of_several_settings_the_faster_counts_and_where_nothing_fits_there_is_no_ratio():
     recomputed = replace(setting(), workload=replace(setting().workload, checkpointed=("*",)))
     both = contest("", 0, [recomputed, setting()])
@@ -52,6 +56,15 @@ def test_filling_gains_less_over_the_best_unfilled_layout_than_over_the_same_one
         "GB/s",
     )
     assert all((tmp_path / name).stat().st_size > 0 for name in ("gains.png", "contest.png"))
+
+
+def test_a_fill_is_that_of_the_plan_and_never_below_its_bound():
+    own = setting(intra_gb=1.0)
+    candidate, proposal = search(own, filler=filler_of(own), units=(2,)).winner
+    found = fill_of(own, candidate.layout(own))
+    assert found.iteration == pytest.approx(proposal.iteration)
+    assert found.bubble == pytest.approx(proposal.timeline.bubble)
+    assert found.iteration >= found.bound >= found.unfilled
 
 
 def test_a_gain_is_a_ratio_of_steps():
