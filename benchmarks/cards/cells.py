@@ -1,7 +1,7 @@
 """One cell: a model on a machine, trained in every way that is compared, encoders on the fly."""
 
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from functools import partial
 
 from benchmarks.cards import profiles
@@ -11,18 +11,26 @@ from diffusionpipe.errors import ConfigError
 from diffusionpipe.planner.advice import nearest_layout
 from diffusionpipe.planner.choice import choose
 from diffusionpipe.planner.pricing.setting import Setting
-from diffusionpipe.planner.rivals.baselines import Baseline, best_of, data_parallel, zero3
+from diffusionpipe.planner.rivals.baselines import DDP, ZERO3, Baseline, best_baselines, best_of, data_parallel
+from diffusionpipe.planner.rivals.copies import AHEAD, CACHED, HYBRID, NARROW_SUMS, ZERO1, tuned_copies
+from diffusionpipe.planner.rivals.quantised import BYTES_OF_BASE, base_of, quantised
+from diffusionpipe.planner.rivals.replicated import REPLICATED_SPP, replicated_spp
 from diffusionpipe.planner.rivals.split_baselines import diffusion_pipe, naive_split
 from diffusionpipe.planner.search.judge import Judge
 from diffusionpipe.units import Bytes
 
 OURS = "DiffusionPipe"
-DDP = "DDP"
-FSDP = "FSDP / ZeRO-3"
+FSDP = ZERO3
 NAIVE = "naive split"
 PEER = "diffusion-pipe"
 PEER_SPLIT = "diffusion-pipe, 2+ stages"
-SYSTEMS = (OURS, DDP, FSDP, NAIVE, PEER, PEER_SPLIT)
+SYSTEMS = (OURS, DDP, FSDP, NAIVE, PEER, PEER_SPLIT, "GPipe", "1F1B + SPP", REPLICATED_SPP)
+TUNED = (AHEAD, NARROW_SUMS, ZERO1, HYBRID, CACHED)
+"""Data parallelism as people tune it."""
+QUANTISED = tuple(f"{system}, {store}" for system in (DDP, PEER) for store in BYTES_OF_BASE)
+"""Adapters on bases of fewer bytes."""
+OTHER_TRAINING = (CACHED, *QUANTISED)
+"""Systems that train something else: on fixed pictures and captions, or on other weights. They are no rivals."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,8 +149,8 @@ class Cell:
 
     @property
     def best_other(self) -> Entry | None:
-        """The fastest alternative that fits."""
-        others = [one for one in self.entries if one.fits and one.system != OURS]
+        """The fastest alternative that trains the same and fits."""
+        others = [one for one in self.entries if one.fits and one.system not in {OURS, *OTHER_TRAINING}]
         return max(others, key=lambda one: one.samples_per_second, default=None)
 
     def over(self, other: Entry | None) -> float | None:
@@ -185,28 +193,38 @@ def measure_in(case: Case, state: State) -> Cell:
         case=case,
         state=state.name,
         frozen_share=frozen / (frozen + sums.forward[-1] + sums.backward[-1]),
-        entries=tuple(_best(one for one in found if one.system == name) for name in SYSTEMS),
+        entries=tuple(
+            min(mine, key=lambda one: (max(0, one.overflow), -one.samples_per_second))
+            for name in (*SYSTEMS, *TUNED, *QUANTISED)
+            if (mine := [one for one in found if one.system == name])
+        ),
     )
 
 
-def _best(entries: Iterable[Entry]) -> Entry:
-    return min(entries, key=lambda one: (max(0, one.overflow), -one.samples_per_second))
+def reason_without(system: str) -> str:
+    """Why a system has no row in a cell, where it has none."""
+    if system == HYBRID:
+        return "one node: it is ZeRO-3"
+    return "no frozen base: all of the model is trained" if system in QUANTISED else "the batch cannot be shared so"
 
 
 def _entries(setting: Setting, *, is_recomputed: bool) -> Iterator[Entry]:
     yield ours_of(setting, is_recomputed=is_recomputed)
-    others: dict[str, Callable[[Judge], Baseline | None]] = {
-        DDP: partial(data_parallel, is_overlapped=True),
-        FSDP: zero3,
-        NAIVE: naive_split,
-        PEER: diffusion_pipe,
-        PEER_SPLIT: partial(diffusion_pipe, least=2),
-    }
-    for name, system in others.items():
-        one = best_of(system, setting)
+    others: tuple[Callable[[Judge], Baseline | None], ...] = (
+        replicated_spp,
+        naive_split,
+        partial(_renamed, diffusion_pipe, PEER),
+        partial(_renamed, partial(diffusion_pipe, least=2), PEER_SPLIT),
+    )
+    found = [*best_baselines(setting), *tuned_copies(setting), *(best_of(system, setting) for system in others)]
+    for store, weight_bytes in BYTES_OF_BASE.items() if base_of(setting) else ():
+        narrow = quantised(setting, weight_bytes)
+        found += [best_of(partial(_renamed, _copies, f"{DDP}, {store}"), narrow)]
+        found += [best_of(partial(_renamed, diffusion_pipe, f"{PEER}, {store}"), narrow)]
+    for one in found:
         if one:
             yield Entry(
-                system=name,
+                system=one.name,
                 layout=one.sizes,
                 is_recomputed=is_recomputed,
                 samples_per_second=setting.workload.batch / one.step,
@@ -214,6 +232,14 @@ def _entries(setting: Setting, *, is_recomputed: bool) -> Iterator[Entry]:
                 held=one.held,
                 overflow=one.overflow,
             )
+
+
+_copies = partial(data_parallel, is_overlapped=True)
+
+
+def _renamed(system: Callable[[Judge], Baseline | None], name: str, judge: Judge) -> Baseline | None:
+    found = system(judge)
+    return found and replace(found, name=name)
 
 
 def ours_of(setting: Setting, *, is_recomputed: bool) -> Entry:

@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.cards.cells import DDP, FSDP, NAIVE, OURS, PEER, Cell
+from benchmarks.cards.cells import FSDP, NAIVE, OURS, PEER, Cell
+from diffusionpipe.planner.rivals.baselines import DDP
 from diffusionpipe.viz.pictures import new_figure, save_figure
 
 COLORS = {

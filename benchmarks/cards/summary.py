@@ -1,9 +1,10 @@
 """What all cells say together."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from statistics import median
 
-from benchmarks.cards.cells import PEER, PEER_SPLIT, Cell
+from benchmarks.cards.cells import PEER, PEER_SPLIT, QUANTISED, TUNED, Cell
+from diffusionpipe.planner.rivals.replicated import REPLICATED_SPP
 
 
 def summary(cells: Sequence[Cell]) -> dict[str, float | None]:
@@ -22,7 +23,18 @@ def summary(cells: Sequence[Cell]) -> dict[str, float | None]:
         "over_diffusion_pipe_median": median(over_peer) if over_peer else None,
         "over_diffusion_pipe_max": max(over_peer, default=None),
         "over_diffusion_pipe_in_stages_median": median(over_split) if over_split else None,
+        **dict(_extremes(cells)),
     }
+
+
+def _extremes(cells: Sequence[Cell]) -> Iterator[tuple[str, float | None]]:
+    """Ours over data parallelism as people tune it, on other bases, and over replicated SPP; and where they fit."""
+    for system in (*TUNED, *QUANTISED, REPLICATED_SPP):
+        found = _present(cell.over(cell.fitting(system)) for cell in cells)
+        name = system.replace(",", "").replace("+", "and").replace(" ", "_")
+        yield f"cells_in_which_{name}_fits", sum(cell.fitting(system) is not None for cell in cells)
+        yield f"over_{name}_min", min(found, default=None)
+        yield f"over_{name}_max", max(found, default=None)
 
 
 def _present(values: Iterable[float | None]) -> list[float]:

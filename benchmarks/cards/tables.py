@@ -6,17 +6,17 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.cards.advice import GIB, advice, reason_of
-from benchmarks.cards.cells import PEER, SYSTEMS, Cell, Entry
+from benchmarks.cards.cells import OTHER_TRAINING, PEER, QUANTISED, SYSTEMS, TUNED, Cell, Entry, reason_without
 from benchmarks.cards.summary import summary
 from benchmarks.tables import table
 
-WIDTH = 190
+WIDTH = 220
 
 
 def show(cells: Sequence[Cell]) -> None:
-    """Speeds, layouts with memory, the reasons, a sentence for each machine, and the summary."""
+    """Speeds, what has no row, layouts with memory, the reasons, a sentence for each machine, and the summary."""
     console = Console(width=WIDTH, highlight=False)
-    console.print(_speeds(cells), _layouts(cells), _reasons(cells))
+    console.print(_speeds(cells), _tuned(cells), _missing(cells), _layouts(cells), _reasons(cells))
     for machine in dict.fromkeys(cell.case.machine for cell in cells):
         console.print(advice(cells, machine), soft_wrap=True)
     console.print(_summary(cells))
@@ -37,6 +37,27 @@ def _speeds(cells: Sequence[Cell]) -> Table:
         over = (_ratio(cell.over(cell.best_other)), _ratio(cell.over(cell.fitting(PEER))))
         speeds = (_speed(cell.entry(name)) for name in SYSTEMS)
         made.add_row(*_place(cell), cell.state, f"{cell.frozen_share:.0%}", *speeds, *over)
+    return made
+
+
+def _tuned(cells: Sequence[Cell]) -> Table:
+    """The last columns train something else: on fixed pictures and captions, or on other weights."""
+    systems = (*(name for name in TUNED if name not in OTHER_TRAINING), *OTHER_TRAINING)
+    made = table(
+        "\nSamples a second of data parallelism as people tune it; from cached outputs on, something else is trained",
+        ("machine", "model", "batch", "DiffusionPipe", *systems),
+        num_left=2,
+    )
+    for cell in cells:
+        made.add_row(*_place(cell), *(_speed(cell.entry(name)) for name in ("DiffusionPipe", *systems)))
+    return made
+
+
+def _missing(cells: Sequence[Cell]) -> Table:
+    made = table("\nNo row (- above)", ("system", "cells", "because"), num_left=3)
+    for name in (*SYSTEMS, *TUNED, *QUANTISED):
+        if number := sum(cell.entry(name) is None for cell in cells):
+            made.add_row(name, str(number), reason_without(name))
     return made
 
 

@@ -13,14 +13,12 @@ from diffusionpipe.planner.rivals.baselines import (
     best_baselines,
     data_parallel,
     gpipe_starts,
-    is_better,
     pipeline,
-    pipeline_at,
     places,
     zero3,
 )
 from diffusionpipe.planner.rivals.copies import tuned_copies
-from diffusionpipe.planner.rivals.planners import PLANNERS
+from diffusionpipe.planner.rivals.replicated import replicated_spp
 from diffusionpipe.planner.search.judge import Judge
 from diffusionpipe.units import Seconds
 
@@ -75,16 +73,6 @@ def parts(profile: Profile) -> Iterator[Profile]:
 
 def _gpipe(judge: Judge) -> Baseline | None:
     return pipeline(judge, GPIPE, "gpipe", gpipe_starts, places(judge))
-
-
-def replicated_spp(judge: Judge) -> Baseline | None:
-    """1F1B over the stages and replicas of stages for which SPP's bound is smallest, at the best sizes."""
-    best: Baseline | None = None
-    for guess in PLANNERS["spp"].guesses(judge):
-        if guess.candidate.workers > 1:  # one stage is data parallelism
-            one = pipeline_at(judge, SPP, guess.candidate)
-            best = one if best is None or is_better(one, best) else best
-    return best
 
 
 def _in_turn(name: str, found: list[Baseline], setting: Setting) -> Rival:

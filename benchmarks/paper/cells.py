@@ -4,13 +4,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from benchmarks.paper import profiles
+from benchmarks.paper.fill import Fill, fill_of
 from diffusionpipe.costs import Cluster, Workload
 from diffusionpipe.costs.clusters import load_cluster
 from diffusionpipe.planner.assembly.layout import Filler
 from diffusionpipe.planner.filling.filler import filler_of
 from diffusionpipe.planner.pricing.setting import Setting
-from diffusionpipe.planner.rivals.baselines import Baseline, best_baselines, gpipe_starts, pipeline, spp_starts
+from diffusionpipe.planner.rivals.baselines import Baseline, best_baselines, best_of, gpipe_starts, pipeline, spp_starts
 from diffusionpipe.planner.rivals.copies import Cache, cache_of, tuned_copies
+from diffusionpipe.planner.rivals.replicated import replicated_spp
 from diffusionpipe.planner.search.candidates import Candidate
 from diffusionpipe.planner.search.judge import Judge
 from diffusionpipe.planner.search.naming import name_of, sizes_of
@@ -99,6 +101,8 @@ class Cell:
     """Data parallelism as people tune it, each at its own best sizes."""
     cache: Cache
     """What keeping encoder outputs on disk takes."""
+    fill: Fill | None
+    """Of the best pipeline; None without one."""
     same_layout: tuple[SameLayout, ...]
 
     @property
@@ -122,34 +126,38 @@ def setting_of(case: Case, cluster: Cluster | None = None) -> Setting:
 
 def measure(case: Case) -> Cell:
     """Simulate the cell."""
-    setting = setting_of(case)
+    return measure_in(setting_of(case), case)
+
+
+def measure_in(setting: Setting, case: Case) -> Cell:
+    """The same in a setting that differs from the case's own in shares or rates."""
     judge, filler = Judge(setting=setting), filler_of(setting)
     everything = search(setting, filler=filler)
     by_stages = {stages: search(setting, filler=filler, units=(stages,)) for stages in STAGES}
+    found = [pair for one in (everything, *by_stages.values()) for pair in one.finalists]
+    best = min((pair for pair in found if len(pair[0].starts) > 1), key=_rank, default=None)
     sums = judge.tables.table.sums(case.per_device)
     return Cell(
         case=case,
         frozen_over_busy=judge.tables.frozen_seconds / (sums.forward[-1] + sums.backward[-1]),
-        ours=tuple(_ours(setting, everything, list(by_stages.values()))),
-        others=tuple(_of_baseline(one) for one in best_baselines(setting)),
+        ours=tuple(_ours(setting, min(found, key=_rank, default=None), best)),
+        others=tuple(_of_baseline(one) for one in (*best_baselines(setting), best_of(replicated_spp, setting)) if one),
         tuned=tuple(_of_baseline(one) for one in tuned_copies(setting)),
         cache=cache_of(setting),
+        fill=best and fill_of(setting, best[0].layout(setting)),
         same_layout=tuple(
             one for stages, found in by_stages.items() if (one := _same_layout(judge, filler, stages, found))
         ),
     )
 
 
-def _ours(setting: Setting, everything: Search, by_stages: list[Search]) -> Iterator[Entry]:
+def _ours(setting: Setting, fastest: Found | None, pipe: Found | None) -> Iterator[Entry]:
     """Best of all, the best pipeline with two and more stages, and that unfilled."""
-    found = [pair for one in (everything, *by_stages) for pair in one.finalists]
-    fastest = min(found, key=_rank, default=None)
     if fastest:
         yield _of_proposal(BEST, *fastest)
-    best = min((pair for pair in found if len(pair[0].starts) > 1), key=_rank, default=None)
-    if best:
-        yield _of_proposal(PIPELINE, *best)
-        yield _of_proposal(UNFILLED, best[0], propose(setting, best[0].layout(setting)))
+    if pipe:
+        yield _of_proposal(PIPELINE, *pipe)
+        yield _of_proposal(UNFILLED, pipe[0], propose(setting, pipe[0].layout(setting)))
 
 
 def _same_layout(judge: Judge, filler: Filler, stages: int, found: Search) -> SameLayout | None:

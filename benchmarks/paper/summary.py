@@ -1,10 +1,13 @@
 """What all cells say together."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from statistics import median
 
 from benchmarks.paper.bandwidth import Threshold
 from benchmarks.paper.cells import BEST, PIPELINE, UNFILLED, Cell, Entry
+from benchmarks.paper.fill import Fill
 from diffusionpipe.planner.rivals.copies import AHEAD, CACHED, HYBRID, NARROW_SUMS, ZERO1
+from diffusionpipe.planner.rivals.replicated import REPLICATED_SPP
 from diffusionpipe.planner.search.naming import DATA_PARALLEL, SHARDED
 
 DDP = "DDP"
@@ -32,11 +35,12 @@ def summary(cells: Sequence[Cell], thresholds: Sequence[Threshold]) -> dict[str,
         "speedup_over_ddp_min": _min(over_ddp),
         "speedup_over_ddp_after_max": _max(over_ddp_after),
         "speedup_over_ddp_after_min": _min(over_ddp_after),
-        **_extremes(cells, TUNED),
+        **_extremes(cells, TUNED | {"spp_with_replicas": REPLICATED_SPP}),
         "bubble_before_fill_pipeline_max": _max(_bubbles(cells, UNFILLED)),
         "bubble_before_fill_pipeline_min": _min(_bubbles(cells, UNFILLED)),
         "bubble_after_fill_pipeline_max": _max(_bubbles(cells, PIPELINE)),
         "bubble_after_fill_pipeline_min": _min(_bubbles(cells, PIPELINE)),
+        **fill_figures([cell.fill for cell in cells if cell.fill is not None]),
         "ddp_128_bus_bandwidth_gbps": highest * 8 / 1e9 if highest else None,
         "ceiling_max": _max(cell.ceiling for cell in cells),
         "ceiling_min": _min(cell.ceiling for cell in cells),
@@ -46,6 +50,20 @@ def summary(cells: Sequence[Cell], thresholds: Sequence[Threshold]) -> dict[str,
         ),
         "cells_where_tuned_data_parallelism_is_as_fast": sum(is_matched(cell) for cell in cells),
         "cells": len(cells),
+    }
+
+
+def fill_figures(fills: Sequence[Fill]) -> dict[str, float | None]:
+    """How close filling comes to its bound: no bubble where frozen work exceeds the idle time, no longer elsewhere."""
+    enough = [one.bubble for one in fills if one.exceeds_idle]
+    ratios = [one.over_bound for one in fills if not one.exceeds_idle]
+    return {
+        "cells_where_frozen_work_exceeds_idle_time": len(enough),
+        "bubble_where_frozen_work_exceeds_idle_time_max": _max(enough),
+        "fill_over_bound_elsewhere_max": _max(ratios),
+        "fill_over_bound_elsewhere_median": median(ratios) if ratios else None,
+        "fill_over_bound_max": _max(one.over_bound for one in fills),
+        "fill_over_bound_median": median(one.over_bound for one in fills) if fills else None,
     }
 
 

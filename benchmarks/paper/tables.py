@@ -9,14 +9,16 @@ from benchmarks.paper.bandwidth import FACTOR, Threshold
 from benchmarks.paper.cells import BEST, PIPELINE, UNFILLED, Cell, Entry, SameLayout
 from benchmarks.paper.summary import TUNED, speedup_over_best
 from benchmarks.tables import table
+from diffusionpipe.planner.rivals.replicated import REPLICATED_SPP
 
-SYSTEMS = ("DDP", "DDP (no overlap)", "ZeRO-3 / FSDP", "GPipe", "1F1B + SPP")
+SYSTEMS = ("DDP", "DDP (no overlap)", "ZeRO-3 / FSDP", "GPipe", "1F1B + SPP", REPLICATED_SPP)
 WIDTH = 200
 GIB = 2**30
 SHORT = {
     "DDP": "DDP overlapped",
     "DDP (no overlap)": "DDP after",
     "ZeRO-3 / FSDP": "ZeRO-3",
+    REPLICATED_SPP: "SPP, replicas",
     UNFILLED: "pipeline unfilled",
     PIPELINE: "pipeline filled",
     BEST: "best of all",
@@ -28,7 +30,8 @@ def show(cells: Sequence[Cell], thresholds: Sequence[Threshold], figures: dict[s
     console = Console(width=WIDTH, highlight=False)
     for model in dict.fromkeys(cell.case.model for cell in cells):
         mine = [cell for cell in cells if cell.case.model == model]
-        console.print(_times(model, mine), _tuned(model, mine), _layouts(model, mine), _same(model, mine))
+        console.print(_times(model, mine), _tuned(model, mine), _fills(model, mine))
+        console.print(_layouts(model, mine), _same(model, mine))
     if thresholds:
         console.print(_bandwidths(thresholds))
     console.print(_summary(figures))
@@ -70,6 +73,18 @@ def _tuned(model: str, cells: Sequence[Cell]) -> Table:
         batch = cell.case.devices * cell.case.per_device
         size, hours = cell.cache.sample_bytes * 1e6 / 1e9, cell.cache.seconds / batch * 1e6 / 3600
         made.add_row(*_place(cell), *map(_time, entries), f"{size:.0f}", f"{hours:.2f}")
+    return made
+
+
+def _fills(model: str, cells: Sequence[Cell]) -> Table:
+    columns = ("A100s", "each", "without encoders ms", "bound ms", "filled ms", "over bound", "frozen / idle", "bubble")
+    made = table(f"\n{model}: the best pipeline's filling beside its bound", columns)
+    for cell in cells:
+        if one := cell.fill:
+            times = (f"{1e3 * seconds:.1f}" for seconds in (one.unfilled, one.bound, one.iteration))
+            made.add_row(
+                *_place(cell), *times, f"{one.over_bound:.4f}", f"{one.frozen_over_idle:.2f}", f"{one.bubble:.1%}"
+            )
     return made
 
 

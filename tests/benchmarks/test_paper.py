@@ -5,11 +5,13 @@ from planner import synthetic
 
 from benchmarks.paper.bandwidth import Threshold, with_bandwidth
 from benchmarks.paper.cells import BEST, PIPELINE, Case, Cell, Entry, SameLayout, measure
+from benchmarks.paper.fill import Fill
 from benchmarks.paper.sensitivity import with_share
-from benchmarks.paper.summary import is_data_parallel, summary
+from benchmarks.paper.summary import fill_figures, is_data_parallel, summary
 from diffusionpipe.costs.clusters import load_cluster
 from diffusionpipe.planner.pricing.setting import Setting
 from diffusionpipe.planner.rivals.copies import AHEAD, CACHED, HYBRID, NARROW_SUMS, ZERO1, Cache
+from diffusionpipe.planner.rivals.replicated import REPLICATED_SPP
 from diffusionpipe.planner.search.judge import Judge
 
 CASE = Case(model="SD 2.1, 512 px", devices=8, per_device=8)
@@ -30,7 +32,14 @@ def same(ours: float, gpipe: Entry, spp: Entry) -> SameLayout:
 def cell(*others: Entry, ours: float = 1.0, same_layout: tuple[SameLayout, ...] = ()) -> Cell:
     mine = (entry(BEST, ours, bubble=0.01), entry(PIPELINE, ours, bubble=0.07))
     return Cell(
-        case=CASE, frozen_over_busy=1.0, ours=mine, others=others, tuned=(), cache=CACHE, same_layout=same_layout
+        case=CASE,
+        frozen_over_busy=1.0,
+        ours=mine,
+        others=others,
+        tuned=(),
+        cache=CACHE,
+        fill=None,
+        same_layout=same_layout,
     )
 
 
@@ -77,6 +86,15 @@ def test_tuned_copies_have_their_own_figures_and_the_cache_never_counts_as_on_th
     assert figures["cells_where_tuned_data_parallelism_is_as_fast"] == 1
 
 
+def test_a_fill_counts_its_bubble_where_frozen_work_exceeds_the_idle_time_and_its_bound_elsewhere():
+    scarce = Fill(unfilled=2.0, bound=2.0, iteration=2.02, frozen_over_idle=0.5, bubble=0.2)
+    plenty = Fill(unfilled=2.0, bound=3.0, iteration=3.03, frozen_over_idle=2.0, bubble=0.01)
+    figures = fill_figures([scarce, plenty])
+    assert figures["cells_where_frozen_work_exceeds_idle_time"] == 1
+    assert figures["bubble_where_frozen_work_exceeds_idle_time_max"] == 0.01
+    assert figures["fill_over_bound_elsewhere_max"] == figures["fill_over_bound_elsewhere_median"] == 1.01
+
+
 def test_a_slower_network_slows_messages_as_much_as_sums_and_nothing_inside_a_node():
     cluster = load_cluster("a100-80x8:2")
     slow = with_bandwidth(cluster, cluster.inter_reduce.bandwidth / 4)
@@ -89,7 +107,7 @@ def test_a_measured_cell_has_every_system_and_ours_is_no_slower_than_any_that_fi
     measured = measure(CASE)
     ours = measured.entry(BEST)
     assert {one.system for one in measured.others} == {
-        "DDP", "DDP (no overlap)", "ZeRO-3 / FSDP", "GPipe", "1F1B + SPP",
+        "DDP", "DDP (no overlap)", "ZeRO-3 / FSDP", "GPipe", "1F1B + SPP", REPLICATED_SPP,
     }  # fmt: skip
     assert {one.system for one in measured.tuned} == {AHEAD, NARROW_SUMS, ZERO1, CACHED}
     assert HYBRID not in {one.system for one in measured.tuned}  # one node

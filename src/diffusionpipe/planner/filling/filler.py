@@ -5,7 +5,7 @@ from itertools import product
 
 from diffusionpipe.passes import PlacedFill
 from diffusionpipe.planner.assembly.layout import Filler, Unfilled
-from diffusionpipe.planner.filling.fills import FillOptions, frozen_layers, plan_fills
+from diffusionpipe.planner.filling.fills import FillOptions, FillPlan, FrozenLayers, frozen_layers, plan_fills
 from diffusionpipe.planner.filling.windows import window_fills
 from diffusionpipe.planner.pricing.encoders import frozen_workspace
 from diffusionpipe.planner.pricing.layer_table import checkpointed_layers
@@ -26,16 +26,22 @@ def filler_of(setting: Setting) -> Filler:
     frozen = frozen_layers(setting.profile)
 
     def fill(unfilled: Unfilled) -> Mapping[int, Sequence[PlacedFill]]:
-        speeds = worker_speeds(setting.cluster, unfilled.mesh)
         if unfilled.schedule.lead:
+            speeds = worker_speeds(setting.cluster, unfilled.mesh)
             chunk = setting.workload.encode_chunk
             options = FillOptions(speeds=speeds, max_chunk=chunk, overhead=setting.fill_start)
             return window_fills(unfilled.schedule, unfilled.costs, frozen, options)
-        hosts, chunk = hosts_and_chunk(setting, unfilled)
-        options = FillOptions(speeds=speeds, max_chunk=chunk, workers=hosts, overhead=setting.fill_start)
-        return plan_fills(unfilled.schedule, unfilled.costs, frozen, options).fills
+        return fill_plan(setting, unfilled, frozen).fills
 
     return fill
+
+
+def fill_plan(setting: Setting, unfilled: Unfilled, frozen: FrozenLayers) -> FillPlan:
+    """The fills of one iteration within each device's memory, with their bound."""
+    hosts, chunk = hosts_and_chunk(setting, unfilled)
+    speeds = worker_speeds(setting.cluster, unfilled.mesh)
+    options = FillOptions(speeds=speeds, max_chunk=chunk, workers=hosts, overhead=setting.fill_start)
+    return plan_fills(unfilled.schedule, unfilled.costs, frozen, options)
 
 
 def hosts_and_chunk(setting: Setting, unfilled: Unfilled) -> tuple[tuple[int, ...] | None, int]:

@@ -139,17 +139,14 @@ def pipeline(
         starts = partitioner(judge, arrangement, microbatches)
         if starts is None:
             continue
-        one = pipeline_at(
-            judge,
-            name,
-            Candidate(
-                arrangement=arrangement,
-                schedule=schedule,
-                microbatches=microbatches,
-                starts=starts,
-                replicas=(1,) * len(starts),
-            ),
+        candidate = Candidate(
+            arrangement=arrangement,
+            schedule=schedule,
+            microbatches=microbatches,
+            starts=starts,
+            replicas=(1,) * len(starts),
         )
+        one = pipeline_at(judge, name, candidate)
         if best is None or is_better(one, best):
             best = one
     return best
