@@ -71,6 +71,8 @@ class Profile:
     """Time of clipping, optimizer and average for each trained parameter of a rank; 0 where it was not measured."""
     waking: tuple[tuple[Seconds, Seconds], ...] = ()
     """(wait, what an action takes longer after it), ascending; () where it was not measured. See `costs/waking.py`."""
+    origin: str = ""
+    """What its times come from besides `source`, in words; "" where nothing has changed them."""
 
     def __post_init__(self) -> None:
         problems = []

@@ -56,6 +56,9 @@ class Feature(StrEnum):
     GLOBAL_CLIPPING = "clipping by the global norm"
     SPIKES = "spikes"
     SEVERAL_MODELS = "several models"
+    REPLAN = "suggested layouts"
+    PLAN_FILE = "plan file"
+    NOT_MEASURED = "layers not measured"
 
 
 MEANINGS: Mapping[Feature, str] = {
@@ -94,6 +97,9 @@ MEANINGS: Mapping[Feature, str] = {
     Feature.GLOBAL_CLIPPING: '`training.clip_norm` with `training.clip = "global"`',
     Feature.SPIKES: "`training.on_spike` skips a step or stops at one",
     Feature.SEVERAL_MODELS: "`[models.NAME]`: models that train together, each a backbone of its own",
+    Feature.REPLAN: '`pipeline.replan = "suggest"`: a run plans anew on the profile that its first steps have corrected',
+    Feature.PLAN_FILE: "`pipeline.plan` is the path of a plan file",
+    Feature.NOT_MEASURED: "sizes are given and nothing is filled, so no layer is measured",
 }
 
 
@@ -314,6 +320,19 @@ REFUSED: Mapping[tuple[Feature, Feature], str] = {
     (Feature.VERSIONS, Feature.SPIKES): (
         'without a flush a spike is known after the next steps have begun; set on_spike = "none", or versions = '
         '"flushed"'
+    ),
+    (Feature.REPLAN, Feature.VERSIONS): (
+        "without a flush no iteration has a beginning that a prediction could be held against; remove replan, or set "
+        'versions = "flushed"'
+    ),
+    (Feature.REPLAN, Feature.SEVERAL_MODELS): (
+        "layouts of several models are not planned anew yet; remove it, or train the models one by one"
+    ),
+    (Feature.REPLAN, Feature.PLAN_FILE): (
+        'a plan file has no profile that could be corrected; remove replan, or set plan = "auto"'
+    ),
+    (Feature.REPLAN, Feature.NOT_MEASURED): (
+        'there is no profile that could be corrected; remove replan, or set plan = "auto" or fill = true'
     ),
     (Feature.CONTROLNET, Feature.PICTURES): (
         "the model needs a conditioning picture, which prompts cannot give; draw with diffusers' pipeline"

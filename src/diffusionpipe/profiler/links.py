@@ -93,7 +93,7 @@ def measure_links(job: Job, *, name: str, repeats: int = 7, progress: Report = s
     if world_size < 2:
         raise ConfigError("one rank has no links to measure; use --ranks 2 or more")
     ranks = gather(
-        _Rank(host=socket.gethostname(), device=device_name(job.device), memory=_memory(job)), form_of(_Rank)
+        _Rank(host=socket.gethostname(), device=device_name(job.device), memory=usable_memory(job)), form_of(_Rank)
     )
     nodes = _nodes([rank.host for rank in ranks])
     first_node, everyone = tuple(r for r in range(world_size) if nodes[r] == 0), tuple(range(world_size))
@@ -129,7 +129,8 @@ def measure_links(job: Job, *, name: str, repeats: int = 7, progress: Report = s
     return Links(cluster=cluster, trials=tuple(trials))
 
 
-def _memory(job: Job) -> Bytes:
+def usable_memory(job: Job) -> Bytes:
+    """What training may use of this rank's device; every rank calls it."""
     if job.device.type == "cuda":
         return int(torch.cuda.get_device_properties(job.device).total_memory * USABLE)
     on_this_machine = int(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") * USABLE_OF_HOST)

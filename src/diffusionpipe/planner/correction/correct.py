@@ -198,7 +198,10 @@ def _with_update(setting: Setting, plan: Plan, update: Seconds) -> Setting:
     profile, mesh = setting.profile, plan.mesh
     if not profile.update:
         return setting
-    predicted, agreement = update_time(plan.train, plan.blocks, profile, mesh), time_to_update(0, profile, mesh.num_ranks)
+    predicted, agreement = (
+        update_time(plan.train, plan.blocks, profile, mesh),
+        time_to_update(0, profile, mesh.num_ranks),
+    )
     left = max(update - agreement, LEAST_UPDATE * update)
     return replace(setting, profile=replace(profile, update=profile.update * left / (predicted - agreement)))
 

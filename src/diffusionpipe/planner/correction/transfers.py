@@ -120,9 +120,7 @@ def _crossing(
     pair: tuple[int, int], priced: tuple[Bytes, Seconds], seconds: Seconds, *, is_bound: bool = False
 ) -> Crossing:
     num_bytes, predicted = priced
-    return Crossing(
-        pair=pair, num_bytes=num_bytes, predicted=predicted, seconds=max(seconds, 1e-6), is_bound=is_bound
-    )
+    return Crossing(pair=pair, num_bytes=num_bytes, predicted=predicted, seconds=max(seconds, 1e-6), is_bound=is_bound)
 
 
 def corrected_link(link: Link, found: Sequence[Crossing]) -> Link:
