@@ -112,7 +112,7 @@ def main() -> None:
         return
     _yield_to_training()
     profile, cluster = read_profile(Path(request.profile)), load_cluster(request.cluster)
-    print(json.dumps(answer(request, profile, cluster)))
+    sys.stdout.write(json.dumps(answer(request, profile, cluster)))
 
 
 def answer(request: Request, profile: Profile, cluster: Cluster) -> dict[str, object] | None:

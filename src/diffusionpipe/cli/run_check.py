@@ -141,7 +141,8 @@ class RunCheck:
         if self._search is None or not self._search.is_over():
             return
         search, self._search = self._search, None
-        assert self._start is not None and self.correction is not None, "the search came after the check"
+        assert self._start is not None, "a run is announced before its first step"
+        assert self.correction is not None, "the search came after the check"
         folder, present = self._start.recipe.run.folder, self.correction.corrected.step
         try:
             found = search.result()

@@ -97,7 +97,7 @@ MEANINGS: Mapping[Feature, str] = {
     Feature.GLOBAL_CLIPPING: '`training.clip_norm` with `training.clip = "global"`',
     Feature.SPIKES: "`training.on_spike` skips a step or stops at one",
     Feature.SEVERAL_MODELS: "`[models.NAME]`: models that train together, each a backbone of its own",
-    Feature.REPLAN: '`pipeline.replan = "suggest"`: a run plans anew on the profile that its first steps have corrected',
+    Feature.REPLAN: '`pipeline.replan = "suggest"`: the run plans anew on the profile that its steps corrected',
     Feature.PLAN_FILE: "`pipeline.plan` is the path of a plan file",
     Feature.NOT_MEASURED: "sizes are given and nothing is filled, so no layer is measured",
 }
