@@ -6,7 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -35,13 +35,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.prediction", description=__doc__)
     parser.add_argument("--json", action="store_true", help="print the figures instead of tables")
     parser.add_argument("--quick", action="store_true", help="the digits only, 10 steps of each plan")
+    parser.add_argument("--model", choices=("digits", "wide"), help="one of the models; default: both")
     parser.add_argument("--out", type=Path, help="write a picture of the filled digits here, predicted above measured")
     arguments = parser.parse_args()
     os.environ["OMP_NUM_THREADS"] = "1"
-    steps = 10 if arguments.quick else 40
+    steps = 10 if arguments.quick else 100
     with TemporaryDirectory() as folder, Console(stderr=True).status("starting") as status:
         found = {}
-        for name, overrides in _models(Path(folder), is_quick=arguments.quick):
+        names = ("digits",) if arguments.quick else (arguments.model,) if arguments.model else ("digits", "wide")
+        for name, overrides in _models(Path(folder), names):
             with local_ranks(2, preload=PRELOAD) as ranks:
                 status.update(f"{name}: profile, training")
                 found[name] = _measure(ranks, overrides, steps)
@@ -51,19 +53,20 @@ def main() -> None:
     if arguments.json:
         print(json.dumps({"machine": machine(), "models": _plain(found)}, indent=2))
     else:
-        console = Console(highlight=False, width=140)
+        console = Console(highlight=False, width=180)
         for name, plans in found.items():
             console.print(_times(name, plans), _kinds(name, plans), _bytes(name, plans))
         console.print(machine())
 
 
-def _models(folder: Path, *, is_quick: bool) -> Iterator[tuple[str, tuple[str, ...]]]:
+def _models(folder: Path, names: Sequence[str]) -> Iterator[tuple[str, tuple[str, ...]]]:
     """Names and overrides of the digits' recipe: the digits, and the same with a wider U-Net."""
     data = folder / "data"
     subprocess.run([sys.executable, DIGITS / "dataset.py", "--out", data], check=True, stdout=subprocess.DEVNULL)
     shared = (f"data.train={data / 'train'}", f"data.validation={data / 'validation'}", f"run.folder={folder / 'run'}")
-    yield "digits", (*shared, f"model.path={DIGITS / 'model'}")
-    if not is_quick:
+    if "digits" in names:
+        yield "digits", (*shared, f"model.path={DIGITS / 'model'}")
+    if "wide" in names:
         wide = folder / "wide"
         shutil.copytree(DIGITS / "model", wide)
         config = wide / "unet" / "config.json"
@@ -90,13 +93,18 @@ def _times(model: str, plans: dict[str, Found]) -> Table:
         "step predicted",
         "measured",
         "ratio",
+        "corrected",
+        "ratio",
+        "step corrected",
+        "ratio",
     )
     table = _table(f"{model}: iterations and steps", "", *columns, "quiet steps", "no core")
     for name, one in plans.items():
         alone = Pair(predicted=one.before, measured=one.iteration.measured)
         times = f"{one.fastest * 1e3:.1f}", f"{one.before * 1e3:.1f}", f"{alone.ratio:.3f}"
         quiet = f"{one.quiet} of {one.steps}", f"{one.delay:.1%}"
-        table.add_row(name, *_pair(one.iteration), *times, *_pair(one.step), *quiet)
+        corrected = [text for pair in (one.corrected, one.corrected_step) for text in _pair(pair)[::2]]
+        table.add_row(name, *_pair(one.iteration), *times, *_pair(one.step), *corrected, *quiet)
     return table
 
 
@@ -139,6 +147,9 @@ def _plain(found: dict[str, dict[str, Found]]) -> dict[str, Any]:
                 "iteration_s": pair(one.iteration),
                 "predicted_by_one_rank_s": one.before,
                 "step_s": pair(one.step),
+                "corrected_iteration_s": pair(one.corrected),
+                "corrected_step_s": pair(one.corrected_step),
+                "unexplained": one.unexplained,
                 "kinds_s": {kind: pair(times) for kind, times in one.kinds.items()},
                 "held_bytes": [pair(rank) for rank in one.held],
                 "quiet_steps": one.quiet,
