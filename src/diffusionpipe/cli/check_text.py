@@ -24,8 +24,8 @@ def check_lines(found: "Correction", profile: Path) -> Iterator[str]:
         f"checked_steps={first}-{last} predicted_step_s={found.predicted.step:.4f} "
         f"measured_step_s={found.measured.step:.4f} corrected_step_s={found.corrected.step:.4f}"
     )
-    kinds = " ".join(f"{kind.name.replace(' ', '_')}={kind.error:+.1%}" for kind in found.kinds)
-    yield f"off {kinds} unexplained={found.unexplained:+.1%}"
+    kinds = [f"{kind.name} {_off(kind)}" for kind in found.kinds]
+    yield f'off="{", ".join([*kinds, f"unexplained {found.unexplained:+.1%}"])}"'
     if places := _places(found):
         yield f'most_off="{"; ".join(places)}"'
     yield f"corrected_profile={profile}"

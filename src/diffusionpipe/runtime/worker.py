@@ -138,7 +138,6 @@ def build_worker(
         host_weights=host_weights_of(graph, plan.blocks[-1], device) if plan.offload_frozen else None,
         watch=LayerWatch(device),
     )
-    executors = parts.executors()
     window, versions = None, dict[int, BlockVersions]()
     if plan.train.lead:
         predicted = predictions_held(plan.train)
@@ -155,7 +154,7 @@ def build_worker(
         parameters=held.parameters,
         owned=held.owned,
         gradients=held.gradients,
-        executors=executors,
+        executors=parts.executors(),
         window=window,
         versions=versions,
         encoded=encoded_rows(plan.encoding, place.worker),

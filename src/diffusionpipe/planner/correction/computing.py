@@ -95,7 +95,7 @@ def _of_blocks(plan: Plan, ratios: Mapping[Key, float]) -> dict[str, Factors]:
     of_block: dict[int, dict[Op, float]] = defaultdict(dict)
     for (block, op), block_ratios in found.items():
         of_block[block][op] = fmean(block_ratios)
-    factors = {}
+    factors: dict[str, Factors] = {}
     for block, of_op in of_block.items():
         whole = of_op.get(Op.B, 1.0)
         forward, backward = of_op.get(Op.F, 1.0), (of_op.get(Op.I, whole), of_op.get(Op.W, whole))

@@ -44,7 +44,7 @@ def crossings(plan: Plan, recorded: Recorded, costs: Costs) -> list[Crossing]:
     """Every message of which something is known."""
     spans = {(span.worker, span.action): span for span in recorded.timeline.spans}
     begun = dict(_waits(recorded))
-    found = []
+    found: list[Crossing] = []
     for group in range(plan.mesh.data_parallel):
         found += _of_group(plan, group, spans, begun, costs)
     return found

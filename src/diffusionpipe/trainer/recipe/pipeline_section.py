@@ -82,8 +82,8 @@ class PipelineSection(Section):
     cluster: Maybe[Annotated[str, Field(min_length=1)]] = None
     """Cluster file or name whose links and memory the search assumes; "none": those of this job, measured."""
     replan: Maybe[Choice[Replan]] = None
-    """Whether the run plans anew on the profile that its first steps have corrected, and names a layout that would be
-    more than 5 % faster; "none": it does where it can."""
+    """Whether the run searches for a faster layout with the profile that its first steps have corrected, and names one that
+    would be more than 5 % faster; "none": it does where it can."""
 
     @property
     def is_searched(self) -> bool:
@@ -177,11 +177,11 @@ class PipelineSection(Section):
         if self.replan is not Replan.SUGGEST:
             return self
         asked = (
-            (self.versions is not Versions.FLUSHED, Feature.VERSIONS),
-            (self.plan_file is not None, Feature.PLAN_FILE),
-            (self.plan is None and not self.is_profiled, Feature.NOT_MEASURED),
+            (self.versions is not Versions.FLUSHED, refusal(Feature.REPLAN, Feature.VERSIONS)),
+            (self.plan_file is not None, refusal(Feature.REPLAN, Feature.PLAN_FILE)),
+            (self.plan is None and not self.is_profiled, refusal(Feature.REPLAN, Feature.NOT_MEASURED)),
         )
-        raise_problems(f"replan: {refusal(Feature.REPLAN, other)}" for is_asked, other in asked if is_asked)
+        raise_problems(f"replan: {why}" for is_asked, why in asked if is_asked)
         return self
 
     @model_validator(mode="after")
