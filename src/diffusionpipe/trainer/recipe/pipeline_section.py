@@ -82,8 +82,8 @@ class PipelineSection(Section):
     cluster: Maybe[Annotated[str, Field(min_length=1)]] = None
     """Cluster file or name whose links and memory the search assumes; "none": those of this job, measured."""
     replan: Maybe[Choice[Replan]] = None
-    """Whether the run searches for a faster layout with the profile that its first steps have corrected, and names one that
-    would be more than 5 % faster; "none": it does where it can."""
+    """Whether the run searches for a faster layout with the profile that its first steps have corrected, and names
+    one that would be more than 5 % faster; "none": it does where it can."""
 
     @property
     def is_searched(self) -> bool:
