@@ -22,7 +22,7 @@ from transformers import CLIPTokenizer
 
 from diffusionpipe.cli.run_check import RunCheck
 from diffusionpipe.models.graph import canonical_names
-from diffusionpipe.profiler import measure_links, passes, together, waking
+from diffusionpipe.profiler import measure_links, measured, passes, together, waking
 from diffusionpipe.runtime.process_group import Job, joined, membership
 from diffusionpipe.trainer import job_cluster, loop, members, spikes, stopping
 from diffusionpipe.trainer import run as run_module
@@ -154,7 +154,8 @@ def measured_briefly() -> Iterator[None]:
     links = partial(measure_links, repeats=1)
     with (
         mock.patch.object(passes, "ENOUGH", 0.0),
-        mock.patch.object(waking, "REPEATS", 1),
+        mock.patch.multiple(waking, REPEATS=1, MOST_REPEATS=1),
+        mock.patch.object(measured, "MOST_SWEEPS", 1),
         mock.patch.object(together, "measure_links", links),
         mock.patch.object(job_cluster, "measure_links", links),
     ):

@@ -53,6 +53,7 @@ def _scaled_layer(layer: LayerProfile, factors: Factors) -> LayerProfile:
         input_grad=times(layer.input_grad, factors.input_grad),
         weight_grad=times(layer.weight_grad, factors.weight_grad),
         forward_spread=times(layer.forward_spread, factors.forward),
+        backward_spread=times(layer.backward_spread, factors.weight_grad),
         cast=layer.cast * factors.forward,
     )
 
