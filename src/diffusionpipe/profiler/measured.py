@@ -114,12 +114,7 @@ def profile_model(
     if place.type == "cpu":
         keep_heap()
     with buffers_on(graph, place):
-        began, parts = time.perf_counter(), 2 if place.type == "cpu" and repeats > 1 else 1
-        report = progress or silent
-        columns = _columns(setting, sizes, time_budget, lambda done, total: report(done, parts * total))
-        if parts > 1:
-            columns = _steadied(setting, columns, began + time_budget)
-        report(1, 1)
+        columns = _steady_columns(setting, sizes, time_budget, progress or silent)
     return Profile(
         graph=model,
         batch_sizes=tuple(columns),
@@ -135,6 +130,20 @@ def profile_model(
 
 def silent(done: int, total: int) -> None:
     """A report that nobody reads."""
+
+
+def _steady_columns(setting: _Setting, sizes: Sequence[int], budget: Seconds, progress: Report) -> Mapping[int, Column]:
+    """All sizes and, on a CPU with repeats, those that are not steady again (`profiler/sweeps.py`)."""
+    sweeps = min(setting.repeats, MOST_SWEEPS) if setting.device.type == "cpu" else 1
+    end = time.perf_counter() + budget
+    first = _columns(setting, sizes, budget, lambda done, total: progress(done, min(sweeps, 2) * total))
+
+    def again(size: int) -> Column:
+        return _column(setting, size, lambda _: None, waking_from=0.0 if first[size].waking else inf)
+
+    columns = sweep(first, again, partial(_agree, setting), end, sweeps)
+    progress(1, 1)
+    return columns
 
 
 def _columns(setting: _Setting, sizes: Sequence[int], budget: Seconds, progress: Report) -> dict[int, Column]:
@@ -170,15 +179,6 @@ def _columns(setting: _Setting, sizes: Sequence[int], budget: Seconds, progress:
             break
         last = time.perf_counter() - start
     return columns
-
-
-def _steadied(setting: _Setting, first: Mapping[int, Column], end: Seconds) -> dict[int, Column]:
-    """The columns measured again, on a CPU at least once: see `profiler/sweeps.py`."""
-
-    def again(size: int) -> Column:
-        return _column(setting, size, lambda _: None, waking_from=0.0 if first[size].waking else inf)
-
-    return sweep(first, again, partial(_agree, setting), end, min(setting.repeats, MOST_SWEEPS))
 
 
 def _warn_left_out(sizes: Sequence[int], reason: str) -> None:
