@@ -25,7 +25,7 @@ def check_lines(found: "Correction", profile: Path) -> Iterator[str]:
         f"measured_step_s={found.measured.step:.4f} corrected_step_s={found.corrected.step:.4f}"
     )
     kinds = [f"{kind.name} {_off(kind)}" for kind in found.kinds]
-    yield f'off="{", ".join([*kinds, f"unexplained {found.unexplained:+.1%}"])}"'
+    yield f'off="{", ".join([*kinds, f"unexplained {_percent(found.unexplained)}"])}"'
     if places := _places(found):
         yield f'most_off="{"; ".join(places)}"'
     yield f"corrected_profile={profile}"
@@ -46,11 +46,11 @@ def check_table(found: "Correction", profile: Path) -> "Table":
         ("iteration", found.predicted.iteration, found.measured.iteration, found.corrected.iteration),
     )
     for name, predicted, measured, corrected in times:
-        off = f"{measured / predicted - 1:+.1%}"
+        off = _percent(measured / predicted - 1)
         table.add_row(name, _milliseconds(predicted), _milliseconds(measured), off, _milliseconds(corrected))
     for kind in found.kinds:
         table.add_row(f"  {kind.name}", _milliseconds(kind.predicted), _milliseconds(kind.measured), _off(kind), "")
-    table.add_row("  unexplained", "", "", f"{found.unexplained:+.1%}", "")
+    table.add_row("  unexplained", "", "", _percent(found.unexplained), "")
     words = [*(f"most off: {place}" for place in _places(found)), f"corrected profile: {profile}"]
     table.caption = Text("\n".join(words))
     return table
@@ -61,17 +61,22 @@ def _places(found: "Correction") -> list[str]:
     words = []
     if stages := [stage for stage in found.stages if stage.predicted > 0 and stage.measured > 0]:
         worst = max(stages, key=lambda stage: max(stage.error, -stage.error))
-        words.append(f"{worst.name} {worst.error:+.1%}")
+        words.append(f"{worst.name} {_percent(worst.error)}")
     factors = sorted(factor for _, factor in found.layers)
     usual = factors[len(factors) // 2]
     apart = [(name, factor) for name, factor in found.layers if max(factor / usual, usual / factor) > CLEAR]
     apart.sort(key=lambda pair: -max(pair[1] / usual, usual / pair[1]))
-    return [*words, *(f"{name} {factor - 1:+.1%}" for name, factor in apart[:LAYERS])]
+    return [*words, *(f"{name} {_percent(factor - 1)}" for name, factor in apart[:LAYERS])]
 
 
 def _off(kind: "Kind") -> str:
-    return f"{kind.error:+.1%}" if kind.predicted else "not predicted"
+    return _percent(kind.error) if kind.predicted else "not predicted"
 
 
 def _milliseconds(seconds: Seconds) -> str:
     return f"{seconds * 1000:.1f} ms"
+
+
+def _percent(part: float) -> str:
+    """With its sign; what rounds to nothing is +0.0%."""
+    return f"{round(part, 3) + 0.0:+.1%}"
