@@ -79,6 +79,14 @@ def measure_profiles(job: Job, recipe: Path, overrides: tuple[str, ...]) -> Prof
     return Profiles(alone=alone[0], together=together)
 
 
+def measure_joint_profile(job: Job, recipe: Path, overrides: tuple[str, ...]) -> Profile:
+    """The profile of all ranks alone, as a run measures it."""
+    loaded = load_recipe(recipe, overrides)
+    opened = build_model(loaded, "cpu")
+    make_update = partial(update_of, loaded)
+    return profile_job(job, opened.graph, opened.model, batch_sizes=BATCH_SIZES, make_update=make_update)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
     """What one rank did with one plan."""
