@@ -74,6 +74,7 @@ class Replanning:
                 stdout=subprocess.PIPE,
                 stderr=file,
                 text=True,
+                start_new_session=True,  # Ctrl-C ends the training first, which then ends this
             )
         self._started, self._limit = monotonic(), TIME_LIMIT
         assert self._process.stdin is not None, "it is a pipe"

@@ -55,13 +55,15 @@ class Command:
     recipe: Path
     overrides: Sequence[str]
     ranks: int
+    device: str = "auto"
 
     def with_plan(self, plan: Path, recipe: "Recipe") -> str:
         """The command that goes on with a plan file, with all keys taken back that the plan sets."""
         given = [key for key in KEYS if getattr(recipe.pipeline, key) not in (None, ())]
         taken = [f"pipeline.{key}={'[]' if key in ('replicas', 'splits') else 'none'}" for key in given]
         words = ["diffusionpipe", "train", str(self.recipe), *self.overrides, f"pipeline.plan={plan}", *taken]
-        return shlex.join([*words, "--ranks", str(self.ranks), "--resume", "latest"])
+        options = ["--device", self.device] if self.device != "auto" else []
+        return shlex.join([*words, "--ranks", str(self.ranks), *options, "--resume", "latest"])
 
 
 class RunCheck:

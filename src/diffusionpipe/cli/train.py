@@ -114,7 +114,7 @@ def train(
     if is_rank:
         _refuse_launch_options(ranks, port, max_restarts)
     if is_rank or (count == 1 and port is None and not max_restarts):
-        command = Command(recipe=recipe, overrides=overrides or (), ranks=count)
+        command = Command(recipe=recipe, overrides=overrides or (), ranks=count, device=device)
         _join(_Part(loaded, resume, device, command, take_over=take_over, uses_cache=cache), screen)
         return
     check_processes(count, 1 if loaded.data.workers is None else loaded.data.workers)
