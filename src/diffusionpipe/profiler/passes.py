@@ -26,7 +26,7 @@ ENOUGH: Seconds = 0.025
 """Passes are made beyond `repeats` until they have taken this long for each of their layers,"""
 STEADY = 0.005
 """and the median pass is known to this part of it;"""
-MOST: Seconds = 0.1
+MOST: Seconds = 0.05
 """at most until they have taken this long for each of their layers,"""
 MAX_REPEATS = 25
 """or this often."""
