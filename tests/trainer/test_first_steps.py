@@ -1,5 +1,7 @@
 """Runs correct their profiles by their own first steps, and learn what they learn without that."""
 
+import shutil
+
 import pytest
 from checked_runs import SHOWN, train_checked
 from tiny_runs import losses_of, recipe_of, save_pictures, save_stable_diffusion, train
@@ -37,6 +39,8 @@ def test_a_filled_run_writes_a_corrected_profile_and_learns_the_same(crew, place
     shown = (folder / SHOWN).read_text(encoding="utf-8")
     for words in ("steps 2 to 4", "forwards", "backwards", "encoding", "update", "unexplained", "corrected profile"):
         assert words in shown
+    (place / "plain").mkdir()
+    shutil.copy(folder / "profile.json", place / "plain")  # and so the same plan
     assert crew.run(train, recipe(place, "plain")) == [6, 6]
     assert losses_of(folder) == losses_of(place / "plain")
 
