@@ -5,9 +5,10 @@ from dataclasses import replace
 import pytest
 from planner.correction.planted import layer_doubled, link_too_fast, setting_of
 from planner.correction.recordings import recorded_of, with_layer
+from planner.synthetic import cluster, unet, workload
 
 from diffusionpipe.costs.files import profile_from_text, profile_to_text
-from diffusionpipe.planner import Layout, build_plan, choose
+from diffusionpipe.planner import Layout, Setting, build_plan, choose
 from diffusionpipe.planner.correction.correct import correct, predicted_step
 from diffusionpipe.planner.correction.suggestion import GAIN, suggest
 from diffusionpipe.planner.filling.filler import filler_of
@@ -117,3 +118,15 @@ def test_a_corrected_profile_is_a_profile_file_that_says_where_it_comes_from():
     profile = correct(true, plan, recorded_of(true, plan)).setting.profile
     named = replace(profile, origin="corrected by steps 6 to 20")
     assert profile_from_text(profile_to_text(named)) == named
+
+
+def test_messages_that_wait_for_others_on_their_queue_do_not_make_a_link_slow():
+    true = Setting(profile=unet(), cluster=cluster(16, per_node=8), workload=workload(64))
+    layout = Layout(batch=64, stages=16, microbatches=16, encode_chunk=8)
+    plan = build_plan(true.graph, layout, pricing=pricing_of(true), filler=filler_of(true))
+    found = correct(true, plan, recorded_of(true, plan))
+    for name in ("intra", "inter"):
+        link, wanted = getattr(found.setting.cluster, name), getattr(true.cluster, name)
+        assert (link.latency, link.bandwidth) == pytest.approx((wanted.latency, wanted.bandwidth), rel=1e-3)
+    assert found.setting.cluster.inter_reduce == true.cluster.inter_reduce
+    assert found.unexplained == pytest.approx(0, abs=1e-3)

@@ -11,9 +11,9 @@ nobody waited took at most the time until its reader began [3].
 Gradient sums run one after the other beside the compute, and a rank's iteration ends with the last of them.
 """
 
-from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import inf
 from statistics import fmean, median
 
 from diffusionpipe.costs import AllReduce, Costs, Link
@@ -69,68 +69,84 @@ def _of_group(
     schedule, stages = plan.train, plan.train.placement.stages
     sent: dict[int, Seconds] = {}
     prices: dict[int, tuple[Bytes, Seconds]] = {}
-    of_pair: dict[tuple[int, int], list[int]] = defaultdict(list)
+    pairs = [(stages[one.source].worker, stages[one.destination].worker) for one in schedule.messages]
     for slot, message in enumerate(schedule.messages):
-        pair = stages[message.source].worker, stages[message.destination].worker
-        rank_of = [plan.mesh.rank(group, worker) for worker in pair]
-        both = [spans.get((rank, end)) for rank, end in zip(rank_of, ends(message, slot), strict=True)]
-        if any(span is None for span in both):
-            continue
-        sent[slot] = max(span.start for span in both if span is not None)
-        num_bytes = len(message.samples) * sum(costs.tensor_bytes.get(name, 0) for name in message.tensors)
-        prices[slot] = num_bytes, costs.link_between(*pair).transfer(num_bytes)
-        of_pair[pair].append(slot)
+        ranks = [plan.mesh.rank(group, worker) for worker in pairs[slot]]
+        both = [spans[rank, end] for rank, end in zip(ranks, ends(message, slot), strict=True) if (rank, end) in spans]
+        if len(both) == len(ranks):
+            sent[slot] = max(span.start for span in both)
+            num_bytes = len(message.samples) * sum(costs.tensor_bytes.get(name, 0) for name in message.tensors)
+            prices[slot] = num_bytes, costs.link_between(*pairs[slot]).transfer(num_bytes)
     readers: dict[int, Seconds] = {}
     arrived: dict[int, Seconds] = {}
     for action, slots in waits_of(schedule).items():
         rank = plan.mesh.rank(group, stages[action.stage].worker)
         known = [slot for slot in slots if slot in sent]
-        if not known or (rank, action) not in spans:
-            continue
-        start = spans[rank, action].start
-        for slot in known:
-            readers[slot] = min(start, readers.get(slot, start))
-        if has_waited[rank, action]:
-            arrived.setdefault(max(known, key=lambda slot: sent[slot] + prices[slot][1]), start)  # [1]
-    for pair, of_link in of_pair.items():
-        yield from _of_link(pair, of_link, sent, arrived, readers, prices)
+        if known and (rank, action) in spans:
+            start = spans[rank, action].start
+            readers |= {slot: min(start, readers.get(slot, start)) for slot in known}
+            if has_waited[rank, action]:
+                arrived.setdefault(max(known, key=lambda slot: sent[slot] + prices[slot][1]), start)  # [1]
+    seen = _Seen(sent=sent, arrived=arrived, readers=readers)
+    for slot, (seconds, is_bound) in _crossing_times(pairs, seen).items():
+        num_bytes, predicted = prices[slot]
+        yield Crossing(
+            pair=pairs[slot], num_bytes=num_bytes, predicted=predicted, seconds=max(seconds, 1e-6), is_bound=is_bound
+        )
 
 
-def _of_link(
-    pair: tuple[int, int],
-    slots: Sequence[int],
-    sent: Mapping[int, Seconds],
-    arrived: Mapping[int, Seconds],
-    readers: Mapping[int, Seconds],
-    prices: Mapping[int, tuple[Bytes, Seconds]],
-) -> Iterator[Crossing]:
-    free: Seconds | None = 0.0
-    for slot in sorted(slots, key=lambda one: (sent[one], one)):
-        if free is not None and slot in arrived:
-            yield _crossing(pair, prices[slot], arrived[slot] - max(sent[slot], free))  # [2]
-        elif slot in readers and slot not in arrived:
-            yield _crossing(pair, prices[slot], readers[slot] - sent[slot], is_bound=True)  # [3]
-        over = arrived.get(slot, readers.get(slot))
-        later = [sent[one] for one in slots if sent[one] > sent[slot]]
-        is_over = over is not None and (slot in arrived or not later or over <= min(later))
-        free = over if is_over else None
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Seen:
+    """What ranks know of messages, by number."""
+
+    sent: Mapping[int, Seconds]
+    """When both ends were posted."""
+    arrived: Mapping[int, Seconds]
+    """When it was there, where somebody waited for it."""
+    readers: Mapping[int, Seconds]
+    """When its first reader began."""
 
 
-def _crossing(
-    pair: tuple[int, int], priced: tuple[Bytes, Seconds], seconds: Seconds, *, is_bound: bool = False
-) -> Crossing:
-    num_bytes, predicted = priced
-    return Crossing(pair=pair, num_bytes=num_bytes, predicted=predicted, seconds=max(seconds, 1e-6), is_bound=is_bound)
+def _crossing_times(pairs: Sequence[tuple[int, int]], seen: _Seen) -> dict[int, tuple[Seconds, bool]]:
+    """Message -> what it took, and whether that is only a bound; without those of which nothing can be said.
+
+    Each worker has a queue for transfers in each direction, in which a message waits for those before it.
+    """
+    found: dict[int, tuple[Seconds, bool]] = {}
+    free: dict[tuple[int, bool], tuple[Seconds, bool]] = {}
+    for slot in sorted(seen.sent, key=lambda one: (seen.sent[one], one)):
+        sent, (source, destination) = seen.sent[slot], pairs[slot]
+        queues = [(worker, destination > source) for worker in (source, destination)]
+        before = [free.get(queue, (0.0, True)) for queue in queues]
+        is_known = all(exact or end <= sent for end, exact in before)
+        if slot in seen.arrived:
+            if is_known:
+                found[slot] = seen.arrived[slot] - max(sent, *(end for end, _ in before)), False  # [2]
+            over = seen.arrived[slot], True
+        elif slot in seen.readers:
+            found[slot] = seen.readers[slot] - sent, True  # [3]
+            over = seen.readers[slot], False
+        else:
+            over = inf, False
+        for queue in queues:
+            free[queue] = max(over, free.get(queue, over))
+    return found
 
 
 def corrected_link(link: Link, found: Sequence[Crossing]) -> Link:
-    """The link on which these messages take what they took, in the median; it stays where nothing contradicts it."""
+    """The link on which these messages take what they took; it stays where nothing contradicts it.
+
+    The lower quartile counts, because a message may wait for others that nobody has seen.
+    """
     seen = [one for one in found if not one.is_bound]
     if not seen:
         ratios = [one.seconds / one.predicted for one in found if one.predicted > 0]
         ratio = min(1.0, median(ratios)) if ratios else 1.0
         return replace(link, latency=link.latency * ratio, bandwidth=link.bandwidth / ratio)
-    latency, rate = corrected_line(link.latency, link.bandwidth, [(float(one.num_bytes), one.seconds) for one in seen])
+    ratios = sorted(one.seconds / one.predicted for one in seen)
+    usual = ratios[len(ratios) // 4]
+    points = [(float(one.num_bytes), usual * one.predicted) for one in seen]
+    latency, rate = corrected_line(link.latency, link.bandwidth, points)
     return replace(link, latency=latency, bandwidth=rate)
 
 
@@ -177,7 +193,8 @@ def sums_of(plan: Plan, recorded: Recorded, costs: Costs) -> Sums:
             counts.append(sum(price > 0 for price in prices))
     if not found:
         return Sums(predicted=0.0, count=0.0, ratio=1.0)
-    return Sums(predicted=fmean(predicted), count=fmean(counts), ratio=median(found))
+    # A rank may wait at the end for messages too, so each of these is at least the sums' own.
+    return Sums(predicted=fmean(predicted), count=fmean(counts), ratio=min(found))
 
 
 def _meeting(plan: Plan, action: Action, group: int) -> tuple[int, int]:
