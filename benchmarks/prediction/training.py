@@ -37,8 +37,6 @@ from diffusionpipe.trainer.stopping import Stopping
 from diffusionpipe.units import Bytes, Seconds
 
 WARM_UP = 3
-BLOCK = 10
-"""Steps in a row of one plan; then comes the next plan's turn."""
 UNRECORDED, RECORDED = 5, 15
 """The first steps of a plan, of which a run records as many: these 20 correct the profile for those that follow."""
 
@@ -106,15 +104,13 @@ def train(
     loaded = load_recipe(recipe, overrides)
     runs = {name: _Training(job, loaded, plan) for name, plan in plans.items()}
     held = {name: run.held for name, run in runs.items()}
-    for run in runs.values():
+    reports: dict[str, Report] = {}
+    for name, run in runs.items():
         for number in range(UNRECORDED + RECORDED):
             run.first(is_recorded=number >= UNRECORDED)
-    traces: dict[str, list[StepTrace]] = {name: [] for name in plans}
-    for _ in range(0, num_steps, BLOCK):
-        for name, run in runs.items():
-            run.step()
-            traces[name] += [run.traced() for _ in range(BLOCK)]
-    return {name: Report(first=run.recorder.own(), traces=traces[name], held=held[name]) for name, run in runs.items()}
+        traces = [run.traced() for _ in range(num_steps)]
+        reports[name] = Report(first=run.recorder.own(), traces=traces, held=held[name])
+    return reports
 
 
 class _Training:
