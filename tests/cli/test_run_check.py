@@ -61,7 +61,8 @@ def test_a_suggestion_is_one_sentence_and_a_command():
     text = suggestion_text("1f1b, 2 stages", 0.2, 0.25, "diffusionpipe train")
     assert text == (
         "Another layout would be 25% faster by the corrected profile: 1f1b, 2 stages, 200.0 ms a step instead of "
-        "250.0 ms. To use it, stop this run with Ctrl-C, which saves a checkpoint, and go on with: diffusionpipe train"
+        "250.0 ms. To use it, stop this run with Ctrl-C, which saves a checkpoint, and continue it with: "
+        "diffusionpipe train"
     )
 
 

@@ -170,7 +170,7 @@ def suggestion_text(sizes: str, step: Seconds, present: Seconds, command: str) -
     return (
         f"Another layout would be {present / step - 1:.0%} faster by the corrected profile: {sizes}, "
         f"{step * 1000:.1f} ms a step instead of {present * 1000:.1f} ms. To use it, stop this run with Ctrl-C, "
-        f"which saves a checkpoint, and go on with: {command}"
+        f"which saves a checkpoint, and continue it with: {command}"
     )
 
 

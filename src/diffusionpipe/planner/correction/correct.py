@@ -33,6 +33,7 @@ from diffusionpipe.planner.correction.transfers import (
     corrected_sum,
     crossings,
     sums_of,
+    usual_ratio,
 )
 from diffusionpipe.planner.pricing.setting import Setting
 from diffusionpipe.planner.pricing.stage_costs import costs_of, time_to_update, update_time
@@ -222,8 +223,8 @@ def _waiting(observations: Sequence[Observation], times: Mapping[Key, Seconds], 
 
 def _crossing(found: Sequence[Crossing]) -> Iterator[Kind]:
     if seen := [one for one in found if not one.is_bound]:
-        predicted, measured = sum(one.predicted for one in seen), sum(one.seconds for one in seen)
-        yield Kind(name="messages", predicted=predicted, measured=measured)
+        predicted = sum(one.predicted for one in seen)
+        yield Kind(name="messages", predicted=predicted, measured=usual_ratio(seen) * predicted)
 
 
 def _stages(plan: Plan, times: Mapping[Key, Seconds], costs: Costs) -> Iterator[Kind]:

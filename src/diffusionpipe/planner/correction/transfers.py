@@ -13,7 +13,6 @@ Gradient sums run one after the other beside the compute, and a rank's iteration
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import inf
 from statistics import fmean, median
 
 from diffusionpipe.costs import AllReduce, Costs, Link
@@ -87,7 +86,8 @@ def _of_group(
             readers |= {slot: min(start, readers.get(slot, start)) for slot in known}
             if has_waited[rank, action]:
                 arrived.setdefault(max(known, key=lambda slot: sent[slot] + prices[slot][1]), start)  # [1]
-    seen = _Seen(sent=sent, arrived=arrived, readers=readers)
+    predicted = {slot: seconds for slot, (_, seconds) in prices.items()}
+    seen = _Seen(sent=sent, arrived=arrived, readers=readers, predicted=predicted)
     for slot, (seconds, is_bound) in _crossing_times(pairs, seen).items():
         num_bytes, predicted = prices[slot]
         yield Crossing(
@@ -105,6 +105,8 @@ class _Seen:
     """When it was there, where somebody waited for it."""
     readers: Mapping[int, Seconds]
     """When its first reader began."""
+    predicted: Mapping[int, Seconds]
+    """What it should take."""
 
 
 def _crossing_times(pairs: Sequence[tuple[int, int]], seen: _Seen) -> dict[int, tuple[Seconds, bool]]:
@@ -126,28 +128,30 @@ def _crossing_times(pairs: Sequence[tuple[int, int]], seen: _Seen) -> dict[int, 
         elif slot in seen.readers:
             found[slot] = seen.readers[slot] - sent, True  # [3]
             over = seen.readers[slot], False
-        else:
-            over = inf, False
+        else:  # read in the next iteration
+            over = max(sent, *(end for end, _ in before)) + seen.predicted[slot], False
         for queue in queues:
             free[queue] = max(over, free.get(queue, over))
     return found
 
 
 def corrected_link(link: Link, found: Sequence[Crossing]) -> Link:
-    """The link on which these messages take what they took; it stays where nothing contradicts it.
-
-    The lower quartile counts, because a message may wait for others that nobody has seen.
-    """
+    """The link on which these messages take what they took; it stays where nothing contradicts it."""
     seen = [one for one in found if not one.is_bound]
     if not seen:
         ratios = [one.seconds / one.predicted for one in found if one.predicted > 0]
         ratio = min(1.0, median(ratios)) if ratios else 1.0
         return replace(link, latency=link.latency * ratio, bandwidth=link.bandwidth / ratio)
-    ratios = sorted(one.seconds / one.predicted for one in seen)
-    usual = ratios[len(ratios) // 4]
+    usual = usual_ratio(seen)
     points = [(float(one.num_bytes), usual * one.predicted) for one in seen]
     latency, rate = corrected_line(link.latency, link.bandwidth, points)
     return replace(link, latency=latency, bandwidth=rate)
+
+
+def usual_ratio(seen: Sequence[Crossing]) -> float:
+    """Measured over predicted: the lower quartile, because a message may wait for others that nobody has seen."""
+    ratios = sorted(one.seconds / one.predicted for one in seen)
+    return ratios[len(ratios) // 4]
 
 
 def corrected_line(latency: Seconds, rate: float, points: Sequence[tuple[float, Seconds]]) -> tuple[Seconds, float]:
