@@ -88,10 +88,10 @@ def _of_group(
                 arrived.setdefault(max(known, key=lambda slot: sent[slot] + prices[slot][1]), start)  # [1]
     predicted = {slot: seconds for slot, (_, seconds) in prices.items()}
     seen = _Seen(sent=sent, arrived=arrived, readers=readers, predicted=predicted)
-    for slot, (seconds, is_bound) in _crossing_times(pairs, seen).items():
-        num_bytes, predicted = prices[slot]
+    for slot, (taken, is_bound) in _crossing_times(pairs, seen).items():
+        num_bytes, price = prices[slot]
         yield Crossing(
-            pair=pairs[slot], num_bytes=num_bytes, predicted=predicted, seconds=max(seconds, 1e-6), is_bound=is_bound
+            pair=pairs[slot], num_bytes=num_bytes, predicted=price, seconds=max(taken, 1e-6), is_bound=is_bound
         )
 
 
