@@ -20,8 +20,9 @@ from tiny_models import NUM_CLASSES, randomise_parameters, tiny_text_encoder, ti
 from torch import Tensor
 from transformers import CLIPTokenizer
 
+from diffusionpipe.cli.run_check import RunCheck
 from diffusionpipe.models.graph import canonical_names
-from diffusionpipe.profiler import measure_links, passes, together, waking
+from diffusionpipe.profiler import measure_links, measured, passes, together, waking
 from diffusionpipe.runtime.process_group import Job, joined, membership
 from diffusionpipe.trainer import job_cluster, loop, members, spikes, stopping
 from diffusionpipe.trainer import run as run_module
@@ -124,15 +125,17 @@ def train(
     at: Mapping[int, Callable[[Job, Recipe], None]] | None = None,
     calm: int = 1,
     profiles: ProfileShelf | None = None,
+    check: RunCheck | None = None,
 ) -> int:
     """The run of a recipe on this rank; `at` are things that happen while a step is under way, by steps then done.
 
     `calm`: steps without clipping after which the next are post-validated, where the recipe wants that. `profiles`:
-    where profiles of other runs are.
+    where profiles of other runs are. `check`: who corrects the prediction.
     """
     from diffusionpipe.cli.train import _make_plan
 
-    hooks = Hooks(make_plan=_make_plan, save_grid=save_array, profiles=profiles)
+    announce = None if check is None else check.begin
+    hooks = Hooks(make_plan=_make_plan, save_grid=save_array, profiles=profiles, judge=check, announce=announce)
     with (
         mock.patch.object(stopping, "_LOOK", 0.0),
         mock.patch.object(loop, "CALM", calm),
@@ -151,7 +154,8 @@ def measured_briefly() -> Iterator[None]:
     links = partial(measure_links, repeats=1)
     with (
         mock.patch.object(passes, "ENOUGH", 0.0),
-        mock.patch.object(waking, "REPEATS", 1),
+        mock.patch.multiple(waking, REPEATS=1, MOST_REPEATS=1),
+        mock.patch.object(measured, "MOST_SWEEPS", 1),
         mock.patch.object(together, "measure_links", links),
         mock.patch.object(job_cluster, "measure_links", links),
     ):

@@ -6,7 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -18,6 +18,8 @@ from benchmarks.machine import machine
 from benchmarks.prediction import training
 from benchmarks.prediction.figures import Found, Pair, compare
 from benchmarks.prediction.plans import plans_of
+from benchmarks.prediction.planted import planted_cases
+from diffusionpipe.planner import predicted_timeline
 from diffusionpipe.runtime.local_ranks import LocalRanks, local_ranks
 from diffusionpipe.viz.gantt import gantt
 
@@ -35,14 +37,22 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.prediction", description=__doc__)
     parser.add_argument("--json", action="store_true", help="print the figures instead of tables")
     parser.add_argument("--quick", action="store_true", help="the digits only, 10 steps of each plan")
+    parser.add_argument("--profiles", type=int, help="only so many profiles in a row, and what each predicts")
+    parser.add_argument("--planted", action="store_true", help="only planted errors, on ranks that wait")
+    parser.add_argument("--model", choices=("digits", "wide"), help="one of the models; default: both")
     parser.add_argument("--out", type=Path, help="write a picture of the filled digits here, predicted above measured")
     arguments = parser.parse_args()
     os.environ["OMP_NUM_THREADS"] = "1"
-    steps = 10 if arguments.quick else 40
+    if arguments.planted:
+        return _print_planted()
+    steps = 10 if arguments.quick else 100
     with TemporaryDirectory() as folder, Console(stderr=True).status("starting") as status:
         found = {}
-        for name, overrides in _models(Path(folder), is_quick=arguments.quick):
+        names = ("digits",) if arguments.quick else (arguments.model,) if arguments.model else ("digits", "wide")
+        for name, overrides in _models(Path(folder), names):
             with local_ranks(2, preload=PRELOAD) as ranks:
+                if arguments.profiles is not None:
+                    return _print_profiles(name, ranks, overrides, arguments.profiles)
                 status.update(f"{name}: profile, training")
                 found[name] = _measure(ranks, overrides, steps)
     if arguments.out is not None:
@@ -51,19 +61,58 @@ def main() -> None:
     if arguments.json:
         print(json.dumps({"machine": machine(), "models": _plain(found)}, indent=2))
     else:
-        console = Console(highlight=False, width=140)
+        console = Console(highlight=False, width=180)
         for name, plans in found.items():
             console.print(_times(name, plans), _kinds(name, plans), _bytes(name, plans))
         console.print(machine())
+    return None
 
 
-def _models(folder: Path, *, is_quick: bool) -> Iterator[tuple[str, tuple[str, ...]]]:
+def _print_profiles(model: str, ranks: LocalRanks, overrides: tuple[str, ...], count: int) -> None:
+    """The iterations that several profiles, measured one after the other, predict of the same plans."""
+    recipe = DIGITS / "recipe.toml"
+    profiles = [ranks.run(training.measure_joint_profile, recipe, overrides)[0] for _ in range(count)]
+    table = _table(f"{model}: iterations by {count} profiles in a row, ms", "", *map(str, range(1, count + 1)), "apart")
+    for name, plan in plans_of(profiles[0]).items():
+        found = [predicted_timeline(profile, plan).makespan for profile in profiles]
+        table.add_row(name, *(f"{seconds * 1e3:.1f}" for seconds in found), f"{max(found) / min(found) - 1:.1%}")
+    waking = [f"{profile.waking[-1][1] * 1e3:.2f}" if profile.waking else "" for profile in profiles]
+    table.add_row("waking after 0.1 s", *waking, "")
+    console = Console(highlight=False, width=140)
+    console.print(table)
+    console.print(machine())
+
+
+def _print_planted() -> None:
+    """What planted errors lead to."""
+    columns = "present layout", "planted", "corrected", "measured", "off", "suggested layout", "predicted", "measured"
+    table = _table("planted errors: iterations in ms, virtual ranks", "", *columns, "faster")
+    with local_ranks(2) as ranks:
+        for one in planted_cases(ranks):
+            times = one.predicted, one.corrected, one.measured
+            found = one.suggested_step, one.suggested_measured
+            table.add_row(
+                one.name,
+                one.present,
+                *(f"{seconds * 1e3:.1f}" for seconds in times),
+                f"{one.measured / one.corrected - 1:+.1%}",
+                one.suggested or "none",
+                *(f"{seconds * 1e3:.1f}" for seconds in found),
+                f"{one.gain:+.1%}",
+            )
+    console = Console(highlight=False, width=180)
+    console.print(table)
+    console.print(machine())
+
+
+def _models(folder: Path, names: Sequence[str]) -> Iterator[tuple[str, tuple[str, ...]]]:
     """Names and overrides of the digits' recipe: the digits, and the same with a wider U-Net."""
     data = folder / "data"
     subprocess.run([sys.executable, DIGITS / "dataset.py", "--out", data], check=True, stdout=subprocess.DEVNULL)
     shared = (f"data.train={data / 'train'}", f"data.validation={data / 'validation'}", f"run.folder={folder / 'run'}")
-    yield "digits", (*shared, f"model.path={DIGITS / 'model'}")
-    if not is_quick:
+    if "digits" in names:
+        yield "digits", (*shared, f"model.path={DIGITS / 'model'}")
+    if "wide" in names:
         wide = folder / "wide"
         shutil.copytree(DIGITS / "model", wide)
         config = wide / "unet" / "config.json"
@@ -90,13 +139,18 @@ def _times(model: str, plans: dict[str, Found]) -> Table:
         "step predicted",
         "measured",
         "ratio",
+        "corrected",
+        "ratio",
+        "step corrected",
+        "ratio",
     )
     table = _table(f"{model}: iterations and steps", "", *columns, "quiet steps", "no core")
     for name, one in plans.items():
         alone = Pair(predicted=one.before, measured=one.iteration.measured)
         times = f"{one.fastest * 1e3:.1f}", f"{one.before * 1e3:.1f}", f"{alone.ratio:.3f}"
         quiet = f"{one.quiet} of {one.steps}", f"{one.delay:.1%}"
-        table.add_row(name, *_pair(one.iteration), *times, *_pair(one.step), *quiet)
+        corrected = [text for pair in (one.corrected, one.corrected_step) for text in _pair(pair)[::2]]
+        table.add_row(name, *_pair(one.iteration), *times, *_pair(one.step), *corrected, *quiet)
     return table
 
 
@@ -139,6 +193,9 @@ def _plain(found: dict[str, dict[str, Found]]) -> dict[str, Any]:
                 "iteration_s": pair(one.iteration),
                 "predicted_by_one_rank_s": one.before,
                 "step_s": pair(one.step),
+                "corrected_iteration_s": pair(one.corrected),
+                "corrected_step_s": pair(one.corrected_step),
+                "unexplained": one.unexplained,
                 "kinds_s": {kind: pair(times) for kind, times in one.kinds.items()},
                 "held_bytes": [pair(rank) for rank in one.held],
                 "quiet_steps": one.quiet,

@@ -5,12 +5,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from benchmarks.prediction.training import Profiles, StepTrace
+from benchmarks.prediction.training import RECORDED, UNRECORDED, Profiles, Report, StepTrace
 from diffusionpipe.ir import Op, Plan, Timeline
 from diffusionpipe.planner import predicted_timeline
+from diffusionpipe.planner.correction.correct import Correction, correct
 from diffusionpipe.planner.from_profile import setting_of
 from diffusionpipe.planner.pricing.stage_costs import update_time
 from diffusionpipe.planner.search.proposal import predict
+from diffusionpipe.trainer.first_steps import recorded_of
 from diffusionpipe.units import Bytes, Seconds
 
 SHORT = 0.03
@@ -42,6 +44,12 @@ class Found:
     """The iteration as predicted from a profile of rank 0 alone, with assumed links."""
     step: Pair
     """With agreement, clipping, optimizer and average."""
+    corrected: Pair
+    """The iteration, predicted from the profile that the first 20 steps have corrected."""
+    corrected_step: Pair
+    """And the step."""
+    unexplained: float
+    """By how much the iteration was longer in these than its actions explain."""
     kinds: dict[str, Pair]
     """Time by kind of action, summed over the ranks of the first pipeline."""
     held: tuple[Pair, ...]
@@ -59,9 +67,9 @@ class Found:
     """The counted iteration of median length."""
 
 
-def compare(plan: Plan, profiles: Profiles, ranks: Sequence[tuple[list[StepTrace], Bytes]]) -> Found:
+def compare(plan: Plan, profiles: Profiles, ranks: Sequence[Report]) -> Found:
     """One plan's predictions beside what its ranks did."""
-    traces = [trace for trace, _ in ranks]
+    traces = [report.traces for report in ranks]
     lengths = [max(rank.iteration for rank in step) for step in zip(*traces, strict=True)]
     shares = [max(rank.delay / rank.step for rank in step) for step in zip(*traces, strict=True)]
     quiet = [index for index, share in enumerate(shares) if share <= SHORT]
@@ -71,12 +79,17 @@ def compare(plan: Plan, profiles: Profiles, ranks: Sequence[tuple[list[StepTrace
     spans = tuple(span for trace in traces[: plan.mesh.pipeline] for span in trace[measured].spans)
     steps = [max(rank.step for rank in step) for step in zip(*traces, strict=True)]
     update = update_time(plan.train, plan.blocks, profiles.together, plan.mesh)
+    iteration, step = median(lengths[index] for index in counted), median(steps[index] for index in counted)
+    correction = _correction(plan, profiles, ranks)
     return Found(
-        iteration=Pair(predicted=predicted.makespan, measured=median(lengths[index] for index in counted)),
+        iteration=Pair(predicted=predicted.makespan, measured=iteration),
         before=predicted_timeline(profiles.alone, plan).makespan,
-        step=Pair(predicted=predicted.makespan + update, measured=median(steps[index] for index in counted)),
+        step=Pair(predicted=predicted.makespan + update, measured=step),
+        corrected=Pair(predicted=correction.corrected.iteration, measured=iteration),
+        corrected_step=Pair(predicted=correction.corrected.step, measured=step),
+        unexplained=correction.unexplained,
         kinds=_kinds(plan, predicted, [[trace[index] for index in counted] for trace in traces]),
-        held=_held(plan, profiles, [held for _, held in ranks]),
+        held=_held(plan, profiles, [report.held for report in ranks]),
         quiet=len(quiet),
         steps=len(shares),
         fastest=min(lengths),
@@ -84,6 +97,15 @@ def compare(plan: Plan, profiles: Profiles, ranks: Sequence[tuple[list[StepTrace
         predicted=predicted,
         measured=Timeline(num_workers=plan.mesh.pipeline, spans=spans, source="measured"),
     )
+
+
+def _correction(plan: Plan, profiles: Profiles, ranks: Sequence[Report]) -> Correction:
+    """What a run would say after its first 20 steps."""
+    orders = [plan.train.orders[plan.mesh.place(rank)[1]] for rank in range(plan.mesh.num_ranks)]
+    first = [report.first for report in ranks]
+    recorded = recorded_of(plan.mesh, first, orders, (UNRECORDED + 1, UNRECORDED + RECORDED))
+    setting = setting_of(profiles.together, plan.mesh, plan.batch, checkpointed=plan.checkpointed)
+    return correct(setting, plan, recorded)
 
 
 def _kinds(plan: Plan, predicted: Timeline, traces: Sequence[Sequence[StepTrace]]) -> dict[str, Pair]:

@@ -25,6 +25,7 @@ from diffusionpipe.trainer.conditions import open_tokenizer
 from diffusionpipe.trainer.data.batch import TOKENS, BatchSource
 from diffusionpipe.trainer.data.dataset import Condition, scan
 from diffusionpipe.trainer.data.loader import StepLoader
+from diffusionpipe.trainer.first_steps import OwnSteps, StepRecorder
 from diffusionpipe.trainer.job_profile import update_of
 from diffusionpipe.trainer.loop import Stepper
 from diffusionpipe.trainer.members import build_model
@@ -36,8 +37,8 @@ from diffusionpipe.trainer.stopping import Stopping
 from diffusionpipe.units import Bytes, Seconds
 
 WARM_UP = 3
-BLOCK = 10
-"""Steps in a row of one plan; then comes the next plan's turn."""
+UNRECORDED, RECORDED = 5, 15
+"""The first steps of a plan, of which a run records as many: these 20 correct the profile for those that follow."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,19 +77,40 @@ def measure_profiles(job: Job, recipe: Path, overrides: tuple[str, ...]) -> Prof
     return Profiles(alone=alone[0], together=together)
 
 
+def measure_joint_profile(job: Job, recipe: Path, overrides: tuple[str, ...]) -> Profile:
+    """The profile of all ranks alone, as a run measures it."""
+    loaded = load_recipe(recipe, overrides)
+    opened = build_model(loaded, "cpu")
+    make_update = partial(update_of, loaded)
+    return profile_job(job, opened.graph, opened.model, batch_sizes=BATCH_SIZES, make_update=make_update)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """What one rank did with one plan."""
+
+    first: OwnSteps
+    """The steps that correct the profile."""
+    traces: list[StepTrace]
+    """Those after them."""
+    held: Bytes
+    """At its peak."""
+
+
 def train(
     job: Job, recipe: Path, overrides: tuple[str, ...], plans: Mapping[str, Plan], num_steps: int
-) -> dict[str, tuple[list[StepTrace], Bytes]]:
-    """For each plan this rank's steps and the bytes that it holds at its peak."""
+) -> dict[str, Report]:
+    """For each plan what this rank did."""
     loaded = load_recipe(recipe, overrides)
     runs = {name: _Training(job, loaded, plan) for name, plan in plans.items()}
     held = {name: run.held for name, run in runs.items()}
-    traces: dict[str, list[StepTrace]] = {name: [] for name in plans}
-    for _ in range(0, num_steps, BLOCK):
-        for name, run in runs.items():
-            run.step()
-            traces[name] += [run.traced() for _ in range(BLOCK)]
-    return {name: (traces[name], held[name]) for name in plans}
+    reports: dict[str, Report] = {}
+    for name, run in runs.items():
+        for number in range(UNRECORDED + RECORDED):
+            run.first(is_recorded=number >= UNRECORDED)
+        traces = [run.traced() for _ in range(num_steps)]
+        reports[name] = Report(first=run.recorder.own(), traces=traces, held=held[name])
+    return reports
 
 
 class _Training:
@@ -111,11 +133,20 @@ class _Training:
         worker.reset_gradients()
         worker.feed(worker.train, self._inputs)
         self.held = count_held(worker, self._session.graph, transport)
+        self.recorder = StepRecorder(self._session)
 
     def step(self) -> None:
         """One step."""
         self._stepper.step(self._number, self._inputs)
         self._number += 1
+
+    def first(self, *, is_recorded: bool) -> None:
+        """One of the first steps, as a run makes them."""
+        if not is_recorded:
+            return self.step()
+        self.recorder.begin()
+        self.step()
+        return self.recorder.end(max(phase.end for phase in self._stepper.phases()))
 
     def traced(self) -> StepTrace:
         """One step with its times, from a start that all ranks share."""

@@ -180,6 +180,12 @@ CASES = {
     (F.VERSIONS, F.POST_VALIDATION): [
         recipe_with(pipeline={"versions": "stashed"}, training={"clip": "block", "post_validation": True})
     ],
+    (F.REPLAN, F.VERSIONS): [
+        recipe_with(pipeline={"versions": "stashed", "fill": True, "replan": "suggest"}, **CLIPPED)
+    ],
+    (F.REPLAN, F.SEVERAL_MODELS): [several_models(pipeline={"plan": "auto", "replan": "suggest"})],
+    (F.REPLAN, F.PLAN_FILE): [recipe_with(pipeline={"plan": "plan.json", "replan": "suggest"})],
+    (F.REPLAN, F.NOT_MEASURED): [recipe_with(pipeline={"replan": "suggest"})],
     (F.VERSIONS, F.SPIKES): [
         recipe_with(pipeline={"versions": "stashed"}, training={"clip": "block", "on_spike": "stop"})
     ],

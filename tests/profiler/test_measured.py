@@ -35,7 +35,7 @@ def to_meta(graph):
 def profiled(request):
     graph = to_meta(request.param(torch.float32))
     model = described(graph)
-    return graph, profile_model(graph, model, batch_sizes=(3, 1), repeats=2)
+    return graph, profile_model(graph, model, batch_sizes=(3, 1), repeats=1)
 
 
 def test_a_measured_profile_passes_the_checks_of_reading(profiled):
@@ -100,7 +100,7 @@ def test_other_precisions_are_measured_in_their_own_bytes(dtype, precision):
 def test_casts_are_measured_and_their_copies_are_those_that_are_counted():
     graph = tiny_dit(torch.float32)
     model = described(graph, autocast=torch.bfloat16)
-    profile = profile_model(graph, model, batch_sizes=(1, 2), precision="bfloat16", repeats=2)
+    profile = profile_model(graph, model, batch_sizes=(1, 2), precision="bfloat16", repeats=1)
     counted = analytic_profile(graph, model, device="cpu-1-thread", precision="bfloat16", batch_sizes=(1, 2))
     for layer, other in zip(profile.layers, counted.layers, strict=True):
         assert (layer.cast > 0) == (layer.copies > 0) == (other.cast > 0), layer.name
@@ -159,7 +159,7 @@ def test_batch_sizes_must_be_positive(sizes):
 def test_a_gpu_is_measured_by_its_own_clock_and_allocator():
     graph = to_meta(tiny_dit(torch.float32))
     model = described(graph, autocast=torch.bfloat16, device="cuda")
-    profile = profile_model(graph, model, batch_sizes=(1, 2), device="cuda", precision="bfloat16", repeats=2)
+    profile = profile_model(graph, model, batch_sizes=(1, 2), device="cuda", precision="bfloat16", repeats=1)
     assert profile_from_text(profile_to_text(profile)) == profile
     assert profile.device == torch.cuda.get_device_name()
 

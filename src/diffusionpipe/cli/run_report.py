@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from rich.panel import Panel
     from rich.table import Table
 
+    from diffusionpipe.cli.run_check import RunCheck
+    from diffusionpipe.planner.correction.correct import StepTimes
     from diffusionpipe.trainer.start import Start
 
 logger = logging.getLogger(__name__)
@@ -32,14 +34,17 @@ Pairs = Mapping[str, object]
 class RunReport:
     """The report of one run, which rank 0 shows. Mutable: remembers at the end what was said at the start."""
 
-    def __init__(self, console: "Console", rank: int = 0) -> None:
-        self._console, self._rank = console, rank
+    def __init__(self, console: "Console", rank: int = 0, check: "RunCheck | None" = None) -> None:
+        """`check`: who corrects the prediction meanwhile; None for nobody."""
+        self._console, self._rank, self._check = console, rank, check
         self._start: Start | None = None
         self._expected: Expectation | None = None
 
     def start(self, start: "Start") -> None:
         """Show what the run is."""
         self._start = start
+        if self._check is not None:
+            self._check.begin(start)
         if self._rank:
             return
         self._expected = expectation_of(start)
@@ -69,10 +74,12 @@ class RunReport:
         if not measured:
             return
         peak = next((row["memory_peak_gib"] for row in reversed(rows) if "memory_peak_gib" in row), None)
+        found = self._check.correction if self._check is not None else None
+        corrected = found.corrected if found is not None else None
         if self._console.is_terminal:
-            self._console.print(end_table(measured, self._expected, peak))
+            self._console.print(end_table(measured, self._expected, peak, corrected))
         else:
-            logger.info("%s", end_line(measured, self._expected, peak))
+            logger.info("%s", end_line(measured, self._expected, peak, corrected))
 
 
 def start_lines(start: "Start", expected: Expectation) -> Iterator[str]:
@@ -225,10 +232,14 @@ def median_step(rows: Sequence[Mapping[str, float | None]], *, after: int) -> di
     return {name: median(row[f"{name}_s"] or 0.0 for row in steps) for name in names}
 
 
-def end_line(measured: Mapping[str, Seconds], expected: Expectation, peak: float | None) -> str:
+def end_line(
+    measured: Mapping[str, Seconds], expected: Expectation, peak: float | None, corrected: "StepTimes | None" = None
+) -> str:
     """Where the time of the median step went, in a line; and rank 0's peak of memory in GiB, if it is known."""
     pairs: dict[str, object] = {f"median_{name}_s": f"{seconds:.4f}" for name, seconds in measured.items()}
     pairs |= _predicted(expected)
+    if corrected is not None:
+        pairs["corrected_step_s"] = f"{corrected.step:.4f}"
     if peak is not None:
         pairs["memory_peak_gib"] = f"{peak:.2f}"
         if expected.has_activations:
@@ -236,7 +247,9 @@ def end_line(measured: Mapping[str, Seconds], expected: Expectation, peak: float
     return _line(**pairs)
 
 
-def end_table(measured: Mapping[str, Seconds], expected: Expectation, peak: float | None) -> "Table":
+def end_table(
+    measured: Mapping[str, Seconds], expected: Expectation, peak: float | None, corrected: "StepTimes | None" = None
+) -> "Table":
     """Where the time of the median step went, for a terminal; and rank 0's peak of memory in GiB, if it is known."""
     from rich.table import Table
 
@@ -245,9 +258,13 @@ def end_table(measured: Mapping[str, Seconds], expected: Expectation, peak: floa
     table.add_column("median step", no_wrap=True)
     table.add_column("measured", justify="right", no_wrap=True)
     table.add_column("predicted", justify="right", no_wrap=True)
+    later: dict[str, Seconds] = {}
+    if corrected is not None:
+        table.add_column("corrected", justify="right", no_wrap=True)
+        later = {"step": corrected.step, "iteration": corrected.iteration, "update": corrected.update}
     for name, seconds in measured.items():
-        foreseen = predicted.get(name)
-        table.add_row(name, _milliseconds(seconds), "-" if foreseen is None else _milliseconds(foreseen))
+        foreseen = (predicted.get(name), *([later.get(name)] if later else []))
+        table.add_row(name, _milliseconds(seconds), *("-" if one is None else _milliseconds(one) for one in foreseen))
     if peak is not None:
         foreseen_peak = _bytes(expected.memory[0]) if expected.has_activations else "-"
         table.add_row("memory of rank 0", _bytes(int(peak * 2**30)), foreseen_peak)

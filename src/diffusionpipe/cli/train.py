@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 import typer
 
 if TYPE_CHECKING:
+    from diffusionpipe.cli.run_check import Command
     from diffusionpipe.costs import Cluster, ModelGraph, Profile
     from diffusionpipe.ir import Plan
     from diffusionpipe.planner.assembly.layout import BackboneLayout
@@ -88,6 +89,7 @@ def train(
 
     from diffusionpipe.cli.machine import check_processes
     from diffusionpipe.cli.output import log_to
+    from diffusionpipe.cli.run_check import Command
     from diffusionpipe.cli.training_job import TrainingJob, start
     from diffusionpipe.trainer.launch import is_under_torchrun
     from diffusionpipe.trainer.screen import Screen
@@ -112,7 +114,8 @@ def train(
     if is_rank:
         _refuse_launch_options(ranks, port, max_restarts)
     if is_rank or (count == 1 and port is None and not max_restarts):
-        _join(_Part(loaded, resume, device, take_over=take_over, uses_cache=cache), screen)
+        command = Command(recipe=recipe, overrides=overrides or (), ranks=count, device=device)
+        _join(_Part(loaded, resume, device, command, take_over=take_over, uses_cache=cache), screen)
         return
     check_processes(count, 1 if loaded.data.workers is None else loaded.data.workers)
     logger.info("starting ranks=%d run=%s", count, loaded.run.folder)
@@ -164,6 +167,7 @@ class _Part:
     recipe: "Recipe"
     resume: str | None
     device: str
+    command: "Command"
     take_over: bool
     uses_cache: bool
 
@@ -172,6 +176,7 @@ def _join(part: _Part, screen: "Screen") -> None:
     """Be one rank of the job, from the first rendezvous to the last picture."""
     from diffusionpipe.cli.job_profiles import CachedProfiles
     from diffusionpipe.cli.profile_cache import cache_folder
+    from diffusionpipe.cli.run_check import RunCheck
     from diffusionpipe.cli.run_report import RunReport
     from diffusionpipe.errors import TrainingError
     from diffusionpipe.runtime.determinism import be_deterministic
@@ -181,7 +186,8 @@ def _join(part: _Part, screen: "Screen") -> None:
     from diffusionpipe.trainer.run_state import Hooks
 
     member, recipe, device = membership(os.environ), part.recipe, part.device
-    report = RunReport(screen.console, member.rank)
+    check = RunCheck(screen.console, part.command)
+    report = RunReport(screen.console, member.rank, check)
     try:
         if recipe.training.deterministic:
             be_deterministic(os.environ)
@@ -194,6 +200,7 @@ def _join(part: _Part, screen: "Screen") -> None:
                 save_grid=_save_grid,
                 profiles=CachedProfiles(folder=cache_folder(os.environ)) if part.uses_cache else None,
                 screen=screen,
+                judge=check,
                 announce=report.start,
             )
             steps = run(recipe, job, hooks, resume=part.resume, take_over=part.take_over)

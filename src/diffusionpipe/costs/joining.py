@@ -156,6 +156,7 @@ def _at_sizes(profile: Profile, sizes: tuple[int, ...]) -> Profile:
             activation=tuple(layer.activation[i] for i in chosen),
             workspace=tuple(layer.workspace[i] for i in chosen),
             forward_spread=of(layer.forward_spread),
+            backward_spread=of(layer.backward_spread),
         )
         for layer in profile.layers
     ]

@@ -31,6 +31,8 @@ class LayerProfile:
     """Bytes beyond that at the peak of the layer's forward or backward; inputs and outputs do not count."""
     forward_spread: tuple[Seconds, ...] = ()
     """Half the distance between the quartiles of the measured forward times; () where nothing was measured."""
+    backward_spread: tuple[Seconds, ...] = ()
+    """The same of the whole backwards."""
     cast: Seconds = 0.0
     """Time of copying the layer's weights in the precision in which it computes, which is done once for all
     micro-batches of an iteration, and for each of them where the layer is recomputed. 0 for a frozen layer, whose
@@ -71,6 +73,8 @@ class Profile:
     """Time of clipping, optimizer and average for each trained parameter of a rank; 0 where it was not measured."""
     waking: tuple[tuple[Seconds, Seconds], ...] = ()
     """(wait, what an action takes longer after it), ascending; () where it was not measured. See `costs/waking.py`."""
+    origin: str = ""
+    """What its times come from besides `source`, in words; "" where nothing has changed them."""
 
     def __post_init__(self) -> None:
         problems = []

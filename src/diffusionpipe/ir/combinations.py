@@ -2,7 +2,7 @@
 
 This is the one table of combinations. Code that refuses a pair takes its message from here (`refusal`), in both halves
 of the hourglass; docs/combinations.md is generated from it; tests run the pairs that work and provoke every refusal. A
-new feature is a member of `Feature` and a few lines of `TABLE`.
+new feature is a member of `Feature` (`ir/features.py`) and a few lines of `TABLE`.
 
     >>> verdict(Feature.FILL, Feature.REPLICAS)
     Works(test='tests/runtime/test_combinations.py::test_two_features_learn_what_one_process_learns')
@@ -14,87 +14,22 @@ new feature is a member of `Feature` and a few lines of `TABLE`.
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 from itertools import combinations
 
+from diffusionpipe.ir.features import MEANINGS, Feature
 
-class Feature(StrEnum):
-    """Something that a training may have; the value is its name for people."""
-
-    FILL = "fill"
-    REPLICAS = "replicas"
-    DATA_PARALLEL = "data parallel"
-    SHARDED = "sharded"
-    BUCKETS = "buckets"
-    OFFLOAD = "offload"
-    LORA = "LoRA"
-    SPLIT = "split backward"
-    POST_VALIDATION = "post-validation"
-    RECOMPUTE = "recompute"
-    SEVERAL_STAGES = "several stages"
-    TWO_DIRECTIONS = "two directions"
-    ORDERS = "searched orders"
-    ORDERS_FILE = "orders file"
-    BFLOAT16 = "bfloat16"
-    CONTROLNET = "ControlNet"
-    TEXT_ENCODER = "text encoder"
-    FROM_SCRATCH = "random weights"
-    EMA = "average"
-    PICTURES = "pictures"
-    DIT = "DiT"
-    TIED = "tied parameters"
-    ONE_COPY = "one copy"
-    ONE_RANK = "one rank"
-    GIVEN_PIPELINES = "given pipelines"
-    NO_ENCODERS = "no encoders"
-    NARROW_STORE = "bfloat16 store"
-    WIDE = "wide arithmetic"
-    SELF_CONDITIONING = "self-conditioning"
-    VERSIONS = "weight versions"
-    PREDICTION = "predicted weights"
-    OTHER_OPTIMIZER = "other optimizers"
-    GLOBAL_CLIPPING = "clipping by the global norm"
-    SPIKES = "spikes"
-    SEVERAL_MODELS = "several models"
-
-
-MEANINGS: Mapping[Feature, str] = {
-    Feature.FILL: "`pipeline.fill`: encoders run between other work, for a later batch",
-    Feature.REPLICAS: "`pipeline.replicas`: several devices share the samples of a stage",
-    Feature.DATA_PARALLEL: "`pipeline.data_parallel`: copies of the pipeline share the batch",
-    Feature.SHARDED: "`pipeline.sharded`: the copies hold parameters, gradients and optimizer state in parts",
-    Feature.BUCKETS: "gradients of a stage are summed in several parts",
-    Feature.OFFLOAD: "`pipeline.offload_frozen`: weights of encoders are in host memory",
-    Feature.LORA: "`[lora]`: adapters are trained, all other weights are frozen",
-    Feature.SPLIT: "a schedule with I and W instead of B, such as `zb-h1`",
-    Feature.POST_VALIDATION: "`training.post_validation`: the update comes before the gradient norm is known",
-    Feature.RECOMPUTE: "`training.activation_checkpointing`: activations are computed again in the backward",
-    Feature.SEVERAL_STAGES: "a schedule with several stages on each rank, such as `interleaved`",
-    Feature.TWO_DIRECTIONS: "a schedule with pipelines in both directions, such as `chimera`",
-    Feature.ORDERS: "orders that a search made for this model, with `search-...` as their name",
-    Feature.ORDERS_FILE: "`pipeline.orders`: the order of every rank is read from a file",
-    Feature.BFLOAT16: '`training.precision = "bfloat16"`',
-    Feature.CONTROLNET: "the model is a ControlNet",
-    Feature.TEXT_ENCODER: "`model.train` names a text encoder",
-    Feature.FROM_SCRATCH: "`model.from_scratch`",
-    Feature.EMA: "`training.ema_decay`: a moving average of the weights",
-    Feature.PICTURES: "pictures drawn during training or by `sample`",
-    Feature.DIT: "the model is a DiT",
-    Feature.TIED: "a parameter that layers of several stages or buckets read",
-    Feature.ONE_COPY: "`pipeline.data_parallel` is 1",
-    Feature.ONE_RANK: "the job has one rank",
-    Feature.GIVEN_PIPELINES: '`pipeline.plan = "auto"` with `stages`, or fewer copies than ranks',
-    Feature.NO_ENCODERS: "the model has no frozen part",
-    Feature.NARROW_STORE: '`model.frozen_dtype = "bfloat16"`',
-    Feature.WIDE: '`training.precision` is "float32" or "float64"',
-    Feature.SELF_CONDITIONING: "`objective.self_conditioning`: the denoiser reads its own estimate",
-    Feature.VERSIONS: "`pipeline.versions`: batches follow each other without a flush",
-    Feature.PREDICTION: '`pipeline.versions = "predicted"`',
-    Feature.OTHER_OPTIMIZER: "`optimizer.name` is neither Adam nor AdamW nor SGD with momentum",
-    Feature.GLOBAL_CLIPPING: '`training.clip_norm` with `training.clip = "global"`',
-    Feature.SPIKES: "`training.on_spike` skips a step or stops at one",
-    Feature.SEVERAL_MODELS: "`[models.NAME]`: models that train together, each a backbone of its own",
-}
+__all__ = [
+    "MEANINGS",
+    "REFUSED",
+    "TABLE",
+    "WORKS",
+    "Feature",
+    "Refused",
+    "Works",
+    "pairs_that_work",
+    "refusal",
+    "verdict",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,6 +146,9 @@ WORKS: Mapping[str, Sequence[tuple[Feature, Feature]]] = {
     f"{CASCADES}test_bfloat16_stays_near_float32": _with_models(Feature.BFLOAT16),
     "tests/trainer/test_deepfloyd_runs.py::test_both_models_start_from_scratch": _with_models(Feature.FROM_SCRATCH),
     "tests/trainer/test_deepfloyd_runs.py::test_two_ranks_learn_and_draw_what_one_does": _with_models(Feature.PICTURES),
+    "tests/trainer/test_first_steps.py::test_a_filled_run_writes_a_corrected_profile_and_learns_the_same": [
+        (Feature.REPLAN, Feature.FILL)
+    ],
     "tests/trainer/test_orders.py::test_an_answer_of_the_search_trains_with_recomputation": [
         (Feature.ORDERS_FILE, Feature.RECOMPUTE)
     ],
@@ -314,6 +252,19 @@ REFUSED: Mapping[tuple[Feature, Feature], str] = {
     (Feature.VERSIONS, Feature.SPIKES): (
         'without a flush a spike is known after the next steps have begun; set on_spike = "none", or versions = '
         '"flushed"'
+    ),
+    (Feature.REPLAN, Feature.VERSIONS): (
+        "without a flush no iteration has a beginning that a prediction could be held against; remove replan, or set "
+        'versions = "flushed"'
+    ),
+    (Feature.REPLAN, Feature.SEVERAL_MODELS): (
+        "a faster layout of several models cannot be searched for yet; remove it, or train the models one by one"
+    ),
+    (Feature.REPLAN, Feature.PLAN_FILE): (
+        'a plan file has no profile that could be corrected; remove replan, or set plan = "auto"'
+    ),
+    (Feature.REPLAN, Feature.NOT_MEASURED): (
+        'there is no profile that could be corrected; remove replan, or set plan = "auto" or fill = true'
     ),
     (Feature.CONTROLNET, Feature.PICTURES): (
         "the model needs a conditioning picture, which prompts cannot give; draw with diffusers' pipeline"

@@ -37,6 +37,7 @@ from diffusionpipe.profiler.layer_run import LayerRun, layer_run, release, weigh
 from diffusionpipe.profiler.memory import KeptBytes, LiveBytes
 from diffusionpipe.profiler.passes import Agree, LayerTimes, alone, least_host, time_passes
 from diffusionpipe.profiler.substitution import buffers_on, weights_on
+from diffusionpipe.profiler.sweeps import MOST_SWEEPS, Column, sweep
 from diffusionpipe.profiler.waking import time_waking
 from diffusionpipe.runtime.error_file import is_shortage
 from diffusionpipe.runtime.free_memory import free_memory
@@ -66,18 +67,6 @@ class _Setting:
     agree: Agree
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Column:
-    """All layers at one batch size."""
-
-    times: Mapping[str, LayerTimes]
-    activation: Mapping[str, Bytes]
-    workspace: Mapping[str, Bytes]
-    copies: Mapping[str, Bytes]
-    waking: tuple[tuple[Seconds, Seconds], ...]
-    """(wait, what forwards take longer after it); () where it was not measured."""
-
-
 def profile_model(
     graph: LayerGraph,
     model: ModelGraph,
@@ -101,7 +90,8 @@ def profile_model(
             it or the device's memory does not; the smallest one is always measured.
         device: where to measure.
         precision: "float32", "bfloat16" (autocast) or "float64".
-        repeats: of each measurement, at least.
+        repeats: of each measurement, at least. On a CPU with more than one, all sizes are measured again while their
+            times change, at most so often.
         time_budget: seconds after which no further size is begun.
         progress: told after each layer.
         agree: joins ranks that measure the same at the same time, see `profiler/together.py`.
@@ -124,7 +114,7 @@ def profile_model(
     if place.type == "cpu":
         keep_heap()
     with buffers_on(graph, place):
-        columns = _columns(setting, sizes, time_budget, progress or silent)
+        columns = _steady_columns(setting, sizes, time_budget, progress or silent)
     return Profile(
         graph=model,
         batch_sizes=tuple(columns),
@@ -142,8 +132,22 @@ def silent(done: int, total: int) -> None:
     """A report that nobody reads."""
 
 
-def _columns(setting: _Setting, sizes: Sequence[int], budget: Seconds, progress: Report) -> dict[int, _Column]:
-    columns: dict[int, _Column] = {}
+def _steady_columns(setting: _Setting, sizes: Sequence[int], budget: Seconds, progress: Report) -> Mapping[int, Column]:
+    """All sizes and, on a CPU with repeats, those that are not steady again (`profiler/sweeps.py`)."""
+    sweeps = min(setting.repeats, MOST_SWEEPS) if setting.device.type == "cpu" else 1
+    end = time.perf_counter() + budget
+    first = _columns(setting, sizes, budget, lambda done, total: progress(done, min(sweeps, 2) * total))
+
+    def again(size: int) -> Column:
+        return _column(setting, size, lambda _: None, waking_from=0.0 if first[size].waking else inf)
+
+    columns = sweep(first, again, partial(_agree, setting), end, sweeps)
+    progress(1, 1)
+    return columns
+
+
+def _columns(setting: _Setting, sizes: Sequence[int], budget: Seconds, progress: Report) -> dict[int, Column]:
+    columns: dict[int, Column] = {}
     began = time.perf_counter()
     last: Seconds = 0.0
     num_layers = len(setting.graph.layers)
@@ -174,7 +178,6 @@ def _columns(setting: _Setting, sizes: Sequence[int], budget: Seconds, progress:
             _warn_left_out(sizes[index:], "they do not fit in the device's memory")
             break
         last = time.perf_counter() - start
-    progress(1, 1)
     return columns
 
 
@@ -199,15 +202,15 @@ def _agree(setting: _Setting, value: float) -> float:
     return largest
 
 
-def _waking_from(columns: Mapping[int, _Column], *, is_last: bool) -> Seconds:
+def _waking_from(columns: Mapping[int, Column], *, is_last: bool) -> Seconds:
     """How long forwards must take for being measured after waits: once is enough."""
     if any(column.waking for column in columns.values()):
         return inf
     return 0.0 if is_last else TYPICAL
 
 
-def _column(setting: _Setting, batch: int, progress: Callable[[int], None], *, waking_from: Seconds) -> _Column:
-    graph, model = setting.graph, setting.model
+def _column(setting: _Setting, batch: int, progress: Callable[[int], None], *, waking_from: Seconds) -> Column:
+    graph, model, began = setting.graph, setting.model, time.perf_counter()
     if setting.device.type == "cpu":
         _check_memory(model, batch)
     tensors = random_inputs(graph, batch, setting.device)
@@ -235,7 +238,14 @@ def _column(setting: _Setting, batch: int, progress: Callable[[int], None], *, w
             del tensors[name]
         progress(stop)
     _agree(setting, 0.0)
-    return _Column(times=times, activation=ledger.totals(), workspace=workspace, copies=copies, waking=waking)
+    return Column(
+        times=times,
+        activation=ledger.totals(),
+        workspace=workspace,
+        copies=copies,
+        waking=waking,
+        took=time.perf_counter() - began,
+    )
 
 
 def _check_memory(model: ModelGraph, batch: int) -> None:
@@ -294,7 +304,7 @@ def _copied_bytes(run: LayerRun) -> Bytes:
     return sum(copy.nbytes for copy in run.casts.copies)
 
 
-def _layer_profile(name: str, columns: Sequence[_Column]) -> LayerProfile:
+def _layer_profile(name: str, columns: Sequence[Column]) -> LayerProfile:
     times = [column.times[name] for column in columns]
     return LayerProfile(
         name=name,
@@ -304,6 +314,7 @@ def _layer_profile(name: str, columns: Sequence[_Column]) -> LayerProfile:
         activation=tuple(column.activation[name] for column in columns),
         workspace=tuple(column.workspace[name] for column in columns),
         forward_spread=tuple(t.forward_spread for t in times),
+        backward_spread=tuple(t.backward_spread for t in times),
         cast=mean(t.cast for t in times),
         copies=columns[0].copies[name],
         host=least_host([one.host for one in times]),

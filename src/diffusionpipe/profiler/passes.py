@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain
+from math import sqrt
 
 from torch import Tensor
 
@@ -21,8 +22,12 @@ from diffusionpipe.profiler.clock import Clock, Took, middle, spread
 from diffusionpipe.profiler.layer_run import LayerRun, split_backward
 from diffusionpipe.units import Seconds
 
-ENOUGH: Seconds = 0.05
+ENOUGH: Seconds = 0.025
 """Passes are made beyond `repeats` until they have taken this long for each of their layers,"""
+STEADY = 0.005
+"""and the median pass is known to this part of it;"""
+MOST: Seconds = 0.05
+"""at most until they have taken this long for each of their layers,"""
 MAX_REPEATS = 25
 """or this often."""
 
@@ -41,6 +46,7 @@ class LayerTimes:
 
     forward: Seconds
     forward_spread: Seconds
+    backward_spread: Seconds
     input_grad: Seconds
     weight_grad: Seconds
     cast: Seconds
@@ -76,7 +82,7 @@ def time_passes(runs: Sequence[LayerRun], clock: Clock, repeats: int, agree: Agr
     rounds: list[tuple[_Round, bool]] = []
     spent: Seconds = 0.0
     for number in range(MAX_REPEATS):
-        if number >= repeats and agree(spent) >= ENOUGH * len(runs):
+        if number >= repeats and agree(spent) >= _needed(rounds, agree) * len(runs):
             break
         agree(0.0)
         found = {run.layer.name: _Trials() for run in runs}
@@ -93,6 +99,13 @@ def time_passes(runs: Sequence[LayerRun], clock: Clock, repeats: int, agree: Agr
         input_grad=_longer([_device(trial.input_grads) for trial in trials.values()]),
     )
     return {run.layer.name: _times(run, trials[run.layer.name], strain) for run in runs}
+
+
+def _needed(rounds: Sequence[tuple[_Round, bool]], agree: Agree) -> Seconds:
+    """How long passes are to take for each of their layers: longer while they differ."""
+    wholes = [sum(took.device for trial in found.values() for took in trial.all()) for found, _ in rounds]
+    usual = middle(wholes)
+    return MOST if agree(spread(wholes) / sqrt(len(wholes)) / usual if usual else 0.0) > STEADY else ENOUGH
 
 
 def _pass(runs: Sequence[LayerRun], clock: Clock, trials: Mapping[str, _Trials], *, is_whole: bool) -> None:
@@ -177,6 +190,7 @@ def _times(run: LayerRun, trial: _Trials, strain: _Strain) -> LayerTimes:
     return LayerTimes(
         forward=device(trial.forwards) * strain.forward,
         forward_spread=spread(_device(trial.forwards)),
+        backward_spread=spread(_device(trial.wholes)),
         input_grad=input_grad,
         weight_grad=weight_grad,
         cast=device(trial.casts),

@@ -111,6 +111,7 @@ def _combined_layer(layers: Sequence[LayerProfile]) -> LayerProfile:
         input_grad=_means([layer.input_grad for layer in layers]),
         weight_grad=_means([layer.weight_grad for layer in layers]),
         forward_spread=_means([layer.forward_spread for layer in layers]),
+        backward_spread=_means([layer.backward_spread for layer in layers]),
         cast=mean(layer.cast for layer in layers),
         host=HostTimes(
             forward=mean(layer.host.forward for layer in layers),

@@ -1,15 +1,21 @@
 """How much longer layers take after a wait (see `costs/waking.py`)."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from math import sqrt
 
-from diffusionpipe.profiler.clock import Clock, middle
+from diffusionpipe.profiler.clock import Clock, middle, spread
 from diffusionpipe.profiler.layer_run import LayerRun
 from diffusionpipe.profiler.passes import Agree, alone
 from diffusionpipe.units import Seconds
 
 WAITS: tuple[Seconds, ...] = (0.001, 0.005, 0.02, 0.1)
 REPEATS = 5
+MOST_REPEATS = 10
+STEADY: Seconds = 1e-4
+"""Rounds are made beyond `REPEATS` until the extra times are known this well,"""
+STEADY_PART = 0.003
+"""or to this part of the forwards, or `MOST_REPEATS` are made."""
 LONGEST: Seconds = 0.2
 """Forwards that take longer than that all together are not waited for."""
 
@@ -19,23 +25,37 @@ def time_waking(
 ) -> tuple[tuple[Seconds, Seconds], ...]:
     """(wait, what a forward through all these layers takes longer after it), ascending; () where they take too long.
 
-    `forward`: about the time of all their forwards, the same on all ranks, which wait and run together.
+    `forward`: about the time of all their forwards, the same on all ranks, which wait and run together. Each forward
+    after a wait is compared with one without in the same round, so that the machine's speed may change between rounds.
     """
     if forward > LONGEST:
         return ()
     times: dict[Seconds, list[Seconds]] = {wait: [] for wait in (0.0, *WAITS)}
-    for _ in range(REPEATS):
+    enough = max(STEADY, STEADY_PART * forward)
+    for number in range(MOST_REPEATS):
+        if number >= REPEATS and agree(_uncertainty(times)) <= enough:
+            break
         for wait, found in times.items():
             agree(0.0)
             _pass(runs, clock)
             if wait:
                 time.sleep(wait)
             found.append(_pass(runs, clock))
-    without, extra, table = middle(times[0.0]), 0.0, []
+    extra, table = 0.0, []
     for wait in WAITS:
-        extra = max(extra, middle(times[wait]) - without)
+        extra = max(extra, middle(_longer(times, wait)))
         table.append((wait, extra))
     return tuple(table)
+
+
+def _longer(times: Mapping[Seconds, Sequence[Seconds]], wait: Seconds) -> list[Seconds]:
+    """Round by round what forwards took longer after a wait."""
+    return [after - without for after, without in zip(times[wait], times[0.0], strict=True)]
+
+
+def _uncertainty(times: Mapping[Seconds, Sequence[Seconds]]) -> Seconds:
+    """By how much the median of the extra times may be wrong, about, for the wait of which least is known."""
+    return max(spread(_longer(times, wait)) / sqrt(len(times[wait])) for wait in WAITS)
 
 
 def _pass(runs: Sequence[LayerRun], clock: Clock) -> Seconds:

@@ -52,6 +52,7 @@ it posts the receive of a gradient before its second forward [1], and waits for 
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from time import perf_counter
 
 from torch import Tensor
 
@@ -69,6 +70,7 @@ from diffusionpipe.runtime.store import RowStore
 from diffusionpipe.runtime.trace import Recording, marks_of, position_of, recorder_for
 from diffusionpipe.runtime.transport import Work
 from diffusionpipe.timing.sends import releases_of, waits_of
+from diffusionpipe.units import Seconds
 
 _WORDS = {Op.F: "forward", Op.B: "backward", Op.I: "input backward", Op.W: "weight backward"}
 """Names of the ops in messages."""
@@ -123,6 +125,8 @@ class Executor:
         ]
         self._sources = sources_of(schedule, worker, equipment.rank_of_worker)
         self._num_runs = 0
+        self.began: Seconds = 0.0
+        """When the last iteration began, on the host's clock."""
 
     @property
     def recording(self) -> Recording:
@@ -151,6 +155,7 @@ class Executor:
         recorder = self.recording.recorder
         recorder.reset()
         mark = recorder.mark
+        self.began = perf_counter()
         mark()
         try:
             for wait, run in self._programs[self._turn]:

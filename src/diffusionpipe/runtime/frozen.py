@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from diffusionpipe.ir import Fill, Range
 from diffusionpipe.models.graph import Layer
 from diffusionpipe.runtime.host_weights import HostWeights
+from diffusionpipe.runtime.layer_watch import LayerWatch
 from diffusionpipe.runtime.stage import LayerStage, Precision
 from diffusionpipe.runtime.store import RowStore
 
@@ -48,12 +49,14 @@ class Encoder:
         fills: Sequence[Fill] = (),
         precision: Precision | None = None,
         weights: HostWeights | None = None,
+        watch: LayerWatch | None = None,
     ) -> None:
         """`layers`: the frozen block. `outputs`: tensors of it that stages read.
 
         `fills`: all that an iteration runs, in its order. `weights`: brings the layers' weights to the device; None if
-        they are there.
+        they are there. `watch` as in `LayerStage`.
         """
+        self._watch = watch
         self._layers = tuple(layers)
         self._components = components
         self._outputs = frozenset(outputs)
@@ -71,7 +74,9 @@ class Encoder:
             later = {name for layer in self._layers[layers.stop :] for name in layer.reads}
             outputs = [name for layer in own for name in layer.writes if name in self._outputs | later]
             own = own if self._weights is None else self._weights.brought(own)
-            self._stages[layers] = LayerStage(own, self._components, outputs=outputs, precision=self._precision)
+            self._stages[layers] = LayerStage(
+                own, self._components, outputs=outputs, precision=self._precision, watch=self._watch
+            )
         return self._stages[layers]
 
     def run(self, fill: Fill, store: RowStore) -> None:

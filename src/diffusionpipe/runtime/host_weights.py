@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from diffusionpipe.errors import ConfigError
 from diffusionpipe.ir import Range
-from diffusionpipe.models.graph import Layer, own_parameters
+from diffusionpipe.models.graph import Layer, LayerGraph, own_parameters
 from diffusionpipe.runtime.host_memory import lock_pages, pages, unlock_pages
 from diffusionpipe.units import Bytes
 
@@ -264,3 +264,11 @@ def _lock(memory: Tensor) -> None:
             f"{memory.nbytes / 2**30:.1f} GiB of host memory for the frozen part cannot be page-locked (CUDA error "
             f"{status}); free memory of this machine, or set pipeline.offload_frozen = false"
         )
+
+
+def host_weights_of(graph: LayerGraph, frozen: Collection[str], device: torch.device) -> HostWeights:
+    """The weights of the frozen block with these layers, but for those that trained blocks use too."""
+    own = [layer for layer in graph.layers if layer.name in frozen]
+    others = [layer for layer in graph.layers if layer.name not in frozen]
+    kept = {p for layer in others for p in own_parameters(layer, graph.components[layer.component])}
+    return HostWeights(own, graph.components, device, kept=kept)

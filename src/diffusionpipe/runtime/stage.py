@@ -14,6 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 from diffusionpipe.models.graph import Layer, attribute, own_parameters
 from diffusionpipe.runtime.casts import Casts
+from diffusionpipe.runtime.layer_watch import LayerWatch
 from diffusionpipe.runtime.split import Deferred, Forward, cast_weights, forwards_of, own_gradients, run_with
 
 
@@ -57,11 +58,14 @@ class LayerStage:
         checkpointed: Collection[str] = (),
         precision: Precision | None = None,
         casts: Casts | None = None,
+        watch: LayerWatch | None = None,
     ) -> None:
         """`outputs`: what others read of it. `checkpointed`: layers recomputed in the backward.
 
         `casts`: where `cast` puts copies of weights and forwards find them; None: autocast casts in every forward.
+        `watch`: who is told of every layer while it is on; None for nobody.
         """
+        self._watch = watch
         self.precision = precision or Precision()
         self._casts = Casts() if casts is None else casts
         self.outputs = tuple(outputs)
@@ -115,6 +119,9 @@ class LayerStage:
         return {name: tensors[name] for name in self.outputs}
 
     def _run(self, tensors: dict[str, Tensor], deferred: Deferred | None) -> None:
+        watch = self._watch if self._watch is not None and self._watch.is_on else None
+        if watch is not None:
+            watch.begin()
         for step in self._steps:
             layer, run = step.layer, step.run(deferred, self._casts)
             arguments = [tensors[name] for name in layer.reads]
@@ -125,6 +132,8 @@ class LayerStage:
             else:
                 written = run(step.component, *arguments)
             tensors.update(zip(layer.writes, written, strict=True))
+            if watch is not None:
+                watch.end(layer.name, len(written[0]))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,14 +11,15 @@ from diffusionpipe.costs import ModelGraph
 from diffusionpipe.costs.sharding import part_of_parameter
 from diffusionpipe.ir import Edge, Op, Plan, PlanPhase, Range, Schedule, sampling_phase
 from diffusionpipe.ir.versions import predictions_held, versions_held
-from diffusionpipe.models.graph import Layer, LayerGraph, layer_parameters, own_parameters
+from diffusionpipe.models.graph import Layer, LayerGraph, layer_parameters
 from diffusionpipe.models.run import needed_layers
 from diffusionpipe.runtime.casts import Casts
 from diffusionpipe.runtime.equipment import Equipment
 from diffusionpipe.runtime.executor import Executor
 from diffusionpipe.runtime.frozen import Encoder
 from diffusionpipe.runtime.gradients import BlockGradients, Reducible
-from diffusionpipe.runtime.host_weights import HostWeights
+from diffusionpipe.runtime.host_weights import HostWeights, host_weights_of
+from diffusionpipe.runtime.layer_watch import LayerWatch
 from diffusionpipe.runtime.places import Place, encoded_rows, holders_of, place_of, trained_blocks, trained_layers
 from diffusionpipe.runtime.sharding import Reductions, ShardedBlock, narrow_modules, read_copies
 from diffusionpipe.runtime.stage import LayerStage, Precision, modules_of
@@ -52,6 +53,8 @@ class Worker:
     """Copies of its trained layers' weights; there are some only while an executor runs under autocast."""
     host_weights: HostWeights | None
     """Brings the frozen layers' weights to the device where the plan leaves them in host memory; for all executors."""
+    watch: LayerWatch
+    """Sees the layers of its stages and fills; it is off."""
     tables: Mapping[str, Tensor] = field(default_factory=dict)
     """For raw inputs that may be fed as uint8: the value that each of 256 stands for, on the device."""
 
@@ -132,9 +135,9 @@ def build_worker(
         gradients=held.gradients,
         sharded=sharded or {},
         casts=Casts(),
-        host_weights=_host_weights(graph, plan, device) if plan.offload_frozen else None,
+        host_weights=host_weights_of(graph, plan.blocks[-1], device) if plan.offload_frozen else None,
+        watch=LayerWatch(device),
     )
-    executors = parts.executors()
     window, versions = None, dict[int, BlockVersions]()
     if plan.train.lead:
         predicted = predictions_held(plan.train)
@@ -151,12 +154,13 @@ def build_worker(
         parameters=held.parameters,
         owned=held.owned,
         gradients=held.gradients,
-        executors=executors,
+        executors=parts.executors(),
         window=window,
         versions=versions,
         encoded=encoded_rows(plan.encoding, place.worker),
         casts=parts.casts,
         host_weights=parts.host_weights,
+        watch=parts.watch,
     )
 
 
@@ -191,15 +195,6 @@ def _held(
         if sharded is not None or ranks[0] == rank:
             owned |= own.keys()
     return _Held(parameters=parameters, owned=frozenset(owned), gradients=gradients, of_block=of_block)
-
-
-def _host_weights(graph: LayerGraph, plan: Plan, device: torch.device) -> HostWeights:
-    """The frozen block's weights, but for those that trained blocks use too."""
-    frozen = frozenset(plan.blocks[-1])
-    own = [layer for layer in graph.layers if layer.name in frozen]
-    others = [layer for layer in graph.layers if layer.name not in frozen]
-    kept = {p for layer in others for p in own_parameters(layer, graph.components[layer.component])}
-    return HostWeights(own, graph.components, device, kept=kept)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -259,6 +254,7 @@ class _Parts:
     sharded: Mapping[int, ShardedBlock]
     casts: Casts
     host_weights: HostWeights | None
+    watch: LayerWatch
 
     def executors(self) -> dict[str, Executor]:
         """One for each phase of the plan."""
@@ -323,6 +319,7 @@ class _Parts:
                     checkpointed=self.plan.checkpointed,
                     precision=self.precision,
                     casts=self.casts,
+                    watch=self.watch,
                 )
         return stages
 
@@ -342,6 +339,7 @@ class _Parts:
                     ],
                     precision=self.precision,
                     weights=self.host_weights,
+                    watch=self.watch,
                 )
         return None
 

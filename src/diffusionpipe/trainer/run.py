@@ -36,6 +36,7 @@ from diffusionpipe.trainer.documents import write_documents
 from diffusionpipe.trainer.evaluation import averaged, validate
 from diffusionpipe.trainer.exit_status import ExitStatus
 from diffusionpipe.trainer.export import export
+from diffusionpipe.trainer.first_steps import FirstSteps
 from diffusionpipe.trainer.kept_samples import keep_in_session, sample_folder
 from diffusionpipe.trainer.launch import LOGS
 from diffusionpipe.trainer.loop import Stepper
@@ -192,6 +193,7 @@ def _train(state: RunState) -> None:
     forget_peak(session.job.device)
     with (
         closing(progress.taken(iter(loader))) as batches,
+        closing(FirstSteps(state)) as first_steps,
         state.progress or nullcontext(),
         StepReports(state, lambda: stepper.take_times()) as reports,
         progress.phase(STEP),
@@ -210,7 +212,9 @@ def _train(state: RunState) -> None:
             if is_traced:
                 dist.barrier()  # so that the ranks' clocks start together in the timeline that is kept
             reports.waited(state.step + 1, waited)
+            first_steps.begin()
             results = stepper.step(state.step, inputs)
+            first_steps.end(stepper)
             beginning.close()
             progress.end_step(perf_counter() - started)
             state.step += 1

@@ -3,8 +3,10 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Protocol
 
 from diffusionpipe.ir import Timeline
+from diffusionpipe.ir.recorded import Recorded
 from diffusionpipe.trainer.checkpoints.run_checkpoints import RunCheckpoints
 from diffusionpipe.trainer.data.batch import sample_indices
 from diffusionpipe.trainer.drawing import Picture
@@ -19,6 +21,24 @@ from diffusionpipe.trainer.session import Session
 from diffusionpipe.trainer.spikes import Spikes
 from diffusionpipe.trainer.start import Start
 from diffusionpipe.trainer.stopping import Stopping
+from diffusionpipe.units import Bytes
+
+
+class Judge(Protocol):
+    """Holds a run against its prediction; on rank 0."""
+
+    def check(self, recorded: Recorded, memory: Sequence[Bytes]) -> Mapping[str, float]:
+        """Say by how much the first steps differ, and return what the metrics get; `memory`: of each rank's device."""
+        ...
+
+    def look(self) -> None:
+        """Called after every step: say what has been found meanwhile."""
+        ...
+
+    def close(self) -> None:
+        """Training is over."""
+        ...
+
 
 SaveGrid = Callable[[Sequence[Picture], Sequence[str], Path], None]
 """`save_grid(pictures, captions, path)` writes a captioned grid."""
@@ -34,6 +54,8 @@ class Hooks:
     """Where profiles of other runs are; None to measure always."""
     screen: Screen = field(default_factory=Screen)
     """Where rank 0 shows what is under way."""
+    judge: Judge | None = None
+    """Who hears of the first steps; None for nobody. The same on all ranks, but only rank 0's is asked."""
     announce: Callable[[Start], None] | None = None
     """Called on rank 0 before the first step; None to say nothing of the run."""
 

@@ -92,6 +92,8 @@ def refused_with_models(models: Mapping[str, MemberSection], sections: Mapping[s
             yield f'models.{name}.microbatches: the search chooses it; remove it, or remove pipeline.plan = "auto"'
     if pipeline is not None and pipeline.orders is not None:
         yield f"pipeline.orders: {refusal(Feature.SEVERAL_MODELS, Feature.ORDERS_FILE)}"
+    if pipeline is not None and pipeline.replan == "suggest":
+        yield f"pipeline.replan: {refusal(Feature.REPLAN, Feature.SEVERAL_MODELS)}"
     if pipeline is not None and pipeline.splits:
         yield "pipeline.splits: it names layers of one model; remove it, and the layers are cut by their work"
     if lora is not None and lora.rank is not None:

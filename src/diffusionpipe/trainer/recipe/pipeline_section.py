@@ -1,6 +1,7 @@
 """[pipeline] of a recipe: the sizes, where they come from, and their defaults."""
 
 from dataclasses import dataclass
+from enum import StrEnum
 from math import ceil
 from pathlib import Path
 from typing import Annotated, Self
@@ -13,6 +14,13 @@ from diffusionpipe.ir.versions import Versions
 from diffusionpipe.trainer.recipe.section import Choice, Count, Maybe, Section, Several, raise_problems
 
 AUTO = "auto"
+
+
+class Replan(StrEnum):
+    """Whether a run that has checked its prediction looks for a faster layout."""
+
+    NEVER = "never"
+    SUGGEST = "suggest"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,6 +81,9 @@ class PipelineSection(Section):
     "none": no steps do."""
     cluster: Maybe[Annotated[str, Field(min_length=1)]] = None
     """Cluster file or name whose links and memory the search assumes; "none": those of this job, measured."""
+    replan: Maybe[Choice[Replan]] = None
+    """Whether the run searches for a faster layout with the profile that its first steps have corrected, and names
+    one that would be more than 5 % faster; "none": it does where it can."""
 
     @property
     def is_searched(self) -> bool:
@@ -83,6 +94,11 @@ class PipelineSection(Section):
     def is_profiled(self) -> bool:
         """Whether the layers are measured before planning."""
         return self.is_searched or (self.plan is None and bool(self.fill))
+
+    @property
+    def is_replanned(self) -> bool:
+        """Whether the run looks for a faster layout, as far as this section says."""
+        return self.replan is not Replan.NEVER and self.is_profiled and self.versions is Versions.FLUSHED
 
     @property
     def plan_file(self) -> Path | None:
@@ -154,6 +170,18 @@ class PipelineSection(Section):
             (self.orders is not None, refusal(Feature.VERSIONS, Feature.ORDERS)),
         )
         raise_problems(f"versions: {why}" for is_asked, why in asked if is_asked)
+        return self
+
+    @model_validator(mode="after")
+    def _a_new_plan_needs_a_profile(self) -> Self:
+        if self.replan is not Replan.SUGGEST:
+            return self
+        asked = (
+            (self.versions is not Versions.FLUSHED, refusal(Feature.REPLAN, Feature.VERSIONS)),
+            (self.plan_file is not None, refusal(Feature.REPLAN, Feature.PLAN_FILE)),
+            (self.plan is None and not self.is_profiled, refusal(Feature.REPLAN, Feature.NOT_MEASURED)),
+        )
+        raise_problems(f"replan: {why}" for is_asked, why in asked if is_asked)
         return self
 
     @model_validator(mode="after")

@@ -1,0 +1,196 @@
+"""A run held against its prediction after its first steps: the corrected profile, the figures, perhaps a better layout.
+
+Rank 0 does this once, between two steps. The search for another layout runs in a process of its own (`replanning`).
+"""
+
+import logging
+import os
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from diffusionpipe.cli.check_text import check_lines, check_table
+from diffusionpipe.units import Bytes, Seconds
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from diffusionpipe.cli.replanning import Replanning
+    from diffusionpipe.ir.recorded import Recorded
+    from diffusionpipe.planner import Setting
+    from diffusionpipe.planner.correction.correct import Correction
+    from diffusionpipe.trainer.recipe import Recipe
+    from diffusionpipe.trainer.start import Start
+
+logger = logging.getLogger(__name__)
+
+PROFILE = "profile.corrected.json"
+CLUSTER = "cluster.corrected.json"
+PLAN = "plan.suggested.json"
+ERRORS = "logs/replanning.err"
+KEYS = (
+    "stages",
+    "microbatches",
+    "schedule",
+    "orders",
+    "replicas",
+    "data_parallel",
+    "sharded",
+    "splits",
+    "encode_chunk",
+    "fill",
+    "offload_frozen",
+    "cluster",
+    "replan",
+)
+"""Of [pipeline], what a plan file replaces."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Command:
+    """How the run was started."""
+
+    recipe: Path
+    overrides: Sequence[str]
+    ranks: int
+    device: str = "auto"
+
+    def with_plan(self, plan: Path, recipe: "Recipe") -> str:
+        """The command that goes on with a plan file, with all keys taken back that the plan sets."""
+        given = [key for key in KEYS if getattr(recipe.pipeline, key) not in (None, ())]
+        taken = [f"pipeline.{key}={'[]' if key in ('replicas', 'splits') else 'none'}" for key in given]
+        words = ["diffusionpipe", "train", str(self.recipe), *self.overrides, f"pipeline.plan={plan}", *taken]
+        options = ["--device", self.device] if self.device != "auto" else []
+        return shlex.join([*words, "--ranks", str(self.ranks), *options, "--resume", "latest"])
+
+
+class RunCheck:
+    """Rank 0's `Judge`. Mutable: it remembers the correction, and the search that it has started."""
+
+    def __init__(self, console: "Console", command: Command) -> None:
+        self._console, self._command = console, command
+        self._start: Start | None = None
+        self._search: Replanning | None = None
+        self.correction: Correction | None = None
+
+    def begin(self, start: "Start") -> None:
+        """Hear what the run is."""
+        self._start = start
+
+    def check(self, recorded: "Recorded", memory: Sequence[Bytes]) -> Mapping[str, float]:
+        """Correct the profile, write it, say by how much it was off, and start the search; see `Judge`."""
+        from diffusionpipe.costs.files import write_cluster, write_profile
+        from diffusionpipe.planner.correction.correct import correct
+
+        assert self._start is not None, "a run is announced before its first step"
+        start = self._start
+        folder = start.recipe.run.folder
+        self.correction = found = correct(setting_of_run(start), start.plan, recorded)
+        first, last = found.steps
+        origin = f"profile.json of {folder}, corrected by its steps {first} to {last}"
+        profile = replace(found.setting.profile, origin=origin)
+        write_profile(profile, folder / PROFILE)
+        devices = tuple(
+            replace(device, memory=min(device.memory, usable))
+            for device, usable in zip(found.setting.cluster.devices, memory, strict=True)
+        )
+        write_cluster(replace(found.setting.cluster, devices=devices), folder / CLUSTER)
+        if self._console.is_terminal:
+            self._console.print(check_table(found, folder / PROFILE))
+        else:
+            for line in check_lines(found, folder / PROFILE):
+                logger.info("%s", line)
+        self._start_search(start, found)
+        return {
+            "predicted_step_s": found.predicted.step,
+            "measured_step_s": found.measured.step,
+            "corrected_step_s": found.corrected.step,
+        }
+
+    def _start_search(self, start: "Start", found: "Correction") -> None:
+        from diffusionpipe.cli.recipe_setting import given_of
+        from diffusionpipe.cli.replanning import Replanning, Request
+        from diffusionpipe.trainer.workload import samples_drawn_together, workload_of
+
+        recipe, folder = start.recipe, start.recipe.run.folder
+        if not recipe.pipeline.is_replanned or recipe.models:
+            return
+        if why := _hindrance(start):
+            logger.info("replan=never reason=%s", why)
+            return
+        request = Request(
+            profile=str(folder / PROFILE),
+            cluster=str(folder / CLUSTER),
+            plan=str(folder / PLAN),
+            workload=replace(workload_of(recipe), offload_frozen=False),
+            given=given_of(recipe),
+            fill=recipe.pipeline.fill if recipe.pipeline.is_searched else None,
+            sample_batch=samples_drawn_together(recipe),
+            step=found.corrected.step,
+            parent=os.getpid(),
+        )
+        (folder / PLAN).unlink(missing_ok=True)
+        (folder / ERRORS).parent.mkdir(exist_ok=True)
+        try:
+            self._search = Replanning(request, folder / ERRORS)
+        except OSError as error:
+            logger.warning("replan=failed reason=%s", error.strerror)
+
+    def look(self) -> None:
+        """Say what the search has found, once it has; see `Judge`."""
+        if self._search is None or not self._search.is_over():
+            return
+        search, self._search = self._search, None
+        assert self._start is not None, "a run is announced before its first step"
+        assert self.correction is not None, "the search came after the check"
+        folder, present = self._start.recipe.run.folder, self.correction.corrected.step
+        try:
+            found = search.result()
+        except OSError as error:
+            logger.warning("replan=failed reason=%s errors=%s", error, folder / ERRORS)
+            return
+        if found is None:
+            logger.info("replan=no_change: no other layout would be more than 5 % faster by %s", folder / PROFILE)
+            return
+        command = self._command.with_plan(folder / PLAN, self._start.recipe)
+        logger.warning("%s", suggestion_text(found.sizes, found.step, present, command))
+
+    def close(self) -> None:
+        """End a search that is still under way; see `Judge`."""
+        if self._search is not None:
+            self._search.stop()
+            self._search = None
+            logger.info("replan=unfinished: training was over before the search for another layout")
+
+
+def suggestion_text(sizes: str, step: Seconds, present: Seconds, command: str) -> str:
+    """One sentence on a faster layout, and the command that uses it."""
+    return (
+        f"Another layout would be {present / step - 1:.0%} faster by the corrected profile: {sizes}, "
+        f"{step * 1000:.1f} ms a step instead of {present * 1000:.1f} ms. To use it, stop this run with Ctrl-C, "
+        f"which saves a checkpoint, and continue it with: {command}"
+    )
+
+
+def setting_of_run(start: "Start") -> "Setting":
+    """What the run's plan was predicted with."""
+    from diffusionpipe.costs.clusters import load_cluster
+    from diffusionpipe.costs.files import read_profile
+    from diffusionpipe.planner.from_profile import setting_of
+
+    folder, plan = start.recipe.run.folder, start.plan
+    setting = setting_of(read_profile(folder / "profile.json"), plan.mesh, plan.batch, checkpointed=plan.checkpointed)
+    if not start.recipe.pipeline.is_searched:
+        return setting
+    return replace(setting, cluster=load_cluster(str(folder / "cluster.json")))
+
+
+def _hindrance(start: "Start") -> str:
+    """Why no other layout can be planned, "" if one can."""
+    if start.plan.mesh.num_ranks < 2:
+        return "one_rank"
+    if len(set(start.hosts)) > 1 and not start.recipe.pipeline.is_searched:
+        return 'links_between_nodes_not_measured, which pipeline.plan = "auto" does'
+    return ""

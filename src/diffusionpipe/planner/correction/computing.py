@@ -1,0 +1,129 @@
+"""Times of layers that make a plan's actions take what they took.
+
+A recording knows how long a stage took, and mostly how long each layer took forward. Layers first get their own
+factors; then all layers of a block get those that make the price of the block's actions what was measured. What a
+price holds besides its layers, such as messages and recomputation, stays, so that is done a few times.
+"""
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from statistics import fmean, median
+
+from diffusionpipe.costs import LayerProfile, Profile
+from diffusionpipe.ir import Op, Plan
+from diffusionpipe.ir.recorded import LayerTime
+from diffusionpipe.planner.correction.observations import Key, price
+from diffusionpipe.planner.pricing.setting import Setting
+from diffusionpipe.planner.pricing.stage_costs import costs_of
+from diffusionpipe.units import Seconds
+
+ROUNDS = 6
+"""Of the fit to stages and fills; each leaves a small part of the error of the one before."""
+LEAST, MOST = 0.02, 50.0
+"""Of what one round multiplies a time with."""
+APART = 1.3
+"""A layer whose forward is so much more off than those of its block is off in its backward too."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Factors:
+    """What a layer's times are multiplied with."""
+
+    forward: float = 1.0
+    input_grad: float = 1.0
+    weight_grad: float = 1.0
+
+
+def scaled(profile: Profile, factors: Mapping[str, Factors]) -> Profile:
+    """The profile with these layers' times multiplied, at all batch sizes."""
+    none = Factors()
+    return replace(
+        profile, layers=tuple(_scaled_layer(layer, factors.get(layer.name, none)) for layer in profile.layers)
+    )
+
+
+def _scaled_layer(layer: LayerProfile, factors: Factors) -> LayerProfile:
+    def times(values: Sequence[Seconds], factor: float) -> tuple[Seconds, ...]:
+        return tuple(value * factor for value in values)
+
+    return replace(
+        layer,
+        forward=times(layer.forward, factors.forward),
+        input_grad=times(layer.input_grad, factors.input_grad),
+        weight_grad=times(layer.weight_grad, factors.weight_grad),
+        forward_spread=times(layer.forward_spread, factors.forward),
+        backward_spread=times(layer.backward_spread, factors.weight_grad),
+        cast=layer.cast * factors.forward,
+    )
+
+
+def by_layers(profile: Profile, plan: Plan, layers: Sequence[LayerTime]) -> Profile:
+    """The profile with the forwards that were recorded of single layers, if there are any."""
+    found: dict[str, list[float]] = defaultdict(list)
+    for one in layers:
+        if predicted := profile.forward(one.name, one.samples):
+            found[one.name].append(_limited(one.seconds / predicted))
+    factors = {name: median(ratios) for name, ratios in found.items()}
+    scales: dict[str, Factors] = {}
+    for block in plan.blocks:
+        known = {name: factors[name] for name in block if name in factors}
+        usual = median(known.values()) if known else 1.0
+        for name, factor in known.items():
+            beside = factor / usual
+            backward = beside if max(beside, 1 / beside) > APART else 1.0
+            scales[name] = Factors(forward=factor, input_grad=backward, weight_grad=backward)
+    return scaled(profile, scales)
+
+
+def fitted(setting: Setting, plan: Plan, times: Mapping[Key, Seconds]) -> Setting:
+    """The setting in which the plan's actions take these times, as far as layers can say it."""
+    for _ in range(ROUNDS):
+        costs = costs_of(plan.train, plan.blocks, plan.mesh, setting)
+        ratios = {key: _limited(seconds / price(key, costs)) for key, seconds in times.items() if price(key, costs) > 0}
+        factors = _of_blocks(plan, ratios) | _of_fills(setting.profile, plan, ratios)
+        setting = replace(setting, profile=scaled(setting.profile, factors))
+    return setting
+
+
+def _of_blocks(plan: Plan, ratios: Mapping[Key, float]) -> dict[str, Factors]:
+    """For each trained layer the factors of its block, which are means over all stages that hold it."""
+    stages = plan.train.placement.stages
+    found: dict[tuple[int, Op], list[float]] = defaultdict(list)
+    for (op, number), ratio in ratios.items():
+        if op is not Op.ENCODE:
+            found[stages[number].weights, op].append(ratio)
+    of_block: dict[int, dict[Op, float]] = defaultdict(dict)
+    for (block, op), block_ratios in found.items():
+        of_block[block][op] = fmean(block_ratios)
+    factors: dict[str, Factors] = {}
+    for block, of_op in of_block.items():
+        whole = of_op.get(Op.B, 1.0)
+        forward, backward = of_op.get(Op.F, 1.0), (of_op.get(Op.I, whole), of_op.get(Op.W, whole))
+        one = Factors(forward=forward, input_grad=backward[0], weight_grad=backward[1])
+        factors |= dict.fromkeys(plan.blocks[block], one)
+    return factors
+
+
+def _of_fills(profile: Profile, plan: Plan, ratios: Mapping[Key, float]) -> dict[str, Factors]:
+    """For each frozen layer the mean factor of the fills that run it, weighted by its time there."""
+    sums: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
+    for slot, fill in enumerate(plan.train.fills):
+        ratio = ratios.get((Op.ENCODE, slot))
+        block = plan.blocks[plan.train.placement.stages[fill.stage].weights]
+        for name in block[fill.layers.start : fill.layers.stop] if ratio is not None else ():
+            weight = profile.forward(name, len(fill.samples))
+            sums[name][0] += weight
+            sums[name][1] += weight * (ratio or 1.0)
+    return {name: Factors(forward=total / weight) for name, (weight, total) in sums.items() if weight > 0}
+
+
+def strained(setting: Setting, factor: float) -> Setting:
+    """The setting in which all layers take so much longer."""
+    every = Factors(forward=factor, input_grad=factor, weight_grad=factor)
+    names = [layer.name for layer in setting.profile.layers]
+    return replace(setting, profile=scaled(setting.profile, dict.fromkeys(names, every)))
+
+
+def _limited(ratio: float) -> float:
+    return min(max(ratio, LEAST), MOST)

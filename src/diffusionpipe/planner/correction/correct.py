@@ -1,0 +1,241 @@
+"""A prediction held against what a run recorded, and corrected by it.
+
+    recorded ──> times of actions, waits   ──> layers of each block and fill      (computing)
+             ──> what is longer after waits ──> waking
+             ──> arrivals, ends            ──> links, gradient sums               (transfers)
+             ──> step - iteration          ──> update
+    what no action explains: all layers by one factor, until the simulated iteration is the measured one
+
+The last part is there because ranks wait for the slower one of each moment: an iteration of median actions is shorter
+than the median iteration. It is reported beside the others.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import log
+
+from diffusionpipe.costs import Costs
+from diffusionpipe.ir import Op, Plan
+from diffusionpipe.ir.recorded import Recorded
+from diffusionpipe.planner.correction.computing import by_layers, fitted, strained
+from diffusionpipe.planner.correction.observations import (
+    Key,
+    Observation,
+    extras,
+    observations_of,
+    price,
+    times_of,
+)
+from diffusionpipe.planner.correction.transfers import (
+    Crossing,
+    Sums,
+    corrected_link,
+    corrected_sum,
+    crossings,
+    sums_of,
+    usual_ratio,
+)
+from diffusionpipe.planner.pricing.setting import Setting
+from diffusionpipe.planner.pricing.stage_costs import costs_of, time_to_update, update_time
+from diffusionpipe.simulator import simulate
+from diffusionpipe.units import Seconds
+
+ROUNDS = 4
+"""Of the fit of the iteration."""
+STRAIN = 1.25
+"""The most that all layers are stretched or shrunk for an iteration that no action explains."""
+SLOWEST_WAKING = 5.0
+"""The most that the table of waking is multiplied with."""
+LEAST_UPDATE = 0.05
+"""The part of an update that is left where the agreement of the ranks alone would take longer."""
+NAMES: Mapping[Op, str] = {
+    Op.F: "forwards",
+    Op.B: "backwards",
+    Op.I: "input gradients",
+    Op.W: "weight gradients",
+    Op.ENCODE: "encoding",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kind:
+    """One kind of work of an iteration, on all ranks together."""
+
+    name: str
+    predicted: Seconds
+    measured: Seconds
+
+    @property
+    def error(self) -> float:
+        """By what part of the prediction it took longer."""
+        return self.measured / self.predicted - 1.0 if self.predicted else 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepTimes:
+    """An iteration and the update after it."""
+
+    iteration: Seconds
+    update: Seconds
+
+    @property
+    def step(self) -> Seconds:
+        """Both."""
+        return self.iteration + self.update
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Correction:
+    """What was predicted, what a run took, and the setting that predicts what it took."""
+
+    setting: Setting
+    """Corrected."""
+    predicted: StepTimes
+    measured: StepTimes
+    corrected: StepTimes
+    kinds: tuple[Kind, ...]
+    """By kind of work; those that no rank waited for are left out where only waiting shows them."""
+    stages: tuple[Kind, ...]
+    """Each kind of compute of each stage, one micro-batch."""
+    layers: tuple[tuple[str, float], ...]
+    """What the forward of each layer was multiplied with, the largest error first."""
+    unexplained: float
+    """By what part the iteration took longer than its corrected actions explain."""
+    steps: tuple[int, int]
+    """The first and the last step that were recorded."""
+
+
+def correct(setting: Setting, plan: Plan, recorded: Recorded) -> Correction:
+    """The setting corrected so that it predicts the recorded run.
+
+    `setting` is what the plan was predicted with. Memory is not corrected.
+    """
+    before, observations = _costs(setting, plan), observations_of(recorded)
+    waking = _waking(observations, times_of(observations, before.waking), before)
+    times = times_of(observations, waking)
+    found, sums = crossings(plan, recorded, before), sums_of(plan, recorded, before)
+    profile = by_layers(replace(setting.profile, waking=waking), plan, recorded.layers)
+    fit = _with_links(replace(setting, profile=profile), plan, found, sums)
+    fit = fitted(fit, plan, times)
+    unexplained = recorded.iteration / simulate(plan.train, _costs(fit, plan)).makespan - 1.0
+    fit = _strained(fit, plan, recorded.iteration)
+    measured = StepTimes(iteration=recorded.iteration, update=max(0.0, recorded.step - recorded.iteration))
+    fit = _with_update(fit, plan, measured.update)
+    predicted = predicted_step(setting, plan)
+    kinds = [*_computing(observations, times, before), *_waiting(observations, times, before), *_crossing(found)]
+    if sums.count:
+        kinds.append(Kind(name="gradient sums", predicted=sums.predicted, measured=sums.ratio * sums.predicted))
+    if predicted.update:
+        kinds.append(Kind(name="update", predicted=predicted.update, measured=measured.update))
+    return Correction(
+        setting=fit,
+        predicted=predicted,
+        measured=measured,
+        corrected=predicted_step(fit, plan),
+        kinds=tuple(kinds),
+        stages=tuple(_stages(plan, times, before)),
+        layers=_layers(setting, fit),
+        unexplained=unexplained,
+        steps=recorded.steps,
+    )
+
+
+def predicted_step(setting: Setting, plan: Plan) -> StepTimes:
+    """What a setting predicts for a plan's training."""
+    return StepTimes(
+        iteration=simulate(plan.train, _costs(setting, plan)).makespan,
+        update=update_time(plan.train, plan.blocks, setting.profile, plan.mesh),
+    )
+
+
+def _costs(setting: Setting, plan: Plan) -> Costs:
+    return costs_of(plan.train, plan.blocks, plan.mesh, setting)
+
+
+def _waking(
+    observations: Sequence[Observation], times: Mapping[Key, Seconds], costs: Costs
+) -> tuple[tuple[Seconds, Seconds], ...]:
+    """The table with extra times that add up to what actions took longer after waits."""
+    pairs = list(extras(observations, times, costs.waking))
+    predicted, measured = (sum(column) for column in zip(*pairs, strict=True)) if pairs else (0.0, 0.0)
+    factor = min(max(measured / predicted, 0.0), SLOWEST_WAKING) if predicted > 0 else 1.0
+    return tuple((wait, extra * factor) for wait, extra in costs.waking)
+
+
+def _with_links(setting: Setting, plan: Plan, found: Sequence[Crossing], sums: Sums) -> Setting:
+    """The setting with messages and gradient sums as they were; the profile knows those of one machine."""
+    cluster, mesh = setting.cluster, plan.mesh
+
+    def crosses(pair: tuple[int, int]) -> bool:
+        ends = ([mesh.rank(group, worker) for worker in pair] for group in range(mesh.data_parallel))
+        return any(cluster.nodes[one] != cluster.nodes[other] for one, other in ends)
+
+    near, far = ([one for one in found if crosses(one.pair) is is_far] for is_far in (False, True))
+    holders = [[mesh.rank(group, worker) for group in range(mesh.data_parallel)] for worker in range(mesh.pipeline)]
+    is_far_sum = any(len({cluster.nodes[rank] for rank in ranks}) > 1 for ranks in holders)
+    cluster = replace(
+        cluster,
+        intra=corrected_link(cluster.intra, near),
+        inter=corrected_link(cluster.inter, far if len(set(cluster.nodes)) > 1 else near),
+        intra_reduce=cluster.intra_reduce if is_far_sum else corrected_sum(cluster.intra_reduce, sums),
+        inter_reduce=corrected_sum(cluster.inter_reduce, sums) if is_far_sum else cluster.inter_reduce,
+    )
+    profile = replace(setting.profile, link=cluster.intra, reduce=cluster.intra_reduce)
+    return replace(setting, cluster=cluster, profile=profile)
+
+
+def _strained(setting: Setting, plan: Plan, iteration: Seconds) -> Setting:
+    """The setting with all layers stretched until the iteration takes so long, within limits."""
+    total = 1.0
+    for _ in range(ROUNDS):
+        factor = iteration / simulate(plan.train, _costs(setting, plan)).makespan
+        factor = min(max(factor, 1 / STRAIN / total), STRAIN / total)
+        setting, total = strained(setting, factor), total * factor
+    return setting
+
+
+def _with_update(setting: Setting, plan: Plan, update: Seconds) -> Setting:
+    """The setting in which the update takes so long; without a prediction of it there is nothing to correct."""
+    profile, mesh = setting.profile, plan.mesh
+    if not profile.update:
+        return setting
+    predicted, agreement = (
+        update_time(plan.train, plan.blocks, profile, mesh),
+        time_to_update(0, profile, mesh.num_ranks),
+    )
+    left = max(update - agreement, LEAST_UPDATE * update)
+    return replace(setting, profile=replace(profile, update=profile.update * left / (predicted - agreement)))
+
+
+def _computing(observations: Sequence[Observation], times: Mapping[Key, Seconds], costs: Costs) -> Iterator[Kind]:
+    for op, name in NAMES.items():
+        keys = [one.key for one in observations if one.action.op is op]
+        if keys:
+            predicted, measured = sum(price(key, costs) for key in keys), sum(times[key] for key in keys)
+            yield Kind(name=name, predicted=predicted, measured=measured)
+
+
+def _waiting(observations: Sequence[Observation], times: Mapping[Key, Seconds], costs: Costs) -> Iterator[Kind]:
+    if pairs := list(extras(observations, times, costs.waking)):
+        predicted, measured = (sum(column) for column in zip(*pairs, strict=True))
+        yield Kind(name="waking", predicted=predicted, measured=max(0.0, measured))
+
+
+def _crossing(found: Sequence[Crossing]) -> Iterator[Kind]:
+    if seen := [one for one in found if not one.is_bound]:
+        predicted = sum(one.predicted for one in seen)
+        yield Kind(name="messages", predicted=predicted, measured=usual_ratio(seen) * predicted)
+
+
+def _stages(plan: Plan, times: Mapping[Key, Seconds], costs: Costs) -> Iterator[Kind]:
+    for (op, number), seconds in times.items():
+        if op is not Op.ENCODE:
+            yield Kind(name=f"{NAMES[op]} of stage {number}", predicted=price((op, number), costs), measured=seconds)
+
+
+def _layers(before: Setting, after: Setting) -> tuple[tuple[str, float], ...]:
+    factors = [
+        (old.name, sum(new.forward) / sum(old.forward))
+        for old, new in zip(before.profile.layers, after.profile.layers, strict=True)
+    ]
+    return tuple(sorted(factors, key=lambda pair: (-abs(log(pair[1])), pair[0])))

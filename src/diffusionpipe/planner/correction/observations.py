@@ -1,0 +1,97 @@
+"""What a run's ranks did, action by action: how long each took, and for how long its rank had waited before it."""
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean, median
+
+from diffusionpipe.costs import Costs
+from diffusionpipe.costs.waking import wake_time
+from diffusionpipe.ir import COMPUTE_OPS, Action, Mesh, Op, Span
+from diffusionpipe.ir.recorded import Recorded
+from diffusionpipe.units import Seconds
+
+WAITED: Seconds = 2e-4
+"""A rank that has waited for less than this before an action has not waited: clocks and Python take that long."""
+_FIELDS = {Op.F: "forward", Op.B: "backward", Op.I: "input_grad", Op.W: "weight_grad"}
+
+Key = tuple[Op, int]
+"""An op and its stage; for ENCODE the number of its fill."""
+Waking = Sequence[tuple[Seconds, Seconds]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Observation:
+    """One computing action of one rank."""
+
+    rank: int
+    action: Action
+    wait: Seconds
+    """For which the rank had nothing to do before it."""
+    seconds: Seconds
+
+    @property
+    def key(self) -> Key:
+        """What it is an observation of."""
+        number = self.action.slot if self.action.op is Op.ENCODE else self.action.stage
+        assert number is not None, self.action
+        return self.action.op, number
+
+
+def observations_of(recorded: Recorded) -> tuple[Observation, ...]:
+    """Of all ranks, each in the order of its actions."""
+    found = []
+    for rank, spans in spans_of_rank(recorded).items():
+        free = 0.0
+        for span in spans:
+            if span.action.op in COMPUTE_OPS or span.action.op is Op.ENCODE:
+                wait, seconds = max(0.0, span.start - free), span.end - span.start
+                found.append(Observation(rank=rank, action=span.action, wait=wait, seconds=seconds))
+            free = span.end
+    return tuple(found)
+
+
+def spans_of_rank(recorded: Recorded) -> Mapping[int, Sequence[Span]]:
+    """What each rank did, in order."""
+    spans: dict[int, list[Span]] = defaultdict(list)
+    for span in recorded.timeline.spans:
+        spans[span.worker].append(span)
+    return spans
+
+
+def price(key: Key, costs: Costs) -> Seconds:
+    """What costs say of an action."""
+    op, number = key
+    return costs.fills[number] if op is Op.ENCODE else float(getattr(costs.stages[number], _FIELDS[op]))
+
+
+def times_of(observations: Sequence[Observation], waking: Waking) -> dict[Key, Seconds]:
+    """The time of each kind of action without waking: means over the ranks of medians over micro-batches.
+
+    Actions in front of which a rank had not waited say it; where there are none, waking is taken off.
+    """
+    grouped: dict[Key, dict[int, list[Observation]]] = defaultdict(lambda: defaultdict(list))
+    for one in observations:
+        grouped[one.key][one.rank].append(one)
+    return {key: fmean(_awake(of_rank, waking) for of_rank in ranks.values()) for key, ranks in grouped.items()}
+
+
+def _awake(same: Sequence[Observation], waking: Waking) -> Seconds:
+    awake = [one.seconds for one in same if one.wait < WAITED]
+    return median(awake or [one.seconds - wake_time(waking, one.wait, one.seconds) for one in same])
+
+
+def extras(
+    observations: Sequence[Observation], times: Mapping[Key, Seconds], waking: Waking
+) -> Iterator[tuple[Seconds, Seconds]]:
+    """Of each action after a wait what it should take longer, and what it took, where its time without one is known."""
+    known = {one.key for one in observations if one.wait < WAITED}
+    for one in observations:
+        if one.wait >= WAITED and one.key in known:
+            time = times[one.key]
+            yield wake_time(waking, one.wait, time), one.seconds - time
+
+
+def ranks_of(mesh: Mesh, worker: int) -> tuple[int, ...]:
+    """The ranks that stand in a worker's place."""
+    return tuple(mesh.rank(group, worker) for group in range(mesh.data_parallel))

@@ -1,0 +1,244 @@
+"""How long messages and gradient sums took, from what ranks waited for them.
+
+Nobody records when a message arrives. But an action that waited began when the last of its messages was there [1], and
+that message had its link for itself since it was sent, or since the one before it arrived [2]. A message for which
+nobody waited took at most the time until its reader began [3].
+
+    sender     0F0 s0 0F1 s1               s0 sent
+    link           |---s0---|---s1---|     [2] begins when s0 has arrived
+    receiver   ~~~~~~~~~~~~~1F0 .... 1F1   [1] 1F0 waited for s0 and begins when it arrives
+
+Gradient sums run one after the other beside the compute, and a rank's iteration ends with the last of them.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from statistics import fmean, median
+
+from diffusionpipe.costs import AllReduce, Costs, Link
+from diffusionpipe.ir import COMPUTE_OPS, Action, Op, Plan, Span
+from diffusionpipe.ir.flows import ends
+from diffusionpipe.ir.recorded import Recorded
+from diffusionpipe.planner.correction.observations import WAITED, spans_of_rank
+from diffusionpipe.timing.sends import waits_of
+from diffusionpipe.units import Bytes, Seconds
+
+FEW_BYTES = 0.1
+"""A message of whose time less than this part is for its bytes speaks of the latency."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Crossing:
+    """A message of one pipeline between two workers."""
+
+    pair: tuple[int, int]
+    num_bytes: Bytes
+    predicted: Seconds
+    seconds: Seconds
+    is_bound: bool
+    """Whether it took at most `seconds`."""
+
+
+def crossings(plan: Plan, recorded: Recorded, costs: Costs) -> list[Crossing]:
+    """Every message of which something is known."""
+    spans = {(span.worker, span.action): span for span in recorded.timeline.spans}
+    begun = dict(_waits(recorded))
+    found: list[Crossing] = []
+    for group in range(plan.mesh.data_parallel):
+        found += _of_group(plan, group, spans, begun, costs)
+    return found
+
+
+def _waits(recorded: Recorded) -> Iterator[tuple[tuple[int, Action], bool]]:
+    """Whether a rank had waited before an action."""
+    for rank, spans in spans_of_rank(recorded).items():
+        free = 0.0
+        for span in spans:
+            yield (rank, span.action), span.start - free > WAITED
+            free = span.end
+
+
+def _of_group(
+    plan: Plan,
+    group: int,
+    spans: Mapping[tuple[int, Action], Span],
+    has_waited: Mapping[tuple[int, Action], bool],
+    costs: Costs,
+) -> Iterator[Crossing]:
+    schedule, stages = plan.train, plan.train.placement.stages
+    sent: dict[int, Seconds] = {}
+    prices: dict[int, tuple[Bytes, Seconds]] = {}
+    pairs = [(stages[one.source].worker, stages[one.destination].worker) for one in schedule.messages]
+    for slot, message in enumerate(schedule.messages):
+        ranks = [plan.mesh.rank(group, worker) for worker in pairs[slot]]
+        both = [spans[rank, end] for rank, end in zip(ranks, ends(message, slot), strict=True) if (rank, end) in spans]
+        if len(both) == len(ranks):
+            sent[slot] = max(span.start for span in both)
+            num_bytes = len(message.samples) * sum(costs.tensor_bytes.get(name, 0) for name in message.tensors)
+            prices[slot] = num_bytes, costs.link_between(*pairs[slot]).transfer(num_bytes)
+    readers: dict[int, Seconds] = {}
+    arrived: dict[int, Seconds] = {}
+    for action, slots in waits_of(schedule).items():
+        rank = plan.mesh.rank(group, stages[action.stage].worker)
+        known = [slot for slot in slots if slot in sent]
+        if known and (rank, action) in spans:
+            start = spans[rank, action].start
+            readers |= {slot: min(start, readers.get(slot, start)) for slot in known}
+            if has_waited[rank, action]:
+                arrived.setdefault(max(known, key=lambda slot: sent[slot] + prices[slot][1]), start)  # [1]
+    predicted = {slot: seconds for slot, (_, seconds) in prices.items()}
+    seen = _Seen(sent=sent, arrived=arrived, readers=readers, predicted=predicted)
+    for slot, (taken, is_bound) in _crossing_times(pairs, seen).items():
+        num_bytes, price = prices[slot]
+        yield Crossing(
+            pair=pairs[slot], num_bytes=num_bytes, predicted=price, seconds=max(taken, 1e-6), is_bound=is_bound
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Seen:
+    """What ranks know of messages, by number."""
+
+    sent: Mapping[int, Seconds]
+    """When both ends were posted."""
+    arrived: Mapping[int, Seconds]
+    """When it was there, where somebody waited for it."""
+    readers: Mapping[int, Seconds]
+    """When its first reader began."""
+    predicted: Mapping[int, Seconds]
+    """What it should take."""
+
+
+def _crossing_times(pairs: Sequence[tuple[int, int]], seen: _Seen) -> dict[int, tuple[Seconds, bool]]:
+    """Message -> what it took, and whether that is only a bound; without those of which nothing can be said.
+
+    Each worker has a queue for transfers in each direction, in which a message waits for those before it.
+    """
+    found: dict[int, tuple[Seconds, bool]] = {}
+    free: dict[tuple[int, bool], tuple[Seconds, bool]] = {}
+    for slot in sorted(seen.sent, key=lambda one: (seen.sent[one], one)):
+        sent, (source, destination) = seen.sent[slot], pairs[slot]
+        queues = [(worker, destination > source) for worker in (source, destination)]
+        before = [free.get(queue, (0.0, True)) for queue in queues]
+        is_known = all(exact or end <= sent for end, exact in before)
+        if slot in seen.arrived:
+            if is_known:
+                found[slot] = seen.arrived[slot] - max(sent, *(end for end, _ in before)), False  # [2]
+            over = seen.arrived[slot], True
+        elif slot in seen.readers:
+            found[slot] = seen.readers[slot] - sent, True  # [3]
+            over = seen.readers[slot], False
+        else:  # read in the next iteration
+            over = max(sent, *(end for end, _ in before)) + seen.predicted[slot], False
+        for queue in queues:
+            free[queue] = max(over, free.get(queue, over))
+    return found
+
+
+def corrected_link(link: Link, found: Sequence[Crossing]) -> Link:
+    """The link on which these messages take what they took; it stays where nothing contradicts it."""
+    seen = [one for one in found if not one.is_bound]
+    if not seen:
+        ratios = [one.seconds / one.predicted for one in found if one.predicted > 0]
+        ratio = min(1.0, median(ratios)) if ratios else 1.0
+        return replace(link, latency=link.latency * ratio, bandwidth=link.bandwidth / ratio)
+    usual = usual_ratio(seen)
+    points = [(float(one.num_bytes), usual * one.predicted) for one in seen]
+    latency, rate = corrected_line(link.latency, link.bandwidth, points)
+    return replace(link, latency=latency, bandwidth=rate)
+
+
+def usual_ratio(seen: Sequence[Crossing]) -> float:
+    """Measured over predicted: the lower quartile, because a message may wait for others that nobody has seen."""
+    ratios = sorted(one.seconds / one.predicted for one in seen)
+    return ratios[len(ratios) // 4]
+
+
+def corrected_line(latency: Seconds, rate: float, points: Sequence[tuple[float, Seconds]]) -> tuple[Seconds, float]:
+    """Latency and bandwidth of a line that passes the (bytes, seconds) in the median.
+
+    What is too short shortens both. What is too long lies with the bytes, or where there are few with the latency.
+    """
+    predicted = [latency + num_bytes / rate for num_bytes, _ in points]
+    ratio = median(seconds / one for (_, seconds), one in zip(points, predicted, strict=True))
+    for_bytes = median(num_bytes / rate / one for (num_bytes, _), one in zip(points, predicted, strict=True))
+    if ratio <= 1:
+        return latency * ratio, rate / ratio
+    if for_bytes < FEW_BYTES:
+        return latency + median(seconds - one for (_, seconds), one in zip(points, predicted, strict=True)), rate
+    return latency, rate / median((seconds - latency) * rate / num_bytes for num_bytes, seconds in points if num_bytes)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sums:
+    """What the gradient sums of an iteration took."""
+
+    predicted: Seconds
+    """All sums of a rank, on average over the ranks that waited for theirs,"""
+    count: float
+    """and how many these are."""
+    ratio: float
+    """Measured over predicted; 1 where no rank waited for a sum."""
+
+
+def sums_of(plan: Plan, recorded: Recorded, costs: Costs) -> Sums:
+    """How much longer than predicted the sums took that ranks waited for at the end."""
+    spans, found, predicted, counts = spans_of_rank(recorded), [], [], []
+    issued = _issued(plan, spans)
+    for rank, own in spans.items():
+        reduces = [span.action for span in own if span.action.op is Op.REDUCE_GRAD]
+        prices = [costs.reduces[action.stage] if costs.reduces else 0.0 for action in reduces]
+        computed = max((s.end for s in own if s.action.op in COMPUTE_OPS or s.action.op is Op.ENCODE), default=0.0)
+        if sum(prices) > 0 and recorded.ends[rank] - computed > WAITED:
+            group = plan.mesh.place(rank)[0]
+            starts = [issued[_meeting(plan, action, group)] for action in reduces]
+            found.append(_solved(starts, prices, recorded.ends[rank]))
+            predicted.append(sum(prices))
+            counts.append(sum(price > 0 for price in prices))
+    if not found:
+        return Sums(predicted=0.0, count=0.0, ratio=1.0)
+    # A rank may wait at the end for messages too, so each of these is at least the sums' own.
+    return Sums(predicted=fmean(predicted), count=fmean(counts), ratio=min(found))
+
+
+def _meeting(plan: Plan, action: Action, group: int) -> tuple[int, int]:
+    """What is summed: a block, by all groups together."""
+    return plan.train.placement.stages[action.stage].weights, 0 if plan.mesh.data_parallel > 1 else group
+
+
+def _issued(plan: Plan, spans: Mapping[int, Sequence[Span]]) -> dict[tuple[int, int], Seconds]:
+    """When the last rank came to each sum."""
+    found: dict[tuple[int, int], Seconds] = {}
+    for rank, own in spans.items():
+        for span in own:
+            if span.action.op is Op.REDUCE_GRAD:
+                key = _meeting(plan, span.action, plan.mesh.place(rank)[0])
+                found[key] = max(span.start, found.get(key, 0.0))
+    return found
+
+
+def _solved(starts: Sequence[Seconds], prices: Sequence[Seconds], end: Seconds) -> float:
+    """The factor with which sums of these prices, one after the other, end then."""
+
+    def last(factor: float) -> Seconds:
+        free = 0.0
+        for start, price in zip(starts, prices, strict=True):
+            free = max(free, start) + factor * price
+        return free
+
+    low, high = 0.0, 1.0
+    while last(high) < end and high < 1e4:
+        high *= 2
+    for _ in range(50):
+        middle = (low + high) / 2
+        low, high = (middle, high) if last(middle) < end else (low, middle)
+    return max(high, 0.02)
+
+
+def corrected_sum(rate: AllReduce, sums: Sums) -> AllReduce:
+    """The rate with which sums take what they took; what is too long lies with the bytes, as in `corrected_line`."""
+    for_bytes = sums.predicted - sums.count * rate.latency
+    if sums.ratio <= 1 or for_bytes < FEW_BYTES * sums.predicted:
+        return replace(rate, latency=rate.latency * sums.ratio, bandwidth=rate.bandwidth / sums.ratio)
+    longer = sums.ratio * sums.predicted - sums.count * rate.latency
+    return replace(rate, bandwidth=rate.bandwidth * for_bytes / longer)

@@ -1,0 +1,105 @@
+"""Batch sizes measured one after the other, and all of them again, while they are not steady.
+
+    sweep 1    1  2  4  8  16      a machine's speed changes within seconds: at first the sizes from 4 on are slower
+    sweep 2    1  2  4  8  16      all again
+    sweep 3          4  8  16      those whose times have changed by more than `STEADY`
+
+So what is slow for some seconds makes no size look slower than the others for good. Each time is the median of the
+sweeps; its spread is at least half the distance between them.
+"""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from diffusionpipe.costs import HostTimes
+from diffusionpipe.profiler.passes import Agree, LayerTimes
+from diffusionpipe.units import Bytes, Seconds
+
+MOST_SWEEPS = 4
+STEADY = 0.03
+"""Times that differ by less than this part from those of the sweep before are steady."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Column:
+    """All layers at one batch size."""
+
+    times: Mapping[str, LayerTimes]
+    activation: Mapping[str, Bytes]
+    workspace: Mapping[str, Bytes]
+    copies: Mapping[str, Bytes]
+    waking: tuple[tuple[Seconds, Seconds], ...]
+    """(wait, what forwards take longer after it); () where it was not measured."""
+    took: Seconds
+    """To measure."""
+
+    @property
+    def seconds(self) -> Seconds:
+        """Forward and backward of all layers."""
+        return sum(one.forward + one.input_grad + one.weight_grad for one in self.times.values())
+
+
+def sweep(
+    first: Mapping[int, Column], again: Callable[[int], Column], agree: Agree, end: Seconds, most: int = MOST_SWEEPS
+) -> dict[int, Column]:
+    """By batch size the columns of a first sweep and of those that follow, joined.
+
+    `again` measures a size once more; no sweep begins that would not be over before `end`, on the clock of
+    `time.perf_counter`, and none after `most` of them. `agree` keeps ranks in step.
+    """
+    found = {size: [column] for size, column in first.items()}
+    for number in range(1, most):
+        due = [size for size, columns in found.items() if number == 1 or agree(_change(columns)) > STEADY]
+        expected = sum(columns[0].took for size, columns in found.items() if size in due)
+        if not due or agree(time.perf_counter() + expected - end) > 0:
+            break
+        for size in due:
+            found[size].append(again(size))
+    return {size: joined(columns) for size, columns in found.items()}
+
+
+def _change(columns: Sequence[Column]) -> float:
+    """By what part the last two differ."""
+    before, last = columns[-2].seconds, columns[-1].seconds
+    return abs(last / before - 1.0) if before else 0.0
+
+
+def joined(columns: Sequence[Column]) -> Column:
+    """The median of several columns of the same size."""
+    waking = [column.waking for column in columns if column.waking]
+    table = tuple((same[0][0], median(extra for _, extra in same)) for same in zip(*waking, strict=True))
+    return Column(
+        times={name: _joined([column.times[name] for column in columns]) for name in columns[0].times},
+        activation=columns[0].activation,
+        workspace=columns[0].workspace,
+        copies=columns[0].copies,
+        waking=table,
+        took=sum(column.took for column in columns),
+    )
+
+
+def _joined(times: Sequence[LayerTimes]) -> LayerTimes:
+    def of(values: Sequence[Seconds]) -> Seconds:
+        return median(values)
+
+    forwards = [one.forward for one in times]
+    backwards = [one.input_grad + one.weight_grad for one in times]
+    return LayerTimes(
+        forward=of(forwards),
+        forward_spread=max(of([one.forward_spread for one in times]), _half(forwards)),
+        backward_spread=max(of([one.backward_spread for one in times]), _half(backwards)),
+        input_grad=of([one.input_grad for one in times]),
+        weight_grad=of([one.weight_grad for one in times]),
+        cast=of([one.cast for one in times]),
+        host=HostTimes(
+            forward=of([one.host.forward for one in times]),
+            input_grad=of([one.host.input_grad for one in times]),
+            weight_grad=of([one.host.weight_grad for one in times]),
+        ),
+    )
+
+
+def _half(values: Sequence[Seconds]) -> Seconds:
+    return (max(values) - min(values)) / 2

@@ -1,0 +1,43 @@
+"""What single layers take in training: one mark behind each layer's forward, while somebody watches."""
+
+import torch
+
+from diffusionpipe.ir.recorded import LayerTime
+from diffusionpipe.runtime.trace import recorder_for
+
+
+class LayerWatch:
+    """Notes forwards of layers while it is on. Mutable."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.is_on = False
+        self._recorder = recorder_for(device)
+        self._noted: list[tuple[str, int, int]] = []
+        """Layer, samples, and the number of the mark at its end; the mark before it is at its start."""
+        self._num_marks = 0
+
+    def start(self) -> None:
+        """Forget what was noted, and note from now on."""
+        self._recorder.reset()
+        self._noted.clear()
+        self._num_marks, self.is_on = 0, True
+
+    def begin(self) -> None:
+        """Layers follow."""
+        self._recorder.mark()
+        self._num_marks += 1
+
+    def end(self, name: str, samples: int) -> None:
+        """A layer is over, and the next one begins."""
+        self._recorder.mark()
+        self._noted.append((name, samples, self._num_marks))
+        self._num_marks += 1
+
+    def stop(self) -> list[LayerTime]:
+        """All that was noted since `start`, in order; on GPUs it waits for the device."""
+        self.is_on = False
+        times = self._recorder.times() if self._noted else []
+        return [
+            LayerTime(name=name, samples=samples, seconds=times[mark] - times[mark - 1])
+            for name, samples, mark in self._noted
+        ]

@@ -1,0 +1,132 @@
+"""A wrong profile is corrected by what a run of it records: the recordings are those of the simulator."""
+
+from dataclasses import replace
+
+import pytest
+from planner.correction.planted import layer_doubled, link_too_fast, setting_of
+from planner.correction.recordings import recorded_of, with_layer
+from planner.synthetic import cluster, unet, workload
+
+from diffusionpipe.costs.files import profile_from_text, profile_to_text
+from diffusionpipe.planner import Layout, Setting, build_plan, choose
+from diffusionpipe.planner.correction.correct import correct, predicted_step
+from diffusionpipe.planner.correction.suggestion import GAIN, suggest
+from diffusionpipe.planner.filling.filler import filler_of
+from diffusionpipe.planner.search.proposal import pricing_of
+
+LAYOUTS = {
+    "pipeline": Layout(batch=16, stages=2, microbatches=4),
+    "filled pipeline": Layout(batch=16, stages=2, microbatches=4, encode_chunk=4),
+    "split backward": Layout(batch=16, stages=2, microbatches=4, schedule="zb-h1"),
+    "copies": Layout(batch=16, stages=1, microbatches=2, data_parallel=2, buckets=3),
+}
+WAKING = ((0.001, 0.0002), (0.01, 0.001))
+
+
+def plan_of(setting, name):
+    filler = filler_of(setting) if name.startswith("filled") else None
+    return build_plan(setting.graph, LAYOUTS[name], pricing=pricing_of(setting), filler=filler)
+
+
+def true_setting():
+    true = setting_of(elements=20_000, parameters=200_000)
+    return replace(true, profile=replace(true.profile, waking=WAKING, update=1e-8))
+
+
+def all_wrong(true):
+    """Every kind of time wrong at once."""
+    profile = with_layer(with_layer(true.profile, "layer1", 1.7), "encode", 0.6)
+    profile = replace(profile, update=3e-8, waking=tuple((wait, extra / 2) for wait, extra in WAKING))
+    link = replace(true.cluster.intra, bandwidth=true.cluster.intra.bandwidth * 10)
+    reduce = replace(true.cluster.intra_reduce, bandwidth=true.cluster.intra_reduce.bandwidth / 3)
+    cluster = replace(true.cluster, intra=link, inter=link, intra_reduce=reduce, inter_reduce=reduce)
+    return replace(true, profile=profile, cluster=cluster)
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_a_right_prediction_stays_as_it_is(name):
+    true = true_setting()
+    plan = plan_of(true, name)
+    found = correct(true, plan, recorded_of(true, plan))
+    assert found.unexplained == pytest.approx(0, abs=1e-3)
+    assert found.corrected.step == pytest.approx(found.predicted.step, rel=1e-6)
+    assert [factor for _, factor in found.layers] == pytest.approx([1] * 6, rel=2e-3)
+    assert all(kind.error == pytest.approx(0, abs=0.02) for kind in found.kinds)
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+@pytest.mark.parametrize("has_layers", [True, False], ids=["layers recorded", "stages alone"])
+def test_a_wrong_profile_predicts_what_was_recorded_once_it_is_corrected(name, has_layers):
+    true = true_setting()
+    planted = all_wrong(true)
+    plan = plan_of(planted, name)
+    found = correct(planted, plan, recorded_of(true, plan, has_layers=has_layers))
+    assert abs(found.predicted.step / found.measured.step - 1) > 0.04
+    assert found.corrected.step == pytest.approx(found.measured.step, rel=0.005)
+    assert abs(found.unexplained) < 0.03
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_recorded_layers_make_other_layouts_right_too(name):
+    true = true_setting()
+    planted = all_wrong(true)
+    plan = plan_of(planted, name)
+    found = correct(planted, plan, recorded_of(true, plan))
+    assert dict(found.layers)["layer1"] == pytest.approx(1 / 1.7, rel=0.02)
+    assert dict(found.layers)["encode"] == pytest.approx(1 / 0.6, rel=0.02)
+    other = Layout(batch=16, stages=2, microbatches=8, splits=("layer2",))
+    other_plan = build_plan(true.graph, other, pricing=pricing_of(true))
+    wanted = predicted_step(true, other_plan).iteration
+    if name in ("pipeline", "filled pipeline", "split backward"):  # copies send no messages
+        assert predicted_step(found.setting, other_plan).iteration == pytest.approx(wanted, rel=0.03)
+
+
+def test_each_kind_is_told_by_how_much_it_was_off():
+    true = true_setting()
+    planted = all_wrong(true)
+    plan = plan_of(planted, "pipeline")
+    errors = {kind.name: kind.error for kind in correct(planted, plan, recorded_of(true, plan)).kinds}
+    assert errors["messages"] > 2
+    assert errors["encoding"] == pytest.approx(1 / 0.6 - 1, rel=0.05)
+    assert errors["waking"] == pytest.approx(1, rel=0.1)
+    assert errors["forwards"] < 0
+
+
+@pytest.mark.parametrize("make", [layer_doubled, link_too_fast])
+def test_the_suggestion_is_a_layout_that_is_truly_faster(make):
+    true, planted = make()
+    present = choose(planted).plan()
+    found = correct(planted, present, recorded_of(true, present))
+    assert found.corrected.step == pytest.approx(found.measured.step, rel=0.03)
+    suggestion = suggest(found.setting, found.corrected.step, fill=None)
+    assert suggestion is not None
+    measured = predicted_step(true, suggestion.plan).step
+    assert measured == pytest.approx(suggestion.step, rel=0.03)
+    assert found.measured.step > measured * (1 + GAIN)
+
+
+def test_nothing_is_suggested_where_the_present_layout_is_the_best():
+    true = setting_of()
+    present = choose(true).plan()
+    found = correct(true, present, recorded_of(true, present))
+    assert suggest(found.setting, found.corrected.step, fill=None) is None
+
+
+def test_a_corrected_profile_is_a_profile_file_that_says_where_it_comes_from():
+    true = true_setting()
+    plan = plan_of(true, "pipeline")
+    profile = correct(true, plan, recorded_of(true, plan)).setting.profile
+    named = replace(profile, origin="corrected by steps 6 to 20")
+    assert profile_from_text(profile_to_text(named)) == named
+
+
+def test_messages_that_wait_for_others_on_their_queue_do_not_make_a_link_slow():
+    true = Setting(profile=unet(), cluster=cluster(16, per_node=8), workload=workload(64))
+    layout = Layout(batch=64, stages=16, microbatches=16, encode_chunk=8)
+    plan = build_plan(true.graph, layout, pricing=pricing_of(true), filler=filler_of(true))
+    found = correct(true, plan, recorded_of(true, plan))
+    for name in ("intra", "inter"):
+        link, wanted = getattr(found.setting.cluster, name), getattr(true.cluster, name)
+        assert (link.latency, link.bandwidth) == pytest.approx((wanted.latency, wanted.bandwidth), rel=1e-3)
+    assert found.setting.cluster.inter_reduce == true.cluster.inter_reduce
+    assert found.unexplained == pytest.approx(0, abs=1e-3)

@@ -1,0 +1,64 @@
+"""Runs correct their profiles by their own first steps, and learn what they learn without that."""
+
+import shutil
+
+import pytest
+from checked_runs import SHOWN, train_checked
+from tiny_runs import losses_of, recipe_of, save_pictures, save_stable_diffusion, train
+
+from diffusionpipe.costs.files import read_profile
+from diffusionpipe.ir import Mesh, parse_action
+from diffusionpipe.trainer.first_steps import OwnSteps, recorded_of
+from diffusionpipe.trainer.metrics import read_metrics
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("checked")
+    save_stable_diffusion(folder / "sd")
+    save_pictures(folder / "data")
+    return folder
+
+
+def recipe(place, name, **pipeline):
+    sizes = {"stages": 2, "microbatches": 2, "schedule": "1f1b", "fill": True}
+    return recipe_of(place / "sd", place / "data", place / name, training={"steps": 6}, pipeline=sizes | pipeline)
+
+
+def test_a_filled_run_writes_a_corrected_profile_and_learns_the_same(crew, place):
+    assert crew.run(train_checked, recipe(place, "checked", replan="suggest")) == [6, 6]
+    folder = place / "checked"
+    found, measured = read_profile(folder / "profile.corrected.json"), read_profile(folder / "profile.json")
+    assert found.origin == f"profile.json of {folder}, corrected by its steps 2 to 4"
+    assert found.graph == measured.graph
+    assert found.layers != measured.layers
+    row = next(row for row in read_metrics(folder) if "corrected_step_s" in row)
+    assert row["corrected_step_s"] == pytest.approx(row["measured_step_s"], rel=0.3)
+    shown = (folder / SHOWN).read_text(encoding="utf-8")
+    for words in ("steps 2 to 4", "forwards", "backwards", "encoding", "update", "unexplained", "corrected profile"):
+        assert words in shown
+    (place / "plain").mkdir()
+    shutil.copy(folder / "profile.json", place / "plain")  # and so the same plan
+    assert crew.run(train, recipe(place, "plain")) == [6, 6]
+    assert losses_of(folder) == losses_of(place / "plain")
+
+
+def own(**times):
+    return OwnSteps(**times, layers=(), memory=1)
+
+
+def test_the_recordings_of_two_ranks_are_one_timeline():
+    actions = [parse_action("0F0"), parse_action("0B0")]
+    ranks = [
+        own(starts=(0.0, 2.0), seconds=(1.0, 2.0), ends=(5.0, 9.0, 6.0), steps=(7.0, 10.0, 8.0)),
+        own(starts=(0.5, 2.0), seconds=(1.0, 3.0), ends=(6.0, 5.0, 5.0), steps=(6.0, 11.0, 8.0)),
+    ]
+    found = recorded_of(Mesh(data_parallel=2, pipeline=1), ranks, [tuple(actions)] * 2, (6, 8))
+    assert found.iteration == 6.0  # the median of 6, 9, 6
+    assert found.step == 8.0
+    assert found.ends == (6.0, 5.0)
+    assert [(span.worker, span.start, span.end) for span in found.timeline.spans] == [
+        (0, 0.0, 1.0), (0, 2.0, 4.0), (1, 0.5, 1.5), (1, 2.0, 5.0),
+    ]  # fmt: skip
