@@ -49,7 +49,7 @@ class Without:
 def log_to(console: "Console", rank: int | None) -> None:
     """Messages of rank 0 and of a process that is no rank of a job (None), and warnings of all, go to the console.
 
-    On a terminal rank 0 does not name itself.
+    On a terminal rank 0 does not name itself. What was written to another console before goes there no longer.
     """
     is_named = rank is not None and (rank > 0 or not console.is_terminal)
     handler = ConsoleHandler(console)
@@ -57,6 +57,8 @@ def log_to(console: "Console", rank: int | None) -> None:
         logging.Formatter(f"%(asctime)s {f'rank={rank} ' if is_named else ''}%(message)s", datefmt="%H:%M:%S")
     )
     package = logging.getLogger("diffusionpipe")
+    for earlier in [one for one in package.handlers if isinstance(one, ConsoleHandler)]:
+        package.removeHandler(earlier)
     package.addHandler(handler)
     package.setLevel(logging.WARNING if rank else logging.INFO)
 

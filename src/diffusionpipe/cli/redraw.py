@@ -42,7 +42,7 @@ def redraw(run: Path, like: Path, out: Path, device: "torch.device") -> None:
 def _draw(model: "TrainedModel", origin: "Origin", device: "torch.device") -> "Picture":
     """The picture, in its place among as many as were drawn with it: then every number is rounded as before."""
     from diffusionpipe.cli.sample_memory import check_memory, named_shortage
-    from diffusionpipe.cli.sample_ranks import drawing_bar
+    from diffusionpipe.cli.sample_ranks import drawing_work
     from diffusionpipe.errors import ConfigError
     from diffusionpipe.trainer.conditions import Wish
     from diffusionpipe.trainer.drawing import Arithmetic
@@ -59,8 +59,7 @@ def _draw(model: "TrainedModel", origin: "Origin", device: "torch.device") -> "P
             f"the same --seed, {origin.settings.seed}"
         )
     check_memory(model.folder, len(wish), origin.resolution, device)
-    with named_shortage(), drawing_bar() as progress:
-        task = progress.add_task("drawing", total=origin.settings.steps)
+    with named_shortage(), drawing_work() as on_step:
         pictures = draw_from_folder(
             model.folder,
             wish,
@@ -69,7 +68,7 @@ def _draw(model: "TrainedModel", origin: "Origin", device: "torch.device") -> "P
             device=device,
             adapters=model.adapters,
             arithmetic=Arithmetic(rows=origin.rows, precision=origin.precision),
-            on_step=lambda done, total: progress.update(task, completed=done, total=total),
+            on_step=on_step,
         )
     return pictures[origin.index]
 

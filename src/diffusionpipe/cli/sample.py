@@ -84,7 +84,7 @@ RanksOption = Annotated[
 ]
 PrecisionOption = Annotated[
     str | None,
-    typer.Option(help="float32 or bfloat16; default: the run's over several ranks, else float32.", show_default=False),
+    typer.Option(help="float32 or bfloat16; default: the run's, or float32 of other folders.", show_default=False),
 ]
 NoiseLevelOption = Annotated[
     int | None,
@@ -125,7 +125,7 @@ def sample(
     from diffusionpipe.cli.outputs import check_outputs
     from diffusionpipe.cli.redraw import redraw
     from diffusionpipe.cli.run_recipe import sampling_of
-    from diffusionpipe.cli.sample_ranks import is_rank, start_ranks
+    from diffusionpipe.cli.sample_ranks import start_ranks
     from diffusionpipe.cli.trained_model import trained_model
 
     check_outputs(out)
@@ -150,7 +150,7 @@ def sample(
         wish=wish,
         settings=[_settings(one, own, asked) for one in model.chain],
         resolution=_resolution(run, model, resolution),
-        precision=_precision(run, precision, is_distributed=ranks is not None or is_rank()),
+        precision=_precision(run, precision),
         device=device,
     )
     if ranks is not None:
@@ -272,7 +272,7 @@ def _resolution(run: Path, model: "TrainedModel", asked: int | None) -> int:
     return asked or model.resolution or resolution_of(run, model.folder)
 
 
-def _precision(run: Path, asked: str | None, *, is_distributed: bool) -> "Precision":
+def _precision(run: Path, asked: str | None) -> "Precision":
     """In which the denoiser computes.
 
     Raises:
@@ -286,8 +286,7 @@ def _precision(run: Path, asked: str | None, *, is_distributed: bool) -> "Precis
         if asked not in (Precision.FLOAT32, Precision.BFLOAT16):
             raise ConfigError(f"--precision {asked}: pictures are drawn in float32 or bfloat16")
         return Precision(asked)
-    own = precision_of(run) if is_distributed else Precision.FLOAT32
-    return Precision.BFLOAT16 if own is Precision.BFLOAT16 else Precision.FLOAT32
+    return Precision.BFLOAT16 if precision_of(run) is Precision.BFLOAT16 else Precision.FLOAT32
 
 
 def _draw(drawing: Drawing, run: Path, out: Path, keep: Path | None) -> None:

@@ -2,7 +2,8 @@
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,11 +11,10 @@ from typing import TYPE_CHECKING
 import typer
 
 if TYPE_CHECKING:
-    from rich.progress import Progress
-
     from diffusionpipe.cli.trained_model import TrainedModel
     from diffusionpipe.costs import ModelGraph
     from diffusionpipe.ir import Plan
+    from diffusionpipe.trainer.cascade_drawing import OnStep
     from diffusionpipe.trainer.conditions import Wish
     from diffusionpipe.trainer.drawing import Picture
     from diffusionpipe.trainer.folder_drawing import Source
@@ -53,11 +53,6 @@ class Drawing:
             for one in self.model.chain
         ]
 
-    @property
-    def num_steps(self) -> int:
-        """Denoising steps of all models."""
-        return sum(one.steps for one in self.settings)
-
 
 def is_rank() -> bool:
     """Whether this process is one of several that draw together."""
@@ -67,7 +62,7 @@ def is_rank() -> bool:
 
 
 def draw_here(drawing: Drawing) -> "tuple[list[Picture], ...]":
-    """The pictures of each model, drawn in this process, with a bar of the denoising steps."""
+    """The pictures of each model, drawn in this process."""
     from diffusionpipe.cli.device import chosen_device
     from diffusionpipe.cli.sample_memory import check_memory, named_shortage
     from diffusionpipe.trainer.cascade_drawing import draw_from_folders
@@ -75,15 +70,14 @@ def draw_here(drawing: Drawing) -> "tuple[list[Picture], ...]":
 
     device = chosen_device(drawing.device)
     check_memory(drawing.model.folder, len(drawing.wish), drawing.resolution, device)
-    with named_shortage(), drawing_bar() as progress:
-        task = progress.add_task("drawing", total=drawing.num_steps)
+    with named_shortage(), drawing_work() as on_step:
         return draw_from_folders(
             drawing.sources,
             drawing.wish,
             drawing.settings,
             device=device,
             arithmetic=Arithmetic(precision=drawing.precision),
-            on_step=lambda done, total: progress.update(task, completed=done, total=total),
+            on_step=on_step,
         )
 
 
@@ -164,40 +158,36 @@ def arguments_of_rank(context: typer.Context) -> list[str]:
 
 def draw_as_rank(drawing: Drawing) -> "tuple[tuple[list[Picture], ...] | None, int]":
     """The pictures of each model on rank 0, None on others, and the rows that went through the denoiser at a time."""
-    from rich.console import Console
-
-    from diffusionpipe.cli.output import log_to
     from diffusionpipe.cli.sample_memory import named_shortage
     from diffusionpipe.runtime.process_group import joined, leave, membership
     from diffusionpipe.trainer.drawing import Arithmetic
     from diffusionpipe.trainer.ranks_drawing import Ranks, draw_on_ranks, rows_together
 
     member = membership(os.environ)
-    log_to(Console(stderr=True), member.rank)
     try:
-        with joined(member, device=drawing.device) as job, named_shortage():
+        with drawing_work(member.rank) as on_step, joined(member, device=drawing.device) as job, named_shortage():
             ranks = Ranks(job=job, make_plan=_plan, arithmetic=Arithmetic(precision=drawing.precision))
-            with drawing_bar(is_shown=ranks.is_first) as progress:
-                task = progress.add_task("drawing", total=drawing.num_steps)
-                drawn = draw_on_ranks(
-                    drawing.sources,
-                    drawing.wish,
-                    drawing.settings,
-                    ranks,
-                    on_step=lambda done, total: progress.update(task, completed=done, total=total),
-                )
+            drawn = draw_on_ranks(drawing.sources, drawing.wish, drawing.settings, ranks, on_step=on_step)
     except (Exception, KeyboardInterrupt) as error:
         leave(error, member)
     return drawn, rows_together(len(drawing.wish) * drawing.settings[-1].copies)
 
 
-def drawing_bar(*, is_shown: bool = True) -> "Progress":
-    """A bar that is gone at the end; nothing at all in a pipe or a file, where rich would leave an empty line."""
-    from rich.console import Console
-    from rich.progress import Progress
+@contextmanager
+def drawing_work(rank: int | None = None) -> "Iterator[OnStep]":
+    """What is told the denoising steps done and all of them: rank 0 and a process that is no rank (None) show them.
 
-    console = Console()
-    return Progress(console=console, transient=True, disable=not (is_shown and console.is_terminal))
+    A bar on a terminal, gone at the end; elsewhere a line of the log now and then.
+    """
+    from rich.console import Console
+
+    from diffusionpipe.cli.output import log_to
+    from diffusionpipe.trainer.screen import Screen, steps_of
+
+    screen = Screen(Console(stderr=True), speaks=not rank)
+    log_to(screen.console, rank)
+    with screen.work("drawing") as work:
+        yield steps_of(work)
 
 
 def _plan(model: "ModelGraph", ranks: int, rows: int, size: int) -> "Plan":

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from diffusionpipe.errors import ModelError
 from diffusionpipe.models.lora import LoraSettings, is_second_matrix
+from diffusionpipe.models.narrow_weights import appearing_wide
 
 ADAPTERS = "pytorch_lora_weights.safetensors"
 
@@ -41,7 +42,7 @@ def save_adapters(
 
 
 def load_adapters(module: nn.Module, folder: Path, component: str) -> None:
-    """Adds the adapters that a folder's file has for this component; the module's weights must be real.
+    """Adds the adapters that a folder's file has for this component, in float32; the module's weights must be real.
 
     Raises:
         ModelError: the file has none, they do not fit, or peft is missing.
@@ -58,7 +59,8 @@ def load_adapters(module: nn.Module, folder: Path, component: str) -> None:
         raise ModelError(f"{path} holds no adapters of {component}; it belongs to another kind of model")
     library_module: Any = module
     try:
-        library_module.load_lora_adapter(folder, prefix=component, weight_name=ADAPTERS)
+        with appearing_wide(module):
+            library_module.load_lora_adapter(folder, prefix=component, weight_name=ADAPTERS)
     except ImportError as error:
         raise ModelError("lora needs peft; install it with pip install 'diffusionpipe[lora]'") from error
     except (RuntimeError, ValueError) as error:

@@ -12,6 +12,7 @@ from diffusionpipe.errors import ModelError
 from diffusionpipe.ir.input_file import problem_of_file, read_json
 from diffusionpipe.models.graph import LayerGraph, attribute, own_parameters
 from diffusionpipe.models.lora import is_adapter, is_second_matrix, stored_name
+from diffusionpipe.models.narrow_weights import is_narrow
 
 _RENAMED_IN_ATTENTION = {".query.": ".to_q.", ".key.": ".to_k.", ".value.": ".to_v.", ".proj_attn.": ".to_out.0."}
 _MOVED = (
@@ -37,6 +38,7 @@ def materialize(
     dtype: torch.dtype,
     seed: int,
     frozen_dtype: torch.dtype | None = None,
+    keeps_narrow: bool = False,
     on_value: Callable[[str], None] | None = None,
 ) -> None:
     """Gives the parameters and buffers of the submodules that these layers use real values, in place.
@@ -46,7 +48,8 @@ def materialize(
     keyed by (seed, canonical name of the module): the values depend on nothing else, above all not on which layers are
     here, and the global generator stays as it was. So are adapters, which no source holds; their second matrix is zero.
     Parameters that are real already keep their values. Floating parameters and buffers take `dtype`; the buffers of a
-    component without parameters keep theirs. With `frozen_dtype` what `frozen_factors` names takes that.
+    component without parameters keep theirs. With `frozen_dtype` what `frozen_factors` names takes that. With
+    `keeps_narrow` parameters that are stored in fewer bytes than float32 stay as they are stored.
     `on_value` is called with the canonical name of every tensor that is in its place.
 
     Raises ModelError with everything that is missing, unexpected, of another shape, or cannot be initialised.
@@ -74,6 +77,9 @@ def materialize(
     narrow = dict.fromkeys(frozen_factors(graph), frozen_dtype) if frozen_dtype is not None else {}
     for name, tensors in values.items():
         dtypes = {key: narrow.get(f"{name}.{key}", dtype) for key in tensors}
+        if keeps_narrow:
+            own = dict(graph.components[name].named_parameters())
+            dtypes |= {key: tensor.dtype for key, tensor in tensors.items() if key in own and is_narrow(tensor)}
         for key in _placed(graph.components[name], tensors, torch.device(device), dtypes):
             if on_value is not None:
                 on_value(f"{name}.{key}")

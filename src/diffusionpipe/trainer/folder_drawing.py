@@ -1,7 +1,7 @@
 """Pictures from a diffusers folder, in one process: what `sample` draws, and what examples and tests compare with."""
 
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -12,6 +12,7 @@ from diffusionpipe.models.flow_shift import is_flow_scheduler
 from diffusionpipe.models.folder import build_graph, reads_estimate, scheduler_config, weight_sources
 from diffusionpipe.models.graph import Layer, LayerGraph
 from diffusionpipe.models.lora_file import load_adapters
+from diffusionpipe.models.narrow_weights import widening
 from diffusionpipe.models.objective import ObjectiveSettings, Prediction
 from diffusionpipe.models.run import needed_layers, run_layers
 from diffusionpipe.models.self_conditioning import ESTIMATE
@@ -122,7 +123,7 @@ def latents_from_folder(
     """
     opened = open_source(source, wish, settings, small)
     conditions = opened.conditions(device, arithmetic)
-    opened.materialize(opened.trained, device)
+    opened.materialize(opened.trained, device, arithmetic)
     stage = LayerStage(opened.trained, opened.graph.components, outputs=["prediction"])
     fed = {name: conditions[name] for name in stage.reads if name not in MOVING}
     times = torch.float32 if opened.objective.prediction is Prediction.FLOW_MATCHING else None
@@ -156,24 +157,38 @@ class Opened:
         return self.trained[0].component
 
     def conditions(self, device: torch.device, arithmetic: Arithmetic) -> dict[str, Tensor]:
-        """What the denoiser reads beside latents and times; the encoders get their weights for that."""
-        self.materialize(self.frozen, device, frozen_dtype=arithmetic.narrow)
+        """What the denoiser reads beside latents and times; the encoders have their weights as long as this takes."""
+        self.materialize(self.frozen, device, arithmetic)
         fed = {name for layer in self.trained for name in layer.reads} - set(MOVING)
         with torch.no_grad(), arithmetic.context(device):
             on_device = {name: value.to(device) for name, value in self.raw.items()}
-            return on_device | run_layers(self.frozen, self.graph.components, on_device, targets=fed)
+            found = on_device | run_layers(self.frozen, self.graph.components, on_device, targets=fed)
+        for name in {layer.component for layer in self.frozen}:
+            self.graph.components[name].to("meta")
+        return found
 
-    def materialize(
-        self, layers: Collection[Layer], device: torch.device, *, frozen_dtype: torch.dtype | None = None
-    ) -> None:
-        """Gives the layers their weights, also adapters; `frozen_dtype` as in `weights.materialize`.
+    def materialize(self, layers: Collection[Layer], device: torch.device, arithmetic: Arithmetic) -> None:
+        """Gives the layers their weights, also adapters, in no more bytes than it takes to compute the same bits.
+
+        In bfloat16 factors are stored as autocast reads them; in float32 they stay as narrow as the folder has them.
 
         Raises:
             ModelError: a weight is missing, or the adapters are not of that model.
         """
+        for component in self.graph.components.values():
+            component.requires_grad_(False)  # nothing is trained, and frozen factors may be as autocast reads them
         names = [layer.name for layer in layers]
         sources = weight_sources(self.source.folder, self.graph)
-        materialize(self.graph, names, sources, device=device, dtype=torch.float32, seed=0, frozen_dtype=frozen_dtype)
+        materialize(
+            self.graph,
+            names,
+            sources,
+            device=device,
+            dtype=torch.float32,
+            seed=0,
+            frozen_dtype=arithmetic.narrow,
+            keeps_narrow=arithmetic.narrow is None,
+        )
         if self.source.adapters is not None and any(layer.component == self.denoiser for layer in layers):
             load_adapters(self.graph.components[self.denoiser], self.source.adapters, self.denoiser)
 
@@ -199,6 +214,7 @@ def open_source(source: Source, wish: Wish, settings: SamplingSettings, small: T
     folder = source.folder
     objective = _objective_of(folder)
     graph = build_graph(folder, objective=objective, resolution=source.resolution, low=source.low)
+    graph = replace(graph, layers=tuple(widening(layer) for layer in graph.layers))
     raw = with_mask(raw_conditions(wish, graph, folder, settings))
     if small is not None:
         raw |= small_conditions(small, graph, folder, settings, source.name)

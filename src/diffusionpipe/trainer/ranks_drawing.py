@@ -102,11 +102,7 @@ def _latents(
     count = num_samples * settings.copies
     size = job.membership.world_size
     plan = plan_from_text(from_first(lambda: plan_to_text(ranks.make_plan(model, size, count, rows_together(count)))))
-    for component in opened.graph.components.values():
-        component.requires_grad_(False)  # nothing is trained, and frozen factors may be stored as autocast reads them
     conditions = on_all(lambda: opened.conditions(job.device, arithmetic))
-    for name in {layer.component for layer in opened.frozen}:
-        opened.graph.components[name].to("meta")
     transport = ProcessTransport(summing=tuple(holders_of(plan).values()))
     transport.warm_up(channels_of(plan), job.device)
     worker = _worker(opened, model, plan, transport, ranks)
@@ -137,6 +133,6 @@ def _worker(opened: Opened, model: ModelGraph, plan: Plan, transport: ProcessTra
     rank, device, narrow = ranks.job.membership.rank, ranks.job.device, ranks.arithmetic.narrow
     own = frozenset(trained_layers(plan, rank))
     layers = [layer for layer in opened.trained if layer.name in own]
-    on_all(lambda: opened.materialize(layers, device, frozen_dtype=narrow))
+    on_all(lambda: opened.materialize(layers, device, ranks.arithmetic))
     precision = Precision(device=device.type, autocast=narrow)
     return build_worker(opened.graph, model, plan, rank, transport, device=device, precision=precision)
