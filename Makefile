@@ -13,7 +13,7 @@ export PYTHONDONTWRITEBYTECODE =
 RESUME_CASCADE = $(if $(wildcard runs/cascade/checkpoints/step-*),--resume latest)
 RESUME_DIGITS = $(if $(wildcard runs/digits/checkpoints/step-*),--resume latest)
 
-.PHONY: demo demo-cascade demo-memory test test-all explore fuzz soak torture gpu check docs format install clean
+.PHONY: demo demo-cascade demo-memory test test-all explore families fuzz soak torture gpu check docs format install clean
 
 install: $(VENV)/installed
 
@@ -53,6 +53,10 @@ test-all: test
 # The properties of the tests on other examples each time, and on more where the test does not say how many.
 explore: install
 	HYPOTHESIS_PROFILE=explore $(PYTEST) -m 'slow or not slow' $(shell grep -rl 'hypothesis import given' tests)
+
+# Tiny models of every family, whole and with adapters, in every layout; the tests take every layout once. About 5 minutes.
+families: install
+	PYTHONPATH=tests $(BIN)/python -m families $(if $(ONLY),--only $(ONLY))
 
 SINCE_START = $$(($$(date +%s) - $$(cat $(VENV)/tests-started)))
 

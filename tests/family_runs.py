@@ -1,24 +1,37 @@
-"""Whole trainings of tiny models of every family over two ranks, compared with one process; diffusers opens what results.
+"""Trainings of tiny models of every family over two ranks, compared with one process; diffusers opens what results.
 
-A run in one process and a tiny model are made once for all layouts of a family, and a model is traced once in a process.
+All trainings of a family are forked from one process that has traced its models: tracing takes longer than training.
 """
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
+from time import perf_counter
 from typing import Any
+from unittest import mock
 
 import diffusers
+import numpy as np
 import pytest
 import torch
-from crew import Crew
+from crew import crew_of, nest
+from cuts import traced_once
+from descriptions import described
+from PIL import Image
 from tiny_described import PIPELINES as DESCRIBED
 from tiny_described import RESOLUTIONS, save_described
 from tiny_models import randomise_parameters
 from tiny_pipelines import flux, sd3
-from tiny_runs import losses_of, recipe_of, save_dit, save_pictures, train, train_here
+from tiny_runs import losses_of, recipe_of, save_dit, save_pictures, train
 
+from diffusionpipe.cli.redraw import redraw
+from diffusionpipe.models.folder import REGISTRY
+from diffusionpipe.runtime.process_group import Job
+from diffusionpipe.trainer import members
+from diffusionpipe.trainer.kept_samples import sample_folder
 from diffusionpipe.trainer.recipe import Recipe
+from diffusionpipe.units import Seconds
 
 LAYOUTS: Mapping[str, Mapping[str, object]] = {
     "1F1B": {},
@@ -28,6 +41,8 @@ LAYOUTS: Mapping[str, Mapping[str, object]] = {
 }
 WITHOUT_ADAPTERS = {"PixArtSigmaPipeline", "DiTPipeline"}
 """diffusers' pipelines of these load none."""
+SAMPLING = {"every": 2, "prompts": ["ab", "c"], "negative_prompt": "d", "steps": 3}
+STEPS = 2
 
 
 def _saved(build: Callable[[], Any]) -> Callable[[Path], Path]:
@@ -53,28 +68,41 @@ SAVED: Mapping[str, Callable[[Path], Path]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """One training."""
+    """One training over two ranks."""
 
     kind: str
     """The class of the pipeline."""
     layout: str
-    is_adapted: bool
+    is_adapted: bool = False
     """Whether adapters alone are trained."""
+    is_drawn: bool = False
+    """Whether pictures are drawn at the end."""
 
     @property
     def name(self) -> str:
-        """For people."""
+        """For people, and of its folder."""
         return f"{self.kind}-{self.layout}-{'adapters' if self.is_adapted else 'whole'}"
 
 
-CASES = tuple(
-    Case(kind=kind, layout=layout, is_adapted=is_adapted)
-    for kind in SAVED
-    for layout in LAYOUTS
-    for is_adapted in (False, True)
-    if not (is_adapted and kind in WITHOUT_ADAPTERS)
-)
-"""All."""
+def all_of(kind: str) -> tuple[Case, ...]:
+    """Every layout, whole and with adapters."""
+    ways = (False,) if kind in WITHOUT_ADAPTERS else (False, True)
+    return tuple(Case(kind=kind, layout=layout, is_adapted=way) for layout in LAYOUTS for way in ways)
+
+
+def some_of(kind: str) -> tuple[Case, ...]:
+    """Every layout once, in turns whole and with adapters; every layout draws for some family."""
+    number = list(SAVED).index(kind)
+    has_adapters = kind not in WITHOUT_ADAPTERS
+    found = [
+        Case(kind=kind, layout=layout, is_adapted=has_adapters and (number + j) % 2 == 1)
+        for j, layout in enumerate(LAYOUTS)
+    ]
+    whole = [case for case in found if not case.is_adapted]
+    drawn = whole[number // 2 % len(whole)].layout if kind in DESCRIBED else ""
+    return tuple(
+        Case(kind=kind, layout=one.layout, is_adapted=one.is_adapted, is_drawn=one.layout == drawn) for one in found
+    )
 
 
 def size_of(kind: str) -> int:
@@ -82,72 +110,124 @@ def size_of(kind: str) -> int:
     return RESOLUTIONS.get(kind, 16)
 
 
-@dataclass(slots=True)
-class Families:
-    """What several trainings need, made when it is first asked for. Mutable: keeps all of it."""
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where the models, the pictures and the runs of a family are."""
 
-    place: Path
-    models: dict[str, Path] = field(default_factory=dict)
-    learned: dict[tuple[str, bool], dict[int, float]] = field(default_factory=dict)
-
-    def model(self, kind: str) -> Path:
-        """The folder of a tiny model."""
-        if kind not in self.models:
-            self.models[kind] = SAVED[kind](self.place / "models" / kind)
-        return self.models[kind]
+    folder: Path
+    kind: str
 
     @property
-    def pictures(self) -> Path:
-        """The folder of the pictures that all learn."""
-        folder = self.place / "pictures"
-        return folder if folder.is_dir() else save_pictures(folder, 8)
+    def model(self) -> Path:
+        """A tiny model."""
+        return self.folder / "model"
 
-    def recipe(self, kind: str, folder: Path, *, is_adapted: bool = False, **sections: Any) -> Recipe:
-        """Two steps in the layout of the sections."""
-        data = {"caption_dropout": 0.3, "resolution": size_of(kind)}
+    def prepare(self) -> None:
+        """Write what the trainings read."""
+        SAVED[self.kind](self.model)
+        save_pictures(self.folder / "pictures", 8)
+
+    def run(self, case: Case) -> Path:
+        """The folder of a training over two ranks."""
+        return self.folder / case.name
+
+    def alone(self, *, is_adapted: bool) -> Path:
+        """The folder of the training in one process."""
+        return self.folder / f"alone-{is_adapted}"
+
+    def recipe(self, folder: Path, *, is_adapted: bool = False, **sections: Any) -> Recipe:
+        """A short training."""
+        data = {"caption_dropout": 0.3, "resolution": size_of(self.kind)}
         adapters = {"lora": {"rank": 2}} if is_adapted else {}
-        sections = {"training": {"steps": 2}, **adapters, **sections}
-        return recipe_of(self.model(kind), self.pictures, folder, data=data, **sections)
+        sections = {"training": {"steps": STEPS}, **adapters, **sections}
+        return recipe_of(self.model, self.folder / "pictures", folder, data=data, **sections)
 
-    def in_one_process(self, kind: str, *, is_adapted: bool) -> dict[int, float]:
-        """The losses of the run in this process."""
-        key = kind, is_adapted
-        if key not in self.learned:
-            folder = self.place / "in-one" / f"{kind}-{is_adapted}"
-            assert train_here(self.recipe(kind, folder, is_adapted=is_adapted)) == 2
-            self.learned[key] = losses_of(folder)
-        return self.learned[key]
+    def recipe_of(self, case: Case) -> Recipe:
+        """The recipe of a training over two ranks."""
+        is_distilled = REGISTRY[self.kind].embedded_guidance is not None  # a negative prompt needs a scale of its own
+        drawn = {"sampling": SAMPLING | ({"true_cfg_scale": 1.5} if is_distilled else {})} if case.is_drawn else {}
+        pipeline = LAYOUTS[case.layout]
+        return self.recipe(self.run(case), is_adapted=case.is_adapted, pipeline=pipeline, **drawn)
 
 
-def check(families: Families, crew: Crew, case: Case, folder: Path) -> None:
-    """Two ranks learn what one process learns, and diffusers opens it.
+def train_all(place: Place, cases: Sequence[Case]) -> dict[Case, Seconds | Exception]:
+    """Trains the cases, each way also in one process; how long each case took, or why it failed."""
+    place.prepare()
+    return nest(_train_all, place, cases)
+
+
+def _train_all(place: Place, cases: Sequence[Case]) -> dict[Case, Seconds | Exception]:
+    torch.set_num_threads(1)
+    ways = sorted({case.is_adapted for case in cases})
+    with _traced():
+        for way in ways:
+            members.build_model(place.recipe(place.alone(is_adapted=way), is_adapted=way), "cpu")
+    found: dict[Case, Seconds | Exception] = {}
+    with crew_of(1, is_forked=True) as alone, crew_of(2, is_forked=True) as crew:
+        for way in ways:
+            _check(alone.run(train, place.recipe(place.alone(is_adapted=way), is_adapted=way)))
+        for case in cases:
+            started = perf_counter()
+            try:
+                _check(crew.run(train, place.recipe_of(case)))
+                if case.is_drawn:
+                    _check(alone.run(_draw_again, place.run(case)))
+                found[case] = perf_counter() - started
+            except Exception as error:
+                found[case] = error
+    return found
+
+
+@contextmanager
+def _traced() -> Iterator[None]:
+    with traced_once(), mock.patch.object(members, "describe", described):
+        yield
+
+
+def _check(results: Sequence[Any]) -> None:
+    for result in results:
+        if isinstance(result, Exception):
+            raise result
+        assert result == STEPS
+
+
+def _draw_again(_: Job, run: Path) -> int:
+    with traced_once():
+        kept = sample_folder(run, STEPS) / "000-ab.png"
+        redraw(run, kept, run / "again.png", torch.device("cpu"))
+    return STEPS
+
+
+def check(place: Place, case: Case) -> None:
+    """Two ranks have learnt what one process has, diffusers opens it, and a picture was drawn as `sample` draws it.
 
     Raises:
-        AssertionError: they do not.
+        AssertionError: that is not so.
     """
-    recipe = families.recipe(case.kind, folder, is_adapted=case.is_adapted, pipeline=LAYOUTS[case.layout])
-    assert crew.run(train, recipe) == [2, 2]
-    over_two, in_one = losses_of(folder), families.in_one_process(case.kind, is_adapted=case.is_adapted)
+    run = place.run(case)
+    over_two, in_one = losses_of(run), losses_of(place.alone(is_adapted=case.is_adapted))
     assert over_two.keys() == in_one.keys() == {1, 2}
     assert over_two[1] == pytest.approx(in_one[1], rel=1e-5)
     assert over_two[2] == pytest.approx(in_one[2], rel=1e-3)  # AdamW's first step makes much of small gradients
     assert in_one[1] != in_one[2]
     opened = getattr(diffusers, case.kind).from_pretrained
-    before = opened(families.model(case.kind))
+    before = opened(place.model)
     if case.is_adapted:
-        exported = next(folder.rglob("*lora*.safetensors")).parent
-        before.load_lora_weights(exported)
+        before.load_lora_weights(next(run.rglob("*lora*.safetensors")).parent)
         assert before.get_active_adapters()
         return
-    after = opened(next(folder.rglob("model_index.json")).parent)
+    after = opened(next(run.rglob("model_index.json")).parent)
     assert is_different(after.transformer, before.transformer)
-    for name, part in before.components.items():
-        if isinstance(part, torch.nn.Module) and name != "transformer":
-            assert not is_different(getattr(after, name), part), name
+    frozen = {name for name, part in before.components.items() if isinstance(part, torch.nn.Module)} - {"transformer"}
+    assert not [name for name in frozen if is_different(getattr(after, name), getattr(before, name))]
     if case.kind == "QwenImagePipeline":  # nobody reads the captions' tokens of the last block
         blocks = list(zip(after.transformer.transformer_blocks, before.transformer.transformer_blocks, strict=True))
         assert not is_different(blocks[-1][0].txt_mlp, blocks[-1][1].txt_mlp)
         assert is_different(blocks[0][0].txt_mlp, blocks[0][1].txt_mlp)
+    if case.is_drawn:
+        drawn = np.load(sample_folder(run, STEPS).with_suffix(".npy"))
+        assert drawn.shape == (2, size_of(case.kind), size_of(case.kind), 3)
+        assert np.array_equal(np.asarray(Image.open(run / "again.png")), drawn[0])
 
 
 def is_different(one: torch.nn.Module, other: torch.nn.Module) -> bool:
