@@ -133,7 +133,7 @@ def test_encoders_are_stored_as_bfloat16_reads_them_and_write_the_same_bits(tmp_
     device, arithmetic = torch.device("cpu"), Arithmetic(precision=Precision.BFLOAT16)
     narrow, wide = (open_source(source, wish, settings) for _ in range(2))
     ours = narrow.conditions(device, arithmetic)
-    wide.materialize(wide.frozen, device)
+    wide.materialize(wide.frozen, device, Arithmetic())
     with torch.no_grad(), arithmetic.context(device):
         theirs = run_layers(wide.frozen, wide.graph.components, wide.raw, targets=set(ours) - set(wide.raw))
     assert theirs
