@@ -9,7 +9,7 @@ from diffusionpipe.costs.joining import joined_profile
 def test_with_few_samples_two_directions_beat_the_same_direction_and_all_copies():
     cell = computed_cell("512 + 512 px", 8, 1)
     steps = {name: way.step for name, way in cell.best.items()}
-    assert steps["opposed"] <= 1.001 * min(steps.values())  # divided devices are as good
+    assert steps["opposed"] <= 1.01 * min(steps.values())  # divided devices are as good
     assert 1.2 < steps["DDP"] / steps["opposed"] < 1.3
     assert 1.1 < steps["sharded data parallel"] / steps["opposed"] < 1.2
     assert steps["together"] / steps["opposed"] > 1.25
