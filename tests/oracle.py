@@ -95,6 +95,13 @@ def execute(schedule: Schedule, costs: Costs, *, streams: Streams = Streams.DIRE
     return machine.result()
 
 
+def makespan(schedule: Schedule, costs: Costs) -> Seconds:
+    """When the last action of a legal schedule ends."""
+    run = execute(schedule, costs)
+    assert not run.blocked, run.blocked
+    return max(end for ends in run.ends for end in ends if end is not None)
+
+
 def serving(schedule: Schedule, all_flows: Sequence[Flow]) -> dict[int, tuple[int, ...]]:
     """Index of each flow between workers -> the messages that carry it."""
     stages = schedule.placement.stages
