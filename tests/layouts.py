@@ -14,7 +14,7 @@ from torch import Tensor
 
 from diffusionpipe.costs import ModelGraph
 from diffusionpipe.errors import ConfigError
-from diffusionpipe.ir import PlanPhase, Range
+from diffusionpipe.ir import Plan, PlanPhase, Range
 from diffusionpipe.ir.schedule import lone_blocks
 from diffusionpipe.models.graph import LayerGraph, canonical_names
 from diffusionpipe.models.run import run_layers
@@ -106,10 +106,16 @@ def step_in_threads(
     `again`: it is the second one, which must not see what the first one left behind. A third of all layouts are
     asked for it, drawn by their text, so that each kind of layout is among them.
     """
-    plan = build_plan(model, layout)
     if again is None:
         again = zlib.crc32(repr(layout).encode()) % 3 == 0
-    copies = None if layout.sharded else copies_of(graph, plan.mesh.num_ranks)
+    return planned_step(graph, model, build_plan(model, layout), inputs, again=again)
+
+
+def planned_step(
+    graph: LayerGraph, model: ModelGraph, plan: Plan, inputs: Mapping[str, Tensor], *, again: bool = False
+) -> Step:
+    """One step, or a second one, of a plan's ranks in threads."""
+    copies = None if plan.mesh.shard > 1 else copies_of(graph, plan.mesh.num_ranks)
 
     def main(rank: int, transport: Transport) -> tuple[float, dict[str, Tensor]]:
         own = copies[rank] if copies else copy_of(graph)

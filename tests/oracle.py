@@ -25,6 +25,8 @@ class Streams(StrEnum):
     DIRECTION = "direction"
     """A worker has one stream for all transfers towards higher workers and one for all towards lower ones, its
     receives and its sends alike: one NCCL communicator per direction."""
+    HOST = "host"
+    """A worker waits for each of its transfers, reductions and gathers to end."""
 
 
 class Durations:
@@ -93,6 +95,13 @@ def execute(schedule: Schedule, costs: Costs, *, streams: Streams = Streams.DIRE
     machine = _Machine(schedule, Durations(schedule, costs), streams, flows(schedule))
     machine.run()
     return machine.result()
+
+
+def makespan(schedule: Schedule, costs: Costs) -> Seconds:
+    """When the last action of a legal schedule ends."""
+    run = execute(schedule, costs)
+    assert not run.blocked, run.blocked
+    return max(end for ends in run.ends for end in ends if end is not None)
 
 
 def serving(schedule: Schedule, all_flows: Sequence[Flow]) -> dict[int, tuple[int, ...]]:
@@ -170,6 +179,7 @@ class _Machine:
         self.free: dict[tuple[int, ...], Seconds] = defaultdict(int)
         self.issued: dict[int, list[tuple[tuple[int, ...], int, Seconds]]] = defaultdict(list)  # stream, action, time
         self.transfer_of = {}
+        self.begun = set[int]()  # transfers' ends that a worker has come to
         self.lone = lone_blocks(schedule)
         num_collectives: dict[int, int] = defaultdict(int)
         for worker, order in enumerate(schedule.orders):
@@ -229,7 +239,11 @@ class _Machine:
             event = self.offsets[worker] + self.next[worker]
             action = order[self.next[worker]]
             if event in self.transfer_of:
-                self._issue(worker, event, ready)
+                if event not in self.begun:
+                    self.begun.add(event)
+                    self._issue(worker, event, ready)
+                if self.streams is Streams.HOST and not self._wait(worker, self.transfer_of[event]):
+                    return
             elif not self._compute(worker, event, action, ready):
                 return
             self.next[worker] += 1
@@ -257,6 +271,15 @@ class _Machine:
         ready.extend(self.waiting.pop(event, ()))
         return True
 
+    def _wait(self, worker: int, transfer: int) -> bool:
+        """Whether a worker that waits for its transfer goes on."""
+        end = self.ends[transfer]
+        if end is None:
+            self.waiting[transfer].append(worker)
+            return False
+        self.host[worker] = end
+        return True
+
     def _issue(self, worker: int, event: int, ready: deque[int]) -> None:
         transfer = self.transfer_of[event]
         stream = self._stream(worker, transfer)
@@ -267,7 +290,7 @@ class _Machine:
             candidates.extend(self._start(candidates.pop(), ready))
 
     def _stream(self, worker: int, transfer: int) -> tuple[int, ...]:
-        if not self.first_message <= transfer < self.first_reduce:
+        if self.streams is Streams.HOST or not self.first_message <= transfer < self.first_reduce:
             return (worker,)
         message = self.schedule.messages[transfer - self.first_message]
         stages = self.schedule.placement.stages

@@ -107,6 +107,35 @@ def tiny_stable_diffusion(
     )
 
 
+def narrow_stable_diffusion_2() -> LayerGraph:
+    """The layers of Stable Diffusion 2.1 by their names, with few channels and for pictures of 64 pixels."""
+    narrow = {"block_out_channels": (4, 4, 8, 8), "norm_num_groups": 2}
+    vae = {kind: (kind,) * 4 for kind in ("DownEncoderBlock2D", "UpDecoderBlock2D")}
+    components = {
+        "text_encoder": tiny_text_encoder(num_hidden_layers=23),
+        "vae": tiny_vae(
+            **narrow,
+            layers_per_block=2,
+            down_block_types=vae["DownEncoderBlock2D"],
+            up_block_types=vae["UpDecoderBlock2D"],
+        ),
+        "unet": tiny_unet(
+            **narrow,
+            layers_per_block=2,
+            down_block_types=("CrossAttnDownBlock2D",) * 3 + ("DownBlock2D",),
+            up_block_types=("UpBlock2D",) + ("CrossAttnUpBlock2D",) * 3,
+        ),
+    }
+    _prepare(components, torch.float64, randomise=True)
+    return stable_diffusion_graph(
+        components,
+        objective=Objective(ObjectiveSettings(), {}),
+        resolution=64,
+        train=("unet",),
+        dtype="float64",
+    )
+
+
 def tiny_dit(
     dtype: torch.dtype = torch.float64,
     randomise: bool = True,

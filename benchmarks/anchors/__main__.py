@@ -9,9 +9,9 @@ from statistics import median
 import torch
 from rich.console import Console
 
+from benchmarks.anchors.published import ANCHORS, Anchor, Work
 from benchmarks.tables import table
 from diffusionpipe.costs import Profile
-from diffusionpipe.costs.anchors import ANCHORS, Anchor, Work
 from diffusionpipe.costs.devices import device_rates
 from diffusionpipe.models.configured import configured_graph
 from diffusionpipe.models.describe import describe

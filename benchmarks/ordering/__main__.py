@@ -12,9 +12,9 @@ from rich.progress import track
 from rich.table import Table
 
 from benchmarks.ordering.cases import KINDS, instance, small_cases
+from benchmarks.ordering.exact import exact_order
 from diffusionpipe.errors import ConfigError
 from diffusionpipe.ordering import Instance, Objective, Placing, search
-from diffusionpipe.ordering.exact import exact_order
 from diffusionpipe.ordering.problem import problem_of
 from diffusionpipe.units import Seconds
 

@@ -7,7 +7,7 @@ import pytest
 from golden.plans import recorded_profile
 
 from benchmarks.anchors.__main__ import compared, profile_of
-from diffusionpipe.costs.anchors import ANCHORS, Work
+from benchmarks.anchors.published import ANCHORS, Work
 from diffusionpipe.costs.devices import DEVICES
 from diffusionpipe.models.configured import configured_models
 

@@ -2,6 +2,7 @@
 
 import pytest
 from golden.plans import TOLERANCE, predicted, questions, recorded_plan, setting_of
+from oracle import makespan
 
 from diffusionpipe.errors import ConfigError
 from diffusionpipe.planner.choice import choose
@@ -21,6 +22,11 @@ def is_slower(step, than):
     return step > than * (1 + TOLERANCE)
 
 
+def judged(proposal):
+    """The step with the iteration that the machine of tests/oracle.py takes."""
+    return makespan(proposal.train, proposal.costs) + proposal.update
+
+
 @pytest.mark.parametrize("question", parameters(ANSWERED))
 def test_a_recorded_plan_opens_is_legal_and_takes_the_recorded_time(question):
     plan = recorded_plan(question)
@@ -30,14 +36,18 @@ def test_a_recorded_plan_opens_is_legal_and_takes_the_recorded_time(question):
     assert found.step == pytest.approx(float.fromhex(question.answer.step), rel=TOLERANCE)
     assert found.iteration == pytest.approx(float.fromhex(question.answer.iteration), rel=TOLERANCE)
     assert found.overflow <= 0
+    assert judged(found) == pytest.approx(found.step, rel=1e-12)
 
 
 @pytest.mark.parametrize("question", parameters(ANSWERED))
 def test_the_planner_finds_no_slower_plan_than_the_recorded_one(question):
+    """By the simulator and by a machine that shares nothing with it."""
     recorded = predicted(question, recorded_plan(question))
     found = choose(setting_of(question)).proposal
     assert found.overflow <= 0
     assert not is_slower(found.step, than=recorded.step), f"{found.step} s instead of {question.answer.layout}"
+    assert not is_slower(judged(found), than=judged(recorded))
+    assert judged(found) == pytest.approx(found.step, rel=1e-12)
 
 
 @pytest.mark.slow

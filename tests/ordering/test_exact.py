@@ -57,7 +57,7 @@ def test_no_bound_is_above_an_optimum(instance, optimum):
 @pytest.mark.parametrize(("instance", "optimum"), CASES)
 def test_the_stored_optima_are_what_the_solver_proves(instance, optimum):
     pytest.importorskip("ortools")
-    from diffusionpipe.ordering.exact import exact_order
+    from benchmarks.ordering.exact import exact_order
 
     problem = problem_of(instance, instance.placement)
     found = exact_order(problem, time_limit=60)
@@ -72,7 +72,7 @@ def test_the_stored_optima_are_what_the_solver_proves(instance, optimum):
 @settings(deadline=None, max_examples=40)
 def test_the_search_is_never_better_than_the_solver(instance):
     pytest.importorskip("ortools")
-    from diffusionpipe.ordering.exact import exact_order
+    from benchmarks.ordering.exact import exact_order
 
     problem = problem_of(instance, instance.placement)
     answer = search(instance)

@@ -8,9 +8,11 @@ from planner import synthetic
 from diffusionpipe.costs import StageCosts
 from diffusionpipe.ir import Op
 from diffusionpipe.ordering import HalfStage, Instance, Objective, Placing
+from diffusionpipe.ordering.construction import Builder
 from diffusionpipe.ordering.evaluation import figures_of, fits
 from diffusionpipe.ordering.problem import problem_of
 from diffusionpipe.planner import Layout
+from diffusionpipe.planner.assembly.windows import overlap
 from diffusionpipe.planner.pricing.arrangement import Arrangement
 from diffusionpipe.planner.pricing.setting import Setting
 from diffusionpipe.planner.search.candidates import Candidate
@@ -18,7 +20,8 @@ from diffusionpipe.planner.search.judge import Judge
 from diffusionpipe.planner.search.proposal import propose
 from diffusionpipe.schedules import REGISTRY
 from diffusionpipe.schedules.split_work import SplitWork, network_of, peaks
-from diffusionpipe.simulator import simulate, uniform_costs
+from diffusionpipe.simulator import activations_in_flight, simulate, uniform_costs
+from diffusionpipe.simulator.comparison import WorkerCosts, measure
 from diffusionpipe.timing import held
 
 ORIGINAL = held.changes_of
@@ -84,6 +87,34 @@ def of_the_order_search():
     return figures.peaks, fits(problem, orders)
 
 
+def of_the_micro_batches_in_flight():
+    return activations_in_flight(REGISTRY["1f1b"](3, 4))
+
+
+def of_batches_without_a_flush():
+    return held.forwards_held(overlap(3, 2))
+
+
+def of_a_comparison_of_families():
+    return measure("1f1b", REGISTRY["1f1b"](3, 4), WorkerCosts()).peaks
+
+
+def of_orders_made_action_by_action():
+    """What F, I and W of two stages change while an order is made."""
+    stage = HalfStage(forward=1, input_grad=1, weight_grad=1, activation=1, kept_after_input_grad=1)
+    instance = Instance(
+        ranks=2,
+        microbatches=1,
+        placement=Placing.LINEAR,
+        stages=(stage,) * 4,
+        comm=0,
+        memory_limit=(4, 4),
+        objective=Objective.MAKESPAN,
+        seconds=0.1,
+    )
+    return Builder(problem_of(instance, Placing.LINEAR))._changes
+
+
 ANSWERS = {
     of_a_simulation: ([15, 10, 5], [18, 12, 6]),
     of_a_plan: ([1280, 1600], [1284, 1604]),
@@ -93,6 +124,10 @@ ANSWERS = {
         ((5, 0, 0, 5, 0, 0), (0, 3, 2, 0, 3, 2)),
         ((6, 0, 0, 6, 0, 0), (0, 3, 3, 0, 3, 3)),
     ),
+    of_the_micro_batches_in_flight: ((3, 2, 1), (6, 4, 2)),
+    of_batches_without_a_flush: ((3, 2, 1), (6, 4, 2)),
+    of_a_comparison_of_families: ((3, 2, 1), (6, 4, 2)),
+    of_orders_made_action_by_action: ([2, 0, -2] * 2, [3, 0, -3] * 2),
     of_the_order_search: (((4, 2), True), ((6, 3), False)),
 }
 

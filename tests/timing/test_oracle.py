@@ -153,7 +153,7 @@ def compare(schedule: Schedule, random: Random) -> None:
     is_exact = kind != "floats" and not costs.waking
     assert_same(schedule, costs, random.choice(MACHINES), is_exact=is_exact)
     explicit = communicate(schedule, simulate(schedule, costs), lookahead=random.randint(0, 3))
-    for streams in MACHINES:
+    for streams in Streams:
         assert_same(explicit, costs, streams, is_exact=is_exact)
     strict = simulate(explicit, costs, streams=Streams.HOST).makespan
     assert costs.waking or strict >= simulate(explicit, costs).makespan - (0 if is_exact else 1e-9)
@@ -191,7 +191,7 @@ def test_schedules_that_get_stuck_are_those_on_which_the_machine_gets_stuck():
         a, b = (random.randrange(len(order)) for _ in range(2))
         order[a], order[b] = order[b], order[a]
         changed = replace(explicit, orders=(*explicit.orders[:worker], tuple(order), *explicit.orders[worker + 1 :]))
-        for streams in MACHINES:
+        for streams in Streams:
             expected = execute(changed, costs, streams=OracleStreams(streams)).blocked
             verdicts[bool(expected)] += 1
             if not expected:
@@ -199,7 +199,8 @@ def test_schedules_that_get_stuck_are_those_on_which_the_machine_gets_stuck():
                 continue
             with pytest.raises(ScheduleError) as error:
                 graph_of(changed, machine_of(streams))
-            assert sorted(error.value.problems) == sorted(f"deadlock: {line}" for line in expected)
+            if streams is not Streams.HOST:  # there hosts wait, not streams
+                assert sorted(error.value.problems) == sorted(f"deadlock: {line}" for line in expected)
 
 
 @pytest.mark.parametrize("name", ["1f1b", "zb-h1", "chimera", "interleaved"])

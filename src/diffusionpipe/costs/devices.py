@@ -1,8 +1,8 @@
 """Devices that a profile can be computed for without having one: their rates and how much of them layers reach.
 
 Peak rates and bandwidths are those of the makers' data sheets (dense, not sparse; accumulation in float32). The shares
-of them that kernels reach on an A100 are fitted to 8 published speeds of U-Nets in training (`costs.anchors`), for all
-models and sizes together; 5 more speeds, of other models, devices and work, were held out. The errors of both are in
+of them that kernels reach on an A100 are fitted to 8 published speeds of U-Nets in training, for all models and sizes
+together; 5 more speeds, of other models, devices and work, were held out. The speeds and the errors of both are in
 `benchmarks/anchors`. No training of an Ada or a Hopper was fitted: their shares are those of the A100 times ratios that
 were assumed before the fit (Hopper reaches less of its higher peak, Ada more of its lower one).
 The CPU's rates and shares were measured on one core of an AMD EPYC of the Zen 4 generation, on layers of the size of

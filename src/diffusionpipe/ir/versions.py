@@ -98,21 +98,6 @@ def batches_held(window: Schedule) -> int:
     return 2 + max(action.reading.lead for _, action in window.actions() if action.op is Op.F)
 
 
-def forwards_held(window: Schedule) -> tuple[int, ...]:
-    """The most forwards of each worker whose backward is still to come.
-
-    >>> from diffusionpipe.planner.assembly.windows import overlap
-    >>> forwards_held(overlap(4, 2))
-    (4, 3, 2, 1)
-    """
-    found = []
-    for order in window.orders:
-        first = next(action for action in order if action.op is Op.F)
-        count = len(window.placement.pipeline_of(first.stage).microbatches)
-        found.append(1 + (first.microbatch or 0) + first.reading.lead * count)
-    return tuple(found)
-
-
 def predictions_held(window: Schedule) -> dict[int, int]:
     """Block -> the most predicted copies of its weights that live at once; blocks without any are left out.
 

@@ -50,8 +50,7 @@ def communicate(
 
     Raises:
         ConfigError: `lookahead` is negative.
-        ScheduleError: messages are explicit already, the timeline is another schedule's, the schedule gets stuck, or
-            a pipeline's T crosses workers.
+        ScheduleError: messages are explicit already, the timeline is another schedule's, or the schedule gets stuck.
     """
     if lookahead < 0:
         raise ConfigError(f"lookahead={lookahead}: the number of computes a message may be early starts at 0")

@@ -14,7 +14,8 @@ from dataclasses import dataclass, replace
 from diffusionpipe.errors import ConfigError
 from diffusionpipe.ir import Op, Schedule
 from diffusionpipe.ir.action import Reading
-from diffusionpipe.ir.versions import Versions, forwards_held
+from diffusionpipe.ir.versions import Versions
+from diffusionpipe.timing.held import forwards_held
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -28,8 +28,8 @@ from diffusionpipe.profiler.operations import Kind, Operation
 from diffusionpipe.units import Seconds
 
 FUSED = 0.8
-"""Bytes and kernels of pointwise operations and norms that are left when they are compiled, as fitted (`costs.anchors`)
-to a framework that compiles parts of its model."""
+"""Bytes and kernels of pointwise operations and norms that are left when they are compiled, as fitted to a framework
+that compiles parts of its model (`benchmarks/anchors`)."""
 _NORMS = ("group_norm", "layer_norm", "rms_norm", "softmax")
 _SCORE_BYTES = {Kind.ATTENTION: 16, Kind.ATTENTION_BACKWARD: 30}
 """Bytes that plain attention moves for each score under autocast. Forward: the product writes 2, softmax in float32

@@ -1,6 +1,39 @@
 """Actions to instructions: every route is resolved once, before the first iteration.
 
-An instruction is a pair of closures (wait, run); `runtime.executor` says what happens to them.
+An instruction is a pair of closures (wait, run); `runtime.executor` says what happens to them. The closures know the
+slots that they read and write, one for each stage and micro-batch: nothing is looked up while they run.
+
+One worker with two stages, one micro-batch, waits of no length in place of compute. The forward of stage 1 takes "x"
+from the slot of stage 0, which then drops it [1], and its backward leaves the gradient of "x" for stage 0 [2]:
+
+>>> from diffusionpipe.costs import Costs, StageCosts, TensorSpec
+>>> from diffusionpipe.ir import Edge, Range, parse_action
+>>> from diffusionpipe.passes import connect_blocks
+>>> from diffusionpipe.runtime.buffers import BufferPool
+>>> from diffusionpipe.runtime.equipment import Equipment
+>>> from diffusionpipe.runtime.routing import routes_of
+>>> from diffusionpipe.runtime.virtual import virtual_stages
+>>> from diffusionpipe.schedules.shapes import Pipe, schedule_of
+>>> order = [parse_action(text) for text in "0F0 1F0 1B0 0B0".split()]
+>>> schedule = schedule_of("example", [Pipe(workers=(0, 0), microbatches=(2,))], [order])
+>>> schedule = connect_blocks(schedule, [Edge(producer=0, consumer=1, tensors=("x",), gradients=("x",))])
+>>> tensors = {name: TensorSpec(name=name, shape=(), needs_gradient=name != "noisy") for name in ("noisy", "x", "loss")}
+>>> costs = Costs(stages=(StageCosts(forward=0, backward=0),) * 2)
+>>> stages = virtual_stages(schedule, 0, costs=costs, tensors=tensors, inputs=("noisy",))
+>>> slots, store = {(0, 0): Slot(), (1, 0): Slot()}, RowStore({"noisy": Range(0, 2)}, tensors, torch.device("cpu"))
+>>> compiler = Compiler(
+...     schedule=schedule, worker=0, routes=routes_of(schedule, 0), releases={}, slots=slots, works=(), held=(),
+...     equipment=Equipment(stages=stages, tensors=tensors, transport=None, device=torch.device("cpu")),
+...     pool=BufferPool(torch.device("cpu")), outputs=[], reading=store, writing=store, trained=frozenset({0, 1}),
+... )
+>>> for action in order:
+...     wait, run = compiler.instruction(action)
+...     run()
+...     print(action, wait, "stage 0 holds", [*slots[0, 0].outputs], "stage 1", [*slots[1, 0].input_gradients])
+0F0 None stage 0 holds ['x'] stage 1 []
+1F0 None stage 0 holds [] stage 1 []
+1B0 None stage 0 holds [] stage 1 ['x']
+0B0 None stage 0 holds [] stage 1 []
 """
 
 from collections.abc import Callable
@@ -84,7 +117,7 @@ class Compiler(Transfers):
             slot.num_reads, slot.num_gradient_reads = route.num_reads, route.num_gradient_reads
             tensors = {name: get() for name, get in gather}
             for producer in producers:
-                count_read(producer, is_gradient=False)
+                count_read(producer, is_gradient=False)  # [1]
             if trains:
                 outputs = module(tensors, deferred)
             else:
@@ -162,7 +195,7 @@ class Compiler(Transfers):
             if keeps_gradients:
                 for name, leaf in leaves.items():
                     gradient = leaf.grad
-                    slot.input_gradients[name] = torch.zeros_like(leaf) if gradient is None else gradient
+                    slot.input_gradients[name] = torch.zeros_like(leaf) if gradient is None else gradient  # [2]
             leaves.clear()
             for name in [name for name, buffer in slot.inputs.items() if not slot.deferred.holds(buffer)]:
                 pool.give_back(slot.inputs.pop(name))

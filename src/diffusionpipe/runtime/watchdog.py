@@ -14,6 +14,19 @@ that stands still, and every rank writes its Python stacks before it ends.
 
 A long computation that holds Python's global lock delays beats, so `patience` is well above such pauses; and silence
 is counted in the watcher's own rounds, so that a watcher that was paused itself accuses nobody.
+
+Two ranks in one process. Rank 1 fails and posts the verdict [1]; rank 0 reads it with its next beat [2]:
+
+>>> from queue import Queue
+>>> from torch.distributed import HashStore
+>>> store, said = HashStore(), Queue()
+>>> posts = [Post(rank=rank, world_size=2, interval=0.01) for rank in (0, 1)]
+>>> watchdogs = [Watchdog(post=post, connect=lambda: store, end=said.put) for post in posts]
+>>> for watchdog in watchdogs:
+...     watchdog.start()
+>>> watchdogs[1].report(DiffusionPipeError("no such layer"))
+>>> said.get(timeout=60).splitlines()[1:]
+['no such layer', 'Rank 0 stops too.']
 """
 
 import contextlib
@@ -131,7 +144,7 @@ class Watchdog:
         text = str(error) if isinstance(error, DiffusionPipeError) else f"{type(error).__name__}: {error}"
         reason = "was interrupted by Ctrl-C" if isinstance(error, KeyboardInterrupt) else f"failed:\n{text}"
         try:
-            self._publish(Verdict(fate=Fate.FAILED, reason=reason, member=self._me))
+            self._publish(Verdict(fate=Fate.FAILED, reason=reason, member=self._me))  # [1]
         except RuntimeError:  # the store is gone: the others will notice that themselves
             return
 
@@ -190,7 +203,7 @@ class Watchdog:
                 beat += 1
                 mine, looked = self._look(looked), time.monotonic()
                 self._requests().set(f"beat/{self._post.rank}", f"{beat} {moment_to_text(mine)}")
-                verdict = self._heard() or self._judge_successor() or self._judge_progress(mine)
+                verdict = self._heard() or self._judge_successor() or self._judge_progress(mine)  # [2]
                 self._answers += 1
                 if verdict is not None:
                     self._conclude(verdict)

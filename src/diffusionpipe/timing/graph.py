@@ -33,6 +33,8 @@ from diffusionpipe.timing.work import NOTHING, Compute, Encode, Gather, Reduce, 
 START = 0
 """The event at which the iteration starts."""
 
+_TRANSFERS = MESSAGE_OPS | {Op.REDUCE_GRAD, Op.UNSHARD}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Graph:
@@ -45,7 +47,7 @@ class Graph:
     work: tuple[int, ...]
     """Index of its work in `works`."""
     is_on_host: tuple[bool, ...]
-    """Whether it occupies a worker: it takes longer after a wait."""
+    """Whether it is a worker's own work, which takes longer after a wait; transfers do not, though hosts may wait."""
     works: tuple[Work, ...]
     """Every different work once."""
     events: tuple[tuple[int, ...], ...]
@@ -130,7 +132,8 @@ class _Builder:
             queue = self.machine(self.schedule, worker, action)
             if queue == HOST:
                 self.waits[event].insert(0, host)
-                is_on_host.add(event)
+                if action.op not in _TRANSFERS:
+                    is_on_host.add(event)
                 host = event
             else:
                 last, issued_behind = ends.get(queue, (START, -1))

@@ -19,6 +19,7 @@ from collections.abc import Iterable, Sequence
 
 from diffusionpipe.costs import Costs
 from diffusionpipe.ir import MemorySample, Op, Schedule
+from diffusionpipe.ir.unroll import unroll
 from diffusionpipe.timing.clock import Times
 from diffusionpipe.units import Bytes, Seconds
 
@@ -72,6 +73,16 @@ def changes_by_order(schedule: Schedule, sizes: Sequence[tuple[Bytes, Bytes]]) -
 def activations_in_flight(schedule: Schedule) -> tuple[int, ...]:
     """For each worker the most micro-batches, counted stage by stage, that it holds activations of at a time."""
     return tuple(map(peak_of, changes_by_order(schedule, [(1, 1)] * len(schedule.placement.stages))))
+
+
+def forwards_held(window: Schedule) -> tuple[int, ...]:
+    """For each worker the most forwards whose backward is still to come, where the order goes on for ever.
+
+    >>> from diffusionpipe.planner.assembly.windows import overlap
+    >>> forwards_held(overlap(4, 2))
+    (4, 3, 2, 1)
+    """
+    return activations_in_flight(unroll(window, window.lead + 2))
 
 
 def memory_of(schedule: Schedule, costs: Costs, times: Times) -> tuple[MemorySample, ...]:

@@ -9,7 +9,7 @@ from planner import synthetic
 from diffusionpipe.costs import Workload
 from diffusionpipe.costs.clusters import load_cluster
 from diffusionpipe.planner.pricing.setting import Setting
-from diffusionpipe.planner.rivals.baselines import data_parallel, zero3, zero3_times
+from diffusionpipe.planner.rivals.baselines import data_parallel, zero3
 from diffusionpipe.planner.rivals.copies import (
     AHEAD,
     CACHED,
@@ -24,6 +24,7 @@ from diffusionpipe.planner.rivals.copies import (
     tuned_copies,
     zero1,
 )
+from diffusionpipe.planner.rivals.copy_times import zero3_times
 from diffusionpipe.planner.search.judge import Judge
 
 LATENCY = 2e-5

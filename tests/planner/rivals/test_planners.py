@@ -5,13 +5,13 @@ from dataclasses import replace
 import pytest
 from planner import synthetic
 from planner.rivals.vgg16 import MINIBATCH, vgg16_profile
+from planner.search.formulas import pivot_latency, planning_bound
 
 from diffusionpipe.planner.pricing.setting import Setting
 from diffusionpipe.planner.rivals.baselines import data_parallel, zero3
 from diffusionpipe.planner.rivals.planners import PLANNERS, choices_of, times_of
 from diffusionpipe.planner.rivals.simulated import simulated
 from diffusionpipe.planner.search.judge import Judge
-from diffusionpipe.planner.search.objectives import pivot_latency, planning_bound
 
 
 def setting_of(times, *, batch=24, ranks=4, memory=80.0, gigabytes=1.0, parameters=10**6):

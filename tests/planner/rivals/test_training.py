@@ -5,11 +5,14 @@ from functools import cache
 
 import pytest
 from descriptions import described
-from layouts import assert_same_step, reference_step, step_in_threads
+from golden.plans import recorded_profile
+from layouts import assert_same_step, planned_step, reference_step, step_in_threads
 from planner import synthetic
-from tiny_models import raw_inputs, tiny_dit
+from tiny_models import narrow_stable_diffusion_2, raw_inputs, tiny_dit
 
-from diffusionpipe.costs import AllReduce, LayerProfile, Link, ModelGraph, Profile
+from diffusionpipe.costs import AllReduce, LayerProfile, Link, ModelGraph, Profile, Workload
+from diffusionpipe.costs.clusters import load_cluster
+from diffusionpipe.ir.files import plan_from_text, plan_to_text
 from diffusionpipe.planner.pricing.setting import Setting
 from diffusionpipe.planner.rivals.simulated import simulated
 
@@ -48,3 +51,16 @@ def test_a_rivals_layout_with_unequal_replicas_learns_the_same(name):
     assert rival.candidate.replicas == (2, 1), rival.sizes
     found = step_in_threads(graph, model, rival.candidate.layout(setting), inputs)
     assert_same_step(found, expected)
+
+
+@pytest.mark.slow
+def test_the_plan_of_sd_2_1_that_pipedreams_planner_chooses_trains():
+    """The plan file of the real model runs a model of the same layers with few channels."""
+    profile, cluster = recorded_profile("sd-2.1-a100-80"), load_cluster("a100-80x8")
+    (rival,) = simulated(["pipedream"], Setting(profile=profile, cluster=cluster, workload=Workload(batch=16)))
+    assert rival.sizes == "6 stages (2,1,1,1,1,2 replicas), 4 micro-batches"
+    plan = plan_from_text(plan_to_text(rival.plan()), source="PipeDream's plan")
+    graph = narrow_stable_diffusion_2()
+    model, inputs = described(graph), raw_inputs(graph, plan.batch)
+    assert {layer for block in plan.blocks for layer in block} == {layer.name for layer in model.layers}
+    assert_same_step(planned_step(graph, model, plan, inputs), reference_step(graph, inputs))

@@ -5,16 +5,10 @@ from itertools import combinations, product
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from planner.search.formulas import critical_path, pivot_latency, planning_bound
 
 from diffusionpipe.planner.search.dynamic_program import Question, best_partitions
-from diffusionpipe.planner.search.objectives import (
-    CriticalPath,
-    PivotLatency,
-    PlanningBound,
-    critical_path,
-    pivot_latency,
-    planning_bound,
-)
+from diffusionpipe.planner.search.objectives import CriticalPath, PivotLatency, PlanningBound
 
 OBJECTIVES = [(CriticalPath, critical_path), (PlanningBound, planning_bound), (PivotLatency, pivot_latency)]
 

@@ -11,7 +11,7 @@ nobody waited took at most the time until its reader began [3].
 Gradient sums run one after the other beside the compute, and a rank's iteration ends with the last of them.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean, median
 
@@ -20,7 +20,9 @@ from diffusionpipe.ir import COMPUTE_OPS, Action, Op, Plan, Span
 from diffusionpipe.ir.flows import ends
 from diffusionpipe.ir.recorded import Recorded
 from diffusionpipe.planner.correction.observations import WAITED, spans_of_rank
+from diffusionpipe.timing import START, Streams, machine_of
 from diffusionpipe.timing.sends import waits_of
+from diffusionpipe.timing.sequences import Sequences
 from diffusionpipe.units import Bytes, Seconds
 
 FEW_BYTES = 0.1
@@ -88,7 +90,12 @@ def _of_group(
                 arrived.setdefault(max(known, key=lambda slot: sent[slot] + prices[slot][1]), start)  # [1]
     predicted = {slot: seconds for slot, (_, seconds) in prices.items()}
     seen = _Seen(sent=sent, arrived=arrived, readers=readers, predicted=predicted)
-    for slot, (taken, is_bound) in _crossing_times(pairs, seen).items():
+    machine = machine_of(Streams.DIRECTION)
+    queues = [
+        [(worker, machine(schedule, worker, end)) for worker, end in zip(pair, ends(message, slot), strict=True)]
+        for slot, (pair, message) in enumerate(zip(pairs, schedule.messages, strict=True))
+    ]
+    for slot, (taken, is_bound) in _crossing_times(queues, seen).items():
         num_bytes, price = prices[slot]
         yield Crossing(
             pair=pairs[slot], num_bytes=num_bytes, predicted=price, seconds=max(taken, 1e-6), is_bound=is_bound
@@ -109,17 +116,16 @@ class _Seen:
     """What it should take."""
 
 
-def _crossing_times(pairs: Sequence[tuple[int, int]], seen: _Seen) -> dict[int, tuple[Seconds, bool]]:
+def _crossing_times(queues: Sequence[Sequence[Hashable]], seen: _Seen) -> dict[int, tuple[Seconds, bool]]:
     """Message -> what it took, and whether that is only a bound; without those of which nothing can be said.
 
-    Each worker has a queue for transfers in each direction, in which a message waits for those before it.
+    `queues`: of each message the two in which it waits for those before it.
     """
     found: dict[int, tuple[Seconds, bool]] = {}
-    free: dict[tuple[int, bool], tuple[Seconds, bool]] = {}
+    free: dict[Hashable, tuple[Seconds, bool]] = {}
     for slot in sorted(seen.sent, key=lambda one: (seen.sent[one], one)):
-        sent, (source, destination) = seen.sent[slot], pairs[slot]
-        queues = [(worker, destination > source) for worker in (source, destination)]
-        before = [free.get(queue, (0.0, True)) for queue in queues]
+        sent = seen.sent[slot]
+        before = [free.get(queue, (0.0, True)) for queue in queues[slot]]
         is_known = all(exact or end <= sent for end, exact in before)
         if slot in seen.arrived:
             if is_known:
@@ -130,7 +136,7 @@ def _crossing_times(pairs: Sequence[tuple[int, int]], seen: _Seen) -> dict[int, 
             over = seen.readers[slot], False
         else:  # read in the next iteration
             over = max(sent, *(end for end, _ in before)) + seen.predicted[slot], False
-        for queue in queues:
+        for queue in queues[slot]:
             free[queue] = max(over, free.get(queue, over))
     return found
 
@@ -221,10 +227,10 @@ def _solved(starts: Sequence[Seconds], prices: Sequence[Seconds], end: Seconds) 
     """The factor with which sums of these prices, one after the other, end then."""
 
     def last(factor: float) -> Seconds:
-        free = 0.0
-        for start, price in zip(starts, prices, strict=True):
-            free = max(free, start) + factor * price
-        return free
+        sequences, over = Sequences(), START
+        for index, (start, price) in enumerate(zip(starts, prices, strict=True)):
+            over = sequences.add("sums", factor * price, behind=sequences.add(index, start))
+        return sequences.ends()[over]
 
     low, high = 0.0, 1.0
     while last(high) < end and high < 1e4:

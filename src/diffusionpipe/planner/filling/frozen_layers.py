@@ -25,8 +25,6 @@ class FrozenLayers:
     """The component of each layer."""
     forward: Callable[[int, int], Seconds]
     """(layer, samples) -> time on the profiled device; it must not fall with the samples."""
-    needs: tuple[tuple[int, ...], ...] = ()
-    """For each layer the earlier ones that it reads from, which `paper_fill` asks; () if all read the one before."""
     _running: dict[tuple[int, Seconds], tuple[Seconds, ...]] = field(default_factory=dict, repr=False, compare=False)
 
     @property
@@ -71,12 +69,10 @@ class FrozenLayers:
 def frozen_layers(profile: Profile) -> FrozenLayers:
     """The frozen layers of a profiled model, in the order of its graph."""
     names = profile.graph.frozen_layers
-    spec = {layer.name: layer for layer in profile.graph.layers}
-    writer = {tensor: i for i, name in enumerate(names) for tensor in spec[name].writes}
+    component_of = {layer.name: layer.component for layer in profile.graph.layers}
     return FrozenLayers(
-        components=tuple(spec[name].component for name in names),
+        components=tuple(component_of[name] for name in names),
         forward=lambda layer, samples: profile.forward(names[layer], samples),
-        needs=tuple(tuple(sorted({writer[t] for t in spec[name].reads if t in writer})) for name in names),
     )
 
 

@@ -6,9 +6,10 @@ from dataclasses import replace
 from diffusionpipe.costs import Costs
 from diffusionpipe.costs.memory import MemoryUse
 from diffusionpipe.ir import Mesh, Schedule
-from diffusionpipe.ir.versions import batches_held, forwards_held, versions_held
+from diffusionpipe.ir.versions import batches_held, versions_held
 from diffusionpipe.planner.pricing.setting import Setting
 from diffusionpipe.planner.pricing.stage_costs import costs_of, time_to_update, trained_parameters, worker_speeds
+from diffusionpipe.timing.held import forwards_held
 from diffusionpipe.units import Bytes, Seconds
 
 

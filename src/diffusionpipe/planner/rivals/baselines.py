@@ -17,28 +17,25 @@ a layer that a rank holds whenever it gathers that layer, and keeps no other cop
 copies are made once in an iteration and kept throughout, but recomputed layers are cast in every forward.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import pairwise
 
-from diffusionpipe.costs import Cluster
 from diffusionpipe.costs.memory import use_of
 from diffusionpipe.planner.assembly.partition import balanced_cuts
 from diffusionpipe.planner.pricing.arrangement import Arrangement, arrangements
-from diffusionpipe.planner.pricing.collectives import all_gather, all_reduce
+from diffusionpipe.planner.pricing.collectives import all_gather
 from diffusionpipe.planner.pricing.encoders import components_of, encode_chunks_of
 from diffusionpipe.planner.pricing.offload import is_heavy, offloaded
 from diffusionpipe.planner.pricing.setting import Setting
 from diffusionpipe.planner.pricing.stage_costs import frozen_bytes
+from diffusionpipe.planner.rivals.copy_times import data_parallel_times, gathered_bytes, gathering_time, zero3_times
 from diffusionpipe.planner.search.candidates import Candidate
 from diffusionpipe.planner.search.judge import Judge
 from diffusionpipe.planner.search.naming import ON_HOST, sizes_of
 from diffusionpipe.planner.search.objectives import PlanningBound
 from diffusionpipe.units import Bytes, Seconds
 
-DDP_BUCKET = 25 * 2**20
-"""Bytes of gradients that torch's DistributedDataParallel sums at a time."""
 MAX_MICROBATCHES = 128
 DDP = "DDP"
 DDP_AFTER = "DDP (no overlap)"
@@ -192,35 +189,6 @@ def accumulations(judge: Judge) -> Iterator[tuple[int, int]]:
         yield from ((rows, count) for count in range(1, min(rows, MAX_MICROBATCHES) + 1) if rows % count == 0)
 
 
-def data_parallel_times(judge: Judge, samples: float, *, is_overlapped: bool) -> tuple[Seconds, Seconds]:
-    """Seconds of one forward and backward without and with the sum of the gradients."""
-    whole, summed = gradient_times(judge, samples, all_reduce, is_overlapped=is_overlapped)
-    return whole, max(whole, summed)
-
-
-Collective = Callable[[Cluster, Bytes, Sequence[int]], Seconds]
-
-
-def gradient_times(
-    judge: Judge, samples: float, collective: Collective, *, is_overlapped: bool = True
-) -> tuple[Seconds, Seconds]:
-    """When one forward and backward ends, and when the last bucket of gradients is summed."""
-    table, cluster = judge.tables.table, judge.setting.cluster
-    sums = table.sums(samples, 1)  # it casts for each part of the batch anew
-    slowest = min(device.speed for device in cluster.devices)
-    ranks = range(cluster.num_ranks)
-    whole = (sums.forward[-1] + sums.backward[-1]) / slowest
-    now, free, pending = sums.forward[-1] / slowest, 0.0, 0
-    for layer in range(judge.tables.num_layers - 1, -1, -1):
-        now += (sums.backward[layer + 1] - sums.backward[layer]) / slowest
-        pending += (table.trained[layer + 1] - table.trained[layer]) * judge.setting.workload.gradient_bytes
-        if pending >= DDP_BUCKET or not layer:
-            ready = now if is_overlapped else whole
-            free = max(free, ready) + collective(cluster, pending, ranks)
-            pending = 0
-    return whole, free
-
-
 def replicated(judge: Judge, name: str, count: int, step: Seconds, busy: Seconds, held: Bytes) -> Baseline:
     """A baseline in which every rank does the same."""
     smallest = min(device.memory for device in judge.setting.cluster.devices)
@@ -265,7 +233,7 @@ def _with_sharded_encoders(judge: Judge, one: Baseline, rows: int) -> Baseline:
         for start in range(0, rows, chunks[component]):
             samples = min(chunks[component], rows - start)
             computes = [setting.profile.forward(name, samples) / slowest for name in own]
-            seconds += _gathering([gather_of[name] for name in own], computes)
+            seconds += gathering_time([gather_of[name] for name in own], computes)
     saved = judge.footprint.frozen_bytes - -(-judge.footprint.frozen_bytes // len(ranks)) - sum(sorted(sizes)[-2:])
     return replace(
         one,
@@ -275,55 +243,6 @@ def _with_sharded_encoders(judge: Judge, one: Baseline, rows: int) -> Baseline:
         held=(one.held[0] - saved,),
         overflow=one.overflow - saved,
     )
-
-
-def _gathering(gathers: Sequence[Seconds], computes: Sequence[Seconds]) -> Seconds:
-    """Layers one after the other, each gathered while the one before it computes."""
-    now = free = started = 0.0
-    for gather, compute in zip(gathers, computes, strict=True):
-        free = max(free, started) + gather
-        started = max(now, free) if gather else now
-        now = started + compute
-    return now
-
-
-def gathered_bytes(judge: Judge) -> list[Bytes]:
-    """Of each layer: parameters travel in the precision in which they are used."""
-    return [after - before for before, after in pairwise(judge.tables.table.gathered_bytes)]
-
-
-def zero3_times(
-    judge: Judge, samples: float, ranks: Sequence[int] = (), holders: Sequence[int] = ()
-) -> tuple[Seconds, Seconds]:
-    """Compute of one forward and backward, and its time with all communication, which uses one queue.
-
-    `ranks` divide the parameters between them, all by default; the `holders` of a part sum its gradients.
-    """
-    table, cluster, num_layers = judge.tables.table, judge.setting.cluster, judge.tables.num_layers
-    sums, ranks = table.sums(samples), ranks or range(cluster.num_ranks)
-    slowest = min(device.speed for device in cluster.devices)
-    casts = [(table.casts[i + 1] - table.casts[i]) / len(ranks) / slowest for i in range(num_layers)]
-    gathers = [
-        cast + all_gather(cluster, num_bytes, ranks)
-        for cast, num_bytes in zip(casts, gathered_bytes(judge), strict=True)
-    ]
-    gradients = [
-        (table.trained[i + 1] - table.trained[i]) * judge.setting.workload.gradient_bytes for i in range(num_layers)
-    ]
-    now = free = started = reduction = 0.0
-    passes = [(i, sums.forward, False) for i in range(num_layers)]
-    passes += [(i, sums.backward, True) for i in range(num_layers - 1, -1, -1)]
-    for layer, running, is_backward in passes:
-        # The gather of a layer is queued when the layer before it begins, and the latter's reduction at its end.
-        free = gathered = max(free, started) + gathers[layer]
-        free = max(free, now) + reduction if reduction else free
-        started = max(now, gathered) if gathers[layer] else now
-        now = started + (running[layer + 1] - running[layer]) / slowest
-        if is_backward:
-            reduction = all_gather(cluster, gradients[layer], ranks)
-            reduction += all_reduce(cluster, -(-gradients[layer] // len(ranks)), holders) if len(holders) > 1 else 0.0
-    free = max(free, now) + reduction
-    return (sums.forward[-1] + sums.backward[-1]) / slowest, max(now, free)
 
 
 def zero3_bytes(judge: Judge, samples: float, count: int, parts: int = 0) -> Bytes:

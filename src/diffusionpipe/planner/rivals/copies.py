@@ -19,17 +19,15 @@ from diffusionpipe.costs import Cluster
 from diffusionpipe.planner.pricing.collectives import all_gather, all_reduce
 from diffusionpipe.planner.pricing.setting import Setting
 from diffusionpipe.planner.rivals.baselines import (
-    DDP_BUCKET,
     Baseline,
     accumulations,
     best_of,
     data_parallel,
-    gradient_times,
     is_better,
     replicated,
     zero3_bytes,
-    zero3_times,
 )
+from diffusionpipe.planner.rivals.copy_times import DDP_BUCKET, gradient_times, zero3_times
 from diffusionpipe.planner.search.judge import Judge
 from diffusionpipe.units import Bytes, Seconds
 

@@ -20,16 +20,8 @@ from diffusionpipe.planner.assembly.partition import balanced_cuts
 from diffusionpipe.planner.pricing.arrangement import Arrangement
 from diffusionpipe.planner.pricing.offload import is_heavy, offloaded
 from diffusionpipe.planner.pricing.setting import Setting
-from diffusionpipe.planner.rivals.baselines import (
-    DDP,
-    DDP_BUCKET,
-    ZERO3,
-    accumulations,
-    data_parallel_times,
-    places,
-    zero3_bytes,
-    zero3_times,
-)
+from diffusionpipe.planner.rivals.baselines import DDP, ZERO3, accumulations, places, zero3_bytes
+from diffusionpipe.planner.rivals.copy_times import DDP_BUCKET, data_parallel_times, zero3_times
 from diffusionpipe.planner.rivals.pipedream import pipedream
 from diffusionpipe.planner.search.candidates import Candidate
 from diffusionpipe.planner.search.constants import MAX_UNEQUAL_UNITS

@@ -1,9 +1,9 @@
 import pytest
+from planner.filling.exact_fill import exact_fill
 
 from diffusionpipe.costs import Costs, StageCosts
 from diffusionpipe.errors import ConfigError
 from diffusionpipe.passes import insert_fills
-from diffusionpipe.planner.filling.exact import exact_fill
 from diffusionpipe.planner.filling.fills import FillOptions, FrozenLayers
 from diffusionpipe.schedules import REGISTRY
 from diffusionpipe.timing.legal import check

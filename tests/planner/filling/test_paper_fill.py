@@ -3,11 +3,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from planner import synthetic
 from planner.filling.fill_cases import random_case
+from planner.filling.paper_fill import bubbles, needs_of, paper_fill
 
 from diffusionpipe.costs import Costs, StageCosts
 from diffusionpipe.planner.filling.compute_graph import compute_graph
 from diffusionpipe.planner.filling.fills import FillOptions, FrozenLayers, fill_bound, frozen_layers
-from diffusionpipe.planner.filling.paper import bubbles, paper_fill
 from diffusionpipe.planner.filling.shares import Case
 from diffusionpipe.schedules import REGISTRY
 
@@ -16,11 +16,9 @@ def even(num_stages):
     return Costs(stages=(StageCosts(forward=1, backward=2),) * num_stages)
 
 
-def layers(*seconds, components=None, needs=()):
+def layers(*seconds, components=None):
     return FrozenLayers(
-        components=components or ("vae",) * len(seconds),
-        forward=lambda layer, samples: seconds[layer] * samples,
-        needs=needs,
+        components=components or ("vae",) * len(seconds), forward=lambda layer, samples: seconds[layer] * samples
     )
 
 
@@ -57,9 +55,10 @@ def test_a_partial_batch_is_used_where_the_whole_does_not_fit():
 
 def test_a_component_waits_for_those_it_reads():
     schedule = REGISTRY["gpipe"](2, 2, 1)
-    components = ("a", "b")
-    free = paper_fill(schedule, even(2), layers(4, 0.5, components=components, needs=((), ())), threshold=0.0)
-    bound = paper_fill(schedule, even(2), layers(4, 0.5, components=components, needs=((), (0,))), threshold=0.0)
+    frozen = layers(4, 0.5, components=("a", "b"))
+    free, bound = (
+        paper_fill(schedule, even(2), frozen, needs=needs, threshold=0.0) for needs in (((), ()), ((), (0,)))
+    )
     assert (free.filled, bound.filled) == (1.0, 0.0)
 
 
@@ -74,8 +73,9 @@ def test_it_is_never_below_the_bound_of_any_filling(seed):
 
 
 def test_a_profiled_model_with_independent_encoders_is_filled():
-    frozen = frozen_layers(synthetic.unet())
+    profile = synthetic.unet()
     stages = tuple(StageCosts(forward=0.02, backward=0.04) for _ in range(4))
-    result = paper_fill(REGISTRY["1f1b"](4, 8, 8), Costs(stages=stages), frozen)
+    costs = Costs(stages=stages)
+    result = paper_fill(REGISTRY["1f1b"](4, 8, 8), costs, frozen_layers(profile), needs=needs_of(profile))
     assert result.filled > 0
     assert result.iteration >= result.unfilled

@@ -1,4 +1,4 @@
-"""The best order that there is, by constraint programming: what the tests hold the search against.
+"""The best order that there is, by constraint programming: what the search is held against.
 
     start[x, k]    of letter x of micro-batch k
 
@@ -10,8 +10,8 @@
 
     minimise  the last end, or the largest (last end - first start) of a rank
 
-As everywhere here, every rank starts as early as it can, so for the window the first starts are known: the way down.
-Small cases only: seconds up to four ranks and eight micro-batches. Needs OR-tools (the extra "exact").
+As everywhere in `ordering`, every rank starts as early as it can, so for the window the first starts are known: the way
+down. Small cases only: seconds up to four ranks and eight micro-batches. Needs OR-tools (the extra "exact").
 """
 
 from dataclasses import dataclass

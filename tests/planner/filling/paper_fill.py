@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from diffusionpipe.costs import Costs
+from diffusionpipe.costs import Costs, Profile
 from diffusionpipe.ir import Range, Schedule
 from diffusionpipe.planner.filling.fills import case_of
 from diffusionpipe.planner.filling.frozen_layers import FillOptions, FrozenLayers
@@ -77,17 +77,20 @@ def paper_fill(
     frozen: FrozenLayers,
     options: FillOptions | None = None,
     *,
+    needs: Sequence[Sequence[int]] = (),
     partial_batches: Sequence[int] = PARTIAL_BATCHES,
     threshold: Seconds = THRESHOLD,
 ) -> PaperFill:
     """The iteration with the paper's greedy; arguments as of `plan_fills`.
+
+    `needs`: for each layer the earlier ones that it reads from; () if all read the one before.
 
     Raises:
         ConfigError: the options do not fit.
         ScheduleError: the schedule has fills or messages already.
     """
     case = case_of(schedule, costs, frozen, options)
-    greedy = _Greedy(case, sorted(partial_batches))
+    greedy = _Greedy(case, needs, sorted(partial_batches))
     filled = 0.0
     for bubble in bubbles(case, threshold):
         filled += greedy.fill(bubble)
@@ -121,11 +124,11 @@ def bubbles(case: Case, threshold: Seconds) -> list[Bubble]:
 class _Greedy:
     """The components' progress while bubbles are filled."""
 
-    def __init__(self, case: Case, partial_batches: Sequence[int]) -> None:
+    def __init__(self, case: Case, needs: Sequence[Sequence[int]], partial_batches: Sequence[int]) -> None:
         self.case, self.partial_batches = case, partial_batches
         runs = case.frozen.runs
         self.progress = [_Progress(layers=run, layer=run.start, left=case.batch) for run in runs]
-        self.needs = [_needed_runs(case.frozen, run) for run in runs]
+        self.needs = [_needed_runs(case.frozen, needs, run) for run in runs]
 
     def fill(self, bubble: Bubble) -> Seconds:
         """Run in the bubble what the greedy chooses; the device time of it."""
@@ -216,9 +219,17 @@ class _Greedy:
         return total
 
 
-def _needed_runs(frozen: FrozenLayers, run: Range) -> set[int]:
+def needs_of(profile: Profile) -> tuple[tuple[int, ...], ...]:
+    """For each frozen layer of a profiled model the earlier ones that it reads from."""
+    names = profile.graph.frozen_layers
+    spec = {layer.name: layer for layer in profile.graph.layers}
+    writer = {tensor: i for i, name in enumerate(names) for tensor in spec[name].writes}
+    return tuple(tuple(sorted({writer[t] for t in spec[name].reads if t in writer})) for name in names)
+
+
+def _needed_runs(frozen: FrozenLayers, needs: Sequence[Sequence[int]], run: Range) -> set[int]:
     """The other runs that layers of this one read from."""
-    needs = frozen.needs or tuple((layer - 1,) if layer else () for layer in range(frozen.num_layers))
+    needs = needs or tuple((layer - 1,) if layer else () for layer in range(frozen.num_layers))
     layers = {layer for i in range(run.start, run.stop) for layer in needs[i]}
     return {
         i for i, other in enumerate(frozen.runs) if other != run and any(other.start <= n < other.stop for n in layers)
