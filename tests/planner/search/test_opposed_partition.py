@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from benchmarks.planner.pairs import drawn_question
 from diffusionpipe.planner.search.constants import WIDTH
-from diffusionpipe.planner.search.opposed_partition import TwoSidedQuestion, best_pairs, best_under_cap
+from diffusionpipe.planner.search.opposed_partition import TwoSidedQuestion, best_pairs, bounded_pairs
 from diffusionpipe.planner.search.pair_objectives import OppositeLoads, OppositePath, SameLoads
 
 INFINITE = float("inf")
@@ -141,7 +141,7 @@ def assert_close_to_uncapped(seed):
     question = drawn_question(seed, (10, 10), 2 + seed // 3 % 4, replicas)
     objective = (OppositeLoads, OppositePath, SameLoads)[seed % 3](microbatches)
     best = best_pairs(question, objective, width=10_000)[0]
-    found = best_under_cap(question, objective, width=WIDTH)[0]
+    found = bounded_pairs(question, objective, width=WIDTH)[0]
     assert found.value <= best.value * 1.005
 
 

@@ -63,8 +63,12 @@ PAIR_SLACK = 1.03
 """The largest load of a device that a question about two backbones allows at first, in even shares: as `SLACK`,"""
 CAP_STEP = 1.06
 """and the factor by which it grows, itself growing: larger finds more slowly, smaller asks more often."""
-RAMP_PART = 0.5
-"""Of the ramp and gap of a pair of partitions, the part that every other pair is taken to have: less is slower."""
+COARSE_LAYERS = 32
+"""Layers of each of two backbones at whose ends a quick question cuts: more take longer, fewer give worse pairs, and
+with those the search for better ones takes longer."""
+NEAR = 1.01
+"""Pairs of partitions this many times worse than the best are estimated too: more is slower, less trusts their values
+more."""
 TRUST = 1.02
 """An estimate so many times the best full simulation ends the finals: more cost plans; fewer miss what fills better
 than estimated."""
