@@ -114,11 +114,12 @@ class OppositeLoads(_Loads):
     def cap(
         self, numbers: Numbers | None, left: tuple[Seconds, Seconds], num_stages: int, limit: Seconds
     ) -> Seconds:  # fmt: skip
-        """What the shorter ramp leaves of the limit: all layers are part of it, but those of its last stage."""
+        """What the shorter ramp and the second's gap leave: all layers are in a ramp, but those of its last stage."""
         if numbers is None:
             return limit
         last = limit / self.microbatches[1]  # no stage of the second takes longer
-        return limit - min(numbers[1] + left[0], numbers[2] + max(0.0, left[1] - last))
+        ramp = min(numbers[1] + left[0], numbers[2] + max(0.0, left[1] - last))
+        return limit - ramp - max(0.0, numbers[4])
 
     def value(self, numbers: Numbers, num_stages: int) -> Seconds:
         """Their sum."""
