@@ -7,7 +7,7 @@ from itertools import accumulate
 
 from diffusionpipe.planner.search.constants import WIDTH
 from diffusionpipe.planner.search.dynamic_program import LinkTime, StageTime
-from diffusionpipe.planner.search.opposed_partition import TwoSidedQuestion, best_under_cap, first_pairs
+from diffusionpipe.planner.search.opposed_partition import TwoSidedQuestion, bounded_pairs, first_pairs
 from diffusionpipe.planner.search.pair_objectives import OppositeLoads, OppositePath
 from diffusionpipe.units import Seconds
 
@@ -44,7 +44,7 @@ def _seconds(seed: int, replicas: tuple[int, ...], *, is_path: bool) -> Seconds:
     if is_path:
         first_pairs(question, OppositePath(MICROBATCHES), width=2)
     else:
-        best_under_cap(question, OppositeLoads(MICROBATCHES), width=WIDTH)
+        bounded_pairs(question, OppositeLoads(MICROBATCHES), width=WIDTH)
     return time.process_time() - started
 
 

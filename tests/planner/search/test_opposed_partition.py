@@ -1,12 +1,14 @@
-from itertools import combinations, product
+from dataclasses import replace
+from itertools import accumulate, combinations, product
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks.planner.pairs import drawn_question
+from diffusionpipe.planner.search import opposed_partition
 from diffusionpipe.planner.search.constants import WIDTH
-from diffusionpipe.planner.search.opposed_partition import TwoSidedQuestion, best_pairs, best_under_cap
+from diffusionpipe.planner.search.opposed_partition import TwoSidedQuestion, best_pairs, bounded_pairs
 from diffusionpipe.planner.search.pair_objectives import OppositeLoads, OppositePath, SameLoads
 
 INFINITE = float("inf")
@@ -135,13 +137,39 @@ def test_the_best_pair_is_the_best_of_all_pairs_and_has_the_value_of_its_formula
         assert pair.value == pytest.approx(own, rel=1e-12)
 
 
+@pytest.mark.parametrize(("objective", "formula"), OBJECTIVES)
+@settings(max_examples=40)
+@given(question=questions(), microbatches=st.tuples(st.integers(1, 6), st.integers(1, 6)))
+def test_limits_lose_no_best_pair_and_coarse_questions_give_pairs_of_the_whole_one(
+    objective, formula, question, microbatches
+):
+    """The limits come from questions of 2 and of 3 layers, and the bounds from the work of each layer."""
+    work = tuple(
+        list(accumulate((sum(question.stage(b, k, k + 1, 0, 1)[:2]) for k in range(count)), initial=0))
+        for b, count in enumerate(question.num_layers)
+    )  # on devices of unequal speeds it may be more than the least
+    question = replace(question, work=tuple([one / 12 for one in own] for own in work))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(opposed_partition, "FEW_LAYERS", 2)
+        patch.setattr(opposed_partition, "MORE_LAYERS", 3)
+        values = list(all_values(question, formula, microbatches))
+        found = bounded_pairs(question, objective(microbatches), width=10_000)
+        assert bool(found) == bool(values)
+        for pair in found[:1]:
+            assert pair.value == pytest.approx(min(values), rel=1e-12)
+        patch.setattr(opposed_partition, "EFFORT", 0)
+        for pair in bounded_pairs(question, objective(microbatches), width=10_000):
+            assert min(values) <= pair.value * (1 + 1e-12)
+        assert bool(found) == bool(bounded_pairs(question, objective(microbatches), width=10_000))
+
+
 def assert_close_to_uncapped(seed):
     microbatches = (2 + seed % 7, 2 + seed % 5)
     replicas = (1, 2) if seed % 4 == 0 else (1,)
     question = drawn_question(seed, (10, 10), 2 + seed // 3 % 4, replicas)
     objective = (OppositeLoads, OppositePath, SameLoads)[seed % 3](microbatches)
     best = best_pairs(question, objective, width=10_000)[0]
-    found = best_under_cap(question, objective, width=WIDTH)[0]
+    found = bounded_pairs(question, objective, width=WIDTH)[0]
     assert found.value <= best.value * 1.005
 
 

@@ -36,8 +36,8 @@ from diffusionpipe.planner.search.constants import (
 from diffusionpipe.planner.search.improvement import bucketed, move_cuts
 from diffusionpipe.planner.search.judge import Judge
 from diffusionpipe.planner.search.naming import name_of
-from diffusionpipe.planner.search.opposed_partition import PairPartition, best_under_cap, first_pairs
-from diffusionpipe.planner.search.pair_objectives import OppositeLoads, OppositePath, SameLoads
+from diffusionpipe.planner.search.opposed_partition import PairPartition, bounded_pairs, first_pairs, quick_pairs
+from diffusionpipe.planner.search.pair_objectives import OppositeLoads, OppositePath, PairObjective, SameLoads
 from diffusionpipe.planner.search.pair_questions import PairPlace
 from diffusionpipe.planner.search.pool import Judged, Pool
 from diffusionpipe.planner.search.sharded import numbers_of_blocks
@@ -67,12 +67,13 @@ def add_pairs(pool: Pool) -> None:
             seen.add(key)
             for candidate in kind(place):
                 pool.add(pool.judged_of(candidate))
-    facing_ones = (one.candidate for one in pool.diverse() if one.candidate.schedule == OPPOSED)
-    best = dict.fromkeys((candidate.arrangement, candidate.counts) for candidate in facing_ones)
-    for arrangement, (first, second) in list(best)[:NUM_THOROUGH]:
-        place = PairPlace(judge=judge, arrangement=arrangement, microbatches=(first, second))
-        for candidate in _replicated(place):
-            pool.add(pool.judged_of(candidate))
+    for name in (OPPOSED, TOGETHER):
+        ranked = (one.candidate for one in pool.diverse() if one.candidate.schedule == name)
+        best = dict.fromkeys((candidate.arrangement, candidate.counts) for candidate in ranked)
+        for arrangement, (first, second) in list(best)[:NUM_THOROUGH]:
+            place = PairPlace(judge=judge, arrangement=arrangement, microbatches=(first, second))
+            for candidate in _thorough(place, name):
+                pool.add(pool.judged_of(candidate))
     for one in _to_improve(pool):
         pool.add(bucketed(pool, move_cuts(pool, one)))
 
@@ -148,42 +149,45 @@ def _rough_parts(place: PairPlace, count: int) -> Seconds:
 
 
 def _opposed(place: PairPlace) -> Iterator[Candidate]:
-    if place.arrangement.units > MAX_UNEQUAL_UNITS:
-        yield from _cut_apart(place, OPPOSED)
-        return
-    question = place.question((1,), is_opposed=True)
-    for pair in first_pairs(question, OppositeLoads(place.microbatches), width=2)[:1]:
-        yield from _ordered(place, OPPOSED, pair.starts, pair.replicas)
-
-
-def _cut_apart(place: PairPlace, name: str) -> Iterator[Candidate]:
-    """Each backbone in stages of equal times: cutting both at once takes the time of the fourth power of the layers."""
-    units = place.arrangement.units
-    yield from _ordered(place, name, _balanced(place, units, units), (1,) * units)
-
-
-def _replicated(place: PairPlace) -> Iterator[Candidate]:
-    """The same at a good place: more partitions, that of the paper's formula, replicas where these are affordable."""
-    counts, may_replicate = place.microbatches, 2 < place.arrangement.units <= MAX_UNEQUAL_UNITS
-    question = place.question(_replicas(place) if may_replicate else (1,), is_opposed=True)
-    found = best_under_cap(question, OppositeLoads(counts), width=WIDTH)[:WIDTH]
-    for pair in (*found, *first_pairs(question, OppositePath(counts), width=2)[:1]):
-        if gcd(*pair.replicas) == 1:  # else it is another arrangement's
-            yield from _ordered(place, OPPOSED, pair.starts, pair.replicas)
+    yield from _cut(place, OPPOSED)
 
 
 def _together(place: PairPlace) -> Iterator[Candidate]:
-    if place.arrangement.units > MAX_UNEQUAL_UNITS:
-        yield from _cut_apart(place, TOGETHER)
+    yield from _cut(place, TOGETHER)
+
+
+def _cut(place: PairPlace, name: str) -> Iterator[Candidate]:
+    """Both backbones over all devices, cut quickly."""
+    units = place.arrangement.units
+    if units > MAX_UNEQUAL_UNITS:  # both at once takes the time of the fourth power of the layers
+        yield from _ordered(place, name, _balanced(place, units, units), (1,) * units)
         return
-    question = place.question((1,), is_opposed=False)
-    for pair in first_pairs(question, SameLoads(place.microbatches), width=2)[:1]:
-        yield from _ordered(place, TOGETHER, (pair.starts[0], _turned(place, pair)), pair.replicas)
+    for pair in quick_pairs(place.question((1,), is_opposed=name == OPPOSED), _loads(place, name))[:1]:
+        yield from _ordered(place, name, _starts(place, name, pair), pair.replicas)
 
 
-def _turned(place: PairPlace, pair: PairPartition) -> tuple[int, ...]:
-    """The second backbone's first layers where the question counted them from its end."""
-    return (0, *(place.num_layers[1] - start for start in reversed(pair.starts[1][1:])))
+def _thorough(place: PairPlace, name: str) -> Iterator[Candidate]:
+    """The same at a good place: more partitions, that of the paper's formula, replicas where these are affordable."""
+    units = place.arrangement.units
+    if units > MAX_UNEQUAL_UNITS:
+        return
+    question = place.question(_replicas(place) if units > 2 else (1,), is_opposed=name == OPPOSED)
+    found = bounded_pairs(question, _loads(place, name), width=WIDTH)[:WIDTH]
+    paper = first_pairs(question, OppositePath(place.microbatches), width=2)[:1] if name == OPPOSED else ()
+    for pair in (*found, *paper):
+        if gcd(*pair.replicas) == 1:  # else it is another arrangement's
+            yield from _ordered(place, name, _starts(place, name, pair), pair.replicas)
+
+
+def _loads(place: PairPlace, name: str) -> PairObjective:
+    return (OppositeLoads if name == OPPOSED else SameLoads)(place.microbatches)
+
+
+def _starts(place: PairPlace, name: str, pair: PairPartition) -> Starts:
+    """First layers in forward order; for one direction the question counts the second backbone's from its end."""
+    first, second = pair.starts
+    turned = (0, *(place.num_layers[1] - start for start in reversed(second[1:])))
+    return first, second if name == OPPOSED else turned
 
 
 def _in_turn(place: PairPlace) -> Iterator[Candidate]:

@@ -63,8 +63,16 @@ PAIR_SLACK = 1.03
 """The largest load of a device that a question about two backbones allows at first, in even shares: as `SLACK`,"""
 CAP_STEP = 1.06
 """and the factor by which it grows, itself growing: larger finds more slowly, smaller asks more often."""
-RAMP_PART = 0.5
-"""Of the ramp and gap of a pair of partitions, the part that every other pair is taken to have: less is slower."""
+FEW_LAYERS = 20
+"""Layers of each of two backbones between which a quick question cuts: more is slower, fewer gives worse pairs;"""
+MORE_LAYERS = 32
+"""and of those that prepare a thorough one: too many or too few make that one slower."""
+EFFORT = 700_000
+"""States of pairs of partitions that one search looks at, or it is given up: more takes seconds, fewer leaves pairs at
+coarser places to cut."""
+NEAR = 1.01
+"""Pairs of partitions this many times worse than the best are estimated too: more is slower, less trusts their values
+more."""
 TRUST = 1.02
 """An estimate so many times the best full simulation ends the finals: more cost plans; fewer miss what fills better
 than estimated."""

@@ -38,7 +38,7 @@ from functools import cached_property, lru_cache
 from operator import le
 from typing import TypeAlias
 
-from diffusionpipe.planner.search.constants import CAP_STEP, PAIR_SLACK
+from diffusionpipe.planner.search.constants import CAP_STEP, EFFORT, FEW_LAYERS, MORE_LAYERS, NEAR, PAIR_SLACK
 from diffusionpipe.planner.search.dynamic_program import LinkTime, Numbers, StageTime
 from diffusionpipe.planner.search.pair_objectives import Links, PairObjective
 from diffusionpipe.units import Seconds
@@ -83,17 +83,25 @@ _State: TypeAlias = tuple[int, int, int, int]
 """i, j, blocks, replicas of the first block."""
 
 
-def best_pairs(question: TwoSidedQuestion, objective: PairObjective, *, width: int = 16) -> tuple[PairPartition, ...]:
+def best_pairs(
+    question: TwoSidedQuestion,
+    objective: PairObjective,
+    *,
+    width: int = 16,
+    limit: Seconds = float("inf"),
+    effort: float = float("inf"),
+) -> tuple[PairPartition, ...]:
     """The pairs of partitions on the Pareto fronts of all numbers of blocks, best value first; () where none is left.
 
     The first one is optimal among those under the cap as long as no front is longer than `width`. Ties are broken by
-    fewer blocks, then by earlier starts.
+    fewer blocks, then by earlier starts. What can only become worse than the limit is not looked at. Where more than
+    `effort` states would be, nothing is found.
     """
     found = [
         PairPartition(
             starts=_starts(node), replicas=_replicas(node), value=objective.value(node[0], blocks), numbers=node[0]
         )
-        for (_, _, blocks, _), nodes in _Program(question, objective, width).run().items()
+        for (_, _, blocks, _), nodes in _Program(question, objective, width, limit, effort).run().items()
         for node in nodes
     ]
     return tuple(sorted(found, key=lambda pair: (pair.value, len(pair.replicas), pair.starts, pair.replicas)))
@@ -114,21 +122,86 @@ def first_pairs(question: TwoSidedQuestion, objective: PairObjective, *, width: 
         cap, step = cap * step, step * CAP_STEP
 
 
-def best_under_cap(question: TwoSidedQuestion, objective: PairObjective, *, width: int) -> tuple[PairPartition, ...]:
-    """Good pairs, best first: those under the cap beyond which, by the first ones found, nothing is better."""
-    found = first_pairs(question, objective, width=1)
+def bounded_pairs(question: TwoSidedQuestion, objective: PairObjective, *, width: int) -> tuple[PairPartition, ...]:
+    """The best pairs and others near them, best first; optimal as `best_pairs` is, whatever the cap.
+
+    Branch and bound: what is found with fewer places to cut is the limit of the next search. Without limits almost all
+    pairs would have to be looked at: a dearer device may have a shorter ramp. Where so many have to be in spite of
+    limits, because sums of gradients outlast the ramps, some places to cut are left out.
+    """
+    found, places = quick_pairs(question, objective), FEW_LAYERS
     if not found:
         return ()
-    least_stages = -(-question.num_devices // max(question.replicas))
-    enough = max(objective.enough(found[0].value, found[0].numbers[0], least_stages), found[0].numbers[0])
-    return best_pairs(replace(question, cap=min(enough, question.cap)), objective, width=width)
+    for more in (MORE_LAYERS, max(question.num_layers)):
+        better = _cut_at(question, objective, more, limit=found[0].value)
+        if not better:
+            break
+        found, places = better, more
+    return _cut_at(question, objective, places, width=width, limit=found[0].value * NEAR) or found
+
+
+def quick_pairs(question: TwoSidedQuestion, objective: PairObjective) -> tuple[PairPartition, ...]:
+    """The best pairs that cut each backbone at some of its layers alone; where there are none, the first that fit."""
+    coarse, ends = _coarse(question, FEW_LAYERS)
+    first = first_pairs(coarse, objective, width=1)
+    if not first:
+        return first_pairs(question, objective, width=1)
+    return _cut_at(question, objective, FEW_LAYERS, limit=first[0].value) or _of_layers(first, *ends)
+
+
+def _cut_at(
+    question: TwoSidedQuestion, objective: PairObjective, num_layers: int, *, limit: Seconds, width: int = 1
+) -> tuple[PairPartition, ...]:
+    """The best pairs within the limit, where each backbone is cut in so many places; () where that takes too long."""
+    coarse, ends = _coarse(question, num_layers)
+    return _of_layers(best_pairs(coarse, objective, width=width, limit=limit, effort=EFFORT), *ends)
+
+
+def _of_layers(
+    pairs: Sequence[PairPartition], first: Sequence[int], second: Sequence[int]
+) -> tuple[PairPartition, ...]:
+    """Pairs of a coarse question with the numbers of the layers themselves."""
+    return tuple(
+        replace(pair, starts=(tuple(first[k] for k in pair.starts[0]), tuple(second[k] for k in pair.starts[1])))
+        for pair in pairs
+    )
+
+
+def _coarse(question: TwoSidedQuestion, num_layers: int) -> tuple[TwoSidedQuestion, tuple[list[int], list[int]]]:
+    """The question with neighbours joined until each backbone has so many layers, and where these begin and end."""
+    ends = _ends(question.work[0], num_layers), _ends(question.work[1], num_layers)
+
+    def layers(backbone: int, span: tuple[int, int]) -> tuple[int, int]:
+        return ends[backbone][span[0]], ends[backbone][span[1]]
+
+    first, second = ([work[k] for k in own] for work, own in zip(question.work, ends, strict=True))
+    joined = replace(
+        question,
+        num_layers=(len(first) - 1, len(second) - 1),
+        stage=lambda b, start, stop, *place: question.stage(b, *layers(b, (start, stop)), *place),
+        link=lambda b, cut, *place: question.link(b, ends[b][cut], *place),
+        work=(first, second),
+        fits=lambda one, other, *place: question.fits(layers(0, one), layers(1, other), *place),
+    )
+    return joined, ends
+
+
+def _ends(work: Sequence[Seconds], num_layers: int) -> list[int]:
+    """Where a backbone may be cut, both its ends included: between neighbours that take longest together."""
+    ends = list(range(len(work)))
+    while len(ends) > num_layers + 1:
+        del ends[min(range(1, len(ends) - 1), key=lambda k: work[ends[k + 1]] - work[ends[k - 1]])]
+    return ends
 
 
 class _Program:
     """One run. The states of d devices are grown from those of fewer."""
 
-    def __init__(self, question: TwoSidedQuestion, objective: PairObjective, width: int) -> None:
-        self.question, self.objective, self.width = question, objective, width
+    def __init__(
+        self, question: TwoSidedQuestion, objective: PairObjective, width: int, limit: Seconds, effort: float
+    ) -> None:  # fmt: skip
+        self.question, self.objective, self.width, self.limit = question, objective, width, limit
+        self.left = effort
 
     def run(self) -> dict[_State, list[_Node]]:
         """The fronts in which all devices have their stages."""
@@ -136,11 +209,13 @@ class _Program:
         grown: list[dict[_State, list[_Node]]] = [defaultdict(list) for _ in range(num_devices + 1)]
         start: dict[_State, list[_Node]] = {(num_layers, 0, 0, 0): []}
         for devices in range(num_devices):
-            fronts = {state: self._front(nodes, state[2]) for state, nodes in grown[devices].items()}
+            fronts = {state: self._front(nodes, state[2]) for state, nodes in grown[devices].items() if nodes}
             for replicas in self.question.replicas:
                 if devices + replicas <= num_devices:
                     self._grow(fronts if devices else start, devices, replicas, grown[devices + replicas])
-        return {state: self._front(nodes, state[2]) for state, nodes in grown[num_devices].items()}
+                    if self.left < 0:
+                        return {}
+        return {state: self._front(nodes, state[2]) for state, nodes in grown[num_devices].items() if nodes}
 
     def _grow(
         self, fronts: dict[_State, list[_Node]], devices: int, replicas: int, grown: dict[_State, list[_Node]]
@@ -150,18 +225,34 @@ class _Program:
         prepend, tables = self.objective.prepend, _Tables(self.question, position, replicas)
         for (i, j, blocks, receivers), nodes in fronts.items():
             links = tables.links(i, j, receivers) if nodes else _NO_LINKS
-            for before, first, behind, second in self._spans(tables, i, j, blocks, position):
+            open_nodes = [(node, self._cap(node, i, j, blocks, position + replicas)) for node in nodes or (None,)]
+            widest = max(cap for _, cap in open_nodes)
+            for before, first, behind, second in self._spans(tables, i, j, blocks, position, widest):
                 bucket = grown[before, behind, blocks + 1, replicas]
-                for node in nodes or (None,):
+                self.left -= len(open_nodes)
+                if self.left < 0:
+                    return
+                for node, cap in open_nodes:
                     numbers = prepend(node[0] if node else None, (first, second), links, is_whole=not position)
-                    bucket.append((numbers, before, behind, replicas, node))
+                    if numbers[0] <= cap:
+                        bucket.append((numbers, before, behind, replicas, node))
+
+    def _cap(self, node: _Node | None, i: int, j: int, blocks: int, devices: int) -> Seconds:
+        """What a cap limits, at most, of all that the state becomes with layers [0, i) and [j, L) on these devices."""
+        question, (first, second) = self.question, self.question.work
+        cap = question.cap
+        if self.limit < float("inf"):
+            most = min(max(question.replicas), devices)
+            left = first[i] / most, (second[-1] - second[j]) / most
+            stages = blocks - (-devices // most)
+            cap = min(cap, self.objective.cap(node[0] if node else None, left, stages, self.limit))
+        return cap * (1 + 1e-12)
 
     def _spans(
-        self, tables: "_Tables", i: int, j: int, blocks: int, position: int
+        self, tables: "_Tables", i: int, j: int, blocks: int, position: int, cap: Seconds
     ) -> Iterator[tuple[int, StageTime, int, StageTime]]:
         """The next i' with its stage and j' with its stage: those allowed by load and memory that can be finished."""
         question, last, load = self.question, self.question.num_layers[1], self.objective.load
-        cap = question.cap * (1 + 1e-12)
         for before in range(i - 1, 0, -1) if position else (0,):
             first = tables.stage(0, before, i)
             time = first[0] + first[1]

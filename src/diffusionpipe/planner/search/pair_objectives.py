@@ -7,7 +7,6 @@ their links take x + y and u + v; M_A, M_B micro-batches, S stages of each.
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
-from diffusionpipe.planner.search.constants import RAMP_PART
 from diffusionpipe.planner.search.dynamic_program import LinkTime, Numbers, StageTime
 from diffusionpipe.units import Seconds
 
@@ -29,8 +28,17 @@ class PairObjective(Protocol):
     def value(self, numbers: Numbers, num_stages: int) -> Seconds:
         """The objective; must not get smaller when a number gets larger."""
 
-    def enough(self, value: Seconds, load: Seconds, least_stages: int) -> Seconds:
-        """The load beyond which no pair is better than one of this value and load, or hardly any."""
+    def cap(
+        self, numbers: Numbers | None, left: tuple[Seconds, Seconds], num_stages: int, limit: Seconds
+    ) -> Seconds:  # fmt: skip
+        """What the first number may be, at most, if the value of what a state becomes is to keep within the limit.
+
+        Args:
+            numbers: the state's, None where nothing is on devices yet.
+            left: the least that F + B of the layers of both take that are not on devices yet.
+            num_stages: the least number of stages of each that there will be.
+            limit: of the value.
+        """
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,9 +68,11 @@ class OppositePath:
         """T."""
         return (sum(self.microbatches) + 2 * num_stages - 2) * numbers[0] + max(0.0, numbers[1], numbers[2])
 
-    def enough(self, value: Seconds, load: Seconds, least_stages: int) -> Seconds:
-        """What T0 would be without a gap."""
-        return value / (sum(self.microbatches) + 2 * least_stages - 2)
+    def cap(
+        self, numbers: Numbers | None, left: tuple[Seconds, Seconds], num_stages: int, limit: Seconds
+    ) -> Seconds:  # fmt: skip
+        """T0 without a gap."""
+        return limit / (sum(self.microbatches) + 2 * num_stages - 2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,10 +84,6 @@ class _Loads:
     def load(self, first: Seconds, second: Seconds) -> Seconds:
         """Of all micro-batches of both."""
         return self.microbatches[0] * first + self.microbatches[1] * second
-
-    def enough(self, value: Seconds, load: Seconds, least_stages: int) -> Seconds:
-        """Other pairs have at least a part of the ramp and gap of this one."""
-        return value - RAMP_PART * (value - load)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +111,16 @@ class OppositeLoads(_Loads):
             rest[5] - v - c,
         )
 
+    def cap(
+        self, numbers: Numbers | None, left: tuple[Seconds, Seconds], num_stages: int, limit: Seconds
+    ) -> Seconds:  # fmt: skip
+        """What the shorter ramp and the second's gap leave: all layers are in a ramp, but those of its last stage."""
+        if numbers is None:
+            return limit
+        last = limit / self.microbatches[1]  # no stage of the second takes longer
+        ramp = min(numbers[1] + left[0], numbers[2] + max(0.0, left[1] - last))
+        return limit - ramp - max(0.0, numbers[4])
+
     def value(self, numbers: Numbers, num_stages: int) -> Seconds:
         """Their sum."""
         return numbers[0] + min(numbers[1], numbers[2]) + max(0.0, numbers[3], numbers[4])
@@ -123,6 +139,12 @@ class SameLoads(_Loads):
         (x, y), (u, v) = links
         ramps = rest[1] + f + b + x + y + g + c + u + v
         return max(rest[0], load), ramps, max(reduce, rest[2] - b - y), max(sums, rest[3] - c - v)
+
+    def cap(
+        self, numbers: Numbers | None, left: tuple[Seconds, Seconds], num_stages: int, limit: Seconds
+    ) -> Seconds:  # fmt: skip
+        """What half of both ramps leaves of the limit."""
+        return limit - (numbers[1] + sum(left)) / 2 if numbers else limit
 
     def value(self, numbers: Numbers, num_stages: int) -> Seconds:
         """Load, half of both ramps, and gap."""
