@@ -16,7 +16,8 @@ from diffusionpipe.planner.rivals.baselines import best_baselines, gpipe_starts,
 from diffusionpipe.planner.search.footprint import Footprint
 from diffusionpipe.planner.search.judge import Judge
 from diffusionpipe.planner.search.proposal import pricing_of, propose
-from diffusionpipe.planner.search.search import least_overflow, search
+from diffusionpipe.planner.search.nearest import least_overflow
+from diffusionpipe.planner.search.search import search
 from diffusionpipe.timing.legal import check
 
 

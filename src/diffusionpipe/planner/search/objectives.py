@@ -104,6 +104,19 @@ class PivotLatency:
         return numbers[0]
 
 
+@dataclass(frozen=True, slots=True)
+class Fullest:
+    """The largest number of a stage, in place of its forward time: of `Questions.room` bytes beyond its memory."""
+
+    def prepend(self, rest: Numbers | None, stage: StageTime, link: LinkTime) -> Numbers:
+        """The largest of the longer suffix."""
+        return (stage[0],) if rest is None else (max(rest[0], stage[0]),)
+
+    def value(self, numbers: Numbers, num_stages: int) -> Seconds:
+        """It."""
+        return numbers[0]
+
+
 def critical_path(num_microbatches: int, stages: Sequence[StageTime], links: Sequence[LinkTime]) -> Seconds:
     """T^max of given stages, straight from its formula (see `CriticalPath`)."""
     slowest = max(*(f + b for f, b, _ in stages), *(f + b for f, b in links), 0.0)
