@@ -5,14 +5,14 @@ from itertools import combinations
 import pytest
 from planner import synthetic
 
-from diffusionpipe.planner.pricing.given import Given
+from diffusionpipe.planner.pricing.given import NOTHING, Given
 from diffusionpipe.planner.pricing.setting import Setting
 from diffusionpipe.planner.search.candidates import Candidate
 from diffusionpipe.planner.search.judge import Judge
 from diffusionpipe.planner.search.nearest import least_estimated_overflow, least_overflow
 
 
-def setting_of(parameters, *, ranks=2, memory=1.0, given=Given()):
+def setting_of(parameters, *, ranks=2, memory=1.0, given=NOTHING):
     """Layers that take equally long, with memory in some of them."""
     return Setting(
         profile=synthetic.chain([0.01] * len(parameters), parameters=[int(n * 10**8) for n in parameters]),
