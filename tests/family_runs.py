@@ -22,7 +22,7 @@ from drawn_families import Asked, Drawn, asked_of, by_diffusers, drawn_by, guida
 from PIL import Image
 from tiny_described import PIPELINES as DESCRIBED
 from tiny_described import save_described
-from tiny_models import randomise_parameters
+from tiny_models import randomise_parameters, tiny_transformer
 from tiny_pipelines import flux, sd3
 from tiny_runs import losses_of, recipe_of, save_dit, save_pictures, train
 
@@ -60,10 +60,19 @@ def _saved(build: Callable[[], Any]) -> Callable[[Path], Path]:
     return save
 
 
+def save_dit_of_imagenet(folder: Path) -> Path:
+    """A DiT with the 1000 classes that diffusers' pipeline takes for granted."""
+    save_dit(folder)
+    transformer = tiny_transformer(num_embeds_ada_norm=1000)
+    randomise_parameters(transformer, 1)
+    transformer.save_pretrained(folder / "transformer")
+    return folder
+
+
 SAVED: Mapping[str, Callable[[Path], Path]] = {
     "FluxPipeline": _saved(flux),
     "StableDiffusion3Pipeline": _saved(sd3),
-    "DiTPipeline": save_dit,
+    "DiTPipeline": save_dit_of_imagenet,
     **{kind: lambda folder, kind=kind: save_described(kind, folder) for kind in DESCRIBED},
 }
 """Functions that write a tiny model of each pipeline."""
