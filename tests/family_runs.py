@@ -63,7 +63,7 @@ def _saved(build: Callable[[], Any]) -> Callable[[Path], Path]:
 def save_dit_of_imagenet(folder: Path) -> Path:
     """A DiT with the 1000 classes that diffusers' pipeline takes for granted."""
     save_dit(folder)
-    transformer = tiny_transformer(num_embeds_ada_norm=1000)
+    transformer = tiny_transformer(num_embeds_ada_norm=1000, out_channels=4)
     randomise_parameters(transformer, 1)
     transformer.save_pretrained(folder / "transformer")
     return folder
