@@ -1,30 +1,84 @@
-"""Pictures of tiny families as `sample` draws them, and as diffusers does."""
+"""Pictures of tiny models of every kind: as `sample` draws them on 1, 2 and 3 ranks, and as diffusers' pipelines do."""
 
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from inspect import signature
+from pathlib import Path
+from typing import Any
+from unittest import mock
 
 import diffusers
+import numpy as np
 import torch
+from crew import Crew, crew_of, nest
+from cuts import traced_once
+from descriptions import described
+from diffusers.pipelines.dit import pipeline_dit
+from numpy.typing import NDArray
+from tiny_described import RESOLUTIONS
 
+from diffusionpipe.cli.sample_ranks import _plan
 from diffusionpipe.models.folder import REGISTRY, model_index, scheduler_config
 from diffusionpipe.models.latents import encoding_of
 from diffusionpipe.models.pipeline_defaults import default_guidance
-from diffusionpipe.trainer import drawing
+from diffusionpipe.runtime.process_group import Job
+from diffusionpipe.trainer import drawing, ranks_drawing
+from diffusionpipe.trainer.cascade_drawing import draw_from_folders
 from diffusionpipe.trainer.conditions import Wish
 from diffusionpipe.trainer.data.randomness import normal
 from diffusionpipe.trainer.drawing import Arithmetic
-from diffusionpipe.trainer.folder_drawing import draw_from_folder
+from diffusionpipe.trainer.folder_drawing import Source, open_source
 from diffusionpipe.trainer.guidance import guidance_of
+from diffusionpipe.trainer.ranks_drawing import Ranks, draw_on_ranks
+from diffusionpipe.trainer.recipe import Precision
 from diffusionpipe.trainer.sampling import SamplingSettings
 
-SIZE = 32
-PROMPTS, NEGATIVES = ("A cat ", "b  c"), ("", "Dog")
+PROMPTS, NEGATIVES = ("a cat ", "b  c"), ("", "dog")
+LABELS = (0, 1)
+STEPS = 4
+GUIDED = 1.5
+RANKS = (1, 2, 3)
+
+Pictures = tuple[NDArray[np.float32], ...]
+"""Of each model that draws, (N, H, W, 3), values in [0, 1]."""
 
 
-def settings_of(folder, guidance, **more):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """What is to be drawn."""
+
+    sources: tuple[Source, ...]
+    wish: Wish
+    settings: tuple[SamplingSettings, ...]
+    guidance: float
+
+    @property
+    def kind(self) -> str:
+        """The class of the last model's pipeline."""
+        return str(model_index(self.sources[-1].folder)["_class_name"])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drawn:
+    """The same pictures, drawn in every way."""
+
+    ranks: tuple[Pictures, ...]
+    """On as many ranks as `RANKS` says, in float32."""
+    narrow: tuple[Pictures, ...]
+    """The same in bfloat16, and in one process as `--like` draws them again; () where nobody asked."""
+    here: Pictures
+    """In one process, in float32."""
+    reference: NDArray[np.float32] | None
+    """By diffusers' pipeline, or by an adapter of it; None where diffusers has none."""
+
+
+def settings_of(folder: Path, guidance: float, **more: Any) -> SamplingSettings:
+    """Four steps, with this scale of guidance."""
     is_distilled = default_guidance(folder).embedded is not None
     strength = guidance_of(folder, None, guidance) if is_distilled else guidance_of(folder, guidance, 1.0)
     return SamplingSettings(
-        steps=4,
+        steps=STEPS,
         guidance=strength.scale,
         embedded_guidance=strength.embedded,
         unguided=strength.unguided,
@@ -34,40 +88,193 @@ def settings_of(folder, guidance, **more):
     )
 
 
-def drawn_here(monkeypatch, folder, guidance, size=SIZE):
-    """What `sample` draws, before it is rounded to 256 levels."""
-    monkeypatch.setattr(drawing, "in_levels", list)
+def asked_of(folder: Path, size: int, guidance: float = GUIDED, adapters: Path | None = None) -> Asked:
+    """Two pictures of a folder's model, of its prompts or labels."""
     settings = settings_of(folder, guidance)
-    negatives = negatives_of(getattr(diffusers, model_index(folder)["_class_name"])) if settings.is_guided else ()
-    wish = Wish(prompts=PROMPTS, negatives=negatives)
-    # Rows as most pipelines take them: products of matrices round by their number of rows.
-    rows = Arithmetic(rows=len(PROMPTS))
-    device = torch.device("cpu")
-    return torch.stack(draw_from_folder(folder, wish, settings, resolution=size, device=device, arithmetic=rows))
+    kind = str(model_index(folder)["_class_name"])
+    has_text = any(name.startswith("tokenizer") for name in model_index(folder))
+    negatives = _negatives_of(getattr(diffusers, kind)) if settings.is_guided and has_text else ()
+    return Asked(
+        sources=(Source(folder=folder, resolution=size, adapters=adapters),),
+        wish=Wish(prompts=PROMPTS, negatives=tuple(negatives)) if has_text else Wish(labels=LABELS),
+        settings=(settings,),
+        guidance=guidance,
+    )
 
 
-def negatives_of(kind):
+def guidances_of(kind: str) -> tuple[float, ...]:
+    """With classifier-free guidance, where the family has it, and without."""
+    call = REGISTRY[kind].call
+    if call is None:
+        return GUIDED, 1.0
+    return (GUIDED, call.unguided) if call.scale else (call.unguided,)
+
+
+def size_of(kind: str) -> int:
+    """Side of the pictures, in pixels."""
+    return {"DiTPipeline": 8, **RESOLUTIONS}.get(kind, 16)
+
+
+def _negatives_of(kind: type) -> Sequence[str]:
     """What diffusers' pipeline of this class can be told."""
     return NEGATIVES if "negative_prompt" in signature(kind.__call__).parameters else [""] * len(PROMPTS)
 
 
-def drawn_by_diffusers(folder, guidance, size=SIZE):
-    pipeline = diffusers.DiffusionPipeline.from_pretrained(folder)
+def drawn_everywhere(asked: Sequence[Asked], by: Callable[[Asked], NDArray[np.float32]] | None) -> list[Drawn]:
+    """What is asked, drawn by ranks that are forked from one process which has traced the models; `by` diffusers."""
+    return nest(_drawn_everywhere, asked, by)
+
+
+def _drawn_everywhere(asked: Sequence[Asked], by: Callable[[Asked], NDArray[np.float32]] | None) -> list[Drawn]:
+    torch.set_num_threads(1)
+    trace(asked)
+    with crew_of(1, is_forked=True) as one, crew_of(2, is_forked=True) as two, crew_of(3, is_forked=True) as three:
+        return [drawn_by(each, (one, two, three), by, is_narrow=each is asked[0]) for each in asked]
+
+
+def trace(asked: Sequence[Asked]) -> None:
+    """Traces and describes the models that draw."""
+    with traced_once():
+        for one in asked:
+            small: torch.Tensor | None = None
+            for source, settings in zip(one.sources, one.settings, strict=True):
+                opened = open_source(source, one.wish, settings, small)
+                for autocast in (None, torch.bfloat16):
+                    described(opened.graph, autocast=autocast, device="cpu")
+                if len(one.sources) > 1:
+                    small = torch.zeros(len(one.wish), 3, source.resolution, source.resolution)
+
+
+def drawn_by(
+    asked: Asked, crews: Sequence[Crew], by: Callable[[Asked], NDArray[np.float32]] | None, *, is_narrow: bool
+) -> Drawn:
+    """What is asked, drawn by each of these crews, and by the first one's only rank without a pipeline."""
+    alone = crews[0]
+    rows = Arithmetic(rows=len(asked.wish))  # as most pipelines take them: products round by their number of rows
+    again = Arithmetic(rows=1, precision=Precision.BFLOAT16)
+    narrow = [*(_by_ranks(crew, asked, Precision.BFLOAT16) for crew in crews if is_narrow)]
+    return Drawn(
+        ranks=tuple(_by_ranks(crew, asked, Precision.FLOAT32) for crew in crews),
+        narrow=(*narrow, _first(alone.run(_drawn_here, asked, again))) if narrow else (),
+        here=_first(alone.run(_drawn_here, asked, rows)),
+        reference=None if by is None else _first(alone.run(_drawn_by_diffusers, asked, by)),
+    )
+
+
+def _by_ranks(crew: Crew, asked: Asked, precision: Precision) -> Pictures:
+    return _first(crew.run(_drawn_in_job, asked, precision))
+
+
+def _first(results: Sequence[Any]) -> Any:
+    for result in results:
+        if isinstance(result, Exception):
+            raise result
+    assert not any(result is not None for result in results[1:]), "rank 0 shows the pictures"
+    return results[0]
+
+
+@contextmanager
+def _unrounded() -> Iterator[None]:
+    """Pictures before they are rounded to 256 levels."""
+    with (
+        mock.patch.object(drawing, "in_levels", list),
+        mock.patch.object(ranks_drawing, "describe", described),
+        traced_once(),
+    ):
+        yield
+
+
+def _drawn_in_job(job: Job, asked: Asked, precision: Precision) -> Pictures | None:
+    """As `sample --ranks`."""
+    ranks = Ranks(job=job, make_plan=_plan, arithmetic=Arithmetic(precision=precision))
+    with _unrounded():
+        return _arrays(draw_on_ranks(asked.sources, asked.wish, asked.settings, ranks))
+
+
+def _drawn_here(_: Job, asked: Asked, arithmetic: Arithmetic) -> Pictures | None:
+    """As `sample` in one process."""
+    device = torch.device("cpu")
+    with _unrounded():
+        return _arrays(
+            draw_from_folders(asked.sources, asked.wish, asked.settings, device=device, arithmetic=arithmetic)
+        )
+
+
+def _arrays(drawn: Sequence[Sequence[torch.Tensor]] | None) -> Pictures | None:
+    return None if drawn is None else tuple(torch.stack(list(one)).numpy() for one in drawn)
+
+
+def _drawn_by_diffusers(_: Job, asked: Asked, by: Callable[[Asked], NDArray[np.float32]]) -> NDArray[np.float32]:
+    with torch.no_grad():
+        return by(asked)
+
+
+def by_diffusers(asked: Asked) -> NDArray[np.float32]:
+    """What diffusers' pipeline of the folder draws from the same noise."""
+    (source,) = asked.sources
+    pipeline = diffusers.DiffusionPipeline.from_pretrained(source.folder)
     pipeline.set_progress_bar_config(disable=True)
-    call = REGISTRY[type(pipeline).__name__].call
-    shape = encoding_of(pipeline.vae, size, "float32").latents
-    noise = normal(seed=0, purpose="sampling", step=0, positions=range(len(PROMPTS)), shape=shape)
-    told = {"negative_prompt": list(NEGATIVES)} if any(negatives_of(type(pipeline))) else {}
-    pictures = pipeline(
-        prompt=list(PROMPTS),
-        **told,
-        latents=call.takes(noise),
-        num_inference_steps=4,
-        height=size,
-        width=size,
-        output_type="pt",
-        **({call.scale: guidance} if call.scale else {}),
-        **call.options,
-    )[0]
-    pictures = pictures[:, 0] if pictures.ndim == 5 else pictures
-    return pictures.permute(0, 2, 3, 1)
+    if source.adapters is not None:
+        pipeline.load_lora_weights(source.adapters)
+    shape = encoding_of(pipeline.vae, source.resolution, "float32").latents
+    noise = normal(seed=0, purpose="sampling", step=0, positions=range(len(asked.wish)), shape=shape)
+    options = _options(pipeline, asked, noise)
+    with mock.patch.object(pipeline_dit, "randn_tensor", return_value=noise):
+        pictures = pipeline(num_inference_steps=STEPS, output_type="np", **options)[0]
+    pictures = np.asarray(pictures)
+    return pictures[:, 0] if pictures.ndim == 5 else pictures
+
+
+def _options(pipeline: Any, asked: Asked, noise: torch.Tensor) -> Mapping[str, Any]:
+    """What this pipeline is told beside the number of steps."""
+    call = REGISTRY[asked.kind].call
+    if asked.kind == "DiTPipeline":
+        return {"class_labels": list(LABELS), "guidance_scale": asked.guidance}
+    told = {"negative_prompt": list(NEGATIVES)} if any(asked.wish.negatives) else {}
+    size = asked.sources[0].resolution
+    common = {"prompt": list(PROMPTS), "height": size, "width": size, **told}
+    if call is not None:
+        scale = {call.scale: asked.guidance} if call.scale else {}
+        return {**common, **scale, **call.options, "latents": call.takes(noise)}
+    if asked.kind == "FluxPipeline":
+        return {**common, "true_cfg_scale": asked.guidance, "latents": pipeline._pack_latents(noise, *noise.shape)}
+    return {**common, "guidance_scale": asked.guidance, "latents": noise}
+
+
+def difference(ours: Pictures, theirs: Pictures) -> float:
+    """The largest, in [0, 1]."""
+    return max(float(np.abs(one - other).max()) for one, other in zip(ours, theirs, strict=True))
+
+
+def check(drawn: Drawn) -> None:
+    """All ways draw the same, bfloat16 the same bits.
+
+    Raises:
+        AssertionError: they do not.
+    """
+    theirs = drawn.here if drawn.reference is None else (*drawn.here[:-1], drawn.reference)
+    everywhere = (drawn.here, *drawn.ranks)
+    assert {ours[-1].shape for ours in everywhere} == {theirs[-1].shape}
+    wide = [difference(ours, theirs) for ours in everywhere]
+    assert max(wide) < 1e-5, f"in one process and on {RANKS} ranks: {wide}"
+    assert theirs[-1].std() > 0.02
+    if drawn.narrow:
+        narrow = [difference(drawn.narrow[0], again) for again in drawn.narrow]
+        assert narrow == [0] * len(narrow), f"in bfloat16 on {RANKS} ranks and in one process: {narrow}"
+        assert difference(drawn.narrow[0], drawn.here) > 1e-5
+
+
+def of_cascade(folder: Path) -> Asked:
+    """A base model of 8 pixels and one of super-resolution of 16, in folders of these names."""
+    sources = (
+        Source(folder=folder / "base", resolution=8, name="base"),
+        Source(folder=folder / "super", resolution=16, name="super", small=8),
+    )
+    has_text = any(name.startswith("tokenizer") for name in model_index(folder / "base"))
+    first, second = (settings_of(one.folder, GUIDED) for one in sources)
+    return Asked(
+        sources=sources,
+        wish=Wish(prompts=PROMPTS, negatives=NEGATIVES) if has_text else Wish(labels=LABELS),
+        settings=(first, replace(second, noise_level=40)),
+        guidance=GUIDED,
+    )

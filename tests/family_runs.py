@@ -1,6 +1,6 @@
-"""Trainings of tiny models of every family over two ranks, compared with one process; diffusers opens what results.
+"""Tiny models of every family: trained over two ranks as in one process, opened by diffusers, drawn on 1 to 3 ranks.
 
-All trainings of a family are forked from one process that has traced its models: tracing takes longer than training.
+All ranks of a family are forked from one process that has traced its models: tracing takes longer than training.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -15,20 +15,23 @@ import diffusers
 import numpy as np
 import pytest
 import torch
-from crew import crew_of, nest
+from crew import Crew, crew_of, nest
 from cuts import traced_once
 from descriptions import described
+from drawn_families import Asked, Drawn, asked_of, by_diffusers, drawn_by, guidances_of, size_of, trace
 from PIL import Image
 from tiny_described import PIPELINES as DESCRIBED
-from tiny_described import RESOLUTIONS, save_described
-from tiny_models import randomise_parameters
+from tiny_described import save_described
+from tiny_models import randomise_parameters, tiny_transformer
 from tiny_pipelines import flux, sd3
 from tiny_runs import losses_of, recipe_of, save_dit, save_pictures, train
 
 from diffusionpipe.cli.redraw import redraw
+from diffusionpipe.costs import LayerProfile, Profile
 from diffusionpipe.models.folder import REGISTRY
 from diffusionpipe.runtime.process_group import Job
 from diffusionpipe.trainer import members
+from diffusionpipe.trainer.job_profile import Measurement
 from diffusionpipe.trainer.kept_samples import sample_folder
 from diffusionpipe.trainer.recipe import Recipe
 from diffusionpipe.units import Seconds
@@ -57,10 +60,19 @@ def _saved(build: Callable[[], Any]) -> Callable[[Path], Path]:
     return save
 
 
+def save_dit_of_imagenet(folder: Path) -> Path:
+    """A DiT with the 1000 classes that diffusers' pipeline takes for granted."""
+    save_dit(folder)
+    transformer = tiny_transformer(num_embeds_ada_norm=1000, out_channels=4)
+    randomise_parameters(transformer, 1)
+    transformer.save_pretrained(folder / "transformer")
+    return folder
+
+
 SAVED: Mapping[str, Callable[[Path], Path]] = {
     "FluxPipeline": _saved(flux),
     "StableDiffusion3Pipeline": _saved(sd3),
-    "DiTPipeline": save_dit,
+    "DiTPipeline": save_dit_of_imagenet,
     **{kind: lambda folder, kind=kind: save_described(kind, folder) for kind in DESCRIBED},
 }
 """Functions that write a tiny model of each pipeline."""
@@ -105,11 +117,6 @@ def some_of(kind: str) -> tuple[Case, ...]:
     )
 
 
-def size_of(kind: str) -> int:
-    """Side of the pictures, in pixels."""
-    return RESOLUTIONS.get(kind, 16)
-
-
 @dataclass(frozen=True, slots=True)
 class Place:
     """Where the models, the pictures and the runs of a family are."""
@@ -150,32 +157,94 @@ class Place:
         return self.recipe(self.run(case), is_adapted=case.is_adapted, pipeline=pipeline, **drawn)
 
 
-def train_all(place: Place, cases: Sequence[Case]) -> dict[Case, Seconds | Exception]:
-    """Trains the cases, each way also in one process; how long each case took, or why it failed."""
+class EqualCosts:
+    """A `ProfileShelf` in place of measuring: a step of any layer takes a millisecond a sample."""
+
+    def find(self, measurement: Measurement) -> Profile:
+        """The profile."""
+        model, sizes = measurement.model, measurement.batch_sizes
+        trained = set(model.backbone_layers)
+        kept = {tensor.name: tensor.num_bytes for tensor in model.tensors}
+        layers = []
+        for layer in model.layers:
+            times = tuple(1e-3 * size for size in sizes)
+            gradients = times if layer.name in trained else (0.0,) * len(sizes)
+            written = sum(kept[name] for name in layer.writes) if layer.name in trained else 0
+            layers.append(
+                LayerProfile(
+                    name=layer.name,
+                    forward=times,
+                    input_grad=gradients,
+                    weight_grad=gradients,
+                    activation=tuple(written * size for size in sizes),
+                    workspace=(0,) * len(sizes),
+                )
+            )
+        return Profile(
+            graph=model,
+            batch_sizes=sizes,
+            layers=tuple(layers),
+            device="equal",
+            device_type="cpu",
+            precision=measurement.precision,
+            source="measured",
+        )
+
+    def keep(self, measurement: Measurement, profile: Profile) -> None:
+        """Nothing is measured."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What became of a family."""
+
+    trained: Mapping[Case, Seconds | Exception]
+    """How long each case took, or why it failed."""
+    drawn: Sequence[Drawn] | Exception
+    """Pictures of the model itself, with and without guidance."""
+
+
+def run_all(place: Place, cases: Sequence[Case]) -> Outcome:
+    """Trains the cases, each way also in one process, and draws on 1, 2 and 3 ranks."""
     place.prepare()
-    return nest(_train_all, place, cases)
+    return nest(_run_all, place, cases)
 
 
-def _train_all(place: Place, cases: Sequence[Case]) -> dict[Case, Seconds | Exception]:
+def _run_all(place: Place, cases: Sequence[Case]) -> Outcome:
     torch.set_num_threads(1)
+    asked = [asked_of(place.model, size_of(place.kind), guidance) for guidance in guidances_of(place.kind)]
     ways = sorted({case.is_adapted for case in cases})
     with _traced():
         for way in ways:
             members.build_model(place.recipe(place.alone(is_adapted=way), is_adapted=way), "cpu")
-    found: dict[Case, Seconds | Exception] = {}
-    with crew_of(1, is_forked=True) as alone, crew_of(2, is_forked=True) as crew:
+    trace(asked)
+    with (
+        crew_of(1, is_forked=True) as alone,
+        crew_of(2, is_forked=True) as crew,
+        crew_of(3, is_forked=True) as three,
+    ):
         for way in ways:
             _check(alone.run(train, place.recipe(place.alone(is_adapted=way), is_adapted=way)))
-        for case in cases:
-            started = perf_counter()
-            try:
-                _check(crew.run(train, place.recipe_of(case)))
-                if case.is_drawn:
-                    _check(alone.run(_draw_again, place.run(case)))
-                found[case] = perf_counter() - started
-            except Exception as error:
-                found[case] = error
-    return found
+        trained = {case: _trained(place, case, alone, crew) for case in cases}
+        return Outcome(trained=trained, drawn=_drawn(asked, (alone, crew, three)))
+
+
+def _trained(place: Place, case: Case, alone: Crew, crew: Crew) -> Seconds | Exception:
+    started = perf_counter()
+    try:
+        _check(crew.run(train, place.recipe_of(case), profiles=EqualCosts()))
+        if case.is_drawn:
+            _check(alone.run(_draw_again, place.run(case)))
+    except Exception as error:
+        return error
+    return perf_counter() - started
+
+
+def _drawn(asked: Sequence[Asked], crews: Sequence[Crew]) -> Sequence[Drawn] | Exception:
+    try:
+        return [drawn_by(each, crews, by_diffusers, is_narrow=each is asked[0]) for each in asked]
+    except Exception as error:
+        return error
 
 
 @contextmanager

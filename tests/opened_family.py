@@ -56,10 +56,10 @@ class Opened:
             "input_mask": token_mask(tokenizer, captions, length),
         }
 
-    def batch(self, count):
+    def batch(self, count, seed=1):
         """Raw inputs of as many samples, functions of the arguments."""
-        generator = torch.Generator().manual_seed(1)
-        texts = self.texts([CAPTIONS[number % len(CAPTIONS)] for number in range(count)])
+        generator = torch.Generator().manual_seed(seed)
+        texts = self.texts([CAPTIONS[(number + seed) % len(CAPTIONS)] for number in range(count)])
         found = {spec.name: texts[spec.name] for spec in self.graph.inputs if spec.name in texts}
         for spec in self.graph.inputs:
             if spec.name not in found:

@@ -1,57 +1,75 @@
-"""Trains tiny models of every family, whole and with adapters, in every layout: `make families`."""
+"""Trains tiny models of every family, whole and with adapters, in every layout, and draws: `make families`."""
 
 import argparse
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
-from family_runs import LAYOUTS, SAVED, WITHOUT_ADAPTERS, Case, Place, all_of, check, train_all
+from drawn_families import Drawn, difference
+from drawn_families import check as check_drawn
+from family_runs import LAYOUTS, SAVED, Place, all_of, check, run_all
+
+Row = dict[str, str]
+"""What became of a family, by the heads of the table."""
+
+LAYOUT_HEADS = {(layout, way): f"{layout}, {way}" for layout in LAYOUTS for way in ("whole", "adapters")}
+DRAWN = "drawn on 1, 2 and 3 ranks"
 
 
 def main() -> int:
-    """Prints a table; the status is 1 if a case failed."""
+    """Prints a table; the status is 1 if anything failed."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", default="", help="families whose names contain this")
     only = parser.parse_args().only.lower()
-    found: dict[Case, str] = {}
-    for kind in SAVED:
-        if only in kind.lower():
-            found |= _outcomes(kind)
+    found = {kind: _row(kind) for kind in SAVED if only in kind.lower()}
     print("\n".join(table(found)))
-    return int("FAILED" in found.values())
+    return int(any("FAILED" in row.values() for row in found.values()))
 
 
-def _outcomes(kind: str) -> dict[Case, str]:
-    """The seconds of each case of a family, or that it failed."""
-    found: dict[Case, str] = {}
+def _row(kind: str) -> Row:
+    """The seconds of each training, and the largest difference of pictures; or that it failed."""
+    row: Row = dict.fromkeys(LAYOUT_HEADS.values(), "none")
     with TemporaryDirectory() as folder:
         place = Place(Path(folder), kind)
-        for case, result in train_all(place, all_of(kind)).items():
-            try:
-                if isinstance(result, Exception):
-                    raise result
-                check(place, case)
-                found[case] = f"{result:.1f} s"
-            except Exception as error:
-                found[case] = "FAILED"
-                print(f"{case.name}: {type(error).__name__}: {error}", file=sys.stderr)
-            print(f"{case.name} {found[case]}", file=sys.stderr, flush=True)
-    return found
+        outcome = run_all(place, all_of(kind))
+        for case, result in outcome.trained.items():
+            head = LAYOUT_HEADS[case.layout, "adapters" if case.is_adapted else "whole"]
+            row[head] = _cell(case.name, result, partial(check, place, case), lambda seconds: f"{seconds:.1f} s")
+        row[DRAWN] = _cell(f"{kind}-drawn", outcome.drawn, partial(_check_all, outcome.drawn), _largest)
+    return row
 
 
-def table(found: Mapping[Case, str]) -> list[str]:
-    """A row for each family, a column for each layout, whole and with adapters."""
-    heads = [f"{layout}, {way}" for layout in LAYOUTS for way in ("whole", "adapters")]
+def _cell(name: str, result: Any, check_it: Callable[[], None], words: Callable[[Any], str]) -> str:
+    try:
+        if isinstance(result, Exception):
+            raise result
+        check_it()
+        cell = words(result)
+    except Exception as error:
+        cell = "FAILED"
+        print(f"{name}: {type(error).__name__}: {error}", *getattr(error, "__notes__", ()), file=sys.stderr)
+    print(f"{name} {cell}", file=sys.stderr, flush=True)
+    return cell
+
+
+def _check_all(drawn: Sequence[Drawn]) -> None:
+    for one in drawn:
+        check_drawn(one)
+
+
+def _largest(drawn: Sequence[Drawn]) -> str:
+    """How far the pictures are from diffusers'."""
+    return f"{max(difference(ranks, (one.reference,)) for one in drawn for ranks in one.ranks):.0e}"
+
+
+def table(found: Mapping[str, Row]) -> list[str]:
+    """A row for each family."""
+    heads = [*LAYOUT_HEADS.values(), DRAWN]
     lines = [f"| pipeline | {' | '.join(heads)} |", f"|---{'|---' * len(heads)}|"]
-    for kind in dict.fromkeys(case.kind for case in found):
-        cells = [
-            "none" if way and kind in WITHOUT_ADAPTERS else found[Case(kind=kind, layout=layout, is_adapted=way)]
-            for layout in LAYOUTS
-            for way in (False, True)
-        ]
-        lines.append(f"| {kind} | {' | '.join(cells)} |")
-    return lines
+    return lines + [f"| {kind} | {' | '.join(row[head] for head in heads)} |" for kind, row in found.items()]
 
 
 if __name__ == "__main__":

@@ -10,8 +10,9 @@ from diffusionpipe.costs.clusters import load_cluster
 from diffusionpipe.planner.advice import nearest_layout, nothing_fits, with_adapters
 from diffusionpipe.planner.pricing.given import Given
 from diffusionpipe.planner.pricing.setting import Setting
+from diffusionpipe.planner.search.nearest import least_overflow
 from diffusionpipe.planner.search.proposal import propose
-from diffusionpipe.planner.search.search import least_overflow, search
+from diffusionpipe.planner.search.search import search
 
 
 def tight_setting(*, memory=1.0, ranks=2, encoders=4 * 10**7, batch=8):

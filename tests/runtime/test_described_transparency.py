@@ -5,12 +5,12 @@ from math import isfinite
 import pytest
 import torch
 from descriptions import described
-from layouts import assert_same_step, reference_step, step_in_threads
+from layouts import assert_same_step, reference_step, scattered, step_in_threads, steps_ahead
 from opened_family import Opened
 from tiers import quick_and_slow
 from tiny_described import PIPELINES
 
-from diffusionpipe.planner import Layout
+from diffusionpipe.planner import Layout, build_plan
 
 BATCH = 4
 SHARED = {"batch": BATCH, "microbatches": 2, "encode_chunk": 1}
@@ -24,7 +24,7 @@ LAYOUTS = {
 
 
 @pytest.mark.parametrize("kind", quick_and_slow(PIPELINES, quick=["PixArtSigmaPipeline"]))
-def test_gradients_are_those_of_one_process_for_three_layouts(monkeypatch, kind, tmp_path):
+def test_gradients_are_those_of_one_process_in_three_layouts_and_filled(monkeypatch, kind, tmp_path):
     # Some norms compute in float32, where sums over other numbers of samples round otherwise.
     monkeypatch.setattr(torch.Tensor, "float", torch.Tensor.double)
     opened = Opened(kind, tmp_path)
@@ -33,3 +33,8 @@ def test_gradients_are_those_of_one_process_for_three_layouts(monkeypatch, kind,
     assert isfinite(expected.loss)
     for layout in LAYOUTS.values():
         assert_same_step(step_in_threads(opened.graph, model, layout, inputs, again=True), expected)
+    filled = build_plan(model, Layout(**SHARED, stages=2), filler=scattered(1))
+    following = opened.batch(BATCH, seed=2)
+    first, second = steps_ahead(opened.graph, model, filled, [inputs, following, inputs])
+    assert_same_step(first, expected)
+    assert_same_step(second, reference_step(opened.graph, following))

@@ -4,7 +4,8 @@ import shutil
 
 import diffusers
 import pytest
-from family_runs import LAYOUTS, SAMPLING, SAVED, WITHOUT_ADAPTERS, Place, check, some_of, train_all
+from drawn_families import check as check_drawn
+from family_runs import LAYOUTS, SAMPLING, SAVED, WITHOUT_ADAPTERS, Place, check, run_all, some_of
 from tiers import quick_and_slow
 from tiny_described import PIPELINES, RESOLUTIONS, save_described
 from tiny_runs import recipe_of, save_pictures, train_here
@@ -44,12 +45,18 @@ def _recipe(model, pictures, folder, resolution=16, **sections):
 
 
 @pytest.mark.parametrize("kind", quick_and_slow(SAVED, quick=["SanaPipeline"]))
-def test_in_every_layout_two_ranks_learn_what_one_process_learns_and_diffusers_opens_it(kind, tmp_path):
+def test_two_ranks_learn_what_one_process_learns_and_1_to_3_ranks_draw_what_diffusers_draws(kind, tmp_path):
+    """In every layout; diffusers opens the exports."""
     place = Place(tmp_path, kind)
-    for case, result in train_all(place, some_of(kind)).items():
+    outcome = run_all(place, some_of(kind))
+    for case, result in outcome.trained.items():
         if isinstance(result, Exception):
             raise result
         check(place, case)
+    if isinstance(outcome.drawn, Exception):
+        raise outcome.drawn
+    for drawn in outcome.drawn:
+        check_drawn(drawn)
 
 
 def test_every_family_meets_every_layout_and_every_way_and_every_layout_draws():

@@ -1,44 +1,29 @@
 """Pictures over several ranks are those of one process, for every kind of model that is drawn."""
 
-from dataclasses import replace
 from pathlib import Path
-from unittest import mock
 
 import diffusers
 import pytest
 import torch
-from crew import crew_of
-from cuts import traced_once
-from drawn_families import settings_of
+from drawn_families import GUIDED, Asked, asked_of, by_diffusers, check, drawn_everywhere, of_cascade
 from tiers import quick_and_slow
+from tiny_class_unet import save_class_pair
 from tiny_deepfloyd import save_cascade
-from tiny_described import save_described
-from tiny_models import randomise_parameters
+from tiny_models import randomise_parameters, tiny_unet
+from tiny_pipelines import sdxl
 from tiny_runs import save_dit, save_stable_diffusion
 
 from diffusionpipe.cli.sample_ranks import _plan
 from diffusionpipe.errors import ConfigError
 from diffusionpipe.models.describe import describe
 from diffusionpipe.models.run import run_layers
-from diffusionpipe.trainer import drawing
-from diffusionpipe.trainer.cascade_drawing import draw_from_folders
-from diffusionpipe.trainer.conditions import Wish
 from diffusionpipe.trainer.drawing import Arithmetic
-from diffusionpipe.trainer.folder_drawing import Source, open_source
-from diffusionpipe.trainer.ranks_drawing import Ranks, draw_on_ranks
+from diffusionpipe.trainer.folder_drawing import open_source
 from diffusionpipe.trainer.recipe import Precision
 
 pytestmark = pytest.mark.usefixtures("one_thread", "one_trace")
 
-KINDS = {
-    "unet": (save_stable_diffusion, 8),
-    "adapters": (save_stable_diffusion, 8),
-    "dit": (save_dit, 8),
-    "QwenImagePipeline": (lambda folder: save_described("QwenImagePipeline", folder), 32),
-    "ZImagePipeline": (lambda folder: save_described("ZImagePipeline", folder), 32),
-    "PixArtSigmaPipeline": (lambda folder: save_described("PixArtSigmaPipeline", folder), 32),
-}
-CAPTIONS, LABELS = Wish(prompts=("a cat", "b"), negatives=("", "c")), Wish(labels=(0, 1))
+CPU = torch.device("cpu")
 
 
 def save_adapters(model: Path, folder: Path) -> Path:
@@ -54,83 +39,62 @@ def save_adapters(model: Path, folder: Path) -> Path:
     return folder
 
 
-def drawn_in_job(job, sources, wish, settings, precision):
-    """What `sample --ranks` draws, before it is rounded to 256 levels."""
-    ranks = Ranks(job=job, make_plan=_plan, arithmetic=Arithmetic(precision=precision))
-    with mock.patch.object(drawing, "in_levels", list), traced_once():
-        return draw_on_ranks(sources, wish, settings, ranks)
+def save_self_conditioned(folder: Path) -> Path:
+    """A Stable Diffusion whose U-Net reads its own estimate."""
+    save_stable_diffusion(folder)
+    unet = tiny_unet(in_channels=8)
+    randomise_parameters(unet, 3)
+    unet.save_pretrained(folder / "unet")
+    return folder
 
 
-def drawn_here(sources, wish, settings, arithmetic):
-    with mock.patch.object(drawing, "in_levels", list):
-        return draw_from_folders(sources, wish, settings, device=torch.device("cpu"), arithmetic=arithmetic)
+def save_sdxl(folder: Path) -> Path:
+    """A Stable Diffusion XL with random weights."""
+    pipeline = sdxl()
+    for seed, part in enumerate(pipeline.components.values()):
+        if isinstance(part, torch.nn.Module):
+            randomise_parameters(part, seed)
+    pipeline.save_pretrained(folder)
+    return folder
 
 
-def difference(ours, theirs):
-    return max(
-        (a - b).abs().max() for one, other in zip(ours, theirs, strict=True) for a, b in zip(one, other, strict=True)
-    )
+def _both(folder: Path, size: int, adapters: Path | None = None) -> list[Asked]:
+    return [asked_of(folder, size, guidance, adapters) for guidance in (GUIDED, 1.0)]
 
 
-@pytest.fixture(scope="module")
-def three():
-    with crew_of(3) as crew:
-        yield crew
+def _adapted(place: Path) -> list[Asked]:
+    model = save_stable_diffusion(place / "model")
+    return _both(model, 8, save_adapters(model, place / "adapters"))
 
 
-@pytest.fixture(scope="module")
-def alone():
-    with crew_of(1) as crew:
-        yield crew
-
-
-def case(kind, place):
-    """Sources, wish and settings of a kind of model."""
-    save, side = KINDS[kind]
-    folder = save(place / "model")
-    adapters = save_adapters(folder, place / "adapters") if kind == "adapters" else None
-    source = Source(folder=folder, resolution=side, adapters=adapters)
-    return [source], LABELS if kind == "dit" else CAPTIONS, [settings_of(folder, 1.5)]
+KINDS = {
+    "StableDiffusionPipeline": (lambda place: _both(save_stable_diffusion(place), 8), by_diffusers),
+    "adapters": (_adapted, by_diffusers),
+    "StableDiffusionXLPipeline": (lambda place: _both(save_sdxl(place), 16), by_diffusers),
+    "DeepFloyd IF": (lambda place: [of_cascade(save_cascade(place))], None),
+    "a pair of classes": (lambda place: [of_cascade(save_class_pair(place))], None),
+    "self-conditioned": (lambda place: _both(save_self_conditioned(place), 8), None),
+}
+"""What is drawn beside the families of test_described_families, and by diffusers too where it has a pipeline for it.
+The others are compared with one process, whose pictures test_deepfloyd_runs compares with those of diffusers."""
 
 
 @pytest.mark.parametrize("kind", quick_and_slow(KINDS, quick=["adapters"]))
-def test_pictures_on_three_ranks_are_those_of_one_process(three, tmp_path, kind):
-    asked = case(kind, tmp_path)
-    ours, *others = three.run(drawn_in_job, *asked, Precision.FLOAT32)
-    assert others == [None, None]
-    assert difference(ours, drawn_here(*asked, Arithmetic())) < 1e-5
-    assert torch.stack(ours[0]).std() > 0.02
+def test_1_to_3_ranks_draw_what_diffusers_draws_in_bfloat16_the_same_bits(kind, tmp_path):
+    asked, by = KINDS[kind]
+    for drawn in drawn_everywhere(asked(tmp_path), by):
+        check(drawn)
 
 
-@pytest.mark.slow
-def test_a_cascade_on_three_ranks_draws_what_one_process_draws(three, tmp_path):
-    folder = save_cascade(tmp_path)
-    sources = [
-        Source(folder=folder / "base", resolution=8, name="base"),
-        Source(folder=folder / "super", resolution=16, name="super", small=8),
-    ]
-    settings = [settings_of(one.folder, 1.5) for one in sources]
-    settings[1] = replace(settings[1], noise_level=40)
-    asked = sources, CAPTIONS, settings
-    ours, *others = three.run(drawn_in_job, *asked, Precision.FLOAT32)
-    assert others == [None, None]
-    assert [one[0].shape[0] for one in ours] == [8, 16]
-    assert difference(ours, drawn_here(*asked, Arithmetic())) < 1e-5
-    assert torch.stack(ours[1]).std() > 0.02
-
-
-@pytest.mark.parametrize("kind", quick_and_slow(KINDS, quick=["unet"]))
-def test_in_bfloat16_all_numbers_of_ranks_draw_the_same_bits(alone, crew, three, tmp_path, kind):
-    asked = case(kind, tmp_path)
-    drawn = [ranks.run(drawn_in_job, *asked, Precision.BFLOAT16)[0] for ranks in (alone, crew, three)]
-    drawn.append(drawn_here(*asked, Arithmetic(rows=1, precision=Precision.BFLOAT16)))  # as --like draws them again
-    assert [difference(drawn[0], one) for one in drawn[1:]] == [0, 0, 0]
-    assert difference(drawn[0], drawn_here(*asked, Arithmetic())) > 1e-5
+def case(save, size, place):
+    """A source, a wish and settings."""
+    asked = asked_of(save(place / "model"), size)
+    return asked.sources, asked.wish, asked.settings
 
 
 def test_encoders_are_stored_as_bfloat16_reads_them_and_write_the_same_bits(tmp_path):
-    (source,), wish, (settings,) = case("unet", tmp_path)
-    device, arithmetic = torch.device("cpu"), Arithmetic(precision=Precision.BFLOAT16)
+    (source,), wish, (settings,) = case(save_stable_diffusion, 8, tmp_path)
+    device, arithmetic = CPU, Arithmetic(precision=Precision.BFLOAT16)
     narrow, wide = (open_source(source, wish, settings) for _ in range(2))
     ours = narrow.conditions(device, arithmetic)
     wide.materialize(wide.frozen, device, Arithmetic())
@@ -143,7 +107,7 @@ def test_encoders_are_stored_as_bfloat16_reads_them_and_write_the_same_bits(tmp_
 
 
 def test_more_ranks_than_layers_are_refused_with_the_number_that_fits(tmp_path):
-    (source,), wish, (settings,) = case("dit", tmp_path)
+    (source,), wish, (settings,) = case(save_dit, 8, tmp_path)
     model = describe(open_source(source, wish, settings).graph)
     most = len(model.backbone_layers)
     assert _plan(model, most, 4, 1).mesh.pipeline == most

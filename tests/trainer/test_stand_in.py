@@ -1,57 +1,17 @@
-"""Pictures of families that diffusers' own pipelines draw, with our layers in place of the transformer."""
+"""How families that diffusers' own pipelines draw are guided; test_described_families compares their pictures."""
 
 import json
 import shutil
 
-import pytest
-from drawn_families import SIZE, drawn_by_diffusers, drawn_here
-from tiers import quick_and_slow
-from tiny_described import PIPELINES, RESOLUTIONS, save_described
+from tiny_described import save_described
 
-from diffusionpipe.models.folder import REGISTRY
 from diffusionpipe.models.pipeline_defaults import Guidance, default_guidance
 
-pytestmark = pytest.mark.usefixtures("one_trace")
 
-
-@pytest.fixture(scope="module")
-def folders(tmp_path_factory):
-    """Folders of tiny models, each made once."""
-    made = {}
-
-    def folder(kind):
-        if kind not in made:
-            made[kind] = save_described(kind, tmp_path_factory.mktemp(kind))
-        return made[kind]
-
-    return folder
-
-
-CASES = [
-    (kind, guidance)
-    for kind in PIPELINES
-    for guidance in (1.5, REGISTRY[kind].call.unguided)
-    if REGISTRY[kind].call.scale or guidance != 1.5  # a pipeline without classifier-free guidance draws without it
-]
-
-
-@pytest.mark.parametrize(
-    ("kind", "guidance"),
-    quick_and_slow(CASES, quick=[("QwenImagePipeline", 1.5), ("ZImagePipeline", 1.5)]),
-)
-def test_sample_draws_what_diffusers_draws(monkeypatch, folders, kind, guidance):
-    size = RESOLUTIONS.get(kind, SIZE)
-    ours = drawn_here(monkeypatch, folders(kind), guidance, size)
-    theirs = drawn_by_diffusers(folders(kind), guidance, size)
-    assert ours.shape == theirs.shape == (2, size, size, 3)
-    assert (ours - theirs).abs().max() < 1e-5
-    assert theirs.std() > 0.02
-
-
-def test_a_distilled_klein_is_drawn_without_guidance_unless_told_otherwise(folders, tmp_path):
-    base = folders("Flux2KleinPipeline")
+def test_a_distilled_klein_is_drawn_without_guidance_unless_told_otherwise(tmp_path):
+    base = save_described("Flux2KleinPipeline", tmp_path / "base")
     assert default_guidance(base) == Guidance(scale=4.0)
-    shutil.copytree(base, tmp_path, dirs_exist_ok=True)
+    shutil.copytree(base, tmp_path / "distilled")
     index = json.loads((base / "model_index.json").read_text())
-    (tmp_path / "model_index.json").write_text(json.dumps(index | {"is_distilled": True}))
-    assert default_guidance(tmp_path) == Guidance(scale=1.0)
+    (tmp_path / "distilled" / "model_index.json").write_text(json.dumps(index | {"is_distilled": True}))
+    assert default_guidance(tmp_path / "distilled") == Guidance(scale=1.0)

@@ -18,8 +18,8 @@ from diffusionpipe.planner.pricing.setting import Setting
 from diffusionpipe.planner.rivals.baselines import best_baselines
 from diffusionpipe.planner.search.candidates import Candidate
 from diffusionpipe.planner.search.naming import name_of
+from diffusionpipe.planner.search.nearest import least_estimated_overflow, least_overflow
 from diffusionpipe.planner.search.proposal import Proposal
-from diffusionpipe.planner.search.search import least_estimated_overflow, least_overflow
 from diffusionpipe.planner.search.sharded import leanest_sharded
 from diffusionpipe.units import Bytes
 

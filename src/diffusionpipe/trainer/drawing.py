@@ -6,7 +6,7 @@ before has drawn.
 """
 
 import logging
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -18,13 +18,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from diffusionpipe.models.folder import family_of
-from diffusionpipe.models.graph import Layer, LayerGraph
+from diffusionpipe.models.graph import LayerGraph
 from diffusionpipe.models.objective import Objective
-from diffusionpipe.models.run import needed_layers, run_layers
 from diffusionpipe.models.self_conditioning import CONDITIONED, ESTIMATE
 from diffusionpipe.runtime.error_file import is_shortage
-from diffusionpipe.runtime.host_weights import HostWeights
 from diffusionpipe.trainer.conditions import Wish, raw_conditions, small_conditions
+from diffusionpipe.trainer.frozen_part import frozen_part
 from diffusionpipe.trainer.recipe import Precision
 from diffusionpipe.trainer.sampling import PipelinePredictor, Predict, SamplingSettings, Spacing, draw
 from diffusionpipe.trainer.stand_in import Order, draw_by_pipeline
@@ -116,12 +115,7 @@ def latents_in_session(
     autocast = Arithmetic(precision=session.recipe.training.precision).context(session.job.device)
     with torch.no_grad(), autocast:
         on_device = {name: value.to(session.job.device) for name, value in raw.items()}
-        frozen = _frozen_part(session.graph, fed, on_device, moving, worker.host_weights)
-
-    def lead(changed: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        with torch.no_grad(), autocast:
-            return run_layers(frozen.lead, session.graph.components, {**frozen.tensors, **changed}, targets=frozen.led)
-
+        frozen = frozen_part(session.graph, fed, on_device, moving, worker.host_weights)
     predict = PipelinePredictor(
         worker,
         session.transport,
@@ -129,7 +123,7 @@ def latents_in_session(
         conditions={name: value for name, value in frozen.tensors.items() if name in fed},
         num_rows=len(next(iter(raw.values()))),
         device=session.job.device,
-        lead=lead if frozen.lead else None,
+        lead=frozen.leader(autocast),
         is_everywhere=family_of(member.folder).call is not None,
     )
     order = Order(
@@ -218,49 +212,6 @@ def _remembered(
     assert isinstance(objective, Objective)
     times = timestep.to(noisy.device).expand(len(noisy))
     remember(objective.estimate(prediction, noisy, times))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Frozen:
-    """What frozen layers do for a rank's stages while samples are drawn."""
-
-    tensors: Mapping[str, Tensor]
-    """Conditions: the same at every time step."""
-    lead: tuple[Layer, ...]
-    """Layers of the denoiser that see latents or times, to be run at every time step; more than none with adapters."""
-    led: frozenset[str]
-    """What the stages read of those."""
-
-
-def _frozen_part(
-    graph: LayerGraph,
-    names: Collection[str],
-    raw: Mapping[str, Tensor],
-    changing: Collection[str],
-    weights: HostWeights | None,
-) -> _Frozen:
-    """The tensors of these names that raw inputs give, and the layers that make the others of latents and times.
-
-    `changing`: latents and times, which change from one denoising step to the next. `weights`: brings the layers'
-    weights to the device, if they rest in host memory.
-    """
-    layers = needed_layers(graph.layers, names, given=(*raw, *changing))
-    moving = set(changing)
-    lead, before = [], []
-    for layer in layers:
-        if moving.isdisjoint(layer.reads):
-            before.append(layer)
-        else:
-            lead.append(layer)
-            moving.update(layer.writes)
-    if weights is not None:
-        before, lead = list(weights.brought(before)), list(weights.brought(lead))
-    wanted = {*names, *(name for layer in lead for name in layer.reads)} - moving
-    return _Frozen(
-        tensors=dict(raw) | run_layers(before, graph.components, dict(raw), targets=wanted),
-        lead=tuple(lead),
-        led=frozenset(moving.intersection(names)),
-    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -30,7 +30,8 @@ def _in_passes(stage: LayerStage, inputs: Mapping[str, Tensor], arithmetic: Arit
     size = arithmetic.rows or num_rows
     outputs = []
     for start in range(0, num_rows, size):
-        part = {name: value[start : start + size] for name, value in inputs.items()}
+        # Contiguous as in the stores of ranks: sums of products round by the layout of memory.
+        part = {name: value[start : start + size].contiguous() for name, value in inputs.items()}
         missing = size - len(part["noisy"])
         if missing:
             part = {

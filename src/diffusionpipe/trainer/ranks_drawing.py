@@ -28,8 +28,9 @@ from diffusionpipe.runtime.worker import Worker, build_worker
 from diffusionpipe.trainer.agreement import from_first, on_all
 from diffusionpipe.trainer.cascade_drawing import OnStep, brought, part_of
 from diffusionpipe.trainer.conditions import Wish
-from diffusionpipe.trainer.drawing import Arithmetic, Picture, decode, drawn_by_stages
+from diffusionpipe.trainer.drawing import MOVING, Arithmetic, Picture, decode, drawn_by_stages
 from diffusionpipe.trainer.folder_drawing import Opened, Source, open_source
+from diffusionpipe.trainer.frozen_part import frozen_part
 from diffusionpipe.trainer.sampling import PipelinePredictor, SamplingSettings
 
 MakePlan = Callable[[ModelGraph, int, int, int], Plan]
@@ -107,13 +108,18 @@ def _latents(
     transport.warm_up(channels_of(plan), job.device)
     worker = _worker(opened, model, plan, transport, ranks)
     (backbone,) = model.backbones
+    autocast = arithmetic.context(job.device)
+    fed = [name for name in worker.sample(backbone.name).store if name not in MOVING]
+    with torch.no_grad(), autocast:
+        frozen = frozen_part(opened.graph, fed, conditions, MOVING)
     predict = PipelinePredictor(
         worker,
         transport,
         backbone,
-        conditions=conditions,
+        conditions=frozen.tensors,
         num_rows=count,
         device=job.device,
+        lead=frozen.leader(autocast),
         is_everywhere=family_of(opened.source.folder).call is not None,
     )
     order = opened.order(settings, num_samples, job.device)
@@ -129,10 +135,10 @@ def _described(opened: Opened, arithmetic: Arithmetic, device: str) -> ModelGrap
 
 
 def _worker(opened: Opened, model: ModelGraph, plan: Plan, transport: ProcessTransport, ranks: Ranks) -> Worker:
-    """The worker of this rank, with the weights of its stage."""
+    """The worker of this rank, with the weights of its stage and of layers that belong to none."""
     rank, device, narrow = ranks.job.membership.rank, ranks.job.device, ranks.arithmetic.narrow
-    own = frozenset(trained_layers(plan, rank))
-    layers = [layer for layer in opened.trained if layer.name in own]
+    others = frozenset(model.backbone_layers).difference(trained_layers(plan, rank))
+    layers = [layer for layer in opened.trained if layer.name not in others]
     on_all(lambda: opened.materialize(layers, device, ranks.arithmetic))
     precision = Precision(device=device.type, autocast=narrow)
     return build_worker(opened.graph, model, plan, rank, transport, device=device, precision=precision)

@@ -5,7 +5,8 @@ from diffusionpipe.errors import ConfigError
 from diffusionpipe.planner.filling.filler import filler_of
 from diffusionpipe.planner.pricing.given import Given, check_given
 from diffusionpipe.planner.pricing.setting import Setting
-from diffusionpipe.planner.search.search import least_overflow, search
+from diffusionpipe.planner.search.nearest import least_overflow
+from diffusionpipe.planner.search.search import search
 
 PROFILE = synthetic.chain([0.01] * 8, parameters=[10**5] * 8, frozen=0.01)
 

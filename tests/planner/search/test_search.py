@@ -15,8 +15,9 @@ from diffusionpipe.planner.pricing.setting import Setting
 from diffusionpipe.planner.rivals.baselines import best_baselines, gpipe_starts, pipeline, places
 from diffusionpipe.planner.search.footprint import Footprint
 from diffusionpipe.planner.search.judge import Judge
+from diffusionpipe.planner.search.nearest import least_overflow
 from diffusionpipe.planner.search.proposal import pricing_of, propose
-from diffusionpipe.planner.search.search import least_overflow, search
+from diffusionpipe.planner.search.search import search
 from diffusionpipe.timing.legal import check
 
 

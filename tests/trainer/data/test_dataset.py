@@ -46,6 +46,19 @@ def test_labels_need_no_text_and_text_no_label(tmp_path):
     assert "1 pictures without a caption" in message(tmp_path, "text")
 
 
+def test_pictures_and_clips_of_other_kinds_are_counted_in_one_warning(tmp_path, caplog):
+    for name in ("a.png", "b.gif", "c/d.TIFF", "e.gif"):
+        picture(tmp_path / name)
+    (tmp_path / "f.mp4").touch()
+    (tmp_path / "a.txt").write_text("a")
+    assert [sample.name for sample in scan(tmp_path, "text").samples] == ["a.png"]
+    (warning,) = caplog.messages
+    assert 'left_out=4 endings=".gif .mp4 .tiff" read=".jpg .jpeg .png .webp .bmp"' in warning
+    (tmp_path / "a.png").unlink()
+    assert "holds no pictures; expected files ending in .jpg" in message(tmp_path)
+    assert "4 files end in .gif .mp4 .tiff, which are not read" in message(tmp_path)
+
+
 def test_a_folder_that_is_missing_or_without_pictures_is_named(tmp_path):
     assert f"{tmp_path / 'x'}: no such folder" in message(tmp_path / "x")
     (tmp_path / "notes.txt").write_text("hello")

@@ -101,3 +101,16 @@ class PivotLatency:
     def value(self, numbers: Numbers, num_stages: int) -> Seconds:
         """L."""
         return numbers[0]
+
+
+@dataclass(frozen=True, slots=True)
+class Fullest:
+    """The largest number of a stage, in place of its forward time: of `Questions.room` bytes beyond its memory."""
+
+    def prepend(self, rest: Numbers | None, stage: StageTime, link: LinkTime) -> Numbers:
+        """The largest of the longer suffix."""
+        return (stage[0],) if rest is None else (max(rest[0], stage[0]),)
+
+    def value(self, numbers: Numbers, num_stages: int) -> Seconds:
+        """It."""
+        return numbers[0]

@@ -85,6 +85,24 @@ class Questions:
             longest=longest,
         )
 
+    def room(self, arrangement: Arrangement, microbatches: int, *, in_flight: int | None = None) -> Question:
+        """Stages of one unit each with the bytes that they lack in place of times: negative where some are left."""
+        ground, samples = self.tables.ground(arrangement), self.tables.unit_samples(arrangement, microbatches)
+
+        def stage(first: int, stop: int, position: int, count: int, stages: int) -> StageTime:
+            kept = in_flight or min(stages, microbatches)
+            held = self.footprint.stage_bytes(first, stop, samples, microbatches, kept)
+            return held - ground.memories[position], 0.0, 0.0
+
+        return Question(
+            num_layers=self.tables.num_layers,
+            num_devices=arrangement.units,
+            max_stages=arrangement.units,
+            replicas=(1,),
+            stage=stage,
+            link=lambda cut, position, senders, receivers: (0.0, 0.0),
+        )
+
     def partitions(
         self,
         arrangement: Arrangement,

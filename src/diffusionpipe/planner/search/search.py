@@ -45,23 +45,21 @@ fills is exact (`estimates`), so there [4] confirms it:
 The last figure is the time of two devices that never wait.
 """
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from diffusionpipe.errors import ConfigError
 from diffusionpipe.planner.assembly.layout import Filler
-from diffusionpipe.planner.pricing.arrangement import Arrangement, arrangements
+from diffusionpipe.planner.pricing.arrangement import Arrangement
 from diffusionpipe.planner.pricing.encoders import host_sets
 from diffusionpipe.planner.pricing.setting import Setting
 from diffusionpipe.planner.search.candidates import Candidate
-from diffusionpipe.planner.search.cascades import add_pairs, least_time, roomy_pairs, sharded_pairs
+from diffusionpipe.planner.search.cascades import add_pairs, least_time, sharded_pairs
 from diffusionpipe.planner.search.constants import (
-    CHAIN,
     LEAN,
     LEAST_RAMP,
     LISTED,
     MAX_ATTEMPTS,
-    MAX_MICROBATCHES,
     MAX_UNEQUAL_UNITS,
     NUM_FINALISTS,
     TRUST,
@@ -69,8 +67,10 @@ from diffusionpipe.planner.search.constants import (
 from diffusionpipe.planner.search.improvement import add_cuts, add_place, improve
 from diffusionpipe.planner.search.judge import Judge
 from diffusionpipe.planner.search.naming import name_of
+from diffusionpipe.planner.search.nearest import least_estimated_overflow
 from diffusionpipe.planner.search.objectives import CriticalPath
 from diffusionpipe.planner.search.placed import placed
+from diffusionpipe.planner.search.places import places_of
 from diffusionpipe.planner.search.pool import Judged, Pool
 from diffusionpipe.planner.search.proposal import Proposal, propose
 from diffusionpipe.planner.search.sharded import with_sharded
@@ -121,7 +121,7 @@ def search(
     # Without fills nothing but shorter waits would have to make up for the frozen work, which they hardly ever do.
     ramp = LEAST_RAMP if pool.is_filled and is_limited else 1.0
     places = sorted(
-        _places(pool.judge, units, is_filled=pool.is_filled, ramp=ramp),
+        places_of(pool.judge, units, is_filled=pool.is_filled, ramp=ramp),
         key=lambda place: (place[0], place[1].units, place[1].adjacent, place[2]),
     )
     if not places:
@@ -253,69 +253,6 @@ def _add_tight(pool: Pool, places: Sequence[tuple[Arrangement, int]]) -> None:
                 )
                 if candidate.divides(judge.setting.workload.batch):
                     pool.add(pool.judged_of(candidate))
-
-
-def least_overflow(setting: Setting) -> tuple[Candidate, Proposal] | None:
-    """Of the layouts with the most stages, and of data parallelism, the one that misses the memory by least."""
-    best = least_estimated_overflow(setting)
-    return None if best is None else (best.candidate, propose(setting, best.candidate.layout(setting)))
-
-
-def least_estimated_overflow(setting: Setting) -> Judged | None:
-    """The same with its estimate alone, which takes a fraction of the time."""
-    pool = Pool(judge=Judge(setting=setting), is_filled=False)
-    found = list[Judged]()
-    if len(setting.graph.backbones) > 1:
-        found = [pool.judged_of(candidate) for candidate in roomy_pairs(pool.judge)]
-        return min(found, key=lambda one: (one.estimate.overflow, one.score), default=None)
-    for _, arrangement, microbatches in _places(pool.judge):
-        if not setting.given.allows_chains:
-            found += [pool.judged_of(one) for one in placed(pool.judge, arrangement, microbatches)]
-            continue
-        partitions = pool.judge.questions.partitions(
-            arrangement, microbatches, CriticalPath(microbatches), width=2, ignores_memory=True
-        )
-        for partition in partitions:
-            candidate = Candidate(
-                arrangement=arrangement,
-                schedule=setting.given.schedule or CHAIN,
-                microbatches=microbatches,
-                starts=partition.starts,
-                replicas=partition.replicas,
-            )
-            found.append(pool.judged_of(candidate))
-    return min(found, key=lambda one: (one.estimate.overflow, one.score), default=None)
-
-
-def _places(
-    judge: Judge, units: Collection[int] | None = None, *, is_filled: bool = False, ramp: float = 1.0
-) -> Iterator[tuple[Seconds, Arrangement, int]]:
-    """(lower bound, arrangement, micro-batches) wherever the batch can be cut."""
-    batch, given = judge.setting.workload.batch, judge.setting.given
-    for arrangement in arrangements(judge.setting.cluster):
-        if units is not None and arrangement.units not in units:
-            continue
-        if not given.allows(units=arrangement.units, data_parallel=arrangement.data_parallel):
-            continue
-        if arrangement.units > judge.tables.num_layers or batch % arrangement.data_parallel:
-            continue
-        rows = batch // arrangement.data_parallel
-        counts = [given.microbatches] if given.microbatches else range(1, min(rows, MAX_MICROBATCHES) + 1)
-        for microbatches in counts:
-            if rows % microbatches == 0:
-                bound = _lower_bound(judge, arrangement, microbatches, is_filled=is_filled, ramp=ramp)
-                yield bound, arrangement, microbatches
-
-
-def _lower_bound(judge: Judge, arrangement: Arrangement, microbatches: int, *, is_filled: bool, ramp: float) -> Seconds:
-    """No partition into stages of one unit each takes less time, with the frozen work, if `ramp` is 1.
-
-    Frozen work fills its waits or runs before. `ramp` is the part of the waits at both ends that counts.
-    """
-    work, waits = judge.tables.least_times(arrangement, microbatches)
-    rows = -(-judge.setting.workload.batch // judge.setting.cluster.num_ranks)
-    frozen = arrangement.units * judge.tables.encoding(rows) / sum(judge.tables.ground(arrangement).speeds)
-    return max(work + ramp * waits + (0.0 if is_filled else frozen), work + frozen)
 
 
 def _uncuttable(setting: Setting) -> str:

@@ -5,6 +5,7 @@ metadata.jsonl or metadata.csv files, or by .txt files beside them (see `caption
 left out.
 """
 
+import logging
 import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -17,7 +18,11 @@ from diffusionpipe.errors import DataError
 from diffusionpipe.trainer.data.captions import METADATA, METADATA_FILES, Description, read_metadata, read_sidecar
 from diffusionpipe.trainer.data.images import fingerprint, problem_of_header
 
+logger = logging.getLogger(__name__)
+
 ENDINGS = (".jpg", ".jpeg", ".png", ".webp", ".bmp")
+UNREAD = (".gif", ".tif", ".tiff", ".avif", ".heic", ".jxl", ".mp4", ".webm", ".mov", ".mkv", ".avi")
+"""Pictures and clips of other kinds: a folder that holds some is told so."""
 NUM_EXAMPLES = 10
 """An error names at most so many pictures of each problem."""
 PROGRESS_EVERY = 100
@@ -80,9 +85,18 @@ def scan(
     folder, need = Path(folder), Condition(need)
     if not folder.is_dir():
         raise DataError(f"{folder}: no such folder; give a folder of pictures with {METADATA} or .txt files")
-    pictures, metadata_files = _list_files(folder)
+    pictures, metadata_files, unread = _list_files(folder)
     if not pictures:
-        raise DataError(f"{folder}: holds no pictures; expected files ending in {', '.join(ENDINGS)}")
+        others = f"; {len(unread)} files end in {_endings(unread)}, which are not read" if unread else ""
+        raise DataError(f"{folder}: holds no pictures; expected files ending in {', '.join(ENDINGS)}{others}")
+    if unread:
+        logger.warning(
+            'data=%s left_out=%d endings="%s" read="%s" remedy="convert them, e.g. to .png"',
+            folder,
+            len(unread),
+            _endings(unread),
+            " ".join(ENDINGS),
+        )
     metadata = read_metadata(folder, metadata_files)
     conditions = {d.condition for d in metadata.descriptions.values() if d.condition is not None}
     found, pictures = set(pictures), [name for name in pictures if name not in conditions]
@@ -107,15 +121,22 @@ def _sample(name: str, about: Description) -> Sample:
     return Sample(name=name, text=about.text, label=about.label, condition=about.condition)
 
 
-def _list_files(folder: Path) -> tuple[list[str], list[str]]:
-    """Names of pictures and of metadata files below the folder, sorted."""
-    pictures, metadata = [], []
+def _list_files(folder: Path) -> tuple[list[str], list[str], list[str]]:
+    """Names of pictures, of metadata files, and of pictures and clips that are not read below the folder, sorted."""
+    pictures, metadata, unread = [], [], []
     for name in _walk(folder):
         if name.rpartition("/")[2] in METADATA_FILES:
             metadata.append(name)
         elif name.lower().endswith(ENDINGS):
             pictures.append(name)
-    return sorted(pictures), sorted(metadata)
+        elif name.lower().endswith(UNREAD):
+            unread.append(name)
+    return sorted(pictures), sorted(metadata), sorted(unread)
+
+
+def _endings(names: Sequence[str]) -> str:
+    """The endings of these files."""
+    return " ".join(sorted({Path(name).suffix.lower() for name in names}))
 
 
 def _walk(folder: Path) -> Iterator[str]:

@@ -1,0 +1,75 @@
+"""The layout that misses the memory by least, where none fits: what advice is measured against.
+
+Cuts that balance time leave the fullest device where the memory is, so cuts that balance memory are asked for too:
+of 1F1B, and of one micro-batch at a time, which holds least.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterator
+
+from diffusionpipe.planner.pricing.arrangement import Arrangement
+from diffusionpipe.planner.pricing.setting import Setting
+from diffusionpipe.planner.search.candidates import Candidate
+from diffusionpipe.planner.search.cascades import roomy_pairs
+from diffusionpipe.planner.search.constants import CHAIN, LEAN
+from diffusionpipe.planner.search.dynamic_program import Partition, best_partitions
+from diffusionpipe.planner.search.judge import Judge
+from diffusionpipe.planner.search.objectives import CriticalPath, Fullest
+from diffusionpipe.planner.search.placed import placed
+from diffusionpipe.planner.search.places import places_of
+from diffusionpipe.planner.search.pool import Judged, Pool
+from diffusionpipe.planner.search.proposal import Proposal, propose
+from diffusionpipe.schedules.traits import holds_one
+
+
+def least_overflow(setting: Setting) -> tuple[Candidate, Proposal] | None:
+    """Of pipelines, and of data parallelism, the one that misses the memory by least."""
+    best = least_estimated_overflow(setting)
+    return None if best is None else (best.candidate, propose(setting, best.candidate.layout(setting)))
+
+
+def least_estimated_overflow(setting: Setting) -> Judged | None:
+    """The same with its estimate alone, which takes a fraction of the time."""
+    pool = Pool(judge=Judge(setting=setting), is_filled=False)
+    if len(setting.graph.backbones) > 1:
+        found = [pool.judged_of(candidate) for candidate in roomy_pairs(pool.judge)]
+    else:
+        found = [pool.judged_of(candidate) for candidate in dict.fromkeys(_lean(pool.judge))]
+    return min(found, key=lambda one: (one.estimate.overflow, one.score), default=None)
+
+
+def _lean(judge: Judge) -> Iterator[Candidate]:
+    """Layouts of one backbone that may take least memory."""
+    given = judge.setting.given
+    counts: dict[Arrangement, list[int]] = defaultdict(list)
+    for _, arrangement, microbatches in places_of(judge):
+        counts[arrangement].append(microbatches)
+        if not given.allows_chains:
+            yield from placed(judge, arrangement, microbatches)
+            continue
+        partitions = judge.questions.partitions(
+            arrangement, microbatches, CriticalPath(microbatches), width=2, ignores_memory=True
+        )
+        yield from _candidates(arrangement, given.schedule or CHAIN, microbatches, partitions)
+    if not given.allows_chains:
+        return
+    for arrangement, numbers in counts.items():
+        microbatches = max(numbers)  # small ones hold least
+        for schedule in (given.schedule,) if given.schedule else (CHAIN, LEAN):
+            in_flight = 1 if holds_one(schedule) else None
+            question = judge.questions.room(arrangement, microbatches, in_flight=in_flight)
+            partitions = best_partitions(question, Fullest(), width=1)
+            yield from _candidates(arrangement, schedule, microbatches, partitions)
+
+
+def _candidates(
+    arrangement: Arrangement, schedule: str, microbatches: int, partitions: tuple[Partition, ...]
+) -> Iterator[Candidate]:
+    for partition in partitions:
+        yield Candidate(
+            arrangement=arrangement,
+            schedule=schedule,
+            microbatches=microbatches,
+            starts=partition.starts,
+            replicas=partition.replicas,
+        )
