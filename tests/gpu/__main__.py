@@ -66,12 +66,12 @@ MEASUREMENTS = (
 )
 
 
-def lines_of(measurements: Sequence[Measurement]) -> list[str]:
+def lines_of(measurements: Sequence[Measurement], out: Path) -> list[str]:
     """What would run."""
     lines = []
     for one in measurements:
         lines.append(f"{one.name}: {one.shows}")
-        lines.append(f"    python {' '.join(one.command)}")
+        lines.append(f"    python {' '.join(part.format(out=out) for part in one.command)}")
         lines.append(f"    limit {one.limit:.0f} s, expected {one.expected:.0f} s; not run on a GPU yet")
     return lines
 
@@ -103,7 +103,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("runs/gpu"), help="where logs and results go")
     arguments = parser.parse_args()
     if arguments.list:
-        print("\n".join(lines_of(MEASUREMENTS)))
+        print("\n".join(lines_of(MEASUREMENTS, arguments.out)))
         return
     if not torch.cuda.is_available():
         sys.exit("torch finds no CUDA device here; `make gpu LIST=1` prints what would run")

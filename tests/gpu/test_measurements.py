@@ -1,3 +1,5 @@
+from pathlib import Path
+
 import pytest
 import typer
 
@@ -7,7 +9,9 @@ from gpu.__main__ import MEASUREMENTS, Measurement, lines_of, run
 
 def test_every_command_has_a_limit_below_ten_minutes_above_the_time_that_it_needs():
     assert all(one.expected < one.limit < 600 for one in MEASUREMENTS)
-    assert sum(line.endswith("not run on a GPU yet") for line in lines_of(MEASUREMENTS)) == len(MEASUREMENTS)
+    lines = lines_of(MEASUREMENTS, Path("out"))
+    assert sum(line.endswith("not run on a GPU yet") for line in lines) == len(MEASUREMENTS)
+    assert "--out out/doctor.json" in "\n".join(lines)  # as it can be typed
 
 
 @pytest.mark.parametrize(

@@ -23,10 +23,11 @@ from diffusionpipe.models.graph import canonical_names, layer_parameters
 from diffusionpipe.models.lora import LoraSettings, add_lora
 from diffusionpipe.models.weights import materialize
 from diffusionpipe.planner import Layout, build_plan
+from diffusionpipe.runtime.sharder import Sharder
 from diffusionpipe.runtime.sharding import narrow_modules
 from diffusionpipe.runtime.stage import Precision
 from diffusionpipe.runtime.threads import run_threads
-from diffusionpipe.runtime.worker import Sharder, build_worker
+from diffusionpipe.runtime.worker import build_worker
 
 BATCH = 12
 MODELS = {"stable diffusion": tiny_stable_diffusion, "dit": tiny_dit}

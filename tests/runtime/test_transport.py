@@ -50,7 +50,8 @@ def pair():
 def test_messages_on_a_cpu_need_no_threads_of_their_own_and_sums_give_theirs_back(pair):
     for (before, during, after), summed in pair.run(threads_of_a_transport):
         assert summed == [2.0] * 3
-        assert (during - before, after - before) == (1, 0)
+        assert during - before <= 1  # torch 2.9 starts none
+        assert after == before
 
 
 def test_messages_of_both_directions_and_collectives_share_a_group(pair):

@@ -6,6 +6,7 @@ import pytest
 from checked_runs import SHOWN, train_checked
 from tiny_runs import losses_of, recipe_of, save_pictures, save_stable_diffusion, train
 
+from diffusionpipe.costs.clusters import load_cluster
 from diffusionpipe.costs.files import read_profile
 from diffusionpipe.ir import Mesh, parse_action
 from diffusionpipe.trainer.first_steps import OwnSteps, recorded_of
@@ -39,8 +40,12 @@ def test_a_filled_run_writes_a_corrected_profile_and_learns_the_same(crew, place
     shown = (folder / SHOWN).read_text(encoding="utf-8")
     for words in ("steps 2 to 4", "forwards", "backwards", "encoding", "update", "unexplained", "corrected profile"):
         assert words in shown
+    assert [(one.first, one.second) for one in load_cluster(str(folder / "cluster.json")).pairs] == [(0, 1)]
+    corrected = load_cluster(str(folder / "cluster.corrected.json"))
+    assert corrected.link(0, 1) == corrected.intra
     (place / "plain").mkdir()
-    shutil.copy(folder / "profile.json", place / "plain")  # and so the same plan
+    for name in ("profile.json", "cluster.json"):
+        shutil.copy(folder / name, place / "plain")  # and so the same plan
     assert crew.run(train, recipe(place, "plain")) == [6, 6]
     assert losses_of(folder) == losses_of(place / "plain")
 

@@ -2,7 +2,9 @@
 
 import os
 import re
+import signal
 import socket
+import time
 
 import pytest
 from forked import Forked
@@ -16,7 +18,7 @@ import worker_batches
 from tiny_runs import ask_to_save, recipe_of, train
 from diffusionpipe.runtime import compiler
 from diffusionpipe.runtime.process_group import joined, leave, membership
-from diffusionpipe.trainer import drawing, run
+from diffusionpipe.trainer import drawing, run, sampling
 from diffusionpipe.trainer.checkpoints import run_checkpoints
 from diffusionpipe.trainer.data import loader
 from diffusionpipe.trainer.checkpoints.checkpoint import Saving
@@ -69,6 +71,17 @@ SLOW = """
 slowly(compiler, "run_backward", 0.8)
 slowly(run_checkpoints, "training_tensors", 3)
 slowly(drawing, "decode", 3)
+"""
+
+DENOISING = """
+if member.rank == {rank}:
+    def fail(*_, **__):
+        raise {error}
+    mock.patch.object(sampling.PipelinePredictor, "__call__", fail).start()
+"""
+ABORTING = """
+if member.rank == 0:
+    mock.patch.object(run.Stepper, "_start_sum", lambda *_: os.abort()).start()
 """
 
 
@@ -168,3 +181,37 @@ def test_a_run_that_is_slow_outside_its_steps_goes_on(inputs, tmp_path):
         assert (status, "no progress" in error) == (0, False), error
     assert sorted(losses_of(tmp_path)) == [1]
     assert not list((tmp_path / "logs").glob("*.stacks"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("rank", "error", "cause"),
+    [
+        (0, 'RuntimeError("shapes differ")', "RuntimeError: shapes differ"),
+        (1, '__import__("torch").OutOfMemoryError("CUDA out of memory.")', "CUDA out of memory."),
+    ],
+    ids=["error", "no memory"],
+)
+def test_a_denoising_step_that_fails_ends_all_ranks_with_its_cause(rank, error, cause, inputs, tmp_path):
+    """The others wait for its tensors, so training cannot go on, unlike where only the decoding lacks memory."""
+    sections = {
+        "pipeline": {"stages": 2},
+        "sampling": {"every": 1, "labels": [1], "steps": 2},
+        "run": {"folder": str(tmp_path)},
+    }
+    ranks = ends(DENOISING.format(rank=rank, error=error), inputs, tmp_path, **sections)
+    for number, (status, text) in enumerate(ranks):
+        assert status == 1
+        last = "\n".join(text.splitlines()[-10:])
+        assert cause in last, text
+        assert number == rank or f"rank {rank}" in last, text
+
+
+@pytest.mark.slow
+def test_a_first_rank_that_aborts_is_named_by_the_others(inputs, tmp_path):
+    """It holds the store through which the ranks would tell each other. NCCL's watchdog ends a rank this way."""
+    started = time.monotonic()
+    (first, _), (second, text) = ends(ABORTING, inputs, tmp_path, run={"folder": str(tmp_path)})
+    assert (first, second) == (-signal.SIGABRT, 1)
+    assert "rank 0 (" in "\n".join(text.splitlines()[-10:]), text
+    assert time.monotonic() - started < 60

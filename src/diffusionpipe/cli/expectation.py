@@ -35,7 +35,7 @@ class Expectation:
 def expectation_of(start: "Start") -> Expectation:
     """What the run's own profile and cluster predict, or the file beside its plan; memory from shapes at least."""
     from diffusionpipe.cli.prediction_file import read_prediction
-    from diffusionpipe.costs.clusters import load_cluster
+    from diffusionpipe.cli.run_facts import cluster_of_run
     from diffusionpipe.costs.files import read_profile
     from diffusionpipe.planner import predicted_period, predicted_timeline
     from diffusionpipe.planner.pricing.stage_costs import update_time
@@ -43,7 +43,7 @@ def expectation_of(start: "Start") -> Expectation:
     recipe, plan, folder = start.recipe, start.plan, start.recipe.run.folder
     if recipe.pipeline.is_profiled:
         profile = read_profile(folder / "profile.json")
-        cluster = load_cluster(str(folder / "cluster.json")) if recipe.pipeline.is_searched else None
+        cluster = cluster_of_run(folder)
         if plan.train.lead:
             return Expectation(
                 iteration=predicted_period(profile, plan, cluster),
@@ -87,11 +87,11 @@ def _setting(start: "Start", profile: "Profile", cluster: "Cluster | None") -> "
     from diffusionpipe.planner.from_profile import setting_of
     from diffusionpipe.trainer.workload import workload_of
 
-    setting = setting_of(profile, start.plan.mesh, start.plan.batch)
+    setting = setting_of(profile, start.plan.mesh, start.plan.batch, cluster=cluster)
     workload = replace(
         workload_of(start.recipe), checkpointed=start.plan.checkpointed, offload_frozen=start.plan.offload_frozen
     )
-    return replace(setting, workload=workload, cluster=cluster or setting.cluster)
+    return replace(setting, workload=workload)
 
 
 def unmeasured(model: "ModelGraph", precision: str) -> "Profile":

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from diffusionpipe.cli.replanning import Replanning
+    from diffusionpipe.costs import Cluster
     from diffusionpipe.ir.recorded import Recorded
     from diffusionpipe.planner import Setting
     from diffusionpipe.planner.correction.correct import Correction
@@ -117,7 +118,7 @@ class RunCheck:
         recipe, folder = start.recipe, start.recipe.run.folder
         if not recipe.pipeline.is_replanned or recipe.models:
             return
-        if why := _hindrance(start):
+        if why := _hindrance(start, found.setting.cluster):
             logger.info("replan=never reason=%s", why)
             return
         request = Request(
@@ -176,21 +177,19 @@ def suggestion_text(sizes: str, step: Seconds, present: Seconds, command: str) -
 
 def setting_of_run(start: "Start") -> "Setting":
     """What the run's plan was predicted with."""
-    from diffusionpipe.costs.clusters import load_cluster
+    from diffusionpipe.cli.run_facts import cluster_of_run
     from diffusionpipe.costs.files import read_profile
     from diffusionpipe.planner.from_profile import setting_of
 
     folder, plan = start.recipe.run.folder, start.plan
-    setting = setting_of(read_profile(folder / "profile.json"), plan.mesh, plan.batch, checkpointed=plan.checkpointed)
-    if not start.recipe.pipeline.is_searched:
-        return setting
-    return replace(setting, cluster=load_cluster(str(folder / "cluster.json")))
+    profile, cluster = read_profile(folder / "profile.json"), cluster_of_run(folder)
+    return setting_of(profile, plan.mesh, plan.batch, checkpointed=plan.checkpointed, cluster=cluster)
 
 
-def _hindrance(start: "Start") -> str:
+def _hindrance(start: "Start", cluster: "Cluster") -> str:
     """Why no other layout can be planned, "" if one can."""
     if start.plan.mesh.num_ranks < 2:
         return "one_rank"
-    if len(set(start.hosts)) > 1 and not start.recipe.pipeline.is_searched:
-        return 'links_between_nodes_not_measured, which pipeline.plan = "auto" does'
+    if len(set(start.hosts)) > 1 and len(set(cluster.nodes)) == 1:
+        return "links_between_nodes_not_measured, which a run in a folder of its own does"
     return ""

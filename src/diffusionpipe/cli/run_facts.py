@@ -7,7 +7,9 @@ from math import prod
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from diffusionpipe.costs import ModelGraph
+    from pathlib import Path
+
+    from diffusionpipe.costs import Cluster, ModelGraph
     from diffusionpipe.ir import Pipeline, Plan
 
 
@@ -33,6 +35,14 @@ class Shape:
     """Of one copy of the pipeline, over all directions."""
     microbatch_size: str
     """Samples of a micro-batch, e.g. "2", or "1-2"."""
+
+
+def cluster_of_run(folder: "Path") -> "Cluster | None":
+    """The cluster by which a measured run was planned; None where it had the links of its profile alone."""
+    from diffusionpipe.costs.clusters import load_cluster
+
+    path = folder / "cluster.json"
+    return load_cluster(str(path)) if path.exists() else None
 
 
 def shape_of(plan: "Plan") -> Shape:

@@ -30,10 +30,10 @@ def draw_timeline(recipe: "Recipe") -> None:
 def predicted_step(recipe: "Recipe", plan: "Plan") -> "Timeline | None":
     """The predicted timeline of a run's plan, with the update if it is known; None if nothing is known of its times.
 
-    A run that measured has its profile, and the cluster if it was searched for; a plan file its prediction beside it.
+    A run that measured has its profile and its cluster; a plan file its prediction beside it.
     """
     from diffusionpipe.cli.prediction_file import read_prediction
-    from diffusionpipe.costs.clusters import load_cluster
+    from diffusionpipe.cli.run_facts import cluster_of_run
     from diffusionpipe.costs.files import read_profile
     from diffusionpipe.ir import Phase
     from diffusionpipe.planner import predicted_timeline
@@ -44,9 +44,8 @@ def predicted_step(recipe: "Recipe", plan: "Plan") -> "Timeline | None":
     if not recipe.pipeline.is_profiled:
         return None
     folder = recipe.run.folder
-    cluster = load_cluster(str(folder / "cluster.json")) if recipe.pipeline.is_searched else None
     profile = read_profile(folder / "profile.json")
-    timeline = predicted_timeline(profile, plan, cluster)
+    timeline = predicted_timeline(profile, plan, cluster_of_run(folder))
     seconds, start = update_time(plan.train, plan.blocks, profile, plan.mesh), timeline.makespan
     if not seconds:
         return timeline

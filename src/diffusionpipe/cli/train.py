@@ -243,10 +243,11 @@ def _make_plan(
     """The plan that the recipe's [pipeline] section asks for."""
     from diffusionpipe.cli.recipe_orders import orders_of
     from diffusionpipe.planner import Layout, build_plan, plan_from_profile
+    from diffusionpipe.planner.explain import slow_links_text
     from diffusionpipe.trainer.recipe import replicas_of_stages
     from diffusionpipe.trainer.workload import samples_drawn_together
 
-    if profile is not None and cluster is not None:
+    if recipe.pipeline.is_searched and profile is not None and cluster is not None:
         return _searched_plan(recipe, profile, cluster)
     replicas, sizes = replicas_of_stages(recipe.pipeline, num_ranks), recipe.pipeline.sizes
     layout = Layout(
@@ -270,7 +271,9 @@ def _make_plan(
     )
     if profile is None:
         return build_plan(model, layout)
-    return plan_from_profile(profile, layout)
+    if cluster is not None and (slow := slow_links_text(cluster)):
+        logger.warning("%s", slow)
+    return plan_from_profile(profile, layout, cluster)
 
 
 def _backbone_layouts(recipe: "Recipe") -> "tuple[BackboneLayout, ...]":

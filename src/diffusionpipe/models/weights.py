@@ -39,6 +39,7 @@ def materialize(
     seed: int,
     frozen_dtype: torch.dtype | None = None,
     keeps_narrow: bool = False,
+    hollow: Collection[nn.Parameter] = (),
     on_value: Callable[[str], None] | None = None,
 ) -> None:
     """Gives the parameters and buffers of the submodules that these layers use real values, in place.
@@ -50,6 +51,7 @@ def materialize(
     Parameters that are real already keep their values. Floating parameters and buffers take `dtype`; the buffers of a
     component without parameters keep theirs. With `frozen_dtype` what `frozen_factors` names takes that. With
     `keeps_narrow` parameters that are stored in fewer bytes than float32 stay as they are stored.
+    Parameters in `hollow` get room, of which nothing is read or written: their values will come from elsewhere.
     `on_value` is called with the canonical name of every tensor that is in its place.
 
     Raises ModelError with everything that is missing, unexpected, of another shape, or cannot be initialised.
@@ -59,7 +61,10 @@ def materialize(
     for name, component in graph.components.items():
         needed = _needed(graph, name, layers)
         source = sources.get(name)
-        if not any(tensor.is_meta for tensor in needed.values()):
+        empty = {key: tensor for key, tensor in needed.items() if tensor.is_meta and tensor in hollow}
+        is_real = not any(tensor.is_meta for tensor in needed.values())
+        needed = {key: tensor for key, tensor in needed.items() if key not in empty}
+        if is_real:
             values[name] = needed
         elif source is None:
             values[name] = needed | _initialised(name, component, needed, seed, problems)
@@ -72,6 +77,7 @@ def materialize(
         if not problems:
             problems += [f"{name}.{key} has no value: build the buffers of {name} off the meta device"
                          for key, tensor in values[name].items() if tensor.is_meta]  # fmt: skip
+        values[name] |= empty
     if problems:
         raise ModelError("\n".join(problems))
     narrow = dict.fromkeys(frozen_factors(graph), frozen_dtype) if frozen_dtype is not None else {}
@@ -170,7 +176,9 @@ def _placed(
     for name, value in values.items():
         old = attribute(component, name)
         assert isinstance(old, Tensor)
-        cast = value.detach().to(device, dtypes[name] if value.is_floating_point() and has_parameters else None)
+        dtype = dtypes[name] if value.is_floating_point() and has_parameters else value.dtype
+        is_hollow = value.is_meta
+        cast = torch.empty_like(value, dtype=dtype, device=device) if is_hollow else value.detach().to(device, dtype)
         if isinstance(old, nn.Parameter) and not old.is_meta:
             old.data = cast  # keeps the parameter that an optimizer may hold already
             yield name

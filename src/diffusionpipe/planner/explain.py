@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from statistics import fmean
 
+from diffusionpipe.costs import Cluster
 from diffusionpipe.costs.actions import without_hosts
 from diffusionpipe.costs.cluster import slow_links
 from diffusionpipe.costs.memory import MemoryUse
@@ -103,12 +104,13 @@ def compare(setting: Setting, search: Search, *, max_estimated: int = 6) -> Comp
             estimated[key] = _estimated(judge, one, search.is_filled)
     others = _sorted(_baseline(judge, one) for one in best_baselines(setting.whole or setting))
     found = _sorted(simulated.values()), _sorted(estimated.values())
+    why = _why(setting, search.winner, winner, (*found[0], *found[1]), others)
     return Comparison(
         winner=winner,
         simulated=found[0],
         estimated=found[1],
         others=others,
-        verdict=_why(setting, search.winner, winner, (*found[0], *found[1]), others) + _slow_links(setting),
+        verdict=" ".join(filter(None, (why, slow_links_text(setting.cluster)))),
     )
 
 
@@ -299,14 +301,14 @@ def _host_bound(proposal: Proposal) -> str:
     )
 
 
-def _slow_links(setting: Setting) -> str:
-    """Which links of the cluster are slow, in a sentence."""
+def slow_links_text(cluster: Cluster) -> str:
+    """Which links of the cluster are slow, in a sentence; "" if none is."""
     slow = [
         f"{first}-{second} with {rate / 1e9:.2f} instead of {usual / 1e9:.2f} GB/s"
-        for (first, second), (rate, usual) in slow_links(setting.cluster).items()
+        for (first, second), (rate, usual) in slow_links(cluster).items()
     ]
     more = f" and {len(slow) - MOST_NAMED} more" if len(slow) > MOST_NAMED else ""
-    return f" Slow links between ranks: {', '.join(slow[:MOST_NAMED])}{more}." if slow else ""
+    return f"Slow links between ranks: {', '.join(slow[:MOST_NAMED])}{more}." if slow else ""
 
 
 def _memory_reason(others: tuple[Row, ...]) -> str:

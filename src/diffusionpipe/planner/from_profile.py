@@ -29,16 +29,17 @@ UNKNOWN_MEMORY: Bytes = 2**50
 """Sizes are chosen by the user here, so no memory limit is applied."""
 
 
-def plan_from_profile(profile: Profile, layout: Layout) -> Plan:
+def plan_from_profile(profile: Profile, layout: Layout, cluster: Cluster | None = None) -> Plan:
     """The plan of a layout whose frozen work of the next batch fills the bubbles of this one.
 
     Stages are cut by measured time, unless the layout names the splits. A model without frozen layers has nothing to
     fill with and gets a plan without fills. How long an offloaded frozen part waits for its parameters is not counted.
+    Without a cluster, on one machine with devices like the profiled one.
 
     Raises:
         ConfigError: the sizes do not fit each other or the model.
     """
-    setting = setting_of(profile, layout.mesh, layout.batch, checkpointed=layout.checkpointed)
+    setting = setting_of(profile, layout.mesh, layout.batch, checkpointed=layout.checkpointed, cluster=cluster)
     if layout.backbones:
         layout = _listed(setting, replace(layout, backbones=tuple(_split(profile, layout))))
     elif not layout.splits:
@@ -63,17 +64,13 @@ def predicted_timeline(profile: Profile, plan: Plan, cluster: Cluster | None = N
 
     Without a cluster, on one machine with devices like the profiled one.
     """
-    setting = setting_of(profile, plan.mesh, plan.batch, checkpointed=plan.checkpointed)
-    if cluster is not None:
-        setting = replace(setting, cluster=cluster)
+    setting = setting_of(profile, plan.mesh, plan.batch, checkpointed=plan.checkpointed, cluster=cluster)
     return simulate(plan.train, costs_of(plan.train, plan.blocks, plan.mesh, setting))
 
 
 def predicted_period(profile: Profile, plan: Plan, cluster: Cluster | None = None) -> Seconds:
     """The time from one batch to the next that a profile predicts for a plan without a flush, updates included."""
-    setting = setting_of(profile, plan.mesh, plan.batch, checkpointed=plan.checkpointed)
-    if cluster is not None:
-        setting = replace(setting, cluster=cluster)
+    setting = setting_of(profile, plan.mesh, plan.batch, checkpointed=plan.checkpointed, cluster=cluster)
     count = plan.train.num_microbatches()
     encoding = 0.0
     if not plan.is_filled:
@@ -87,21 +84,27 @@ def predicted_period(profile: Profile, plan: Plan, cluster: Cluster | None = Non
     return float(steady(plan.train, price).period)
 
 
-def setting_of(profile: Profile, mesh: Mesh, batch: int, *, checkpointed: tuple[str, ...] = ()) -> Setting:
-    """One machine with as many devices like the profiled one as the mesh has ranks."""
+def setting_of(
+    profile: Profile, mesh: Mesh, batch: int, *, checkpointed: tuple[str, ...] = (), cluster: Cluster | None = None
+) -> Setting:
+    """The cluster, or one machine with as many devices like the profiled one as the mesh has ranks."""
+    workload = Workload(batch=batch, checkpointed=checkpointed)
+    return Setting(profile=profile, cluster=cluster or _one_machine(profile, mesh.num_ranks), workload=workload)
+
+
+def _one_machine(profile: Profile, num_ranks: int) -> Cluster:
+    """Equal devices, whose links are those that the profile knows."""
     link = profile.link or LINKS.get(profile.device_type, LINKS["cuda"])
     reduce = profile.reduce or AllReduce(latency=link.latency, bandwidth=link.bandwidth / 2)
-    cluster = Cluster(
+    return Cluster(
         name="this machine",
-        devices=(Device(name=profile.device, memory=UNKNOWN_MEMORY),) * mesh.num_ranks,
-        nodes=(0,) * mesh.num_ranks,
+        devices=(Device(name=profile.device, memory=UNKNOWN_MEMORY),) * num_ranks,
+        nodes=(0,) * num_ranks,
         intra=link,
         inter=link,
         intra_reduce=reduce,
         inter_reduce=reduce,
     )
-    workload = Workload(batch=batch, checkpointed=checkpointed)
-    return Setting(profile=profile, cluster=cluster, workload=workload)
 
 
 def _split(profile: Profile, layout: Layout) -> Iterator[BackboneLayout]:

@@ -8,9 +8,14 @@ from diffusionpipe.units import Bytes
 _PAGE: Bytes = 4096
 
 
+def whole_pages(size: Bytes) -> Bytes:
+    """The size rounded up to pages."""
+    return -(-size // _PAGE) * _PAGE
+
+
 def pages(size: Bytes) -> Tensor:
     """Whole pages of host memory, (size rounded up,)."""
-    size = -(-size // _PAGE) * _PAGE
+    size = whole_pages(size)
     memory = torch.empty(size + _PAGE, dtype=torch.uint8) if size else torch.empty(0, dtype=torch.uint8)
     start = -memory.data_ptr() % _PAGE
     return memory[start : start + size]

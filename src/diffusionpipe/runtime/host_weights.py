@@ -1,6 +1,7 @@
 """Weights of frozen layers that rest in host memory and come to the device layer by layer, as they run.
 
-    host      [ layer 0 | layer 1 | layer 2 | layer 3 | ...      all weights, page-locked where the device is a GPU
+    host      [ layer 0 | layer 1 | layer 2 | layer 3 | ...      all weights, once for all ranks of a machine,
+                                                                 page-locked by each where devices are GPUs
     copies      0   1 ......  2 ...........  3 ......            on a stream of their own
     compute        [0     ]  [1         ]  [2     ]  [3 ...
 
@@ -25,6 +26,7 @@ from diffusionpipe.errors import ConfigError
 from diffusionpipe.ir import Range
 from diffusionpipe.models.graph import Layer, LayerGraph, own_parameters
 from diffusionpipe.runtime.host_memory import lock_pages, pages, unlock_pages
+from diffusionpipe.runtime.node_memory import NodeMemory
 from diffusionpipe.units import Bytes
 
 _ALIGNMENT: Bytes = 512
@@ -88,10 +90,12 @@ class HostWeights:
         device: torch.device,
         *,
         kept: Collection[nn.Parameter] = (),
+        node: NodeMemory | None = None,
     ) -> None:
         """Moves the layers' parameters, which must be real, into host memory, and the buffers to the device.
 
-        `kept`: parameters that other layers use too: these go to the device and stay there.
+        `kept`: parameters that other layers use too: these go to the device and stay there. `node`: the memory that
+        all ranks of the machine share, which the values of its first rank fill; None for memory of this rank's own.
 
         Raises:
             ConfigError: so much host memory cannot be page-locked.
@@ -102,9 +106,13 @@ class HostWeights:
         _move_rest([parameter for some in own.values() for parameter in some if parameter in kept], device)
         _move_buffers({components[layer.component] for layer in layers}, device)
         places = _places(p for some in own.values() for p in some if p not in kept)
-        self._memory = pages(max((place.stop for place in places.values()), default=0))
+        size = max((place.stop for place in places.values()), default=0)
+        self._memory = pages(size) if node is None else node.pages(size)
         for parameter, place in places.items():
-            parameter.data = _view(self._memory, place.start, parameter.data).copy_(parameter.data)
+            hosted = _view(self._memory, place.start, parameter.data)
+            parameter.data = hosted.copy_(parameter.data) if node is None or node.is_first else hosted
+        if node is not None:
+            node.settle()
         found = {name: _weights([p for p in some if p not in kept], places) for name, some in own.items()}
         self._weights = {name: weights for name, weights in found.items() if weights.parameters}
         self._backend = torch.get_device_module(device)
@@ -266,9 +274,23 @@ def _lock(memory: Tensor) -> None:
         )
 
 
-def host_weights_of(graph: LayerGraph, frozen: Collection[str], device: torch.device) -> HostWeights:
+def host_weights_of(
+    graph: LayerGraph, frozen: Collection[str], device: torch.device, node: NodeMemory | None
+) -> HostWeights:
     """The weights of the frozen block with these layers, but for those that trained blocks use too."""
     own = [layer for layer in graph.layers if layer.name in frozen]
-    others = [layer for layer in graph.layers if layer.name not in frozen]
-    kept = {p for layer in others for p in own_parameters(layer, graph.components[layer.component])}
-    return HostWeights(own, graph.components, device, kept=kept)
+    return HostWeights(own, graph.components, device, kept=_used_by_others(graph, frozen), node=node)
+
+
+def hosted_parameters(graph: LayerGraph, frozen: Collection[str]) -> frozenset[nn.Parameter]:
+    """What `host_weights_of` moves into host memory."""
+    own = (layer for layer in graph.layers if layer.name in frozen)
+    return _used_by(graph, own) - _used_by_others(graph, frozen)
+
+
+def _used_by_others(graph: LayerGraph, frozen: Collection[str]) -> frozenset[nn.Parameter]:
+    return _used_by(graph, (layer for layer in graph.layers if layer.name not in frozen))
+
+
+def _used_by(graph: LayerGraph, layers: Iterable[Layer]) -> frozenset[nn.Parameter]:
+    return frozenset(p for layer in layers for p in own_parameters(layer, graph.components[layer.component]))

@@ -2,13 +2,11 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
 
 import torch
 from torch import Tensor, nn
 
 from diffusionpipe.costs import ModelGraph
-from diffusionpipe.costs.sharding import part_of_parameter
 from diffusionpipe.ir import Edge, Op, Plan, PlanPhase, Range, Schedule, sampling_phase
 from diffusionpipe.ir.versions import predictions_held, versions_held
 from diffusionpipe.models.graph import Layer, LayerGraph, layer_parameters
@@ -20,9 +18,11 @@ from diffusionpipe.runtime.frozen import Encoder
 from diffusionpipe.runtime.gradients import BlockGradients, Reducible
 from diffusionpipe.runtime.host_weights import HostWeights, host_weights_of
 from diffusionpipe.runtime.layer_watch import LayerWatch
-from diffusionpipe.runtime.places import Place, encoded_rows, holders_of, place_of, trained_blocks, trained_layers
-from diffusionpipe.runtime.sharding import Reductions, ShardedBlock, narrow_modules, read_copies
-from diffusionpipe.runtime.stage import LayerStage, Precision, modules_of
+from diffusionpipe.runtime.node_memory import NodeMemory
+from diffusionpipe.runtime.places import Place, encoded_rows, holders_of, place_of, trained_blocks
+from diffusionpipe.runtime.sharder import Sharder
+from diffusionpipe.runtime.sharding import ShardedBlock
+from diffusionpipe.runtime.stage import LayerStage, Precision
 from diffusionpipe.runtime.transport import Transport
 from diffusionpipe.runtime.versions import BlockVersions
 from diffusionpipe.runtime.windows import WindowExecutor
@@ -112,10 +112,12 @@ def build_worker(
     device: torch.device,
     precision: Precision | None = None,
     sharded: Mapping[int, ShardedBlock] | None = None,
+    node: NodeMemory | None = None,
 ) -> Worker:
     """A rank's worker. Its layers' parameters must be real (not meta) and on `device`.
 
-    Where the plan offloads them, all frozen layers must be real, wherever they are, and move to host memory.
+    Where the plan offloads them, all frozen layers must be real, wherever they are, and move to host memory. `node`:
+    that of the machine, as `HostWeights` wants it.
     `sharded`: what `shard` made of the blocks of a sharded plan already; None: it is made here.
     """
     place = place_of(plan, rank)
@@ -135,18 +137,10 @@ def build_worker(
         gradients=held.gradients,
         sharded=sharded or {},
         casts=Casts(),
-        host_weights=host_weights_of(graph, plan.blocks[-1], device) if plan.offload_frozen else None,
+        host_weights=host_weights_of(graph, plan.blocks[-1], device, node) if plan.offload_frozen else None,
         watch=LayerWatch(device),
     )
-    window, versions = None, dict[int, BlockVersions]()
-    if plan.train.lead:
-        predicted = predictions_held(plan.train)
-        versions = {
-            block: BlockVersions(held.of_block[block], count, predicted.get(block, 0))
-            for block, count in versions_held(plan.train).items()
-            if block in held.of_block
-        }
-        window = parts.window(versions)
+    versions = _versions(plan, held)
     return Worker(
         place=place,
         plan=plan,
@@ -155,7 +149,7 @@ def build_worker(
         owned=held.owned,
         gradients=held.gradients,
         executors=parts.executors(),
-        window=window,
+        window=parts.window(versions) if plan.train.lead else None,
         versions=versions,
         encoded=encoded_rows(plan.encoding, place.worker),
         casts=parts.casts,
@@ -197,46 +191,16 @@ def _held(
     return _Held(parameters=parameters, owned=frozenset(owned), gradients=gradients, of_block=of_block)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Sharder:
-    """Makes sharded blocks of one rank's blocks."""
-
-    graph: LayerGraph
-    model: ModelGraph
-    plan: Plan
-    rank: int
-    transport: Transport
-    precision: Precision
-    reductions: Reductions = field(default_factory=Reductions)
-
-    @cached_property
-    def owner_of(self) -> Mapping[str, int]:
-        """Parameter of this rank's trained blocks -> the rank that owns it."""
-        mesh = self.plan.mesh
-        worker = mesh.place(self.rank)[1]
-        parts = part_of_parameter(self.model, trained_layers(self.plan, self.rank), mesh.shard)
-        return {name: mesh.rank(part, worker) for name, part in parts.items()}
-
-    def shard(self, block: int) -> ShardedBlock:
-        """The block in parts; its parameters must be real and on their device, and those of others are emptied."""
-        mesh = self.plan.mesh
-        worker = mesh.place(self.rank)[1]
-        names = self.plan.blocks[block]
-        layers = [layer for layer in self.graph.layers if layer.name in names]
-        modules = [m for layer in layers for m in modules_of(layer, self.graph.components[layer.component])]
-        narrow = narrow_modules(modules) if self.precision.autocast is not None else ()
-        found = ShardedBlock(
-            layer_parameters(self.graph, names),
-            owner_of=self.owner_of,
-            rank=self.rank,
-            ranks=tuple(sorted(mesh.rank(group, worker) for group in range(mesh.shard))),
-            transport=self.transport,
-            reductions=self.reductions,
-            narrow=[parameter for module in narrow for parameter in module.parameters(recurse=False)],
-            dtype=self.precision.autocast,
-        )
-        read_copies(narrow, found.copies)
-        return found
+def _versions(plan: Plan, held: _Held) -> dict[int, BlockVersions]:
+    """Without a flush the versions of each block that the rank holds."""
+    if not plan.train.lead:
+        return {}
+    predicted = predictions_held(plan.train)
+    return {
+        block: BlockVersions(held.of_block[block], count, predicted.get(block, 0))
+        for block, count in versions_held(plan.train).items()
+        if block in held.of_block
+    }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,6 +19,7 @@ from diffusionpipe.profiler.measured import device_name
 from diffusionpipe.runtime.exchange import form_of, gather_numbers, optional
 from diffusionpipe.runtime.process_group import Job
 from diffusionpipe.trainer.agreement import from_first
+from diffusionpipe.trainer.job_profile import PROFILE
 from diffusionpipe.trainer.recipe import Recipe
 from diffusionpipe.trainer.screen import Screen
 from diffusionpipe.units import Bytes
@@ -30,14 +31,17 @@ HOST_COPY: Bytes = 2**26
 """What a rank copies from host memory at a time to measure how fast that is."""
 
 
-def agree_on_cluster(recipe: Recipe, job: Job, screen: Screen) -> Cluster:
+def agree_on_cluster(recipe: Recipe, job: Job, screen: Screen) -> Cluster | None:
     """The cluster of exactly this job's ranks; every rank calls this and all get the same.
 
-    It is kept in the run's folder and read again, so that a resumed run on as many ranks has the same plan.
+    It is kept in the run's folder and read again, so that a resumed run on as many ranks has the same plan. None: the
+    run began with the links of its profile alone, and so goes on.
 
     Raises:
         ConfigError: on every rank, if the recipe names a cluster that cannot be this one.
     """
+    if from_first(lambda: _has_only_a_profile(recipe), form_of(bool)):
+        return None
     known = from_first(lambda: _known(recipe, job), optional(form_of(Cluster)))
     if known is None:
         started = perf_counter()
@@ -68,6 +72,13 @@ def with_host_bandwidth(cluster: Cluster, job: Job, *, repeats: int = 7) -> Clus
     ranks = [rank.tolist() for rank in gather_numbers(torch.tensor(times[1:], dtype=torch.float64))]
     bandwidth = HOST_COPY / median(max(round_) for round_ in zip(*ranks, strict=True))
     return replace(cluster, devices=tuple(replace(d, host_bandwidth=bandwidth) for d in cluster.devices))
+
+
+def _has_only_a_profile(recipe: Recipe) -> bool:
+    """Whether a run with given sizes has begun without a cluster, as former versions did."""
+    folder, pipeline = recipe.run.folder, recipe.pipeline
+    is_named = pipeline.is_searched or pipeline.cluster is not None
+    return not is_named and (folder / PROFILE).exists() and not (folder / CLUSTER).exists()
 
 
 def _known(recipe: Recipe, job: Job) -> Cluster | None:

@@ -14,9 +14,11 @@ from diffusionpipe.costs import ModelGraph
 from diffusionpipe.ir import Plan
 from diffusionpipe.models.graph import LayerGraph
 from diffusionpipe.models.weights import materialize
+from diffusionpipe.runtime.host_weights import hosted_parameters
+from diffusionpipe.runtime.node_memory import NodeMemory
 from diffusionpipe.runtime.places import trained_blocks, trained_layers
+from diffusionpipe.runtime.sharder import Sharder
 from diffusionpipe.runtime.sharding import ShardedBlock
-from diffusionpipe.runtime.worker import Sharder
 from diffusionpipe.trainer.counts import short_count
 from diffusionpipe.trainer.screen import Screen, Work
 
@@ -37,9 +39,16 @@ class Weights:
 
 
 def load_weights(
-    weights: Weights, plan: Plan, sharder: Sharder, device: torch.device, screen: Screen
+    weights: Weights,
+    plan: Plan,
+    sharder: Sharder,
+    device: torch.device,
+    screen: Screen,
+    node: NodeMemory | None = None,
 ) -> dict[int, ShardedBlock] | None:
     """Give the layers of a rank their weights; its blocks in parts by id, None where the plan leaves them whole.
+
+    What the plan leaves in host memory, which the ranks of a machine share as `node`, its first rank alone reads.
 
     Raises:
         ModelError: as `materialize`.
@@ -60,7 +69,10 @@ def load_weights(
         )
         sharded = None
         if plan.offload_frozen:  # first, so that what trained layers use too goes to the device after it
-            load(layers=frozen, device="cpu")
+            others = node is not None and not node.is_first
+            load(
+                layers=frozen, device="cpu", hollow=hosted_parameters(weights.graph, plan.blocks[-1]) if others else ()
+            )
             frozen = ()
         if plan.mesh.shard > 1:  # block by block, so that the whole model is in no rank's memory
             sharded = {}

@@ -18,7 +18,7 @@ from diffusionpipe.trainer.screen import Screen
 MakePlan = Callable[[ModelGraph, Recipe, int, Profile | None, Cluster | None], Plan]
 """The planning half, handed in from above: (model, recipe, number of ranks, measured layers, cluster) -> plan.
 
-The layers are measured where the recipe fills or searches, the cluster is there where it searches.
+The layers are measured where the recipe fills or searches, and the cluster is there where they are.
 """
 
 
@@ -41,9 +41,9 @@ def agree_on_plan(graph: LayerGraph, model: ModelGraph, recipe: Recipe, job: Job
     """
     pipeline, num_ranks = recipe.pipeline, job.membership.world_size
     screen = planning.screen
-    cluster = agree_on_cluster(recipe, job, screen) if pipeline.is_searched else None
-    profile = None
-    if pipeline.is_profiled and pipeline.plan_file is None:
+    cluster = profile = None
+    if pipeline.is_profiled:
+        cluster = agree_on_cluster(recipe, job, screen)
         links = cluster if pipeline.cluster is None else None  # one that the recipe names has not been measured here
         profile = agree_on_profile(graph, model, recipe, job, planning, links=links)
 

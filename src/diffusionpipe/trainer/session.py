@@ -17,11 +17,13 @@ from diffusionpipe.models.graph import LayerGraph
 from diffusionpipe.models.objective import Prediction
 from diffusionpipe.models.self_conditioning import is_conditioned
 from diffusionpipe.runtime.heap import keep_heap
+from diffusionpipe.runtime.node_memory import NodeMemory
 from diffusionpipe.runtime.places import channels_of, encoded_rows, holders_of
 from diffusionpipe.runtime.process_group import Job
+from diffusionpipe.runtime.sharder import Sharder
 from diffusionpipe.runtime.stage import Precision
 from diffusionpipe.runtime.transport import ProcessTransport, Transport
-from diffusionpipe.runtime.worker import Sharder, Worker, build_worker
+from diffusionpipe.runtime.worker import Worker, build_worker
 from diffusionpipe.trainer.checkpoints.training_state import TrainingState
 from diffusionpipe.trainer.data.batch import level_tables
 from diffusionpipe.trainer.data.dataset import Dataset
@@ -134,10 +136,13 @@ def open_session(recipe: Recipe, job: Job, planning: Planning, opened: Model | N
     )
     rank = job.membership.rank
     sharder = Sharder(graph=graph, model=model, plan=plan, rank=rank, transport=transport, precision=precision)
-    sharded = load_weights(weights, plan, sharder, job.device, planning.screen)
+    node = NodeMemory(rank) if plan.offload_frozen and job.membership.world_size > 1 else None
+    sharded = load_weights(weights, plan, sharder, job.device, planning.screen, node)
     with planning.screen.work("connecting the ranks"):
         transport.warm_up(channels_of(plan), job.device)
-    worker = build_worker(graph, model, plan, rank, transport, device=job.device, precision=precision, sharded=sharded)
+    worker = build_worker(
+        graph, model, plan, rank, transport, device=job.device, precision=precision, sharded=sharded, node=node
+    )
     worker.tables = level_tables(graph.inputs, job.device)
     groups = parameter_groups(recipe, model)
     optimizer = build_optimizer(

@@ -1,12 +1,14 @@
 """A wrong profile is corrected by what a run of it records: the recordings are those of the simulator."""
 
 from dataclasses import replace
+from itertools import combinations
 
 import pytest
 from planner.correction.planted import layer_doubled, link_too_fast, setting_of
 from planner.correction.recordings import recorded_of, with_layer
-from planner.synthetic import cluster, unet, workload
+from planner.synthetic import chain, cluster, unet, workload
 
+from diffusionpipe.costs import Link, PairLink
 from diffusionpipe.costs.files import profile_from_text, profile_to_text
 from diffusionpipe.planner import Layout, Setting, build_plan, choose
 from diffusionpipe.planner.correction.correct import correct, predicted_step
@@ -118,6 +120,28 @@ def test_a_corrected_profile_is_a_profile_file_that_says_where_it_comes_from():
     profile = correct(true, plan, recorded_of(true, plan)).setting.profile
     named = replace(profile, origin="corrected by steps 6 to 20")
     assert profile_from_text(profile_to_text(named)) == named
+
+
+def test_each_pairs_own_messages_correct_its_link_and_pairs_without_any_follow_those():
+    """Three ranks in a chain: the link of 1 and 2 is slower than was measured; no message goes from 0 to 2."""
+    layout = Layout(batch=16, stages=3, microbatches=4)
+    profile = chain([0.004] * 3, elements=200_000)
+
+    def setting(*rates):
+        pairs = tuple(
+            PairLink(first=one, second=other, latency=1e-5, bandwidth=rate)
+            for (one, other), rate in zip(combinations(range(3), 2), rates, strict=True)
+        )
+        usual = replace(cluster(3), intra=Link(1e-5, 1e9), inter=Link(1e-5, 1e9), pairs=pairs)
+        return Setting(profile=profile, cluster=usual, workload=workload(16))
+
+    predicted, true = setting(1e9, 1e9, 1e9), setting(1e9, 1e9, 2e8)
+    plan = build_plan(profile.graph, layout, pricing=pricing_of(predicted))
+    found = correct(predicted, plan, recorded_of(true, plan))
+    near, _, far = found.setting.cluster.pairs
+    assert near.bandwidth == pytest.approx(1e9, rel=0.1)
+    assert far.bandwidth == pytest.approx(2e8, rel=0.1)
+    assert found.corrected.iteration == pytest.approx(found.measured.iteration, rel=1e-3)
 
 
 def test_messages_that_wait_for_others_on_their_queue_do_not_make_a_link_slow():

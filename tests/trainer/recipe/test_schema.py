@@ -59,7 +59,7 @@ def test_the_word_none_switches_off_what_is_on():
             {"pipeline": {"sharded": True, "data_parallel": 2, "microbatches": 1, "replicas": [2]}},
             "sharded: replicas of stages cannot be sharded",
         ),
-        ({"pipeline": {"cluster": "x"}}, 'cluster: only the search uses it; set plan = "auto"'),
+        ({"pipeline": {"cluster": "x"}}, 'cluster: only plans by measured layers use it; set plan = "auto" or fill'),
         ({"pipeline": {"plan": ""}}, "at least 1 character"),
         ({"pipeline": {"plan": "auto", "microbatches": 3}}, "8 samples cannot be cut into 3 micro-batches"),
         ({"pipeline": {"plan": "auto", "data_parallel": 3}}, "into 1 micro-batches for each of 3 pipelines"),

@@ -10,6 +10,7 @@ The last part is there because ranks wait for the slower one of each moment: an 
 than the median iteration. It is reported beside the others.
 """
 
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import log
@@ -30,6 +31,7 @@ from diffusionpipe.planner.correction.transfers import (
     Crossing,
     Sums,
     corrected_link,
+    corrected_pair,
     corrected_sum,
     crossings,
     sums_of,
@@ -167,16 +169,22 @@ def _with_links(setting: Setting, plan: Plan, found: Sequence[Crossing], sums: S
     cluster, mesh = setting.cluster, plan.mesh
 
     def crosses(pair: tuple[int, int]) -> bool:
-        ends = ([mesh.rank(group, worker) for worker in pair] for group in range(mesh.data_parallel))
-        return any(cluster.nodes[one] != cluster.nodes[other] for one, other in ends)
+        return cluster.nodes[pair[0]] != cluster.nodes[pair[1]]
 
-    near, far = ([one for one in found if crosses(one.pair) is is_far] for is_far in (False, True))
+    kinds = {is_far: [one for one in found if crosses(one.pair) is is_far] for is_far in (False, True)}
+    crossed: dict[tuple[int, int], list[Crossing]] = defaultdict(list)
+    for one in found:
+        crossed[min(one.pair), max(one.pair)].append(one)
     holders = [[mesh.rank(group, worker) for group in range(mesh.data_parallel)] for worker in range(mesh.pipeline)]
     is_far_sum = any(len({cluster.nodes[rank] for rank in ranks}) > 1 for ranks in holders)
     cluster = replace(
         cluster,
-        intra=corrected_link(cluster.intra, near),
-        inter=corrected_link(cluster.inter, far if len(set(cluster.nodes)) > 1 else near),
+        pairs=tuple(
+            corrected_pair(pair, crossed[pair.first, pair.second], kinds[crosses((pair.first, pair.second))])
+            for pair in cluster.pairs
+        ),
+        intra=corrected_link(cluster.intra, kinds[False]),
+        inter=corrected_link(cluster.inter, kinds[len(set(cluster.nodes)) > 1]),
         intra_reduce=cluster.intra_reduce if is_far_sum else corrected_sum(cluster.intra_reduce, sums),
         inter_reduce=corrected_sum(cluster.inter_reduce, sums) if is_far_sum else cluster.inter_reduce,
     )

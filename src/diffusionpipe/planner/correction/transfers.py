@@ -15,7 +15,7 @@ from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean, median
 
-from diffusionpipe.costs import AllReduce, Costs, Link
+from diffusionpipe.costs import AllReduce, Costs, Link, PairLink
 from diffusionpipe.ir import COMPUTE_OPS, Action, Op, Plan, Span
 from diffusionpipe.ir.flows import ends
 from diffusionpipe.ir.recorded import Recorded
@@ -31,7 +31,7 @@ FEW_BYTES = 0.1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Crossing:
-    """A message of one pipeline between two workers."""
+    """A message between two ranks."""
 
     pair: tuple[int, int]
     num_bytes: Bytes
@@ -71,8 +71,9 @@ def _of_group(
     sent: dict[int, Seconds] = {}
     prices: dict[int, tuple[Bytes, Seconds]] = {}
     pairs = [(stages[one.source].worker, stages[one.destination].worker) for one in schedule.messages]
+    ranks_of = [(plan.mesh.rank(group, one), plan.mesh.rank(group, other)) for one, other in pairs]
     for slot, message in enumerate(schedule.messages):
-        ranks = [plan.mesh.rank(group, worker) for worker in pairs[slot]]
+        ranks = ranks_of[slot]
         both = [spans[rank, end] for rank, end in zip(ranks, ends(message, slot), strict=True) if (rank, end) in spans]
         if len(both) == len(ranks):
             sent[slot] = max(span.start for span in both)
@@ -98,7 +99,7 @@ def _of_group(
     for slot, (taken, is_bound) in _crossing_times(queues, seen).items():
         num_bytes, price = prices[slot]
         yield Crossing(
-            pair=pairs[slot], num_bytes=num_bytes, predicted=price, seconds=max(taken, 1e-6), is_bound=is_bound
+            pair=ranks_of[slot], num_bytes=num_bytes, predicted=price, seconds=max(taken, 1e-6), is_bound=is_bound
         )
 
 
@@ -145,8 +146,7 @@ def corrected_link(link: Link, found: Sequence[Crossing]) -> Link:
     """The link on which these messages take what they took; it stays where nothing contradicts it."""
     seen = [one for one in found if not one.is_bound]
     if not seen:
-        ratios = [one.seconds / one.predicted for one in found if one.predicted > 0]
-        ratio = min(1.0, median(ratios)) if ratios else 1.0
+        ratio = bounded_ratio(found)
         return replace(link, latency=link.latency * ratio, bandwidth=link.bandwidth / ratio)
     usual = usual_ratio(seen)
     points = [(float(one.num_bytes), usual * one.predicted) for one in seen]
@@ -154,10 +154,31 @@ def corrected_link(link: Link, found: Sequence[Crossing]) -> Link:
     return replace(link, latency=latency, bandwidth=rate)
 
 
+def corrected_pair(pair: PairLink, own: Sequence[Crossing], others: Sequence[Crossing]) -> PairLink:
+    """The link of two ranks by their own messages; where they sent none, by those of other pairs of their kind.
+
+    Of other pairs only the ratio of their times counts, because their links have other figures.
+    """
+    link = Link(pair.latency, pair.bandwidth)
+    if own:
+        link = corrected_link(link, own)
+    elif others:
+        seen = [one for one in others if not one.is_bound]
+        ratio = usual_ratio(seen) if seen else bounded_ratio(others)
+        link = Link(link.latency * ratio, link.bandwidth / ratio)
+    return replace(pair, latency=link.latency, bandwidth=link.bandwidth)
+
+
 def usual_ratio(seen: Sequence[Crossing]) -> float:
     """Measured over predicted: the lower quartile, because a message may wait for others that nobody has seen."""
     ratios = sorted(one.seconds / one.predicted for one in seen)
     return ratios[len(ratios) // 4]
+
+
+def bounded_ratio(found: Sequence[Crossing]) -> float:
+    """Measured over predicted of messages of which only bounds are known: at most 1, and 1 for none."""
+    ratios = [one.seconds / one.predicted for one in found if one.predicted > 0]
+    return min(1.0, median(ratios)) if ratios else 1.0
 
 
 def corrected_line(latency: Seconds, rate: float, points: Sequence[tuple[float, Seconds]]) -> tuple[Seconds, float]:

@@ -80,7 +80,8 @@ class PipelineSection(Section):
     """Without a flush after each step, the share of the steps after which each one ends with a flush all the same;
     "none": no steps do."""
     cluster: Maybe[Annotated[str, Field(min_length=1)]] = None
-    """Cluster file or name whose links and memory the search assumes; "none": those of this job, measured."""
+    """Cluster file or name whose links plans by measured layers assume, and whose memory the search; "none": those of
+    this job, measured."""
     replan: Maybe[Choice[Replan]] = None
     """Whether the run searches for a faster layout with the profile that its first steps have corrected, and names
     one that would be more than 5 % faster; "none": it does where it can."""
@@ -143,7 +144,9 @@ class PipelineSection(Section):
         match self.plan:
             case None:
                 wrong = {"schedule": "pipeline.orders sets it; remove one of the two"} if self.orders else {}
-                wrong |= {"cluster": 'only the search uses it; set plan = "auto", or remove it'}
+                if not self.fill:
+                    text = 'only plans by measured layers use it; set plan = "auto" or fill = true, or remove it'
+                    wrong |= {"cluster": text}
             case "auto":
                 text = "the search chooses it; remove it, or remove plan and give the sizes yourself"
                 wrong = dict.fromkeys(("orders", "replicas", "splits"), text)
