@@ -68,7 +68,7 @@ class Command:
 
 
 class RunCheck:
-    """Rank 0's `Judge`. Mutable: it remembers the correction, and the search that it has started."""
+    """Rank 0's `PredictionJudge`. Mutable: it remembers the correction, and the search that it has started."""
 
     def __init__(self, console: "Console", command: Command) -> None:
         self._console, self._command = console, command
@@ -81,7 +81,7 @@ class RunCheck:
         self._start = start
 
     def check(self, recorded: "Recorded", memory: Sequence[Bytes]) -> Mapping[str, float]:
-        """Correct the profile, write it, say by how much it was off, and start the search; see `Judge`."""
+        """Correct the profile, write it, say by how much it was off, and start the search; see `PredictionJudge`."""
         from diffusionpipe.costs.files import write_cluster, write_profile
         from diffusionpipe.planner.correction.correct import correct
 
@@ -140,7 +140,7 @@ class RunCheck:
             logger.warning("replan=failed reason=%s", error.strerror)
 
     def look(self) -> None:
-        """Say what the search has found, once it has; see `Judge`."""
+        """Say what the search has found, once it has; see `PredictionJudge`."""
         if self._search is None or not self._search.is_over():
             return
         search, self._search = self._search, None
@@ -159,7 +159,7 @@ class RunCheck:
         logger.warning("%s", suggestion_text(found.sizes, found.step, present, command))
 
     def close(self) -> None:
-        """End a search that is still under way; see `Judge`."""
+        """End a search that is still under way; see `PredictionJudge`."""
         if self._search is not None:
             self._search.stop()
             self._search = None

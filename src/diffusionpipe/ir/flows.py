@@ -144,7 +144,7 @@ def _rows(pipeline: Pipeline, stage: Stage) -> list[tuple[int, Range]]:
 
 def _trained_feeds(schedule: Schedule, pipeline: Pipeline, edge: Edge) -> Iterator[Feed]:
     producer, consumer = schedule.placement.stages[edge.producer], schedule.placement.stages[edge.consumer]
-    if max(producer.share.start, consumer.share.start) >= min(producer.share.stop, consumer.share.stop):
+    if not producer.share.overlaps(consumer.share):
         return
     samples = {
         size: producer.share.samples(size).intersection(consumer.share.samples(size))

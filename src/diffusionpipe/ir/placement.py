@@ -66,6 +66,10 @@ class Share:
     def __str__(self) -> str:
         return f"{self.start}:{self.stop}"
 
+    def overlaps(self, other: "Share") -> bool:
+        """Whether any part of a micro-batch is in both."""
+        return max(self.start, other.start) < min(self.stop, other.stop)
+
     def samples(self, size: int) -> Range:
         """The samples of a micro-batch of `size` samples that fall in this share.
 

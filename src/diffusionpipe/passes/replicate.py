@@ -75,13 +75,9 @@ def _copy_pipeline(pipeline: Pipeline, copies: _Copies, stages: Sequence[Stage])
         for edge in pipeline.edges
         for producer in copies.of(edge.producer)
         for consumer in copies.of(edge.consumer)
-        if _meet(stages[producer].share, stages[consumer].share)
+        if stages[producer].share.overlaps(stages[consumer].share)
     )
     return replace(pipeline, stages=tuple(new for old in pipeline.stages for new in copies.of(old)), edges=edges)
-
-
-def _meet(one: Share, other: Share) -> bool:
-    return max(one.start, other.start) < min(one.stop, other.stop)
 
 
 def _per_worker(placement: Placement, replicas: Sequence[int], of_worker: Sequence[int] = ()) -> list[int]:

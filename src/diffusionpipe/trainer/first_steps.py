@@ -2,7 +2,7 @@
 
     step      1 ... 5     6 ... 20                 21
               warm-up     recorded, each from      medians are gathered; rank 0 holds them against
-                          a start of all ranks     the prediction (`Judge`)
+                          a start of all ranks     the prediction (`PredictionJudge`)
 
 A barrier in front of each recorded step gives the ranks a common start, from which every rank counts.
 """

@@ -20,7 +20,7 @@ from diffusionpipe.runtime.process_group import Job
 from diffusionpipe.trainer.agreement import on_all
 from diffusionpipe.trainer.guidance import check_guidance
 from diffusionpipe.trainer.lora import frozen_dtype_of, lora_of
-from diffusionpipe.trainer.recipe import Objective, Recipe, Variance
+from diffusionpipe.trainer.recipe import ObjectiveKind, Recipe, Variance
 from diffusionpipe.trainer.recipe import Precision as RecipePrecision
 
 
@@ -76,7 +76,7 @@ def only(members: Sequence[Member]) -> Member:
 
 def prediction_of(recipe: Recipe, folder: Path) -> Prediction:
     """What the denoiser predicts: as the recipe says or, for "auto", as the folder's scheduler does."""
-    if recipe.objective.kind is not Objective.AUTO:
+    if recipe.objective.kind is not ObjectiveKind.AUTO:
         return Prediction(recipe.objective.kind.value)
     return stored_prediction(folder)
 

@@ -24,7 +24,7 @@ from diffusionpipe.trainer.stopping import Stopping
 from diffusionpipe.units import Bytes
 
 
-class Judge(Protocol):
+class PredictionJudge(Protocol):
     """Holds a run against its prediction; on rank 0."""
 
     def check(self, recorded: Recorded, memory: Sequence[Bytes]) -> Mapping[str, float]:
@@ -54,7 +54,7 @@ class Hooks:
     """Where profiles of other runs are; None to measure always."""
     screen: Screen = field(default_factory=Screen)
     """Where rank 0 shows what is under way."""
-    judge: Judge | None = None
+    judge: PredictionJudge | None = None
     """Who hears of the first steps; None for nobody. The same on all ranks, but only rank 0's is asked."""
     announce: Callable[[Start], None] | None = None
     """Called on rank 0 before the first step; None to say nothing of the run."""

@@ -3,7 +3,7 @@ from pydantic import ValidationError
 
 from diffusionpipe.models.lora import LoraSettings
 from diffusionpipe.trainer.lora import lora_identity, lora_of
-from diffusionpipe.trainer.recipe.model_section import Objective
+from diffusionpipe.trainer.recipe.model_section import ObjectiveKind
 from diffusionpipe.trainer.recipe.pipeline_section import PipelineSection
 from diffusionpipe.trainer.recipe.schema import Recipe, RunSection, problems_between
 
@@ -22,7 +22,7 @@ def recipe(**sections):
 def test_a_recipe_of_the_required_keys_alone_is_complete():
     small = Recipe.model_validate(SMALL)
     assert small.pipeline == PipelineSection()
-    assert small.objective.kind is Objective.AUTO
+    assert small.objective.kind is ObjectiveKind.AUTO
     assert small.training.clip_norm == 1.0
 
 

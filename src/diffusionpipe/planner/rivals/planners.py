@@ -25,7 +25,7 @@ from diffusionpipe.planner.rivals.copy_times import DDP_BUCKET, data_parallel_ti
 from diffusionpipe.planner.rivals.pipedream import pipedream
 from diffusionpipe.planner.search.candidates import Candidate
 from diffusionpipe.planner.search.constants import MAX_UNEQUAL_UNITS
-from diffusionpipe.planner.search.dynamic_program import LinkTime, Objective, StageTime
+from diffusionpipe.planner.search.dynamic_program import LinkTime, PartitionObjective, StageTime
 from diffusionpipe.planner.search.judge import Judge
 from diffusionpipe.planner.search.objectives import PivotLatency, PlanningBound
 from diffusionpipe.units import Bytes, Seconds
@@ -124,7 +124,9 @@ def _pipedream(judge: Judge) -> Iterator[Guess]:
             return  # smaller minibatches take longer by the formula
 
 
-def _by_objective(objective_of: Callable[[int], Objective], schedule: str) -> Callable[[Judge], Iterator[Guess]]:
+def _by_objective(
+    objective_of: Callable[[int], PartitionObjective], schedule: str
+) -> Callable[[Judge], Iterator[Guess]]:
     """The best partition by an objective for each arrangement and number of micro-batches."""
 
     def guesses(judge: Judge) -> Iterator[Guess]:

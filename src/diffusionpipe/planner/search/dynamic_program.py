@@ -48,7 +48,7 @@ LinkTime: TypeAlias = tuple[Seconds, Seconds]
 """Transfer of one micro-batch's activations forward and of their gradients back."""
 
 
-class Objective(Protocol):
+class PartitionObjective(Protocol):
     """What a partition is judged by."""
 
     def prepend(self, rest: Numbers | None, stage: StageTime, link: LinkTime) -> Numbers:
@@ -96,7 +96,7 @@ _Node: TypeAlias = tuple[Numbers, int, int, "_Node | None"]
 """Numbers of a suffix, its first layer, the replicas of its first stage, the suffix behind that stage."""
 
 
-def best_partitions(question: Question, objective: Objective, *, width: int = 16) -> tuple[Partition, ...]:
+def best_partitions(question: Question, objective: PartitionObjective, *, width: int = 16) -> tuple[Partition, ...]:
     """The partitions on the Pareto fronts of all numbers of stages, best value first; () where nothing fits.
 
     The first one is optimal as long as no front is longer than `width`; a longer one keeps its best values. Ties are
@@ -127,7 +127,7 @@ _State: TypeAlias = tuple[int, int, int]
 """Devices of a suffix, its stages, replicas of its first stage."""
 
 
-def _fronts(question: Question, objective: Objective, width: int) -> dict[_State, list[_Node]]:
+def _fronts(question: Question, objective: PartitionObjective, width: int) -> dict[_State, list[_Node]]:
     """The fronts of the suffixes that begin at layer 0."""
     num_layers, num_devices = question.num_layers, question.num_devices
     fronts: list[dict[_State, list[_Node]]] = [{} for _ in range(num_layers + 1)]
@@ -142,7 +142,7 @@ def _fronts(question: Question, objective: Objective, width: int) -> dict[_State
 
 
 def _grow_last(
-    question: Question, objective: Objective, first: int, replicas: int, grown: dict[_State, list[_Node]]
+    question: Question, objective: PartitionObjective, first: int, replicas: int, grown: dict[_State, list[_Node]]
 ) -> None:
     """The stage of all layers from `first` on, as the last one."""
     before = question.num_devices - replicas
@@ -155,7 +155,7 @@ def _grow_last(
 
 def _grow(
     question: Question,
-    objective: Objective,
+    objective: PartitionObjective,
     fronts: Sequence[dict[_State, list[_Node]]],
     first: int,
     replicas: int,
@@ -189,7 +189,7 @@ def _can_precede(question: Question, first: int, devices: int) -> bool:
     return devices >= min(question.replicas) and question.reach(first, devices)
 
 
-def _front(nodes: list[_Node], objective: Objective, stages: int, width: int) -> list[_Node]:
+def _front(nodes: list[_Node], objective: PartitionObjective, stages: int, width: int) -> list[_Node]:
     """Those that no other beats, at most `width`: the ones of the best values."""
     nodes.sort(key=lambda node: node[0])  # stable: earlier found, that is shorter first stages, win ties
     kept: list[_Node] = []

@@ -17,7 +17,7 @@ Links: TypeAlias = tuple[LinkTime, LinkTime]
 
 
 class PairObjective(Protocol):
-    """What a pair of partitions is judged by; see `dynamic_program.Objective`."""
+    """What a pair of partitions is judged by; see `dynamic_program.PartitionObjective`."""
 
     def load(self, first: Seconds, second: Seconds) -> Seconds:
         """What a cap limits, of a pair of stages whose F + B take so long; adds up over stages, or less than that."""

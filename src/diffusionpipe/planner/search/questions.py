@@ -7,8 +7,8 @@ from diffusionpipe.planner.pricing.arrangement import Arrangement
 from diffusionpipe.planner.search.constants import SLACK, WIDTH
 from diffusionpipe.planner.search.dynamic_program import (
     LinkTime,
-    Objective,
     Partition,
+    PartitionObjective,
     Question,
     StageTime,
     best_partitions,
@@ -107,7 +107,7 @@ class Questions:
         self,
         arrangement: Arrangement,
         microbatches: int,
-        objective: Objective,
+        objective: PartitionObjective,
         *,
         replicas: tuple[int, ...] = (1,),
         slack: float = SLACK,

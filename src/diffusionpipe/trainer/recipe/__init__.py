@@ -5,7 +5,7 @@ packages import from here.
 """
 
 from diffusionpipe.trainer.recipe.layout import replicas_of_stages
-from diffusionpipe.trainer.recipe.model_section import FrozenDtype, Objective, ObjectiveSection, Variance
+from diffusionpipe.trainer.recipe.model_section import FrozenDtype, ObjectiveKind, ObjectiveSection, Variance
 from diffusionpipe.trainer.recipe.models_section import MemberSection
 from diffusionpipe.trainer.recipe.overrides import override
 from diffusionpipe.trainer.recipe.pipeline_section import PipelineSection
@@ -30,7 +30,7 @@ __all__ = [
     "FrozenDtype",
     "LearningRateSection",
     "MemberSection",
-    "Objective",
+    "ObjectiveKind",
     "ObjectiveSection",
     "OnError",
     "OnSpike",

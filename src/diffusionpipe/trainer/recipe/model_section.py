@@ -21,7 +21,7 @@ from diffusionpipe.trainer.recipe.section import (
 )
 
 
-class Objective(StrEnum):
+class ObjectiveKind(StrEnum):
     """What the denoiser predicts."""
 
     AUTO = "auto"
@@ -107,7 +107,7 @@ class LoraSection(Section):
 class ObjectiveSection(Section):
     """[objective]: the loss."""
 
-    kind: Choice[Objective] = Objective.AUTO
+    kind: Choice[ObjectiveKind] = ObjectiveKind.AUTO
     """The prediction target of the denoiser; "auto" reads it from the folder's scheduler."""
     snr_gamma: Maybe[Positive] = None
     """Gamma of the min-SNR weighting of the loss over the times; 5 is usual."""
@@ -128,11 +128,11 @@ class ObjectiveSection(Section):
     @model_validator(mode="after")
     def _every_setting_has_an_effect(self) -> Self:
         problems = []
-        if self.kind is Objective.FLOW_MATCHING and self.variance is Variance.LEARNED_RANGE:
+        if self.kind is ObjectiveKind.FLOW_MATCHING and self.variance is Variance.LEARNED_RANGE:
             problems.append("variance: learned_range has no effect for flow_matching; remove it")
-        if self.kind is Objective.FLOW_MATCHING and self.snr_gamma is not None:
+        if self.kind is ObjectiveKind.FLOW_MATCHING and self.snr_gamma is not None:
             problems.append("snr_gamma: it has no effect for flow_matching; remove it")
-        if self.kind in (Objective.EPSILON, Objective.V_PREDICTION):
+        if self.kind in (ObjectiveKind.EPSILON, ObjectiveKind.V_PREDICTION):
             if self.shift not in (None, 1):
                 problems.append(f"shift: it has no effect for {self.kind}; remove it")
             if self.time_sampling is not TimeSampling.UNIFORM:
