@@ -42,15 +42,20 @@ def main() -> None:
         return
     if arguments.keep is not None:
         arguments.keep.mkdir(parents=True, exist_ok=True)
+    cells = [
+        (model, devices, per_device)
+        for devices in (QUICK if arguments.quick else DEVICES)
+        for model in MODELS
+        for per_device in PER_DEVICE
+        if arguments.only in cell_name(model, devices, per_device)
+    ]
     found = []
-    for devices in QUICK if arguments.quick else DEVICES:
-        for model in MODELS:
-            for per_device in PER_DEVICE:
-                if arguments.only not in cell_name(model, devices, per_device):
-                    continue
-                found.append(kept_cell(arguments.keep, model, devices, per_device))
-                if not arguments.json:
-                    console.print(_table(found[-1]))
+    with Console(stderr=True).status("starting") as status:
+        for number, cell in enumerate(cells, 1):
+            status.update(f"{number} of {len(cells)}: {cell_name(*cell)}")
+            found.append(kept_cell(arguments.keep, *cell))
+            if not arguments.json:
+                console.print(_table(found[-1]))
     if arguments.json:
         print(json.dumps([_as_json(cell) for cell in found], indent=1))
     else:

@@ -9,11 +9,12 @@ from diffusionpipe.costs.joining import joined_profile
 def test_with_few_samples_two_directions_beat_the_same_direction_and_all_copies():
     cell = computed_cell("512 + 512 px", 8, 1)
     steps = {name: way.step for name, way in cell.best.items()}
-    assert steps["opposed"] <= 1.01 * min(steps.values())  # divided devices are as good
+    divided = min(step for name, step in steps.items() if "divided" in name)
+    assert abs(steps["opposed"] / divided - 1) < 0.01  # backbones of equal work on halves of the devices are as good
     assert 1.2 < steps["DDP"] / steps["opposed"] < 1.3
     assert 1.1 < steps["sharded data parallel"] / steps["opposed"] < 1.2
-    assert steps["together"] / steps["opposed"] > 1.25
-    assert steps["in turn"] / steps["opposed"] > 1.5
+    assert 1.02 < steps["together"] / steps["opposed"] < 1.1
+    assert 1.3 < steps["in turn"] / steps["opposed"] < 1.5
 
 
 def test_the_class_conditional_pair_has_nothing_to_fill():

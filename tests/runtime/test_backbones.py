@@ -79,6 +79,7 @@ LAYOUTS = {
     "four ranks, opposite": layout(4, "opposed", (8, 4)),
     "four ranks, same direction": layout(4, "together", (4, 8)),
     "four ranks, in turn": layout(4, "gpipe"),
+    "four ranks, split backward": layout(4, "zb-h1"),
     "several stages on a rank": layout(2, "interleaved"),
     "recomputed": layout(2, "opposed", checkpointed=("*",)),
     "copies in two directions": layout(2, "chimera", (4, 4)),
@@ -97,7 +98,14 @@ def test_loss_and_gradients_of_each_backbone_are_those_of_the_model_alone(prepar
     assert_as_alone(steps_in_threads(prepared, build_plan(prepared.model, LAYOUTS[name])), prepared)
 
 
-FILLED = ["two ranks, opposite", "two groups", "the first rank twice", "two groups, sharded"]
+FILLED = [
+    "two ranks, opposite",
+    "two groups",
+    "the first rank twice",
+    "two groups, sharded",
+    "two ranks, split backward",
+    "four ranks, opposite",
+]
 
 
 @pytest.mark.parametrize("name", quick_and_slow(FILLED, quick=FILLED[:1]))

@@ -13,6 +13,7 @@ from diffusionpipe.planner.pricing.given import check_given
 from diffusionpipe.planner.pricing.offload import check_offload, is_heavy, offloaded
 from diffusionpipe.planner.pricing.setting import Setting
 from diffusionpipe.planner.search.candidates import Candidate
+from diffusionpipe.planner.search.judge import Judge
 from diffusionpipe.planner.search.naming import name_of
 from diffusionpipe.planner.search.proposal import Proposal, pricing_of, propose
 from diffusionpipe.planner.search.search import Search, search
@@ -99,10 +100,11 @@ def _faster(setting: Setting, fill: bool | None, best: Choice | None) -> Choice 
     Filled is looked for first, because that leaves little to look at of the other way.
     """
     ways = (fill,) if fill is not None else (True, False)
+    judge = Judge(setting=setting)
     for is_filled in ways if setting.graph.frozen_layers else (False,):
         filler = filler_of(setting) if is_filled else None
         limit = best.step * (1 - GAIN) if best else float("inf")
-        found = search(setting, filler=filler, limit=limit)
+        found = search(setting, filler=filler, limit=limit, judge=judge)
         if found.winner is not None and found.winner[1].step < limit:
             candidate, proposal = found.winner
             best = Choice(setting=setting, candidate=candidate, proposal=proposal, search=found, filler=filler)

@@ -8,9 +8,12 @@ from diffusionpipe.errors import ConfigError
 from diffusionpipe.planner.assembly.build import build_plan
 from diffusionpipe.planner.choice import choose
 from diffusionpipe.planner.filling.filler import filler_of
+from diffusionpipe.planner.pricing.arrangement import Arrangement
 from diffusionpipe.planner.pricing.setting import Setting
+from diffusionpipe.planner.search.cascades import _divided, _opposed
 from diffusionpipe.planner.search.judge import Judge
-from diffusionpipe.planner.search.naming import name_of, sizes_of
+from diffusionpipe.planner.search.naming import name_of, name_of_plan, sizes_of, sizes_of_plan
+from diffusionpipe.planner.search.pair_questions import PairPlace
 from diffusionpipe.planner.search.search import search
 from diffusionpipe.timing.legal import check
 
@@ -77,6 +80,22 @@ def test_the_plan_of_every_way_is_legal_and_trains_each_backbone_with_its_micro_
         assert tuple(counts[backbone.name] for backbone in setting.graph.backbones) == candidate.counts
         layers = [name for block in plan.blocks[:-1] for name in block]
         assert sorted(layers) == sorted(setting.graph.backbone_layers)
+
+
+def test_a_plan_is_called_as_the_candidate_that_it_was_made_of(setting, found):
+    for candidate, _ in found.finalists:
+        plan = build_plan(setting.graph, candidate.layout(setting))
+        assert f"{name_of_plan(plan)}, {sizes_of_plan(plan)}" == f"{name_of(candidate)}, {sizes_of(candidate)}"
+
+
+def test_copies_of_each_backbone_on_devices_of_its_own_are_called_so(setting):
+    place = PairPlace(
+        judge=Judge(setting=setting), arrangement=Arrangement(units=4, data_parallel=1), microbatches=(1, 1)
+    )
+    for kind in (_divided, _opposed):
+        for candidate in kind(place):
+            plan = build_plan(setting.graph, candidate.layout(setting))
+            assert sizes_of_plan(plan) == sizes_of(candidate)
 
 
 def test_opposite_directions_win_where_sums_are_slow_and_micro_batches_are_few():

@@ -162,21 +162,34 @@ def _cut(place: PairPlace, name: str) -> Iterator[Candidate]:
     if units > MAX_UNEQUAL_UNITS:  # both at once takes the time of the fourth power of the layers
         yield from _ordered(place, name, _balanced(place, units, units), (1,) * units)
         return
-    for pair in quick_pairs(place.question((1,), is_opposed=name == OPPOSED), _loads(place, name))[:1]:
+    pairs = place.judge.pairs
+    key = place.arrangement, place.microbatches, name
+    if key not in pairs:
+        pairs[key] = quick_pairs(place.question((1,), is_opposed=name == OPPOSED), _loads(place, name))[:1]
+    for pair in pairs[key]:
         yield from _ordered(place, name, _starts(place, name, pair), pair.replicas)
 
 
 def _thorough(place: PairPlace, name: str) -> Iterator[Candidate]:
     """The same at a good place: more partitions, that of the paper's formula, replicas where these are affordable."""
-    units = place.arrangement.units
-    if units > MAX_UNEQUAL_UNITS:
+    if place.arrangement.units > MAX_UNEQUAL_UNITS:
         return
-    question = place.question(_replicas(place) if units > 2 else (1,), is_opposed=name == OPPOSED)
-    found = bounded_pairs(question, _loads(place, name), width=WIDTH)[:WIDTH]
-    paper = first_pairs(question, OppositePath(place.microbatches), width=2)[:1] if name == OPPOSED else ()
-    for pair in (*found, *paper):
+    pairs = place.judge.pairs
+    key = place.arrangement, place.microbatches, name, WIDTH
+    if key not in pairs:
+        pairs[key] = _best(place, name)
+    for pair in pairs[key]:
         if gcd(*pair.replicas) == 1:  # else it is another arrangement's
             yield from _ordered(place, name, _starts(place, name, pair), pair.replicas)
+
+
+def _best(place: PairPlace, name: str) -> tuple[PairPartition, ...]:
+    replicas = _replicas(place) if place.arrangement.units > 2 else (1,)
+    question = place.question(replicas, is_opposed=name == OPPOSED)
+    found = bounded_pairs(question, _loads(place, name), width=WIDTH)[:WIDTH]
+    if name == OPPOSED:
+        found += first_pairs(question, OppositePath(place.microbatches), width=2)[:1]
+    return found
 
 
 def _loads(place: PairPlace, name: str) -> PairObjective:

@@ -6,6 +6,7 @@ from functools import cached_property
 from diffusionpipe.planner.pricing.setting import Setting
 from diffusionpipe.planner.search.estimates import Estimates
 from diffusionpipe.planner.search.footprint import Footprint
+from diffusionpipe.planner.search.opposed_partition import PairPartition
 from diffusionpipe.planner.search.questions import Questions
 from diffusionpipe.planner.search.tables import Tables
 
@@ -35,3 +36,8 @@ class Judge:
     def questions(self) -> Questions:
         """Where to cut the model."""
         return Questions(tables=self.tables, footprint=self.footprint)
+
+    @cached_property
+    def pairs(self) -> dict[object, tuple[PairPartition, ...]]:
+        """Partitions of two backbones by what was asked, which a search with fills asks as one without."""
+        return {}

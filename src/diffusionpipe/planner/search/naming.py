@@ -43,19 +43,27 @@ def name_of_plan(plan: Plan) -> str:
 
 def sizes_of_plan(plan: Plan) -> str:
     """A plan's sizes in the words of `sizes_of`."""
-    stages = [one for one in stages_of_plan(plan) if not one.direction]
-    blocks = dict.fromkeys(one.blocks for one in stages)
-    replicas = tuple(sum(one.blocks == block for one in stages) for block in blocks)
-    is_replicated = max(replicas) > 1
+    of_backbone: dict[str, list[PlannedStage]] = {}
+    directions: dict[str, int] = {}
+    for one in stages_of_plan(plan):
+        if one.direction == directions.setdefault(one.backbone, one.direction):  # others hold the same blocks
+            of_backbone.setdefault(one.backbone, []).append(one)
+    blocks = [dict.fromkeys(one.blocks for one in stages) for stages in of_backbone.values()]
+    workers = [{one.worker for one in stages} for stages in of_backbone.values()]
+    is_shared = all(own == workers[0] for own in workers)  # else each is on devices of its own
+    rows = list(of_backbone.values())[: 1 if is_shared else None]
+    replicas = tuple(
+        sum(one.blocks == block for one in stages) for stages, own in zip(rows, blocks, strict=False) for block in own
+    )
     words = _in_words(
         _Sizes(
-            stages=(len(blocks),),
-            workers=len(blocks) if is_replicated else plan.mesh.pipeline,
+            stages=tuple(len(own) for own in blocks),
+            workers=len(replicas) if max(replicas) > 1 else plan.mesh.pipeline,
             replicas=replicas,
             groups=plan.mesh.data_parallel,
             is_side_by_side=plan.mesh.adjacent > 1,
             microbatches=_microbatches(plan),
-            buckets=max(len(one.blocks) for one in stages),
+            buckets=max(len(one.blocks) for stages in rows for one in stages),
         )
     )
     return words + (ON_HOST if plan.offload_frozen else "")
@@ -67,6 +75,8 @@ class PlannedStage:
 
     direction: int
     """The trained pipeline that it belongs to; 0 where there is one."""
+    backbone: str
+    """The model that this trains; "" where there is one."""
     worker: int
     blocks: tuple[int, ...]
     """Several where the stage's gradients are summed, or its parameters gathered, bucket by bucket."""
@@ -95,6 +105,7 @@ def stages_of_plan(plan: Plan) -> tuple[PlannedStage, ...]:
             found.append(
                 PlannedStage(
                     direction=direction,
+                    backbone=pipeline.model,
                     worker=first.worker,
                     blocks=tuple(placement.stages[stage].weights for stage in group),
                     share="" if str(first.share) == "0:1" else str(first.share),

@@ -105,16 +105,17 @@ def search(
     num_finalists: int = NUM_FINALISTS,
     units: Collection[int] | None = None,
     limit: Seconds = float("inf"),
+    judge: Judge | None = None,
 ) -> Search:
     """The best plans of a model on a cluster; `winner` is None where nothing fits in memory.
 
     `units` are the ranks that a pipeline may have, any by default; 1 is data parallelism. With a `limit` only plans
-    with a shorter step are looked for.
+    with a shorter step are looked for. A `judge` of the same setting knows what an earlier search has asked.
 
     Raises:
         ConfigError: no way of using all ranks cuts the batch at whole samples.
     """
-    pool = Pool(judge=Judge(setting=setting), is_filled=filler is not None, score=limit)
+    pool = Pool(judge=judge or Judge(setting=setting), is_filled=filler is not None, score=limit)
     if len(setting.graph.backbones) > 1:
         return _search_pairs(setting, pool, filler, num_finalists, limit)
     is_limited = limit < float("inf")
