@@ -17,6 +17,8 @@ Row = dict[str, str]
 
 LAYOUT_HEADS = {(layout, way): f"{layout}, {way}" for layout in LAYOUTS for way in ("whole", "adapters")}
 DRAWN = "drawn on 1, 2 and 3 ranks"
+BUSY = "busy, 8 pictures on 2 ranks"
+LEAST_BUSY = 0.8
 
 
 def main() -> int:
@@ -34,12 +36,22 @@ def _row(kind: str) -> Row:
     row: Row = dict.fromkeys(LAYOUT_HEADS.values(), "none")
     with TemporaryDirectory() as folder:
         place = Place(Path(folder), kind)
-        outcome = run_all(place, all_of(kind))
+        outcome = run_all(place, all_of(kind), is_timed=True)
         for case, result in outcome.trained.items():
             head = LAYOUT_HEADS[case.layout, "adapters" if case.is_adapted else "whole"]
             row[head] = _cell(case.name, result, partial(check, place, case), lambda seconds: f"{seconds:.1f} s")
         row[DRAWN] = _cell(f"{kind}-drawn", outcome.drawn, partial(_check_all, outcome.drawn), _largest)
+        row[BUSY] = _cell(f"{kind}-busy", outcome.busy, partial(_check_busy, outcome.busy), lambda busy: f"{busy:.0%}")
     return row
+
+
+def _check_busy(busy: float) -> None:
+    """Without guidance, so that there are as few rows as may be.
+
+    Raises:
+        AssertionError: the ranks wait for longer.
+    """
+    assert busy >= LEAST_BUSY, f"busy {busy:.3f}"
 
 
 def _cell(name: str, result: Any, check_it: Callable[[], None], words: Callable[[Any], str]) -> str:
@@ -67,7 +79,7 @@ def _largest(drawn: Sequence[Drawn]) -> str:
 
 def table(found: Mapping[str, Row]) -> list[str]:
     """A row for each family."""
-    heads = [*LAYOUT_HEADS.values(), DRAWN]
+    heads = [*LAYOUT_HEADS.values(), DRAWN, BUSY]
     lines = [f"| pipeline | {' | '.join(heads)} |", f"|---{'|---' * len(heads)}|"]
     return lines + [f"| {kind} | {' | '.join(row[head] for head in heads)} |" for kind, row in found.items()]
 
