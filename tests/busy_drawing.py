@@ -1,4 +1,4 @@
-"""How busy ranks are while they draw, where a forward of a stage takes as long as told; nothing else is made shorter."""
+"""How busy ranks are while they draw, where a forward of a stage takes as long as told; all else is as it is."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace

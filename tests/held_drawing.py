@@ -18,7 +18,7 @@ from diffusionpipe.models.describe import describe
 from diffusionpipe.models.graph import LayerGraph
 from diffusionpipe.planner.drawing import DrawingMemory, predict_drawing
 from diffusionpipe.planner.pricing.setting import Setting
-from diffusionpipe.profiler.analytic import analytic_profile
+from diffusionpipe.profiler import profile_model
 from diffusionpipe.profiler.memory import LiveBytes
 from diffusionpipe.runtime.process_group import Job
 from diffusionpipe.trainer import folder_drawing, ranks_drawing
@@ -46,20 +46,19 @@ class Watch:
 
     encoders: int = 0
     rest: int = 0
-    conditions: int = 0
     gauge: LiveBytes = field(default_factory=LiveBytes)
 
     def encode(self, run: Callable, layers, components, tensors, **options):
         """As `run_layers` of the encoders."""
-        with LiveBytes() as gauge:
+        with self.gauge:
             found = run(layers, components, tensors, **options)
-        self.encoders = weights_of(components.values()) + gauge.peak
-        self.conditions = sum(tensor.nbytes for tensor in {**tensors, **found}.values())
+        self.encoders = weights_of(components.values()) + self.gauge.peak
         return found
 
     def build(self, build: Callable, graph: LayerGraph, *others, **options):
         """As `build_worker`."""
-        self.rest = weights_of(graph.components.values()) + self.conditions
+        self.rest = weights_of(graph.components.values())
+        self.gauge.restart_peak()
         with self.gauge:
             return build(graph, *others, **options)
 
@@ -102,6 +101,6 @@ def predicted(asked: Asked, precision: Precision, ranks: int) -> tuple[DrawingMe
     autocast = torch.bfloat16 if precision is Precision.BFLOAT16 else None
     model = describe(opened.graph, autocast=autocast)
     rows = len(asked.wish) * asked.settings[0].copies
-    profile = analytic_profile(opened.graph, model, device="h100", precision=precision.value, batch_sizes=(1, rows))
+    profile = profile_model(opened.graph, model, precision=precision.value, batch_sizes=(1, rows), repeats=1)
     setting = Setting(profile=profile, cluster=synthetic.cluster(ranks), workload=Workload(batch=1))
     return predict_drawing(setting, pictures=len(asked.wish), rows=rows, size=rows_together(rows)).memory
