@@ -54,7 +54,8 @@ test-all: test
 explore: install
 	HYPOTHESIS_PROFILE=explore $(PYTEST) -m 'slow or not slow' $(shell grep -rl 'hypothesis import given' tests)
 
-# Tiny models of every family, whole and with adapters, in every layout; the tests take every layout once. About 5 minutes.
+# Tiny models of every family, whole and with adapters, in every layout; drawn on 1, 2 and 3 ranks, and how busy two are.
+# The tests take every layout once. About 10 minutes.
 families: install
 	PYTHONPATH=tests $(BIN)/python -m families $(if $(ONLY),--only $(ONLY))
 

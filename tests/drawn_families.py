@@ -150,13 +150,12 @@ def drawn_by(
 ) -> Drawn:
     """What is asked, drawn by each of these crews, and by the first one's only rank without a pipeline."""
     alone = crews[0]
-    rows = Arithmetic(rows=len(asked.wish))  # as most pipelines take them: products round by their number of rows
     again = Arithmetic(rows=1, precision=Precision.BFLOAT16)
     narrow = [*(_by_ranks(crew, asked, Precision.BFLOAT16) for crew in crews if is_narrow)]
     return Drawn(
         ranks=tuple(_by_ranks(crew, asked, Precision.FLOAT32) for crew in crews),
         narrow=(*narrow, _first(alone.run(_drawn_here, asked, again))) if narrow else (),
-        here=_first(alone.run(_drawn_here, asked, rows)),
+        here=_first(alone.run(_drawn_here, asked, None)),
         reference=None if by is None else _first(alone.run(_drawn_by_diffusers, asked, by)),
     )
 
@@ -188,11 +187,17 @@ def _drawn_in_job(job: Job, asked: Asked, precision: Precision) -> Pictures | No
     """As `sample --ranks`."""
     ranks = Ranks(job=job, make_plan=_plan, arithmetic=Arithmetic(precision=precision))
     with _unrounded():
-        return _arrays(draw_on_ranks(asked.sources, asked.wish, asked.settings, ranks))
+        drawn = draw_on_ranks(asked.sources, asked.wish, asked.settings, ranks)
+    return None if drawn is None else _arrays(drawn)
 
 
-def _drawn_here(_: Job, asked: Asked, arithmetic: Arithmetic) -> Pictures | None:
-    """As `sample` in one process."""
+def _drawn_here(_: Job, asked: Asked, arithmetic: Arithmetic | None) -> Pictures:
+    return drawn_here(asked, arithmetic)
+
+
+def drawn_here(asked: Asked, arithmetic: Arithmetic | None = None) -> Pictures:
+    """As `sample` in one process, by default with rows as most pipelines take them."""
+    arithmetic = arithmetic or Arithmetic(rows=len(asked.wish))  # products of matrices round by their number of rows
     device = torch.device("cpu")
     with _unrounded():
         return _arrays(
@@ -200,8 +205,8 @@ def _drawn_here(_: Job, asked: Asked, arithmetic: Arithmetic) -> Pictures | None
         )
 
 
-def _arrays(drawn: Sequence[Sequence[torch.Tensor]] | None) -> Pictures | None:
-    return None if drawn is None else tuple(torch.stack(list(one)).numpy() for one in drawn)
+def _arrays(drawn: Sequence[Sequence[Any]]) -> Pictures:
+    return tuple(torch.stack(list(one)).numpy() for one in drawn)
 
 
 def _drawn_by_diffusers(_: Job, asked: Asked, by: Callable[[Asked], NDArray[np.float32]]) -> NDArray[np.float32]:

@@ -15,6 +15,7 @@ import diffusers
 import numpy as np
 import pytest
 import torch
+from busy_drawing import busy_share
 from crew import Crew, crew_of, nest
 from cuts import traced_once
 from descriptions import described
@@ -202,15 +203,20 @@ class Outcome:
     """How long each case took, or why it failed."""
     drawn: Sequence[Drawn] | Exception
     """Pictures of the model itself, with and without guidance."""
+    busy: float | Exception | None
+    """The part of the time in which two ranks compute while they draw 8 pictures; None where nobody asked."""
 
 
-def run_all(place: Place, cases: Sequence[Case]) -> Outcome:
-    """Trains the cases, each way also in one process, and draws on 1, 2 and 3 ranks."""
+def run_all(place: Place, cases: Sequence[Case], *, is_timed: bool = False) -> Outcome:
+    """Trains the cases, each way also in one process, and draws on 1, 2 and 3 ranks.
+
+    `is_timed`: the share of busy time is measured too.
+    """
     place.prepare()
-    return nest(_run_all, place, cases)
+    return nest(_run_all, place, cases, is_timed)
 
 
-def _run_all(place: Place, cases: Sequence[Case]) -> Outcome:
+def _run_all(place: Place, cases: Sequence[Case], is_timed: bool) -> Outcome:
     torch.set_num_threads(1)
     asked = [asked_of(place.model, size_of(place.kind), guidance) for guidance in guidances_of(place.kind)]
     ways = sorted({case.is_adapted for case in cases})
@@ -226,7 +232,9 @@ def _run_all(place: Place, cases: Sequence[Case]) -> Outcome:
         for way in ways:
             _check(alone.run(train, place.recipe(place.alone(is_adapted=way), is_adapted=way)))
         trained = {case: _trained(place, case, alone, crew) for case in cases}
-        return Outcome(trained=trained, drawn=_drawn(asked, (alone, crew, three)))
+        drawn = _drawn(asked, (alone, crew, three))
+        busy = _busy(crew, asked[-1]) if is_timed else None
+        return Outcome(trained=trained, drawn=drawn, busy=busy)
 
 
 def _trained(place: Place, case: Case, alone: Crew, crew: Crew) -> Seconds | Exception:
@@ -243,6 +251,13 @@ def _trained(place: Place, case: Case, alone: Crew, crew: Crew) -> Seconds | Exc
 def _drawn(asked: Sequence[Asked], crews: Sequence[Crew]) -> Sequence[Drawn] | Exception:
     try:
         return [drawn_by(each, crews, by_diffusers, is_narrow=each is asked[0]) for each in asked]
+    except Exception as error:
+        return error
+
+
+def _busy(crew: Crew, asked: Asked) -> float | Exception:
+    try:
+        return busy_share(crew, asked)
     except Exception as error:
         return error
 

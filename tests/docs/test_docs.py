@@ -11,7 +11,7 @@ from types import ModuleType
 
 import diffusers
 import pytest
-from drawn_families import drawn_by_diffusers, drawn_here
+from drawn_families import asked_of, by_diffusers, difference, drawn_here
 from tiny_described import PIPELINES, pixart_sigma, save_described
 
 from diffusionpipe.models import folder
@@ -153,8 +153,9 @@ def test_the_family_that_contributing_adds_draws_what_diffusers_draws(monkeypatc
     monkeypatch.setitem(folder.REGISTRY, kind, namespace["FAMILY"])
     monkeypatch.setitem(PIPELINES, kind, lambda: diffusers.PixArtAlphaPipeline(**pixart_sigma().components))
     save_described(kind, tmp_path)
-    ours, theirs = drawn_here(monkeypatch, tmp_path, 2.0), drawn_by_diffusers(tmp_path, 2.0)
-    assert (ours - theirs).abs().max() < 1e-5
+    asked = asked_of(tmp_path, 32, 2.0)
+    theirs = by_diffusers(asked)
+    assert difference(drawn_here(asked), (theirs,)) < 1e-5
     assert theirs.std() > 0.02
 
 

@@ -91,10 +91,9 @@ def test_counted_bytes_are_the_measured_bytes(tiny):
     measured = profile_model(graph, model, batch_sizes=(2,), repeats=1)
     counted = counts_of(graph, 2)
     for layer in measured.layers:
-        assert (counted[layer.name].activation, counted[layer.name].workspace) == (
-            layer.activation[0],
-            layer.workspace[0],
-        ), layer.name
+        count = counted[layer.name]
+        found = layer.activation[0], layer.workspace[0], layer.drawing[0]
+        assert (count.activation, count.workspace, count.drawing) == found, layer.name
 
 
 @pytest.mark.parametrize(

@@ -155,6 +155,7 @@ def _at_sizes(profile: Profile, sizes: tuple[int, ...]) -> Profile:
             weight_grad=of(layer.weight_grad),
             activation=tuple(layer.activation[i] for i in chosen),
             workspace=tuple(layer.workspace[i] for i in chosen),
+            drawing=tuple(layer.drawing[i] for i in chosen) if layer.drawing else (),
             forward_spread=of(layer.forward_spread),
             backward_spread=of(layer.backward_spread),
         )

@@ -42,6 +42,9 @@ class LayerProfile:
     host: HostTimes = NO_HOST
     """The time in which the host issues the layer's kernels, where the other times are the device's alone. A file
     without it has both in one."""
+    drawing: tuple[Bytes, ...] = ()
+    """Bytes of the forward at its peak where nothing is kept for a backward, what it writes included. A file without it
+    leaves them to be bounded by activation and workspace."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,6 +92,7 @@ class Profile:
                 "weight_grad": layer.weight_grad,
                 "activation": layer.activation,
                 "workspace": layer.workspace,
+                **({"drawing": layer.drawing} if layer.drawing else {}),
             }
             for name, values in columns.items():
                 if len(values) != len(self.batch_sizes):
@@ -163,6 +167,11 @@ class Profile:
     def recomputed(self, name: str, batch: float, workload: Workload) -> Bytes:
         """Bytes that the layer holds between its recomputed forward and its backward."""
         return self.activation(name, batch) + self.copies(name, workload)
+
+    def drawing(self, name: str, batch: float) -> Bytes:
+        """Bytes of the layer's forward at its peak where nothing is kept; an upper bound where it is not known."""
+        known = self._layer[name].drawing
+        return round(self.at(known, batch)) if known else self.activation(name, batch) + self.workspace(name, batch)
 
     def workspace(self, name: str, batch: float) -> Bytes:
         """Bytes beyond that at the layer's own peak."""

@@ -168,13 +168,13 @@ def _stored(parameter: ParameterSpec, precision: str) -> Bytes:
 def _tensors(profile: Profile, layers: Sequence[str], *, rows: int, size: int) -> Bytes:
     """Beside weights and messages. A tensor lives from the layer that writes it to the last one that reads it."""
     specs = {layer.name: layer for layer in profile.graph.layers}
-    inside = {name for layer in layers for name in specs[layer].writes}
+    made = {name for layer in _drawn(profile.graph) for name in layer.writes}  # here, or in messages
     read = {name: index for index, layer in enumerate(layers) for name in specs[layer].reads}
-    outside = sum(profile.graph.tensor(name).num_bytes for name in read if name not in inside)
+    outside = sum(profile.graph.tensor(name).num_bytes for name in read if name not in made)
     written: list[str] = []
     most = 0
     for index, name in enumerate(layers):
         live = sum(profile.graph.tensor(one).num_bytes for one in written if read.get(one, len(layers)) >= index)
-        most = max(most, live * size + encoding_of(name, size, profile))
+        most = max(most, live * size + profile.drawing(name, size))
         written += specs[name].writes
     return outside * rows + most

@@ -143,6 +143,7 @@ def _between(low: LayerCount, high: LayerCount, batch: int) -> LayerCount:
         backward=operations(low.backward, high.backward),
         activation=round(at(low.activation, high.activation)),
         workspace=round(at(low.workspace, high.workspace)),
+        drawing=round(at(low.drawing, high.drawing)),
         cast=low.cast,
         copies=low.copies,
     )
@@ -158,6 +159,7 @@ def _layer_profile(name: str, counts: Sequence[LayerCount], seconds: _Clock, dis
         weight_grad=tuple(weight_grad for _, weight_grad in backward),
         activation=tuple(count.activation for count in counts),
         workspace=tuple(count.workspace for count in counts),
+        drawing=tuple(count.drawing for count in counts),
         cast=seconds(counts[0].cast),
         copies=counts[0].copies,
     )

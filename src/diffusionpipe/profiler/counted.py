@@ -12,7 +12,7 @@ from torch.autograd.graph import get_gradient_edge
 
 from diffusionpipe.costs import ModelGraph
 from diffusionpipe.models.graph import Layer, LayerGraph
-from diffusionpipe.profiler.counted_memory import Watch, run_for_memory
+from diffusionpipe.profiler.counted_memory import KnownRun, MemoryRun, Watch, run_for_memory
 from diffusionpipe.profiler.layer_run import LayerRun, layer_run, release, weight_keys
 from diffusionpipe.profiler.memory import KeptBytes, LiveBytes
 from diffusionpipe.profiler.operations import CudaCasts, Operation, OperationTrace
@@ -33,6 +33,8 @@ class LayerCount:
     is_trained: bool
     activation: Bytes
     workspace: Bytes
+    drawing: Bytes
+    """As in `LayerProfile`."""
     cast: tuple[Operation, ...] = ()
     """Copying its weights, once in an iteration."""
     copies: Bytes = 0
@@ -50,7 +52,7 @@ def count_layers(
 ) -> dict[str, LayerCount]:
     """What every layer does with `batch` samples; needs neither weights nor the device. Calls `step` after each."""
     ledger = KeptBytes(model)
-    counted: dict[str, tuple[_Traces, Bytes]] = {}
+    counted: dict[str, tuple[_Traces, Bytes, Bytes]] = {}
     known: dict[Hashable, _Known] = {}
     with FakeTensorMode(allow_non_fake_inputs=True), fake_weights(graph):
         tensors = {
@@ -59,13 +61,13 @@ def count_layers(
         for layer in graph.layers:
             narrow = torch.bfloat16 if precision == "bfloat16" else None
             run = layer_run(graph, model, layer, tensors, _casts(precision, device_type), narrow)
-            written, traces, workspace = _count(layer, run, ledger, known)
-            counted[layer.name] = traces, workspace
+            written, traces, memory = _count(layer, run, ledger, known)
+            counted[layer.name] = traces, memory.workspace, memory.drawing
             tensors.update(written)
             release(run)
             step()
     activation = ledger.totals()
-    return {name: traces.count(activation[name], workspace) for name, (traces, workspace) in counted.items()}
+    return {name: traces.count(activation[name], *memory) for name, (traces, *memory) in counted.items()}
 
 
 def _casts(precision: str, device_type: str) -> Callable[[], AbstractContextManager[object]]:
@@ -113,7 +115,7 @@ class _Traces:
         self.input_grad, self.backward = other.input_grad, other.backward
         self.is_differentiated = other.is_differentiated
 
-    def count(self, activation: Bytes, workspace: Bytes) -> LayerCount:
+    def count(self, activation: Bytes, workspace: Bytes, drawing: Bytes) -> LayerCount:
         """All that was counted."""
         return LayerCount(
             forward=tuple(self.forward.operations),
@@ -123,6 +125,7 @@ class _Traces:
             is_trained=self.is_differentiated and bool(self.run.trained),
             activation=activation,
             workspace=workspace,
+            drawing=drawing,
             cast=tuple(self.cast.operations),
             copies=self.copies,
         )
@@ -133,37 +136,37 @@ class _Known:
     """A backward that was counted; many layers of a model are alike."""
 
     traces: _Traces
-    workspace: Bytes
+    run: KnownRun
 
 
 def _count(
     layer: Layer, run: LayerRun, ledger: KeptBytes, known: dict[Hashable, _Known]
-) -> tuple[dict[str, Tensor], _Traces, Bytes]:
-    """What the layer wrote, its operations and its workspace. A backward like one of `known` is not run again."""
+) -> tuple[dict[str, Tensor], _Traces, MemoryRun]:
+    """What the layer wrote, its operations and its memory. A backward like one of `known` is not run again."""
     traces = _Traces(run=run)
     traces.trace_cast()
     key: Hashable = None
 
-    def known_backward(outputs: Sequence[Tensor]) -> Bytes | None:
+    def known_run(outputs: Sequence[Tensor]) -> KnownRun | None:
         nonlocal key
         key = tuple(traces.forward.operations), autograd_graph(outputs, run.differentiable)
         found = known.get(key)
         if found is None:
             return None
         traces.repeat(found.traces)
-        return found.workspace
+        return found.run
 
     watch = Watch(
         forward=traces.forward,
         backward=traces.backward,
         before_backward=traces.trace_input_grad,
-        known_backward=known_backward,
+        known=known_run,
     )
     memory = run_for_memory(run, LiveBytes(), watch)
-    known.setdefault(key, _Known(traces=traces, workspace=memory.backward))
+    known.setdefault(key, _Known(traces=traces, run=KnownRun(backward=memory.backward, drawing=memory.drawing)))
     written = dict(zip(layer.writes, memory.written, strict=True))
     ledger.add(layer, memory.kept, run.reads, written, weight_keys(run))
-    return written, traces, memory.workspace
+    return written, traces, memory
 
 
 def autograd_graph(outputs: Sequence[Tensor], inputs: Sequence[Tensor]) -> Hashable:

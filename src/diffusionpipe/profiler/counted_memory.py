@@ -5,6 +5,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from diffusionpipe.profiler.layer_run import LayerRun
@@ -44,6 +45,8 @@ class MemoryRun:
     """What the forward had at its peak beyond what is left at its end."""
     backward: Bytes
     """What the backward had at its peak beyond what was there at its start, the gradients of the outputs included."""
+    drawing: Bytes
+    """What a forward that keeps nothing has at its peak, what it writes included."""
 
     @property
     def workspace(self) -> Bytes:
@@ -58,14 +61,22 @@ class Watch:
     forward: AbstractContextManager[object]
     backward: AbstractContextManager[object]
     before_backward: BeforeBackward
-    known_backward: Callable[[Sequence[Tensor]], Bytes | None]
-    """Called with the outputs: the backward's peak where it is known, so that it need not run; else None."""
+    known: Callable[[Sequence[Tensor]], "KnownRun | None"]
+    """Called with the outputs: what is known of such a run, so that the rest of it is left out; else None."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KnownRun:
+    """Peaks of runs that are alike."""
+
+    backward: Bytes
+    drawing: Bytes
 
 
 def run_for_memory(run: LayerRun, gauge: Gauge, watch: Watch | None = None) -> MemoryRun:
     """Forward and backward of the layer, with its kept storages and its workspace."""
     watch = watch or Watch(
-        forward=nullcontext(), backward=nullcontext(), before_backward=_nothing, known_backward=lambda _: None
+        forward=nullcontext(), backward=nullcontext(), before_backward=_nothing, known=lambda _: None
     )
     kept = Kept()
     with gauge if isinstance(gauge, LiveBytes) else nullcontext():
@@ -74,9 +85,19 @@ def run_for_memory(run: LayerRun, gauge: Gauge, watch: Watch | None = None) -> M
             outputs = run.forward()
         forward = gauge.peak - gauge.live
         written = tuple(tensor.detach() for tensor in outputs)
-        known = watch.known_backward(outputs)
-        backward = _backward_workspace(run, outputs, gauge, watch) if known is None else known
-    return MemoryRun(written=written, kept=kept, forward=forward, backward=backward)
+        known = watch.known(outputs)
+        if known is None:
+            backward = _backward_workspace(run, outputs, gauge, watch)
+            known = KnownRun(backward=backward, drawing=_drawing(run, gauge))
+    return MemoryRun(written=written, kept=kept, forward=forward, backward=known.backward, drawing=known.drawing)
+
+
+def _drawing(run: LayerRun, gauge: Gauge) -> Bytes:
+    gauge.restart_peak()
+    before = gauge.live
+    with torch.no_grad():
+        run.forward()
+    return gauge.peak - before
 
 
 def _nothing(outputs: Sequence[Tensor], gradients: Sequence[Tensor]) -> None:

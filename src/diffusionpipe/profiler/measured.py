@@ -31,7 +31,7 @@ from diffusionpipe.costs import LayerProfile, ModelGraph, Profile
 from diffusionpipe.errors import ConfigError
 from diffusionpipe.models.graph import Layer, LayerGraph, own_parameters
 from diffusionpipe.profiler.clock import Clock, CudaPeak
-from diffusionpipe.profiler.counted_memory import Gauge, run_for_memory
+from diffusionpipe.profiler.counted_memory import Gauge, MemoryRun, run_for_memory
 from diffusionpipe.profiler.inputs import random_inputs
 from diffusionpipe.profiler.layer_run import LayerRun, layer_run, release, weight_keys
 from diffusionpipe.profiler.memory import KeptBytes, LiveBytes
@@ -218,6 +218,7 @@ def _column(setting: _Setting, batch: int, progress: Callable[[int], None], *, w
     ledger = KeptBytes(model)
     times: dict[str, LayerTimes] = {}
     workspace: dict[str, Bytes] = {}
+    drawing: dict[str, Bytes] = {}
     copies: dict[str, Bytes] = {}
     waking: tuple[tuple[Seconds, Seconds], ...] = ()
     clock = Clock.of(setting.device)
@@ -225,7 +226,8 @@ def _column(setting: _Setting, batch: int, progress: Callable[[int], None], *, w
     while stop < len(graph.layers):
         with ExitStack() as weights:
             group, stop = _group(setting, stop, weights, tensors, ledger)
-            workspace |= {run.layer.name: memory for run, memory in group}
+            workspace |= {run.layer.name: memory.workspace for run, memory in group}
+            drawing |= {run.layer.name: memory.drawing for run, memory in group}
             runs = [run for run, _ in group]
             copies |= {run.layer.name: _copied_bytes(run) for run in runs}
             agree = partial(_agree, setting)
@@ -242,6 +244,7 @@ def _column(setting: _Setting, batch: int, progress: Callable[[int], None], *, w
         times=times,
         activation=ledger.totals(),
         workspace=workspace,
+        drawing=drawing,
         copies=copies,
         waking=waking,
         took=time.perf_counter() - began,
@@ -262,20 +265,20 @@ def _check_memory(model: ModelGraph, batch: int) -> None:
 
 def _group(
     setting: _Setting, start: int, weights: ExitStack, tensors: dict[str, Tensor], ledger: KeptBytes
-) -> tuple[list[tuple[LayerRun, Bytes]], int]:
-    """Layers from `start` on with their workspaces, and the index behind the last; each has run once.
+) -> tuple[list[tuple[LayerRun, MemoryRun]], int]:
+    """Layers from `start` on with their memory, and the index behind the last; each has run once.
 
     Their weights and gradients stay as long as `weights`; what they write is added to `tensors`.
     """
-    group: list[tuple[LayerRun, Bytes]] = []
+    group: list[tuple[LayerRun, MemoryRun]] = []
     held: Bytes = 0
     stop = start
     for layer in setting.graph.layers[start:]:
         weights.enter_context(weights_on(setting.graph, layer, setting.device))
-        run, written, workspace, kept = _run_once(setting, layer, tensors, ledger)
+        run, written, memory, kept = _run_once(setting, layer, tensors, ledger)
         weights.callback(release, run)
         tensors.update(written)
-        group.append((run, workspace))
+        group.append((run, memory))
         stop += 1
         held += kept
         if held >= GROUP_BYTES:
@@ -285,8 +288,8 @@ def _group(
 
 def _run_once(
     setting: _Setting, layer: Layer, tensors: Mapping[str, Tensor], ledger: KeptBytes
-) -> tuple[LayerRun, dict[str, Tensor], Bytes, Bytes]:
-    """The layer's run, what it wrote, its workspace, and the bytes that measuring it again will hold."""
+) -> tuple[LayerRun, dict[str, Tensor], MemoryRun, Bytes]:
+    """The layer's run, what it wrote, its memory, and the bytes that measuring it again will hold."""
     precision = setting.precision
     run = layer_run(setting.graph, setting.model, layer, tensors, precision.context, precision.autocast)
     run.cast()
@@ -297,7 +300,7 @@ def _run_once(
     parameters = own_parameters(layer, run.component)
     num_bytes = sum(p.nbytes * (2 if p.requires_grad else 1) for p in parameters) + _copied_bytes(run)
     tensors_bytes = sum(tensor.nbytes for tensor in written.values())
-    return run, written, memory.workspace, num_bytes + tensors_bytes + sum(memory.kept.storages.values())
+    return run, written, memory, num_bytes + tensors_bytes + sum(memory.kept.storages.values())
 
 
 def _copied_bytes(run: LayerRun) -> Bytes:
@@ -313,6 +316,7 @@ def _layer_profile(name: str, columns: Sequence[Column]) -> LayerProfile:
         weight_grad=tuple(t.weight_grad for t in times),
         activation=tuple(column.activation[name] for column in columns),
         workspace=tuple(column.workspace[name] for column in columns),
+        drawing=tuple(column.drawing[name] for column in columns),
         forward_spread=tuple(t.forward_spread for t in times),
         backward_spread=tuple(t.backward_spread for t in times),
         cast=mean(t.cast for t in times),

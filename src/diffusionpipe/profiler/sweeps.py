@@ -29,6 +29,7 @@ class Column:
     times: Mapping[str, LayerTimes]
     activation: Mapping[str, Bytes]
     workspace: Mapping[str, Bytes]
+    drawing: Mapping[str, Bytes]
     copies: Mapping[str, Bytes]
     waking: tuple[tuple[Seconds, Seconds], ...]
     """(wait, what forwards take longer after it); () where it was not measured."""
@@ -74,6 +75,7 @@ def joined(columns: Sequence[Column]) -> Column:
         times={name: _joined([column.times[name] for column in columns]) for name in columns[0].times},
         activation=columns[0].activation,
         workspace=columns[0].workspace,
+        drawing=columns[0].drawing,
         copies=columns[0].copies,
         waking=table,
         took=sum(column.took for column in columns),

@@ -35,10 +35,13 @@ class FrozenPart:
 
     def leader(self, autocast: AbstractContextManager[object]) -> Lead | None:
         """Runs the leading layers; None where there are none."""
+        reads = {name for layer in self.lead for name in layer.reads}
+        given = {name: tensor for name, tensor in self.tensors.items() if name in reads}  # the others may be freed
+        layers, components, led = self.lead, self.graph.components, self.led
 
         def lead(changed: Mapping[str, Tensor]) -> dict[str, Tensor]:
             with torch.no_grad(), autocast:
-                return run_layers(self.lead, self.graph.components, {**self.tensors, **changed}, targets=self.led)
+                return run_layers(layers, components, {**given, **changed}, targets=led)
 
         return lead if self.lead else None
 

@@ -122,6 +122,7 @@ def _latents(
         lead=frozen.leader(autocast),
         is_everywhere=family_of(opened.source.folder).call is not None,
     )
+    del conditions, frozen  # the stages have copies
     order = opened.order(settings, num_samples, job.device)
     with torch.no_grad():
         return drawn_by_stages(order, predict, opened.graph, model=opened.source.name, on_step=on_step)

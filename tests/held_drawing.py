@@ -1,0 +1,106 @@
+"""What a rank holds while it draws, and what `plan --draw` predicts of it."""
+
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from unittest import mock
+
+import torch
+from drawn_families import Asked
+from planner import synthetic
+from tiny_models import randomise_parameters, tiny_flux_transformer
+from tiny_pipelines import flux
+
+from diffusionpipe.cli.sample_ranks import _plan
+from diffusionpipe.costs import Workload
+from diffusionpipe.models.describe import describe
+from diffusionpipe.models.graph import LayerGraph
+from diffusionpipe.planner.drawing import DrawingMemory, predict_drawing
+from diffusionpipe.planner.pricing.setting import Setting
+from diffusionpipe.profiler import profile_model
+from diffusionpipe.profiler.memory import LiveBytes
+from diffusionpipe.runtime.process_group import Job
+from diffusionpipe.trainer import folder_drawing, ranks_drawing
+from diffusionpipe.trainer.drawing import Arithmetic
+from diffusionpipe.trainer.folder_drawing import open_source
+from diffusionpipe.trainer.ranks_drawing import Ranks, draw_on_ranks, rows_together
+from diffusionpipe.trainer.recipe import Precision
+
+
+def save_flux(folder: Path) -> Path:
+    """A FLUX.1 whose transformer is most of it."""
+    pipeline = flux()
+    wide = tiny_flux_transformer(num_attention_heads=4, attention_head_dim=64, axes_dims_rope=(16, 24, 24))
+    pipeline.register_modules(transformer=wide)
+    for seed, part in enumerate(pipeline.components.values()):
+        if isinstance(part, torch.nn.Module):
+            randomise_parameters(part, seed)
+    pipeline.save_pretrained(folder)
+    return folder
+
+
+@dataclass(slots=True)
+class Watch:
+    """What a rank holds. Mutable: it fills while the rank draws."""
+
+    encoders: int = 0
+    rest: int = 0
+    gauge: LiveBytes = field(default_factory=LiveBytes)
+
+    def encode(self, run: Callable, layers, components, tensors, **options):
+        """As `run_layers` of the encoders."""
+        with self.gauge:
+            found = run(layers, components, tensors, **options)
+        self.encoders = weights_of(components.values()) + self.gauge.peak
+        return found
+
+    def build(self, build: Callable, graph: LayerGraph, *others, **options):
+        """As `build_worker`."""
+        self.rest = weights_of(graph.components.values())
+        self.gauge.restart_peak()
+        with self.gauge:
+            return build(graph, *others, **options)
+
+    def draw(self, draw: Callable, *arguments, **options):
+        """As `drawn_by_stages`."""
+        with self.gauge:
+            drawn = draw(*arguments, **options)
+        self.rest += self.gauge.peak
+        return drawn
+
+
+def weights_of(components: Sequence[torch.nn.Module]) -> int:
+    """Bytes of parameters that are there."""
+    found = {id(p): p for part in components for p in part.parameters() if not p.is_meta}
+    return sum(parameter.nbytes for parameter in found.values())
+
+
+def held(job: Job, asked: Asked, precision: Precision) -> DrawingMemory:
+    """What a rank holds while it draws."""
+    watch = Watch()
+    ranks = Ranks(job=job, make_plan=_plan, arithmetic=Arithmetic(precision=precision))
+    places = [
+        (folder_drawing, "run_layers", watch.encode),
+        (ranks_drawing, "build_worker", watch.build),
+        (ranks_drawing, "drawn_by_stages", watch.draw),
+    ]
+    with ExitStack() as patches:
+        for module, name, wrapped in places:
+            real = getattr(module, name)
+            patches.enter_context(
+                mock.patch.object(module, name, lambda *a, real=real, wrapped=wrapped, **o: wrapped(real, *a, **o))
+            )
+        draw_on_ranks(asked.sources, asked.wish, asked.settings, ranks)
+    return DrawingMemory(encoders=watch.encoders, weights=0, tensors=watch.rest)
+
+
+def predicted(asked: Asked, precision: Precision, ranks: int) -> tuple[DrawingMemory, ...]:
+    """As `plan --draw`."""
+    opened = open_source(asked.sources[0], asked.wish, asked.settings[0])
+    autocast = torch.bfloat16 if precision is Precision.BFLOAT16 else None
+    model = describe(opened.graph, autocast=autocast)
+    rows = len(asked.wish) * asked.settings[0].copies
+    profile = profile_model(opened.graph, model, precision=precision.value, batch_sizes=(1, rows), repeats=1)
+    setting = Setting(profile=profile, cluster=synthetic.cluster(ranks), workload=Workload(batch=1))
+    return predict_drawing(setting, pictures=len(asked.wish), rows=rows, size=rows_together(rows)).memory
