@@ -219,7 +219,8 @@ def _pipeline(job: "Job") -> str:
         assert parameter.grad is not None, f"{name} has no gradient"
         torch.testing.assert_close(parameter.grad, expected[name], rtol=1e-9, atol=1e-12)
     own.close()
-    return f"the gradients of {stages} stages and {copies} copies are those of one process"
+    counted = f"{stages} stage{'s' * (stages > 1)} and {copies} cop{'ies' if copies > 1 else 'y'}"
+    return f"the gradients of {counted} are those of one process"
 
 
 def _shared(folder: Path) -> str:

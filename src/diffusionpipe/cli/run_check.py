@@ -191,5 +191,5 @@ def _hindrance(start: "Start", cluster: "Cluster") -> str:
     if start.plan.mesh.num_ranks < 2:
         return "one_rank"
     if len(set(start.hosts)) > 1 and len(set(cluster.nodes)) == 1:
-        return "links_between_nodes_not_measured, which a run in a folder of its own does"
+        return "links_between_nodes_not_measured; a run in a new folder measures them"
     return ""

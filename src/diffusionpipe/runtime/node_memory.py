@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from diffusionpipe.errors import ConfigError
+from diffusionpipe.runtime.anonymous_file import anonymous_file
 from diffusionpipe.runtime.exchange import PLAIN, form_of, gather
 from diffusionpipe.runtime.free_memory import free_memory
 from diffusionpipe.runtime.host_memory import whole_pages
@@ -43,7 +44,7 @@ class NodeMemory:
 
     def __init__(self, rank: int) -> None:
         """Find the first rank of this machine, and open its file. If one of the machine cannot, none shares."""
-        own = os.memfd_create(NAME)
+        own = anonymous_file(NAME)
         offers = gather(_Offer(member=this_member(rank), descriptor=own), form_of(_Offer))
         machine = offers[rank].member.machine
         here = [offer.member.rank for offer in offers if machine and offer.member.machine == machine] or [rank]
@@ -62,7 +63,7 @@ class NodeMemory:
                 logger.warning("host_memory=one_copy_for_each_rank reason=%r", found)
             if self._descriptor != own:
                 os.close(self._descriptor)
-                self._descriptor = os.memfd_create(NAME)
+                self._descriptor = anonymous_file(NAME)
         self.is_first = found is not None or first.member.rank == rank
         """Whether this rank fills the memory."""
 

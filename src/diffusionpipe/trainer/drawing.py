@@ -5,7 +5,6 @@ Here through the pipeline that trains; `folder_drawing` does it in one process f
 before has drawn.
 """
 
-import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -26,7 +25,7 @@ from diffusionpipe.trainer.conditions import Wish, raw_conditions, small_conditi
 from diffusionpipe.trainer.frozen_part import frozen_part
 from diffusionpipe.trainer.recipe import Precision
 from diffusionpipe.trainer.sampling import PipelinePredictor, Predict, SamplingSettings, Spacing, draw
-from diffusionpipe.trainer.stand_in import Order, draw_by_pipeline
+from diffusionpipe.trainer.stand_in import Order, draw_by_pipeline, warn_of_shortage
 
 if TYPE_CHECKING:
     from diffusionpipe.trainer.members import Member
@@ -37,8 +36,6 @@ MOVING = ("noisy", "timesteps", ESTIMATE)
 
 Picture = NDArray[np.uint8]
 """(H, W, 3)."""
-
-logger = logging.getLogger(__name__)
 
 
 def decode(folder: Path, latents: Tensor) -> list[Picture]:
@@ -53,11 +50,7 @@ def decoded_if_possible(folder: Path, latents: Tensor) -> list[Picture] | None:
     except (RuntimeError, MemoryError) as error:
         if not is_shortage(error):
             raise
-        logger.warning(
-            'samples=none reason="no memory to decode them: %s" remedy="use a smaller data.resolution or '
-            'leave more memory free"; training continues',
-            str(error).splitlines()[0] if str(error) else "MemoryError",
-        )
+        warn_of_shortage(error)
         return None
     finally:
         if latents.is_cuda:
@@ -100,6 +93,8 @@ def latents_in_session(
 ) -> Tensor | None:
     """Latents of one of the session's models on the ranks that hold them; None on others, and in groups that draw none.
 
+    Where diffusers' pipeline draws, decoded pictures on the first rank, or None without memory for them.
+
     `small`: the small pictures that the model reads. `on_step` is told the denoising steps done and all of them.
 
     The first pipeline draws; the other data-parallel groups have nothing to do but where they share its parameters, so
@@ -133,6 +128,7 @@ def latents_in_session(
         latents=session.model.tensor(backbone.noisy).shape,
         resolution=member.recipe.data.resolution,
         device=session.job.device,
+        needs_pictures=False,
     )
     is_first = worker.place.group == 0
     return drawn_by_stages(order, predict, member.graph, model=member.name, is_shown=is_first, on_step=on_step)

@@ -13,7 +13,7 @@ class Ema:
     """The moving average of this rank's parameters, kept in float32, or in the parameters' type where that is wider.
 
     bfloat16 would not do: with a decay of 0.9999 an update is smaller than its last digit. Costs one copy of the
-    parameters, and inside `swapped` a second one.
+    parameters. Inside `swapped` those that are narrower than their averages are there once more.
     """
 
     def __init__(self, named_parameters: Mapping[str, nn.Parameter], decays: Mapping[str, float]) -> None:
@@ -53,24 +53,35 @@ class Ema:
     def swapped(self) -> Iterator[None]:
         """Puts the averages into the parameters, and back the very same bits when the block ends, also by an error."""
         assert not self._is_swapped, "swapped() does not nest"
-        kept = [parameter.detach().clone() for parameter in self._parameters]
+        pairs = [(one.detach(), average) for one, average in zip(self._parameters, self._averages, strict=True)]
+        alike = [pair for pair in pairs if pair[0].dtype == pair[1].dtype]
+        narrow = [pair for pair in pairs if pair[0].dtype != pair[1].dtype]
+        kept = [parameter.clone() for parameter, _ in narrow]
         self._is_swapped = True
+        for pair in alike:
+            _exchange(*pair)
         try:
-            self._fill(self._averages)
+            for parameter, average in narrow:
+                parameter.copy_(average)
             yield
         finally:
-            self._fill(kept)
+            for (parameter, _), value in zip(narrow, kept, strict=True):
+                parameter.copy_(value)
+            for pair in alike:
+                _exchange(*pair)
             self._is_swapped = False
 
     def tensors(self) -> dict[str, Tensor]:
         """The averages themselves by parameter name; loading into them in place restores the average."""
+        assert not self._is_swapped, "the parameters hold the averages"
         return dict(zip(self._names, self._averages, strict=True))
 
-    @torch.no_grad()
-    def _fill(self, values: list[Tensor]) -> None:
-        """Copies the values into the parameters."""
-        if self._parameters:
-            torch._foreach_copy_([parameter.detach() for parameter in self._parameters], values)
+
+def _exchange(one: Tensor, other: Tensor) -> None:
+    """Give each of two tensors the other's values."""
+    value = one.clone()
+    one.copy_(other)
+    other.copy_(value)
 
 
 def _wide(tensor: Tensor) -> Tensor:

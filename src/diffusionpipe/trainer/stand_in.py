@@ -11,6 +11,7 @@ A pipeline may call its transformer once for each half of guidance. The first of
 halves go through the stages together; the second is answered from memory.
 """
 
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import wraps
@@ -26,8 +27,11 @@ from diffusionpipe.models.folder import component_config, family_of, is_componen
 from diffusionpipe.models.meta import module_on_meta
 from diffusionpipe.models.pipeline_call import PipelineCall
 from diffusionpipe.models.weights import weight_files
+from diffusionpipe.runtime.error_file import is_shortage
 from diffusionpipe.trainer.data.randomness import normal
 from diffusionpipe.trainer.sampling import Predict, SamplingSettings, build_scheduler
+
+logger = logging.getLogger(__name__)
 
 _MASKS = ("prompt_embeds_mask", "prompt_attention_mask")
 """How pipelines call the masks of prompts."""
@@ -46,6 +50,8 @@ class Order:
     """Shape of a sample's."""
     resolution: int
     device: torch.device
+    needs_pictures: bool = True
+    """Whether it is an error if there is no memory to decode them; else the drawing ends without them."""
 
 
 @dataclass(slots=True)
@@ -96,6 +102,8 @@ def draw_by_pipeline(
 ) -> Tensor | None:
     """Pictures with values in [0, 1], (N, H, W, 3) on the CPU; None without `decodes`, which saves the VAE.
 
+    None too, with a warning, if the order can do without pictures and there is no memory to decode them.
+
     `predict` takes and gives rows as in `sampling.draw`; every rank needs its result. The first noise of sample i
     depends on (seed, i) only.
 
@@ -111,13 +119,15 @@ def draw_by_pipeline(
     parameters = signature(transformer.forward).parameters
     stand_in = _StandIn(call, order, predict, scheduler, transformer.config, parameters)
     transformer.forward = stand_in
-    parts["vae"].decode = _Decoder(order, family.components["vae"])
+    decoder = parts["vae"].decode = _Decoder(order, family.components["vae"])
     _watch(scheduler, stand_in, on_step)
     pipeline = _pipeline(order.folder, {**parts, "scheduler": scheduler})
     arguments = _arguments(pipeline, order, call) | {"output_type": "pt" if decodes else "latent"}
     try:
         pictures = pipeline(**arguments)[0]
-    except (ValueError, TypeError, AttributeError, IndexError, RuntimeError) as error:
+    except (ValueError, TypeError, AttributeError, IndexError, RuntimeError, MemoryError) as error:
+        if decoder.has_given_up:
+            return None
         if stand_in.num_steps or stand_in.seen is not None:
             raise
         raise RecipeError(
@@ -163,7 +173,7 @@ def _read_buffers(module: nn.Module, order: Order, name: str) -> None:
                 setattr(module.get_submodule(parent), buffer, stored.get_tensor(key).to(order.device))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Decoder:
     """A VAE's `decode` by the folder's weights, read when it is called; picture by picture, to save memory.
 
@@ -172,15 +182,35 @@ class _Decoder:
 
     order: Order
     kind: str
+    has_given_up: bool = False
+    """Whether there was no memory, and the order can do without pictures."""
 
     def __call__(self, latents: Tensor, *times: Tensor | None, **options: Any) -> tuple[Tensor]:
         import diffusers
 
-        vae = getattr(diffusers, self.kind).from_pretrained(self.order.folder / "vae", use_safetensors=True)
+        try:
+            return self._decoded(getattr(diffusers, self.kind), latents, *times, **options)
+        except (RuntimeError, MemoryError) as error:
+            if is_shortage(error) and not self.order.needs_pictures:
+                warn_of_shortage(error)
+                self.has_given_up = True
+            raise
+
+    def _decoded(self, kind: Any, latents: Tensor, *times: Tensor | None, **options: Any) -> tuple[Tensor]:
+        vae = kind.from_pretrained(self.order.folder / "vae", use_safetensors=True)
         vae = vae.to(latents.device).eval()
         rows = zip(*(rows.float().split(1) for rows in (latents, *times) if rows is not None), strict=True)
         decoded = [vae.decode(*row, **{**options, "return_dict": False})[0] for row in rows]
         return (torch.cat(decoded),)
+
+
+def warn_of_shortage(error: BaseException) -> None:
+    """Say that there is no memory to decode pictures, and that training goes on."""
+    logger.warning(
+        'samples=none reason="no memory to decode them: %s" remedy="use a smaller data.resolution or '
+        'leave more memory free"; training continues',
+        str(error).splitlines()[0] if str(error) else type(error).__name__,
+    )
 
 
 def _watch(scheduler: Any, stand_in: _StandIn, on_step: Callable[[int, int], None] | None) -> None:

@@ -15,7 +15,6 @@ import mmap
 import multiprocessing
 import os
 import signal
-import tempfile
 import threading
 import time
 import traceback
@@ -32,6 +31,7 @@ import torch
 from torch import Tensor
 
 from diffusionpipe.errors import DataError
+from diffusionpipe.runtime.anonymous_file import anonymous_file
 from diffusionpipe.runtime.parent_death import end_with_parent
 from diffusionpipe.units import Bytes, Seconds
 
@@ -241,14 +241,6 @@ def _reply(pipe: Connection, step: int, make: MakeBatch) -> None:
 
 
 # ---- the memory of a batch
-
-
-def anonymous_file() -> int:
-    """A descriptor of a file without a name, in memory where the system has such files, else on the disk."""
-    if hasattr(os, "memfd_create"):
-        return os.memfd_create("diffusionpipe")
-    with tempfile.TemporaryFile() as file:
-        return os.dup(file.fileno())
 
 
 def _write(file: int, tensors: list[Tensor]) -> None:

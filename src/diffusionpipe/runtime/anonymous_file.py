@@ -1,0 +1,15 @@
+"""Files without a name, which end with the last process that has them."""
+
+import os
+import tempfile
+
+
+def anonymous_file(shown: str = "diffusionpipe") -> int:
+    """A descriptor of a file without a name, in memory where the system has such files, else on the disk.
+
+    `shown`: how /proc/PID/maps calls it.
+    """
+    if hasattr(os, "memfd_create"):
+        return os.memfd_create(shown)
+    with tempfile.TemporaryFile() as file:
+        return os.dup(file.fileno())
