@@ -26,4 +26,4 @@ class BufferPool:
 
     def give_back(self, tensor: Tensor) -> None:
         """Return a buffer that nothing refers to any more."""
-        self._free.setdefault((tuple(tensor.shape), tensor.dtype), []).append(tensor)
+        self._free.setdefault((tensor.shape, tensor.dtype), []).append(tensor)

@@ -218,11 +218,11 @@ class Executor:
         return f"It ran out at {place}; {held}."
 
     def _finish(self) -> None:
-        for works in self._works:
+        for works in filter(None, self._works):
             for work in works:
                 work.wait()
             works.clear()
-        for held in self._held:
+        for held in filter(None, self._held):
             held.clear()
         for block in self._equipment.gradients.values():
             block.finish()
