@@ -33,11 +33,11 @@ HEAD = """# Models
 A VAE for clips encodes each picture as a clip of one frame.
 
 Tests train a tiny model of each transformer pipeline over two ranks, under 1F1B, ZB-V, filled and sharded, in turns
-whole and with adapters (`PixArtSigmaPipeline` and `DiTPipeline` load none), and compare with one process; diffusers opens
-the results. They draw each pipeline that is drawn on 1, 2 and 3 ranks: in float32 within 1e-5 of diffusers' own pipeline,
-in bfloat16 the same bits. Two kinds are compared with our loop in one process, because diffusers has no pipeline for
-them: classes of `DDPMPipeline`, and models that read their own estimate. `make families` shows all layouts whole and with
-adapters.
+whole and with adapters (`PixArtSigmaPipeline` and `DiTPipeline` load none), and compare with one process; diffusers
+opens the results. They draw each pipeline that is drawn on 1, 2 and 3 ranks: in float32 within 1e-5 of diffusers' own
+pipeline, in bfloat16 the same bits. Two kinds are compared with our loop in one process, because diffusers has no
+pipeline for them: classes of `DDPMPipeline`, and models that read their own estimate. `make families` shows all
+layouts whole and with adapters.
 
 ## Transformer classes
 

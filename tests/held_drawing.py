@@ -18,7 +18,7 @@ from diffusionpipe.models.describe import describe
 from diffusionpipe.models.graph import LayerGraph
 from diffusionpipe.planner.drawing import DrawingMemory, predict_drawing
 from diffusionpipe.planner.pricing.setting import Setting
-from diffusionpipe.profiler import profile_model
+from diffusionpipe.profiler import analytic_profile
 from diffusionpipe.profiler.memory import LiveBytes
 from diffusionpipe.runtime.process_group import Job
 from diffusionpipe.trainer import folder_drawing, ranks_drawing
@@ -101,6 +101,6 @@ def predicted(asked: Asked, precision: Precision, ranks: int) -> tuple[DrawingMe
     autocast = torch.bfloat16 if precision is Precision.BFLOAT16 else None
     model = describe(opened.graph, autocast=autocast)
     rows = len(asked.wish) * asked.settings[0].copies
-    profile = profile_model(opened.graph, model, precision=precision.value, batch_sizes=(1, rows), repeats=1)
+    profile = analytic_profile(opened.graph, model, device="h100", precision=precision.value, batch_sizes=(1, rows))
     setting = Setting(profile=profile, cluster=synthetic.cluster(ranks), workload=Workload(batch=1))
     return predict_drawing(setting, pictures=len(asked.wish), rows=rows, size=rows_together(rows)).memory

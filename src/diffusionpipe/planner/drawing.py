@@ -93,12 +93,13 @@ def predict_drawing(setting: Setting, *, pictures: int, rows: int, size: int) ->
             f"{cluster.num_ranks} ranks cannot share the {len(graph.backbone_layers)} layers of the denoiser; use a "
             f"cluster with {len(graph.backbone_layers)} devices at most"
         )
-    stored = replace(setting, profile=_as_stored(setting.profile))
     plan = drawing_plan(graph, cluster.num_ranks, rows, size)
     (schedule,) = plan.sample
+    workers = _layers_of_workers(schedule, plan, graph)
+    stored = replace(setting, profile=_as_drawn(setting.profile))
     timeline = simulate(schedule, costs_of(schedule, plan.blocks, plan.mesh, stored))
     sizes = {tensor.name: tensor.num_bytes for tensor in graph.tensors}
-    messages = [moved for _, moved in moving_of(schedule, timeline, sizes)]
+    received = [messages for _, messages in moving_of(schedule, timeline, sizes)]
     encoders = _encoders(graph)
     slowest = min(device.speed for device in cluster.devices)
     held = _bytes_of_encoders(setting.profile, encoders, rows)
@@ -111,16 +112,28 @@ def predict_drawing(setting: Setting, *, pictures: int, rows: int, size: int) ->
             DrawingMemory(
                 encoders=held,
                 weights=_weights(setting.profile, layers),
-                tensors=_tensors(setting.profile, layers, rows=rows, size=size) + messages[worker],
+                tensors=_tensors(setting.profile, layers, rows=rows, size=size)
+                + received[worker]
+                + _sent(graph, layers) * rows,
             )
-            for worker, layers in enumerate(_layers_of_workers(schedule, plan, graph))
+            for worker, layers in enumerate(workers)
         ),
     )
 
 
-def _as_stored(profile: Profile) -> Profile:
-    """Without casts: weights are stored as they are read."""
-    return replace(profile, layers=tuple(replace(layer, cast=0.0, copies=0) for layer in profile.layers))
+def _as_drawn(profile: Profile) -> Profile:
+    """Without casts, for weights are stored as they are read, and nothing is kept for a backward."""
+    none = (0,) * len(profile.batch_sizes)
+    layers = (replace(layer, cast=0.0, copies=0, activation=none) for layer in profile.layers)
+    return replace(profile, layers=tuple(layers))
+
+
+def _sent(graph: ModelGraph, layers: Collection[str]) -> Bytes:
+    """Of a row, to other workers. No message comes back within a step, so all rows' stay until its end."""
+    others = [layer for layer in _drawn(graph) if layer.name not in layers]
+    wanted = {name for layer in others for name in layer.reads}
+    written = [name for layer in graph.layers if layer.name in layers for name in layer.writes]
+    return sum(graph.tensor(name).num_bytes for name in written if name in wanted)
 
 
 def _layers_of_workers(schedule: Schedule, plan: Plan, graph: ModelGraph) -> list[list[str]]:

@@ -5,7 +5,6 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Protocol
 
-import torch
 from torch import Tensor
 
 from diffusionpipe.profiler.layer_run import LayerRun
@@ -95,8 +94,7 @@ def run_for_memory(run: LayerRun, gauge: Gauge, watch: Watch | None = None) -> M
 def _drawing(run: LayerRun, gauge: Gauge) -> Bytes:
     gauge.restart_peak()
     before = gauge.live
-    with torch.no_grad():
-        run.forward()
+    run.forward(keeps=False)
     return gauge.peak - before
 
 

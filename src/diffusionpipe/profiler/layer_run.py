@@ -51,11 +51,11 @@ class LayerRun:
         if self.narrow is not None:
             self.casts.make(self.weights, self.narrow)
 
-    def forward(self) -> tuple[Tensor, ...]:
-        """What the layer writes; it reads the copies of `cast`."""
+    def forward(self, *, keeps: bool = True) -> tuple[Tensor, ...]:
+        """What the layer writes; it reads the copies of `cast`. `keeps`: what a backward needs, if there is one."""
         reads = (self.reads[name] for name in self.layer.reads)
         forwards = self.forwards if self.casts else ()
-        with torch.set_grad_enabled(not self.is_frozen), self.context():
+        with torch.set_grad_enabled(keeps and not self.is_frozen), self.context():
             written: tuple[Tensor, ...] = run_with(forwards, None, self.casts, self.layer.run, self.component, *reads)
         return written
 
