@@ -26,6 +26,7 @@ from diffusionpipe.planner.search.constants import (
     MAX_SHARDED_FORWARDS,
     MAX_UNEQUAL_UNITS,
     NUM_IMPROVED,
+    NUM_OF_ARRANGEMENT,
     NUM_OF_KIND,
     NUM_PAIRS,
     NUM_THOROUGH,
@@ -74,17 +75,28 @@ def add_pairs(pool: Pool) -> None:
             place = PairPlace(judge=judge, arrangement=arrangement, microbatches=(first, second))
             for candidate in _thorough(place, name):
                 pool.add(pool.judged_of(candidate))
-    for one in _to_improve(pool):
-        pool.add(bucketed(pool, move_cuts(pool, one)))
+    for one in _best_of_arrangements(pool):
+        pool.add(bucketed(pool, one))
+    for one in _to_improve(pool):  # in buckets, a stage of few layers could not be made smaller
+        whole = pool.judged_of(replace(one.candidate, buckets=1))
+        pool.add(bucketed(pool, move_cuts(pool, whole)))
+
+
+def _best_of_arrangements(pool: Pool) -> list[Judged]:
+    """The best of each kind and arrangement: without buckets those whose sums take long look worse than they are."""
+    found: dict[object, list[Judged]] = {}
+    for one in pool.diverse():
+        found.setdefault((name_of(one.candidate), one.candidate.arrangement), []).append(one)
+    return [one for alike in found.values() for one in alike[:NUM_OF_ARRANGEMENT]]
 
 
 def _to_improve(pool: Pool) -> list[Judged]:
-    """The best candidates, and the best of each kind: without buckets a kind may look worse than it is."""
+    """The best candidates, and those of each kind in its best arrangements: cuts that are not moved yet mislead."""
     ranked = pool.diverse()
-    kinds: dict[str, list[Judged]] = {name_of(one.candidate): [] for one in ranked}
+    kinds: dict[str, dict[Arrangement, Judged]] = {}
     for one in ranked:
-        kinds[name_of(one.candidate)].append(one)
-    best = [one for of_kind in kinds.values() for one in of_kind[:NUM_OF_KIND]]
+        kinds.setdefault(name_of(one.candidate), {}).setdefault(one.candidate.arrangement, one)
+    best = [one for of_kind in kinds.values() for one in list(of_kind.values())[:NUM_OF_KIND]]
     return list({one.candidate: one for one in (*ranked[:NUM_IMPROVED], *best)}.values())
 
 
@@ -165,7 +177,9 @@ def _cut(place: PairPlace, name: str) -> Iterator[Candidate]:
     pairs = place.judge.pairs
     key = place.arrangement, place.microbatches, name
     if key not in pairs:
-        pairs[key] = quick_pairs(place.question((1,), is_opposed=name == OPPOSED), _loads(place, name))[:1]
+        question, loads = place.question((1,), is_opposed=name == OPPOSED), _loads(place, name)
+        # The second one's loads are more even; which is better also depends on what the objective leaves out.
+        pairs[key] = quick_pairs(question, loads)[:1] + first_pairs(question, loads, width=2)[:1]
     for pair in pairs[key]:
         yield from _ordered(place, name, _starts(place, name, pair), pair.replicas)
 

@@ -49,8 +49,12 @@ SLACK = 1.3
 """The dearest stage that a question allows, in even shares: more makes the dynamic program slower, less asks again."""
 NUM_PAIRS = 5
 """Numbers of micro-batches of two backbones that are looked at for each kind and arrangement: more cost estimates."""
-NUM_OF_KIND = 3
-"""Of each kind so many are improved too: more cost estimates; with fewer a kind is compared at worse sizes."""
+NUM_OF_ARRANGEMENT = 2
+"""Of each kind and arrangement of ranks so many get buckets before the best are improved: more cost estimates, with
+none those whose sums take long are left out."""
+NUM_OF_KIND = 4
+"""Of each kind so many arrangements are improved too: more cost estimates; with fewer a kind is compared at worse
+sizes."""
 SLACKS = (0, 2)
 """Micro-batches that stages of such orders hold beyond 1F1B's: each costs an estimate, the second gains where p is
 large and there is memory."""
@@ -64,7 +68,10 @@ PAIR_SLACK = 1.03
 CAP_STEP = 1.06
 """and the factor by which it grows, itself growing: larger finds more slowly, smaller asks more often."""
 FEW_LAYERS = 20
-"""Layers of each of two backbones between which a quick question cuts: more is slower, fewer gives worse pairs;"""
+"""Layers of each of two backbones between which a quick question cuts, at least: more is slower, fewer gives worse
+pairs;"""
+FEW_STATES = 160
+"""such layers times devices, so that questions about few devices cut between more;"""
 MORE_LAYERS = 32
 """and of those that prepare a thorough one: too many or too few make that one slower."""
 EFFORT = 700_000

@@ -38,7 +38,15 @@ from functools import cached_property, lru_cache
 from operator import le
 from typing import TypeAlias
 
-from diffusionpipe.planner.search.constants import CAP_STEP, EFFORT, FEW_LAYERS, MORE_LAYERS, NEAR, PAIR_SLACK
+from diffusionpipe.planner.search.constants import (
+    CAP_STEP,
+    EFFORT,
+    FEW_LAYERS,
+    FEW_STATES,
+    MORE_LAYERS,
+    NEAR,
+    PAIR_SLACK,
+)
 from diffusionpipe.planner.search.dynamic_program import LinkTime, Numbers, StageTime
 from diffusionpipe.planner.search.pair_objectives import Links, PairObjective
 from diffusionpipe.units import Seconds
@@ -129,10 +137,10 @@ def bounded_pairs(question: TwoSidedQuestion, objective: PairObjective, *, width
     pairs would have to be looked at: a dearer device may have a shorter ramp. Where so many have to be in spite of
     limits, because sums of gradients outlast the ramps, some places to cut are left out.
     """
-    found, places = quick_pairs(question, objective), FEW_LAYERS
+    found, places = quick_pairs(question, objective), _few(question)
     if not found:
         return ()
-    for more in (MORE_LAYERS, max(question.num_layers)):
+    for more in sorted({max(places, MORE_LAYERS), max(question.num_layers)}):
         better = _cut_at(question, objective, more, limit=found[0].value)
         if not better:
             break
@@ -142,11 +150,17 @@ def bounded_pairs(question: TwoSidedQuestion, objective: PairObjective, *, width
 
 def quick_pairs(question: TwoSidedQuestion, objective: PairObjective) -> tuple[PairPartition, ...]:
     """The best pairs that cut each backbone at some of its layers alone; where there are none, the first that fit."""
-    coarse, ends = _coarse(question, FEW_LAYERS)
+    places = _few(question)
+    coarse, ends = _coarse(question, places)
     first = first_pairs(coarse, objective, width=1)
     if not first:
         return first_pairs(question, objective, width=1)
-    return _cut_at(question, objective, FEW_LAYERS, limit=first[0].value) or _of_layers(first, *ends)
+    return _cut_at(question, objective, places, limit=first[0].value) or _of_layers(first, *ends)
+
+
+def _few(question: TwoSidedQuestion) -> int:
+    """Layers of each backbone for a quick question: over fewer devices it takes less time."""
+    return max(FEW_LAYERS, FEW_STATES // question.num_devices)
 
 
 def _cut_at(
