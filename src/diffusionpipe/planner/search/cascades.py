@@ -69,8 +69,8 @@ def add_pairs(pool: Pool) -> None:
             for candidate in kind(place):
                 pool.add(pool.judged_of(candidate))
     for name in (OPPOSED, TOGETHER):
-        own = (one.candidate for one in pool.diverse() if one.candidate.schedule == name)
-        best = dict.fromkeys((candidate.arrangement, candidate.counts) for candidate in own)
+        alike = (one.candidate for one in pool.diverse() if one.candidate.schedule == name)
+        best = dict.fromkeys((candidate.arrangement, candidate.counts) for candidate in alike)
         for arrangement, (first, second) in list(best)[:NUM_THOROUGH]:
             place = PairPlace(judge=judge, arrangement=arrangement, microbatches=(first, second))
             for candidate in _thorough(place, name):
