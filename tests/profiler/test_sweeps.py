@@ -18,7 +18,7 @@ def column(seconds, *, waking=(), took=0.0):
         cast=0.0,
         host=NO_HOST,
     )
-    return Column(times={"layer": times}, activation={}, workspace={}, copies={}, waking=waking, took=took)
+    return Column(times={"layer": times}, activation={}, workspace={}, drawing={}, copies={}, waking=waking, took=took)
 
 
 def swept(found, *, agree=alone, end=inf, first_took=0.0):
