@@ -31,22 +31,6 @@ PROFILE = "profile.corrected.json"
 CLUSTER = "cluster.corrected.json"
 PLAN = "plan.suggested.json"
 ERRORS = "logs/replanning.err"
-KEYS = (
-    "stages",
-    "microbatches",
-    "schedule",
-    "orders",
-    "replicas",
-    "data_parallel",
-    "sharded",
-    "splits",
-    "encode_chunk",
-    "fill",
-    "offload_frozen",
-    "cluster",
-    "replan",
-)
-"""Of [pipeline], what a plan file replaces."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +44,9 @@ class Command:
 
     def with_plan(self, plan: Path, recipe: "Recipe") -> str:
         """The command that goes on with a plan file, with all keys taken back that the plan sets."""
-        given = [key for key in KEYS if getattr(recipe.pipeline, key) not in (None, ())]
+        from diffusionpipe.trainer.recipe.pipeline_section import PLANNED
+
+        given = recipe.pipeline.given((*PLANNED, "replan"))
         taken = [f"pipeline.{key}={'[]' if key in ('replicas', 'splits') else 'none'}" for key in given]
         words = ["diffusionpipe", "train", str(self.recipe), *self.overrides, f"pipeline.plan={plan}", *taken]
         options = ["--device", self.device] if self.device != "auto" else []

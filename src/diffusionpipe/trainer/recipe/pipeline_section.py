@@ -1,5 +1,6 @@
 """[pipeline] of a recipe: the sizes, where they come from, and their defaults."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from math import ceil
@@ -14,6 +15,21 @@ from diffusionpipe.ir.versions import Versions
 from diffusionpipe.trainer.recipe.section import Choice, Count, Maybe, Section, Several, raise_problems
 
 AUTO = "auto"
+PLANNED = (
+    "stages",
+    "microbatches",
+    "schedule",
+    "orders",
+    "replicas",
+    "data_parallel",
+    "sharded",
+    "splits",
+    "encode_chunk",
+    "fill",
+    "offload_frozen",
+    "cluster",
+)
+"""Keys that a plan file takes the place of."""
 
 
 class Replan(StrEnum):
@@ -101,6 +117,10 @@ class PipelineSection(Section):
         """Whether the run looks for a faster layout, as far as this section says."""
         return self.replan is not Replan.NEVER and self.is_profiled and self.versions is Versions.FLUSHED
 
+    def given(self, keys: Sequence[str]) -> list[str]:
+        """Those of these keys that the recipe sets."""
+        return [key for key in keys if getattr(self, key) not in (None, ())]
+
     @property
     def plan_file(self) -> Path | None:
         """The plan file to train by, if there is one."""
@@ -127,20 +147,7 @@ class PipelineSection(Section):
 
     @model_validator(mode="after")
     def _other_keys_leave_the_plan_its_say(self) -> Self:
-        keys = (
-            "stages",
-            "microbatches",
-            "schedule",
-            "orders",
-            "replicas",
-            "data_parallel",
-            "sharded",
-            "splits",
-            "encode_chunk",
-            "fill",
-            "offload_frozen",
-        )
-        given = [key for key in (*keys, "cluster") if getattr(self, key) not in (None, ())]
+        given = self.given(PLANNED)
         match self.plan:
             case None:
                 wrong = {"schedule": "pipeline.orders sets it; remove one of the two"} if self.orders else {}
@@ -152,7 +159,7 @@ class PipelineSection(Section):
                 wrong = dict.fromkeys(("orders", "replicas", "splits"), text)
             case path:
                 text = f'the plan file {path} sets it; remove it, or set plan = "auto"'
-                wrong = dict.fromkeys((*keys, "cluster"), text)
+                wrong = dict.fromkeys(PLANNED, text)
         raise_problems(f"{key}: {wrong[key]}" for key in given if key in wrong)
         return self
 
