@@ -28,6 +28,7 @@ from diffusionpipe.costs import (
 from diffusionpipe.ir import Plan, Span, Timeline
 from diffusionpipe.ir.recorded import Recorded
 from diffusionpipe.planner import Given, Setting, choose
+from diffusionpipe.planner.correction.computing import Factors, scaled
 from diffusionpipe.planner.correction.correct import correct
 from diffusionpipe.planner.correction.suggestion import suggest
 from diffusionpipe.planner.pricing.stage_costs import costs_of
@@ -46,6 +47,7 @@ PARAMETERS = 20_000_000
 """Of each layer."""
 SMALL: Bytes = 4096
 """Of a sample between two layers, where messages are to take no time."""
+TWICE = Factors(forward=2.0, input_grad=2.0, weight_grad=2.0)
 CROSSING: Seconds = 0.006
 """What a sample takes on the true link, where the link is planted: more than its compute on a rank."""
 RECORDED, UNRECORDED = 15, 5
@@ -94,7 +96,7 @@ def _settings(name: str, link: Link) -> tuple[Setting, Setting]:
     """What is true, and what the planner is told."""
     if name == "layer":
         true = _setting(_profile(SMALL), link, bus=1e9, given=Given(schedule="1f1b", data_parallel=1))
-        return true, replace(true, profile=_doubled(true.profile, "layer0"))
+        return true, replace(true, profile=scaled(true.profile, {"layer0": TWICE}))
     true = _setting(_profile(round(link.bandwidth * CROSSING)), link, bus=2.4e9, given=Given(schedule="1f1b"))
     fast = replace(link, bandwidth=10 * link.bandwidth)
     return true, replace(true, cluster=replace(true.cluster, intra=fast, inter=fast))
@@ -153,26 +155,6 @@ def _profile(num_bytes: Bytes) -> Profile:
         device_type="cpu",
         precision="float32",
         source="measured",
-    )
-
-
-def _doubled(profile: Profile, name: str) -> Profile:
-    def twice(times: Sequence[Seconds]) -> tuple[Seconds, ...]:
-        return tuple(2 * time for time in times)
-
-    return replace(
-        profile,
-        layers=tuple(
-            replace(
-                layer,
-                forward=twice(layer.forward),
-                input_grad=twice(layer.input_grad),
-                weight_grad=twice(layer.weight_grad),
-            )
-            if layer.name == name
-            else layer
-            for layer in profile.layers
-        ),
     )
 
 

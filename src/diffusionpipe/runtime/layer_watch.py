@@ -14,24 +14,21 @@ class LayerWatch:
         self._recorder = recorder_for(device)
         self._noted: list[tuple[str, int, int]] = []
         """Layer, samples, and the number of the mark at its end; the mark before it is at its start."""
-        self._num_marks = 0
 
     def start(self) -> None:
         """Forget what was noted, and note from now on."""
         self._recorder.reset()
         self._noted.clear()
-        self._num_marks, self.is_on = 0, True
+        self.is_on = True
 
     def begin(self) -> None:
         """Layers follow."""
         self._recorder.mark()
-        self._num_marks += 1
 
     def end(self, name: str, samples: int) -> None:
         """A layer is over, and the next one begins."""
+        self._noted.append((name, samples, self._recorder.issued()))
         self._recorder.mark()
-        self._noted.append((name, samples, self._num_marks))
-        self._num_marks += 1
 
     def stop(self) -> list[LayerTime]:
         """All that was noted since `start`, in order; on GPUs it waits for the device."""

@@ -1,7 +1,7 @@
 """An exponential moving average of the weights."""
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 import torch
 from torch import Tensor, nn
@@ -53,22 +53,19 @@ class Ema:
     def swapped(self) -> Iterator[None]:
         """Puts the averages into the parameters, and back the very same bits when the block ends, also by an error."""
         assert not self._is_swapped, "swapped() does not nest"
-        pairs = [(one.detach(), average) for one, average in zip(self._parameters, self._averages, strict=True)]
-        alike = [pair for pair in pairs if pair[0].dtype == pair[1].dtype]
-        narrow = [pair for pair in pairs if pair[0].dtype != pair[1].dtype]
-        kept = [parameter.clone() for parameter, _ in narrow]
         self._is_swapped = True
-        for pair in alike:
-            _exchange(*pair)
         try:
-            for parameter, average in narrow:
-                parameter.copy_(average)
-            yield
+            with ExitStack() as back:
+                for parameter, average in zip(self._parameters, self._averages, strict=True):
+                    values = parameter.detach()
+                    if values.dtype == average.dtype:
+                        _exchange(values, average)
+                        back.callback(_exchange, values, average)
+                    else:
+                        back.callback(values.copy_, values.clone())
+                        values.copy_(average)
+                yield
         finally:
-            for (parameter, _), value in zip(narrow, kept, strict=True):
-                parameter.copy_(value)
-            for pair in alike:
-                _exchange(*pair)
             self._is_swapped = False
 
     def tensors(self) -> dict[str, Tensor]:
