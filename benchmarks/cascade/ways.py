@@ -104,7 +104,8 @@ def ways(setting: Setting) -> Iterator[Way]:
     judge = Judge(setting=setting)
     for is_filled in (True, False) if setting.graph.frozen_layers else (False,):
         best: dict[str, Way] = {}
-        for candidate, proposal in search(setting, filler=filler_of(setting) if is_filled else None).finalists:
+        filler = filler_of(setting) if is_filled else None
+        for candidate, proposal in search(setting, filler=filler, judge=judge).finalists:
             way = _way(judge, candidate, proposal, is_filled=is_filled)
             best.setdefault(way.name, way)
         yield from best.values()
