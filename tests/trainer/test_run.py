@@ -274,6 +274,13 @@ def test_bfloat16_over_two_ranks_stays_near_float32(crew, recipe, over_two, tmp_
 # --- steps before all norms are known
 
 
+def copy_what_was_measured(folder, other):
+    """Give another run's folder all that plans are made of: the layers, and the links between each two ranks."""
+    other.mkdir()
+    for measured in ("profile.json", "cluster.json"):
+        shutil.copy(folder / measured, other)
+
+
 @pytest.mark.parametrize("fill", [False, True], ids=["unfilled", "filled"])
 def test_a_post_validated_run_is_bit_for_bit_the_blocking_one(crew, recipe, profiles, tmp_path, fill):
     """Clipping is needed every now and then, so that steps are taken back."""
@@ -281,8 +288,7 @@ def test_a_post_validated_run_is_bit_for_bit_the_blocking_one(crew, recipe, prof
     common = {"steps": 14, "clip_norm": 0.66}
     assert crew.run(train, recipe(tmp_path / "blocking", training=common, **sections), profiles=profiles) == [14, 14]
     if fill:
-        (tmp_path / "validated").mkdir()
-        shutil.copy(tmp_path / "blocking" / "profile.json", tmp_path / "validated")
+        copy_what_was_measured(tmp_path / "blocking", tmp_path / "validated")
     validated = recipe(tmp_path / "validated", training=common | {"post_validation": True}, **sections)
     assert crew.run(train, validated, at={11: terminate_the_last_rank}) != [14, 14]
     assert crew.run(train, validated, "latest") == [14, 14]
@@ -312,8 +318,7 @@ def test_a_run_that_was_interrupted_twice_is_bit_for_bit_the_uninterrupted_one(c
 def test_a_filled_run_goes_on_bit_for_bit_with_the_profile_that_it_was_planned_by(crew, recipe, profiles, tmp_path):
     filled = {"pipeline": {"fill": True}}
     assert crew.run(train, recipe(tmp_path / "whole", **filled), profiles=profiles) == [6, 6]
-    (tmp_path / "stopped").mkdir()
-    shutil.copy(tmp_path / "whole" / "profile.json", tmp_path / "stopped")
+    copy_what_was_measured(tmp_path / "whole", tmp_path / "stopped")
     assert crew.run(train, recipe(tmp_path / "stopped", **filled), at={3: ask_to_save_and_quit}) == [3, 3]
     assert crew.run(train, recipe(tmp_path / "stopped", **filled), "latest") == [6, 6]
     assert (tmp_path / "stopped" / "plan.json").read_text() == (tmp_path / "whole" / "plan.json").read_text()
