@@ -144,13 +144,13 @@ def _times(model: str, plans: dict[str, Found]) -> Table:
         "step corrected",
         "ratio",
     )
-    table = _table(f"{model}: iterations and steps", "", *columns, "quiet steps", "no core")
+    table = _table(f"{model}: iterations and steps", "", *columns, "recorded", "quiet steps", "no core")
     for name, one in plans.items():
         alone = Pair(predicted=one.before, measured=one.iteration.measured)
         times = f"{one.fastest * 1e3:.1f}", f"{one.before * 1e3:.1f}", f"{alone.ratio:.3f}"
         quiet = f"{one.quiet} of {one.steps}", f"{one.delay:.1%}"
         corrected = [text for pair in (one.corrected, one.corrected_step) for text in _pair(pair)[::2]]
-        table.add_row(name, *_pair(one.iteration), *times, *_pair(one.step), *corrected, *quiet)
+        table.add_row(name, *_pair(one.iteration), *times, *_pair(one.step), *corrected, str(one.recorded), *quiet)
     return table
 
 
@@ -198,6 +198,7 @@ def _plain(found: dict[str, dict[str, Found]]) -> dict[str, Any]:
                 "unexplained": one.unexplained,
                 "kinds_s": {kind: pair(times) for kind, times in one.kinds.items()},
                 "held_bytes": [pair(rank) for rank in one.held],
+                "recorded_steps": one.recorded,
                 "quiet_steps": one.quiet,
                 "steps": one.steps,
                 "fastest_s": one.fastest,

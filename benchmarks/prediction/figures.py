@@ -5,20 +5,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from benchmarks.prediction.training import RECORDED, UNRECORDED, Profiles, Report, StepTrace
+from benchmarks.prediction.training import UNRECORDED, Profiles, Report, StepTrace
 from diffusionpipe.ir import Op, Plan, Timeline
 from diffusionpipe.planner import predicted_timeline
 from diffusionpipe.planner.correction.correct import Correction, correct
 from diffusionpipe.planner.from_profile import setting_of
 from diffusionpipe.planner.pricing.stage_costs import update_time
 from diffusionpipe.planner.search.proposal import predict
-from diffusionpipe.trainer.first_steps import recorded_of
+from diffusionpipe.trainer.first_steps import DISTURBED, recorded_of, steps_that_count
 from diffusionpipe.units import Bytes, Seconds
-
-SHORT = 0.03
-"""Of a step: one in which a rank waited longer for a core does not count."""
-ENOUGH = 8
-"""Steps that must count, or all do."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,9 +50,11 @@ class Found:
     held: tuple[Pair, ...]
     """Bytes of activations and messages at the peak of each rank."""
     quiet: int
-    """Steps that count,"""
+    """Steps in which no rank waited for a core for long,"""
     steps: int
     """of so many."""
+    recorded: int
+    """Steps that were recorded for the correction: 15, and more where other programs took cores."""
     fastest: Seconds
     """The shortest iteration."""
     delay: float
@@ -72,8 +69,7 @@ def compare(plan: Plan, profiles: Profiles, ranks: Sequence[Report]) -> Found:
     traces = [report.traces for report in ranks]
     lengths = [max(rank.iteration for rank in step) for step in zip(*traces, strict=True)]
     shares = [max(rank.delay / rank.step for rank in step) for step in zip(*traces, strict=True)]
-    quiet = [index for index, share in enumerate(shares) if share <= SHORT]
-    counted = quiet if len(quiet) >= ENOUGH else list(range(len(shares)))
+    counted = steps_that_count(shares, may_go_on=False) or list(range(len(shares)))
     predicted = predicted_timeline(profiles.together, plan)
     measured = sorted(counted, key=lambda index: lengths[index])[len(counted) // 2]
     spans = tuple(span for trace in traces[: plan.mesh.pipeline] for span in trace[measured].spans)
@@ -90,7 +86,8 @@ def compare(plan: Plan, profiles: Profiles, ranks: Sequence[Report]) -> Found:
         unexplained=correction.unexplained,
         kinds=_kinds(plan, predicted, [[trace[index] for index in counted] for trace in traces]),
         held=_held(plan, profiles, [report.held for report in ranks]),
-        quiet=len(quiet),
+        quiet=sum(share <= DISTURBED for share in shares),
+        recorded=ranks[0].recorded,
         steps=len(shares),
         fastest=min(lengths),
         delay=median(shares),
@@ -103,7 +100,7 @@ def _correction(plan: Plan, profiles: Profiles, ranks: Sequence[Report]) -> Corr
     """What a run would say after its first 20 steps."""
     orders = [plan.train.orders[plan.mesh.place(rank)[1]] for rank in range(plan.mesh.num_ranks)]
     first = [report.first for report in ranks]
-    recorded = recorded_of(plan.mesh, first, orders, (UNRECORDED + 1, UNRECORDED + RECORDED))
+    recorded = recorded_of(plan.mesh, first, orders, (UNRECORDED + 1, UNRECORDED + ranks[0].recorded))
     setting = setting_of(profiles.together, plan.mesh, plan.batch, checkpointed=plan.checkpointed)
     return correct(setting, plan, recorded)
 

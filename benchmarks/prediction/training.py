@@ -9,7 +9,6 @@ from time import perf_counter
 import torch
 import torch.distributed as dist
 
-from benchmarks.prediction.delays import delay
 from benchmarks.prediction.plans import BATCH_SIZES
 from diffusionpipe.costs import Profile
 from diffusionpipe.ir import Plan, Span
@@ -17,6 +16,7 @@ from diffusionpipe.models.folder import resolve_folder, weight_sources
 from diffusionpipe.models.weights import materialize
 from diffusionpipe.profiler import profile_job, profile_model
 from diffusionpipe.profiler.held import NotingTransport, count_held
+from diffusionpipe.runtime.cores import waited_for_core
 from diffusionpipe.runtime.places import channels_of, holders_of, trained_layers
 from diffusionpipe.runtime.process_group import Job
 from diffusionpipe.runtime.transport import ProcessTransport
@@ -25,7 +25,7 @@ from diffusionpipe.trainer.conditions import open_tokenizer
 from diffusionpipe.trainer.data.batch import TOKENS, BatchSource
 from diffusionpipe.trainer.data.dataset import Condition, scan
 from diffusionpipe.trainer.data.loader import StepLoader
-from diffusionpipe.trainer.first_steps import OwnSteps, StepRecorder
+from diffusionpipe.trainer.first_steps import OwnSteps, StepRecorder, steps_that_count
 from diffusionpipe.trainer.job_profile import update_of
 from diffusionpipe.trainer.loop import Stepper
 from diffusionpipe.trainer.members import build_model
@@ -38,7 +38,7 @@ from diffusionpipe.units import Bytes, Seconds
 
 WARM_UP = 3
 UNRECORDED, RECORDED = 5, 15
-"""The first steps of a plan, of which a run records as many: these 20 correct the profile for those that follow."""
+"""The first steps of a plan, as in a run: these 20, or more where few count, correct the profile for those behind."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,7 +90,9 @@ class Report:
     """What one rank did with one plan."""
 
     first: OwnSteps
-    """The steps that correct the profile."""
+    """The steps that correct the profile,"""
+    recorded: int
+    """out of so many."""
     traces: list[StepTrace]
     """Those after them."""
     held: Bytes
@@ -106,10 +108,9 @@ def train(
     held = {name: run.held for name, run in runs.items()}
     reports: dict[str, Report] = {}
     for name, run in runs.items():
-        for number in range(UNRECORDED + RECORDED):
-            run.first(is_recorded=number >= UNRECORDED)
+        first = run.first()
         traces = [run.traced() for _ in range(num_steps)]
-        reports[name] = Report(first=run.recorder.own(), traces=traces, held=held[name])
+        reports[name] = Report(first=first, recorded=run.recorder.num_steps, traces=traces, held=held[name])
     return reports
 
 
@@ -140,20 +141,25 @@ class _Training:
         self._stepper.step(self._number, self._inputs)
         self._number += 1
 
-    def first(self, *, is_recorded: bool) -> None:
-        """One of the first steps, as a run makes them."""
-        if not is_recorded:
-            return self.step()
-        self.recorder.begin()
-        self.step()
-        return self.recorder.end(max(phase.end for phase in self._stepper.phases()))
+    def first(self) -> OwnSteps:
+        """The first steps, as a run makes and records them (`trainer.first_steps.FirstSteps`)."""
+        for _ in range(UNRECORDED):
+            self.step()
+        while True:
+            for _ in range(RECORDED):
+                self.recorder.begin()
+                self.step()
+                self.recorder.end(max(phase.end for phase in self._stepper.phases()))
+            counted = steps_that_count(self.recorder.disturbances(), may_go_on=True)
+            if counted is not None:
+                return self.recorder.own(counted)
 
     def traced(self) -> StepTrace:
         """One step with its times, from a start that all ranks share."""
         dist.barrier()
-        start, waited = perf_counter(), delay()
+        start, waited = perf_counter(), waited_for_core()
         self.step()
-        seconds, waited = perf_counter() - start, delay() - waited
+        seconds, waited = perf_counter() - start, waited_for_core() - waited
         spans, iteration = self._session.worker.train.recording.spans()
         return StepTrace(spans=spans, iteration=iteration, step=seconds, delay=waited)
 

@@ -1,7 +1,10 @@
-"""Cores of this machine, and how the ranks on it share them."""
+"""Cores of this machine, how the ranks on it share them, and when a rank has none."""
 
 import os
 from collections.abc import Mapping
+from pathlib import Path
+
+from diffusionpipe.units import Seconds
 
 _MOST = 8
 """Data workers per rank; more of them decode no faster than a fast disk reads."""
@@ -23,3 +26,14 @@ def data_workers_for(device_type: str, environ: Mapping[str, str]) -> int:
     ranks = environ.get("LOCAL_WORLD_SIZE", "1")
     own = num_cores() // (int(ranks) if ranks.isdecimal() and int(ranks) > 0 else 1)
     return max(1, min(_MOST, own - 1))
+
+
+def waited_for_core() -> Seconds:
+    """For how long this thread has been ready to run without a core so far: what other programs have taken from it.
+
+    0 where the kernel does not count it; Linux does, in /proc/thread-self/schedstat.
+    """
+    try:
+        return int(Path("/proc/thread-self/schedstat").read_text(encoding="ascii").split()[1]) * 1e-9
+    except (OSError, IndexError, ValueError):
+        return 0.0

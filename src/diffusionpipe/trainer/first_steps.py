@@ -4,28 +4,55 @@
               warm-up     recorded, each from      medians are gathered; rank 0 holds them against
                           a start of all ranks     the prediction (`PredictionJudge`)
 
-A barrier in front of each recorded step gives the ranks a common start, from which every rank counts.
+A barrier in front of each recorded step gives the ranks a common start, from which every rank counts. Steps in which
+other programs took a rank's core do not count; while too few do, as many steps are recorded again.
 """
 
+import logging
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 from time import perf_counter
 
+import torch
 import torch.distributed as dist
 
 from diffusionpipe.ir import Action, Mesh, Span, Timeline
 from diffusionpipe.ir.recorded import LayerTime, Recorded
 from diffusionpipe.profiler.links import usable_memory
-from diffusionpipe.runtime.exchange import form_of, gather
+from diffusionpipe.runtime.cores import waited_for_core
+from diffusionpipe.runtime.exchange import form_of, gather, gather_numbers
 from diffusionpipe.trainer.loop import Stepper
 from diffusionpipe.trainer.run_state import RunState
 from diffusionpipe.trainer.session import Session
 from diffusionpipe.trainer.windows import WindowStepper
 from diffusionpipe.units import Bytes, Seconds
 
+logger = logging.getLogger(__name__)
+
 WARM_UP = 5
 COUNTED = 15
+ENOUGH = 8
+"""Steps that must count."""
+MOST_ROUNDS = 3
+"""So many times `COUNTED` steps are recorded at most until enough of them count."""
+DISTURBED = 0.03
+"""A step counts if no rank waited for a core for a longer part of it."""
+
+
+def steps_that_count(parts: Sequence[float], *, may_go_on: bool) -> list[int] | None:
+    """Which recorded steps count, in order, by the longest part of each for which a rank had no core.
+
+    If fewer than `ENOUGH` were calm: None, where further steps can be recorded; else those that were disturbed least.
+    """
+    least = min(ENOUGH, COUNTED)
+    calm = [index for index, part in enumerate(parts) if part <= DISTURBED]
+    if len(calm) >= least:
+        return calm
+    if may_go_on and len(parts) < MOST_ROUNDS * COUNTED:
+        return None
+    return sorted(sorted(range(len(parts)), key=lambda index: parts[index])[:least])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,11 +79,13 @@ class StepRecorder:
     def __init__(self, session: Session) -> None:
         self._session = session
         self._start: Seconds = 0.0
+        self._waited: Seconds = 0.0
         self._spans: list[list[tuple[Seconds, Seconds]]] = []
         self._ends: list[Seconds] = []
         self._steps: list[Seconds] = []
-        self._layers: dict[tuple[str, int], list[Seconds]] = defaultdict(list)
-        self._actions: list[Action] = []
+        self._layers: list[list[LayerTime]] = []
+        self._parts: list[float] = []
+        """Of each step, without a core."""
 
     @property
     def num_steps(self) -> int:
@@ -67,7 +96,7 @@ class StepRecorder:
         """Start together with all other ranks."""
         if dist.is_initialized():
             dist.barrier()
-        self._start = perf_counter()
+        self._start, self._waited = perf_counter(), waited_for_core()
         self._session.worker.watch.start()
 
     def end(self, last: Seconds) -> None:
@@ -78,30 +107,43 @@ class StepRecorder:
         worker = self._session.worker
         offset = worker.train.began - self._start
         spans, iteration = worker.train.recording.spans()
-        self._actions = [span.action for span in spans]
         self._spans.append([(offset + span.start, span.end - span.start) for span in spans])
         self._ends.append(offset + iteration)
-        self._steps.append(max(perf_counter() - self._start, offset + last))
-        for one in worker.watch.stop():
-            self._layers[one.name, one.samples].append(one.seconds)
+        seconds = perf_counter() - self._start
+        self._parts.append((waited_for_core() - self._waited) / seconds)
+        self._steps.append(max(seconds, offset + last))
+        self._layers.append(worker.watch.stop())
 
-    def own(self) -> OwnSteps:
-        """What this rank has recorded; every rank calls it."""
+    def disturbances(self) -> list[float]:
+        """Of each step the longest part for which a rank had no core; every rank calls it, and all get the same."""
+        ranks = [rank.tolist() for rank in gather_numbers(torch.tensor(self._parts, dtype=torch.float64))]
+        return [max(parts) for parts in zip(*ranks, strict=True)]
+
+    def own(self, counted: Sequence[int]) -> OwnSteps:
+        """What this rank has recorded in these steps, counted from 0; every rank calls it."""
+        spans = [self._spans[index] for index in counted]
+        layers: dict[tuple[str, int], list[Seconds]] = defaultdict(list)
+        for index in counted:
+            for one in self._layers[index]:
+                layers[one.name, one.samples].append(one.seconds)
         return OwnSteps(
-            starts=tuple(median(start for start, _ in same) for same in zip(*self._spans, strict=True)),
-            seconds=tuple(median(seconds for _, seconds in same) for same in zip(*self._spans, strict=True)),
-            ends=tuple(self._ends),
-            steps=tuple(self._steps),
+            starts=tuple(median(start for start, _ in same) for same in zip(*spans, strict=True)),
+            seconds=tuple(median(seconds for _, seconds in same) for same in zip(*spans, strict=True)),
+            ends=tuple(self._ends[index] for index in counted),
+            steps=tuple(self._steps[index] for index in counted),
             layers=tuple(
                 LayerTime(name=name, samples=samples, seconds=median(found))
-                for (name, samples), found in self._layers.items()
+                for (name, samples), found in layers.items()
             ),
             memory=usable_memory(self._session.job),
         )
 
-    def gathered(self, first: int) -> tuple[Recorded, tuple[Bytes, ...]]:
-        """What all ranks have recorded from step `first` on, and the memory of each; every rank calls it."""
-        ranks = gather(self.own(), form_of(OwnSteps))
+    def gathered(self, first: int, counted: Sequence[int]) -> tuple[Recorded, tuple[Bytes, ...]]:
+        """What all ranks have recorded, and the memory of each; every rank calls it.
+
+        `first`: the number of the first recorded step; `counted`: those that count, from 0.
+        """
+        ranks = gather(self.own(counted), form_of(OwnSteps))
         orders = [self._session.plan.train.orders[self._session.plan.mesh.place(r)[1]] for r in range(len(ranks))]
         recorded = recorded_of(self._session.plan.mesh, ranks, orders, (first, first + self.num_steps - 1))
         return recorded, tuple(rank.memory for rank in ranks)
@@ -143,10 +185,11 @@ class FirstSteps:
         wanted = state.hooks.judge is not None and has_prediction and is_long_enough
         self._recorder = StepRecorder(session) if wanted else None
         self._judge = state.hooks.judge if session.is_first else None
+        self._is_over = False
 
     @property
     def _records(self) -> bool:
-        return self._recorder is not None and self._first <= self._state.step < self._first + COUNTED
+        return self._recorder is not None and self._first <= self._state.step and not self._is_over
 
     def begin(self) -> None:
         """The next step begins."""
@@ -157,13 +200,23 @@ class FirstSteps:
         """The step is over, and `state.step` still counts those before it; every rank calls it."""
         if self._records and self._recorder is not None and isinstance(stepper, Stepper):
             self._recorder.end(max((phase.end for phase in stepper.phases()), default=0.0))
-            if self._recorder.num_steps == COUNTED:
-                recorded, memory = self._recorder.gathered(self._first + 1)
-                if self._judge is not None and self._state.metrics is not None:
-                    found = self._judge.check(recorded, memory)
-                    self._state.metrics.write(self._state.step + 1, found)
+            if self._recorder.num_steps % COUNTED == 0:
+                self._round_over(self._recorder)
         elif self._judge is not None:
             self._judge.look()
+
+    def _round_over(self, recorder: StepRecorder) -> None:
+        """Have the recorded steps judged, or record as many again because too few of them count."""
+        step = self._state.step + 1
+        left = self._state.session.recipe.training.steps - step
+        counted = steps_that_count(recorder.disturbances(), may_go_on=left > COUNTED)
+        if counted is None:
+            logger.info("prediction_checked_after=%d reason=other_programs_take_cores", step + COUNTED)
+            return
+        self._is_over = True
+        recorded, memory = recorder.gathered(self._first + 1, counted)
+        if self._judge is not None and self._state.metrics is not None:
+            self._state.metrics.write(step, self._judge.check(recorded, memory))
 
     def close(self) -> None:
         """Training is over."""
