@@ -1,10 +1,12 @@
 """What a run says of its prediction, and the search for another layout beside it."""
 
 import io
+import logging
 import os
 from dataclasses import replace
 from pathlib import Path
 from time import sleep
+from types import SimpleNamespace
 
 import pytest
 from planner.correction.planted import layer_doubled, link_too_fast
@@ -16,7 +18,7 @@ from tiny_runs import recipe_of
 from diffusionpipe.cli.check_text import check_lines, check_table
 from diffusionpipe.cli.prediction_file import read_prediction
 from diffusionpipe.cli.replanning import Found, Replanning, Request
-from diffusionpipe.cli.run_check import Command, suggestion_text
+from diffusionpipe.cli.run_check import Command, RunCheck, suggestion_text
 from diffusionpipe.costs.files import write_cluster, write_profile
 from diffusionpipe.ir.files import read_plan
 from diffusionpipe.planner import choose
@@ -63,6 +65,19 @@ def test_a_suggestion_is_one_sentence_and_a_command():
         "Another layout would be 25% faster by the corrected profile: 1f1b, 2 stages, 200.0 ms a step instead of "
         "250.0 ms. To use it, stop this run with Ctrl-C, which saves a checkpoint, and continue it with: "
         "diffusionpipe train"
+    )
+
+
+def test_a_run_says_that_no_other_layout_is_faster(found, tmp_path, caplog):
+    check = RunCheck(Console(), Command(recipe=Path("birds.toml"), overrides=(), ranks=2))
+    check.begin(SimpleNamespace(recipe=recipe_of(Path("models/sd"), Path("data/birds"), tmp_path)))
+    check.correction = found
+    check._search = SimpleNamespace(is_over=lambda: True, result=lambda: None)
+    with caplog.at_level(logging.INFO):
+        check.look()
+    (record,) = caplog.records
+    assert record.getMessage() == (
+        f"replan=no_change: no other layout would be more than 5 % faster by {tmp_path / 'profile.corrected.json'}"
     )
 
 

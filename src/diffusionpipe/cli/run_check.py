@@ -139,7 +139,7 @@ class RunCheck:
             logger.warning("replan=failed reason=%s errors=%s", error, folder / ERRORS)
             return
         if found is None:
-            logger.info("replan=no_change: no other layout would be more than 5 % faster by %s", folder / PROFILE)
+            logger.info("replan=no_change: no other layout would be more than 5 %% faster by %s", folder / PROFILE)
             return
         command = self._command.with_plan(folder / PLAN, self._start.recipe)
         logger.warning("%s", suggestion_text(found.sizes, found.step, present, command))
