@@ -12,7 +12,7 @@ from diffusionpipe.planner.correction.correct import Correction, correct
 from diffusionpipe.planner.from_profile import setting_of
 from diffusionpipe.planner.pricing.stage_costs import update_time
 from diffusionpipe.planner.search.proposal import predict
-from diffusionpipe.trainer.first_steps import DISTURBED, recorded_of, steps_that_count
+from diffusionpipe.trainer.first_steps import DISTURBED, Note, recorded_of, steps_that_count
 from diffusionpipe.units import Bytes, Seconds
 
 
@@ -69,7 +69,8 @@ def compare(plan: Plan, profiles: Profiles, ranks: Sequence[Report]) -> Found:
     traces = [report.traces for report in ranks]
     lengths = [max(rank.iteration for rank in step) for step in zip(*traces, strict=True)]
     shares = [max(rank.delay / rank.step for rank in step) for step in zip(*traces, strict=True)]
-    counted = steps_that_count(shares, may_go_on=False) or list(range(len(shares)))
+    notes = [Note(without_core=share, iteration=length) for share, length in zip(shares, lengths, strict=True)]
+    counted = steps_that_count(notes, may_go_on=False) or list(range(len(notes)))
     predicted = predicted_timeline(profiles.together, plan)
     measured = sorted(counted, key=lambda index: lengths[index])[len(counted) // 2]
     spans = tuple(span for trace in traces[: plan.mesh.pipeline] for span in trace[measured].spans)

@@ -150,7 +150,7 @@ class _Training:
                 self.recorder.begin()
                 self.step()
                 self.recorder.end(max(phase.end for phase in self._stepper.phases()))
-            counted = steps_that_count(self.recorder.disturbances(), may_go_on=True)
+            counted = steps_that_count(self.recorder.notes(), may_go_on=True)
             if counted is not None:
                 return self.recorder.own(counted)
 

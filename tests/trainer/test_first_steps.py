@@ -9,7 +9,15 @@ from tiny_runs import losses_of, recipe_of, save_pictures, save_stable_diffusion
 from diffusionpipe.costs.clusters import load_cluster
 from diffusionpipe.costs.files import read_profile
 from diffusionpipe.ir import Mesh, parse_action
-from diffusionpipe.trainer.first_steps import COUNTED, MOST_ROUNDS, OwnSteps, recorded_of, steps_that_count
+from diffusionpipe.trainer.first_steps import (
+    COUNTED,
+    MOST_ROUNDS,
+    Note,
+    OwnSteps,
+    error_of_median,
+    recorded_of,
+    steps_that_count,
+)
 from diffusionpipe.trainer.metrics import read_metrics
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -69,18 +77,32 @@ def test_the_recordings_of_two_ranks_are_one_timeline():
     ]  # fmt: skip
 
 
+def notes_of(parts, iterations=()):
+    times = [*iterations, *[1.0] * (len(parts) - len(iterations))]
+    return [Note(without_core=part, iteration=time) for part, time in zip(parts, times, strict=True)]
+
+
 def test_only_steps_in_which_no_rank_waited_long_for_a_core_count():
-    parts = [0.5, 0.0, 0.02, 0.4, *[0.01] * (COUNTED - 4)]
-    assert steps_that_count(parts, may_go_on=True) == [1, 2, *range(4, COUNTED)]
+    notes = notes_of([0.5, 0.0, 0.02, 0.4, *[0.01] * (COUNTED - 4)], iterations=[2.0, 1.0, 1.0, 3.0])
+    assert steps_that_count(notes, may_go_on=True) == [1, 2, *range(4, COUNTED)]
 
 
 def test_further_steps_are_recorded_while_few_count():
     calm, disturbed = [0.0] * 4, [0.2] * (COUNTED - 4)
-    assert steps_that_count(calm + disturbed, may_go_on=True) is None
-    assert steps_that_count((calm + disturbed) * 2, may_go_on=True) == [0, 1, 2, 3, *range(COUNTED, COUNTED + 4)]
+    assert steps_that_count(notes_of(calm + disturbed), may_go_on=True) is None
+    found = steps_that_count(notes_of((calm + disturbed) * 2), may_go_on=True)
+    assert found == [0, 1, 2, 3, *range(COUNTED, COUNTED + 4)]
+
+
+def test_further_steps_are_recorded_while_calm_ones_vary():
+    wide = notes_of([0.0] * COUNTED, iterations=[1.0 + 0.01 * number for number in range(COUNTED)])
+    assert error_of_median([note.iteration for note in wide]) == pytest.approx(0.0179, abs=1e-4)
+    assert steps_that_count(wide, may_go_on=True) is None
+    assert steps_that_count(wide, may_go_on=False) == list(range(COUNTED))
+    assert steps_that_count(wide * MOST_ROUNDS, may_go_on=True) == list(range(COUNTED * MOST_ROUNDS))
 
 
 def test_the_least_disturbed_steps_count_where_no_further_ones_can_be_recorded():
     parts = [0.9, 0.3, *[0.5] * (COUNTED - 9), *[0.1] * 7]
-    assert steps_that_count(parts, may_go_on=False) == [1, *range(COUNTED - 7, COUNTED)]
-    assert steps_that_count([0.2] * COUNTED * MOST_ROUNDS, may_go_on=True) == list(range(8))
+    assert steps_that_count(notes_of(parts), may_go_on=False) == [1, *range(COUNTED - 7, COUNTED)]
+    assert steps_that_count(notes_of([0.2] * COUNTED * MOST_ROUNDS), may_go_on=True) == list(range(8))

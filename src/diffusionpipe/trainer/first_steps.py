@@ -5,13 +5,14 @@
                           a start of all ranks     the prediction (`PredictionJudge`)
 
 A barrier in front of each recorded step gives the ranks a common start, from which every rank counts. Steps in which
-other programs took a rank's core do not count; while too few do, as many steps are recorded again.
+other programs took a rank's core do not count. While too few do, or they vary too much, as many are recorded again.
 """
 
 import logging
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import pi, sqrt
 from statistics import median
 from time import perf_counter
 
@@ -39,20 +40,38 @@ MOST_ROUNDS = 3
 """So many times `COUNTED` steps are recorded at most until enough of them count."""
 DISTURBED = 0.03
 """A step counts if no rank waited for a core for a longer part of it."""
+PRECISE = 0.005
+"""So well the median iteration must be known: its standard error, as a part of it."""
 
 
-def steps_that_count(parts: Sequence[float], *, may_go_on: bool) -> list[int] | None:
-    """Which recorded steps count, in order, by the longest part of each for which a rank had no core.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Note:
+    """One recorded step, on all ranks together."""
 
-    If fewer than `ENOUGH` were calm: None, where further steps can be recorded; else those that were disturbed least.
+    without_core: float
+    """The longest part of it for which a rank was ready to run and had no core."""
+    iteration: Seconds
+
+
+def steps_that_count(notes: Sequence[Note], *, may_go_on: bool) -> list[int] | None:
+    """Which recorded steps count, in order: the calm ones, or where they are few those that were disturbed least.
+
+    None: too few were calm, or they vary too much, and further steps can be recorded.
     """
     least = min(ENOUGH, COUNTED)
-    calm = [index for index, part in enumerate(parts) if part <= DISTURBED]
-    if len(calm) >= least:
-        return calm
-    if may_go_on and len(parts) < MOST_ROUNDS * COUNTED:
+    calm = [index for index, note in enumerate(notes) if note.without_core <= DISTURBED]
+    is_known = len(calm) >= least and error_of_median([notes[index].iteration for index in calm]) <= PRECISE
+    if not is_known and may_go_on and len(notes) < MOST_ROUNDS * COUNTED:
         return None
-    return sorted(sorted(range(len(parts)), key=lambda index: parts[index])[:least])
+    by_disturbance = sorted(range(len(notes)), key=lambda index: notes[index].without_core)
+    return calm if len(calm) >= least else sorted(by_disturbance[:least])
+
+
+def error_of_median(values: Sequence[float]) -> float:
+    """The standard error of a median, as a part of it; the scatter is estimated by the median deviation."""
+    middle = median(values)
+    scatter = 1.4826 * median(abs(value - middle) for value in values)  # of a normal distribution: its deviation
+    return sqrt(pi / 2) * scatter / sqrt(len(values)) / middle
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,10 +133,11 @@ class StepRecorder:
         self._steps.append(max(seconds, offset + last))
         self._layers.append(worker.watch.stop())
 
-    def disturbances(self) -> list[float]:
-        """Of each step the longest part for which a rank had no core; every rank calls it, and all get the same."""
-        ranks = [rank.tolist() for rank in gather_numbers(torch.tensor(self._parts, dtype=torch.float64))]
-        return [max(parts) for parts in zip(*ranks, strict=True)]
+    def notes(self) -> list[Note]:
+        """Of each step what decides whether it counts; every rank calls it, and all get the same."""
+        ranks = gather_numbers(torch.tensor([self._parts, self._ends], dtype=torch.float64))
+        parts, ends = torch.stack(ranks).amax(dim=0).tolist()
+        return [Note(without_core=part, iteration=end) for part, end in zip(parts, ends, strict=True)]
 
     def own(self, counted: Sequence[int]) -> OwnSteps:
         """What this rank has recorded in these steps, counted from 0; every rank calls it."""
@@ -209,9 +229,9 @@ class FirstSteps:
         """Have the recorded steps judged, or record as many again because too few of them count."""
         step = self._state.step + 1
         left = self._state.session.recipe.training.steps - step
-        counted = steps_that_count(recorder.disturbances(), may_go_on=left > COUNTED)
+        counted = steps_that_count(recorder.notes(), may_go_on=left > COUNTED)
         if counted is None:
-            logger.info("prediction_checked_after=%d reason=other_programs_take_cores", step + COUNTED)
+            logger.info("prediction_checked_after=%d reason=steps_vary", step + COUNTED)
             return
         self._is_over = True
         recorded, memory = recorder.gathered(self._first + 1, counted)
