@@ -1,11 +1,11 @@
 """Samples to the raw inputs of the model: pictures, tokens or labels, noise and times, all keyed."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -37,20 +37,6 @@ _ATTEMPTS = 100  # a few damaged pictures could replace each other for ever
 def kind_of(name: str) -> str:
     """What a raw input is: of several models each has its own "base/noise", which is "noise"."""
     return name.rpartition("/")[2]
-
-
-_CLIP = 4
-"""Dimensions of a clip: (3, F, H, W)."""
-_ATTEMPTS = 100  # a few damaged pictures could replace each other for ever
-
-
-def kind_of(name: str) -> str:
-    """What a raw input is: of several models each has its own "base/noise", which is "noise"."""
-    return name.rpartition("/")[2]
-
-
-Tokenizer = Callable[..., Mapping[str, Any]]
-"""A tokenizer of transformers: called with texts, padding, max_length and truncation, it returns "input_ids"."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

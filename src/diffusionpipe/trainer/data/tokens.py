@@ -1,6 +1,7 @@
 """Captions to tokens."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -9,6 +10,8 @@ TOKENS = ("input_ids", "input_ids_2", "input_ids_3")
 """The caption in the tokens of each text encoder."""
 MASKS = {"input_mask": "input_ids"}
 """1 where tokens count, 0 where they fill up: input and the tokens that it belongs to."""
+Tokenizer = Callable[..., Mapping[str, Any]]
+"""A tokenizer of transformers: called with texts, padding, max_length and truncation, it returns "input_ids"."""
 
 
 def token_ids(tokenizer: Tokenizer, texts: Sequence[str], length: int) -> Tensor:
