@@ -143,10 +143,14 @@ def low_resolution_of(recipe: Recipe, folder: Path, before: int | None) -> LowRe
 
 def clip_of(recipe: Recipe) -> Clip | None:
     """The size of the recipe's samples, where they are no square pictures."""
-    data = recipe.data
-    if data.frames is None and data.height is None:
+    return clip_of_size(recipe.data.resolution, recipe.data.height, recipe.data.frames)
+
+
+def clip_of_size(resolution: int, height: int | None, frames: int | None) -> Clip | None:
+    """The size of samples by the keys of [data]; None: square pictures."""
+    if frames is None and height is None:
         return None
-    return Clip(width=data.resolution, height=data.height or data.resolution, frames=data.frames or 1)
+    return Clip(width=resolution, height=height or resolution, frames=frames or 1)
 
 
 def build_model(recipe: Recipe, device: str) -> Model:
