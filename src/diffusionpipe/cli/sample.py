@@ -146,12 +146,10 @@ def sample(
     check_outputs(out)
     if like is not None:
         _refuse_beside_like(context)
-        redraw(run, like, out, chosen_device(device))
-        return
+        return redraw(run, like, out, chosen_device(device))
     wish = _wish(prompt or (), prompts, negative, label or (), count)
     chosen_device(device)
-    model, own = trained_model(run), sampling_of(run)
-    model = model if until is None else _until(model, until)
+    model, own = _until(trained_model(run), until), sampling_of(run)
     asked = _Asked(
         steps=steps,
         guidance=guidance,
@@ -169,9 +167,8 @@ def sample(
         device=device,
     )
     if ranks is not None:
-        start_ranks(context, drawing, ranks)
-        return
-    _draw(drawing, run, out, keep)
+        return start_ranks(context, drawing, ranks)
+    return _draw(drawing, run, out, keep)
 
 
 def _refuse_beside_like(context: typer.Context) -> None:
@@ -258,14 +255,16 @@ def _settings(model: "TrainedModel", own: "SamplingSection", asked: _Asked) -> "
     )
 
 
-def _until(model: "TrainedModel", name: str) -> "TrainedModel":
-    """The model of this name in the chain.
+def _until(model: "TrainedModel", name: str | None) -> "TrainedModel":
+    """The model of this name in the chain; None: the last one.
 
     Raises:
         ConfigError: there is none.
     """
     from diffusionpipe.errors import ConfigError
 
+    if name is None:
+        return model
     of_name = {one.name: one for one in model.chain if one.name}
     if name not in of_name:
         known = f"its models are {', '.join(of_name)}" if of_name else "the run has one model; leave --until out"
