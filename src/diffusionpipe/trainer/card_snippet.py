@@ -102,9 +102,9 @@ def snippet(
         imports.append("from diffusers.utils import load_image")
     arguments = "".join(f"    {argument},\n" for argument in _arguments(example, pipeline))
     if example.frames is not None:
-        imports.append("from diffusers.utils import export_to_video")
+        imports.append("from diffusers.utils import export_to_gif")
         rate = example.frame_rate or _PLAYED
-        lines += [f"frames = pipeline(\n{arguments}).frames[0]", f'export_to_video(frames, "clip.mp4", fps={rate:g})']
+        lines += [f"frames = pipeline(\n{arguments}).frames[0]", f'export_to_gif(frames, "clip.gif", fps={rate:g})']
     else:
         result = "frames[0][0]" if pipeline in _OF_CLIPS else "images[0]"
         lines += [f"image = pipeline(\n{arguments}).{result}", 'image.save("picture.png")']
