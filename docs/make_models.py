@@ -30,7 +30,7 @@ HEAD = """# Models
 |---|---|---|---|---|
 {pipelines}
 
-A VAE for clips encodes each picture as a clip of one frame.
+Wan, LTX-Video and HunyuanVideo train on clips (`data.frames`) or on pictures, each a clip of one frame.
 
 Tests train a tiny model of each transformer pipeline over two ranks, under 1F1B, ZB-V, filled and sharded, in turns
 whole and with adapters (`PixArtSigmaPipeline` and `DiTPipeline` load none), and compare with one process; diffusers

@@ -8,14 +8,14 @@ from PIL import Image
 from diffusionpipe.trainer.card_snippet import CONDITION, FOLDER
 
 
-def picture_of(card: str, folder: Path, place: Path, **places: Path) -> Image.Image:
+def picture_of(card: str, folder: Path, place: Path, *, result: str = "picture.png", **places: Path) -> Image.Image:
     """The picture that the card's Python code saves; `places` are further folders that it names by "path/to/"."""
     (code,) = re.findall(r"^```python\n(.*?)^```$", card, flags=re.MULTILINE | re.DOTALL)
     condition = place / "condition.png"
     Image.new("RGB", (8, 8)).save(condition)
-    known = {FOLDER: folder, CONDITION: condition, '"picture.png"': f'"{place / "picture.png"}"'}
+    known = {FOLDER: folder, CONDITION: condition, f'"{result}"': f'"{place / result}"'}
     known |= {f"path/to/{name}": path for name, path in places.items()}
     for text, path in known.items():
         code = code.replace(text, str(path))
     exec(compile(code, "card", "exec"), {})  # the card's own code is what is tested
-    return Image.open(place / "picture.png")
+    return Image.open(place / result)

@@ -16,7 +16,7 @@ from cuts import traced_once
 from descriptions import described
 from diffusers.pipelines.dit import pipeline_dit
 from numpy.typing import NDArray
-from tiny_described import RESOLUTIONS
+from tiny_described import CLIPS, RESOLUTIONS
 
 from diffusionpipe.cli.sample_ranks import _plan
 from diffusionpipe.models.folder import REGISTRY, model_index, scheduler_config
@@ -41,7 +41,7 @@ GUIDED = 1.5
 RANKS = (1, 2, 3)
 
 Pictures = tuple[NDArray[np.float32], ...]
-"""Of each model that draws, (N, H, W, 3), values in [0, 1]."""
+"""Of each model that draws, (N, H, W, 3) or (N, F, H, W, 3), values in [0, 1]."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,13 +89,13 @@ def settings_of(folder: Path, guidance: float, **more: Any) -> SamplingSettings:
 
 
 def asked_of(folder: Path, size: int, guidance: float = GUIDED, adapters: Path | None = None) -> Asked:
-    """Two pictures of a folder's model, of its prompts or labels."""
+    """Two pictures or clips of a folder's model, of its prompts or labels; `size` is that of pictures."""
     settings = settings_of(folder, guidance)
     kind = str(model_index(folder)["_class_name"])
     has_text = any(name.startswith("tokenizer") for name in model_index(folder))
     negatives = _negatives_of(getattr(diffusers, kind)) if settings.is_guided and has_text else ()
     return Asked(
-        sources=(Source(folder=folder, resolution=size, adapters=adapters),),
+        sources=(Source(folder=folder, resolution=size, adapters=adapters, clip=CLIPS.get(kind)),),
         wish=Wish(prompts=PROMPTS, negatives=tuple(negatives)) if has_text else Wish(labels=LABELS),
         settings=(settings,),
         guidance=guidance,
@@ -221,13 +221,13 @@ def by_diffusers(asked: Asked) -> NDArray[np.float32]:
     pipeline.set_progress_bar_config(disable=True)
     if source.adapters is not None:
         pipeline.load_lora_weights(source.adapters)
-    shape = encoding_of(pipeline.vae, source.resolution, "float32").latents
+    shape = encoding_of(pipeline.vae, source.resolution, "float32", source.clip).latents
     noise = normal(seed=0, purpose="sampling", step=0, positions=range(len(asked.wish)), shape=shape)
     options = _options(pipeline, asked, noise)
     with mock.patch.object(pipeline_dit, "randn_tensor", return_value=noise):
         pictures = pipeline(num_inference_steps=STEPS, output_type="np", **options)[0]
     pictures = np.asarray(pictures)
-    return pictures[:, 0] if pictures.ndim == 5 else pictures
+    return pictures[:, 0] if pictures.ndim == 5 and source.clip is None else pictures
 
 
 def _options(pipeline: Any, asked: Asked, noise: torch.Tensor) -> Mapping[str, Any]:
@@ -236,11 +236,12 @@ def _options(pipeline: Any, asked: Asked, noise: torch.Tensor) -> Mapping[str, A
     if asked.kind == "DiTPipeline":
         return {"class_labels": list(LABELS), "guidance_scale": asked.guidance}
     told = {"negative_prompt": list(NEGATIVES)} if any(asked.wish.negatives) else {}
-    size = asked.sources[0].resolution
+    size, clip = asked.sources[0].resolution, asked.sources[0].clip
     common = {"prompt": list(PROMPTS), "height": size, "width": size, **told}
     if call is not None:
         scale = {call.scale: asked.guidance} if call.scale else {}
-        return {**common, **scale, **call.options, "latents": call.takes(noise)}
+        sizes = {} if clip is None else {"height": clip.height, "width": clip.width, "num_frames": clip.frames}
+        return {**common, **scale, **call.options, **sizes, "latents": call.takes(noise)}
     if asked.kind == "FluxPipeline":
         return {**common, "true_cfg_scale": asked.guidance, "latents": pipeline._pack_latents(noise, *noise.shape)}
     return {**common, "guidance_scale": asked.guidance, "latents": noise}

@@ -20,9 +20,11 @@ from crew import Crew, crew_of, nest
 from cuts import traced_once
 from descriptions import described
 from drawn_families import Asked, Drawn, asked_of, by_diffusers, drawn_by, guidances_of, size_of, trace
-from PIL import Image
+from numpy.typing import NDArray
+from PIL import Image, ImageSequence
+from tiny_clips import save_clips
+from tiny_described import CLIPS, save_described
 from tiny_described import PIPELINES as DESCRIBED
-from tiny_described import save_described
 from tiny_models import randomise_parameters, tiny_transformer
 from tiny_pipelines import flux, sd3
 from tiny_runs import losses_of, recipe_of, save_dit, save_pictures, train
@@ -32,6 +34,7 @@ from diffusionpipe.costs import LayerProfile, Profile
 from diffusionpipe.models.folder import REGISTRY
 from diffusionpipe.runtime.process_group import Job
 from diffusionpipe.trainer import members
+from diffusionpipe.trainer.drawing import still
 from diffusionpipe.trainer.job_profile import Measurement
 from diffusionpipe.trainer.kept_samples import sample_folder
 from diffusionpipe.trainer.recipe import Recipe
@@ -133,7 +136,11 @@ class Place:
     def prepare(self) -> None:
         """Write what the trainings read."""
         SAVED[self.kind](self.model)
-        save_pictures(self.folder / "pictures", 8)
+        clip = CLIPS.get(self.kind)
+        if clip is None:
+            save_pictures(self.folder / "pictures", 8)
+        else:
+            save_clips(self.folder / "pictures", 8, frames=clip.frames + 3, width=clip.width, height=clip.height)
 
     def run(self, case: Case) -> Path:
         """The folder of a training over two ranks."""
@@ -145,7 +152,9 @@ class Place:
 
     def recipe(self, folder: Path, *, is_adapted: bool = False, **sections: Any) -> Recipe:
         """A short training."""
-        data = {"caption_dropout": 0.3, "resolution": size_of(self.kind)}
+        data: dict[str, object] = {"caption_dropout": 0.3, "resolution": size_of(self.kind)}
+        if clip := CLIPS.get(self.kind):
+            data |= {"resolution": clip.width, "height": clip.height, "frames": clip.frames}
         adapters = {"lora": {"rank": 2}} if is_adapted else {}
         sections = {"training": {"steps": STEPS}, **adapters, **sections}
         return recipe_of(self.model, self.folder / "pictures", folder, data=data, **sections)
@@ -309,9 +318,19 @@ def check(place: Place, case: Case) -> None:
         assert not is_different(blocks[-1][0].txt_mlp, blocks[-1][1].txt_mlp)
         assert is_different(blocks[0][0].txt_mlp, blocks[0][1].txt_mlp)
     if case.is_drawn:
-        drawn = np.load(sample_folder(run, STEPS).with_suffix(".npy"))
-        assert drawn.shape == (2, size_of(case.kind), size_of(case.kind), 3)
-        assert np.array_equal(np.asarray(Image.open(run / "again.png")), drawn[0])
+        drawn, again = np.load(sample_folder(run, STEPS).with_suffix(".npy")), frames_of(run / "again.png")
+        if clip := CLIPS.get(case.kind):
+            assert again.shape == (clip.frames, clip.height, clip.width, 3)
+            assert np.array_equal(still(again), drawn[0])
+        else:
+            assert drawn.shape == (2, size_of(case.kind), size_of(case.kind), 3)
+            assert np.array_equal(again[0], drawn[0])
+
+
+def frames_of(path: Path) -> NDArray[np.uint8]:
+    """All pictures of a file, (F, H, W, 3)."""
+    with Image.open(path) as image:
+        return np.stack([np.asarray(frame.convert("RGB")) for frame in ImageSequence.Iterator(image)])
 
 
 def is_different(one: torch.nn.Module, other: torch.nn.Module) -> bool:

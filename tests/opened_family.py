@@ -10,7 +10,7 @@ from diffusionpipe.models.folder import REGISTRY
 from diffusionpipe.models.objective import Objective, ObjectiveSettings, Prediction
 from diffusionpipe.models.run import needed_layers, run_layers
 from diffusionpipe.trainer.conditions import open_tokenizer
-from diffusionpipe.trainer.data.batch import token_ids, token_mask
+from diffusionpipe.trainer.data.tokens import token_ids, token_mask
 
 CAPTIONS = ["a b", "abc de fghij klmnop qrst " * 3, ""]
 

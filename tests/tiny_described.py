@@ -31,6 +31,7 @@ from transformers import (
     UMT5EncoderModel,
 )
 
+from diffusionpipe.models.family import Clip
 from diffusionpipe.models.folder import REGISTRY
 from diffusionpipe.models.sana_instruction import INSTRUCTION
 
@@ -445,6 +446,12 @@ PIPELINES = {
 }
 RESOLUTIONS = {"LTXPipeline": 64, "SanaPipeline": 32}
 """Of pictures that the tests train and draw; else 16 and 32."""
+CLIPS = {
+    "WanPipeline": Clip(width=32, height=16, frames=5),
+    "LTXPipeline": Clip(width=96, height=64, frames=17),
+    "HunyuanVideoPipeline": Clip(width=64, height=32, frames=9),
+}
+"""The families of clips, with a size of two or three frames of latents that are not square."""
 
 
 def save_described(kind: str, folder: Path) -> Path:

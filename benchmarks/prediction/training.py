@@ -22,9 +22,10 @@ from diffusionpipe.runtime.process_group import Job
 from diffusionpipe.runtime.transport import ProcessTransport
 from diffusionpipe.runtime.worker import build_worker
 from diffusionpipe.trainer.conditions import open_tokenizer
-from diffusionpipe.trainer.data.batch import TOKENS, BatchSource
+from diffusionpipe.trainer.data.batch import BatchSource
 from diffusionpipe.trainer.data.dataset import Condition, scan
 from diffusionpipe.trainer.data.loader import StepLoader
+from diffusionpipe.trainer.data.tokens import TOKENS
 from diffusionpipe.trainer.first_steps import OwnSteps, StepRecorder, steps_that_count
 from diffusionpipe.trainer.job_profile import update_of
 from diffusionpipe.trainer.loop import Stepper

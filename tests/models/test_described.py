@@ -7,7 +7,7 @@ import pytest
 import torch
 from opened_family import CAPTIONS, Opened
 from tiers import quick_and_slow
-from tiny_described import PIPELINES, flux2_vae
+from tiny_described import CLIPS, PIPELINES, flux2_vae
 
 from diffusionpipe.errors import ModelError
 from diffusionpipe.models import described
@@ -162,14 +162,6 @@ def _predicted(pipeline, kind, noisy, timesteps, states):
         return_dict=False,
     )[0]
     return pipeline._unpack_latents(tokens, H * pipeline.vae_scale_factor, W * pipeline.vae_scale_factor, 4)
-
-
-CLIPS = {
-    "WanPipeline": Clip(width=24, height=16, frames=5),
-    "LTXPipeline": Clip(width=96, height=64, frames=17),
-    "HunyuanVideoPipeline": Clip(width=64, height=32, frames=9),
-}
-"""The families of clips, with a size of three frames of latents that are not square."""
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import pytest
 from card_code import picture_of
 from diffusers import DDIMScheduler, DiTPipeline
 from huggingface_hub import ModelCard
+from tiny_described import save_described
 from tiny_models import tiny_transformer, tiny_vae
 from tiny_pipelines import PIPELINES
 from tiny_runs import recipe_of
@@ -64,6 +65,16 @@ def test_the_code_of_a_card_draws_a_picture(tmp_path, kind):
     if kind == "flux":
         expected += ["guidance_scale=3.5", "true_cfg_scale=2"]
     assert all(part in text for part in expected)
+
+
+def test_the_code_of_a_card_draws_a_clip(tmp_path):
+    model = save_described("WanPipeline", tmp_path / "model")
+    example = replace(EXAMPLE, resolution=32, height=16, frames=5, frame_rate=8.0)
+    text = model_card(card_of("WanPipeline", prediction=Prediction.FLOW_MATCHING, example=example))
+    drawn = picture_of(text, model, tmp_path, result="clip.gif")
+    assert drawn.size == (32, 16)
+    assert drawn.n_frames == 5
+    assert drawn.info["duration"] == 120  # GIF counts in hundredths of a second
 
 
 @pytest.mark.parametrize("pipeline", ["StableDiffusionPipeline", "DiTPipeline"])

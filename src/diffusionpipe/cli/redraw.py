@@ -10,6 +10,7 @@ import typer
 if TYPE_CHECKING:
     import torch
 
+    from diffusionpipe.cli.run_recipe import SampleSize
     from diffusionpipe.cli.trained_model import TrainedModel
     from diffusionpipe.trainer.drawing import Picture
     from diffusionpipe.trainer.recipe import Precision
@@ -47,6 +48,7 @@ def _draw(model: "TrainedModel", origin: "Origin", device: "torch.device") -> "P
     from diffusionpipe.trainer.conditions import Wish
     from diffusionpipe.trainer.drawing import Arithmetic
     from diffusionpipe.trainer.folder_drawing import draw_from_folder
+    from diffusionpipe.trainer.members import clip_of_size
 
     wish = Wish(
         prompts=() if origin.prompt is None else (origin.prompt,) * origin.count,
@@ -67,6 +69,7 @@ def _draw(model: "TrainedModel", origin: "Origin", device: "torch.device") -> "P
             resolution=origin.resolution,
             device=device,
             adapters=model.adapters,
+            clip=clip_of_size(origin.resolution, origin.height, origin.frames),
             arithmetic=Arithmetic(rows=origin.rows, precision=origin.precision),
             on_step=on_step,
         )
@@ -74,7 +77,11 @@ def _draw(model: "TrainedModel", origin: "Origin", device: "torch.device") -> "P
 
 
 def origin_of(
-    run: Path, settings: "SamplingSettings", resolution: int, precision: "Precision", rows: int | None
+    run: Path,
+    settings: "SamplingSettings",
+    size: "SampleSize",
+    precision: "Precision",
+    rows: int | None,
 ) -> "Origin":
     """What pictures have in common that are drawn together from a run or a folder; `rows` as in `Origin`."""
     from diffusionpipe.cli.run_recipe import recipe_of
@@ -85,7 +92,10 @@ def origin_of(
     step = load_recipe(recipe).training.steps if recipe.is_file() else None
     return Origin(
         settings=settings,
-        resolution=resolution,
+        resolution=size.resolution,
+        height=size.height,
+        frames=size.frames,
+        frame_rate=size.frame_rate,
         precision=precision,
         rows=rows,
         model=str(run),

@@ -1,11 +1,30 @@
 """How a run draws pictures: from the recipe in its folder, which may be a stranger's."""
 
 import tomllib
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from diffusionpipe.models.family import Clip
     from diffusionpipe.trainer.recipe import Precision, SamplingSection
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SampleSize:
+    """The size of what is drawn, as the keys of [data] say it."""
+
+    resolution: int
+    height: int | None = None
+    frames: int | None = None
+    frame_rate: float | None = None
+
+    @property
+    def clip(self) -> "Clip | None":
+        """None for square pictures."""
+        from diffusionpipe.trainer.members import clip_of_size
+
+        return clip_of_size(self.resolution, self.height, self.frames)
 
 
 def sampling_of(run: Path) -> "SamplingSection":
@@ -29,25 +48,41 @@ def sampling_of(run: Path) -> "SamplingSection":
         raise ConfigError(f"{recipe}: {key}: {first['msg']}; correct it, or remove the section [sampling]") from error
 
 
-def resolution_of(run: Path, folder: Path) -> int:
-    """The resolution that the run was trained at, or that of diffusers' pipeline.
+def size_of(run: Path, folder: Path, resolution: int | None, height: int | None, frames: int | None) -> SampleSize:
+    """What is asked for, and for the rest as the run was trained, or the resolution of diffusers' pipeline.
+
+    With a resolution and no height, pictures and clips are square; 1 frame is a picture.
 
     Raises:
-        ConfigError: the run's recipe does not name one.
+        ConfigError: the run's recipe names no size.
     """
-    from diffusionpipe.errors import ConfigError
     from diffusionpipe.models.pipeline_defaults import default_resolution
 
     recipe = recipe_of(run)
-    if not recipe.is_file():
-        return default_resolution(folder)
+    own = _trained_size(recipe) if recipe.is_file() else None
+    if own is None:
+        own = SampleSize(resolution=resolution or default_resolution(folder))
+    if resolution is not None:
+        own = replace(own, resolution=resolution, height=None)
+    frames = own.frames if frames is None else frames
+    return replace(own, height=own.height if height is None else height, frames=None if frames == 1 else frames)
+
+
+def _trained_size(recipe: Path) -> SampleSize:
+    from diffusionpipe.errors import ConfigError
+
     data = _table(recipe).get("data")
-    resolution = data.get("resolution") if isinstance(data, dict) else None
-    if not isinstance(resolution, int) or isinstance(resolution, bool) or resolution < 1:
-        raise ConfigError(
-            f"{recipe}: data.resolution must be a whole number of at least 1; correct it, or give --resolution"
-        )
-    return resolution
+    found = {} if not isinstance(data, dict) else {key: data[key] for key in SampleSize.__slots__ if key in data}
+    found = {key: value for key, value in found.items() if value != "none"}
+    for key in ("resolution", "height", "frames"):
+        value = found.get(key, None if key == "resolution" else 1)
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            remedy = f"correct it, or give --{key}"
+            raise ConfigError(f"{recipe}: data.{key} must be a whole number of at least 1; {remedy}")
+    rate = found.get("frame_rate", 1)
+    if not isinstance(rate, int | float) or not rate > 0:
+        raise ConfigError(f"{recipe}: data.frame_rate must be a number above 0; correct it")
+    return SampleSize(**found)
 
 
 def precision_of(run: Path) -> "Precision":

@@ -10,6 +10,7 @@ import typer
 from diffusionpipe.cli.sample_ranks import Drawing
 
 if TYPE_CHECKING:
+    from diffusionpipe.cli.run_recipe import SampleSize
     from diffusionpipe.cli.trained_model import TrainedModel
     from diffusionpipe.trainer.conditions import Wish
     from diffusionpipe.trainer.recipe import Precision, SamplingSection
@@ -65,6 +66,18 @@ ResolutionOption = Annotated[
         show_default=False,
     ),
 ]
+HeightOption = Annotated[
+    int | None,
+    typer.Option(
+        min=8, max=2**24, help="Height of clips that are not square; --resolution is their width.", show_default=False
+    ),
+]
+FramesOption = Annotated[
+    int | None,
+    typer.Option(
+        min=1, max=10_000, help="Frames of clips, 1 for pictures; default: those of the run, or 1.", show_default=False
+    ),
+]
 SchedulerOption = Annotated[
     str | None,
     typer.Option(help="A diffusers scheduler, e.g. DDIMScheduler; default: the run's.", show_default=False),
@@ -113,6 +126,8 @@ def sample(
     true_cfg_scale: TrueCfgScaleOption = None,
     seed: SeedOption = 0,
     resolution: ResolutionOption = None,
+    height: HeightOption = None,
+    frames: FramesOption = None,
     scheduler: SchedulerOption = None,
     until: UntilOption = None,
     noise_level: NoiseLevelOption = None,
@@ -131,12 +146,10 @@ def sample(
     check_outputs(out)
     if like is not None:
         _refuse_beside_like(context)
-        redraw(run, like, out, chosen_device(device))
-        return
+        return redraw(run, like, out, chosen_device(device))
     wish = _wish(prompt or (), prompts, negative, label or (), count)
     chosen_device(device)
-    model, own = trained_model(run), sampling_of(run)
-    model = model if until is None else _until(model, until)
+    model, own = _until(trained_model(run), until), sampling_of(run)
     asked = _Asked(
         steps=steps,
         guidance=guidance,
@@ -149,14 +162,13 @@ def sample(
         model=model,
         wish=wish,
         settings=[_settings(one, own, asked) for one in model.chain],
-        resolution=_resolution(run, model, resolution),
+        size=_size(run, model, resolution, height, frames),
         precision=_precision(run, precision),
         device=device,
     )
     if ranks is not None:
-        start_ranks(context, drawing, ranks)
-        return
-    _draw(drawing, run, out, keep)
+        return start_ranks(context, drawing, ranks)
+    return _draw(drawing, run, out, keep)
 
 
 def _refuse_beside_like(context: typer.Context) -> None:
@@ -243,14 +255,16 @@ def _settings(model: "TrainedModel", own: "SamplingSection", asked: _Asked) -> "
     )
 
 
-def _until(model: "TrainedModel", name: str) -> "TrainedModel":
-    """The model of this name in the chain.
+def _until(model: "TrainedModel", name: str | None) -> "TrainedModel":
+    """The model of this name in the chain; None: the last one.
 
     Raises:
         ConfigError: there is none.
     """
     from diffusionpipe.errors import ConfigError
 
+    if name is None:
+        return model
     of_name = {one.name: one for one in model.chain if one.name}
     if name not in of_name:
         known = f"its models are {', '.join(of_name)}" if of_name else "the run has one model; leave --until out"
@@ -258,18 +272,25 @@ def _until(model: "TrainedModel", name: str) -> "TrainedModel":
     return of_name[name]
 
 
-def _resolution(run: Path, model: "TrainedModel", asked: int | None) -> int:
-    """Side of the pictures, in pixels.
+def _size(
+    run: Path, model: "TrainedModel", resolution: int | None, height: int | None, frames: int | None
+) -> "SampleSize":
+    """The size of what is drawn.
 
     Raises:
         ConfigError: it is asked for where the models say it, or nothing says it.
     """
-    from diffusionpipe.cli.run_recipe import resolution_of
+    from diffusionpipe.cli.run_recipe import SampleSize, size_of
     from diffusionpipe.errors import ConfigError
 
-    if asked is not None and model.resolution is not None:
-        raise ConfigError("the models of a cascade draw pictures of the sizes that they read; leave out --resolution")
-    return asked or model.resolution or resolution_of(run, model.folder)
+    if model.resolution is None:
+        return size_of(run, model.folder, resolution, height, frames)
+    given = {"--resolution": resolution, "--height": height, "--frames": frames}
+    if options := [option for option, value in given.items() if value is not None]:
+        raise ConfigError(
+            f"the models of a cascade draw pictures of the sizes that they read; leave out {', '.join(options)}"
+        )
+    return SampleSize(resolution=model.resolution)
 
 
 def _precision(run: Path, asked: str | None) -> "Precision":
@@ -305,7 +326,8 @@ def _draw(drawing: Drawing, run: Path, out: Path, keep: Path | None) -> None:
     captions = captions_of([one.name for one in drawing.model.chain], wish.captions)
     sample_grid(list(zip(captions, pictures, strict=True)), out, columns=grid_columns(len(pictures)))
     if keep is not None:
-        origin = origin_of(run, drawing.settings[-1], drawing.resolution, drawing.precision, rows)
+        origin = origin_of(run, drawing.settings[-1], drawing.size, drawing.precision, rows)
         keep_samples(drawn[-1], wish, origin, keep)
-    count = f"{len(pictures)} picture{'s' * (len(pictures) > 1)}"
+    noun = "picture" if drawing.size.frames is None else "clip"
+    count = f"{len(pictures)} {noun}{'s' * (len(pictures) > 1)}"
     typer.echo(f"{count} in {out}" + (f", and each as a file in {keep}" if keep is not None else ""))

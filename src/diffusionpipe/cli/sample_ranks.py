@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import typer
 
 if TYPE_CHECKING:
+    from diffusionpipe.cli.run_recipe import SampleSize
     from diffusionpipe.cli.trained_model import TrainedModel
     from diffusionpipe.costs import ModelGraph
     from diffusionpipe.ir import Plan
@@ -33,7 +34,7 @@ class Drawing:
     wish: "Wish"
     settings: "Sequence[SamplingSettings]"
     """Of the model and of those before it, in the order of sampling."""
-    resolution: int
+    size: "SampleSize"
     precision: "Precision"
     device: str
 
@@ -45,10 +46,11 @@ class Drawing:
         return [
             Source(
                 folder=one.folder,
-                resolution=one.resolution or self.resolution,
+                resolution=one.resolution or self.size.resolution,
                 adapters=one.adapters,
                 name=one.name,
                 small=None if one.before is None else one.before.resolution,
+                clip=self.size.clip,
             )
             for one in self.model.chain
         ]
@@ -69,7 +71,7 @@ def draw_here(drawing: Drawing) -> "tuple[list[Picture], ...]":
     from diffusionpipe.trainer.drawing import Arithmetic
 
     device = chosen_device(drawing.device)
-    check_memory(drawing.model.folder, len(drawing.wish), drawing.resolution, device)
+    check_memory(drawing.model.folder, len(drawing.wish), drawing.size.resolution, device)
     with named_shortage(), drawing_work() as on_step:
         return draw_from_folders(
             drawing.sources,
@@ -99,7 +101,7 @@ def start_ranks(context: typer.Context, drawing: Drawing, ranks: int) -> None:
 
     if is_rank():
         raise ConfigError("torchrun has started the ranks already; leave out --ranks")
-    check_memory(drawing.model.folder, len(drawing.wish), drawing.resolution, chosen_device(drawing.device))
+    check_memory(drawing.model.folder, len(drawing.wish), drawing.size.resolution, chosen_device(drawing.device))
     check_processes(ranks, 0)
     check_layers(drawing, ranks)
     logs = Path(mkdtemp(prefix="diffusionpipe-sample-"))

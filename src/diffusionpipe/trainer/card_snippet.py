@@ -27,6 +27,8 @@ _OF_FLOWS = (
     "Krea2",
 )
 _OF_CLIPS = ("WanPipeline", "LTXPipeline", "HunyuanVideoPipeline")
+_PLAYED = 16
+"""Frames of a second that a clip is played with, where the recipe says nothing."""
 _SUPER_RESOLUTION = "IFSuperResolutionPipeline"
 _PROMPT = "a photo"
 _DIT_CLASSES = 1000
@@ -58,6 +60,12 @@ class Example:
     guidance: Guidance
     resolution: int | None = None
     """In pixels; None: as large as the pipeline chooses."""
+    height: int | None = None
+    """None: as `resolution`."""
+    frames: int | None = None
+    """Of a clip; None: a picture."""
+    frame_rate: float | None = None
+    """Of a clip, a second; None: `_PLAYED`."""
 
 
 def snippet(
@@ -93,8 +101,13 @@ def snippet(
     if "ControlNet" in pipeline or pipeline == _SUPER_RESOLUTION:
         imports.append("from diffusers.utils import load_image")
     arguments = "".join(f"    {argument},\n" for argument in _arguments(example, pipeline))
-    result = "frames[0][0]" if pipeline in _OF_CLIPS else "images[0]"
-    lines += [f"image = pipeline(\n{arguments}).{result}", 'image.save("picture.png")']
+    if example.frames is not None:
+        imports.append("from diffusers.utils import export_to_gif")
+        rate = example.frame_rate or _PLAYED
+        lines += [f"frames = pipeline(\n{arguments}).frames[0]", f'export_to_gif(frames, "clip.gif", fps={rate:g})']
+    else:
+        result = "frames[0][0]" if pipeline in _OF_CLIPS else "images[0]"
+        lines += [f"image = pipeline(\n{arguments}).{result}", 'image.save("picture.png")']
     return "\n".join(["```python", *imports, "", *lines, "```\n"])
 
 
@@ -107,10 +120,10 @@ def _arguments(example: Example, pipeline: str) -> list[str]:
     elif pipeline == _SUPER_RESOLUTION:
         found.append(f'image=load_image("{SMALL}")')
     elif pipeline != "DiTPipeline" and example.resolution is not None:
-        found += [f"height={example.resolution}", f"width={example.resolution}"]
+        found += [f"height={example.height or example.resolution}", f"width={example.resolution}"]
     found.append(f"num_inference_steps={example.steps}")
     if pipeline in _OF_CLIPS:
-        found += ["num_frames=1", 'output_type="pil"']
+        found += [f"num_frames={example.frames or 1}", 'output_type="pil"']
     if pipeline not in ("FluxPipeline", "Flux2Pipeline", "QwenImagePipeline", "HunyuanVideoPipeline"):
         return [*found, f"guidance_scale={guidance.scale:g}"]
     if guidance.embedded is not None:

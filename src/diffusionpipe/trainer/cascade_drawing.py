@@ -27,6 +27,7 @@ from diffusionpipe.trainer.drawing import (
     decode,
     decoded_if_possible,
     latents_in_session,
+    still,
 )
 from diffusionpipe.trainer.folder_drawing import Source, latents_from_folder
 from diffusionpipe.trainer.sampling import SamplingSettings
@@ -146,12 +147,12 @@ def check_chain(chain: Sequence[Link]) -> None:
 
 
 def shown(drawn: Sequence[list[Picture]]) -> list[Picture]:
-    """Pictures for a grid: of one model its own, of several side by side.
+    """Pictures for a grid: of one model its own, of several side by side; of a clip some of its frames.
 
     the first model's (squares) | ... | the last one's | the first one's, enlarged bicubically
     """
     if len(drawn) == 1:
-        return drawn[0]
+        return [still(picture) for picture in drawn[0]]
     return [_beside(pictures) for pictures in zip(*drawn, strict=True)]
 
 

@@ -14,7 +14,7 @@ from diffusionpipe.models.deepfloyd import enlarged, noise_levels, noised_at
 from diffusionpipe.models.family import Negative, Prompt
 from diffusionpipe.models.folder import family_of, model_index, scheduler_config
 from diffusionpipe.models.graph import LayerGraph
-from diffusionpipe.trainer.data.batch import MASKS, TOKENS, Tokenizer, token_ids, token_mask
+from diffusionpipe.trainer.data.tokens import MASKS, TOKENS, Tokenizer, token_ids, token_mask
 from diffusionpipe.trainer.sampling import SamplingSettings, drawn_noise
 
 _TOKENIZERS = ("CLIPTokenizer", "T5Tokenizer", "Qwen2Tokenizer", "LlamaTokenizer", "GemmaTokenizer")

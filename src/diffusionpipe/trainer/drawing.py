@@ -23,6 +23,7 @@ from diffusionpipe.models.self_conditioning import CONDITIONED, ESTIMATE
 from diffusionpipe.runtime.error_file import is_shortage
 from diffusionpipe.trainer.conditions import Wish, raw_conditions, small_conditions
 from diffusionpipe.trainer.frozen_part import frozen_part
+from diffusionpipe.trainer.members import clip_of
 from diffusionpipe.trainer.recipe import Precision
 from diffusionpipe.trainer.sampling import PipelinePredictor, Predict, SamplingSettings, Spacing, draw
 from diffusionpipe.trainer.stand_in import Order, draw_by_pipeline, warn_of_shortage
@@ -35,7 +36,19 @@ MOVING = ("noisy", "timesteps", ESTIMATE)
 """What changes from one denoising step to the next."""
 
 Picture = NDArray[np.uint8]
-"""(H, W, 3)."""
+"""(H, W, 3), a clip (F, H, W, 3)."""
+_PICTURE = 3
+"""Dimensions of a picture."""
+_FRAMES_SHOWN = 4
+
+
+def still(picture: Picture) -> Picture:
+    """A picture as it is; of a clip up to four frames side by side, from the first to the last."""
+    if picture.ndim == _PICTURE:
+        return picture
+    count = min(_FRAMES_SHOWN, len(picture))
+    places = [round(number * (len(picture) - 1) / (count - 1)) for number in range(count)]
+    return np.concatenate([picture[place] for place in places], axis=1)
 
 
 def decode(folder: Path, latents: Tensor) -> list[Picture]:
@@ -127,6 +140,7 @@ def latents_in_session(
         num_samples=len(wish),
         latents=session.model.tensor(backbone.noisy).shape,
         resolution=member.recipe.data.resolution,
+        clip=clip_of(member.recipe),
         device=session.job.device,
         needs_pictures=False,
     )

@@ -126,8 +126,9 @@ def _card(settings: Export, original: _JSON, index: _JSON, *, step: int, is_aver
     if recipe is not None:
         drawn = recipe.sampling
         prompt, label = next(iter(drawn.prompts), example.prompt), next(iter(drawn.labels), example.label)
-        size = recipe.data.resolution
-        example = replace(example, prompt=prompt, label=label, steps=drawn.steps, resolution=size)
+        data = recipe.data
+        example = replace(example, prompt=prompt, label=label, steps=drawn.steps, resolution=data.resolution)
+        example = replace(example, height=data.height, frames=data.frames, frame_rate=data.frame_rate)
     return Card(
         pipeline=str(index.get("_class_name")),
         base_model=settings.base_model or source.name,

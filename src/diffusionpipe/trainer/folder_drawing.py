@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from diffusionpipe.models.family import LowResolution
+from diffusionpipe.models.family import Clip, LowResolution
 from diffusionpipe.models.flow_shift import is_flow_scheduler
 from diffusionpipe.models.folder import build_graph, reads_estimate, scheduler_config, weight_sources
 from diffusionpipe.models.graph import Layer, LayerGraph
@@ -80,6 +80,8 @@ class Source:
     """Of the model among several."""
     small: int | None = None
     """Side of the small pictures that it reads; None: it reads none."""
+    clip: Clip | None = None
+    """The size of what is drawn, where that is no square picture of `resolution`."""
 
     @property
     def low(self) -> LowResolution | None:
@@ -95,11 +97,12 @@ def draw_from_folder(
     resolution: int,
     device: torch.device,
     adapters: Path | None = None,
+    clip: Clip | None = None,
     arithmetic: Arithmetic = PLAIN,
     on_step: Callable[[int, int], None] | None = None,
 ) -> list[Picture]:
-    """Pictures of one model, else as `latents_from_folder`."""
-    source = Source(folder=folder, resolution=resolution, adapters=adapters)
+    """Pictures or clips of one model, else as `latents_from_folder`."""
+    source = Source(folder=folder, resolution=resolution, adapters=adapters, clip=clip)
     latents = latents_from_folder(source, wish, settings, device=device, arithmetic=arithmetic, on_step=on_step)
     return decode(folder, latents)
 
@@ -201,6 +204,7 @@ class Opened:
             num_samples=num_samples,
             latents=next(spec.shape for spec in self.graph.inputs if spec.name == "noise"),
             resolution=self.source.resolution,
+            clip=self.source.clip,
             device=device,
         )
 
@@ -214,7 +218,7 @@ def open_source(source: Source, wish: Wish, settings: SamplingSettings, small: T
     """
     folder = source.folder
     objective = _objective_of(folder)
-    graph = build_graph(folder, objective=objective, resolution=source.resolution, low=source.low)
+    graph = build_graph(folder, objective=objective, resolution=source.resolution, low=source.low, clip=source.clip)
     graph = replace(graph, layers=tuple(widening(layer) for layer in graph.layers))
     raw = with_mask(raw_conditions(wish, graph, folder, settings))
     if small is not None:

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from diffusionpipe.trainer.conditions import Wish
-from diffusionpipe.trainer.drawing import Picture
+from diffusionpipe.trainer.drawing import Picture, still
 from diffusionpipe.trainer.parameter_groups import has_average
 from diffusionpipe.trainer.sample_file import Origin, file_name, write_sample
 from diffusionpipe.trainer.sampling import SamplingSettings
@@ -37,7 +37,7 @@ def keep_samples(pictures: Sequence[Picture], wish: Wish, shared: Origin, folder
         )
         path = folder / file_name(origin)
         write_sample(picture, origin, path)
-        shown.append(Shown(name=path.stem, caption=origin.caption, picture=picture, path=path))
+        shown.append(Shown(name=path.stem, caption=origin.caption, picture=still(picture), path=path))
     return tuple(shown)
 
 
@@ -54,6 +54,9 @@ def keep_in_session(
         settings=settings,
         rows=session.plan.sample[-1].placement.pipelines[0].microbatches[0],
         resolution=recipe.data.resolution,
+        height=recipe.data.height,
+        frames=recipe.data.frames,
+        frame_rate=recipe.data.frame_rate,
         precision=recipe.training.precision,
         model=recipe.model.path,
         training_step=step,

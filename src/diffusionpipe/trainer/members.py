@@ -10,7 +10,7 @@ from diffusionpipe.costs import ModelGraph
 from diffusionpipe.errors import ConfigError, ModelError, RecipeError
 from diffusionpipe.models.cascade import cascade_graph
 from diffusionpipe.models.describe import describe
-from diffusionpipe.models.family import LowResolution
+from diffusionpipe.models.family import Clip, LowResolution
 from diffusionpipe.models.flow_shift import is_flow_scheduler
 from diffusionpipe.models.folder import build_graph, family_of, resolve_folder, scheduler_config, weight_sources
 from diffusionpipe.models.graph import LayerGraph, canonical_names
@@ -141,6 +141,18 @@ def low_resolution_of(recipe: Recipe, folder: Path, before: int | None) -> LowRe
     return LowResolution(resolution=resolution, augmentation=model.noise_augmentation or 0.5)
 
 
+def clip_of(recipe: Recipe) -> Clip | None:
+    """The size of the recipe's samples, where they are no square pictures."""
+    return clip_of_size(recipe.data.resolution, recipe.data.height, recipe.data.frames)
+
+
+def clip_of_size(resolution: int, height: int | None, frames: int | None) -> Clip | None:
+    """The size of samples by the keys of [data]; None: square pictures."""
+    if frames is None and height is None:
+        return None
+    return Clip(width=resolution, height=height or resolution, frames=frames or 1)
+
+
 def build_model(recipe: Recipe, device: str) -> Model:
     """The models of a recipe on the meta device, and the description of all as they will run on `device`.
 
@@ -177,6 +189,7 @@ def open_member(recipe: Recipe, folder: Path, name: str = "", *, before: int | N
         dtype="float64" if recipe.training.precision is RecipePrecision.FLOAT64 else "float32",
         lora=lora_of(recipe),
         low=low,
+        clip=clip_of(recipe),
     )
     _cast(graph, recipe)
     prediction = prediction_of(recipe, folder)

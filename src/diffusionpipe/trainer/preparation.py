@@ -12,10 +12,12 @@ from diffusionpipe.runtime.process_group import Job, ending
 from diffusionpipe.trainer.agreement import from_first, on_all
 from diffusionpipe.trainer.checkpoints.checkpoint import clean, problem_of_folder
 from diffusionpipe.trainer.conditions import null_label, open_tokenizer
-from diffusionpipe.trainer.data.batch import TOKENS, Augmentation, BatchSource, kind_of
+from diffusionpipe.trainer.data.batch import Augmentation, BatchSource, kind_of
+from diffusionpipe.trainer.data.clips import Taken
 from diffusionpipe.trainer.data.dataset import Condition, Dataset, scan
 from diffusionpipe.trainer.data.dataset_form import DATASETS
 from diffusionpipe.trainer.data.skipped import FILE, Skipping
+from diffusionpipe.trainer.data.tokens import TOKENS
 from diffusionpipe.trainer.guidance import trained_guidance
 from diffusionpipe.trainer.members import Model
 from diffusionpipe.trainer.optimizer import problem_of_shapes, problem_of_step
@@ -105,13 +107,14 @@ def read_data(opened: Model, work: Work, *others: Check) -> Data:
 def _scan(opened: Model, work: Work, others: tuple[Check, ...]) -> tuple[Dataset, Dataset | None]:
     data = opened.recipe.data
     need = Condition.LABEL if any(kind_of(name) == "labels" for name in opened.model.inputs) else Condition.TEXT
+    taken = None if data.frames is None else Taken(frames=data.frames, rate=data.frame_rate)
     found: list[Dataset] = []
 
     def checked(done: int, total: int) -> None:
-        work.show(done, total, {"pictures": f"{done}/{total}"})
+        work.show(done, total, {"pictures" if taken is None else "clips": f"{done}/{total}"})
 
     def scan_into(folder: Path) -> None:
-        found.append(scan(folder, need, progress=checked))
+        found.append(scan(folder, need, taken=taken, progress=checked))
 
     scans = [partial(scan_into, folder) for folder in (data.train, data.validation) if folder is not None]
     problems: list[ConfigError] = []
@@ -151,6 +154,7 @@ def _augmentation(recipe: Recipe) -> Augmentation:
     return Augmentation(
         random_crop=recipe.data.random_crop,
         flip=recipe.data.flip,
+        random_start=recipe.data.frames is not None,
         condition_dropout=recipe.data.caption_dropout,
         self_conditioning=as_fraction(recipe.objective.self_conditioning),
     )
@@ -176,6 +180,7 @@ def _source(opened: Model, dataset: Dataset, augmentation: Augmentation) -> Batc
         tokenizers=tokenizers,
         null_label=_null_label(opened),
         augmentation=augmentation,
+        frame_rate=opened.recipe.data.frame_rate,
         guidance=trained_guidance(opened.recipe),
     )
 

@@ -7,7 +7,7 @@ from diffusionpipe.trainer.cascade_drawing import check_chain, links
 from diffusionpipe.trainer.conditions import Wish, raw_conditions
 from diffusionpipe.trainer.drawing import spacing_of
 from diffusionpipe.trainer.guidance import drawn_guidance
-from diffusionpipe.trainer.members import Member, Model, learns_variance
+from diffusionpipe.trainer.members import Member, Model, clip_of, learns_variance
 from diffusionpipe.trainer.recipe import Recipe
 from diffusionpipe.trainer.sampling import SamplingSettings, build_scheduler, set_times
 from diffusionpipe.trainer.scheduler import sampling_scheduler
@@ -37,6 +37,7 @@ def check_sampling(session: Model) -> None:
                     num_samples=1,
                     latents=session.model.tensor(backbone.noisy).shape,
                     resolution=member.recipe.data.resolution,
+                    clip=clip_of(member.recipe),
                     device=torch.device("cpu"),
                 )
             )

@@ -1,4 +1,6 @@
-"""Pictures that are kept singly: PNG files that say how they were drawn, so that they can be drawn again.
+"""Pictures and clips that are kept singly: PNG files that say how they were drawn, so that they can be drawn again.
+
+A clip is an animated PNG, which web browsers play.
 
 samples/step-00000500/000-a-blue-tit-on-a-branch.png
 
@@ -9,7 +11,7 @@ negative_prompt   blurry
 steps, guidance, seed, scheduler, ...                the fields of `SamplingSettings`, as JSON
 index, count      0, 2                               which picture of those that were drawn together
 rows              4                                  rows that went through the denoiser at a time
-resolution, precision
+resolution, precision                                height, frames and frame_rate too of what is no square picture
 model             models/stable-diffusion-v1-5
 training_step     500
 weights           average
@@ -41,6 +43,10 @@ _MAX_SLUG = 48
 _MOST = 10_000
 """Of pictures drawn together, of their rows, and of denoising steps."""
 _SOFTWARE = "Software"
+_CLIP = 4
+"""Dimensions of a clip."""
+_PLAYED = 16
+"""Frames a second, where nothing says how many."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +64,12 @@ class Origin:
     rows: int | None = None
     """Rows that went through the denoiser at a time; None: all."""
     resolution: int
+    height: int | None = None
+    """As in the recipe's [data]; None: as wide as high,"""
+    frames: int | None = None
+    """a picture,"""
+    frame_rate: float | None = None
+    """shown with `_PLAYED` frames a second."""
     precision: Precision
     model: str
     """The base model as the recipe names it, or the folder."""
@@ -79,7 +91,7 @@ def file_name(origin: Origin) -> str:
 
 
 def write_sample(picture: NDArray[np.uint8], origin: Origin, path: Path) -> None:
-    """Write a PNG of the picture, (H, W, 3), with its origin.
+    """Write a PNG of the picture, (H, W, 3), or of the clip, (F, H, W, 3), with its origin.
 
     Raises:
         ConfigError: the file cannot be written.
@@ -91,7 +103,9 @@ def write_sample(picture: NDArray[np.uint8], origin: Origin, path: Path) -> None
     for key, text in _texts(origin).items():
         chunks.add_itxt(key, text)
     drawn = BytesIO()
-    Image.fromarray(picture).save(drawn, format="PNG", pnginfo=chunks)
+    first, *others = (Image.fromarray(frame) for frame in (picture if picture.ndim == _CLIP else picture[None]))
+    played = {"save_all": True, "append_images": others, "duration": 1000 / (origin.frame_rate or _PLAYED), "loop": 0}
+    first.save(drawn, format="PNG", pnginfo=chunks, **(played if others else {}))
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -154,6 +168,8 @@ def _check(origin: Origin) -> None:
         "count": (origin.count, 1, _MOST),
         "rows": (1 if origin.rows is None else origin.rows, 1, _MOST),
         "resolution": (origin.resolution, 1, 2**24),
+        "height": (1 if origin.height is None else origin.height, 1, 2**24),
+        "frames": (1 if origin.frames is None else origin.frames, 1, _MOST),
         "label": (origin.label or 0, 0, 2**31),
         "training_step": (origin.training_step or 0, 0, 2**62),
     }

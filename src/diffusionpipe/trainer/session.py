@@ -34,7 +34,7 @@ from diffusionpipe.trainer.members import Member, Model, autocast_of, only, open
 from diffusionpipe.trainer.optimizer import Group, build_optimizer
 from diffusionpipe.trainer.parameter_groups import ParameterGroups, parameter_groups
 from diffusionpipe.trainer.planning import Planning, agree_on_plan
-from diffusionpipe.trainer.recipe import ObjectiveSection, Recipe
+from diffusionpipe.trainer.recipe import DataSection, ObjectiveSection, Recipe
 from diffusionpipe.trainer.scheduler import shift_contradiction
 from diffusionpipe.trainer.staleness_rates import fading_staleness
 
@@ -199,11 +199,12 @@ def check_resumed(
 def run_identity(session: Session, train: Dataset) -> dict[str, object]:
     """What must not change between a run and its continuation; layout, schedule and learning rate may."""
     recipe = session.recipe
+    noun = "pictures" if recipe.data.frames is None else "clips"
     described = repr([(sample.name, sample.text, sample.label) for sample in train.samples])
     return {
         "seed": recipe.training.seed,
         "batch": recipe.training.batch,
-        "data": f"{len(train.samples)} pictures, fingerprint {sha256(described.encode()).hexdigest()[:12]}",
+        "data": f"{len(train.samples)} {noun}, fingerprint {sha256(described.encode()).hexdigest()[:12]}",
         "picture files": f"fingerprint {train.contents}",
         "model": recipe.model.path,
         "lora": lora_identity(recipe),
@@ -211,6 +212,16 @@ def run_identity(session: Session, train: Dataset) -> dict[str, object]:
         "objective": _objective_identity(recipe.objective),
         **{f"models.{name}": f"{own.path} at {own.resolution or 'auto'}" for name, own in recipe.models.items()},
         **_low_resolutions(session.members),
+        **_clips(recipe.data),
+    }
+
+
+def _clips(data: DataSection) -> dict[str, str]:
+    """What is taken of clips."""
+    if data.frames is None:
+        return {}
+    return {
+        "clips": f"{data.frames} frames, {'all' if data.frame_rate is None else f'{data.frame_rate:g}'} of a second"
     }
 
 

@@ -23,6 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from diffusionpipe.errors import RecipeError
+from diffusionpipe.models.family import Clip
 from diffusionpipe.models.folder import component_config, family_of, is_component, model_index
 from diffusionpipe.models.meta import module_on_meta
 from diffusionpipe.models.pipeline_call import PipelineCall
@@ -50,6 +51,8 @@ class Order:
     """Shape of a sample's."""
     resolution: int
     device: torch.device
+    clip: Clip | None = None
+    """The size of a sample that is no square picture of `resolution`."""
     needs_pictures: bool = True
     """Whether it is an error if there is no memory to decode them; else the drawing ends without them."""
 
@@ -100,9 +103,10 @@ class _StandIn:
 def draw_by_pipeline(
     order: Order, predict: Predict, *, decodes: bool, on_step: Callable[[int, int], None] | None = None
 ) -> Tensor | None:
-    """Pictures with values in [0, 1], (N, H, W, 3) on the CPU; None without `decodes`, which saves the VAE.
+    """Pictures (N, H, W, 3) or clips (N, F, H, W, 3) with values in [0, 1], on the CPU.
 
-    None too, with a warning, if the order can do without pictures and there is no memory to decode them.
+    None without `decodes`, which saves the VAE. None too, with a warning, if the order can do without pictures and
+    there is no memory to decode them.
 
     `predict` takes and gives rows as in `sampling.draw`; every rank needs its result. The first noise of sample i
     depends on (seed, i) only.
@@ -132,12 +136,19 @@ def draw_by_pipeline(
             raise
         raise RecipeError(
             f"diffusers' {type(pipeline).__name__} cannot draw with a {type(scheduler).__name__} of "
-            f"scheduler_config.json, {settings.steps} steps and {order.resolution} pixels: {error}"
+            f"scheduler_config.json, {settings.steps} steps and {_named(order)}: {error}"
         ) from error
     if not decodes:
         return None
-    frames: Tensor = pictures[:, 0] if pictures.ndim == 5 else pictures  # (N, 3, H, W)
-    return frames.permute(0, 2, 3, 1).float().cpu()
+    frames: Tensor = pictures[:, 0] if pictures.ndim == 5 and pictures.shape[1] == 1 else pictures  # (N, [F,] 3, H, W)
+    return frames.movedim(-3, -1).float().cpu()
+
+
+def _named(order: Order) -> str:
+    """The size of what is drawn."""
+    if order.clip is None:
+        return f"{order.resolution} pixels"
+    return f"{order.clip.frames} frames of {order.clip.width} x {order.clip.height} pixels"
 
 
 def check_pipeline(order: Order) -> None:
@@ -256,14 +267,16 @@ def _arguments(pipeline: Any, order: Order, call: PipelineCall) -> dict[str, Any
         texts["negative_prompt_embeds"] = call.rows(rows[1])
         texts |= {f"negative_{name}": rows[1] for name in _POOLED if name in taken}
         texts |= {f"negative_{name}": masks for name in _MASKS if name in taken}
+    clip = order.clip or Clip(width=order.resolution, height=order.resolution)
     return {
         **texts,
         **({"negative_prompt": None} if "negative_prompt" in taken else {}),
         "latents": call.takes(noise.to(device)),
         "generator": torch.Generator().manual_seed(settings.seed),
         "num_inference_steps": settings.steps,
-        "height": order.resolution,
-        "width": order.resolution,
+        "height": clip.height,
+        "width": clip.width,
         **guided,
         **call.options,
+        **({"num_frames": clip.frames} if "num_frames" in taken else {}),
     }

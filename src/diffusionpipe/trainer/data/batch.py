@@ -1,11 +1,11 @@
 """Samples to the raw inputs of the model: pictures, tokens or labels, noise and times, all keyed."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -16,21 +16,21 @@ from diffusionpipe.costs import TensorSpec
 from diffusionpipe.errors import DataError
 from diffusionpipe.models.family import Negative
 from diffusionpipe.models.self_conditioning import CONDITIONED, is_conditioned
+from diffusionpipe.trainer.data.clips import Taken, load_clip
 from diffusionpipe.trainer.data.dataset import Dataset
 from diffusionpipe.trainer.data.dataset_problems import problems_of_captions, problems_of_conditions, problems_of_labels
-from diffusionpipe.trainer.data.images import CENTRE, PictureError, load_levels, placing, upright_size
+from diffusionpipe.trainer.data.images import CENTRE, PictureError, Size, load_levels, placing, upright_size
 from diffusionpipe.trainer.data.levels import is_picture, table_of, values_of_pictures
 from diffusionpipe.trainer.data.randomness import normal, permutation, uniform
 from diffusionpipe.trainer.data.skipped import Skipped, Skipping
+from diffusionpipe.trainer.data.tokens import MASKS, TOKENS, Tokenizer, token_ids, token_mask
 
-TOKENS = ("input_ids", "input_ids_2", "input_ids_3")
-"""The caption in the tokens of each text encoder."""
-MASKS = {"input_mask": "input_ids"}
-"""1 where tokens count, 0 where they fill up: input and the tokens that it belongs to."""
 _DRAWN = ("posterior_noise", "noise", "time", CONDITIONED, "augmentation_noise", "augmentation_level")
 INPUTS = ("pixels", "condition", *TOKENS, *MASKS, "labels", "time_ids", "guidance", *_DRAWN)
 """Raw inputs that a model may read."""
 
+_CLIP = 4
+"""Dimensions of a clip: (3, F, H, W)."""
 _ATTEMPTS = 100  # a few damaged pictures could replace each other for ever
 
 
@@ -39,16 +39,14 @@ def kind_of(name: str) -> str:
     return name.rpartition("/")[2]
 
 
-Tokenizer = Callable[..., Mapping[str, Any]]
-"""A tokenizer of transformers: called with texts, padding, max_length and truncation, it returns "input_ids"."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Augmentation:
     """Random changes of the samples while training."""
 
     random_crop: bool = False
     flip: bool = False
+    random_start: bool = False
+    """Whether the frames of a clip begin at any of its frames; else at the first."""
     condition_dropout: float = 0.0
     """Share of samples with an empty caption or the null label."""
     self_conditioning: Fraction = Fraction(1)
@@ -70,6 +68,8 @@ class BatchSource:
     augmentation: Augmentation = Augmentation()
     skipping: Skipping | None = None
     """Replace pictures that cannot be decoded; None: they are errors."""
+    frame_rate: float | None = None
+    """Frames of a second that are taken of clips; None: each frame of the file."""
     guidance: float = 1.0
     """What a distilled model is told; 1: that its prediction is that of the data, without guidance."""
 
@@ -98,6 +98,16 @@ class BatchSource:
             problems += problems_of_labels(self.dataset, self.null_label)
         if problems:
             raise DataError("\n".join(problems))
+
+
+class View(NamedTuple):
+    """What of a picture or clip is seen."""
+
+    crop: tuple[float, float]
+    """The place of the cut, as in `images.load_levels`."""
+    flip: bool
+    start: float
+    """Where in a clip its frames begin, as in `clips.load_clip`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -231,12 +241,13 @@ def _uniform(source: BatchSource, rows: Rows, purpose: str, shape: Sequence[int]
     )
 
 
-def _views(source: BatchSource, rows: Rows) -> list[tuple[tuple[float, float], bool]]:
-    """Crop and flip of each row."""
+def _views(source: BatchSource, rows: Rows) -> list[View]:
+    """The view of each row."""
     augmentation, num_rows = source.augmentation, len(rows.samples)
     crops = _uniform(source, rows, "crop", (2,)).tolist() if augmentation.random_crop else [CENTRE] * num_rows
     flips = (_uniform(source, rows, "flip") < 0.5).tolist() if augmentation.flip else [False] * num_rows
-    return [((crop[0], crop[1]), flip) for crop, flip in zip(crops, flips, strict=True)]
+    starts = _uniform(source, rows, "start").tolist() if augmentation.random_start else [0.0] * num_rows
+    return [View((crop[0], crop[1]), flip, start) for crop, flip, start in zip(crops, flips, starts, strict=True)]
 
 
 def _condition_path(dataset: Dataset, sample: int) -> Path:
@@ -245,31 +256,41 @@ def _condition_path(dataset: Dataset, sample: int) -> Path:
 
 def _time_ids(source: BatchSource, rows: Rows) -> Tensor:
     """Height and width of the picture, top and left of the cut, height and width of the result, (B, 6)."""
-    resolution = next(spec.shape[-1] for spec in source.inputs if spec.name == "pixels")
+    size = next(_size_of(spec) for spec in source.inputs if spec.name == "pixels")
     ids = []
-    for sample, (crop, flip) in zip(rows.samples, _views(source, rows), strict=True):
+    for sample, view in zip(rows.samples, _views(source, rows), strict=True):
         width, height = upright_size(source.dataset.path(sample))
-        place = placing((width, height), resolution, crop)
-        left = place.resized[0] - resolution - place.left if flip else place.left
-        ids.append((height, width, place.top, left, resolution, resolution))
+        place = placing((width, height), size, view.crop)
+        left = place.resized[0] - size[0] - place.left if view.flip else place.left
+        ids.append((height, width, place.top, left, size[1], size[0]))
     return torch.tensor(ids, dtype=torch.float32).reshape(-1, 6)
 
 
+def _size_of(spec: TensorSpec) -> Size:
+    return spec.shape[-1], spec.shape[-2]
+
+
 def _pictures(source: BatchSource, rows: Rows, spec: TensorSpec) -> Tensor:
-    """Levels of the samples' pictures; those that steer are cut and mirrored like those that they belong to."""
+    """Levels of the samples' pictures or clips; those that steer are seen as those that they belong to."""
     dataset, is_own = source.dataset, kind_of(spec.name) == "pixels"
     paths = [dataset.path(sample) if is_own else _condition_path(dataset, sample) for sample in rows.samples]
-    channels, resolution, _ = spec.shape
-    pictures = torch.empty(len(paths), *spec.shape, dtype=torch.uint8)
-    decoded: dict[tuple[Path, tuple[float, float], bool], int] = {}
-    for row, (path, (crop, flip)) in enumerate(zip(paths, _views(source, rows), strict=True)):
-        key = (path, crop, flip)
+    levels = torch.empty(len(paths), *spec.shape, dtype=torch.uint8)
+    decoded: dict[tuple[Path, View], int] = {}
+    for row, key in enumerate(zip(paths, _views(source, rows), strict=True)):
         if key in decoded:  # validation takes each picture at several times
-            pictures[row] = pictures[decoded[key]]
+            levels[row] = levels[decoded[key]]
             continue
-        pictures[row] = load_levels(key[0], resolution=resolution, channels=channels, crop=key[1], flip=flip)
+        levels[row] = _seen(*key, spec, source.frame_rate)
         decoded[key] = row
-    return pictures  # (B, C, R, R)
+    return levels  # (B, C, H, W), of clips (B, 3, F, H, W)
+
+
+def _seen(path: Path, view: View, spec: TensorSpec, rate: float | None) -> Tensor:
+    """The view of a picture or clip."""
+    if len(spec.shape) == _CLIP:
+        taken = Taken(frames=spec.shape[1], rate=rate)
+        return load_clip(path, size=_size_of(spec), taken=taken, start=view.start, crop=view.crop, flip=view.flip)
+    return load_levels(path, size=_size_of(spec), channels=spec.shape[0], crop=view.crop, flip=view.flip)
 
 
 def _is_dropped(source: BatchSource, rows: Rows) -> list[bool]:
@@ -294,23 +315,6 @@ def _texts(source: BatchSource, rows: Rows) -> list[str]:
     """The captions, empty negatives where they are dropped."""
     texts = [source.dataset.samples[sample].text or "" for sample in rows.samples]
     return [Negative() if dropped else text for text, dropped in zip(texts, _is_dropped(source, rows), strict=True)]
-
-
-def token_ids(tokenizer: Tokenizer, texts: Sequence[str], length: int) -> Tensor:
-    """The texts as int64 tokens, cut or padded to `length`, (len(texts), length)."""
-    return _tokens(tokenizer, texts, length, "input_ids")
-
-
-def token_mask(tokenizer: Tokenizer, texts: Sequence[str], length: int) -> Tensor:
-    """1 where `token_ids` has a token of the text, 0 where it is padded, (len(texts), length)."""
-    return _tokens(tokenizer, texts, length, "attention_mask")
-
-
-def _tokens(tokenizer: Tokenizer, texts: Sequence[str], length: int, name: str) -> Tensor:
-    if not texts:
-        return torch.empty(0, length, dtype=torch.int64)
-    tokens = tokenizer(list(texts), padding="max_length", max_length=length, truncation=True)[name]
-    return torch.tensor(tokens, dtype=torch.int64)  # (B, T)
 
 
 def _labels(source: BatchSource, rows: Rows) -> Tensor:

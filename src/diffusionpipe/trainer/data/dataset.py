@@ -1,8 +1,8 @@
-"""A folder of pictures with captions or labels, checked as a whole before anything else starts.
+"""A folder of pictures or clips with captions or labels, checked as a whole before anything else starts.
 
-The layout is that of Hugging Face's `imagefolder`: pictures in the folder or in folders below it, described by
-metadata.jsonl or metadata.csv files, or by .txt files beside them (see `captions`). Names that start with a dot are
-left out.
+The layout is that of Hugging Face's `imagefolder` and `videofolder`: files in the folder or in folders below it,
+described by metadata.jsonl or metadata.csv files, or by .txt files beside them (see `captions`). Names that start with
+a dot are left out.
 """
 
 import logging
@@ -11,18 +11,21 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from functools import partial
 from hashlib import blake2b
 from pathlib import Path
 
 from diffusionpipe.errors import DataError
 from diffusionpipe.trainer.data.captions import METADATA, METADATA_FILES, Description, read_metadata, read_sidecar
+from diffusionpipe.trainer.data.clips import ENDINGS as CLIP_ENDINGS
+from diffusionpipe.trainer.data.clips import Taken, check_decoder, problem_of_clip
 from diffusionpipe.trainer.data.images import fingerprint, problem_of_header
 
 logger = logging.getLogger(__name__)
 
 ENDINGS = (".jpg", ".jpeg", ".png", ".webp", ".bmp")
-UNREAD = (".gif", ".tif", ".tiff", ".avif", ".heic", ".jxl", ".mp4", ".webm", ".mov", ".mkv", ".avi")
-"""Pictures and clips of other kinds: a folder that holds some is told so."""
+UNREAD = (".tif", ".tiff", ".avif", ".heic", ".jxl")
+"""Pictures of other kinds: a folder that holds some is told so, as it is of clips among pictures, or the reverse."""
 NUM_EXAMPLES = 10
 """An error names at most so many pictures of each problem."""
 PROGRESS_EVERY = 100
@@ -66,50 +69,95 @@ class Dataset:
 
 
 _NEEDED = {
-    Condition.TEXT: f'pictures without a caption; give them a "text" in {METADATA} or a .txt file with the same name',
-    Condition.LABEL: f'pictures without a class; give them a "label" in {METADATA}',
+    Condition.TEXT: f'without a caption; give them a "text" in {METADATA} or a .txt file with the same name',
+    Condition.LABEL: f'without a class; give them a "label" in {METADATA}',
 }
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Kind:
+    """What is read of a folder."""
+
+    noun: str
+    """In the plural."""
+    endings: tuple[str, ...]
+    others: tuple[str, ...]
+    """Endings of files that are not read, though they could be meant."""
+    problem_of: Callable[[Path], str | None]
+    remedy: str
+    """About files of other endings."""
+
+
+_PICTURES = _Kind(
+    noun="pictures",
+    endings=ENDINGS,
+    others=(*UNREAD, *CLIP_ENDINGS),
+    problem_of=problem_of_header,
+    remedy="convert them, e.g. to .png; clips are read with data.frames",
+)
+
+
+def _clips(taken: Taken) -> _Kind:
+    return _Kind(
+        noun="clips",
+        endings=CLIP_ENDINGS,
+        others=(*UNREAD, *ENDINGS),
+        problem_of=partial(problem_of_clip, taken=taken),
+        remedy="with data.frames clips are read alone; remove it to train on pictures",
+    )
+
+
 def scan(
-    folder: Path | str, need: Condition | str, *, check_headers: bool = True, progress: Progress | None = None
+    folder: Path | str,
+    need: Condition | str,
+    *,
+    taken: Taken | None = None,
+    check_headers: bool = True,
+    progress: Progress | None = None,
 ) -> Dataset:
     """The samples of a folder; every picture is opened and its header checked, unless another rank does that.
 
-    `progress` is told the number of pictures checked and of all.
+    `taken`: what is taken of each clip, for a folder of clips. `progress` is told the number of files checked and of
+    all.
 
     Raises:
         DataError: there are no pictures, or pictures, captions or metadata cannot be used; every kind of problem is
             listed, each with its first examples.
     """
     folder, need = Path(folder), Condition(need)
+    kind = _PICTURES if taken is None else _clips(taken)
     if not folder.is_dir():
-        raise DataError(f"{folder}: no such folder; give a folder of pictures with {METADATA} or .txt files")
-    pictures, metadata_files, unread = _list_files(folder)
+        raise DataError(f"{folder}: no such folder; give a folder of {kind.noun} with {METADATA} or .txt files")
+    if taken is not None:
+        check_decoder()
+    pictures, metadata_files, unread = _list_files(folder, kind)
     if not pictures:
         others = f"; {len(unread)} files end in {_endings(unread)}, which are not read" if unread else ""
-        raise DataError(f"{folder}: holds no pictures; expected files ending in {', '.join(ENDINGS)}{others}")
+        why = f" ({kind.remedy})" if unread else ""
+        raise DataError(
+            f"{folder}: holds no {kind.noun}; expected files ending in {', '.join(kind.endings)}{others}{why}"
+        )
     if unread:
         logger.warning(
-            'data=%s left_out=%d endings="%s" read="%s" remedy="convert them, e.g. to .png"',
+            'data=%s left_out=%d endings="%s" read="%s" remedy="%s"',
             folder,
             len(unread),
             _endings(unread),
-            " ".join(ENDINGS),
+            " ".join(kind.endings),
+            kind.remedy,
         )
     metadata = read_metadata(folder, metadata_files)
     conditions = {d.condition for d in metadata.descriptions.values() if d.condition is not None}
     found, pictures = set(pictures), [name for name in pictures if name not in conditions]
-    headers = _headers(folder, sorted(found), progress) if check_headers else _Headers(problems=(), contents="")
+    headers = _headers(folder, sorted(found), kind, progress) if check_headers else _Headers(problems=(), contents="")
     described, sidecar_problems = _with_sidecars(folder, pictures, metadata.descriptions, need)
+    absent = f"that do not exist (or have another ending than {' '.join(kind.endings)})"
     problems = {
         "lines of metadata that cannot be used": metadata.problems,
-        f"pictures named in metadata that do not exist (or have another ending than {' '.join(ENDINGS)})": sorted(
-            (set(metadata.descriptions) | conditions).difference(found)
-        ),
+        f"{kind.noun} named in metadata {absent}": sorted((set(metadata.descriptions) | conditions).difference(found)),
         "captions that cannot be read": sidecar_problems,
-        _NEEDED[need]: [name for name in pictures if getattr(described[name], need) is None],
-        "pictures that cannot be read": headers.problems,
+        f"{kind.noun} {_NEEDED[need]}": [name for name in pictures if getattr(described[name], need) is None],
+        f"{kind.noun} that cannot be {'read' if taken is None else 'used'}": headers.problems,
     }
     _raise(folder, problems)
     return Dataset(
@@ -121,15 +169,15 @@ def _sample(name: str, about: Description) -> Sample:
     return Sample(name=name, text=about.text, label=about.label, condition=about.condition)
 
 
-def _list_files(folder: Path) -> tuple[list[str], list[str], list[str]]:
-    """Names of pictures, of metadata files, and of pictures and clips that are not read below the folder, sorted."""
+def _list_files(folder: Path, kind: _Kind) -> tuple[list[str], list[str], list[str]]:
+    """Names of pictures or clips, of metadata files, and of others that are not read below the folder, sorted."""
     pictures, metadata, unread = [], [], []
     for name in _walk(folder):
         if name.rpartition("/")[2] in METADATA_FILES:
             metadata.append(name)
-        elif name.lower().endswith(ENDINGS):
+        elif name.lower().endswith(kind.endings):
             pictures.append(name)
-        elif name.lower().endswith(UNREAD):
+        elif name.lower().endswith(kind.others):
             unread.append(name)
     return sorted(pictures), sorted(metadata), sorted(unread)
 
@@ -189,12 +237,12 @@ class _Headers:
     contents: str
 
 
-def _headers(folder: Path, pictures: Sequence[str], progress: Progress | None) -> _Headers:
-    """Opens every picture."""
+def _headers(folder: Path, pictures: Sequence[str], kind: _Kind, progress: Progress | None) -> _Headers:
+    """Opens every picture or clip."""
     problems, contents = [], blake2b(digest_size=16)
 
     def check(name: str) -> tuple[str | None, bytes]:
-        problem = problem_of_header(folder / name)
+        problem = kind.problem_of(folder / name)
         try:
             return problem, b"" if problem else fingerprint(folder / name)
         except OSError as error:

@@ -1,4 +1,4 @@
-"""Picture files to tensors: upright, square, as levels or in [-1, 1]."""
+"""Picture files to tensors: upright, cut to one size, as levels or in [-1, 1]."""
 
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -13,6 +13,8 @@ from diffusionpipe.errors import DataError
 from diffusionpipe.ir.input_file import problem_of_file
 from diffusionpipe.trainer.data.levels import values_of_pictures
 
+Size = tuple[int, int]
+"""Width and height in pixels."""
 CENTRE = (0.5, 0.5)
 _BLOCK = 4096
 _MAX_RATIO = 100
@@ -59,18 +61,18 @@ def load_pixels(
     path: Path, *, resolution: int, channels: int = 3, crop: tuple[float, float] = CENTRE, flip: bool = False
 ) -> Tensor:
     """The picture as float32 in [-1, 1], (channels, resolution, resolution); else as `load_levels`."""
-    levels = load_levels(path, resolution=resolution, channels=channels, crop=crop, flip=flip)
+    levels = load_levels(path, size=(resolution, resolution), channels=channels, crop=crop, flip=flip)
     return values_of_pictures("pixels", levels)
 
 
 def load_levels(
-    path: Path, *, resolution: int, channels: int = 3, crop: tuple[float, float] = CENTRE, flip: bool = False
+    path: Path, *, size: Size, channels: int = 3, crop: tuple[float, float] = CENTRE, flip: bool = False
 ) -> Tensor:
-    """The picture as uint8 levels, (channels, resolution, resolution).
+    """The picture as uint8 levels, (channels, height, width).
 
-    The shorter side is resized to `resolution` (bicubic, with antialiasing), then a square is cut out at `crop`:
-    fractions in [0, 1) of what is left over to the left and above. EXIF rotation is applied, transparency becomes
-    white. `channels` is 3 for RGB, 1 for grey.
+    It is resized until it just covers `size` (bicubic, with antialiasing), then `size` is cut out at `crop`: fractions
+    in [0, 1) of what is left over to the left and above. EXIF rotation is applied, transparency becomes white.
+    `channels` is 3 for RGB, 1 for grey.
 
     Raises:
         PictureError: the file cannot be decoded; the message names it.
@@ -81,29 +83,28 @@ def load_levels(
             picture = _flatten(ImageOps.exif_transpose(opened), "L" if channels == 1 else "RGB")
     except Exception as error:  # as above; nothing goes on after it
         raise PictureError(path, _reason(error)) from error
-    picture = _square(picture, placing(picture.size, resolution, crop), resolution)
-    if flip:
-        picture = ImageOps.mirror(picture)
-    levels = np.array(picture, dtype=np.uint8).reshape(resolution, resolution, channels)
-    return torch.from_numpy(levels).permute(2, 0, 1).contiguous()  # (C, R, R)
+    picture = cut_out(picture, placing(picture.size, size, crop), size, flip=flip)
+    levels = np.array(picture, dtype=np.uint8).reshape(size[1], size[0], channels)
+    return torch.from_numpy(levels).permute(2, 0, 1).contiguous()  # (C, H, W)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placing:
-    """Where a square is cut out of a picture; sizes are (width, height)."""
+    """Where a piece is cut out of a picture."""
 
-    resized: tuple[int, int]
+    resized: Size
     left: int
     top: int
 
 
-def placing(size: tuple[int, int], resolution: int, crop: tuple[float, float]) -> Placing:
-    """How a picture of `size` is resized and cut for `load_pixels`."""
-    width, height = size
-    scale = resolution / min(width, height)
-    resized = max(resolution, round(width * scale)), max(resolution, round(height * scale))
-    left, top = (int(fraction * (side - resolution + 1)) for fraction, side in zip(crop, resized, strict=True))
-    return Placing(resized=resized, left=left, top=top)
+def placing(found: Size, size: Size, crop: tuple[float, float]) -> Placing:
+    """How a picture of size `found` is resized, and cut to `size`, for `load_pixels`."""
+    scale = max(wanted / side for wanted, side in zip(size, found, strict=True))
+    width, height = (max(wanted, round(side * scale)) for wanted, side in zip(size, found, strict=True))
+    left, top = (
+        int(fraction * (side - wanted + 1)) for fraction, side, wanted in zip(crop, (width, height), size, strict=True)
+    )
+    return Placing(resized=(width, height), left=left, top=top)
 
 
 def upright_size(path: Path) -> tuple[int, int]:
@@ -131,9 +132,15 @@ def _refuse_unfit(picture: Image.Image) -> None:
     """Raise a ValueError for pictures that cannot become squares, or whose levels have no known meaning."""
     if picture.mode == "F":  # nothing says which level is white, and Pillow cuts them at 255
         raise ValueError("its levels are floating-point numbers of unknown range; save it with 8 or 16 bits")
-    width, height = picture.size
-    if max(width, height) > _MAX_RATIO * min(width, height):
-        raise ValueError(f"it has {width} x {height} pixels; one side may be at most {_MAX_RATIO} times the other")
+    if problem := problem_of_sides(*picture.size):
+        raise ValueError(problem)
+
+
+def problem_of_sides(width: int, height: int) -> str | None:
+    """Why a picture is too long or too high, or None if it is not."""
+    if max(width, height) <= _MAX_RATIO * min(width, height):
+        return None
+    return f"it has {width} x {height} pixels; one side may be at most {_MAX_RATIO} times the other"
 
 
 def _flatten(picture: Image.Image, mode: str) -> Image.Image:
@@ -148,10 +155,12 @@ def _flatten(picture: Image.Image, mode: str) -> Image.Image:
     return picture.convert(mode)
 
 
-def _square(picture: Image.Image, place: Placing, resolution: int) -> Image.Image:
+def cut_out(picture: Image.Image, place: Placing, size: Size, *, flip: bool) -> Image.Image:
+    """The piece of the picture, mirrored if `flip` says so."""
     if place.resized != picture.size:
         picture = picture.resize(place.resized, Image.Resampling.BICUBIC)
-    return picture.crop((place.left, place.top, place.left + resolution, place.top + resolution))
+    picture = picture.crop((place.left, place.top, place.left + size[0], place.top + size[1]))
+    return ImageOps.mirror(picture) if flip else picture
 
 
 def _reason(error: Exception) -> str:

@@ -45,14 +45,20 @@ class OnError(StrEnum):
 
 
 class DataSection(Section):
-    """[data]: pictures and captions."""
+    """[data]: pictures or clips, and captions."""
 
     train: Place
     """Folder of pictures with metadata.jsonl or .csv (file_name and text, or label) or .txt files beside them."""
     validation: Maybe[Place] = None
     """Folder of the same kind for validation; it is never used for training."""
     resolution: Annotated[Count, Field(le=65_536)]
-    """Side of the square that pictures are resized and cropped to, in pixels."""
+    """Side of the square that pictures are resized and cropped to, in pixels; with `height` their width."""
+    height: Maybe[Annotated[Count, Field(le=65_536)]] = None
+    """Height of what is not square, for models of clips; "none": as wide as high."""
+    frames: Maybe[Annotated[int, Field(ge=2, le=65_536)]] = None
+    """Frames of a clip, for models of clips; "none": the data are pictures."""
+    frame_rate: Maybe[Positive] = None
+    """Frames of a second that are taken of clips; "none": each frame of their files."""
     random_crop: bool = False
     """Crop at a random place instead of the centre."""
     flip: bool = False
@@ -66,6 +72,12 @@ class DataSection(Section):
     """A training picture that turns out to be damaged when it is decoded: stop the run, or skip the picture."""
     max_skipped: Count = 100
     """With on_error = "skip": different pictures that may be skipped before the run stops."""
+
+    @model_validator(mode="after")
+    def _frame_rate_has_an_effect(self) -> Self:
+        if self.frame_rate is not None and self.frames is None:
+            raise ValueError("frame_rate: only clips have frames; set data.frames, or remove frame_rate")
+        return self
 
 
 class OptimizerSection(Section):

@@ -1,0 +1,31 @@
+"""Captions to tokens."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+TOKENS = ("input_ids", "input_ids_2", "input_ids_3")
+"""The caption in the tokens of each text encoder."""
+MASKS = {"input_mask": "input_ids"}
+"""1 where tokens count, 0 where they fill up: input and the tokens that it belongs to."""
+Tokenizer = Callable[..., Mapping[str, Any]]
+"""A tokenizer of transformers: called with texts, padding, max_length and truncation, it returns "input_ids"."""
+
+
+def token_ids(tokenizer: Tokenizer, texts: Sequence[str], length: int) -> Tensor:
+    """The texts as int64 tokens, cut or padded to `length`, (len(texts), length)."""
+    return _tokens(tokenizer, texts, length, "input_ids")
+
+
+def token_mask(tokenizer: Tokenizer, texts: Sequence[str], length: int) -> Tensor:
+    """1 where `token_ids` has a token of the text, 0 where it is padded, (len(texts), length)."""
+    return _tokens(tokenizer, texts, length, "attention_mask")
+
+
+def _tokens(tokenizer: Tokenizer, texts: Sequence[str], length: int, name: str) -> Tensor:
+    if not texts:
+        return torch.empty(0, length, dtype=torch.int64)
+    tokens = tokenizer(list(texts), padding="max_length", max_length=length, truncation=True)[name]
+    return torch.tensor(tokens, dtype=torch.int64)  # (B, T)

@@ -1,0 +1,57 @@
+"""The size of what `sample` draws: as asked for, else as the run was trained."""
+
+import pytest
+
+from diffusionpipe.cli.run_recipe import SampleSize, size_of
+from diffusionpipe.errors import ConfigError
+from diffusionpipe.models.family import Clip
+
+CLIPS = "[data]\nresolution = 832\nheight = 480\nframes = 81\nframe_rate = 16\n"
+
+
+@pytest.fixture
+def run(tmp_path):
+    (tmp_path / "recipe.toml").write_text(CLIPS)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("asked", "expected"),
+    [
+        ((None, None, None), SampleSize(resolution=832, height=480, frames=81, frame_rate=16)),
+        ((None, None, 17), SampleSize(resolution=832, height=480, frames=17, frame_rate=16)),
+        ((None, None, 1), SampleSize(resolution=832, height=480, frame_rate=16)),
+        ((None, 320, None), SampleSize(resolution=832, height=320, frames=81, frame_rate=16)),
+        ((256, None, None), SampleSize(resolution=256, frames=81, frame_rate=16)),
+    ],
+)
+def test_what_is_asked_for_comes_first_and_then_the_run(run, asked, expected):
+    assert size_of(run, run / "export", *asked) == expected
+
+
+def test_only_what_is_no_square_picture_is_a_clip():
+    assert SampleSize(resolution=64).clip is None
+    assert SampleSize(resolution=64, height=32).clip == Clip(width=64, height=32)
+    assert SampleSize(resolution=64, frames=5).clip == Clip(width=64, height=64, frames=5)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[data]\n", "data.resolution must be a whole number of at least 1; correct it, or give --resolution"),
+        (
+            CLIPS.replace("81", "'many'"),
+            r"data\.frames must be a whole number of at least 1; .* or give --frames",
+        ),
+        (CLIPS.replace("16", "-1"), "data.frame_rate must be a number above 0"),
+    ],
+)
+def test_a_recipe_that_names_no_size_is_refused(tmp_path, text, message):
+    (tmp_path / "recipe.toml").write_text(text)
+    with pytest.raises(ConfigError, match=message):
+        size_of(tmp_path, tmp_path / "export", None, None, None)
+
+
+def test_none_in_a_recipe_is_no_size(tmp_path):
+    (tmp_path / "recipe.toml").write_text('[data]\nresolution = 64\nheight = "none"\nframes = "none"\n')
+    assert size_of(tmp_path, tmp_path, None, None, None) == SampleSize(resolution=64)
