@@ -5,7 +5,7 @@ Three implementations of one protocol: `ProcessTransport` (torch.distributed: gl
 """
 
 from collections.abc import Collection, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -67,7 +67,9 @@ class ProcessTransport:
         else:
             world = range(dist.get_world_size())
             up, down = self._new_group(world), self._new_group(world)
-        self._up, self._down = up._get_backend(device), down._get_backend(device)
+        # torch's stubs of a backend know neither `send` nor `recv`.
+        self._up: Any = up._get_backend(device)
+        self._down: Any = down._get_backend(device)
         self._sums = {ranks: self._new_group(ranks) for ranks in sorted(set(summing)) if len(ranks) > 1}
 
     def _new_group(self, ranks: Sequence[int]) -> dist.ProcessGroup:
