@@ -79,7 +79,7 @@ def steps_in_process(job, layouts):
     found = []
     for one in layouts:
         plan = build_plan(model, one)
-        transport = ProcessTransport(summing=tuple(holders_of(plan).values()))
+        transport = ProcessTransport(job.device, summing=tuple(holders_of(plan).values()))
         worker = build_worker(copy.deepcopy(graph), model, plan, job.membership.rank, transport, device=CPU)
         found.append(step_of(worker, inputs))
     return found

@@ -72,7 +72,7 @@ def steps_in_process(
     steps = []
     for layout in layouts:
         plan = build_plan(model, layout)
-        transport = ProcessTransport(summing=tuple(holders_of(plan).values()))
+        transport = ProcessTransport(job.device, summing=tuple(holders_of(plan).values()))
         own = copy_of(graph)
         worker = build_worker(own, model, plan, job.membership.rank, transport, device=CPU)
         run_step(worker, inputs)

@@ -229,7 +229,7 @@ def windows_in_process(
     found = []
     for layout, names in layouts:
         plan = build_plan(model, layout, filler=None if fill is None else scattered(fill))
-        transport = ProcessTransport(summing=tuple(holders_of(plan).values()))
+        transport = ProcessTransport(job.device, summing=tuple(holders_of(plan).values()))
         batch_of = lambda batch: batches[batch % STEPS]  # noqa: E731
         found.append(
             run_windows(graph, model, plan, rank, transport, batch_of=batch_of, names=names, stops=stops, wait=wait)

@@ -113,8 +113,8 @@ def _rank(
     batch = raw_batch(graph, LAYOUT.batch)
     workers, losses = {}, {}
     for name, plan in plans.items():
-        transport = ProcessTransport()
-        transport.warm_up(channels_of(plan), job.device)
+        transport = ProcessTransport(job.device)
+        transport.warm_up(channels_of(plan))
         worker = workers[name] = build_worker(graph, model, plan, rank, transport, device=job.device)
         rows = encoded_rows(plan.train, worker.place.worker)
         own = {key: value[rows.start : rows.stop] for key, value in batch.items()} if rows is not None else {}

@@ -120,7 +120,7 @@ class _Training:
 
     def __init__(self, job: Job, recipe: Recipe, plan: Plan) -> None:
         folder = resolve_folder(recipe.model.path)
-        transport = NotingTransport(ProcessTransport(summing=tuple(holders_of(plan).values())))
+        transport = NotingTransport(ProcessTransport(job.device, summing=tuple(holders_of(plan).values())))
         self._session = _session(job, recipe, folder, plan, transport)
         worker = self._session.worker
         self._inputs = _batch(self._session, folder)
@@ -174,7 +174,7 @@ def _session(job: Job, recipe: Recipe, folder: Path, plan: Plan, transport: Noti
     sources = weight_sources(folder, graph) | dict.fromkeys(trained)
     layers = {*trained_layers(plan, rank), *model.frozen_layers}
     materialize(graph, layers, sources, device=job.device, dtype=torch.float32, seed=recipe.training.seed)
-    ProcessTransport().warm_up(channels_of(plan), job.device)
+    ProcessTransport(job.device).warm_up(channels_of(plan))
     worker = build_worker(graph, model, plan, rank, transport, device=job.device)
     settings, groups = recipe.optimizer, parameter_groups(recipe, model)
     return Session(

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from statistics import median
 from time import perf_counter
 
+import torch
 import torch.distributed as dist
 
 from benchmarks.schedules.delays import TENSORS, Delays, calibration, delays_of, predicted, trace
@@ -129,7 +130,7 @@ def costs_of(schedule: Schedule, part: Seconds) -> Costs:
 def _rank(
     rank: int, schedules: Mapping[str, Schedule], num_ranks: int, num_rounds: int, part: Seconds, repeats: int
 ) -> _Report:
-    transport, switch = ProcessTransport(), _Switch()
+    transport, switch = ProcessTransport(torch.device("cpu")), _Switch()
     steps: dict[tuple[str, str], Callable[[], object]] = {}
     for name, schedule in schedules.items():
         executor = virtual_executor(

@@ -65,7 +65,7 @@ def measure(num_ranks: int, num_rounds: int) -> list[EmulatedCase]:
 def _rank(rank: int, num_ranks: int, num_microbatches: int, num_rounds: int) -> dict[str, list[tuple[float, float]]]:
     """Start and end of every iteration on this rank, on the clock that all processes of a machine share."""
     steps = {}
-    transport = ProcessTransport()
+    transport = ProcessTransport(torch.device("cpu"))
     for schedule in SCHEDULES:
         steps[f"torch {schedule}"] = _torch_step(schedule, rank, num_ranks, num_microbatches)
         steps[f"ours {schedule}"] = _our_step(schedule, rank, num_ranks, num_microbatches, transport)

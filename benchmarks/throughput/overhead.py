@@ -113,7 +113,7 @@ def _executor(module: nn.Module) -> Executor:
         Equipment(
             stages={RANK: LayerStage([layer], {"model": module}, outputs=("hidden",))},
             tensors={"hidden": TensorSpec(name="hidden", shape=(WIDTH,), needs_gradient=True)},
-            transport=ProcessTransport(),
+            transport=ProcessTransport(torch.device("cpu")),
             device=torch.device("cpu"),
         ),
     )

@@ -105,7 +105,7 @@ def _rank(rank: int, num_rounds: int, size: Size) -> _Report:
     batch = batch_of(BATCH)
     copy = _copied(model)
     steps = {"one process": _whole_step(model, batch), "DDP": _ddp_step(copy, batch, rank)}
-    transport = ProcessTransport()
+    transport = ProcessTransport(torch.device("cpu"))
     for name in SCHEDULES:
         steps[f"torch {name}"] = _torch_step(model, batch, rank, name)
         steps[f"ours {name}"] = _our_step(model, batch, rank, name, transport)

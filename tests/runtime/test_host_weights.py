@@ -21,6 +21,7 @@ from tiny_models import (
 )
 from torch import nn
 
+from diffusionpipe.errors import ConfigError
 from diffusionpipe.ir import Range
 from diffusionpipe.models.graph import Layer, canonical_names, layer_parameters
 from diffusionpipe.models.lora import LoraSettings, add_lora
@@ -28,6 +29,7 @@ from diffusionpipe.models.run import run_layers
 from diffusionpipe.models.weights import materialize
 from diffusionpipe.passes import PlacedFill
 from diffusionpipe.planner import Layout, build_plan
+from diffusionpipe.runtime import host_memory
 from diffusionpipe.runtime.host_weights import HostWeights
 from diffusionpipe.runtime.threads import run_threads
 from diffusionpipe.runtime.worker import build_worker
@@ -179,6 +181,12 @@ def test_what_other_layers_use_too_stays_on_the_device():
                 f"chain.layers.{name[-1]}.bias",
                 *([f"chain.layers.{name[-1]}.weight"] if name == "linear 3" else []),
             }
+
+
+def test_too_little_host_memory_is_said_before_any_is_taken(monkeypatch):
+    monkeypatch.setattr(host_memory, "free_memory", lambda: 100)
+    with pytest.raises(ConfigError, match=r"the frozen part needs .* of which 0\.0 GiB are free"):
+        HostWeights(*chain(), CPU)
 
 
 def test_layers_without_weights_cost_nothing():

@@ -12,7 +12,7 @@ from torch import nn
 
 from diffusionpipe.errors import ConfigError
 from diffusionpipe.models.graph import Layer
-from diffusionpipe.runtime import node_memory
+from diffusionpipe.runtime import host_memory, node_memory
 from diffusionpipe.runtime.exchange import PLAIN, gather
 from diffusionpipe.runtime.host_weights import HostWeights
 from diffusionpipe.runtime.node_memory import NAME, NodeMemory
@@ -123,19 +123,24 @@ def where_files_of_others_cannot_be_opened(job):
     refused = PermissionError(1, "Operation not permitted")
     with mock.patch.object(node_memory.os, "open", side_effect=refused) if rank == 2 else mock.MagicMock():
         memory = NodeMemory(rank)
+    with (
+        mock.patch.object(host_memory, "free_memory", return_value=3 * 4096),
+        pytest.raises(ConfigError, match=r"of host memory for each of 4 ranks, of which"),
+    ):
+        memory.pages(8)
     pages = memory.pages(8)
     pages[:8] = rank + 1
     memory.settle()
     return memory.is_first, pages[0].item()
 
 
-def test_where_one_rank_cannot_open_it_each_has_a_copy(ranks):
+def test_where_one_rank_cannot_open_it_each_has_a_copy_if_there_is_room_for_all(ranks):
     assert ranks.run(where_files_of_others_cannot_be_opened) == [(True, rank + 1) for rank in range(NUM_RANKS)]
 
 
 def with_too_little_memory(job):
     memory = NodeMemory(job.membership.rank)
-    with mock.patch.object(node_memory, "free_memory", return_value=2**20):
+    with mock.patch.object(host_memory, "free_memory", return_value=2**20):
         if memory.is_first:
             with pytest.raises(ConfigError, match=r"needs 2\.0 GiB of host memory, of which 0\.0 GiB are free"):
                 memory.pages(2**31)

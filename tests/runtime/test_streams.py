@@ -25,6 +25,7 @@ from diffusionpipe.runtime.places import encoded_rows
 from diffusionpipe.runtime.sharding import Reductions, ShardedBlock
 from diffusionpipe.runtime.stage import Precision
 from diffusionpipe.runtime.threads import run_threads
+from diffusionpipe.runtime.upload import Upload
 from diffusionpipe.runtime.worker import build_worker
 from diffusionpipe.schedules import REGISTRY
 from diffusionpipe.trainer import host_sum
@@ -201,9 +202,9 @@ def do_nothing(*_, **__):
 def without_order(wait):
     """The data arrive, but the stream does not wait for them."""
 
-    def waited(self):
+    def waited(self, *arguments):
         with mock.patch.object(Event, "wait", do_nothing):
-            wait(self)
+            return wait(self, *arguments)
 
     return waited
 
@@ -243,6 +244,20 @@ FAULTS = {
     "arrivals are not waited for": ("plain", Work, "wait", without_order(Work.wait), "receive from"),
     "sent tensors are not held": ("plain", StreamTransport, "send", send_unheld, "may still be read by send"),
     "the end of the iteration waits for nothing": ("replicas", Executor, "_finish", unawaited_end, "sum on"),
+    "batches are not waited for": (
+        "plain",
+        Upload,
+        "_copied",
+        without_order(Upload._copied),
+        "copy_.default on a stream",
+    ),
+    "copies of batches do not wait for compute": (
+        "plain",
+        Event,
+        "wait",
+        ignoring("a stream"),
+        "memory is used again on a stream while it may still be read",
+    ),
     "sums are not waited for": ("data-parallel", BlockGradients, "finish", do_nothing, "sum on"),
     "gathers are not waited for": ("sharded", ShardedBlock, "wait", without_order(ShardedBlock.wait), "broadcast"),
     "gathers do not wait for compute": ("sharded", Stream, "wait_stream", do_nothing, "may still be"),
@@ -265,7 +280,14 @@ FAULTS = {
 """What is missing -> kind, what is replaced by what, and words of a report."""
 
 
-@pytest.mark.parametrize("name", quick_and_slow(FAULTS, quick=["arrivals are not waited for"]))
+QUICK_FAULTS = [
+    "arrivals are not waited for",
+    "batches are not waited for",
+    "copies of batches do not wait for compute",
+]
+
+
+@pytest.mark.parametrize("name", quick_and_slow(FAULTS, quick=QUICK_FAULTS))
 def test_a_missing_wait_is_reported(name):
     kind, owner, attribute, faulty, words = FAULTS[name]
     with mock.patch.object(owner, attribute, faulty):

@@ -18,7 +18,7 @@ def num_loops():
 def threads_of_a_transport(job):
     """Before, with a transport that sums over both ranks, and after it was closed."""
     counts = [num_loops()]
-    transport = ProcessTransport(summing=((0, 1),))
+    transport = ProcessTransport(job.device, summing=((0, 1),))
     ones = torch.ones(3)
     transport.all_reduce(ones, (0, 1)).wait()
     counts.append(num_loops())
@@ -30,7 +30,7 @@ def threads_of_a_transport(job):
 
 def swap(job):
     """What this rank gets when both send first, two messages each way at once beside a barrier of the same group."""
-    transport, me = ProcessTransport(), job.membership.rank
+    transport, me = ProcessTransport(job.device), job.membership.rank
     received = [torch.zeros(2**18), torch.zeros(5)]
     works = [transport.recv(buffer, 1 - me) for buffer in received]
     barrier = dist.barrier(async_op=True)

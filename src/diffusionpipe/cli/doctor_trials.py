@@ -33,7 +33,7 @@ def trials(job: "Job", folder: Path, hosts: tuple[str, ...]) -> list[Finding]:
     from diffusionpipe.runtime.transport import ProcessTransport
 
     ranks = tuple(range(job.membership.world_size))
-    transport = ProcessTransport(summing=(ranks,))
+    transport = ProcessTransport(job.device, summing=(ranks,))
     found = [
         _tried("messages", lambda: _ring(job, transport), "look at the network, its firewall and its interfaces"),
         _tried("sums", lambda: _sums(job, transport, ranks), "set NCCL_DEBUG=INFO and look at the first warning"),
@@ -207,7 +207,7 @@ def _pipeline(job: "Job") -> str:
         nn.Module.to(module, job.device)
     layout = Layout(batch=batch, stages=stages, microbatches=MICROBATCHES, schedule="1f1b", data_parallel=copies)
     plan = build_plan(model, layout)
-    own = ProcessTransport(summing=tuple(holders_of(plan).values()))
+    own = ProcessTransport(job.device, summing=tuple(holders_of(plan).values()))
     worker = build_worker(graph, model, plan, job.membership.rank, own, device=job.device)
     if worker.encoded is not None:
         first = worker.place.group * batch // copies

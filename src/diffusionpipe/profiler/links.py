@@ -99,7 +99,7 @@ def measure_links(job: Job, *, name: str, repeats: int = 7, progress: Report = s
     ranks = gather(_Rank(host=socket.gethostname(), device=device_name(job.device)), form_of(_Rank))
     nodes = _nodes([rank.host for rank in ranks])
     first_node, everyone = tuple(r for r in range(world_size) if nodes[r] == 0), tuple(range(world_size))
-    transport = ProcessTransport(summing=(first_node, everyone))
+    transport = ProcessTransport(job.device, summing=(first_node, everyone))
     measure = _Measure(job=job, transport=transport, repeats=repeats)
     inside, across = rounds_inside(nodes), rounds_across(nodes)
     to_try: list[Callable[[], Trial]] = []

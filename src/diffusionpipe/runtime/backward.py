@@ -4,16 +4,18 @@ from collections.abc import Iterable
 
 import torch
 from torch import Tensor
-from torch.autograd.graph import GradientEdge, _engine_run_backward
+from torch.autograd import Variable
+from torch.autograd.graph import GradientEdge
 
 
 def run_backward(outputs: Iterable[GradientEdge], gradients: Iterable[Tensor]) -> None:
     """Add the gradients of everything upstream to the leaves' `.grad`; frees the graph.
 
-    Does what `torch.autograd.backward` does for given gradients, without its checks in Python, which take as long as
-    all other work of the executor for a micro-batch. The engine checks shapes, dtypes and devices once more itself.
+    Does what `torch.autograd.backward` does for given gradients, without its checks and its log in Python, which take
+    as long as all other work of the executor for a micro-batch. The engine checks shapes, dtypes and devices once more
+    itself. Megatron-LM calls it in the same way (core/pipeline_parallel/schedules.py: custom_backward).
     """
-    _engine_run_backward(
+    Variable._execution_engine.run_backward(
         tuple(outputs), tuple(gradients), False, False, (), allow_unreachable=True, accumulate_grad=True
     )
 

@@ -27,3 +27,9 @@ class BufferPool:
     def give_back(self, tensor: Tensor) -> None:
         """Return a buffer that nothing refers to any more."""
         self._free.setdefault((tensor.shape, tensor.dtype), []).append(tensor)
+
+    def give_all_back(self, tensors: dict[str, Tensor]) -> None:
+        """Return these and empty the dictionary."""
+        for tensor in tensors.values():
+            self.give_back(tensor)
+        tensors.clear()

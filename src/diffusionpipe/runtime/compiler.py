@@ -197,8 +197,11 @@ class Compiler(Transfers):
                     gradient = leaf.grad
                     slot.input_gradients[name] = torch.zeros_like(leaf) if gradient is None else gradient  # [2]
             leaves.clear()
-            for name in [name for name, buffer in slot.inputs.items() if not slot.deferred.holds(buffer)]:
-                pool.give_back(slot.inputs.pop(name))
+            if slot.deferred:
+                for name in [name for name, buffer in slot.inputs.items() if not slot.deferred.holds(buffer)]:
+                    pool.give_back(slot.inputs.pop(name))
+            else:
+                pool.give_all_back(slot.inputs)
 
         return self.wait_for(route.gradient_arrivals), backward
 
@@ -208,9 +211,7 @@ class Compiler(Transfers):
 
         def weight_gradients() -> None:
             slot.deferred.run()
-            for buffer in slot.inputs.values():
-                pool.give_back(buffer)
-            slot.inputs.clear()
+            pool.give_all_back(slot.inputs)
 
         return weight_gradients
 

@@ -56,7 +56,7 @@ from time import perf_counter
 
 from torch import Tensor
 
-from diffusionpipe.ir import Action, Op, Range, Schedule
+from diffusionpipe.ir import MESSAGE_OPS, Action, Op, Range, Schedule
 from diffusionpipe.runtime.buffers import BufferPool
 from diffusionpipe.runtime.compiler import Compiler
 from diffusionpipe.runtime.equipment import Equipment
@@ -97,6 +97,8 @@ class Executor:
         self._held: tuple[list[Tensor], ...] = tuple([] for _ in schedule.messages)
         self._outputs: list[Output] = []
         order = schedule.orders[worker]
+        own = [action.slot for action in order if action.op in MESSAGE_OPS and action.slot is not None]
+        self._own_transfers = [(self._works[k], self._held[k]) for k in own]
         compiler = Compiler(
             schedule=schedule,
             worker=worker,
@@ -218,12 +220,12 @@ class Executor:
         return f"It ran out at {place}; {held}."
 
     def _finish(self) -> None:
-        for works in filter(None, self._works):
-            for work in works:
-                work.wait()
-            works.clear()
-        for held in filter(None, self._held):
-            held.clear()
+        for works, held in self._own_transfers:
+            if works:
+                for work in works:
+                    work.wait()
+                works.clear()
+                held.clear()
         for block in self._equipment.gradients.values():
             block.finish()
 

@@ -3,6 +3,8 @@
 import torch
 from torch import Tensor
 
+from diffusionpipe.errors import ConfigError
+from diffusionpipe.runtime.free_memory import free_memory
 from diffusionpipe.units import Bytes
 
 _PAGE: Bytes = 4096
@@ -11,6 +13,21 @@ _PAGE: Bytes = 4096
 def whole_pages(size: Bytes) -> Bytes:
     """The size rounded up to pages."""
     return -(-size // _PAGE) * _PAGE
+
+
+def check_free(size: Bytes, num_copies: int = 1) -> None:
+    """Do nothing if the frozen part can rest in this machine's memory, once or in a copy for each of several ranks.
+
+    Raises:
+        ConfigError: so much is not free.
+    """
+    free = free_memory()
+    if free is not None and num_copies * size > free:
+        each = f" for each of {num_copies} ranks" if num_copies > 1 else ""
+        raise ConfigError(
+            f"the frozen part needs {size / 2**30:.1f} GiB of host memory{each}, of which {free / 2**30:.1f} GiB are "
+            "free; free memory of this machine, or set pipeline.offload_frozen = false"
+        )
 
 
 def pages(size: Bytes) -> Tensor:

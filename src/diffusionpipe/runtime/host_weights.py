@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from diffusionpipe.errors import ConfigError
 from diffusionpipe.ir import Range
 from diffusionpipe.models.graph import Layer, LayerGraph, own_parameters
-from diffusionpipe.runtime.host_memory import lock_pages, pages, unlock_pages
+from diffusionpipe.runtime.host_memory import check_free, lock_pages, pages, unlock_pages
 from diffusionpipe.runtime.node_memory import NodeMemory
 from diffusionpipe.units import Bytes
 
@@ -98,7 +98,7 @@ class HostWeights:
         all ranks of the machine share, which the values of its first rank fill; None for memory of this rank's own.
 
         Raises:
-            ConfigError: so much host memory cannot be page-locked.
+            ConfigError: so much host memory is not free, or cannot be page-locked.
         """
         self._device = device
         kept = frozenset(kept)
@@ -107,7 +107,7 @@ class HostWeights:
         _move_buffers({components[layer.component] for layer in layers}, device)
         places = _places(p for some in own.values() for p in some if p not in kept)
         size = max((place.stop for place in places.values()), default=0)
-        self._memory = pages(size) if node is None else node.pages(size)
+        self._memory = _own_pages(size) if node is None else node.pages(size)
         for parameter, place in places.items():
             hosted = _view(self._memory, place.start, parameter.data)
             parameter.data = hosted.copy_(parameter.data) if node is None or node.is_first else hosted
@@ -258,6 +258,11 @@ def _weights(parameters: Sequence[nn.Parameter], places: Mapping[nn.Parameter, R
 def _view(memory: Tensor, start: Bytes, like: Tensor) -> Tensor:
     """A tensor of that dtype and shape in bytes of the memory."""
     return memory[start : start + like.nbytes].view(like.dtype).view(like.shape)
+
+
+def _own_pages(size: Bytes) -> Tensor:
+    check_free(size)
+    return pages(size)
 
 
 def _lock(memory: Tensor) -> None:

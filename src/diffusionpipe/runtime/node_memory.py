@@ -14,11 +14,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from diffusionpipe.errors import ConfigError
 from diffusionpipe.runtime.anonymous_file import anonymous_file
 from diffusionpipe.runtime.exchange import PLAIN, form_of, gather
-from diffusionpipe.runtime.free_memory import free_memory
-from diffusionpipe.runtime.host_memory import whole_pages
+from diffusionpipe.runtime.host_memory import check_free, whole_pages
 from diffusionpipe.runtime.verdict import Member, this_member
 from diffusionpipe.units import Bytes
 
@@ -64,6 +62,7 @@ class NodeMemory:
             if self._descriptor != own:
                 os.close(self._descriptor)
                 self._descriptor = anonymous_file(NAME)
+        self._num_copies = len(here) if found is not None else 1
         self.is_first = found is not None or first.member.rank == rank
         """Whether this rank fills the memory."""
 
@@ -74,13 +73,8 @@ class NodeMemory:
             ConfigError: so much host memory is not free.
         """
         size = whole_pages(size)
-        free = free_memory()
-        if self.is_first and free is not None and size > free:
-            raise ConfigError(
-                f"the frozen part needs {size / 2**30:.1f} GiB of host memory, of which {free / 2**30:.1f} GiB are "
-                "free; free memory of this machine, or set pipeline.offload_frozen = false"
-            )
         if self.is_first:
+            check_free(size, self._num_copies)
             os.ftruncate(self._descriptor, size)
         gather(None, PLAIN)  # now it has its size
         if not size:

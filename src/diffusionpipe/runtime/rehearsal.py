@@ -179,7 +179,7 @@ def time_messages(job: Job, sizes: Sequence[Bytes], repeats: int) -> list[tuple[
     Half a round trip, with pauses between; so a message wakes a sleeping rank, as in an iteration.
     """
     rank, partner = job.membership.rank, job.membership.rank ^ 1
-    transport = ProcessTransport()
+    transport = ProcessTransport(torch.device("cpu"))
     if partner >= job.membership.world_size:
         return []
     found = []
@@ -206,7 +206,7 @@ def virtual_equipment(run: VirtualRun, rank: int, clock: DeviceClock) -> Equipme
     schedule, mesh = run.schedule, run.mesh
     group, worker = mesh.place(rank)
     holders = meeting_ranks(schedule, mesh)
-    transport = ProcessTransport(summing=tuple(holders.values()))
+    transport = ProcessTransport(torch.device("cpu"), summing=tuple(holders.values()))
     stages = virtual_stages(
         schedule,
         worker,

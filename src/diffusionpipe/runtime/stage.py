@@ -122,8 +122,10 @@ class LayerStage:
         watch = self._watch if self._watch is not None and self._watch.is_on else None
         if watch is not None:
             watch.begin()
+        changes = deferred is not None or bool(self._casts)
         for step in self._steps:
-            layer, run = step.layer, step.run(deferred, self._casts)
+            layer = step.layer
+            run = step.changed(deferred, self._casts) if changes and step.forwards else layer.run
             arguments = [tensors[name] for name in layer.reads]
             for name in step.unused:
                 tensors.pop(name, None)
@@ -146,10 +148,8 @@ class _Step:
     forwards: tuple[tuple[nn.Module, Forward], ...]
     """Modules that can put weight gradients aside and read copies of their weights."""
 
-    def run(self, deferred: Deferred | None, casts: Casts) -> Callable[..., tuple[Tensor, ...]]:
-        """The layer, also to be recomputed."""
-        if not self.forwards or (deferred is None and not casts):
-            return self.layer.run
+    def changed(self, deferred: Deferred | None, casts: Casts) -> Callable[..., tuple[Tensor, ...]]:
+        """The layer with these forwards, also to be recomputed."""
         return partial(run_with, self.forwards, deferred, casts, self.layer.run)
 
 

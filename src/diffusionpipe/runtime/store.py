@@ -41,21 +41,19 @@ class RowStore:
         # `.data` gives the view a version counter of its own: rows that arrive later do not touch those in use.
         return self._buffers[name].data[rows.start - start : rows.stop - start]
 
-    def feed(self, rows: Range | None, inputs: Mapping[str, Tensor], tables: Mapping[str, Tensor]) -> None:
-        """Copy raw inputs into these rows, name -> (len(rows), ...), with the table of each; without rows nothing."""
-        if rows is not None:
-            for name, value in inputs.items():
-                self.write(name, rows, value, tables.get(name))
+    def feed(self, rows: Range, inputs: Mapping[str, Tensor], tables: Mapping[str, Tensor]) -> None:
+        """Copy raw inputs into these rows, name -> (len(rows), ...), with the table of each."""
+        for name, value in inputs.items():
+            self.write(name, rows, value, tables.get(name))
 
     def write(self, name: str, rows: Range, value: Tensor, table: Tensor | None = None) -> None:
         """Copy into the rows; dtype and device follow the buffer.
 
-        With a `table`, (256,) on the buffer's device, a `value` in uint8 says which of its elements are written.
+        With a `table`, (256,), a `value` in uint8 says which of its elements are written; all three are on one device.
         """
         view = self.view(name, rows)
         if table is None or value.dtype != torch.uint8:
             view.copy_(value, non_blocking=True)
             return
-        brought = value.to(table.device, non_blocking=True)
-        for row, indices in zip(view, brought, strict=True):  # in turn, because a look-up needs them as int32
+        for row, indices in zip(view, value, strict=True):  # in turn, because a look-up needs them as int32
             row.copy_(table.index_select(0, indices.flatten().int()).view(indices.shape))

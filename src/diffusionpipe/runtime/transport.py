@@ -5,7 +5,7 @@ Three implementations of one protocol: `ProcessTransport` (torch.distributed: gl
 """
 
 from collections.abc import Collection, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -51,21 +51,25 @@ class ProcessTransport:
     """torch.distributed.
 
     On GPUs messages towards higher and towards lower ranks use process groups of their own, because torch's NCCL
-    backend gives a pair of ranks one communicator and one stream, on which crossing transfers wait for each other. On
-    CPUs the job's own group carries both: gloo matches sends and receives by itself, and every group has a thread that
-    wakes up a hundred times a second, on a core that could compute. Every rank must construct it with the same
-    `summing` (process groups are created collectively).
+    backend gives all messages of a group one communicator and one stream, on which crossing transfers wait for each
+    other. On CPUs the job's own group carries both: gloo matches sends and receives by itself, and every group has a
+    thread that wakes up a hundred times a second, on a core that could compute. Messages go to the groups' backends
+    directly: on the way through a group and torch's dispatcher they take twice as long. Every rank must construct it
+    with the same `summing` (process groups are created collectively).
     """
 
-    def __init__(self, *, summing: Sequence[tuple[int, ...]] = ()) -> None:
-        """`summing`: the sets of ranks that will sum tensors."""
-        self._rank = dist.get_rank()
+    def __init__(self, device: torch.device, *, summing: Sequence[tuple[int, ...]] = ()) -> None:
+        """`device`: where all tensors are. `summing`: the sets of ranks that will sum tensors."""
+        self._rank, self._device = dist.get_rank(), device
         self._own: list[dist.ProcessGroup] = []
         if dist.get_backend() == dist.Backend.GLOO:
-            self._up = self._down = _job_group()
+            up = down = _job_group()
         else:
             world = range(dist.get_world_size())
-            self._up, self._down = self._new_group(world), self._new_group(world)
+            up, down = self._new_group(world), self._new_group(world)
+        # torch's stubs of a backend know neither `send` nor `recv`.
+        self._up: Any = up._get_backend(device)
+        self._down: Any = down._get_backend(device)
         self._sums = {ranks: self._new_group(ranks) for ranks in sorted(set(summing)) if len(ranks) > 1}
 
     def _new_group(self, ranks: Sequence[int]) -> dist.ProcessGroup:
@@ -80,13 +84,13 @@ class ProcessTransport:
             dist.destroy_process_group(group)
         del self._up, self._down, self._sums, self._own
 
-    def warm_up(self, channels: Collection[tuple[int, int]], device: torch.device) -> None:
+    def warm_up(self, channels: Collection[tuple[int, int]]) -> None:
         """Open the connections of these (source, destination) channels and of all sums, before the first step.
 
         NCCL makes a communicator at its first use and both ends must be there; every rank calls this with the same
         channels, and all walk through them in the same order.
         """
-        token = torch.zeros(1, device=device)
+        token = torch.zeros(1, device=self._device)
         for source, destination in sorted(channels):
             if source == self._rank:
                 self.send(token, destination).wait()
@@ -98,14 +102,14 @@ class ProcessTransport:
 
     def send(self, tensor: Tensor, destination: int) -> Work:
         """See `Transport`."""
-        group = self._up if destination > self._rank else self._down
-        work: Work = group.send([tensor], destination, 0)
+        backend = self._up if destination > self._rank else self._down
+        work: Work = backend.send([tensor], destination, 0)
         return work
 
     def recv(self, buffer: Tensor, source: int) -> Work:
         """See `Transport`."""
-        group = self._up if source < self._rank else self._down
-        work: Work = group.recv([buffer], source, 0)
+        backend = self._up if source < self._rank else self._down
+        work: Work = backend.recv([buffer], source, 0)
         return work
 
     def all_reduce(self, tensor: Tensor, ranks: tuple[int, ...]) -> Work:

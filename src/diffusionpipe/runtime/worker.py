@@ -23,7 +23,9 @@ from diffusionpipe.runtime.places import Place, encoded_rows, holders_of, place_
 from diffusionpipe.runtime.sharder import Sharder
 from diffusionpipe.runtime.sharding import ShardedBlock
 from diffusionpipe.runtime.stage import LayerStage, Precision
+from diffusionpipe.runtime.store import RowStore
 from diffusionpipe.runtime.transport import Transport
+from diffusionpipe.runtime.upload import Upload
 from diffusionpipe.runtime.versions import BlockVersions
 from diffusionpipe.runtime.windows import WindowExecutor
 
@@ -55,6 +57,8 @@ class Worker:
     """Brings the frozen layers' weights to the device where the plan leaves them in host memory; for all executors."""
     watch: LayerWatch
     """Sees the layers of its stages and fills; it is off."""
+    upload: Upload
+    """Brings the raw inputs to the device."""
     tables: Mapping[str, Tensor] = field(default_factory=dict)
     """For raw inputs that may be fed as uint8: the value that each of 256 stands for, on the device."""
 
@@ -89,12 +93,17 @@ class Worker:
 
     def feed(self, executor: Executor, inputs: Mapping[str, Tensor]) -> None:
         """Put the raw inputs of the samples that this rank encodes into an executor's store: name -> (samples, ...)."""
-        executor.store.feed(encoded_rows(executor.schedule, self.place.worker), inputs, self.tables)
+        self._feed(executor.store, encoded_rows(executor.schedule, self.place.worker), inputs)
 
     def feed_batch(self, batch: int, inputs: Mapping[str, Tensor]) -> None:
         """Put the raw inputs of a batch that is about to begin into its store, where there is no flush."""
         assert self.window is not None
-        self.window.store(batch).feed(self.encoded, inputs, self.tables)
+        self._feed(self.window.store(batch), self.encoded, inputs)
+
+    def _feed(self, store: RowStore, rows: Range | None, inputs: Mapping[str, Tensor]) -> None:
+        if rows is not None:
+            with self.upload.brought(inputs) as brought:
+                store.feed(rows, brought, self.tables)
 
     def reset_gradients(self) -> None:
         """Forget the gradients of the last step."""
@@ -155,6 +164,7 @@ def build_worker(
         casts=parts.casts,
         host_weights=parts.host_weights,
         watch=parts.watch,
+        upload=Upload(device),
     )
 
 

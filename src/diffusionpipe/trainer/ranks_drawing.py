@@ -104,8 +104,8 @@ def _latents(
     size = job.membership.world_size
     plan = plan_from_text(from_first(lambda: plan_to_text(ranks.make_plan(model, size, count, rows_together(count)))))
     conditions = on_all(lambda: opened.conditions(job.device, arithmetic))
-    transport = ProcessTransport(summing=tuple(holders_of(plan).values()))
-    transport.warm_up(channels_of(plan), job.device)
+    transport = ProcessTransport(job.device, summing=tuple(holders_of(plan).values()))
+    transport.warm_up(channels_of(plan))
     worker = _worker(opened, model, plan, transport, ranks)
     (backbone,) = model.backbones
     autocast = arithmetic.context(job.device)

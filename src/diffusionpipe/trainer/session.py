@@ -124,7 +124,7 @@ def open_session(recipe: Recipe, job: Job, planning: Planning, opened: Model | N
             logger.warning("%s%s", f"{member.name}: " if member.name else "", warning)
     plan = agree_on_plan(graph, model, recipe, job, planning)
     fading_staleness(recipe.learning_rate.by_staleness, plan.train)  # it may refuse, before anything long starts
-    transport = ProcessTransport(summing=tuple(holders_of(plan).values()))
+    transport = ProcessTransport(job.device, summing=tuple(holders_of(plan).values()))
     precision = Precision(device=job.device.type, autocast=autocast_of(recipe))
     weights = Weights(
         graph=graph,
@@ -139,7 +139,7 @@ def open_session(recipe: Recipe, job: Job, planning: Planning, opened: Model | N
     node = NodeMemory(rank) if plan.offload_frozen and job.membership.world_size > 1 else None
     sharded = load_weights(weights, plan, sharder, job.device, planning.screen, node)
     with planning.screen.work("connecting the ranks"):
-        transport.warm_up(channels_of(plan), job.device)
+        transport.warm_up(channels_of(plan))
     worker = build_worker(
         graph, model, plan, rank, transport, device=job.device, precision=precision, sharded=sharded, node=node
     )
