@@ -57,7 +57,7 @@ def encoding_of(vae: Any, resolution: int, dtype: str, clip: Clip | None = None)
         return _plain_encoding(pixels, config, width)
     latents = (
         config.get("z_dim") or config.latent_channels,
-        latent_frames(_temporal_factor(vae), size.frames),
+        latent_frames(temporal_factor(vae), size.frames),
         height,
         width,
     )
@@ -96,7 +96,8 @@ def latent_frames(factor: int, frames: int) -> int:
     return (frames - 1) // factor + 1
 
 
-def _temporal_factor(vae: Any) -> int:
+def temporal_factor(vae: Any) -> int:
+    """Frames of a clip that become one of its latents, behind the first."""
     return int(vae.config.get("scale_factor_temporal") or getattr(vae, "temporal_compression_ratio", 1))
 
 

@@ -3,9 +3,11 @@
     every rank     encoders, gone ─┐
     worker 0       stage 0         └─> F0 F1 F2 ... | F0 F1 F2 ... | ...       a step of denoising is a forward of all
     worker 1       stage 1                F0 F1 ... |    F0 F1 ... | ...       micro-batches; the next waits for its end
+    worker 0       stage 0, gone ──> decoder
 
 Weights that are factors of products are stored in two bytes where the profile computes in bfloat16, as `sample` stores
-them. The VAE's decoder and the scheduler's own arithmetic are in no profile and are left out.
+them. The first rank decodes the pictures, when its weights are gone: one after the other, each whole or, where that
+does not fit, tile by tile. The time of that and the scheduler's own arithmetic are in no profile and are left out.
 """
 
 from collections.abc import Collection, Sequence
@@ -30,7 +32,7 @@ _NARROW = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrawingMemory:
-    """Bytes of one rank while pictures are drawn, of which encoders and all else are never there together."""
+    """Bytes of one rank while pictures are drawn: encoders, then its stage, then the decoder, never there together."""
 
     encoders: Bytes
     """With what their hungriest layer needs while it runs."""
@@ -39,11 +41,13 @@ class DrawingMemory:
     tensors: Bytes
     """What the stage reads from outside for all rows, what lives between its layers, what its hungriest layer needs
     while it runs, and messages."""
+    decoding: Bytes = 0
+    """The VAE and what its decoder makes, beside what the stage reads from outside; 0 where none is decoded."""
 
     @property
     def peak(self) -> Bytes:
         """The most that is there at a time."""
-        return max(self.encoders, self.weights + self.tensors)
+        return max(self.encoders, self.weights + self.tensors, self.decoding)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +63,10 @@ class Drawing:
     """One step of denoising."""
     memory: tuple[DrawingMemory, ...]
     """Of each rank."""
+    is_decoding_known: bool
+    """Whether the profile says what decoding takes."""
+    is_tiled: bool = False
+    """Whether pictures are decoded tile by tile, because a whole one does not fit."""
 
     def seconds_a_picture(self, steps: int) -> Seconds:
         """With so many steps of denoising."""
@@ -102,6 +110,8 @@ def predict_drawing(setting: Setting, *, pictures: int, rows: int, size: int) ->
     received = [messages for _, messages in moving_of(schedule, timeline, sizes)]
     encoders = _encoders(graph)
     slowest = min(device.speed for device in cluster.devices)
+    decoding = setting.profile.decoding
+    is_tiled = decoding is not None and decoding.needs_tiles(cluster.devices[0].memory)
     held = _bytes_of_encoders(setting.profile, encoders, rows)
     return Drawing(
         pictures=pictures,
@@ -115,10 +125,21 @@ def predict_drawing(setting: Setting, *, pictures: int, rows: int, size: int) ->
                 tensors=_tensors(setting.profile, layers, rows=rows, size=size)
                 + received[worker]
                 + _sent(graph, layers) * rows,
+                decoding=_decoding(setting.profile, layers, rows, pictures, is_tiled=is_tiled) if worker == 0 else 0,
             )
             for worker, layers in enumerate(workers)
         ),
+        is_decoding_known=decoding is not None,
+        is_tiled=is_tiled,
     )
+
+
+def _decoding(profile: Profile, layers: Sequence[str], rows: int, pictures: int, *, is_tiled: bool) -> Bytes:
+    """Pictures wait in host memory, which is the device's where that is a CPU."""
+    if profile.decoding is None:
+        return 0
+    waiting = pictures if profile.device_type == "cpu" else 0
+    return profile.decoding.peak(is_tiled=is_tiled, waiting=waiting) + _read_from_outside(profile, layers) * rows
 
 
 def _as_drawn(profile: Profile) -> Profile:
@@ -181,13 +202,19 @@ def _stored(parameter: ParameterSpec, precision: str) -> Bytes:
 def _tensors(profile: Profile, layers: Sequence[str], *, rows: int, size: int) -> Bytes:
     """Beside weights and messages. A tensor lives from the layer that writes it to the last one that reads it."""
     specs = {layer.name: layer for layer in profile.graph.layers}
-    made = {name for layer in _drawn(profile.graph) for name in layer.writes}  # here, or in messages
     read = {name: index for index, layer in enumerate(layers) for name in specs[layer].reads}
-    outside = sum(profile.graph.tensor(name).num_bytes for name in read if name not in made)
     written: list[str] = []
     most = 0
     for index, name in enumerate(layers):
         live = sum(profile.graph.tensor(one).num_bytes for one in written if read.get(one, len(layers)) >= index)
         most = max(most, live * size + profile.drawing(name, size))
         written += specs[name].writes
-    return outside * rows + most
+    return _read_from_outside(profile, layers) * rows + most
+
+
+def _read_from_outside(profile: Profile, layers: Sequence[str]) -> Bytes:
+    """Of a row, what neither this rank nor another makes in each step."""
+    graph = profile.graph
+    made = {name for layer in _drawn(graph) for name in layer.writes}  # here, or in messages
+    read = {name for layer in graph.layers if layer.name in layers for name in layer.reads}
+    return sum(graph.tensor(name).num_bytes for name in read - made)

@@ -202,7 +202,12 @@ class Opened:
             latents=next(spec.shape for spec in self.graph.inputs if spec.name == "noise"),
             resolution=self.source.resolution,
             device=device,
+            release=self.release,
         )
+
+    def release(self) -> None:
+        """Free the weights of the denoiser, of which pictures are drawn by now."""
+        self.graph.components[self.denoiser].to("meta")
 
 
 def open_source(source: Source, wish: Wish, settings: SamplingSettings, small: Tensor | None = None) -> Opened:
