@@ -11,20 +11,18 @@ does not fit, tile by tile. The time of that and the scheduler's own arithmetic 
 """
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import prod
 
 from diffusionpipe.costs import LayerSpec, ModelGraph, ParameterSpec, Profile
 from diffusionpipe.costs.graph import upstream
-from diffusionpipe.costs.memory import encoding_of
 from diffusionpipe.errors import ConfigError
-from diffusionpipe.ir import Plan, Schedule
+from diffusionpipe.ir import Plan
 from diffusionpipe.planner.assembly.build import build_plan
 from diffusionpipe.planner.assembly.layout import Layout
+from diffusionpipe.planner.forwards import forward_bytes, forward_time, forward_uses
 from diffusionpipe.planner.pricing.setting import Setting
-from diffusionpipe.planner.pricing.stage_costs import costs_of, frozen_time
-from diffusionpipe.simulator import simulate
-from diffusionpipe.timing.buffers import moving_of
+from diffusionpipe.planner.pricing.stage_costs import frozen_time
 from diffusionpipe.units import Bytes, Seconds
 
 _NARROW = 2
@@ -35,7 +33,7 @@ class DrawingMemory:
     """Bytes of one rank while pictures are drawn: encoders, then its stage, then the decoder, never there together."""
 
     encoders: Bytes
-    """With what their hungriest layer needs while it runs."""
+    """With what lives between them, and what their hungriest layer needs while it runs."""
     weights: Bytes
     """Of the rank's stage."""
     tensors: Bytes
@@ -103,67 +101,37 @@ def predict_drawing(setting: Setting, *, pictures: int, rows: int, size: int) ->
         )
     plan = drawing_plan(graph, cluster.num_ranks, rows, size)
     (schedule,) = plan.sample
-    workers = _layers_of_workers(schedule, plan, graph)
-    stored = replace(setting, profile=_as_drawn(setting.profile))
-    timeline = simulate(schedule, costs_of(schedule, plan.blocks, plan.mesh, stored))
-    sizes = {tensor.name: tensor.num_bytes for tensor in graph.tensors}
-    received = [messages for _, messages in moving_of(schedule, timeline, sizes)]
+    uses = forward_uses(setting.profile, schedule, plan.blocks, {layer.name for layer in _drawn(graph)})
     encoders = _encoders(graph)
     slowest = min(device.speed for device in cluster.devices)
     decoding = setting.profile.decoding
     is_tiled = decoding is not None and decoding.needs_tiles(cluster.devices[0].memory)
     held = _bytes_of_encoders(setting.profile, encoders, rows)
+    decoder = decoder_bytes(setting.profile, pictures, is_tiled=is_tiled)
     return Drawing(
         pictures=pictures,
         rows=rows,
         encoding=frozen_time(setting.profile, encoders, rows) / slowest,
-        step=timeline.makespan,
+        step=forward_time(setting, schedule, plan.blocks, plan.mesh),
         memory=tuple(
             DrawingMemory(
                 encoders=held,
-                weights=_weights(setting.profile, layers),
-                tensors=_tensors(setting.profile, layers, rows=rows, size=size)
-                + received[worker]
-                + _sent(graph, layers) * rows,
-                decoding=_decoding(setting.profile, layers, rows, pictures, is_tiled=is_tiled) if worker == 0 else 0,
+                weights=_weights(setting.profile, use.layers),
+                tensors=use.read + use.running,
+                decoding=decoder + use.read if decoder and worker == 0 else 0,
             )
-            for worker, layers in enumerate(workers)
+            for worker, use in enumerate(uses)
         ),
         is_decoding_known=decoding is not None,
         is_tiled=is_tiled,
     )
 
 
-def _decoding(profile: Profile, layers: Sequence[str], rows: int, pictures: int, *, is_tiled: bool) -> Bytes:
-    """Pictures wait in host memory, which is the device's where that is a CPU."""
+def decoder_bytes(profile: Profile, pictures: int, *, is_tiled: bool) -> Bytes:
+    """Of the VAE while it decodes; pictures wait in host memory, which is the device's where that is a CPU."""
     if profile.decoding is None:
         return 0
-    waiting = pictures if profile.device_type == "cpu" else 0
-    return profile.decoding.peak(is_tiled=is_tiled, waiting=waiting) + _read_from_outside(profile, layers) * rows
-
-
-def _as_drawn(profile: Profile) -> Profile:
-    """Without casts, for weights are stored as they are read, and nothing is kept for a backward."""
-    none = (0,) * len(profile.batch_sizes)
-    layers = (replace(layer, cast=0.0, copies=0, activation=none) for layer in profile.layers)
-    return replace(profile, layers=tuple(layers))
-
-
-def _sent(graph: ModelGraph, layers: Collection[str]) -> Bytes:
-    """Of a row, to other workers. No message comes back within a step, so all rows' stay until its end."""
-    others = [layer for layer in _drawn(graph) if layer.name not in layers]
-    wanted = {name for layer in others for name in layer.reads}
-    written = [name for layer in graph.layers if layer.name in layers for name in layer.writes]
-    return sum(graph.tensor(name).num_bytes for name in written if name in wanted)
-
-
-def _layers_of_workers(schedule: Schedule, plan: Plan, graph: ModelGraph) -> list[list[str]]:
-    """The layers that each worker runs: all of its block that the prediction depends on."""
-    drawn = {layer.name for layer in _drawn(graph)}
-    found: list[list[str]] = [[] for _ in range(schedule.num_workers)]
-    for stage in schedule.placement.stages:
-        found[stage.worker] += [name for name in plan.blocks[stage.weights] if name in drawn]
-    return found
+    return profile.decoding.peak(is_tiled=is_tiled, waiting=pictures if profile.device_type == "cpu" else 0)
 
 
 def _drawn(graph: ModelGraph) -> list[LayerSpec]:
@@ -186,7 +154,7 @@ def _encoders(graph: ModelGraph) -> list[str]:
 def _bytes_of_encoders(profile: Profile, layers: Sequence[str], rows: int) -> Bytes:
     if not layers:
         return 0
-    return _weights(profile, layers) + max(encoding_of(name, rows, profile) for name in layers)
+    return _weights(profile, layers) + forward_bytes(profile, layers, rows)
 
 
 def _weights(profile: Profile, layers: Collection[str]) -> Bytes:
@@ -197,24 +165,3 @@ def _weights(profile: Profile, layers: Collection[str]) -> Bytes:
 def _stored(parameter: ParameterSpec, precision: str) -> Bytes:
     is_factor = len(parameter.shape) > 1
     return prod(parameter.shape) * _NARROW if is_factor and precision == "bfloat16" else parameter.num_bytes
-
-
-def _tensors(profile: Profile, layers: Sequence[str], *, rows: int, size: int) -> Bytes:
-    """Beside weights and messages. A tensor lives from the layer that writes it to the last one that reads it."""
-    specs = {layer.name: layer for layer in profile.graph.layers}
-    read = {name: index for index, layer in enumerate(layers) for name in specs[layer].reads}
-    written: list[str] = []
-    most = 0
-    for index, name in enumerate(layers):
-        live = sum(profile.graph.tensor(one).num_bytes for one in written if read.get(one, len(layers)) >= index)
-        most = max(most, live * size + profile.drawing(name, size))
-        written += specs[name].writes
-    return _read_from_outside(profile, layers) * rows + most
-
-
-def _read_from_outside(profile: Profile, layers: Sequence[str]) -> Bytes:
-    """Of a row, what neither this rank nor another makes in each step."""
-    graph = profile.graph
-    made = {name for layer in _drawn(graph) for name in layer.writes}  # here, or in messages
-    read = {name for layer in graph.layers if layer.name in layers for name in layer.reads}
-    return sum(graph.tensor(name).num_bytes for name in read - made)

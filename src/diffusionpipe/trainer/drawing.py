@@ -116,6 +116,7 @@ def latents_in_session(
         lead=frozen.leader(autocast),
         is_everywhere=family_of(member.folder).call is not None,
     )
+    del on_device, frozen  # the stages have copies
     order = Order(
         folder=member.folder,
         settings=settings,
