@@ -6,6 +6,7 @@ import diffusers
 import pytest
 import torch
 from drawn_families import GUIDED, Asked, asked_of, by_diffusers, check, drawn_everywhere, of_cascade
+from steered import asked_of_steered, save_controlled, save_steered
 from tiers import quick_and_slow
 from tiny_class_unet import save_class_pair
 from tiny_deepfloyd import save_cascade
@@ -67,12 +68,17 @@ def _adapted(place: Path) -> list[Asked]:
     return _both(model, 8, save_adapters(model, place / "adapters"))
 
 
+def _steered(place: Path) -> list[Asked]:
+    return [asked_of_steered(save_controlled(place / "model"), save_steered(place / "data", 8), GUIDED)]
+
+
 KINDS = {
     "StableDiffusionPipeline": (lambda place: _both(save_stable_diffusion(place), 8), by_diffusers),
     "adapters": (_adapted, by_diffusers),
     "StableDiffusionXLPipeline": (lambda place: _both(save_sdxl(place), 16), by_diffusers),
     "DeepFloyd IF": (lambda place: [of_cascade(save_cascade(place))], None),
     "a pair of classes": (lambda place: [of_cascade(save_class_pair(place))], None),
+    "StableDiffusionControlNetPipeline": (_steered, by_diffusers),
     "self-conditioned": (lambda place: _both(save_self_conditioned(place), 8), None),
 }
 """What is drawn beside the families of test_described_families, and by diffusers too where it has a pipeline for it.

@@ -68,6 +68,17 @@ def precision_of(run: Path) -> "Precision":
     return Precision(str(named))
 
 
+def validation_of(run: Path) -> Path | None:
+    """The folder of the run's validation data; None where there is no run, or it has none.
+
+    Raises:
+        ConfigError: the run's recipe cannot be read.
+    """
+    data = _table(recipe_of(run)).get("data")
+    folder = data.get("validation") if isinstance(data, dict) else None
+    return Path(folder) if isinstance(folder, str) and folder != "none" else None
+
+
 def recipe_of(run: Path) -> Path:
     """Where the resolved recipe of a run or of its export/ is."""
     own = run / "recipe.toml"

@@ -35,6 +35,14 @@ PromptsOption = Annotated[Path | None, typer.Option(help="A file with a caption 
 NegativeOption = Annotated[
     str | None, typer.Option(help="Negative prompt: things that the pictures should not show. Needs guidance.")
 ]
+ConditionOption = Annotated[
+    list[Path] | None,
+    typer.Option(
+        help="Of a ControlNet: the picture that steers, once for each prompt or once for all; default: those of the "
+        "run's validation data.",
+        show_default=False,
+    ),
+]
 LabelOption = Annotated[list[int] | None, typer.Option(help="A class to draw; may be given several times.")]
 OutOption = Annotated[Path, typer.Option(help="The picture to write: a captioned grid.")]
 KeepOption = Annotated[
@@ -103,6 +111,7 @@ def sample(
     prompt: PromptOption = None,
     prompts: PromptsOption = None,
     negative: NegativeOption = None,
+    condition: ConditionOption = None,
     label: LabelOption = None,
     out: OutOption = Path("grid.png"),
     keep: KeepOption = None,
@@ -125,6 +134,7 @@ def sample(
     from diffusionpipe.cli.outputs import check_outputs
     from diffusionpipe.cli.redraw import redraw
     from diffusionpipe.cli.run_recipe import sampling_of
+    from diffusionpipe.cli.sample_conditions import steered
     from diffusionpipe.cli.sample_ranks import start_ranks
     from diffusionpipe.cli.trained_model import trained_model
 
@@ -137,6 +147,7 @@ def sample(
     chosen_device(device)
     model, own = trained_model(run), sampling_of(run)
     model = model if until is None else _until(model, until)
+    wish = steered(wish, run, model.folder, condition or (), count)
     asked = _Asked(
         steps=steps,
         guidance=guidance,

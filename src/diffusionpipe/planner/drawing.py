@@ -135,10 +135,16 @@ def decoder_bytes(profile: Profile, pictures: int, *, is_tiled: bool) -> Bytes:
 
 
 def _drawn(graph: ModelGraph) -> list[LayerSpec]:
-    """The layers of the denoiser."""
+    """The layers of the denoiser, and of the ControlNet that steers it: of components that see latents or times."""
     (backbone,) = graph.backbones
-    layers = upstream(graph.layers, backbone.result)
-    return [layer for layer in layers if layer.component == layers[-1].component]
+    moving = {name for name in (backbone.noisy, backbone.timesteps, backbone.estimate) if name is not None}
+    layers = [layer for layer in upstream(graph.layers, backbone.result) if moving.isdisjoint(layer.writes)]
+    components = set()
+    for layer in layers:
+        if not moving.isdisjoint(layer.reads):
+            components.add(layer.component)
+            moving.update(layer.writes)
+    return [layer for layer in layers if layer.component in components]
 
 
 def _encoders(graph: ModelGraph) -> list[str]:

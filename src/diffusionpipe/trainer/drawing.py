@@ -113,7 +113,7 @@ def latents_in_session(
         conditions={name: value for name, value in frozen.tensors.items() if name in fed},
         num_rows=len(next(iter(raw.values()))),
         device=session.job.device,
-        lead=frozen.leader(autocast),
+        lead=frozen.leader(autocast, worker.sample(backbone.name).schedule.placement.pipelines[0].microbatches[0]),
         is_everywhere=family_of(member.folder).call is not None,
     )
     del on_device, frozen  # the stages have copies

@@ -119,7 +119,7 @@ def _latents(
         conditions=frozen.tensors,
         num_rows=count,
         device=job.device,
-        lead=frozen.leader(autocast),
+        lead=frozen.leader(autocast, rows_together(count)),
         is_everywhere=family_of(opened.source.folder).call is not None,
     )
     del conditions, frozen  # the stages have copies
