@@ -22,7 +22,7 @@ from diffusionpipe.profiler import analytic_profile
 from diffusionpipe.profiler.decoding import decoding_of_graph
 from diffusionpipe.profiler.memory import LiveBytes
 from diffusionpipe.runtime.process_group import Job
-from diffusionpipe.trainer import folder_drawing, ranks_drawing, stand_in
+from diffusionpipe.trainer import drawing, folder_drawing, ranks_drawing
 from diffusionpipe.trainer.drawing import Arithmetic
 from diffusionpipe.trainer.folder_drawing import open_source
 from diffusionpipe.trainer.ranks_drawing import Ranks, draw_on_ranks, rows_together
@@ -48,7 +48,7 @@ class Watch:
     encoders: int = 0
     weights: int = 0
     stage: int = 0
-    vae: int | None = None
+    vae: int = 0
     decoding: int = 0
     components: Sequence[torch.nn.Module] = ()
     gauge: LiveBytes = field(default_factory=LiveBytes)
@@ -72,15 +72,19 @@ class Watch:
         """As `drawn_by_stages`."""
         with self.gauge:
             drawn = draw(*arguments, **options)
-        if self.vae is None:
-            self.stage = self.gauge.peak
-        else:
-            self.decoding = self.vae + self.gauge.peak
+        self.stage = self.gauge.peak
         return drawn
 
+    def decode(self, decode: Callable, *arguments):
+        """As `decode` of latents."""
+        with self.gauge:
+            pictures = decode(*arguments)
+        self.decoding = self.vae + self.gauge.peak
+        return pictures
+
     def open(self, open_vae: Callable, *arguments):
-        """As `open_vae`, when the denoising is over."""
-        self.stage, before = self.gauge.peak, self.gauge.live
+        """As `open_vae`."""
+        before = self.gauge.live
         vae = open_vae(*arguments)
         self.vae = weights_of([vae, *self.components]) - (self.gauge.live - before)
         self.gauge.restart_peak()
@@ -101,7 +105,8 @@ def held(job: Job, asked: Asked, precision: Precision) -> DrawingMemory:
         (folder_drawing, "run_layers", watch.encode),
         (ranks_drawing, "build_worker", watch.build),
         (ranks_drawing, "drawn_by_stages", watch.draw),
-        (stand_in, "open_vae", watch.open),
+        (ranks_drawing, "decode", watch.decode),
+        (drawing, "open_vae", watch.open),
     ]
     with ExitStack() as patches:
         for module, name, wrapped in places:

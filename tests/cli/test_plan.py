@@ -104,7 +104,7 @@ def test_drawing_is_predicted_in_place_of_a_plan(files, capsys):
     [(4, "each as a whole"), (2, "tile by tile"), (0.9, "a decoder of 1.00 GiB, and has 0.84 GiB; one")],
 )
 def test_decoding_is_part_of_drawing_whole_by_tiles_or_refused(files, capsys, room, says):
-    decoding = Decoding(weights=0, whole=3 * 2**30, tiled=2**30, picture=0)
+    decoding = Decoding(weights=0, whole=3 * 2**30, tiled=2**30, picture=0, latents=0)
     write_profile(replace(synthetic.drawn(), decoding=decoding), files / "profile.json")
     write_cluster(synthetic.cluster(2, memory=room), files / "cluster.json")
     status = plan_of(files, "--draw", 28)

@@ -66,7 +66,7 @@ def test_sdxl_decodes_8_pictures_of_1024_pixels_in_3_gib_and_not_in_24():
     latents = decoded_latents(vae, (3, 1024, 1024))
     found = decoding_of(vae, latents)
     assert run_decoder(vae, (8, *latents)).peak / GIB == pytest.approx(24.0, abs=0.01)
-    assert (found.peak(is_tiled=False, waiting=8) - found.weights) / GIB == pytest.approx(3.09, abs=0.01)
+    assert (found.peak(8, is_tiled=False, on_host=True) - found.weights) / GIB == pytest.approx(3.09, abs=0.01)
     assert found.tiled / GIB == pytest.approx(0.76, abs=0.01)
 
 
@@ -85,7 +85,7 @@ def test_pictures_are_decoded_one_by_one_and_by_tiles_where_a_whole_one_does_not
         live,
     ):
         pictures = decoding.decoded(vae, rows)
-    expected = found.peak(is_tiled=is_tiled, waiting=len(rows)) - found.weights
+    expected = found.peak(len(rows), is_tiled=is_tiled, on_host=True) - found.weights - 2 * rows.nbytes
     assert live.peak == pytest.approx(expected, rel=0.05)
     assert ("decoding=tiled" in caplog.text) == is_tiled
     assert torch.equal(pictures, alone) != is_tiled

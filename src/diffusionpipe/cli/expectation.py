@@ -76,13 +76,12 @@ def _peaks(start: "Start", profile: "Profile", cluster: "Cluster | None") -> tup
     uses, setting, recipe = _memory(start, profile, cluster), _setting(start, profile, cluster), start.recipe
     drawn = recipe.sampling
     decoding = _decoding(recipe) if drawn.every else None
-    room = setting.cluster.devices[0].memory - standing(uses[0])
     phases = phases_of(
         replace(setting, profile=replace(profile, decoding=decoding)),
         start.plan,
         validates=start.held_out is not None,
         pictures=(len(drawn.prompts) or len(drawn.labels)) if drawn.every else 0,
-        is_tiled=decoding is not None and decoding.needs_tiles(room),
+        room=setting.cluster.devices[0].memory - standing(uses[0]),
     )
     return tuple(max(use.total, standing(use) + phase.peak) for use, phase in zip(uses, phases, strict=True))
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from diffusionpipe.cli.sample_ranks import Drawing
+from diffusionpipe.cli.sample_ranks import Drawing, start_ranks
 
 if TYPE_CHECKING:
     from diffusionpipe.cli.trained_model import TrainedModel
@@ -135,7 +135,6 @@ def sample(
     from diffusionpipe.cli.redraw import redraw
     from diffusionpipe.cli.run_recipe import sampling_of
     from diffusionpipe.cli.sample_conditions import steered
-    from diffusionpipe.cli.sample_ranks import start_ranks
     from diffusionpipe.cli.trained_model import trained_model
 
     check_outputs(out)
@@ -145,9 +144,7 @@ def sample(
         return
     wish = _wish(prompt or (), prompts, negative, label or (), count)
     chosen_device(device)
-    model, own = trained_model(run), sampling_of(run)
-    model = model if until is None else _until(model, until)
-    wish = steered(wish, run, model.folder, condition or (), count)
+    model, own = _until(trained_model(run), until), sampling_of(run)
     asked = _Asked(
         steps=steps,
         guidance=guidance,
@@ -158,16 +155,16 @@ def sample(
     )
     drawing = Drawing(
         model=model,
-        wish=wish,
+        wish=steered(wish, run, model.folder, condition or (), count),
         settings=[_settings(one, own, asked) for one in model.chain],
         resolution=_resolution(run, model, resolution),
         precision=_precision(run, precision),
         device=device,
     )
-    if ranks is not None:
+    if ranks is None:
+        _draw(drawing, run, out, keep)
+    else:
         start_ranks(context, drawing, ranks)
-        return
-    _draw(drawing, run, out, keep)
 
 
 def _refuse_beside_like(context: typer.Context) -> None:
@@ -254,14 +251,16 @@ def _settings(model: "TrainedModel", own: "SamplingSection", asked: _Asked) -> "
     )
 
 
-def _until(model: "TrainedModel", name: str) -> "TrainedModel":
-    """The model of this name in the chain.
+def _until(model: "TrainedModel", name: str | None) -> "TrainedModel":
+    """The model of this name in the chain; None: the last one.
 
     Raises:
         ConfigError: there is none.
     """
     from diffusionpipe.errors import ConfigError
 
+    if name is None:
+        return model
     of_name = {one.name: one for one in model.chain if one.name}
     if name not in of_name:
         known = f"its models are {', '.join(of_name)}" if of_name else "the run has one model; leave --until out"

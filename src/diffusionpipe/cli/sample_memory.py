@@ -71,4 +71,4 @@ def least_memory(folder: Path, count: int, resolution: int, *, on_host: bool) ->
     decoding = folder_decoding(folder, resolution)
     if decoding is None:
         return count * resolution**2 * 3 * _FLOAT32
-    return decoding.peak(is_tiled=decoding.tiled < decoding.whole, waiting=count if on_host else 0)
+    return decoding.peak(count, is_tiled=decoding.tiled < decoding.whole, on_host=on_host)

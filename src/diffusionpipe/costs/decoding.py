@@ -18,18 +18,23 @@ class Decoding:
     picture: Bytes
     """Of one decoded picture, which waits in host memory."""
 
+    latents: Bytes
+    """Of the latents of one picture, which are there as they were drawn and as the decoder reads them."""
+
     def __post_init__(self) -> None:
-        if wrong := [size for size in (self.weights, self.whole, self.tiled, self.picture) if size < 0]:
+        sizes = (self.weights, self.whole, self.tiled, self.picture, self.latents)
+        if wrong := [size for size in sizes if size < 0]:
             raise ValueError(f"sizes must not be negative; got {wrong[0]}")
 
-    def peak(self, *, is_tiled: bool, waiting: int = 0) -> Bytes:
-        """The most that is there; `waiting`: pictures that are kept in the same memory, on a CPU all of them.
+    def peak(self, pictures: int, *, is_tiled: bool, on_host: bool) -> Bytes:
+        """The most that is there for so many pictures; `on_host`: they wait in the same memory, which is that of a CPU.
 
-        >>> Decoding(weights=5, whole=100, tiled=30, picture=2).peak(is_tiled=True, waiting=8)
-        51
+        >>> Decoding(weights=5, whole=100, tiled=30, picture=2, latents=1).peak(8, is_tiled=True, on_host=True)
+        67
         """
-        return self.weights + (self.tiled if is_tiled else self.whole) + waiting * self.picture
+        waiting = 2 * self.latents + (self.picture if on_host else 0)
+        return self.weights + (self.tiled if is_tiled else self.whole) + pictures * waiting
 
-    def needs_tiles(self, room: Bytes) -> bool:
-        """Whether a whole picture does not fit beside the weights, and tiles take less."""
-        return self.peak(is_tiled=False) > room and self.tiled < self.whole
+    def needs_tiles(self, room: Bytes, pictures: int, *, on_host: bool) -> bool:
+        """Whether so many pictures do not fit if each is decoded as a whole, and tiles take less."""
+        return self.peak(pictures, is_tiled=False, on_host=on_host) > room and self.tiled < self.whole

@@ -40,7 +40,7 @@ class DrawingMemory:
     """What the stage reads from outside for all rows, what lives between its layers, what its hungriest layer needs
     while it runs, and messages."""
     decoding: Bytes = 0
-    """The VAE and what its decoder makes, beside what the stage reads from outside; 0 where none is decoded."""
+    """The VAE, latents, and what its decoder makes; 0 where none is decoded."""
 
     @property
     def peak(self) -> Bytes:
@@ -104,10 +104,8 @@ def predict_drawing(setting: Setting, *, pictures: int, rows: int, size: int) ->
     uses = forward_uses(setting.profile, schedule, plan.blocks, {layer.name for layer in _drawn(graph)})
     encoders = _encoders(graph)
     slowest = min(device.speed for device in cluster.devices)
-    decoding = setting.profile.decoding
-    is_tiled = decoding is not None and decoding.needs_tiles(cluster.devices[0].memory)
+    decoder, is_tiled = decoder_use(setting.profile, pictures, cluster.devices[0].memory)
     held = _bytes_of_encoders(setting.profile, encoders, rows)
-    decoder = decoder_bytes(setting.profile, pictures, is_tiled=is_tiled)
     return Drawing(
         pictures=pictures,
         rows=rows,
@@ -118,20 +116,25 @@ def predict_drawing(setting: Setting, *, pictures: int, rows: int, size: int) ->
                 encoders=held,
                 weights=_weights(setting.profile, use.layers),
                 tensors=use.read + use.running,
-                decoding=decoder + use.read if decoder and worker == 0 else 0,
+                decoding=decoder if worker == 0 else 0,
             )
             for worker, use in enumerate(uses)
         ),
-        is_decoding_known=decoding is not None,
+        is_decoding_known=setting.profile.decoding is not None,
         is_tiled=is_tiled,
     )
 
 
-def decoder_bytes(profile: Profile, pictures: int, *, is_tiled: bool) -> Bytes:
-    """Of the VAE while it decodes; pictures wait in host memory, which is the device's where that is a CPU."""
-    if profile.decoding is None:
-        return 0
-    return profile.decoding.peak(is_tiled=is_tiled, waiting=pictures if profile.device_type == "cpu" else 0)
+def decoder_use(profile: Profile, pictures: int, room: Bytes) -> tuple[Bytes, bool]:
+    """Bytes of the VAE while it decodes, and whether it does so by tiles, because else there is no room.
+
+    Pictures wait in host memory, which is the device's where that is a CPU.
+    """
+    decoding, on_host = profile.decoding, profile.device_type == "cpu"
+    if decoding is None:
+        return 0, False
+    is_tiled = decoding.needs_tiles(room, pictures, on_host=on_host)
+    return decoding.peak(pictures, is_tiled=is_tiled, on_host=on_host), is_tiled
 
 
 def _drawn(graph: ModelGraph) -> list[LayerSpec]:

@@ -102,7 +102,7 @@ def _running(case: _Case, worker: int) -> Bytes:
             if not placement.is_frozen(message.source):
                 size = sum(graph.tensor(name).num_bytes for name in message.tensors)
                 received[action.slot] = len(message.samples) * size
-        if action.op is Op.F:
+        if action.op is Op.F and action.microbatch is not None:
             num_rows = len(placement.rows(action.stage, action.microbatch))
             needs = forward_bytes(case.profile, layers[action.stage], num_rows)
             most = max(most, left + sum(received.values()) + needs)

@@ -19,7 +19,7 @@ from diffusionpipe.costs.graph import ModelGraph, upstream
 from diffusionpipe.costs.memory import MemoryUse, copies_of
 from diffusionpipe.ir import Plan, Schedule
 from diffusionpipe.ir.plan import drawing_backbone
-from diffusionpipe.planner.drawing import decoder_bytes
+from diffusionpipe.planner.drawing import decoder_use
 from diffusionpipe.planner.forwards import ForwardUse, forward_bytes, forward_uses
 from diffusionpipe.planner.pricing.layer_table import checkpointed_layers
 from diffusionpipe.planner.pricing.setting import Setting
@@ -55,9 +55,17 @@ def standing(use: MemoryUse) -> Bytes:
 
 
 def phases_of(
-    setting: Setting, plan: Plan, *, validates: bool = True, pictures: int = 0, is_tiled: bool = False
+    setting: Setting, plan: Plan, *, validates: bool = True, pictures: int = 0, room: Bytes = 0
 ) -> tuple[Phases, ...]:
-    """Of each worker of a plan. `pictures`: drawn at a time, 0 for none."""
+    """Of each worker of a plan.
+
+    Args:
+        setting: the run's.
+        plan: the run's.
+        validates: whether it does.
+        pictures: drawn at a time; 0 for none.
+        room: on the first device, beside what stands.
+    """
     workers = range(plan.mesh.pipeline)
     validation = _validation(setting, plan) if validates else [0] * len(workers)
     drawing = [0] * len(workers)
@@ -65,7 +73,7 @@ def phases_of(
     for schedule in plan.sample if pictures else ():
         found = _drawing(setting, plan, schedule)
         drawing = [max(pair) for pair in zip(drawing, found, strict=True)]
-        first = decoder_bytes(setting.profile, pictures, is_tiled=is_tiled)
+        first, _ = decoder_use(setting.profile, pictures, room)
     exchanges = [_exchange(setting.graph, _trained(plan, worker), setting.workload) for worker in workers]
     return tuple(
         Phases(

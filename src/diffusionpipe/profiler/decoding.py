@@ -54,6 +54,7 @@ def decoding_of(vae: nn.Module, latents: Sequence[int], dtype: torch.dtype = tor
         whole=whole.peak,
         tiled=tiled,
         picture=whole.written // dtype.itemsize * torch.float32.itemsize,
+        latents=prod(latents) * dtype.itemsize,
     )
 
 

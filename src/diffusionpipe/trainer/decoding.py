@@ -56,8 +56,8 @@ def _needs_tiles(vae: Any, latents: Tensor) -> bool:
     if free is None:
         return False
     needs = decoding_of(vae, latents.shape[1:])
-    room = int(free / SPARE) + needs.weights  # which are there already
-    if not needs.needs_tiles(room):
+    there = needs.weights + len(latents) * 2 * needs.latents  # already
+    if not needs.needs_tiles(int(free / SPARE) + there, len(latents), on_host=latents.device.type == "cpu"):
         return False
     logger.warning(
         'decoding=tiled tile_pixels=%d reason="a whole picture takes %.2f GiB, by tiles %.2f GiB, and %.2f GiB are '

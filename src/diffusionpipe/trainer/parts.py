@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor
 
-Run = Callable[[Mapping[str, Tensor]], Mapping[str, Tensor]]
+Run = Callable[[dict[str, Tensor]], Mapping[str, Tensor]]
 """From named tensors to named tensors, with the same rows."""
 
 
