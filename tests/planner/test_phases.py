@@ -33,7 +33,7 @@ CASES = [("dit", "bfloat16", 2), ("stable diffusion", "float32", 2)]
 
 @cache
 def profiled(kind, precision):
-    graph = MODELS[kind](torch.float32, resolution=16)
+    graph = MODELS[kind](torch.float32, resolution=16 if kind == "dit" else 8)
     model = described(graph, autocast=torch.bfloat16 if precision == "bfloat16" else None)
     profile = analytic_profile(graph, model, device="cpu-1-thread", precision=precision, batch_sizes=(2, 8))
     return graph, model, profile

@@ -102,7 +102,7 @@ WORKS: Mapping[str, Sequence[tuple[Feature, Feature]]] = {
         (Feature.TEXT_ENCODER, Feature.FROM_SCRATCH)
     ],
     f"{RUNS}test_the_pipeline_draws_what_one_process_draws": [(Feature.PICTURES, Feature.DIT)],
-    "tests/trainer/test_steered_runs.py::test_a_controlnet_draws_from_the_conditioning_pictures_of_validation": [
+    "tests/trainer/test_larger_models.py::test_a_controlnet_draws_from_the_conditioning_pictures_of_validation": [
         (Feature.PICTURES, Feature.CONTROLNET)
     ],
     "tests/trainer/test_lora_runs.py::test_two_stages_learn_what_one_process_learns": [(Feature.LORA, Feature.EMA)],
