@@ -16,6 +16,7 @@ from cuts import traced_once
 from descriptions import described
 from diffusers.pipelines.dit import pipeline_dit
 from numpy.typing import NDArray
+from PIL import Image
 from tiny_described import CLIPS, RESOLUTIONS
 
 from diffusionpipe.cli.sample_ranks import _plan
@@ -238,6 +239,8 @@ def _options(pipeline: Any, asked: Asked, noise: torch.Tensor) -> Mapping[str, A
     told = {"negative_prompt": list(NEGATIVES)} if any(asked.wish.negatives) else {}
     size, clip = asked.sources[0].resolution, asked.sources[0].clip
     common = {"prompt": list(PROMPTS), "height": size, "width": size, **told}
+    if asked.wish.conditions:
+        common["image"] = [Image.open(path) for path in asked.wish.conditions]
     if call is not None:
         scale = {call.scale: asked.guidance} if call.scale else {}
         sizes = {} if clip is None else {"height": clip.height, "width": clip.width, "num_frames": clip.frames}

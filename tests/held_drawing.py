@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from unittest import mock
 
@@ -19,9 +19,10 @@ from diffusionpipe.models.graph import LayerGraph
 from diffusionpipe.planner.drawing import DrawingMemory, predict_drawing
 from diffusionpipe.planner.pricing.setting import Setting
 from diffusionpipe.profiler import analytic_profile
+from diffusionpipe.profiler.decoding import decoding_of_graph
 from diffusionpipe.profiler.memory import LiveBytes
 from diffusionpipe.runtime.process_group import Job
-from diffusionpipe.trainer import folder_drawing, ranks_drawing
+from diffusionpipe.trainer import drawing, folder_drawing, ranks_drawing
 from diffusionpipe.trainer.drawing import Arithmetic
 from diffusionpipe.trainer.folder_drawing import open_source
 from diffusionpipe.trainer.ranks_drawing import Ranks, draw_on_ranks, rows_together
@@ -45,7 +46,11 @@ class Watch:
     """What a rank holds. Mutable: it fills while the rank draws."""
 
     encoders: int = 0
-    rest: int = 0
+    weights: int = 0
+    stage: int = 0
+    vae: int = 0
+    decoding: int = 0
+    components: Sequence[torch.nn.Module] = ()
     gauge: LiveBytes = field(default_factory=LiveBytes)
 
     def encode(self, run: Callable, layers, components, tensors, **options):
@@ -57,7 +62,8 @@ class Watch:
 
     def build(self, build: Callable, graph: LayerGraph, *others, **options):
         """As `build_worker`."""
-        self.rest = weights_of(graph.components.values())
+        self.components = list(graph.components.values())
+        self.weights = weights_of(self.components)
         self.gauge.restart_peak()
         with self.gauge:
             return build(graph, *others, **options)
@@ -66,8 +72,23 @@ class Watch:
         """As `drawn_by_stages`."""
         with self.gauge:
             drawn = draw(*arguments, **options)
-        self.rest += self.gauge.peak
+        self.stage = self.gauge.peak
         return drawn
+
+    def decode(self, decode: Callable, *arguments):
+        """As `decode` of latents."""
+        with self.gauge:
+            pictures = decode(*arguments)
+        self.decoding = self.vae + self.gauge.peak
+        return pictures
+
+    def open(self, open_vae: Callable, *arguments):
+        """As `open_vae`."""
+        before = self.gauge.live
+        vae = open_vae(*arguments)
+        self.vae = weights_of([vae, *self.components]) - (self.gauge.live - before)
+        self.gauge.restart_peak()
+        return vae
 
 
 def weights_of(components: Sequence[torch.nn.Module]) -> int:
@@ -84,6 +105,8 @@ def held(job: Job, asked: Asked, precision: Precision) -> DrawingMemory:
         (folder_drawing, "run_layers", watch.encode),
         (ranks_drawing, "build_worker", watch.build),
         (ranks_drawing, "drawn_by_stages", watch.draw),
+        (ranks_drawing, "decode", watch.decode),
+        (drawing, "open_vae", watch.open),
     ]
     with ExitStack() as patches:
         for module, name, wrapped in places:
@@ -92,7 +115,7 @@ def held(job: Job, asked: Asked, precision: Precision) -> DrawingMemory:
                 mock.patch.object(module, name, lambda *a, real=real, wrapped=wrapped, **o: wrapped(real, *a, **o))
             )
         draw_on_ranks(asked.sources, asked.wish, asked.settings, ranks)
-    return DrawingMemory(encoders=watch.encoders, weights=0, tensors=watch.rest)
+    return DrawingMemory(encoders=watch.encoders, weights=watch.weights, tensors=watch.stage, decoding=watch.decoding)
 
 
 def predicted(asked: Asked, precision: Precision, ranks: int) -> tuple[DrawingMemory, ...]:
@@ -101,6 +124,9 @@ def predicted(asked: Asked, precision: Precision, ranks: int) -> tuple[DrawingMe
     autocast = torch.bfloat16 if precision is Precision.BFLOAT16 else None
     model = describe(opened.graph, autocast=autocast)
     rows = len(asked.wish) * asked.settings[0].copies
-    profile = analytic_profile(opened.graph, model, device="h100", precision=precision.value, batch_sizes=(1, rows))
+    profile = analytic_profile(
+        opened.graph, model, device="cpu-1-thread", precision=precision.value, batch_sizes=(1, rows)
+    )
+    profile = replace(profile, decoding=decoding_of_graph(opened.graph))
     setting = Setting(profile=profile, cluster=synthetic.cluster(ranks), workload=Workload(batch=1))
     return predict_drawing(setting, pictures=len(asked.wish), rows=rows, size=rows_together(rows)).memory

@@ -1,4 +1,7 @@
-"""Models of today on 2, 4 and 8 cards, simulated: `python -m benchmarks.fits [--json] [--jobs N] [--only TEXT]`."""
+"""Models of today on 2, 4 and 8 cards, simulated.
+
+`python -m benchmarks.fits [--json] [--jobs N] [--only TEXT] [--bounds]`
+"""
 
 import argparse
 import json
@@ -9,7 +12,7 @@ from dataclasses import asdict
 
 from rich.console import Console
 
-from benchmarks.fits.cells import CAREFUL, Case, Cell, cases, measure
+from benchmarks.fits.cells import CAREFUL, Bound, Case, Cell, bound_of, cases, measure
 from benchmarks.tables import table
 
 GIB = 2**30
@@ -20,7 +23,11 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="print all cells and the summary as JSON, without tables")
     parser.add_argument("--jobs", type=int, default=1, metavar="N", help="processes to share the models between")
     parser.add_argument("--only", default="", metavar="TEXT", help="models whose names hold this text")
+    parser.add_argument("--bounds", action="store_true", help="what no pipeline with adapters goes below; no search")
     arguments = parser.parse_args()
+    if arguments.bounds:
+        _show_bounds([bound_of(case) for case in cases() if case.has_adapters and arguments.only in case.model])
+        return
     # The cells of one profile stay together, because each process keeps its profiles.
     groups: dict[tuple[str, bool, str], list[Case]] = {}
     for case in cases():
@@ -83,6 +90,22 @@ def _show(cells: Sequence[Cell]) -> None:
         f"the stored weights take at most {CAREFUL:.0%} of the memory. Whole training fits in "
         f"{found['of_whole_training_fit']} of {found['cells_of_whole_training']}."
     )
+
+
+def _show_bounds(bounds: Sequence[Bound]) -> None:
+    out = Console(width=170)
+    columns = ["model", "cards", "weights", "inputs", "layer", "GiB", "of", "beyond"]
+    figures = table("What no pipeline with adapters goes below", columns, num_left=2)
+    for bound in bounds:
+        sizes = (bound.weights, bound.inputs, bound.layer, bound.total, bound.room)
+        beyond = max(0, bound.total - bound.room)
+        figures.add_row(
+            bound.case.model,
+            f"{bound.case.number} x {bound.case.cards}",
+            *(f"{size / GIB:.1f}" for size in sizes),
+            f"{beyond / GIB:.1f}" if beyond else "",
+        )
+    out.print(figures)
 
 
 if __name__ == "__main__":

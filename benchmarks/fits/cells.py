@@ -1,6 +1,7 @@
 """One cell: a model at its published size, adapters or all of it, on a number of cards."""
 
 import os
+from collections import Counter
 from dataclasses import dataclass, replace
 from functools import cache
 from math import prod
@@ -10,6 +11,7 @@ from diffusionpipe.cli.profile_cache import cache_folder
 from diffusionpipe.cli.stated_model import StatedModel, computed_profile
 from diffusionpipe.costs import Cluster, Profile, Workload
 from diffusionpipe.costs.clusters import load_cluster
+from diffusionpipe.costs.memory import workspace_of
 from diffusionpipe.planner.advice import nearest_layout
 from diffusionpipe.planner.choice import fastest
 from diffusionpipe.planner.pricing.setting import Setting
@@ -140,6 +142,43 @@ def _cell(case: Case, state: State, layout: str, proposal: Proposal, setting: Se
         step=proposal.step,
         fullest=max(use.total for use in proposal.memory),
         overflow=proposal.overflow,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bound:
+    """What no pipeline of a case goes below on its fullest card, with one sample a step and all layers recomputed."""
+
+    case: Case
+    weights: Bytes
+    """Stored, an equal part of all."""
+    inputs: Bytes
+    """Of the layers, kept for their recomputation; an equal part of all."""
+    layer: Bytes
+    """A block while it is recomputed and goes backward: the kind of which there are most."""
+    room: Bytes
+    """Of a card."""
+
+    @property
+    def total(self) -> Bytes:
+        """All three."""
+        return self.weights + self.inputs + self.layer
+
+
+def bound_of(case: Case) -> Bound:
+    """From the profile alone, whose bytes are the same for all cards; encoders, optimizer and messages come on top."""
+    setting = _setting(replace(case, cards=next(iter(CARDS))), WIDE, 1)
+    graph, profile = setting.graph, setting.profile
+    own = set(graph.backbone_layers)
+    written = {name for layer in graph.layers if layer.name in own for name in layer.writes}
+    read = {name for layer in graph.layers if layer.name in own for name in layer.reads}
+    needs = Counter(workspace_of(name, 1, profile, setting.workload, own) for name in own)
+    return Bound(
+        case=case,
+        weights=_stored(setting, WIDE) // case.number,
+        inputs=sum(graph.tensor(name).num_bytes for name in written & read) // case.number,
+        layer=needs.most_common(1)[0][0],
+        room=cluster_of(case.cards, case.number).devices[0].memory,
     )
 
 

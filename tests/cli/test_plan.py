@@ -6,6 +6,7 @@ import pytest
 from planner import synthetic
 
 from diffusionpipe.cli import main
+from diffusionpipe.costs.decoding import Decoding
 from diffusionpipe.costs.files import read_profile, write_cluster, write_profile
 from diffusionpipe.ir.files import read_plan
 from diffusionpipe.planner.pricing.stage_costs import update_time
@@ -93,8 +94,23 @@ def test_drawing_is_predicted_in_place_of_a_plan(files, capsys):
     shown = " ".join(capsys.readouterr().out.split())
     assert "drawing: 8 pictures at a time on synthetic, 2 devices, as sample --ranks 2 does: " in shown
     assert "then 28 steps of" in shown
-    assert "rank encoders weights tensors peak of" in shown
+    assert "decoding is not counted, because the profile does not say what the VAE takes" in shown
+    assert "rank encoders weights tensors decoder peak of" in shown
     assert "samples" not in shown
+
+
+@pytest.mark.parametrize(
+    ("room", "says"),
+    [(4, "each as a whole"), (2, "tile by tile"), (0.9, "a decoder of 1.00 GiB, and has 0.84 GiB; one")],
+)
+def test_decoding_is_part_of_drawing_whole_by_tiles_or_refused(files, capsys, room, says):
+    decoding = Decoding(weights=0, whole=3 * 2**30, tiled=2**30, picture=0, latents=0)
+    write_profile(replace(synthetic.drawn(), decoding=decoding), files / "profile.json")
+    write_cluster(synthetic.cluster(2, memory=room), files / "cluster.json")
+    status = plan_of(files, "--draw", 28)
+    shown = capsys.readouterr()
+    assert says in " ".join((shown.out + shown.err).split())
+    assert status == (2 if room < 1 else 0)
 
 
 def test_drawing_that_does_not_fit_names_the_rank_and_what_would_help(files, capsys):

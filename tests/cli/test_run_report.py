@@ -150,7 +150,7 @@ def test_without_a_flush_every_forward_in_flight_has_narrow_copies_of_its_own(mo
         write_profile(replace(profile, layers=layers), tmp_path / "profile.json")
         return expectation_of(begun).memory
 
-    added = [more - less for more, less in zip(memory(2**20), memory(0), strict=True)]
+    added = [more - less for more, less in zip(memory(2**21), memory(2**20), strict=True)]
     first, second, _ = begun.plan.blocks
     assert added == [2 * len(first) * 2**20, len(second) * 2**20]
 

@@ -21,9 +21,7 @@ from diffusionpipe.planner.pricing.given import Given, check_given
 from diffusionpipe.planner.pricing.offload import check_offload
 from diffusionpipe.planner.pricing.setting import Setting
 from diffusionpipe.schedules import one_f_one_b
-from diffusionpipe.trainer.drawing import Wish, raw_conditions
 from diffusionpipe.trainer.recipe import Recipe, recipe_from_table
-from diffusionpipe.trainer.sampling import SamplingSettings
 
 ROOT = Path(__file__).parents[2]
 
@@ -89,11 +87,6 @@ def without_encoders():
     return Setting(profile=profile, cluster=synthetic.cluster(2), workload=synthetic.workload(8))
 
 
-def drawn_from_a_prompt():
-    settings = SamplingSettings(steps=1, guidance=1.0, seed=0, scheduler={})
-    raw_conditions(Wish(prompts=("a bird",)), tiny_controlled(), ROOT, settings)
-
-
 def estimating(pipeline, lora=None):
     """A model of that pipeline, asked to read its own estimate."""
     objective = Objective(ObjectiveSettings(self_conditioning=0.5), {})
@@ -156,7 +149,6 @@ CASES = {
         lambda: check_options(FillOptions(), FrozenLayers(components=(), forward=lambda layer, samples: 0.0), 2)
     ],
     (F.NARROW_STORE, F.WIDE): [recipe_with(model={"frozen_dtype": "bfloat16"})],
-    (F.CONTROLNET, F.PICTURES): [drawn_from_a_prompt],
     (F.VERSIONS, F.SHARDED): [
         without_flush(sharded=True, data_parallel=2),
         recipe_with(pipeline={"versions": "stashed", "sharded": True, "data_parallel": 2}, **CLIPPED),

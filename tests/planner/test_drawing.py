@@ -6,6 +6,7 @@ import pytest
 from planner import synthetic
 
 from diffusionpipe.costs import Workload
+from diffusionpipe.costs.decoding import Decoding
 from diffusionpipe.errors import ConfigError
 from diffusionpipe.planner.drawing import DrawingMemory, predict_drawing
 from diffusionpipe.planner.pricing.setting import Setting
@@ -38,6 +39,27 @@ def test_weights_are_stored_as_they_are_read_and_encoders_are_gone_before(precis
     assert [use.encoders for use in drawing.memory] == pytest.approx([340 * 10**6 * 2] * 4, rel=1e-3)
     assert all(use.peak == use.encoders for use in drawing.memory)
     assert DrawingMemory(encoders=5, weights=4, tensors=3).peak == 7
+    assert DrawingMemory(encoders=5, weights=4, tensors=3, decoding=8).peak == 8
+
+
+@pytest.mark.parametrize(("device", "waiting"), [("cuda", 0), ("cpu", 3)])
+def test_the_first_rank_decodes_and_pictures_wait_in_host_memory(device, waiting):
+    decoding = Decoding(weights=10**9, whole=10**10, tiled=10**9, picture=10**8, latents=10**6)
+    profile = replace(synthetic.drawn(), decoding=decoding, device_type=device)
+    first, *others = predict_drawing(setting(3, profile=profile), pictures=3, rows=6, size=1).memory
+    assert first.decoding == 11 * 10**9 + 6 * 10**6 + waiting * 10**8
+    assert first.peak == first.decoding
+    assert [other.decoding for other in others] == [0, 0]
+
+
+@pytest.mark.parametrize(("room", "is_tiled"), [(10.9, True), (11.1, False)])
+def test_pictures_are_decoded_by_tiles_where_a_whole_one_does_not_fit(room, is_tiled):
+    decoding = Decoding(weights=10**9, whole=10**10, tiled=10**9, picture=0, latents=0)
+    made = replace(setting(2), cluster=synthetic.cluster(2, memory=room))
+    made = replace(made, profile=replace(made.profile, decoding=decoding))
+    drawing = predict_drawing(made, pictures=1, rows=1, size=1)
+    assert drawing.is_tiled == is_tiled
+    assert drawing.memory[0].decoding == pytest.approx(2e9 if is_tiled else 11e9, rel=1e-3)
 
 
 def test_the_vae_and_its_latents_are_not_there():

@@ -1,13 +1,16 @@
 """Runs of tiny models of the larger pipelines: several text encoders, sizes, guidance, pictures that steer."""
 
 import json
+from dataclasses import replace
 from string import ascii_lowercase
 
 import diffusers
 import numpy as np
 import pytest
 import torch
+from drawn_families import GUIDED, by_diffusers
 from PIL import Image
+from steered import asked_of_steered, save_controlled, save_steered
 from tiny_models import randomise_parameters
 from tiny_pipelines import PIPELINES, sd3
 from tiny_runs import RESOLUTION, losses_of, recipe_of, train, train_here
@@ -61,3 +64,24 @@ def test_positions_that_are_saved_but_not_trained_are_exported_as_the_source_has
     exported = next((tmp_path / "run").rglob("model_index.json")).parent
     transformer = diffusers.SD3Transformer2DModel.from_pretrained(exported / "transformer")
     assert torch.equal(transformer.pos_embed.pos_embed, pipeline.transformer.pos_embed.pos_embed)
+
+
+@pytest.mark.slow
+def test_a_controlnet_draws_from_the_conditioning_pictures_of_validation(crew, tmp_path):
+    model, data = save_controlled(tmp_path / "model"), save_steered(tmp_path / "data", RESOLUTION)
+    sampling = {"every": 2, "prompts": ["a cat ", "b  c"], "steps": 4, "guidance": GUIDED, "seed": 0}
+    recipe = recipe_of(
+        model,
+        data,
+        tmp_path / "run",
+        data={"validation": str(data)},
+        validation={"every": 2},
+        training={"steps": 2},
+        sampling=sampling,
+    )
+    assert crew.run(train, recipe) == [2, 2]
+    asked = asked_of_steered(tmp_path / "run" / "export", data, GUIDED)
+    theirs = by_diffusers(replace(asked, wish=replace(asked.wish, negatives=())))
+    files = sorted((tmp_path / "run" / "samples" / "step-00000002").glob("*.png"))
+    ours = np.stack([np.asarray(Image.open(file)) for file in files]) / 255
+    assert np.abs(ours - theirs).max() < 1 / 255

@@ -6,6 +6,7 @@ from unittest import mock
 import pytest
 import torch
 from tiny_runs import losses_of, recipe_of, save_dit, save_pictures, train_here
+from torch._subclasses.fake_tensor import FakeTensor
 
 from diffusionpipe.runtime.error_file import note_of
 from diffusionpipe.runtime.stage import LayerStage
@@ -69,7 +70,8 @@ def test_pictures_are_decoded_one_at_a_time(tmp_path):
     decode = AutoencoderKL.decode
 
     def counted(self, latents, **options):
-        sizes.append(len(latents))
+        if not isinstance(latents, FakeTensor):  # the count of what it takes
+            sizes.append(len(latents))
         return decode(self, latents, **options)
 
     with mock.patch.object(AutoencoderKL, "decode", counted):

@@ -6,6 +6,7 @@ import diffusers
 import pytest
 import torch
 from drawn_families import GUIDED, Asked, asked_of, by_diffusers, check, drawn_everywhere, of_cascade
+from steered import asked_of_steered, save_controlled, save_steered
 from tiers import quick_and_slow
 from tiny_class_unet import save_class_pair
 from tiny_deepfloyd import save_cascade
@@ -58,22 +59,24 @@ def save_sdxl(folder: Path) -> Path:
     return folder
 
 
-def _both(folder: Path, size: int, adapters: Path | None = None) -> list[Asked]:
-    return [asked_of(folder, size, guidance, adapters) for guidance in (GUIDED, 1.0)]
-
-
 def _adapted(place: Path) -> list[Asked]:
     model = save_stable_diffusion(place / "model")
-    return _both(model, 8, save_adapters(model, place / "adapters"))
+    adapters = save_adapters(model, place / "adapters")
+    return [asked_of(model, 8, guidance, adapters) for guidance in (GUIDED, 1.0)]
+
+
+def _steered(place: Path) -> list[Asked]:
+    return [asked_of_steered(save_controlled(place / "model"), save_steered(place / "data", 8), GUIDED)]
 
 
 KINDS = {
-    "StableDiffusionPipeline": (lambda place: _both(save_stable_diffusion(place), 8), by_diffusers),
+    "StableDiffusionPipeline": (lambda place: [asked_of(save_stable_diffusion(place), 8)], by_diffusers),
     "adapters": (_adapted, by_diffusers),
-    "StableDiffusionXLPipeline": (lambda place: _both(save_sdxl(place), 16), by_diffusers),
+    "StableDiffusionXLPipeline": (lambda place: [asked_of(save_sdxl(place), 16)], by_diffusers),
     "DeepFloyd IF": (lambda place: [of_cascade(save_cascade(place))], None),
     "a pair of classes": (lambda place: [of_cascade(save_class_pair(place))], None),
-    "self-conditioned": (lambda place: _both(save_self_conditioned(place), 8), None),
+    "StableDiffusionControlNetPipeline": (_steered, by_diffusers),
+    "self-conditioned": (lambda place: [asked_of(save_self_conditioned(place), 8)], None),
 }
 """What is drawn beside the families of test_described_families, and by diffusers too where it has a pipeline for it.
 The others are compared with one process, whose pictures test_deepfloyd_runs compares with those of diffusers."""

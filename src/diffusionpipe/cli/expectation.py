@@ -7,8 +7,10 @@ from diffusionpipe.units import Bytes, Seconds
 
 if TYPE_CHECKING:
     from diffusionpipe.costs import Cluster, ModelGraph, Profile
+    from diffusionpipe.costs.decoding import Decoding
     from diffusionpipe.costs.memory import MemoryUse
     from diffusionpipe.planner import Setting
+    from diffusionpipe.trainer.recipe import Recipe
     from diffusionpipe.trainer.start import Start
 
 HELD = ("parameters", "gradients", "optimizer", "ema", "backup", "frozen")
@@ -22,7 +24,7 @@ class Expectation:
     iteration: Seconds | None
     update: Seconds | None
     memory: tuple[Bytes, ...]
-    """Of each worker at its peak."""
+    """Of each worker at its peak, in training or while it validates, draws or decodes."""
     has_activations: bool
     """Whether activations and messages are in it; else it is what lies there all the time."""
 
@@ -48,13 +50,13 @@ def expectation_of(start: "Start") -> Expectation:
             return Expectation(
                 iteration=predicted_period(profile, plan, cluster),
                 update=None,
-                memory=tuple(use.total for use in _memory(start, profile, cluster)),
+                memory=_peaks(start, profile, cluster),
                 has_activations=True,
             )
         return Expectation(
             iteration=predicted_timeline(profile, plan, cluster).makespan,
             update=update_time(plan.train, plan.blocks, profile, plan.mesh) or None,
-            memory=tuple(use.total for use in _memory(start, profile, cluster)),
+            memory=_peaks(start, profile, cluster),
             has_activations=True,
         )
     timeline = read_prediction(recipe.pipeline.plan_file, plan) if recipe.pipeline.plan_file is not None else None
@@ -65,6 +67,34 @@ def expectation_of(start: "Start") -> Expectation:
         memory=tuple(sum(use.items()[name] for name in HELD) for use in uses),
         has_activations=False,
     )
+
+
+def _peaks(start: "Start", profile: "Profile", cluster: "Cluster | None") -> tuple[Bytes, ...]:
+    """The most that each worker holds in any phase of the run."""
+    from diffusionpipe.planner.phases import phases_of, standing
+
+    uses, setting, recipe = _memory(start, profile, cluster), _setting(start, profile, cluster), start.recipe
+    drawn = recipe.sampling
+    decoding = _decoding(recipe) if drawn.every else None
+    phases = phases_of(
+        replace(setting, profile=replace(profile, decoding=decoding)),
+        start.plan,
+        validates=start.held_out is not None,
+        pictures=(len(drawn.prompts) or len(drawn.labels)) if drawn.every else 0,
+        room=setting.cluster.devices[0].memory - standing(uses[0]),
+    )
+    return tuple(max(use.total, standing(use) + phase.peak) for use, phase in zip(uses, phases, strict=True))
+
+
+def _decoding(recipe: "Recipe") -> "Decoding | None":
+    """Of the model whose decoder takes most."""
+    from diffusionpipe.models.folder import resolve_folder
+    from diffusionpipe.trainer.decoding import folder_decoding
+    from diffusionpipe.trainer.members import sample_size
+
+    models = (recipe.alone(name) for name in recipe.backbones)
+    found = (folder_decoding(resolve_folder(one.model.path), sample_size(one)) for one in models)
+    return max((one for one in found if one is not None), key=lambda one: one.whole, default=None)
 
 
 def _memory(start: "Start", profile: "Profile", cluster: "Cluster | None") -> "tuple[MemoryUse, ...]":

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from diffusionpipe.planner.pricing.setting import Setting
 
 GIB = 2**30
-HEADS = ("rank", "encoders", "weights", "tensors", "peak", "of")
+HEADS = ("rank", "encoders", "weights", "tensors", "decoder", "peak", "of")
 _INDENT = "  "
 
 
@@ -47,15 +47,17 @@ def check_room(memory: Sequence[DrawingMemory], rooms: Sequence[int]) -> None:
     use, room = memory[rank], rooms[rank]
     if use.peak <= room:
         return
-    remedy = (
-        "every rank encodes all texts; use devices with more memory, or a smaller --batch"
-        if use.encoders > room
-        else "use a cluster with more devices, or a smaller --batch"
-    )
+    if use.encoders > room:
+        remedy = "every rank encodes all texts; use devices with more memory, or a smaller --batch"
+    elif use.decoding > room:
+        remedy = "one rank decodes; use devices with more memory, or a smaller --resolution"
+    else:
+        remedy = "use a cluster with more devices, or a smaller --batch"
+    decoder = f", then a decoder of {use.decoding / GIB:.2f} GiB" if use.decoding else ""
     raise ConfigError(
         f"drawing does not fit: rank {rank} lacks {(use.peak - room) / GIB:.2f} GiB. It would hold encoders of "
         f"{use.encoders / GIB:.2f} GiB, then weights of {use.weights / GIB:.2f} GiB and tensors of "
-        f"{use.tensors / GIB:.2f} GiB, and has {room / GIB:.2f} GiB; {remedy}"
+        f"{use.tensors / GIB:.2f} GiB{decoder}, and has {room / GIB:.2f} GiB; {remedy}"
     )
 
 
@@ -72,7 +74,7 @@ def drawing_lines(drawing: Drawing, setting: Setting, *, steps: int, width: int)
     guided = " with and without its text (guidance)" if drawing.rows > drawing.pictures else ""
     yield from wrap(
         f"texts {drawing.encoding:.2f} s, then {steps} steps of {drawing.step:.2f} s, each picture{guided} through all "
-        "stages; decoding is not counted",
+        f"stages; {_decoding(drawing)}",
         width,
         break_on_hyphens=False,
     )
@@ -84,12 +86,21 @@ def drawing_lines(drawing: Drawing, setting: Setting, *, steps: int, width: int)
     yield ""
     yield from wrap(
         "GiB; encoders are gone before a rank has its weights   weights: of the rank's stage, in bfloat16   tensors: "
-        "texts and latents of all pictures, and what the hungriest layer needs   of: memory of the device",
+        "texts and latents of all pictures, and what the hungriest layer needs   decoder: in float32, when the weights "
+        "are gone   of: memory of the device",
         width,
         break_on_hyphens=False,
     )
 
 
+def _decoding(drawing: Drawing) -> str:
+    """What is known of decoding, in words."""
+    if not drawing.is_decoding_known:
+        return "decoding is not counted, because the profile does not say what the VAE takes"
+    way = "tile by tile, because a whole picture does not fit" if drawing.is_tiled else "each as a whole"
+    return f"the time of decoding is not counted; rank 0 decodes one picture after the other, {way}"
+
+
 def _cells(rank: int, use: DrawingMemory, setting: Setting) -> tuple[str, ...]:
-    sizes = (use.encoders, use.weights, use.tensors, use.peak, setting.cluster.devices[rank].memory)
+    sizes = (use.encoders, use.weights, use.tensors, use.decoding, use.peak, setting.cluster.devices[rank].memory)
     return str(rank), *(f"{size / GIB:.2f}" for size in sizes)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -74,13 +75,14 @@ def _batch_sizes(text: str) -> tuple[int, ...]:
 def _measured(loaded: Recipe, sizes: tuple[int, ...], device: str, repeats: int, budget: Seconds) -> Profile:
     from diffusionpipe.cli.device import chosen_device
     from diffusionpipe.profiler import profile_model
+    from diffusionpipe.profiler.decoding import decoding_of_graph
     from diffusionpipe.trainer.members import build_model
 
     chosen = chosen_device(device).type
     opened = build_model(loaded, chosen)
     graph, model = opened.graph, opened.model
     with progress_bar() as report:
-        return profile_model(
+        profile = profile_model(
             graph,
             model,
             batch_sizes=sizes,
@@ -90,18 +92,20 @@ def _measured(loaded: Recipe, sizes: tuple[int, ...], device: str, repeats: int,
             time_budget=budget,
             progress=report,
         )
+    return replace(profile, decoding=decoding_of_graph(graph))
 
 
 def _computed(loaded: Recipe, sizes: tuple[int, ...], name: str) -> Profile:
     from diffusionpipe.costs.devices import device_rates
     from diffusionpipe.profiler import analytic_profile
+    from diffusionpipe.profiler.decoding import decoding_of_graph
     from diffusionpipe.trainer.members import build_model
 
     device_rates(name)  # a wrong name is said before the model is built
     opened = build_model(loaded, "cpu")
     graph, model = opened.graph, opened.model
     with progress_bar() as report:
-        return analytic_profile(
+        profile = analytic_profile(
             graph,
             model,
             device=name,
@@ -109,6 +113,7 @@ def _computed(loaded: Recipe, sizes: tuple[int, ...], name: str) -> Profile:
             batch_sizes=sizes,
             progress=report,
         )
+    return replace(profile, decoding=decoding_of_graph(graph))
 
 
 class progress_bar:  # noqa: N801  # used as a function

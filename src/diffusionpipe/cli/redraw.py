@@ -42,25 +42,27 @@ def redraw(run: Path, like: Path, out: Path, device: "torch.device") -> None:
 
 def _draw(model: "TrainedModel", origin: "Origin", device: "torch.device") -> "Picture":
     """The picture, in its place among as many as were drawn with it: then every number is rounded as before."""
+    from diffusionpipe.cli.run_recipe import SampleSize
     from diffusionpipe.cli.sample_memory import check_memory, named_shortage
     from diffusionpipe.cli.sample_ranks import drawing_work
     from diffusionpipe.errors import ConfigError
     from diffusionpipe.trainer.conditions import Wish
     from diffusionpipe.trainer.drawing import Arithmetic
     from diffusionpipe.trainer.folder_drawing import draw_from_folder
-    from diffusionpipe.trainer.members import clip_of_size
 
     wish = Wish(
         prompts=() if origin.prompt is None else (origin.prompt,) * origin.count,
         labels=() if origin.label is None else (origin.label,) * origin.count,
         negatives=(origin.negative_prompt,) * origin.count if origin.negative_prompt else (),
+        conditions=(Path(origin.condition),) * origin.count if origin.condition is not None else (),
     )
     if model.before is not None:
         raise ConfigError(
             "pictures that several models have drawn cannot be drawn again from one file; draw them with sample and "
             f"the same --seed, {origin.settings.seed}"
         )
-    check_memory(model.folder, len(wish), origin.resolution, device)
+    size = SampleSize(resolution=origin.resolution, height=origin.height, frames=origin.frames)
+    check_memory(model.folder, len(wish), size.sample, device)
     with named_shortage(), drawing_work() as on_step:
         pictures = draw_from_folder(
             model.folder,
@@ -69,7 +71,7 @@ def _draw(model: "TrainedModel", origin: "Origin", device: "torch.device") -> "P
             resolution=origin.resolution,
             device=device,
             adapters=model.adapters,
-            clip=clip_of_size(origin.resolution, origin.height, origin.frames),
+            clip=size.clip,
             arithmetic=Arithmetic(rows=origin.rows, precision=origin.precision),
             on_step=on_step,
         )

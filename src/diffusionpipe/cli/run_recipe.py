@@ -20,6 +20,13 @@ class SampleSize:
     frame_rate: float | None = None
 
     @property
+    def sample(self) -> "Clip":
+        """Of each picture or clip."""
+        from diffusionpipe.models.family import Clip
+
+        return self.clip or Clip(width=self.resolution, height=self.resolution)
+
+    @property
     def clip(self) -> "Clip | None":
         """None for square pictures."""
         from diffusionpipe.trainer.members import clip_of_size
@@ -101,6 +108,17 @@ def precision_of(run: Path) -> "Precision":
         known = ", ".join(Precision)
         raise ConfigError(f"{recipe}: training.precision must be one of {known}; correct it, or give --precision")
     return Precision(str(named))
+
+
+def validation_of(run: Path) -> Path | None:
+    """The folder of the run's validation data; None where there is no run, or it has none.
+
+    Raises:
+        ConfigError: the run's recipe cannot be read.
+    """
+    data = _table(recipe_of(run)).get("data")
+    folder = data.get("validation") if isinstance(data, dict) else None
+    return Path(folder) if isinstance(folder, str) and folder != "none" else None
 
 
 def recipe_of(run: Path) -> Path:

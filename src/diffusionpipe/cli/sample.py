@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from diffusionpipe.cli.sample_ranks import Drawing
+from diffusionpipe.cli.sample_ranks import Drawing, start_ranks
 
 if TYPE_CHECKING:
     from diffusionpipe.cli.run_recipe import SampleSize
@@ -35,6 +35,14 @@ PromptOption = Annotated[list[str] | None, typer.Option(help="A caption to draw;
 PromptsOption = Annotated[Path | None, typer.Option(help="A file with a caption to draw on each line.")]
 NegativeOption = Annotated[
     str | None, typer.Option(help="Negative prompt: things that the pictures should not show. Needs guidance.")
+]
+ConditionOption = Annotated[
+    list[Path] | None,
+    typer.Option(
+        help="Of a ControlNet: the picture that steers, once for each prompt or once for all; default: those of the "
+        "run's validation data.",
+        show_default=False,
+    ),
 ]
 LabelOption = Annotated[list[int] | None, typer.Option(help="A class to draw; may be given several times.")]
 OutOption = Annotated[Path, typer.Option(help="The picture to write: a captioned grid.")]
@@ -116,6 +124,7 @@ def sample(
     prompt: PromptOption = None,
     prompts: PromptsOption = None,
     negative: NegativeOption = None,
+    condition: ConditionOption = None,
     label: LabelOption = None,
     out: OutOption = Path("grid.png"),
     keep: KeepOption = None,
@@ -140,13 +149,14 @@ def sample(
     from diffusionpipe.cli.outputs import check_outputs
     from diffusionpipe.cli.redraw import redraw
     from diffusionpipe.cli.run_recipe import sampling_of
-    from diffusionpipe.cli.sample_ranks import start_ranks
+    from diffusionpipe.cli.sample_conditions import steered
     from diffusionpipe.cli.trained_model import trained_model
 
     check_outputs(out)
     if like is not None:
         _refuse_beside_like(context)
-        return redraw(run, like, out, chosen_device(device))
+        redraw(run, like, out, chosen_device(device))
+        return
     wish = _wish(prompt or (), prompts, negative, label or (), count)
     chosen_device(device)
     model, own = _until(trained_model(run), until), sampling_of(run)
@@ -160,15 +170,16 @@ def sample(
     )
     drawing = Drawing(
         model=model,
-        wish=wish,
+        wish=steered(wish, run, model.folder, condition or (), count),
         settings=[_settings(one, own, asked) for one in model.chain],
         size=_size(run, model, resolution, height, frames),
         precision=_precision(run, precision),
         device=device,
     )
-    if ranks is not None:
-        return start_ranks(context, drawing, ranks)
-    return _draw(drawing, run, out, keep)
+    if ranks is None:
+        _draw(drawing, run, out, keep)
+    else:
+        start_ranks(context, drawing, ranks)
 
 
 def _refuse_beside_like(context: typer.Context) -> None:

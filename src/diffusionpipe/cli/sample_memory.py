@@ -2,35 +2,43 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import torch
 
+    from diffusionpipe.models.family import Clip
     from diffusionpipe.units import Bytes
 
-_DECODED_TOGETHER = 8
-"""Pictures that go through the VAE at a time."""
 _FLOAT32 = 4
 
 
-def check_memory(folder: Path, count: int, resolution: int, device: "torch.device") -> None:
-    """Refuse pictures whose decoding alone needs more memory than the device has left.
+def check_memory(folder: Path, count: int, size: "Clip", device: "torch.device") -> None:
+    """Refuse pictures or clips whose decoding alone needs more memory than the device has left, even tile by tile.
 
     Raises:
         ConfigError: names what is needed, what is left, and the largest resolution for which both are equal.
+        ModelError: the configuration of the folder's VAE makes none.
     """
     from diffusionpipe.errors import ConfigError
+    from diffusionpipe.runtime.free_memory import free_on
 
-    free, needed = _free(device), least_memory(folder, count, resolution)
-    if free is None or needed <= free:
+    free = free_on(device)
+    if free is None:
         return
-    fitting = int(resolution * (free / needed) ** 0.5) // 8 * 8
-    pictures = "one picture" if count == 1 else f"{count} pictures"
+    needed = least_memory(folder, count, size, on_host=device.type == "cpu")
+    if needed <= free:
+        return
+    fitting = int(size.width * (free / needed) ** 0.5) // 8 * 8
+    noun = "picture" if size.frames == 1 else "clip"
+    pictures = f"one {noun}" if count == 1 else f"{count} {noun}s"
+    fewer = "" if size.frames == 1 else ", fewer --frames"
     raise ConfigError(
-        f"{pictures} of {resolution} x {resolution} pixels take at least {needed / 2**30:,.1f} GiB, and "
-        f"{free / 2**30:,.1f} GiB are free; use a smaller --resolution, below {max(fitting, 8)}, or a smaller --count"
+        f"{pictures} of {size} take at least {needed / 2**30:,.1f} GiB, and "
+        f"{free / 2**30:,.1f} GiB are free; use a smaller --resolution, below {max(fitting, 8)}{fewer}, or a smaller "
+        "--count"
     )
 
 
@@ -55,25 +63,17 @@ def named_shortage() -> Iterator[None]:
         ) from error
 
 
-def least_memory(folder: Path, count: int, resolution: int) -> "Bytes":
-    """What the input and the output of the VAE's last convolution take at full size; all else comes on top.
+def least_memory(folder: Path, count: int, size: "Clip", *, on_host: bool) -> "Bytes":
+    """What decoding takes at its peak, tile by tile if that is less; without a VAE the pictures alone.
 
-    Without a VAE the pictures alone.
+    `on_host`: the pictures wait where they are decoded.
+
+    Raises:
+        ModelError: the configuration of the folder's VAE makes none.
     """
-    from diffusionpipe.models.folder import component_config, family_of
+    from diffusionpipe.trainer.decoding import folder_decoding
 
-    if "vae" not in family_of(folder).components:
-        return count * resolution**2 * 3 * _FLOAT32
-    config = component_config(folder, "vae")
-    channels, patch = config.get("block_out_channels"), config.get("patch_size")
-    side = patch if isinstance(patch, int) and patch > 0 else 1
-    width = channels[0] if isinstance(channels, list) and channels and isinstance(channels[0], int) else 1
-    return min(count, _DECODED_TOGETHER) * (resolution // side) ** 2 * (width + 3 * side**2) * _FLOAT32
-
-
-def _free(device: "torch.device") -> "Bytes | None":
-    import torch
-
-    from diffusionpipe.runtime.free_memory import free_memory
-
-    return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else free_memory()
+    decoding = folder_decoding(folder, size)
+    if decoding is None:
+        return count * prod(size.pixels) * _FLOAT32
+    return decoding.peak(count, is_tiled=decoding.tiled < decoding.whole, on_host=on_host)

@@ -71,7 +71,7 @@ def draw_here(drawing: Drawing) -> "tuple[list[Picture], ...]":
     from diffusionpipe.trainer.drawing import Arithmetic
 
     device = chosen_device(drawing.device)
-    check_memory(drawing.model.folder, len(drawing.wish), drawing.size.resolution, device)
+    check_memory(drawing.model.folder, len(drawing.wish), drawing.size.sample, device)
     with named_shortage(), drawing_work() as on_step:
         return draw_from_folders(
             drawing.sources,
@@ -101,7 +101,7 @@ def start_ranks(context: typer.Context, drawing: Drawing, ranks: int) -> None:
 
     if is_rank():
         raise ConfigError("torchrun has started the ranks already; leave out --ranks")
-    check_memory(drawing.model.folder, len(drawing.wish), drawing.size.resolution, chosen_device(drawing.device))
+    check_memory(drawing.model.folder, len(drawing.wish), drawing.size.sample, chosen_device(drawing.device))
     check_processes(ranks, 0)
     check_layers(drawing, ranks)
     logs = Path(mkdtemp(prefix="diffusionpipe-sample-"))

@@ -13,7 +13,7 @@ import json
 import os
 import re
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from hashlib import sha256
 from importlib.metadata import version
 from importlib.resources import files
@@ -278,13 +278,15 @@ def _computed(stated: StatedModel, device: str) -> Profile:
     from diffusionpipe.cli.profile import progress_bar
     from diffusionpipe.models.describe import describe
     from diffusionpipe.profiler import analytic_profile
+    from diffusionpipe.profiler.decoding import decoding_of_graph
 
     graph = stated_graph(stated)
     model = describe(graph, autocast=torch.bfloat16)
     with progress_bar() as report:
-        return analytic_profile(
+        profile = analytic_profile(
             graph, model, device=device, precision=PRECISION, batch_sizes=BATCH_SIZES, progress=report
         )
+    return replace(profile, decoding=decoding_of_graph(graph))
 
 
 def stated_graph(stated: StatedModel) -> LayerGraph:

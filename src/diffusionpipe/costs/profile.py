@@ -7,6 +7,7 @@ from functools import cached_property
 
 from diffusionpipe.costs.actions import NO_HOST, HostTimes, Link
 from diffusionpipe.costs.cluster import AllReduce
+from diffusionpipe.costs.decoding import Decoding
 from diffusionpipe.costs.graph import ModelGraph
 from diffusionpipe.costs.mode import Mode
 from diffusionpipe.costs.workload import Workload
@@ -78,6 +79,9 @@ class Profile:
     """(wait, what an action takes longer after it), ascending; () where it was not measured. See `costs/waking.py`."""
     origin: str = ""
     """What its times come from besides `source`, in words; "" where nothing has changed them."""
+    decoding: Decoding | None = None
+    """What the model's VAE takes to decode a sample that it draws; None for a model without one, and in files that do
+    not say it."""
 
     def __post_init__(self) -> None:
         problems = []

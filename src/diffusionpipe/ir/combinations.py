@@ -102,6 +102,9 @@ WORKS: Mapping[str, Sequence[tuple[Feature, Feature]]] = {
         (Feature.TEXT_ENCODER, Feature.FROM_SCRATCH)
     ],
     f"{RUNS}test_the_pipeline_draws_what_one_process_draws": [(Feature.PICTURES, Feature.DIT)],
+    "tests/trainer/test_larger_models.py::test_a_controlnet_draws_from_the_conditioning_pictures_of_validation": [
+        (Feature.PICTURES, Feature.CONTROLNET)
+    ],
     "tests/trainer/test_lora_runs.py::test_two_stages_learn_what_one_process_learns": [(Feature.LORA, Feature.EMA)],
     "tests/trainer/test_lora_runs.py::test_base_weights_kept_in_bfloat16_give_the_same_run_bit_for_bit": [
         (Feature.LORA, Feature.NARROW_STORE),
@@ -265,9 +268,6 @@ REFUSED: Mapping[tuple[Feature, Feature], str] = {
     ),
     (Feature.REPLAN, Feature.NOT_MEASURED): (
         'there is no profile that could be corrected; remove replan, or set plan = "auto" or fill = true'
-    ),
-    (Feature.CONTROLNET, Feature.PICTURES): (
-        "the model needs a conditioning picture, which prompts cannot give; draw with diffusers' pipeline"
     ),
 }
 NOT_TRIED = {

@@ -74,6 +74,16 @@ class Clip:
     height: int
     frames: int = 1
 
+    @property
+    def pixels(self) -> tuple[int, ...]:
+        """Shape of a sample, (3, H, W), of more than one frame (3, F, H, W)."""
+        return (3, *(() if self.frames == 1 else (self.frames,)), self.height, self.width)
+
+    def __str__(self) -> str:
+        """For people."""
+        size = f"{self.width} x {self.height} pixels"
+        return size if self.frames == 1 else f"{self.frames} frames of {size}"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Family:

@@ -57,11 +57,10 @@ def encoding_of(vae: Any, resolution: int, dtype: str, clip: Clip | None = None)
         return _plain_encoding(pixels, config, width)
     latents = (
         config.get("z_dim") or config.latent_channels,
-        latent_frames(_temporal_factor(vae), size.frames),
+        latent_frames(temporal_factor(vae), size.frames),
         height,
         width,
     )
-    frames = () if size.frames == 1 else (size.frames,)
     own = {name for name, _ in (*vae.named_children(), *vae.named_buffers(recurse=False))}
     return Encoding(
         layers=(
@@ -75,7 +74,7 @@ def encoding_of(vae: Any, resolution: int, dtype: str, clip: Clip | None = None)
             ),
         ),
         inputs=(
-            TensorSpec(name="pixels", shape=(3, *frames, size.height, size.width), dtype=dtype),
+            TensorSpec(name="pixels", shape=size.pixels, dtype=dtype),
             TensorSpec(name="posterior_noise", shape=latents, dtype=dtype),
         ),
         latents=latents,
@@ -96,7 +95,8 @@ def latent_frames(factor: int, frames: int) -> int:
     return (frames - 1) // factor + 1
 
 
-def _temporal_factor(vae: Any) -> int:
+def temporal_factor(vae: Any) -> int:
+    """Frames of a clip that become one of its latents, behind the first."""
     return int(vae.config.get("scale_factor_temporal") or getattr(vae, "temporal_compression_ratio", 1))
 
 

@@ -3,26 +3,26 @@
     every rank     encoders, gone ─┐
     worker 0       stage 0         └─> F0 F1 F2 ... | F0 F1 F2 ... | ...       a step of denoising is a forward of all
     worker 1       stage 1                F0 F1 ... |    F0 F1 ... | ...       micro-batches; the next waits for its end
+    worker 0       stage 0, gone ──> decoder
 
 Weights that are factors of products are stored in two bytes where the profile computes in bfloat16, as `sample` stores
-them. The VAE's decoder and the scheduler's own arithmetic are in no profile and are left out.
+them. The first rank decodes the pictures, when its weights are gone: one after the other, each whole or, where that
+does not fit, tile by tile. The time of that and the scheduler's own arithmetic are in no profile and are left out.
 """
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import prod
 
 from diffusionpipe.costs import LayerSpec, ModelGraph, ParameterSpec, Profile
 from diffusionpipe.costs.graph import upstream
-from diffusionpipe.costs.memory import encoding_of
 from diffusionpipe.errors import ConfigError
-from diffusionpipe.ir import Plan, Schedule
+from diffusionpipe.ir import Plan
 from diffusionpipe.planner.assembly.build import build_plan
 from diffusionpipe.planner.assembly.layout import Layout
+from diffusionpipe.planner.forwards import forward_bytes, forward_time, forward_uses
 from diffusionpipe.planner.pricing.setting import Setting
-from diffusionpipe.planner.pricing.stage_costs import costs_of, frozen_time
-from diffusionpipe.simulator import simulate
-from diffusionpipe.timing.buffers import moving_of
+from diffusionpipe.planner.pricing.stage_costs import frozen_time
 from diffusionpipe.units import Bytes, Seconds
 
 _NARROW = 2
@@ -30,20 +30,22 @@ _NARROW = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrawingMemory:
-    """Bytes of one rank while pictures are drawn, of which encoders and all else are never there together."""
+    """Bytes of one rank while pictures are drawn: encoders, then its stage, then the decoder, never there together."""
 
     encoders: Bytes
-    """With what their hungriest layer needs while it runs."""
+    """With what lives between them, and what their hungriest layer needs while it runs."""
     weights: Bytes
     """Of the rank's stage."""
     tensors: Bytes
     """What the stage reads from outside for all rows, what lives between its layers, what its hungriest layer needs
     while it runs, and messages."""
+    decoding: Bytes = 0
+    """The VAE, latents, and what its decoder makes; 0 where none is decoded."""
 
     @property
     def peak(self) -> Bytes:
         """The most that is there at a time."""
-        return max(self.encoders, self.weights + self.tensors)
+        return max(self.encoders, self.weights + self.tensors, self.decoding)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +61,10 @@ class Drawing:
     """One step of denoising."""
     memory: tuple[DrawingMemory, ...]
     """Of each rank."""
+    is_decoding_known: bool
+    """Whether the profile says what decoding takes."""
+    is_tiled: bool = False
+    """Whether pictures are decoded tile by tile, because a whole one does not fit."""
 
     def seconds_a_picture(self, steps: int) -> Seconds:
         """With so many steps of denoising."""
@@ -95,61 +101,53 @@ def predict_drawing(setting: Setting, *, pictures: int, rows: int, size: int) ->
         )
     plan = drawing_plan(graph, cluster.num_ranks, rows, size)
     (schedule,) = plan.sample
-    workers = _layers_of_workers(schedule, plan, graph)
-    stored = replace(setting, profile=_as_drawn(setting.profile))
-    timeline = simulate(schedule, costs_of(schedule, plan.blocks, plan.mesh, stored))
-    sizes = {tensor.name: tensor.num_bytes for tensor in graph.tensors}
-    received = [messages for _, messages in moving_of(schedule, timeline, sizes)]
+    uses = forward_uses(setting.profile, schedule, plan.blocks, {layer.name for layer in _drawn(graph)})
     encoders = _encoders(graph)
     slowest = min(device.speed for device in cluster.devices)
+    decoder, is_tiled = decoder_use(setting.profile, pictures, cluster.devices[0].memory)
     held = _bytes_of_encoders(setting.profile, encoders, rows)
     return Drawing(
         pictures=pictures,
         rows=rows,
         encoding=frozen_time(setting.profile, encoders, rows) / slowest,
-        step=timeline.makespan,
+        step=forward_time(setting, schedule, plan.blocks, plan.mesh),
         memory=tuple(
             DrawingMemory(
                 encoders=held,
-                weights=_weights(setting.profile, layers),
-                tensors=_tensors(setting.profile, layers, rows=rows, size=size)
-                + received[worker]
-                + _sent(graph, layers) * rows,
+                weights=_weights(setting.profile, use.layers),
+                tensors=use.read + use.running,
+                decoding=decoder if worker == 0 else 0,
             )
-            for worker, layers in enumerate(workers)
+            for worker, use in enumerate(uses)
         ),
+        is_decoding_known=setting.profile.decoding is not None,
+        is_tiled=is_tiled,
     )
 
 
-def _as_drawn(profile: Profile) -> Profile:
-    """Without casts, for weights are stored as they are read, and nothing is kept for a backward."""
-    none = (0,) * len(profile.batch_sizes)
-    layers = (replace(layer, cast=0.0, copies=0, activation=none) for layer in profile.layers)
-    return replace(profile, layers=tuple(layers))
+def decoder_use(profile: Profile, pictures: int, room: Bytes) -> tuple[Bytes, bool]:
+    """Bytes of the VAE while it decodes, and whether it does so by tiles, because else there is no room.
 
-
-def _sent(graph: ModelGraph, layers: Collection[str]) -> Bytes:
-    """Of a row, to other workers. No message comes back within a step, so all rows' stay until its end."""
-    others = [layer for layer in _drawn(graph) if layer.name not in layers]
-    wanted = {name for layer in others for name in layer.reads}
-    written = [name for layer in graph.layers if layer.name in layers for name in layer.writes]
-    return sum(graph.tensor(name).num_bytes for name in written if name in wanted)
-
-
-def _layers_of_workers(schedule: Schedule, plan: Plan, graph: ModelGraph) -> list[list[str]]:
-    """The layers that each worker runs: all of its block that the prediction depends on."""
-    drawn = {layer.name for layer in _drawn(graph)}
-    found: list[list[str]] = [[] for _ in range(schedule.num_workers)]
-    for stage in schedule.placement.stages:
-        found[stage.worker] += [name for name in plan.blocks[stage.weights] if name in drawn]
-    return found
+    Pictures wait in host memory, which is the device's where that is a CPU.
+    """
+    decoding, on_host = profile.decoding, profile.device_type == "cpu"
+    if decoding is None:
+        return 0, False
+    is_tiled = decoding.needs_tiles(room, pictures, on_host=on_host)
+    return decoding.peak(pictures, is_tiled=is_tiled, on_host=on_host), is_tiled
 
 
 def _drawn(graph: ModelGraph) -> list[LayerSpec]:
-    """The layers of the denoiser."""
+    """The layers of the denoiser, and of the ControlNet that steers it: of components that see latents or times."""
     (backbone,) = graph.backbones
-    layers = upstream(graph.layers, backbone.result)
-    return [layer for layer in layers if layer.component == layers[-1].component]
+    moving = {name for name in (backbone.noisy, backbone.timesteps, backbone.estimate) if name is not None}
+    layers = [layer for layer in upstream(graph.layers, backbone.result) if moving.isdisjoint(layer.writes)]
+    components = set()
+    for layer in layers:
+        if not moving.isdisjoint(layer.reads):
+            components.add(layer.component)
+            moving.update(layer.writes)
+    return [layer for layer in layers if layer.component in components]
 
 
 def _encoders(graph: ModelGraph) -> list[str]:
@@ -165,7 +163,7 @@ def _encoders(graph: ModelGraph) -> list[str]:
 def _bytes_of_encoders(profile: Profile, layers: Sequence[str], rows: int) -> Bytes:
     if not layers:
         return 0
-    return _weights(profile, layers) + max(encoding_of(name, rows, profile) for name in layers)
+    return _weights(profile, layers) + forward_bytes(profile, layers, rows)
 
 
 def _weights(profile: Profile, layers: Collection[str]) -> Bytes:
@@ -176,18 +174,3 @@ def _weights(profile: Profile, layers: Collection[str]) -> Bytes:
 def _stored(parameter: ParameterSpec, precision: str) -> Bytes:
     is_factor = len(parameter.shape) > 1
     return prod(parameter.shape) * _NARROW if is_factor and precision == "bfloat16" else parameter.num_bytes
-
-
-def _tensors(profile: Profile, layers: Sequence[str], *, rows: int, size: int) -> Bytes:
-    """Beside weights and messages. A tensor lives from the layer that writes it to the last one that reads it."""
-    specs = {layer.name: layer for layer in profile.graph.layers}
-    made = {name for layer in _drawn(profile.graph) for name in layer.writes}  # here, or in messages
-    read = {name: index for index, layer in enumerate(layers) for name in specs[layer].reads}
-    outside = sum(profile.graph.tensor(name).num_bytes for name in read if name not in made)
-    written: list[str] = []
-    most = 0
-    for index, name in enumerate(layers):
-        live = sum(profile.graph.tensor(one).num_bytes for one in written if read.get(one, len(layers)) >= index)
-        most = max(most, live * size + profile.drawing(name, size))
-        written += specs[name].writes
-    return outside * rows + most

@@ -157,7 +157,8 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch ha
         key = storage._cdata
         if key in self._known:
             return
-        num_bytes = storage.nbytes() if counts else 0
+        takes_any = counts and tensor.device.type != "meta"  # fake tensors say another device
+        num_bytes = storage.nbytes() if takes_any else 0
 
         def forget(_: object) -> None:
             self.live -= num_bytes

@@ -1,8 +1,12 @@
 """The memory that a machine, or the control group of this process, has left."""
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from diffusionpipe.units import Bytes
+
+if TYPE_CHECKING:
+    import torch
 
 PROC = Path("/proc")
 CGROUP = Path("/sys/fs/cgroup")
@@ -31,3 +35,14 @@ def _left_in_group(cgroup: Path) -> Bytes | None:
     except (OSError, ValueError):
         return None
     return None if limit == "max" else int(limit) - used + int(statistics.get("inactive_file", 0))
+
+
+def free_on(device: "torch.device") -> Bytes | None:
+    """Memory that tensors on the device can still take, what torch keeps for them included; None if unknown."""
+    import torch
+
+    if device.type != "cuda":
+        return free_memory()
+    unused: int = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    free: int = torch.cuda.mem_get_info(device)[0]
+    return free + unused

@@ -35,6 +35,10 @@ class RowStore:
         """The rows kept of each tensor."""
         return self._extents
 
+    def clear(self) -> None:
+        """Forget all rows, for good."""
+        self._buffers.clear()
+
     def view(self, name: str, rows: Range) -> Tensor:
         """The rows of a tensor, as a view: (len(rows), ...)."""
         start = self._extents[name].start

@@ -8,12 +8,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from diffusionpipe.errors import ModelError, RecipeError
-from diffusionpipe.ir.combinations import Feature, refusal
+from diffusionpipe.errors import DataError, ModelError, RecipeError
 from diffusionpipe.models.deepfloyd import enlarged, noise_levels, noised_at
 from diffusionpipe.models.family import Negative, Prompt
 from diffusionpipe.models.folder import family_of, model_index, scheduler_config
 from diffusionpipe.models.graph import LayerGraph
+from diffusionpipe.trainer.data.captions import METADATA
+from diffusionpipe.trainer.data.dataset import Condition, scan
+from diffusionpipe.trainer.data.dataset_problems import problems_of_conditions
+from diffusionpipe.trainer.data.images import load_levels
+from diffusionpipe.trainer.data.levels import values_of_pictures
 from diffusionpipe.trainer.data.tokens import MASKS, TOKENS, Tokenizer, token_ids, token_mask
 from diffusionpipe.trainer.sampling import SamplingSettings, drawn_noise
 
@@ -28,6 +32,8 @@ class Wish:
     labels: tuple[int, ...] = ()
     negatives: tuple[str, ...] = ()
     """What guidance leads away from, one for each prompt; empty: the empty caption."""
+    conditions: tuple[Path, ...] = ()
+    """Pictures that steer a ControlNet, one for each prompt; empty for other models."""
 
     def __len__(self) -> int:
         return len(self.prompts) or len(self.labels)
@@ -42,11 +48,13 @@ def raw_conditions(wish: Wish, graph: LayerGraph, folder: Path, settings: Sampli
     """The raw inputs of the conditions: all samples with theirs, then, if guided, as many without.
 
     Raises:
-        RecipeError: prompts for a class model, labels for a text model, or negative prompts without guidance.
+        PictureError: a conditioning picture cannot be decoded.
+        RecipeError: prompts for a class model, labels for a text model, negative prompts without guidance, or not a
+            conditioning picture for each prompt of a ControlNet.
     """
     inputs = {spec.name for spec in graph.inputs}
-    if "condition" in inputs:
-        raise ModelError(refusal(Feature.CONTROLNET, Feature.PICTURES))
+    if wish.conditions and "condition" not in inputs:
+        raise RecipeError("conditioning pictures steer a ControlNet, and the model is none; leave them out")
     if "input_ids" in inputs:
         if not wish.prompts:
             raise RecipeError("the model draws from captions; give prompts, not labels")
@@ -55,7 +63,8 @@ def raw_conditions(wish: Wish, graph: LayerGraph, folder: Path, settings: Sampli
             raise RecipeError(f"a negative prompt has no effect without guidance; set {key} above 1, or remove it")
         negatives = map(Negative, wish.negatives or ("",) * len(wish.prompts))
         texts = [*wish.prompts, *(negatives if settings.is_guided else ())]
-        return _text_conditions(graph, folder, texts, settings.embedded_guidance)
+        found = _text_conditions(graph, folder, texts, settings.embedded_guidance)
+        return found | (_steering(wish, graph, settings) if "condition" in inputs else {})
     if "labels" in inputs:
         if not wish.labels:
             raise RecipeError("the model draws classes; give labels, not prompts")
@@ -64,6 +73,52 @@ def raw_conditions(wish: Wish, graph: LayerGraph, folder: Path, settings: Sampli
             raise RecipeError(f"there is no class {bad[0]}; the model has classes 0 to {null - 1}")
         return {"labels": torch.tensor([*wish.labels, *([null] * len(wish.labels) if settings.is_guided else [])])}
     raise ModelError("the model has neither captions nor classes, so there is nothing to draw from")
+
+
+def _steering(wish: Wish, graph: LayerGraph, settings: SamplingSettings) -> dict[str, Tensor]:
+    """The conditioning pictures, in [0, 1]; the same ones again, if guided.
+
+    Raises:
+        PictureError: one cannot be decoded.
+        RecipeError: there is not one for each prompt.
+    """
+    if len(wish.conditions) != len(wish.prompts):
+        raise RecipeError(
+            f"a ControlNet draws from a conditioning picture for each prompt; there are {len(wish.conditions)} for "
+            f"{len(wish.prompts)}: {NO_CONDITIONS}"
+        )
+    channels, resolution, _ = next(spec.shape for spec in graph.inputs if spec.name == "condition")
+    of_path = {
+        path: load_levels(path, size=(resolution, resolution), channels=channels)
+        for path in dict.fromkeys(wish.conditions)
+    }
+    values = values_of_pictures("condition", torch.stack([of_path[path] for path in wish.conditions]))
+    return {"condition": torch.cat([values] * settings.copies)}
+
+
+NO_CONDITIONS = (
+    f'name one as "conditioning_image" for each picture of data.validation in its {METADATA}, or give --condition to '
+    "sample"
+)
+"""What to do."""
+
+
+def steering_pictures(data: Path, count: int) -> tuple[Path, ...]:
+    """A conditioning picture for each of so many prompts: those of the folder's pictures by name, maybe repeated.
+
+    Raises:
+        DataError: the folder's metadata cannot be used, or a picture has no conditioning picture.
+    """
+    dataset = scan(data, Condition.TEXT, check_headers=False)
+    if problems := problems_of_conditions(dataset):
+        raise DataError("\n".join(problems))
+    paths = [data / str(sample.condition) for sample in dataset.samples]
+    return tuple(paths[number % len(paths)] for number in range(count))
+
+
+def is_steered(folder: Path) -> bool:
+    """Whether the folder's model is a ControlNet."""
+    return "controlnet" in family_of(folder).components
 
 
 def small_conditions(

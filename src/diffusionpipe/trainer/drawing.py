@@ -22,6 +22,7 @@ from diffusionpipe.models.objective import Objective
 from diffusionpipe.models.self_conditioning import CONDITIONED, ESTIMATE
 from diffusionpipe.runtime.error_file import is_shortage
 from diffusionpipe.trainer.conditions import Wish, raw_conditions, small_conditions
+from diffusionpipe.trainer.decoding import decoded, open_vae
 from diffusionpipe.trainer.frozen_part import frozen_part
 from diffusionpipe.trainer.members import clip_of
 from diffusionpipe.trainer.recipe import Precision
@@ -80,19 +81,13 @@ def decode_exactly(folder: Path, latents: Tensor) -> Tensor:
 
     Latents of a model without a VAE are the pictures themselves.
     """
-    from diffusers import AutoencoderKL
-
     if "vae" not in family_of(folder).components:
         pictures = (latents.float() / 2 + 0.5).clamp(0, 1).permute(0, 2, 3, 1).cpu()
         return pictures.expand(-1, -1, -1, 3)
-    vae = AutoencoderKL.from_pretrained(folder / "vae", use_safetensors=True).to(latents.device).eval()
+    vae = open_vae(folder, latents.device)
     shift = getattr(vae.config, "shift_factor", None) or 0.0
-    decoded_parts = []
-    with torch.no_grad():
-        for chunk in latents.float().split(1):  # a picture of 1024 x 1024 takes gigabytes
-            decoded = vae.decode(chunk / vae.config.scaling_factor + shift, return_dict=False)[0]  # (n, 3, H, W)
-            decoded_parts.append((decoded / 2 + 0.5).clamp(0, 1).permute(0, 2, 3, 1).cpu())
-    return torch.cat(decoded_parts)
+    pictures = decoded(vae, latents.float() / vae.config.scaling_factor + shift)  # (N, 3, H, W)
+    return (pictures / 2 + 0.5).clamp(0, 1).permute(0, 2, 3, 1)
 
 
 def latents_in_session(
@@ -131,9 +126,10 @@ def latents_in_session(
         conditions={name: value for name, value in frozen.tensors.items() if name in fed},
         num_rows=len(next(iter(raw.values()))),
         device=session.job.device,
-        lead=frozen.leader(autocast),
+        lead=frozen.leader(autocast, worker.sample(backbone.name).schedule.placement.pipelines[0].microbatches[0]),
         is_everywhere=family_of(member.folder).call is not None,
     )
+    del on_device, frozen  # the stages have copies
     order = Order(
         folder=member.folder,
         settings=settings,
@@ -195,7 +191,7 @@ def drawn(
     """
     if family_of(order.folder).call is not None:
         return draw_by_pipeline(order, predict, decodes=is_shown, on_step=on_step)
-    return draw(
+    latents = draw(
         predict,
         order.settings,
         num_samples=order.num_samples,
@@ -207,6 +203,8 @@ def drawn(
         model=model,
         on_step=on_step,
     )
+    order.release()
+    return latents
 
 
 def with_mask(raw: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -20,26 +20,9 @@ from diffusionpipe.models.weights import materialize
 from diffusionpipe.runtime.stage import LayerStage
 from diffusionpipe.trainer.conditions import Wish, raw_conditions, small_conditions
 from diffusionpipe.trainer.drawing import MOVING, PLAIN, Arithmetic, Picture, decode, drawn, with_mask
+from diffusionpipe.trainer.parts import in_parts
 from diffusionpipe.trainer.sampling import SamplingSettings
 from diffusionpipe.trainer.stand_in import Order
-
-
-def _in_passes(stage: LayerStage, inputs: Mapping[str, Tensor], arithmetic: Arithmetic) -> Tensor:
-    """The prediction for all rows, so many at a time as the arithmetic says."""
-    num_rows = len(inputs["noisy"])
-    size = arithmetic.rows or num_rows
-    outputs = []
-    for start in range(0, num_rows, size):
-        # Contiguous as in the stores of ranks: sums of products round by the layout of memory.
-        part = {name: value[start : start + size].contiguous() for name, value in inputs.items()}
-        missing = size - len(part["noisy"])
-        if missing:
-            part = {
-                name: torch.cat([value, value[-1:].expand(missing, *value.shape[1:])]) for name, value in part.items()
-            }
-        with arithmetic.context(inputs["noisy"].device):
-            outputs.append(stage(part)["prediction"])
-    return torch.cat(outputs)[:num_rows]
 
 
 class _Predictor:
@@ -60,7 +43,8 @@ class _Predictor:
         if ESTIMATE in self._stage.reads:
             last = torch.zeros_like(noisy) if self._estimate is None else self._estimate
             inputs[ESTIMATE] = torch.cat([last] * (len(noisy) // len(last)))
-        return _in_passes(self._stage, inputs, self._arithmetic)
+        with self._arithmetic.context(noisy.device):
+            return in_parts(self._stage, inputs, self._arithmetic.rows)["prediction"]
 
     def remember(self, estimate: Tensor) -> None:
         """Let the next step read this estimate, the same for every row of a sample."""
@@ -152,13 +136,13 @@ class Opened:
     frozen: tuple[Layer, ...]
     """The layers that make the conditions."""
     trained: tuple[Layer, ...]
-    """Those of the denoiser."""
+    """Those of the denoiser, and of the ControlNet that steers it."""
     objective: ObjectiveSettings
 
     @property
     def denoiser(self) -> str:
-        """The name of the component."""
-        return self.trained[0].component
+        """The name of the component that predicts."""
+        return self.trained[-1].component
 
     def conditions(self, device: torch.device, arithmetic: Arithmetic) -> dict[str, Tensor]:
         """What the denoiser reads beside latents and times; the encoders have their weights as long as this takes."""
@@ -206,7 +190,13 @@ class Opened:
             resolution=self.source.resolution,
             clip=self.source.clip,
             device=device,
+            release=self.release,
         )
+
+    def release(self) -> None:
+        """Free the weights of the denoiser, which has drawn by now."""
+        for name in {layer.component for layer in self.trained}:
+            self.graph.components[name].to("meta")
 
 
 def open_source(source: Source, wish: Wish, settings: SamplingSettings, small: Tensor | None = None) -> Opened:
@@ -226,13 +216,18 @@ def open_source(source: Source, wish: Wish, settings: SamplingSettings, small: T
     (backbone,) = graph.backbones
     assert backbone.prediction is not None, "supported pipelines can be sampled from"
     layers = needed_layers(graph.layers, (backbone.prediction,), given=(*MOVING, *raw))
-    denoiser = next(layer.component for layer in layers if backbone.prediction in layer.writes)
+    moving = set(MOVING)
+    denoisers = set()
+    for layer in layers:
+        if not moving.isdisjoint(layer.reads):
+            denoisers.add(layer.component)
+            moving.update(layer.writes)
     return Opened(
         source=source,
         graph=graph,
         raw=raw,
-        frozen=tuple(layer for layer in layers if layer.component != denoiser),
-        trained=tuple(layer for layer in layers if layer.component == denoiser),
+        frozen=tuple(layer for layer in layers if layer.component not in denoisers),
+        trained=tuple(layer for layer in layers if layer.component in denoisers),
         objective=objective,
     )
 

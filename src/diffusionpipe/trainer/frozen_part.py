@@ -16,6 +16,7 @@ from torch import Tensor
 from diffusionpipe.models.graph import Layer, LayerGraph
 from diffusionpipe.models.run import needed_layers, run_layers
 from diffusionpipe.runtime.host_weights import HostWeights
+from diffusionpipe.trainer.parts import in_parts
 
 Lead = Callable[[Mapping[str, Tensor]], dict[str, Tensor]]
 """From times and, where they are here, noisy latents: what leading layers write for a rank's stages."""
@@ -33,15 +34,18 @@ class FrozenPart:
     led: frozenset[str]
     """What the stages read of those."""
 
-    def leader(self, autocast: AbstractContextManager[object]) -> Lead | None:
-        """Runs the leading layers; None where there are none."""
+    def leader(self, autocast: AbstractContextManager[object], rows: int) -> Lead | None:
+        """Runs the leading layers, on so many rows at a time; None where there are none."""
         reads = {name for layer in self.lead for name in layer.reads}
         given = {name: tensor for name, tensor in self.tensors.items() if name in reads}  # the others may be freed
         layers, components, led = self.lead, self.graph.components, self.led
 
+        def run(part: Mapping[str, Tensor]) -> dict[str, Tensor]:
+            return run_layers(layers, components, part, targets=led)
+
         def lead(changed: Mapping[str, Tensor]) -> dict[str, Tensor]:
             with torch.no_grad(), autocast:
-                return run_layers(layers, components, {**given, **changed}, targets=led)
+                return in_parts(run, {**given, **changed}, rows)
 
         return lead if self.lead else None
 

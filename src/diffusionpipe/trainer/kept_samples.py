@@ -32,6 +32,7 @@ def keep_samples(pictures: Sequence[Picture], wish: Wish, shared: Origin, folder
             prompt=wish.prompts[index] if wish.prompts else None,
             negative_prompt=wish.negatives[index] if wish.negatives else "",
             label=wish.labels[index] if wish.labels else None,
+            condition=str(wish.conditions[index]) if wish.conditions else None,
             index=index,
             count=len(pictures),
         )

@@ -146,6 +146,11 @@ def clip_of(recipe: Recipe) -> Clip | None:
     return clip_of_size(recipe.data.resolution, recipe.data.height, recipe.data.frames)
 
 
+def sample_size(recipe: Recipe) -> Clip:
+    """The size of the recipe's samples."""
+    return clip_of(recipe) or Clip(width=recipe.data.resolution, height=recipe.data.resolution)
+
+
 def clip_of_size(resolution: int, height: int | None, frames: int | None) -> Clip | None:
     """The size of samples by the keys of [data]; None: square pictures."""
     if frames is None and height is None:

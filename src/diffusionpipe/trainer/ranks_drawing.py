@@ -9,7 +9,7 @@ their number of rows: so the pictures have the same bits on any number of ranks.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -119,11 +119,16 @@ def _latents(
         conditions=frozen.tensors,
         num_rows=count,
         device=job.device,
-        lead=frozen.leader(autocast),
+        lead=frozen.leader(autocast, rows_together(count)),
         is_everywhere=family_of(opened.source.folder).call is not None,
     )
     del conditions, frozen  # the stages have copies
-    order = opened.order(settings, num_samples, job.device)
+
+    def release() -> None:
+        opened.release()
+        worker.sample(backbone.name).store.clear()
+
+    order = replace(opened.order(settings, num_samples, job.device), release=release)
     with torch.no_grad():
         return drawn_by_stages(order, predict, opened.graph, model=opened.source.name, on_step=on_step)
 

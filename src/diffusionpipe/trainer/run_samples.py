@@ -2,9 +2,9 @@
 
 import torch
 
-from diffusionpipe.models.folder import family_of
+from diffusionpipe.models.folder import family_of, resolve_folder
 from diffusionpipe.trainer.cascade_drawing import check_chain, links
-from diffusionpipe.trainer.conditions import Wish, raw_conditions
+from diffusionpipe.trainer.conditions import Wish, is_steered, raw_conditions, steering_pictures
 from diffusionpipe.trainer.drawing import spacing_of
 from diffusionpipe.trainer.guidance import drawn_guidance
 from diffusionpipe.trainer.members import Member, Model, clip_of, learns_variance
@@ -46,9 +46,19 @@ def check_sampling(session: Model) -> None:
 
 
 def wish_of(recipe: Recipe) -> Wish:
-    """What the run draws: its prompts or labels."""
-    drawn = recipe.sampling
-    return Wish(prompts=drawn.prompts, labels=drawn.labels, negatives=drawn.negatives)
+    """What the run draws: its prompts, those of a ControlNet with validation's conditioning pictures, or its labels.
+
+    Raises:
+        DataError: a picture of the validation data has no conditioning picture.
+    """
+    drawn, data = recipe.sampling, recipe.data.validation
+    is_first_steered = is_steered(resolve_folder(recipe.alone(recipe.backbones[0]).model.path))
+    return Wish(
+        prompts=drawn.prompts,
+        labels=drawn.labels,
+        negatives=drawn.negatives,
+        conditions=steering_pictures(data, len(drawn.prompts)) if is_first_steered and data is not None else (),
+    )
 
 
 def sampling_settings(member: Member) -> SamplingSettings:

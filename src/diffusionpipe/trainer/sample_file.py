@@ -8,6 +8,7 @@ Every key is a text chunk of the file (`identify -verbose`, `exiftool` and pictu
 
 prompt            a blue tit on a branch             what was asked for; label instead, for a class model
 negative_prompt   blurry
+condition         validation/edges/1.png             the picture that steered a ControlNet
 steps, guidance, seed, scheduler, ...                the fields of `SamplingSettings`, as JSON
 index, count      0, 2                               which picture of those that were drawn together
 rows              4                                  rows that went through the denoiser at a time
@@ -57,6 +58,8 @@ class Origin:
     prompt: str | None = None
     negative_prompt: str = ""
     label: int | None = None
+    condition: str | None = None
+    """Path of the picture that steered; None for models that are not steered."""
     index: int = 0
     """Which of the pictures that were drawn together."""
     count: int = 1
@@ -193,5 +196,5 @@ def _is_strength(value: object, *, is_optional: bool) -> bool:
 
 
 def _value(key: str, text: str) -> Any:  # whatever JSON holds
-    is_text = key in {"prompt", "negative_prompt", "precision", "model", "weights", "scheduler_class"}
+    is_text = key in {"prompt", "negative_prompt", "condition", "precision", "model", "weights", "scheduler_class"}
     return str(text) if is_text else json.loads(text)

@@ -30,6 +30,7 @@ from diffusionpipe.models.pipeline_call import PipelineCall
 from diffusionpipe.models.weights import weight_files
 from diffusionpipe.runtime.error_file import is_shortage
 from diffusionpipe.trainer.data.randomness import normal
+from diffusionpipe.trainer.decoding import decoded, open_vae
 from diffusionpipe.trainer.sampling import Predict, SamplingSettings, build_scheduler
 
 logger = logging.getLogger(__name__)
@@ -38,6 +39,10 @@ _MASKS = ("prompt_embeds_mask", "prompt_attention_mask")
 """How pipelines call the masks of prompts."""
 _POOLED = ("pooled_prompt_embeds",)
 """And their pooled embeddings."""
+
+
+def _nothing() -> None:
+    pass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +60,8 @@ class Order:
     """The size of a sample that is no square picture of `resolution`."""
     needs_pictures: bool = True
     """Whether it is an error if there is no memory to decode them; else the drawing ends without them."""
+    release: Callable[[], None] = _nothing
+    """Frees what is not needed to decode pictures; called before."""
 
 
 @dataclass(slots=True)
@@ -123,7 +130,7 @@ def draw_by_pipeline(
     parameters = signature(transformer.forward).parameters
     stand_in = _StandIn(call, order, predict, scheduler, transformer.config, parameters)
     transformer.forward = stand_in
-    decoder = parts["vae"].decode = _Decoder(order, family.components["vae"])
+    decoder = parts["vae"].decode = _Decoder(order)
     _watch(scheduler, stand_in, on_step)
     pipeline = _pipeline(order.folder, {**parts, "scheduler": scheduler})
     arguments = _arguments(pipeline, order, call) | {"output_type": "pt" if decodes else "latent"}
@@ -148,7 +155,7 @@ def _named(order: Order) -> str:
     """The size of what is drawn."""
     if order.clip is None:
         return f"{order.resolution} pixels"
-    return f"{order.clip.frames} frames of {order.clip.width} x {order.clip.height} pixels"
+    return str(order.clip)
 
 
 def check_pipeline(order: Order) -> None:
@@ -186,33 +193,21 @@ def _read_buffers(module: nn.Module, order: Order, name: str) -> None:
 
 @dataclass(slots=True)
 class _Decoder:
-    """A VAE's `decode` by the folder's weights, read when it is called; picture by picture, to save memory.
-
-    diffusers' own slicing mixes up latents and times where a VAE reads times.
-    """
+    """A VAE's `decode` by the folder's weights, read when it is called."""
 
     order: Order
-    kind: str
     has_given_up: bool = False
     """Whether there was no memory, and the order can do without pictures."""
 
     def __call__(self, latents: Tensor, *times: Tensor | None, **options: Any) -> tuple[Tensor]:
-        import diffusers
-
+        self.order.release()
         try:
-            return self._decoded(getattr(diffusers, self.kind), latents, *times, **options)
+            return (decoded(open_vae(self.order.folder, latents.device), latents, *times, **options),)
         except (RuntimeError, MemoryError) as error:
             if is_shortage(error) and not self.order.needs_pictures:
                 warn_of_shortage(error)
                 self.has_given_up = True
             raise
-
-    def _decoded(self, kind: Any, latents: Tensor, *times: Tensor | None, **options: Any) -> tuple[Tensor]:
-        vae = kind.from_pretrained(self.order.folder / "vae", use_safetensors=True)
-        vae = vae.to(latents.device).eval()
-        rows = zip(*(rows.float().split(1) for rows in (latents, *times) if rows is not None), strict=True)
-        decoded = [vae.decode(*row, **{**options, "return_dict": False})[0] for row in rows]
-        return (torch.cat(decoded),)
 
 
 def warn_of_shortage(error: BaseException) -> None:

@@ -1,0 +1,152 @@
+"""What workers hold while they run forwards that keep nothing: of a validation, or of a step of denoising.
+
+    read from outside     rows of raw inputs and of what frozen layers write, of the whole batch, in a store
+    running               what is received and not yet read, what lives between the layers of a stage, what its
+                          hungriest layer needs, and what was sent, or is a result, of the micro-batches before
+
+Nothing is sent back, so no message says that another one has arrived: what a worker sends stays until the end, as
+results do. So the most that a worker holds depends on its order alone.
+"""
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+
+from diffusionpipe.costs import Profile
+from diffusionpipe.ir import Mesh, Op, Range, Schedule
+from diffusionpipe.ir.ranges import merged
+from diffusionpipe.planner.pricing.setting import Setting
+from diffusionpipe.planner.pricing.stage_costs import costs_of
+from diffusionpipe.simulator import simulate
+from diffusionpipe.timing.sends import waits_of
+from diffusionpipe.units import Bytes, Seconds
+
+Blocks = Sequence[Sequence[str]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForwardUse:
+    """Bytes of one worker beside its weights."""
+
+    layers: tuple[str, ...]
+    """What its stages run."""
+    read: Bytes
+    """Rows from outside."""
+    running: Bytes
+    """All else at the peak."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Case:
+    """What is counted; `layers`: those that run."""
+
+    profile: Profile
+    schedule: Schedule
+    blocks: Blocks
+    layers: Collection[str]
+
+    def own(self, stage: int) -> list[str]:
+        """The layers of a stage."""
+        return [name for name in self.blocks[self.schedule.placement.stages[stage].weights] if name in self.layers]
+
+    def stages(self, worker: int) -> list[int]:
+        """The worker's stages that are no encoders."""
+        placement = self.schedule.placement
+        return [
+            index
+            for index, stage in enumerate(placement.stages)
+            if stage.worker == worker and not placement.is_frozen(index)
+        ]
+
+
+def forward_time(setting: Setting, schedule: Schedule, blocks: Blocks, mesh: Mesh) -> Seconds:
+    """Of a schedule without backwards, whose weights are stored as they are read."""
+    kept = replace(setting, profile=_without_backward(setting.profile))
+    return simulate(schedule, costs_of(schedule, blocks, mesh, kept)).makespan
+
+
+def forward_uses(
+    profile: Profile, schedule: Schedule, blocks: Blocks, layers: Collection[str]
+) -> tuple[ForwardUse, ...]:
+    """Memory of each worker of a schedule without backwards whose stages run those of their blocks' layers."""
+    case = _Case(profile=profile, schedule=schedule, blocks=blocks, layers=layers)
+    return tuple(_use(case, worker) for worker in range(schedule.num_workers))
+
+
+def _use(case: _Case, worker: int) -> ForwardUse:
+    placement = case.schedule.placement
+    stages = case.stages(worker)
+    rows: dict[str, list[Range]] = {}
+    for stage in stages:
+        own = [placement.rows(stage, microbatch) for microbatch in placement.pipeline_of(stage).numbers]
+        for name in _read_from_outside(case, stage):
+            rows.setdefault(name, []).extend(own)
+    graph = case.profile.graph
+    return ForwardUse(
+        layers=tuple(name for stage in stages for name in case.own(stage)),
+        read=sum(graph.tensor(name).num_bytes * sum(map(len, merged(parts))) for name, parts in rows.items()),
+        running=_running(case, worker),
+    )
+
+
+def _running(case: _Case, worker: int) -> Bytes:
+    """The most at a time, beside the rows from outside."""
+    schedule, placement, graph = case.schedule, case.schedule.placement, case.profile.graph
+    layers = {stage: case.own(stage) for stage in case.stages(worker)}
+    kept = {stage: _kept(case, stage) for stage in layers}
+    waits = waits_of(schedule)
+    received: dict[int, Bytes] = {}
+    left = most = 0
+    for action in schedule.orders[worker]:
+        if action.op is Op.RECV_F and action.slot is not None:
+            message = schedule.messages[action.slot]
+            if not placement.is_frozen(message.source):
+                size = sum(graph.tensor(name).num_bytes for name in message.tensors)
+                received[action.slot] = len(message.samples) * size
+        if action.op is Op.F and action.microbatch is not None:
+            num_rows = len(placement.rows(action.stage, action.microbatch))
+            needs = forward_bytes(case.profile, layers[action.stage], num_rows)
+            most = max(most, left + sum(received.values()) + needs)
+            left += kept[action.stage] * num_rows
+            for slot in waits.get(action, ()):
+                received.pop(slot, None)
+    return most
+
+
+def _without_backward(profile: Profile) -> Profile:
+    """Without casts, which are made before, and nothing is kept."""
+    none = (0,) * len(profile.batch_sizes)
+    layers = (replace(layer, cast=0.0, copies=0, activation=none) for layer in profile.layers)
+    return replace(profile, layers=tuple(layers))
+
+
+def forward_bytes(profile: Profile, layers: Sequence[str], size: int) -> Bytes:
+    """The most that these layers hold of so many samples, one after the other, without what comes from outside.
+
+    A tensor lives from the layer that writes it to the last one that reads it, or to the end if none of them does.
+    """
+    specs = {layer.name: layer for layer in profile.graph.layers}
+    read = {name: index for index, layer in enumerate(layers) for name in specs[layer].reads}
+    written: list[str] = []
+    most = 0
+    for index, name in enumerate(layers):
+        live = sum(profile.graph.tensor(one).num_bytes for one in written if read.get(one, len(layers)) >= index)
+        most = max(most, live * size + profile.drawing(name, size))
+        written += specs[name].writes
+    return most
+
+
+def _read_from_outside(case: _Case, stage: int) -> set[str]:
+    """What no stage writes of that which the stage reads; what others write is in messages."""
+    graph, own = case.profile.graph, case.own(stage)
+    made = {name for layer in graph.layers if layer.name in case.layers for name in layer.writes}
+    return {name for layer in graph.layers if layer.name in own for name in layer.reads} - made
+
+
+def _kept(case: _Case, stage: int) -> Bytes:
+    """Of a row, what goes to other stages, or is a result."""
+    graph, own = case.profile.graph, case.own(stage)
+    running = [layer for layer in graph.layers if layer.name in case.layers]
+    wanted = {name for layer in running if layer.name not in own for name in layer.reads}
+    read = {name for layer in running for name in layer.reads}
+    written = [name for layer in graph.layers if layer.name in own for name in layer.writes]
+    return sum(graph.tensor(name).num_bytes for name in written if name in wanted or name not in read)

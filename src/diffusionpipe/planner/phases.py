@@ -1,0 +1,152 @@
+"""What the ranks of a run hold beside its training: while it validates, draws samples and decodes them.
+
+    training      what stands  + activations, messages, workspace
+    averages in   what stands  + the largest parameter, which changes places with its average; or, where parameters
+                                 are narrower than averages, all of them once more as long as the averages are in
+    validation    what stands  + narrow parameters + rows + encoders or forwards that keep nothing
+    drawing       the same
+    decoding      what stands  + narrow parameters + the VAE, on the rank that shows pictures
+
+What stands between two iterations: parameters and all beside them, frozen weights, rows that are encoded already.
+"""
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from math import prod
+
+from diffusionpipe.costs import Workload
+from diffusionpipe.costs.graph import ModelGraph, upstream
+from diffusionpipe.costs.memory import MemoryUse, copies_of
+from diffusionpipe.ir import Plan, Schedule
+from diffusionpipe.ir.plan import drawing_backbone
+from diffusionpipe.planner.drawing import decoder_use
+from diffusionpipe.planner.forwards import ForwardUse, forward_bytes, forward_uses
+from diffusionpipe.planner.pricing.layer_table import checkpointed_layers
+from diffusionpipe.planner.pricing.setting import Setting
+from diffusionpipe.planner.search.proposal import predict
+from diffusionpipe.units import Bytes
+
+_STANDING = ("parameters", "gradients", "optimizer", "ema", "backup", "frozen", "frozen_outputs")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Phases:
+    """Bytes of one worker at the peak of each phase, beside what stands."""
+
+    validation: Bytes
+    drawing: Bytes
+    decoding: Bytes
+    """0 on workers that show no pictures."""
+    averages: Bytes
+    """As long as the averages are in the place of the parameters."""
+    exchange: Bytes
+    """While they take their place."""
+
+    @property
+    def peak(self) -> Bytes:
+        """The most of all."""
+        return max(self.exchange, self.averages + max(self.validation, self.drawing, self.decoding))
+
+
+def standing(use: MemoryUse) -> Bytes:
+    """What a rank holds between two iterations, of what it holds in training."""
+    items = use.items()
+    return sum(items[name] for name in _STANDING)
+
+
+def phases_of(
+    setting: Setting, plan: Plan, *, validates: bool = True, pictures: int = 0, room: Bytes = 0
+) -> tuple[Phases, ...]:
+    """Of each worker of a plan.
+
+    Args:
+        setting: the run's.
+        plan: the run's.
+        validates: whether it does.
+        pictures: drawn at a time; 0 for none.
+        room: on the first device, beside what stands.
+    """
+    workers = range(plan.mesh.pipeline)
+    validation = _validation(setting, plan) if validates else [0] * len(workers)
+    drawing = [0] * len(workers)
+    first = 0
+    for schedule in plan.sample if pictures else ():
+        found = _drawing(setting, plan, schedule)
+        drawing = [max(pair) for pair in zip(drawing, found, strict=True)]
+        first, _ = decoder_use(setting.profile, pictures, room)
+    exchanges = [_exchange(setting.graph, _trained(plan, worker), setting.workload) for worker in workers]
+    return tuple(
+        Phases(
+            validation=validation[worker],
+            drawing=drawing[worker],
+            decoding=first if worker == 0 else 0,
+            averages=exchanges[worker][0],
+            exchange=exchanges[worker][1],
+        )
+        for worker in workers
+    )
+
+
+def _validation(setting: Setting, plan: Plan) -> list[Bytes]:
+    """Rows of raw inputs and frozen outputs, and the encoders or the forwards, of which one needs more."""
+    graph, placement = setting.graph, plan.validate.placement
+    uses = forward_uses(setting.profile, plan.validate, plan.blocks, graph.backbone_layers)
+    rows = [use.frozen_outputs for use in predict(setting, plan.validate, plan.blocks, plan.mesh).memory]
+    outputs = set(graph.frozen_outputs(graph.backbone_layers))
+    encoding = [0] * plan.mesh.pipeline
+    for fill in plan.validate.fills:
+        stage = placement.stages[fill.stage]
+        layers = plan.blocks[stage.weights][fill.layers.start : fill.layers.stop]
+        needs = forward_bytes(setting.profile, layers, len(fill.samples))
+        encoding[stage.worker] = max(encoding[stage.worker], needs)
+        read = {name for layer in graph.layers if layer.name in layers for name in layer.reads}
+        fed = read.intersection(graph.inputs) - outputs
+        rows[stage.worker] += sum(graph.tensor(name).num_bytes for name in fed) * len(fill.samples)
+    return [
+        rows[worker] + max(encoding[worker], use.running + _copies(setting, use)) for worker, use in enumerate(uses)
+    ]
+
+
+def _drawing(setting: Setting, plan: Plan, schedule: Schedule) -> list[Bytes]:
+    """Conditions of all rows, and the encoders that make them, or a step of denoising."""
+    graph = setting.graph
+    name = drawing_backbone(schedule)
+    backbone = next(one for one in graph.backbones if one.name == name)
+    drawn = {layer.name for layer in upstream(graph.layers, backbone.result)} & set(graph.backbone_layers)
+    uses = forward_uses(setting.profile, schedule, plan.blocks, drawn)
+    rows = sum(schedule.placement.pipelines[0].microbatches)
+    read = {tensor for layer in graph.layers if layer.name in drawn for tensor in layer.reads}
+    made = {tensor for layer in graph.layers if layer.name in drawn for tensor in layer.writes}
+    conditions = read - made - {backbone.noisy, backbone.timesteps}
+    wanted = {layer.name for tensor in conditions for layer in upstream(graph.layers, tensor)}
+    encoders = [layer.name for layer in graph.layers if layer.name in wanted and backbone.noisy not in layer.writes]
+    encoding = forward_bytes(setting.profile, encoders, rows)
+    return [use.read + max(encoding, use.running + _copies(setting, use)) for use in uses]
+
+
+def _copies(setting: Setting, use: ForwardUse) -> Bytes:
+    """Weights as layers read them that are stored wider."""
+    again = checkpointed_layers(setting.workload, setting.graph.backbone_layers)
+    return sum(copies_of(layer, setting.profile, setting.workload, again) for layer in use.layers)
+
+
+def _trained(plan: Plan, worker: int) -> set[str]:
+    """The layers of the worker's trained stages."""
+    placement = plan.train.placement
+    return {
+        name
+        for index, stage in enumerate(placement.stages)
+        if stage.worker == worker and not placement.is_frozen(index)
+        for name in plan.blocks[stage.weights]
+    }
+
+
+def _exchange(graph: ModelGraph, layers: Collection[str], workload: Workload) -> tuple[Bytes, Bytes]:
+    """What the averages take while they are in the parameters' place, and while they come there."""
+    if not workload.ema_bytes:
+        return 0, 0
+    names = graph.parameters_of(layers)
+    sizes = [prod(p.shape) for p in graph.parameters if p.name in names and p.is_trainable]
+    if workload.parameter_bytes < workload.ema_bytes:
+        return (sum(sizes) * workload.parameter_bytes,) * 2
+    return 0, max(sizes, default=0) * workload.parameter_bytes

@@ -1,0 +1,64 @@
+"""A ControlNet draws from conditioning pictures: in runs from those of validation, in `sample` also from others."""
+
+import pytest
+from drawn_families import GUIDED
+from PIL import Image
+from steered import CONDITIONS, asked_of_steered, save_controlled, save_steered
+from tiny_runs import RESOLUTION
+
+from diffusionpipe.cli.sample_conditions import steered
+from diffusionpipe.errors import ConfigError, DataError, RecipeError
+from diffusionpipe.trainer.conditions import Wish, steering_pictures
+from diffusionpipe.trainer.folder_drawing import open_source
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    return save_steered(tmp_path_factory.mktemp("pictures"), RESOLUTION)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return save_controlled(tmp_path_factory.mktemp("model"))
+
+
+def test_pictures_of_validation_steer_prompts_in_the_order_of_their_names(data):
+    found = steering_pictures(data, 5)
+    assert [path.relative_to(data).as_posix() for path in found] == [CONDITIONS[i % len(CONDITIONS)] for i in range(5)]
+
+
+@pytest.mark.parametrize(
+    ("given", "count", "expected"),
+    [((), 2, (0, 0, 1, 1)), ((2,), 1, (2, 2)), ((2, 1), 2, (2, 2, 1, 1))],
+    ids=["validation", "one for all", "one for each"],
+)
+def test_sample_steers_each_prompt(model, data, tmp_path, given, count, expected):
+    (tmp_path / "recipe.toml").write_text(f'[data]\nvalidation = "{data}"')
+    paths = [data / name for name in CONDITIONS]
+    wish = Wish(prompts=tuple(prompt for prompt in ("a", "b") for _ in range(count)))
+    found = steered(wish, tmp_path, model, [paths[i] for i in given], count)
+    assert found.conditions == tuple(paths[i] for i in expected)
+
+
+def test_what_steers_nothing_or_is_missing_is_refused(model, data, tmp_path):
+    wish = Wish(prompts=("a", "b"))
+    with pytest.raises(ConfigError, match="there are 0 for 2: give --condition once for each prompt, or once for all"):
+        steered(wish, tmp_path, model, (), 1)
+    asked = asked_of_steered(model, data, GUIDED)
+    with pytest.raises(RecipeError, match=r"there are 0 for 2: name one as .conditioning_image. for each picture of"):
+        open_source(asked.sources[0], wish, asked.settings[0])
+    Image.new("RGB", (RESOLUTION, RESOLUTION)).save(tmp_path / "plain.png")
+    (tmp_path / "plain.txt").write_text("a b")
+    with pytest.raises(DataError, match=r'1 pictures have no "conditioning_image"'):
+        steering_pictures(tmp_path, 1)
+
+
+def test_a_condition_for_a_model_that_is_not_steered_is_refused(tmp_path, data):
+    from tiny_runs import save_stable_diffusion
+
+    plain = save_stable_diffusion(tmp_path / "plain")
+    with pytest.raises(ConfigError, match="holds no ControlNet; leave it out"):
+        steered(Wish(prompts=("a",)), tmp_path, plain, (data / CONDITIONS[0],), 1)
+    asked = asked_of_steered(plain, data, GUIDED)
+    with pytest.raises(RecipeError, match="steer a ControlNet, and the model is none"):
+        open_source(asked.sources[0], asked.wish, asked.settings[0])
