@@ -147,15 +147,13 @@ def sample(
     """Draw pictures with a run's exported model or adapters (LoRA), or with any diffusers model."""
     from diffusionpipe.cli.device import chosen_device
     from diffusionpipe.cli.outputs import check_outputs
-    from diffusionpipe.cli.redraw import redraw
     from diffusionpipe.cli.run_recipe import sampling_of
     from diffusionpipe.cli.sample_conditions import steered
     from diffusionpipe.cli.trained_model import trained_model
 
     check_outputs(out)
     if like is not None:
-        _refuse_beside_like(context)
-        redraw(run, like, out, chosen_device(device))
+        _draw_again(context, run, like, out, device)
         return
     wish = _wish(prompt or (), prompts, negative, label or (), count)
     chosen_device(device)
@@ -182,8 +180,10 @@ def sample(
         start_ranks(context, drawing, ranks)
 
 
-def _refuse_beside_like(context: typer.Context) -> None:
-    """Refuse options whose values the picture has."""
+def _draw_again(context: typer.Context, run: Path, like: Path, out: Path, device: str) -> None:
+    """Draw what a picture is; options whose values the picture has are refused."""
+    from diffusionpipe.cli.device import chosen_device
+    from diffusionpipe.cli.redraw import redraw
     from diffusionpipe.errors import ConfigError
 
     allowed = {"run", "like", "out", "device"}
@@ -195,6 +195,7 @@ def _refuse_beside_like(context: typer.Context) -> None:
     if given:
         options = ", ".join(f"--{name}" for name in given)
         raise ConfigError(f"--like takes everything from the picture; leave out {options}")
+    redraw(run, like, out, chosen_device(device))
 
 
 def _wish(
