@@ -65,7 +65,7 @@ def document() -> str:
 def _pipelines() -> Iterator[str]:
     for name, family in sorted(REGISTRY.items()):
         trained = ", ".join(f"`{part}`" for part in family.trainable)
-        is_drawn = "no" if "ControlNet" in name else "yes"
+        is_drawn = "yes, from conditioning pictures" if "ControlNet" in name else "yes"
         frozen = ", ".join(kind for part, kind in family.components.items() if part not in family.trainable)
         yield f"| `{name}` | {trained} | {is_drawn} | {frozen} | {_recipe(name)} |"
 
