@@ -303,3 +303,10 @@ def test_what_several_models_cannot_do_is_refused_with_its_key(place, says, sect
     with pytest.raises(RecipeError) as caught:
         recipe_from_table(table, source="cascade.toml")
     assert says in str(caught.value)
+
+
+def test_a_wrong_value_of_one_model_hides_what_all_of_them_would_say(place):
+    """`large` alone reads the largest pictures; that its section is wrong does not make data.resolution wrong."""
+    with pytest.raises(RecipeError, match=r"1 problem\n  models\.large\.noise_augmentation") as caught:
+        recipe_from_table(table_of(place, "refused", large={"noise_augmentation": 2}), source="cascade.toml")
+    assert "data.resolution" not in str(caught.value)

@@ -82,6 +82,7 @@ def test_exports_are_the_averages_and_draw_with_the_variances_that_they_have_lea
         assert len(averages) == len(stored)
         for key, average in averages.items():
             torch.testing.assert_close(stored[key.partition("/")[2].partition(".")[2]], average.float())
+    assert "\nlow_resolution = 8\n" in (alone / "export" / "super" / "README.md").read_text()  # no model is before it
 
 
 @pytest.mark.parametrize(
@@ -209,7 +210,8 @@ def test_both_models_start_from_scratch(place):
 
 REFUSED = {
     "models.super.low_resolution: 4 are not the 8 pixels that base draws": {"large": {"low_resolution": 4}},
-    "reads no small pictures": {"base": {"low_resolution": 4}},
+    "models.base.low_resolution: ": {"base": {"low_resolution": 4}},
+    "noise_level: 1000 is above the last level, 999": {"sampling": {"noise_level": 1000}},
     "draws no flows": {"objective": {"kind": "flow_matching"}},
     "low_resolution: 16 is not below": {"large": {"low_resolution": 16}},
 }
@@ -220,6 +222,13 @@ def test_what_does_not_fit_is_refused_before_anything_is_trained(place, says, se
     with pytest.raises((ModelError, RecipeError)) as caught:
         train_here(recipe_of(place, "refused", **sections))
     assert says in str(caught.value)
+    assert not (place / "refused" / "metrics.jsonl").exists()
+
+
+def test_a_model_that_reads_what_no_model_before_it_draws_is_named_with_its_key(place):
+    recipe = recipe_of(place, "turned", {"path": str(place / "super")}, {"path": str(place / "base")})
+    with pytest.raises(RecipeError, match=r"models.base.low_resolution: .*or put \[models.base\] behind the section"):
+        build_model(recipe, "cpu")
 
 
 def test_super_resolution_alone_needs_the_size_of_its_pictures_and_another_model_to_draw(place):

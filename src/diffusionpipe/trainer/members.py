@@ -121,22 +121,25 @@ def learns_variance(recipe: Recipe, folder: Path) -> bool:
     return scheduler_config(folder).get("variance_type") == "learned_range"
 
 
-def low_resolution_of(recipe: Recipe, folder: Path, before: int | None) -> LowResolution | None:
+def low_resolution_of(recipe: Recipe, folder: Path, name: str, before: int | None) -> LowResolution | None:
     """The small pictures that the model of a recipe reads, by default `before` pixels a side; None if it reads none.
 
     Raises:
-        RecipeError: their size is not known, or it has no effect.
+        RecipeError: their size is not known, or it has no effect; the keys are those of the model called `name`.
     """
+    section = f"models.{name}" if name else "model"
     model, augmentation = recipe.model, family_of(folder).augmentation
     if augmentation is None:
         given = [key for key in ("low_resolution", "noise_augmentation") if getattr(model, key) is not None]
         if given:
-            raise RecipeError(f"model.{given[0]}: {folder} reads no small pictures; remove it")
+            raise RecipeError(f"{section}.{given[0]}: {folder} reads no small pictures; remove it")
         return None
     resolution = model.low_resolution or before
     if resolution is None:
+        moved = "" if not name else f", or put [{section}] behind the section of the model that draws them"
         raise RecipeError(
-            f"model.low_resolution: {folder} reads small pictures; set their side, e.g. {recipe.data.resolution // 4}"
+            f"{section}.low_resolution: {folder} reads small pictures; set their side, e.g. "
+            f"{recipe.data.resolution // 4}{moved}"
         )
     return LowResolution(resolution=resolution, augmentation=model.noise_augmentation or 0.5)
 
@@ -168,7 +171,7 @@ def open_member(recipe: Recipe, folder: Path, name: str = "", *, before: int | N
         ConfigError: the folder or the objective is not one that can be trained.
     """
     check_guidance(recipe, folder)
-    low = low_resolution_of(recipe, folder, before)
+    low = low_resolution_of(recipe, folder, name, before)
     graph = build_graph(
         folder,
         objective=objective_of(recipe, folder),

@@ -105,8 +105,6 @@ def refused_with_models(models: Mapping[str, MemberSection], sections: Mapping[s
             "set data.resolution to the largest"
             for name in too_large
         )
-        if all((own.resolution or data.resolution) < data.resolution for own in models.values()):
-            yield f"data.resolution: no model reads pictures of {data.resolution}; set it to the largest resolution"
     if pipeline is not None and training is not None and pipeline.plan is None:
         copies = pipeline.data_parallel or 1
         for name, own in models.items():

@@ -75,9 +75,8 @@ def recipe_from_table(
     if models:
         problems.extend((line.partition(":")[0], line) for line in refused_with_models(members, sections))
     problems.extend(("", f"{name}: {_unknown((name,))}") for name in full if name not in SECTIONS)
-    problems.extend(
-        (line.partition(":")[0], line) for line in problems_between({**sections, "models": members}, checks)
-    )
+    right = sections if wrong or problems_of_members else {**sections, "models": members}
+    problems.extend((line.partition(":")[0], line) for line in problems_between(right, checks))
     lines = [*overridden.problems, *(line + _origin(key, overridden.keys) for key, line in problems)]
     if lines:
         count = "1 problem" if len(lines) == 1 else f"{len(lines)} problems"
