@@ -293,6 +293,7 @@ REFUSED = {
     "model: a recipe has [model] or [models.NAME], not both": {"model": {"path": "models/a"}},
     "models.base.colour: unknown key": {"base": {"colour": "red"}},
     "models.large.path": {"large": {"path": 3}},
+    'one model alone is not switched off; set training.clip_norm to "none"': {"large": {"clip_norm": "none"}},
 }
 
 
@@ -303,6 +304,11 @@ def test_what_several_models_cannot_do_is_refused_with_its_key(place, says, sect
     with pytest.raises(RecipeError) as caught:
         recipe_from_table(table, source="cascade.toml")
     assert says in str(caught.value)
+
+
+def test_a_misspelt_model_is_not_taken_for_a_third_one(place):
+    with pytest.raises(RecipeError, match=r"models\.bse: did you mean models\.base\? \(set on the command line\)"):
+        recipe_from_table(table_of(place, "refused"), ["models.bse.learning_rate=0.1"], source="cascade.toml")
 
 
 def test_a_wrong_value_of_one_model_hides_what_all_of_them_would_say(place):
