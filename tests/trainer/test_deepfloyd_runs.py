@@ -1,11 +1,14 @@
 """A cascade in pixel space: trained together, drawn one after the other, opened and drawn by diffusers."""
 
+import shutil
+
 import diffusers
 import numpy as np
 import pytest
 import torch
 from crew import crew_of
 from diffusers.pipelines.deepfloyd_if import pipeline_if_superresolution
+from safetensors.torch import load_file, save_file
 from tiers import quick_and_slow
 from tiny_deepfloyd import save_cascade
 from tiny_runs import losses_of, save_pictures, tensors_of, train, train_here
@@ -259,3 +262,17 @@ def test_pictures_without_an_autoencoder_are_decoded_as_they_are(alone):
     latents = torch.linspace(-1.5, 1.5, 48).reshape(1, 3, 4, 4)
     found = decode_exactly(alone / "export" / "base", latents)
     torch.testing.assert_close(found, (latents / 2 + 0.5).clamp(0, 1).permute(0, 2, 3, 1))
+
+
+def test_models_with_the_same_text_encoder_hold_and_run_it_once(place, tmp_path):
+    opened = build_model(recipe_of(place, "common"), "cpu")
+    assert "base/text_encoder" in opened.graph.components
+    assert "super/text_encoder" not in opened.graph.components
+    assert [spec.name for spec in opened.graph.inputs if "input_ids" in spec.name] == ["base/input_ids"]
+    shutil.copytree(place / "super", tmp_path / "other")
+    weights = tmp_path / "other" / "text_encoder" / "model.safetensors"
+    tensors = load_file(weights)
+    next(iter(tensors.values())).view(-1)[-1] += 1  # one number, as in a model that learned one word
+    save_file(tensors, weights, metadata={"format": "pt"})
+    opened = build_model(recipe_of(place, "common", large={"path": str(tmp_path / "other")}), "cpu")
+    assert {"base/text_encoder", "super/text_encoder"} <= opened.graph.components.keys()

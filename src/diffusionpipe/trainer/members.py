@@ -1,14 +1,15 @@
 """The models that a recipe trains, before they have weights or a plan."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
 
 from diffusionpipe.costs import ModelGraph
 from diffusionpipe.errors import ConfigError, ModelError, RecipeError
-from diffusionpipe.models.cascade import cascade_graph
+from diffusionpipe.models.cascade import cascade_graph, names_elsewhere
+from diffusionpipe.models.common_encoders import Opened, common_encoders
 from diffusionpipe.models.describe import describe
 from diffusionpipe.models.family import LowResolution
 from diffusionpipe.models.flow_shift import is_flow_scheduler
@@ -38,10 +39,12 @@ class Member:
     """The small pictures that it reads."""
     graph: LayerGraph
     """Of this model alone, on the meta device."""
+    elsewhere: Mapping[str, str] = field(default_factory=dict)
+    """Its components and tensors that another model has alike, and what they are called in the graph of all."""
 
     def component(self, name: str) -> str:
-        """What one of its components is called in the graph of all."""
-        return f"{self.name}/{name}" if self.name else name
+        """What one of its components or raw inputs is called in the graph of all."""
+        return self.elsewhere.get(name, f"{self.name}/{name}" if self.name else name)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,7 +158,12 @@ def build_model(recipe: Recipe, device: str) -> Model:
     for name, own in recipes.items():
         before = members[-1].recipe.data.resolution if members else None
         members += (open_member(own, resolve_folder(own.model.path), name, before=before),)
-    graph = cascade_graph({member.name: member.graph for member in members}) if recipe.models else members[0].graph
+    graph = members[0].graph
+    if recipe.models:
+        common = common_encoders({member.name: Opened(member.folder, member.graph) for member in members})
+        graph = cascade_graph({member.name: member.graph for member in members}, common)
+        elsewhere = (names_elsewhere(member.graph, common[member.name]) for member in members)
+        members = tuple(replace(member, elsewhere=names) for member, names in zip(members, elsewhere, strict=True))
     source = ", ".join(str(member.folder) for member in members)
     try:
         model = describe(graph, autocast=autocast_of(recipe), device=device)
