@@ -36,8 +36,8 @@ _FOLDERS = ("checkpoints", "samples", "tensorboard", "export")
 def has_known_schedule(*, pipeline: "PipelineSection", models: "Mapping[str, MemberSection]") -> Iterator[str]:
     """The schedule is one of ours."""
     from diffusionpipe.errors import ConfigError
-    from diffusionpipe.planner.assembly.layout import JOINT
     from diffusionpipe.schedules import generator_of
+    from diffusionpipe.schedules.opposed import JOINT
 
     if pipeline.schedule in JOINT:
         if not models:

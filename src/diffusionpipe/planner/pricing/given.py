@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 from diffusionpipe.errors import ConfigError
 from diffusionpipe.ir.combinations import Feature, refusal
-from diffusionpipe.planner.assembly.layout import JOINT
 from diffusionpipe.schedules import REGISTRY, generator_of
+from diffusionpipe.schedules.opposed import JOINT
 from diffusionpipe.schedules.traits import is_chain
 
 
