@@ -254,8 +254,9 @@ def test_super_resolution_alone_needs_the_size_of_its_pictures_and_another_model
 
 
 def test_the_last_model_of_a_run_knows_those_before_it(alone):
-    found = trained_model(alone)
-    assert [(one.name, one.resolution) for one in found.chain] == [("base", 8), ("super", 16)]
+    for folder in (alone, alone / "export"):
+        found = trained_model(folder)
+        assert [(one.name, one.resolution) for one in found.chain] == [("base", 8), ("super", 16)]
 
 
 def test_pictures_without_an_autoencoder_are_decoded_as_they_are(alone):
