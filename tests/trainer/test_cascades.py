@@ -281,6 +281,9 @@ def test_a_recipe_of_several_models_is_written_and_read_back(place):
 
 REFUSED = {
     "models.large.microbatches: the search": {"pipeline": {"plan": "auto", "microbatches": None}},
+    "models.large.microbatches: the plan in a.json has its own": {
+        "pipeline": {"plan": "a.json", "microbatches": None, "encode_chunk": None}
+    },
     "pipeline.splits": {"pipeline": {"splits": ["unet.mid_block"]}},
     "lora.rank": {"lora": {"rank": 2}},
     "models.base.resolution: it is above": {"base": {"resolution": 32}},

@@ -90,6 +90,9 @@ def refused_with_models(models: Mapping[str, MemberSection], sections: Mapping[s
             yield "pipeline.plan: sizes are searched for two models, not for more; remove it and give the sizes"
         for name in (name for name, own in models.items() if own.microbatches is not None):
             yield f'models.{name}.microbatches: the search chooses it; remove it, or remove pipeline.plan = "auto"'
+    if pipeline is not None and pipeline.plan_file is not None:
+        for name in (name for name, own in models.items() if own.microbatches is not None):
+            yield f"models.{name}.microbatches: the plan in {pipeline.plan_file} has its own; remove it"
     if pipeline is not None and pipeline.orders is not None:
         yield f"pipeline.orders: {refusal(Feature.SEVERAL_MODELS, Feature.ORDERS_FILE)}"
     if pipeline is not None and pipeline.replan == "suggest":
