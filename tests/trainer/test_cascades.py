@@ -284,6 +284,10 @@ REFUSED = {
     "models.large.microbatches: the plan in a.json has its own": {
         "pipeline": {"plan": "a.json", "microbatches": None, "encode_chunk": None}
     },
+    "models.large.microbatches: a micro-batch of 1 samples cannot be shared by 2 replicas": {
+        "pipeline": {"replicas": [2, 1]},
+        "large": {"microbatches": 8},
+    },
     "pipeline.splits": {"pipeline": {"splits": ["unet.mid_block"]}},
     "lora.rank": {"lora": {"rank": 2}},
     "models.base.resolution: it is above": {"base": {"resolution": 32}},

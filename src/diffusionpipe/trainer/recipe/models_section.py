@@ -118,3 +118,8 @@ def refused_with_models(models: Mapping[str, MemberSection], sections: Mapping[s
                     f"{parts // copies} micro-batches for each of {copies} pipelines; use a divisor of "
                     f"{training.batch // copies}"
                 )
+            elif bad := sorted({replicas for replicas in pipeline.replicas if training.batch // parts % replicas}):
+                yield (
+                    f"models.{name}.microbatches: a micro-batch of {training.batch // parts} samples cannot be shared "
+                    f"by {' or '.join(map(str, bad))} replicas; use fewer micro-batches, or other numbers of replicas"
+                )
