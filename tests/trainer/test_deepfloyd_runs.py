@@ -17,12 +17,14 @@ from typer.testing import CliRunner
 from diffusionpipe import cli
 from diffusionpipe.cli.trained_model import trained_model
 from diffusionpipe.errors import ConfigError, ModelError, RecipeError
+from diffusionpipe.models.cascade import cascade_graph
+from diffusionpipe.models.common_encoders import Opened, common_encoders
 from diffusionpipe.models.folder import scheduler_config
 from diffusionpipe.trainer.checkpoints.checkpoint_folder import latest
 from diffusionpipe.trainer.conditions import Wish
 from diffusionpipe.trainer.drawing import decode_exactly
 from diffusionpipe.trainer.folder_drawing import Source, latents_from_folder
-from diffusionpipe.trainer.members import build_model
+from diffusionpipe.trainer.members import build_model, open_member
 from diffusionpipe.trainer.recipe.recipe_file import recipe_from_table
 from diffusionpipe.trainer.sampling import SamplingSettings, drawn_noise, step_noise
 
@@ -266,14 +268,19 @@ def test_pictures_without_an_autoencoder_are_decoded_as_they_are(alone):
 
 
 def test_models_with_the_same_text_encoder_hold_and_run_it_once(place, tmp_path):
-    opened = build_model(recipe_of(place, "common"), "cpu")
-    assert "base/text_encoder" in opened.graph.components
-    assert "super/text_encoder" not in opened.graph.components
-    assert [spec.name for spec in opened.graph.inputs if "input_ids" in spec.name] == ["base/input_ids"]
+    recipe = recipe_of(place, "common")
+    graphs = {name: open_member(recipe.alone(name), place / name, name, before=8).graph for name in ("base", "super")}
+    opened = {name: Opened(place / name, graph) for name, graph in graphs.items()}
+    common = common_encoders(opened)
+    assert common == {"base": {}, "super": {"text_encoder": "base"}}
+    both = cascade_graph(graphs, common)
+    assert "super/text_encoder" not in both.components
+    assert [spec.name for spec in both.inputs if "input_ids" in spec.name] == ["base/input_ids"]
     shutil.copytree(place / "super", tmp_path / "other")
     weights = tmp_path / "other" / "text_encoder" / "model.safetensors"
     tensors = load_file(weights)
     next(iter(tensors.values())).view(-1)[-1] += 1  # one number, as in a model that learned one word
     save_file(tensors, weights, metadata={"format": "pt"})
-    opened = build_model(recipe_of(place, "common", large={"path": str(tmp_path / "other")}), "cpu")
-    assert {"base/text_encoder", "super/text_encoder"} <= opened.graph.components.keys()
+    common = common_encoders({**opened, "super": Opened(tmp_path / "other", graphs["super"])})
+    assert common == {"base": {}, "super": {}}
+    assert {"base/text_encoder", "super/text_encoder"} <= cascade_graph(graphs, common).components.keys()
