@@ -95,6 +95,7 @@ def test_two_models_have_two_hues_with_their_names(tmp_path):
     gantt([("", simulate(schedule, uniform_costs(schedule)))], path, schedule=schedule)
     assert {palette.OP_COLOURS[Op.B], palette.LATER_COLOURS[Op.B]} <= colours(path)
     assert {f"{name}, {op}" for name in names for op in ("forward", "backward")} <= set(texts(path))
+    assert {"0F0", "3B1"} <= set(texts(path))  # with the numbers of their stages
 
 
 def test_three_models_have_three_hues_with_their_names(tmp_path):

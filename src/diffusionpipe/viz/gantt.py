@@ -250,7 +250,7 @@ def _draw_numbers(axes: Axes, timeline: Timeline, row_of: Mapping[int, int], sty
             assert action.slot is not None
             texts = [style.names[action.slot]]
         else:
-            texts = [str(action)] * (style.places[action.stage][1] > 1) + [str(action.microbatch)]
+            texts = [str(action)] * (style.places[action.stage][1] != 1) + [str(action.microbatch)]
         text = next((text for text in texts if style.fits(text, duration, size)), "")
         if text:
             colour = "white" if action.op is not Op.ENCODE and palette.is_dark(style.colour(span)) else "black"
