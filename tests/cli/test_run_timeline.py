@@ -6,6 +6,7 @@ import pytest
 from diffusionpipe.cli.run_timeline import predicted_panel, timeline_title
 from diffusionpipe.ir import Mesh, Phase, Plan
 from diffusionpipe.schedules import one_f_one_b
+from diffusionpipe.schedules.opposed import opposed
 from diffusionpipe.simulator import simulate, uniform_costs
 from diffusionpipe.trainer.traced import merged
 from diffusionpipe.viz.gantt import gantt, panel_of
@@ -91,3 +92,9 @@ def test_the_prediction_of_one_pipeline_names_the_ranks_that_it_is_of():
 )
 def test_the_title_calls_data_parallelism_by_its_name(mesh, title):
     assert timeline_title(plan_of(mesh)) == title
+
+
+def test_the_title_counts_the_micro_batches_of_each_model():
+    """Together they are no number by which the batch is cut."""
+    plan = replace(plan_of(Mesh(pipeline=2)), train=opposed(2, (4, 2)))
+    assert timeline_title(plan).startswith("opposed: 2 ranks, 4 + 2 micro-batches, batch")

@@ -281,6 +281,13 @@ def test_a_recipe_of_several_models_is_written_and_read_back(place):
 
 REFUSED = {
     "models.large.microbatches: the search": {"pipeline": {"plan": "auto", "microbatches": None}},
+    "models.large.microbatches: the plan in a.json has its own": {
+        "pipeline": {"plan": "a.json", "microbatches": None, "encode_chunk": None}
+    },
+    "models.large.microbatches: a micro-batch of 1 samples cannot be shared by 2 replicas": {
+        "pipeline": {"replicas": [2, 1]},
+        "large": {"microbatches": 8},
+    },
     "pipeline.splits": {"pipeline": {"splits": ["unet.mid_block"]}},
     "lora.rank": {"lora": {"rank": 2}},
     "models.base.resolution: it is above": {"base": {"resolution": 32}},
@@ -293,6 +300,7 @@ REFUSED = {
     "model: a recipe has [model] or [models.NAME], not both": {"model": {"path": "models/a"}},
     "models.base.colour: unknown key": {"base": {"colour": "red"}},
     "models.large.path": {"large": {"path": 3}},
+    'one model alone is not switched off; set training.clip_norm to "none"': {"large": {"clip_norm": "none"}},
 }
 
 
@@ -303,3 +311,15 @@ def test_what_several_models_cannot_do_is_refused_with_its_key(place, says, sect
     with pytest.raises(RecipeError) as caught:
         recipe_from_table(table, source="cascade.toml")
     assert says in str(caught.value)
+
+
+def test_a_misspelt_model_is_not_taken_for_a_third_one(place):
+    with pytest.raises(RecipeError, match=r"models\.bse: did you mean models\.base\? \(set on the command line\)"):
+        recipe_from_table(table_of(place, "refused"), ["models.bse.learning_rate=0.1"], source="cascade.toml")
+
+
+def test_a_wrong_value_of_one_model_hides_what_all_of_them_would_say(place):
+    """`large` alone reads the largest pictures; that its section is wrong does not make data.resolution wrong."""
+    with pytest.raises(RecipeError, match=r"1 problem\n  models\.large\.noise_augmentation") as caught:
+        recipe_from_table(table_of(place, "refused", large={"noise_augmentation": 2}), source="cascade.toml")
+    assert "data.resolution" not in str(caught.value)

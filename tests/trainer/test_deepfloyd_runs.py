@@ -1,11 +1,14 @@
 """A cascade in pixel space: trained together, drawn one after the other, opened and drawn by diffusers."""
 
+import shutil
+
 import diffusers
 import numpy as np
 import pytest
 import torch
 from crew import crew_of
 from diffusers.pipelines.deepfloyd_if import pipeline_if_superresolution
+from safetensors.torch import load_file, save_file
 from tiers import quick_and_slow
 from tiny_deepfloyd import save_cascade
 from tiny_runs import losses_of, save_pictures, tensors_of, train, train_here
@@ -14,12 +17,14 @@ from typer.testing import CliRunner
 from diffusionpipe import cli
 from diffusionpipe.cli.trained_model import trained_model
 from diffusionpipe.errors import ConfigError, ModelError, RecipeError
+from diffusionpipe.models.cascade import cascade_graph
+from diffusionpipe.models.common_encoders import Opened, common_encoders
 from diffusionpipe.models.folder import scheduler_config
 from diffusionpipe.trainer.checkpoints.checkpoint_folder import latest
 from diffusionpipe.trainer.conditions import Wish
 from diffusionpipe.trainer.drawing import decode_exactly
 from diffusionpipe.trainer.folder_drawing import Source, latents_from_folder
-from diffusionpipe.trainer.members import build_model
+from diffusionpipe.trainer.members import build_model, open_member
 from diffusionpipe.trainer.recipe.recipe_file import recipe_from_table
 from diffusionpipe.trainer.sampling import SamplingSettings, drawn_noise, step_noise
 
@@ -82,6 +87,7 @@ def test_exports_are_the_averages_and_draw_with_the_variances_that_they_have_lea
         assert len(averages) == len(stored)
         for key, average in averages.items():
             torch.testing.assert_close(stored[key.partition("/")[2].partition(".")[2]], average.float())
+    assert "\nlow_resolution = 8\n" in (alone / "export" / "super" / "README.md").read_text()  # no model is before it
 
 
 @pytest.mark.parametrize(
@@ -209,7 +215,8 @@ def test_both_models_start_from_scratch(place):
 
 REFUSED = {
     "models.super.low_resolution: 4 are not the 8 pixels that base draws": {"large": {"low_resolution": 4}},
-    "reads no small pictures": {"base": {"low_resolution": 4}},
+    "models.base.low_resolution: ": {"base": {"low_resolution": 4}},
+    "noise_level: 1000 is above the last level, 999": {"sampling": {"noise_level": 1000}},
     "draws no flows": {"objective": {"kind": "flow_matching"}},
     "low_resolution: 16 is not below": {"large": {"low_resolution": 16}},
 }
@@ -220,6 +227,13 @@ def test_what_does_not_fit_is_refused_before_anything_is_trained(place, says, se
     with pytest.raises((ModelError, RecipeError)) as caught:
         train_here(recipe_of(place, "refused", **sections))
     assert says in str(caught.value)
+    assert not (place / "refused" / "metrics.jsonl").exists()
+
+
+def test_a_model_that_reads_what_no_model_before_it_draws_is_named_with_its_key(place):
+    recipe = recipe_of(place, "turned", {"path": str(place / "super")}, {"path": str(place / "base")})
+    with pytest.raises(RecipeError, match=r"models.base.low_resolution: .*or put \[models.base\] behind the section"):
+        build_model(recipe, "cpu")
 
 
 def test_super_resolution_alone_needs_the_size_of_its_pictures_and_another_model_to_draw(place):
@@ -242,11 +256,31 @@ def test_super_resolution_alone_needs_the_size_of_its_pictures_and_another_model
 
 
 def test_the_last_model_of_a_run_knows_those_before_it(alone):
-    found = trained_model(alone)
-    assert [(one.name, one.resolution) for one in found.chain] == [("base", 8), ("super", 16)]
+    for folder in (alone, alone / "export"):
+        found = trained_model(folder)
+        assert [(one.name, one.resolution) for one in found.chain] == [("base", 8), ("super", 16)]
 
 
 def test_pictures_without_an_autoencoder_are_decoded_as_they_are(alone):
     latents = torch.linspace(-1.5, 1.5, 48).reshape(1, 3, 4, 4)
     found = decode_exactly(alone / "export" / "base", latents)
     torch.testing.assert_close(found, (latents / 2 + 0.5).clamp(0, 1).permute(0, 2, 3, 1))
+
+
+def test_models_with_the_same_text_encoder_hold_and_run_it_once(place, tmp_path):
+    recipe = recipe_of(place, "common")
+    graphs = {name: open_member(recipe.alone(name), place / name, name, before=8).graph for name in ("base", "super")}
+    opened = {name: Opened(place / name, graph) for name, graph in graphs.items()}
+    common = common_encoders(opened)
+    assert common == {"base": {}, "super": {"text_encoder": "base"}}
+    both = cascade_graph(graphs, common)
+    assert "super/text_encoder" not in both.components
+    assert [spec.name for spec in both.inputs if "input_ids" in spec.name] == ["base/input_ids"]
+    shutil.copytree(place / "super", tmp_path / "other")
+    weights = tmp_path / "other" / "text_encoder" / "model.safetensors"
+    tensors = load_file(weights)
+    next(iter(tensors.values())).view(-1)[-1] += 1  # one number, as in a model that learned one word
+    save_file(tensors, weights, metadata={"format": "pt"})
+    common = common_encoders({**opened, "super": Opened(tmp_path / "other", graphs["super"])})
+    assert common == {"base": {}, "super": {}}
+    assert {"base/text_encoder", "super/text_encoder"} <= cascade_graph(graphs, common).components.keys()

@@ -178,6 +178,12 @@ def test_a_public_name_is_a_hub_id_or_the_last_part_of_a_path(tmp_path, monkeypa
     assert public_name("~") == ""
 
 
+@pytest.mark.parametrize("pipeline", ["IFPipeline", "IFSuperResolutionPipeline", "QwenImagePipeline", "SanaPipeline"])
+def test_the_hub_lists_models_of_captions_as_such(pipeline):
+    assert "pipeline_tag: text-to-image" in model_card(card_of(pipeline))
+    assert "pipeline_tag: unconditional-image-generation" in model_card(card_of("DiTPipeline"))
+
+
 def test_a_model_from_random_weights_has_no_base(tmp_path):
     recipe = recipe_of(Path("someone/somewhere"), tmp_path, tmp_path / "run", model={"from_scratch": True})
     text = model_card(card_of(recipe=recipe))

@@ -11,6 +11,7 @@ from diffusionpipe.costs import Costs, StageCosts
 from diffusionpipe.errors import ConfigError
 from diffusionpipe.ir import Action, Fill, Op, Range, Span, Timeline
 from diffusionpipe.passes import PlacedFill, insert_fills
+from diffusionpipe.planner.assembly.layout import BackboneLayout, Layout
 from diffusionpipe.schedules import one_f_one_b
 from diffusionpipe.schedules.bitpipe import bitpipe
 from diffusionpipe.schedules.chimera import chimera
@@ -94,6 +95,23 @@ def test_two_models_have_two_hues_with_their_names(tmp_path):
     gantt([("", simulate(schedule, uniform_costs(schedule)))], path, schedule=schedule)
     assert {palette.OP_COLOURS[Op.B], palette.LATER_COLOURS[Op.B]} <= colours(path)
     assert {f"{name}, {op}" for name in names for op in ("forward", "backward")} <= set(texts(path))
+    assert {"0F0", "3B1"} <= set(texts(path))  # with the numbers of their stages
+
+
+def test_three_models_have_three_hues_with_their_names(tmp_path):
+    """Two of them in one direction, the second in the other."""
+    layout = Layout(
+        batch=4,
+        stages=2,
+        microbatches=2,
+        schedule="opposed",
+        backbones=tuple(BackboneLayout(name=name, microbatches=2) for name in ("small", "middle", "large")),
+    )
+    schedule, path = layout.generated(), tmp_path / "three.svg"
+    gantt([("", simulate(schedule, uniform_costs(schedule)))], path, schedule=schedule)
+    assert {hue[Op.B] for hue in palette.MODEL_COLOURS} <= colours(path)
+    assert {f"{name}, backward" for name in ("small", "middle", "large")} <= set(texts(path))
+    assert palette.LATER_NAME not in texts(path)
 
 
 def test_two_models_whole_on_one_rank_have_two_hues_too(tmp_path):

@@ -36,8 +36,8 @@ _FOLDERS = ("checkpoints", "samples", "tensorboard", "export")
 def has_known_schedule(*, pipeline: "PipelineSection", models: "Mapping[str, MemberSection]") -> Iterator[str]:
     """The schedule is one of ours."""
     from diffusionpipe.errors import ConfigError
-    from diffusionpipe.planner.assembly.layout import JOINT
     from diffusionpipe.schedules import generator_of
+    from diffusionpipe.schedules.opposed import JOINT
 
     if pipeline.schedule in JOINT:
         if not models:
@@ -123,7 +123,12 @@ def _problems_of_plan(path: Path, batch: int, num_ranks: int) -> Iterator[str]:
 
 
 def _problems_of_sizes(
-    training: "TrainingSection", learning_rate: "LearningRateSection", pipeline: "PipelineSection", num_ranks: int
+    training: "TrainingSection",
+    learning_rate: "LearningRateSection",
+    pipeline: "PipelineSection",
+    *,
+    num_ranks: int,
+    num_models: int,
 ) -> Iterator[str]:
     from diffusionpipe.cli.recipe_setting import given_sizes
     from diffusionpipe.errors import ConfigError
@@ -132,7 +137,7 @@ def _problems_of_sizes(
 
     try:
         if pipeline.is_searched:
-            check_given(given_sizes(pipeline), batch=training.batch, num_ranks=num_ranks)
+            check_given(given_sizes(pipeline), batch=training.batch, num_ranks=num_ranks, num_backbones=num_models)
         elif pipeline.plan_file is None:
             num_stages = len(replicas_of_stages(pipeline, num_ranks))
             yield from _problems_of_versions(pipeline, learning_rate, num_stages)
@@ -167,7 +172,9 @@ def checks_of_run(num_ranks: int, resume: str | None) -> "Sequence[Check]":
         models: "Mapping[str, MemberSection]",
     ) -> Iterator[str]:
         if not any(has_known_schedule(pipeline=pipeline, models=models)):
-            yield from _problems_of_sizes(training, learning_rate, pipeline, num_ranks)
+            yield from _problems_of_sizes(
+                training, learning_rate, pipeline, num_ranks=num_ranks, num_models=max(1, len(models))
+            )
 
     def has_a_usable_folder(*, run: "RunSection") -> Iterator[str]:
         from diffusionpipe.ir.output_file import check_folder, reason_of

@@ -41,7 +41,7 @@ def check_search(recipe: Recipe, num_ranks: int) -> None:
             f"sizes are searched for two models, and this recipe has {', '.join(recipe.models)}; give the sizes in "
             "[pipeline], or plan for a recipe with two of them"
         )
-    check_given(given_of(recipe), batch=recipe.training.batch, num_ranks=num_ranks)
+    check_given(given_of(recipe), batch=recipe.training.batch, num_ranks=num_ranks, num_backbones=len(recipe.backbones))
 
 
 def restriction_of(recipe: Recipe) -> str:

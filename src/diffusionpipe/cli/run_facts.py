@@ -31,8 +31,8 @@ class Shape:
     """The schedule, or data parallelism."""
     replicas: tuple[int, ...]
     """Of each stage; () where there is one of each."""
-    microbatches: int
-    """Of one copy of the pipeline, over all directions."""
+    microbatches: tuple[int, ...]
+    """Of each model in one copy of the pipeline, over all directions."""
     microbatch_size: str
     """Samples of a micro-batch, e.g. "2", or "1-2"."""
 
@@ -59,9 +59,26 @@ def shape_of(plan: "Plan") -> Shape:
     return Shape(
         name=name,
         replicas=replicas if max(replicas) > 1 else (),
-        microbatches=sum(len(pipeline.microbatches) for pipeline in pipelines),
+        microbatches=microbatches_of(plan),
         microbatch_size=f"{sizes[0]}" if len(sizes) == 1 else f"{sizes[0]}-{sizes[-1]}",
     )
+
+
+def microbatches_of(plan: "Plan") -> tuple[int, ...]:
+    """The micro-batches of each model in one copy of the pipeline."""
+    counts: Counter[str] = Counter()
+    for pipeline in _trained_pipelines(plan):
+        counts[pipeline.model] += len(pipeline.microbatches)
+    return tuple(counts.values())
+
+
+def named_microbatches(counts: tuple[int, ...]) -> str:
+    """Numbers of micro-batches in words.
+
+    >>> named_microbatches((1,)), named_microbatches((4, 2))
+    ('1 micro-batch', '4 + 2 micro-batches')
+    """
+    return f"{' + '.join(map(str, counts))} micro-batch{'' if counts == (1,) else 'es'}"
 
 
 def parts_of(plan: "Plan", model: "ModelGraph") -> tuple[Part, ...]:

@@ -9,7 +9,14 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 from diffusionpipe.cli.expectation import Expectation, expectation_of
-from diffusionpipe.cli.run_facts import count_parameters, parts_of, ranks_of_worker, shape_of, trained_components
+from diffusionpipe.cli.run_facts import (
+    count_parameters,
+    named_microbatches,
+    parts_of,
+    ranks_of_worker,
+    shape_of,
+    trained_components,
+)
 from diffusionpipe.runtime.error_file import is_shortage
 from diffusionpipe.units import Bytes, Seconds
 
@@ -102,7 +109,7 @@ def start_lines(start: "Start", expected: Expectation) -> Iterator[str]:
     sizes: dict[str, object] = {"schedule": shape.name, "stages": len(parts)}
     if shape.replicas:
         sizes["replicas"] = ",".join(map(str, shape.replicas))
-    sizes |= {"copies": plan.mesh.data_parallel, "microbatches": shape.microbatches}
+    sizes |= {"copies": plan.mesh.data_parallel, "microbatches": "+".join(map(str, shape.microbatches))}
     if plan.train.lead:
         sizes["versions"] = recipe.pipeline.versions.value
     sizes |= {"microbatch_size": shape.microbatch_size, "batch": plan.batch, "filled": plan.is_filled}
@@ -187,7 +194,7 @@ def _layout(start: "Start") -> str:
         words.append(f"replicas {', '.join(map(str, shape.replicas))}")
     if plan.mesh.data_parallel > 1:
         words.append(f"{plan.mesh.data_parallel} copies")
-    words.append(f"{_number(shape.microbatches, 'micro-batch', 'es')} of {shape.microbatch_size}")
+    words.append(f"{named_microbatches(shape.microbatches)} of {shape.microbatch_size}")
     words.append(f"batch {plan.batch}")
     words.append("filled" if plan.is_filled else "not filled")
     if plan.train.lead:
@@ -317,8 +324,8 @@ def _count(number: int) -> str:
     return short_count(number)
 
 
-def _number(number: int, noun: str, ending: str = "s") -> str:
-    return f"{number} {noun}{ending if number != 1 else ''}"
+def _number(number: int, noun: str) -> str:
+    return f"{number} {noun}{'s' if number != 1 else ''}"
 
 
 def _bytes(size: Bytes) -> str:

@@ -74,11 +74,11 @@ def predicted_panel(timeline: "Timeline", mesh: "Mesh") -> "Panel":
 
 def timeline_title(plan: "Plan") -> str:
     """The layout and its sizes, for a picture of one of its iterations."""
+    from diffusionpipe.cli.run_facts import microbatches_of, named_microbatches
+
     mesh = plan.mesh
-    microbatches = plan.train.num_microbatches()
-    sizes = (
-        f"{_count(microbatches, 'micro-batch', 'es')}{' each' if mesh.data_parallel > 1 else ''}, batch {plan.batch}"
-    )
+    counted = named_microbatches(microbatches_of(plan))
+    sizes = f"{counted}{' each' if mesh.data_parallel > 1 else ''}, batch {plan.batch}"
     ranks = _count(mesh.num_ranks, "rank")
     sharded = "sharded " if mesh.shard > 1 else ""
     if mesh.num_ranks == 1:
@@ -90,5 +90,5 @@ def timeline_title(plan: "Plan") -> str:
     return f"{plan.train.name}: {ranks}, {sizes}"
 
 
-def _count(number: int, name: str, ending: str = "s") -> str:
-    return f"{number} {name}{ending if number != 1 else ''}"
+def _count(number: int, name: str) -> str:
+    return f"{number} {name}{'s' if number != 1 else ''}"

@@ -244,8 +244,9 @@ def _settings(model: "TrainedModel", own: "SamplingSection", asked: _Asked) -> "
     """How one model draws; `own` is what the run's recipe says.
 
     Raises:
-        ConfigError: the guidance has no effect.
+        ConfigError: the guidance has no effect, or there is no such level of noise.
     """
+    from diffusionpipe.trainer.conditions import check_noise_level
     from diffusionpipe.trainer.guidance import guidance_of
     from diffusionpipe.trainer.sampling import SamplingSettings
 
@@ -255,7 +256,7 @@ def _settings(model: "TrainedModel", own: "SamplingSection", asked: _Asked) -> "
         own.true_cfg_scale if asked.true_cfg_scale is None else asked.true_cfg_scale,
     )
     level = own.noise_level if asked.noise_level is None else asked.noise_level
-    return SamplingSettings(
+    settings = SamplingSettings(
         steps=asked.steps or own.steps,
         guidance=strength.scale,
         embedded_guidance=strength.embedded,
@@ -265,6 +266,8 @@ def _settings(model: "TrainedModel", own: "SamplingSection", asked: _Asked) -> "
         scheduler_class=asked.scheduler or own.scheduler,
         noise_level=level if model.before is not None else None,
     )
+    check_noise_level(model.folder, settings)
+    return settings
 
 
 def _until(model: "TrainedModel", name: str | None) -> "TrainedModel":

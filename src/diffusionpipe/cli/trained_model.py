@@ -48,8 +48,10 @@ def trained_model(run: Path) -> TrainedModel:
             return TrainedModel(folder=folder, adapters=None, scheduler=scheduler_config(folder))
         if (folder / ADAPTERS).is_file():
             return with_adapters(folder, recipe_of(run))
-    if any((run / "export").glob("*/model_index.json")):
-        return _cascade(run / "export", recipe_of(run))
+    recipe = recipe_of(run)
+    for folder in (run / "export", run):
+        if any(folder.glob("*/model_index.json")) and recipe.is_file():
+            return _cascade(folder, recipe)
     if not run.is_dir():
         raise ConfigError(f"there is no folder {run}; give a run's folder or a diffusers folder")
     raise ConfigError(f"{run} holds no export/ yet: let the run finish (diffusionpipe train RECIPE --resume latest)")
@@ -59,13 +61,16 @@ def _cascade(exports: Path, recipe: Path) -> TrainedModel:
     """The last of the models that a run trained together, with those before it.
 
     Raises:
-        ConfigError: they do not draw one after the other, or the recipe or an export is missing.
+        ConfigError: they do not draw one after the other, or the recipe is of one model or an export is missing.
     """
+    from diffusionpipe.errors import ConfigError
     from diffusionpipe.models.folder import family_of, scheduler_config
     from diffusionpipe.trainer.cascade_drawing import Link, check_chain
     from diffusionpipe.trainer.recipe import load_recipe
 
     loaded = load_recipe(recipe)
+    if not loaded.models:
+        raise ConfigError(f"{exports} holds several models, but {recipe} has one; give the folder of one of them")
     found: TrainedModel | None = None
     chain: list[Link] = []
     for name, section in loaded.models.items():

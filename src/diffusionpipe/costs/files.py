@@ -112,8 +112,8 @@ def check_device(profile: Profile, cluster: Cluster, *, source: str) -> None:
         names = ", ".join(sorted({device.name for device in cluster.devices}))
         raise FileFormatError(
             f"{source}: this profile was made on {profile.device}, but the cluster {cluster.name} has {names}\n"
-            "Profile on that device, or use --analytic; or name the profiled device in the cluster file and give the "
-            "others their speed relative to it."
+            "Profile on that device, or compute a profile with diffusionpipe profile --analytic; or name the profiled "
+            "device in the cluster file and give the others their speed relative to it."
         )
 
 

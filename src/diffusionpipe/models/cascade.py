@@ -4,8 +4,9 @@
              └────────────────────────────────────> the layers of super ──> super/loss
 
 Every name of a member gets the member's name before it: the layer "base/unet.conv_in", the component "base/unet", the
-tensor "base/noisy". The pictures alone are shared: the raw input "pixels" has the resolution of the largest member, and
-a frozen layer reduces it for each of the others. So members need not know of each other.
+tensor "base/noisy". The pictures are shared: the raw input "pixels" has the resolution of the largest member, and a
+frozen layer reduces it for each of the others. Encoders that members have alike (`common_encoders`) keep the name of
+the first of them, which encodes for all. So members need not know of each other.
 """
 
 from collections.abc import Mapping
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 
 from diffusionpipe.costs import Backbone, TensorSpec
 from diffusionpipe.errors import ModelError
+from diffusionpipe.models.common_encoders import common_tensors
 from diffusionpipe.models.deepfloyd import reduced
 from diffusionpipe.models.graph import Layer, LayerGraph
 
@@ -24,8 +26,12 @@ DATA = "data"
 """The component of the layers that reduce pictures; it has no parameters."""
 
 
-def cascade_graph(members: Mapping[str, LayerGraph]) -> LayerGraph:
+def cascade_graph(
+    members: Mapping[str, LayerGraph], common: Mapping[str, Mapping[str, str]] | None = None
+) -> LayerGraph:
     """One graph of these models, by the names of their backbones in the order of sampling.
+
+    `common`: for each member its components that another one has alike, with the name of that one.
 
     Raises:
         ModelError: a member has several backbones itself or reads no pictures, or their pictures differ in more than
@@ -39,7 +45,9 @@ def cascade_graph(members: Mapping[str, LayerGraph]) -> LayerGraph:
     inputs: list[TensorSpec] = [largest]
     components: dict[str, nn.Module] = {DATA: nn.Identity()}
     for name, member in members.items():
-        own = partial(_own, name, is_reduced)
+        taken = (common or {}).get(name, {})
+        elsewhere = names_elsewhere(member, taken)
+        own = partial(_own, name, is_reduced, elsewhere)
         layers += [
             replace(
                 layer,
@@ -49,9 +57,11 @@ def cascade_graph(members: Mapping[str, LayerGraph]) -> LayerGraph:
                 writes=tuple(map(own, layer.writes)),
             )
             for layer in member.layers
+            if layer.component not in taken
         ]
-        components |= {_inside(name, component): module for component, module in member.components.items()}
-        inputs += [replace(spec, name=own(spec.name)) for spec in member.inputs if spec.name != PIXELS]
+        components |= {_inside(name, key): module for key, module in member.components.items() if key not in taken}
+        known = {PIXELS, *elsewhere}
+        inputs += [replace(spec, name=own(spec.name)) for spec in member.inputs if spec.name not in known]
     return LayerGraph(
         layers=(*reductions, *layers),
         components=components,
@@ -68,8 +78,18 @@ def _inside(member: str, name: str) -> str:
     return f"{member}/{name}"
 
 
-def _own(member: str, is_reduced: set[str], name: str) -> str:
+def names_elsewhere(member: LayerGraph, taken: Mapping[str, str]) -> dict[str, str]:
+    """What a member's components that other members have, and their tensors, are called in the cascade."""
+    found = {component: _inside(owner, component) for component, owner in taken.items()}
+    for component, owner in taken.items():
+        found |= {name: _inside(owner, name) for name in common_tensors(member, component)}
+    return found
+
+
+def _own(member: str, is_reduced: set[str], elsewhere: Mapping[str, str], name: str) -> str:
     """What a tensor of a member is called in the cascade."""
+    if name in elsewhere:
+        return elsewhere[name]
     inside = _inside(member, name)
     return name if name == PIXELS and inside not in is_reduced else inside
 

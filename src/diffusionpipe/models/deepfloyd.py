@@ -143,7 +143,10 @@ def problems_of_sizes(unet: Any, resolution: int, low: LowResolution | None) -> 
     if resolution % factor:
         problems.append(f"the U-Net shrinks pictures {factor} times; {resolution} is not a multiple of {factor}")
     if low is not None and low.resolution >= resolution:
-        problems.append(f"low_resolution: {low.resolution} is not below the model's own resolution, {resolution}")
+        problems.append(
+            f"low_resolution: {low.resolution} is not below the model's own resolution, {resolution}; set a smaller "
+            "one, or a larger resolution"
+        )
     return problems
 
 

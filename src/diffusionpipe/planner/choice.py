@@ -84,7 +84,12 @@ def fastest(setting: Setting, *, fill: bool | None = None) -> Choice | None:
     Raises:
         ConfigError: the sizes do not fit each other.
     """
-    check_given(setting.given, batch=setting.workload.batch, num_ranks=setting.cluster.num_ranks)
+    check_given(
+        setting.given,
+        batch=setting.workload.batch,
+        num_ranks=setting.cluster.num_ranks,
+        num_backbones=len(setting.graph.backbones),
+    )
     place = setting.given.offload_frozen
     if place:
         check_offload(setting)

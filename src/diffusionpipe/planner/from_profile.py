@@ -10,7 +10,7 @@ from diffusionpipe.ir import Mesh, Plan, Schedule, Timeline
 from diffusionpipe.passes import PlacedFill
 from diffusionpipe.planner.assembly.build import build_plan, build_train_schedule
 from diffusionpipe.planner.assembly.folded import stage_starts
-from diffusionpipe.planner.assembly.layout import JOINT, BackboneLayout, Layout, Unfilled
+from diffusionpipe.planner.assembly.layout import BackboneLayout, Layout, Unfilled
 from diffusionpipe.planner.filling.fills import FillOptions, frozen_layers, plan_fills
 from diffusionpipe.planner.filling.windows import window_fills
 from diffusionpipe.planner.pricing.setting import Setting
@@ -18,6 +18,7 @@ from diffusionpipe.planner.pricing.stage_costs import costs_of
 from diffusionpipe.planner.pricing.window_costs import window_costs
 from diffusionpipe.planner.search.proposal import pricing_of
 from diffusionpipe.schedules.list_scheduling import StageTimes
+from diffusionpipe.schedules.opposed import JOINT
 from diffusionpipe.simulator import simulate
 from diffusionpipe.simulator.steady import steady
 from diffusionpipe.units import Bytes, Seconds

@@ -35,6 +35,8 @@ from diffusionpipe.schedules.shapes import Pipe, linear, schedule_of
 from diffusionpipe.units import Seconds
 
 Urgency = Callable[[Action], tuple[Seconds, ...]]
+JOINT = ("opposed", "together")
+"""Schedules of several backbones at once; a family's name means one backbone after the other, each in that family."""
 PACES = (0.5, 1)
 """Parts of F + B by which a later micro-batch counts: with one more, orders are hardly shorter."""
 

@@ -40,7 +40,7 @@ _CLASSES_REASON = (
     "The model has {} classes. The DiTPipeline of diffusers opens such a model, but cannot sample it with guidance:\n"
     "it takes class 1000 for the null class."
 )
-_OF_CLASSES = ("DDPMPipeline", "DiTPipeline")
+OF_CLASSES = ("DDPMPipeline", "DiTPipeline")
 _NO_LABELS_REASON = (
     "The DDPMPipeline of diffusers opens this model, but cannot sample it: it gives the U-Net neither a class nor a\n"
     "small picture."
@@ -142,7 +142,7 @@ def _command(reason: str, example: Example, pipeline: str, folder: str) -> str:
     """How our own command draws from a model that diffusers' pipeline cannot sample."""
     if "ControlNet" in pipeline:
         return f"{reason}\n"
-    is_class = pipeline in _OF_CLASSES
+    is_class = pipeline in OF_CLASSES
     what = ["--label", str(example.label)] if is_class else ["--prompt", example.prompt]
     size = [] if example.resolution is None else ["--resolution", str(example.resolution)]
     words = [*what, "--steps", str(example.steps), "--guidance", f"{example.guidance.scale:g}", *size]

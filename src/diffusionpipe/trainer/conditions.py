@@ -121,6 +121,20 @@ def is_steered(folder: Path) -> bool:
     return "controlnet" in family_of(folder).components
 
 
+def check_noise_level(folder: Path, settings: SamplingSettings) -> None:
+    """Refuse a level of noise that the small pictures of the model in a folder cannot have.
+
+    Raises:
+        RecipeError: it is above the last level.
+    """
+    augmentation = family_of(folder).augmentation
+    if augmentation is None or settings.noise_level is None:
+        return
+    last = noise_levels(scheduler_config(folder, augmentation)).num_timesteps - 1
+    if settings.noise_level > last:
+        raise RecipeError(f"noise_level: {settings.noise_level} is above the last level, {last}; use at most {last}")
+
+
 def small_conditions(
     small: Tensor, graph: LayerGraph, folder: Path, settings: SamplingSettings, model: str
 ) -> dict[str, Tensor]:
@@ -132,8 +146,6 @@ def small_conditions(
     assert augmentation is not None
     assert settings.noise_level is not None, "it is set for models of super-resolution"
     levels = noise_levels(scheduler_config(folder, augmentation))
-    if settings.noise_level >= levels.num_timesteps:
-        raise RecipeError(f"noise_level: {settings.noise_level} is above the last level, {levels.num_timesteps - 1}")
     shape = next(spec.shape for spec in graph.inputs if spec.name == "pixels")
     large = enlarged(small.cpu(), shape[-1])
     noise = drawn_noise("augmentation", settings, len(small), shape, model)

@@ -1,14 +1,15 @@
 """The models that a recipe trains, before they have weights or a plan."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
 
 from diffusionpipe.costs import ModelGraph
 from diffusionpipe.errors import ConfigError, ModelError, RecipeError
-from diffusionpipe.models.cascade import cascade_graph
+from diffusionpipe.models.cascade import cascade_graph, names_elsewhere
+from diffusionpipe.models.common_encoders import Opened, common_encoders
 from diffusionpipe.models.describe import describe
 from diffusionpipe.models.family import Clip, LowResolution
 from diffusionpipe.models.flow_shift import is_flow_scheduler
@@ -38,10 +39,12 @@ class Member:
     """The small pictures that it reads."""
     graph: LayerGraph
     """Of this model alone, on the meta device."""
+    elsewhere: Mapping[str, str] = field(default_factory=dict)
+    """Its components and tensors that another model has alike, and what they are called in the graph of all."""
 
     def component(self, name: str) -> str:
-        """What one of its components is called in the graph of all."""
-        return f"{self.name}/{name}" if self.name else name
+        """What one of its components or raw inputs is called in the graph of all."""
+        return self.elsewhere.get(name, f"{self.name}/{name}" if self.name else name)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,22 +124,25 @@ def learns_variance(recipe: Recipe, folder: Path) -> bool:
     return scheduler_config(folder).get("variance_type") == "learned_range"
 
 
-def low_resolution_of(recipe: Recipe, folder: Path, before: int | None) -> LowResolution | None:
+def low_resolution_of(recipe: Recipe, folder: Path, name: str, before: int | None) -> LowResolution | None:
     """The small pictures that the model of a recipe reads, by default `before` pixels a side; None if it reads none.
 
     Raises:
-        RecipeError: their size is not known, or it has no effect.
+        RecipeError: their size is not known, or it has no effect; the keys are those of the model called `name`.
     """
+    section = f"models.{name}" if name else "model"
     model, augmentation = recipe.model, family_of(folder).augmentation
     if augmentation is None:
         given = [key for key in ("low_resolution", "noise_augmentation") if getattr(model, key) is not None]
         if given:
-            raise RecipeError(f"model.{given[0]}: {folder} reads no small pictures; remove it")
+            raise RecipeError(f"{section}.{given[0]}: {folder} reads no small pictures; remove it")
         return None
     resolution = model.low_resolution or before
     if resolution is None:
+        moved = "" if not name else f", or put [{section}] behind the section of the model that draws them"
         raise RecipeError(
-            f"model.low_resolution: {folder} reads small pictures; set their side, e.g. {recipe.data.resolution // 4}"
+            f"{section}.low_resolution: {folder} reads small pictures; set their side, e.g. "
+            f"{recipe.data.resolution // 4}{moved}"
         )
     return LowResolution(resolution=resolution, augmentation=model.noise_augmentation or 0.5)
 
@@ -169,7 +175,12 @@ def build_model(recipe: Recipe, device: str) -> Model:
     for name, own in recipes.items():
         before = members[-1].recipe.data.resolution if members else None
         members += (open_member(own, resolve_folder(own.model.path), name, before=before),)
-    graph = cascade_graph({member.name: member.graph for member in members}) if recipe.models else members[0].graph
+    graph = members[0].graph
+    if recipe.models:
+        common = common_encoders({member.name: Opened(member.folder, member.graph) for member in members})
+        graph = cascade_graph({member.name: member.graph for member in members}, common)
+        elsewhere = (names_elsewhere(member.graph, common[member.name]) for member in members)
+        members = tuple(replace(member, elsewhere=names) for member, names in zip(members, elsewhere, strict=True))
     source = ", ".join(str(member.folder) for member in members)
     try:
         model = describe(graph, autocast=autocast_of(recipe), device=device)
@@ -185,7 +196,7 @@ def open_member(recipe: Recipe, folder: Path, name: str = "", *, before: int | N
         ConfigError: the folder or the objective is not one that can be trained.
     """
     check_guidance(recipe, folder)
-    low = low_resolution_of(recipe, folder, before)
+    low = low_resolution_of(recipe, folder, name, before)
     graph = build_graph(
         folder,
         objective=objective_of(recipe, folder),

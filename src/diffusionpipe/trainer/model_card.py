@@ -7,10 +7,9 @@ from typing import Any
 
 from diffusionpipe.models.folder import is_hub_id
 from diffusionpipe.models.objective import Prediction
-from diffusionpipe.trainer.card_snippet import Example, snippet
+from diffusionpipe.trainer.card_snippet import OF_CLASSES, Example, snippet
 from diffusionpipe.trainer.recipe import Recipe, tables_of, tables_to_toml
 
-_OF_TEXT = ("StableDiffusion", "Flux")
 _FREE_TEXT = ("prompts", "negative_prompt", "negative_prompts")
 """Keys whose texts may hold slashes without being paths."""
 
@@ -101,7 +100,7 @@ def _head(card: Card) -> str:
     is_from_scratch = card.recipe is not None and card.recipe.model.from_scratch
     data = ModelCardData(
         library_name="diffusers",
-        pipeline_tag="text-to-image" if card.pipeline.startswith(_OF_TEXT) else "unconditional-image-generation",
+        pipeline_tag="unconditional-image-generation" if card.pipeline in OF_CLASSES else "text-to-image",
         base_model=card.base_model if is_hub_id(card.base_model) and not is_from_scratch else None,
         tags=tags or None,
     )

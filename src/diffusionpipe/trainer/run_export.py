@@ -23,10 +23,19 @@ def export_settings(member: Member) -> Export:
         has_learned_range=learns_variance(recipe, member.folder),
         base_model=recipe.model.path,
         self_conditioning=recipe.objective.self_conditioning > 0,
-        recipe=recipe,
+        recipe=_alone(member),
         lora=lora_of(recipe),
         is_merged=recipe.lora.merge,
     )
+
+
+def _alone(member: Member) -> Recipe:
+    """The recipe of a model alone: what it took from the model before it is in it."""
+    recipe = member.recipe
+    if member.low is None:
+        return recipe
+    model = recipe.model.model_copy(update={"low_resolution": member.low.resolution})
+    return recipe.model_copy(update={"model": model})
 
 
 def export_checkpoint(recipe: Recipe, checkpoint: Path, destination: Path) -> Path:

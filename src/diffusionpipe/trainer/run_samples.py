@@ -4,7 +4,7 @@ import torch
 
 from diffusionpipe.models.folder import family_of, resolve_folder
 from diffusionpipe.trainer.cascade_drawing import check_chain, links
-from diffusionpipe.trainer.conditions import Wish, is_steered, raw_conditions, steering_pictures
+from diffusionpipe.trainer.conditions import Wish, check_noise_level, is_steered, raw_conditions, steering_pictures
 from diffusionpipe.trainer.drawing import spacing_of
 from diffusionpipe.trainer.guidance import drawn_guidance
 from diffusionpipe.trainer.members import Member, Model, clip_of, learns_variance
@@ -18,14 +18,15 @@ def check_sampling(session: Model) -> None:
     """Refuse before the first step what could not be drawn later.
 
     Raises:
-        RecipeError: the prompts or labels do not suit a model, there is no such scheduler, or of several models one
-            does not read what the one before draws.
+        RecipeError: the prompts, labels or level of noise do not suit a model, there is no such scheduler, or of
+            several models one does not read what the one before draws.
     """
     if session.recipe.sampling.every is None:
         return
     check_chain(links(session.members))
     for member in session.members:
         settings = sampling_settings(member)
+        check_noise_level(member.folder, settings)
         raw_conditions(wish_of(session.recipe), member.graph, member.folder, settings)
         scheduler = build_scheduler(settings.scheduler, settings.scheduler_class)
         if family_of(member.folder).call is not None:

@@ -250,7 +250,7 @@ def _draw_numbers(axes: Axes, timeline: Timeline, row_of: Mapping[int, int], sty
             assert action.slot is not None
             texts = [style.names[action.slot]]
         else:
-            texts = [str(action)] * (style.places[action.stage][1] > 1) + [str(action.microbatch)]
+            texts = [str(action)] * (style.places[action.stage][1] != 1) + [str(action.microbatch)]
         text = next((text for text in texts if style.fits(text, duration, size)), "")
         if text:
             colour = "white" if action.op is not Op.ENCODE and palette.is_dark(style.colour(span)) else "black"
@@ -280,20 +280,16 @@ def _legend(
     """`components`: name -> colour."""
     from matplotlib.patches import Patch
 
-    hues = palette.hue_names(schedule)
     used = {span.action.op for timeline in timelines for span in timeline.spans}
     entries: list[Patch] = [
-        Patch(facecolor=palette.OP_COLOURS[op], label=f"{hues[0]}{palette.OP_NAMES[op]}")
-        for op in palette.OP_COLOURS
+        Patch(facecolor=colour, label=f"{model}{palette.OP_NAMES[op]}")
+        for model, colours in palette.named_hues(schedule)
+        for op, colour in colours.items()
         if op in used
     ]
     if palette.has_probes(timelines):
         entries.insert(0, Patch(facecolor=palette.PROBE, label=palette.PROBE_NAME))
-    has_later_stages = palette.has_later_stages(timelines, schedule)
-    if has_later_stages and hues[1]:
-        later = ((op, colour) for op, colour in palette.LATER_COLOURS.items() if op in used)
-        entries += [Patch(facecolor=colour, label=f"{hues[1]}{palette.OP_NAMES[op]}") for op, colour in later]
-    elif has_later_stages:
+    if palette.has_later_stages(timelines, schedule):
         entries.append(Patch(facecolor=palette.LATER_COLOURS[Op.B], label=palette.LATER_NAME))
     entries += [Patch(facecolor=colour, label=name) for name, colour in components.items()]
     if used & SEND_OPS:

@@ -19,7 +19,7 @@ Curve = tuple[list[float], list[float]]
 """Steps and values, the finite ones."""
 
 _TRAIN, _VALIDATION, _MUTED = "#2171b5", "#d55e00", "#5a5a5a"
-_OF_MODELS = (_TRAIN, "#6a51a3", "#009e73", "#cc79a7")
+_OF_MODELS = (_TRAIN, "#6a51a3", "#cb181d", "#009e73")
 """Several models that train together have a colour each, then again from the start."""
 
 

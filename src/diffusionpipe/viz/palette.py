@@ -4,11 +4,12 @@ Where a worker has several stages, those of the second direction or chunk have a
 ones are lighter.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import cycle
 
 from diffusionpipe.ir import Op, Schedule, Timeline
+from diffusionpipe.viz.places import OF_MODEL, hues_of_stages, is_later, models_of
 from diffusionpipe.viz.places import PROBE as PLACE_OF_PROBES
-from diffusionpipe.viz.places import hues_of_stages, is_later, models_of
 
 OP_COLOURS = {
     Op.F: "#9ecae1",
@@ -22,6 +23,14 @@ LATER_COLOURS = {
     Op.B: "#6a51a3",
     Op.W: "#3f007d",
 }
+THIRD_COLOURS = {
+    Op.F: "#fcbba1",
+    Op.I: "#fb6a4a",
+    Op.B: "#cb181d",
+    Op.W: "#67000d",
+}
+MODEL_COLOURS = (OP_COLOURS, LATER_COLOURS, THIRD_COLOURS)
+"""Several models that train together have a hue each, then again from the start."""
 LATER_NAME = "second direction or chunk"
 """What the stages are that have these colours."""
 PROBE = "#7bccc4"
@@ -43,16 +52,21 @@ ENCODE_COLOURS = ("#e69f00", "#009e73", "#cc79a7", "#f0e442", "#b2a08a", "#66c2a
 """Okabe and Ito's remaining hues, one per component, then again from the start."""
 
 
-def hue_names(schedule: Schedule | None) -> tuple[str, str]:
-    """What stands before the names of operations in either hue: of two models that train together their names."""
+def named_hues(schedule: Schedule | None) -> Iterator[tuple[str, Mapping[Op, str]]]:
+    """What stands before the names of operations, and their colours: a hue of several models that train together."""
     models = models_of(schedule)
-    return (f"{models[0]}, ", f"{models[1]}, ") if len(models) == 2 else ("", "")
+    if len(models) < 2:
+        yield "", OP_COLOURS
+    else:
+        yield from ((f"{model}, ", colours) for model, colours in zip(models, cycle(MODEL_COLOURS), strict=False))
 
 
 def stage_colour(op: Op, place: int, num_stages: int) -> str:
     """The colour of an op of the stage at that place among its worker's stages."""
     if (place, num_stages) == PLACE_OF_PROBES:
         return PROBE
+    if num_stages == OF_MODEL:
+        return MODEL_COLOURS[place % len(MODEL_COLOURS)][op]
     half = (num_stages + 1) // 2
     colours = LATER_COLOURS if is_later(place, num_stages) else OP_COLOURS
     return lightened(colours[op], 0.45 * (place % half) / half)

@@ -10,6 +10,8 @@ from diffusionpipe.ir import COMPUTE_OPS, Op, Schedule, Span
 
 PROBE = (-1, 1)
 """The place of a probe's stage."""
+OF_MODEL = 0
+"""In place of the number of stages: the place is that of a model among several."""
 
 
 def places_of_stages(spans: Sequence[Span]) -> dict[int, tuple[int, int]]:
@@ -44,12 +46,12 @@ def models_of(schedule: Schedule | None) -> tuple[str, ...]:
 def hues_of_stages(spans: Sequence[Span], schedule: Schedule | None = None) -> dict[int, tuple[int, int]]:
     """The same for colours: where every worker has its stages in a row, they are buckets of one and look alike.
 
-    Of two models that train together, by the schedule, all stages of one look alike, and those of the other.
+    Of several models that train together, by the schedule, all stages of one look alike: (model, `OF_MODEL`).
     """
     places = places_of_stages(spans)
-    if schedule is not None and len(models := models_of(schedule)) == 2:
+    if schedule is not None and len(models := models_of(schedule)) > 1:
         pipelines = (one for one in schedule.placement.pipelines if one.model in models and Op.ENCODE not in one.ops)
-        hues = {stage: (models.index(pipeline.model), 2) for pipeline in pipelines for stage in pipeline.stages}
+        hues = {stage: (models.index(pipeline.model), OF_MODEL) for pipeline in pipelines for stage in pipeline.stages}
         return {stage: PROBE if place == PROBE else hues[stage] for stage, place in places.items()}
     workers: dict[int, set[int]] = defaultdict(set)
     for span in spans:

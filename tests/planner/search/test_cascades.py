@@ -9,6 +9,7 @@ from diffusionpipe.planner.assembly.build import build_plan
 from diffusionpipe.planner.choice import choose
 from diffusionpipe.planner.filling.filler import filler_of
 from diffusionpipe.planner.pricing.arrangement import Arrangement
+from diffusionpipe.planner.pricing.given import Given
 from diffusionpipe.planner.pricing.setting import Setting
 from diffusionpipe.planner.search.cascades import _divided, _opposed
 from diffusionpipe.planner.search.judge import Judge
@@ -51,6 +52,22 @@ def found(setting):
 def test_every_way_to_run_both_is_simulated_in_full(found):
     names = {name_of(candidate) for candidate, _ in found.finalists}
     assert names == {"opposed", "together", "in turn", "divided", "data parallel", "sharded data parallel"}
+
+
+@pytest.mark.parametrize("schedule", ["opposed", "together"])
+def test_a_given_way_is_the_only_one_that_is_searched(setting, schedule):
+    asked = search(replace(setting, given=Given(schedule=schedule, microbatches=4)))
+    assert {(name_of(candidate), candidate.counts) for candidate, _ in asked.finalists} == {(schedule, (4, 4))}
+    assert {one.candidate.schedule for one in asked.judged} <= {schedule}
+
+
+def test_a_given_family_or_a_way_in_parts_is_refused(setting):
+    for given, why in (
+        (Given(schedule="gpipe"), "opposed and together"),
+        (Given(schedule="opposed", sharded=True), "leave out schedule or sharded"),
+    ):
+        with pytest.raises(ConfigError, match=why):
+            choose(replace(setting, given=given))
 
 
 def test_the_winner_is_the_fastest_of_all(found):

@@ -13,7 +13,7 @@ from diffusionpipe.passes import PlacedFill, connect
 from diffusionpipe.planner.assembly.structure import Division, generated
 from diffusionpipe.schedules.backbones import alone, of_backbone, one_by_one
 from diffusionpipe.schedules.list_scheduling import StageTimes
-from diffusionpipe.schedules.opposed import facing, ordered, pipe_of
+from diffusionpipe.schedules.opposed import JOINT, facing, ordered, pipe_of
 from diffusionpipe.schedules.shapes import FORWARD, Pipe, linear
 
 Blocks = Sequence[Sequence[str]]
@@ -55,10 +55,6 @@ class BackboneLayout:
     microbatches: int
     splits: tuple[str, ...] = ()
     """Names of the layers with which its blocks 1, 2, ... start; () cuts by counted work."""
-
-
-JOINT = ("opposed", "together")
-"""Schedules of several backbones at once; a family's name means one backbone after the other, each in that family."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from diffusionpipe.errors import ConfigError
 from diffusionpipe.ir.combinations import Feature, refusal
 from diffusionpipe.schedules import REGISTRY, generator_of
+from diffusionpipe.schedules.opposed import JOINT
 from diffusionpipe.schedules.traits import is_chain
 
 
@@ -37,22 +38,39 @@ class Given:
 NOTHING = Given()
 
 
-def check_given(given: Given, *, batch: int, num_ranks: int) -> None:
+def check_given(given: Given, *, batch: int, num_ranks: int, num_backbones: int = 1) -> None:
     """Refuse what no search could find, before anything is profiled.
 
     Raises:
         ConfigError: the sizes do not fit each other, the ranks or the batch; all problems are listed.
     """
-    if problems := list(_problems(given, batch, num_ranks)):
+    problems = [*_problems_of_schedule(given, num_backbones), *_problems(given, batch, num_ranks)]
+    if problems:
         raise ConfigError("\n".join(problems))
 
 
+def _problems_of_schedule(given: Given, num_backbones: int) -> Iterator[str]:
+    if given.schedule is None:
+        return
+    if num_backbones > 1:
+        if given.schedule not in JOINT:
+            yield (
+                f"the schedule {given.schedule!r} has one model: for several the search compares {' and '.join(JOINT)} "
+                "with one after the other; set schedule to one of these two, or leave it out"
+            )
+        elif given.sharded:
+            yield (
+                f"the schedule {given.schedule!r} has both models on several stages, but sharded copies run one model "
+                "after the other; leave out schedule or sharded"
+            )
+        return
+    try:
+        generator_of(given.schedule)
+    except ConfigError as error:
+        yield str(error)
+
+
 def _problems(given: Given, batch: int, num_ranks: int) -> Iterator[str]:
-    if given.schedule is not None:
-        try:
-            generator_of(given.schedule)
-        except ConfigError as error:
-            yield str(error)
     groups = [copies for copies in range(1, num_ranks + 1) if num_ranks % copies == 0]
     ranks = f"{num_ranks} rank{'s' if num_ranks > 1 else ''}"
     allowed = [c for c in groups if given.allows(units=num_ranks // c, data_parallel=c)]

@@ -12,7 +12,7 @@ micro-batches of equal time. The pairs of an arrangement are looked at by what a
 reductions, the best `NUM_PAIRS` of each kind.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise, product
 from math import gcd, lcm
@@ -58,7 +58,7 @@ def add_pairs(pool: Pool) -> None:
     ways: list[tuple[Seconds, int, PairPlace, _Kind]] = []
     for arrangement in arrangements(judge.setting.cluster):
         found = list(_places(judge, arrangement))
-        for rough, kind in _KINDS if arrangement.units > 1 else ((_rough_in_turn, _in_turn),):
+        for rough, kind in _kinds(judge, arrangement):
             ranked = sorted((rough(place), number) for number, place in enumerate(found))
             ways += [(time, len(ways), found[number], kind) for time, number in ranked[:NUM_PAIRS]]
     seen = set[object]()
@@ -121,7 +121,8 @@ def _places(judge: Judge, arrangement: Arrangement) -> Iterator[PairPlace]:
         return
     counts = [n for n in range(1, min(rows, MAX_MICROBATCHES) + 1) if rows % n == 0]
     for first, second in product(counts, repeat=2):
-        if arrangement.units * (first + second) <= PAIR_ACTIONS and given.microbatches in (None, first, second):
+        is_asked = given.microbatches is None or given.microbatches == first == second
+        if arrangement.units * (first + second) <= PAIR_ACTIONS and is_asked:
             yield PairPlace(judge=judge, arrangement=arrangement, microbatches=(first, second))
 
 
@@ -238,12 +239,25 @@ def _divided(place: PairPlace) -> Iterator[Candidate]:
 
 
 _Kind: TypeAlias = Callable[[PairPlace], Iterator[Candidate]]
-_KINDS: tuple[tuple[Callable[[PairPlace], Seconds], _Kind], ...] = (
-    (_rough_opposed, _opposed),
-    (_rough_together, _together),
-    (_rough_in_turn, _in_turn),
-    (_rough_divided, _divided),
-)
+_Ways: TypeAlias = Mapping[str, tuple[Callable[[PairPlace], Seconds], _Kind]]
+_KINDS: _Ways = {
+    OPPOSED: (_rough_opposed, _opposed),
+    TOGETHER: (_rough_together, _together),
+    IN_TURN: (_rough_in_turn, _in_turn),
+    DIVIDED: (_rough_divided, _divided),
+}
+
+
+def _kinds(judge: Judge, arrangement: Arrangement) -> Iterator[tuple[Callable[[PairPlace], Seconds], _Kind]]:
+    """What each way that is asked for takes, roughly, and its candidates; one device runs one backbone after the other.
+
+    Where one way is asked for, that is a way of several devices, unless there is only one.
+    """
+    given = judge.setting.given.schedule
+    if arrangement.units > 1:
+        yield from (way for name, way in _KINDS.items() if given in (None, name))
+    elif given is None or judge.setting.cluster.num_ranks == 1:
+        yield _KINDS[IN_TURN]
 
 
 def _balanced(place: PairPlace, first: int, second: int) -> Starts:
@@ -302,7 +316,9 @@ def _times(place: PairPlace, pipes: tuple[Pipe, Pipe], starts: Starts, replicas:
 
 
 def _replicas(place: PairPlace) -> tuple[int, ...]:
-    """Numbers of replicas that can share a micro-batch of either backbone."""
+    """Numbers of replicas that can share a micro-batch of either backbone; with given stages there are none."""
+    if place.judge.setting.given.stages is not None:
+        return (1,)
     return tuple(r for r in range(1, place.arrangement.units) if all(place.samples(b) % r == 0 for b in range(2)))
 
 
@@ -316,8 +332,8 @@ def roomy_pairs(judge: Judge) -> Iterator[Candidate]:
 
 def sharded_pairs(judge: Judge) -> Iterator[Candidate]:
     """Copies of both with parameters in parts, one backbone after the other, the most promising numbers first."""
-    ranks = judge.setting.cluster.num_ranks
-    if ranks == 1 or judge.setting.given.sharded is False:
+    ranks, given = judge.setting.cluster.num_ranks, judge.setting.given
+    if ranks == 1 or given.sharded is False or given.schedule is not None:
         return
     _, border, end = judge.tables.borders
     places = sorted(_places(judge, Arrangement(units=1, data_parallel=ranks)), key=_rough_in_turn)

@@ -39,6 +39,9 @@ ELSEWHERE = {
 }
 """Keys of [models.NAME], and the section and key that say the same for all models; components have the first six."""
 
+SWITCHED_OFF = ("ema_decay", "clip_norm")
+"""Of these the keys that "none" switches off, for all models at once."""
+
 _OF_ALL = ("fused", "foreach", "capturable", "differentiable")
 """Arguments that say how an update is computed, which torch does for all parameters alike."""
 

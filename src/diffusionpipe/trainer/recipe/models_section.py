@@ -90,6 +90,9 @@ def refused_with_models(models: Mapping[str, MemberSection], sections: Mapping[s
             yield "pipeline.plan: sizes are searched for two models, not for more; remove it and give the sizes"
         for name in (name for name, own in models.items() if own.microbatches is not None):
             yield f'models.{name}.microbatches: the search chooses it; remove it, or remove pipeline.plan = "auto"'
+    if pipeline is not None and pipeline.plan_file is not None:
+        for name in (name for name, own in models.items() if own.microbatches is not None):
+            yield f"models.{name}.microbatches: the plan in {pipeline.plan_file} has its own; remove it"
     if pipeline is not None and pipeline.orders is not None:
         yield f"pipeline.orders: {refusal(Feature.SEVERAL_MODELS, Feature.ORDERS_FILE)}"
     if pipeline is not None and pipeline.replan == "suggest":
@@ -105,8 +108,6 @@ def refused_with_models(models: Mapping[str, MemberSection], sections: Mapping[s
             "set data.resolution to the largest"
             for name in too_large
         )
-        if all((own.resolution or data.resolution) < data.resolution for own in models.values()):
-            yield f"data.resolution: no model reads pictures of {data.resolution}; set it to the largest resolution"
     if pipeline is not None and training is not None and pipeline.plan is None:
         copies = pipeline.data_parallel or 1
         for name, own in models.items():
@@ -116,4 +117,9 @@ def refused_with_models(models: Mapping[str, MemberSection], sections: Mapping[s
                     f"models.{name}.microbatches: a batch of {training.batch} samples cannot be cut into "
                     f"{parts // copies} micro-batches for each of {copies} pipelines; use a divisor of "
                     f"{training.batch // copies}"
+                )
+            elif bad := sorted({replicas for replicas in pipeline.replicas if training.batch // parts % replicas}):
+                yield (
+                    f"models.{name}.microbatches: a micro-batch of {training.batch // parts} samples cannot be shared "
+                    f"by {' or '.join(map(str, bad))} replicas; use fewer micro-batches, or other numbers of replicas"
                 )

@@ -24,7 +24,7 @@ from pydantic_core import ErrorDetails
 
 from diffusionpipe.errors import RecipeError
 from diffusionpipe.ir.input_file import read_named
-from diffusionpipe.trainer.recipe.group_section import GroupSection
+from diffusionpipe.trainer.recipe.group_section import ELSEWHERE, SWITCHED_OFF, GroupSection
 from diffusionpipe.trainer.recipe.models_section import MemberSection, refused_with_models, without_models
 from diffusionpipe.trainer.recipe.overrides import Table, override
 from diffusionpipe.trainer.recipe.schema import Check, Recipe, problems_between
@@ -75,9 +75,8 @@ def recipe_from_table(
     if models:
         problems.extend((line.partition(":")[0], line) for line in refused_with_models(members, sections))
     problems.extend(("", f"{name}: {_unknown((name,))}") for name in full if name not in SECTIONS)
-    problems.extend(
-        (line.partition(":")[0], line) for line in problems_between({**sections, "models": members}, checks)
-    )
+    right = sections if wrong or problems_of_members else {**sections, "models": members}
+    problems.extend((line.partition(":")[0], line) for line in problems_between(right, checks))
     lines = [*overridden.problems, *(line + _origin(key, overridden.keys) for key, line in problems)]
     if lines:
         count = "1 problem" if len(lines) == 1 else f"{len(lines)} problems"
@@ -142,6 +141,9 @@ def _validate_models(models: Table) -> tuple[dict[str, MemberSection], list[tupl
             members[name] = MemberSection.model_validate(value)
         except ValidationError as error:
             problems += [p for d in error.errors() for p in _problems(MemberSection, f"models.{name}", d)]
+            if isinstance(value, dict) and "path" not in value:
+                near = get_close_matches(name, [other for other in models if other != name], n=1)
+                problems += [(f"models.{name}", f"models.{name}: did you mean models.{one}?") for one in near]
     return members, problems
 
 
@@ -157,6 +159,9 @@ def _problems(section: type[Section], name: str, details: ErrorDetails) -> list[
             text = _unknown(path)
         case "missing":
             text = f"this key is required: {_first_lower(section.model_fields[str(path[-1])].description or '')}"
+        case _ if details["input"] == "none" and path[-1] in SWITCHED_OFF and issubclass(section, GroupSection):
+            general = ".".join(ELSEWHERE[str(path[-1])])
+            text = f'one model alone is not switched off; set {general} to "none", and this key for the others'
         case _:
             text = f"{_first_lower(details['msg'])}; got {json.dumps(details['input'], default=str)}"
     return [(key, f"{key}: {text}")]

@@ -242,6 +242,11 @@ def _batch_can_be_cut(
         )
 
 
+def _pictures_are_read_as_they_are(*, data: DataSection, models: Mapping[str, MemberSection]) -> Iterator[str]:
+    if models and all((own.resolution or data.resolution) < data.resolution for own in models.values()):
+        yield f"data.resolution: no model reads pictures of {data.resolution}; set it to the largest resolution"
+
+
 def _groups_can_be_trained(
     *,
     model: ModelSection,
@@ -316,6 +321,7 @@ _CHECKS: tuple[Check, ...] = (
     _self_conditioning_has_what_it_needs,
     _frozen_weights_are_read_as_stored,
     _batch_can_be_cut,
+    _pictures_are_read_as_they_are,
     _groups_can_be_trained,
     _warmup_ends_before_the_run,
     _validation_has_data,
