@@ -19,6 +19,7 @@ from diffusionpipe.ir import Action
 from diffusionpipe.ir.flows import TIMED_OPS
 from diffusionpipe.planner import Layout, build_plan
 from diffusionpipe.runtime import executor
+from diffusionpipe.runtime.buffers import BufferPool
 from diffusionpipe.runtime.executor import Executor
 from diffusionpipe.runtime.gradients import BlockGradients
 from diffusionpipe.runtime.places import encoded_rows
@@ -293,3 +294,40 @@ def test_a_missing_wait_is_reported(name):
     with mock.patch.object(owner, attribute, faulty):
         races = watch(tiny_dit, kind).races
     assert [race for race in races if words in race], races[:3]
+
+
+def taken_again(self, shape, dtype, *, take=BufferPool.take):
+    """One buffer for each shape, whether it is free or not."""
+    buffers = self.__dict__.setdefault("buffers", {})
+    return buffers.setdefault((shape, dtype), take(self, shape, dtype))
+
+
+@pytest.mark.slow
+def test_a_buffer_that_is_given_out_while_it_is_in_use_stops_the_backward():
+    """Autograd counts the versions of what it keeps; so no checker of streams is needed for this one."""
+    with (
+        mock.patch.object(BufferPool, "take", taken_again),
+        pytest.raises(RuntimeError, match="modified by an inplace operation"),
+    ):
+        watch(tiny_dit, "plain", "gpipe")
+
+
+def send_kept(self, tensor, destination, *, send=StreamTransport.send):
+    """As the works of torch 2.7 and later: nobody else holds the tensor, but the work does until the stream waits."""
+    work = send_unheld(self, tensor, destination, send=send)
+    return _Kept(work.streams, work.event, work.inner, tensor)
+
+
+@dataclass(slots=True)
+class _Kept(Work):
+    tensor: torch.Tensor | None
+
+    def wait(self):
+        Work.wait(self)
+        self.tensor = None
+
+
+@pytest.mark.slow
+def test_a_sent_tensor_that_its_work_alone_holds_is_safe():
+    with mock.patch.object(StreamTransport, "send", send_kept):
+        assert watch(tiny_dit, "plain").races == []
