@@ -66,7 +66,7 @@ def load_checkpoint(run: Path) -> None:
 
 def use_run(run: Path) -> None:
     """What a resumed run and `sample` read of a run's folder beside its checkpoints."""
-    from diffusionpipe.cli.run_recipe import resolution_of, sampling_of
+    from diffusionpipe.cli.run_recipe import sampling_of, size_of
     from diffusionpipe.trainer.checkpoints.checkpoint import clean, problem_of_folder
     from diffusionpipe.trainer.data.skipped import count_skipped
     from diffusionpipe.trainer.lock_owner import Timing
@@ -81,4 +81,4 @@ def use_run(run: Path) -> None:
         read_metrics(run)
         count_skipped(run, 3)
         sampling_of(run)
-        resolution_of(run, run)
+        size_of(run, run, None, None, None)
