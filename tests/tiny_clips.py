@@ -8,6 +8,9 @@ from pathlib import Path
 import av
 import numpy as np
 
+CODECS = {"mp4": "libx264", "webm": "libvpx-vp9", "mkv": "libx264", "avi": "mpeg4", "mov": "mpeg4"}
+"""Kinds of files, and how they are packed here."""
+
 
 def write_clip(
     path: Path, frames: Sequence[np.ndarray], *, rate: float = 8, codec: str = "libx264", turned: int = 0

@@ -8,7 +8,8 @@ from random import Random
 from fuzz import folders, words
 from fuzz.mutation import WORDS, changed_table, encoded, mutated_bytes, mutated_json, mutated_text
 from fuzz.originals import FILES, INSTANCE, KEYS, Case, Kind, Originals, rewrite
-from fuzz.readers import command, load_checkpoint, load_run_recipe, materialize_unet, open_model, scan_data
+from fuzz.readers import command, load_checkpoint, load_run_recipe, materialize_unet, open_model, scan_clips, scan_data
+from tiny_clips import CODECS
 
 from diffusionpipe.trainer.checkpoints.checkpoint import resolve
 
@@ -93,6 +94,13 @@ def picture(originals: Originals, random: Random, place: Path) -> Case:
     return Case(lambda: scan_data(data), (name,))
 
 
+def clip(originals: Originals, random: Random, place: Path) -> Case:
+    data = originals.copy("clips", place)
+    name = f"c.{random.choice(list(CODECS))}"
+    rewrite(data / name, mutated_bytes((data / name).read_bytes(), random))
+    return Case(lambda: scan_clips(data), (name,))
+
+
 def model_folder(originals: Originals, random: Random, place: Path) -> Case:
     model = originals.copy("model", place)
     names = [path for path in sorted(model.rglob("*.json")) if "special" not in path.name]
@@ -137,7 +145,7 @@ def checkpoint(originals: Originals, random: Random, place: Path) -> Case:
 
 
 KINDS: dict[str, tuple[Kind, int]] = {
-    "recipes": (recipe, 360),
+    "recipes": (recipe, 300),
     "overrides": (overrides, 180),
     "plans": (plan, 220),
     "profiles": (profile, 160),
@@ -149,6 +157,7 @@ KINDS: dict[str, tuple[Kind, int]] = {
     "model folders": (model_folder, 200),
     "safetensors": (safetensors, 90),
     "pictures": (picture, 110),
+    "clips": (clip, 60),
     "checkpoints": (checkpoint, 130),
     "run folders": (folders.run_folder, 80),
     "odd files": (folders.odd_file, 120),

@@ -9,6 +9,7 @@ from pathlib import Path
 from random import Random
 
 import torch
+from tiny_clips import CODECS, grey_frames, write_clip
 from tiny_runs import save_pictures, save_stable_diffusion
 
 from diffusionpipe.trainer.checkpoints.checkpoint import save
@@ -143,6 +144,10 @@ def make_originals(folder: Path) -> Originals:
     model = save_stable_diffusion(folder / "model")
     data = save_pictures(folder / "data", count=4)
     _save_further_pictures(data)
+    (folder / "clips").mkdir()
+    for ending, codec in CODECS.items():
+        path = write_clip(folder / "clips" / f"c.{ending}", grey_frames(8), codec=codec)
+        path.with_suffix(".txt").write_text("abc", encoding="utf-8")
     save(folder / "run", 1, {"model.a": torch.zeros(50), "ema.b": torch.ones(3, 4)}, _STATE, keep=1)
     recipe = RECIPE.format(model=model, data=data, run=folder / "new")
     for name, text in {"recipe.toml": recipe, **RUN_FILES}.items():

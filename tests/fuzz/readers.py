@@ -30,6 +30,16 @@ def scan_data(data: Path) -> None:
         load_pixels(found.path(index), resolution=16)
 
 
+def scan_clips(data: Path) -> None:
+    from diffusionpipe.trainer.data.clips import Taken, load_clip
+    from diffusionpipe.trainer.data.dataset import scan
+
+    taken = Taken(frames=5, rate=6)
+    found = scan(data, "text", taken=taken)
+    for index in range(len(found.samples)):
+        load_clip(found.path(index), size=(16, 16), taken=taken, start=0.5)
+
+
 def open_model(model: Path) -> None:
     from diffusionpipe.models.folder import scheduler_config
     from diffusionpipe.trainer.conditions import open_tokenizer

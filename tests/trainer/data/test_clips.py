@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from tiny_clips import grey_frames, save_clips, write_clip
+from tiny_clips import CODECS, grey_frames, save_clips, write_clip
 
 from diffusionpipe.costs import TensorSpec
 from diffusionpipe.errors import DataError
@@ -55,9 +55,7 @@ def test_the_last_start_ends_with_the_last_frame(clip):
     assert numbers(levels) == [17, 20, 23, 26, 29]
 
 
-@pytest.mark.parametrize(
-    ("ending", "codec"), [("webm", "libvpx-vp9"), ("mkv", "libx264"), ("avi", "mpeg4"), ("mov", "mpeg4")]
-)
+@pytest.mark.parametrize(("ending", "codec"), CODECS.items())
 def test_files_of_other_kinds_are_read(tmp_path, ending, codec):
     path = write_clip(tmp_path / f"a.{ending}", grey_frames(12, step=16), rate=10, codec=codec)
     assert problem_of_clip(path, Taken(frames=12)) is None
