@@ -21,6 +21,8 @@ from diffusionpipe.models.weights import weight_files
 TOKENS = "input_ids"
 """How the raw inputs begin that hold a caption in tokens."""
 MASK = "input_mask"
+_SHA256 = 64
+"""Hexadecimal digits."""
 _NOT_COMPARED = ("transformers_version", "_name_or_path", "dtype", "torch_dtype")
 """Keys of a configuration that say nothing of what a module computes."""
 
@@ -111,8 +113,13 @@ def _have_same_weights(one: Path, other: Path) -> bool:
 
 
 def _is_same(one: Path, other: Path) -> bool:
-    """Whether two files hold the same bytes; the second link to one file is not read."""
-    return one.samefile(other) or cmp(one, other, shallow=False)
+    """Whether two files hold the same bytes; links to one file are not read, nor files that the hub names by a hash."""
+    return one.samefile(other) or _are_same_blob(one.resolve(), other.resolve()) or cmp(one, other, shallow=False)
+
+
+def _are_same_blob(one: Path, other: Path) -> bool:
+    """Whether both lie in caches of the Hugging Face Hub, where a large file's name is the SHA-256 of its contents."""
+    return one.name == other.name and len(one.name) == _SHA256 and one.parent.name == other.parent.name == "blobs"
 
 
 def _configuration(folder: Path) -> object:
