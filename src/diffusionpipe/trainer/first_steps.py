@@ -40,7 +40,7 @@ MOST_ROUNDS = 3
 """So many times `COUNTED` steps are recorded at most until enough of them count."""
 DISTURBED = 0.03
 """A step counts if no rank waited for a core for a longer part of it."""
-PRECISE = 0.005
+PRECISE = 0.01
 """So well the median iteration must be known: its standard error, as a part of it."""
 
 
