@@ -92,6 +92,17 @@ def test_the_number_of_workers_changes_nothing(source):
     assert_equal(load(source, num_steps=5), load(source, num_steps=5, workers=2))
 
 
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_rank_that_encodes_no_rows_gets_empty_batches(pictures, workers):
+    drawn = replace(pictures, inputs=(INPUTS[0], *INPUTS[3:]))  # numbers that are drawn are arrays without strides
+    for batch in load(drawn, positions=(), num_steps=2, workers=workers):
+        assert {name: tuple(value.shape) for name, value in batch.items()} == {
+            "pixels": (0, 3, 8, 8),
+            "noise": (0, 4, 2, 2),
+            "time": (0,),
+        }
+
+
 def test_the_batches_of_two_steps_differ(source):
     first, second = load(source, num_steps=2)
     assert not torch.equal(first["noise"], second["noise"])

@@ -247,6 +247,8 @@ def _write(file: int, tensors: list[Tensor]) -> None:
     """Put the tensors one after the other, each at a multiple of `_ALIGNED`."""
     start = 0
     for tensor in tensors:
+        if not tensor.numel():  # of a rank that encodes no rows: nothing to view as bytes
+            continue
         data = tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data
         written = 0
         while written < len(data):
