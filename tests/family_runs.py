@@ -25,7 +25,7 @@ from PIL import Image, ImageSequence
 from tiny_clips import save_clips
 from tiny_described import CLIPS, save_described
 from tiny_described import PIPELINES as DESCRIBED
-from tiny_models import randomise_parameters, tiny_transformer
+from tiny_models import randomise_parameters, randomise_pipeline, tiny_transformer
 from tiny_pipelines import flux, sd3
 from tiny_runs import losses_of, recipe_of, save_dit, save_pictures, train
 
@@ -55,9 +55,7 @@ STEPS = 2
 def _saved(build: Callable[[], Any]) -> Callable[[Path], Path]:
     def save(folder: Path) -> Path:
         pipeline = build()
-        for seed, part in enumerate(pipeline.components.values()):
-            if isinstance(part, torch.nn.Module):
-                randomise_parameters(part, seed)
+        randomise_pipeline(pipeline)
         pipeline.save_pretrained(folder)
         return folder
 

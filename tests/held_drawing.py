@@ -9,7 +9,7 @@ from unittest import mock
 import torch
 from drawn_families import Asked
 from planner import synthetic
-from tiny_models import randomise_parameters, tiny_flux_transformer
+from tiny_models import randomise_pipeline, tiny_flux_transformer
 from tiny_pipelines import flux
 
 from diffusionpipe.cli.sample_ranks import _plan
@@ -34,9 +34,7 @@ def save_flux(folder: Path) -> Path:
     pipeline = flux()
     wide = tiny_flux_transformer(num_attention_heads=4, attention_head_dim=64, axes_dims_rope=(16, 24, 24))
     pipeline.register_modules(transformer=wide)
-    for seed, part in enumerate(pipeline.components.values()):
-        if isinstance(part, torch.nn.Module):
-            randomise_parameters(part, seed)
+    randomise_pipeline(pipeline)
     pipeline.save_pretrained(folder)
     return folder
 

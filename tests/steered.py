@@ -5,10 +5,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-import torch
 from drawn_families import Asked, asked_of
 from PIL import Image
-from tiny_models import randomise_parameters
+from tiny_models import randomise_pipeline
 from tiny_pipelines import controlled
 
 from diffusionpipe.trainer.conditions import steering_pictures
@@ -19,9 +18,7 @@ CONDITIONS = tuple(f"edges/{number}.png" for number in range(4))
 def save_controlled(folder: Path) -> Path:
     """A Stable Diffusion with a ControlNet, with random weights."""
     pipeline = controlled()
-    for seed, part in enumerate(pipeline.components.values()):
-        if isinstance(part, torch.nn.Module):
-            randomise_parameters(part, seed)
+    randomise_pipeline(pipeline)
     pipeline.save_pretrained(folder)
     return folder
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import diffusers
 import torch
-from tiny_models import randomise_parameters, tiny_t5, tiny_text_encoder, tiny_vae
+from tiny_models import randomise_pipeline, tiny_t5, tiny_text_encoder, tiny_vae
 from tiny_pipelines import CLIP, PIECES, WORDS
 from tokenizers.pre_tokenizers import ByteLevel
 from transformers import (
@@ -457,9 +457,7 @@ CLIPS = {
 def save_described(kind: str, folder: Path) -> Path:
     """A folder of the tiny pipeline, with random weights."""
     pipeline = PIPELINES[kind]()
-    for seed, part in enumerate(pipeline.components.values()):
-        if isinstance(part, torch.nn.Module):
-            randomise_parameters(part, seed)
+    randomise_pipeline(pipeline)
     with torch.no_grad():
         for parameter in pipeline.vae.decoder.parameters():  # calm as a trained one: rounding errors stay small
             parameter.mul_(0.7 if parameter.ndim > 1 else 1.0)

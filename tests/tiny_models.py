@@ -6,6 +6,7 @@ import torch
 from diffusers import (
     AutoencoderKL,
     ControlNetModel,
+    DiffusionPipeline,
     DiTTransformer2DModel,
     FluxTransformer2DModel,
     SD3Transformer2DModel,
@@ -178,6 +179,13 @@ def randomise_parameters(module: nn.Module, seed: int = 0) -> None:
             else:
                 values = 0.1 * values + ("norm" in name and name.endswith("weight"))
             parameter.copy_(values)
+
+
+def randomise_pipeline(pipeline: DiffusionPipeline) -> None:
+    """`randomise_parameters` of each component."""
+    for seed, part in enumerate(pipeline.components.values()):
+        if isinstance(part, nn.Module):
+            randomise_parameters(part, seed)
 
 
 def raw_inputs(graph: LayerGraph, batch: int, seed: int = 0) -> dict[str, Tensor]:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from diffusers.pipelines.flux.pipeline_flux import FluxPipeline, calculate_shift, retrieve_timesteps
-from tiny_models import randomise_parameters
+from tiny_models import randomise_pipeline
 from tiny_pipelines import PIPELINES
 from tiny_runs import recipe_of, save_pictures, train_here
 from typer.testing import CliRunner
@@ -55,9 +55,7 @@ class Folders:
 def save_model(folder: Path, kind: str, scheduler: dict[str, object] | None = None) -> Path:
     """A pipeline of `PIPELINES` whose transformer reads positions up to 64 pixels."""
     pipeline = PIPELINES[kind]()
-    for seed, part in enumerate(pipeline.components.values()):
-        if isinstance(part, torch.nn.Module):
-            randomise_parameters(part, seed)
+    randomise_pipeline(pipeline)
     pipeline.register_modules(scheduler=diffusers.FlowMatchEulerDiscreteScheduler(**(scheduler or {})))
     pipeline.save_pretrained(folder)
     return folder

@@ -11,7 +11,7 @@ import torch
 from drawn_families import GUIDED, by_diffusers
 from PIL import Image
 from steered import asked_of_steered, save_controlled, save_steered
-from tiny_models import randomise_parameters
+from tiny_models import randomise_pipeline
 from tiny_pipelines import PIPELINES, sd3
 from tiny_runs import RESOLUTION, losses_of, recipe_of, train, train_here
 
@@ -38,9 +38,7 @@ def pictures(tmp_path_factory):
 @pytest.mark.parametrize("kind", PIPELINES)
 def test_two_stages_learn_what_one_process_learns(kind, crew, pictures, tmp_path):
     pipeline = PIPELINES[kind]()
-    for seed, part in enumerate(pipeline.components.values()):
-        if isinstance(part, torch.nn.Module):
-            randomise_parameters(part, seed)
+    randomise_pipeline(pipeline)
     pipeline.save_pretrained(tmp_path / "model")
 
     def recipe(name):

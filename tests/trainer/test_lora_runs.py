@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from card_code import picture_of
-from tiny_models import randomise_parameters
+from tiny_models import randomise_pipeline
 from tiny_pipelines import PIPELINES, flux
 from tiny_runs import (
     RESOLUTION,
@@ -47,9 +47,7 @@ def place(tmp_path_factory):
     save_stable_diffusion(folder / "sd")
     save_dit(folder / "dit")
     pipeline = flux()
-    for seed, part in enumerate(pipeline.components.values()):
-        if isinstance(part, torch.nn.Module):
-            randomise_parameters(part, seed)
+    randomise_pipeline(pipeline)
     pipeline.save_pretrained(folder / "flux")
     save_pictures(folder / "data", count=8)
     return folder

@@ -10,7 +10,7 @@ from steered import asked_of_steered, save_controlled, save_steered
 from tiers import quick_and_slow
 from tiny_class_unet import save_class_pair
 from tiny_deepfloyd import save_cascade
-from tiny_models import randomise_parameters, tiny_unet
+from tiny_models import randomise_parameters, randomise_pipeline, tiny_unet
 from tiny_pipelines import sdxl
 from tiny_runs import save_dit, save_stable_diffusion
 
@@ -52,9 +52,7 @@ def save_self_conditioned(folder: Path) -> Path:
 def save_sdxl(folder: Path) -> Path:
     """A Stable Diffusion XL with random weights."""
     pipeline = sdxl()
-    for seed, part in enumerate(pipeline.components.values()):
-        if isinstance(part, torch.nn.Module):
-            randomise_parameters(part, seed)
+    randomise_pipeline(pipeline)
     pipeline.save_pretrained(folder)
     return folder
 

@@ -24,7 +24,7 @@ class SampleSize:
         """Of each picture or clip."""
         from diffusionpipe.models.family import Clip
 
-        return self.clip or Clip(width=self.resolution, height=self.resolution)
+        return self.clip or Clip.square(self.resolution)
 
     @property
     def clip(self) -> "Clip | None":

@@ -326,7 +326,7 @@ def _opened(stated: StatedModel) -> LayerGraph:
         clip = Clip(width=width, height=height, frames=frames)
     if stated.is_class:
         if stated.resolution is not None:
-            clip = Clip(width=stated.resolution, height=stated.resolution)
+            clip = Clip.square(stated.resolution)
         return class_graph(stated.name, size=clip, lora=lora)
     if stated.name in configured_models():
         return configured_graph(stated.name, resolution=stated.resolution, lora=lora, clip=clip)

@@ -74,6 +74,11 @@ class Clip:
     height: int
     frames: int = 1
 
+    @classmethod
+    def square(cls, side: int) -> "Clip":
+        """That of a square picture."""
+        return cls(width=side, height=side)
+
     @property
     def pixels(self) -> tuple[int, ...]:
         """Shape of a sample, (3, H, W), of more than one frame (3, F, H, W)."""

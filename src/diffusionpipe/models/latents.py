@@ -42,7 +42,7 @@ def encoding_of(vae: Any, resolution: int, dtype: str, clip: Clip | None = None)
             raise ModelError("\n".join(problems))
         inputs = encoder_inputs(vae, resolution, dtype)
         return Encoding(layers=encoder_layers(vae), inputs=inputs, latents=latent_shape(vae, resolution))
-    size = clip or Clip(width=resolution, height=resolution)
+    size = clip or Clip.square(resolution)
     factor = vae.spatial_compression_ratio
     for side in (size.width, size.height):
         if side < factor or side % factor:

@@ -8,6 +8,7 @@ from typing import Any
 
 from diffusionpipe.models.objective import Prediction
 from diffusionpipe.models.pipeline_defaults import Guidance
+from diffusionpipe.trainer.data.clips import PLAYED
 
 FOLDER = "path/to/this/folder"
 RUN = "path/to/the/run"
@@ -27,8 +28,6 @@ _OF_FLOWS = (
     "Krea2",
 )
 _OF_CLIPS = ("WanPipeline", "LTXPipeline", "HunyuanVideoPipeline")
-_PLAYED = 16
-"""Frames of a second that a clip is played with, where the recipe says nothing."""
 _SUPER_RESOLUTION = "IFSuperResolutionPipeline"
 _PROMPT = "a photo"
 _DIT_CLASSES = 1000
@@ -65,7 +64,7 @@ class Example:
     frames: int | None = None
     """Of a clip; None: a picture."""
     frame_rate: float | None = None
-    """Of a clip, a second; None: `_PLAYED`."""
+    """Of a clip, a second; None: `PLAYED`."""
 
 
 def snippet(
@@ -103,7 +102,7 @@ def snippet(
     arguments = "".join(f"    {argument},\n" for argument in _arguments(example, pipeline))
     if example.frames is not None:
         imports.append("from diffusers.utils import export_to_gif")
-        rate = example.frame_rate or _PLAYED
+        rate = example.frame_rate or PLAYED
         lines += [f"frames = pipeline(\n{arguments}).frames[0]", f'export_to_gif(frames, "clip.gif", fps={rate:g})']
     else:
         result = "frames[0][0]" if pipeline in _OF_CLIPS else "images[0]"

@@ -154,7 +154,7 @@ def clip_of(recipe: Recipe) -> Clip | None:
 
 def sample_size(recipe: Recipe) -> Clip:
     """The size of the recipe's samples."""
-    return clip_of(recipe) or Clip(width=recipe.data.resolution, height=recipe.data.resolution)
+    return clip_of(recipe) or Clip.square(recipe.data.resolution)
 
 
 def clip_of_size(resolution: int, height: int | None, frames: int | None) -> Clip | None:

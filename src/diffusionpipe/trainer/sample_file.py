@@ -37,6 +37,7 @@ from numpy.typing import NDArray
 from diffusionpipe.errors import ConfigError
 from diffusionpipe.ir.input_file import problem_of_file
 from diffusionpipe.ir.output_file import reason_of, write_atomically
+from diffusionpipe.trainer.data.clips import PLAYED
 from diffusionpipe.trainer.recipe import Precision
 from diffusionpipe.trainer.sampling import SamplingSettings
 
@@ -46,8 +47,6 @@ _MOST = 10_000
 _SOFTWARE = "Software"
 _CLIP = 4
 """Dimensions of a clip."""
-_PLAYED = 16
-"""Frames a second, where nothing says how many."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +71,7 @@ class Origin:
     frames: int | None = None
     """a picture,"""
     frame_rate: float | None = None
-    """shown with `_PLAYED` frames a second."""
+    """shown with `PLAYED` frames a second."""
     precision: Precision
     model: str
     """The base model as the recipe names it, or the folder."""
@@ -107,7 +106,7 @@ def write_sample(picture: NDArray[np.uint8], origin: Origin, path: Path) -> None
         chunks.add_itxt(key, text)
     drawn = BytesIO()
     first, *others = (Image.fromarray(frame) for frame in (picture if picture.ndim == _CLIP else picture[None]))
-    played = {"save_all": True, "append_images": others, "duration": 1000 / (origin.frame_rate or _PLAYED), "loop": 0}
+    played = {"save_all": True, "append_images": others, "duration": 1000 / (origin.frame_rate or PLAYED), "loop": 0}
     first.save(drawn, format="PNG", pnginfo=chunks, **(played if others else {}))
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -262,7 +262,7 @@ def _arguments(pipeline: Any, order: Order, call: PipelineCall) -> dict[str, Any
         texts["negative_prompt_embeds"] = call.rows(rows[1])
         texts |= {f"negative_{name}": rows[1] for name in _POOLED if name in taken}
         texts |= {f"negative_{name}": masks for name in _MASKS if name in taken}
-    clip = order.clip or Clip(width=order.resolution, height=order.resolution)
+    clip = order.clip or Clip.square(order.resolution)
     return {
         **texts,
         **({"negative_prompt": None} if "negative_prompt" in taken else {}),

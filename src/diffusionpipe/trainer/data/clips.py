@@ -19,13 +19,23 @@ from torch import Tensor
 
 from diffusionpipe.errors import ConfigError
 from diffusionpipe.ir.input_file import problem_of_file
-from diffusionpipe.trainer.data.images import CENTRE, PictureError, Size, cut_out, placing, problem_of_sides
+from diffusionpipe.trainer.data.images import (
+    CENTRE,
+    PictureError,
+    Size,
+    cut_out,
+    placing,
+    problem_of_sides,
+    reason_of,
+)
 from diffusionpipe.units import Seconds
 
 if TYPE_CHECKING:
     from PIL import Image
 
 ENDINGS = (".mp4", ".webm", ".mov", ".mkv", ".avi", ".gif")
+PLAYED = 16
+"""Frames of a second that a clip is shown with, where nothing says how many."""
 _EARLY = 0.25
 """Of a frame's time: by so much a frame may be shown too late, because files round the times of frames."""
 
@@ -103,7 +113,7 @@ def problem_of_clip(path: Path, taken: Taken) -> str | None:
     except StopIteration:
         return "it has no frames"
     except Exception as error:  # the formats' readers raise whatever their parsers stumble over
-        return _reason(error)
+        return reason_of(error)
     return taken.problem_of(clip)
 
 
@@ -132,7 +142,7 @@ def load_clip(
             times = taken.times(clip, int(start * taken.num_starts(clip)))
             frames = list(_shown(container, stream, times, tolerance=_EARLY / clip.rate))
     except Exception as error:  # as above
-        raise PictureError(path, _reason(error)) from error
+        raise PictureError(path, reason_of(error)) from error
     if len(frames) < taken.frames:
         raise PictureError(path, f"it ends after {len(frames)} of {taken.frames} frames")
     place = placing(frames[0].size, size, crop)
@@ -174,13 +184,13 @@ def _shown(container: Any, stream: Any, times: Sequence[Seconds], *, tolerance: 
     wanted, shown = list(times), None
     for frame in container.decode(stream):
         while shown is not None and wanted and wanted[0] + tolerance < frame.time - first:
-            yield shown
+            yield _upright(shown)
             del wanted[0]
         if not wanted:
             return
-        shown = _upright(frame) if frame.time - first <= times[-1] + tolerance else None
+        shown = frame if frame.time - first <= times[-1] + tolerance else None
     while shown is not None and wanted:
-        yield shown
+        yield _upright(shown)
         del wanted[0]
 
 
@@ -189,7 +199,3 @@ def _upright(frame: Any) -> "Image.Image":
     picture: Image.Image = frame.to_image()
     turned = int(getattr(frame, "rotation", 0)) % 360
     return picture.rotate(turned, expand=True) if turned else picture
-
-
-def _reason(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__

@@ -39,7 +39,7 @@ def problem_of_header(path: Path) -> str | None:
             _refuse_unfit(picture)
             picture.verify()
     except Exception as error:  # the formats' readers raise whatever their parsers stumble over
-        return _reason(error)
+        return reason_of(error)
     return None
 
 
@@ -82,7 +82,7 @@ def load_levels(
             _refuse_unfit(opened)
             picture = _flatten(ImageOps.exif_transpose(opened), "L" if channels == 1 else "RGB")
     except Exception as error:  # as above; nothing goes on after it
-        raise PictureError(path, _reason(error)) from error
+        raise PictureError(path, reason_of(error)) from error
     picture = cut_out(picture, placing(picture.size, size, crop), size, flip=flip)
     levels = np.array(picture, dtype=np.uint8).reshape(size[1], size[0], channels)
     return torch.from_numpy(levels).permute(2, 0, 1).contiguous()  # (C, H, W)
@@ -118,7 +118,7 @@ def upright_size(path: Path) -> tuple[int, int]:
             is_turned = picture.getexif().get(ExifTags.Base.Orientation, 1) >= _FIRST_TURNED
             return picture.size[::-1] if is_turned else picture.size
     except Exception as error:  # as in problem_of_header
-        raise PictureError(path, _reason(error)) from error
+        raise PictureError(path, reason_of(error)) from error
 
 
 def save_picture(pixels: Tensor, path: Path) -> None:
@@ -163,5 +163,6 @@ def cut_out(picture: Image.Image, place: Placing, size: Size, *, flip: bool) -> 
     return ImageOps.mirror(picture) if flip else picture
 
 
-def _reason(error: Exception) -> str:
+def reason_of(error: Exception) -> str:
+    """What a reader of files has raised, in words."""
     return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
