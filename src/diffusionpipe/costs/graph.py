@@ -116,12 +116,20 @@ class ModelGraph:
         return {tensor.name: tensor for tensor in self.tensors}
 
     @cached_property
+    def _layer(self) -> dict[str, LayerSpec]:
+        return {layer.name: layer for layer in self.layers}
+
+    @cached_property
     def _trainable(self) -> frozenset[str]:
         return frozenset(p.name for p in self.parameters if p.is_trainable)
 
     def tensor(self, name: str) -> TensorSpec:
         """The tensor of that name."""
         return self._tensor[name]
+
+    def layer(self, name: str) -> LayerSpec:
+        """The layer of that name."""
+        return self._layer[name]
 
     @cached_property
     def estimates(self) -> frozenset[str]:

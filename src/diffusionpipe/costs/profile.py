@@ -175,7 +175,16 @@ class Profile:
     def drawing(self, name: str, batch: float) -> Bytes:
         """Bytes of the layer's forward at its peak where nothing is kept; an upper bound where it is not known."""
         known = self._layer[name].drawing
-        return round(self.at(known, batch)) if known else self.activation(name, batch) + self.workspace(name, batch)
+        if known:
+            return round(self.at(known, batch))
+        written = self.activation(name, batch) or round(self._written[name] * batch)  # a frozen layer has no activation
+        return written + self.workspace(name, batch)
+
+    @cached_property
+    def _written(self) -> dict[str, Bytes]:
+        """Bytes that each layer writes of a sample."""
+        tensor = self.graph.tensor
+        return {layer.name: sum(tensor(name).num_bytes for name in layer.writes) for layer in self.graph.layers}
 
     def workspace(self, name: str, batch: float) -> Bytes:
         """Bytes beyond that at the layer's own peak."""

@@ -197,7 +197,7 @@ def test_ranks_that_all_have_room_all_encode():
     assert all(use.frozen for use in proposal.memory)
 
 
-@pytest.mark.parametrize(("megabytes", "is_sequential"), [(80, True), (90, False)])
+@pytest.mark.parametrize(("megabytes", "is_sequential"), [(88, True), (98, False)])
 def test_what_fits_only_with_one_microbatch_in_flight_runs_one_at_a_time(megabytes, is_sequential):
     profile = synthetic.chain([1.0] * 4, parameters=[10**6] * 4, elements=10**6)
     cluster = synthetic.cluster(2, memory=megabytes / 1000)

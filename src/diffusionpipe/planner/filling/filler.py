@@ -1,7 +1,7 @@
 """The filler of a setting: `plan_fills` as `build_plan` and the search call it, within each device's memory."""
 
 from collections.abc import Mapping, Sequence
-from itertools import product
+from itertools import pairwise, product
 
 from diffusionpipe.passes import PlacedFill
 from diffusionpipe.planner.assembly.layout import Filler, Unfilled
@@ -12,6 +12,7 @@ from diffusionpipe.planner.pricing.layer_table import checkpointed_layers
 from diffusionpipe.planner.pricing.offload import encoder_bytes
 from diffusionpipe.planner.pricing.setting import Setting
 from diffusionpipe.planner.pricing.stage_costs import worker_speeds
+from diffusionpipe.timing.buffers import moving_through
 from diffusionpipe.timing.memory import peak_memory
 from diffusionpipe.units import Bytes
 
@@ -55,7 +56,7 @@ def hosts_and_chunk(setting: Setting, unfilled: Unfilled) -> tuple[tuple[int, ..
     """
     batch, num_workers = unfilled.schedule.placement.pipelines[0].num_samples, unfilled.schedule.num_workers
     weights = encoder_bytes(setting)
-    others = [_read_elsewhere(setting, unfilled, worker) for worker in range(num_workers)]
+    others = [_kept_for_others(setting, unfilled, worker) for worker in range(num_workers)]
     chunks = [min(setting.workload.encode_chunk, batch)]
     while chunks[-1] > 1:
         chunks.append(chunks[-1] // 2)
@@ -66,16 +67,16 @@ def hosts_and_chunk(setting: Setting, unfilled: Unfilled) -> tuple[tuple[int, ..
         for rooms, chunk in product((cautious, daring), chunks):
             hosts = tuple(
                 worker
-                for worker, (free, workspace) in enumerate(rooms)
-                if weights + rows * others[worker] + max(0, running[chunk] - workspace) <= free
+                for worker, (free, unused) in enumerate(rooms)
+                if weights + rows * others[worker] + max(0, running[chunk] - unused) <= free
             )
             if len(hosts) >= count:
                 return (None if count == num_workers else hosts), chunk
     return None, 1
 
 
-def _read_elsewhere(setting: Setting, unfilled: Unfilled, worker: int) -> Bytes:
-    """Bytes of one sample that the worker would encode for other workers alone; what it reads, it holds anyway."""
+def _kept_for_others(setting: Setting, unfilled: Unfilled, worker: int) -> Bytes:
+    """Bytes of one sample that the worker would hold because it encodes it; what its stages read, it holds anyway."""
     graph, placement = setting.graph, unfilled.schedule.placement
     own = {
         name
@@ -83,17 +84,19 @@ def _read_elsewhere(setting: Setting, unfilled: Unfilled, worker: int) -> Bytes:
         if stage.worker == worker
         for name in graph.frozen_outputs(unfilled.blocks[stage.weights])
     }
-    return sum(graph.tensor(name).num_bytes for name in graph.frozen_outputs(graph.backbone_layers) if name not in own)
+    held = {*graph.inputs, *graph.frozen_outputs(graph.backbone_layers)}
+    return sum(graph.tensor(name).num_bytes for name in held - own)
 
 
 Room = tuple[Bytes, Bytes]
-"""Bytes left, and bytes of the hungriest layer while it runs."""
+"""Bytes left, and what frozen layers may hold before they need any of them."""
 
 
 def _rooms(setting: Setting, unfilled: Unfilled) -> tuple[list[Room], list[Room]]:
     """Of each worker without the frozen layers: with two messages waiting while activations peak, and with none.
 
-    Messages are not explicit yet. The full simulation of the plan says how many wait.
+    Messages are not explicit yet. The full simulation of the plan says how many wait. Fills run while the worker would
+    wait, beside the activations of that moment; so they may hold what these are below their peak, and the workspace.
     """
     backbone = tuple(name for block in unfilled.blocks[:-1] for name in block)
     uses = peak_memory(
@@ -110,5 +113,17 @@ def _rooms(setting: Setting, unfilled: Unfilled) -> tuple[list[Room], list[Room]
     memories = [min(devices[mesh.rank(group, worker)].memory for group in groups) for worker in range(mesh.pipeline)]
     # What is read from the frozen part is held twice where it is encoded ahead.
     free = [memory - use.total - use.frozen_outputs for memory, use in zip(memories, uses, strict=True)]
-    cautious = [(one, use.workspace) for one, use in zip(free, uses, strict=True)]
-    return cautious, [(one + use.messages, use.workspace) for one, use in zip(free, uses, strict=True)]
+    waiting = _held_in_waits(unfilled)
+    unused = [use.workspace + use.activations - held for use, held in zip(uses, waiting, strict=True)]
+    cautious = list(zip(free, unused, strict=True))
+    return cautious, [(one + use.messages, more) for one, more, use in zip(free, unused, uses, strict=True)]
+
+
+def _held_in_waits(unfilled: Unfilled) -> list[Bytes]:
+    """The most activations that each worker holds while it waits."""
+    found = []
+    for worker, moving in enumerate(moving_through(unfilled.schedule, unfilled.timeline, {})):
+        spans = sorted((s.start, s.end) for s in unfilled.timeline.spans if s.worker == worker)
+        waits = ((end, start) for (_, end), (start, _) in pairwise(spans) if end < start)
+        found.append(max((moving.most(*wait) for wait in waits), default=0))
+    return found
