@@ -7,10 +7,8 @@ from diffusionpipe.units import Bytes, Seconds
 
 if TYPE_CHECKING:
     from diffusionpipe.costs import Cluster, ModelGraph, Profile
-    from diffusionpipe.costs.decoding import Decoding
     from diffusionpipe.costs.memory import MemoryUse
     from diffusionpipe.planner import Setting
-    from diffusionpipe.trainer.recipe import Recipe
     from diffusionpipe.trainer.start import Start
 
 HELD = ("parameters", "gradients", "optimizer", "ema", "backup", "frozen")
@@ -27,6 +25,8 @@ class Expectation:
     """Of each worker at its peak, in training or while it validates, draws or decodes."""
     has_activations: bool
     """Whether activations and messages are in it; else it is what lies there all the time."""
+    decoding: str = ""
+    """How samples are decoded, in words; "" where none are, and where the layers were not measured."""
 
     @property
     def step(self) -> Seconds | None:
@@ -46,18 +46,21 @@ def expectation_of(start: "Start") -> Expectation:
     if recipe.pipeline.is_profiled:
         profile = read_profile(folder / "profile.json")
         cluster = cluster_of_run(folder)
+        memory, decoding = _peaks(start, profile, cluster)
         if plan.train.lead:
             return Expectation(
                 iteration=predicted_period(profile, plan, cluster),
                 update=None,
-                memory=_peaks(start, profile, cluster),
+                memory=memory,
                 has_activations=True,
+                decoding=decoding,
             )
         return Expectation(
             iteration=predicted_timeline(profile, plan, cluster).makespan,
             update=update_time(plan.train, plan.blocks, profile, plan.mesh) or None,
-            memory=_peaks(start, profile, cluster),
+            memory=memory,
             has_activations=True,
+            decoding=decoding,
         )
     timeline = read_prediction(recipe.pipeline.plan_file, plan) if recipe.pipeline.plan_file is not None else None
     uses = _memory(start, unmeasured(start.model, recipe.training.precision.value), None)
@@ -69,32 +72,23 @@ def expectation_of(start: "Start") -> Expectation:
     )
 
 
-def _peaks(start: "Start", profile: "Profile", cluster: "Cluster | None") -> tuple[Bytes, ...]:
-    """The most that each worker holds in any phase of the run."""
+def _peaks(start: "Start", profile: "Profile", cluster: "Cluster | None") -> tuple[tuple[Bytes, ...], str]:
+    """The most that each worker holds in any phase of the run, and how samples are decoded, in words."""
+    from diffusionpipe.cli.decoding_text import decoding_of_recipe, decoding_text, samples_shown
     from diffusionpipe.planner.phases import phases_of, standing
 
     uses, setting, recipe = _memory(start, profile, cluster), _setting(start, profile, cluster), start.recipe
-    drawn = recipe.sampling
-    decoding = _decoding(recipe) if drawn.every else None
+    known, pictures = replace(profile, decoding=decoding_of_recipe(recipe)), samples_shown(recipe)
+    room = setting.cluster.devices[0].memory - standing(uses[0])
     phases = phases_of(
-        replace(setting, profile=replace(profile, decoding=decoding)),
+        replace(setting, profile=known),
         start.plan,
         validates=start.held_out is not None,
-        pictures=(len(drawn.prompts) or len(drawn.labels)) if drawn.every else 0,
-        room=setting.cluster.devices[0].memory - standing(uses[0]),
+        pictures=pictures,
+        room=room,
     )
-    return tuple(max(use.total, standing(use) + phase.peak) for use, phase in zip(uses, phases, strict=True))
-
-
-def _decoding(recipe: "Recipe") -> "Decoding | None":
-    """Of the model whose decoder takes most."""
-    from diffusionpipe.models.folder import resolve_folder
-    from diffusionpipe.trainer.decoding import folder_decoding
-    from diffusionpipe.trainer.members import sample_size
-
-    models = (recipe.alone(name) for name in recipe.backbones)
-    found = (folder_decoding(resolve_folder(one.model.path), sample_size(one)) for one in models)
-    return max((one for one in found if one is not None), key=lambda one: one.whole, default=None)
+    peaks = tuple(max(use.total, standing(use) + phase.peak) for use, phase in zip(uses, phases, strict=True))
+    return peaks, decoding_text(known, pictures, room)
 
 
 def _memory(start: "Start", profile: "Profile", cluster: "Cluster | None") -> "tuple[MemoryUse, ...]":

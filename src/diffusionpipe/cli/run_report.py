@@ -124,6 +124,8 @@ def start_lines(start: "Start", expected: Expectation) -> Iterator[str]:
             trained_parameters=_count(part.parameters),
         )
     yield from _memory_lines(start, expected)
+    if expected.decoding:
+        yield _line(decoding=expected.decoding)
     if expected.step is None:
         yield "predicted_step_s=unknown reason=layers_not_measured"
     else:
@@ -162,6 +164,7 @@ def start_block(start: "Start", expected: Expectation) -> "Panel":
         "precision": recipe.training.precision.value,
         "layout": _layout(start),
         "memory": _memory(start, expected),
+        **({"samples": expected.decoding} if expected.decoding else {}),
         "step": _step(start, expected),
         "training": _training(start),
     }
