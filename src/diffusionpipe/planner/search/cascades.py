@@ -31,6 +31,7 @@ from diffusionpipe.planner.search.constants import (
     NUM_PAIRS,
     NUM_THOROUGH,
     PAIR_ACTIONS,
+    QUICK_EFFORT,
     SLACKS,
     WIDTH,
 )
@@ -58,6 +59,8 @@ def add_pairs(pool: Pool) -> None:
     ways: list[tuple[Seconds, int, PairPlace, _Kind]] = []
     for arrangement in arrangements(judge.setting.cluster):
         found = list(_places(judge, arrangement))
+        # Few micro-batches often look fastest, and hold most.
+        found = [place for place in found if judge.footprint.fits(_leanest(place))] or found
         for rough, kind in _kinds(judge, arrangement):
             ranked = sorted((rough(place), number) for number, place in enumerate(found))
             ways += [(time, len(ways), found[number], kind) for time, number in ranked[:NUM_PAIRS]]
@@ -180,7 +183,7 @@ def _cut(place: PairPlace, name: str) -> Iterator[Candidate]:
     if key not in pairs:
         question, loads = place.question((1,), is_opposed=name == OPPOSED), _loads(place, name)
         # The second one's loads are more even; which is better also depends on what the objective leaves out.
-        pairs[key] = quick_pairs(question, loads)[:1] + first_pairs(question, loads, width=2)[:1]
+        pairs[key] = quick_pairs(question, loads)[:1] + first_pairs(question, loads, width=2, effort=QUICK_EFFORT)[:1]
     for pair in pairs[key]:
         yield from _ordered(place, name, _starts(place, name, pair), pair.replicas)
 
@@ -203,7 +206,7 @@ def _best(place: PairPlace, name: str) -> tuple[PairPartition, ...]:
     question = place.question(replicas, is_opposed=name == OPPOSED)
     found = bounded_pairs(question, _loads(place, name), width=WIDTH)[:WIDTH]
     if name == OPPOSED:
-        found += first_pairs(question, OppositePath(place.microbatches), width=2)[:1]
+        found += first_pairs(question, OppositePath(place.microbatches), width=2, effort=QUICK_EFFORT)[:1]
     return found
 
 
@@ -223,6 +226,12 @@ def _in_turn(place: PairPlace) -> Iterator[Candidate]:
     starts = _balanced(place, len(units), len(units))
     pipes = _pipes(place, units, units)
     yield _candidate(place, IN_TURN, pipes, starts, (1,) * len(units), slack=None)
+
+
+def _leanest(place: PairPlace) -> Candidate:
+    """One backbone after the other: what other ways hold of both at once, this one holds of one."""
+    (candidate,) = _in_turn(place)
+    return candidate
 
 
 def _divided(place: PairPlace) -> Iterator[Candidate]:
@@ -337,8 +346,16 @@ def sharded_pairs(judge: Judge) -> Iterator[Candidate]:
         return
     _, border, end = judge.tables.borders
     places = sorted(_places(judge, Arrangement(units=1, data_parallel=ranks)), key=_rough_in_turn)
-    for place in places[:NUM_PAIRS]:
-        alone = _candidate(place, IN_TURN, _pipes(place, (0,), (0,)), ((0,), (0,)), (1,), slack=None)
+    alone = [_leanest(place) for place in places]
+    in_memory = [one for one in alone if _may_fit_in_parts(judge, one)]
+    for one in (in_memory or alone)[:NUM_PAIRS]:
         for buckets in numbers_of_blocks(min(border, end - border)):
-            if buckets * sum(place.microbatches) <= MAX_SHARDED_FORWARDS:
-                yield replace(alone, buckets=buckets, sharded=True)
+            if buckets * sum(one.counts) <= MAX_SHARDED_FORWARDS:
+                yield replace(one, buckets=buckets, sharded=True)
+
+
+def _may_fit_in_parts(judge: Judge, copy: Candidate) -> bool:
+    """Whether what no copy shares with the others fits in memory, when all that they share takes none."""
+    (use,) = judge.footprint.uses(copy)
+    whole = use.frozen + use.activations + use.frozen_outputs
+    return whole <= min(judge.tables.ground(copy.arrangement).memories)
