@@ -108,7 +108,7 @@ def _default_ranks(device: str) -> int:
 
 ARRIVAL = 60.0
 """Seconds in which all ranks must come: torchrun and srun start them together."""
-TRANSFER_ON_CPU = 20.0
+TRANSFER_ON_CPU = 30.0
 TRANSFER_ON_GPU = 600.0
 """Seconds of one transfer. On GPUs the trial ends first, because an expired transfer of NCCL aborts its process."""
 FAULTS = "the examination found faults; see the lines with fail"

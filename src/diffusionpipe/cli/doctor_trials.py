@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 Late: TypeAlias = Callable[[Finding], None]
 
-LIMIT_ON_CPU: Seconds = 25.0
+LIMIT_ON_CPU: Seconds = 40.0
 LIMIT_ON_GPU: Seconds = 60.0
 """Of each trial: NCCL makes communicators in it, and kernels are loaded."""
 SHARED_REMEDY = "put the run folder on a file system that all machines mount"

@@ -90,7 +90,9 @@ def membership(environ: Mapping[str, str]) -> Membership:
     )
     if not problems and not rank < world_size:
         problems.append(f"RANK={rank} is not below WORLD_SIZE={world_size}")
-    if not problems and world_size > 1 and "LOCAL_RANK" not in environ:
+    if environ.get("MASTER_PORT", "").isdecimal() and not 0 < port < 2**16:
+        problems.append(f"MASTER_PORT={port} is not a port; ports are 1 to 65535")
+    if not problems and world_size > 1 and not environ.get("LOCAL_RANK"):
         problems.append("LOCAL_RANK is not set; it chooses this rank's device")
     if problems:
         found = "; ".join(problems)
