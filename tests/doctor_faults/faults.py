@@ -367,7 +367,7 @@ FAULTS = (
         how="10 Mbit/s",
         run=partial(slow_link, rate="10mbit"),
         finding="links",
-        words="slow between ranks 0-1 with 1\\.\\d MB/s",
+        words="slow between ranks 0-1 with [12]\\.\\d MB/s",
         status="warn",
     ),
     Fault(
