@@ -1,10 +1,12 @@
 import pytest
 import torch
 from diffusers import DDPMScheduler, FlowMatchEulerDiscreteScheduler
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
+from scipy.special import betaincinv
 
 from diffusionpipe.errors import ModelError, RecipeError
+from diffusionpipe.models.incomplete_beta import beta_cumulative, beta_quantile
 from diffusionpipe.models.objective import Objective, ObjectiveSettings, Prediction, TimeSampling
 
 CONFIGS = {
@@ -75,16 +77,51 @@ def test_logit_normal_times_have_the_stated_distribution():
     assert bool((logits.diff() > 0).all())
 
 
-@pytest.mark.parametrize("prediction", Prediction)
+SETTINGS = {
+    **{
+        f"flow, {sampling}": {"prediction": Prediction.FLOW_MATCHING, "time_sampling": sampling}
+        for sampling in TimeSampling
+    },
+    "epsilon": {"prediction": Prediction.EPSILON, "min_snr_gamma": 5.0},
+    "v": {"prediction": Prediction.V_PREDICTION, "min_snr_gamma": 5.0},
+}
+
+
+@pytest.mark.parametrize("bounds", [(0.0, 1.0), (0.29, 0.7)], ids=str)
+@pytest.mark.parametrize("given_settings", SETTINGS.values(), ids=SETTINGS)
 @given(time=st.floats(0, 1, exclude_max=True, width=32))
-def test_any_uniform_number_gives_finite_noise_and_a_timestep_in_range(prediction, time):
-    sampling = TimeSampling.LOGIT_NORMAL if prediction is Prediction.FLOW_MATCHING else TimeSampling.UNIFORM
-    gamma = None if prediction is Prediction.FLOW_MATCHING else 5.0
-    settings = ObjectiveSettings(prediction=prediction, time_sampling=sampling, min_snr_gamma=gamma)
+@example(time=0.0)
+@example(time=1 - 2**-24)
+def test_any_uniform_number_gives_finite_noise_and_a_timestep_in_range(given_settings, bounds, time):
+    settings = ObjectiveSettings(**given_settings, time_range=bounds)
+    is_flow = settings.prediction is Prediction.FLOW_MATCHING
     latents, noise, _ = _batch(torch.float32, 1)
     written = Objective(settings, CONFIGS["zero terminal SNR"]).add_noise(latents, noise, torch.tensor([time]))
     assert all(bool(tensor.isfinite().all()) for tensor in written)
-    assert 0 <= written[1].item() <= 1000 - (prediction is not Prediction.FLOW_MATCHING)
+    low, high = (1000 * bound for bound in bounds)
+    assert low - 1e-4 <= written[1].item() <= high + 1e-4 - (not is_flow)
+
+
+@pytest.mark.parametrize("prediction", [Prediction.EPSILON, Prediction.V_PREDICTION])
+def test_timesteps_of_a_range_are_evenly_those_in_it(prediction):
+    objective = Objective(ObjectiveSettings(prediction=prediction, time_range=(0.29, 0.7)), {})
+    uniform = (torch.arange(41_000, dtype=torch.float64) + 0.5).float() / 41_000
+    _, timesteps, _, _ = objective.add_noise(torch.zeros(41_000, 1), torch.zeros(41_000, 1), uniform)
+    values, counts = timesteps.unique(return_counts=True)
+    assert values.tolist() == list(range(290, 700))
+    assert (counts - 100).abs().max() <= 1
+
+
+@pytest.mark.parametrize("parameters", [(2, 2), (1, 1), (0.5, 0.5), (0.1, 0.1), (0.1, 100), (100, 3), (1.5, 0.3)])
+def test_the_table_of_beta_times_is_the_inverse_that_scipy_has(parameters):
+    generator = torch.Generator().manual_seed(0)
+    share = torch.rand(20_000, generator=generator, dtype=torch.float64)
+    small = 10 ** (-7.3 * torch.rand(20_000, generator=generator, dtype=torch.float64))
+    share = torch.cat([share, small, 1 - small]).sort().values
+    found = beta_quantile(share, *parameters)
+    assert (found - torch.from_numpy(betaincinv(*parameters, share.numpy()))).abs().max() < 1e-9
+    assert bool((found.diff() >= 0).all())
+    assert beta_cumulative(float(found[30_000]), *parameters) == pytest.approx(float(share[30_000]), abs=1e-8)
 
 
 @pytest.mark.parametrize("prediction", [Prediction.EPSILON, Prediction.V_PREDICTION])
@@ -132,8 +169,10 @@ def test_loss_is_never_narrower_than_float32(prediction, target, expected):
         ({"min_snr_gamma": 0.0}, "min_snr_gamma must be positive"),
         ({"time_sampling": TimeSampling.LOGIT_NORMAL}, "logit_normal needs flow_matching, not epsilon; remove it"),
         ({"shift": 3.0}, "shift needs flow_matching, not epsilon; remove it"),
-        ({"prediction": Prediction.FLOW_MATCHING, "logit_mean": 1.0}, "need logit_normal"),
+        ({"prediction": Prediction.FLOW_MATCHING, "logit_mean": 1.0}, 'set time_sampling = "logit_normal" or remove'),
         ({"prediction": Prediction.FLOW_MATCHING, "shift": 0.0}, "must be positive"),
+        ({"time_sampling": TimeSampling.BETA}, "beta needs flow_matching, not epsilon; remove it"),
+        ({"time_range": (0.5, 0.5)}, "time_range: .0.5, 0.5. is not .from, to. with"),
     ],
 )
 def test_a_setting_without_effect_or_sense_is_refused(settings, named):

@@ -236,7 +236,14 @@ def _low_resolutions(members: Sequence[Member]) -> dict[str, str]:
 
 def _objective_identity(objective: ObjectiveSection) -> str:
     """All keys of [objective] but the target, with their values; younger keys only where they say something."""
+    defaults = ObjectiveSection().model_dump(mode="json")
     values = objective.model_dump(mode="json", exclude={"kind"})
-    younger = {"self_conditioning": 0.0, "variance": None}  # runs of before these keys have the same identity
-    values = {key: value for key, value in values.items() if key not in younger or value != younger[key]}
+    older = {
+        "snr_gamma",
+        "time_sampling",
+        "shift",
+        "variance",
+        "guidance",
+    }  # runs of before the others have the same identity
+    values = {key: value for key, value in values.items() if key in older or value != defaults[key]}
     return ", ".join(f"{key} {'none' if value is None else value}" for key, value in values.items())
