@@ -34,6 +34,7 @@ from diffusionpipe.trainer.checkpoints.checkpoint import latest, verify
 from diffusionpipe.trainer.conditions import Wish
 from diffusionpipe.trainer.data.randomness import normal
 from diffusionpipe.trainer.folder_drawing import draw_from_folder
+from diffusionpipe.trainer.members import objective_of
 from diffusionpipe.trainer.metrics import read_metrics
 from diffusionpipe.trainer.sampling import SamplingSettings
 
@@ -168,6 +169,28 @@ def test_two_stages_give_the_losses_validation_norms_and_pictures_of_one_process
     timeline = read_timeline(over_two / "timeline.json")
     assert timeline.num_workers == 2
     assert timeline.copies == ()
+
+
+OBJECTIVES = {
+    "flow": {
+        "kind": "flow_matching", "time_sampling": "beta", "beta_alpha": 3.0, "beta_beta": 1.5, "shift": 2.0,
+        "time_range": (0.25, 0.875), "weighting": "cosmap", "loss": "huber", "huber_delta": 0.5, "offset_noise": 0.1,
+    },
+    "epsilon": {
+        "time_range": (0.0, 0.5), "weighting": "debiased", "loss": "huber", "huber_delta": 0.5, "offset_noise": 0.1,
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", OBJECTIVES)
+def test_two_stages_give_the_losses_of_one_process_for_every_key_of_the_objective(crew, recipe, place, kind):
+    changed = {"objective": OBJECTIVES[kind], "sampling": {"every": "none"}, "training": {"steps": 3}}
+    assert crew.run(train, recipe(f"{kind}-over-two", **changed)) == [3, 3]
+    assert train_here(recipe(f"{kind}-in-one", **changed)) == 3
+    assert_same_losses(place / f"{kind}-over-two", place / f"{kind}-in-one")
+    settings = objective_of(recipe("any", **changed), place / "sd")
+    passed_on = set(OBJECTIVES[kind]) - {"kind", "offset_noise"}
+    assert {key: getattr(settings, key) for key in passed_on} == {key: OBJECTIVES[kind][key] for key in passed_on}
 
 
 def test_the_timeline_of_copies_has_the_whole_step_of_every_rank(crew, recipe, tmp_path):

@@ -16,7 +16,13 @@ from diffusionpipe.errors import ModelError
 from diffusionpipe.models.flow_shift import FlowShift, shift_of
 from diffusionpipe.models.graph import Layer, num_tokens
 from diffusionpipe.models.learned_variance import Noised, variance_loss
-from diffusionpipe.models.objective_settings import ObjectiveSettings, Prediction, TimeSampling
+from diffusionpipe.models.objective_settings import (
+    LossKind,
+    ObjectiveSettings,
+    Prediction,
+    TimeSampling,
+    Weighting,
+)
 from diffusionpipe.models.time_sampling import flow_times
 
 __all__ = [
@@ -61,6 +67,11 @@ class Objective(nn.Module):
                 "objective: self_conditioning cannot estimate clean samples from the noise that a model predicts where "
                 "the scheduler leaves no signal (rescale_betas_zero_snr); train a model that predicts v_prediction"
             )
+        if settings.weighting is Weighting.DEBIASED and is_blind:
+            raise ModelError(
+                "objective: the weight of debiased is infinite where the scheduler leaves no signal "
+                "(rescale_betas_zero_snr); remove weighting, or train a model that predicts v_prediction"
+            )
 
     @property
     def is_flow(self) -> bool:
@@ -88,7 +99,7 @@ class Objective(nn.Module):
     def _add_flow_noise(self, latents: Tensor, noise: Tensor, t: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         sigma = _per_sample(t.to(latents.dtype), latents)
         noisy = sigma * noise + (1.0 - sigma) * latents
-        return noisy, t * self.num_timesteps, noise - latents, torch.ones_like(t)
+        return noisy, t * self.num_timesteps, noise - latents, self._flow_weight(t)
 
     def flow_time(self, time: Tensor, num_tokens: int | None = None) -> Tensor:
         """Uniform numbers in [0, 1) as the times of a flow, 0 is data and 1 noise.
@@ -107,9 +118,27 @@ class Objective(nn.Module):
         # A float32 number just below 1 times 1000 rounds to 1000.
         return (time * self.num_timesteps).long().clamp(math.floor(first), math.ceil(end) - 1)
 
+    def _flow_weight(self, t: Tensor) -> Tensor:
+        """Of samples at these shifted times, (B,); see `Weighting`."""
+        match self.settings.weighting:
+            case Weighting.SIGMA_SQRT:
+                # Schedulers have no time between 0 and that of one step; at 0 the weight would be infinite.
+                return t.clamp(min=1 / self.num_timesteps) ** -2
+            case Weighting.COSMAP:
+                return 2 / (math.pi * (1 - 2 * t + 2 * t * t))
+        return torch.ones_like(t)
+
     def _weight(self, alphas: Tensor) -> Tensor:
-        """Hang et al., section 3.4: min(snr, gamma) / snr for epsilon, min(snr, gamma) / (snr + 1) for v."""
+        """Of samples at these cumulative alphas, (B,).
+
+        Hang et al., section 3.4: min(snr, gamma) / snr for epsilon, min(snr, gamma) / (snr + 1) for v. Debiased: with
+        the weight 1 / sqrt(snr) of the noise's error, that of v's error is sqrt(snr) / (snr + 1), because v's error is
+        the noise's times sqrt((snr + 1) / snr).
+        """
         gamma = self.settings.min_snr_gamma
+        if self.settings.weighting is Weighting.DEBIASED:
+            is_v = self.settings.prediction is Prediction.V_PREDICTION
+            return (alphas * (1 - alphas) if is_v else (1 - alphas) / alphas).sqrt()
         if gamma is None:
             return torch.ones_like(alphas)
         snr = alphas / (1 - alphas)
@@ -131,14 +160,21 @@ class Objective(nn.Module):
             return signal * noisy - sigma * prediction
 
     def loss(self, prediction: Tensor, target: Tensor, weight: Tensor) -> Tensor:
-        """Weighted mean squared error of each sample, shape (B,), in float32 (float64 where an input is).
+        """Weighted mean of each sample's `LossKind`, shape (B,), in float32 (float64 where an input is).
 
         Channels of the prediction beyond those of the target, which state variances, get no gradient.
         """
         is_double = torch.float64 in (prediction.dtype, target.dtype)
         dtype = torch.float64 if is_double else torch.float32
         error = prediction[:, : target.shape[1]].to(dtype) - target.to(dtype)
-        return (error * error).flatten(1).mean(1) * weight.to(dtype)
+        return self._cost(error).flatten(1).mean(1) * weight.to(dtype)
+
+    def _cost(self, error: Tensor) -> Tensor:
+        if self.settings.loss is LossKind.L2:
+            return error * error
+        delta = self.settings.huber_delta
+        # 2 d (sqrt(e^2 + d^2) - d), written without a difference of two numbers that are nearly the same.
+        return 2 * delta * error * error / ((error * error + delta * delta).sqrt() + delta)
 
     def hybrid_loss(
         self, prediction: Tensor, target: Tensor, weight: Tensor, pixels: Tensor, noisy: Tensor, timesteps: Tensor

@@ -32,6 +32,29 @@ class TimeSampling(StrEnum):
     """A beta distribution."""
 
 
+class Weighting(StrEnum):
+    """The weight of a sample's loss at its time, beside `min_snr_gamma`. t is the time of a flow, after its shift."""
+
+    NONE = "none"
+    SIGMA_SQRT = "sigma_sqrt"
+    """1 / t^2, as in diffusers' compute_loss_weighting_for_sd3."""
+    COSMAP = "cosmap"
+    """2 / (pi (1 - 2 t + 2 t^2)), a density of times as a weight (Esser et al., 2024, section 3.1; diffusers too)."""
+    DEBIASED = "debiased"
+    """1 / sqrt(snr) of the noise's error (Yu et al., 2023, https://arxiv.org/abs/2310.08442)."""
+
+
+class LossKind(StrEnum):
+    """What an error e of a prediction costs, before the mean over the sample."""
+
+    L2 = "l2"
+    """e^2."""
+    HUBER = "huber"
+    """2 d (sqrt(e^2 + d^2) - d) with d = `huber_delta`: e^2 for small errors, 2 d |e| for large ones. The pseudo-Huber
+    loss (Charbonnier et al., 1997, https://doi.org/10.1109/83.551699), scaled as in diffusers' training scripts with
+    it (examples/research_projects/scheduled_huber_loss_training)."""
+
+
 MIN_MODE_SCALE, MAX_MODE_SCALE = -1.0, 2 / (pi - 2)
 """Between them the times of `mode` grow with the uniform number (Esser et al., 2024, section 3.1)."""
 MIN_BETA, MAX_BETA = 0.1, 100.0
@@ -44,8 +67,12 @@ DEFAULTS: Mapping[str, object] = {
     "beta_alpha": 2.0,
     "beta_beta": 2.0,
     "time_range": (0.0, 1.0),
+    "weighting": Weighting.NONE,
+    "loss": LossKind.L2,
+    "huber_delta": 0.1,
 }
 """What settings are where nothing is said. A setting that has its default is never refused."""
+_OF_FLOWS = (Weighting.SIGMA_SQRT, Weighting.COSMAP)
 _OF_SAMPLING = {
     "logit_mean": TimeSampling.LOGIT_NORMAL,
     "logit_std": TimeSampling.LOGIT_NORMAL,
@@ -78,6 +105,10 @@ class ObjectiveSettings:
     shift: float | None = 1.0
     """Of flow times towards noise: t becomes shift * t / (1 + (shift - 1) * t) (Esser et al., 2024, section 5.3.2).
     None: as the scheduler's configuration says."""
+    weighting: Weighting = Weighting.NONE
+    loss: LossKind = LossKind.L2
+    huber_delta: float = 0.1
+    """The error from which on the Huber loss grows less than the square."""
     self_conditioning: float = 0.0
     """Share of the samples of every batch for which the denoiser reads its own estimate; see
     `models.self_conditioning`."""
@@ -98,6 +129,10 @@ class ObjectiveSettings:
             ),
             (self.has_learned_range and is_flow, "variance = learned_range has no effect for flow_matching; remove it"),
             (self.shift is not None and self.shift <= 0, "shift must be positive"),
+            (
+                self.weighting is Weighting.DEBIASED and self.min_snr_gamma is not None,
+                "weighting = debiased and min_snr_gamma are two weights of one sample; remove one of them",
+            ),
             (not 0 <= self.self_conditioning <= 1, "self_conditioning is a share; use a number from 0 to 1"),
         ]
         found = [text for is_found, text in problems if is_found]
@@ -116,6 +151,13 @@ def problems_of(values: Mapping[str, object], prediction: Prediction | None) -> 
     sampling = TimeSampling(str(values["time_sampling"]))
     if "time_sampling" in given and prediction not in (None, Prediction.FLOW_MATCHING):
         yield "time_sampling", f"{sampling} needs flow_matching, not {prediction}; remove it"
+    weighting = Weighting(str(values["weighting"]))
+    if weighting in _OF_FLOWS and prediction not in (None, Prediction.FLOW_MATCHING):
+        yield "weighting", f"{weighting} needs flow_matching, not {prediction}; remove it"
+    if weighting is Weighting.DEBIASED and prediction is Prediction.FLOW_MATCHING:
+        yield "weighting", "debiased needs epsilon or v_prediction, not flow_matching; remove it"
+    if "huber_delta" in given and values["loss"] != LossKind.HUBER:
+        yield "huber_delta", f'it has no effect for the {values["loss"]} loss; set loss = "huber" or remove it'
     for key in (key for key in _OF_SAMPLING if key in given):
         if sampling is not _OF_SAMPLING[key]:
             yield key, f'it has no effect for {sampling} times; set time_sampling = "{_OF_SAMPLING[key]}" or remove it'
@@ -131,8 +173,9 @@ def _problems_of_numbers(values: Mapping[str, object]) -> Iterator[tuple[str, st
     for key, (least, most, why) in limits.items():
         if not least <= _number(values[key]) <= most:
             yield key, f"{_number(values[key]):g} is not a number from {least:g} to {most:.4g}{why}"
-    if _number(values["logit_std"]) <= 0:
-        yield "logit_std", f"{_number(values['logit_std']):g} must be positive, e.g. 1"
+    for key, usual in (("logit_std", 1), ("huber_delta", 0.1)):
+        if _number(values[key]) <= 0:
+            yield key, f"{_number(values[key]):g} must be positive, e.g. {usual:g}"
     bounds = values["time_range"]
     assert isinstance(bounds, tuple)
     if not 0 <= bounds[0] < bounds[1] <= 1:

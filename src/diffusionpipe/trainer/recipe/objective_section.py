@@ -5,7 +5,14 @@ from typing import Annotated, Self
 
 from pydantic import Field, model_validator
 
-from diffusionpipe.models.objective_settings import DEFAULTS, Prediction, TimeSampling, problems_of
+from diffusionpipe.models.objective_settings import (
+    DEFAULTS,
+    LossKind,
+    Prediction,
+    TimeSampling,
+    Weighting,
+    problems_of,
+)
 from diffusionpipe.trainer.recipe.section import (
     Auto,
     Choice,
@@ -60,6 +67,14 @@ class ObjectiveSection(Section):
     shift: Auto[Positive] = None
     """Shift of the times towards noise, for flow matching; 1 means no shift. "auto": the shift of the folder's
     scheduler, which may depend on the resolution."""
+    weighting: Choice[Weighting] = Weighting.NONE
+    """The weight of a sample's loss at its time: "sigma_sqrt" or "cosmap" for flow matching, "debiased" for others."""
+    loss: Choice[LossKind] = LossKind.L2
+    """"l2": the squared error; "huber": a loss that grows less for large errors."""
+    huber_delta: Positive = 0.1
+    """The error from which on the Huber loss grows less than the square."""
+    offset_noise: NotNegative = 0.0
+    """Deviation of a normal number that is added to the noise of each channel of a sample; 0.1 is usual, 0: none."""
     self_conditioning: Fraction = 0.0
     """Share of the samples of every batch for which the denoiser also reads its own estimate of the clean sample, from
     a pass before without gradients (self-conditioning); 0.5 is usual, 0 trains without."""
@@ -76,6 +91,8 @@ class ObjectiveSection(Section):
             problems.append("variance: learned_range has no effect for flow_matching; remove it")
         if self.kind is ObjectiveKind.FLOW_MATCHING and self.snr_gamma is not None:
             problems.append("snr_gamma: it has no effect for flow_matching; remove it")
+        if self.weighting is Weighting.DEBIASED and self.snr_gamma is not None:
+            problems.append("weighting: debiased and snr_gamma are two weights of one sample; remove one of them")
         if self.kind in (ObjectiveKind.EPSILON, ObjectiveKind.V_PREDICTION) and self.shift not in (None, 1):
             problems.append(f"shift: it has no effect for {self.kind}; remove it")
         prediction = None if self.kind is ObjectiveKind.AUTO else Prediction(self.kind.value)
