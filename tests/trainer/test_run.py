@@ -29,7 +29,7 @@ from diffusionpipe.errors import CheckpointError, ConfigError, DataError, ModelE
 from diffusionpipe.ir.files import read_plan, read_timeline
 from diffusionpipe.models.folder import scheduler_config
 from diffusionpipe.runtime.store import RowStore
-from diffusionpipe.trainer import run, trackers
+from diffusionpipe.trainer import preparation, run, trackers
 from diffusionpipe.trainer.checkpoints.checkpoint import latest, verify
 from diffusionpipe.trainer.conditions import Wish
 from diffusionpipe.trainer.data.randomness import normal
@@ -183,11 +183,17 @@ OBJECTIVES = {
 
 
 @pytest.mark.parametrize("kind", OBJECTIVES)
-def test_two_stages_give_the_losses_of_one_process_for_every_key_of_the_objective(crew, recipe, place, kind):
+def test_two_stages_give_the_losses_of_one_process_for_every_key_of_the_objective(
+    crew, recipe, place, kind, monkeypatch
+):
+    made = []
+    make = preparation.BatchSource
+    monkeypatch.setattr(preparation, "BatchSource", lambda **given: made.append(given["augmentation"]) or make(**given))
     changed = {"objective": OBJECTIVES[kind], "sampling": {"every": "none"}, "training": {"steps": 3}}
     assert crew.run(train, recipe(f"{kind}-over-two", **changed)) == [3, 3]
     assert train_here(recipe(f"{kind}-in-one", **changed)) == 3
     assert_same_losses(place / f"{kind}-over-two", place / f"{kind}-in-one")
+    assert [augmentation.offset_noise for augmentation in made] == [0.1, 0.0], "of training, of validation"
     settings = objective_of(recipe("any", **changed), place / "sd")
     passed_on = set(OBJECTIVES[kind]) - {"kind", "offset_noise"}
     assert {key: getattr(settings, key) for key in passed_on} == {key: OBJECTIVES[kind][key] for key in passed_on}
