@@ -36,7 +36,9 @@ from diffusionpipe.trainer.data.randomness import normal
 from diffusionpipe.trainer.folder_drawing import draw_from_folder
 from diffusionpipe.trainer.members import objective_of
 from diffusionpipe.trainer.metrics import read_metrics
+from diffusionpipe.trainer.recipe import ObjectiveSection
 from diffusionpipe.trainer.sampling import SamplingSettings
+from diffusionpipe.trainer.session import objective_identity
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -411,6 +413,7 @@ def test_more_steps_may_be_added_to_a_finished_run(recipe, copied):
         ({"objective": {"snr_gamma": 5.0}}, "objective was 'snr_gamma none, .*' and is 'snr_gamma 5.0"),
         ({"training": {"steps": 4}}, "from step 6, but the recipe ends at step 4"),
         ({"optimizer": {"name": "SGD"}}, "optimizer"),
+        ({"objective": {"loss": "huber"}}, "objective was .* and is '.*, loss huber, "),
     ],
 )
 def test_what_would_be_another_run_does_not_continue_this_one(recipe, copied, place, sections, message):
@@ -420,6 +423,11 @@ def test_what_would_be_another_run_does_not_continue_this_one(recipe, copied, pl
     with pytest.raises(CheckpointError, match=message):
         train_here(recipe(copied, **sections), "latest")
     assert read_metrics(copied) == before
+
+
+def test_a_run_of_before_a_key_of_the_objective_was_made_continues():
+    text = "snr_gamma none, time_sampling uniform, shift auto, variance auto, guidance auto"
+    assert objective_identity(ObjectiveSection()) == text
 
 
 def test_a_tracker_that_does_not_start_ends_the_run_before_anything_is_measured(recipe, place, monkeypatch):

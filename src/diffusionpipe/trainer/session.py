@@ -209,7 +209,7 @@ def run_identity(session: Session, train: Dataset) -> dict[str, object]:
         "model": recipe.model.path,
         "lora": lora_identity(recipe),
         "prediction": ", ".join(str(member.prediction) for member in session.members),
-        "objective": _objective_identity(recipe.objective),
+        "objective": objective_identity(recipe.objective),
         **{f"models.{name}": f"{own.path} at {own.resolution or 'auto'}" for name, own in recipe.models.items()},
         **_low_resolutions(session.members),
         **_clips(recipe.data),
@@ -234,7 +234,7 @@ def _low_resolutions(members: Sequence[Member]) -> dict[str, str]:
     }
 
 
-def _objective_identity(objective: ObjectiveSection) -> str:
+def objective_identity(objective: ObjectiveSection) -> str:
     """All keys of [objective] but the target, with their values; younger keys only where they say something."""
     defaults = ObjectiveSection().model_dump(mode="json")
     values = objective.model_dump(mode="json", exclude={"kind"})
