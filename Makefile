@@ -13,7 +13,7 @@ export PYTHONDONTWRITEBYTECODE =
 RESUME_CASCADE = $(if $(wildcard runs/cascade/checkpoints/step-*),--resume latest)
 RESUME_DIGITS = $(if $(wildcard runs/digits/checkpoints/step-*),--resume latest)
 
-.PHONY: demo demo-cascade demo-memory test test-all explore families fuzz soak torture gpu check docs format install clean
+.PHONY: demo demo-cascade demo-memory test test-all explore families fuzz soak torture doctor-faults gpu check docs format install clean
 
 install: $(VENV)/installed
 
@@ -74,6 +74,11 @@ soak: install
 # Jobs that are killed, stopped and starved; SEED=1 does it at other random moments. See tests/torture/README.md.
 torture: install
 	PYTHONPATH=tests $(BIN)/python -m torture --seed $(SEED)
+
+# Ten faults, each planted around real runs of doctor, and healthy runs; HEALTHY=2 makes fewer. See tests/doctor_faults/README.md.
+HEALTHY ?= 20
+doctor-faults: install
+	PYTHONPATH=tests $(BIN)/python -m doctor_faults --healthy $(HEALTHY)
 
 # What only a GPU can show; LIST=1 prints the commands with their limits and expected times. See docs/gpu.md.
 gpu: install

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import settings
+from kept_results import results_kept
 
 if TYPE_CHECKING:
     from crew import Crew
@@ -26,6 +27,9 @@ LIST = Path(__file__).parent / "slow_tests.txt"
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    keeping = results_kept()  # before xdist starts its workers, and they their ranks
+    keeping.__enter__()
+    config.add_cleanup(lambda: keeping.__exit__(None, None, None))
     if config.getoption("numprocesses", None) and "PYTEST_XDIST_WORKER" not in os.environ:
         return  # this process only hands out tests: it needs none of what they import
     from jobs import hear_all_signals

@@ -1,17 +1,25 @@
-"""Cut transformers, each traced once in a process: tracing takes longer than most trainings of tiny models."""
+"""Cut transformers, each traced once in a process: tracing takes longer than most trainings of tiny models.
 
-from collections.abc import Iterator, Mapping
+So does counting the memory of a VAE that decodes, which is done once for all processes.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from unittest import mock
 
+import torch
 from descriptions import configuration_of
+from kept_results import kept
 from torch import Tensor, nn
 
+from diffusionpipe.costs.decoding import Decoding
 from diffusionpipe.models import class_unet, deepfloyd, described
 from diffusionpipe.models.cutting import cut
 from diffusionpipe.models.exporting import Forward
 from diffusionpipe.models.graph import Layer
+from diffusionpipe.profiler.decoding import decoding_of
+from diffusionpipe.trainer import decoding
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,10 +59,17 @@ def cut_once(
     return found.layers
 
 
+def counted_once(vae: nn.Module, latents: Sequence[int], dtype: torch.dtype = torch.float32) -> Decoding:
+    """As `decoding_of`, which is asked once for all VAEs of a configuration."""
+    key = ("decoding", type(vae), configuration_of(vae), tuple(latents), dtype)
+    return kept(key, lambda: decoding_of(vae, latents, dtype))
+
+
 @contextmanager
 def traced_once() -> Iterator[None]:
-    """Models are opened with `cut_once` in place of `cut`."""
+    """Models are opened with `cut_once` in place of `cut`, and pictures decoded by what `counted_once` says."""
     with ExitStack() as patches:
+        patches.enter_context(mock.patch.object(decoding, "decoding_of", counted_once))
         for module in (class_unet, deepfloyd, described):
             patches.enter_context(mock.patch.object(module, "cut", cut_once))
         yield

@@ -1,9 +1,10 @@
-"""Descriptions of models, each made once in a process: describing takes longer than most tests of tiny models."""
+"""Descriptions of models, each made once: describing takes longer than most tests of tiny models."""
 
 from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
+from kept_results import kept
 from torch import nn
 
 from diffusionpipe.costs import ModelGraph
@@ -28,7 +29,8 @@ def described(graph: LayerGraph, **options: Any) -> ModelGraph:
     ]
     tensors = [(n, p.shape, p.dtype, p.requires_grad) for p, n in canonical_names(graph.components).items()]
     others = [getattr(graph, field.name) for field in fields(graph) if field.name not in ("layers", "components")]
-    key = repr((layers, modules, tensors, others, options))
+    parts = (layers, modules, tensors, others, options)
+    key = repr(parts)
     if key not in _DESCRIPTIONS:
-        _DESCRIPTIONS[key] = describe(graph, **options)
+        _DESCRIPTIONS[key] = kept(("description", parts), lambda: describe(graph, **options))
     return _DESCRIPTIONS[key]

@@ -22,9 +22,9 @@ from transformers import CLIPTokenizer
 
 from diffusionpipe.cli.run_check import RunCheck
 from diffusionpipe.models.graph import canonical_names
-from diffusionpipe.profiler import measure_links, measured, passes, together, waking
+from diffusionpipe.profiler import links, measure_links, measured, passes, profile_job, together, waking
 from diffusionpipe.runtime.process_group import Job, joined, membership
-from diffusionpipe.trainer import job_cluster, loop, members, spikes, stopping
+from diffusionpipe.trainer import job_cluster, job_profile, loop, members, spikes, stopping
 from diffusionpipe.trainer import run as run_module
 from diffusionpipe.trainer.cascade_drawing import draw_in_session
 from diffusionpipe.trainer.checkpoints.checkpoint import read
@@ -150,14 +150,17 @@ def train(
 
 @contextmanager
 def measured_briefly() -> Iterator[None]:
-    """Layers and links are measured less often: what they take decides neither losses nor pictures."""
-    links = partial(measure_links, repeats=1)
+    """Layers are measured once, links by small messages: what they take decides neither losses nor pictures."""
+    links_once = partial(measure_links, repeats=1)
     with (
+        mock.patch.multiple(links, MESSAGE_SIZES=(64, 2**16), SUM_SIZES=(64, 2**18), BESIDE=0),
+        mock.patch.object(job_cluster, "HOST_COPY", 2**16),
+        mock.patch.object(job_profile, "profile_job", partial(profile_job, repeats=1)),
         mock.patch.object(passes, "ENOUGH", 0.0),
         mock.patch.multiple(waking, REPEATS=1, MOST_REPEATS=1),
         mock.patch.object(measured, "MOST_SWEEPS", 1),
-        mock.patch.object(together, "measure_links", links),
-        mock.patch.object(job_cluster, "measure_links", links),
+        mock.patch.object(together, "measure_links", links_once),
+        mock.patch.object(job_cluster, "measure_links", links_once),
     ):
         yield
 

@@ -7,8 +7,9 @@ from itertools import accumulate
 
 from diffusionpipe.planner.search.constants import WIDTH
 from diffusionpipe.planner.search.dynamic_program import LinkTime, StageTime
-from diffusionpipe.planner.search.opposed_partition import TwoSidedQuestion, bounded_pairs, first_pairs
+from diffusionpipe.planner.search.opposed_partition import bounded_pairs, first_pairs
 from diffusionpipe.planner.search.pair_objectives import OppositeLoads, OppositePath
+from diffusionpipe.planner.search.two_sided import TwoSidedQuestion
 from diffusionpipe.units import Seconds
 
 LAYERS, DEVICES, MICROBATCHES = (27, 30), 8, (8, 8)

@@ -421,6 +421,32 @@ def test_clocks_and_free_memory_are_read_from_the_system_and_the_control_group(t
     assert free_memory(proc, cgroup) == 4000 * 1024
 
 
+@pytest.mark.parametrize("group", ["job_7/step_0", "job_7", "."])
+@pytest.mark.parametrize(
+    ("line", "root", "limit", "used", "files"),
+    [
+        ("0::/{}", ".", "memory.max", "memory.current", "inactive_file"),
+        ("4:memory:/{}", "memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+        ("4:cpu,memory:/{}", "memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+    ],
+)
+def test_the_limit_of_a_group_around_the_process_counts_in_both_versions(
+    tmp_path, line, root, limit, used, files, group
+):
+    """Slurm and containers on older systems limit a job by a group that is not the root."""
+    proc, folder = tmp_path / "proc", tmp_path / "cgroup" / root / group
+    (proc / "self").mkdir(parents=True)
+    (proc / "self" / "cgroup").write_text("9:name=systemd:/other\n" + line.format("job_7/step_0") + "\n")
+    (proc / "meminfo").write_text("MemAvailable: 4000 kB\n")
+    folder.mkdir(parents=True)
+    (folder / limit).write_text("3000000\n")
+    (folder / used).write_text("2000000\n")
+    (folder / "memory.stat").write_text(f"{files} 500000\n")
+    assert free_memory(proc, tmp_path / "cgroup") == 1_500_000
+    (folder / limit).write_text("9223372036854771712\n")  # how the first version says that there is none
+    assert free_memory(proc, tmp_path / "cgroup") == 4000 * 1024
+
+
 def test_a_disturbed_rehearsal_says_by_what():
     calm = {"cores": 2, "rank_cores": 0.1, "other_cores": 0.2}
     assert disturbance(calm) is None

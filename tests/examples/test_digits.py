@@ -5,13 +5,18 @@ import os
 import re
 import subprocess
 import sys
+from functools import partial
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
+from unittest import mock
 
 import pytest
+from tiny_runs import measured_briefly
 
+from diffusionpipe.cli import recipe_profile
 from diffusionpipe.cli.recipe_setting import restriction_of
 from diffusionpipe.costs.clusters import load_cluster
+from diffusionpipe.profiler import profile_model
 from diffusionpipe.trainer.recipe import load_recipe
 
 ROOT = Path(__file__).parents[2]
@@ -109,13 +114,30 @@ def test_the_report_says_what_was_measured_and_nothing_else():
         assert "That is not what this demo is to show" in text
 
 
+def measure_once():
+    """Keep the profile that `plan` will ask for: the demo shows memory, which is counted; one pass gives the times."""
+    memory.FOLDER.mkdir(parents=True)
+    memory.write_model(memory.FOLDER / "model")
+    memory.write_cluster(memory.FOLDER / "cluster.json", 400 * memory.MIB)
+    cluster = load_cluster(str(memory.FOLDER / "cluster.json"))
+    once = partial(profile_model, repeats=1)
+    with measured_briefly(), mock.patch.object(recipe_profile, "profile_model", once):
+        recipe_profile.make_profile_of(load_recipe(DIGITS / "memory.toml"), cluster, uses_cache=True)
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="limits memory as Linux does")
-def test_under_a_real_limit_copies_run_out_of_memory_and_the_pipeline_trains(tmp_path):
+@pytest.mark.usefixtures("one_thread")
+def test_under_a_real_limit_copies_run_out_of_memory_and_the_pipeline_trains(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    measure_once()
     for name, *arguments in (("dataset", "--out", "runs/digits-data"), ("memory",)):
         command = [sys.executable, str(DIGITS / f"{name}.py"), *arguments]
         done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=900, check=False)
         assert done.returncode == 0, done.stdout + done.stderr
+    kept = list((tmp_path / "cache" / "diffusionpipe" / "profiles").iterdir())
+    assert len(kept) == 1, "`plan` asks for what has been measured"
     verdict = " ".join(done.stdout.split())  # its lines are as wide as the terminal
     assert re.search(r"a whole copy of the model needs [0-9.]+ GiB more than a device has", verdict)
     assert "data parallelism   fails with" in done.stdout

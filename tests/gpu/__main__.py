@@ -41,7 +41,7 @@ MEASUREMENTS = (
     ),
     Measurement(
         name="tests",
-        shows="times, memory, host sums, offloaded weights and losses of runs on one GPU",
+        shows="times, memory, host sums, offloaded weights, dtypes, losses and repeats of runs on one GPU",
         command=("-m", "pytest", "tests", "-q", "-m", "gpu", "--timeout", "120"),
         limit=540,
         expected=180,
@@ -64,6 +64,35 @@ MEASUREMENTS = (
         expected=60,
     ),
 )
+
+
+BY_HAND = (
+    Measurement(
+        name="two nodes",
+        shows="NCCL between machines; start it on both, see docs/gpu.md",
+        command=(
+            *("-m", "torch.distributed.run", "--nnodes", "2", "--nproc-per-node", "8", "--rdzv-backend", "c10d"),
+            *("--rdzv-endpoint", "node-0:29500", "-m", "diffusionpipe", "doctor", "--folder", "/data/runs"),
+        ),
+        limit=180,
+        expected=60,
+    ),
+    Measurement(
+        name="Slurm",
+        shows="a GPU for each task; start it in docs/gpu.md's batch script, in the place of train",
+        command=("-m", "diffusionpipe", "doctor", "--folder", "/data/runs"),
+        limit=180,
+        expected=60,
+    ),
+    Measurement(
+        name="container",
+        shows="GPUs, /dev/shm and locked pages in docs/gpu.md's container, started as its page says",
+        command=("-m", "diffusionpipe", "doctor", "--folder", "/data"),
+        limit=180,
+        expected=60,
+    ),
+)
+"""What needs more than one machine, or another one: `make gpu` lists it and does not run it."""
 
 
 def lines_of(measurements: Sequence[Measurement], out: Path) -> list[str]:
@@ -104,6 +133,8 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.list:
         print("\n".join(lines_of(MEASUREMENTS, arguments.out)))
+        print("\nNot run by `make gpu`, because it takes other machines:\n")
+        print("\n".join(lines_of(BY_HAND, arguments.out)))
         return
     if not torch.cuda.is_available():
         sys.exit("torch finds no CUDA device here; `make gpu LIST=1` prints what would run")

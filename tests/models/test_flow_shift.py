@@ -2,10 +2,12 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
 from diffusers import FlowMatchEulerDiscreteScheduler
 from diffusers.pipelines.flux.pipeline_flux import calculate_shift
+from scipy.special import betainc
 
 from diffusionpipe.errors import ModelError
 from diffusionpipe.models.flow_shift import FlowShift, is_flow_scheduler, shift_of
@@ -28,9 +30,27 @@ def config_of(name: str) -> dict[str, object]:
     return {"_class_name": "FlowMatchEulerDiscreteScheduler", **CONFIGS[name]}
 
 
-def objective_of(name: str, sampling: TimeSampling = TimeSampling.UNIFORM) -> Objective:
-    settings = ObjectiveSettings(prediction=Prediction.FLOW_MATCHING, time_sampling=sampling, shift=None)
+def objective_of(name: str, sampling: TimeSampling = TimeSampling.UNIFORM, **others) -> Objective:
+    settings = ObjectiveSettings(prediction=Prediction.FLOW_MATCHING, time_sampling=sampling, shift=None, **others)
     return Objective(settings, config_of(name))
+
+
+def share_below(times: torch.Tensor, sampling: TimeSampling, *parameters: float) -> torch.Tensor:
+    """The cumulative distribution of times before any shift, by formulas that the code does not use."""
+    match sampling:
+        case TimeSampling.UNIFORM:
+            return times
+        case TimeSampling.LOGIT_NORMAL:
+            mean, deviation = parameters or (0.0, 1.0)
+            return torch.special.ndtr((torch.logit(times) - mean) / deviation)
+        case TimeSampling.MODE:
+            # As diffusers' compute_density_for_timestep_sampling has it; 1 - u is uniform too.
+            (scale,) = parameters or (1.29,)
+            u = np.linspace(1, 0, 200_001)
+            drawn = 1 - u - scale * (np.cos(math.pi * u / 2) ** 2 - 1 + u)
+            return torch.from_numpy(np.interp(times, drawn, 1 - u))
+        case TimeSampling.BETA:
+            return torch.from_numpy(betainc(*(parameters or (2.0, 2.0)), times.numpy()))
 
 
 @pytest.fixture(scope="module")
@@ -71,9 +91,38 @@ def test_drawn_times_follow_the_formula(drawn, name, side, sampling):
     assert terminal <= times[0] <= times[-1] <= 1
     stretched = (times - terminal) / (1 - terminal)
     unshifted = stretched / (stretched + factor_of(name, side) * (1 - stretched))
-    if sampling is TimeSampling.LOGIT_NORMAL:
-        unshifted = torch.special.ndtr(torch.logit(unshifted))
-    assert distance(times, unshifted) < 0.01
+    assert distance(times, share_below(unshifted, sampling)) < 0.01
+
+
+SAMPLINGS = {
+    "mean and deviation": (TimeSampling.LOGIT_NORMAL, {"logit_mean": -0.5, "logit_std": 2.0}),
+    "no mode in the middle": (TimeSampling.MODE, {"mode_scale": -1.0}),
+    "as steep as may be": (TimeSampling.MODE, {"mode_scale": 1.75}),
+    "arcsine": (TimeSampling.BETA, {"beta_alpha": 0.5, "beta_beta": 0.5}),
+    "near the noise": (TimeSampling.BETA, {"beta_alpha": 3.0, "beta_beta": 1.5}),
+    "uniform": (TimeSampling.UNIFORM, {}),
+}
+
+
+@pytest.mark.parametrize("bounds", [(0.0, 1.0), (0.25, 0.875)], ids=str)
+@pytest.mark.parametrize("name", ["none", "static", "terminal"])
+@pytest.mark.parametrize(("sampling", "parameters"), SAMPLINGS.values(), ids=SAMPLINGS)
+def test_times_with_parameters_and_a_range_follow_the_formula(drawn, name, sampling, parameters, bounds):
+    objective = objective_of(name, sampling, **parameters, time_range=bounds)
+    times = times_of(objective, drawn, 512)
+    terminal = CONFIGS[name].get("shift_terminal", 0.0)
+    assert max(terminal, bounds[0]) - 1e-7 <= times[0] <= times[-1] <= bounds[1]
+    ends = torch.tensor(bounds, dtype=torch.float64).clamp(min=terminal)
+    stretched = ((torch.cat([times, ends]) - terminal) / (1 - terminal)).clamp(min=0)
+    unshifted = stretched / (stretched + factor_of(name, 512) * (1 - stretched))
+    below = share_below(unshifted, sampling, *parameters.values())
+    assert distance(times, (below[:-2] - below[-2]) / (below[-1] - below[-2])) < 0.01
+
+
+def test_a_range_without_times_is_refused(drawn):
+    objective = objective_of("terminal", time_range=(0.0, 0.02))
+    with pytest.raises(ModelError, match=r"0.0e\+00 of all times lies from 0 to 0.02, because of the shift"):
+        objective.flow_time(drawn[:4], 64)
 
 
 @pytest.mark.parametrize("side", RESOLUTIONS)

@@ -83,6 +83,46 @@ def test_missing_ranks_are_named():
         admit(HashStore(), Candidate(rank=0, world_size=3), arrival=0.01)
 
 
+def told(store, rank, world_size):
+    with pytest.raises(ConfigError) as caught:
+        admit(store, Candidate(rank=rank, world_size=world_size), arrival=5, proving=0.5)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("sizes", [(2, 3), (3, 2)])
+def test_ranks_that_were_started_for_other_numbers_of_ranks_are_named(sizes):
+    """The one that counted more had waited five minutes, and the other had named a missing proof of the token."""
+    store = HashStore()
+    store.set("size/0", str(sizes[0]))
+    assert told(store, 1, sizes[1]).startswith(f"rank 0 was started for {sizes[0]} ranks and rank 1 for {sizes[1]}")
+    store = HashStore()
+    for key, value in {"size/1": str(sizes[1]), "hello/1": "0 heron", "hello/2": "0 heron"}.items():
+        store.set(key, value)
+    expected = f"rank 1 (heron) was started for {sizes[1]} ranks and rank 0 for {sizes[0]}"
+    assert told(store, 0, sizes[0]).startswith(expected)
+
+
+def test_two_processes_with_one_rank_are_named():
+    store = HashStore()
+    with ThreadPoolExecutor(3) as threads:
+        first = [threads.submit(admit, store, Candidate(rank=rank, world_size=2), arrival=5) for rank in (0, 1)]
+        assert [one.result() for one in first] == [None, None]
+    assert told(store, 1, 2).startswith(f"two processes came as rank 1 of 2, one of them on {HOST}")
+
+
+@pytest.mark.parametrize(
+    ("changed", "problem"),
+    [
+        ({"MASTER_PORT": "0"}, "MASTER_PORT=0 is not a port"),
+        ({"MASTER_PORT": "75211"}, "MASTER_PORT=75211 is not a port; ports are 1 to 65535"),  # 10000 + a job's number
+        ({"LOCAL_RANK": ""}, "LOCAL_RANK is not set"),  # $SLURM_LOCALID outside of srun
+    ],
+)
+def test_variables_that_hold_no_sense_are_named(changed, problem):
+    with pytest.raises(ConfigError, match=problem):
+        membership(TORCHRUN | changed)
+
+
 def test_without_the_token_a_process_does_not_meet_the_others():
     store = HashStore()
     private_keys(store, SECRET).set("beat", "1")

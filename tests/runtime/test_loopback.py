@@ -8,9 +8,9 @@ import pytest
 from crew import crew_of
 from listening import can_connect, listening, own_addresses, places_of_rank
 
+from diffusionpipe.runtime.job_store import tcp_store
 from diffusionpipe.runtime.local_ranks import local_ranks
 from diffusionpipe.runtime.loopback import is_loopback, kept_local
-from diffusionpipe.runtime.process_group import tcp_store
 from diffusionpipe.trainer.launch import _meeting_point
 
 

@@ -6,7 +6,7 @@ import socket
 import pytest
 
 from diffusionpipe.errors import ConfigError, PeerError
-from diffusionpipe.runtime import process_group
+from diffusionpipe.runtime import job_store
 from diffusionpipe.runtime.process_group import Membership, joined
 
 LAUNCHER, ANOTHER = 7, 1
@@ -23,7 +23,7 @@ LAUNCHER, ANOTHER = 7, 1
 )
 def test_a_rank_that_cannot_reach_its_launcher_looks_whether_it_lives(monkeypatch, parents, arrival, error, match):
     """The ranks of a launcher that was killed while they started had waited five minutes for it."""
-    monkeypatch.setattr(process_group, "_TRIAL", 0.1)  # torch adds up to a second of its own
+    monkeypatch.setattr(job_store, "_TRIAL", 0.1)  # torch adds up to a second of its own
     monkeypatch.setattr(os, "getppid", lambda: parents.pop(0) if len(parents) > 1 else parents[0])
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))  # nobody listens

@@ -26,6 +26,15 @@ def test_a_microbatch_takes_its_round_trip_over_what_is_in_flight(family, latenc
         assert found.bubble == 1 - Fraction(3) / period
 
 
+def test_where_times_never_quite_repeat_the_mean_of_many_batches_counts(monkeypatch):
+    """Seen with layer times measured once: waits drifted by rounding, and `plan` ended with an error."""
+    monkeypatch.setattr("diffusionpipe.simulator.steady._are_equal", lambda *_: False)
+    for num_workers, period in ((2, 4), (4, Fraction(9, 2))):
+        found = steady(overlap(num_workers, 1), lambda schedule: uniform_costs(schedule, latency=1))
+        assert found.period == pytest.approx(period, rel=0.01)
+        assert found.bubble == pytest.approx(1 - 3 / float(period), abs=0.02)
+
+
 def test_a_flush_every_few_batches_idles_as_long_as_one_flush():
     idle = []
     for batches in (1, 2, 4, 8, 16):

@@ -170,12 +170,11 @@ def test_ten_kills_and_resumptions_change_no_bit(place):
 
 
 @pytest.mark.slow
-def test_a_run_goes_on_in_another_layout(alone, place):
+def test_a_run_goes_on_in_another_layout(alone, place, crew):
     """From one rank to two that run the models in opposite directions, with frozen work in the waits."""
     assert train_here(recipe_of(place, "moved", training={"steps": 3})) == 3
-    with crew_of(2) as crew:
-        moved = recipe_of(place, "moved", pipeline={"schedule": "opposed", "fill": True})
-        assert crew.run(train, moved, "latest") == [5, 5]
+    moved = recipe_of(place, "moved", pipeline={"schedule": "opposed", "fill": True})
+    assert crew.run(train, moved, "latest") == [5, 5]
     found, expected = tensors_of(latest(place / "moved")), tensors_of(latest(alone))
     assert found.keys() == expected.keys()
     for name, tensor in found.items():
@@ -221,11 +220,10 @@ def test_captions_are_not_missed_in_silence_beside_labels(place):
 @pytest.mark.slow
 @pytest.mark.parametrize("fill", [False, True], ids=["encoded before", "filled"])
 @pytest.mark.parametrize("schedule", ["opposed", "together", "1f1b", "zb-h1"])
-def test_two_ranks_learn_what_one_learns(alone, place, schedule, fill):
+def test_two_ranks_learn_what_one_learns(alone, place, crew, schedule, fill):
     name = f"{schedule}-{fill}"
     recipe = recipe_of(place, name, pipeline={"schedule": schedule, "fill": fill})
-    with crew_of(2) as crew:
-        assert crew.run(train, recipe) == [5, 5]
+    assert crew.run(train, recipe) == [5, 5]
     for key in ("loss/base", "loss/large", "gradient_norm/base", "gradient_norm/large"):
         assert list(losses_of(place / name, key).values()) == pytest.approx(
             list(losses_of(alone, key).values()), rel=1e-9
@@ -233,12 +231,11 @@ def test_two_ranks_learn_what_one_learns(alone, place, schedule, fill):
 
 
 @pytest.mark.slow
-def test_two_ranks_read_the_estimates_that_one_reads(place):
+def test_two_ranks_read_the_estimates_that_one_reads(place, crew):
     settings = {"objective": {"self_conditioning": 0.5}}
     assert train_here(recipe_of(place, "estimates", **settings)) == 5
     settings["pipeline"] = {"schedule": "opposed", "fill": True}
-    with crew_of(2) as crew:
-        assert crew.run(train, recipe_of(place, "estimates-2", **settings)) == [5, 5]
+    assert crew.run(train, recipe_of(place, "estimates-2", **settings)) == [5, 5]
     for key in ("loss/base", "loss/large"):
         expected = pytest.approx(list(losses_of(place / "estimates", key).values()), rel=1e-9)
         assert list(losses_of(place / "estimates-2", key).values()) == expected

@@ -4,7 +4,6 @@ import diffusers
 import numpy as np
 import pytest
 import torch
-from crew import crew_of
 from tiny_class_unet import save_class_pair
 from tiny_runs import losses_of, save_pictures, tensors_of, train, train_here
 
@@ -70,10 +69,9 @@ def test_the_base_model_trains_and_draws_alone(place):
 
 
 @pytest.mark.parametrize("pipeline", [{"schedule": "opposed"}, {"schedule": "1f1b"}], ids=["opposed", "in turn"])
-def test_two_ranks_learn_what_one_does(together, place, pipeline):
+def test_two_ranks_learn_what_one_does(together, place, crew, pipeline):
     name = pipeline["schedule"]
-    with crew_of(2) as crew:
-        assert crew.run(train, recipe_of(place, name, pipeline=pipeline, sampling={"every": "none"})) == [2, 2]
+    assert crew.run(train, recipe_of(place, name, pipeline=pipeline, sampling={"every": "none"})) == [2, 2]
     for key in ("loss/base", "loss/super", "gradient_norm/base", "gradient_norm/super"):
         found, expected = (list(losses_of(folder, key).values()) for folder in (place / name, together))
         assert found == pytest.approx(expected, rel=1e-12)

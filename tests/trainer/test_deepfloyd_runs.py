@@ -6,7 +6,6 @@ import diffusers
 import numpy as np
 import pytest
 import torch
-from crew import crew_of
 from diffusers.pipelines.deepfloyd_if import pipeline_if_superresolution
 from safetensors.torch import load_file, save_file
 from tiers import quick_and_slow
@@ -179,11 +178,10 @@ def test_pictures_of_a_run_are_base_super_resolved_and_bicubic(alone):
     ],
     ids=["opposed, filled", "together", "in turn, filled", "copies", "sharded", "replicas"],
 )
-def test_two_ranks_learn_and_draw_what_one_does(alone, place, pipeline):
+def test_two_ranks_learn_and_draw_what_one_does(alone, place, crew, pipeline):
     name = "-".join(map(str, pipeline.values()))
     microbatches = {} if "data_parallel" not in pipeline else {"microbatches": 1}
-    with crew_of(2) as crew:
-        assert crew.run(train, recipe_of(place, name, pipeline=pipeline | microbatches)) == [2, 2]
+    assert crew.run(train, recipe_of(place, name, pipeline=pipeline | microbatches)) == [2, 2]
     for key in ("loss/base", "loss/super", "gradient_norm/base", "gradient_norm/super"):
         found, expected = (list(losses_of(folder, key).values()) for folder in (place / name, alone))
         assert found == pytest.approx(expected, rel=1e-9)

@@ -29,13 +29,16 @@ from diffusionpipe.errors import CheckpointError, ConfigError, DataError, ModelE
 from diffusionpipe.ir.files import read_plan, read_timeline
 from diffusionpipe.models.folder import scheduler_config
 from diffusionpipe.runtime.store import RowStore
-from diffusionpipe.trainer import run, trackers
+from diffusionpipe.trainer import preparation, run, trackers
 from diffusionpipe.trainer.checkpoints.checkpoint import latest, verify
 from diffusionpipe.trainer.conditions import Wish
 from diffusionpipe.trainer.data.randomness import normal
 from diffusionpipe.trainer.folder_drawing import draw_from_folder
+from diffusionpipe.trainer.members import objective_of
 from diffusionpipe.trainer.metrics import read_metrics
+from diffusionpipe.trainer.recipe import ObjectiveSection
 from diffusionpipe.trainer.sampling import SamplingSettings
+from diffusionpipe.trainer.session import objective_identity
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -168,6 +171,34 @@ def test_two_stages_give_the_losses_validation_norms_and_pictures_of_one_process
     timeline = read_timeline(over_two / "timeline.json")
     assert timeline.num_workers == 2
     assert timeline.copies == ()
+
+
+OBJECTIVES = {
+    "flow": {
+        "kind": "flow_matching", "time_sampling": "beta", "beta_alpha": 3.0, "beta_beta": 1.5, "shift": 2.0,
+        "time_range": (0.25, 0.875), "weighting": "cosmap", "loss": "huber", "huber_delta": 0.5, "offset_noise": 0.1,
+    },
+    "epsilon": {
+        "time_range": (0.0, 0.5), "weighting": "debiased", "loss": "huber", "huber_delta": 0.5, "offset_noise": 0.1,
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", OBJECTIVES)
+def test_two_stages_give_the_losses_of_one_process_for_every_key_of_the_objective(
+    crew, recipe, place, kind, monkeypatch
+):
+    made = []
+    make = preparation.BatchSource
+    monkeypatch.setattr(preparation, "BatchSource", lambda **given: made.append(given["augmentation"]) or make(**given))
+    changed = {"objective": OBJECTIVES[kind], "sampling": {"every": "none"}, "training": {"steps": 3}}
+    assert crew.run(train, recipe(f"{kind}-over-two", **changed)) == [3, 3]
+    assert train_here(recipe(f"{kind}-in-one", **changed)) == 3
+    assert_same_losses(place / f"{kind}-over-two", place / f"{kind}-in-one")
+    assert [augmentation.offset_noise for augmentation in made] == [0.1, 0.0], "of training, of validation"
+    settings = objective_of(recipe("any", **changed), place / "sd")
+    passed_on = set(OBJECTIVES[kind]) - {"kind", "offset_noise"}
+    assert {key: getattr(settings, key) for key in passed_on} == {key: OBJECTIVES[kind][key] for key in passed_on}
 
 
 def test_the_timeline_of_copies_has_the_whole_step_of_every_rank(crew, recipe, tmp_path):
@@ -382,6 +413,7 @@ def test_more_steps_may_be_added_to_a_finished_run(recipe, copied):
         ({"objective": {"snr_gamma": 5.0}}, "objective was 'snr_gamma none, .*' and is 'snr_gamma 5.0"),
         ({"training": {"steps": 4}}, "from step 6, but the recipe ends at step 4"),
         ({"optimizer": {"name": "SGD"}}, "optimizer"),
+        ({"objective": {"loss": "huber"}}, "objective was .* and is '.*, loss huber, "),
     ],
 )
 def test_what_would_be_another_run_does_not_continue_this_one(recipe, copied, place, sections, message):
@@ -391,6 +423,11 @@ def test_what_would_be_another_run_does_not_continue_this_one(recipe, copied, pl
     with pytest.raises(CheckpointError, match=message):
         train_here(recipe(copied, **sections), "latest")
     assert read_metrics(copied) == before
+
+
+def test_a_run_of_before_a_key_of_the_objective_was_made_continues():
+    text = "snr_gamma none, time_sampling uniform, shift auto, variance auto, guidance auto"
+    assert objective_identity(ObjectiveSection()) == text
 
 
 def test_a_tracker_that_does_not_start_ends_the_run_before_anything_is_measured(recipe, place, monkeypatch):

@@ -10,11 +10,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from diffusionpipe.runtime.interfaces import NAMED_INTERFACES
+from diffusionpipe.runtime.free_memory import free_memory
+from diffusionpipe.runtime.interfaces import GLOO, NAMED_INTERFACES, gloo_address
+from diffusionpipe.runtime.loopback import is_loopback
 from diffusionpipe.units import Bytes
 
 if TYPE_CHECKING:
-    import torch
+    from diffusionpipe.runtime.devices import Sight
 
 _SHARED_MEMORY = Path("/dev/shm")
 
@@ -26,15 +28,21 @@ class Facts:
     host: str
     addresses: tuple[str, ...]
     """To which the host's own name resolves."""
+    listens: str
+    """The address at which gloo awaits the other ranks; "" where the interface that it is told has none."""
     interfaces: tuple[str, ...]
     """Of the network, by name."""
     named: tuple[tuple[str, str], ...]
     """The variables of NAMED_INTERFACES that are set, with their values."""
     versions: tuple[tuple[str, str], ...]
     """Of what must be equal on all ranks."""
+    asked: str = "auto"
+    """The kind of device: "auto", "cpu" or "cuda"."""
     device: str
     device_id: str = ""
     """The UUID of a GPU."""
+    host_id: str = ""
+    """NCCL_HOSTID: ranks with different ones may share a GPU."""
     device_free: Bytes = 0
     """Free memory of a GPU."""
     shared_memory: Bytes
@@ -47,21 +55,24 @@ class Facts:
     """That the process may have."""
 
 
-def facts_of(device: torch.device, folder: Path, environ: Mapping[str, str]) -> Facts:
-    """What this process sees."""
+def facts_of(own: Sight, folder: Path, environ: Mapping[str, str]) -> Facts:
+    """What this process sees, and would compute on."""
     import resource
 
     host = socket.gethostname()
-    is_gpu = device.type == "cuda"
+    is_gpu = own.index is not None
     found = Facts(
         host=host,
         addresses=_addresses(host),
+        listens=gloo_address(environ.get(GLOO, ""), host),
         interfaces=tuple(name for _, name in socket.if_nameindex()),
         named=tuple((name, environ[name]) for name in NAMED_INTERFACES if environ.get(name)),
         versions=_versions(is_gpu=is_gpu),
+        asked=own.asked,
         device="cpu",
+        host_id=own.host_id,
         shared_memory=shutil.disk_usage(_SHARED_MEMORY).total if _SHARED_MEMORY.is_dir() else 0,
-        host_memory=_available(),
+        host_memory=free_memory() or 0,
         disk=shutil.disk_usage(folder).free,
         open_files=resource.getrlimit(resource.RLIMIT_NOFILE)[0],
     )
@@ -69,12 +80,12 @@ def facts_of(device: torch.device, folder: Path, environ: Mapping[str, str]) -> 
         return found
     import torch
 
-    properties = torch.cuda.get_device_properties(device)
+    properties = torch.cuda.get_device_properties(own.index)
     return replace(
         found,
         device=properties.name,
         device_id=str(getattr(properties, "uuid", "")),
-        device_free=torch.cuda.mem_get_info(device)[0],
+        device_free=torch.cuda.mem_get_info(own.index)[0],
     )
 
 
@@ -87,10 +98,12 @@ def without_names(facts: Sequence[Facts]) -> tuple[Facts, ...]:
         replace(
             one,
             host=hosts[one.host],
-            addresses=tuple(address if is_loopback(address) else "network" for address in one.addresses),
+            addresses=tuple(map(_kind_of_address, one.addresses)),
+            listens=_kind_of_address(one.listens),
             interfaces=tuple(f"interface-{number}" for number, _ in enumerate(one.interfaces)),
             named=tuple((name, _renamed(value, one.interfaces)) for name, value in one.named),
             device_id=numbers[one.host, one.device_id],
+            host_id="set" if one.host_id else "",
         )
         for one in facts
     )
@@ -101,9 +114,8 @@ def _renamed(value: str, interfaces: Sequence[str]) -> str:
     return f"{mark}interface-{interfaces.index(name)}" if name in interfaces else f"{mark}other"
 
 
-def is_loopback(address: str) -> bool:
-    """Whether other machines cannot reach it."""
-    return address.startswith("127.") or address == "::1"
+def _kind_of_address(address: str) -> str:
+    return "network" if address and not is_loopback(address) else address
 
 
 def _addresses(host: str) -> tuple[str, ...]:
@@ -123,23 +135,3 @@ def _versions(*, is_gpu: bool) -> tuple[tuple[str, str], ...]:
     if is_gpu:
         found |= {"CUDA": str(torch.version.cuda), "NCCL": ".".join(map(str, torch.cuda.nccl.version()))}  # type: ignore[no-untyped-call]
     return tuple(found.items())
-
-
-def _available() -> Bytes:
-    path = Path("/proc/meminfo")
-    if not path.exists():
-        return 0
-    lines = path.read_text(encoding="ascii").splitlines()
-    kib = next((int(line.split()[1]) for line in lines if line.startswith("MemAvailable:")), 0)
-    limit = _limit_of_container()
-    return min(kib * 1024, limit) if limit else kib * 1024
-
-
-def _limit_of_container() -> Bytes:
-    """What its control group still allows; 0 without a limit."""
-    folder = Path("/sys/fs/cgroup")
-    try:
-        limit, used = ((folder / name).read_text(encoding="ascii").strip() for name in ("memory.max", "memory.current"))
-    except OSError:
-        return 0
-    return max(int(limit) - int(used), 1) if limit.isdecimal() else 0

@@ -5,9 +5,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from diffusionpipe.cli.doctor_facts import Facts, is_loopback
+from diffusionpipe.cli.doctor_facts import Facts
 from diffusionpipe.costs.cluster import slow_pairs
-from diffusionpipe.runtime.interfaces import unknown_interface
+from diffusionpipe.runtime.interfaces import GLOO, unknown_interface
+from diffusionpipe.runtime.loopback import is_loopback
 from diffusionpipe.units import Bytes
 
 LEAST_SHARED: Bytes = 2**28
@@ -78,16 +79,23 @@ def _versions(facts: Sequence[Facts]) -> Finding:
 
 def _devices(facts: Sequence[Facts]) -> Finding:
     problems = []
-    kinds = {one.device == "cpu" for one in facts}
-    if len(kinds) > 1:
-        on_cpu = [rank for rank, one in enumerate(facts) if one.device == "cpu"]
+    for kind in ("cpu", "cuda"):
+        asked = [rank for rank, one in enumerate(facts) if one.asked == kind]
+        if asked and len(asked) < len(facts):
+            others = "and the others did not"
+            problems.append((Status.FAIL, f"{listed(asked)} asked for {kind} {others}", "give all ranks one --device"))
+    on_cpu = [rank for rank, one in enumerate(facts) if one.device == "cpu" and one.asked != "cpu"]
+    if len(on_cpu) < len(facts) and on_cpu:
         remedy = "start at most one rank per GPU, or use --device cpu"
-        problems.append((Status.FAIL, f"{listed(on_cpu)} compute on CPUs and the others on GPUs", remedy))
-    sharing: dict[tuple[str, str], list[int]] = defaultdict(list)
+        problems.append((Status.FAIL, f"{listed(on_cpu)} would compute on CPUs and the others on GPUs", remedy))
+    elif on_cpu and facts[0].asked == "cuda":
+        remedy = "check the driver and CUDA_VISIBLE_DEVICES, or use --device cpu"
+        problems.append((Status.FAIL, "no rank finds a CUDA device", remedy))
+    sharing: dict[tuple[str, str, str], list[int]] = defaultdict(list)
     for rank, one in enumerate(facts):
         if one.device_id:
-            sharing[one.host, one.device_id].append(rank)
-    for (host, _), ranks in sharing.items():
+            sharing[one.host, one.host_id, one.device_id].append(rank)
+    for (host, *_), ranks in sharing.items():
         if len(ranks) > 1:
             remedy = "start at most one rank per GPU, and give every task a GPU of its own"
             problems.append((Status.FAIL, f"{listed(ranks)} share a GPU of {host}", remedy))
@@ -99,26 +107,32 @@ def _devices(facts: Sequence[Facts]) -> Finding:
 
 
 def _names(facts: Sequence[Facts]) -> Finding:
-    hosts = {one.host: one for one in facts}
     problems = []
-    for host, one in hosts.items():
-        if len(hosts) > 1 and all(map(is_loopback, one.addresses)) and "GLOO_SOCKET_IFNAME" not in dict(one.named):
+    hosts = dict.fromkeys(one.host for one in facts)
+    for one in facts:
+        if len(hosts) > 1 and is_loopback(one.listens) and GLOO not in dict(one.named):
             found = ", ".join(one.addresses) or "nothing"
-            remedy = (
-                f"give {host} its network address in /etc/hosts, or set GLOO_SOCKET_IFNAME to its network interface"
-            )
-            problems.append((Status.FAIL, f"{host} resolves to {found}, which other machines cannot reach", remedy))
+            remedy = f"give {one.host} its network address in /etc/hosts, or set {GLOO} to its network interface"
+            problems.append((Status.FAIL, f"{one.host} resolves to {found}, which other machines cannot reach", remedy))
     text = "one machine" if len(hosts) == 1 else f"{len(hosts)} machines, each with an address that others can reach"
     return _finding("names", text, *problems)
 
 
 def _interfaces(facts: Sequence[Facts]) -> Finding:
     problems = []
-    for host, one in {one.host: one for one in facts}.items():
+    is_one_machine = len({one.host for one in facts}) == 1
+    for one in facts:
         for variable, value in one.named:
-            if wrong := unknown_interface(variable, value, one.interfaces):
-                remedy = f"set {variable} to an interface that `ip address` shows, or unset it"
-                problems.append((Status.FAIL, f"{variable}={value} names no interface of {host}: {wrong}", remedy))
+            what, wrong = f"{variable}={value} names", unknown_interface(variable, value, one.interfaces)
+            remedy = f"set {variable} to an interface that `ip address` shows with an address, or unset it"
+            if wrong:
+                problems.append((Status.FAIL, f"{what} no interface of {one.host}: {wrong}", remedy))
+            elif variable == GLOO and not one.listens:
+                problems.append((Status.FAIL, f"{what} an interface of {one.host} without an address", remedy))
+            elif variable == GLOO and is_loopback(one.listens) and not is_one_machine:
+                remedy = f"set {variable} to the interface that joins the machines"
+                wrong = "an interface that other machines cannot reach"
+                problems.append((Status.FAIL, f"{what} the loopback of {one.host}, {wrong}", remedy))
     named = dict.fromkeys(f"{name}={value}" for one in facts for name, value in one.named)
     return _finding("interfaces", ", ".join(named) or "gloo and NCCL choose", *problems)
 
@@ -150,7 +164,10 @@ _MEMORY = _Need(
 def _per_rank(facts: Sequence[Facts], sizes: Sequence[Bytes], need: _Need) -> Finding:
     """Of something that the ranks of a machine share, each of which needs a part; 0: the machine does not say."""
     hosts = [one.host for one in facts]
-    parts = [(host, size // hosts.count(host)) for host, size in dict(zip(hosts, sizes, strict=True)).items() if size]
+    least: dict[str, Bytes] = {}  # ranks of a machine may be in containers, each with its own
+    for host, size in zip(hosts, sizes, strict=True):
+        least[host] = min(size, least.get(host, size))
+    parts = [(host, size // hosts.count(host)) for host, size in least.items() if size]
     problems = [
         (Status.FAIL, f"{host} has {need.amount(part)} of {need.name} for each rank", need.remedy)
         for host, part in parts
@@ -175,6 +192,10 @@ def _files(facts: Sequence[Facts]) -> Finding:
     )
 
 
+NEEDED = ("versions", "devices", "names", "interfaces", "connections")
+"""Findings without which ranks cannot compute together: they would wait for each other for minutes."""
+
+
 def links_finding(rates: Mapping[tuple[int, int], float], hosts: Sequence[str]) -> Finding:
     """Of the bytes a second between pairs of ranks."""
     if not rates:
@@ -183,13 +204,15 @@ def links_finding(rates: Mapping[tuple[int, int], float], hosts: Sequence[str]) 
     slow = {pair: rate for pair, rate in rates.items() if rate < SLOWEST or pair in relative}
     problems = []
     if slow:
-        which = ", ".join(f"{one}-{other} with {rate / 1e9:.2f} GB/s" for (one, other), rate in sorted(slow.items()))
+        which = ", ".join(f"{one}-{other} with {_rate(rate)}" for (one, other), rate in sorted(slow.items()))
         remedy = "look at the cables, at `nvidia-smi topo -m`, and at the interface that NCCL_SOCKET_IFNAME names"
         problems.append((Status.WARN, f"slow between ranks {which}", remedy))
-    fastest = max(rates.values())
-    return _finding(
-        "links", f"{min(rates.values()) / 1e9:.2f} to {fastest / 1e9:.2f} GB/s between any two ranks", *problems
-    )
+    text = f"{_rate(min(rates.values()))} to {_rate(max(rates.values()))} between any two ranks"
+    return _finding("links", text, *problems)
+
+
+def _rate(rate: float) -> str:
+    return f"{rate / 1e9:.2f} GB/s" if rate >= SLOWEST else f"{rate / 1e6:.1f} MB/s"
 
 
 def listed(ranks: Sequence[int]) -> str:

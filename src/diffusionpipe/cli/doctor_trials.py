@@ -1,22 +1,32 @@
 """What the ranks of `diffusionpipe doctor` try together: messages, sums, a small pipeline, a checkpoint."""
 
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
 from itertools import combinations
 from pathlib import Path
 from time import perf_counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
+from diffusionpipe.cli.doctor_facts import Facts
 from diffusionpipe.cli.doctor_findings import Finding, Status, links_finding
-from diffusionpipe.units import Bytes
+from diffusionpipe.units import Bytes, Seconds
 
 if TYPE_CHECKING:
     import torch
 
     from diffusionpipe.costs import ModelGraph
     from diffusionpipe.models.graph import LayerGraph
-    from diffusionpipe.runtime.process_group import Job
+    from diffusionpipe.runtime.process_group import Job, Meeting
     from diffusionpipe.runtime.transport import ProcessTransport
 
+Late: TypeAlias = Callable[[Finding], None]
+
+LIMIT_ON_CPU: Seconds = 40.0
+LIMIT_ON_GPU: Seconds = 60.0
+"""Of each trial: NCCL makes communicators in it, and kernels are loaded."""
+SHARED_REMEDY = "put the run folder on a file system that all machines mount"
 SMALL: Bytes = 8
 LARGE_ON_CPU: Bytes = 2**22
 LARGE_ON_GPU: Bytes = 2**26
@@ -24,59 +34,104 @@ LARGE_ON_GPU: Bytes = 2**26
 MOST_PAIRS = 120
 """Of more pairs only those of neighbours are timed."""
 REPEATS = 5
+PROBE: Bytes = 2**16
+TIME_OF_LINKS: Seconds = 8.0
+"""For all pairs together."""
 MICROBATCHES = 2
 WIDTH = 8
 
 
-def trials(job: "Job", folder: Path, hosts: tuple[str, ...]) -> list[Finding]:
-    """What works; every rank calls it, and all get the same."""
+def opened_group(meeting: "Meeting", timeout: Seconds, found: list[Finding], late: Late) -> "Job | None":
+    """The job, with its process group; None where there is none, and then the reason is added to what was `found`."""
+    from diffusionpipe.errors import ConfigError
+    from diffusionpipe.runtime.process_group import opened
+
+    job, own = None, ""
+    with _limit("cuda" if meeting.sight.index is not None else "cpu", "groups", late):
+        try:
+            job = opened(meeting, timeout=timeout)
+        except (ConfigError, RuntimeError) as error:
+            own = f"{type(error).__name__}: {str(error).splitlines()[0]}"
+        said = meeting.everyone("doctor/groups", own)
+    problems = [f"rank {rank}: {problem}" for rank, problem in enumerate(said) if problem]
+    if problems:
+        remedy = "look at the network between the machines, its firewall and its interfaces"
+        found.append(Finding(name="groups", status=Status.FAIL, text=problems[0], remedy=remedy))
+        return None
+    return job
+
+
+def trials(job: "Job", folder: Path, facts: Sequence[Facts], found: list[Finding], late: Late) -> None:
+    """What works, added to what was `found`; every rank calls it, and all get the same.
+
+    `late` is called, in another thread, with the finding of a trial that does not end.
+    """
     from diffusionpipe.runtime.transport import ProcessTransport
 
     ranks = tuple(range(job.membership.world_size))
-    transport = ProcessTransport(job.device, summing=(ranks,))
-    found = [
-        _tried("messages", lambda: _ring(job, transport), "look at the network, its firewall and its interfaces"),
-        _tried("sums", lambda: _sums(job, transport, ranks), "set NCCL_DEBUG=INFO and look at the first warning"),
-        links_finding(_rates(job, transport), hosts),
-        _tried("pipeline", lambda: _pipeline(job), "look at the device: its results are not those of a CPU"),
-    ]
+    hosts = tuple(one.host for one in facts)
+    trial = partial(_tried, job, late)
+    with _limit(job.device.type, "groups", late):
+        transport = ProcessTransport(job.device, summing=(ranks,))
+    look = "look at the network, its firewall and its interfaces"
+    found.append(trial("messages", lambda: _ring(job, transport), look))
+    if found[-1].status is Status.OK:
+        found.append(
+            trial("sums", lambda: _sums(job, transport, ranks), "set NCCL_DEBUG=INFO and look at the first warning")
+        )
+    if found[-1].status is not Status.OK:  # a group is broken after an error: what comes next would say nothing
+        found.append(not_tried("links, pipeline and folder", f"the {found[-1].name} fail"))
+        return
+    with _limit(job.device.type, "links", late):
+        found.append(links_finding(_rates(job, transport), hosts))
+    found.append(trial("pipeline", lambda: _pipeline(job), "look at the device: its results are not those of a CPU"))
     transport.close()
-    return [*found, *_folder(job, folder)]
-
-
-def _folder(job: "Job", folder: Path) -> list[Finding]:
-    shared = shared_folder(folder)
-    if shared.status is Status.FAIL:  # ranks cannot find what the others have saved, whatever the disk does
-        return [
-            shared,
-            Finding(name="checkpoint", status=Status.WARN, text="not tried, because the folder is not shared"),
-        ]
+    if found[-1].status is not Status.OK:
+        found.append(not_tried("folder", "the pipeline fails"))
+        return
+    found.append(trial("shared folder", lambda: _shared(folder), SHARED_REMEDY))
+    if found[-1].status is not Status.OK:  # ranks cannot find what the others have saved, whatever the disk does
+        found.append(not_tried("checkpoint", "the folder is not shared"))
+        return
     remedy = "choose another --folder: this one loses what is written"
-    return [shared, _tried("checkpoint", lambda: _checkpoint(job, folder), remedy)]
+    found.append(trial("checkpoint", lambda: _checkpoint(job, folder), remedy))
 
 
-def shared_folder(folder: Path) -> Finding:
-    """Whether all ranks write to one folder; every rank calls it."""
-    return _tried(
-        "shared folder", lambda: _shared(folder), "put the run folder on a file system that all machines mount"
-    )
+def not_tried(name: str, why: str) -> Finding:
+    """What has no sense after a fault."""
+    return Finding(name=name, status=Status.WARN, text=f"not tried, because {why}", remedy="mend that first")
 
 
-def _tried(name: str, trial: Callable[[], str], remedy: str) -> Finding:
+def _tried(job: "Job", late: Late, name: str, trial: Callable[[], str], remedy: str) -> Finding:
     """What the trial returns is what works; an error of any rank is everybody's finding."""
     from diffusionpipe.errors import DiffusionPipeError
-    from diffusionpipe.runtime.exchange import PLAIN, gather
 
-    own: str | None = None
-    text = ""
-    try:
-        text = trial()
-    except (DiffusionPipeError, RuntimeError, AssertionError, OSError) as error:
-        own = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
-    problems = [f"rank {rank}: {problem}" for rank, problem in enumerate(gather(own, PLAIN)) if problem is not None]
+    own = text = ""
+    with _limit(job.device.type, name, late):
+        try:
+            text = trial()
+        except (DiffusionPipeError, RuntimeError, AssertionError, OSError) as error:
+            own = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+        said = job.everyone(f"doctor/{name}", own)  # not over the process group, which an error has broken
+    problems = [f"rank {rank}: {problem}" for rank, problem in enumerate(said) if problem]
     if problems:
         return Finding(name=name, status=Status.FAIL, text=problems[0], remedy=remedy)
     return Finding(name=name, status=Status.OK, text=text)
+
+
+@contextmanager
+def _limit(device: str, name: str, late: Late) -> Iterator[None]:
+    """Call `late` if the block does not end: NCCL may wait for ever for a rank that it cannot reach."""
+    limit = LIMIT_ON_GPU if device == "cuda" else LIMIT_ON_CPU
+    remedy = "look at the network between the machines, its firewall and its interfaces"
+    finding = Finding(name=name, status=Status.FAIL, text=f"not over after {limit:.0f} s", remedy=remedy)
+    timer = threading.Timer(limit, late, (finding,))
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def _ring(job: "Job", transport: "ProcessTransport") -> str:
@@ -118,7 +173,10 @@ def _sums(job: "Job", transport: "ProcessTransport", ranks: tuple[int, ...]) -> 
 
 
 def _rates(job: "Job", transport: "ProcessTransport") -> dict[tuple[int, int], float]:
-    """Bytes a second of each pair, one pair after the other; the fastest of some round trips."""
+    """Bytes a second of each pair, one pair after the other; the fastest of some round trips.
+
+    The messages are so long that all pairs together take about `TIME_OF_LINKS`, or longer on very slow links.
+    """
     import torch
 
     from diffusionpipe.runtime.exchange import PLAIN, gather
@@ -127,27 +185,36 @@ def _rates(job: "Job", transport: "ProcessTransport") -> dict[tuple[int, int], f
     pairs = list(combinations(range(size), 2))
     if len(pairs) > MOST_PAIRS:
         pairs = [(one, one + 1) for one in range(size - 1)]
-    length = LARGE_ON_GPU if job.device.type == "cuda" else LARGE_ON_CPU
-    buffer = torch.zeros(length, dtype=torch.uint8, device=job.device)
+    largest = LARGE_ON_GPU if job.device.type == "cuda" else LARGE_ON_CPU
+    buffer = torch.zeros(largest, dtype=torch.uint8, device=job.device)
     own: list[float] = []
     for one, other in pairs:
-        job.store.set(f"doctor/{one}-{other}/{rank}", "")
+        key = f"doctor/{one}-{other}"
+        job.store.set(f"{key}/{rank}", "")
         if rank in (one, other):
-            job.store.get(f"doctor/{one}-{other}/{one + other - rank}")
-            times = [_round_trip(transport, buffer, one, other, is_first=rank == one) for _ in range(1 + REPEATS)]
-            own.append(2 * length / min(times[1:]))
+            job.store.get(f"{key}/{one + other - rank}")
+            trip = partial(_round_trip, transport, one=one, other=other, is_first=rank == one)
+            trip(buffer[:PROBE])  # NCCL connects
+            if rank == one:
+                rate = 2 * PROBE / trip(buffer[:PROBE])
+                fitting = int(rate * TIME_OF_LINKS / len(pairs) / (2 * REPEATS))
+                job.store.set(f"{key}/length", str(min(max(fitting, PROBE), largest)))
+            else:
+                trip(buffer[:PROBE])
+            length = int(job.store.get(f"{key}/length"))
+            own.append(2 * length / min(trip(buffer[:length]) for _ in range(REPEATS)))
     own_pairs = [pair for pair in pairs if rank in pair]
     texts = gather(" ".join(f"{a}-{b}={rate:.0f}" for (a, b), rate in zip(own_pairs, own, strict=True)), PLAIN)
     found: dict[tuple[int, int], float] = {}
     for entry in " ".join(map(str, texts)).split():
-        ends, rate = entry.split("=")
+        ends, text = entry.split("=")
         one, other = map(int, ends.split("-"))
-        found[one, other] = max(float(rate), found.get((one, other), 0.0))
+        found[one, other] = max(float(text), found.get((one, other), 0.0))
     return found
 
 
 def _round_trip(
-    transport: "ProcessTransport", buffer: "torch.Tensor", one: int, other: int, *, is_first: bool
+    transport: "ProcessTransport", buffer: "torch.Tensor", *, one: int, other: int, is_first: bool
 ) -> float:
     import torch
 

@@ -75,6 +75,12 @@ class FlowShift:
             time = factor * time / (1 + (factor - 1) * time)
         return 1 - (1 - time) * (1 - self.terminal) if self.terminal else time
 
+    def undo(self, time: float, num_tokens: int | None = None) -> float:
+        """The time that `apply` makes this one of; 0 for times that it does not reach."""
+        time = 1 - (1 - time) / (1 - self.terminal) if self.terminal else time
+        factor = self.factor(num_tokens)
+        return max(0.0, time / (factor - (factor - 1) * time))
+
 
 def is_flow_scheduler(config: Mapping[str, object]) -> bool:
     """Whether the configuration is that of a scheduler for flows: of the FlowMatch ones, or of another kind told so."""

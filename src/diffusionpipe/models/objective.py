@@ -4,95 +4,39 @@ Both ends of the data path are layers of the graph: `noise` is frozen, so it is 
 is frozen, and `loss` is the last layer.
 """
 
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass
-from enum import StrEnum
 from functools import partial
 
 import torch
 from torch import Tensor, nn
 
 from diffusionpipe.costs import TensorSpec
-from diffusionpipe.errors import ModelError, RecipeError
+from diffusionpipe.errors import ModelError
 from diffusionpipe.models.flow_shift import FlowShift, shift_of
 from diffusionpipe.models.graph import Layer, num_tokens
 from diffusionpipe.models.learned_variance import Noised, variance_loss
+from diffusionpipe.models.objective_settings import (
+    LossKind,
+    ObjectiveSettings,
+    Prediction,
+    TimeSampling,
+    Weighting,
+)
+from diffusionpipe.models.time_sampling import flow_times
+
+__all__ = [
+    "Objective",
+    "ObjectiveSettings",
+    "Prediction",
+    "TimeSampling",
+    "hybrid_loss_layer",
+    "loss_layer",
+    "noise_layer",
+    "objective_inputs",
+]
 
 _MAX_TIMESTEPS = 1_000_000
-
-
-class Prediction(StrEnum):
-    """What the denoiser predicts."""
-
-    EPSILON = "epsilon"
-    """The noise (Ho et al., 2020, https://arxiv.org/abs/2006.11239)."""
-    V_PREDICTION = "v_prediction"
-    """sqrt(abar) * noise - sqrt(1 - abar) * latents (Salimans & Ho, 2022, https://arxiv.org/abs/2202.00512)."""
-    FLOW_MATCHING = "flow_matching"
-    """noise - latents on the straight path between them (Lipman et al., 2023, https://arxiv.org/abs/2210.02747;
-    Liu et al., 2023, https://arxiv.org/abs/2209.03003)."""
-
-
-class TimeSampling(StrEnum):
-    """How a uniform number becomes the time of a flow."""
-
-    UNIFORM = "uniform"
-    LOGIT_NORMAL = "logit_normal"
-    """sigmoid of a normal number (Esser et al., 2024, section 3.1, https://arxiv.org/abs/2403.03206)."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ObjectiveSettings:
-    """The objective as the recipe states it."""
-
-    prediction: Prediction = Prediction.EPSILON
-    min_snr_gamma: float | None = None
-    """Weight of a sample capped by its signal-to-noise ratio (Hang et al., 2023, https://arxiv.org/abs/2303.09556)."""
-    time_sampling: TimeSampling = TimeSampling.UNIFORM
-    logit_mean: float = 0.0
-    """Of the normal number of `logit_normal`."""
-    logit_std: float = 1.0
-    shift: float | None = 1.0
-    """Of flow times towards noise: t becomes shift * t / (1 + (shift - 1) * t) (Esser et al., 2024, section 5.3.2).
-    None: as the scheduler's configuration says."""
-    self_conditioning: float = 0.0
-    """Share of the samples of every batch for which the denoiser reads its own estimate; see
-    `models.self_conditioning`."""
-    has_learned_range: bool = False
-    """Whether the variance of each denoising step is learnt too, with `learned_variance`."""
-
-    def __post_init__(self) -> None:
-        is_flow = self.prediction is Prediction.FLOW_MATCHING
-        is_logit = self.time_sampling is TimeSampling.LOGIT_NORMAL
-        remedy = f"needs flow_matching, not {self.prediction}; remove it"
-        problems = [
-            (
-                is_flow and self.min_snr_gamma is not None,
-                "min_snr_gamma has no effect for flow_matching; leave it out",
-            ),
-            (self.min_snr_gamma is not None and self.min_snr_gamma <= 0, "min_snr_gamma must be positive, e.g. 5"),
-            (
-                not is_flow and is_logit,
-                f"time_sampling = logit_normal {remedy}",
-            ),
-            (
-                not is_flow and self.shift not in (None, 1),
-                f"shift {remedy}",
-            ),
-            (
-                not is_logit and (self.logit_mean, self.logit_std) != (0, 1),
-                "logit_mean and logit_std need logit_normal",
-            ),
-            (self.has_learned_range and is_flow, "variance = learned_range has no effect for flow_matching; remove it"),
-            (
-                (self.shift is not None and self.shift <= 0) or self.logit_std <= 0,
-                "shift and logit_std must be positive",
-            ),
-            (not 0 <= self.self_conditioning <= 1, "self_conditioning is a share; use a number from 0 to 1"),
-        ]
-        found = [text for is_found, text in problems if is_found]
-        if found:
-            raise RecipeError("\n".join(f"objective: {text}" for text in found))
 
 
 class Objective(nn.Module):
@@ -123,6 +67,11 @@ class Objective(nn.Module):
                 "objective: self_conditioning cannot estimate clean samples from the noise that a model predicts where "
                 "the scheduler leaves no signal (rescale_betas_zero_snr); train a model that predicts v_prediction"
             )
+        if settings.weighting is Weighting.DEBIASED and is_blind:
+            raise ModelError(
+                "objective: the weight of debiased is infinite where the scheduler leaves no signal "
+                "(rescale_betas_zero_snr); remove weighting, or train a model that predicts v_prediction"
+            )
 
     @property
     def is_flow(self) -> bool:
@@ -139,8 +88,7 @@ class Objective(nn.Module):
         """
         if self.is_flow:
             return self._add_flow_noise(latents, noise, self.flow_time(time, num_tokens(latents.shape[1:], patch)))
-        # A float32 number just below 1 times 1000 rounds to 1000.
-        timesteps = (time * self.num_timesteps).long().clamp(max=self.num_timesteps - 1)
+        timesteps = self._timesteps(time)
         alphas = self.alphas_cumprod[timesteps]  # (B,)
         signal = _per_sample(alphas.to(latents.dtype) ** 0.5, latents)
         sigma = _per_sample((1 - alphas.to(latents.dtype)) ** 0.5, latents)
@@ -151,21 +99,46 @@ class Objective(nn.Module):
     def _add_flow_noise(self, latents: Tensor, noise: Tensor, t: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         sigma = _per_sample(t.to(latents.dtype), latents)
         noisy = sigma * noise + (1.0 - sigma) * latents
-        return noisy, t * self.num_timesteps, noise - latents, torch.ones_like(t)
+        return noisy, t * self.num_timesteps, noise - latents, self._flow_weight(t)
 
     def flow_time(self, time: Tensor, num_tokens: int | None = None) -> Tensor:
         """Uniform numbers in [0, 1) as the times of a flow, 0 is data and 1 noise.
 
         `num_tokens`: of a sample, for a shift that depends on it.
         """
-        settings = self.settings
-        if settings.time_sampling is TimeSampling.LOGIT_NORMAL:
-            time = torch.sigmoid(settings.logit_mean + settings.logit_std * torch.special.ndtri(time))
-        return self.shift.apply(time, num_tokens)
+        return flow_times(self.settings, self.shift, time, num_tokens)
+
+    def _timesteps(self, time: Tensor) -> Tensor:
+        """Uniform numbers in [0, 1) as whole timesteps; step k of n stands for the times from k / n to (k + 1) / n."""
+        low, high = self.settings.time_range
+        if (low, high) != (0, 1):
+            time = low + (high - low) * time.double()
+        # Rounded, because 0.29 * 100 is a little less than 29.
+        first, end = (round(bound * self.num_timesteps, 6) for bound in (low, high))
+        # A float32 number just below 1 times 1000 rounds to 1000.
+        return (time * self.num_timesteps).long().clamp(math.floor(first), math.ceil(end) - 1)
+
+    def _flow_weight(self, t: Tensor) -> Tensor:
+        """Of samples at these shifted times, (B,); see `Weighting`."""
+        match self.settings.weighting:
+            case Weighting.SIGMA_SQRT:
+                # Schedulers have no time between 0 and that of one step; at 0 the weight would be infinite.
+                return t.clamp(min=1 / self.num_timesteps) ** -2
+            case Weighting.COSMAP:
+                return 2 / (math.pi * (1 - 2 * t + 2 * t * t))
+        return torch.ones_like(t)
 
     def _weight(self, alphas: Tensor) -> Tensor:
-        """Hang et al., section 3.4: min(snr, gamma) / snr for epsilon, min(snr, gamma) / (snr + 1) for v."""
+        """Of samples at these cumulative alphas, (B,).
+
+        Hang et al., section 3.4: min(snr, gamma) / snr for epsilon, min(snr, gamma) / (snr + 1) for v. Debiased: with
+        the weight 1 / sqrt(snr) of the noise's error, that of v's error is sqrt(snr) / (snr + 1), because v's error is
+        the noise's times sqrt((snr + 1) / snr).
+        """
         gamma = self.settings.min_snr_gamma
+        if self.settings.weighting is Weighting.DEBIASED:
+            is_v = self.settings.prediction is Prediction.V_PREDICTION
+            return (alphas * (1 - alphas) if is_v else (1 - alphas) / alphas).sqrt()
         if gamma is None:
             return torch.ones_like(alphas)
         snr = alphas / (1 - alphas)
@@ -187,14 +160,21 @@ class Objective(nn.Module):
             return signal * noisy - sigma * prediction
 
     def loss(self, prediction: Tensor, target: Tensor, weight: Tensor) -> Tensor:
-        """Weighted mean squared error of each sample, shape (B,), in float32 (float64 where an input is).
+        """Weighted mean of each sample's `LossKind`, shape (B,), in float32 (float64 where an input is).
 
         Channels of the prediction beyond those of the target, which state variances, get no gradient.
         """
         is_double = torch.float64 in (prediction.dtype, target.dtype)
         dtype = torch.float64 if is_double else torch.float32
         error = prediction[:, : target.shape[1]].to(dtype) - target.to(dtype)
-        return (error * error).flatten(1).mean(1) * weight.to(dtype)
+        return self._cost(error).flatten(1).mean(1) * weight.to(dtype)
+
+    def _cost(self, error: Tensor) -> Tensor:
+        if self.settings.loss is LossKind.L2:
+            return error * error
+        delta = self.settings.huber_delta
+        # 2 d (sqrt(e^2 + d^2) - d), written without a difference of two numbers that are nearly the same.
+        return 2 * delta * error * error / ((error * error + delta * delta).sqrt() + delta)
 
     def hybrid_loss(
         self, prediction: Tensor, target: Tensor, weight: Tensor, pixels: Tensor, noisy: Tensor, timesteps: Tensor

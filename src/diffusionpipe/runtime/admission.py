@@ -83,9 +83,18 @@ def admit(store: "Store", me: Candidate, *, arrival: Seconds, proving: Seconds =
         proving: how long to wait for their proofs then.
 
     Raises:
-        ConfigError: ranks do not come; or, on every rank that waits for the answer, one has another token or none.
+        ConfigError: ranks do not come, two come as one, or they were started for other numbers of ranks; or, on every
+            rank that waits for the answer, one has another token or none.
     """
+    if store.add(f"came/{me.rank}", 1) > 1:
+        raise ConfigError(
+            f"two processes came as rank {me.rank} of {me.world_size}, one of them on {socket.gethostname()}; give "
+            "each a RANK of its own, and end what an earlier start has left."
+        )
+    store.set(f"size/{me.rank}", str(me.world_size))
     # Polling keeps signals alive: Store.wait would block the main thread in C++.
+    if not _missing(store, ["size/0"], arrival, pause=0.05):
+        _check_size(store, me, 0, "rank 0")
     store.set(f"hello/{me.rank}", f"{secrets.token_hex(16)} {socket.gethostname()}")
     if missing := _missing(store, [f"hello/{rank}" for rank in range(me.world_size)], arrival, pause=0.05):
         raise ConfigError(
@@ -93,6 +102,9 @@ def admit(store: "Store", me: Candidate, *, arrival: Seconds, proving: Seconds =
             "start the command on every machine with the same --nnodes and --nproc-per-node."
         )
     hellos = [_text(store, f"hello/{rank}") for rank in range(me.world_size)]
+    if me.rank == 0:
+        for rank, hello in enumerate(hellos):
+            _check_size(store, me, rank, f"rank {rank}{_host(hello)}")
     said = sha256(json.dumps(hellos).encode()).hexdigest()
     store.set(f"proof/{me.rank}", _proof(me.token, f"rank {me.rank} of {me.world_size}", said))
     if me.rank == 0:
@@ -106,6 +118,16 @@ def admit(store: "Store", me: Candidate, *, arrival: Seconds, proving: Seconds =
         raise _refusal(answer)
     if not hmac.compare_digest(answer.encode(), _proof(me.token, "answer", said).encode()):
         raise _refusal(f"rank 0{_host(hellos[0])} has another token than rank {me.rank}, or none")
+
+
+def _check_size(store: "Store", me: Candidate, other: int, name: str) -> None:
+    """Ranks that count differently would wait for ranks that nobody has started."""
+    size = _text(store, f"size/{other}") if store.check([f"size/{other}"]) else ""
+    if size and size != str(me.world_size):
+        raise ConfigError(
+            f"{name} was started for {size} ranks and rank {me.rank} for {me.world_size}; give all of them the same "
+            "WORLD_SIZE, or the same --nnodes and --nproc-per-node."
+        )
 
 
 def _judge(store: "Store", me: Candidate, hellos: Sequence[str], said: str, proving: Seconds) -> None:

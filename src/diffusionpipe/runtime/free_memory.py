@@ -1,6 +1,8 @@
-"""The memory that a machine, or the control group of this process, has left."""
+"""The memory that a machine, or the control groups of this process, have left."""
 
-from pathlib import Path
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
 from diffusionpipe.units import Bytes
@@ -13,8 +15,8 @@ CGROUP = Path("/sys/fs/cgroup")
 
 
 def free_memory(proc: Path = PROC, cgroup: Path = CGROUP) -> Bytes | None:
-    """Memory that can be taken without swapping, by the system's account and its control group's; None if unknown."""
-    known = [found for found in (_available(proc), _left_in_group(cgroup)) if found is not None]
+    """Memory that can be taken without swapping, by the system's account and its control groups'; None if unknown."""
+    known = [found for found in (_available(proc), *_left_in_groups(proc, cgroup)) if found is not None]
     return min(known, default=None)
 
 
@@ -26,15 +28,50 @@ def _available(proc: Path) -> Bytes | None:
     return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")), None)
 
 
-def _left_in_group(cgroup: Path) -> Bytes | None:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Version:
+    """The files of one version of control groups."""
+
+    root: str
+    """Below the mount of control groups."""
+    limit: str
+    used: str
+    files: str
+    """In memory.stat: what files occupy and can be dropped, of the groups below too."""
+
+
+_SECOND = _Version(root=".", limit="memory.max", used="memory.current", files="inactive_file")
+_FIRST = _Version(
+    root="memory", limit="memory.limit_in_bytes", used="memory.usage_in_bytes", files="total_inactive_file"
+)
+
+
+def _left_in_groups(proc: Path, cgroup: Path) -> list[Bytes | None]:
+    """Of the group of this process and of all groups around it: each may have a limit of its own."""
+    own = {_SECOND: "/", _FIRST: "/"}
+    with suppress(OSError):  # then the root: a container sees its own group there
+        for line in (proc / "self" / "cgroup").read_text().splitlines():
+            number, controllers, path = line.split(":", 2)
+            if number == "0":
+                own[_SECOND] = path
+            elif "memory" in controllers.split(","):
+                own[_FIRST] = path
+    found = []
+    for version, path in own.items():
+        inner = PurePosixPath(path.lstrip("/"))
+        found += [_left(cgroup / version.root / folder, version) for folder in (inner, *inner.parents)]
+    return found
+
+
+def _left(group: Path, version: _Version) -> Bytes | None:
     """Limit less use; what files occupy of it can be dropped."""
     try:
-        limit = (cgroup / "memory.max").read_text().strip()
-        used = int((cgroup / "memory.current").read_text())
-        statistics = dict(line.split() for line in (cgroup / "memory.stat").read_text().splitlines())
+        limit = (group / version.limit).read_text().strip()
+        used = int((group / version.used).read_text())
+        statistics = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
     except (OSError, ValueError):
         return None
-    return None if limit == "max" else int(limit) - used + int(statistics.get("inactive_file", 0))
+    return None if limit == "max" else max(int(limit) - used + int(statistics.get(version.files, 0)), 0)
 
 
 def free_on(device: "torch.device") -> Bytes | None:

@@ -10,9 +10,7 @@ the block: a rank that still waits for the others must die of SIGTERM as any pro
 
 import faulthandler
 import os
-import socket
 import sys
-import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -23,15 +21,16 @@ from typing import NoReturn
 
 import torch
 import torch.distributed as dist
-from torch.distributed import HashStore, PrefixStore, Store, TCPStore  # type: ignore[attr-defined]  # no stub has them
+from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]  # no stub has them
 
 from diffusionpipe.errors import ConfigError, PeerError
 from diffusionpipe.runtime.admission import Candidate, admit, given_token, private_keys
-from diffusionpipe.runtime.devices import agreed_device, sight
+from diffusionpipe.runtime.devices import Sight, agreed_device, sight
 from diffusionpipe.runtime.error_file import LAUNCHED, FailureNote, note_of, write_error_file
 from diffusionpipe.runtime.interfaces import GLOO, NAMED_INTERFACES, check_interfaces
 from diffusionpipe.runtime.interrupts import was_interrupted
-from diffusionpipe.runtime.loopback import is_loopback, kept_local, loopback_listener
+from diffusionpipe.runtime.job_store import store_of
+from diffusionpipe.runtime.loopback import kept_local
 from diffusionpipe.runtime.parent_death import outlive_parent
 from diffusionpipe.runtime.progress import Progress
 from diffusionpipe.runtime.watch_post import Post, end_process
@@ -39,8 +38,6 @@ from diffusionpipe.runtime.watchdog import Watchdog
 from diffusionpipe.units import Seconds
 
 _JOB = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-_TRIAL: Seconds = 5.0
-"""After this time without a connection to its launcher's store, a rank looks whether the launcher lives."""
 _DEADLINE = 10
 """Seconds that a failing rank has for its clean-up: NCCL's may hang."""
 
@@ -93,7 +90,9 @@ def membership(environ: Mapping[str, str]) -> Membership:
     )
     if not problems and not rank < world_size:
         problems.append(f"RANK={rank} is not below WORLD_SIZE={world_size}")
-    if not problems and world_size > 1 and "LOCAL_RANK" not in environ:
+    if environ.get("MASTER_PORT", "").isdecimal() and not 0 < port < 2**16:
+        problems.append(f"MASTER_PORT={port} is not a port; ports are 1 to 65535")
+    if not problems and world_size > 1 and not environ.get("LOCAL_RANK"):
         problems.append("LOCAL_RANK is not set; it chooses this rank's device")
     if problems:
         found = "; ".join(problems)
@@ -124,15 +123,17 @@ class Job:
     watchdog: Watchdog
     progress: Progress
 
+    def everyone(self, name: str, text: str) -> list[str]:
+        """What each rank says, as `Meeting.everyone`."""
+        return said_by_all(self.store, self.membership, name, text)
+
     def agree(self, name: str, value: str) -> None:
         """Check that all ranks have the same `value`; every rank calls this with the same name, once per name.
 
         Raises:
             ConfigError: on every rank alike, naming the ranks that differ from rank 0.
         """
-        me = self.membership
-        self.store.set(f"agree/{name}/{me.rank}", value)
-        values = [self.store.get(f"agree/{name}/{rank}").decode() for rank in range(me.world_size)]
+        values = self.everyone(f"agree/{name}", value)
         differing = [f"rank {rank} has {other!r}" for rank, other in enumerate(values) if other != values[0]]
         if differing:
             error = ConfigError(
@@ -141,6 +142,28 @@ class Job:
             )
             error.is_common = True
             raise error
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Meeting:
+    """All ranks of a job, which can tell each other something but not yet compute together."""
+
+    membership: Membership
+    sight: Sight
+    """What this rank sees of its machine."""
+    store: Store
+    watchdog: Watchdog
+    progress: Progress
+
+    def everyone(self, name: str, text: str) -> list[str]:
+        """What each rank says, in the order of ranks; every rank calls it with the same name, once per name."""
+        return said_by_all(PrefixStore("meeting", self.store), self.membership, name, text)
+
+
+def said_by_all(store: Store, member: Membership, name: str, text: str) -> list[str]:
+    """The texts of all ranks, through the store alone."""
+    store.set(f"{name}/{member.rank}", text)
+    return [store.get(f"{name}/{rank}").decode() for rank in range(member.world_size)]
 
 
 @contextmanager
@@ -167,7 +190,21 @@ def joined(
     own = sight(device, member.local_rank)
     if member.world_size > 1:
         check_interfaces(os.environ, (GLOO,) if own.index is None else NAMED_INTERFACES)
-    meeting, connect = _store(member, arrival, patience)
+    with met(member, own, arrival=arrival, patience=patience) as meeting:
+        yield opened(meeting, timeout=timeout)
+
+
+@contextmanager
+def met(member: Membership, own: Sight, *, arrival: Seconds = 300.0, patience: Seconds = 8.0) -> Iterator[Meeting]:
+    """The first half of `joined`: all ranks have come and know the token; nothing is agreed on.
+
+    A process group that is `opened` in the block ends with it.
+
+    Raises:
+        ConfigError: the port is in use, the master cannot be reached, ranks do not come or do not know the token.
+        PeerError: another rank has failed or died.
+    """
+    meeting, connect = store_of(member, arrival, patience)
     store = private_keys(meeting, member.token)
     post = Post(rank=member.rank, world_size=member.world_size, store_rank=member.store_rank, patience=patience)
     progress = Progress(member.rank)
@@ -184,24 +221,41 @@ def joined(
                 outlive_parent()  # the watchdog notices the launcher's end and says so
             me = Candidate(rank=member.rank, world_size=member.world_size, token=member.token)
             admit(meeting, me, arrival=arrival)
-            place = agreed_device(store, me.rank, me.world_size, own)
-            dist.init_process_group(
-                backend="gloo" if place.type == "cpu" else "cpu:gloo,cuda:nccl",
-                store=PrefixStore("process_group", store),
-                rank=member.rank,
-                world_size=member.world_size,
-                timeout=timedelta(seconds=timeout),
-                device_id=place if place.type == "cuda" else None,
-            )
-            own_keys = PrefixStore("job", store)
-            yield Job(membership=member, device=place, store=own_keys, watchdog=watchdog, progress=progress)
+            yield Meeting(membership=member, sight=own, store=store, watchdog=watchdog, progress=progress)
     except BaseException:
         if member.world_size > 1 and member.error_file is not None:
             _end_soon()
         if member.world_size == 1 and dist.is_initialized():
             dist.destroy_process_group()  # nobody else can block it, and the caller may start another job
         raise
-    dist.destroy_process_group()
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def opened(meeting: Meeting, *, timeout: Seconds) -> Job:
+    """The second half of `joined`: devices agreed on, the process group opened. Every rank calls it.
+
+    Raises:
+        ConfigError: the ranks have devices that do not suit each other.
+        RuntimeError: gloo or NCCL cannot connect the ranks.
+    """
+    member = meeting.membership
+    place = agreed_device(meeting.store, member.rank, member.world_size, meeting.sight)
+    dist.init_process_group(
+        backend="gloo" if place.type == "cpu" else "cpu:gloo,cuda:nccl",
+        store=PrefixStore("process_group", meeting.store),
+        rank=member.rank,
+        world_size=member.world_size,
+        timeout=timedelta(seconds=timeout),
+        device_id=place if place.type == "cuda" else None,
+    )
+    return Job(
+        membership=member,
+        device=place,
+        store=PrefixStore("job", meeting.store),
+        watchdog=meeting.watchdog,
+        progress=meeting.progress,
+    )
 
 
 def leave(error: BaseException, member: Membership) -> NoReturn:
@@ -246,73 +300,6 @@ def ending(member: Membership) -> Callable[[str], None]:
         os._exit(status)
 
     return end
-
-
-def _store(member: Membership, arrival: Seconds, patience: Seconds) -> tuple[Store, Callable[[], Store]]:
-    """The job's key-value store and a function that opens the watchdog's own connection to it."""
-    if member.world_size == 1 and not member.address:
-        alone = HashStore()
-        return alone, lambda: alone
-    prefix = f"diffusionpipe/{member.attempt}"
-
-    def connection(*, is_holder: bool, timeout: Seconds) -> Store:
-        deadline = time.monotonic() + timeout
-        while True:
-            if member.is_launched and os.getppid() != member.launcher:
-                raise PeerError(f"the launcher (process {member.launcher}) has ended; this rank stops too")
-            started = time.monotonic()
-            trial = min(deadline - started, _TRIAL) if member.is_launched else deadline - started
-            try:
-                # Waiting for the others here would end without saying who is missing: `admit` says it.
-                limit = timedelta(seconds=trial)
-                store = tcp_store(member.address, member.port, is_holder=is_holder, timeout=limit)
-            except (dist.DistNetworkError, OSError) as error:
-                has_waited = time.monotonic() - started > trial / 2  # else it failed: a port in use, an unknown host
-                if has_waited and not is_holder and time.monotonic() < deadline:
-                    continue
-                raise ConfigError(_network_problem(member, str(error).splitlines()[0])) from error
-            store.set_timeout(timedelta(seconds=timeout))
-            return PrefixStore(prefix, store)
-
-    def connect() -> Store:
-        return PrefixStore("watchdog", private_keys(connection(is_holder=False, timeout=patience), member.token))
-
-    return connection(is_holder=member.rank == member.store_rank, timeout=arrival), connect
-
-
-def tcp_store(address: str, port: int, *, is_holder: bool, timeout: timedelta, multi_tenant: bool = False) -> TCPStore:
-    """A connection to the key-value store at the address; `is_holder`: also the store itself, in this process.
-
-    The holder of a store at a loopback address listens there alone; port 0: any free one.
-
-    Raises:
-        OSError: the port is in use.
-        DistNetworkError: also for an address of the network; or the store cannot be reached.
-    """
-    descriptor = None
-    if is_holder and is_loopback(address):
-        with loopback_listener(address, port) as listener:
-            port, descriptor = listener.getsockname()[1], listener.detach()  # the store closes it
-    return TCPStore(
-        address,
-        port,
-        None,
-        is_holder,
-        timeout,
-        wait_for_workers=False,
-        multi_tenant=multi_tenant,
-        master_listen_fd=descriptor,
-    )
-
-
-def _network_problem(member: Membership, error: str) -> str:
-    where = f"{member.address}:{member.port}"
-    if "EADDRINUSE" in error or "address already in use" in error.lower():
-        return f"port {member.port} on {member.address} is in use; choose another with torchrun's --master-port."
-    return (
-        f"rank {member.rank} on {socket.gethostname()} cannot reach the master at {where} ({error}); check "
-        "MASTER_ADDR and MASTER_PORT, that rank 0 runs, and that no firewall blocks the connection."
-    )
 
 
 def _number(environ: Mapping[str, str], name: str, problems: list[str]) -> int:

@@ -279,7 +279,7 @@ class Progress:
 _COLLECTIVES = {
     ("torch.distributed.distributed_c10d", None),
     ("diffusionpipe.runtime.watchdog", "_finish"),
-    ("diffusionpipe.runtime.process_group", "agree"),
+    ("diffusionpipe.runtime.process_group", "said_by_all"),
 }
 """Modules, and functions if not all of them, in which a rank waits for others."""
 

@@ -6,7 +6,6 @@ from fractions import Fraction
 from itertools import pairwise
 
 from diffusionpipe.costs import Costs
-from diffusionpipe.errors import ScheduleError
 from diffusionpipe.ir import Op, Schedule, Timeline
 from diffusionpipe.ir.unroll import unroll
 from diffusionpipe.simulator.simulate import simulate
@@ -30,6 +29,9 @@ class Steady:
 def steady(window: Schedule, costs_of: Callable[[Schedule], Costs]) -> Steady:
     """The steady state: more and more batches are simulated, until the times between their ends repeat.
 
+    Measured times may need more than `MOST_BATCHES`, because waits drift by tiny differences from one batch to the
+    next. Then the period is the mean of the second half of the batches.
+
     `costs_of`: costs of the schedule that a window unrolls to. With 4 workers, a forward of 1, a backward of 2 and a
     micro-batch for each batch, no worker ever waits:
 
@@ -37,12 +39,9 @@ def steady(window: Schedule, costs_of: Callable[[Schedule], Costs]) -> Steady:
     >>> from diffusionpipe.simulator import uniform_costs
     >>> steady(overlap(4, 1), uniform_costs)
     Steady(period=Fraction(3, 1), bubble=Fraction(0, 1))
-
-    Raises:
-        ScheduleError: they do not repeat.
     """
     batches = first_batches(window)
-    while batches <= MOST_BATCHES:
+    while True:
         unrolled = unroll(window, batches)
         timeline = simulate(unrolled, costs_of(unrolled))
         ends = _ends(timeline)
@@ -52,11 +51,17 @@ def steady(window: Schedule, costs_of: Callable[[Schedule], Costs]) -> Steady:
         for length in range(1, len(between) // 4 + 1):
             tail = between[-max(4 * length, len(between) // 2) :]
             if _are_equal(tail[length:], tail[:-length]):
-                period = Fraction(sum(map(Fraction, between[-length:])), length)
-                busy = Fraction(sum(Fraction(timeline.busy(worker)) for worker in range(window.num_workers)), batches)
-                return Steady(period=period, bubble=1 - busy / (window.num_workers * period))
+                return _steady(timeline, window.num_workers, batches, between[-length:])
+        if 2 * batches > MOST_BATCHES:
+            return _steady(timeline, window.num_workers, batches, between[len(between) // 2 :])
         batches *= 2
-    raise ScheduleError([f"{window.name}: the window does not repeat within {MOST_BATCHES} batches"])
+
+
+def _steady(timeline: Timeline, workers: int, batches: int, between: Sequence[Fraction]) -> Steady:
+    """The mean of these times between ends, and what it leaves idle."""
+    period = sum(between, Fraction(0)) / len(between)
+    busy = sum((Fraction(timeline.busy(worker)) for worker in range(workers)), Fraction(0)) / batches
+    return Steady(period=period, bubble=1 - busy / (workers * period))
 
 
 def first_batches(window: Schedule) -> int:

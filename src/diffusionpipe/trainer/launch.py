@@ -116,7 +116,7 @@ def _failures(result: "RunResult", frozen: Mapping[int, str], ranks: int, log_fo
 
 def _meeting_point(port: int | None) -> "TCPStore":
     """A store that holds the port, on loopback; the agent's rendezvous in this process shares it (multi_tenant)."""
-    from diffusionpipe.runtime.process_group import tcp_store
+    from diffusionpipe.runtime.job_store import tcp_store
 
     try:
         return tcp_store(_HOST, port or 0, is_holder=True, timeout=timedelta(minutes=1), multi_tenant=True)

@@ -15,7 +15,7 @@ from diffusionpipe.models.family import Clip, LowResolution
 from diffusionpipe.models.flow_shift import is_flow_scheduler
 from diffusionpipe.models.folder import build_graph, family_of, resolve_folder, scheduler_config, weight_sources
 from diffusionpipe.models.graph import LayerGraph, canonical_names
-from diffusionpipe.models.objective import ObjectiveSettings, Prediction, TimeSampling
+from diffusionpipe.models.objective_settings import DEFAULTS, ObjectiveSettings, Prediction
 from diffusionpipe.models.weights import frozen_factors
 from diffusionpipe.runtime.process_group import Job
 from diffusionpipe.trainer.agreement import on_all
@@ -107,7 +107,7 @@ def objective_of(recipe: Recipe, folder: Path) -> ObjectiveSettings:
     return ObjectiveSettings(
         prediction=prediction_of(recipe, folder),
         min_snr_gamma=recipe.objective.snr_gamma,
-        time_sampling=TimeSampling(recipe.objective.time_sampling.value),
+        **{key: getattr(recipe.objective, key) for key in DEFAULTS},
         shift=recipe.objective.shift,
         self_conditioning=recipe.objective.self_conditioning,
         has_learned_range=learns_variance(recipe, folder),

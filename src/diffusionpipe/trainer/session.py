@@ -209,7 +209,7 @@ def run_identity(session: Session, train: Dataset) -> dict[str, object]:
         "model": recipe.model.path,
         "lora": lora_identity(recipe),
         "prediction": ", ".join(str(member.prediction) for member in session.members),
-        "objective": _objective_identity(recipe.objective),
+        "objective": objective_identity(recipe.objective),
         **{f"models.{name}": f"{own.path} at {own.resolution or 'auto'}" for name, own in recipe.models.items()},
         **_low_resolutions(session.members),
         **_clips(recipe.data),
@@ -234,9 +234,16 @@ def _low_resolutions(members: Sequence[Member]) -> dict[str, str]:
     }
 
 
-def _objective_identity(objective: ObjectiveSection) -> str:
+def objective_identity(objective: ObjectiveSection) -> str:
     """All keys of [objective] but the target, with their values; younger keys only where they say something."""
+    defaults = ObjectiveSection().model_dump(mode="json")
     values = objective.model_dump(mode="json", exclude={"kind"})
-    younger = {"self_conditioning": 0.0, "variance": None}  # runs of before these keys have the same identity
-    values = {key: value for key, value in values.items() if key not in younger or value != younger[key]}
+    older = {
+        "snr_gamma",
+        "time_sampling",
+        "shift",
+        "variance",
+        "guidance",
+    }  # runs of before the others have the same identity
+    values = {key: value for key, value in values.items() if key in older or value != defaults[key]}
     return ", ".join(f"{key} {'none' if value is None else value}" for key, value in values.items())

@@ -22,12 +22,12 @@ FIRST = [3e-3, 5e-3, 2e-3, 4e-3, 3e-3, 6e-3]
 SECOND = [4e-3, 2e-3, 5e-3, 3e-3, 3e-3, 2e-3, 4e-3]
 
 
-def cascade(*, first=FIRST, second=SECOND, parameters=10_000_000, frozen=1e-3):
+def cascade(*, first=FIRST, second=SECOND, parameters=10_000_000, elements=10_000, frozen=1e-3):
     """Two chains that share their encoder."""
     of_name = {"base": first, "large": second}
     return joined_profile(
         {
-            name: chain(times, parameters=[parameters] * len(times), elements=10_000, frozen=frozen)
+            name: chain(times, parameters=[parameters] * len(times), elements=elements, frozen=frozen)
             for name, times in of_name.items()
         }
     )
@@ -133,6 +133,19 @@ def test_sizes_name_both_backbones(found):
     texts = {name_of(candidate): sizes_of(candidate) for candidate, _ in found.finalists}
     assert " + " in texts["divided"].split(" stages")[0]
     assert texts["data parallel"].startswith("4 copies")
+
+
+@pytest.mark.parametrize("sharded", [False, True])
+def test_copies_accumulate_where_the_fewest_micro_batches_do_not_fit(sharded):
+    """Few large micro-batches look fastest, but of 256 samples each backbone holds 7 GB at once."""
+    profile = cascade(parameters=1_000_000, elements=1_000_000)
+    tight = setting_of(profile, num_ranks=2, batch=512, memory=2.5)
+    best = {
+        name_of(candidate): candidate
+        for candidate, proposal in search(replace(tight, given=Given(sharded=sharded))).finalists
+        if proposal.overflow <= 0
+    }
+    assert min(best["sharded data parallel" if sharded else "data parallel"].counts) >= 4
 
 
 def test_what_fits_nowhere_says_what_would():

@@ -8,8 +8,9 @@ from hypothesis import strategies as st
 from benchmarks.planner.pairs import drawn_question
 from diffusionpipe.planner.search import opposed_partition
 from diffusionpipe.planner.search.constants import WIDTH
-from diffusionpipe.planner.search.opposed_partition import TwoSidedQuestion, best_pairs, bounded_pairs
+from diffusionpipe.planner.search.opposed_partition import best_pairs, bounded_pairs
 from diffusionpipe.planner.search.pair_objectives import OppositeLoads, OppositePath, SameLoads
+from diffusionpipe.planner.search.two_sided import TwoSidedQuestion
 
 INFINITE = float("inf")
 

@@ -85,6 +85,28 @@ def test_draws_are_those_of_the_documented_keys(dataset):
     assert torch.equal(batch["time"], uniform(**key, purpose="time"))
 
 
+def test_offset_noise_adds_a_number_of_the_deviation_to_each_channel(dataset):
+    spec = TensorSpec(name="base/noise", shape=(4, 2, 2, 2), dtype="float64")  # of clips
+    rows = Rows(samples=(1,) * 2000, positions=tuple(range(2000)), step=0)
+    plain = make_batch(source(dataset, inputs=(spec,)), rows)["base/noise"]
+    offset = make_batch(source(dataset, inputs=(spec,), offset_noise=0.5), rows)["base/noise"] - plain
+    assert (offset - offset[:, :, :1, :1, :1]).abs().max() < 1e-6, "it is the same for all places of a channel"
+    means = offset[:, :, 0, 0, 0]  # (2000, 4)
+    assert (means.std(0) - 0.5).abs().max() < 0.03
+    assert (means.mean(0)).abs().max() < 0.04
+    assert (torch.corrcoef(means.T) - torch.eye(4)).abs().max() < 0.08
+    # The mean of a channel's noise has the variance of eight numbers and that of the offset.
+    variance = (plain + offset).mean((2, 3, 4)).var(0)
+    assert (variance - (1 / 8 + 0.5**2)).abs().max() < 0.04
+
+
+def test_offset_noise_is_keyed_by_the_position_and_changes_no_other_input(dataset):
+    plain, offset = make_batch(source(dataset), ROWS), make_batch(source(dataset, offset_noise=0.1), ROWS)
+    assert {name for name in plain if not torch.equal(plain[name], offset[name])} == {"noise"}
+    row = make_batch(source(dataset, offset_noise=0.1), Rows(samples=(1,), positions=(5,), step=2))
+    assert torch.equal(row["noise"][0], offset["noise"][1])
+
+
 def test_given_times_replace_the_drawn_ones(dataset):
     rows = Rows(samples=(0, 1), positions=(0, 1), step=0, times=(0.25, 0.5))
     assert make_batch(source(dataset), rows)["time"].tolist() == [0.25, 0.5]

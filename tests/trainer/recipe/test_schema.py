@@ -3,7 +3,7 @@ from pydantic import ValidationError
 
 from diffusionpipe.models.lora import LoraSettings
 from diffusionpipe.trainer.lora import lora_identity, lora_of
-from diffusionpipe.trainer.recipe.model_section import ObjectiveKind
+from diffusionpipe.trainer.recipe.objective_section import ObjectiveKind
 from diffusionpipe.trainer.recipe.pipeline_section import PipelineSection
 from diffusionpipe.trainer.recipe.schema import Recipe, RunSection, problems_between
 
@@ -74,6 +74,17 @@ def test_the_word_none_switches_off_what_is_on():
         ({"objective": {"kind": "flow_matching", "snr_gamma": 5.0}}, "no effect for flow_matching"),
         ({"objective": {"kind": "epsilon", "shift": 3.0}}, "no effect for epsilon"),
         ({"objective": {"kind": "v_prediction", "time_sampling": "logit_normal"}}, "needs flow_matching"),
+        ({"objective": {"kind": "epsilon", "time_sampling": "beta"}}, "time_sampling: beta needs flow_matching"),
+        ({"objective": {"logit_mean": 0.5}}, 'logit_mean: it has no effect for uniform times; set time_sampling = "lo'),
+        ({"objective": {"time_sampling": "mode", "beta_beta": 3.0}}, "beta_beta: it has no effect for mode times"),
+        ({"objective": {"time_sampling": "mode", "mode_scale": 1.8}}, "1.8 is not a number from -1 to 1.752"),
+        ({"objective": {"time_sampling": "beta", "beta_alpha": 0.01}}, "0.01 is not a number from 0.1 to 100"),
+        ({"objective": {"time_range": [0.8, 0.2]}}, "time_range: .0.8, 0.2. is not .from, to. with 0 <= from < to"),
+        ({"objective": {"kind": "v_prediction", "weighting": "cosmap"}}, "weighting: cosmap needs flow_matching"),
+        ({"objective": {"kind": "flow_matching", "weighting": "debiased"}}, "debiased needs epsilon or v_prediction"),
+        ({"objective": {"weighting": "debiased", "snr_gamma": 5.0}}, "debiased and snr_gamma are two weights"),
+        ({"objective": {"huber_delta": 0.5}}, "huber_delta: it has no effect for the l2 loss; set loss = .huber"),
+        ({"objective": {"offset_noise": -0.1}}, "offset_noise\n  Input should be greater than or equal to 0"),
         ({"optimizer": {"name": "Adamw"}}, "did you mean AdamW"),
         ({"optimizer": {"arguments": {"weigth_decay": 0.1}}}, "did you mean weight_decay"),
         ({"optimizer": {"arguments": {"lr": 0.1}}}, "lr is the recipe's learning rate"),

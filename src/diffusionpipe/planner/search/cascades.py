@@ -31,17 +31,27 @@ from diffusionpipe.planner.search.constants import (
     NUM_PAIRS,
     NUM_THOROUGH,
     PAIR_ACTIONS,
+    QUICK_EFFORT,
     SLACKS,
     WIDTH,
 )
 from diffusionpipe.planner.search.improvement import bucketed, move_cuts
 from diffusionpipe.planner.search.judge import Judge
 from diffusionpipe.planner.search.naming import name_of
-from diffusionpipe.planner.search.opposed_partition import PairPartition, bounded_pairs, first_pairs, quick_pairs
+from diffusionpipe.planner.search.opposed_partition import bounded_pairs, first_pairs, quick_pairs
 from diffusionpipe.planner.search.pair_objectives import OppositeLoads, OppositePath, PairObjective, SameLoads
 from diffusionpipe.planner.search.pair_questions import PairPlace
 from diffusionpipe.planner.search.pool import Judged, Pool
+from diffusionpipe.planner.search.rough_times import (
+    rough_divided,
+    rough_in_turn,
+    rough_opposed,
+    rough_parts,
+    rough_together,
+    totals,
+)
 from diffusionpipe.planner.search.sharded import numbers_of_blocks
+from diffusionpipe.planner.search.two_sided import PairPartition
 from diffusionpipe.schedules.list_scheduling import StageTimes
 from diffusionpipe.schedules.opposed import facing, in_turn, ordered, pipe_of
 from diffusionpipe.schedules.shapes import Pipe
@@ -58,6 +68,8 @@ def add_pairs(pool: Pool) -> None:
     ways: list[tuple[Seconds, int, PairPlace, _Kind]] = []
     for arrangement in arrangements(judge.setting.cluster):
         found = list(_places(judge, arrangement))
+        # Few micro-batches often look fastest, and hold most.
+        found = [place for place in found if judge.footprint.fits(_leanest(place))] or found
         for rough, kind in _kinds(judge, arrangement):
             ranked = sorted((rough(place), number) for number, place in enumerate(found))
             ways += [(time, len(ways), found[number], kind) for time, number in ranked[:NUM_PAIRS]]
@@ -103,7 +115,7 @@ def _to_improve(pool: Pool) -> list[Judged]:
 def least_time(judge: Judge) -> Seconds:
     """No iteration takes less: all devices compute all the time, the frozen work included."""
     times = [
-        sum(m * time for m, time in _totals(place)) * max(place.ground.speeds) / sum(place.ground.speeds)
+        sum(m * time for m, time in totals(place)) * max(place.ground.speeds) / sum(place.ground.speeds)
         for arrangement in arrangements(judge.setting.cluster)
         for place in _places(judge, arrangement)
     ]
@@ -126,41 +138,6 @@ def _places(judge: Judge, arrangement: Arrangement) -> Iterator[PairPlace]:
             yield PairPlace(judge=judge, arrangement=arrangement, microbatches=(first, second))
 
 
-def _totals(place: PairPlace) -> list[tuple[int, Seconds]]:
-    """Of each backbone its micro-batches and the F + B of one of them through all layers."""
-    fastest = max(place.ground.speeds)
-    return [(place.microbatches[backbone], place.work(backbone)[-1] / fastest) for backbone in range(2)]
-
-
-def _rough_opposed(place: PairPlace) -> Seconds:
-    """Micro-batches of unequal time fill each other's waits badly: fitted to the orders of `tests/schedules`."""
-    (m, first), (n, second) = _totals(place)
-    units = place.arrangement.units
-    return (m * first + n * second + (units - 1) * (min(first, second) + 2 * abs(first - second)) / 3) / units
-
-
-def _rough_together(place: PairPlace) -> Seconds:
-    (m, first), (n, second) = _totals(place)
-    units = place.arrangement.units
-    return (m * first + n * second + (units - 1) * (first + second) / 2) / units
-
-
-def _rough_in_turn(place: PairPlace) -> Seconds:
-    (m, first), (n, second) = _totals(place)
-    units = place.arrangement.units
-    return ((m + units - 1) * first + (n + units - 1) * second) / units
-
-
-def _rough_divided(place: PairPlace) -> Seconds:
-    return min(_rough_parts(place, count) for count in range(1, place.arrangement.units))
-
-
-def _rough_parts(place: PairPlace, count: int) -> Seconds:
-    """The first backbone on so many devices, the second on the others."""
-    parts = zip(_totals(place), (count, place.arrangement.units - count), strict=True)
-    return max((m + units - 1) * time / units for (m, time), units in parts)
-
-
 def _opposed(place: PairPlace) -> Iterator[Candidate]:
     yield from _cut(place, OPPOSED)
 
@@ -180,7 +157,7 @@ def _cut(place: PairPlace, name: str) -> Iterator[Candidate]:
     if key not in pairs:
         question, loads = place.question((1,), is_opposed=name == OPPOSED), _loads(place, name)
         # The second one's loads are more even; which is better also depends on what the objective leaves out.
-        pairs[key] = quick_pairs(question, loads)[:1] + first_pairs(question, loads, width=2)[:1]
+        pairs[key] = quick_pairs(question, loads)[:1] + first_pairs(question, loads, width=2, effort=QUICK_EFFORT)[:1]
     for pair in pairs[key]:
         yield from _ordered(place, name, _starts(place, name, pair), pair.replicas)
 
@@ -203,7 +180,7 @@ def _best(place: PairPlace, name: str) -> tuple[PairPartition, ...]:
     question = place.question(replicas, is_opposed=name == OPPOSED)
     found = bounded_pairs(question, _loads(place, name), width=WIDTH)[:WIDTH]
     if name == OPPOSED:
-        found += first_pairs(question, OppositePath(place.microbatches), width=2)[:1]
+        found += first_pairs(question, OppositePath(place.microbatches), width=2, effort=QUICK_EFFORT)[:1]
     return found
 
 
@@ -225,10 +202,16 @@ def _in_turn(place: PairPlace) -> Iterator[Candidate]:
     yield _candidate(place, IN_TURN, pipes, starts, (1,) * len(units), slack=None)
 
 
+def _leanest(place: PairPlace) -> Candidate:
+    """One backbone after the other: what other ways hold of both at once, this one holds of one."""
+    (candidate,) = _in_turn(place)
+    return candidate
+
+
 def _divided(place: PairPlace) -> Iterator[Candidate]:
     """Pipelines on both parts of the devices, and copies on both, where the samples can be shared."""
     units = place.arrangement.units
-    for count in sorted(range(1, units), key=lambda count: _rough_parts(place, count))[:2]:
+    for count in sorted(range(1, units), key=lambda count: rough_parts(place, count))[:2]:
         pipes = _pipes(place, range(count), range(count, units))
         starts = _balanced(place, count, units - count)
         if all(len(one) <= layers for one, layers in zip(starts, place.num_layers, strict=True)):
@@ -241,10 +224,10 @@ def _divided(place: PairPlace) -> Iterator[Candidate]:
 _Kind: TypeAlias = Callable[[PairPlace], Iterator[Candidate]]
 _Ways: TypeAlias = Mapping[str, tuple[Callable[[PairPlace], Seconds], _Kind]]
 _KINDS: _Ways = {
-    OPPOSED: (_rough_opposed, _opposed),
-    TOGETHER: (_rough_together, _together),
-    IN_TURN: (_rough_in_turn, _in_turn),
-    DIVIDED: (_rough_divided, _divided),
+    OPPOSED: (rough_opposed, _opposed),
+    TOGETHER: (rough_together, _together),
+    IN_TURN: (rough_in_turn, _in_turn),
+    DIVIDED: (rough_divided, _divided),
 }
 
 
@@ -336,9 +319,17 @@ def sharded_pairs(judge: Judge) -> Iterator[Candidate]:
     if ranks == 1 or given.sharded is False or given.schedule is not None:
         return
     _, border, end = judge.tables.borders
-    places = sorted(_places(judge, Arrangement(units=1, data_parallel=ranks)), key=_rough_in_turn)
-    for place in places[:NUM_PAIRS]:
-        alone = _candidate(place, IN_TURN, _pipes(place, (0,), (0,)), ((0,), (0,)), (1,), slack=None)
+    places = sorted(_places(judge, Arrangement(units=1, data_parallel=ranks)), key=rough_in_turn)
+    alone = [_leanest(place) for place in places]
+    in_memory = [one for one in alone if _may_fit_in_parts(judge, one)]
+    for one in (in_memory or alone)[:NUM_PAIRS]:
         for buckets in numbers_of_blocks(min(border, end - border)):
-            if buckets * sum(place.microbatches) <= MAX_SHARDED_FORWARDS:
-                yield replace(alone, buckets=buckets, sharded=True)
+            if buckets * sum(one.counts) <= MAX_SHARDED_FORWARDS:
+                yield replace(one, buckets=buckets, sharded=True)
+
+
+def _may_fit_in_parts(judge: Judge, copy: Candidate) -> bool:
+    """Whether what no copy shares with the others fits in memory, when all that they share takes none."""
+    (use,) = judge.footprint.uses(copy)
+    whole = use.frozen + use.activations + use.frozen_outputs
+    return whole <= min(judge.tables.ground(copy.arrangement).memories)

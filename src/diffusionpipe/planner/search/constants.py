@@ -77,6 +77,9 @@ MORE_LAYERS = 32
 EFFORT = 700_000
 """States of pairs of partitions that one search looks at, or it is given up: more takes seconds, fewer leaves pairs at
 coarser places to cut."""
+QUICK_EFFORT = 200_000
+"""States until the first pair of partitions of all layers, at most: twice what is needed where memory is ample. More
+takes seconds a pair where it is tight, fewer leaves pairs at coarser places to cut."""
 NEAR = 1.01
 """Pairs of partitions this many times worse than the best are estimated too: more is slower, less trusts their values
 more."""

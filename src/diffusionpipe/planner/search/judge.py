@@ -6,9 +6,9 @@ from functools import cached_property
 from diffusionpipe.planner.pricing.setting import Setting
 from diffusionpipe.planner.search.estimates import Estimates
 from diffusionpipe.planner.search.footprint import Footprint
-from diffusionpipe.planner.search.opposed_partition import PairPartition
 from diffusionpipe.planner.search.questions import Questions
 from diffusionpipe.planner.search.tables import Tables
+from diffusionpipe.planner.search.two_sided import PairPartition
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -46,44 +46,12 @@ from diffusionpipe.planner.search.constants import (
     MORE_LAYERS,
     NEAR,
     PAIR_SLACK,
+    QUICK_EFFORT,
 )
-from diffusionpipe.planner.search.dynamic_program import LinkTime, Numbers, StageTime
+from diffusionpipe.planner.search.dynamic_program import Numbers, StageTime
 from diffusionpipe.planner.search.pair_objectives import Links, PairObjective
+from diffusionpipe.planner.search.two_sided import PairPartition, TwoSidedQuestion
 from diffusionpipe.units import Seconds
-
-
-@dataclass(frozen=True, kw_only=True)
-class TwoSidedQuestion:
-    """What is to be cut, over what. Devices stand in a row; each pair of stages takes the next ones."""
-
-    num_layers: tuple[int, int]
-    num_devices: int
-    replicas: tuple[int, ...]
-    """How many devices a block may have."""
-    stage: Callable[[int, int, int, int, int], StageTime]
-    """(backbone, first layer, stop layer, first device, replicas) -> times for one micro-batch of that backbone."""
-    link: Callable[[int, int, int, int, int], LinkTime]
-    """(backbone, cut, first device behind the cut, replicas before it and behind it) -> times."""
-    cap: Seconds
-    """The largest load of a device, as the objective says."""
-    work: tuple[Sequence[Seconds], Sequence[Seconds]]
-    """Running sums of F + B of a micro-batch through the layers: the least that the devices of their blocks take
-    together. What cannot be finished under the cap is not begun."""
-    fits: Callable[[tuple[int, int], tuple[int, int], int, int, int], bool] = lambda *_: True
-    """(layers of the first, layers of the second, first device, replicas, blocks from here on) -> whether both fit in
-    memory. Longer stages must not fit where shorter ones do not."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PairPartition:
-    """Where the stages of both backbones start, each in its own forward order, and the devices of each block."""
-
-    starts: tuple[tuple[int, ...], tuple[int, ...]]
-    replicas: tuple[int, ...]
-    """In the order of devices."""
-    value: Seconds
-    numbers: Numbers
-
 
 _Node: TypeAlias = tuple[Numbers, int, int, int, "_Node | None"]
 """Numbers of a state, i, j, the replicas of its first block, the state behind that block."""
@@ -105,29 +73,37 @@ def best_pairs(
     fewer blocks, then by earlier starts. What can only become worse than the limit is not looked at. Where more than
     `effort` states would be, nothing is found.
     """
+    return _pairs_of(_Program(question, objective, width, limit, effort))
+
+
+def _pairs_of(program: "_Program") -> tuple[PairPartition, ...]:
+    """What a program finds, best value first."""
+    value = program.objective.value
     found = [
-        PairPartition(
-            starts=_starts(node), replicas=_replicas(node), value=objective.value(node[0], blocks), numbers=node[0]
-        )
-        for (_, _, blocks, _), nodes in _Program(question, objective, width, limit, effort).run().items()
+        PairPartition(starts=_starts(node), replicas=_replicas(node), value=value(node[0], blocks), numbers=node[0])
+        for (_, _, blocks, _), nodes in program.run().items()
         for node in nodes
     ]
     return tuple(sorted(found, key=lambda pair: (pair.value, len(pair.replicas), pair.starts, pair.replicas)))
 
 
-def first_pairs(question: TwoSidedQuestion, objective: PairObjective, *, width: int) -> tuple[PairPartition, ...]:
+def first_pairs(
+    question: TwoSidedQuestion, objective: PairObjective, *, width: int, effort: float = float("inf")
+) -> tuple[PairPartition, ...]:
     """Pairs under the least cap under which there are any, best first.
 
     The cap starts a little above the even share and is raised faster and faster until something is found, but never
-    beyond the question's own.
+    beyond the question's own. Where memory refuses what the caps allow, many states are looked at before: with more
+    than `effort` of them in all, nothing is found.
     """
     first, second = question.work
     cap, step = PAIR_SLACK * objective.load(first[-1], second[-1]) / question.num_devices, CAP_STEP
     while True:
-        found = best_pairs(replace(question, cap=min(cap, question.cap)), objective, width=width)
-        if found or cap >= question.cap:
+        program = _Program(replace(question, cap=min(cap, question.cap)), objective, width, float("inf"), effort)
+        found = _pairs_of(program)
+        if found or cap >= question.cap or program.left < 0:
             return found
-        cap, step = cap * step, step * CAP_STEP
+        cap, step, effort = cap * step, step * CAP_STEP, program.left
 
 
 def bounded_pairs(question: TwoSidedQuestion, objective: PairObjective, *, width: int) -> tuple[PairPartition, ...]:
@@ -154,7 +130,7 @@ def quick_pairs(question: TwoSidedQuestion, objective: PairObjective) -> tuple[P
     coarse, ends = _coarse(question, places)
     first = first_pairs(coarse, objective, width=1)
     if not first:
-        return first_pairs(question, objective, width=1)
+        return first_pairs(question, objective, width=1, effort=QUICK_EFFORT)
     return _cut_at(question, objective, places, limit=first[0].value) or _of_layers(first, *ends)
 
 
@@ -216,6 +192,7 @@ class _Program:
     ) -> None:  # fmt: skip
         self.question, self.objective, self.width, self.limit = question, objective, width, limit
         self.left = effort
+        """States that it may still look at; negative: it gave up."""
 
     def run(self) -> dict[_State, list[_Node]]:
         """The fronts in which all devices have their stages."""
@@ -271,6 +248,9 @@ class _Program:
             first = tables.stage(0, before, i)
             time = first[0] + first[1]
             if load(time, 0) > cap:
+                return
+            self.left -= 1  # where memory refuses every j', looking for one is all the effort
+            if self.left < 0:
                 return
             least = max(j + 1, self._least_end(before, cap * position))
             for behind in range(least, last) if position else (last,):

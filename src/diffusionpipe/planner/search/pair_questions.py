@@ -8,7 +8,7 @@ from diffusionpipe.planner.pricing.arrangement import Arrangement, Ground
 from diffusionpipe.planner.pricing.layer_table import Sums
 from diffusionpipe.planner.search.dynamic_program import LinkTime, StageTime
 from diffusionpipe.planner.search.judge import Judge
-from diffusionpipe.planner.search.opposed_partition import TwoSidedQuestion
+from diffusionpipe.planner.search.two_sided import TwoSidedQuestion
 from diffusionpipe.schedules.list_scheduling import StageTimes
 from diffusionpipe.units import Bytes, Seconds
 

@@ -182,11 +182,7 @@ def _search_pairs(setting: Setting, pool: Pool, filler: Filler | None, num_final
     for one in {name_of(one.candidate): one for one in reversed(pool.ranked())}.values():
         if one.candidate not in found and one.score < enough:
             found[one.candidate] = propose(setting, one.candidate.layout(setting), filler)
-    in_parts = sorted(sharded.judged.values(), key=lambda one: one.score)  # an estimate does not know what fits
-    for one in [one for one in in_parts if one.score < enough][:MAX_ATTEMPTS]:
-        found[one.candidate] = propose(setting, one.candidate.layout(setting), filler)
-        if found[one.candidate].overflow <= 0:
-            break
+    found |= _in_parts(setting, [one for one in sharded.judged.values() if one.score < enough], filler)
     finalists = sorted(found.items(), key=lambda pair: (pair[1].overflow > 0, pair[1].step))
     return Search(
         finalists=tuple(finalists),
@@ -195,6 +191,20 @@ def _search_pairs(setting: Setting, pool: Pool, filler: Filler | None, num_final
         is_filled=pool.is_filled,
         bound=least_time(pool.judge),
     )
+
+
+def _in_parts(setting: Setting, judged: Sequence[Judged], filler: Filler | None) -> dict[Candidate, Proposal]:
+    """Sharded copies of two backbones simulated in full, best estimate first, up to the first that fits in memory."""
+    found: dict[Candidate, Proposal] = {}
+    left = [one.candidate for one in sorted(judged, key=lambda one: one.score)]
+    while left and len(found) < MAX_ATTEMPTS:
+        one = left[0]
+        found[one] = propose(setting, one.layout(setting), filler)
+        if found[one].overflow <= 0:
+            break
+        # With the same micro-batches, blocks as large as these or larger do not fit either.
+        left = [other for other in left if other.orders != one.orders or other.buckets > one.buckets]
+    return found
 
 
 def _finalists(

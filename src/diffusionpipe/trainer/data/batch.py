@@ -51,6 +51,8 @@ class Augmentation:
     """Share of samples with an empty caption or the null label."""
     self_conditioning: Fraction = Fraction(1)
     """Share of samples for which a denoiser reads its own estimate, if it reads any."""
+    offset_noise: float = 0.0
+    """Deviation of what is added to the noise of each channel of a sample."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -225,14 +227,26 @@ def _input(source: BatchSource, rows: Rows, spec: TensorSpec) -> Tensor:
             return torch.tensor(rows.times, dtype=torch.float32)
         case "time" | "augmentation_level":
             return _uniform(source, rows, spec.name)
+        case "noise" if source.augmentation.offset_noise > 0:
+            return _normal(source, rows, spec.name, spec.shape) + _offset(source, rows, spec)
         case _:
-            return normal(
-                seed=source.seed,
-                purpose=rows.purpose + spec.name,
-                step=rows.step,
-                positions=rows.positions,
-                shape=spec.shape,
-            )
+            return _normal(source, rows, spec.name, spec.shape)
+
+
+def _offset(source: BatchSource, rows: Rows, spec: TensorSpec) -> Tensor:
+    """The same for all places of a channel (Guttenberg, 2023, https://www.crosslabs.org/blog/diffusion-with-offset-noise).
+
+    So models learn pictures that are darker or brighter as a whole than noise is on average.
+    """
+    ones = [1] * (len(spec.shape) - 1)
+    offsets = _normal(source, rows, f"{spec.name}.offset", (spec.shape[0], *ones))  # (B, C, 1, 1)
+    return source.augmentation.offset_noise * offsets
+
+
+def _normal(source: BatchSource, rows: Rows, purpose: str, shape: Sequence[int]) -> Tensor:
+    return normal(
+        seed=source.seed, purpose=rows.purpose + purpose, step=rows.step, positions=rows.positions, shape=shape
+    )
 
 
 def _uniform(source: BatchSource, rows: Rows, purpose: str, shape: Sequence[int] = ()) -> Tensor:

@@ -5,8 +5,9 @@ packages import from here.
 """
 
 from diffusionpipe.trainer.recipe.layout import replicas_of_stages
-from diffusionpipe.trainer.recipe.model_section import FrozenDtype, ObjectiveKind, ObjectiveSection, Variance
+from diffusionpipe.trainer.recipe.model_section import FrozenDtype
 from diffusionpipe.trainer.recipe.models_section import MemberSection
+from diffusionpipe.trainer.recipe.objective_section import ObjectiveKind, ObjectiveSection, Variance
 from diffusionpipe.trainer.recipe.overrides import override
 from diffusionpipe.trainer.recipe.pipeline_section import PipelineSection
 from diffusionpipe.trainer.recipe.prompts import Prompt, negatives_of, read_prompts

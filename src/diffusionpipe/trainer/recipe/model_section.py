@@ -1,4 +1,4 @@
-"""[model], [lora] and [objective] of a recipe: what is trained, and towards what."""
+"""[model] and [lora] of a recipe: what is trained."""
 
 from collections.abc import Mapping
 from enum import StrEnum
@@ -11,30 +11,12 @@ from diffusionpipe.trainer.recipe.section import (
     Auto,
     Choice,
     Count,
-    Fraction,
     Maybe,
-    NotNegative,
     Positive,
     Section,
     Several,
     raise_problems,
 )
-
-
-class ObjectiveKind(StrEnum):
-    """What the denoiser predicts."""
-
-    AUTO = "auto"
-    EPSILON = "epsilon"
-    V_PREDICTION = "v_prediction"
-    FLOW_MATCHING = "flow_matching"
-
-
-class TimeSampling(StrEnum):
-    """The distribution of the training times in [0, 1)."""
-
-    UNIFORM = "uniform"
-    LOGIT_NORMAL = "logit_normal"
 
 
 class FrozenDtype(StrEnum):
@@ -61,13 +43,6 @@ class ModelSection(Section):
     frozen_dtype: Maybe[Choice[FrozenDtype]] = None
     """"bfloat16": frozen linear layers and convolutions are stored in bfloat16, with half the memory and the same
     results. "none": frozen weights have the dtype of the trained weights."""
-
-
-class Variance(StrEnum):
-    """Whether a denoiser that states variances learns them."""
-
-    FIXED = "fixed"
-    LEARNED_RANGE = "learned_range"
 
 
 class LoraSection(Section):
@@ -101,41 +76,4 @@ class LoraSection(Section):
                 for key, is_given in others.items()
                 if is_given
             )
-        return self
-
-
-class ObjectiveSection(Section):
-    """[objective]: the loss."""
-
-    kind: Choice[ObjectiveKind] = ObjectiveKind.AUTO
-    """The prediction target of the denoiser; "auto" reads it from the folder's scheduler."""
-    snr_gamma: Maybe[Positive] = None
-    """Gamma of the min-SNR weighting of the loss over the times; 5 is usual."""
-    time_sampling: Choice[TimeSampling] = TimeSampling.UNIFORM
-    """The distribution of the training times."""
-    shift: Auto[Positive] = None
-    """Shift of the times towards noise, for flow matching; 1 means no shift. "auto": the shift of the folder's
-    scheduler, which may depend on the resolution."""
-    self_conditioning: Fraction = 0.0
-    """Share of the samples of every batch for which the denoiser also reads its own estimate of the clean sample, from
-    a pass before without gradients (self-conditioning); 0.5 is usual, 0 trains without."""
-    variance: Auto[Choice[Variance]] = None
-    """"learned_range": a denoiser of pictures also learns the variance of each denoising step; "fixed": it does not.
-    "auto": as the folder's scheduler draws."""
-    guidance: Auto[NotNegative] = None
-    """The guidance value that a distilled model (FLUX.1-dev) reads in training; "auto": 1."""
-
-    @model_validator(mode="after")
-    def _every_setting_has_an_effect(self) -> Self:
-        problems = []
-        if self.kind is ObjectiveKind.FLOW_MATCHING and self.variance is Variance.LEARNED_RANGE:
-            problems.append("variance: learned_range has no effect for flow_matching; remove it")
-        if self.kind is ObjectiveKind.FLOW_MATCHING and self.snr_gamma is not None:
-            problems.append("snr_gamma: it has no effect for flow_matching; remove it")
-        if self.kind in (ObjectiveKind.EPSILON, ObjectiveKind.V_PREDICTION):
-            if self.shift not in (None, 1):
-                problems.append(f"shift: it has no effect for {self.kind}; remove it")
-            if self.time_sampling is not TimeSampling.UNIFORM:
-                problems.append(f"time_sampling: {self.time_sampling} needs flow_matching, not {self.kind}; remove it")
-        raise_problems(problems)
         return self

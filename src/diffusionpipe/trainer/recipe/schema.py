@@ -15,8 +15,9 @@ from diffusionpipe.costs.graph import as_fraction
 from diffusionpipe.errors import RecipeError
 from diffusionpipe.ir.combinations import Feature, refusal
 from diffusionpipe.trainer.recipe.group_section import RateSchedule, own_values, problems_of_group
-from diffusionpipe.trainer.recipe.model_section import FrozenDtype, LoraSection, ModelSection, ObjectiveSection
+from diffusionpipe.trainer.recipe.model_section import FrozenDtype, LoraSection, ModelSection
 from diffusionpipe.trainer.recipe.models_section import MemberSection, refused_with_models
+from diffusionpipe.trainer.recipe.objective_section import ObjectiveSection
 from diffusionpipe.trainer.recipe.pipeline_section import PipelineSection
 from diffusionpipe.trainer.recipe.run_section import RunSection
 from diffusionpipe.trainer.recipe.sampling_section import SamplingSection

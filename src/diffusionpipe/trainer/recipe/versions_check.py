@@ -5,8 +5,9 @@ from typing import TYPE_CHECKING
 
 from diffusionpipe.ir.combinations import Feature, refusal
 from diffusionpipe.ir.versions import Versions
-from diffusionpipe.trainer.recipe.model_section import ModelSection, ObjectiveSection
+from diffusionpipe.trainer.recipe.model_section import ModelSection
 from diffusionpipe.trainer.recipe.models_section import MemberSection
+from diffusionpipe.trainer.recipe.objective_section import ObjectiveSection
 from diffusionpipe.trainer.recipe.pipeline_section import PipelineSection
 from diffusionpipe.trainer.recipe.training_section import Clip, OnSpike, TrainingSection
 

@@ -1,0 +1,40 @@
+"""The question about two backbones that share their devices, and its answer; `opposed_partition` finds one."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from diffusionpipe.planner.search.dynamic_program import LinkTime, Numbers, StageTime
+from diffusionpipe.units import Seconds
+
+
+@dataclass(frozen=True, kw_only=True)
+class TwoSidedQuestion:
+    """What is to be cut, over what. Devices stand in a row; each pair of stages takes the next ones."""
+
+    num_layers: tuple[int, int]
+    num_devices: int
+    replicas: tuple[int, ...]
+    """How many devices a block may have."""
+    stage: Callable[[int, int, int, int, int], StageTime]
+    """(backbone, first layer, stop layer, first device, replicas) -> times for one micro-batch of that backbone."""
+    link: Callable[[int, int, int, int, int], LinkTime]
+    """(backbone, cut, first device behind the cut, replicas before it and behind it) -> times."""
+    cap: Seconds
+    """The largest load of a device, as the objective says."""
+    work: tuple[Sequence[Seconds], Sequence[Seconds]]
+    """Running sums of F + B of a micro-batch through the layers: the least that the devices of their blocks take
+    together. What cannot be finished under the cap is not begun."""
+    fits: Callable[[tuple[int, int], tuple[int, int], int, int, int], bool] = lambda *_: True
+    """(layers of the first, layers of the second, first device, replicas, blocks from here on) -> whether both fit in
+    memory. Longer stages must not fit where shorter ones do not."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PairPartition:
+    """Where the stages of both backbones start, each in its own forward order, and the devices of each block."""
+
+    starts: tuple[tuple[int, ...], tuple[int, ...]]
+    replicas: tuple[int, ...]
+    """In the order of devices."""
+    value: Seconds
+    numbers: Numbers

@@ -1,0 +1,102 @@
+"""[objective] of a recipe: towards what is trained."""
+
+from enum import StrEnum
+from typing import Annotated, Self
+
+from pydantic import Field, model_validator
+
+from diffusionpipe.models.objective_settings import (
+    DEFAULTS,
+    LossKind,
+    Prediction,
+    TimeSampling,
+    Weighting,
+    problems_of,
+)
+from diffusionpipe.trainer.recipe.section import (
+    Auto,
+    Choice,
+    Fraction,
+    Maybe,
+    NotNegative,
+    Positive,
+    Section,
+    raise_problems,
+)
+
+Range = Annotated[tuple[Fraction, Fraction], Field(strict=False)]
+
+
+class ObjectiveKind(StrEnum):
+    """What the denoiser predicts."""
+
+    AUTO = "auto"
+    EPSILON = "epsilon"
+    V_PREDICTION = "v_prediction"
+    FLOW_MATCHING = "flow_matching"
+
+
+class Variance(StrEnum):
+    """Whether a denoiser that states variances learns them."""
+
+    FIXED = "fixed"
+    LEARNED_RANGE = "learned_range"
+
+
+class ObjectiveSection(Section):
+    """[objective]: the loss."""
+
+    kind: Choice[ObjectiveKind] = ObjectiveKind.AUTO
+    """The prediction target of the denoiser; "auto" reads it from the folder's scheduler."""
+    snr_gamma: Maybe[Positive] = None
+    """Gamma of the min-SNR weighting of the loss over the times; 5 is usual."""
+    time_sampling: Choice[TimeSampling] = TimeSampling.UNIFORM
+    """The distribution of the training times before `shift`."""
+    logit_mean: float = 0.0
+    """Mean of the normal number of "logit_normal" times."""
+    logit_std: Positive = 1.0
+    """Standard deviation of the normal number of "logit_normal" times."""
+    mode_scale: float = 1.29
+    """Scale of "mode" times, from -1 to 1.75; above 0 times gather in the middle."""
+    beta_alpha: Positive = 2.0
+    """First parameter of "beta" times; smaller means more times near the data."""
+    beta_beta: Positive = 2.0
+    """Second parameter of "beta" times; smaller means more times near the noise."""
+    time_range: Range = (0.0, 1.0)
+    """Smallest and largest training time after `shift`: 0 is data, 1 noise."""
+    shift: Auto[Positive] = None
+    """Shift of the times towards noise, for flow matching; 1 means no shift. "auto": the shift of the folder's
+    scheduler, which may depend on the resolution."""
+    weighting: Choice[Weighting] = Weighting.NONE
+    """The weight of a sample's loss at its time: "sigma_sqrt" or "cosmap" for flow matching, "debiased" for others."""
+    loss: Choice[LossKind] = LossKind.L2
+    """"l2": the squared error; "huber": a loss that grows less for large errors."""
+    huber_delta: Positive = 0.1
+    """The error from which on the Huber loss grows less than the square."""
+    offset_noise: NotNegative = 0.0
+    """Deviation of a normal number that is added to the noise of each channel of a sample; 0.1 is usual, 0: none."""
+    self_conditioning: Fraction = 0.0
+    """Share of the samples of every batch for which the denoiser also reads its own estimate of the clean sample, from
+    a pass before without gradients (self-conditioning); 0.5 is usual, 0 trains without."""
+    variance: Auto[Choice[Variance]] = None
+    """"learned_range": a denoiser of pictures also learns the variance of each denoising step; "fixed": it does not.
+    "auto": as the folder's scheduler draws."""
+    guidance: Auto[NotNegative] = None
+    """The guidance value that a distilled model (FLUX.1-dev) reads in training; "auto": 1."""
+
+    @model_validator(mode="after")
+    def _every_setting_has_an_effect(self) -> Self:
+        problems = []
+        if self.kind is ObjectiveKind.FLOW_MATCHING and self.variance is Variance.LEARNED_RANGE:
+            problems.append("variance: learned_range has no effect for flow_matching; remove it")
+        if self.kind is ObjectiveKind.FLOW_MATCHING and self.snr_gamma is not None:
+            problems.append("snr_gamma: it has no effect for flow_matching; remove it")
+        if self.weighting is Weighting.DEBIASED and self.snr_gamma is not None:
+            problems.append("weighting: debiased and snr_gamma are two weights of one sample; remove one of them")
+        if self.kind in (ObjectiveKind.EPSILON, ObjectiveKind.V_PREDICTION) and self.shift not in (None, 1):
+            problems.append(f"shift: it has no effect for {self.kind}; remove it")
+        prediction = None if self.kind is ObjectiveKind.AUTO else Prediction(self.kind.value)
+        values = {key: getattr(self, key) for key in DEFAULTS}
+        problems += [f"{key}: {text}" for key, text in problems_of(values, prediction)]
+        raise_problems(problems)
+        return self
