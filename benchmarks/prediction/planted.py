@@ -2,7 +2,7 @@
 
 Ranks are processes whose stages wait for the true times (virtual stages), so that what is true is known:
 
-    planted profile ──> plan A ──> 20 iterations with the true times ──> corrected profile ──> plan B ──> A and B in turn
+    planted profile ──> plan A ──> 20 iterations with the true times ──> corrected profile ──> plan B ──> both in turn
                                    100 more, which that predicts  <──────────────┘
 
 Messages are real and cross this machine's link, which is measured first. Gradient sums are waits.
