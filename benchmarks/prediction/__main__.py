@@ -26,6 +26,7 @@ from diffusionpipe.viz.gantt import gantt
 DIGITS = Path(__file__).parents[2] / "examples" / "digits"
 WIDE = {"block_out_channels": [64, 128], "norm_num_groups": 16}
 """Of the larger model's U-Net, four times the digits'."""
+MODELS = ("digits", "wide", "self-conditioned")
 PRELOAD = (
     "benchmarks.prediction.training",
     "diffusers.pipelines.stable_diffusion.pipeline_stable_diffusion",
@@ -39,7 +40,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="the digits only, 10 steps of each plan")
     parser.add_argument("--profiles", type=int, help="only so many profiles in a row, and what each predicts")
     parser.add_argument("--planted", action="store_true", help="only planted errors, on ranks that wait")
-    parser.add_argument("--model", choices=("digits", "wide"), help="one of the models; default: both")
+    parser.add_argument("--model", choices=MODELS, help="one of the models; default: all")
     parser.add_argument("--out", type=Path, help="write a picture of the filled digits here, predicted above measured")
     arguments = parser.parse_args()
     os.environ["OMP_NUM_THREADS"] = "1"
@@ -48,7 +49,7 @@ def main() -> None:
     steps = 10 if arguments.quick else 100
     with TemporaryDirectory() as folder, Console(stderr=True).status("starting") as status:
         found = {}
-        names = ("digits",) if arguments.quick else (arguments.model,) if arguments.model else ("digits", "wide")
+        names = ("digits",) if arguments.quick else (arguments.model,) if arguments.model else MODELS
         for name, overrides in _models(Path(folder), names):
             with local_ranks(2, preload=PRELOAD) as ranks:
                 if arguments.profiles is not None:
@@ -85,19 +86,19 @@ def _print_profiles(model: str, ranks: LocalRanks, overrides: tuple[str, ...], c
 
 def _print_planted() -> None:
     """What planted errors lead to."""
-    columns = "present layout", "planted", "corrected", "measured", "off", "suggested layout", "predicted", "measured"
-    table = _table("planted errors: iterations in ms, virtual ranks", "", *columns, "faster")
+    columns = "present layout", "planted", "corrected", "measured", "off", "suggested layout", "predicted"
+    table = _table("planted errors: iterations in ms, virtual ranks", "", *columns, "in turn", "faster")
     with local_ranks(2) as ranks:
         for one in planted_cases(ranks):
             times = one.predicted, one.corrected, one.measured
-            found = one.suggested_step, one.suggested_measured
             table.add_row(
                 one.name,
                 one.present,
                 *(f"{seconds * 1e3:.1f}" for seconds in times),
                 f"{one.measured / one.corrected - 1:+.1%}",
                 one.suggested or "none",
-                *(f"{seconds * 1e3:.1f}" for seconds in found),
+                f"{one.suggested_step * 1e3:.1f}",
+                " and ".join(f"{seconds * 1e3:.1f}" for seconds in one.in_turn),
                 f"{one.gain:+.1%}",
             )
     console = Console(highlight=False, width=180)
@@ -106,12 +107,14 @@ def _print_planted() -> None:
 
 
 def _models(folder: Path, names: Sequence[str]) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """Names and overrides of the digits' recipe: the digits, and the same with a wider U-Net."""
+    """Names and overrides of the digits' recipe: the digits, with a wider U-Net, and with self-conditioning."""
     data = folder / "data"
     subprocess.run([sys.executable, DIGITS / "dataset.py", "--out", data], check=True, stdout=subprocess.DEVNULL)
     shared = (f"data.train={data / 'train'}", f"data.validation={data / 'validation'}", f"run.folder={folder / 'run'}")
     if "digits" in names:
         yield "digits", (*shared, f"model.path={DIGITS / 'model'}")
+    if "self-conditioned" in names:
+        yield "self-conditioned", (*shared, f"model.path={DIGITS / 'model'}", "objective.self_conditioning=0.5")
     if "wide" in names:
         wide = folder / "wide"
         shutil.copytree(DIGITS / "model", wide)

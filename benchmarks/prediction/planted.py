@@ -2,7 +2,8 @@
 
 Ranks are processes whose stages wait for the true times (virtual stages), so that what is true is known:
 
-    planted profile ──> plan A ──> A runs with the true times ──> corrected profile ──> plan B ──> A and B take turns
+    planted profile ──> plan A ──> 20 iterations with the true times ──> corrected profile ──> plan B ──> both in turn
+                                   100 more, which that predicts  <──────────────┘
 
 Messages are real and cross this machine's link, which is measured first. Gradient sums are waits.
 """
@@ -50,7 +51,7 @@ SMALL: Bytes = 4096
 TWICE = Factors(forward=2.0, input_grad=2.0, weight_grad=2.0)
 CROSSING: Seconds = 0.006
 """What a sample takes on the true link, where the link is planted: more than its compute on a rank."""
-RECORDED, UNRECORDED = 15, 5
+RECORDED, UNRECORDED, LATER = 15, 5, 100
 TURNS = 15
 
 
@@ -66,18 +67,19 @@ class Case:
     corrected: Seconds
     """what the corrected profile predicts,"""
     measured: Seconds
-    """and what it takes."""
+    """and what it takes in the iterations behind those that corrected the profile."""
     suggested: str | None
     """The layout that the corrected profile leads to; None where it is hardly faster,"""
     suggested_step: Seconds
     """what is predicted of it,"""
-    suggested_measured: Seconds
-    """and what it takes."""
+    in_turn: tuple[Seconds, Seconds]
+    """What both take, one iteration of each in turn."""
 
     @property
     def gain(self) -> float:
         """By how much the suggested layout is measured to be faster."""
-        return self.measured / self.suggested_measured - 1.0
+        present, suggested = self.in_turn
+        return present / suggested - 1.0
 
 
 def planted_cases(ranks: LocalRanks, names: Sequence[str] = ("layer", "link")) -> list[Case]:
@@ -161,23 +163,23 @@ def _profile(num_bytes: Bytes) -> Profile:
 def _case(ranks: LocalRanks, name: str, true: Setting, planted: Setting) -> Case:
     choice = choose(planted)
     present = choice.plan()
-    first = rehearse_runs(ranks, {"present": _run(true, present)}, ["present"] * (UNRECORDED + RECORDED))
-    found = correct(planted, present, _recorded(first["present"]))
+    alone = rehearse_runs(ranks, {"present": _run(true, present)}, ["present"] * (UNRECORDED + RECORDED + LATER))
+    found = correct(planted, present, _recorded(alone["present"]))
     suggestion = suggest(found.setting, found.corrected.step, fill=None)
     runs = {"present": _run(true, present)}
     if suggestion is not None:
         runs["suggested"] = _run(true, suggestion.plan)
     rehearsed = rehearse_runs(ranks, runs, list(runs) * TURNS)
-    measured = {key: median(one.seconds) for key, one in rehearsed.items()}
+    in_turn = {key: median(one.seconds) for key, one in rehearsed.items()}
     return Case(
         name=name,
         present=_named(choice.sizes, present),
         predicted=found.predicted.iteration,
         corrected=found.corrected.iteration,
-        measured=measured["present"],
+        measured=median(alone["present"].seconds[UNRECORDED + RECORDED :]),
         suggested=_named(suggestion.sizes, suggestion.plan) if suggestion is not None else None,
         suggested_step=suggestion.step if suggestion is not None else found.corrected.step,
-        suggested_measured=measured.get("suggested", measured["present"]),
+        in_turn=(in_turn["present"], in_turn.get("suggested", in_turn["present"])),
     )
 
 
@@ -199,8 +201,8 @@ def _run(setting: Setting, plan: Plan) -> VirtualRun:
 
 
 def _recorded(rehearsed: Rehearsed) -> Recorded:
-    """The iterations behind the first ones as a run would record them; virtual stages have no layers to record."""
-    measured = rehearsed.measured[UNRECORDED:]
+    """The iterations that correct the profile as a run would record them; virtual stages have no layers to record."""
+    measured = rehearsed.measured[UNRECORDED : UNRECORDED + RECORDED]
     actions: list[list[Span]] = [list(same) for same in zip(*(one.spans for one in measured), strict=True)]
     spans = [
         Span(
@@ -213,7 +215,7 @@ def _recorded(rehearsed: Rehearsed) -> Recorded:
     ]
     num_ranks = rehearsed.mesh.num_ranks
     own, last = spans[:-num_ranks], spans[-num_ranks:]  # behind the actions is the end of each rank's iteration
-    iteration = median(rehearsed.seconds[UNRECORDED:])
+    iteration = median(rehearsed.seconds[UNRECORDED : UNRECORDED + RECORDED])
     return Recorded(
         steps=(UNRECORDED + 1, UNRECORDED + RECORDED),
         timeline=Timeline(num_workers=num_ranks, spans=tuple(own), source="measured"),

@@ -11,6 +11,7 @@ import torch.distributed as dist
 
 from benchmarks.prediction.plans import BATCH_SIZES
 from diffusionpipe.costs import Profile
+from diffusionpipe.costs.graph import as_fraction
 from diffusionpipe.ir import Plan, Span
 from diffusionpipe.models.folder import resolve_folder, weight_sources
 from diffusionpipe.models.weights import materialize
@@ -22,7 +23,7 @@ from diffusionpipe.runtime.process_group import Job
 from diffusionpipe.runtime.transport import ProcessTransport
 from diffusionpipe.runtime.worker import build_worker
 from diffusionpipe.trainer.conditions import open_tokenizer
-from diffusionpipe.trainer.data.batch import BatchSource
+from diffusionpipe.trainer.data.batch import Augmentation, BatchSource
 from diffusionpipe.trainer.data.dataset import Condition, scan
 from diffusionpipe.trainer.data.loader import StepLoader
 from diffusionpipe.trainer.data.tokens import TOKENS
@@ -201,6 +202,7 @@ def _batch(session: Session, folder: Path) -> dict[str, torch.Tensor]:
         seed=session.recipe.training.seed,
         tokenizers={name: open_tokenizer(folder, name) for name in TOKENS if name in names},
         null_label=None,
+        augmentation=Augmentation(self_conditioning=as_fraction(session.recipe.objective.self_conditioning)),
     )
     loader = StepLoader(
         source=source, batch=session.plan.batch, positions=session.positions, first_step=0, num_steps=1, workers=0

@@ -13,5 +13,5 @@ def test_a_layer_that_was_said_to_take_twice_as_long_moves_the_cut_to_where_it_b
     assert found.present.endswith("cut before layer2")
     assert found.suggested is not None
     assert found.suggested.endswith("cut before layer3")
-    assert found.suggested_measured < found.measured  # by 18 % on a quiet machine
+    assert found.gain > 0  # by 18 % on a quiet machine
     assert found.corrected == pytest.approx(found.measured, rel=0.5)  # within 3 % there
