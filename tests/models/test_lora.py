@@ -138,6 +138,18 @@ def test_fused_layers_of_single_stream_attention_get_adapters_beside_the_others(
     assert names == double | single
 
 
+def test_what_nobody_reads_gets_no_adapter():
+    transformer = tiny_sd3().components["transformer"]
+    unread = "transformer_blocks.1.attn.to_k"
+    transformer.get_submodule(unread).requires_grad_(False)  # as `cut` leaves what nobody reads
+    with pytest.raises(ModelError, match=f"nothing depends on what {unread} of transformer give"):
+        add_lora({"transformer": transformer}, "transformer", LoraSettings(target_modules=(unread,)))
+    expected = {name for name, _ in transformer.named_modules() if name.endswith((".to_q", ".to_k"))} - {unread}
+    add_lora({"transformer": transformer}, "transformer", LoraSettings(rank=2, target_modules=("to_q", "to_k")))
+    adapted = {name.partition(".lora_A.")[0] for name, _ in transformer.named_parameters() if ".lora_A." in name}
+    assert adapted == expected
+
+
 def test_a_target_that_names_nothing_is_refused():
     with pytest.raises(ModelError, match="transformer has no modules named to_w"):
         add_lora(tiny_flux().components, "transformer", LoraSettings(target_modules=("to_q", "to_w")))
