@@ -1,6 +1,7 @@
 import pytest
 import torch
 from descriptions import described
+from safetensors.torch import save_file
 from tiny_described import flux2_transformer
 from tiny_models import raw_inputs, tiny_controlled, tiny_dit, tiny_flux, tiny_sd3, tiny_sdxl, tiny_stable_diffusion
 
@@ -8,6 +9,7 @@ from diffusionpipe.errors import ModelError
 from diffusionpipe.models.folder import weight_sources
 from diffusionpipe.models.graph import layer_parameters
 from diffusionpipe.models.lora import ATTENTION, LoraSettings, add_lora
+from diffusionpipe.models.lora_file import ADAPTERS, load_adapters
 from diffusionpipe.models.run import run_layers
 from diffusionpipe.models.weights import materialize
 
@@ -148,6 +150,20 @@ def test_what_nobody_reads_gets_no_adapter():
     add_lora({"transformer": transformer}, "transformer", LoraSettings(rank=2, target_modules=("to_q", "to_k")))
     adapted = {name.partition(".lora_A.")[0] for name, _ in transformer.named_parameters() if ".lora_A." in name}
     assert adapted == expected
+
+
+def test_a_file_of_which_diffusers_reads_a_part_is_refused(tmp_path):
+    unet = tiny_stable_diffusion().components["unet"]
+    linears = {n: m for n, m in unet.named_modules() if n.endswith(("attn1.to_q", "attn1.to_k"))}
+    names = {"to_k": ("lora_A", "lora_B"), "to_q": ("lora.down", "lora.up")}
+    tensors = {}
+    for name, linear in linears.items():
+        first, second = names[name.rpartition(".")[2]]
+        tensors[f"unet.{name}.{first}.weight"] = torch.zeros(2, linear.in_features)
+        tensors[f"unet.{name}.{second}.weight"] = torch.zeros(linear.out_features, 2)
+    save_file(tensors, tmp_path / ADAPTERS)
+    with pytest.raises(ModelError, match=rf"holds {len(linears)} adapters of unet, of which diffusers reads \d"):
+        load_adapters(unet, tmp_path, "unet")
 
 
 def test_a_target_that_names_nothing_is_refused():

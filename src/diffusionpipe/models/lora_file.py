@@ -11,6 +11,8 @@ from diffusionpipe.models.lora import LoraSettings, is_second_matrix
 from diffusionpipe.models.narrow_weights import appearing_wide
 
 ADAPTERS = "pytorch_lora_weights.safetensors"
+_SECOND = (".lora_B.weight", ".lora.up.weight")
+"""Ends of the names of second matrices."""
 
 
 def save_adapters(
@@ -28,7 +30,6 @@ def save_adapters(
     know of none add the same.
     """
     import diffusers
-    from diffusers.utils import convert_state_dict_to_diffusers
     from peft import get_peft_model_state_dict
 
     scaled = {
@@ -37,7 +38,10 @@ def save_adapters(
     }
     state = get_peft_model_state_dict(module, scaled)
     if component == "unet":
-        state = convert_state_dict_to_diffusers(state)
+        # The names that its files have had longest. All of them: of a mixture diffusers reads the kind of the first.
+        state = {
+            name.replace(".lora_A.", ".lora.down.").replace(".lora_B.", ".lora.up."): t for name, t in state.items()
+        }
     getattr(diffusers, pipeline).save_lora_weights(folder, **{f"{component}_lora_layers": state})
 
 
@@ -45,17 +49,17 @@ def load_adapters(module: nn.Module, folder: Path, component: str) -> None:
     """Adds the adapters that a folder's file has for this component, in float32; the module's weights must be real.
 
     Raises:
-        ModelError: the file has none, they do not fit, or peft is missing.
+        ModelError: the file has none, they do not fit, diffusers does not read all of them, or peft is missing.
     """
     from safetensors import SafetensorError, safe_open
 
     path = folder / ADAPTERS
     try:
         with safe_open(path, framework="pt") as file:
-            has_own = any(name.startswith(f"{component}.") for name in file.keys())  # noqa: SIM118 (it is no mapping)
+            own = [name for name in file.keys() if name.startswith(f"{component}.")]  # noqa: SIM118 (it is no mapping)
     except (OSError, SafetensorError) as error:
         raise ModelError(f"{path} cannot be read: {error}") from error
-    if not has_own:
+    if not own:
         raise ModelError(f"{path} holds no adapters of {component}; it belongs to another kind of model")
     library_module: Any = module
     try:
@@ -65,3 +69,10 @@ def load_adapters(module: nn.Module, folder: Path, component: str) -> None:
         raise ModelError("lora needs peft; install it with pip install 'diffusionpipe[lora]'") from error
     except (RuntimeError, ValueError) as error:
         raise ModelError(f"the adapters of {path} do not fit {component}: {error}") from error
+    stored = sum(name.endswith(_SECOND) for name in own)
+    read = sum(is_second_matrix(name) for name, _ in module.named_parameters())
+    if read < stored:
+        raise ModelError(
+            f"{path} holds {stored} adapters of {component}, of which diffusers reads {read}: their names are of "
+            "several kinds; rename those with .lora.down and .lora.up to .lora_A and .lora_B"
+        )
