@@ -152,18 +152,42 @@ def test_what_nobody_reads_gets_no_adapter():
     assert adapted == expected
 
 
-def test_a_file_of_which_diffusers_reads_a_part_is_refused(tmp_path):
-    unet = tiny_stable_diffusion().components["unet"]
-    linears = {n: m for n, m in unet.named_modules() if n.endswith(("attn1.to_q", "attn1.to_k"))}
-    names = {"to_k": ("lora_A", "lora_B"), "to_q": ("lora.down", "lora.up")}
+def _random_adapters(unet, names, rank=2):
+    """A file's tensors for linear layers; `names` are those of the two matrices for ends of the layers' names."""
+    generator = torch.Generator().manual_seed(0)
     tensors = {}
-    for name, linear in linears.items():
-        first, second = names[name.rpartition(".")[2]]
-        tensors[f"unet.{name}.{first}.weight"] = torch.zeros(2, linear.in_features)
-        tensors[f"unet.{name}.{second}.weight"] = torch.zeros(linear.out_features, 2)
-    save_file(tensors, tmp_path / ADAPTERS)
-    with pytest.raises(ModelError, match=rf"holds {len(linears)} adapters of unet, of which diffusers reads \d"):
-        load_adapters(unet, tmp_path, "unet")
+    for name, linear in unet.named_modules():
+        if name.endswith(tuple(names)):
+            first, second = names[name.rpartition(".")[2]]
+            tensors[f"unet.{name}.{first}.weight"] = torch.randn(rank, linear.in_features, generator=generator)
+            tensors[f"unet.{name}.{second}.weight"] = torch.randn(linear.out_features, rank, generator=generator)
+    return tensors
+
+
+def _loaded(tensors, folder):
+    """The second matrices of a U-Net that reads a file of these tensors."""
+    unet = tiny_stable_diffusion().components["unet"]
+    save_file(tensors, folder / ADAPTERS)
+    load_adapters(unet, folder, "unet")
+    return {name.partition(".lora_B.")[0]: p for name, p in unet.named_parameters() if ".lora_B." in name}
+
+
+def test_names_of_both_kinds_and_alphas_are_read(tmp_path):
+    unet = tiny_stable_diffusion().components["unet"]
+    plain = _random_adapters(unet, {"to_k": ("lora_A", "lora_B"), "to_q": ("lora_A", "lora_B")})
+    expected = _loaded(plain, tmp_path)
+    assert len(expected) == len(plain) // 2
+    mixed = _random_adapters(unet, {"to_k": ("lora_A", "lora_B"), "to_q": ("lora.down", "lora.up")})
+    found = _loaded(mixed | {f"unet.{name}.alpha": torch.tensor(6.0) for name in expected}, tmp_path)
+    assert found.keys() == expected.keys()
+    assert all(torch.allclose(found[name], 3 * matrix) for name, matrix in expected.items())
+
+
+def test_adapters_for_which_the_model_has_no_layer_are_refused(tmp_path):
+    tensors = _random_adapters(tiny_stable_diffusion().components["unet"], {"to_k": ("lora_A", "lora_B")})
+    more = {name.replace("down_blocks.0", "down_blocks.7"): tensor.clone() for name, tensor in tensors.items()}
+    with pytest.raises(ModelError, match=r"do not fit unet: it has layers for \d+ of \d+; was it trained"):
+        _loaded(tensors | more, tmp_path)
 
 
 def test_a_target_that_names_nothing_is_refused():
