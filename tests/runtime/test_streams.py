@@ -12,7 +12,17 @@ import torch
 from asynchronous_device import AsynchronousDevice, AsynchronousRecorder, random_lengths
 from descriptions import described
 from layouts import CPU, can_run, rows_of, scattered
-from streams import Event, Stream, Streams, StreamTransport, Work, devices_with_streams, page_locked, without_order
+from streams import (
+    BACKEND,
+    Event,
+    Stream,
+    Streams,
+    StreamTransport,
+    Work,
+    devices_with_streams,
+    page_locked,
+    without_order,
+)
 from tiers import quick_and_slow
 from tiny_models import raw_inputs, tiny_dit, tiny_stable_diffusion
 
@@ -26,6 +36,7 @@ from diffusionpipe.runtime.gradients import BlockGradients
 from diffusionpipe.runtime.places import encoded_rows
 from diffusionpipe.runtime.sharding import Reductions, ShardedBlock
 from diffusionpipe.runtime.stage import Precision
+from diffusionpipe.runtime.store import RowStore
 from diffusionpipe.runtime.threads import run_threads
 from diffusionpipe.runtime.upload import Upload
 from diffusionpipe.runtime.worker import build_worker
@@ -266,6 +277,20 @@ def ignoring(waiter):
     return wait
 
 
+def averaged_beside(self, step, *, update=Ema.update):
+    """The moving average on a stream of its own, for which the one that computes waits, but not the other way round."""
+    stream = Stream("average")
+    with BACKEND.stream(stream):
+        update(self, step)
+    BACKEND.current_stream().wait_stream(stream)
+
+
+def one_for_all(make):
+    """One value for all calls with the same first argument."""
+    made = {}
+    return lambda first, *others: made.setdefault(id(first), (first, make(first, *others)))[1]
+
+
 FAULTS = {
     "arrivals are not waited for": ("plain", Work, "wait", unordered(Work.wait), "receive from"),
     "sent tensors are not held": ("plain", StreamTransport, "send", send_unheld, "may still be read by send"),
@@ -292,6 +317,20 @@ FAULTS = {
         "read by aten._local_scalar_dense.default on host",
     ),
     "a batch's memory is filled again at once": ("plain", Upload, "brought", filled_again, "zero_.default on host"),
+    "averages do not wait for the optimizer": (
+        "plain",
+        Ema,
+        "update",
+        averaged_beside,
+        "_foreach_lerp_.Scalar on average",
+    ),
+    "rows are another batch's too early": (
+        "ahead",
+        executor,
+        "RowStore",
+        one_for_all(RowStore),
+        "written by receive from",
+    ),
     "sums are not waited for": ("data-parallel", BlockGradients, "finish", do_nothing, "sum on"),
     "gathers are not waited for": ("sharded", ShardedBlock, "wait", unordered(ShardedBlock.wait), "broadcast"),
     "gathers do not wait for compute": ("sharded", Stream, "wait_stream", do_nothing, "may still be"),
