@@ -58,6 +58,14 @@ class Stream:
     def wait_stream(self, other: "Stream") -> None:
         self.knows(other.clock)
 
+    def wait_event(self, event: "Event") -> None:
+        event.wait(self)
+
+    def record_event(self) -> "Event":
+        event = Event()
+        event.record(self)
+        return event
+
 
 class Event:
     """A point in the work of a stream."""
@@ -126,8 +134,12 @@ class Streams(TorchDispatchMode):
         """A copy in the host's memory, made at once."""
         with self.paused():
             copy = tensor.clone()
-        self._homes[self._watch(copy.untyped_storage(), self.host)] = self.host
+        self.keep_on_host(copy)
         return copy
+
+    def keep_on_host(self, tensor: Tensor) -> None:
+        """Note that a tensor lies in the host's memory."""
+        self._homes[self._watch(tensor.untyped_storage(), self.host)] = self.host
 
     def _is_hosts(self, tensor: Tensor) -> bool:
         return self._homes.get(tensor.untyped_storage()._cdata) is self.host
