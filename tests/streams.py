@@ -185,6 +185,7 @@ class Streams(TorchDispatchMode):
     def allocate(self, storage: int, stream: Stream) -> None:
         """Memory comes from what was freed on the stream before."""
         self._homes[storage] = stream
+        stream.knows(self.host.clock)  # what uses the memory comes behind what the host has waited for
         for old in self._freed.pop(stream, []):
             if not _is_over(old, stream):
                 self.races.append(f"memory is used again on {stream.name} while it may still be {_words(old)}")

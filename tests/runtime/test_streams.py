@@ -203,6 +203,25 @@ def watch(model_of, kind, schedule="1f1b", *, num_steps=2, phases=False, is_narr
     )
 
 
+@pytest.mark.parametrize("is_waited_for", [False, True])
+def test_freed_memory_may_be_used_again_behind_what_the_host_has_waited_for(is_waited_for):
+    with devices_with_streams(), Streams() as streams:
+        value, copies, event = torch.ones(4), Stream("copies"), Event()
+        copies.wait_stream(BACKEND.current_stream())
+        with BACKEND.stream(copies):
+            value.clone()
+            event.record(copies)
+        if is_waited_for:
+            event.synchronize()
+        del value
+        torch.ones(4)
+    assert streams.races == (
+        []
+        if is_waited_for
+        else ["memory is used again on compute while it may still be read by aten.clone.default on copies"]
+    )
+
+
 @pytest.mark.parametrize(("kind", "schedule"), CASES)
 def test_no_kernel_races_with_another(kind, schedule):
     seen = watch(tiny_dit, kind, schedule)
