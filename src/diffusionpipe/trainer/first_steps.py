@@ -60,7 +60,7 @@ def steps_that_count(notes: Sequence[Note], *, may_go_on: bool) -> list[int] | N
     None: too few are calm, or they vary too much, and further steps can be recorded.
     """
     calm = [index for index, note in enumerate(notes) if note.without_core <= DISTURBED]
-    are_many = len(calm) >= ENOUGH and 2 * len(calm) >= len(notes)
+    are_many = len(calm) >= min(ENOUGH, COUNTED) and 2 * len(calm) >= len(notes)
     is_known = are_many and error_of_median([notes[index].iteration for index in calm]) <= PRECISE
     if not is_known and may_go_on and len(notes) < MOST_ROUNDS * COUNTED:
         return None
