@@ -11,6 +11,13 @@ It reports two kernels that touch the same bytes, one of which writes, if neithe
 Memory that is freed goes to the next allocation on the stream on which it was allocated, as in torch's caching
 allocator: a kernel of another stream that may not be over by then is reported too.
 
+Page-locked memory of the host is marked (`page_locked`). What touches it alone is no kernel: the host does it at once,
+behind what it has waited for. So a report names a number that the host reads before its copy has arrived, and a buffer
+that it fills again while a copy may still read it.
+
+    copy      copy to the host's memory, event e
+    host      e.synchronize(), read                e.synchronize(): the host knows what e knows
+
 Messages and sums run as NCCL runs them: on one stream for each direction, and one for each group. Their works keep no
 reference to tensors. Vector clocks are those of torch.cuda._sanitizer; this checker compares byte ranges instead of
 pointers, and adds the allocator and the transport.
@@ -50,6 +57,14 @@ class Stream:
 
     def wait_stream(self, other: "Stream") -> None:
         self.knows(other.clock)
+
+    def wait_event(self, event: "Event") -> None:
+        event.wait(self)
+
+    def record_event(self) -> "Event":
+        event = Event()
+        event.record(self)
+        return event
 
 
 class Event:
@@ -115,6 +130,20 @@ class Streams(TorchDispatchMode):
         finally:
             self._is_paused = before
 
+    def page_locked(self, tensor: Tensor) -> Tensor:
+        """A copy in the host's memory, made at once."""
+        with self.paused():
+            copy = tensor.clone()
+        self.keep_on_host(copy)
+        return copy
+
+    def keep_on_host(self, tensor: Tensor) -> None:
+        """Note that a tensor lies in the host's memory."""
+        self._homes[self._watch(tensor.untyped_storage(), self.host)] = self.host
+
+    def _is_hosts(self, tensor: Tensor) -> bool:
+        return self._homes.get(tensor.untyped_storage()._cdata) is self.host
+
     def transfer(self, key: object) -> Stream:
         """The stream of a direction or of a group."""
         return self.transfers.setdefault(key, Stream(str(key)))
@@ -156,15 +185,19 @@ class Streams(TorchDispatchMode):
     def allocate(self, storage: int, stream: Stream) -> None:
         """Memory comes from what was freed on the stream before."""
         self._homes[storage] = stream
+        stream.knows(self.host.clock)  # what uses the memory comes behind what the host has waited for
         for old in self._freed.pop(stream, []):
             if not _is_over(old, stream):
                 self.races.append(f"memory is used again on {stream.name} while it may still be {_words(old)}")
 
     def free(self, storage: int, *, is_gone: bool = True) -> None:
-        """Memory may be used again on its stream."""
+        """Memory may be used again on its stream; the host's is not before the copies that its allocator knows of."""
         if is_gone:
             self._watched.pop(storage, None)
         home = self._homes.pop(storage, self.compute)
+        if home is self.host:
+            self._accesses.pop(storage, None)
+            return
         self._freed.setdefault(home, []).extend(a for a in self._accesses.pop(storage, []) if a.stream is not home)
 
     def resized(self, storage: torch.UntypedStorage, size: int) -> None:
@@ -188,10 +221,13 @@ class Streams(TorchDispatchMode):
         reads = [t for v, _ in given for t in _tensors(v) if not any(t is w for w in writes)]
         written = {t.untyped_storage()._cdata for t in (*writes, *reads)}
         fresh = [t for t in _tensors(result) if t.untyped_storage()._cdata not in written]
+        allocates = "empty" in str(func)  # and nothing else
+        by_host = not allocates and bool(reads or writes) and all(map(self._is_hosts, (*reads, *writes)))
+        stream = self.host if by_host else self.current
         for tensor in fresh:
-            self._watch(tensor.untyped_storage(), self.current)
-        if "empty" not in str(func):  # that only allocates
-            self.kernel(str(func), self.current, reads, [*writes, *fresh])
+            self._watch(tensor.untyped_storage(), stream)
+        if not allocates:
+            self.kernel(str(func), stream, reads, [*writes, *fresh])
         return result
 
 
@@ -282,6 +318,23 @@ def _on_stream(stream: Stream) -> Iterator[None]:
 
 _BEFORE = Stream("before")
 """What is current while nothing is watched."""
+
+
+def page_locked(tensor: Tensor) -> Tensor:
+    """A copy in page-locked memory of the host, for what is watched in this thread."""
+    found: Tensor = _HERE.streams.page_locked(tensor)
+    return found
+
+
+@contextmanager
+def without_order() -> Iterator[None]:
+    """What this thread's current stream waits for in the block does not count."""
+    stream = _current_stream()
+    clock = dict(stream.clock)
+    try:
+        yield
+    finally:
+        stream.clock = clock
 
 
 def _current_stream() -> Stream:

@@ -51,7 +51,9 @@ SMALL: Bytes = 4096
 TWICE = Factors(forward=2.0, input_grad=2.0, weight_grad=2.0)
 CROSSING: Seconds = 0.006
 """What a sample takes on the true link, where the link is planted: more than its compute on a rank."""
-RECORDED, UNRECORDED, LATER = 15, 5, 100
+UNRECORDED, RECORDED, LATER = 5, 15, 100
+FIRST = slice(UNRECORDED, UNRECORDED + RECORDED)
+"""The iterations that correct the profile."""
 TURNS = 15
 
 
@@ -176,7 +178,7 @@ def _case(ranks: LocalRanks, name: str, true: Setting, planted: Setting) -> Case
         present=_named(choice.sizes, present),
         predicted=found.predicted.iteration,
         corrected=found.corrected.iteration,
-        measured=median(alone["present"].seconds[UNRECORDED + RECORDED :]),
+        measured=median(alone["present"].seconds[FIRST.stop :]),
         suggested=_named(suggestion.sizes, suggestion.plan) if suggestion is not None else None,
         suggested_step=suggestion.step if suggestion is not None else found.corrected.step,
         in_turn=(in_turn["present"], in_turn.get("suggested", in_turn["present"])),
@@ -202,7 +204,7 @@ def _run(setting: Setting, plan: Plan) -> VirtualRun:
 
 def _recorded(rehearsed: Rehearsed) -> Recorded:
     """The iterations that correct the profile as a run would record them; virtual stages have no layers to record."""
-    measured = rehearsed.measured[UNRECORDED : UNRECORDED + RECORDED]
+    measured = rehearsed.measured[FIRST]
     actions: list[list[Span]] = [list(same) for same in zip(*(one.spans for one in measured), strict=True)]
     spans = [
         Span(
@@ -215,7 +217,7 @@ def _recorded(rehearsed: Rehearsed) -> Recorded:
     ]
     num_ranks = rehearsed.mesh.num_ranks
     own, last = spans[:-num_ranks], spans[-num_ranks:]  # behind the actions is the end of each rank's iteration
-    iteration = median(rehearsed.seconds[UNRECORDED : UNRECORDED + RECORDED])
+    iteration = median(rehearsed.seconds[FIRST])
     return Recorded(
         steps=(UNRECORDED + 1, UNRECORDED + RECORDED),
         timeline=Timeline(num_workers=num_ranks, spans=tuple(own), source="measured"),

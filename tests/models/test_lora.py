@@ -1,6 +1,7 @@
 import pytest
 import torch
 from descriptions import described
+from safetensors.torch import save_file
 from tiny_described import flux2_transformer
 from tiny_models import raw_inputs, tiny_controlled, tiny_dit, tiny_flux, tiny_sd3, tiny_sdxl, tiny_stable_diffusion
 
@@ -8,6 +9,7 @@ from diffusionpipe.errors import ModelError
 from diffusionpipe.models.folder import weight_sources
 from diffusionpipe.models.graph import layer_parameters
 from diffusionpipe.models.lora import ATTENTION, LoraSettings, add_lora
+from diffusionpipe.models.lora_file import ADAPTERS, load_adapters
 from diffusionpipe.models.run import run_layers
 from diffusionpipe.models.weights import materialize
 
@@ -136,6 +138,56 @@ def test_fused_layers_of_single_stream_attention_get_adapters_beside_the_others(
     double = {f"transformer_blocks.0.attn.{name}" for name in ATTENTION}
     single = {f"single_transformer_blocks.{i}.attn.{name}" for i in (0, 1) for name in ("to_qkv_mlp_proj", "to_out")}
     assert names == double | single
+
+
+def test_what_nobody_reads_gets_no_adapter():
+    transformer = tiny_sd3().components["transformer"]
+    unread = "transformer_blocks.1.attn.to_k"
+    transformer.get_submodule(unread).requires_grad_(False)  # as `cut` leaves what nobody reads
+    with pytest.raises(ModelError, match=f"nothing depends on what {unread} of transformer give"):
+        add_lora({"transformer": transformer}, "transformer", LoraSettings(target_modules=(unread,)))
+    expected = {name for name, _ in transformer.named_modules() if name.endswith((".to_q", ".to_k"))} - {unread}
+    add_lora({"transformer": transformer}, "transformer", LoraSettings(rank=2, target_modules=("to_q", "to_k")))
+    adapted = {name.partition(".lora_A.")[0] for name, _ in transformer.named_parameters() if ".lora_A." in name}
+    assert adapted == expected
+
+
+def _random_adapters(unet, names, rank=2):
+    """A file's tensors for linear layers; `names` are those of the two matrices for ends of the layers' names."""
+    generator = torch.Generator().manual_seed(0)
+    tensors = {}
+    for name, linear in unet.named_modules():
+        if name.endswith(tuple(names)):
+            first, second = names[name.rpartition(".")[2]]
+            tensors[f"unet.{name}.{first}.weight"] = torch.randn(rank, linear.in_features, generator=generator)
+            tensors[f"unet.{name}.{second}.weight"] = torch.randn(linear.out_features, rank, generator=generator)
+    return tensors
+
+
+def _loaded(tensors, folder):
+    """The second matrices of a U-Net that reads a file of these tensors."""
+    unet = tiny_stable_diffusion().components["unet"]
+    save_file(tensors, folder / ADAPTERS)
+    load_adapters(unet, folder, "unet")
+    return {name.partition(".lora_B.")[0]: p for name, p in unet.named_parameters() if ".lora_B." in name}
+
+
+def test_names_of_both_kinds_and_alphas_are_read(tmp_path):
+    unet = tiny_stable_diffusion().components["unet"]
+    plain = _random_adapters(unet, {"to_k": ("lora_A", "lora_B"), "to_q": ("lora_A", "lora_B")})
+    expected = _loaded(plain, tmp_path)
+    assert len(expected) == len(plain) // 2
+    mixed = _random_adapters(unet, {"to_k": ("lora_A", "lora_B"), "to_q": ("lora.down", "lora.up")})
+    found = _loaded(mixed | {f"unet.{name}.alpha": torch.tensor(6.0) for name in expected}, tmp_path)
+    assert found.keys() == expected.keys()
+    assert all(torch.allclose(found[name], 3 * matrix) for name, matrix in expected.items())
+
+
+def test_adapters_for_which_the_model_has_no_layer_are_refused(tmp_path):
+    tensors = _random_adapters(tiny_stable_diffusion().components["unet"], {"to_k": ("lora_A", "lora_B")})
+    more = {name.replace("down_blocks.0", "down_blocks.7"): tensor.clone() for name, tensor in tensors.items()}
+    with pytest.raises(ModelError, match=r"do not fit unet: it has layers for \d+ of \d+; was it trained"):
+        _loaded(tensors | more, tmp_path)
 
 
 def test_a_target_that_names_nothing_is_refused():

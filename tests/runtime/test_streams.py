@@ -1,6 +1,7 @@
 """On a GPU's streams no kernel touches what another one still writes, or reads what is written later."""
 
 import copy
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
 from threading import get_ident
@@ -11,7 +12,17 @@ import torch
 from asynchronous_device import AsynchronousDevice, AsynchronousRecorder, random_lengths
 from descriptions import described
 from layouts import CPU, can_run, rows_of, scattered
-from streams import BACKEND, Event, Stream, Streams, StreamTransport, Work, devices_with_streams
+from streams import (
+    BACKEND,
+    Event,
+    Stream,
+    Streams,
+    StreamTransport,
+    Work,
+    devices_with_streams,
+    page_locked,
+    without_order,
+)
 from tiers import quick_and_slow
 from tiny_models import raw_inputs, tiny_dit, tiny_stable_diffusion
 
@@ -25,6 +36,7 @@ from diffusionpipe.runtime.gradients import BlockGradients
 from diffusionpipe.runtime.places import encoded_rows
 from diffusionpipe.runtime.sharding import Reductions, ShardedBlock
 from diffusionpipe.runtime.stage import Precision
+from diffusionpipe.runtime.store import RowStore
 from diffusionpipe.runtime.threads import run_threads
 from diffusionpipe.runtime.upload import Upload
 from diffusionpipe.runtime.worker import build_worker
@@ -102,8 +114,17 @@ def marked_steps(recording):
     return [((times[start], times[end]), step) for (start, end), step in recording.steps]
 
 
+def printed(numbers):
+    """The numbers as the host reads them."""
+    return " ".join(format(float(number), "g") for number in numbers)
+
+
 def watch(model_of, kind, schedule="1f1b", *, num_steps=2, phases=False, is_narrow=False):
     """Training steps as the trainer runs them: fed, summed, updated before the sum is there, averaged."""
+
+    def loaded(inputs):
+        return {name: page_locked(value) for name, value in inputs.items()}
+
     graph, model, inputs = prepared(model_of, torch.float32 if is_narrow else torch.float64)
     layout = layout_of(kind, schedule)
     plan = build_plan(model, layout, filler=scattered(1) if kind == "ahead" else None)
@@ -124,11 +145,11 @@ def watch(model_of, kind, schedule="1f1b", *, num_steps=2, phases=False, is_narr
         transport.held = worker.train._held
         with streams:
             if worker.prologue is not None:
-                worker.feed(worker.prologue, own)
+                worker.feed(worker.prologue, loaded(own))
                 worker.prologue.run()
             for _ in range(num_steps):
                 worker.reset_gradients()
-                worker.feed(worker.train, own)
+                worker.feed(worker.train, loaded(own))
                 num_waits = len(device.waits)
                 outputs = worker.train.run()
                 assert len(device.waits) == num_waits, "the host has waited for the device"
@@ -136,7 +157,7 @@ def watch(model_of, kind, schedule="1f1b", *, num_steps=2, phases=False, is_narr
                 if len(recordings) > 1:  # while the device is in the next iteration
                     check_times(recordings[-2])
                 if pending is not None:
-                    pending.wait()
+                    printed(pending.wait())
                     factor = pending.total[0] + 1
                     for parameter in parameters:
                         parameter.grad.mul_(factor)
@@ -146,13 +167,13 @@ def watch(model_of, kind, schedule="1f1b", *, num_steps=2, phases=False, is_narr
                 if optimizer is not None:
                     optimizer.step()
                 average.update(0)
-            pending.wait()
+            printed(pending.wait())
             if phases:
                 rows = encoded_rows(worker.validate.schedule, worker.place.worker)
                 first = worker.place.group * BATCH // plan.mesh.data_parallel
                 if rows is not None:
                     held_out = {k: v[first + rows.start : first + rows.stop] for k, v in inputs.items()}
-                    worker.feed(worker.validate, held_out)
+                    worker.feed(worker.validate, loaded(held_out))
                 worker.validate.run()
                 num_rows = worker.sample().schedule.placement.pipelines[0].num_samples
                 predictor = PipelinePredictor(
@@ -171,7 +192,7 @@ def watch(model_of, kind, schedule="1f1b", *, num_steps=2, phases=False, is_narr
         devices_with_streams(),
         mock.patch.object(executor, "recorder_for", side_effect=lambda _: AsynchronousRecorder(devices[get_ident()])),
         mock.patch.object(host_sum, "_runs_ahead", return_value=True),
-        mock.patch.object(host_sum, "_host_vector", lambda length, _: torch.empty(length, dtype=torch.float64)),
+        mock.patch.object(host_sum, "_host_vector", lambda length, _: page_locked(torch.empty(length).double())),
         mock.patch.object(host_sum.dist, "all_reduce", sum_over_all),
     ):
         ranks = run_threads(plan.mesh.num_ranks, main)
@@ -179,6 +200,25 @@ def watch(model_of, kind, schedule="1f1b", *, num_steps=2, phases=False, is_narr
         races=[race for streams in ranks for race in streams.races],
         kernels=sum(streams.num_kernels for streams in ranks),
         streams={str(stream) for streams in ranks for stream in streams.transfers},
+    )
+
+
+@pytest.mark.parametrize("is_waited_for", [False, True])
+def test_freed_memory_may_be_used_again_behind_what_the_host_has_waited_for(is_waited_for):
+    with devices_with_streams(), Streams() as streams:
+        value, copies, event = torch.ones(4), Stream("copies"), Event()
+        copies.wait_stream(BACKEND.current_stream())
+        with BACKEND.stream(copies):
+            value.clone()
+            event.record(copies)
+        if is_waited_for:
+            event.synchronize()
+        del value
+        torch.ones(4)
+    assert streams.races == (
+        []
+        if is_waited_for
+        else ["memory is used again on compute while it may still be read by aten.clone.default on copies"]
     )
 
 
@@ -200,20 +240,29 @@ def do_nothing(*_, **__):
     """In the place of what orders streams."""
 
 
-def without_order(wait):
-    """The data arrive, but the stream does not wait for them.
-
-    Ranks are threads: a patch of `Event.wait` in each of them could stay behind when they enter and leave it in turn.
-    """
+def unordered(wait):
+    """The data arrive, but the stream does not wait for them."""
 
     def waited(self, *arguments):
-        stream = BACKEND.current_stream()
-        before = dict(stream.clock)
-        found = wait(self, *arguments)
-        stream.clock = before | {stream: stream.clock.get(stream, 0)}
-        return found
+        with without_order():
+            return wait(self, *arguments)
 
     return waited
+
+
+def read_at_once(self):
+    """Numbers in the host's memory, which nobody has waited for; the stream that computes waits for their sum."""
+    self._work.wait()
+    return self._host
+
+
+@contextmanager
+def filled_again(self, inputs, *, brought=Upload.brought):
+    """The host's memory of a batch is used for another one as soon as the copies are on their way."""
+    with brought(self, inputs) as copies:
+        yield copies
+    for value in inputs.values():
+        value.zero_()
 
 
 def clear_at_once(self, works, release):
@@ -247,15 +296,29 @@ def ignoring(waiter):
     return wait
 
 
+def averaged_beside(self, step, *, update=Ema.update):
+    """The moving average on a stream of its own, for which the one that computes waits, but not the other way round."""
+    stream = Stream("average")
+    with BACKEND.stream(stream):
+        update(self, step)
+    BACKEND.current_stream().wait_stream(stream)
+
+
+def one_for_all(make):
+    """One value for all calls with the same first argument."""
+    made = {}
+    return lambda first, *others: made.setdefault(id(first), (first, make(first, *others)))[1]
+
+
 FAULTS = {
-    "arrivals are not waited for": ("plain", Work, "wait", without_order(Work.wait), "receive from"),
+    "arrivals are not waited for": ("plain", Work, "wait", unordered(Work.wait), "receive from"),
     "sent tensors are not held": ("plain", StreamTransport, "send", send_unheld, "may still be read by send"),
     "the end of the iteration waits for nothing": ("replicas", Executor, "_finish", unawaited_end, "sum on"),
     "batches are not waited for": (
         "plain",
         Upload,
         "_copied",
-        without_order(Upload._copied),
+        unordered(Upload._copied),
         "copy_.default on a stream",
     ),
     "copies of batches do not wait for compute": (
@@ -265,8 +328,30 @@ FAULTS = {
         ignoring("a stream"),
         "memory is used again on a stream while it may still be read",
     ),
+    "numbers are read before they are there": (
+        "plain",
+        HostSum,
+        "wait",
+        read_at_once,
+        "read by aten._local_scalar_dense.default on host",
+    ),
+    "a batch's memory is filled again at once": ("plain", Upload, "brought", filled_again, "zero_.default on host"),
+    "averages do not wait for the optimizer": (
+        "plain",
+        Ema,
+        "update",
+        averaged_beside,
+        "_foreach_lerp_.Scalar on average",
+    ),
+    "rows are another batch's too early": (
+        "ahead",
+        executor,
+        "RowStore",
+        one_for_all(RowStore),
+        "written by receive from",
+    ),
     "sums are not waited for": ("data-parallel", BlockGradients, "finish", do_nothing, "sum on"),
-    "gathers are not waited for": ("sharded", ShardedBlock, "wait", without_order(ShardedBlock.wait), "broadcast"),
+    "gathers are not waited for": ("sharded", ShardedBlock, "wait", unordered(ShardedBlock.wait), "broadcast"),
     "gathers do not wait for compute": ("sharded", Stream, "wait_stream", do_nothing, "may still be"),
     "reductions are released at once": ("sharded", Reductions, "add", clear_at_once, "may still be read by sum"),
     "copies of weights do not wait for compute": (
@@ -291,14 +376,17 @@ QUICK_FAULTS = [
     "arrivals are not waited for",
     "batches are not waited for",
     "copies of batches do not wait for compute",
+    "numbers are read before they are there",
 ]
 
 
 @pytest.mark.parametrize("name", quick_and_slow(FAULTS, quick=QUICK_FAULTS))
 def test_a_missing_wait_is_reported(name):
     kind, owner, attribute, faulty, words = FAULTS[name]
+    in_order = Event.wait
     with mock.patch.object(owner, attribute, faulty):
         races = watch(tiny_dit, kind).races
+    assert Event.wait is in_order, "the fault outlives its test"
     assert [race for race in races if words in race], races[:3]
 
 

@@ -6,6 +6,7 @@ from unittest.mock import patch
 
 import pytest
 import torch
+from asynchronous_device import AsynchronousDevice, AsynchronousRecorder
 from tiny_runs import (
     ask_to_save_and_quit,
     losses_of,
@@ -100,6 +101,34 @@ def test_a_wait_for_a_batch_counts_as_data_and_not_as_a_bubble(crew, recipe, pla
         assert 0.1 * batches <= row["data_s"] < 0.1 * batches + 0.05
         assert row["iteration_s"] < 0.1
         assert row["step_s"] == pytest.approx(row["data_s"] + row["iteration_s"] + row["update_s"])
+
+
+def train_beside_a_device(job, recipe):
+    """A rank's run on a device that only takes work in; how often the host waited for the work of each window in it."""
+    device, waits = AsynchronousDevice(lambda: 3.0), []
+
+    def step(stepper, *arguments, original=WindowStepper.step):
+        start, num_waits = len(device.ends), len(device.waits)
+        found = original(stepper, *arguments)
+        waits.append(sum(mark >= start for mark in device.waits[num_waits:]))
+        return found
+
+    with (
+        patch("diffusionpipe.runtime.windows.recorder_for", lambda _: AsynchronousRecorder(device)),
+        patch.object(WindowStepper, "step", step),
+    ):
+        train(job, recipe)
+    return waits
+
+
+def test_the_host_waits_for_the_device_where_the_pipeline_is_flushed_and_not_behind_each_window(crew, recipe, place):
+    never = {"checkpoint": {"every": 20}, "validation": {"every": 20}, "training": {"steps": 5}}
+    assert crew.run(train_beside_a_device, recipe("beside", **never)) == [[0, 0, 0, 0, 1]] * 2
+    rows = [row for row in read_metrics(place / "beside") if "loss" in row]
+    assert [row["step"] for row in rows] == [1, 2, 3, 4, 5]
+    for row in rows:
+        assert row["iteration_s"] % 3 == 0
+        assert 0 <= row["bubble"] <= 1
 
 
 @pytest.mark.slow

@@ -269,7 +269,7 @@ def _folder(name: str) -> Path:
     try:
         return resolve_folder(name)
     except ModelError as error:
-        raise ModelError(f"{error}, or one of the shipped models: {', '.join(configured_models())}") from error
+        raise ModelError(f"{error}\nOr name one of the shipped models: {', '.join(configured_models())}") from error
 
 
 def _computed(stated: StatedModel, device: str) -> Profile:

@@ -34,6 +34,7 @@ from diffusionpipe.models import (
 )
 from diffusionpipe.models.family import Clip, Family, LowResolution
 from diffusionpipe.models.graph import LayerGraph
+from diffusionpipe.models.hub import fetched
 from diffusionpipe.models.lora import LoraSettings, add_lora, is_adapter
 from diffusionpipe.models.meta import module_on_meta
 from diffusionpipe.models.objective import Objective, ObjectiveSettings
@@ -172,25 +173,11 @@ def resolve_folder(folder_or_id: str | Path) -> Path:
         return path
     if not is_hub_id(folder_or_id):
         raise ModelError(f"there is no model folder {folder_or_id}; give a diffusers folder or a hub id owner/name")
-    import huggingface_hub
-    from huggingface_hub.errors import HfHubHTTPError
-
     folders = {name for family in REGISTRY.values() for name in family.components}
     folders |= {family.augmentation for family in REGISTRY.values() if family.augmentation is not None}
     folders |= {"scheduler", "tokenizer", "tokenizer_2", "tokenizer_3"}
     patterns = [f"{name}/*{end}" for name in folders for end in (".json", ".txt", ".safetensors")]
-    try:
-        found = huggingface_hub.snapshot_download(
-            str(folder_or_id),
-            allow_patterns=["model_index.json", *patterns],
-            ignore_patterns=["*.fp16.*", "*.non_ema.*"],
-        )
-    except (OSError, HfHubHTTPError) as error:
-        raise ModelError(
-            f"there is no folder {folder_or_id}, and the hub has no model of that name that can be loaded: {error}\n"
-            "Check the spelling and the network, or download the model and give its folder."
-        ) from error
-    return Path(found)
+    return fetched(str(folder_or_id), ("model_index.json", *patterns))
 
 
 def is_hub_id(folder_or_id: str | Path) -> bool:

@@ -53,10 +53,11 @@ def add_lora(components: Mapping[str, nn.Module], trained: str, settings: LoraSe
     """Adds adapters to the component `trained` and freezes all that it had before.
 
     The adapters' parameters are on the meta device, for `materialize` to initialise them by name: no output changes
-    until the first step, because the second matrix is zero.
+    until the first step, because the second matrix is zero. Targets whose own weights are not to be trained get none:
+    nobody reads what they give, see `unread`.
 
-    Raises ModelError without peft, for a class that takes no adapters, if a target names nothing, or for a rank that is
-    larger than a layer.
+    Raises ModelError without peft, for a class that takes no adapters, if a target names nothing or only what nobody
+    reads, or for a rank that is larger than a layer.
     """
     component: Any = components[trained]
     if trained not in _LOADED or not hasattr(component, "add_adapter"):
@@ -73,11 +74,12 @@ def add_lora(components: Mapping[str, nn.Module], trained: str, settings: LoraSe
         raise ModelError(
             f"lora: {trained} has no modules named {', '.join(unused)}; attention has {', '.join(ATTENTION)}"
         )
-    _check_targets(component, trained, targets, settings.rank)
+    unread = _check_targets(component, trained, targets, settings.rank)
     config = LoraConfig(
         r=settings.rank,
         lora_alpha=settings.rank if settings.alpha is None else settings.alpha,
         target_modules=list(targets),
+        exclude_modules=unread or None,
     )
     with torch.device("meta"):  # nothing is drawn from the global generator
         component.add_adapter(config)
@@ -93,9 +95,10 @@ def _targets(names: Collection[str], settings: LoraSettings) -> tuple[str, ...]:
     return (*ATTENTION, *(f"{attention}.{layer}" for attention in fused for layer in (_FUSED, "to_out")))
 
 
-def _check_targets(component: nn.Module, trained: str, targets: Collection[str], rank: int) -> None:
-    """Refuses targets that take no adapter, and a rank that a layer is smaller than."""
+def _check_targets(component: nn.Module, trained: str, targets: Collection[str], rank: int) -> list[str]:
+    """Refuses targets that take no adapter, and a rank that a layer is smaller than; returns targets nobody reads."""
     sides: dict[str, int] = {}
+    unread: list[str] = []
     for name, module in component.named_modules():
         if not any(name == target or name.endswith(f".{target}") for target in targets):
             continue
@@ -104,13 +107,22 @@ def _check_targets(component: nn.Module, trained: str, targets: Collection[str],
                 f"lora: {trained}.{name} is a {type(module).__name__}; name linear layers or convolutions in "
                 f"target_modules, e.g. {', '.join(ATTENTION)}"
             )
-        sides[name] = min(module.weight.shape[:2])
+        if module.weight.requires_grad:
+            sides[name] = min(module.weight.shape[:2])
+        else:
+            unread.append(name)
+    if not sides:
+        raise ModelError(
+            f"lora: nothing depends on what {', '.join(unread)} of {trained} give; name other target_modules, e.g. "
+            f"{', '.join(ATTENTION)}"
+        )
     smallest = min(sides, key=lambda name: sides[name])
     if rank > sides[smallest]:
         raise ModelError(
             f"lora: rank {rank} is larger than {trained}.{smallest}, whose smaller side is {sides[smallest]}; "
             f"use at most {sides[smallest]}, or leave that layer out of target_modules"
         )
+    return unread
 
 
 def is_adapter(name: str) -> bool:

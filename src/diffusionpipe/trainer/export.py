@@ -52,7 +52,10 @@ class Export:
     prediction: Prediction
     """What the denoiser has learnt to predict."""
     untrained: Collection[str] = ()
-    """Parameters of trained components that do not learn, e.g. {"transformer.blocks.2.bias"}; see `models.unread`."""
+    """Parameters of trained components that do not learn, e.g. {"transformer.blocks.2.bias"}; see `models.unread`.
+
+    Of a component with adapters all of its own weights, by their names beside the adapters.
+    """
     shift: float | None = None
     """Shift of the times towards noise as the recipe states it, for flow matching; None: the source folder's."""
     has_learned_range: bool = False
@@ -182,6 +185,9 @@ def _write_adapters(
     """Writes the adapters alone, as diffusers does; returns whether they are averages."""
     assert settings.lora is not None
     ((component, prefix),) = settings.trained.items()
+    for name, parameter in modules[component].named_parameters():
+        if f"{component}.{name}" in settings.untrained:  # weights with an adapter have another name there
+            parameter.requires_grad_(False)
     add_lora(modules, component, settings.lora)
     names = [name for name in modules[component].state_dict() if is_adapter(name)]
     adapters, is_average = _trained_tensors(checkpoint, names, component, prefix, use_ema=settings.use_ema)

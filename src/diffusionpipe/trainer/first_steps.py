@@ -5,7 +5,8 @@
                           a start of all ranks     the prediction (`PredictionJudge`)
 
 A barrier in front of each recorded step gives the ranks a common start, from which every rank counts. Steps in which
-other programs took a rank's core do not count. While too few do, or they vary too much, as many are recorded again.
+a rank had to wait for a core do not count, unless most are such: then waiting is usual on this machine, and the next
+steps will wait too. While too few count, or they vary too much, as many are recorded again.
 """
 
 import logging
@@ -35,11 +36,11 @@ logger = logging.getLogger(__name__)
 WARM_UP = 5
 COUNTED = 15
 ENOUGH = 8
-"""Steps that must count."""
+"""Calm steps that must be there: more than half of the first `COUNTED`."""
 MOST_ROUNDS = 3
-"""So many times `COUNTED` steps are recorded at most until enough of them count."""
+"""So many times `COUNTED` steps are recorded at most until enough of them are calm."""
 DISTURBED = 0.03
-"""A step counts if no rank waited for a core for a longer part of it."""
+"""A step is calm if no rank waited for a core for a longer part of it."""
 PRECISE = 0.01
 """So well the median iteration must be known: its standard error, as a part of it."""
 
@@ -54,17 +55,16 @@ class Note:
 
 
 def steps_that_count(notes: Sequence[Note], *, may_go_on: bool) -> list[int] | None:
-    """Which recorded steps count, in order: the calm ones, or where they are few those that were disturbed least.
+    """Which recorded steps count, in order: the calm ones, or all of them where less than half are calm.
 
-    None: too few were calm, or they vary too much, and further steps can be recorded.
+    None: too few are calm, or they vary too much, and further steps can be recorded.
     """
-    least = min(ENOUGH, COUNTED)
     calm = [index for index, note in enumerate(notes) if note.without_core <= DISTURBED]
-    is_known = len(calm) >= least and error_of_median([notes[index].iteration for index in calm]) <= PRECISE
+    are_many = len(calm) >= min(ENOUGH, COUNTED) and 2 * len(calm) >= len(notes)
+    is_known = are_many and error_of_median([notes[index].iteration for index in calm]) <= PRECISE
     if not is_known and may_go_on and len(notes) < MOST_ROUNDS * COUNTED:
         return None
-    by_disturbance = sorted(range(len(notes)), key=lambda index: notes[index].without_core)
-    return calm if len(calm) >= least else sorted(by_disturbance[:least])
+    return calm if are_many else list(range(len(notes)))
 
 
 def error_of_median(values: Sequence[float]) -> float:

@@ -2,6 +2,7 @@
 
     window        forwards and backwards of several batches | each stage: clip, step, average, as soon as it can
     at its end    start the sum over all ranks of norm, loss and votes; wait for the one of some windows before
+    one later     the device's times of the window: it has passed it by then, so that the host does not wait for it
 
 The sum is not waited for at once, because ranks reach the end of a window at different times: that would be a flush. So
 results come some windows late. What needs weights that belong together (validation, pictures, checkpoints) happens
@@ -22,6 +23,7 @@ from torch import Tensor
 from diffusionpipe.ir import Op, Phase
 from diffusionpipe.ir.versions import batches_held
 from diffusionpipe.runtime.slot import Output
+from diffusionpipe.runtime.trace import Recording
 from diffusionpipe.trainer.gradient_norm import clip_factor, scale, sum_of_squares
 from diffusionpipe.trainer.host_sum import HostSum
 from diffusionpipe.trainer.not_finite import NamesOf, bad_positions, not_finite
@@ -38,19 +40,30 @@ NO_DECISION = Decision(saves=False, stops=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class _Times:
+    """What this rank's device needed for a window."""
+
+    step: int
+    busy: float
+    """The part of the window in which it computed."""
+    iteration: Seconds
+    """Without its part of the wait for the batches that begin in it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _Window:
     """A window whose sum over all ranks is under way."""
 
     step: int
+    before: _Times | None
+    """Of the window before, where the sum carries its busy share."""
     bad: Callable[[BackboneResult], tuple[int, ...]]
     """The positions of this rank's losses that are not finite."""
     sum: HostSum
     waited: Seconds
     """The host's wait for the batches that begin in it."""
     seconds: Seconds
-    """The host's, without that wait;"""
-    iteration: Seconds
-    """the device's, without its part of that wait."""
+    """The host's, without that wait."""
 
 
 class WindowStepper:
@@ -83,6 +96,8 @@ class WindowStepper:
         self._pending: deque[_Window] = deque()
         self._broken: tuple[int, BackboneResult, tuple[int, ...]] | None = None
         self._decision = NO_DECISION
+        self._untimed: tuple[int, Recording] | None = None
+        """The last window, until its times are read."""
         self._times: list[StepTimes] = []
         self._waited: Seconds = 0.0
         """In the window under way, for data."""
@@ -116,8 +131,11 @@ class WindowStepper:
             return [replace(result, decision=NO_DECISION) for result in settled]
         decision, self._decision = self._decision, NO_DECISION
         if self._broken is not None:
-            self._times.clear()  # of steps whose results nobody gets now
+            self._times = [
+                one for one in self._times if one.step < settled[0].step
+            ]  # nobody gets the results of others
             raise not_finite(self._session, self._broken[0], self._names_of, *self._broken[1:], self._consequence(step))
+        self.finish_times()
         return [*settled[:-1], replace(settled[-1], decision=decision)]
 
     def settle(self) -> list[StepResult]:
@@ -130,7 +148,25 @@ class WindowStepper:
         return times
 
     def finish_times(self) -> None:
-        """They are known with the results."""
+        """Make the times of the last window before a flush known too; every rank calls it, and waits for its device."""
+        times = self._own_times()
+        if times is not None:
+            total = HostSum(torch.zeros(0, dtype=torch.float64, device=self._session.job.device), [times.busy])
+            with self._session.job.progress.waiting():
+                self._note_times(times, float(total.wait()[0]))
+
+    def _own_times(self) -> _Times | None:
+        """Of the last window; None where they are read. Nobody waits if another window has run since."""
+        if self._untimed is None:
+            return None
+        (step, recording), self._untimed = self._untimed, None
+        busy, seconds = recording.busy(apart_from=Op.ENCODE)  # it waits for inputs
+        return _Times(step=step, busy=busy / seconds if seconds else 0.0, iteration=seconds)
+
+    def _note_times(self, own: _Times, busy: float) -> None:
+        """`busy` is the sum over all ranks."""
+        bubble = 1 - busy / self._session.plan.mesh.num_ranks
+        self._times.append(StepTimes(step=own.step + 1, iteration=own.iteration, bubble=bubble))
 
     def _consequence(self, step: int) -> str:
         return (
@@ -178,20 +214,21 @@ class WindowStepper:
         predict(self._session.optimizer, rates)
 
     def _start_sum(self, step: int, outputs: list[Output], started: Seconds) -> _Window:
-        """Start the sum over all ranks of squared norm, loss, busy share and votes."""
+        """Start the sum over all ranks of squared norm, loss, the busy share of the window before, and votes."""
         session, one = self._session, self._trained
         loss = one.sums(outputs, session.job.device)[1]
         bad = tuple(outputs)
-        busy, seconds = self._window.recording.busy(apart_from=Op.ENCODE)  # it waits for inputs
+        before = self._own_times()
+        self._untimed = step, self._window.recording
         saves, stops = self._stopping.votes()
-        numbers = [busy / seconds if seconds else 0.0, float(saves), float(stops)]
+        numbers = [0.0 if before is None else before.busy, float(saves), float(stops)]
         return _Window(
             step=step,
+            before=before,
             bad=lambda found: bad_positions(session, [one], bad, found),
             sum=HostSum(torch.stack([self._squares, loss]), numbers),
             waited=self._waited,
             seconds=perf_counter() - started - self._waited,
-            iteration=seconds,
         )
 
     def _settle(self, window: _Window) -> StepResult:
@@ -199,9 +236,8 @@ class WindowStepper:
         with session.job.progress.waiting():
             total = window.sum.wait()
         *_, busy, saves, stops = total.tolist()
-        self._times.append(
-            StepTimes(step=window.step + 1, iteration=window.iteration, bubble=1 - busy / session.plan.mesh.num_ranks)
-        )
+        if window.before is not None:
+            self._note_times(window.before, busy)
         result = self._trained.result(window.step, total[:2], session.plan.batch)
         if not (isfinite(result.loss) and isfinite(result.norm)) and self._broken is None:
             self._broken = window.step, result, window.bad(result)

@@ -112,6 +112,19 @@ def test_a_picture_that_steers_belongs_to_its_sample_and_is_none_itself(tmp_path
     )
 
 
+def test_a_picture_that_steers_and_is_steered_is_a_sample_too(tmp_path):
+    for name in ("a.png", "b.png", "edges.png"):
+        picture(tmp_path / name)
+    steered = {"a": "a", "b": "a"}  # one by itself
+    lines = [{"file_name": f"{k}.png", "text": k, "conditioning_image": f"{v}.png"} for k, v in steered.items()]
+    metadata(tmp_path, *lines, {"file_name": "edges.png", "text": "edges"})
+    assert [(sample.name, sample.condition) for sample in scan(tmp_path, "text").samples] == [
+        ("a.png", "a.png"),
+        ("b.png", "a.png"),
+        ("edges.png", None),
+    ]
+
+
 def test_a_picture_that_steers_must_exist_and_be_readable(tmp_path):
     picture(tmp_path / "a.png")
     picture(tmp_path / "b.png")

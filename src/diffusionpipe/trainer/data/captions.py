@@ -5,7 +5,7 @@
 `file_name` is relative to the folder of its metadata file; every folder may have one. The first line of a metadata.csv
 names its columns, and an empty cell says nothing. Where the metadata has no text,
 the file with the picture's name and the ending .txt is the caption. "conditioning_image", relative to the same folder,
-names the picture that steers a ControlNet; it is no sample of its own.
+names the picture that steers a ControlNet; it is no sample of its own, unless it is steered too.
 """
 
 import csv

@@ -147,8 +147,10 @@ def scan(
             kind.remedy,
         )
     metadata = read_metadata(folder, metadata_files)
-    conditions = {d.condition for d in metadata.descriptions.values() if d.condition is not None}
-    found, pictures = set(pictures), [name for name in pictures if name not in conditions]
+    steered = {name: d.condition for name, d in metadata.descriptions.items() if d.condition is not None}
+    conditions = set(steered.values())
+    # One that steers and is steered itself is a sample: a model may be given the picture itself, or the one before it.
+    found, pictures = set(pictures), [name for name in pictures if name in steered or name not in conditions]
     headers = _headers(folder, sorted(found), kind, progress) if check_headers else _Headers(problems=(), contents="")
     described, sidecar_problems = _with_sidecars(folder, pictures, metadata.descriptions, need)
     absent = f"that do not exist (or have another ending than {' '.join(kind.endings)})"
