@@ -1,20 +1,25 @@
 """The filler of a setting: `plan_fills` as `build_plan` and the search call it, within each device's memory."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import pairwise, product
 
-from diffusionpipe.passes import PlacedFill
+from diffusionpipe.costs.memory import MemoryUse
+from diffusionpipe.ir import Mesh
+from diffusionpipe.passes import PlacedFill, insert_fills
 from diffusionpipe.planner.assembly.layout import Filler, Unfilled
 from diffusionpipe.planner.filling.fills import FillOptions, FillPlan, FrozenLayers, frozen_layers, plan_fills
+from diffusionpipe.planner.filling.spreading import spread_fills
 from diffusionpipe.planner.filling.windows import window_fills
 from diffusionpipe.planner.pricing.encoders import frozen_workspace
 from diffusionpipe.planner.pricing.layer_table import checkpointed_layers
 from diffusionpipe.planner.pricing.offload import encoder_bytes
 from diffusionpipe.planner.pricing.setting import Setting
-from diffusionpipe.planner.pricing.stage_costs import worker_speeds
+from diffusionpipe.planner.pricing.stage_costs import costs_of, worker_speeds
+from diffusionpipe.simulator import simulate
 from diffusionpipe.timing.buffers import moving_through
 from diffusionpipe.timing.memory import peak_memory
-from diffusionpipe.units import Bytes
+from diffusionpipe.units import Bytes, Seconds
 
 
 def filler_of(setting: Setting) -> Filler:
@@ -32,9 +37,23 @@ def filler_of(setting: Setting) -> Filler:
             chunk = setting.workload.encode_chunk
             options = FillOptions(speeds=speeds, max_chunk=chunk, overhead=setting.fill_start)
             return window_fills(unfilled.schedule, unfilled.costs, frozen, options)
-        return fill_plan(setting, unfilled, frozen).fills
+        packed = fill_plan(setting, unfilled, frozen).fills
+        spread = spread_fills(setting, unfilled, frozen) if unfilled.schedule.num_workers == 1 else ()
+        ways = [packed, {0: spread}] if spread else [packed]
+        return min(ways, key=lambda way: _judged(setting, unfilled, way)) if len(ways) > 1 else packed
 
     return fill
+
+
+def _judged(setting: Setting, unfilled: Unfilled, fills: Mapping[int, Sequence[PlacedFill]]) -> tuple[Bytes, Seconds]:
+    """By how much these fills exceed a device's memory, then the time of the iteration with them."""
+    frozen = len(unfilled.blocks) - 1
+    outputs = {i: setting.graph.frozen_outputs(layers) for i, layers in enumerate(unfilled.blocks[:frozen])}
+    schedule = insert_fills(unfilled.schedule, fills, block=frozen, outputs=outputs)
+    timeline = simulate(schedule, costs_of(schedule, unfilled.blocks, unfilled.mesh, setting))
+    rooms = _memories(setting, unfilled.mesh)
+    uses = _peaks(setting, replace(unfilled, schedule=schedule, timeline=timeline))
+    return max(0, *(use.total - room for use, room in zip(uses, rooms, strict=True))), timeline.makespan
 
 
 def fill_plan(setting: Setting, unfilled: Unfilled, frozen: FrozenLayers) -> FillPlan:
@@ -98,8 +117,19 @@ def _rooms(setting: Setting, unfilled: Unfilled) -> tuple[list[Room], list[Room]
     Messages are not explicit yet. The full simulation of the plan says how many wait. Fills run while the worker would
     wait, beside the activations of that moment; so they may hold what these are below their peak, and the workspace.
     """
+    uses, memories = _peaks(setting, unfilled), _memories(setting, unfilled.mesh)
+    # What is read from the frozen part is held twice where it is encoded ahead.
+    free = [memory - use.total - use.frozen_outputs for memory, use in zip(memories, uses, strict=True)]
+    waiting = _held_in_waits(unfilled)
+    unused = [use.workspace + use.activations - held for use, held in zip(uses, waiting, strict=True)]
+    cautious = list(zip(free, unused, strict=True))
+    return cautious, [(one + use.messages, more) for one, more, use in zip(free, unused, uses, strict=True)]
+
+
+def _peaks(setting: Setting, unfilled: Unfilled) -> tuple[MemoryUse, ...]:
+    """What each worker holds at its peak."""
     backbone = tuple(name for block in unfilled.blocks[:-1] for name in block)
-    uses = peak_memory(
+    return peak_memory(
         unfilled.schedule,
         unfilled.timeline,
         unfilled.blocks,
@@ -108,15 +138,12 @@ def _rooms(setting: Setting, unfilled: Unfilled) -> tuple[list[Room], list[Room]
         checkpointed=checkpointed_layers(setting.workload, backbone),
         shard=unfilled.mesh.shard,
     )
-    mesh, devices = unfilled.mesh, setting.cluster.devices
-    groups = range(mesh.data_parallel)
-    memories = [min(devices[mesh.rank(group, worker)].memory for group in groups) for worker in range(mesh.pipeline)]
-    # What is read from the frozen part is held twice where it is encoded ahead.
-    free = [memory - use.total - use.frozen_outputs for memory, use in zip(memories, uses, strict=True)]
-    waiting = _held_in_waits(unfilled)
-    unused = [use.workspace + use.activations - held for use, held in zip(uses, waiting, strict=True)]
-    cautious = list(zip(free, unused, strict=True))
-    return cautious, [(one + use.messages, more) for one, more, use in zip(free, unused, uses, strict=True)]
+
+
+def _memories(setting: Setting, mesh: Mesh) -> list[Bytes]:
+    """The smallest device that stands in each worker's place in any data-parallel group."""
+    groups, devices = range(mesh.data_parallel), setting.cluster.devices
+    return [min(devices[mesh.rank(group, worker)].memory for group in groups) for worker in range(mesh.pipeline)]
 
 
 def _held_in_waits(unfilled: Unfilled) -> list[Bytes]:

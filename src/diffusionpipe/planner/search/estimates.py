@@ -172,4 +172,5 @@ class Estimates:
         hosts = range(arrangement.units) if candidate.hosts is None else candidate.hosts
         rows = -(-self.tables.setting.workload.batch // (arrangement.data_parallel * len(hosts)))
         speeds = {host: self.tables.ground(arrangement).speeds[host] for host in hosts}
-        return idle_level(pipeline, busy, len(hosts) * self.tables.encoding(rows), speeds)
+        encoding = self.tables.encoding_ahead if candidate.arrangement.units == 1 else self.tables.encoding
+        return idle_level(pipeline, busy, len(hosts) * encoding(rows), speeds)
