@@ -1,16 +1,16 @@
 """Fills of copies of the model whose encoders rest in host memory: so far apart that their weights arrive in time.
 
-    at the end   F F F F B B B B [0]..[1]..[2]..[3] [v]     every layer waits for its weights
-    spread       F F F F B [0] B [1] B [2] B [3] [v]        they arrive while the copy trains
+    at the end   F F F F B B B B [0]..[1]..[2]..[3] [vv]    every layer waits for its weights
+    spread   [v] F F F F B [0] B [1] B [2] B [3] [v]        they arrive while the copy trains
 
 Copies of the whole model hardly ever wait for each other, so their frozen work takes its own time wherever it stands.
 Own algorithm. Components whose weights take longer to come than their layers to run are spread: each layer runs on all
 samples before the next one, so that weights come once in an iteration, and no sooner than they are there. Of the places
 from which on nothing waits for weights the last one is taken, because there most activations are gone already. All
-other components follow at the end, where none are held.
+other components run where none are held: while the first blocks are gathered, and at the end.
 """
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -18,6 +18,7 @@ from diffusionpipe.ir import Range
 from diffusionpipe.ir.action import COMPUTE_OPS
 from diffusionpipe.passes import PlacedFill
 from diffusionpipe.planner.assembly.layout import Unfilled
+from diffusionpipe.planner.filling.fill_queue import equal_chunks
 from diffusionpipe.planner.filling.frozen_layers import FrozenLayers
 from diffusionpipe.planner.pricing.copied import CopiedProfile, CopyStream
 from diffusionpipe.planner.pricing.encoders import encode_chunks_of
@@ -27,9 +28,8 @@ from diffusionpipe.timing.prices import price_of
 from diffusionpipe.timing.work import Compute
 from diffusionpipe.units import Seconds
 
-
-NOTHING = 1e-9
-"""A loss below this part of the iteration is rounding."""
+ROUNDING = 1e-9
+"""A wait below this part of the iteration is none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +38,8 @@ class _Piece:
 
     layers: Range
     samples: Range
-    seconds: Seconds = 0.0
+    seconds: Seconds
+    """Without waits for weights."""
 
 
 def spread_fills(setting: Setting, unfilled: Unfilled, frozen: FrozenLayers) -> tuple[PlacedFill, ...]:
@@ -49,63 +50,36 @@ def spread_fills(setting: Setting, unfilled: Unfilled, frozen: FrozenLayers) -> 
         unfilled: of a schedule with one worker.
         frozen: the setting's frozen layers.
     """
-    profile, names = setting.profile, setting.graph.frozen_layers
+    profile = setting.profile
     if not isinstance(profile, CopiedProfile):
         return ()
-    speed = worker_speeds(setting.cluster, unfilled.mesh)[0]
-    rows, chunks = unfilled.schedule.placement.num_samples, encode_chunks_of(setting)
-    late, others = list[_Piece](), list[_Piece]()
-    left = {name for layer in names for name in setting.graph.layer(layer).writes}
-    """What no layer writes that is spread."""
-    for run in frozen.runs:
-        specs = [setting.graph.layer(name) for name in names[run.start : run.stop]]
-        read = {name for layer in specs for name in layer.reads}
-        written = {name for layer in specs for name in layer.writes}
-        samples = _chunks(rows, chunks[frozen.components[run.start]])
-        layers = [Range(layer, layer + 1) for layer in range(run.start, run.stop)]
-        pieces = [
-            _Piece(layers=one, samples=some, seconds=profile.computing(names[one.start], len(some)) / speed)
-            for one in layers
-            for some in samples
-        ]
-        copied = sum(profile.arriving.get(name, 0.0) for name in names[run.start : run.stop])
-        if copied > sum(piece.seconds for piece in pieces) and not read & (left - written):
-            late += pieces
-            left -= written
-        else:
-            others += [_Piece(layers=run, samples=some) for some in samples]
+    late, others = _divided(setting, profile, unfilled, frozen)
     if not late:
         return ()
     order = unfilled.schedule.orders[0]
+    is_compute = [action.op in COMPUTE_OPS for action in order]
     prices = [
-        price_of(Compute(action.stage, action.op), unfilled.costs) if action.op in COMPUTE_OPS else 0.0
-        for action in order
+        price_of(Compute(action.stage, action.op), unfilled.costs) if computes else 0.0
+        for action, computes in zip(order, is_compute, strict=True)
     ]
     reached = list(accumulate(prices, initial=0.0))
+    names = [setting.graph.frozen_layers[piece.layers.start] for piece in late]
 
-    def placed(first: int) -> tuple[Seconds, list[int]]:
-        """The time lost, and where each piece runs, if the first one runs before this action at the earliest."""
-        stream, spent, lost, positions = CopyStream(profile.arriving), 0.0, 0.0, list[int]()
-        position = first
-        for number, piece in enumerate(late):
-            name, following = (names[one.layers.start] for one in (piece, late[(number + 1) % len(late)]))
-            stream.start(name)
-            ready = stream.ready(name)
-            while position < len(order) and reached[position] + spent < ready:
-                position += 1
-            now = reached[position] + spent
-            end = stream.run(name, now, piece.seconds, following)
-            lost += max(0.0, end - now - piece.seconds)
-            spent += end - now
-            positions.append(position)
-        return lost, positions
+    def spread(first: int) -> tuple[Seconds, list[int]]:
+        return _spread(late, names, profile.arriving, reached, first)
 
     least, stop = 0, len(order)
     while stop - least > 1:
         middle = (least + stop) // 2
-        least, stop = (middle, stop) if placed(middle)[0] <= NOTHING * reached[-1] else (least, middle)
-    positions = placed(least)[1]
-    pieces = [*zip(positions, late, strict=True), *((len(order), piece) for piece in others)]
+        least, stop = (middle, stop) if spread(middle)[0] <= ROUNDING * reached[-1] else (least, middle)
+    gathering = min(span.start for span in unfilled.timeline.spans if span.action.op in COMPUTE_OPS)
+    spent = accumulate((piece.seconds for piece in others), initial=0.0)
+    early = sum(before < gathering for before, _ in zip(spent, others, strict=False))
+    pieces = [
+        *((is_compute.index(True), piece) for piece in others[:early]),
+        *zip(spread(least)[1], late, strict=True),
+        *((len(order), piece) for piece in others[early:]),
+    ]
     return tuple(
         PlacedFill(
             position=position,
@@ -117,18 +91,74 @@ def spread_fills(setting: Setting, unfilled: Unfilled, frozen: FrozenLayers) -> 
     )
 
 
-def _chunks(rows: int, size: int) -> list[Range]:
-    """The samples in as few chunks as the size allows, as equal as can be."""
-    count = -(-rows // size)
-    return [Range(rows * i // count, rows * (i + 1) // count) for i in range(count)]
+def _divided(
+    setting: Setting, profile: CopiedProfile, unfilled: Unfilled, frozen: FrozenLayers
+) -> tuple[list[_Piece], list[_Piece]]:
+    """Layer by layer what is spread, and chunk by chunk all else, each in an order in which it can run.
+
+    What is spread reads nothing of the rest.
+    """
+    graph, names = setting.graph, setting.graph.frozen_layers
+    speed, chunks = worker_speeds(setting.cluster, unfilled.mesh)[0], encode_chunks_of(setting)
+    late, others = list[_Piece](), list[_Piece]()
+    left = {name for layer in names for name in graph.layer(layer).writes}
+    for run in frozen.runs:
+        layers = range(run.start, run.stop)
+        rows, chunk = unfilled.schedule.placement.num_samples, chunks[frozen.components[run.start]]
+        samples = [Range(first, first + size) for first, size in equal_chunks(rows, chunk)]
+
+        def piece(first: int, stop: int, some: Range) -> _Piece:
+            seconds = sum(profile.computing(name, len(some)) for name in names[first:stop]) / speed
+            return _Piece(layers=Range(first, stop), samples=some, seconds=seconds)
+
+        read = {name for layer in layers for name in graph.layer(names[layer]).reads}
+        written = {name for layer in layers for name in graph.layer(names[layer]).writes}
+        whole = [piece(run.start, run.stop, some) for some in samples]
+        copying = sum(profile.arriving.get(names[layer], 0.0) for layer in layers)
+        if copying > sum(one.seconds for one in whole) and not read & (left - written):
+            late += [piece(layer, layer + 1, some) for layer in layers for some in samples]
+            left -= written
+        else:
+            others += whole
+    return late, others
+
+
+def _spread(
+    pieces: Sequence[_Piece],
+    names: Sequence[str],
+    arriving: Mapping[str, Seconds],
+    reached: Sequence[Seconds],
+    position: int,
+) -> tuple[Seconds, list[int]]:
+    """The time in which pieces wait for weights, and before which action each runs: none before those of `position`.
+
+    A piece runs at the first place where its weights are there, and those left at the end run there. `names` are their
+    layers; before action i so much has been computed, `reached[i]`.
+    """
+    stream, spent, waited, positions = CopyStream(arriving), 0.0, 0.0, list[int]()
+    stream.start(names[0], 0.0)
+    for number, (piece, name) in enumerate(zip(pieces, names, strict=True)):
+        while position < len(reached) - 1 and reached[position] + spent < stream.ready(name):
+            position += 1
+        now = reached[position] + spent
+        end = stream.run(name, now, piece.seconds, names[(number + 1) % len(names)])
+        waited += max(0.0, end - now - piece.seconds)
+        spent += end - now
+        positions.append(position)
+    return waited, positions
 
 
 def _joined(pieces: Sequence[tuple[int, _Piece]], starts: Collection[int]) -> Iterator[tuple[int, _Piece]]:
-    """Layers that follow each other on the same samples at the same place, as one piece; `starts` are first layers of components."""
+    """Layers of a component that follow each other on the same samples at the same place, as one piece.
+
+    `starts` are the first layers of components.
+    """
     last: tuple[int, _Piece] | None = None
     for position, piece in pieces:
-        if last and last[0] == position and _follow(last[1], piece) and piece.layers.start not in starts:
-            last = position, _Piece(layers=Range(last[1].layers.start, piece.layers.stop), samples=piece.samples)
+        if last and last[0] == position and piece.layers.start not in starts and _follow(last[1], piece):
+            seconds = last[1].seconds + piece.seconds
+            layers = Range(last[1].layers.start, piece.layers.stop)
+            last = position, _Piece(layers=layers, samples=piece.samples, seconds=seconds)
             continue
         if last:
             yield last

@@ -1,10 +1,10 @@
 """When weights that rest in host memory are on the device: the copies of a worker, one after the other.
 
-    copies     [ layer 1 ][ layer 2 ]      [ layer 3 ]        a copy begins when the one before it has ended and the
-    compute    [0 ]  F F  [1 ]  [2  ] F F F F F F  [3 ]       layer before the last one has run: two have room
+    copies     [ layer 1 ]      [ layer 2 ]  [ layer 3 ]          a copy begins with the layer before it:
+    compute    [0 ]  F F F F F  [1 ]         [2 ] F F F F F [3 ]  there is room for two layers
 
-A layer's copy begins while the layer before it runs, also where trained compute stands between the two. So compute
-between two fills hides the copy of the second one's first layer. `runtime/host_weights.py: HostWeights` works like this.
+So compute between two fills hides the copy of the second one's first layer. This is how `HostWeights` of
+`runtime/host_weights.py` works.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -56,12 +56,12 @@ class CopyStream:
     _ends: list[_End] = field(default_factory=lambda: [_End(), _End()])
     """The one whose layer ran last, then the other."""
 
-    def start(self, layer: str | None) -> None:
-        """Begin the copy of the layer as soon as it has room, unless it is there."""
+    def start(self, layer: str | None, now: Seconds) -> None:
+        """Begin the copy of the layer, from now on as soon as it has room, unless it is there."""
         if layer is None or layer not in self.copies or any(end.layer == layer for end in self._ends):
             return
         end = self._ends[1]
-        self._free = max(self._free, end.done) + self.copies[layer]
+        self._free = max(self._free, end.done, now) + self.copies[layer]
         end.layer, end.ready = layer, self._free
 
     def ready(self, layer: str) -> Seconds:
@@ -75,11 +75,11 @@ class CopyStream:
         """
         if layer not in self.copies:
             return now + seconds
-        self.start(layer)
+        self.start(layer, now)
         if self._ends[1].layer == layer:
             self._ends.reverse()
         end = self._ends[0]
-        self.start(following)
+        self.start(following, now)
         end.done = max(now, end.ready) + seconds
         return end.done
 
