@@ -5,9 +5,10 @@
 
 Copies of the whole model hardly ever wait for each other, so their frozen work takes its own time wherever it stands.
 Own algorithm. Components whose weights take longer to come than their layers to run are spread: each layer runs on all
-samples before the next one, so that weights come once in an iteration, and no sooner than they are there. Of the places
-from which on nothing waits for weights the last one is taken, because there most activations are gone already. All
-other components run where none are held: while the first blocks are gathered, and at the end.
+samples before the next one, so that weights come once in an iteration, and at the first place where they are there. If
+there are fewer places than layers, those run together whose weights come soonest. Of the places from which on least time
+is lost so the last one is taken, because there most activations are gone already. All other components run where none
+are held: while the first blocks are gathered, and at the end.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -65,19 +66,21 @@ def spread_fills(setting: Setting, unfilled: Unfilled, frozen: FrozenLayers) -> 
     reached = list(accumulate(prices, initial=0.0))
     names = [setting.graph.frozen_layers[piece.layers.start] for piece in late]
 
-    def spread(first: int) -> tuple[Seconds, list[int]]:
-        return _spread(late, names, profile.arriving, reached, first)
+    def spread(first: int, patience: Seconds) -> tuple[Seconds, list[int]]:
+        return _spread(late, names, profile.arriving, reached, first, patience)
 
+    patience = min((0.0, *{profile.arriving.get(name, 0.0) for name in names}), key=lambda p: (spread(0, p)[0], p))
+    enough = spread(0, patience)[0] + ROUNDING * reached[-1]
     least, stop = 0, len(order)
     while stop - least > 1:
         middle = (least + stop) // 2
-        least, stop = (middle, stop) if spread(middle)[0] <= ROUNDING * reached[-1] else (least, middle)
+        least, stop = (middle, stop) if spread(middle, patience)[0] <= enough else (least, middle)
     gathering = min(span.start for span in unfilled.timeline.spans if span.action.op in COMPUTE_OPS)
     spent = accumulate((piece.seconds for piece in others), initial=0.0)
     early = sum(before < gathering for before, _ in zip(spent, others, strict=False))
     pieces = [
         *((is_compute.index(True), piece) for piece in others[:early]),
-        *zip(spread(least)[1], late, strict=True),
+        *zip(spread(least, patience)[1], late, strict=True),
         *((len(order), piece) for piece in others[early:]),
     ]
     return tuple(
@@ -129,19 +132,22 @@ def _spread(
     arriving: Mapping[str, Seconds],
     reached: Sequence[Seconds],
     position: int,
+    patience: Seconds,
 ) -> tuple[Seconds, list[int]]:
     """The time in which pieces wait for weights, and before which action each runs: none before those of `position`.
 
-    A piece runs at the first place where its weights are there, and those left at the end run there. `names` are their
-    layers; before action i so much has been computed, `reached[i]`.
+    A piece runs at the first place where it would wait for its weights no longer than `patience`, and those left at the
+    end run there. `names` are their layers; before action i so much has been computed, `reached[i]`.
     """
     stream, spent, waited, positions = CopyStream(arriving), 0.0, 0.0, list[int]()
-    stream.start(names[0], 0.0)
-    for number, (piece, name) in enumerate(zip(pieces, names, strict=True)):
-        while position < len(reached) - 1 and reached[position] + spent < stream.ready(name):
+    weighted = [name for name in names if name in arriving]
+    following = iter([*weighted, weighted[0]])
+    stream.start(next(following), 0.0)
+    for piece, name in zip(pieces, names, strict=True):
+        while position < len(reached) - 1 and reached[position] + spent + patience < stream.ready(name):
             position += 1
         now = reached[position] + spent
-        end = stream.run(name, now, piece.seconds, names[(number + 1) % len(names)])
+        end = stream.run(name, now, piece.seconds, next(following) if name in arriving else None)
         waited += max(0.0, end - now - piece.seconds)
         spent += end - now
         positions.append(position)
