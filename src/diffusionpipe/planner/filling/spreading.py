@@ -6,9 +6,9 @@
 Copies of the whole model hardly ever wait for each other, so their frozen work takes its own time wherever it stands.
 Own algorithm. Components whose weights take longer to come than their layers to run are spread: each layer runs on all
 samples before the next one, so that weights come once in an iteration, and at the first place where they are there. If
-there are fewer places than layers, those run together whose weights come soonest. Of the places from which on least time
-is lost so the last one is taken, because there most activations are gone already. All other components run where none
-are held: while the first blocks are gathered, and at the end.
+there are fewer places than layers, those run together whose weights come soonest. Of the places from which on least
+time is lost so, the last one is taken, because there most activations are gone already. All other components run where
+none are held: while the first blocks are gathered, and at the end.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
