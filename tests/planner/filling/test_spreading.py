@@ -98,6 +98,28 @@ def test_weights_that_come_while_layers_run_leave_the_fills_as_they_are():
     assert seen[1] == ()
 
 
+def test_what_reads_spread_tensors_waits_for_them_though_the_first_blocks_are_gathered():
+    setting = setting_of(bandwidth=5.0)
+    profile = setting.profile
+    layers = tuple(
+        replace(layer, reads=(*layer.reads, "text")) if layer.name == "vae.0" else layer
+        for layer in setting.graph.layers
+    )
+    text = [layer for layer in layers if layer.component == "text_encoder"]
+    order = (*text, *(layer for layer in layers if layer not in text))
+    measured = {layer.name: layer for layer in profile.layers}
+    graph = replace(setting.graph, layers=order)
+    reading = replace(profile, graph=graph, layers=tuple(measured[layer.name] for layer in order))
+    train = propose(
+        replace(setting, profile=reading), layout_of(sharded=True), filler_of(replace(setting, profile=reading))
+    )
+    check(train.train)
+    components = [fill.component for fill in train.train.fills]
+    assert components.index("vae") > max(i for i, name in enumerate(components) if name == "text_encoder")
+    plain = propose(setting, layout_of(sharded=True), filler_of(setting)).train
+    assert plain.fills[0].component == "vae"
+
+
 def test_what_would_not_fit_is_not_spread():
     """All samples of a layer go together where it is spread; at the end as few as memory demands."""
     roomy = setting_of(bandwidth=5.0)

@@ -12,7 +12,7 @@ none are held: while the first blocks are gathered, and at the end.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 
 from diffusionpipe.ir import Range
@@ -41,6 +41,8 @@ class _Piece:
     samples: Range
     seconds: Seconds
     """Without waits for weights."""
+    is_free: bool = True
+    """Whether they read nothing of what is spread."""
 
 
 def spread_fills(setting: Setting, unfilled: Unfilled, frozen: FrozenLayers) -> tuple[PlacedFill, ...]:
@@ -77,7 +79,8 @@ def spread_fills(setting: Setting, unfilled: Unfilled, frozen: FrozenLayers) -> 
         least, stop = (middle, stop) if spread(middle, patience)[0] <= enough else (least, middle)
     gathering = min(span.start for span in unfilled.timeline.spans if span.action.op in COMPUTE_OPS)
     spent = accumulate((piece.seconds for piece in others), initial=0.0)
-    early = sum(before < gathering for before, _ in zip(spent, others, strict=False))
+    is_early = [piece.is_free and before < gathering for piece, before in zip(others, spent, strict=False)]
+    early = [*is_early, False].index(False)
     pieces = [
         *((is_compute.index(True), piece) for piece in others[:early]),
         *zip(spread(least, patience)[1], late, strict=True),
@@ -99,28 +102,29 @@ def _divided(
 ) -> tuple[list[_Piece], list[_Piece]]:
     """Layer by layer what is spread, and chunk by chunk all else, each in an order in which it can run.
 
-    What is spread reads nothing of the rest.
+    What is spread reads nothing of the rest, but the rest may read what is spread.
     """
     graph, names = setting.graph, setting.graph.frozen_layers
     speed, chunks = worker_speeds(setting.cluster, unfilled.mesh)[0], encode_chunks_of(setting)
     late, others = list[_Piece](), list[_Piece]()
-    left = {name for layer in names for name in graph.layer(layer).writes}
+    left, spread = {name for layer in names for name in graph.layer(layer).writes}, set[str]()
+
+    def piece(first: int, stop: int, samples: Range, *, is_free: bool) -> _Piece:
+        seconds = sum(profile.computing(name, len(samples)) for name in names[first:stop]) / speed
+        return _Piece(layers=Range(first, stop), samples=samples, seconds=seconds, is_free=is_free)
+
     for run in frozen.runs:
         layers = range(run.start, run.stop)
         rows, chunk = unfilled.schedule.placement.num_samples, chunks[frozen.components[run.start]]
         samples = [Range(first, first + size) for first, size in equal_chunks(rows, chunk)]
-
-        def piece(first: int, stop: int, some: Range) -> _Piece:
-            seconds = sum(profile.computing(name, len(some)) for name in names[first:stop]) / speed
-            return _Piece(layers=Range(first, stop), samples=some, seconds=seconds)
-
         read = {name for layer in layers for name in graph.layer(names[layer]).reads}
         written = {name for layer in layers for name in graph.layer(names[layer]).writes}
-        whole = [piece(run.start, run.stop, some) for some in samples]
+        whole = [piece(run.start, run.stop, some, is_free=not read & spread) for some in samples]
         copying = sum(profile.arriving.get(names[layer], 0.0) for layer in layers)
         if copying > sum(one.seconds for one in whole) and not read & (left - written):
-            late += [piece(layer, layer + 1, some) for layer in layers for some in samples]
+            late += [piece(layer, layer + 1, some, is_free=False) for layer in layers for some in samples]
             left -= written
+            spread |= written
         else:
             others += whole
     return late, others
@@ -164,7 +168,7 @@ def _joined(pieces: Sequence[tuple[int, _Piece]], starts: Collection[int]) -> It
         if last and last[0] == position and piece.layers.start not in starts and _follow(last[1], piece):
             seconds = last[1].seconds + piece.seconds
             layers = Range(last[1].layers.start, piece.layers.stop)
-            last = position, _Piece(layers=layers, samples=piece.samples, seconds=seconds)
+            last = position, replace(piece, layers=layers, seconds=seconds)
             continue
         if last:
             yield last
