@@ -142,6 +142,12 @@ class ModelGraph:
         return tuple((b.name, as_fraction(b.self_conditioning)) for b in self.backbones if b.self_conditioning)
 
     @cached_property
+    def probed_layers(self) -> frozenset[str]:
+        """Layers that training also runs without gradients, to make estimates."""
+        probed = dict(self.probes)
+        return frozenset(name for b in self.backbones if b.name in probed for name in self.layers_of(b))
+
+    @cached_property
     def frozen_layers(self) -> tuple[str, ...]:
         """Layers that are fillable: neither they nor anything they depend on is trainable, in order."""
         tainted = set(self.estimates)

@@ -43,6 +43,9 @@ class LayerProfile:
     host: HostTimes = NO_HOST
     """The time in which the host issues the layer's kernels, where the other times are the device's alone. A file
     without it has both in one."""
+    forward_only: tuple[Seconds, ...] = ()
+    """Time of a forward without gradients, which keeps nothing for a backward: that of a probe (`schedules/probes.py`).
+    () where nobody has measured it, as in computed profiles and in models without probes: then it is `forward`."""
     drawing: tuple[Bytes, ...] = ()
     """Bytes of the forward at its peak where nothing is kept for a backward, what it writes included. A file without it
     leaves them to be bounded by activation and workspace."""
@@ -96,6 +99,7 @@ class Profile:
                 "weight_grad": layer.weight_grad,
                 "activation": layer.activation,
                 "workspace": layer.workspace,
+                **({"forward_only": layer.forward_only} if layer.forward_only else {}),
                 **({"drawing": layer.drawing} if layer.drawing else {}),
             }
             for name, values in columns.items():
@@ -147,6 +151,11 @@ class Profile:
     def forward(self, name: str, batch: float) -> Seconds:
         """Forward time of a layer for a batch."""
         return self.at(self._layer[name].forward, batch)
+
+    def forward_only(self, name: str, batch: float) -> Seconds:
+        """Time of a layer's forward without gradients for a batch; that of its forward where no other is known."""
+        known = self._layer[name].forward_only
+        return self.at(known, batch) if known else self.forward(name, batch)
 
     def input_grad(self, name: str, batch: float) -> Seconds:
         """Time of the layer's input gradient for a batch."""

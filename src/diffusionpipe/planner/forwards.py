@@ -114,9 +114,12 @@ def _running(case: _Case, worker: int) -> Bytes:
 
 
 def _without_backward(profile: Profile) -> Profile:
-    """Without casts, which are made before, and nothing is kept."""
+    """Without casts, which are made before; nothing is kept, and forwards take what they take then."""
     none = (0,) * len(profile.batch_sizes)
-    layers = (replace(layer, cast=0.0, copies=0, activation=none) for layer in profile.layers)
+    layers = (
+        replace(layer, forward=layer.forward_only or layer.forward, cast=0.0, copies=0, activation=none)
+        for layer in profile.layers
+    )
     return replace(profile, layers=tuple(layers))
 
 

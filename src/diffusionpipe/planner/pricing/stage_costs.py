@@ -73,6 +73,7 @@ def costs_of(schedule: Schedule, blocks: Sequence[Sequence[str]], mesh: Mesh, se
                 microbatches=placement.num_forwards(index) if mesh.shard == 1 else None,
                 speed=speeds[stage.worker],
                 received=_received(schedule, index, setting.graph),
+                is_probe=placement.pipeline_of(index).is_probe,
                 occupied=occupied[index],
             )
         )
@@ -133,6 +134,7 @@ def block_costs(
     microbatches: float | None = None,
     speed: float = 1.0,
     received: Collection[str] | None = None,
+    is_probe: bool = False,
     occupied: tuple[Seconds, Seconds] = (0.0, 0.0),
 ) -> StageCosts:
     """Costs of one of so many micro-batches of so many samples through these layers.
@@ -143,12 +145,12 @@ def block_costs(
     A recomputed layer runs its forward again before its input gradient and keeps only what it reads. `received` are
     the tensors that arrive from other workers, whose buffers are held until the backward; None: all that other trained
     layers write. What comes from the frozen part is held anyway and counts in `costs.memory`. `occupied` is
-    what messages take from the forward and from the backward.
+    what messages take from the forward and from the backward. `is_probe`: the forward keeps nothing for a backward.
     """
     table = setting.table
     again = table.checkpointed.intersection(layers)
     span = table.range_of(layers)
-    times = table.sums(samples, microbatches).times(*span)
+    times = table.sums(samples, microbatches).times(*span, is_probe=is_probe)
     outside = trained_reads(setting.graph, layers) if received is None else frozenset(received)
     activation, deferred = _kept_bytes(setting, layers, samples, again=again, received=outside)
     return stage_costs(times, speed, occupied, table.host(*span), held=(activation, min(activation, deferred)))

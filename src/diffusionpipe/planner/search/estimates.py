@@ -132,7 +132,7 @@ class Estimates:
         stages = []
         for place, taken in zip(structure.places, occupied, strict=True):
             sums = tables.table.sums(place.samples, None if candidate.sharded else place.forwards)
-            forward, input_grad, weight_grad = sums.times(*spans[place.block])
+            forward, input_grad, weight_grad = sums.times(*spans[place.block], is_probe=place.is_probe)
             times = forward + (0.0 if place.block or place.is_probe else head), input_grad, weight_grad
             host = tables.table.host(*spans[place.block])
             stages.append(stage_costs(times, ground.speeds[place.unit], taken, host))
