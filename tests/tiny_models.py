@@ -15,9 +15,9 @@ from diffusers import (
 from torch import Tensor, nn
 from transformers import CLIPTextConfig, CLIPTextModel, CLIPTextModelWithProjection, T5Config, T5EncoderModel
 
+from diffusionpipe.models import flux
 from diffusionpipe.models.controlnet import controlnet_graph
 from diffusionpipe.models.dit import dit_graph
-from diffusionpipe.models.flux import flux_graph
 from diffusionpipe.models.graph import LayerGraph
 from diffusionpipe.models.objective import Objective, ObjectiveSettings, Prediction
 from diffusionpipe.models.sd3 import sd3_graph
@@ -350,7 +350,7 @@ def tiny_flux(
         "transformer": tiny_flux_transformer(**transformer or {}),
     }
     _prepare(components, dtype, randomise)
-    return flux_graph(components, objective=_flow(), resolution=resolution, dtype=_name(dtype))
+    return flux.FAMILY.graph(components, objective=_flow(), resolution=resolution, dtype=_name(dtype))
 
 
 def tiny_flux_transformer(**config: object) -> FluxTransformer2DModel:

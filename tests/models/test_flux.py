@@ -86,12 +86,6 @@ def test_nothing_is_written_that_nothing_reads():
     assert written - read == {"loss"}
 
 
-def test_rotations_are_no_part_of_what_is_saved():
-    transformer = tiny_flux().components["transformer"]
-    assert "rotations" in dict(transformer.named_buffers())
-    assert "rotations" not in transformer.state_dict()
-
-
 @pytest.mark.parametrize(
     ("config", "resolution", "named"),
     [
