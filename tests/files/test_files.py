@@ -95,6 +95,7 @@ BY_HAND = {
     "flux-adapters": Training(
         kind="flux", ranks=1, changes={**FLOW, "lora": TRAININGS["flux-lora-data-parallel"].changes["lora"]}
     ),
+    "sd3": Training(kind="sd3", ranks=1, changes=FLOW),
 }
 
 
