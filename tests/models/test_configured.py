@@ -144,9 +144,11 @@ RECORDED = {"flux.1-dev": "flux.1-dev-rtx4090", "sd3-medium": "sd3-medium-l40s"}
 
 @pytest.mark.parametrize("name", quick_and_slow(RECORDED, QUICK))
 def test_layers_and_tensors_are_those_of_the_earlier_version_so_its_plans_and_profiles_open(name):
-    old, new = recorded_profile(RECORDED[name]).graph, describe(graph_of(name), autocast=torch.bfloat16)
+    old, new = recorded_profile(RECORDED[name]).graph, model_of(name)
     assert new.layers == old.layers
-    assert new.tensors == old.tensors
+    assert [(t.name, t.shape, t.needs_gradient) for t in new.tensors] == [
+        (t.name, t.shape, t.needs_gradient) for t in old.tensors
+    ]
     assert [p.name for p in new.parameters if p.is_trainable] == [p.name for p in old.parameters if p.is_trainable]
 
 
