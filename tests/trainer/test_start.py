@@ -30,7 +30,7 @@ def test_a_run_announces_what_the_data_workers_of_its_training_take():
     state = SimpleNamespace(session=session, data=data, step=0, hooks=SimpleNamespace(announce=started.append))
     with (
         mock.patch.object(run_module, "_loader", lambda of: SimpleNamespace(workers=1) if of is state else None),
-        mock.patch.object(run_module, "places", lambda job: (("here",), ("EPYC",))),
+        mock.patch.object(run_module, "places", return_value=(("here",), ("EPYC",))),
         mock.patch.multiple(start_module, batch_time=lambda loader: 0.25 * loader.workers, num_cores=lambda: 1),
     ):
         run_module._announce(state, None)
