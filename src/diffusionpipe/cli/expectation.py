@@ -8,6 +8,7 @@ from diffusionpipe.units import Bytes, Seconds
 if TYPE_CHECKING:
     from diffusionpipe.costs import Cluster, ModelGraph, Profile
     from diffusionpipe.costs.memory import MemoryUse
+    from diffusionpipe.ir import Timeline
     from diffusionpipe.planner import Setting
     from diffusionpipe.trainer.start import Start
 
@@ -21,6 +22,8 @@ class Expectation:
 
     iteration: Seconds | None
     update: Seconds | None
+    loading: Seconds | None = None
+    """What data workers take from the ranks' cores while these compute; None where they take nothing."""
     memory: tuple[Bytes, ...]
     """Of each worker at its peak, in training or while it validates, draws or decodes."""
     has_activations: bool
@@ -30,8 +33,16 @@ class Expectation:
 
     @property
     def step(self) -> Seconds | None:
-        """An iteration and the update after it."""
-        return self.iteration + (self.update or 0.0) if self.iteration is not None else None
+        """An iteration, the update after it, and what data workers take from both."""
+        return self.iteration + (self.update or 0.0) + (self.loading or 0.0) if self.iteration is not None else None
+
+
+def loading_in(start: "Start", timeline: "Timeline") -> Seconds:
+    """By how much data workers lengthen a step: what they do comes while ranks compute, or else while they wait.
+
+    They are awake at any time of a step, so that part of their work delays a rank for which ranks compute.
+    """
+    return start.loading * (1 - timeline.bubble)
 
 
 def expectation_of(start: "Start") -> Expectation:
@@ -51,22 +62,26 @@ def expectation_of(start: "Start") -> Expectation:
             return Expectation(
                 iteration=predicted_period(profile, plan, cluster),
                 update=None,
+                loading=start.loading or None,  # without a flush ranks compute nearly all the time
                 memory=memory,
                 has_activations=True,
                 decoding=decoding,
             )
+        timeline = predicted_timeline(profile, plan, cluster)
         return Expectation(
-            iteration=predicted_timeline(profile, plan, cluster).makespan,
+            iteration=timeline.makespan,
             update=update_time(plan.train, plan.blocks, profile, plan.mesh) or None,
+            loading=loading_in(start, timeline) or None,
             memory=memory,
             has_activations=True,
             decoding=decoding,
         )
-    timeline = read_prediction(recipe.pipeline.plan_file, plan) if recipe.pipeline.plan_file is not None else None
+    read = read_prediction(recipe.pipeline.plan_file, plan) if recipe.pipeline.plan_file is not None else None
     uses = _memory(start, unmeasured(start.model, recipe.training.precision.value), None)
     return Expectation(
-        iteration=timeline.makespan if timeline is not None else None,
+        iteration=read.makespan if read is not None else None,
         update=None,
+        loading=(loading_in(start, read) or None) if read is not None else None,
         memory=tuple(sum(use.items()[name] for name in HELD) for use in uses),
         has_activations=False,
     )
