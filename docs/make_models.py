@@ -19,7 +19,7 @@ from diffusionpipe.models.leaves import leaves_of
 
 FILE = Path(__file__).parent / "models.md"
 RECIPES = FILE.parents[1] / "examples/recipes"
-BY_HAND = {"FluxTransformer2DModel", "SD3Transformer2DModel", "DiTTransformer2DModel"}
+BY_HAND = {"DiTTransformer2DModel"}
 HEAD = """# Models
 
 `make docs` generates this page from the installed diffusers ({version}) and from the tests.

@@ -3,7 +3,7 @@
 So does counting the memory of a VAE that decodes, which is done once for all processes.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from unittest import mock
@@ -41,6 +41,7 @@ def cut_once(
     *,
     component: str = "transformer",
     output: str = "prediction",
+    joined: Collection[str] = (),
 ) -> tuple[Layer, ...]:
     """As `cut`, which is asked once for all models that are alike but for the values of their weights."""
     given = [(name, tensor.shape, tensor.dtype) for name, tensor in inputs.items()]
@@ -48,9 +49,9 @@ def cut_once(
     tensors = [
         (name, t.shape, t.dtype, t.requires_grad) for name, t in (*root.named_parameters(), *root.named_buffers())
     ]
-    key = repr((modules, tensors, configuration_of(root), forward, given, component, output))
+    key = repr((modules, tensors, configuration_of(root), forward, given, component, output, joined))
     if key not in _CUTS:
-        layers = cut(root, forward, inputs, component=component, output=output)
+        layers = cut(root, forward, inputs, component=component, output=output, joined=joined)
         after = tuple(parameter.requires_grad for parameter in root.parameters())
         _CUTS[key] = _Cut(layers, after, (root, forward))
     found = _CUTS[key]

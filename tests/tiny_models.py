@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 
 import torch
+from cuts import traced_once
 from diffusers import (
     AutoencoderKL,
     ControlNetModel,
@@ -15,12 +16,11 @@ from diffusers import (
 from torch import Tensor, nn
 from transformers import CLIPTextConfig, CLIPTextModel, CLIPTextModelWithProjection, T5Config, T5EncoderModel
 
+from diffusionpipe.models import flux, sd3
 from diffusionpipe.models.controlnet import controlnet_graph
 from diffusionpipe.models.dit import dit_graph
-from diffusionpipe.models.flux import flux_graph
 from diffusionpipe.models.graph import LayerGraph
 from diffusionpipe.models.objective import Objective, ObjectiveSettings, Prediction
-from diffusionpipe.models.sd3 import sd3_graph
 from diffusionpipe.models.sdxl import sdxl_graph
 from diffusionpipe.models.stable_diffusion import stable_diffusion_graph
 
@@ -315,7 +315,8 @@ def tiny_sd3(
         "transformer": tiny_sd3_transformer(**transformer or {}),
     }
     _prepare(components, dtype, randomise)
-    return sd3_graph(components, objective=_flow(), resolution=resolution, dtype=_name(dtype))
+    with traced_once():
+        return sd3.FAMILY.graph(components, objective=_flow(), resolution=resolution, dtype=_name(dtype))
 
 
 def tiny_sd3_transformer(**config: object) -> SD3Transformer2DModel:
@@ -350,7 +351,8 @@ def tiny_flux(
         "transformer": tiny_flux_transformer(**transformer or {}),
     }
     _prepare(components, dtype, randomise)
-    return flux_graph(components, objective=_flow(), resolution=resolution, dtype=_name(dtype))
+    with traced_once():
+        return flux.FAMILY.graph(components, objective=_flow(), resolution=resolution, dtype=_name(dtype))
 
 
 def tiny_flux_transformer(**config: object) -> FluxTransformer2DModel:

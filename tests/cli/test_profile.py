@@ -1,9 +1,13 @@
 """Profiles and clusters from the command line."""
 
+from dataclasses import replace
+
 import pytest
+from planner import synthetic
 from tiny_runs import recipe_of, save_dit, save_pictures
 
 from diffusionpipe import cli
+from diffusionpipe.cli.profile import _print_report
 from diffusionpipe.costs.clusters import load_cluster
 from diffusionpipe.costs.files import read_profile
 from diffusionpipe.trainer.recipe import recipe_to_toml
@@ -32,10 +36,24 @@ def test_a_measured_profile_is_written_and_summed_up(recipe, tmp_path, capsys, m
     profile = read_profile(out)
     assert (profile.batch_sizes, profile.source) == ((1, 2), "measured")
     printed = capsys.readouterr().out
-    for text in (profile.device, "transformer.transformer_blocks.0", "slowest layers", "component", "kept:"):
+    for text in (profile.device, "slowest layers", "component", "kept:", "temp"):
         assert text in printed
+    assert "transformer.transformer_block" in printed  # what is left of a name too long for its column follows below
     assert printed.endswith(f"Written to {out}\n")
     assert "…" not in printed
+
+
+def test_no_figure_is_cut_however_long_the_names_of_layers_are(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    made = synthetic.unet()
+    long = replace(
+        made.layers[0], name="transformer.single_transformer_blocks.37.attn.processor", forward=(98.76543,) * 7
+    )
+    graph = replace(made.graph, layers=(replace(made.graph.layers[0], name=long.name), *made.graph.layers[1:]))
+    _print_report(replace(made, graph=graph, layers=(long, *made.layers[1:])))
+    printed = capsys.readouterr().out
+    assert "…" not in printed
+    assert "98765.43" in printed
 
 
 def test_an_analytic_profile_needs_no_device(recipe, tmp_path, capsys):

@@ -21,7 +21,7 @@ from diffusionpipe.cli.replanning import Found, Replanning, Request
 from diffusionpipe.cli.run_check import Command, RunCheck, suggestion_text
 from diffusionpipe.costs.files import write_cluster, write_profile
 from diffusionpipe.ir.files import read_plan
-from diffusionpipe.planner import choose
+from diffusionpipe.planner import choose, predicted_timeline
 from diffusionpipe.planner.correction.correct import correct
 
 
@@ -42,6 +42,24 @@ def test_a_terminal_shows_a_table(found, width):
 def test_a_pipe_gets_lines(found):
     lines = check_lines(found, Path("runs/birds/profile.corrected.json"))
     assert_screen("train_check_pipe", "\n".join(lines))
+
+
+def test_data_workers_are_in_what_was_predicted_and_not_in_what_is_corrected(tmp_path):
+    true, planted = layer_doubled()
+    present = choose(planted).plan()
+    recorded = recorded_of(true, present)
+    write_profile(planted.profile, tmp_path / "profile.json")
+    write_cluster(planted.cluster, tmp_path / "cluster.json")
+    recipe = recipe_of(Path("models/sd"), Path("data/birds"), tmp_path)
+    start = SimpleNamespace(recipe=recipe, plan=present, loading=0.1)
+    found = correct(planted, present, recorded)
+    check = RunCheck(Console(file=io.StringIO()), Command(recipe=Path("birds.toml"), overrides=(), ranks=2))
+    check.begin(start)
+    row = check.check(recorded, [1] * len(planted.cluster.devices))
+    loading = 0.1 * (1 - predicted_timeline(planted.profile, present, planted.cluster).bubble)
+    assert row["predicted_step_s"] == pytest.approx(found.predicted.step + loading)
+    assert row["corrected_step_s"] == pytest.approx(found.corrected.step)
+    assert check.correction.predicted.iteration == pytest.approx(found.predicted.iteration)
 
 
 def test_the_command_takes_back_all_keys_that_the_plan_sets():

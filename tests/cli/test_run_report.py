@@ -17,7 +17,7 @@ from diffusionpipe.cli.run_facts import count_parameters, parts_of, shape_of
 from diffusionpipe.cli.run_report import RunReport, end_line, end_table, median_step, start_block, start_lines
 from diffusionpipe.costs.files import write_profile
 from diffusionpipe.ir.versions import Versions
-from diffusionpipe.planner import Layout, build_plan, plan_from_profile, predicted_period
+from diffusionpipe.planner import Layout, build_plan, plan_from_profile, predicted_period, predicted_timeline
 from diffusionpipe.runtime.error_file import note_of
 from diffusionpipe.trainer.counts import short_count
 from diffusionpipe.trainer.recipe import Precision
@@ -119,6 +119,23 @@ def test_a_run_without_a_flush_says_which_weights_it_reads(model, start):
     assert any("microbatches=4 versions=stashed" in line for line in start_lines(endless, EXPECTED))
 
 
+def test_what_data_workers_take_while_ranks_compute_is_part_of_a_step(model, start, tmp_path):
+    profile = unmeasured(model, "float32")
+    write_profile(profile, tmp_path / "profile.json")
+    plan = plan_from_profile(profile, Layout(batch=8, stages=2, microbatches=4))
+    own = {"pipeline": start.recipe.pipeline.model_copy(update={"fill": True})}
+    recipe = start.recipe.model_copy(update=own | {"run": start.recipe.run.model_copy(update={"folder": tmp_path})})
+    alone = replace(start, plan=plan, recipe=recipe)
+    plain, expected = expectation_of(alone), expectation_of(replace(alone, loading=0.01))
+    bubble = predicted_timeline(profile, plan).bubble
+    assert 0.1 < bubble < 0.9
+    assert plain.loading is None
+    assert expected.loading == pytest.approx(0.01 * (1 - bubble))
+    assert expected.step == pytest.approx(plain.step + expected.loading)
+    assert any(f"predicted_loading_s={expected.loading:.4f}" in line for line in start_lines(alone, expected))
+    assert f"data workers {expected.loading * 1000:.1f} ms" in on_terminal(start_block(alone, expected), 160)
+
+
 def test_a_filled_run_without_a_flush_expects_a_period_and_the_rows_of_all_batches_in_flight(model, start, tmp_path):
     profile = unmeasured(model, "float32")
     write_profile(profile, tmp_path / "profile.json")
@@ -129,6 +146,7 @@ def test_a_filled_run_without_a_flush_expects_a_period_and_the_rows_of_all_batch
     expected = expectation_of(filled)
     assert expected.update is None
     assert expected.step == predicted_period(profile, filled.plan) > 0
+    assert expectation_of(replace(filled, loading=0.5)).step == expected.step + 0.5
     assert len(expected.memory) == 3
     assert "batch 8, filled, no flush, weights stashed" in on_terminal(start_block(filled, expected), 160)
     assert any("versions=stashed" in line and "filled=True" in line for line in start_lines(filled, expected))

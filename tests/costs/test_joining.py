@@ -1,7 +1,7 @@
 from dataclasses import replace
 
 import pytest
-from planner.synthetic import chain, unet
+from planner.synthetic import chain, unet, with_forward_only
 
 from diffusionpipe.costs.joining import joined_profile
 from diffusionpipe.errors import ConfigError
@@ -43,6 +43,15 @@ def test_every_layer_costs_what_it_costs_alone():
                 assert joined.weight_grad(f"{name}/{layer}", batch) == part.weight_grad(layer, batch)
     backbones = joined.graph.backbones
     assert [joined.graph.layers_of(b) for b in backbones] == [("a/layer0", "a/layer1"), ("b/layer0", "b/layer1")]
+
+
+def test_forwards_without_gradients_are_those_of_the_batch_sizes_that_all_have():
+    first = with_forward_only(chain([1e-3]), 0.5)
+    second = replace(chain([1e-3]), batch_sizes=(1, 2, 4, 8, 16, 32, 65))
+    joined = joined_profile({"a": first, "b": second})
+    assert len(joined.batch_sizes) == 6
+    assert joined.forward_only("a/layer0", 32) == 0.5 * joined.forward("a/layer0", 32)
+    assert joined.forward_only("b/layer0", 32) == joined.forward("b/layer0", 32)
 
 
 def test_profiles_of_other_devices_and_sizes_are_refused_together():

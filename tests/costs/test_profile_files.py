@@ -78,6 +78,32 @@ def test_links_and_update_are_kept_and_a_file_without_them_is_read():
     assert profile_from_text(json.dumps(data)) == PROFILE
 
 
+def with_forward_only(*times):
+    return replace(
+        PROFILE, layers=(PROFILE.layers[0], replace(PROFILE.layers[1], forward_only=times), PROFILE.layers[2])
+    )
+
+
+def test_forwards_without_gradients_are_kept_and_a_file_without_them_takes_those_with_gradients():
+    known = with_forward_only(5e-4, 1e-3)
+    text = profile_to_text(known)
+    assert profile_from_text(text) == known
+    assert (known.forward_only("first", 1), known.forward_only("encode", 1)) == (5e-4, 1e-3)
+    data = json.loads(text)
+    for layer in data["layers"]:
+        del layer["forward_only"]
+    old = profile_from_text(json.dumps(data))
+    assert old == PROFILE
+    assert [old.forward_only("first", batch) for batch in (1, 3, 8)] == [old.forward("first", b) for b in (1, 3, 8)]
+
+
+def test_forwards_without_gradients_that_take_no_time_or_lack_a_size_are_refused():
+    with pytest.raises(FileFormatError, match="first: forward_only is 0 for 4 samples"):
+        profile_from_text(profile_to_text(with_forward_only(1e-3, 0.0)))
+    with pytest.raises(ValueError, match="first: forward_only has 1 entries for 2 sizes"):
+        with_forward_only(1e-3)
+
+
 def test_casts_are_kept_and_a_file_without_them_counts_them_in_the_forwards():
     known = replace(PROFILE, layers=(*PROFILE.layers[:2], replace(PROFILE.layers[2], cast=2e-4, copies=8)))
     text = profile_to_text(known)

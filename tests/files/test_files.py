@@ -2,12 +2,13 @@
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from golden.folders import save_model, save_pictures
 from golden.losses import differences, is_same, machine
-from golden.recipes import STEPS, TRAININGS, recipe_of
+from golden.recipes import STEPS, TRAININGS, Training, recipe_of
 from tiny_runs import losses_of, tensors_of, train_here
 
 from diffusionpipe.costs.clusters import load_cluster
@@ -87,3 +88,33 @@ def test_the_checkpoint_is_whole_and_a_step_from_it_has_the_recorded_loss(tmp_pa
         assert differences(recorded["losses"]["float32"], list(losses.values()), "float32", is_same_machine=True) == []
     else:
         assert losses[STEPS + 1] == pytest.approx(float.fromhex(recorded["losses"]["float32"][0]), rel=1e-3)
+
+
+FLOW = {"objective": {"kind": "flow_matching"}}
+BY_HAND = {
+    "flux-adapters": Training(
+        kind="flux", ranks=1, changes={**FLOW, "lora": TRAININGS["flux-lora-data-parallel"].changes["lora"]}
+    ),
+    "sd3": Training(kind="sd3", ranks=1, changes=FLOW),
+}
+
+
+@pytest.mark.parametrize("name", BY_HAND)
+def test_a_run_of_a_model_that_was_cut_by_hand_goes_on_by_its_plan(name, tmp_path, monkeypatch):
+    """Two steps more, from a checkpoint after three, have the losses that the earlier version had."""
+    monkeypatch.chdir(tmp_path)
+    training, files = BY_HAND[name], FILES / name
+    save_model(training.kind, Path(training.kind))
+    save_pictures(Path("data"))
+    shutil.unpack_archive(files / "checkpoint.tar.xz", "step-00000003", filter="data")
+    planned = replace(training, changes={**training.changes, "pipeline": {"plan": str(files / "plan.json")}})
+    recipe = recipe_of(planned, "float32", model=training.kind, data="data", folder="run", steps=5)
+    assert train_here(recipe, "step-00000003") == 5
+    recorded, losses = json.loads((files / "losses.json").read_text(encoding="utf-8")), losses_of(Path("run"))
+    assert list(losses) == [4, 5]
+    if is_same(recorded["machine"], machine()):
+        found = differences(recorded["losses"]["float32"], list(losses.values()), "float32", is_same_machine=True)
+        assert found == []
+    else:
+        expected = [float.fromhex(text) for text in recorded["losses"]["float32"]]
+        assert list(losses.values()) == pytest.approx(expected, rel=1e-3)

@@ -17,7 +17,15 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from PIL import Image
-from transformers import CLIPTextConfig, CLIPTextModel, CLIPTokenizer, T5Config, T5EncoderModel, T5Tokenizer
+from transformers import (
+    CLIPTextConfig,
+    CLIPTextModel,
+    CLIPTextModelWithProjection,
+    CLIPTokenizer,
+    T5Config,
+    T5EncoderModel,
+    T5Tokenizer,
+)
 
 RESOLUTION = 8
 NUM_PICTURES = 12
@@ -109,7 +117,7 @@ def _vae(**config: object) -> diffusers.AutoencoderKL:
     )
 
 
-def _clip() -> CLIPTextModel:
+def _clip(**config: object) -> CLIPTextModel:
     return CLIPTextModel(
         CLIPTextConfig(
             vocab_size=len(WORDS),
@@ -121,6 +129,7 @@ def _clip() -> CLIPTextModel:
             bos_token_id=len(WORDS) - 2,
             eos_token_id=len(WORDS) - 1,
             pad_token_id=len(WORDS) - 1,
+            **config,
         )
     )
 
@@ -166,8 +175,8 @@ def _dit() -> diffusers.DiTPipeline:
     return diffusers.DiTPipeline(vae=_vae(), transformer=transformer, scheduler=scheduler)
 
 
-def _flux() -> diffusers.FluxPipeline:
-    t5 = T5EncoderModel(
+def _t5() -> T5EncoderModel:
+    return T5EncoderModel(
         T5Config(
             vocab_size=len(PIECES),
             d_model=20,
@@ -180,6 +189,9 @@ def _flux() -> diffusers.FluxPipeline:
             feed_forward_proj="gated-gelu",
         )
     )
+
+
+def _flux() -> diffusers.FluxPipeline:
     transformer = diffusers.FluxTransformer2DModel(
         in_channels=16,
         num_layers=2,
@@ -196,11 +208,38 @@ def _flux() -> diffusers.FluxPipeline:
         vae=_vae(shift_factor=0.2, use_quant_conv=False),
         text_encoder=_clip(),
         tokenizer=_clip_tokenizer(),
-        text_encoder_2=t5,
+        text_encoder_2=_t5(),
         tokenizer_2=T5Tokenizer(vocab=PIECES, extra_ids=0, model_max_length=512),
         transformer=transformer,
     )
 
 
-_PIPELINES = {"unet": _unet, "dit": _dit, "flux": _flux, "controlnet": _controlnet}
-KINDS = tuple(_PIPELINES)
+def _sd3() -> diffusers.StableDiffusion3Pipeline:
+    transformer = diffusers.SD3Transformer2DModel(
+        sample_size=4,
+        in_channels=4,
+        out_channels=4,
+        num_layers=3,
+        attention_head_dim=4,
+        num_attention_heads=2,
+        caption_projection_dim=8,
+        joint_attention_dim=20,
+        pooled_projection_dim=16,
+        pos_embed_max_size=6,
+    )
+    return diffusers.StableDiffusion3Pipeline(
+        transformer=transformer,
+        scheduler=diffusers.FlowMatchEulerDiscreteScheduler(),
+        vae=_vae(shift_factor=0.2, use_quant_conv=False),
+        text_encoder=CLIPTextModelWithProjection(_clip(projection_dim=8).config),
+        tokenizer=_clip_tokenizer(),
+        text_encoder_2=CLIPTextModelWithProjection(_clip(projection_dim=8).config),
+        tokenizer_2=_clip_tokenizer(),
+        text_encoder_3=_t5(),
+        tokenizer_3=T5Tokenizer(vocab=PIECES, extra_ids=0, model_max_length=256),
+    )
+
+
+_PIPELINES = {"unet": _unet, "dit": _dit, "flux": _flux, "controlnet": _controlnet, "sd3": _sd3}
+KINDS = ("unet", "dit", "flux", "controlnet")
+"""Of the recorded trainings."""

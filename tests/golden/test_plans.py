@@ -12,6 +12,9 @@ QUICK = {"paper-00-2-stages", "paper-05-2-stages", "paper-20-2-stages"}
 """A tenth of them, in every run."""
 QUESTIONS = questions()
 ANSWERED = [question for question in QUESTIONS if question.answer]
+TOO_LARGE = {"paper-15-best", "cards-00-recomputed", "cards-10-kept", "cards-15-kept"}
+"""Their recorded plans hold up to 0.8 GiB more than their devices: raw inputs, and what frozen layers read and write
+while they run, which the recorded version did not count."""
 
 
 def parameters(asked):
@@ -33,18 +36,24 @@ def test_a_recorded_plan_opens_is_legal_and_takes_the_recorded_time(question):
     for schedule in (plan.train, plan.validate, *plan.sample, *((plan.prologue,) if plan.prologue else ())):
         check(schedule)
     found = predicted(question, plan)
-    assert found.step == pytest.approx(float.fromhex(question.answer.step), rel=TOLERANCE)
-    assert found.iteration == pytest.approx(float.fromhex(question.answer.iteration), rel=TOLERANCE)
-    assert found.overflow <= 0
+    step, iteration = float.fromhex(question.answer.step), float.fromhex(question.answer.iteration)
+    if plan.offload_frozen:  # compute between two fills hides copies, which the recorded version did not count
+        assert 0.99 * step < found.step < step
+    else:
+        assert found.step == pytest.approx(step, rel=TOLERANCE)
+        assert found.iteration == pytest.approx(iteration, rel=TOLERANCE)
+    assert (found.overflow > 0) == (question.name in TOO_LARGE)
     assert judged(found) == pytest.approx(found.step, rel=1e-12)
 
 
 @pytest.mark.parametrize("question", parameters(ANSWERED))
 def test_the_planner_finds_no_slower_plan_than_the_recorded_one(question):
-    """By the simulator and by a machine that shares nothing with it."""
+    """By the simulator and by a machine that shares nothing with it. Of one that does not fit: any that does."""
     recorded = predicted(question, recorded_plan(question))
     found = choose(setting_of(question)).proposal
     assert found.overflow <= 0
+    if question.name in TOO_LARGE:
+        return
     assert not is_slower(found.step, than=recorded.step), f"{found.step} s instead of {question.answer.layout}"
     assert not is_slower(judged(found), than=judged(recorded))
     assert judged(found) == pytest.approx(found.step, rel=1e-12)

@@ -4,6 +4,7 @@ from functools import cache
 
 import pytest
 import torch
+from golden.plans import recorded_profile
 from tiers import quick_and_slow
 from torch import nn
 
@@ -135,6 +136,20 @@ SHAPES = {"sd-2.1": (4, 64, 64), "sdxl": (4, 128, 128), "flux.1-dev": (16, 128, 
 )
 def test_models_have_the_resolution_of_their_publication(name, shape):
     assert model_of(name).tensor("prediction").shape == shape
+
+
+RECORDED = {"flux.1-dev": "flux.1-dev-rtx4090", "sd3-medium": "sd3-medium-l40s"}
+"""Models that an earlier version cut by hand, and a profile of theirs that it made."""
+
+
+@pytest.mark.parametrize("name", quick_and_slow(RECORDED, QUICK))
+def test_layers_and_tensors_are_those_of_the_earlier_version_so_its_plans_and_profiles_open(name):
+    old, new = recorded_profile(RECORDED[name]).graph, model_of(name)
+    assert new.layers == old.layers
+    assert [(t.name, t.shape, t.needs_gradient) for t in new.tensors] == [
+        (t.name, t.shape, t.needs_gradient) for t in old.tensors
+    ]
+    assert [p.name for p in new.parameters if p.is_trainable] == [p.name for p in old.parameters if p.is_trainable]
 
 
 def test_another_resolution_can_be_asked_for():

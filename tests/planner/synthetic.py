@@ -220,6 +220,16 @@ def conditioned(profile: Profile, share: float) -> Profile:
     return replace(profile, graph=replace(graph, layers=layers, tensors=tensors, backbones=(backbone,)))
 
 
+def with_forward_only(profile: Profile, factor: float) -> Profile:
+    """The profile whose trained layers take so many times their forward where they keep nothing for a backward."""
+    trained = set(profile.graph.backbone_layers)
+    layers = (
+        replace(layer, forward_only=tuple(factor * time for time in layer.forward)) if layer.name in trained else layer
+        for layer in profile.layers
+    )
+    return replace(profile, layers=tuple(layers))
+
+
 def drawn(precision: str = "bfloat16") -> Profile:
     """Text of 4 layers, read by 8 layers of a second a row that cost nothing to start and send next to nothing."""
     sketch = Sketch()

@@ -60,6 +60,13 @@ def test_the_choice_flips_where_planning_at_that_end_finds_something_faster(intr
         assert all(anew.sizes == flip.layout for flip in band.flips if flip.factor == factor)
 
 
+def test_forwards_without_gradients_are_stretched_too():
+    setting = setting_of(CLEAR)
+    setting = replace(setting, profile=synthetic.with_forward_only(setting.profile, 0.5))
+    longer = stretched(setting, 1.25).profile
+    assert longer.forward_only("layer1", 4) == pytest.approx(0.5 * longer.forward("layer1", 4))
+
+
 def cell_of(seed, intra_gb):
     """A chain whose layers, parameters and encoders are drawn."""
     draw = Random(seed)

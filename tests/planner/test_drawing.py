@@ -27,6 +27,13 @@ def test_a_step_is_a_forward_of_all_rows_through_all_stages(ranks, rows, step):
     assert drawing.seconds_a_picture(10) == pytest.approx((4.0 * rows + 10 * drawing.step) / rows)
 
 
+def test_drawing_keeps_nothing_and_takes_what_that_was_measured_to_take():
+    profile = synthetic.with_forward_only(synthetic.drawn(), 0.75)
+    plain, drawing = (predict_drawing(setting(2, profile=one), pictures=4, rows=4, size=1) for one in (None, profile))
+    assert drawing.step == pytest.approx(0.75 * plain.step, rel=1e-3)
+    assert drawing.encoding == plain.encoding
+
+
 def test_guidance_takes_two_rows_a_picture():
     one, two = (predict_drawing(setting(1), pictures=4, rows=rows, size=1) for rows in (4, 8))
     assert two.seconds_a_picture(10) == pytest.approx(2 * one.seconds_a_picture(10))

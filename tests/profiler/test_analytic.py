@@ -1,10 +1,11 @@
 from dataclasses import replace
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
 from descriptions import described
-from tiny_models import tiny_controlled, tiny_dit, tiny_stable_diffusion
+from tiny_models import tiny_controlled, tiny_dit, tiny_flux, tiny_stable_diffusion
 from torch import nn
 
 from diffusionpipe.costs.devices import DEVICES
@@ -14,7 +15,7 @@ from diffusionpipe.errors import ConfigError
 from diffusionpipe.models.folder import build_graph
 from diffusionpipe.models.objective import ObjectiveSettings
 from diffusionpipe.models.sequential import sequential_graph
-from diffusionpipe.profiler import counted
+from diffusionpipe.profiler import counted, layer_run
 from diffusionpipe.profiler.analytic import analytic_profile
 from diffusionpipe.profiler.counted import count_layers
 from diffusionpipe.profiler.measured import profile_model
@@ -53,6 +54,15 @@ def test_the_operations_of_a_linear_layer_are_counted_exactly():
     assert sum(op.flops for op in count.backward) == 2 * 2 * 3 * 4 * 5
     assert count.is_trained
     assert count.has_inputs
+
+
+def test_tables_that_a_device_computes_once_are_no_work_and_no_memory_of_a_layer():
+    graph = tiny_flux(torch.float32)
+    first, second = (counts_of(graph, 3)[f"transformer.transformer_blocks.{i}"] for i in (0, 1))
+    assert not {"cos", "sin", "arange"} & {operation.name for operation in first.forward}
+    assert (first.forward, first.drawing) == (second.forward, second.drawing)
+    with mock.patch.object(layer_run, "tables_of", return_value=()):
+        assert counts_of(graph, 3)["transformer.transformer_blocks.0"].activation > first.activation
 
 
 def test_casts_of_weights_are_counted_apart_from_the_forward():

@@ -1,4 +1,5 @@
 import logging
+from dataclasses import replace
 
 import pytest
 import torch
@@ -50,6 +51,18 @@ def test_frozen_layers_have_a_forward_only(profiled):
         layer = profile.layer(name)
         assert min(layer.forward) > 0
         assert {*layer.input_grad, *layer.weight_grad, *layer.activation} == {0}
+
+
+def test_only_layers_that_training_probes_are_measured_without_gradients(profiled):
+    """The same model, as if it were conditioned on its own estimates."""
+    graph, plain = profiled
+    model = replace(plain.graph, backbones=(replace(plain.graph.backbones[0], self_conditioning=0.5),))
+    profile = profile_model(graph, model, batch_sizes=(1, 2), repeats=1)
+    probed = set(model.backbone_layers)
+    assert {len(layer.forward_only) for layer in profile.layers if layer.name in probed} == {2}
+    assert {layer.forward_only for layer in profile.layers if layer.name not in probed} == {()}
+    assert {layer.forward_only for layer in plain.layers} == {()}
+    assert profile_from_text(profile_to_text(profile)) == profile
 
 
 def test_trained_layers_keep_bytes_in_proportion_to_the_batch(profiled):

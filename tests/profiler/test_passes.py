@@ -1,4 +1,6 @@
+from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from itertools import count
 
 import pytest
@@ -30,7 +32,7 @@ def dit():
 def runs_of(graph, model):
     tensors, runs = raw_inputs(graph, 2), []
     for layer in graph.layers:
-        run = layer_run(graph, model, layer, tensors, torch.enable_grad)
+        run = layer_run(graph, model, layer, tensors, nullcontext)
         tensors.update(zip(layer.writes, (output.detach() for output in run.forward()), strict=True))
         runs.append(run)
     return runs
@@ -46,6 +48,32 @@ def test_every_layer_is_timed_and_only_what_has_a_gradient_has_a_backward(dit):
     block = times["transformer.transformer_blocks.1"]
     assert block.input_grad + block.weight_grad == 1.0
     assert block.input_grad == 0.98  # as long as the whole backward, less the least share of W
+
+
+def test_probed_layers_are_timed_without_gradients_too(dit):
+    """Each reads what the one before it has just written, but for the first, whose inputs are those from before."""
+    graph, model = dit
+    seen = []
+
+    class Probing(Ticks):
+        def time(self, function):
+            outputs, _ = super().time(function)
+            is_probe = isinstance(function, partial) and function.keywords == {"keeps": False}
+            if is_probe:
+                seen.append((function.func.__self__, outputs))
+            return outputs, 0.5 if is_probe else 1.0
+
+    runs = runs_of(graph, model)[-3:]
+    names = [run.layer.name for run in runs]
+    times = time_passes(runs, Probing(torch.device("cpu")), 2, probed=names[1:])
+    assert [times[name].forward_only for name in names] == [None, 0.5, 0.5]
+    assert [times[name].forward for name in names] == [1.0] * 3
+    assert [run.layer.name for run, _ in seen] == names[1:] * (len(seen) // 2)
+    assert not any(output.requires_grad for _, outputs in seen for output in outputs)
+    (first, written), (second, _) = seen[:2]
+    name = first.layer.writes[0]
+    assert second.reads[name].data_ptr() == written[first.layer.writes.index(name)].data_ptr()
+    assert all(first.reads[name].data_ptr() == runs[1].reads[name].data_ptr() for name in first.layer.reads)
 
 
 def test_layers_add_up_to_the_median_pass_though_each_is_slow_in_another(dit):
@@ -96,6 +124,12 @@ def test_profiles_of_several_ranks_become_their_mean(dit):
         one, layers=tuple(replace(layer, forward=tuple(3 * t for t in layer.forward)) for layer in one.layers)
     )
     both = combined([one, double])
+    assert {layer.forward_only for layer in both.layers} == {()}
+    probed = (
+        replace(one, layers=tuple(replace(layer, forward_only=(seconds,)) for layer in one.layers))
+        for seconds in (1.0, 2.0)
+    )
+    assert {layer.forward_only for layer in combined(list(probed)).layers} == {(1.5,)}
     assert [layer.forward[0] for layer in both.layers] == pytest.approx([2 * layer.forward[0] for layer in one.layers])
     assert [layer.input_grad for layer in both.layers] == [layer.input_grad for layer in one.layers]
     assert [layer.activation for layer in both.layers] == [layer.activation for layer in one.layers]

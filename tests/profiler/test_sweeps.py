@@ -5,10 +5,10 @@ import pytest
 
 from diffusionpipe.costs.actions import NO_HOST
 from diffusionpipe.profiler.passes import LayerTimes, alone
-from diffusionpipe.profiler.sweeps import MOST_SWEEPS, Column, sweep
+from diffusionpipe.profiler.sweeps import MOST_SWEEPS, Column, joined, sweep
 
 
-def column(seconds, *, waking=(), took=0.0):
+def column(seconds, *, waking=(), took=0.0, forward_only=None):
     times = LayerTimes(
         forward=seconds,
         forward_spread=0.001,
@@ -17,6 +17,7 @@ def column(seconds, *, waking=(), took=0.0):
         weight_grad=0.0,
         cast=0.0,
         host=NO_HOST,
+        forward_only=forward_only,
     )
     return Column(times={"layer": times}, activation={}, workspace={}, drawing={}, copies={}, waking=waking, took=took)
 
@@ -40,6 +41,12 @@ def test_what_is_steady_is_measured_twice_and_what_changes_again():
     assert found[2].times["layer"].forward == pytest.approx(2.205)
     assert found[2].times["layer"].forward_spread == pytest.approx(0.5)
     assert found[1].times["layer"].forward_spread == pytest.approx(0.005)
+
+
+def test_forwards_without_gradients_are_medians_of_the_sweeps_too():
+    found = joined([column(1.0, forward_only=seconds) for seconds in (0.5, 0.9, 0.6)])
+    assert found.times["layer"].forward_only == 0.6
+    assert joined([column(1.0)]).times["layer"].forward_only is None
 
 
 def test_what_never_gets_steady_is_measured_a_few_times():

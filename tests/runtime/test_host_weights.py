@@ -9,7 +9,8 @@ from itertools import pairwise
 import pytest
 import torch
 from descriptions import described
-from layouts import CPU, run_step, step_in_threads
+from layouts import CPU, assert_same_step, reference_step, rows_of, run_step, step_in_threads, steps_ahead
+from planner import synthetic
 from tiers import quick_and_slow
 from tiny_models import (
     raw_inputs,
@@ -22,13 +23,20 @@ from tiny_models import (
 from torch import nn
 
 from diffusionpipe.errors import ConfigError
-from diffusionpipe.ir import Range
+from diffusionpipe.ir import Op, Range
 from diffusionpipe.models.graph import Layer, canonical_names, layer_parameters
 from diffusionpipe.models.lora import LoraSettings, add_lora
 from diffusionpipe.models.run import run_layers
 from diffusionpipe.models.weights import materialize
 from diffusionpipe.passes import PlacedFill
 from diffusionpipe.planner import Layout, build_plan
+from diffusionpipe.planner.filling.frozen_layers import frozen_layers
+from diffusionpipe.planner.filling.spreading import spread_fills
+from diffusionpipe.planner.pricing.copied import CopyStream
+from diffusionpipe.planner.pricing.offload import offloaded
+from diffusionpipe.planner.pricing.setting import Setting
+from diffusionpipe.planner.search.proposal import pricing_of
+from diffusionpipe.profiler.analytic import analytic_profile
 from diffusionpipe.runtime import host_memory
 from diffusionpipe.runtime.host_weights import HostWeights
 from diffusionpipe.runtime.threads import run_threads
@@ -400,6 +408,69 @@ def test_fills_of_some_layers_stay_the_same_and_each_has_the_next_ones_first_lay
     wanted = [name for fill in plan.train.fills for name in plan.blocks[-1][fill.layers.start : fill.layers.stop]]
     wanted = [name for name in wanted if name in heavy]
     assert copied == (wanted * 2)[1:] + wanted[:1]  # what comes first was started at the end of the prologue
+
+
+@pytest.mark.parametrize("sharded", [False, True])
+def test_fills_spread_over_a_copy_give_the_same_step_and_copy_what_the_planner_counts(sharded):
+    """Text encoders layer by layer between backwards, then the VAE: not the order in which a batch is encoded else."""
+    graph = tiny_stable_diffusion(torch.float64)
+    model = described(graph)
+    profile = analytic_profile(graph, model, device="a100-80", batch_sizes=(1, 2, 4))
+    heavy = [name for name in model.frozen_layers if layer_parameters(graph, [name])]
+    devices = tuple(replace(device, host_bandwidth=1e9) for device in synthetic.cluster(2).devices)
+    fast = replace(synthetic.cluster(2), devices=devices)
+    setting = offloaded(Setting(profile=profile, cluster=fast, workload=synthetic.workload(BATCH)))
+    copies = {name: 1e-4 if name.startswith("text") else 1e-9 for name in heavy}
+    setting = replace(setting, profile=replace(setting.profile, arriving=copies))
+    frozen = frozen_layers(setting.profile)
+    layout = Layout(
+        batch=BATCH, stages=1, microbatches=2, data_parallel=2, sharded=sharded, buckets=6, offload_frozen=True
+    )
+
+    def filler(unfilled):
+        return {0: spread_fills(setting, unfilled, frozen)}
+
+    plan = build_plan(model, layout, pricing=pricing_of(setting), filler=filler)
+    order, fills = plan.train.orders[0], plan.train.fills
+    text = [i for i, a in enumerate(order) if a.op is Op.ENCODE and fills[a.slot].component == "text_encoder"]
+    backwards = [i for i, action in enumerate(order) if action.op is Op.B]
+    assert len(text) > 1
+    assert backwards[0] < text[0] < backwards[-1]
+
+    batches = [raw_inputs(graph, BATCH, seed=seed) for seed in (1, 2)]
+    (found,) = steps_ahead(graph, model, plan, batches)
+    assert_same_step(found, reference_step(graph, batches[0]))
+
+    def main(rank, transport):
+        worker = build_worker(copy.deepcopy(graph), model, plan, rank, transport, device=CPU)
+        worker.feed(worker.prologue, rows_of(worker, batches[0]))
+        worker.prologue.run()
+        copied = watch_copies(worker.host_weights)
+        worker.feed(worker.train, rows_of(worker, batches[1]))
+        worker.train.run()
+        return copied
+
+    stream = Counted(setting.profile.arriving)
+    names = [name for fill in plan.train.fills for name in plan.blocks[-1][fill.layers.start : fill.layers.stop]]
+    names = [name for name in names if name in stream.copies]
+    for name, following in pairwise([*names, *names, names[0]]):
+        stream.run(name, 0.0, 1.0, following)
+    for copied in run_threads(2, main):
+        assert copied == stream.started[-len(copied) :]
+        assert len(stream.started) == 2 * len(copied) + 1  # and the first of all
+
+
+class Counted(CopyStream):
+    """Copies, and which there were."""
+
+    def __init__(self, copies):
+        super().__init__(copies)
+        self.started = []
+
+    def start(self, layer, now):
+        before = {end.layer for end in self._ends}
+        super().start(layer, now)
+        self.started += {end.layer for end in self._ends} - before
 
 
 def watch_copies(host_weights):

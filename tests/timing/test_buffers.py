@@ -15,11 +15,11 @@ from diffusionpipe.simulator import simulate
 from diffusionpipe.timing import buffers
 
 
-def peaks_of(schedule, costs):
-    """The most that each worker holds in activations and messages, by looking at every moment."""
+def held_by(schedule, costs):
+    """For each worker the activations and messages that it holds from every moment at which they change."""
     timeline, stages = simulate(schedule, costs), schedule.placement.stages
     spans = {span.action: span for span in timeline.spans}
-    peaks = []
+    found = []
     for worker, order in enumerate(schedule.orders):
         timed = [(action, spans[action].start, spans[action].end) for action in order]
         taken, given_back = taken_and_given_back(schedule, costs, timed)
@@ -41,20 +41,37 @@ def peaks_of(schedule, costs):
                 dropped = dropped_at(schedule, slot)
                 taken.append((made, size))
                 given_back.append((timeline.makespan if dropped is None else spans[dropped].start, size))
-        peaks.append(max((held_at(moment, taken, given_back) for moment, _ in taken), default=0))
-    return peaks
+        moments = {moment for moment, _ in (*taken, *given_back)}
+        found.append({moment: held_at(moment, taken, given_back) for moment in moments})
+    return found
 
 
 def compare(schedule, random):
     schedule, costs = explicit(schedule, random)
     if schedule.has_communication:
         found = buffers.moving_of(schedule, simulate(schedule, costs), costs.tensor_bytes)
-        assert [sum(both) for both in found] == peaks_of(schedule, costs)
+        assert [sum(both) for both in found] == [max(held.values(), default=0) for held in held_by(schedule, costs)]
+
+
+def compare_windows(schedule, random):
+    schedule, costs = explicit(schedule, random)
+    timeline = simulate(schedule, costs)
+    found, all_held = buffers.moving_through(schedule, timeline, costs.tensor_bytes), held_by(schedule, costs)
+    for span in timeline.spans:
+        held = all_held[span.worker]
+        before = [moment for moment in held if moment <= span.start]
+        inside = [held[moment] for moment in held if span.start < moment < span.end]
+        assert found[span.worker].most(span.start, span.end) == max([held[max(before)] if before else 0, *inside])
 
 
 def compare_some():
     for seed in range(12):
         compare(filled(Random(seed)), Random(seed))
+
+
+def test_what_moves_while_an_action_runs_is_counted_at_every_moment_of_it():
+    for seed in range(6):
+        compare_windows(filled(Random(seed)), Random(seed))
 
 
 @settings(max_examples=30)

@@ -20,6 +20,7 @@ from diffusionpipe.planner.search.judge import Judge
 from diffusionpipe.planner.search.proposal import predict, pricing_of, propose
 from diffusionpipe.simulator import simulate
 from diffusionpipe.timing import memory
+from diffusionpipe.timing.buffers import moving_through
 from diffusionpipe.timing.memory import offloaded_bytes, peak_memory
 
 
@@ -145,9 +146,10 @@ def test_frozen_outputs_are_held_twice_when_the_next_batch_is_encoded_ahead():
     setting = chain_setting()
     layout = Layout(batch=8, stages=2, microbatches=4, splits=("layer2",))
     plain, ahead = (propose(setting, layout, filler) for filler in (None, filler_of(setting)))
-    assert plain.memory[0].frozen_outputs == 8 * 20  # all 8 samples of "x", in float16
-    assert plain.memory[1].frozen_outputs == 4 * 20  # what it encodes for worker 0
-    assert ahead.memory[0].frozen_outputs == 2 * 8 * 20
+    # All 8 samples of "x", in float16, and 4 raw ones; and the 4 that are encoded for worker 0.
+    assert [use.frozen_outputs for use in plain.memory] == [8 * 20 + 4 * 20, 4 * 20 + 4 * 20]
+    encoded = [sum(len(f.samples) for f in ahead.train.fills if f.stage == stage) for stage in (2, 3)]
+    assert [use.frozen_outputs for use in ahead.memory] == [2 * (8 + encoded[0]) * 20, 2 * 2 * encoded[1] * 20]
 
 
 @pytest.mark.parametrize("microbatches", [2, 4, 8])
@@ -163,6 +165,22 @@ def test_the_estimate_of_a_candidate_is_close_to_its_full_memory(microbatches):
         in_flight = min(4 - stage, microbatches)
         estimate = judge.footprint.stage_bytes(first, stop, 64 / microbatches, microbatches, in_flight)
         assert estimate == pytest.approx(proposal.memory[stage].total, rel=0.1)
+
+
+def test_frozen_layers_count_beside_the_activations_of_their_own_moment():
+    """Encoded before the first forward, when there are none, or in a bubble beside them."""
+    setting, layout = chain_setting(), Layout(batch=8, stages=2, microbatches=4, splits=("layer2",))
+    hungry = tuple(
+        replace(layer, drawing=(1000,) * len(layer.activation)) if layer.name == "encode" else layer
+        for layer in setting.profile.layers
+    )
+    setting = replace(setting, profile=replace(setting.profile, layers=hungry))
+    uses = {is_ahead: propose(setting, layout, filler_of(setting) if is_ahead else None) for is_ahead in (False, True)}
+    for is_ahead, proposal in uses.items():
+        use = proposal.memory[0]
+        encoding = use.activations + use.messages + use.workspace
+        assert (encoding == 1000) != is_ahead
+        assert encoding > use.activations
 
 
 def recounted(one, worker):
@@ -181,17 +199,19 @@ def recounted(one, worker):
         for microbatch in range(len(placement.pipeline_of(index).microbatches)):
             samples = placement.rows(index, microbatch)
             reads = {name for layer in graph.layers for name in layer.reads if layer.name in layers}
-            names = (read if placement.is_frozen(index) else reads) & graph.frozen_tensors
+            names = (read | {"raw"} if placement.is_frozen(index) else reads) & graph.frozen_tensors
             rows |= {(name, row) for name in names for row in range(samples.start, samples.stop)}
             if not placement.is_frozen(index):
                 for name in layers:
                     kept = (name in again) * (profile.activation(name, len(samples)) + profile.copies(name, workload))
                     sizes.append(kept + profile.workspace(name, len(samples)))
-    for fill in fills:
-        names = blocks[-1][fill.layers.start : fill.layers.stop]
-        sizes += [
-            sum(size(name, len(fill.samples)) for size in (profile.activation, profile.workspace)) for name in names
-        ]
+    moving = moving_through(train, one.proposal.timeline, {tensor.name: tensor.num_bytes for tensor in graph.tensors})
+    for span in one.proposal.timeline.spans:
+        if span.action.op is Op.ENCODE and span.worker == worker:
+            samples = len(train.fills[span.action.slot].samples)  # of the only frozen layer
+            needs = profile.workspace("encode", samples) + graph.tensor("x").num_bytes * samples
+            beside = moving[worker].most(span.start, span.end)
+            sizes.append(beside + needs - sum(moving[worker].peak))
     total = max(sizes) + sum(profile.copies(name, workload) for name in trained - again)
     per_parameter = 4 + 4 + 8 + workload.ema_bytes + (16 if workload.has_backup else 0)
     for parameter in graph.parameters:
@@ -214,7 +234,7 @@ def test_the_memory_of_plans_is_that_of_their_layers_and_rows():
     compare_some()
 
 
-@pytest.mark.parametrize("part", ["_frozen_outputs", "_workspace", "copies_of", "workspace_of", "encoding_of"])
+@pytest.mark.parametrize("part", ["_frozen_outputs", "_workspace", "copies_of", "workspace_of", "_encoding"])
 def test_a_forgotten_item_is_noticed(monkeypatch, part):
     monkeypatch.setattr(memory, part, lambda *arguments: 0)
     with pytest.raises(AssertionError):

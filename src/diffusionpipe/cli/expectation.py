@@ -7,10 +7,9 @@ from diffusionpipe.units import Bytes, Seconds
 
 if TYPE_CHECKING:
     from diffusionpipe.costs import Cluster, ModelGraph, Profile
-    from diffusionpipe.costs.decoding import Decoding
     from diffusionpipe.costs.memory import MemoryUse
+    from diffusionpipe.ir import Timeline
     from diffusionpipe.planner import Setting
-    from diffusionpipe.trainer.recipe import Recipe
     from diffusionpipe.trainer.start import Start
 
 HELD = ("parameters", "gradients", "optimizer", "ema", "backup", "frozen")
@@ -23,15 +22,27 @@ class Expectation:
 
     iteration: Seconds | None
     update: Seconds | None
+    loading: Seconds | None = None
+    """What data workers take from the ranks' cores while these compute; None where they take nothing."""
     memory: tuple[Bytes, ...]
     """Of each worker at its peak, in training or while it validates, draws or decodes."""
     has_activations: bool
     """Whether activations and messages are in it; else it is what lies there all the time."""
+    decoding: str = ""
+    """How samples are decoded, in words; "" where none are, and where the layers were not measured."""
 
     @property
     def step(self) -> Seconds | None:
-        """An iteration and the update after it."""
-        return self.iteration + (self.update or 0.0) if self.iteration is not None else None
+        """An iteration, the update after it, and what data workers take from both."""
+        return self.iteration + (self.update or 0.0) + (self.loading or 0.0) if self.iteration is not None else None
+
+
+def loading_in(start: "Start", timeline: "Timeline") -> Seconds:
+    """By how much data workers lengthen a step: what they do comes while ranks compute, or else while they wait.
+
+    They are awake at any time of a step, so that part of their work delays a rank for which ranks compute.
+    """
+    return start.loading * (1 - timeline.bubble)
 
 
 def expectation_of(start: "Start") -> Expectation:
@@ -46,55 +57,53 @@ def expectation_of(start: "Start") -> Expectation:
     if recipe.pipeline.is_profiled:
         profile = read_profile(folder / "profile.json")
         cluster = cluster_of_run(folder)
+        memory, decoding = _peaks(start, profile, cluster)
         if plan.train.lead:
             return Expectation(
                 iteration=predicted_period(profile, plan, cluster),
                 update=None,
-                memory=_peaks(start, profile, cluster),
+                loading=start.loading or None,  # without a flush ranks compute nearly all the time
+                memory=memory,
                 has_activations=True,
+                decoding=decoding,
             )
+        timeline = predicted_timeline(profile, plan, cluster)
         return Expectation(
-            iteration=predicted_timeline(profile, plan, cluster).makespan,
+            iteration=timeline.makespan,
             update=update_time(plan.train, plan.blocks, profile, plan.mesh) or None,
-            memory=_peaks(start, profile, cluster),
+            loading=loading_in(start, timeline) or None,
+            memory=memory,
             has_activations=True,
+            decoding=decoding,
         )
-    timeline = read_prediction(recipe.pipeline.plan_file, plan) if recipe.pipeline.plan_file is not None else None
+    read = read_prediction(recipe.pipeline.plan_file, plan) if recipe.pipeline.plan_file is not None else None
     uses = _memory(start, unmeasured(start.model, recipe.training.precision.value), None)
     return Expectation(
-        iteration=timeline.makespan if timeline is not None else None,
+        iteration=read.makespan if read is not None else None,
         update=None,
+        loading=(loading_in(start, read) or None) if read is not None else None,
         memory=tuple(sum(use.items()[name] for name in HELD) for use in uses),
         has_activations=False,
     )
 
 
-def _peaks(start: "Start", profile: "Profile", cluster: "Cluster | None") -> tuple[Bytes, ...]:
-    """The most that each worker holds in any phase of the run."""
+def _peaks(start: "Start", profile: "Profile", cluster: "Cluster | None") -> tuple[tuple[Bytes, ...], str]:
+    """The most that each worker holds in any phase of the run, and how samples are decoded, in words."""
+    from diffusionpipe.cli.decoding_text import decoding_of_recipe, decoding_text, samples_shown
     from diffusionpipe.planner.phases import phases_of, standing
 
     uses, setting, recipe = _memory(start, profile, cluster), _setting(start, profile, cluster), start.recipe
-    drawn = recipe.sampling
-    decoding = _decoding(recipe) if drawn.every else None
+    known, pictures = replace(profile, decoding=decoding_of_recipe(recipe)), samples_shown(recipe)
+    room = setting.cluster.devices[0].memory - standing(uses[0])
     phases = phases_of(
-        replace(setting, profile=replace(profile, decoding=decoding)),
+        replace(setting, profile=known),
         start.plan,
         validates=start.held_out is not None,
-        pictures=(len(drawn.prompts) or len(drawn.labels)) if drawn.every else 0,
-        room=setting.cluster.devices[0].memory - standing(uses[0]),
+        pictures=pictures,
+        room=room,
     )
-    return tuple(max(use.total, standing(use) + phase.peak) for use, phase in zip(uses, phases, strict=True))
-
-
-def _decoding(recipe: "Recipe") -> "Decoding | None":
-    """Of the model whose decoder takes most."""
-    from diffusionpipe.models.folder import resolve_folder
-    from diffusionpipe.trainer.decoding import folder_decoding
-    from diffusionpipe.trainer.members import sample_size
-
-    models = (recipe.alone(name) for name in recipe.backbones)
-    found = (folder_decoding(resolve_folder(one.model.path), sample_size(one)) for one in models)
-    return max((one for one in found if one is not None), key=lambda one: one.whole, default=None)
+    peaks = tuple(max(use.total, standing(use) + phase.peak) for use, phase in zip(uses, phases, strict=True))
+    return peaks, decoding_text(known, pictures, room)
 
 
 def _memory(start: "Start", profile: "Profile", cluster: "Cluster | None") -> "tuple[MemoryUse, ...]":

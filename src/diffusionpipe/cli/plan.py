@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from diffusionpipe.planner.explain import Comparison
     from diffusionpipe.planner.pricing.setting import Setting
     from diffusionpipe.planner.rivals.simulated import Rival
+    from diffusionpipe.trainer.recipe import Recipe
 
 RecipeFile = Annotated[
     Path | None,
@@ -151,6 +152,7 @@ class _Asked:
     """Samples that the recipe draws at a time."""
     versions: Versions | None = None
     """The weights that the recipe asks for, if there is one."""
+    recipe: Recipe | None = None
 
 
 @app.command(DEFAULT, epilog="[bold]diffusionpipe plan show PLAN[/bold] shows and draws a plan.")
@@ -232,7 +234,7 @@ def _answer(asked: _Asked, *, fill: bool | None, names: Sequence[str], out: Path
             _write(writable(rivals), asked, out)
         return
     _print_comparison(asked, choice.with_unflushed())
-    _print_band(choice)
+    _print_band(choice, asked.recipe)
     if out:
         _write(choice, asked, out)
 
@@ -262,6 +264,7 @@ def _of_recipe(
         setting=setting_of(loaded, found, chosen),
         fill=loaded.pipeline.fill,
         sample_batch=samples_drawn_together(loaded),
+        recipe=loaded,
         versions=loaded.pipeline.versions,
     )
 
@@ -334,11 +337,13 @@ def _print_comparison(asked: _Asked, comparison: Comparison) -> None:
         console.print(line, style=style, markup=False, soft_wrap=True)
 
 
-def _print_band(choice: Choice) -> None:
+def _print_band(choice: Choice, recipe: Recipe | None) -> None:
     from rich.console import Console
 
+    from diffusionpipe.cli.decoding_text import decoding_lines
     from diffusionpipe.cli.plan_band import band_lines
 
     console = Console(highlight=False)
-    for line in band_lines(choice, width=max(console.width, 72)):
+    width = max(console.width, 72)
+    for line in (*band_lines(choice, width=width), *(decoding_lines(choice, recipe, width=width) if recipe else ())):
         console.print(line, markup=False, soft_wrap=True)

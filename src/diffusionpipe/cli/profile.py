@@ -184,7 +184,7 @@ def _table(title: str) -> Table:
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False)
-    table.add_column(title, no_wrap=True)
+    table.add_column(title, overflow="fold")  # long names go on in the next line, so that no figure is cut
     for heading in ("forward", "input\ngrad", "weight\ngrad", "weights\nMiB", "kept\nMiB", "temp\nMiB"):
         table.add_column(heading, justify="right", no_wrap=True)
     return table

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from diffusionpipe.cli.check_text import check_lines, check_table
+from diffusionpipe.cli.expectation import loading_in
 from diffusionpipe.units import Bytes, Seconds
 
 if TYPE_CHECKING:
@@ -69,12 +70,16 @@ class RunCheck:
     def check(self, recorded: "Recorded", memory: Sequence[Bytes]) -> Mapping[str, float]:
         """Correct the profile, write it, say by how much it was off, and start the search; see `PredictionJudge`."""
         from diffusionpipe.costs.files import write_cluster, write_profile
+        from diffusionpipe.planner import predicted_timeline
         from diffusionpipe.planner.correction.correct import correct
 
         assert self._start is not None, "a run is announced before its first step"
         start = self._start
         folder = start.recipe.run.folder
-        self.correction = found = correct(setting_of_run(start), start.plan, recorded)
+        setting = setting_of_run(start)
+        found = correct(setting, start.plan, recorded)
+        loading = loading_in(start, predicted_timeline(setting.profile, start.plan, setting.cluster))
+        self.correction = found = replace(found, predicted=replace(found.predicted, loading=loading))
         first, last = found.steps
         origin = f"profile.json of {folder}, corrected by its steps {first} to {last}"
         profile = replace(found.setting.profile, origin=origin)

@@ -124,6 +124,8 @@ def start_lines(start: "Start", expected: Expectation) -> Iterator[str]:
             trained_parameters=_count(part.parameters),
         )
     yield from _memory_lines(start, expected)
+    if expected.decoding:
+        yield _line(decoding=expected.decoding)
     if expected.step is None:
         yield "predicted_step_s=unknown reason=layers_not_measured"
     else:
@@ -162,6 +164,7 @@ def start_block(start: "Start", expected: Expectation) -> "Panel":
         "precision": recipe.training.precision.value,
         "layout": _layout(start),
         "memory": _memory(start, expected),
+        **({"samples": expected.decoding} if expected.decoding else {}),
         "step": _step(start, expected),
         "training": _training(start),
     }
@@ -220,6 +223,7 @@ def _step(start: "Start", expected: Expectation) -> str:
     if expected.step is None or expected.iteration is None:
         return "time unknown: the layers were not measured"
     update = f", update {_milliseconds(expected.update)}" if expected.update is not None else ""
+    update += f", data workers {_milliseconds(expected.loading)}" if expected.loading is not None else ""
     rate = f"{start.plan.batch / expected.step:.4g} samples/s"
     return f"{_milliseconds(expected.step)} expected (iteration {_milliseconds(expected.iteration)}{update}), {rate}"
 
@@ -279,7 +283,12 @@ def end_table(
 
 
 def _predicted(expected: Expectation) -> dict[str, object]:
-    times = {"step": expected.step, "iteration": expected.iteration, "update": expected.update}
+    times = {
+        "step": expected.step,
+        "iteration": expected.iteration,
+        "update": expected.update,
+        "loading": expected.loading,
+    }
     return {f"predicted_{name}_s": f"{seconds:.4f}" for name, seconds in times.items() if seconds is not None}
 
 

@@ -163,11 +163,12 @@ def _zero_times(profile: Profile) -> Iterator[str]:
         has_weight_grad = is_backward and not trained.isdisjoint(spec.parameters)
         columns = (
             ("forward", layer.forward, True),
+            ("forward_only", layer.forward_only, True),
             ("input_grad", layer.input_grad, has_input_grad),
             ("weight_grad", layer.weight_grad, has_weight_grad),
         )
         for field, values, is_work in columns:
-            for batch, value in zip(profile.batch_sizes, values, strict=True):
+            for batch, value in zip(profile.batch_sizes, values, strict=bool(values)):
                 if is_work and value == 0:
                     yield f"{layer.name}: {field} is 0 for {batch} samples; it must be positive: profile again"
 

@@ -116,12 +116,20 @@ class ModelGraph:
         return {tensor.name: tensor for tensor in self.tensors}
 
     @cached_property
+    def _layer(self) -> dict[str, LayerSpec]:
+        return {layer.name: layer for layer in self.layers}
+
+    @cached_property
     def _trainable(self) -> frozenset[str]:
         return frozenset(p.name for p in self.parameters if p.is_trainable)
 
     def tensor(self, name: str) -> TensorSpec:
         """The tensor of that name."""
         return self._tensor[name]
+
+    def layer(self, name: str) -> LayerSpec:
+        """The layer of that name."""
+        return self._layer[name]
 
     @cached_property
     def estimates(self) -> frozenset[str]:
@@ -132,6 +140,12 @@ class ModelGraph:
     def probes(self) -> tuple[tuple[str, Fraction], ...]:
         """Backbones that read their own estimate, and the share of the samples for which they do while training."""
         return tuple((b.name, as_fraction(b.self_conditioning)) for b in self.backbones if b.self_conditioning)
+
+    @cached_property
+    def probed_layers(self) -> frozenset[str]:
+        """Layers that training also runs without gradients, to make estimates."""
+        probed = dict(self.probes)
+        return frozenset(name for b in self.backbones if b.name in probed for name in self.layers_of(b))
 
     @cached_property
     def frozen_layers(self) -> tuple[str, ...]:

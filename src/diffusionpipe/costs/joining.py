@@ -153,6 +153,7 @@ def _at_sizes(profile: Profile, sizes: tuple[int, ...]) -> Profile:
             forward=of(layer.forward),
             input_grad=of(layer.input_grad),
             weight_grad=of(layer.weight_grad),
+            forward_only=of(layer.forward_only),
             activation=tuple(layer.activation[i] for i in chosen),
             workspace=tuple(layer.workspace[i] for i in chosen),
             drawing=tuple(layer.drawing[i] for i in chosen) if layer.drawing else (),

@@ -4,7 +4,7 @@ Two callers fill the items. `timing.memory.peak_memory` counts a schedule, `plan
 ranges of layers, millions of times. What a trained parameter and a layer need is said here, once for both.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, fields
 from operator import attrgetter
 
@@ -38,9 +38,11 @@ class MemoryUse:
     messages: Bytes = 0
     """Received and not yet read, and gradients not yet sent, at the moment when these and the activations peak."""
     workspace: Bytes = 0
-    """Beyond all that while the hungriest layer runs, a recomputed layer's activations included."""
+    """Beyond all that while the hungriest layer runs, a recomputed layer's activations included; or what frozen layers
+    hold beyond all that, where they hold more."""
     frozen_outputs: Bytes = 0
-    """Outputs of the frozen layers that wait to be read: of this batch, and of the next one if it is encoded ahead."""
+    """Raw inputs of the samples that it encodes, and outputs of the frozen layers that wait to be read: of this batch,
+    and of the next one if it is encoded ahead."""
 
     @property
     def total(self) -> Bytes:
@@ -85,6 +87,23 @@ def workspace_of(layer: str, samples: float, profile: Profile, workload: Workloa
     return recomputed + profile.workspace(layer, samples)
 
 
-def encoding_of(layer: str, samples: float, profile: Profile) -> Bytes:
-    """What a frozen layer needs while it runs, what it writes included."""
-    return profile.activation(layer, samples) + profile.workspace(layer, samples)
+def forward_bytes(profile: Profile, layers: Sequence[str], samples: int) -> Bytes:
+    """The most that these layers hold of so many samples where they run one after the other and nothing is kept.
+
+    What comes from outside does not count. A tensor that one of them writes lives until the last one that reads it has
+    run, or to the end if none of them does.
+    """
+    specs = [profile.graph.layer(name) for name in layers]
+    last = {name: index for index, layer in enumerate(specs) for name in layer.reads}
+    live = most = 0
+    ending: dict[int, Bytes] = {}
+    for index, layer in enumerate(specs):
+        live -= ending.pop(index - 1, 0)
+        most = max(most, live * samples + profile.drawing(layer.name, samples))
+        for name in layer.writes:
+            end = last.get(name, len(specs))
+            if end > index:
+                size = profile.graph.tensor(name).num_bytes
+                live += size
+                ending[end] = ending.get(end, 0) + size
+    return most

@@ -43,6 +43,9 @@ class LayerProfile:
     host: HostTimes = NO_HOST
     """The time in which the host issues the layer's kernels, where the other times are the device's alone. A file
     without it has both in one."""
+    forward_only: tuple[Seconds, ...] = ()
+    """Time of a forward without gradients, which keeps nothing for a backward: that of a probe (`schedules/probes.py`).
+    () where nobody has measured it, as in computed profiles and in models without probes: then it is `forward`."""
     drawing: tuple[Bytes, ...] = ()
     """Bytes of the forward at its peak where nothing is kept for a backward, what it writes included. A file without it
     leaves them to be bounded by activation and workspace."""
@@ -96,6 +99,7 @@ class Profile:
                 "weight_grad": layer.weight_grad,
                 "activation": layer.activation,
                 "workspace": layer.workspace,
+                **({"forward_only": layer.forward_only} if layer.forward_only else {}),
                 **({"drawing": layer.drawing} if layer.drawing else {}),
             }
             for name, values in columns.items():
@@ -148,6 +152,11 @@ class Profile:
         """Forward time of a layer for a batch."""
         return self.at(self._layer[name].forward, batch)
 
+    def forward_only(self, name: str, batch: float) -> Seconds:
+        """Time of a layer's forward without gradients for a batch; that of its forward where no other is known."""
+        known = self._layer[name].forward_only
+        return self.at(known, batch) if known else self.forward(name, batch)
+
     def input_grad(self, name: str, batch: float) -> Seconds:
         """Time of the layer's input gradient for a batch."""
         return self.at(self._layer[name].input_grad, batch)
@@ -175,7 +184,16 @@ class Profile:
     def drawing(self, name: str, batch: float) -> Bytes:
         """Bytes of the layer's forward at its peak where nothing is kept; an upper bound where it is not known."""
         known = self._layer[name].drawing
-        return round(self.at(known, batch)) if known else self.activation(name, batch) + self.workspace(name, batch)
+        if known:
+            return round(self.at(known, batch))
+        written = self.activation(name, batch) or round(self._written[name] * batch)  # a frozen layer has no activation
+        return written + self.workspace(name, batch)
+
+    @cached_property
+    def _written(self) -> dict[str, Bytes]:
+        """Bytes that each layer writes of a sample."""
+        tensor = self.graph.tensor
+        return {layer.name: sum(tensor(name).num_bytes for name in layer.writes) for layer in self.graph.layers}
 
     def workspace(self, name: str, batch: float) -> Bytes:
         """Bytes beyond that at the layer's own peak."""

@@ -1,6 +1,9 @@
 """What the first steps of a run took, as all its ranks recorded them: what a prediction is compared with."""
 
-from dataclasses import dataclass
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from statistics import median
 
 from diffusionpipe.ir.timeline import Timeline
 from diffusionpipe.units import Seconds
@@ -13,6 +16,16 @@ class LayerTime:
     name: str
     samples: int
     seconds: Seconds
+    keeps: bool = True
+    """Whether it kept what a backward needs; False in a probe, and in the frozen part."""
+
+
+def medians_of(times: Iterable[LayerTime]) -> tuple[LayerTime, ...]:
+    """One time for each layer and number of samples, with and without gradients."""
+    found: dict[LayerTime, list[Seconds]] = defaultdict(list)
+    for one in times:
+        found[replace(one, seconds=0.0)].append(one.seconds)
+    return tuple(replace(one, seconds=median(seconds)) for one, seconds in found.items())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,7 +11,7 @@ result cannot be sent, such as a learned position table, belongs to the layer th
 """
 
 import operator
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -32,18 +32,20 @@ def cut(
     *,
     component: str = "transformer",
     output: str = "prediction",
+    joined: Collection[str] = (),
 ) -> tuple[Layer, ...]:
     """`forward(root, **inputs)` as layers that read tensors with the names of the inputs and write `output`.
 
     Of the inputs only the shape of a sample and the dtype count. Run one after the other, the layers give the bits of
-    the forward. Parameters on which its result does not depend are not trained.
+    the forward. Parameters on which its result does not depend are not trained. The modules named in `joined` are no
+    layers of their own: each is called by the layer that reads its result.
 
     Raises:
         ModelError: the forward cannot be cut; the message gives the reason.
     """
     _check_dropout(root)
     exported = export(root, forward, inputs)
-    plan = _Plan(exported, component, output)
+    plan = _Plan(exported, component, output, joined)
     layers = plan.layers()
     _check_pieces(root, layers)
     _check_shared(root, layers)
@@ -108,8 +110,8 @@ class _Piece:
 class _Plan:
     """Which layer computes which value."""
 
-    def __init__(self, exported: Exported, component: str, output: str) -> None:
-        self.exported, self.component, self.output_name = exported, component, output
+    def __init__(self, exported: Exported, component: str, output: str, joined: Collection[str]) -> None:
+        self.exported, self.component, self.output_name, self.joined = exported, component, output, joined
         self.output: fx.Node = next(n for n in exported.graph.nodes if n.op == "output").args[0][0]
         self.inputs = {n: exported.inputs[n.name] for n in exported.graph.nodes if n.name in exported.inputs}
         self.batch = next(iter(self.inputs)).meta["val"].shape[0].node.expr
@@ -181,7 +183,9 @@ class _Plan:
         return [node for node in self.exported.graph.nodes if node in found]
 
     def _stands_alone(self, call: fx.Node) -> bool:
-        """Whether all that is read of the call's results can be sent."""
+        """Whether all that is read of the call's results can be sent, and shall be."""
+        if self.exported.call(call).module in self.joined:
+            return False
         return all(self._is_sent(user) for user in call.users) and any(
             not self.is_table[n] for n in call.all_input_nodes
         )
@@ -237,6 +241,7 @@ class _Plan:
             frozenset(n for n in piece.steps if self._is_batch(n)),
             tuple(piece.reads),
             tuple(piece.writes),
+            frozenset(node for node in piece.writes if all(user.target is CALL for user in node.users)),
             self.tables,
         )
         return Layer(

@@ -20,10 +20,14 @@ from diffusionpipe.models.graph import Layer, LayerGraph
 from diffusionpipe.models.latents import encoding_of
 from diffusionpipe.models.objective import Objective, loss_layer, noise_layer, objective_inputs
 from diffusionpipe.models.pipeline_call import PipelineCall
+from diffusionpipe.models.streams import Streams, named_streams
 from diffusionpipe.models.t5 import t5_layers, t5_problems
 
+_CLIP = Prompt(length=77)
 Call = Callable[..., Tensor]
 Components = Mapping[str, Any]
+Shape = Sequence[int]
+"""Of a sample's latents."""
 Need = Callable[[Components, int], tuple[object, str]]
 """`need(components, channels of latents)`: the value that a field of a configuration needs, and why."""
 
@@ -43,6 +47,11 @@ def text_width(components: Components, channels: int) -> tuple[object, str]:
     return components["text_encoder"].config.get_text_config().hidden_size, "the width of the text encoder"
 
 
+def t5_width(component: str) -> Need:
+    """The width of the states of a T5."""
+    return lambda components, channels: (components[component].config.d_model, "the width of T5")
+
+
 def pooled_width(component: str) -> Need:
     """The width of the pooled embedding of a CLIP."""
     return lambda components, channels: (components[component].config.hidden_size, "the width of CLIP")
@@ -59,8 +68,8 @@ class Text:
 
     kind: str
     """Its class."""
-    prompt: Prompt
-    """What its tokenizer reads, and how long."""
+    prompt: Prompt | None
+    """What its tokenizer reads, and how long; None: plain captions, as long as the encoder can read."""
     component: str = "text_encoder"
     states: Call | None = None
     """`states(encoder, ids, mask)` -> what the transformer reads; None: last states of a T5."""
@@ -73,19 +82,22 @@ class Text:
     ids: str = "input_ids"
     mask: str = "input_mask"
     writes: str = "text_states"
+    then: Layer | None = None
+    """A layer after those of this encoder, which joins what the encoders so far give."""
 
 
-def pooled_clip(component: str) -> Text:
-    """The pooled embedding of a CLIPTextModel, "pooled_text"."""
+def pooled_clip(component: str, prompt: Prompt | None = _CLIP, **more: Any) -> Text:
+    """The pooled embedding of a CLIPTextModel, "pooled_text"; `more` fields."""
     ids = component.replace("text_encoder", "input_ids")
-    return Text(
-        kind="CLIPTextModel",
-        prompt=Prompt(length=77),
-        component=component,
-        ids=ids,
-        writes="pooled_text",
-        is_pooled=True,
-    )
+    told = {"kind": "CLIPTextModel", "writes": "pooled_text", **more}
+    return Text(prompt=prompt, component=component, ids=ids, is_pooled=True, **told)
+
+
+def t5(component: str, length: int, **more: Any) -> Text:
+    """The states of a T5 that reads padding like other tokens, "text_states"; `more` fields."""
+    ids = component.replace("text_encoder", "input_ids")
+    prompt = Prompt(length=length, side=None)
+    return Text(kind="T5EncoderModel", prompt=prompt, component=component, ids=ids, sees_padding=True, **more)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,17 +113,18 @@ class Described:
     """`predict(transformer, noisy=, timesteps=, **reads)` -> prediction, of the shape of the noisy latents."""
     reads: tuple[str, ...]
     """What the transformer reads beside noisy latents and times: states and masks of texts."""
-    patch: int
+    patch: int | None
+    """None: that of the transformer's configuration."""
     guidance: float
     """Scale of classifier-free guidance of diffusers' pipeline."""
     embedded_guidance: float | None = None
     """As in `Family`; a transformer with guidance embeddings then also reads "guidance"."""
     needs: Mapping[str, Need]
     """Field of the transformer's configuration -> what it needs."""
-    call: PipelineCall
-    """How diffusers' pipeline draws with it."""
-    problems: Callable[[Components, int], list[str]] = lambda components, channels: []
-    """What else of the components does not fit."""
+    call: PipelineCall | None = None
+    """How diffusers' pipeline draws with it; None: our own loop draws."""
+    problems: Callable[[Components, Shape], list[str]] = lambda components, latents: []
+    """What else of the components, and of the shape of latents, does not fit."""
     sample_size: int | None = None
     """As in `Family`."""
     absent: tuple[str, ...] = ()
@@ -120,6 +133,10 @@ class Described:
     """As in `Family`."""
     has_adapters: bool = True
     """As in `Family`."""
+    streams: Streams | None = None
+    """Names of layers and tensors that differ from those of `cut`."""
+    has_even_sigmas: bool = False
+    """As in `LayerGraph`."""
 
 
 def family(described: Described) -> Family:
@@ -134,13 +151,13 @@ def family(described: Described) -> Family:
         graph=partial(described_graph, described),
         guidance=described.guidance,
         embedded_guidance=described.embedded_guidance,
-        prompts={text.ids: text.prompt for text in described.texts},
+        prompts={text.ids: text.prompt for text in described.texts if text.prompt is not None},
         absent=described.absent,
         settings=described.settings,
         call=described.call,
         sample_size=described.sample_size,
         has_adapters=described.has_adapters,
-        has_clips="num_frames" in described.call.options,
+        has_clips=described.call is not None and "num_frames" in described.call.options,
     )
 
 
@@ -190,9 +207,9 @@ def described_graph(
     encoding = encoding_of(vae, resolution, dtype, clip)
     if problems := _problems(described, components, encoding.latents):
         raise ModelError("\n".join(problems))
+    patch = _patch(described, transformer)
     used = {name: components[name] for name in (*(t.component for t in described.texts), "vae", "transformer")}
     set_trainable(used, train, ("transformer",))
-    wide = next(p.dtype for p in transformer.parameters() if p.is_floating_point())
     given: dict[str, Tensor] = {
         "noisy": torch.empty((1, *encoding.latents), dtype=getattr(torch, dtype), device="meta"),
         "timesteps": torch.empty(1, dtype=torch.float32 if objective.is_flow else torch.int64, device="meta"),
@@ -200,8 +217,7 @@ def described_graph(
     layers: list[Layer] = []
     specs: list[TensorSpec] = []
     for text in described.texts:
-        layers += _text_layers(text, components[text.component], given, specs)
-    narrowed = partial(_narrowed, described.predict, wide)
+        layers += _text_layers(text, components[text.component], given, specs, described.reads)
     told: tuple[str, ...] = ()
     if described.embedded_guidance is not None and transformer.config.guidance_embeds:
         told = ("guidance",)
@@ -212,29 +228,45 @@ def described_graph(
         layers=(
             *layers,
             *encoding.layers,
-            noise_layer(described.patch),
-            *cut(transformer, narrowed, read),
+            noise_layer(patch),
+            *_cut(described, transformer, read),
             loss_layer(),
         ),
         components={**used, "objective": objective},
         inputs=(*encoding.inputs, *specs, *objective_inputs(encoding.latents, dtype)),
-        patch=described.patch,
+        patch=patch,
+        has_even_sigmas=described.has_even_sigmas,
     )
+
+
+def _cut(described: Described, transformer: Any, read: Mapping[str, Tensor]) -> tuple[Layer, ...]:
+    """The transformer's layers, which read these tensors."""
+    wide = next(p.dtype for p in transformer.parameters() if p.is_floating_point())
+    narrowed, streams = partial(_narrowed, described.predict, wide), described.streams
+    if streams is None:
+        return cut(transformer, narrowed, read)
+    return named_streams(cut(transformer, narrowed, read, joined=streams.joined), streams, read)
 
 
 def _problems(described: Described, components: Components, latents: Sequence[int]) -> list[str]:
     """What of the components and of the latents' shape, (C, ..., H, W), does not fit."""
-    problems = _unfit(described.needs, components, latents[0]) + described.problems(components, latents[0])
+    problems = _unfit(described.needs, components, latents[0]) + described.problems(components, latents)
     for text in described.texts:
         if text.is_pooled:
             problems += text_problems(components[text.component], component=text.component)
         elif text.states is None:
             problems += t5_problems(components[text.component], component=text.component)
+    patch = _patch(described, components["transformer"])
     return problems + [
-        f"transformer: latents of size {side} cannot be cut into patches of {described.patch}"
+        f"transformer: latents of size {side} cannot be cut into patches of {patch}"
         for side in sorted(set(latents[-2:]))
-        if side % described.patch
+        if side % patch
     ]
+
+
+def _patch(described: Described, transformer: Any) -> int:
+    """Side of the square of latents that is a token."""
+    return transformer.config.patch_size if described.patch is None else described.patch
 
 
 def _narrowed(predict: Call, dtype: torch.dtype, transformer: Any, **tensors: Tensor) -> Tensor:
@@ -246,27 +278,35 @@ def _narrowed(predict: Call, dtype: torch.dtype, transformer: Any, **tensors: Te
     return predict(transformer, **wanted)
 
 
-def _text_layers(text: Text, encoder: Any, given: dict[str, Tensor], specs: list[TensorSpec]) -> tuple[Layer, ...]:
+def _text_layers(
+    text: Text, encoder: Any, given: dict[str, Tensor], specs: list[TensorSpec], read: Collection[str]
+) -> tuple[Layer, ...]:
     """The encoder's layers; what they and the tokenizer give is added to `given`, raw inputs to `specs`."""
-    length = text.prompt.length
-    for name in (text.ids,) if text.is_pooled else (text.ids, text.mask):
+    length = text.prompt.length if text.prompt is not None else encoder.config.max_position_embeddings
+    dropped = text.prompt.dropped if text.prompt is not None else 0
+    has_mask = not text.is_pooled and (text.mask in read or not text.sees_padding)
+    for name in (text.ids, text.mask) if has_mask else (text.ids,):
         given[name] = torch.empty((1, length), dtype=torch.int64, device="meta")
         specs.append(TensorSpec(name=name, shape=(length,), dtype="int64"))
-    width = encoder.config.get_text_config().hidden_size * text.stacked
-    shape: tuple[int, ...] = (1, length - text.prompt.dropped, width)
+    hidden, dtype = encoder.config.get_text_config().hidden_size, next(encoder.parameters()).dtype
+    shape: tuple[int, ...] = (1, length - dropped, hidden * text.stacked)
     if text.is_pooled:
-        shape = (1, width)
-        layers = pooled_layers(
-            encoder, component=text.component, ids=text.ids, states=f"{text.component}.states", pooled=text.writes
-        )
+        states = f"{text.component}.states"
+        given[states] = torch.empty((1, length, hidden), dtype=dtype, device="meta")
+        shape = (1, encoder.config.projection_dim if hasattr(encoder, "text_projection") else hidden)
+        layers = pooled_layers(encoder, component=text.component, ids=text.ids, states=states, pooled=text.writes)
     elif text.states is None:
         mask = None if text.sees_padding else text.mask
         layers = t5_layers(encoder, component=text.component, ids=text.ids, states=text.writes, mask=mask)
     else:
         read = {name: given[name] for name in (text.ids, text.mask)}
         layers = cut(encoder, partial(_states, text), read, component=text.component, output=text.writes)
-    given[text.writes] = torch.empty(shape, dtype=next(encoder.parameters()).dtype, device="meta")
-    return layers
+    given[text.writes] = torch.empty(shape, dtype=dtype, device="meta")
+    if text.then is None:
+        return layers
+    joined = text.then.run(encoder, *(given[name] for name in text.then.reads))
+    given.update(zip(text.then.writes, joined, strict=True))
+    return (*layers, text.then)
 
 
 def _states(text: Text, encoder: Any, **tensors: Tensor) -> Tensor:

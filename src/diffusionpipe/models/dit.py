@@ -3,6 +3,8 @@
 diffusers' output layer reads the embedding of time and class of the first block. Here that embedding is a layer of its
 own: it writes "conditioning.0" for the first block and "conditioning.out" for the output layer, two runs of the same
 weights as in diffusers, so that the sum of their gradients is formed where the weights are, and bit for bit the same.
+So `cutting.cut` cannot make these layers, with or without the labels' dropout: first block and output layer would own
+the same weights.
 """
 
 from collections.abc import Collection, Mapping

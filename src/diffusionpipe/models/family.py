@@ -168,44 +168,6 @@ class _Single:
         return (self.function(component, *tensors),)
 
 
-@dataclass(frozen=True, slots=True)
-class _Joint:
-    """A joint block's `run` without the stream of the text."""
-
-    function: Callable[..., tuple[Tensor, Tensor]]
-
-    def __call__(self, component: nn.Module, *tensors: Tensor) -> tuple[Tensor, ...]:
-        return self.function(component, *tensors)[:1]
-
-
-def joint_layers(
-    component: str, blocks: Mapping[str, Callable[..., tuple[Tensor, Tensor]]], *, extra: tuple[str, ...] = ()
-) -> tuple[Layer, ...]:
-    """Blocks over two streams of tokens, picture and text, as layers.
-
-    `blocks` are the names below the component and `run(component, picture, text, temb)` -> (picture, text) of each;
-    `extra` further modules that all use. The first reads "<component>.picture" and "<component>.text"; the last writes
-    the picture's stream alone, since nothing reads the text's any more.
-    """
-    layers: list[Layer] = []
-    streams = (f"{component}.picture", f"{component}.text")
-    for name, run in blocks.items():
-        is_last = len(layers) == len(blocks) - 1
-        written = (f"{component}.{name}",) if is_last else (f"{component}.{name}", f"{component}.{name}.text")
-        layers.append(
-            Layer(
-                name=f"{component}.{name}",
-                component=component,
-                reads=(*streams, "temb"),
-                writes=written,
-                modules=(name, *extra),
-                run=_Joint(run) if is_last else run,
-            )
-        )
-        streams = (written[0], written[-1])
-    return tuple(layers)
-
-
 def unsupported(component: str, config: Mapping[str, object], allowed: Mapping[str, tuple[object, ...]]) -> list[str]:
     """A problem for each field of the configuration whose value the adapter would not run exactly.
 

@@ -4,7 +4,7 @@ from typing import Any
 
 from torch import Tensor
 
-from diffusionpipe.models.described import Components, Described, Text, exactly, family, latents, text_width
+from diffusionpipe.models.described import Components, Described, Shape, Text, exactly, family, latents, text_width
 from diffusionpipe.models.family import Prompt
 from diffusionpipe.models.pipeline_call import packed, packed_call, unpacked
 
@@ -28,7 +28,7 @@ def _predict(transformer: Any, *, noisy: Tensor, timesteps: Tensor, text_states:
     return unpacked(tokens, noisy.shape[1:], _PATCH)
 
 
-def _problems(components: Components, channels: int) -> list[str]:
+def _problems(components: Components, _: Shape) -> list[str]:
     vae, found = components["vae"], []
     sizes = {"frames": (vae.temporal_compression_ratio, _FRAMES), "pictures": (vae.spatial_compression_ratio, _SHRINK)}
     found += [f"vae: it shrinks {what} {it} times, not {ours}" for what, (it, ours) in sizes.items() if it != ours]

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from diffusionpipe.models.described import Components, Described, Text, exactly, family, latents, text_width
+from diffusionpipe.models.described import Components, Described, Shape, Text, exactly, family, latents, text_width
 from diffusionpipe.models.family import Prompt, lowered
 from diffusionpipe.models.pipeline_call import PipelineCall
 from diffusionpipe.models.sana_instruction import INSTRUCTION
@@ -34,7 +34,7 @@ def _predict(transformer: Any, *, noisy: Tensor, timesteps: Tensor, text_states:
     return prediction
 
 
-def _problems(components: Components, channels: int) -> list[str]:
+def _problems(components: Components, _: Shape) -> list[str]:
     window = components["text_encoder"].config.sliding_window
     return [] if window >= _PROMPT.length else [f"text_encoder: sliding_window {window} is below {_PROMPT.length}"]
 

@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from diffusionpipe.costs import TensorSpec
 from diffusionpipe.models.family import Step, chain
 from diffusionpipe.models.graph import Layer, attribute
 
@@ -26,11 +25,6 @@ def t5_layers(
     `mask`: the tensor that is zero where a token is not read; None: padding is read like other tokens.
     """
     return chain(component, ids, _steps(text_encoder, () if mask is None else (mask,)), states)
-
-
-def t5_inputs(name: str, length: int) -> tuple[TensorSpec, ...]:
-    """The raw input: token ids padded to `length`, for the model itself knows no longest text."""
-    return (TensorSpec(name=name, shape=(length,), dtype="int64"),)
 
 
 def t5_problems(text_encoder: Any, *, component: str) -> list[str]:

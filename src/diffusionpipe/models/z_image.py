@@ -28,7 +28,7 @@ def _negated(velocity: Tensor, config: Any) -> list[Tensor]:
     return list(-velocity.unsqueeze(2))
 
 
-def _problems(components: Components, channels: int) -> list[str]:
+def _problems(components: Components, _: Sequence[int]) -> list[str]:
     transformer = components["transformer"]
     if SIZE in transformer.all_x_embedder:
         return []

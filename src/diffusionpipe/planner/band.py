@@ -110,6 +110,7 @@ def _stretched(profile: Profile, factor: float) -> Profile:
             forward=longer(one.forward),
             input_grad=longer(one.input_grad),
             weight_grad=longer(one.weight_grad),
+            forward_only=longer(one.forward_only),
             cast=factor * one.cast,
         )
 

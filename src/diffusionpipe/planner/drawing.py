@@ -16,11 +16,12 @@ from math import prod
 
 from diffusionpipe.costs import LayerSpec, ModelGraph, ParameterSpec, Profile
 from diffusionpipe.costs.graph import upstream
+from diffusionpipe.costs.memory import forward_bytes
 from diffusionpipe.errors import ConfigError
 from diffusionpipe.ir import Plan
 from diffusionpipe.planner.assembly.build import build_plan
 from diffusionpipe.planner.assembly.layout import Layout
-from diffusionpipe.planner.forwards import forward_bytes, forward_time, forward_uses
+from diffusionpipe.planner.forwards import forward_time, forward_uses
 from diffusionpipe.planner.pricing.setting import Setting
 from diffusionpipe.planner.pricing.stage_costs import frozen_time
 from diffusionpipe.units import Bytes, Seconds

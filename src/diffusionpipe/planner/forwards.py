@@ -12,6 +12,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
 from diffusionpipe.costs import Profile
+from diffusionpipe.costs.memory import forward_bytes
 from diffusionpipe.ir import Mesh, Op, Range, Schedule
 from diffusionpipe.ir.ranges import merged
 from diffusionpipe.planner.pricing.setting import Setting
@@ -113,26 +114,13 @@ def _running(case: _Case, worker: int) -> Bytes:
 
 
 def _without_backward(profile: Profile) -> Profile:
-    """Without casts, which are made before, and nothing is kept."""
+    """Without casts, which are made before; nothing is kept, and forwards take what they take then."""
     none = (0,) * len(profile.batch_sizes)
-    layers = (replace(layer, cast=0.0, copies=0, activation=none) for layer in profile.layers)
+    layers = (
+        replace(layer, forward=layer.forward_only or layer.forward, cast=0.0, copies=0, activation=none)
+        for layer in profile.layers
+    )
     return replace(profile, layers=tuple(layers))
-
-
-def forward_bytes(profile: Profile, layers: Sequence[str], size: int) -> Bytes:
-    """The most that these layers hold of so many samples, one after the other, without what comes from outside.
-
-    A tensor lives from the layer that writes it to the last one that reads it, or to the end if none of them does.
-    """
-    specs = {layer.name: layer for layer in profile.graph.layers}
-    read = {name: index for index, layer in enumerate(layers) for name in specs[layer].reads}
-    written: list[str] = []
-    most = 0
-    for index, name in enumerate(layers):
-        live = sum(profile.graph.tensor(one).num_bytes for one in written if read.get(one, len(layers)) >= index)
-        most = max(most, live * size + profile.drawing(name, size))
-        written += specs[name].writes
-    return most
 
 
 def _read_from_outside(case: _Case, stage: int) -> set[str]:

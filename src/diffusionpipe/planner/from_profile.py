@@ -154,9 +154,12 @@ def _splits(profile: Profile, graph: ModelGraph, layout: Layout) -> tuple[str, .
     num_blocks = layout.num_blocks()
     if num_blocks > len(layers):
         raise ConfigError(f"{num_blocks} stages but only {len(layers)} trained layers; use fewer stages")
-    forwards = 1 + float(sum(share for _, share in graph.probes))  # with those of probes
-    times = [
-        forwards * profile.forward(name, size) + profile.input_grad(name, size) + profile.weight_grad(name, size)
-        for name in layers
-    ]
+    share = float(sum(share for _, share in graph.probes))
+
+    def forward(name: str) -> Seconds:
+        """With those of probes, by what they take less."""
+        own = profile.forward(name, size)
+        return (1 + share) * own + share * (profile.forward_only(name, size) - own)
+
+    times = [forward(name) + profile.input_grad(name, size) + profile.weight_grad(name, size) for name in layers]
     return tuple(layers[start] for start in stage_starts(graph, times, layout.places())[1:])

@@ -16,11 +16,11 @@ from math import prod
 
 from diffusionpipe.costs import Workload
 from diffusionpipe.costs.graph import ModelGraph, upstream
-from diffusionpipe.costs.memory import MemoryUse, copies_of
+from diffusionpipe.costs.memory import MemoryUse, copies_of, forward_bytes
 from diffusionpipe.ir import Plan, Schedule
 from diffusionpipe.ir.plan import drawing_backbone
 from diffusionpipe.planner.drawing import decoder_use
-from diffusionpipe.planner.forwards import ForwardUse, forward_bytes, forward_uses
+from diffusionpipe.planner.forwards import ForwardUse, forward_uses
 from diffusionpipe.planner.pricing.layer_table import checkpointed_layers
 from diffusionpipe.planner.pricing.setting import Setting
 from diffusionpipe.planner.search.proposal import predict
@@ -92,16 +92,12 @@ def _validation(setting: Setting, plan: Plan) -> list[Bytes]:
     graph, placement = setting.graph, plan.validate.placement
     uses = forward_uses(setting.profile, plan.validate, plan.blocks, graph.backbone_layers)
     rows = [use.frozen_outputs for use in predict(setting, plan.validate, plan.blocks, plan.mesh).memory]
-    outputs = set(graph.frozen_outputs(graph.backbone_layers))
     encoding = [0] * plan.mesh.pipeline
     for fill in plan.validate.fills:
         stage = placement.stages[fill.stage]
         layers = plan.blocks[stage.weights][fill.layers.start : fill.layers.stop]
         needs = forward_bytes(setting.profile, layers, len(fill.samples))
         encoding[stage.worker] = max(encoding[stage.worker], needs)
-        read = {name for layer in graph.layers if layer.name in layers for name in layer.reads}
-        fed = read.intersection(graph.inputs) - outputs
-        rows[stage.worker] += sum(graph.tensor(name).num_bytes for name in fed) * len(fill.samples)
     return [
         rows[worker] + max(encoding[worker], use.running + _copies(setting, use)) for worker, use in enumerate(uses)
     ]

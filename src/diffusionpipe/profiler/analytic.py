@@ -39,7 +39,8 @@ def analytic_profile(
 ) -> Profile:
     """The computed costs of every layer on the device of that name (see `diffusionpipe.costs.devices`) in that mode.
 
-    I and W are as in a measured profile: W is the whole backward less I. `progress` is told (layers counted, all).
+    I and W are as in a measured profile: W is the whole backward less I. A forward without gradients runs the same
+    operations, so no time of its own is given for it. `progress` is told (layers counted, all).
 
     Raises:
         ConfigError: the device is not known, or there is no batch size.

@@ -3,6 +3,7 @@
 from torch import Tensor
 
 from diffusionpipe.ir import Range
+from diffusionpipe.models.glue import tables_of
 from diffusionpipe.models.graph import LayerGraph
 from diffusionpipe.profiler.memory import HeldBytes
 from diffusionpipe.runtime.transport import Transport, Work
@@ -47,14 +48,14 @@ class NotingTransport:
 def count_held(worker: Worker, graph: LayerGraph, transport: NotingTransport) -> Bytes:
     """The most that the worker holds in activations and messages during one training iteration, which this runs.
 
-    Weights, their copies, and the rows of raw inputs and frozen outputs do not count; a storage counts once.
+    Weights, their copies, tables, and the rows of raw inputs and frozen outputs do not count; a storage counts once.
     `transport` is the worker's. A first iteration should be over: from then on receive buffers come from the pool.
     """
     stores = (worker.train.store, worker.train.first_store)
     rows = [store.view(name, Range(0, 0)) for store in stores for name in store]
     weights = [t for component in graph.components.values() for t in (*component.parameters(), *component.buffers())]
     worker.train.prepare()
-    held = HeldBytes([*rows, *weights, *worker.casts.copies])
+    held = HeldBytes([*rows, *weights, *worker.casts.copies, *tables_of(graph.layers)])
     with held:
         transport.counter = held
         try:

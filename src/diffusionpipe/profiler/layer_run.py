@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from diffusionpipe.costs import ModelGraph
+from diffusionpipe.models.glue import tables_of
 from diffusionpipe.models.graph import Layer, LayerGraph, own_parameters
 from diffusionpipe.profiler.memory import storage_key
 from diffusionpipe.runtime.casts import Casts
@@ -120,9 +121,10 @@ def release(run: LayerRun) -> None:
 
 
 def weight_keys(run: LayerRun) -> set[int]:
-    """Keys of the storages of all parameters, their copies, and buffers that the layer may read."""
+    """Keys of the storages of all parameters, their copies, and buffers and tables that the layer may read."""
     own = (p for p in own_parameters(run.layer, run.component) if p.device.type != "meta")
-    return {storage_key(tensor) for tensor in (*own, *run.casts.copies, *run.component.buffers())}
+    constant = (*run.component.buffers(), *tables_of([run.layer]))
+    return {storage_key(tensor) for tensor in (*own, *run.casts.copies, *constant)}
 
 
 def split_backward(

@@ -5,6 +5,7 @@
     B   the whole backward: gradients of inputs and parameters, added to existing `.grad` as micro-batches do
     I   the gradient of the inputs alone, from `torch.autograd.grad` with the inputs as its only targets
     W   B - I: what the weights add, at least `MIN_SHARE` of B where anything is trained
+    P   the forward without gradients, of layers that training probes (self-conditioning)
 
 So F + I + W is what training spends on a micro-batch, whether or not a schedule splits the backward. The layers run in
 the order of the graph on random inputs, each on what the layers before it wrote. As many at a time as `GROUP_BYTES`
@@ -231,7 +232,7 @@ def _column(setting: _Setting, batch: int, progress: Callable[[int], None], *, w
             runs = [run for run, _ in group]
             copies |= {run.layer.name: _copied_bytes(run) for run in runs}
             agree = partial(_agree, setting)
-            found = time_passes(runs, clock, setting.repeats, agree)
+            found = time_passes(runs, clock, setting.repeats, agree, probed=model.probed_layers)
             times |= found
             forward = agree(sum(one.forward for one in found.values()))
             if setting.device.type == "cpu" and not waking and forward >= waking_from:
@@ -314,6 +315,7 @@ def _layer_profile(name: str, columns: Sequence[Column]) -> LayerProfile:
         forward=tuple(t.forward for t in times),
         input_grad=tuple(t.input_grad for t in times),
         weight_grad=tuple(t.weight_grad for t in times),
+        forward_only=tuple(t.forward_only for t in times if t.forward_only is not None),
         activation=tuple(column.activation[name] for column in columns),
         workspace=tuple(column.workspace[name] for column in columns),
         drawing=tuple(column.drawing[name] for column in columns),

@@ -3,13 +3,14 @@
     cast       a, b, c               copies of the weights, where autocast reads such
     forward    a ──> b ──> c         each layer on what the one before it has just written
     backward   a <── b <── c         then the whole backward of each, or every other time its input gradient alone
+    probe      a ──> b ──> c         forwards without gradients, of layers that training probes (`schedules/probes.py`)
 
 A layer that is run again and again by itself reads its weights and inputs from the nearest cache; on a CPU with one
 thread that makes a small U-Net look up to 10 % faster than it is. All ranks of a job may measure at once, because in
 training they share memory and caches too; `Agree` keeps them in step.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain
@@ -52,6 +53,8 @@ class LayerTimes:
     cast: Seconds
     host: HostTimes
     """Medians of the host's own times, beside those of the device above."""
+    forward_only: Seconds | None = None
+    """Of a forward without gradients; None where nobody asked for it."""
 
 
 @dataclass(slots=True)
@@ -62,22 +65,31 @@ class _Trials:
     forwards: list[Took] = field(default_factory=list)
     input_grads: list[Took] = field(default_factory=list)
     wholes: list[Took] = field(default_factory=list)
+    probes: list[Took] = field(default_factory=list)
 
     def all(self) -> Iterator[Took]:
         """All of them."""
-        return chain(self.casts, self.forwards, self.input_grads, self.wholes)
+        return chain(self.casts, self.forwards, self.input_grads, self.wholes, self.probes)
 
 
 _Round = Mapping[str, _Trials]
-"""Layer -> its times in one pass with whole backwards and one with input gradients alone."""
+"""Layer -> its times in one pass with whole backwards, one with input gradients alone, and one of probes."""
 
 
-def time_passes(runs: Sequence[LayerRun], clock: Clock, repeats: int, agree: Agree = alone) -> dict[str, LayerTimes]:
+def time_passes(
+    runs: Sequence[LayerRun],
+    clock: Clock,
+    repeats: int,
+    agree: Agree = alone,
+    *,
+    probed: Collection[str] = (),
+) -> dict[str, LayerTimes]:
     """Times of layers that follow each other, by name.
 
     `runs` are on inputs from before; a layer that reads what another of them writes gets it anew in every pass. At
     least `repeats` passes are made with whole backwards and as many with input gradients alone. Passes in which the
-    device waited for its host do not count, as long as there are others.
+    device waited for its host do not count, as long as there are others. `probed`: layers whose forwards without
+    gradients are timed too.
     """
     rounds: list[tuple[_Round, bool]] = []
     spent: Seconds = 0.0
@@ -89,6 +101,7 @@ def time_passes(runs: Sequence[LayerRun], clock: Clock, repeats: int, agree: Agr
         clock.was_late = False
         for is_whole in (True, False):
             _pass(runs, clock, found, is_whole=is_whole)
+        _probe([run for run in runs if run.layer.name in probed], clock, found)
         rounds.append((found, clock.was_late))
         spent += sum(took.device + took.host for trial in found.values() for took in trial.all())
     counting = [found for found, was_late in rounds if not was_late] or [found for found, _ in rounds]
@@ -97,6 +110,7 @@ def time_passes(runs: Sequence[LayerRun], clock: Clock, repeats: int, agree: Agr
         forward=_longer([_device(trial.forwards) for trial in trials.values()]),
         whole=_longer([_device(trial.wholes) for trial in trials.values()]),
         input_grad=_longer([_device(trial.input_grads) for trial in trials.values()]),
+        probe=_longer([_device(trial.probes) for trial in trials.values()]),
     )
     return {run.layer.name: _times(run, trials[run.layer.name], strain) for run in runs}
 
@@ -133,6 +147,18 @@ def _pass(runs: Sequence[LayerRun], clock: Clock, trials: Mapping[str, _Trials],
         (trial.wholes if is_whole else trial.input_grads).append(clock.apart(gradient)[1])
 
 
+def _probe(runs: Sequence[LayerRun], clock: Clock, trials: Mapping[str, _Trials]) -> None:
+    """One forward without gradients through these layers; each reads what those before it have just written."""
+    written: dict[str, Tensor] = {}  # until its last reader, as in a stage
+    last = {name: index for index, run in enumerate(runs) for name in run.layer.reads}
+    for index, given in enumerate(runs):
+        run = replace(given, reads={name: written.get(name, own.detach()) for name, own in given.reads.items()})
+        outputs, took = clock.apart(partial(run.forward, keeps=False))
+        trials[run.layer.name].probes.append(took)
+        written |= dict(zip(run.layer.writes, outputs, strict=True))
+        written = {name: tensor for name, tensor in written.items() if last.get(name, 0) > index}
+
+
 def _fed(run: LayerRun, written: Mapping[str, Tensor]) -> LayerRun:
     """The run on what earlier layers of this pass have written."""
     reads = {
@@ -152,6 +178,7 @@ class _Strain:
     forward: float
     whole: float
     input_grad: float
+    probe: float
 
 
 def _longer(layers: Sequence[Sequence[Seconds]]) -> float:
@@ -168,6 +195,7 @@ def _together(trials: Sequence[_Trials]) -> _Trials:
         forwards=[took for trial in trials for took in trial.forwards],
         input_grads=[took for trial in trials for took in trial.input_grads],
         wholes=[took for trial in trials for took in trial.wholes],
+        probes=[took for trial in trials for took in trial.probes],
     )
 
 
@@ -193,6 +221,7 @@ def _times(run: LayerRun, trial: _Trials, strain: _Strain) -> LayerTimes:
         backward_spread=spread(_device(trial.wholes)),
         input_grad=input_grad,
         weight_grad=weight_grad,
+        forward_only=device(trial.probes) * strain.probe if trial.probes else None,
         cast=device(trial.casts),
         host=HostTimes(forward=host(trial.forwards), input_grad=host_input_grad, weight_grad=host_weight_grad),
     )

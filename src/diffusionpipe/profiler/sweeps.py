@@ -87,6 +87,7 @@ def _joined(times: Sequence[LayerTimes]) -> LayerTimes:
         return median(values)
 
     forwards = [one.forward for one in times]
+    probes = [one.forward_only for one in times if one.forward_only is not None]
     backwards = [one.input_grad + one.weight_grad for one in times]
     return LayerTimes(
         forward=of(forwards),
@@ -94,6 +95,7 @@ def _joined(times: Sequence[LayerTimes]) -> LayerTimes:
         backward_spread=max(of([one.backward_spread for one in times]), _half(backwards)),
         input_grad=of([one.input_grad for one in times]),
         weight_grad=of([one.weight_grad for one in times]),
+        forward_only=of(probes) if probes else None,
         cast=of([one.cast for one in times]),
         host=HostTimes(
             forward=of([one.host.forward for one in times]),

@@ -110,6 +110,7 @@ def _combined_layer(layers: Sequence[LayerProfile]) -> LayerProfile:
         forward=_means([layer.forward for layer in layers]),
         input_grad=_means([layer.input_grad for layer in layers]),
         weight_grad=_means([layer.weight_grad for layer in layers]),
+        forward_only=_means([layer.forward_only for layer in layers]),
         forward_spread=_means([layer.forward_spread for layer in layers]),
         backward_spread=_means([layer.backward_spread for layer in layers]),
         cast=mean(layer.cast for layer in layers),

@@ -12,8 +12,9 @@ class LayerWatch:
     def __init__(self, device: torch.device) -> None:
         self.is_on = False
         self._recorder = recorder_for(device)
-        self._noted: list[tuple[str, int, int]] = []
-        """Layer, samples, and the number of the mark at its end; the mark before it is at its start."""
+        self._noted: list[tuple[str, int, bool, int]] = []
+        """Layer, samples, whether gradients were on, and the number of the mark at its end; the one before it is at its
+        start."""
 
     def start(self) -> None:
         """Forget what was noted, and note from now on."""
@@ -27,7 +28,7 @@ class LayerWatch:
 
     def end(self, name: str, samples: int) -> None:
         """A layer is over, and the next one begins."""
-        self._noted.append((name, samples, self._recorder.issued()))
+        self._noted.append((name, samples, torch.is_grad_enabled(), self._recorder.issued()))
         self._recorder.mark()
 
     def stop(self) -> list[LayerTime]:
@@ -35,6 +36,6 @@ class LayerWatch:
         self.is_on = False
         times = self._recorder.times() if self._noted else []
         return [
-            LayerTime(name=name, samples=samples, seconds=times[mark] - times[mark - 1])
-            for name, samples, mark in self._noted
+            LayerTime(name=name, samples=samples, seconds=times[mark] - times[mark - 1], keeps=keeps)
+            for name, samples, keeps, mark in self._noted
         ]

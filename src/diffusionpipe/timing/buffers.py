@@ -22,8 +22,11 @@ micro-batches, activations of 7 bytes and messages of 5:
 [(14, 5), (7, 5)]
 """
 
+from bisect import bisect_left, bisect_right
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
 
 from diffusionpipe.ir import Action, Op, Schedule, Span, Timeline
 from diffusionpipe.ir.flows import TIMED_OPS
@@ -31,35 +34,63 @@ from diffusionpipe.timing.sends import drops_of, waits_of
 from diffusionpipe.units import Bytes, Seconds
 
 
+@dataclass(frozen=True, slots=True)
+class Moving:
+    """Activations and message buffers of a worker through time."""
+
+    times: Sequence[Seconds]
+    """When they change, ascending."""
+    held: Sequence[tuple[Bytes, Bytes]]
+    """Activations and messages from then on."""
+
+    @property
+    def peak(self) -> tuple[Bytes, Bytes]:
+        """At the moment when their sum is largest."""
+        return max(self.held, key=sum, default=(0, 0))
+
+    def most(self, start: Seconds, end: Seconds) -> Bytes:
+        """The largest sum from `start` to before `end`, and at `start` in any case."""
+        first = bisect_right(self.times, start) - 1
+        return max(map(sum, self.held[max(first, 0) : max(first + 1, bisect_left(self.times, end))]), default=0)
+
+
 def moving_of(schedule: Schedule, timeline: Timeline, sizes: Mapping[str, Bytes]) -> list[tuple[Bytes, Bytes]]:
-    """For each worker activations and message buffers at the moment when their sum is largest.
+    """For each worker activations and message buffers at the moment when their sum is largest; see `moving_through`."""
+    return [moving.peak for moving in moving_through(schedule, timeline, sizes)]
+
+
+def moving_through(schedule: Schedule, timeline: Timeline, sizes: Mapping[str, Bytes]) -> list[Moving]:
+    """Activations and message buffers of each worker.
 
     Args:
-        schedule: without explicit messages two of the largest count for each worker.
+        schedule: without explicit messages two of the largest count for each worker, all the time.
         timeline: of that schedule, with its activations.
         sizes: tensor -> bytes of one sample.
     """
-    if not schedule.has_communication:
-        two = _two_messages(schedule, sizes)
-        return [(timeline.peak_memory(worker), two[worker]) for worker in range(schedule.num_workers)]
     changes: list[dict[Seconds, list[int]]] = [defaultdict(lambda: [0, 0]) for _ in range(schedule.num_workers)]
     held = [0] * schedule.num_workers
     for sample in sorted(timeline.memory, key=lambda sample: sample.time):
         changes[sample.worker][sample.time][0] += sample.held - held[sample.worker]
         held[sample.worker] = sample.held
-    for worker, start, end, num_bytes in _buffers(schedule, timeline, sizes):
-        changes[worker][start][1] += num_bytes
-        changes[worker][end][1] -= num_bytes
-    peaks = []
-    for change in changes:
-        activations = messages = 0
-        peak = (0, 0)
-        for time in sorted(change):
-            activations += change[time][0]
-            messages += change[time][1]
-            peak = max(peak, (activations, messages), key=sum)
-        peaks.append(peak)
-    return peaks
+    waiting = [0] * schedule.num_workers
+    if schedule.has_communication:
+        for worker, start, end, num_bytes in _buffers(schedule, timeline, sizes):
+            changes[worker][start][1] += num_bytes
+            changes[worker][end][1] -= num_bytes
+    else:
+        waiting = _two_messages(schedule, sizes)
+    return [_summed(change, two) for change, two in zip(changes, waiting, strict=True)]
+
+
+def _summed(changes: Mapping[Seconds, Sequence[int]], messages: Bytes) -> Moving:
+    """What is held after each change; `messages`: those that are there all the time."""
+    times = sorted(changes)
+    sums = accumulate(((changes[time][0], changes[time][1]) for time in times), _added, initial=(0, messages))
+    return Moving((float("-inf"), *times), tuple(sums))
+
+
+def _added(held: tuple[Bytes, Bytes], change: tuple[Bytes, Bytes]) -> tuple[Bytes, Bytes]:
+    return held[0] + change[0], held[1] + change[1]
 
 
 def _two_messages(schedule: Schedule, sizes: Mapping[str, Bytes]) -> list[Bytes]:

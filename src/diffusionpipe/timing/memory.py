@@ -2,8 +2,10 @@
 
 A rank's stages hold layers: their parameters count with all that stands beside each [1], what several of them share
 once. Activations and message buffers are followed through time (`timing.held`, `timing.buffers`), and count as at the
-moment when their sum is largest [2]. The hungriest layer counts with what it needs while it runs [3]. Rows of the
-frozen part's outputs are held for the whole iteration, and twice where the next batch is encoded meanwhile [4].
+moment when their sum is largest [2]. The hungriest trained layer counts with what it needs while it runs, as if that
+were at this moment; frozen layers count beside the activations and messages of their own moment [3]. Rows of raw inputs
+and of the frozen part's outputs are held for the whole iteration, and twice where the next batch is encoded
+meanwhile [4].
 """
 
 from collections import defaultdict
@@ -12,12 +14,16 @@ from dataclasses import dataclass
 from math import prod
 
 from diffusionpipe.costs import ModelGraph, Profile, Workload
-from diffusionpipe.costs.memory import MemoryUse, copies_of, encoding_of, use_of, workspace_of
+from diffusionpipe.costs.memory import MemoryUse, copies_of, use_of, workspace_of
 from diffusionpipe.costs.sharding import gathered_bytes, owners_on_workers, stored_bytes
-from diffusionpipe.ir import Op, Range, Schedule, Timeline
+from diffusionpipe.ir import Action, Op, Range, Schedule, Timeline
 from diffusionpipe.ir.ranges import merged
-from diffusionpipe.timing.buffers import moving_of
-from diffusionpipe.units import Bytes
+from diffusionpipe.timing.buffers import Moving, moving_through
+from diffusionpipe.timing.encoding import held_by_fills
+from diffusionpipe.units import Bytes, Seconds
+
+_Times = Mapping[Action, tuple[Seconds, Seconds]]
+"""Start and end of each fill."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,11 +85,12 @@ def peak_memory(
         again=frozenset(checkpointed),
         shard=shard,
     )
-    moving = moving_of(schedule, timeline, {tensor.name: tensor.num_bytes for tensor in profile.graph.tensors})
-    return tuple(_use(case, worker, *moved) for worker, moved in enumerate(moving))
+    moving = moving_through(schedule, timeline, {tensor.name: tensor.num_bytes for tensor in profile.graph.tensors})
+    times = {span.action: (span.start, span.end) for span in timeline.spans if span.action.op is Op.ENCODE}
+    return tuple(_use(case, worker, moved, times) for worker, moved in enumerate(moving))
 
 
-def _use(case: _Case, worker: int, activations: Bytes, messages: Bytes) -> MemoryUse:
+def _use(case: _Case, worker: int, moving: Moving, times: _Times) -> MemoryUse:
     graph, workload = case.graph, case.workload
     trained = {name for _, layers in case.trained(worker) for name in layers}
     encoded = {name for _, layers, _ in case.encoded(worker) for name in layers}
@@ -92,7 +99,9 @@ def _use(case: _Case, worker: int, activations: Bytes, messages: Bytes) -> Memor
         staged = offloaded_bytes(graph, case.blocks[-1], workload) if encoded else 0
     else:
         names, staged = graph.parameters_of(trained | encoded), 0
-    workspace, frozen_outputs = _workspace(case, worker), _frozen_outputs(case, worker)
+    activations, messages = moving.peak
+    workspace = max(_workspace(case, worker), _encoding(case, worker, moving, times) - activations - messages)
+    frozen_outputs = _frozen_outputs(case, worker)
 
     def use(names: Collection[str], *, copies: Bytes = 0, gathered: Bytes = 0) -> MemoryUse:
         held = [p for p in graph.parameters if p.name in names]
@@ -184,33 +193,51 @@ def _gathered_blocks(schedule: Schedule, worker: int) -> Iterable[tuple[tuple[in
 
 
 def _workspace(case: _Case, worker: int) -> Bytes:
-    """The most that one layer needs while it runs [3]; a frozen layer also needs what it reads and writes."""
+    """The most that one trained layer needs while it runs [3]."""
     placement, profile = case.schedule.placement, case.profile
     needs = [0]
     for index, layers in case.trained(worker):
         samples = len(placement.stages[index].share.samples(max(placement.pipeline_of(index).microbatches)))
         needs += [workspace_of(name, samples, profile, case.workload, case.again) for name in layers]
-    for _, layers, samples in case.encoded(worker):
-        needs += [encoding_of(name, samples, profile) for name in layers]
     return max(needs)
 
 
+def _encoding(case: _Case, worker: int, moving: Moving, times: _Times) -> Bytes:
+    """The most that a worker holds of activations, messages and frozen layers while fills run and between them [3]."""
+    stages, schedule, most = case.schedule.placement.stages, case.schedule, 0
+    fills: dict[int, list[Action]] = defaultdict(list)
+    for action in schedule.orders[worker]:
+        if action.op is Op.ENCODE:
+            fills[action.stage].append(action)
+    workspace = _workspace(case, worker)
+    for stage, actions in fills.items():
+        own = [schedule.fills[action.slot] for action in actions if action.slot is not None]
+        held = held_by_fills(case.profile, case.blocks[stages[stage].weights], own)
+        spans = [times[action] for action in actions]
+        following = [start for start, _ in spans[1:]] + [spans[-1][1]]
+        for (running, left), (start, end), following_start in zip(held, spans, following, strict=True):
+            most = max(most, moving.most(start, end) + running)
+            if left:
+                most = max(most, moving.most(end, following_start) + left + workspace)
+    return most
+
+
 def _frozen_outputs(case: _Case, worker: int) -> Bytes:
-    """Every tensor that the worker's stages read from the frozen part, and what it encodes for others."""
+    """Tensors that the worker's stages read from the frozen part; of what it encodes all raw inputs and outputs."""
     placement, graph, blocks = case.schedule.placement, case.graph, case.blocks
     rows: dict[str, list[Range]] = defaultdict(list)
-    read_by_any = {
+    encoded = {
         name
         for index, stage in enumerate(placement.stages)
         if not placement.is_frozen(index)
         for name in graph.frozen_outputs(blocks[stage.weights])
-    }
+    } | {*graph.inputs}
     for index, stage in enumerate(placement.stages):
         if stage.worker != worker:
             continue
         pipeline = placement.pipeline_of(index)
         own = [placement.rows(index, microbatch) for microbatch in pipeline.numbers]
-        names = read_by_any if placement.is_frozen(index) else graph.frozen_outputs(blocks[stage.weights])
+        names = encoded if placement.is_frozen(index) else graph.frozen_outputs(blocks[stage.weights])
         for name in names:
             rows[name] += own
     held = sum(graph.tensor(name).num_bytes * sum(map(len, merged(parts))) for name, parts in rows.items())

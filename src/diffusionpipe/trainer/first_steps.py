@@ -10,7 +10,6 @@ steps will wait too. While too few count, or they vary too much, as many are rec
 """
 
 import logging
-from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import pi, sqrt
@@ -21,7 +20,7 @@ import torch
 import torch.distributed as dist
 
 from diffusionpipe.ir import Action, Mesh, Span, Timeline
-from diffusionpipe.ir.recorded import LayerTime, Recorded
+from diffusionpipe.ir.recorded import LayerTime, Recorded, medians_of
 from diffusionpipe.profiler.links import usable_memory
 from diffusionpipe.runtime.cores import waited_for_core
 from diffusionpipe.runtime.exchange import form_of, gather, gather_numbers
@@ -142,19 +141,12 @@ class StepRecorder:
     def own(self, counted: Sequence[int]) -> OwnSteps:
         """What this rank has recorded in these steps, counted from 0; every rank calls it."""
         spans = [self._spans[index] for index in counted]
-        layers: dict[tuple[str, int], list[Seconds]] = defaultdict(list)
-        for index in counted:
-            for one in self._layers[index]:
-                layers[one.name, one.samples].append(one.seconds)
         return OwnSteps(
             starts=tuple(median(start for start, _ in same) for same in zip(*spans, strict=True)),
             seconds=tuple(median(seconds for _, seconds in same) for same in zip(*spans, strict=True)),
             ends=tuple(self._ends[index] for index in counted),
             steps=tuple(self._steps[index] for index in counted),
-            layers=tuple(
-                LayerTime(name=name, samples=samples, seconds=median(found))
-                for (name, samples), found in layers.items()
-            ),
+            layers=medians_of(one for index in counted for one in self._layers[index]),
             memory=usable_memory(self._session.job),
         )
 
@@ -178,19 +170,13 @@ def recorded_of(
         for rank, (own, order) in enumerate(zip(ranks, orders, strict=True))
         for action, start, seconds in zip(order, own.starts, own.seconds, strict=True)
     )
-    layers: dict[tuple[str, int], list[Seconds]] = defaultdict(list)
-    for own in ranks:
-        for one in own.layers:
-            layers[one.name, one.samples].append(one.seconds)
     return Recorded(
         steps=steps,
         timeline=Timeline(num_workers=mesh.num_ranks, spans=spans, source="measured"),
         ends=tuple(median(own.ends) for own in ranks),
         iteration=median(max(ends) for ends in zip(*(own.ends for own in ranks), strict=True)),
         step=median(max(times) for times in zip(*(own.steps for own in ranks), strict=True)),
-        layers=tuple(
-            LayerTime(name=name, samples=samples, seconds=median(found)) for (name, samples), found in layers.items()
-        ),
+        layers=medians_of(one for own in ranks for one in own.layers),
     )
 
 

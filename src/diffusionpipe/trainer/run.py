@@ -53,7 +53,7 @@ from diffusionpipe.trainer.run_state import Hooks, RunState, names_of
 from diffusionpipe.trainer.screen import Screen, steps_of
 from diffusionpipe.trainer.session import check_resumed, open_session, run_identity
 from diffusionpipe.trainer.spikes import Spikes, kept_values
-from diffusionpipe.trainer.start import Start, places
+from diffusionpipe.trainer.start import Start, loading_of, places
 from diffusionpipe.trainer.step_reports import StepReports
 from diffusionpipe.trainer.step_result import StepResult
 from diffusionpipe.trainer.stopping import Stopping
@@ -180,6 +180,7 @@ def _announce(state: RunState, checkpoint: Path | None) -> None:
             held_out=len(held_out.dataset.samples) if held_out is not None else None,
             step=state.step,
             checkpoint=checkpoint,
+            loading=loading_of(session.job, _loader(state), hosts),
         )
         state.hooks.announce(start)
 

@@ -1,15 +1,20 @@
 """What a run is, before its first step: for the command line to show."""
 
 import socket
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from diffusionpipe.costs import ModelGraph
 from diffusionpipe.ir import Plan
 from diffusionpipe.profiler.measured import device_name
+from diffusionpipe.runtime.cores import num_cores
 from diffusionpipe.runtime.exchange import form_of, gather
 from diffusionpipe.runtime.process_group import Job
+from diffusionpipe.trainer.data.loader import StepLoader
+from diffusionpipe.trainer.data.loading import batch_time, taken_from_ranks
 from diffusionpipe.trainer.recipe import Recipe
+from diffusionpipe.units import Seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,9 +38,22 @@ class Start:
     """Steps done before."""
     checkpoint: Path | None
     """What the run goes on from; None where it begins."""
+    loading: Seconds = 0.0
+    """Of a step, the processor time that data workers need on cores on which ranks compute."""
 
 
 def places(job: Job) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Host and device of every rank; every rank calls it."""
     text = form_of(str)
     return tuple(gather(socket.gethostname(), text)), tuple(gather(device_name(job.device), text))
+
+
+def loading_of(job: Job, loader: StepLoader, hosts: Sequence[str]) -> Seconds:
+    """What `Start.loading` is of a run with this loader; every rank calls it, and all get the same.
+
+    0 on GPUs, whose hosts have cores to spare.
+    """
+    if job.device.type != "cpu" or not loader.workers:
+        return 0.0
+    batches, cores = gather(batch_time(loader), form_of(float)), gather(num_cores(), form_of(int))
+    return taken_from_ranks(batches, hosts, cores, loader.workers)

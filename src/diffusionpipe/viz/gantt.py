@@ -259,13 +259,13 @@ def _draw_numbers(axes: Axes, timeline: Timeline, row_of: Mapping[int, int], sty
 
 
 def _visible(timelines: Sequence[Timeline], style: _Style) -> dict[str, str]:
-    """The colours of the frozen components, without those whose bars are all too narrow to be seen."""
+    """The colours of the frozen components, without those whose bars together are too narrow to be seen."""
     widths: dict[str, float] = defaultdict(float)
     for timeline in timelines:
         for span in timeline.spans:
             if span.action.op is Op.ENCODE and span.action.slot is not None:
                 width = style.inches((span.end - span.start) * style.axis.per_second)
-                widths[style.names[span.action.slot]] = max(width, widths[style.names[span.action.slot]])
+                widths[style.names[span.action.slot]] += width
     colours = palette.component_colours(style.names)
     return {name: colour for name, colour in colours.items() if widths[name] >= 1 / DPI}
 

@@ -36,6 +36,10 @@ def recorded_of(setting, plan, *, has_layers=True):
         LayerTime(name=name, samples=size, seconds=setting.profile.forward(name, size))
         for name in setting.graph.backbone_layers
     ]
+    layers += [
+        LayerTime(name=name, samples=size, seconds=setting.profile.forward_only(name, size), keeps=False)
+        for name in setting.graph.probed_layers
+    ]
     found = predicted_step(setting, plan)
     return Recorded(
         steps=(6, 20),

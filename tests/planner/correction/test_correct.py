@@ -6,7 +6,7 @@ from itertools import combinations
 import pytest
 from planner.correction.planted import layer_doubled, link_too_fast, setting_of
 from planner.correction.recordings import recorded_of, with_layer
-from planner.synthetic import chain, cluster, unet, workload
+from planner.synthetic import chain, cluster, conditioned, unet, with_forward_only, workload
 
 from diffusionpipe.costs import Link, PairLink
 from diffusionpipe.costs.files import profile_from_text, profile_to_text
@@ -81,6 +81,44 @@ def test_recorded_layers_make_other_layouts_right_too(name):
     wanted = predicted_step(true, other_plan).iteration
     if name in ("pipeline", "filled pipeline", "split backward"):  # copies send no messages
         assert predicted_step(found.setting, other_plan).iteration == pytest.approx(wanted, rel=0.03)
+
+
+@pytest.mark.parametrize("has_layers", [True, False], ids=["layers recorded", "stages alone"])
+@pytest.mark.parametrize("said", [None, 0.7, 1.2], ids=["nothing said", "too short", "too long"])
+def test_probes_and_forwards_are_each_corrected_by_what_they_took(said, has_layers):
+    """The profile is right in all but its forwards without gradients, or knows none."""
+    made = true_setting()
+    plain = conditioned(made.profile, 0.5)
+    true = replace(made, profile=with_forward_only(plain, 0.9))
+    planted = replace(made, profile=plain if said is None else with_forward_only(plain, said))
+    layout = Layout(batch=16, stages=2, microbatches=4, splits=("layer2",))
+    plan = build_plan(true.graph, layout, pricing=pricing_of(true))
+    found = correct(planted, plan, recorded_of(true, plan, has_layers=has_layers))
+    assert found.corrected.step == pytest.approx(found.measured.step, rel=1e-3)
+    for name in true.graph.backbone_layers:
+        assert found.setting.profile.forward_only(name, 4) == pytest.approx(
+            true.profile.forward_only(name, 4), rel=0.01
+        )
+        assert found.setting.profile.forward(name, 4) == pytest.approx(true.profile.forward(name, 4), rel=0.01)
+
+
+def test_a_layer_whose_probe_alone_was_wrong_is_told_from_the_others():
+    made = true_setting()
+    plain = with_forward_only(conditioned(made.profile, 0.5), 0.9)
+
+    def with_parts(**parts):
+        layers = (
+            replace(one, forward_only=tuple(parts.get(one.name, 0.9) * time for time in one.forward))
+            for one in plain.layers
+        )
+        return replace(plain, layers=tuple(layers))
+
+    said, true = with_parts(layer0=0.7), replace(made, profile=with_parts(layer0=0.7, layer1=0.5))
+    layout = Layout(batch=16, stages=2, microbatches=4, splits=("layer2",))
+    plan = build_plan(true.graph, layout, pricing=pricing_of(true))
+    found = correct(replace(made, profile=said), plan, recorded_of(true, plan)).setting.profile
+    parts = [found.forward_only(name, 4) / found.forward(name, 4) for name in true.graph.backbone_layers]
+    assert parts == pytest.approx([0.7, 0.5, 0.9, 0.9, 0.9], rel=0.01)
 
 
 def test_each_kind_is_told_by_how_much_it_was_off():

@@ -31,7 +31,7 @@ def setting_of(*, per_node=8, waking=WAKING, overhead=2e-4, batch=64, share=None
     cluster = synthetic.cluster(8, per_node=per_node, intra_gb=20, speeds=[1.0, 0.8] * 4)
     profile = synthetic.with_casts(synthetic.unet(), seconds=1e-4, num_bytes=100)
     if share is not None:
-        profile = synthetic.conditioned(profile, share)
+        profile = synthetic.with_forward_only(synthetic.conditioned(profile, share), 0.8)
     links = {name: replace(getattr(cluster, name), overhead=overhead) for name in ("intra", "inter")}
     return Setting(
         profile=replace(profile, waking=waking),

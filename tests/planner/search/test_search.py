@@ -3,6 +3,8 @@ from dataclasses import replace
 from itertools import combinations, product
 
 import pytest
+from golden.plans import questions
+from golden.plans import setting_of as recorded_setting
 from planner import synthetic
 from planner.rivals.vgg16 import MINIBATCH, vgg16_profile
 
@@ -126,6 +128,16 @@ def test_filling_is_never_slower_than_encoding_first():
     assert filled.winner[1].exposed < plain.winner[1].exposed
 
 
+def test_among_many_ways_none_is_lost_that_is_the_fastest_among_few():
+    """Its twin, with the same estimate, fills worse: Stable Diffusion 2.1 on 8 devices with 24 samples each."""
+    setting = recorded_setting(next(one for one in questions() if one.name == "paper-00-best"))
+    devices = tuple(replace(device, memory=40 * 2**30) for device in setting.cluster.devices)
+    cluster, workload = replace(setting.cluster, devices=devices), replace(setting.workload, batch=192)
+    setting = replace(setting, cluster=cluster, workload=workload)
+    few, many = (search(setting, filler=filler_of(setting), units=units).winner for units in ((2,), (2, 4, 8)))
+    assert many[1].step <= few[1].step
+
+
 def test_a_model_too_large_for_one_device_is_cut_into_stages():
     setting = Setting(profile=synthetic.transformer(), cluster=synthetic.cluster(8), workload=synthetic.workload(32))
     candidate, proposal = search(setting).winner
@@ -197,7 +209,7 @@ def test_ranks_that_all_have_room_all_encode():
     assert all(use.frozen for use in proposal.memory)
 
 
-@pytest.mark.parametrize(("megabytes", "is_sequential"), [(80, True), (90, False)])
+@pytest.mark.parametrize(("megabytes", "is_sequential"), [(88, True), (98, False)])
 def test_what_fits_only_with_one_microbatch_in_flight_runs_one_at_a_time(megabytes, is_sequential):
     profile = synthetic.chain([1.0] * 4, parameters=[10**6] * 4, elements=10**6)
     cluster = synthetic.cluster(2, memory=megabytes / 1000)

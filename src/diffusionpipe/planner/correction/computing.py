@@ -6,7 +6,7 @@ price holds besides its layers, such as messages and recomputation, stays, so th
 """
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean, median
 
@@ -33,10 +33,15 @@ class Factors:
     forward: float = 1.0
     input_grad: float = 1.0
     weight_grad: float = 1.0
+    forward_only: float | None = None
+    """Of the forward in probes; None: as of `forward`."""
 
 
 def scaled(profile: Profile, factors: Mapping[str, Factors]) -> Profile:
-    """The profile with these layers' times multiplied, at all batch sizes."""
+    """The profile with these layers' times multiplied, at all batch sizes.
+
+    A layer with a factor of its own for probes has a time of its own for them from then on.
+    """
     none = Factors()
     return replace(
         profile, layers=tuple(_scaled_layer(layer, factors.get(layer.name, none)) for layer in profile.layers)
@@ -47,9 +52,12 @@ def _scaled_layer(layer: LayerProfile, factors: Factors) -> LayerProfile:
     def times(values: Sequence[Seconds], factor: float) -> tuple[Seconds, ...]:
         return tuple(value * factor for value in values)
 
+    is_probed = factors.forward_only is not None
+    probes = (layer.forward_only or layer.forward) if is_probed else layer.forward_only
     return replace(
         layer,
         forward=times(layer.forward, factors.forward),
+        forward_only=times(probes, factors.forward if factors.forward_only is None else factors.forward_only),
         input_grad=times(layer.input_grad, factors.input_grad),
         weight_grad=times(layer.weight_grad, factors.weight_grad),
         forward_spread=times(layer.forward_spread, factors.forward),
@@ -60,11 +68,11 @@ def _scaled_layer(layer: LayerProfile, factors: Factors) -> LayerProfile:
 
 def by_layers(profile: Profile, plan: Plan, layers: Sequence[LayerTime]) -> Profile:
     """The profile with the forwards that were recorded of single layers, if there are any."""
-    found: dict[str, list[float]] = defaultdict(list)
-    for one in layers:
-        if predicted := profile.forward(one.name, one.samples):
-            found[one.name].append(_limited(one.seconds / predicted))
-    factors = {name: median(ratios) for name, ratios in found.items()}
+    frozen = set(profile.graph.frozen_layers)
+    kept, probed = (
+        [one for one in layers if (one.keeps or one.name in frozen) is is_kept] for is_kept in (True, False)
+    )
+    factors, probes = _ratios(kept, profile.forward), _ratios(probed, profile.forward_only)
     scales: dict[str, Factors] = {}
     for block in plan.blocks:
         known = {name: factors[name] for name in block if name in factors}
@@ -72,8 +80,19 @@ def by_layers(profile: Profile, plan: Plan, layers: Sequence[LayerTime]) -> Prof
         for name, factor in known.items():
             beside = factor / usual
             backward = beside if max(beside, 1 / beside) > APART else 1.0
-            scales[name] = Factors(forward=factor, input_grad=backward, weight_grad=backward)
+            scales[name] = Factors(
+                forward=factor, input_grad=backward, weight_grad=backward, forward_only=probes.get(name)
+            )
     return scaled(profile, scales)
+
+
+def _ratios(layers: Sequence[LayerTime], predict: Callable[[str, float], Seconds]) -> dict[str, float]:
+    """Layer -> measured over predicted, the median over the numbers of samples."""
+    found: dict[str, list[float]] = defaultdict(list)
+    for one in layers:
+        if predicted := predict(one.name, one.samples):
+            found[one.name].append(_limited(one.seconds / predicted))
+    return {name: median(ratios) for name, ratios in found.items()}
 
 
 def fitted(setting: Setting, plan: Plan, times: Mapping[Key, Seconds]) -> Setting:
@@ -87,20 +106,25 @@ def fitted(setting: Setting, plan: Plan, times: Mapping[Key, Seconds]) -> Settin
 
 
 def _of_blocks(plan: Plan, ratios: Mapping[Key, float]) -> dict[str, Factors]:
-    """For each trained layer the factors of its block, which are means over all stages that hold it."""
-    stages = plan.train.placement.stages
-    found: dict[tuple[int, Op], list[float]] = defaultdict(list)
+    """For each trained layer the factors of its block, which are means over all stages that hold it.
+
+    Stages of probes say what its forward without gradients takes, and all others what its forward does.
+    """
+    placement = plan.train.placement
+    found: dict[tuple[int, Op, bool], list[float]] = defaultdict(list)
     for (op, number), ratio in ratios.items():
         if op is not Op.ENCODE:
-            found[stages[number].weights, op].append(ratio)
-    of_block: dict[int, dict[Op, float]] = defaultdict(dict)
-    for (block, op), block_ratios in found.items():
-        of_block[block][op] = fmean(block_ratios)
+            found[placement.stages[number].weights, op, placement.pipeline_of(number).is_probe].append(ratio)
+    means = {key: fmean(block_ratios) for key, block_ratios in found.items()}
     factors: dict[str, Factors] = {}
-    for block, of_op in of_block.items():
-        whole = of_op.get(Op.B, 1.0)
-        forward, backward = of_op.get(Op.F, 1.0), (of_op.get(Op.I, whole), of_op.get(Op.W, whole))
-        one = Factors(forward=forward, input_grad=backward[0], weight_grad=backward[1])
+    for block in dict.fromkeys(block for block, _, _ in means):
+        whole = means.get((block, Op.B, False), 1.0)
+        one = Factors(
+            forward=means.get((block, Op.F, False), 1.0),
+            input_grad=means.get((block, Op.I, False), whole),
+            weight_grad=means.get((block, Op.W, False), whole),
+            forward_only=means.get((block, Op.F, True)),
+        )
         factors |= dict.fromkeys(plan.blocks[block], one)
     return factors
 

@@ -79,11 +79,13 @@ class StepTimes:
 
     iteration: Seconds
     update: Seconds
+    loading: Seconds = 0.0
+    """What data workers take from the ranks' cores, where it was predicted; what is measured contains it."""
 
     @property
     def step(self) -> Seconds:
-        """Both."""
-        return self.iteration + self.update
+        """All together."""
+        return self.iteration + self.update + self.loading
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -46,7 +46,7 @@ class FillQueue:
         self._overhead = options.overhead
         self._open = options.open_chunks
         self._speed = options.speed(worker)
-        self._waiting = list(_chunks(samples, chunk))[::-1]
+        self._waiting = list(equal_chunks(samples, chunk))[::-1]
         self._fronts: list[_Front] = []
         self.pieces: list[Piece] = []
         self.used = 0.0
@@ -157,7 +157,7 @@ class FillQueue:
         return self.fill(position, float("inf"))
 
 
-def _chunks(samples: int, chunk: int) -> Iterator[tuple[int, int]]:
+def equal_chunks(samples: int, chunk: int) -> Iterator[tuple[int, int]]:
     """(first sample, size) of as few chunks as the limit allows, sizes differing by at most one."""
     count = -(-samples // chunk)
     for i in range(count):

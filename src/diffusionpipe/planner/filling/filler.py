@@ -1,19 +1,25 @@
 """The filler of a setting: `plan_fills` as `build_plan` and the search call it, within each device's memory."""
 
 from collections.abc import Mapping, Sequence
-from itertools import product
+from dataclasses import replace
+from itertools import pairwise, product
 
-from diffusionpipe.passes import PlacedFill
+from diffusionpipe.costs.memory import MemoryUse
+from diffusionpipe.ir import Mesh
+from diffusionpipe.passes import PlacedFill, insert_fills
 from diffusionpipe.planner.assembly.layout import Filler, Unfilled
 from diffusionpipe.planner.filling.fills import FillOptions, FillPlan, FrozenLayers, frozen_layers, plan_fills
+from diffusionpipe.planner.filling.spreading import spread_fills
 from diffusionpipe.planner.filling.windows import window_fills
 from diffusionpipe.planner.pricing.encoders import frozen_workspace
 from diffusionpipe.planner.pricing.layer_table import checkpointed_layers
 from diffusionpipe.planner.pricing.offload import encoder_bytes
 from diffusionpipe.planner.pricing.setting import Setting
-from diffusionpipe.planner.pricing.stage_costs import worker_speeds
+from diffusionpipe.planner.pricing.stage_costs import costs_of, worker_speeds
+from diffusionpipe.simulator import simulate
+from diffusionpipe.timing.buffers import moving_through
 from diffusionpipe.timing.memory import peak_memory
-from diffusionpipe.units import Bytes
+from diffusionpipe.units import Bytes, Seconds
 
 
 def filler_of(setting: Setting) -> Filler:
@@ -31,9 +37,23 @@ def filler_of(setting: Setting) -> Filler:
             chunk = setting.workload.encode_chunk
             options = FillOptions(speeds=speeds, max_chunk=chunk, overhead=setting.fill_start)
             return window_fills(unfilled.schedule, unfilled.costs, frozen, options)
-        return fill_plan(setting, unfilled, frozen).fills
+        packed = fill_plan(setting, unfilled, frozen).fills
+        spread = spread_fills(setting, unfilled, frozen) if unfilled.schedule.num_workers == 1 else ()
+        ways = [packed, {0: spread}] if spread else [packed]
+        return min(ways, key=lambda way: _judged(setting, unfilled, way)) if len(ways) > 1 else packed
 
     return fill
+
+
+def _judged(setting: Setting, unfilled: Unfilled, fills: Mapping[int, Sequence[PlacedFill]]) -> tuple[Bytes, Seconds]:
+    """By how much these fills exceed a device's memory, then the time of the iteration with them."""
+    frozen = len(unfilled.blocks) - 1
+    outputs = {i: setting.graph.frozen_outputs(layers) for i, layers in enumerate(unfilled.blocks[:frozen])}
+    schedule = insert_fills(unfilled.schedule, fills, block=frozen, outputs=outputs)
+    timeline = simulate(schedule, costs_of(schedule, unfilled.blocks, unfilled.mesh, setting))
+    rooms = _memories(setting, unfilled.mesh)
+    uses = _peaks(setting, replace(unfilled, schedule=schedule, timeline=timeline))
+    return max(0, *(use.total - room for use, room in zip(uses, rooms, strict=True))), timeline.makespan
 
 
 def fill_plan(setting: Setting, unfilled: Unfilled, frozen: FrozenLayers) -> FillPlan:
@@ -55,7 +75,7 @@ def hosts_and_chunk(setting: Setting, unfilled: Unfilled) -> tuple[tuple[int, ..
     """
     batch, num_workers = unfilled.schedule.placement.pipelines[0].num_samples, unfilled.schedule.num_workers
     weights = encoder_bytes(setting)
-    others = [_read_elsewhere(setting, unfilled, worker) for worker in range(num_workers)]
+    others = [_kept_for_others(setting, unfilled, worker) for worker in range(num_workers)]
     chunks = [min(setting.workload.encode_chunk, batch)]
     while chunks[-1] > 1:
         chunks.append(chunks[-1] // 2)
@@ -66,16 +86,16 @@ def hosts_and_chunk(setting: Setting, unfilled: Unfilled) -> tuple[tuple[int, ..
         for rooms, chunk in product((cautious, daring), chunks):
             hosts = tuple(
                 worker
-                for worker, (free, workspace) in enumerate(rooms)
-                if weights + rows * others[worker] + max(0, running[chunk] - workspace) <= free
+                for worker, (free, unused) in enumerate(rooms)
+                if weights + rows * others[worker] + max(0, running[chunk] - unused) <= free
             )
             if len(hosts) >= count:
                 return (None if count == num_workers else hosts), chunk
     return None, 1
 
 
-def _read_elsewhere(setting: Setting, unfilled: Unfilled, worker: int) -> Bytes:
-    """Bytes of one sample that the worker would encode for other workers alone; what it reads, it holds anyway."""
+def _kept_for_others(setting: Setting, unfilled: Unfilled, worker: int) -> Bytes:
+    """Bytes of one sample that the worker would hold because it encodes it; what its stages read, it holds anyway."""
     graph, placement = setting.graph, unfilled.schedule.placement
     own = {
         name
@@ -83,20 +103,33 @@ def _read_elsewhere(setting: Setting, unfilled: Unfilled, worker: int) -> Bytes:
         if stage.worker == worker
         for name in graph.frozen_outputs(unfilled.blocks[stage.weights])
     }
-    return sum(graph.tensor(name).num_bytes for name in graph.frozen_outputs(graph.backbone_layers) if name not in own)
+    held = {*graph.inputs, *graph.frozen_outputs(graph.backbone_layers)}
+    return sum(graph.tensor(name).num_bytes for name in held - own)
 
 
 Room = tuple[Bytes, Bytes]
-"""Bytes left, and bytes of the hungriest layer while it runs."""
+"""Bytes left, and what frozen layers may hold before they need any of them."""
 
 
 def _rooms(setting: Setting, unfilled: Unfilled) -> tuple[list[Room], list[Room]]:
     """Of each worker without the frozen layers: with two messages waiting while activations peak, and with none.
 
-    Messages are not explicit yet. The full simulation of the plan says how many wait.
+    Messages are not explicit yet. The full simulation of the plan says how many wait. Fills run while the worker would
+    wait, beside the activations of that moment; so they may hold what these are below their peak, and the workspace.
     """
+    uses, memories = _peaks(setting, unfilled), _memories(setting, unfilled.mesh)
+    # What is read from the frozen part is held twice where it is encoded ahead.
+    free = [memory - use.total - use.frozen_outputs for memory, use in zip(memories, uses, strict=True)]
+    waiting = _held_in_waits(unfilled)
+    unused = [use.workspace + use.activations - held for use, held in zip(uses, waiting, strict=True)]
+    cautious = list(zip(free, unused, strict=True))
+    return cautious, [(one + use.messages, more) for one, more, use in zip(free, unused, uses, strict=True)]
+
+
+def _peaks(setting: Setting, unfilled: Unfilled) -> tuple[MemoryUse, ...]:
+    """What each worker holds at its peak."""
     backbone = tuple(name for block in unfilled.blocks[:-1] for name in block)
-    uses = peak_memory(
+    return peak_memory(
         unfilled.schedule,
         unfilled.timeline,
         unfilled.blocks,
@@ -105,10 +138,19 @@ def _rooms(setting: Setting, unfilled: Unfilled) -> tuple[list[Room], list[Room]
         checkpointed=checkpointed_layers(setting.workload, backbone),
         shard=unfilled.mesh.shard,
     )
-    mesh, devices = unfilled.mesh, setting.cluster.devices
-    groups = range(mesh.data_parallel)
-    memories = [min(devices[mesh.rank(group, worker)].memory for group in groups) for worker in range(mesh.pipeline)]
-    # What is read from the frozen part is held twice where it is encoded ahead.
-    free = [memory - use.total - use.frozen_outputs for memory, use in zip(memories, uses, strict=True)]
-    cautious = [(one, use.workspace) for one, use in zip(free, uses, strict=True)]
-    return cautious, [(one + use.messages, use.workspace) for one, use in zip(free, uses, strict=True)]
+
+
+def _memories(setting: Setting, mesh: Mesh) -> list[Bytes]:
+    """The smallest device that stands in each worker's place in any data-parallel group."""
+    groups, devices = range(mesh.data_parallel), setting.cluster.devices
+    return [min(devices[mesh.rank(group, worker)].memory for group in groups) for worker in range(mesh.pipeline)]
+
+
+def _held_in_waits(unfilled: Unfilled) -> list[Bytes]:
+    """The most activations that each worker holds while it waits."""
+    found = []
+    for worker, moving in enumerate(moving_through(unfilled.schedule, unfilled.timeline, {})):
+        spans = sorted((s.start, s.end) for s in unfilled.timeline.spans if s.worker == worker)
+        waits = ((end, start) for (_, end), (start, _) in pairwise(spans) if end < start)
+        found.append(max((moving.most(*wait) for wait in waits), default=0))
+    return found

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from diffusionpipe.costs import ModelGraph
-from diffusionpipe.costs.memory import encoding_of
+from diffusionpipe.costs.memory import forward_bytes
 from diffusionpipe.planner.pricing.setting import Setting
 from diffusionpipe.units import Bytes
 
@@ -11,9 +11,9 @@ from diffusionpipe.units import Bytes
 def encode_chunks_of(setting: Setting) -> Mapping[str, int]:
     """Frozen component -> samples that go through it at a time: those of the workload, halved while they need too much.
 
-    Too much is a sixteenth of the smallest device: a VAE takes a gibibyte for each picture of 1024 x 1024.
+    Too much is an eighth of the smallest device: a VAE takes two gibibytes for each picture of 1024 x 1024 in float32.
     """
-    room = min(device.memory for device in setting.cluster.devices) // 16
+    room = min(device.memory for device in setting.cluster.devices) // 8
     found = {}
     for component, layers in components_of(setting.graph).items():
         chunk = setting.workload.encode_chunk
@@ -34,8 +34,8 @@ def components_of(graph: ModelGraph) -> Mapping[str, Sequence[str]]:
 
 
 def frozen_workspace(setting: Setting, layers: Sequence[str], chunk: int) -> Bytes:
-    """The most that one of these frozen layers needs while so many samples run through it."""
-    return max((encoding_of(layer, chunk, setting.profile) for layer in layers), default=0)
+    """The most that these frozen layers hold while so many samples run through them."""
+    return forward_bytes(setting.profile, layers, chunk)
 
 
 def host_sets(memories: Sequence[Bytes]) -> tuple[tuple[int, ...], ...]:

@@ -30,12 +30,18 @@ class Sums:
     """Bytes that layers keep of what they made; 0 for a recomputed one (see `LayerTable.held_bytes`)."""
     layers: tuple[Sequence[Seconds], Sequence[Seconds], Sequence[Seconds]]
     """Forward without probes, input gradient with what is recomputed, and weight gradient of each layer."""
+    forward_only: Sequence[Seconds]
+    """Forward of each layer in a probe, which keeps nothing for a backward."""
     probes: Seconds
     """What probes add in all to the forward."""
 
-    def times(self, first: int, stop: int) -> tuple[Seconds, Seconds, Seconds]:
-        """Forward, input gradient and weight gradient of layers first, ..., stop - 1: the price of a stage."""
+    def times(self, first: int, stop: int, *, is_probe: bool = False) -> tuple[Seconds, Seconds, Seconds]:
+        """Forward, input gradient and weight gradient of layers first, ..., stop - 1: the price of a stage.
+
+        Of a stage of a probe the forward is one that keeps nothing; its gradients are never asked for.
+        """
         forward, input_grad, weight_grad = self.layers  # summed anew: differences of running sums would round
+        forward = self.forward_only if is_probe else forward
         return sum(forward[first:stop]), sum(input_grad[first:stop]), sum(weight_grad[first:stop])
 
     def steps(self) -> tuple[Seconds, ...]:
@@ -88,6 +94,7 @@ class LayerTable:
         key = samples, microbatches
         if key not in self._sums:
             forward = [self._forward(name, samples, microbatches) for name in self.names]
+            forward_only = [self._forward_only(name, samples, microbatches) for name in self.names]
             input_grad = [self._input_grad(name, samples, microbatches) for name in self.names]
             weight_grad = [self.profile.weight_grad(name, samples) for name in self.names]
             probes = [self._probe(name, samples, microbatches) for name in self.names]
@@ -95,16 +102,23 @@ class LayerTable:
                 forward=tuple(accumulate(map(add, forward, probes), initial=0.0)),
                 backward=tuple(accumulate(map(add, input_grad, weight_grad), initial=0.0)),
                 layers=(forward, input_grad, weight_grad),
+                forward_only=forward_only,
                 probes=sum(probes),
                 activation=tuple(accumulate((self._activation(layer, samples) for layer in self.layers), initial=0)),
             )
         return self._sums[key]
 
     def _forward(self, name: str, samples: float, microbatches: float | None) -> Seconds:
+        return self.profile.forward(name, samples) + self._casting(name, microbatches)
+
+    def _forward_only(self, name: str, samples: float, microbatches: float | None) -> Seconds:
+        return self.profile.forward_only(name, samples) + self._casting(name, microbatches)
+
+    def _casting(self, name: str, microbatches: float | None) -> Seconds:
+        """The part of casting the layer's weights that counts in one of so many forwards."""
         if microbatches is None:
-            return self.profile.forward(name, samples)
-        share = 1 if name in self.checkpointed else microbatches
-        return self.profile.forward(name, samples) + self.profile.cast(name, self.workload) / share
+            return 0.0
+        return self.profile.cast(name, self.workload) / (1 if name in self.checkpointed else microbatches)
 
     @cached_property
     def _probed(self) -> Mapping[str, float]:
@@ -120,7 +134,7 @@ class LayerTable:
     def _probe(self, name: str, samples: float, microbatches: float | None) -> Seconds:
         """The time that a layer's probe adds to a forward on average. What is cast once is cast by then."""
         casts = self.profile.cast(name, self.workload) if microbatches and name in self.checkpointed else 0.0
-        return self._probed.get(name, 0.0) * (self.profile.forward(name, samples) + casts)
+        return self._probed.get(name, 0.0) * (self.profile.forward_only(name, samples) + casts)
 
     @cached_property
     def casts(self) -> tuple[Seconds, ...]:

@@ -1,50 +1,38 @@
 """The frozen part in host memory: what training with it costs, and where it is worth a look.
 
-A layer's parameters come to the device while the layer before it runs, so a layer takes its own time or that of its
-copy, whichever is longer, and two layers' parameters are on the device at a time.
+A layer's parameters come to the device while the layer before it runs, so two layers' parameters are on the device at a
+time. Of layers that follow each other, one takes its own time or that of its copy, whichever is longer. What an order
+of fills takes, with compute between them, is in `copied.py`.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 
-from diffusionpipe.costs import Profile
 from diffusionpipe.errors import ConfigError
 from diffusionpipe.ir.combinations import Feature, refusal
+from diffusionpipe.planner.pricing.copied import CopiedProfile
 from diffusionpipe.planner.pricing.setting import Setting
 from diffusionpipe.planner.pricing.stage_costs import frozen_bytes
 from diffusionpipe.timing.memory import offloaded_bytes
-from diffusionpipe.units import Bytes, Seconds
+from diffusionpipe.units import Bytes
 
 WORTH = 16
 """Encoders below this part of the smallest device's memory stay there."""
 
 
 def offloaded(setting: Setting) -> Setting:
-    """The setting with the frozen part in host memory; the device that copies slowest counts.
-
-    Times of layers are those of a device of speed 1, so on slower devices copies count longer than they take.
-    """
+    """The setting with the frozen part in host memory; the device that copies slowest counts."""
     graph, profile, workload = setting.graph, setting.profile, setting.workload
     bandwidth = min(device.host_bandwidth for device in setting.cluster.devices)
-    least = {name: frozen_bytes(graph, (name,), workload) / bandwidth for name in graph.frozen_layers}
+    sizes = {name: frozen_bytes(graph, (name,), workload) for name in graph.frozen_layers}
+    arriving = {name: size / bandwidth for name, size in sizes.items() if size}
     return replace(
         setting,
-        profile=_Copied(least=least, **{field.name: getattr(profile, field.name) for field in fields(profile)}),
+        profile=CopiedProfile(
+            arriving=arriving, **{field.name: getattr(profile, field.name) for field in fields(profile)}
+        ),
         workload=replace(workload, offload_frozen=True),
         whole=setting,
     )
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Copied(Profile):
-    """A profile whose frozen layers wait for their parameters."""
-
-    least: Mapping[str, Seconds]
-    """Frozen layer -> the time of its copy."""
-
-    def forward(self, name: str, batch: float) -> Seconds:
-        """Forward time of a layer for a batch."""
-        return max(super().forward(name, batch), self.least.get(name, 0.0) if batch else 0.0)
 
 
 def can_offload(setting: Setting) -> bool:

@@ -1,6 +1,7 @@
 """Profile x blocks x micro-batches x devices -> the costs of every action of a schedule."""
 
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from math import prod
 
 from diffusionpipe.costs import (
@@ -16,11 +17,15 @@ from diffusionpipe.costs import (
 )
 from diffusionpipe.costs.sharding import gathered_bytes, owners_on_workers
 from diffusionpipe.errors import ConfigError
-from diffusionpipe.ir import Edge, Mesh, Schedule
+from diffusionpipe.ir import Edge, Mesh, Op, Schedule
+from diffusionpipe.ir.action import COMPUTE_OPS
 from diffusionpipe.planner.pricing.collectives import all_reduce, rooted
+from diffusionpipe.planner.pricing.copied import CopiedProfile, times_with_copies
 from diffusionpipe.planner.pricing.layer_table import Load, trained_reads
 from diffusionpipe.planner.pricing.meetings import meetings_of, occupancy
 from diffusionpipe.planner.pricing.setting import Setting
+from diffusionpipe.timing.prices import price_of
+from diffusionpipe.timing.work import Compute
 from diffusionpipe.units import Bytes, Seconds
 
 FREE = StageCosts(forward=0, backward=0, input_grad=0, weight_grad=0, activation=0, kept_after_input_grad=0)
@@ -68,14 +73,13 @@ def costs_of(schedule: Schedule, blocks: Sequence[Sequence[str]], mesh: Mesh, se
                 microbatches=placement.num_forwards(index) if mesh.shard == 1 else None,
                 speed=speeds[stage.worker],
                 received=_received(schedule, index, setting.graph),
+                is_probe=placement.pipeline_of(index).is_probe,
                 occupied=occupied[index],
             )
         )
-    fills, host_fills = _fill_times(schedule, blocks, speeds, setting.profile)
-    return Costs(
+    costs = Costs(
         stages=tuple(stages),
-        fills=fills,
-        host_fills=host_fills,
+        host_fills=_host_fills(schedule, blocks, setting.profile),
         reduces=reductions(schedule, blocks, mesh, setting),
         unshards=gathers(schedule, blocks, mesh, setting),
         waking=setting.profile.waking,
@@ -83,19 +87,43 @@ def costs_of(schedule: Schedule, blocks: Sequence[Sequence[str]], mesh: Mesh, se
         link=setting.cluster.intra,
         links=links,
     )
+    return replace(costs, fills=_fill_times(schedule, blocks, speeds, costs, setting.profile))
 
 
 def _fill_times(
-    schedule: Schedule, blocks: Sequence[Sequence[str]], speeds: Sequence[float], profile: Profile
-) -> tuple[tuple[Seconds, ...], tuple[Seconds, ...]]:
-    """For each fill the time of its device, and of its host."""
-    fills, hosts = [], []
-    for fill in schedule.fills:
-        stage = schedule.placement.stages[fill.stage]
-        layers = blocks[stage.weights][fill.layers.start : fill.layers.stop]
-        fills.append(frozen_time(profile, layers, len(fill.samples)) / speeds[stage.worker])
-        hosts.append(sum(profile.layer(name).host.forward for name in layers))
-    return tuple(fills), tuple(hosts)
+    schedule: Schedule, blocks: Sequence[Sequence[str]], speeds: Sequence[float], costs: Costs, profile: Profile
+) -> tuple[Seconds, ...]:
+    """For each fill the time of its device, with its waits for weights that rest in host memory."""
+    names = _filled_layers(schedule, blocks)
+    if not isinstance(profile, CopiedProfile):
+        return tuple(
+            frozen_time(profile, layers, len(fill.samples)) / speeds[schedule.placement.stages[fill.stage].worker]
+            for fill, layers in zip(schedule.fills, names, strict=True)
+        )
+    found = [0.0] * len(schedule.fills)
+    for order, speed in zip(schedule.orders, speeds, strict=True):
+        steps: list[Seconds | list[tuple[str, Seconds]]] = []
+        slots = []
+        for action in order:
+            if action.op is Op.ENCODE and action.slot is not None:
+                samples = len(schedule.fills[action.slot].samples)
+                steps.append([(name, profile.computing(name, samples) / speed) for name in names[action.slot]])
+                slots.append(action.slot)
+            elif action.op in COMPUTE_OPS:
+                steps.append(price_of(Compute(action.stage, action.op), costs))
+        for slot, seconds in zip(slots, times_with_copies(steps, profile.arriving), strict=True):
+            found[slot] = seconds
+    return tuple(found)
+
+
+def _host_fills(schedule: Schedule, blocks: Sequence[Sequence[str]], profile: Profile) -> tuple[Seconds, ...]:
+    """For each fill the time of its host."""
+    return tuple(sum(profile.layer(name).host.forward for name in names) for names in _filled_layers(schedule, blocks))
+
+
+def _filled_layers(schedule: Schedule, blocks: Sequence[Sequence[str]]) -> list[Sequence[str]]:
+    stages = schedule.placement.stages
+    return [blocks[stages[fill.stage].weights][fill.layers.start : fill.layers.stop] for fill in schedule.fills]
 
 
 def block_costs(
@@ -106,6 +134,7 @@ def block_costs(
     microbatches: float | None = None,
     speed: float = 1.0,
     received: Collection[str] | None = None,
+    is_probe: bool = False,
     occupied: tuple[Seconds, Seconds] = (0.0, 0.0),
 ) -> StageCosts:
     """Costs of one of so many micro-batches of so many samples through these layers.
@@ -116,12 +145,12 @@ def block_costs(
     A recomputed layer runs its forward again before its input gradient and keeps only what it reads. `received` are
     the tensors that arrive from other workers, whose buffers are held until the backward; None: all that other trained
     layers write. What comes from the frozen part is held anyway and counts in `costs.memory`. `occupied` is
-    what messages take from the forward and from the backward.
+    what messages take from the forward and from the backward. `is_probe`: the forward keeps nothing for a backward.
     """
     table = setting.table
     again = table.checkpointed.intersection(layers)
     span = table.range_of(layers)
-    times = table.sums(samples, microbatches).times(*span)
+    times = table.sums(samples, microbatches).times(*span, is_probe=is_probe)
     outside = trained_reads(setting.graph, layers) if received is None else frozenset(received)
     activation, deferred = _kept_bytes(setting, layers, samples, again=again, received=outside)
     return stage_costs(times, speed, occupied, table.host(*span), held=(activation, min(activation, deferred)))

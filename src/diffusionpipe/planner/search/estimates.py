@@ -132,7 +132,7 @@ class Estimates:
         stages = []
         for place, taken in zip(structure.places, occupied, strict=True):
             sums = tables.table.sums(place.samples, None if candidate.sharded else place.forwards)
-            forward, input_grad, weight_grad = sums.times(*spans[place.block])
+            forward, input_grad, weight_grad = sums.times(*spans[place.block], is_probe=place.is_probe)
             times = forward + (0.0 if place.block or place.is_probe else head), input_grad, weight_grad
             host = tables.table.host(*spans[place.block])
             stages.append(stage_costs(times, ground.speeds[place.unit], taken, host))
@@ -172,4 +172,5 @@ class Estimates:
         hosts = range(arrangement.units) if candidate.hosts is None else candidate.hosts
         rows = -(-self.tables.setting.workload.batch // (arrangement.data_parallel * len(hosts)))
         speeds = {host: self.tables.ground(arrangement).speeds[host] for host in hosts}
-        return idle_level(pipeline, busy, len(hosts) * self.tables.encoding(rows), speeds)
+        encoding = self.tables.encoding_ahead if candidate.arrangement.units == 1 else self.tables.encoding
+        return idle_level(pipeline, busy, len(hosts) * encoding(rows), speeds)

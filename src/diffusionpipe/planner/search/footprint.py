@@ -3,12 +3,13 @@
 The items are those of `timing.memory`, and so is what a layer needs. Parameters and all that counts with them, copies
 and the workspace of trained layers are exact. The rest is known only of a plan, and counts so:
 
-    encoders          every host holds all of them, and encodes an equal share of the batch
+    encoders          every host holds all of them, and encodes an equal share of the batch while nothing else is there
     activations       at their own peak, with messages or without; a unit with several stages also counts what one of
                       them reads of another; where the backward is split everything is held until W
     messages          none: as many as two may wait while activations peak, but which is known of no order before it
                       is timed, and a guess too high would lose plans that fit
-    frozen outputs    what the unit's stages read, of one batch; not the next one's, nor what it encodes for others
+    frozen outputs    of one batch what the unit's stages read, and raw inputs of an equal share; not the next one's,
+                      nor what it encodes for others
 """
 
 from collections.abc import Callable, Sequence
@@ -39,12 +40,19 @@ class Footprint:
 
     @cached_property
     def frozen_workspace(self) -> Bytes:
-        """The most that one frozen layer needs while a chunk runs through it."""
+        """The most that frozen layers hold while a chunk runs through them."""
         rows = -(-self.tables.setting.workload.batch // self.tables.setting.cluster.num_ranks)
         return max(
             (frozen_workspace(self.tables.setting, layers, min(rows, chunk)) for layers, chunk in self.tables.encoders),
             default=0,
         )
+
+    @cached_property
+    def raw_inputs(self) -> Bytes:
+        """Raw inputs that frozen layers alone read, of a host's equal share of the batch."""
+        setting = self.tables.setting
+        graph, rows = setting.graph, setting.workload.batch // setting.cluster.num_ranks
+        return rows * sum(graph.tensor(n).num_bytes for n in {*graph.inputs} - {*graph.reads_of(graph.backbone_layers)})
 
     def stage_bytes(
         self, first: int, stop: int, samples: float, microbatches: int, in_flight: int, *, is_host: bool = True
@@ -75,21 +83,22 @@ class Footprint:
         `peaks` are numbers of micro-batches whose activations it holds at the same time, stage by stage.
         """
         table, trained, copies = self.tables.table, 0, 0
-        frozen, workspace = (self.frozen_bytes, self.frozen_workspace) if is_host else (0, 0)
+        frozen, encoding, raw = (self.frozen_bytes, self.frozen_workspace, self.raw_inputs) if is_host else (0, 0, 0)
         for first, stop in dict.fromkeys(stage[:2] for stage in stages):  # two directions may share one
             trained += table.trained[stop] - table.trained[first]
             frozen += table.frozen_bytes[stop] - table.frozen_bytes[first]
             copies += table.copies[stop] - table.copies[first]
-        workspace = max(workspace, *(table.workspace(first, stop, samples) for first, stop, _, samples in stages))
         kept = [table.activation(first, stop, samples) for first, stop, _, samples in stages]
+        activations = max(sum(map(mul, peak, kept)) for peak in peaks)
+        workspace = max(table.workspace(first, stop, samples) for first, stop, _, samples in stages)
         return use_of(
             trained,
             self.tables.setting.workload,
             frozen=frozen,
             copies=copies,
-            activations=max(sum(map(mul, peak, kept)) for peak in peaks),
-            workspace=workspace,
-            frozen_outputs=sum(round(s * n * table.frozen_reads[first][stop]) for first, stop, n, s in stages),
+            activations=activations,
+            workspace=max(workspace, encoding - activations),
+            frozen_outputs=raw + sum(round(s * n * table.frozen_reads[first][stop]) for first, stop, n, s in stages),
         )
 
     def fits(self, candidate: Candidate) -> bool:

@@ -74,20 +74,23 @@ class PairPlace:
         return StageTimes(forward=forward, backward=backward, latency=latency)
 
     @cached_property
-    def _span_bytes(self) -> Callable[[int, int, int, int, int], tuple[Bytes, Bytes]]:
-        """(backbone, first, stop, replicas, in flight) -> bytes of a stage without workspace, and its workspace."""
+    def _span_bytes(self) -> Callable[[int, int, int, int, int], tuple[Bytes, Bytes, Bytes]]:
+        """(backbone, first, stop, replicas, in flight) -> activations of a stage, its workspace, and all else."""
 
-        def span_bytes(backbone: int, first: int, stop: int, replicas: int, in_flight: int) -> tuple[Bytes, Bytes]:
+        def span_bytes(
+            backbone: int, first: int, stop: int, replicas: int, in_flight: int
+        ) -> tuple[Bytes, Bytes, Bytes]:
             start = self.judge.tables.borders[backbone]
             stage = (first + start, stop + start, self.microbatches[backbone], self.samples(backbone) / replicas)
             use = self.judge.footprint.use([stage], [(in_flight,)], is_host=False)
-            return use.total - use.workspace, use.workspace
+            return use.activations, use.workspace, use.total - use.activations - use.workspace
 
         return lru_cache(maxsize=None)(span_bytes)
 
     def question(self, replicas: tuple[int, ...], *, is_opposed: bool) -> TwoSidedQuestion:
         """Opposite directions, or the same one: then the second backbone's layers are counted from its end."""
         footprint, memories, num_layers = self.judge.footprint, self.ground.memories, self.num_layers
+        frozen = footprint.frozen_bytes + footprint.raw_inputs
         fastest = max(self.ground.speeds)
         of_count = [[self.work(backbone, r) for r in replicas] for backbone in range(2)]
         least = [[min(r * one[i] for r, one in zip(replicas, own, strict=True)) / fastest for i in range(len(own[0]))]
@@ -110,11 +113,12 @@ class PairPlace:
                 self._span_bytes(0, *first, count, min(self.microbatches[0], blocks)),
                 self._span_bytes(1, *span(1, *second), count, min(self.microbatches[1], depth)),
             ]
-            total = sum(one for one, _ in held) + max(footprint.frozen_workspace, *(one for _, one in held))
-            return total + footprint.frozen_bytes <= min(memories[position : position + count])
+            training = sum(one for one, _, _ in held) + max(one for _, one, _ in held)
+            total = sum(one for _, _, one in held) + frozen + max(footprint.frozen_workspace, training)
+            return total <= min(memories[position : position + count])
 
         whole = [self._span_bytes(b, 0, num_layers[b], 1, self.microbatches[b]) for b in range(2)]
-        everything = sum(map(sum, whole)) + footprint.frozen_bytes + footprint.frozen_workspace
+        everything = sum(map(sum, whole)) + frozen + footprint.frozen_workspace
         if not is_opposed:
             least[1] = [least[1][-1] - one for one in reversed(least[1])]
         return TwoSidedQuestion(

@@ -49,7 +49,7 @@ def sharded_finalists(setting: Setting, filler: Filler | None, *, fastest: Secon
     """
     pool = Pool(judge=Judge(setting=setting), is_filled=filler is not None)
     best: tuple[Candidate, Proposal] | None = None
-    for bound, microbatches in sorted(_accumulations(pool.judge)):
+    for bound, microbatches in sorted(_accumulations(pool.judge, is_filled=pool.is_filled)):
         if bound >= min(fastest, best[1].step if best else float("inf")):
             break
         for schedule in _schedules(setting, microbatches):
@@ -67,7 +67,9 @@ def leanest_sharded(setting: Setting) -> tuple[Candidate, Proposal] | None:
     if len(setting.graph.backbones) > 1:
         return None  # the search has looked at them
     num_layers = judge.tables.num_layers
-    counts = [count for _, count in _accumulations(judge) if count * num_layers <= MAX_SHARDED_FORWARDS]
+    counts = [
+        count for _, count in _accumulations(judge, is_filled=False) if count * num_layers <= MAX_SHARDED_FORWARDS
+    ]
     schedules = _schedules(setting, 1)
     if not counts or not schedules:
         return None
@@ -75,17 +77,18 @@ def leanest_sharded(setting: Setting) -> tuple[Candidate, Proposal] | None:
     return candidate, propose(setting, candidate.layout(setting))
 
 
-def _accumulations(judge: Judge) -> Iterator[tuple[Seconds, int]]:
+def _accumulations(judge: Judge, *, is_filled: bool) -> Iterator[tuple[Seconds, int]]:
     """(time of the compute alone, micro-batches) wherever the batch can be cut."""
     setting, given = judge.setting, judge.setting.given
     ranks, batch = setting.cluster.num_ranks, setting.workload.batch
     if ranks == 1 or batch % ranks or not given.allows(units=1, data_parallel=ranks):
         return
     rows, slowest = batch // ranks, min(device.speed for device in setting.cluster.devices)
+    frozen = judge.tables.frozen_seconds_ahead if is_filled else judge.tables.frozen_seconds
     for count in [given.microbatches] if given.microbatches else range(1, min(rows, MAX_MICROBATCHES) + 1):
         if rows % count == 0:
             sums = judge.tables.table.sums(rows / count)
-            yield judge.tables.frozen_seconds + count * (sums.forward[-1] + sums.backward[-1]) / slowest, count
+            yield frozen + count * (sums.forward[-1] + sums.backward[-1]) / slowest, count
 
 
 def _schedules(setting: Setting, microbatches: int) -> tuple[str, ...]:

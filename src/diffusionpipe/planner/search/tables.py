@@ -2,15 +2,15 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from itertools import accumulate
 
 from diffusionpipe.planner.assembly.buckets import bucket_starts
 from diffusionpipe.planner.pricing.arrangement import Arrangement, Ground
+from diffusionpipe.planner.pricing.copied import computing
 from diffusionpipe.planner.pricing.encoders import components_of, encode_chunks_of
 from diffusionpipe.planner.pricing.layer_table import LayerTable
 from diffusionpipe.planner.pricing.setting import Setting
-from diffusionpipe.planner.pricing.stage_costs import frozen_time
 from diffusionpipe.planner.search.candidates import Candidate
 from diffusionpipe.units import Seconds
 
@@ -56,16 +56,33 @@ class Tables:
         return self.encoding(rows) / min(device.speed for device in cluster.devices)
 
     @cached_property
+    def frozen_seconds_ahead(self) -> Seconds:
+        """The same without waits for weights from host memory, which copies of the model hide behind their compute."""
+        cluster = self.setting.cluster
+        rows = -(-self.setting.workload.batch // cluster.num_ranks)
+        return self.encoding_ahead(rows) / min(device.speed for device in cluster.devices)
+
+    @cached_property
     def encoding(self) -> Callable[[int], Seconds]:
         """Frozen work of so many samples, in chunks, on a device of speed 1, with the start of each fill."""
-        profile, start = self.setting.profile, self.setting.fill_start
+        return self._encoding(self.setting.profile.forward)
+
+    @cached_property
+    def encoding_ahead(self) -> Callable[[int], Seconds]:
+        """The same without waits for weights from host memory."""
+        if self.setting.whole is None:
+            return self.encoding
+        return self._encoding(partial(computing, self.setting.profile))
+
+    def _encoding(self, forward: Callable[[str, float], Seconds]) -> Callable[[int], Seconds]:
+        start = self.setting.fill_start
 
         def seconds(rows: int) -> Seconds:
             total = 0.0
             for layers, chunk in self.encoders:
                 whole, rest = divmod(rows, chunk)
-                total += whole * (start + frozen_time(profile, layers, chunk))
-                total += start * (rest > 0) + frozen_time(profile, layers, rest)
+                total += whole * (start + sum(forward(name, chunk) for name in layers))
+                total += start * (rest > 0) + sum(forward(name, rest) for name in layers)
             return total
 
         return lru_cache(maxsize=None)(seconds)

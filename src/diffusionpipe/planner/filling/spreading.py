@@ -1,0 +1,181 @@
+"""Fills of copies of the model whose encoders rest in host memory: so far apart that their weights arrive in time.
+
+    at the end   F F F F B B B B [0]..[1]..[2]..[3] [vv]    every layer waits for its weights
+    spread   [v] F F F F B [0] B [1] B [2] B [3] [v]        they arrive while the copy trains
+
+Copies of the whole model hardly ever wait for each other, so their frozen work takes its own time wherever it stands.
+Own algorithm. Components whose weights take longer to come than their layers to run are spread: each layer runs on all
+samples before the next one, so that weights come once in an iteration, and at the first place where they are there. If
+there are fewer places than layers, those run together whose weights come soonest. Of the places from which on least
+time is lost so, the last one is taken, because there most activations are gone already. All other components run where
+none are held: while the first blocks are gathered, and at the end.
+"""
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate
+
+from diffusionpipe.ir import Range
+from diffusionpipe.ir.action import COMPUTE_OPS
+from diffusionpipe.passes import PlacedFill
+from diffusionpipe.planner.assembly.layout import Unfilled
+from diffusionpipe.planner.filling.fill_queue import equal_chunks
+from diffusionpipe.planner.filling.frozen_layers import FrozenLayers
+from diffusionpipe.planner.pricing.copied import CopiedProfile, CopyStream
+from diffusionpipe.planner.pricing.encoders import encode_chunks_of
+from diffusionpipe.planner.pricing.setting import Setting
+from diffusionpipe.planner.pricing.stage_costs import worker_speeds
+from diffusionpipe.timing.prices import price_of
+from diffusionpipe.timing.work import Compute
+from diffusionpipe.units import Seconds
+
+ROUNDING = 1e-9
+"""A wait below this part of the iteration is none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Piece:
+    """Layers of a component on some samples."""
+
+    layers: Range
+    samples: Range
+    seconds: Seconds
+    """Without waits for weights."""
+    is_free: bool = True
+    """Whether they read nothing of what is spread."""
+
+
+def spread_fills(setting: Setting, unfilled: Unfilled, frozen: FrozenLayers) -> tuple[PlacedFill, ...]:
+    """The fills of the only worker; () where encoders are on the devices, or no weights take longer than their layers.
+
+    Args:
+        setting: what is planned for.
+        unfilled: of a schedule with one worker.
+        frozen: the setting's frozen layers.
+    """
+    profile = setting.profile
+    if not isinstance(profile, CopiedProfile):
+        return ()
+    late, others = _divided(setting, profile, unfilled, frozen)
+    if not late:
+        return ()
+    order = unfilled.schedule.orders[0]
+    is_compute = [action.op in COMPUTE_OPS for action in order]
+    prices = [
+        price_of(Compute(action.stage, action.op), unfilled.costs) if computes else 0.0
+        for action, computes in zip(order, is_compute, strict=True)
+    ]
+    reached = list(accumulate(prices, initial=0.0))
+    names = [setting.graph.frozen_layers[piece.layers.start] for piece in late]
+
+    def spread(first: int, patience: Seconds) -> tuple[Seconds, list[int]]:
+        return _spread(late, names, profile.arriving, reached, first, patience)
+
+    patience = min((0.0, *{profile.arriving.get(name, 0.0) for name in names}), key=lambda p: (spread(0, p)[0], p))
+    enough = spread(0, patience)[0] + ROUNDING * reached[-1]
+    least, stop = 0, len(order)
+    while stop - least > 1:
+        middle = (least + stop) // 2
+        least, stop = (middle, stop) if spread(middle, patience)[0] <= enough else (least, middle)
+    gathering = min(span.start for span in unfilled.timeline.spans if span.action.op in COMPUTE_OPS)
+    spent = accumulate((piece.seconds for piece in others), initial=0.0)
+    is_early = [piece.is_free and before < gathering for piece, before in zip(others, spent, strict=False)]
+    early = [*is_early, False].index(False)
+    pieces = [
+        *((is_compute.index(True), piece) for piece in others[:early]),
+        *zip(spread(least, patience)[1], late, strict=True),
+        *((len(order), piece) for piece in others[early:]),
+    ]
+    return tuple(
+        PlacedFill(
+            position=position,
+            component=frozen.components[piece.layers.start],
+            layers=piece.layers,
+            samples=piece.samples,
+        )
+        for position, piece in _joined(pieces, {run.start for run in frozen.runs})
+    )
+
+
+def _divided(
+    setting: Setting, profile: CopiedProfile, unfilled: Unfilled, frozen: FrozenLayers
+) -> tuple[list[_Piece], list[_Piece]]:
+    """Layer by layer what is spread, and chunk by chunk all else, each in an order in which it can run.
+
+    What is spread reads nothing of the rest, but the rest may read what is spread.
+    """
+    graph, names = setting.graph, setting.graph.frozen_layers
+    speed, chunks = worker_speeds(setting.cluster, unfilled.mesh)[0], encode_chunks_of(setting)
+    late, others = list[_Piece](), list[_Piece]()
+    left, spread = {name for layer in names for name in graph.layer(layer).writes}, set[str]()
+
+    def piece(first: int, stop: int, samples: Range, *, is_free: bool) -> _Piece:
+        seconds = sum(profile.computing(name, len(samples)) for name in names[first:stop]) / speed
+        return _Piece(layers=Range(first, stop), samples=samples, seconds=seconds, is_free=is_free)
+
+    for run in frozen.runs:
+        layers = range(run.start, run.stop)
+        rows, chunk = unfilled.schedule.placement.num_samples, chunks[frozen.components[run.start]]
+        samples = [Range(first, first + size) for first, size in equal_chunks(rows, chunk)]
+        read = {name for layer in layers for name in graph.layer(names[layer]).reads}
+        written = {name for layer in layers for name in graph.layer(names[layer]).writes}
+        whole = [piece(run.start, run.stop, some, is_free=not read & spread) for some in samples]
+        copying = sum(profile.arriving.get(names[layer], 0.0) for layer in layers)
+        if copying > sum(one.seconds for one in whole) and not read & (left - written):
+            late += [piece(layer, layer + 1, some, is_free=False) for layer in layers for some in samples]
+            left -= written
+            spread |= written
+        else:
+            others += whole
+    return late, others
+
+
+def _spread(
+    pieces: Sequence[_Piece],
+    names: Sequence[str],
+    arriving: Mapping[str, Seconds],
+    reached: Sequence[Seconds],
+    position: int,
+    patience: Seconds,
+) -> tuple[Seconds, list[int]]:
+    """The time in which pieces wait for weights, and before which action each runs: none before those of `position`.
+
+    A piece runs at the first place where it would wait for its weights no longer than `patience`, and those left at the
+    end run there. `names` are their layers; before action i so much has been computed, `reached[i]`.
+    """
+    stream, spent, waited, positions = CopyStream(arriving), 0.0, 0.0, list[int]()
+    weighted = [name for name in names if name in arriving]
+    following = iter([*weighted, weighted[0]])
+    stream.start(next(following), 0.0)
+    for piece, name in zip(pieces, names, strict=True):
+        while position < len(reached) - 1 and reached[position] + spent + patience < stream.ready(name):
+            position += 1
+        now = reached[position] + spent
+        end = stream.run(name, now, piece.seconds, next(following) if name in arriving else None)
+        waited += max(0.0, end - now - piece.seconds)
+        spent += end - now
+        positions.append(position)
+    return waited, positions
+
+
+def _joined(pieces: Sequence[tuple[int, _Piece]], starts: Collection[int]) -> Iterator[tuple[int, _Piece]]:
+    """Layers of a component that follow each other on the same samples at the same place, as one piece.
+
+    `starts` are the first layers of components.
+    """
+    last: tuple[int, _Piece] | None = None
+    for position, piece in pieces:
+        if last and last[0] == position and piece.layers.start not in starts and _follow(last[1], piece):
+            seconds = last[1].seconds + piece.seconds
+            layers = Range(last[1].layers.start, piece.layers.stop)
+            last = position, replace(piece, layers=layers, seconds=seconds)
+            continue
+        if last:
+            yield last
+        last = position, piece
+    if last:
+        yield last
+
+
+def _follow(one: _Piece, other: _Piece) -> bool:
+    return one.samples == other.samples and one.layers.stop == other.layers.start

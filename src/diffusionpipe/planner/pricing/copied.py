@@ -1,0 +1,113 @@
+"""When weights that rest in host memory are on the device: the copies of a worker, one after the other.
+
+    copies     [ layer 1 ]      [ layer 2 ]  [ layer 3 ]          a copy begins with the layer before it:
+    compute    [0 ]  F F F F F  [1 ]         [2 ] F F F F F [3 ]  there is room for two layers
+
+So compute between two fills hides the copy of the second one's first layer. This is how `HostWeights` of
+`runtime/host_weights.py` works.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from diffusionpipe.costs import Profile
+from diffusionpipe.units import Seconds
+
+
+@dataclass(frozen=True, kw_only=True)
+class CopiedProfile(Profile):
+    """A profile whose frozen layers wait for their parameters, each as if nothing ran while it is copied but itself."""
+
+    arriving: Mapping[str, Seconds]
+    """Frozen layer with weights -> the time of their copy."""
+
+    def forward(self, name: str, batch: float) -> Seconds:
+        """Forward time of a layer for a batch, or the time of its copy if that is longer."""
+        return max(self.computing(name, batch), self.arriving.get(name, 0.0) if batch else 0.0)
+
+    def computing(self, name: str, batch: float) -> Seconds:
+        """Forward time of a layer for a batch whose parameters are there."""
+        return super().forward(name, batch)
+
+
+def computing(profile: Profile, name: str, samples: float) -> Seconds:
+    """Forward time of a layer, without any wait for its parameters."""
+    return profile.computing(name, samples) if isinstance(profile, CopiedProfile) else profile.forward(name, samples)
+
+
+@dataclass(slots=True)
+class _End:
+    """One of the two ends of the staging memory. Mutable."""
+
+    layer: str | None = None
+    ready: Seconds = 0.0
+    """When the layer's copy has ended,"""
+    done: Seconds = 0.0
+    """and when the layer has run."""
+
+
+@dataclass(slots=True)
+class CopyStream:
+    """The copies of one worker. Mutable: time goes on as layers run."""
+
+    copies: Mapping[str, Seconds]
+    """Layer with weights -> the time of its copy."""
+    _free: Seconds = 0.0
+    _ends: list[_End] = field(default_factory=lambda: [_End(), _End()])
+    """The one whose layer ran last, then the other."""
+
+    def start(self, layer: str | None, now: Seconds) -> None:
+        """Begin the copy of the layer, from now on as soon as it has room, unless it is there."""
+        if layer is None or layer not in self.copies or any(end.layer == layer for end in self._ends):
+            return
+        end = self._ends[1]
+        self._free = max(self._free, end.done, now) + self.copies[layer]
+        end.layer, end.ready = layer, self._free
+
+    def ready(self, layer: str) -> Seconds:
+        """When a layer that was started can run."""
+        return max((end.ready for end in self._ends if end.layer == layer), default=0.0)
+
+    def run(self, layer: str, now: Seconds, seconds: Seconds, following: str | None) -> Seconds:
+        """Run the layer for so long from now on, or from the end of its copy on; the time at its end.
+
+        `following` is the layer with weights that runs next, whose copy begins meanwhile.
+        """
+        if layer not in self.copies:
+            return now + seconds
+        self.start(layer, now)
+        if self._ends[1].layer == layer:
+            self._ends.reverse()
+        end = self._ends[0]
+        self.start(following, now)
+        end.done = max(now, end.ready) + seconds
+        return end.done
+
+
+def times_with_copies(
+    steps: Sequence[Seconds | Sequence[tuple[str, Seconds]]], copies: Mapping[str, Seconds]
+) -> Iterator[Seconds]:
+    """What each fill of a worker takes, its waits for weights included, where its order begins again after its end.
+
+    Args:
+        steps: in the worker's order the time of each compute, and the (layer, time without waits) of each fill.
+        copies: layer with weights -> the time of its copy.
+
+    Waits of compute for other workers are left out, so fills take at most that long.
+    """
+    fills = [step for step in steps if isinstance(step, Sequence)]
+    weighted = [name for fill in fills for name, _ in fill if name in copies]
+    stream, now, found = CopyStream(copies), 0.0, list[Seconds]()
+    for _ in range(2):  # the second time the first layers are on their way
+        found, number = [], 0
+        for step in steps:
+            if not isinstance(step, Sequence):
+                now += step
+                continue
+            start = now
+            for name, seconds in step:
+                if name in copies:
+                    number += 1
+                now = stream.run(name, now, seconds, weighted[number % len(weighted)] if weighted else None)
+            found.append(now - start)
+    return iter(found)
