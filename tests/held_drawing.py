@@ -15,7 +15,8 @@ from tiny_pipelines import flux
 from diffusionpipe.cli.sample_ranks import _plan
 from diffusionpipe.costs import Workload
 from diffusionpipe.models.describe import describe
-from diffusionpipe.models.graph import LayerGraph
+from diffusionpipe.models.glue import tables_of
+from diffusionpipe.models.graph import Layer, LayerGraph
 from diffusionpipe.planner.drawing import DrawingMemory, predict_drawing
 from diffusionpipe.planner.pricing.setting import Setting
 from diffusionpipe.profiler import analytic_profile
@@ -48,7 +49,10 @@ class Watch:
     stage: int = 0
     vae: int = 0
     decoding: int = 0
+    tables: int = 0
+    """Bytes of tables that this drawing was the first to compute: a process keeps them."""
     components: Sequence[torch.nn.Module] = ()
+    layers: Sequence[Layer] = ()
     gauge: LiveBytes = field(default_factory=LiveBytes)
 
     def encode(self, run: Callable, layers, components, tensors, **options):
@@ -60,24 +64,29 @@ class Watch:
 
     def build(self, build: Callable, graph: LayerGraph, *others, **options):
         """As `build_worker`."""
-        self.components = list(graph.components.values())
+        self.components, self.layers = list(graph.components.values()), graph.layers
+        self.tables = -self.bytes_of_tables()
         self.weights = weights_of(self.components)
         self.gauge.restart_peak()
         with self.gauge:
             return build(graph, *others, **options)
 
     def draw(self, draw: Callable, *arguments, **options):
-        """As `drawn_by_stages`."""
+        """As `drawn_by_stages`. Tables that are computed once do not count, like buffers."""
         with self.gauge:
             drawn = draw(*arguments, **options)
-        self.stage = self.gauge.peak
+        self.tables += self.bytes_of_tables()
+        self.stage = self.gauge.peak - self.tables
         return drawn
+
+    def bytes_of_tables(self) -> int:
+        return sum(table.nbytes for table in tables_of(self.layers))
 
     def decode(self, decode: Callable, *arguments):
         """As `decode` of latents."""
         with self.gauge:
             pictures = decode(*arguments)
-        self.decoding = self.vae + self.gauge.peak
+        self.decoding = self.vae + self.gauge.peak - self.tables
         return pictures
 
     def open(self, open_vae: Callable, *arguments):

@@ -80,7 +80,8 @@ class Tables:
 
 def tables_of(layers: Iterable[Layer]) -> Iterator[Tensor]:
     """What the layers have computed once, and keep for all samples."""
-    for tables in {id(layer.run.tables): layer.run.tables for layer in layers if isinstance(layer.run, Run)}.values():
+    found: list[object] = [getattr(layer.run, "tables", None) for layer in layers]
+    for tables in {id(one): one for one in found if isinstance(one, Tables)}.values():
         yield from tables.tensors
 
 

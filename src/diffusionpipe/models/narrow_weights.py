@@ -9,6 +9,7 @@ The bits are those of weights that are all wide from the start: a narrower numbe
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -38,6 +39,11 @@ class _Widening:
     """A layer's `run`."""
 
     layer: Layer
+
+    @property
+    def tables(self) -> Any:
+        """As the layer's own; None if it has none."""
+        return getattr(self.layer.run, "tables", None)
 
     def __call__(self, component: nn.Module, *tensors: Tensor) -> tuple[Tensor, ...]:
         """As the layer's own."""
