@@ -11,7 +11,7 @@ time is lost so, the last one is taken, because there most activations are gone 
 none are held: while the first blocks are gathered, and at the end.
 """
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 
@@ -86,14 +86,14 @@ def spread_fills(setting: Setting, unfilled: Unfilled, frozen: FrozenLayers) -> 
         *zip(spread(least, patience)[1], late, strict=True),
         *((len(order), piece) for piece in others[early:]),
     ]
-    return tuple(
+    return _joined(
         PlacedFill(
             position=position,
             component=frozen.components[piece.layers.start],
             layers=piece.layers,
             samples=piece.samples,
         )
-        for position, piece in _joined(pieces, {run.start for run in frozen.runs})
+        for position, piece in pieces
     )
 
 
@@ -107,7 +107,7 @@ def _divided(
     graph, names = setting.graph, setting.graph.frozen_layers
     speed, chunks = worker_speeds(setting.cluster, unfilled.mesh)[0], encode_chunks_of(setting)
     late, others = list[_Piece](), list[_Piece]()
-    left, spread = {name for layer in names for name in graph.layer(layer).writes}, set[str]()
+    everything, spread = {name for layer in names for name in graph.layer(layer).writes}, set[str]()
 
     def piece(first: int, stop: int, samples: Range, *, is_free: bool) -> _Piece:
         seconds = sum(profile.computing(name, len(samples)) for name in names[first:stop]) / speed
@@ -121,9 +121,8 @@ def _divided(
         written = {name for layer in layers for name in graph.layer(names[layer]).writes}
         whole = [piece(run.start, run.stop, some, is_free=not read & spread) for some in samples]
         copying = sum(profile.arriving.get(names[layer], 0.0) for layer in layers)
-        if copying > sum(one.seconds for one in whole) and not read & (left - written):
+        if copying > sum(one.seconds for one in whole) and not read & (everything - spread - written):
             late += [piece(layer, layer + 1, some, is_free=False) for layer in layers for some in samples]
-            left -= written
             spread |= written
         else:
             others += whole
@@ -158,24 +157,13 @@ def _spread(
     return waited, positions
 
 
-def _joined(pieces: Sequence[tuple[int, _Piece]], starts: Collection[int]) -> Iterator[tuple[int, _Piece]]:
-    """Layers of a component that follow each other on the same samples at the same place, as one piece.
-
-    `starts` are the first layers of components.
-    """
-    last: tuple[int, _Piece] | None = None
-    for position, piece in pieces:
-        if last and last[0] == position and piece.layers.start not in starts and _follow(last[1], piece):
-            seconds = last[1].seconds + piece.seconds
-            layers = Range(last[1].layers.start, piece.layers.stop)
-            last = position, replace(piece, layers=layers, seconds=seconds)
-            continue
-        if last:
-            yield last
-        last = position, piece
-    if last:
-        yield last
-
-
-def _follow(one: _Piece, other: _Piece) -> bool:
-    return one.samples == other.samples and one.layers.stop == other.layers.start
+def _joined(fills: Iterable[PlacedFill]) -> tuple[PlacedFill, ...]:
+    """Layers of a component that follow each other on the same samples at the same place, as one fill."""
+    found: list[PlacedFill] = []
+    for fill in fills:
+        last = found[-1] if found else None
+        if last and fill == replace(last, layers=fill.layers) and fill.layers.start == last.layers.stop:
+            found[-1] = replace(last, layers=Range(last.layers.start, fill.layers.stop))
+        else:
+            found.append(fill)
+    return tuple(found)

@@ -77,9 +77,10 @@ def costs_of(schedule: Schedule, blocks: Sequence[Sequence[str]], mesh: Mesh, se
                 occupied=occupied[index],
             )
         )
+    names = _filled_layers(schedule, blocks)
     costs = Costs(
         stages=tuple(stages),
-        host_fills=_host_fills(schedule, blocks, setting.profile),
+        host_fills=tuple(sum(setting.profile.layer(name).host.forward for name in own) for own in names),
         reduces=reductions(schedule, blocks, mesh, setting),
         unshards=gathers(schedule, blocks, mesh, setting),
         waking=setting.profile.waking,
@@ -87,14 +88,13 @@ def costs_of(schedule: Schedule, blocks: Sequence[Sequence[str]], mesh: Mesh, se
         link=setting.cluster.intra,
         links=links,
     )
-    return replace(costs, fills=_fill_times(schedule, blocks, speeds, costs, setting.profile))
+    return replace(costs, fills=_fill_times(schedule, names, speeds, costs, setting.profile))
 
 
 def _fill_times(
-    schedule: Schedule, blocks: Sequence[Sequence[str]], speeds: Sequence[float], costs: Costs, profile: Profile
+    schedule: Schedule, names: Sequence[Sequence[str]], speeds: Sequence[float], costs: Costs, profile: Profile
 ) -> tuple[Seconds, ...]:
-    """For each fill the time of its device, with its waits for weights that rest in host memory."""
-    names = _filled_layers(schedule, blocks)
+    """For each fill, which runs the layers of `names`, the time of its device, with waits for weights on the host."""
     if not isinstance(profile, CopiedProfile):
         return tuple(
             frozen_time(profile, layers, len(fill.samples)) / speeds[schedule.placement.stages[fill.stage].worker]
@@ -116,12 +116,8 @@ def _fill_times(
     return tuple(found)
 
 
-def _host_fills(schedule: Schedule, blocks: Sequence[Sequence[str]], profile: Profile) -> tuple[Seconds, ...]:
-    """For each fill the time of its host."""
-    return tuple(sum(profile.layer(name).host.forward for name in names) for names in _filled_layers(schedule, blocks))
-
-
 def _filled_layers(schedule: Schedule, blocks: Sequence[Sequence[str]]) -> list[Sequence[str]]:
+    """The layers that each fill runs."""
     stages = schedule.placement.stages
     return [blocks[stages[fill.stage].weights][fill.layers.start : fill.layers.stop] for fill in schedule.fills]
 

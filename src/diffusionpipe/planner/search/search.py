@@ -223,13 +223,12 @@ def _finalists(
         if proposal.overflow <= 0:
             fastest = min(fastest, proposal.step)
     best = min((pair for pair in finalists if pair[1].overflow <= 0), key=lambda pair: pair[1].step, default=None)
-    # The best one's twin, and those of others that would be better if they were as fast as estimated.
-    hopeful = [one for one, _ in finalists if (best and one == best[0]) or pool.judged[one].score < fastest]
-    known = {candidate for candidate, _ in finalists}
-    for twin in (pool.twin(one).candidate for one in hopeful) if best and pool.is_filled else ():
-        if twin not in known:
-            known.add(twin)
-            finalists.append((twin, propose(setting, twin.layout(setting), filler)))
+    if best and pool.is_filled:
+        # The best one's twin, and those of others that would be better if they were as fast as estimated.
+        hopeful = [one for one, _ in finalists if one == best[0] or pool.judged[one].score < fastest]
+        known = {candidate for candidate, _ in finalists}
+        twins = dict.fromkeys(pool.twin(one).candidate for one in hopeful)
+        finalists += [(twin, propose(setting, twin.layout(setting), filler)) for twin in twins if twin not in known]
     # Filling never does quite as well as estimated, but for copies of the model: they may win from behind.
     copies = next((j for j in ranked if j.candidate.is_copy and j.score < TRUST * fastest), None)
     if copies and all(candidate != copies.candidate for candidate, _ in finalists):

@@ -51,16 +51,17 @@ class Tables:
     @cached_property
     def frozen_seconds(self) -> Seconds:
         """Frozen work of one rank's equal share, in chunks, on the slowest device."""
-        cluster = self.setting.cluster
-        rows = -(-self.setting.workload.batch // cluster.num_ranks)
-        return self.encoding(rows) / min(device.speed for device in cluster.devices)
+        return self._equal_share(self.encoding)
 
     @cached_property
     def frozen_seconds_ahead(self) -> Seconds:
         """The same without waits for weights from host memory, which copies of the model hide behind their compute."""
+        return self._equal_share(self.encoding_ahead)
+
+    def _equal_share(self, encoding: Callable[[int], Seconds]) -> Seconds:
         cluster = self.setting.cluster
         rows = -(-self.setting.workload.batch // cluster.num_ranks)
-        return self.encoding_ahead(rows) / min(device.speed for device in cluster.devices)
+        return encoding(rows) / min(device.speed for device in cluster.devices)
 
     @cached_property
     def encoding(self) -> Callable[[int], Seconds]:
