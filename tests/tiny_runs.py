@@ -132,10 +132,10 @@ def train(
     `calm`: steps without clipping after which the next are post-validated, where the recipe wants that. `profiles`:
     where profiles of other runs are. `check`: who corrects the prediction.
     """
-    from diffusionpipe.cli.train import _make_plan
+    from diffusionpipe.cli.planned import make_plan
 
     announce = None if check is None else check.begin
-    hooks = Hooks(make_plan=_make_plan, save_grid=save_array, profiles=profiles, judge=check, announce=announce)
+    hooks = Hooks(make_plan=make_plan, save_grid=save_array, profiles=profiles, judge=check, announce=announce)
     with (
         mock.patch.object(stopping, "_LOOK", 0.0),
         mock.patch.object(loop, "CALM", calm),
@@ -215,9 +215,9 @@ def train_here(recipe: Recipe, resume: str | None = None, **options: Any) -> int
 
 def draw_untrained(job: Job, recipe: Recipe) -> list[Picture] | None:
     """What the recipe would draw before its first step, on the rank that shows it."""
-    from diffusionpipe.cli.train import _make_plan
+    from diffusionpipe.cli.planned import make_plan
 
-    session = open_session(recipe, job, Planning(make_plan=_make_plan))
+    session = open_session(recipe, job, Planning(make_plan=make_plan))
     wish = Wish(prompts=recipe.sampling.prompts, labels=recipe.sampling.labels)
     drawn = draw_in_session(session, wish, [sampling_settings(member) for member in session.members])
     return None if drawn is None else drawn[-1]
@@ -240,9 +240,9 @@ def tensors_of(checkpoint: Path) -> dict[str, Tensor]:
 
 def held_numbers(job: Job, recipe: Recipe) -> tuple[int, int, int]:
     """Before the first step: trained numbers that this rank holds, that it updates, and of the whole model."""
-    from diffusionpipe.cli.train import _make_plan
+    from diffusionpipe.cli.planned import make_plan
 
-    session = open_session(recipe, job, Planning(make_plan=_make_plan))
+    session = open_session(recipe, job, Planning(make_plan=make_plan))
     names = [p.name for p in session.model.parameters if p.is_trainable]
     known = {name: p for p, name in canonical_names(session.graph.components).items()}
     held = sum(known[name].numel() for name in names if known[name].untyped_storage().size())

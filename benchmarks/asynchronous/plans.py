@@ -16,8 +16,8 @@ from diffusionpipe.costs import Cluster, Profile
 from diffusionpipe.costs.clusters import load_cluster, shipped_clusters
 from diffusionpipe.models.configured import configured_graph
 from diffusionpipe.models.describe import describe
-from diffusionpipe.planner.explain import Row
 from diffusionpipe.planner.pricing.setting import Setting
+from diffusionpipe.planner.rows import Row
 from diffusionpipe.planner.search.tables import Tables
 from diffusionpipe.planner.unflushed import unflushed
 from diffusionpipe.profiler import analytic_profiles

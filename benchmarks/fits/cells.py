@@ -13,7 +13,7 @@ from diffusionpipe.costs import Cluster, Profile, Workload
 from diffusionpipe.costs.clusters import load_cluster
 from diffusionpipe.costs.memory import workspace_of
 from diffusionpipe.planner.advice import nearest_layout
-from diffusionpipe.planner.choice import fastest
+from diffusionpipe.planner.choice import best_choice
 from diffusionpipe.planner.pricing.setting import Setting
 from diffusionpipe.planner.search.proposal import Proposal
 from diffusionpipe.units import Bytes, Seconds
@@ -114,7 +114,7 @@ def measure(case: Case) -> Cell:
 
 def _fitting(case: Case, state: State, batch: int) -> Cell | None:
     """The fastest layout; None where none fits."""
-    choice = fastest(_setting(case, state, batch))
+    choice = best_choice(_setting(case, state, batch))
     return None if choice is None else _cell(case, state, choice.sizes, choice.proposal, choice.setting)
 
 

@@ -290,14 +290,14 @@ def test_labels_above_the_models_classes_are_refused(capsys, recipe, place, tmp_
 
 
 def test_more_stages_than_layers_are_refused(recipe, place):
-    from diffusionpipe.cli.train import _make_plan
+    from diffusionpipe.cli.planned import make_plan
     from diffusionpipe.trainer.members import build_model
     from diffusionpipe.trainer.recipe import load_recipe
 
     loaded = load_recipe(recipe)
     model = build_model(loaded, "cpu").model
     with pytest.raises(ConfigError, match=r"99 stages but the trained part has only \d+ layers; use at most \d+"):
-        _make_plan(model, loaded, 99, None)
+        make_plan(model, loaded, 99, None)
 
 
 def test_a_folder_that_holds_no_model_is_named(capsys, recipe, place):

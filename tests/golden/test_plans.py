@@ -6,6 +6,7 @@ from oracle import makespan
 
 from diffusionpipe.errors import ConfigError
 from diffusionpipe.planner.choice import choose
+from diffusionpipe.planner.near_ties import NEAR_TIE
 from diffusionpipe.timing.legal import check
 
 QUICK = {"paper-00-2-stages", "paper-05-2-stages", "paper-20-2-stages"}
@@ -48,15 +49,21 @@ def test_a_recorded_plan_opens_is_legal_and_takes_the_recorded_time(question):
 
 @pytest.mark.parametrize("question", parameters(ANSWERED))
 def test_the_planner_finds_no_slower_plan_than_the_recorded_one(question):
-    """By the simulator and by a machine that shares nothing with it. Of one that does not fit: any that does."""
+    """By the simulator and by a machine that shares nothing with it. Of one that does not fit: any that does.
+
+    What is found is apart from what is chosen, which may be a near-tie.
+    """
     recorded = predicted(question, recorded_plan(question))
-    found = choose(setting_of(question)).proposal
-    assert found.overflow <= 0
+    choice = choose(setting_of(question))
+    assert choice.proposal.overflow <= 0
     if question.name in TOO_LARGE:
         return
+    found = choice.fastest.proposal
     assert not is_slower(found.step, than=recorded.step), f"{found.step} s instead of {question.answer.layout}"
     assert not is_slower(judged(found), than=judged(recorded))
-    assert judged(found) == pytest.approx(found.step, rel=1e-12)
+    for one in (choice.proposal, found):
+        assert judged(one) == pytest.approx(one.step, rel=1e-12)
+    assert choice.step <= found.step * (1 + NEAR_TIE)
 
 
 @pytest.mark.slow

@@ -8,34 +8,35 @@ from planner import synthetic
 
 from diffusionpipe.cli.plan_band import band_lines, band_text
 from diffusionpipe.planner.band import UNCERTAINTY, Band, Flip, band_of, stretched
-from diffusionpipe.planner.choice import GAIN, choose
+from diffusionpipe.planner.choice import choose
+from diffusionpipe.planner.near_ties import NEAR_TIE
 from diffusionpipe.planner.pricing.setting import Setting
 
 TIES = {
-    0: 2.0299,
-    1: 0.8341,
-    2: 0.7596,
-    3: 0.9826,
-    4: 4.3733,
-    5: 0.3764,
-    6: 0.5603,
-    7: 0.9377,
-    8: 1.2711,
-    9: 2.3912,
-    10: 1.3636,
-    11: 0.8539,
-    12: 0.7493,
-    13: 1.4686,
-    14: 3.0856,
-    15: 1.5526,
-    16: 1.7577,
-    17: 0.693,
-    18: 0.9162,
-    19: 0.4264,
+    0: 1.299,
+    1: 0.7249,
+    2: 0.6112,
+    3: 0.8427,
+    4: 2.669,
+    5: 0.3386,
+    6: 0.5108,
+    7: 0.8193,
+    8: 0.9171,
+    9: 1.602,
+    10: 0.9304,
+    11: 0.7188,
+    12: 0.667,
+    13: 1.16,
+    14: 1.636,
+    15: 1.147,
+    16: 0.9517,
+    17: 0.5429,
+    18: 0.7774,
+    19: 0.3846,
 }
 """Seed -> gigabytes a second of the links, within 1 % of which the choice changes from a pipeline to copies."""
 NEAR_A_TIE, CLEAR = 0.5, 1.0
-"""Gigabytes a second between two devices: at the first, slower layers make data parallelism the fastest."""
+"""Gigabytes a second between two devices: at the first, copies are a near-tie, and faster layers make it none."""
 
 
 def setting_of(intra_gb, source="analytic"):
@@ -48,16 +49,19 @@ def setting_of(intra_gb, source="analytic"):
     )
 
 
-@pytest.mark.parametrize(("intra_gb", "flips"), [(NEAR_A_TIE, (1 + UNCERTAINTY,)), (CLEAR, ())])
+@pytest.mark.parametrize(("intra_gb", "flips"), [(NEAR_A_TIE, (1 - UNCERTAINTY,)), (CLEAR, ())])
 def test_the_choice_flips_where_planning_at_that_end_finds_something_faster(intra_gb, flips):
     setting = setting_of(intra_gb)
     band = band_of(choose(setting))
     assert tuple(flip.factor for flip in band.flips) == flips
     for factor, step in ((1 - UNCERTAINTY, band.shortest), (1 + UNCERTAINTY, band.longest)):
-        best = step * (1 - sum(flip.gain for flip in band.flips if flip.factor == factor))
-        anew = choose(stretched(setting, factor))
-        assert best == pytest.approx(anew.step, rel=2e-3)
-        assert all(anew.sizes == flip.layout for flip in band.flips if flip.factor == factor)
+        anew = choose(stretched(setting, factor)).fastest
+        flip = next((flip for flip in band.flips if flip.factor == factor), None)
+        if flip:
+            assert step * (1 - flip.gain) == pytest.approx(anew.step, rel=2e-3)
+            assert anew.sizes == flip.layout
+        else:
+            assert step <= anew.step * (1 + NEAR_TIE)
 
 
 def test_forwards_without_gradients_are_stretched_too():
@@ -89,13 +93,13 @@ def test_the_choice_flips_near_a_tie_and_not_far_from_it_as_planning_at_both_end
     """Slower layers at the same links are like faster links at the same layers, so what is best beside a tie flips."""
     assert not is_pipeline(choose(cell_of(seed, tie * 1.01)))
     assert is_pipeline(choose(cell_of(seed, tie * 0.99)))
-    for gb, flips in ((tie * 0.97, True), (tie / 8, False)):
+    for gb, flips in ((tie * 1.03, True), (tie / 8, False)):
         choice = choose(cell_of(seed, gb))
         band = band_of(choice)
         anew = [choose(stretched(choice.setting, 1 + sign * UNCERTAINTY)) for sign in (-1, 1)]
         own = (band.shortest, band.longest)
-        gains = [1 - one.step / step for one, step in zip(anew, own, strict=True)]
-        assert (max(gains) >= GAIN) == flips
+        times = [step / one.fastest.step for one, step in zip(anew, own, strict=True)]
+        assert (max(times) > 1 + NEAR_TIE) == flips
         assert bool(band.flips) == flips
 
 
@@ -119,7 +123,7 @@ def test_the_band_is_told_in_whole_sentences():
     steady = Band(shortest=0.9075, longest=1.5125, flips=())
     assert band_text(steady) == (
         "band: layer times are computed. If all of them are 25% shorter or longer, a step takes 907.5 to 1512.5 ms. At "
-        "both ends the plan stays the fastest of the layouts above."
+        "both ends the plan stays the fastest of the layouts above, near-ties apart."
     )
     assert band_text(replace(steady, flips=(flip,))).endswith(
         "The choice flips inside the band: with longer layer times, data parallel, 2 copies is 1.8% faster. Measure "

@@ -6,12 +6,13 @@ import pytest
 from planner import synthetic
 
 from diffusionpipe.costs.memory import MemoryUse
-from diffusionpipe.planner.explain import Row, _best_pipeline, _update, compare, parts_of
+from diffusionpipe.planner.explain import _best_pipeline, compare
 from diffusionpipe.planner.filling.filler import filler_of
 from diffusionpipe.planner.pricing.given import Given
 from diffusionpipe.planner.pricing.offload import encoder_bytes
 from diffusionpipe.planner.pricing.setting import Setting
 from diffusionpipe.planner.pricing.stage_costs import trained_parameters, update_time
+from diffusionpipe.planner.rows import Row, parts_of, update_of
 from diffusionpipe.planner.search.judge import Judge
 from diffusionpipe.planner.search.search import search
 
@@ -73,7 +74,7 @@ def test_a_candidate_that_is_only_estimated_updates_what_its_plan_would():
     setting = replace(setting, profile=replace(setting.profile, update=1e-9))
     found = search(setting)
     for candidate, proposal in found.finalists:
-        assert _update(Judge(setting=setting), candidate) == pytest.approx(proposal.update)
+        assert update_of(Judge(setting=setting), candidate) == pytest.approx(proposal.update)
     assert {len(candidate.starts) > 1 for candidate, _ in found.finalists} == {False, True}
 
 

@@ -6,7 +6,7 @@ from itertools import combinations
 from planner import synthetic
 from tiny_runs import recipe_of
 
-from diffusionpipe.cli.train import _make_plan
+from diffusionpipe.cli.planned import make_plan
 from diffusionpipe.costs import PairLink
 from diffusionpipe.planner.assembly.build import build_train_schedule
 from diffusionpipe.planner.assembly.layout import Layout
@@ -63,7 +63,7 @@ def test_a_run_with_given_sizes_names_slow_links(tmp_path, caplog):
     setting = setting_of((1, 2))
     sizes = {"stages": 4, "microbatches": 4, "schedule": "1f1b", "fill": True}
     recipe = recipe_of(tmp_path, tmp_path, tmp_path / "run", training={"batch": 8}, pipeline=sizes)
-    plan = _make_plan(setting.graph, recipe, 4, setting.profile, setting.cluster)
+    plan = make_plan(setting.graph, recipe, 4, setting.profile, setting.cluster)
     assert plan.mesh.num_ranks == 4
     assert "Slow links between ranks: 1-2 with " in caplog.text
 

@@ -29,7 +29,7 @@ def band_text(band: Band) -> str:
         f"{band.shortest * 1e3:.1f} to {band.longest * 1e3:.1f} ms."
     )
     if not band.flips:
-        return f"{first} At both ends the plan stays the fastest of the layouts above."
+        return f"{first} At both ends the plan stays the fastest of the layouts above, near-ties apart."
     flips = (
         f"with {'shorter' if flip.factor < 1 else 'longer'} layer times, {flip.layout} is {flip.gain:.1%} faster."
         for flip in band.flips

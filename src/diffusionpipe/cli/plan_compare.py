@@ -8,8 +8,8 @@ from textwrap import wrap
 from typing import TYPE_CHECKING
 
 from diffusionpipe.cli.plan_table import MICROBATCHES, WORDS, Line, decimals_of, shortened, wrapped
-from diffusionpipe.planner.explain import GIB
 from diffusionpipe.planner.pricing.given import NOTHING
+from diffusionpipe.planner.rows import GIB
 
 if TYPE_CHECKING:
     from diffusionpipe.planner.choice import Choice

@@ -193,7 +193,7 @@ def _misfit(plan: Plan, graph: ModelGraph) -> str | None:
 
 def _lines(plan: Plan, times: _Times, width: int) -> Iterator[str]:
     from diffusionpipe import viz
-    from diffusionpipe.planner.explain import unit_of
+    from diffusionpipe.planner.rows import unit_of
     from diffusionpipe.planner.search.naming import name_of_plan, sizes_of_plan, stages_of_plan
 
     ranks = plan.mesh.num_ranks
@@ -277,8 +277,8 @@ def _frozen(plan: Plan) -> str:
 
 def _memory(plan: Plan, setting: Setting, proposal: Proposal, unit: Bytes, num_parts: int) -> list[Sequence[str]]:
     """A row for each worker: idle time, the largest `num_parts` of its memory, their sum, and what is free."""
-    from diffusionpipe.planner.explain import parts_of
     from diffusionpipe.planner.from_profile import UNKNOWN_MEMORY
+    from diffusionpipe.planner.rows import parts_of
 
     parts = [parts_of(use, unit) for use in proposal.memory]
     largest = {name: max(one.get(name, 0.0) for one in parts) for name in {name: 0 for one in parts for name in one}}

@@ -9,11 +9,12 @@ from textwrap import wrap
 from typing import TYPE_CHECKING
 
 from diffusionpipe.ir.versions import Versions
-from diffusionpipe.planner.explain import GIB, parts_of, unit_of
+from diffusionpipe.planner.rows import GIB, parts_of, unit_of
 
 if TYPE_CHECKING:
-    from diffusionpipe.planner.explain import Comparison, Row
+    from diffusionpipe.planner.explain import Comparison
     from diffusionpipe.planner.pricing.setting import Setting
+    from diffusionpipe.planner.rows import Row
 
 Line = tuple[str, str]
 """A line and its style."""
@@ -102,7 +103,8 @@ def table_lines(
     yield "", ""
     for text in _legend(setting, comparison, columns, is_short=is_short):
         yield from ((line, "dim") for line in wrap(text, width, subsequent_indent="  ", break_on_hyphens=False))
-    for text in (_memory(setting, comparison.winner), comparison.verdict, *_asking(comparison, versions)):
+    verdict = (_memory(setting, comparison.winner), comparison.verdict, *comparison.remarks)
+    for text in (*verdict, *_asking(comparison, versions)):
         yield "", ""
         yield from ((line, "") for line in wrap(text, width, break_on_hyphens=False, break_long_words=False))
 

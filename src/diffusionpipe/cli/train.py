@@ -13,9 +13,6 @@ import typer
 
 if TYPE_CHECKING:
     from diffusionpipe.cli.run_check import Command
-    from diffusionpipe.costs import Cluster, ModelGraph, Profile
-    from diffusionpipe.ir import Plan
-    from diffusionpipe.planner.assembly.layout import BackboneLayout
     from diffusionpipe.trainer.drawing import Picture
     from diffusionpipe.trainer.recipe import Recipe
     from diffusionpipe.trainer.screen import Screen
@@ -175,6 +172,7 @@ class _Part:
 def _join(part: _Part, screen: "Screen") -> None:
     """Be one rank of the job, from the first rendezvous to the last picture."""
     from diffusionpipe.cli.job_profiles import CachedProfiles
+    from diffusionpipe.cli.planned import make_plan
     from diffusionpipe.cli.profile_cache import cache_folder
     from diffusionpipe.cli.run_check import RunCheck
     from diffusionpipe.cli.run_report import RunReport
@@ -196,7 +194,7 @@ def _join(part: _Part, screen: "Screen") -> None:
                 job = stack.enter_context(joined(member, device=device, patience=recipe.run.patience))
                 job.agree("the recipe", recipe.model_dump_json())
             hooks = Hooks(
-                make_plan=_make_plan,
+                make_plan=make_plan,
                 save_grid=_save_grid,
                 profiles=CachedProfiles(folder=cache_folder(os.environ)) if part.uses_cache else None,
                 screen=screen,
@@ -231,79 +229,6 @@ def _end_stopped() -> NoReturn:
     # The launcher or torchrun terminates the other ranks as soon as the first has ended with this status.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     raise typer.Exit(ExitStatus.STOPPED)
-
-
-def _make_plan(
-    model: "ModelGraph",
-    recipe: "Recipe",
-    num_ranks: int,
-    profile: "Profile | None" = None,
-    cluster: "Cluster | None" = None,
-) -> "Plan":
-    """The plan that the recipe's [pipeline] section asks for."""
-    from diffusionpipe.cli.recipe_orders import orders_of
-    from diffusionpipe.planner import Layout, build_plan, plan_from_profile
-    from diffusionpipe.planner.explain import slow_links_text
-    from diffusionpipe.trainer.recipe import replicas_of_stages
-    from diffusionpipe.trainer.workload import samples_drawn_together
-
-    if recipe.pipeline.is_searched and profile is not None and cluster is not None:
-        return _searched_plan(recipe, profile, cluster)
-    replicas, sizes = replicas_of_stages(recipe.pipeline, num_ranks), recipe.pipeline.sizes
-    layout = Layout(
-        batch=recipe.training.batch,
-        stages=len(replicas),
-        microbatches=sizes.microbatches,
-        schedule=sizes.schedule,
-        backbones=_backbone_layouts(recipe),
-        orders=orders_of(recipe.pipeline, num_ranks),
-        replicas=replicas,
-        data_parallel=sizes.data_parallel,
-        sharded=sizes.sharded,
-        buckets=0 if sizes.sharded else 1,
-        encode_chunk=sizes.encode_chunk,
-        offload_frozen=sizes.offload_frozen,
-        splits=recipe.pipeline.splits,
-        checkpointed=recipe.training.activation_checkpointing,
-        sample_batch=samples_drawn_together(recipe),
-        versions=recipe.pipeline.versions,
-        delay=recipe.pipeline.delay or 1,
-    )
-    if profile is None:
-        return build_plan(model, layout)
-    if cluster is not None and (slow := slow_links_text(cluster)):
-        logger.warning("%s", slow)
-    return plan_from_profile(profile, layout, cluster)
-
-
-def _backbone_layouts(recipe: "Recipe") -> "tuple[BackboneLayout, ...]":
-    """The sizes of each of several models."""
-    from diffusionpipe.planner.assembly.layout import BackboneLayout
-
-    default = recipe.pipeline.sizes.microbatches
-    return tuple(
-        BackboneLayout(name=name, microbatches=own.microbatches or default) for name, own in recipe.models.items()
-    )
-
-
-def _step_text(iteration: float, update: float) -> str:
-    """The predicted time of a step and of its parts."""
-    return f"predicted_step_s={iteration + update:.4f} iteration_s={iteration:.4f} update_s={update:.4f}"
-
-
-def _searched_plan(recipe: "Recipe", profile: "Profile", cluster: "Cluster") -> "Plan":
-    """The fastest plan, with the reason in the log."""
-    from diffusionpipe.cli.recipe_setting import restriction_of, setting_of
-    from diffusionpipe.planner import choose
-    from diffusionpipe.trainer.workload import samples_drawn_together
-
-    choice = choose(setting_of(recipe, profile, cluster), fill=recipe.pipeline.fill)
-    proposal = choice.proposal
-    logger.info('plan="%s" %s', choice.sizes, _step_text(proposal.iteration, proposal.update))
-    logger.info("%s", choice.comparison().verdict)
-    if restriction := restriction_of(recipe):
-        logger.info("%s", restriction)
-    return choice.plan(sample_batch=samples_drawn_together(recipe))
 
 
 def _save_grid(pictures: "Sequence[Picture]", captions: Sequence[str], path: Path) -> None:

@@ -11,11 +11,11 @@ from math import prod
 from diffusionpipe.costs import LayerProfile, LayerSpec, ParameterSpec
 from diffusionpipe.costs.cluster import repeated
 from diffusionpipe.costs.memory import MemoryUse
-from diffusionpipe.planner.explain import parts_of, sizes_in, unit_of
 from diffusionpipe.planner.pricing.given import NOTHING
 from diffusionpipe.planner.pricing.offload import WORTH, can_offload, encoder_bytes, is_heavy, offloaded
 from diffusionpipe.planner.pricing.setting import Setting
 from diffusionpipe.planner.rivals.baselines import best_baselines
+from diffusionpipe.planner.rows import parts_of, sizes_in, unit_of
 from diffusionpipe.planner.search.candidates import Candidate
 from diffusionpipe.planner.search.naming import name_of
 from diffusionpipe.planner.search.nearest import least_estimated_overflow, least_overflow

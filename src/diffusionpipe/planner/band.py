@@ -8,11 +8,12 @@ fastest.
 from dataclasses import dataclass, replace
 
 from diffusionpipe.costs import LayerProfile, Profile
-from diffusionpipe.planner.choice import GAIN, Choice
-from diffusionpipe.planner.explain import sizes_in
+from diffusionpipe.planner.choice import Choice
 from diffusionpipe.planner.filling.filler import filler_of
+from diffusionpipe.planner.near_ties import NEAR_TIE
 from diffusionpipe.planner.pricing.offload import offloaded
 from diffusionpipe.planner.pricing.setting import Setting
+from diffusionpipe.planner.rows import sizes_in
 from diffusionpipe.planner.search.candidates import Candidate
 from diffusionpipe.planner.search.constants import TRUST
 from diffusionpipe.planner.search.judge import Judge
@@ -35,7 +36,7 @@ class Flip:
     """Of all layer times."""
     layout: str
     gain: float
-    """The part of the choice's step there that it saves."""
+    """The part of the choice's step there that it saves; more than a near-tie."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +70,7 @@ def _end(choice: Choice, factor: float) -> tuple[Seconds, Flip | None]:
     filler = filler_of(setting) if choice.filler else None
 
     own = propose(setting, choice.candidate.layout(setting), filler).step
-    step, best = own * (1 - GAIN), None
+    step, best = own / (1 + NEAR_TIE), None
     simulated = [candidate for candidate, _ in choice.search.finalists]
     estimated = [one.candidate for one in choice.search.judged[:NUM_ESTIMATED]]
     others = [one for one in dict.fromkeys((*simulated, *estimated)) if one != choice.candidate]

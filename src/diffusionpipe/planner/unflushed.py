@@ -26,13 +26,13 @@ from diffusionpipe.passes import with_versions
 from diffusionpipe.planner.assembly.build import build_window
 from diffusionpipe.planner.assembly.layout import Blocks, Filler, Layout
 from diffusionpipe.planner.assembly.partition import balanced_cuts
-from diffusionpipe.planner.explain import Row
 from diffusionpipe.planner.filling.shares import idle_level
 from diffusionpipe.planner.pricing.arrangement import Arrangement, arrangements
 from diffusionpipe.planner.pricing.layer_table import checkpointed_layers
 from diffusionpipe.planner.pricing.setting import Setting
 from diffusionpipe.planner.pricing.stage_costs import time_to_update, trained_parameters
 from diffusionpipe.planner.pricing.window_costs import window_costs, window_memory
+from diffusionpipe.planner.rows import Row
 from diffusionpipe.planner.search.candidates import Candidate
 from diffusionpipe.planner.search.naming import sizes_of
 from diffusionpipe.planner.search.proposal import pricing_of, propose

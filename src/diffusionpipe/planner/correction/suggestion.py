@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from diffusionpipe.ir import Plan, Timeline
-from diffusionpipe.planner.choice import fastest
+from diffusionpipe.planner.choice import best_choice
 from diffusionpipe.planner.pricing.setting import Setting
 from diffusionpipe.units import Seconds
 
@@ -30,7 +30,7 @@ def suggest(setting: Setting, step: Seconds, *, fill: bool | None, sample_batch:
     Raises:
         ConfigError: the sizes that are given do not fit each other.
     """
-    choice = fastest(setting, fill=fill)
+    choice = best_choice(setting, fill=fill)
     if choice is None or step <= choice.step * (1 + GAIN):
         return None
     return Suggestion(

@@ -1,0 +1,89 @@
+"""The plan that a run's recipe asks for, made on rank 0, with the reason in the log where it was searched."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from diffusionpipe.costs import Cluster, ModelGraph, Profile
+    from diffusionpipe.ir import Plan
+    from diffusionpipe.planner.assembly.layout import BackboneLayout
+    from diffusionpipe.trainer.recipe import Recipe
+
+logger = logging.getLogger(__name__)
+
+
+def make_plan(
+    model: ModelGraph,
+    recipe: Recipe,
+    num_ranks: int,
+    profile: Profile | None = None,
+    cluster: Cluster | None = None,
+) -> Plan:
+    """The plan that the recipe's [pipeline] section asks for."""
+    from diffusionpipe.cli.recipe_orders import orders_of
+    from diffusionpipe.planner import Layout, build_plan, plan_from_profile
+    from diffusionpipe.planner.explain import slow_links_text
+    from diffusionpipe.trainer.recipe import replicas_of_stages
+    from diffusionpipe.trainer.workload import samples_drawn_together
+
+    if recipe.pipeline.is_searched and profile is not None and cluster is not None:
+        return searched_plan(recipe, profile, cluster)
+    replicas, sizes = replicas_of_stages(recipe.pipeline, num_ranks), recipe.pipeline.sizes
+    layout = Layout(
+        batch=recipe.training.batch,
+        stages=len(replicas),
+        microbatches=sizes.microbatches,
+        schedule=sizes.schedule,
+        backbones=_backbone_layouts(recipe),
+        orders=orders_of(recipe.pipeline, num_ranks),
+        replicas=replicas,
+        data_parallel=sizes.data_parallel,
+        sharded=sizes.sharded,
+        buckets=0 if sizes.sharded else 1,
+        encode_chunk=sizes.encode_chunk,
+        offload_frozen=sizes.offload_frozen,
+        splits=recipe.pipeline.splits,
+        checkpointed=recipe.training.activation_checkpointing,
+        sample_batch=samples_drawn_together(recipe),
+        versions=recipe.pipeline.versions,
+        delay=recipe.pipeline.delay or 1,
+    )
+    if profile is None:
+        return build_plan(model, layout)
+    if cluster is not None and (slow := slow_links_text(cluster)):
+        logger.warning("%s", slow)
+    return plan_from_profile(profile, layout, cluster)
+
+
+def _backbone_layouts(recipe: Recipe) -> tuple[BackboneLayout, ...]:
+    """The sizes of each of several models."""
+    from diffusionpipe.planner.assembly.layout import BackboneLayout
+
+    default = recipe.pipeline.sizes.microbatches
+    return tuple(
+        BackboneLayout(name=name, microbatches=own.microbatches or default) for name, own in recipe.models.items()
+    )
+
+
+def _step_text(iteration: float, update: float) -> str:
+    """The predicted time of a step and of its parts."""
+    return f"predicted_step_s={iteration + update:.4f} iteration_s={iteration:.4f} update_s={update:.4f}"
+
+
+def searched_plan(recipe: Recipe, profile: Profile, cluster: Cluster) -> Plan:
+    """The fastest plan, with the reason in the log."""
+    from diffusionpipe.cli.recipe_setting import restriction_of, setting_of
+    from diffusionpipe.planner import choose
+    from diffusionpipe.trainer.workload import samples_drawn_together
+
+    choice = choose(setting_of(recipe, profile, cluster), fill=recipe.pipeline.fill)
+    proposal = choice.proposal
+    logger.info('plan="%s" %s', choice.sizes, _step_text(proposal.iteration, proposal.update))
+    comparison = choice.comparison()
+    for text in (comparison.verdict, *comparison.remarks):
+        logger.info("%s", text)
+    if restriction := restriction_of(recipe):
+        logger.info("%s", restriction)
+    return choice.plan(sample_batch=samples_drawn_together(recipe))

@@ -1,0 +1,155 @@
+"""A layout as a row of figures: of a plan that is simulated, of an estimate, of another system.
+
+A step is an iteration and the optimizer's update after it, ours and everyone's: a rank updates the parameters that it
+holds, which are all of them in data parallelism, an equal part with ZeRO-3, those of its stages in a pipeline.
+"""
+
+from collections import defaultdict
+from dataclasses import dataclass
+from itertools import pairwise
+
+from diffusionpipe.costs.memory import MemoryUse
+from diffusionpipe.planner.pricing.setting import Setting
+from diffusionpipe.planner.pricing.stage_costs import time_to_update
+from diffusionpipe.planner.rivals.baselines import Baseline
+from diffusionpipe.planner.search.candidates import Candidate
+from diffusionpipe.planner.search.judge import Judge
+from diffusionpipe.planner.search.naming import ON_HOST, name_of, sizes_of
+from diffusionpipe.planner.search.pool import Judged
+from diffusionpipe.planner.search.proposal import Proposal
+from diffusionpipe.units import Bytes, Seconds
+
+GIB = 2**30
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One candidate."""
+
+    name: str
+    sizes: str
+    num_stages: int
+    """Of its pipeline; 1 for data parallelism."""
+    step: Seconds
+    """Iteration and update."""
+    update: Seconds
+    """Of the rank with most to update; 0 if the profile does not know it."""
+    samples_per_second: float
+    bubble: float
+    """Idle part of all devices' time."""
+    exposed: Seconds
+    """Time in which only encoders run."""
+    memory: Bytes
+    """Of the fullest device, estimated where `use` is None."""
+    use: MemoryUse | None
+    """What it is made of."""
+    overflow: Bytes
+    """Beyond the device's memory; 0 or less: it fits."""
+    is_copy: bool = False
+    """Whether it is another system's with the whole model on every device."""
+
+    @property
+    def fits(self) -> bool:
+        """Whether every device has room for it."""
+        return self.overflow <= 0
+
+
+def sizes_in(setting: Setting, candidate: Candidate) -> str:
+    """The same, and where the encoders are."""
+    return sizes_of(candidate) + (ON_HOST if setting.workload.offload_frozen else "")
+
+
+def row_of(setting: Setting, candidate: Candidate, proposal: Proposal) -> Row:
+    """The row of a layout that is simulated in full."""
+    use = max(proposal.memory, key=lambda memory: memory.total)
+    return Row(
+        name=name_of(candidate),
+        sizes=sizes_in(setting, candidate),
+        num_stages=max(candidate.stages),
+        step=proposal.step,
+        update=proposal.update,
+        samples_per_second=setting.workload.batch / proposal.step,
+        bubble=proposal.timeline.bubble,
+        exposed=proposal.exposed,
+        memory=use.total,
+        use=use,
+        overflow=proposal.overflow,
+    )
+
+
+def estimated_row(judge: Judge, one: Judged, is_filled: bool) -> Row:
+    """The row of a candidate that is estimated."""
+    estimate, update = one.estimate, update_of(judge, one.candidate)
+    return Row(
+        name=name_of(one.candidate),
+        sizes=sizes_in(judge.setting, one.candidate),
+        num_stages=max(one.candidate.stages),
+        step=one.score + update,
+        update=update,
+        samples_per_second=judge.setting.workload.batch / (one.score + update),
+        bubble=max(0.0, 1 - (estimate.busy + estimate.frozen) / one.score),
+        exposed=max(0.0, one.score - estimate.pipeline) if is_filled else estimate.frozen,
+        memory=smallest_device(judge.setting) + estimate.overflow,
+        use=None,
+        overflow=estimate.overflow,
+    )
+
+
+def baseline_row(judge: Judge, one: Baseline) -> Row:
+    """The row of another system's layout."""
+    setting = judge.setting
+    if one.candidate is not None:
+        update = update_of(judge, one.candidate)
+    else:
+        update = time_to_update(one.updated, setting.profile, setting.cluster.num_ranks)
+    return Row(
+        name=one.name,
+        sizes=one.sizes,
+        num_stages=len(one.candidate.starts) if one.candidate else 1,
+        step=one.step + update,
+        update=update,
+        samples_per_second=setting.workload.batch / (one.step + update),
+        bubble=max(0.0, 1 - one.busy / one.step),
+        exposed=one.frozen,
+        memory=smallest_device(setting) + one.overflow,
+        use=None,
+        overflow=one.overflow,
+        is_copy=one.is_copy,
+    )
+
+
+def update_of(judge: Judge, candidate: Candidate) -> Seconds:
+    """Time of the update on the worker with most to update."""
+    if not judge.setting.profile.update:
+        return 0.0
+    starts, trained = (*candidate.starts, judge.tables.num_layers), judge.tables.table.trained
+    blocks = [trained[stop] - trained[start] for start, stop in pairwise(starts)]
+    held: dict[int, set[int]] = defaultdict(set)
+    for stage in candidate.layout(judge.setting).generated().placement.stages:
+        held[stage.worker].add(stage.weights)
+    most: float = max(sum(blocks[block] for block in own) for own in held.values())
+    most /= candidate.arrangement.data_parallel if candidate.sharded else 1
+    return time_to_update(most, judge.setting.profile, judge.setting.cluster.num_ranks)
+
+
+def smallest_device(setting: Setting) -> Bytes:
+    """The least memory of a device; an estimate's overflow is beyond it."""
+    return min(device.memory for device in setting.cluster.devices)
+
+
+def unit_of(num_bytes: Bytes) -> tuple[str, Bytes]:
+    """The unit in which that much memory is written, and its bytes: GiB, or MiB below one."""
+    return ("GiB", GIB) if num_bytes >= GIB else ("MiB", 2**20)
+
+
+def parts_of(use: MemoryUse, unit: Bytes) -> dict[str, float]:
+    """The parts of a device's memory in a unit, with two decimals, largest first; they add up to the rounded total.
+
+    Parts that would be 0.00 are left out.
+    """
+    cents = {name.replace("_", " "): size / unit * 100 for name, size in use.items().items()}
+    whole = {name: int(size) for name, size in cents.items()}
+    missing = round(use.total / unit * 100) - sum(whole.values())
+    for name in sorted(cents, key=lambda name: whole[name] - cents[name])[:missing]:
+        whole[name] += 1
+    return {name: size / 100 for name, size in sorted(whole.items(), key=lambda item: -item[1]) if size}
