@@ -88,7 +88,7 @@ class Measured:
         layer, profile = self.setting.profile.layer(name), self.setting.profile
         samples = len(self.train.fills[action.slot].samples) if action.op is Op.ENCODE else BATCH // 16
         for part in fields.get(action.op, ("input_grad", "weight_grad")):
-            device, host = profile.at(getattr(layer, part), samples), getattr(layer.host, part)
+            device, host = getattr(profile, part)(name, samples), getattr(layer.host, part)
             queue.compute([device / KERNELS] * KERNELS, host)
 
     def transfer(self, worker, slot):

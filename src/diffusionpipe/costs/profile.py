@@ -1,12 +1,15 @@
-"""What every layer of a model costs on one device, by batch size."""
+"""What every layer of a model costs on one device, by batch size.
 
-from bisect import bisect_left
-from collections.abc import Sequence
-from dataclasses import dataclass
+A profile holds what was measured. What it says of a number of samples lies on the curves of `costs/curves.py`.
+"""
+
+from dataclasses import dataclass, replace
 from functools import cached_property
+from math import inf
 
 from diffusionpipe.costs.actions import NO_HOST, HostTimes, Link
 from diffusionpipe.costs.cluster import AllReduce
+from diffusionpipe.costs.curves import ascending_means, ascending_peaks, cost_at
 from diffusionpipe.costs.decoding import Decoding
 from diffusionpipe.costs.graph import ModelGraph
 from diffusionpipe.costs.mode import Mode
@@ -105,8 +108,8 @@ class Profile:
             for name, values in columns.items():
                 if len(values) != len(self.batch_sizes):
                     problems.append(f"{layer.name}: {name} has {len(values)} entries for {len(self.batch_sizes)} sizes")
-                if any(not value >= 0 for value in values):
-                    problems.append(f"{layer.name}: {name} holds a negative value or NaN")
+                if any(not 0 <= value < inf for value in values):
+                    problems.append(f"{layer.name}: {name} holds a value that is negative or no number")
             if not (layer.cast >= 0 and layer.copies >= 0):
                 problems.append(f"{layer.name}: cast and copies must not be negative")
             if not any(layer.forward):
@@ -127,47 +130,31 @@ class Profile:
         """The layer of that name."""
         return self._layer[name]
 
-    def at(self, values: Sequence[float], batch: float) -> float:
-        """A cost at a batch size: linear between the profiled sizes.
-
-        Below the smallest size it falls linearly towards the intercept that the first two sizes give, but not below 0;
-        beyond the largest it grows with the slope of the last two (with one size: in proportion).
-
-        Raises:
-            ValueError: the batch is negative.
-        """
-        if batch < 0:
-            raise ValueError(f"a batch of {batch} samples has no cost")
-        sizes = self.batch_sizes
-        if batch == 0:
-            return 0.0
-        if len(sizes) == 1:
-            return values[0] * batch / sizes[0]
-        right = min(max(bisect_left(sizes, batch), 1), len(sizes) - 1)
-        left = right - 1
-        slope = (values[right] - values[left]) / (sizes[right] - sizes[left])
-        return max(0.0, values[left] + slope * (batch - sizes[left]))
+    @cached_property
+    def _curves(self) -> dict[str, LayerProfile]:
+        """Each layer with costs that never fall with samples, which `cost_at` may be asked about."""
+        return {layer.name: _ascending(layer) for layer in self.layers}
 
     def forward(self, name: str, batch: float) -> Seconds:
         """Forward time of a layer for a batch."""
-        return self.at(self._layer[name].forward, batch)
+        return cost_at(self.batch_sizes, self._curves[name].forward, batch)
 
     def forward_only(self, name: str, batch: float) -> Seconds:
         """Time of a layer's forward without gradients for a batch; that of its forward where no other is known."""
-        known = self._layer[name].forward_only
-        return self.at(known, batch) if known else self.forward(name, batch)
+        known = self._curves[name].forward_only
+        return cost_at(self.batch_sizes, known, batch) if known else self.forward(name, batch)
 
     def input_grad(self, name: str, batch: float) -> Seconds:
         """Time of the layer's input gradient for a batch."""
-        return self.at(self._layer[name].input_grad, batch)
+        return cost_at(self.batch_sizes, self._curves[name].input_grad, batch)
 
     def weight_grad(self, name: str, batch: float) -> Seconds:
         """Time of the layer's weight gradient for a batch."""
-        return self.at(self._layer[name].weight_grad, batch)
+        return cost_at(self.batch_sizes, self._curves[name].weight_grad, batch)
 
     def activation(self, name: str, batch: float) -> Bytes:
         """Bytes that the layer keeps for its backward."""
-        return round(self.at(self._layer[name].activation, batch))
+        return round(cost_at(self.batch_sizes, self._curves[name].activation, batch))
 
     def cast(self, name: str, workload: Workload) -> Seconds:
         """Time of casting the layer's weights once; 0 where they are narrow already."""
@@ -183,9 +170,9 @@ class Profile:
 
     def drawing(self, name: str, batch: float) -> Bytes:
         """Bytes of the layer's forward at its peak where nothing is kept; an upper bound where it is not known."""
-        known = self._layer[name].drawing
+        known = self._curves[name].drawing
         if known:
-            return round(self.at(known, batch))
+            return round(cost_at(self.batch_sizes, known, batch))
         written = self.activation(name, batch) or round(self._written[name] * batch)  # a frozen layer has no activation
         return written + self.workspace(name, batch)
 
@@ -197,4 +184,17 @@ class Profile:
 
     def workspace(self, name: str, batch: float) -> Bytes:
         """Bytes beyond that at the layer's own peak."""
-        return round(self.at(self._layer[name].workspace, batch))
+        return round(cost_at(self.batch_sizes, self._curves[name].workspace, batch))
+
+
+def _ascending(layer: LayerProfile) -> LayerProfile:
+    return replace(
+        layer,
+        forward=ascending_means(layer.forward),
+        input_grad=ascending_means(layer.input_grad),
+        weight_grad=ascending_means(layer.weight_grad),
+        forward_only=ascending_means(layer.forward_only),
+        activation=ascending_peaks(layer.activation),
+        workspace=ascending_peaks(layer.workspace),
+        drawing=ascending_peaks(layer.drawing),
+    )
