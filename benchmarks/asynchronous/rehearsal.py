@@ -257,6 +257,9 @@ class WholeGradients:
     def reset(self) -> None:
         """See `Reducible`."""
 
+    def separate(self) -> None:
+        """See `Reducible`."""
+
     def reduce(self) -> None:
         """See `Reducible`."""
 

@@ -11,8 +11,10 @@ from torch.nn.utils.parametrizations import weight_norm
 from diffusionpipe.models.graph import Layer
 from diffusionpipe.profiler.memory import LiveBytes
 from diffusionpipe.runtime.casts import Casts
+from diffusionpipe.runtime.gradients import BlockGradients
 from diffusionpipe.runtime.split import Deferred, forwards_of, run_with
 from diffusionpipe.runtime.stage import LayerStage, Precision
+from diffusionpipe.runtime.threads import Hub, ThreadTransport
 
 
 def stage_of(module, *, checkpointed=False, autocast=None):
@@ -325,16 +327,6 @@ def test_modules_are_as_before_even_after_an_error():
     assert "forward" not in vars(module)
 
 
-def test_a_buffer_is_held_as_long_as_an_input_lies_in_it():
-    module, deferred = nn.Linear(6, 6), Deferred()
-    buffer, other = torch.randn(4, 6), torch.randn(4, 6)
-    backward(module, buffer[1:].detach().requires_grad_(), deferred=deferred)
-    assert deferred.holds(buffer)
-    assert not deferred.holds(other)
-    deferred.run()
-    assert not deferred.holds(buffer)
-
-
 def test_dtypes_that_do_not_fit_are_refused_as_ever():
     module = nn.Linear(6, 6)
     with pytest.raises(RuntimeError, match="dtype"):
@@ -357,10 +349,15 @@ def test_what_was_put_aside_stays_as_it_was_through_the_next_i():
     module = Added().double()
     other = copy.deepcopy(module)
     xs = [torch.randn(1, 5, 6).double().requires_grad_() for _ in range(2)]
-    deferred = [Deferred() for _ in xs]
+    deferred, block = (
+        [Deferred() for _ in xs],
+        BlockGradients(tuple(other.parameters()), (0,), ThreadTransport(Hub(1), 0)),
+    )
+    block.reset()
     for x, aside in zip(xs, deferred, strict=True):
         backward(module, x)
         backward(other, x, deferred=aside)
+        block.separate()
     for aside in deferred:
         aside.run()
     ours, theirs = gradients_of(module, xs[0]), gradients_of(other, xs[0])

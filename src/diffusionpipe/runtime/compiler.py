@@ -47,6 +47,7 @@ from diffusionpipe.errors import ScheduleError
 from diffusionpipe.ir import Action, Op
 from diffusionpipe.ir.action import COMPUTE_OPS
 from diffusionpipe.runtime.backward import run_backward
+from diffusionpipe.runtime.equipment import nothing
 from diffusionpipe.runtime.routing import Part, Route
 from diffusionpipe.runtime.slot import Output, Slot, count_read
 from diffusionpipe.runtime.store import RowStore
@@ -123,14 +124,15 @@ class Compiler(Transfers):
             else:
                 with torch.no_grad():
                     outputs = module(tensors)
-                slot.inputs.clear()  # not back to the pool: an output may be a view of an input
+            slot.inputs.clear()  # who still needs one holds it
             for name, value in outputs.items():
                 if name in read:
                     slot.outputs[name] = value.detach()
                     if trains and name in with_gradient:
                         slot.graph[name] = get_gradient_edge(value)
                 else:
-                    self.outputs.append(Output(name, route.microbatch, route.batch_rows, value.detach()))
+                    lasting = self.reading.lasting(value.detach())
+                    self.outputs.append(Output(name, route.microbatch, route.batch_rows, lasting))
                     if trains:
                         slot.graph[name] = get_gradient_edge(value)
 
@@ -177,7 +179,8 @@ class Compiler(Transfers):
         """B, or I: the walk is the same, but where the forward was told to defer, weight gradients are put aside."""
         assert action.microbatch is not None
         key = (action.stage, action.microbatch)
-        slot, route, pool = self.slots[key], self.routes[key], self.pool
+        slot, route = self.slots[key], self.routes[key]
+        separate = self._separation(action)
         consumers = [self.slots[peer, action.microbatch] for peer in route.local_consumers]
         gradient_of = {name: self._compile_gradient(slot, route, name) for name in route.gradients}
         keeps_gradients = route.num_gradient_reads > 0
@@ -197,23 +200,18 @@ class Compiler(Transfers):
                     gradient = leaf.grad
                     slot.input_gradients[name] = torch.zeros_like(leaf) if gradient is None else gradient  # [2]
             leaves.clear()
-            if slot.deferred:
-                for name in [name for name, buffer in slot.inputs.items() if not slot.deferred.holds(buffer)]:
-                    pool.give_back(slot.inputs.pop(name))
-            else:
-                pool.give_all_back(slot.inputs)
+            separate()
 
         return self.wait_for(route.gradient_arrivals), backward
 
     def _compile_weight_gradients(self, action: Action) -> Callable[[], None]:
         assert action.microbatch is not None
-        slot, pool = self.slots[action.stage, action.microbatch], self.pool
+        return self.slots[action.stage, action.microbatch].deferred.run
 
-        def weight_gradients() -> None:
-            slot.deferred.run()
-            pool.give_all_back(slot.inputs)
-
-        return weight_gradients
+    def _separation(self, action: Action) -> Callable[[], None]:
+        """What gives the gradients of the stage's parameters memory of their own, before others are added to them."""
+        block = self.equipment.gradients.get(self.schedule.placement.stages[action.stage].weights)
+        return nothing if block is None else block.separate
 
     def _loss_gradient(self, route: Route, name: str) -> Tensor:
         """The step's loss is `loss_scale` times the sum of the samples' losses."""

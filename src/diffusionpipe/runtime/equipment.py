@@ -13,8 +13,8 @@ from diffusionpipe.runtime.stage import StageModule
 from diffusionpipe.runtime.transport import Transport
 
 
-def _nothing() -> None:
-    pass
+def nothing() -> None:
+    """Does nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,5 +40,5 @@ class Equipment:
     """Gradient of the step's loss for each sample's loss."""
     preparations: Mapping[int, Callable[[], None]] = field(default_factory=dict)
     """Stage id -> what it does in every iteration before its first forward."""
-    cleanup: Callable[[], None] = _nothing
+    cleanup: Callable[[], None] = nothing
     """Comes after every iteration."""

@@ -7,8 +7,9 @@ routes resolved; an iteration is a plain loop over them:
         wait()       block until the messages that the action needs are there; None  (idle in the trace)
         run()        compute, start a send or a receive, start a reduction          (busy in the trace)
 
-    RECV_F 1 ──> buffer from the pool ──> F 1 ──> output ──> SEND_F 1         the buffer goes back after B 1,
-                                            │                                 the output after its last reader,
+    RECV_F 1 ──> buffer from the pool ──> F 1 ──> output ──> SEND_F 1         the buffer is free when no tensor
+                                            │                                 lies in it (`runtime.buffers`), the
+                                            │                                 output goes after its last reader,
     SEND_B 1 <── input gradient <── B 1 <───┘ <── gradient <── RECV_B 1       a sent tensor once the peer has
                                                                               surely waited for it (`releases_of`)
 

@@ -6,6 +6,7 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
+from diffusionpipe.runtime.buffers import num_in_memory_of
 from diffusionpipe.runtime.transport import Transport, Work
 from diffusionpipe.units import Bytes
 
@@ -17,6 +18,10 @@ class Reducible(Protocol):
 
     def reset(self) -> None:
         """Forget the gradients of the last step."""
+        ...
+
+    def separate(self) -> None:
+        """Let no gradient lie in memory where other tensors lie, before more is added to it; after each backward."""
         ...
 
     def reduce(self) -> None:
@@ -33,6 +38,10 @@ class BlockGradients:
 
     If others hold the block too, the gradients live in a few flat buckets (each parameter's `.grad` is a view), so
     that a sum needs no copy. The sum starts with `reduce` and runs beside whatever is computed next.
+
+    Else autograd makes them in a step's first backward. Where a parameter is reshaped it may make a view: of the
+    gradient of an activation, which is still to be sent or is put aside for W, or of another parameter's gradient.
+    The next backward would add to both.
     """
 
     def __init__(self, parameters: Sequence[nn.Parameter], ranks: tuple[int, ...], transport: Transport) -> None:
@@ -42,6 +51,8 @@ class BlockGradients:
         self._transport = transport
         self._buckets: list[Tensor] = []
         self._works: list[Work] = []
+        self._shared: list[nn.Parameter] = []
+        """Those whose gradients may still come to lie in memory where others lie."""
         if len(ranks) > 1:
             for bucket in _split(self._parameters, BUCKET_BYTES):
                 self._buckets.append(_flatten_gradients(bucket))
@@ -54,6 +65,12 @@ class BlockGradients:
         else:
             for parameter in self._parameters:
                 parameter.grad = None
+            self._shared = list(self._parameters)
+
+    def separate(self) -> None:
+        """Give each gradient that autograd has made since the reset memory of its own."""
+        if self._shared:
+            self._shared = [parameter for parameter in self._shared if not _is_separate(parameter)]
 
     def reduce(self) -> None:
         """Start summing over the holders."""
@@ -64,6 +81,15 @@ class BlockGradients:
         for work in self._works:
             work.wait()
         self._works = []
+
+
+def _is_separate(parameter: nn.Parameter) -> bool:
+    """Whether there is a gradient, which lies in memory of its own then."""
+    if parameter.grad is None:
+        return False
+    if num_in_memory_of(parameter.grad) > 1:
+        parameter.grad = parameter.grad.clone()
+    return True
 
 
 def _split(parameters: Sequence[nn.Parameter], limit: Bytes) -> list[list[nn.Parameter]]:

@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from diffusionpipe.errors import ConfigError
 from diffusionpipe.ir import Range
 from diffusionpipe.models.graph import Layer, LayerGraph, own_parameters
+from diffusionpipe.runtime.buffers import memory_of
 from diffusionpipe.runtime.host_memory import check_free, lock_pages, pages, unlock_pages
 from diffusionpipe.runtime.node_memory import NodeMemory
 from diffusionpipe.units import Bytes
@@ -194,7 +195,7 @@ class HostWeights:
 
     def _lasting(self, tensor: Tensor) -> Tensor:
         """The tensor, copied if it is a view of weights, which the next layer's will overwrite."""
-        is_view = self._staging is not None and tensor.untyped_storage().data_ptr() == self._staging.data_ptr()
+        is_view = self._staging is not None and memory_of(tensor) == memory_of(self._staging)
         return tensor.clone() if is_view else tensor
 
     def _staging_memory(self) -> Tensor:

@@ -155,6 +155,9 @@ class ShardedBlock:
         for part in self._parts:
             part.open_gradients()
 
+    def separate(self) -> None:
+        """They lie in memory of their own from the start."""
+
     def reduce(self) -> None:
         """Start summing the gradients at their owners; those of parameters of others are gone after it."""
         works, sent = [], []

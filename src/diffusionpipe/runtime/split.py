@@ -49,11 +49,6 @@ class Deferred:
         """Put a layer's input and the gradient of its output aside."""
         self._entries.append((compute, x, gradient))
 
-    def holds(self, buffer: Tensor) -> bool:
-        """Whether an input that was put aside lies in the memory of that tensor."""
-        start = buffer.untyped_storage().data_ptr()
-        return any(x.untyped_storage().data_ptr() == start for _, x, _ in self._entries)
-
     def run(self) -> None:
         """Add all weight gradients to the parameters' `.grad`, each layer's tensors dropped after it."""
         entries = self._entries
@@ -104,17 +99,6 @@ def run_with(
     finally:
         for module in changed:
             del module.__dict__["forward"]
-
-
-def own_gradients(parameters: Iterable[nn.Parameter]) -> None:
-    """Gives gradients of zero to parameters without any, before I adds to them.
-
-    Else autograd may take a gradient of the activations as the parameter's own, if the two are equal, and the next I
-    would add to it while it is still put aside for W.
-    """
-    for parameter in parameters:
-        if parameter.grad is None:
-            parameter.grad = torch.zeros_like(parameter)
 
 
 def _can_wait(weight: Tensor, bias: Tensor | None) -> bool:

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from diffusionpipe.models.graph import Layer, attribute, own_parameters
+from diffusionpipe.models.graph import Layer, attribute
 from diffusionpipe.runtime.casts import Casts
 from diffusionpipe.runtime.layer_watch import LayerWatch
-from diffusionpipe.runtime.split import Deferred, Forward, cast_weights, forwards_of, own_gradients, run_with
+from diffusionpipe.runtime.split import Deferred, Forward, cast_weights, forwards_of, run_with
 
 
 class StageModule(Protocol):
@@ -87,12 +87,8 @@ class LayerStage:
             )
             for layer, unused in zip(layers, _last_uses(layers, self.outputs), strict=True)
         ]
-        forwards = [pair for step in self._steps for pair in step.forwards]
         kept = [pair for step in self._steps if not step.is_checkpointed for pair in step.forwards]
         self._cast_weights = tuple(dict.fromkeys(cast_weights(kept)))
-        waiting = {p for module, _ in forwards for p in module.parameters(recurse=False)}
-        used = dict.fromkeys(p for step in self._steps for p in own_parameters(step.layer, step.component))
-        self._complete_after_i = tuple(p for p in used if p.requires_grad and p not in waiting)
 
     @property
     def reads(self) -> tuple[str, ...]:
@@ -109,8 +105,6 @@ class LayerStage:
 
     def __call__(self, tensors: dict[str, Tensor], deferred: Deferred | None = None) -> dict[str, Tensor]:
         """Outputs by name; intermediate tensors are dropped as soon as no layer needs them."""
-        if deferred is not None:
-            own_gradients(self._complete_after_i)
         if self.precision.autocast is None:  # autocast costs microseconds even when it is off
             self._run(tensors, deferred)
         else:

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from diffusionpipe.costs import TensorSpec
 from diffusionpipe.ir import Range
+from diffusionpipe.runtime.buffers import memory_of
 
 
 class RowStore:
@@ -24,6 +25,8 @@ class RowStore:
             for name, rows in extents.items()
         }
 
+        self._memory = {memory_of(buffer) for buffer in self._buffers.values()}
+
     def __contains__(self, name: str) -> bool:
         return name in self._buffers
 
@@ -38,12 +41,17 @@ class RowStore:
     def clear(self) -> None:
         """Forget all rows, for good."""
         self._buffers.clear()
+        self._memory.clear()
 
     def view(self, name: str, rows: Range) -> Tensor:
         """The rows of a tensor, as a view: (len(rows), ...)."""
         start = self._extents[name].start
         # `.data` gives the view a version counter of its own: rows that arrive later do not touch those in use.
         return self._buffers[name].data[rows.start - start : rows.stop - start]
+
+    def lasting(self, tensor: Tensor) -> Tensor:
+        """The tensor, copied if it lies in rows, which are written again in another iteration."""
+        return tensor.clone() if memory_of(tensor) in self._memory else tensor
 
     def feed(self, rows: Range, inputs: Mapping[str, Tensor], tables: Mapping[str, Tensor]) -> None:
         """Copy raw inputs into these rows, name -> (len(rows), ...), with the table of each."""

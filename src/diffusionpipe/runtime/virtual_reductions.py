@@ -62,6 +62,9 @@ class VirtualReduction:
     def __post_init__(self) -> None:
         self._starts = torch.zeros(len(self.ranks), dtype=torch.float64)
 
+    def separate(self) -> None:
+        """There are no gradients."""
+
     def reset(self) -> None:
         """There is nothing to forget."""
 
