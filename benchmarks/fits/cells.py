@@ -13,7 +13,7 @@ from diffusionpipe.costs import Cluster, Profile, Workload
 from diffusionpipe.costs.clusters import load_cluster
 from diffusionpipe.costs.memory import workspace_of
 from diffusionpipe.planner.advice import nearest_layout
-from diffusionpipe.planner.choice import best_choice
+from diffusionpipe.planner.best import best_choice
 from diffusionpipe.planner.pricing.setting import Setting
 from diffusionpipe.planner.search.proposal import Proposal
 from diffusionpipe.units import Bytes, Seconds

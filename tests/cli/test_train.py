@@ -446,7 +446,7 @@ def test_ranks_are_told_what_the_command_line_says():
         recipe=Path("a.toml"),
         overrides=["training.steps=3"],
         folder=Path("runs/a"),
-        ranks=2,
+        devices=(0, 1),
         device="cpu",
         resume="latest",
         take_over=True,

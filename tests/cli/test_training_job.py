@@ -25,7 +25,7 @@ def test_a_crash_says_what_is_kept(saved, remedy, tmp_path, monkeypatch):
         recipe=tmp_path / "recipe.toml",
         overrides=(),
         folder=tmp_path,
-        ranks=2,
+        devices=(0, 1),
         device="cpu",
         resume=None,
         take_over=False,

@@ -6,7 +6,7 @@ from itertools import combinations
 import pytest
 
 from diffusionpipe.costs import AllReduce, Cluster, Device, Link, PairLink
-from diffusionpipe.costs.cluster import first_ranks, repeated, slow_links
+from diffusionpipe.costs.cluster import of_ranks, repeated, slow_links
 from diffusionpipe.costs.clusters import load_cluster, shipped_clusters
 from diffusionpipe.costs.devices import DEVICES, Efficiency, device_rates
 from diffusionpipe.costs.files import ANY_CPU, cluster_from_text, cluster_to_text, write_cluster
@@ -66,7 +66,7 @@ def test_a_slow_link_is_the_one_that_is_found_and_comes_back_from_a_file():
 
 def test_pairs_follow_their_ranks():
     cluster = with_slow_link()
-    assert first_ranks(cluster, 2).pairs == cluster.pairs[:1]
+    assert of_ranks(cluster, range(2)).pairs == cluster.pairs[:1]
     twice = repeated(cluster, 2)
     assert list(slow_links(twice)) == [(1, 2), (5, 6)]
     assert twice.link(3, 4) == cluster.inter

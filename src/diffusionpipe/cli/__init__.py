@@ -109,7 +109,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     quieten()
     remember_interrupts()
     try:
-        app(args=None if arguments is None else list(arguments), prog_name="diffusionpipe")
+        words = sys.argv[1:] if arguments is None else list(arguments)
+        app(args=words, prog_name="diffusionpipe", obj=tuple(words))
     except KeyboardInterrupt:
         sys.exit(130)
     except Exception as error:

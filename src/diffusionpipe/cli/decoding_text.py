@@ -12,7 +12,7 @@ from diffusionpipe.planner.phases import standing
 from diffusionpipe.units import Bytes
 
 if TYPE_CHECKING:
-    from diffusionpipe.planner.choice import Choice
+    from diffusionpipe.planner.chosen import Choice
     from diffusionpipe.trainer.recipe import Recipe
 
 GIB = 2**30

@@ -5,133 +5,46 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
 from diffusionpipe.cli.default_verb import DEFAULT, DefaultVerb
 from diffusionpipe.cli.plan_draw import print_drawing
+from diffusionpipe.cli.plan_options import (
+    Batch,
+    Cache,
+    Checkpoint,
+    ClusterName,
+    Compare,
+    Draw,
+    Ema,
+    Fill,
+    FrozenDtypeName,
+    LoraRank,
+    Memory,
+    ModelClass,
+    ModelName,
+    OptimizerName,
+    Out,
+    Overrides,
+    ProfileFile,
+    RecipeFile,
+    Resolution,
+    Use,
+)
 from diffusionpipe.cli.plan_show import show
 from diffusionpipe.cli.stated_model import named_model, profile_of, rows_a_picture
 
 if TYPE_CHECKING:
     from diffusionpipe.costs import Cluster, Profile
     from diffusionpipe.ir.versions import Versions
-    from diffusionpipe.planner.choice import Choice
+    from diffusionpipe.planner.asking import Asking
+    from diffusionpipe.planner.chosen import Choice
     from diffusionpipe.planner.explain import Comparison
     from diffusionpipe.planner.pricing.setting import Setting
     from diffusionpipe.planner.rivals.simulated import Rival
     from diffusionpipe.trainer.recipe import Recipe
-
-RecipeFile = Annotated[
-    Path | None,
-    typer.Argument(help="The recipe to plan for. Without a recipe, give --batch, and --model or --profile."),
-]
-Overrides = Annotated[
-    list[str] | None,
-    typer.Argument(help="Keys of the recipe to change: key.path=value.", show_default=False),
-]
-ClusterName = Annotated[
-    str | None,
-    typer.Option(
-        metavar="NAME",
-        help="A cluster file or a known cluster, e.g. a100-80x8:4 for four nodes of that kind; default: "
-        "pipeline.cluster.",
-    ),
-]
-ProfileFile = Annotated[
-    Path | None,
-    typer.Option(
-        metavar="FILE",
-        help="The file that `diffusionpipe profile` wrote. With a recipe it is optional: layer times are then "
-        "computed for a known device, or measured once on this machine and kept in "
-        "$XDG_CACHE_HOME/diffusionpipe/profiles "
-        "(~/.cache if that is not set).",
-    ),
-]
-Batch = Annotated[
-    int | None,
-    typer.Option(
-        min=1, max=1_000_000, help="Global batch: samples of one step over all devices; default: the recipe's."
-    ),
-]
-Out = Annotated[Path | None, typer.Option(help="Write the plan file, which pipeline.plan takes, and its prediction.")]
-Fill = Annotated[
-    bool | None,
-    typer.Option(
-        help="Run the encoders for the next batch in the pipeline bubbles, or for each batch before its first "
-        "forward; default: pipeline.fill of the recipe, else the faster of the two."
-    ),
-]
-Compare = Annotated[
-    str | None,
-    typer.Option(
-        metavar="NAMES",
-        help="Show the layouts that other systems' planners choose, simulated: all, or some of pipedream, dapple, spp, "
-        "gpipe, ddp, zero3, with commas between. With one name, --out writes that system's plan.",
-    ),
-]
-Checkpoint = Annotated[
-    list[str] | None,
-    typer.Option(
-        metavar="PATTERN",
-        help="Activation checkpointing: layers to recompute in the backward pass, e.g. '*'. Not with a recipe.",
-    ),
-]
-Ema = Annotated[
-    bool,
-    typer.Option(help="Keep an exponential moving average (EMA) of the trained parameters. Not with a recipe."),
-]
-OptimizerName = Annotated[
-    str | None, typer.Option(help="A class of torch.optim, e.g. SGD; default: AdamW. Not with a recipe.")
-]
-ModelName = Annotated[
-    str | None,
-    typer.Option(
-        metavar="NAME",
-        help="A shipped model, e.g. sd-2.1, a diffusers folder or a hub id, in place of --profile: its layer times are "
-        "computed for the cluster's device and kept. Not with a recipe.",
-        show_default=False,
-    ),
-]
-ModelClass = Annotated[
-    str | None,
-    typer.Option(
-        metavar="NAME",
-        help="A transformer class of the installed diffusers at its default size, e.g. MiniMaxH3Transformer3DModel, in "
-        "place of --model: without a folder, encoders or VAE. Not with a recipe.",
-        show_default=False,
-    ),
-]
-Resolution = Annotated[
-    str | None,
-    typer.Option(
-        metavar="SIDE",
-        help="With --model or --model-class: side of a picture in pixels, or WIDTHxHEIGHTxFRAMES, e.g. 832x480x81, to "
-        "plan for clips, which `train` does not take yet; default: the published side.",
-    ),
-]
-LoraRank = Annotated[
-    int | None,
-    typer.Option(min=1, max=4096, help="With --model or --model-class: train adapters of this rank on the denoiser."),
-]
-FrozenDtypeName = Annotated[
-    str | None,
-    typer.Option(help="With --model or --model-class: bfloat16 stores frozen matrices so, as model.frozen_dtype does."),
-]
-Draw = Annotated[
-    int | None,
-    typer.Option(
-        metavar="STEPS",
-        min=1,
-        max=1_000_000,
-        help="Predict drawing in place of training: seconds a picture and memory for --batch pictures that are drawn "
-        "together over all devices, as `sample --ranks` does, with this number of denoising steps. Not with a recipe.",
-        show_default=False,
-    ),
-]
-Cache = Annotated[bool, typer.Option(help="Keep new profiles for later commands, and reuse kept ones.")]
-
 
 app = typer.Typer(cls=DefaultVerb, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="rich")
 app.command("show")(show)
@@ -153,10 +66,13 @@ class _Asked:
     versions: Versions | None = None
     """The weights that the recipe asks for, if there is one."""
     recipe: Recipe | None = None
+    used: tuple[int, ...] = ()
+    """The ranks of the cluster that are planned for; () for all."""
 
 
 @app.command(DEFAULT, epilog="[bold]diffusionpipe plan show PLAN[/bold] shows and draws a plan.")
 def make(
+    context: typer.Context,
     recipe: RecipeFile = None,
     overrides: Overrides = None,
     cluster: ClusterName = None,
@@ -175,12 +91,18 @@ def make(
     lora_rank: LoraRank = None,
     frozen_dtype: FrozenDtypeName = None,
     draw: Draw = None,
+    use: Use = None,
+    memory: Memory = None,
 ) -> None:
     """Find the fastest layout that fits in the memory of a cluster, and explain the choice."""
     from diffusionpipe.cli.outputs import check_outputs
+    from diffusionpipe.cli.plan_asking import PlanCommand, check_memory, ranks_named
     from diffusionpipe.cli.plan_compare import names_of
+    from diffusionpipe.cli.used_devices import allowed_of, used_of
 
     check_outputs(out)
+    used = ranks_named(use)
+    check_memory(memory)
     names = names_of(compare, writes=out is not None) if compare is not None else ()
     training = {"--checkpoint": checkpoint, "--ema": ema, "--optimizer": optimizer}
     stated = {"--model": model, "--model-class": model_class, "--draw": draw, **training}
@@ -193,19 +115,22 @@ def make(
         model, profile, kind=model_class, resolution=resolution, lora_rank=lora_rank, frozen_dtype=narrow
     )
     if recipe is not None:
-        batches = [f"training.batch={batch}"] if batch else []
-        asked = _of_recipe(recipe, [*(overrides or ()), *batches], cluster, profile, uses_cache=cache, writes=bool(out))
+        keys = {"training.batch": batch, "pipeline.use": f"[{use}]" if use else None, "pipeline.memory": memory}
+        changes = [*(overrides or ()), *(f"{key}={value}" for key, value in keys.items() if value is not None)]
+        asked = _of_recipe(recipe, changes, cluster, profile, uses_cache=cache, writes=bool(out))
     else:
         assert batch is not None
         machines = _cluster(cluster, None)
         made = profile_of(named or profile, machines, uses_cache=cache)
+        machines = allowed_of(used_of(machines, used, source="--use"), memory)
         again, kind = tuple(checkpoint or ()), optimizer or "AdamW"
         setting = stated_setting(made, machines, batch, checkpoint=again, has_ema=ema, optimizer=kind)
-        asked = _Asked(setting=setting, fill=None)
+        asked = _Asked(setting=setting, fill=None, used=used)
     if draw:
         print_drawing(asked.setting, steps=draw, rows_a_picture=rows_a_picture(named))
         return
-    _answer(asked, fill=fill if fill is not None else asked.fill, names=names, out=out)
+    command = PlanCommand(context.obj, asked.used)
+    _answer(asked, command, fill=fill if fill is not None else asked.fill, names=names, out=out)
 
 
 def _check_drawing(options: Mapping[str, object]) -> None:
@@ -216,24 +141,25 @@ def _check_drawing(options: Mapping[str, object]) -> None:
         raise ConfigError(f"{', '.join(wrong)}: no effect on drawing; leave it out with --draw")
 
 
-def _answer(asked: _Asked, *, fill: bool | None, names: Sequence[str], out: Path | None) -> None:
+def _answer(asked: _Asked, command: Asking, *, fill: bool | None, names: Sequence[str], out: Path | None) -> None:
     """Show the plan, or the layouts of these systems' planners, and write it."""
     from diffusionpipe.cli.plan_compare import print_rivals, writable
     from diffusionpipe.errors import ConfigError
-    from diffusionpipe.planner.choice import choose
+    from diffusionpipe.planner.choice import choose, with_alternatives
 
     if names and len(asked.setting.graph.backbones) > 1:
         raise ConfigError(
             "--compare: these planners cut one backbone, but the profile has several; leave out --compare, the table "
             "names data parallelism and ZeRO-3"
         )
-    choice = choose(asked.setting, fill=fill)
+    choice = choose(asked.setting, fill=fill, asking=command)
     if names:
         rivals = print_rivals(names, choice)
         if out:
             _write(writable(rivals), asked, out)
         return
-    _print_comparison(asked, choice.with_unflushed())
+    shown = with_alternatives(choice.with_unflushed(), choice, fill=fill, asking=command)
+    _print_comparison(asked, shown)
     _print_band(choice, asked.recipe)
     if out:
         _write(choice, asked, out)
@@ -244,6 +170,7 @@ def _of_recipe(
 ) -> _Asked:
     from diffusionpipe.cli.recipe_profile import make_profile_of, read_profile_of
     from diffusionpipe.cli.recipe_setting import check_search, setting_of
+    from diffusionpipe.cli.used_devices import used_of
     from diffusionpipe.errors import ConfigError
     from diffusionpipe.ir.versions import Versions
     from diffusionpipe.trainer.recipe import load_recipe
@@ -255,13 +182,15 @@ def _of_recipe(
             f'--out: a plan has a flush, and the recipe trains without one (pipeline.versions = "'
             f'{loaded.pipeline.versions}"); leave out --out, or give pipeline.versions=flushed'
         )
-    chosen = _cluster(cluster, loaded.pipeline.cluster)
+    whole = _cluster(cluster, loaded.pipeline.cluster)
+    chosen = used_of(whole, loaded.pipeline.use, source="pipeline.use")
     check_search(loaded, chosen.num_ranks)
     found = (
-        read_profile_of(loaded, chosen, profile) if profile else make_profile_of(loaded, chosen, uses_cache=uses_cache)
+        read_profile_of(loaded, whole, profile) if profile else make_profile_of(loaded, whole, uses_cache=uses_cache)
     )
     return _Asked(
         setting=setting_of(loaded, found, chosen),
+        used=tuple(sorted(loaded.pipeline.use)),
         fill=loaded.pipeline.fill,
         sample_batch=samples_drawn_together(loaded),
         recipe=loaded,

@@ -10,7 +10,7 @@ from diffusionpipe.planner.band import UNCERTAINTY, band_of
 
 if TYPE_CHECKING:
     from diffusionpipe.planner.band import Band
-    from diffusionpipe.planner.choice import Choice
+    from diffusionpipe.planner.chosen import Choice
 
 
 def band_lines(choice: Choice, *, width: int) -> Iterator[str]:

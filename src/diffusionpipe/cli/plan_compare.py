@@ -12,7 +12,7 @@ from diffusionpipe.planner.pricing.given import NOTHING
 from diffusionpipe.planner.rows import GIB
 
 if TYPE_CHECKING:
-    from diffusionpipe.planner.choice import Choice
+    from diffusionpipe.planner.chosen import Choice
     from diffusionpipe.planner.rivals.simulated import Rival
 
 ALL = "all"

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from diffusionpipe.cli.plan_options import UsedRanks
+
 if TYPE_CHECKING:
     from diffusionpipe import viz
     from diffusionpipe.costs import ModelGraph
@@ -50,6 +52,7 @@ def show(
         str | None,
         typer.Option(metavar="NAME", help="Devices and links: a cluster file or a known cluster. Needs --profile."),
     ] = None,
+    use: UsedRanks = None,
     png: Annotated[Path | None, typer.Option(help="Write a picture.")] = None,
     svg: Annotated[Path | None, typer.Option(help="Write a picture.")] = None,
     perfetto: Annotated[Path | None, typer.Option(help="Write a trace for ui.perfetto.dev.")] = None,
@@ -62,6 +65,7 @@ def show(
 
     from diffusionpipe import viz
     from diffusionpipe.cli.outputs import check_outputs
+    from diffusionpipe.cli.plan_asking import ranks_named
     from diffusionpipe.errors import ConfigError
     from diffusionpipe.ir.files import read_plan
     from diffusionpipe.timing.legal import check_plan
@@ -70,10 +74,13 @@ def show(
         raise ConfigError(
             "--profile and --cluster need each other; give both, or neither to use the files beside the plan"
         )
+    if use is not None and cluster is None:
+        raise ConfigError("--use names ranks of --cluster; give both, or leave out --use")
+    used = ranks_named(use)
     check_outputs(perfetto, pictures=(png, svg))
     plan = read_plan(plan_file)
     check_plan(plan, source=plan_file)
-    times = _given(plan, plan_file, profile, cluster) if profile and cluster else _found(plan, plan_file)
+    times = _given(plan, plan_file, profile, cluster, used) if profile and cluster else _found(plan, plan_file)
     console = Console(highlight=False)
     for line in _lines(plan, times, max(72, console.width)):
         console.print(line, markup=False, soft_wrap=True)
@@ -87,15 +94,17 @@ def show(
             typer.echo(f"wrote {path}", err=True)
 
 
-def _given(plan: Plan, plan_file: Path, profile: Path, cluster: str) -> _Times:
+def _given(plan: Plan, plan_file: Path, profile: Path, cluster: str, used: Sequence[int]) -> _Times:
     """By a profile and a cluster that the user names."""
     from diffusionpipe.cli.plan import stated_setting
+    from diffusionpipe.cli.used_devices import used_of
     from diffusionpipe.costs.clusters import check_ranks, load_cluster
     from diffusionpipe.costs.files import check_device, read_profile
     from diffusionpipe.errors import ConfigError
 
     loaded, machines = read_profile(profile), load_cluster(cluster)
     check_device(loaded, machines, source=str(profile))
+    machines = used_of(machines, used, source="--use")
     check_ranks(machines, plan.mesh.num_ranks, source=str(plan_file))
     setting = stated_setting(
         loaded, machines, plan.batch, checkpoint=plan.checkpointed, has_ema=False, optimizer="AdamW"

@@ -44,6 +44,7 @@ MISSING = Column(head=("missing", "GiB"), term="missing GiB", cell=lambda row: m
 COLUMNS = (STEP, UPDATE, SAMPLES, IDLE, ENCODING, MEMORY, MISSING)
 GROUPS = (
     "simulated, fastest first",
+    "on fewer devices, simulated",
     "estimated (~), fastest first",
     "other systems, estimated (~), fastest first",
     "without a flush, for older weights, simulated; never chosen unless a recipe asks",
@@ -74,13 +75,13 @@ WORDS = (
 def table_lines(
     setting: Setting, comparison: Comparison, *, width: int, versions: Versions = Versions.FLUSHED
 ) -> Iterator[Line]:
-    """The whole screen, at most `width` columns wide where that is at least 72.
+    """The whole screen, but for commands at most `width` columns wide where that is at least 72.
 
     `versions`: what the recipe asks for.
     """
     workload, cluster = setting.workload, setting.cluster
     yield f"batch {workload.batch} on {cluster.name}, {cluster.num_ranks} devices", "bold"
-    groups = [comparison.simulated, comparison.estimated, comparison.others, comparison.unflushed]
+    groups = [comparison.simulated, comparison.fewer, comparison.estimated, comparison.others, comparison.unflushed]
     rows = [row for group in groups for row in group]
     columns = _columns(rows, width, knows_update=setting.profile.update > 0)
     texts = [_texts(column, rows) for column in columns]
@@ -103,10 +104,14 @@ def table_lines(
     yield "", ""
     for text in _legend(setting, comparison, columns, is_short=is_short):
         yield from ((line, "dim") for line in wrap(text, width, subsequent_indent="  ", break_on_hyphens=False))
-    verdict = (_memory(setting, comparison.winner), comparison.verdict, *comparison.remarks)
-    for text in (*verdict, *_asking(comparison, versions)):
+    told = [(text, "") for text in (_memory(setting, comparison.winner), comparison.verdict)]
+    told += [(remark.text, remark.way) for remark in comparison.remarks]
+    told += [(text, "") for text in _asking(comparison, versions)]
+    for text, way in told:
         yield "", ""
         yield from ((line, "") for line in wrap(text, width, break_on_hyphens=False, break_long_words=False))
+        if way:  # in one line, so that it can be copied
+            yield f"  {way}", ""
 
 
 def _columns(rows: Sequence[Row], width: int, *, knows_update: bool) -> list[Column]:
@@ -156,7 +161,7 @@ def wrapped(layout: str, room: int, *, is_winner: bool) -> list[str]:
 
 def _legend(setting: Setting, comparison: Comparison, columns: Sequence[Column], *, is_short: bool) -> Iterator[str]:
     """A line for everything that needs one and is there."""
-    rows = (*comparison.ours, *comparison.others, *comparison.unflushed)
+    rows = (*comparison.ours, *comparison.fewer, *comparison.others, *comparison.unflushed)
     update = " and the update after it" if setting.profile.update else "; the profile has no update time"
     yield ">: the plan   ~: estimated, not simulated in full"
     yield f"step: an iteration{update}"

@@ -75,13 +75,15 @@ def _step_text(iteration: float, update: float) -> str:
 def searched_plan(recipe: Recipe, profile: Profile, cluster: Cluster) -> Plan:
     """The fastest plan, with the reason in the log."""
     from diffusionpipe.cli.recipe_setting import restriction_of, setting_of
-    from diffusionpipe.planner import choose
+    from diffusionpipe.planner.asking import InWords
+    from diffusionpipe.planner.choice import choose, with_alternatives
     from diffusionpipe.trainer.workload import samples_drawn_together
 
-    choice = choose(setting_of(recipe, profile, cluster), fill=recipe.pipeline.fill)
+    asking, fill = InWords(tuple(sorted(recipe.pipeline.use))), recipe.pipeline.fill
+    choice = choose(setting_of(recipe, profile, cluster), fill=fill, asking=asking)
     proposal = choice.proposal
     logger.info('plan="%s" %s', choice.sizes, _step_text(proposal.iteration, proposal.update))
-    comparison = choice.comparison()
+    comparison = with_alternatives(choice.comparison(), choice, fill=fill, asking=asking)
     for text in (comparison.verdict, *comparison.remarks):
         logger.info("%s", text)
     if restriction := restriction_of(recipe):

@@ -161,8 +161,11 @@ def _places_that_are_taken(folder: Path) -> Iterator[tuple[Path, str]]:
             yield path, "it is not a folder"
 
 
-def checks_of_run(num_ranks: int, resume: str | None) -> "Sequence[Check]":
-    """All checks of a run on `num_ranks` ranks; `resume` names the checkpoint that it continues, if there is one."""
+def checks_of_run(num_ranks: int, resume: str | None, *, all_train: bool = False) -> "Sequence[Check]":
+    """All checks of a run of which `num_ranks` ranks are started; `resume` names the checkpoint that it continues.
+
+    `all_train`: the ranks are those that the recipe uses, and no others.
+    """
 
     def has_sizes_for_the_ranks(
         *,
@@ -171,10 +174,19 @@ def checks_of_run(num_ranks: int, resume: str | None) -> "Sequence[Check]":
         pipeline: "PipelineSection",
         models: "Mapping[str, MemberSection]",
     ) -> Iterator[str]:
-        if not any(has_known_schedule(pipeline=pipeline, models=models)):
-            yield from _problems_of_sizes(
-                training, learning_rate, pipeline, num_ranks=num_ranks, num_models=max(1, len(models))
-            )
+        from diffusionpipe.errors import RecipeError
+        from diffusionpipe.trainer.recipe import ranks_that_train
+
+        if any(has_known_schedule(pipeline=pipeline, models=models)):
+            return
+        try:
+            count = num_ranks if all_train else len(ranks_that_train(pipeline, num_ranks))
+        except RecipeError as error:
+            yield str(error)
+            return
+        yield from _problems_of_sizes(
+            training, learning_rate, pipeline, num_ranks=count, num_models=max(1, len(models))
+        )
 
     def has_a_usable_folder(*, run: "RunSection") -> Iterator[str]:
         from diffusionpipe.ir.output_file import check_folder, reason_of

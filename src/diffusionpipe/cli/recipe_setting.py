@@ -1,5 +1,6 @@
 """What the search is asked for a recipe."""
 
+from diffusionpipe.cli.used_devices import allowed_of
 from diffusionpipe.costs import Cluster, Profile
 from diffusionpipe.errors import ConfigError
 from diffusionpipe.planner.pricing.given import NOTHING, Given, check_given
@@ -26,8 +27,9 @@ def given_sizes(pipeline: PipelineSection) -> Given:
 
 
 def setting_of(recipe: Recipe, profile: Profile, cluster: Cluster) -> Setting:
-    """A recipe's training on a cluster."""
-    return Setting(profile=profile, cluster=cluster, workload=workload_of(recipe), given=given_of(recipe))
+    """A recipe's training on a cluster, with as much memory of its devices as the recipe allows."""
+    allowed = allowed_of(cluster, recipe.pipeline.memory)
+    return Setting(profile=profile, cluster=allowed, workload=workload_of(recipe), given=given_of(recipe))
 
 
 def check_search(recipe: Recipe, num_ranks: int) -> None:
@@ -55,6 +57,7 @@ def restriction_of(recipe: Recipe) -> str:
         "schedule": pipeline.schedule,
         "fill": pipeline.fill,
         "offload_frozen": pipeline.offload_frozen,
+        "memory": pipeline.memory,
     }
     keys = [f"{name} = {_toml(value)}" for name, value in stated.items() if value is not None]
     if not keys:

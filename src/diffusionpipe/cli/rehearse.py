@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+from diffusionpipe.cli.plan_options import UsedRanks
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -78,6 +80,7 @@ def rehearse(
     png: PngOption = None,
     model: ModelOption = None,
     resolution: ResolutionOption = None,
+    use: UsedRanks = None,
 ) -> None:
     """Run a plan on this machine with waits in place of compute, and compare measured and predicted times."""
     from json import dumps
@@ -89,19 +92,16 @@ def rehearse(
     from diffusionpipe.cli.rehearsal import fitting_scale, rehearsal_mesh
     from diffusionpipe.cli.rehearsal_report import figures_of, print_report
     from diffusionpipe.cli.rehearsal_size import size_of
-    from diffusionpipe.errors import ConfigError
     from diffusionpipe.ir.files import read_plan
     from diffusionpipe.runtime.free_memory import free_memory
 
     began = moment()
-    for name, value in (("--scale", scale), ("--bytes-scale", bytes_scale)):
-        if value is not None and not 0 < value < float("inf"):
-            raise ConfigError(f"{name} {value} is not a positive number; use e.g. 0.1")
+    _check_scales({"--scale": scale, "--bytes-scale": bytes_scale})
     check_outputs(pictures=(png,))
     loaded, made = read_plan(plan), _profile(profile, model, resolution, cluster)
     _require_sound(loaded, made, plan, str(profile or model))
     mesh = rehearsal_mesh(loaded.mesh, ranks)
-    costs = _costs(loaded, made, cluster)
+    costs = _costs(loaded, made, cluster, use)
     scale = scale or fitting_scale(loaded.train, costs, iterations)
     size = size_of(
         loaded.train,
@@ -126,6 +126,14 @@ def rehearse(
         _say(errors, f"[yellow]warning:[/] {warning}")
     if png:
         _draw(found.result, loaded, png, plan.stem)
+
+
+def _check_scales(scales: Mapping[str, float | None]) -> None:
+    from diffusionpipe.errors import ConfigError
+
+    for name, value in scales.items():
+        if value is not None and not 0 < value < float("inf"):
+            raise ConfigError(f"{name} {value} is not a positive number; use e.g. 0.1")
 
 
 def _profile(file: Path | None, model: str | None, resolution: str | None, cluster: str | None) -> Profile:
@@ -256,18 +264,23 @@ def _require_sound(plan: Plan, profile: Profile, plan_file: Path, source: str) -
         )
 
 
-def _costs(plan: Plan, profile: Profile, cluster: str | None) -> Costs:
+def _costs(plan: Plan, profile: Profile, cluster: str | None, use: str | None) -> Costs:
     """What the plan's actions cost, unscaled."""
     from dataclasses import replace
 
+    from diffusionpipe.cli.plan_asking import ranks_named
+    from diffusionpipe.cli.used_devices import used_of
     from diffusionpipe.costs.clusters import check_ranks, load_cluster
+    from diffusionpipe.errors import ConfigError
     from diffusionpipe.planner.from_profile import setting_of
     from diffusionpipe.planner.pricing.stage_costs import costs_of
 
+    if use is not None and cluster is None:
+        raise ConfigError("--use names ranks of --cluster; give both, or leave out --use")
     setting = setting_of(profile, plan.mesh, plan.batch)
     setting = replace(setting, workload=replace(setting.workload, checkpointed=plan.checkpointed))
     if cluster is not None:
-        setting = replace(setting, cluster=load_cluster(cluster))
+        setting = replace(setting, cluster=used_of(load_cluster(cluster), ranks_named(use), source="--use"))
         check_ranks(setting.cluster, plan.mesh.num_ranks, source="the plan")
     return costs_of(plan.train, plan.blocks, plan.mesh, setting)
 

@@ -69,6 +69,7 @@ class RunCheck:
 
     def check(self, recorded: "Recorded", memory: Sequence[Bytes]) -> Mapping[str, float]:
         """Correct the profile, write it, say by how much it was off, and start the search; see `PredictionJudge`."""
+        from diffusionpipe.cli.used_devices import allowed_of
         from diffusionpipe.costs.files import write_cluster, write_profile
         from diffusionpipe.planner import predicted_timeline
         from diffusionpipe.planner.correction.correct import correct
@@ -88,7 +89,8 @@ class RunCheck:
             replace(device, memory=min(device.memory, usable))
             for device, usable in zip(found.setting.cluster.devices, memory, strict=True)
         )
-        write_cluster(replace(found.setting.cluster, devices=devices), folder / CLUSTER)
+        usable_cluster = replace(found.setting.cluster, devices=devices)
+        write_cluster(allowed_of(usable_cluster, start.recipe.pipeline.memory), folder / CLUSTER)
         if self._console.is_terminal:
             self._console.print(check_table(found, folder / PROFILE))
         else:

@@ -4,7 +4,7 @@ import logging
 import os
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import isqrt
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn
@@ -13,6 +13,8 @@ import typer
 
 if TYPE_CHECKING:
     from diffusionpipe.cli.run_check import Command
+    from diffusionpipe.cli.training_job import TrainingJob
+    from diffusionpipe.runtime.process_group import Membership
     from diffusionpipe.trainer.drawing import Picture
     from diffusionpipe.trainer.recipe import Recipe
     from diffusionpipe.trainer.screen import Screen
@@ -82,24 +84,16 @@ def train(
     cache: CacheOption = True,
 ) -> None:
     """Train a diffusion model by pipeline parallelism."""
-    from rich.console import Console
-
-    from diffusionpipe.cli.machine import check_processes
-    from diffusionpipe.cli.output import log_to
     from diffusionpipe.cli.run_check import Command
-    from diffusionpipe.cli.training_job import TrainingJob, start
+    from diffusionpipe.cli.training_job import TrainingJob
     from diffusionpipe.trainer.launch import is_under_torchrun
-    from diffusionpipe.trainer.screen import Screen
 
     is_rank = is_under_torchrun(os.environ)
-    number = os.environ["RANK"] if is_rank else ""
-    rank = int(number) if number.isdecimal() else None  # `membership` refuses any other
-    screen = Screen(Console(stderr=True), speaks=not rank)
-    log_to(screen.console, rank)
+    screen = _screen_of(os.environ["RANK"] if is_rank else "")
     with screen.work("starting"):  # torch takes seconds to import
         from diffusionpipe.cli.recipe_checks import checks_of_run
         from diffusionpipe.runtime.process_group import Membership, membership
-        from diffusionpipe.trainer.recipe import load_recipe
+        from diffusionpipe.trainer.recipe import load_recipe, ranks_that_train
         from diffusionpipe.trainer.resuming import resume_of_attempt
 
         member = membership(os.environ) if is_rank else Membership()
@@ -107,20 +101,26 @@ def train(
         if (restarted := resume_of_attempt(resume, member.attempt)) != resume:
             resume = restarted
             logger.info("restarted=%d resume=%s", member.attempt, resume)
-        loaded = load_recipe(recipe, overrides or (), checks_of_run(count, resume))
+        checks = checks_of_run(count, resume, all_train=member.is_launched)
+        loaded = load_recipe(recipe, overrides or (), checks)
+    # A launched rank does not know how many were asked for; so many suffice.
+    started = max([count, *(rank + 1 for rank in loaded.pipeline.use)]) if member.is_launched else count
+    used = ranks_that_train(loaded.pipeline, started)
     if is_rank:
         _refuse_launch_options(ranks, port, max_restarts)
-    if is_rank or (count == 1 and port is None and not max_restarts):
-        command = Command(recipe=recipe, overrides=overrides or (), ranks=count, device=device)
-        _join(_Part(loaded, resume, device, command, take_over=take_over, uses_cache=cache), screen)
+    elif left_out := [str(number) for number in range(count) if number not in used]:
+        logger.info("left out, as pipeline.use asks: %s", ", ".join(left_out))
+    if is_rank or (len(used) == 1 and port is None and not max_restarts):
+        member = member if is_rank else replace(member, local_rank=used[0])
+        command = Command(recipe=recipe, overrides=overrides or (), ranks=started, device=device)
+        part = _Part(loaded, resume, device, command, member, take_over=take_over, uses_cache=cache)
+        _take_place(part, used, screen)
         return
-    check_processes(count, 1 if loaded.data.workers is None else loaded.data.workers)
-    logger.info("starting ranks=%d run=%s", count, loaded.run.folder)
     job = TrainingJob(
         recipe=recipe,
         overrides=overrides or (),
         folder=loaded.run.folder,
-        ranks=count,
+        devices=used,
         device=device,
         resume=resume,
         take_over=take_over,
@@ -128,6 +128,42 @@ def train(
         max_restarts=max_restarts,
         uses_cache=cache,
     )
+    _launch(job, loaded)
+
+
+def _screen_of(number: str) -> "Screen":
+    """The screen of a rank, to which it logs; "" for a process that is no rank."""
+    from rich.console import Console
+
+    from diffusionpipe.cli.output import log_to
+    from diffusionpipe.trainer.screen import Screen
+
+    rank = int(number) if number.isdecimal() else None  # `membership` refuses any other
+    screen = Screen(Console(stderr=True), speaks=not rank)
+    log_to(screen.console, rank)
+    return screen
+
+
+def _take_place(part: "_Part", used: Sequence[int], screen: "Screen") -> None:
+    """Join as the rank that this process is among the used ones, or end if it is none of them."""
+    from diffusionpipe.cli.used_ranks import place_among
+
+    placed = place_among(part.member, used, os.environ)
+    if placed is None:
+        logger.warning("left out, as pipeline.use asks: ranks %s train", ", ".join(map(str, used)))
+        return
+    if placed.rank != part.member.rank:
+        screen = _screen_of(str(placed.rank))
+    _join(replace(part, member=placed), screen)
+
+
+def _launch(job: "TrainingJob", recipe: "Recipe") -> None:
+    """Start the ranks, and end as they end."""
+    from diffusionpipe.cli.machine import check_processes
+    from diffusionpipe.cli.training_job import start
+
+    check_processes(len(job.devices), 1 if recipe.data.workers is None else recipe.data.workers)
+    logger.info("starting ranks=%d run=%s", len(job.devices), recipe.run.folder)
     if status := start(job):
         _end_with(status)
 
@@ -165,6 +201,7 @@ class _Part:
     resume: str | None
     device: str
     command: "Command"
+    member: "Membership"
     take_over: bool
     uses_cache: bool
 
@@ -179,11 +216,11 @@ def _join(part: _Part, screen: "Screen") -> None:
     from diffusionpipe.errors import TrainingError
     from diffusionpipe.runtime.determinism import be_deterministic
     from diffusionpipe.runtime.error_file import out_of_memory
-    from diffusionpipe.runtime.process_group import joined, leave, membership
+    from diffusionpipe.runtime.process_group import joined, leave
     from diffusionpipe.trainer.run import run
     from diffusionpipe.trainer.run_state import Hooks
 
-    member, recipe, device = membership(os.environ), part.recipe, part.device
+    member, recipe, device = part.member, part.recipe, part.device
     check = RunCheck(screen.console, part.command)
     report = RunReport(screen.console, member.rank, check)
     try:

@@ -15,7 +15,8 @@ class TrainingJob:
     overrides: Sequence[str]
     folder: Path
     """The run folder."""
-    ranks: int
+    devices: Sequence[int]
+    """The number of each rank's device on this machine."""
     device: str
     resume: str | None
     take_over: bool
@@ -46,7 +47,8 @@ def start(job: TrainingJob) -> int:
             try:
                 return launch(
                     [sys.executable, "-m", "diffusionpipe", *arguments_of_rank(job, resume)],
-                    ranks=job.ranks,
+                    ranks=len(job.devices),
+                    devices=job.devices,
                     log_folder=job.folder / LOGS,
                     environ=os.environ,
                     port=job.port,

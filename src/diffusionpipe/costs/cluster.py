@@ -141,10 +141,27 @@ class Cluster:
         return (self.inter_reduce if crosses else self.intra_reduce).seconds(num_bytes, len(ranks))
 
 
-def first_ranks(cluster: Cluster, count: int) -> Cluster:
-    """The cluster of the first `count` ranks alone."""
-    pairs = tuple(pair for pair in cluster.pairs if pair.second < count)
-    return replace(cluster, devices=cluster.devices[:count], nodes=cluster.nodes[:count], pairs=pairs)
+def of_ranks(cluster: Cluster, ranks: Sequence[int]) -> Cluster:
+    """The cluster of these ranks alone, which ascend; the first of them becomes rank 0, and so on."""
+    place = {rank: number for number, rank in enumerate(ranks)}
+    nodes = {node: number for number, node in enumerate(dict.fromkeys(cluster.nodes[rank] for rank in ranks))}
+    return replace(
+        cluster,
+        devices=tuple(cluster.devices[rank] for rank in ranks),
+        nodes=tuple(nodes[cluster.nodes[rank]] for rank in ranks),
+        pairs=tuple(
+            replace(pair, first=place[pair.first], second=place[pair.second])
+            for pair in cluster.pairs
+            if pair.first in place and pair.second in place
+        ),
+    )
+
+
+def with_memory(cluster: Cluster, memory: Bytes) -> Cluster:
+    """The cluster with at most so much memory for training on each device."""
+    return replace(
+        cluster, devices=tuple(replace(device, memory=min(device.memory, memory)) for device in cluster.devices)
+    )
 
 
 def repeated(cluster: Cluster, times: int) -> Cluster:

@@ -8,7 +8,7 @@ fastest.
 from dataclasses import dataclass, replace
 
 from diffusionpipe.costs import LayerProfile, Profile
-from diffusionpipe.planner.choice import Choice
+from diffusionpipe.planner.chosen import Choice
 from diffusionpipe.planner.filling.filler import filler_of
 from diffusionpipe.planner.near_ties import NEAR_TIE
 from diffusionpipe.planner.pricing.offload import offloaded

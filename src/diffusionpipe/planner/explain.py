@@ -26,6 +26,19 @@ MOST_NAMED = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Remark:
+    """What else to know of a plan before it is used."""
+
+    text: str
+    """A sentence or two."""
+    way: str = ""
+    """The command or the options for the other plan that the text ends with; "" where there is none."""
+
+    def __str__(self) -> str:
+        return f"{self.text} {self.way}".strip()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
     """All candidates, ours and others', and the verdict. Each group is fastest first, what does not fit last."""
 
@@ -38,8 +51,9 @@ class Comparison:
     """What other systems would do, estimated likewise."""
     verdict: str
     """One sentence on why the winner won."""
-    remarks: tuple[str, ...] = ()
-    """What else to know of the plan before it is used, a sentence or two each."""
+    fewer: tuple[Row, ...] = ()
+    """A plan on fewer devices where one is faster."""
+    remarks: tuple[Remark, ...] = ()
     unflushed: tuple[Row, ...] = ()
     """What training without a flush would reach; never the winner, because it trains with older weights."""
 
@@ -55,7 +69,7 @@ def compare(
     *,
     chosen: tuple[Candidate, Proposal] | None = None,
     beside: Sequence[Row] = (),
-    remarks: Sequence[str] = (),
+    remarks: Sequence[Remark] = (),
     max_estimated: int = 6,
 ) -> Comparison:
     """The comparison of a search's finalists, of which at least one fits, with what others would do.

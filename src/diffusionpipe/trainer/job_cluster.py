@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from diffusionpipe.costs import AllReduce, Cluster, Device, Link
-from diffusionpipe.costs.cluster import first_ranks
+from diffusionpipe.costs.cluster import of_ranks
 from diffusionpipe.costs.clusters import load_cluster
 from diffusionpipe.costs.files import has_device, write_cluster
 from diffusionpipe.errors import ConfigError
@@ -90,10 +90,11 @@ def _known(recipe: Recipe, job: Job) -> Cluster | None:
             return None
         cluster = load_cluster(str(kept))
         return cluster if cluster.num_ranks == num_ranks and has_device(cluster, device, job.device.type) else None
-    cluster = load_cluster(name)
-    if cluster.num_ranks < num_ranks:
+    cluster, used = load_cluster(name), sorted(recipe.pipeline.use) or range(num_ranks)
+    if cluster.num_ranks <= used[-1]:
+        own = f"uses rank {used[-1]}" if recipe.pipeline.use else f"has {num_ranks} ranks"
         raise ConfigError(
-            f"pipeline.cluster: {name} has {cluster.num_ranks} devices, but this run has {num_ranks} ranks; start "
+            f"pipeline.cluster: {name} has {cluster.num_ranks} devices, but this run {own}; start "
             f"{cluster.num_ranks} or fewer, or name a larger cluster, e.g. {name}:2 for two such nodes"
         )
     if not has_device(cluster, device, job.device.type):
@@ -101,7 +102,7 @@ def _known(recipe: Recipe, job: Job) -> Cluster | None:
             f"pipeline.cluster: {name} has {', '.join(sorted({d.name for d in cluster.devices}))}, but this run is "
             f'on {device}; measure its cluster with "diffusionpipe cluster --ranks N --out FILE", or remove the key'
         )
-    return first_ranks(cluster, num_ranks)
+    return of_ranks(cluster, used)
 
 
 def _alone(job: Job) -> Cluster:

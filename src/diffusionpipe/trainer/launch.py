@@ -49,7 +49,13 @@ def is_under_torchrun(environ: Mapping[str, str]) -> bool:
 
 
 def launch(
-    command: Sequence[str], *, ranks: int, log_folder: Path, environ: Mapping[str, str], port: int | None = None
+    command: Sequence[str],
+    *,
+    ranks: int,
+    log_folder: Path,
+    environ: Mapping[str, str],
+    port: int | None = None,
+    devices: Sequence[int] = (),
 ) -> int:
     """Run `command` in `ranks` processes and return the exit status when all have ended.
 
@@ -61,6 +67,7 @@ def launch(
         log_folder: for the output of the ranks above 0; made if missing.
         environ: this process's environment, to see what the user has set; the ranks inherit it.
         port: of the ranks' meeting point; None: any free one.
+        devices: the number of each rank's device on this machine; (): 0, 1, ...
 
     Raises:
         ConfigError: the port is in use, the environment names a wrong interface or token, or the rank that failed first
@@ -77,7 +84,9 @@ def launch(
     check_interfaces(environ, (GLOO,))
     store = _meeting_point(port)
     with _quiet_agent(), ForwardedSignals() as signals:
-        agent = _agent(command, ranks=ranks, log_folder=log_folder, environ=environ, port=store.port)
+        agent = _agent(
+            command, devices=devices or range(ranks), log_folder=log_folder, environ=environ, port=store.port
+        )
         result, frozen = _run(agent, signals, lambda: any(_error_file(log_folder, r).exists() for r in range(ranks)))
     if not result.is_failed():
         return 0
@@ -128,7 +137,7 @@ def _meeting_point(port: int | None) -> "TCPStore":
 
 
 def _agent(
-    command: Sequence[str], *, ranks: int, log_folder: Path, environ: Mapping[str, str], port: int
+    command: Sequence[str], *, devices: Sequence[int], log_folder: Path, environ: Mapping[str, str], port: int
 ) -> "LocalElasticAgent":
     from torch.distributed.elastic.agent.server.api import WorkerSpec
     from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
@@ -137,7 +146,7 @@ def _agent(
     return LocalElasticAgent(
         spec=WorkerSpec(
             role="rank",
-            local_world_size=ranks,
+            local_world_size=len(devices),
             entrypoint=command[0],
             args=tuple(argument.replace("$", "$$") for argument in command[1:]),  # the agent substitutes ${...}
             rdzv_handler=StaticTCPRendezvous(_HOST, port, 0, 1, uuid.uuid4().hex, 60),
@@ -146,11 +155,11 @@ def _agent(
             master_addr=_HOST,
             master_port=port,
         ),
-        logs_specs=_logs_specs(ranks=ranks, log_folder=log_folder, environ=environ),
+        logs_specs=_logs_specs(devices=devices, log_folder=log_folder, environ=environ),
     )
 
 
-def _logs_specs(*, ranks: int, log_folder: Path, environ: Mapping[str, str]) -> "LogsSpecs":
+def _logs_specs(*, devices: Sequence[int], log_folder: Path, environ: Mapping[str, str]) -> "LogsSpecs":
     """Where the agent sends the ranks' output and looks for their notes, and what it adds to their environment."""
     from torch.distributed.elastic.multiprocessing import LogsDest, LogsSpecs
 
@@ -160,7 +169,7 @@ def _logs_specs(*, ranks: int, log_folder: Path, environ: Mapping[str, str]) -> 
         "TORCH_CPP_LOG_LEVEL": environ.get("TORCH_CPP_LOG_LEVEL", "FATAL"),
         **_nccl_variables(log_folder, environ),
     }
-    threads = threads_per_rank(ranks, environ)
+    threads = threads_per_rank(len(devices), environ)
     if threads is not None:
         added["OMP_NUM_THREADS"] = str(threads)
 
@@ -173,7 +182,7 @@ def _logs_specs(*, ranks: int, log_folder: Path, environ: Mapping[str, str]) -> 
             notes = {rank: _error_file(log_folder, rank) for rank in envs}
             for rank, environment in envs.items():
                 notes[rank].unlink(missing_ok=True)
-                environment.update(added, TORCHELASTIC_ERROR_FILE=str(notes[rank]))
+                environment.update(added, TORCHELASTIC_ERROR_FILE=str(notes[rank]), LOCAL_RANK=str(devices[rank]))
                 if rank > 0:
                     environment["PYTHONUNBUFFERED"] = "1"  # or a killed rank's last words are lost
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from diffusionpipe.ir import Plan, Timeline
-from diffusionpipe.planner.choice import best_choice
+from diffusionpipe.planner.best import best_choice
 from diffusionpipe.planner.pricing.setting import Setting
 from diffusionpipe.units import Seconds
 

@@ -44,9 +44,19 @@ def check_given(given: Given, *, batch: int, num_ranks: int, num_backbones: int 
     Raises:
         ConfigError: the sizes do not fit each other, the ranks or the batch; all problems are listed.
     """
-    problems = [*_problems_of_schedule(given, num_backbones), *_problems(given, batch, num_ranks)]
+    problems = list(_all_problems(given, batch, num_ranks, num_backbones))
     if problems:
         raise ConfigError("\n".join(problems))
+
+
+def is_possible(given: Given, *, batch: int, num_ranks: int, num_backbones: int = 1) -> bool:
+    """Whether `check_given` refuses nothing."""
+    return not any(_all_problems(given, batch, num_ranks, num_backbones))
+
+
+def _all_problems(given: Given, batch: int, num_ranks: int, num_backbones: int) -> Iterator[str]:
+    yield from _problems_of_schedule(given, num_backbones)
+    yield from _problems(given, batch, num_ranks)
 
 
 def _problems_of_schedule(given: Given, num_backbones: int) -> Iterator[str]:

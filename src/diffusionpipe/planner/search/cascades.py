@@ -113,13 +113,13 @@ def _to_improve(pool: Pool) -> list[Judged]:
 
 
 def least_time(judge: Judge) -> Seconds:
-    """No iteration takes less: all devices compute all the time, the frozen work included."""
+    """No iteration takes less: all devices compute all the time, the frozen work included. Infinite: no way exists."""
     times = [
         sum(m * time for m, time in totals(place)) * max(place.ground.speeds) / sum(place.ground.speeds)
         for arrangement in arrangements(judge.setting.cluster)
         for place in _places(judge, arrangement)
     ]
-    return min(times, default=0.0) + judge.tables.frozen_seconds
+    return min(times, default=float("inf")) + judge.tables.frozen_seconds
 
 
 def _places(judge: Judge, arrangement: Arrangement) -> Iterator[PairPlace]:

@@ -126,7 +126,7 @@ def search(
         key=lambda place: (place[0], place[1].units, place[1].adjacent, place[2]),
     )
     if not places:
-        raise ConfigError(_uncuttable(setting))
+        raise ConfigError(uncuttable(setting))
     seen: set[Arrangement] = set()
     for bound, arrangement, microbatches in places:  # [1]
         # Of each arrangement one, so that it can be compared.
@@ -175,7 +175,7 @@ def _search_pairs(setting: Setting, pool: Pool, filler: Filler | None, num_final
     for candidate in sharded_pairs(pool.judge):
         sharded.add(sharded.judged_of(candidate))
     if not pool.judged and not sharded.judged:
-        raise ConfigError(_uncuttable(setting))
+        raise ConfigError(uncuttable(setting))
     found = dict(_finalists(setting, pool, filler, num_finalists, limit))
     fastest = min((proposal.step for proposal in found.values() if proposal.overflow <= 0), default=limit)
     enough = (LISTED if limit == float("inf") else 1) * fastest
@@ -270,7 +270,8 @@ def _add_tight(pool: Pool, places: Sequence[tuple[Arrangement, int]]) -> None:
                     pool.add(pool.judged_of(candidate))
 
 
-def _uncuttable(setting: Setting) -> str:
+def uncuttable(setting: Setting) -> str:
+    """That no arrangement of all ranks cuts the batch, and which batch it would cut."""
     batch, ranks = setting.workload.batch, setting.cluster.num_ranks
     multiple = -(-batch // ranks) * ranks
     return (

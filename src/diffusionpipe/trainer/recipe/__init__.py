@@ -4,7 +4,7 @@
 packages import from here.
 """
 
-from diffusionpipe.trainer.recipe.layout import replicas_of_stages
+from diffusionpipe.trainer.recipe.layout import ranks_that_train, replicas_of_stages
 from diffusionpipe.trainer.recipe.model_section import FrozenDtype
 from diffusionpipe.trainer.recipe.models_section import MemberSection
 from diffusionpipe.trainer.recipe.objective_section import ObjectiveKind, ObjectiveSection, Variance
@@ -47,6 +47,7 @@ __all__ = [
     "load_recipe",
     "negatives_of",
     "override",
+    "ranks_that_train",
     "read_prompts",
     "recipe_from_table",
     "recipe_to_toml",

@@ -4,6 +4,21 @@ from diffusionpipe.errors import RecipeError
 from diffusionpipe.trainer.recipe.pipeline_section import PipelineSection
 
 
+def ranks_that_train(pipeline: PipelineSection, num_started: int) -> tuple[int, ...]:
+    """The ranks of those that are started which train, ascending: all, or those that the recipe names.
+
+    Raises:
+        RecipeError: it names ranks that are not there.
+    """
+    lacking = [rank for rank in pipeline.use if rank >= num_started]
+    if lacking:
+        raise RecipeError(
+            f"pipeline.use: there is no rank {', '.join(map(str, lacking))}, because {num_started} are started; start "
+            f"{max(lacking) + 1}, or name others"
+        )
+    return tuple(sorted(pipeline.use)) or tuple(range(num_started))
+
+
 def replicas_of_stages(pipeline: PipelineSection, num_ranks: int) -> tuple[int, ...]:
     """Copies of each stage in forward order, in one of the `data_parallel` pipelines; their sum is its ranks.
 

@@ -12,7 +12,7 @@ from pydantic import Field, model_validator
 from diffusionpipe.costs.graph import as_fraction
 from diffusionpipe.ir.combinations import Feature, refusal
 from diffusionpipe.ir.versions import Versions
-from diffusionpipe.trainer.recipe.section import Choice, Count, Maybe, Section, Several, raise_problems
+from diffusionpipe.trainer.recipe.section import Choice, Count, Maybe, Positive, Section, Several, raise_problems
 
 AUTO = "auto"
 PLANNED = (
@@ -28,6 +28,7 @@ PLANNED = (
     "fill",
     "offload_frozen",
     "cluster",
+    "memory",
 )
 """Keys that a plan file takes the place of."""
 
@@ -98,6 +99,10 @@ class PipelineSection(Section):
     cluster: Maybe[Annotated[str, Field(min_length=1)]] = None
     """Cluster file or name whose links plans by measured layers assume, and whose memory the search; "none": those of
     this job, measured."""
+    use: Several[Annotated[int, Field(ge=0, lt=2**31)]] = ()
+    """The ranks that train; the others end at once. Empty: all of them."""
+    memory: Maybe[Positive] = None
+    """GiB of each device that a searched layout may take at most; "none": all that training may use of it."""
     replan: Maybe[Choice[Replan]] = None
     """Whether the run searches for a faster layout with the profile that its first steps have corrected, and names
     one that would be more than 5 % faster; "none": it does where it can."""
@@ -154,6 +159,7 @@ class PipelineSection(Section):
                 if not self.fill:
                     text = 'only plans by measured layers use it; set plan = "auto" or fill = true, or remove it'
                     wrong |= {"cluster": text}
+                wrong |= {"memory": 'only the search uses it; set plan = "auto", or remove it'}
             case "auto":
                 text = "the search chooses it; remove it, or remove plan and give the sizes yourself"
                 wrong = dict.fromkeys(("orders", "replicas", "splits"), text)
@@ -161,6 +167,12 @@ class PipelineSection(Section):
                 text = f'the plan file {path} sets it; remove it, or set plan = "auto"'
                 wrong = dict.fromkeys(PLANNED, text)
         raise_problems(f"{key}: {wrong[key]}" for key in given if key in wrong)
+        return self
+
+    @model_validator(mode="after")
+    def _ranks_are_named_once(self) -> Self:
+        if len(set(self.use)) < len(self.use):
+            raise ValueError(f"use: {', '.join(map(str, self.use))} names a rank twice; name each rank once")
         return self
 
     @model_validator(mode="after")

@@ -1,0 +1,139 @@
+"""The arguments and options of `diffusionpipe plan`."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+RecipeFile = Annotated[
+    Path | None,
+    typer.Argument(help="The recipe to plan for. Without a recipe, give --batch, and --model or --profile."),
+]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Argument(help="Keys of the recipe to change: key.path=value.", show_default=False),
+]
+ClusterName = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME",
+        help="A cluster file or a known cluster, e.g. a100-80x8:4 for four nodes of that kind; default: "
+        "pipeline.cluster.",
+    ),
+]
+ProfileFile = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE",
+        help="The file that `diffusionpipe profile` wrote. With a recipe it is optional: layer times are then "
+        "computed for a known device, or measured once on this machine and kept in "
+        "$XDG_CACHE_HOME/diffusionpipe/profiles "
+        "(~/.cache if that is not set).",
+    ),
+]
+Batch = Annotated[
+    int | None,
+    typer.Option(
+        min=1, max=1_000_000, help="Global batch: samples of one step over all devices; default: the recipe's."
+    ),
+]
+Out = Annotated[Path | None, typer.Option(help="Write the plan file, which pipeline.plan takes, and its prediction.")]
+Fill = Annotated[
+    bool | None,
+    typer.Option(
+        help="Run the encoders for the next batch in the pipeline bubbles, or for each batch before its first "
+        "forward; default: pipeline.fill of the recipe, else the faster of the two."
+    ),
+]
+Compare = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAMES",
+        help="Show the layouts that other systems' planners choose, simulated: all, or some of pipedream, dapple, spp, "
+        "gpipe, ddp, zero3, with commas between. With one name, --out writes that system's plan.",
+    ),
+]
+Checkpoint = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="PATTERN",
+        help="Activation checkpointing: layers to recompute in the backward pass, e.g. '*'. Not with a recipe.",
+    ),
+]
+Ema = Annotated[
+    bool,
+    typer.Option(help="Keep an exponential moving average (EMA) of the trained parameters. Not with a recipe."),
+]
+OptimizerName = Annotated[
+    str | None, typer.Option(help="A class of torch.optim, e.g. SGD; default: AdamW. Not with a recipe.")
+]
+ModelName = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME",
+        help="A shipped model, e.g. sd-2.1, a diffusers folder or a hub id, in place of --profile: its layer times are "
+        "computed for the cluster's device and kept. Not with a recipe.",
+        show_default=False,
+    ),
+]
+ModelClass = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME",
+        help="A transformer class of the installed diffusers at its default size, e.g. MiniMaxH3Transformer3DModel, in "
+        "place of --model: without a folder, encoders or VAE. Not with a recipe.",
+        show_default=False,
+    ),
+]
+Resolution = Annotated[
+    str | None,
+    typer.Option(
+        metavar="SIDE",
+        help="With --model or --model-class: side of a picture in pixels, or WIDTHxHEIGHTxFRAMES, e.g. 832x480x81, to "
+        "plan for clips, which `train` does not take yet; default: the published side.",
+    ),
+]
+LoraRank = Annotated[
+    int | None,
+    typer.Option(min=1, max=4096, help="With --model or --model-class: train adapters of this rank on the denoiser."),
+]
+FrozenDtypeName = Annotated[
+    str | None,
+    typer.Option(help="With --model or --model-class: bfloat16 stores frozen matrices so, as model.frozen_dtype does."),
+]
+Draw = Annotated[
+    int | None,
+    typer.Option(
+        metavar="STEPS",
+        min=1,
+        max=1_000_000,
+        help="Predict drawing in place of training: seconds a picture and memory for --batch pictures that are drawn "
+        "together over all devices, as `sample --ranks` does, with this number of denoising steps. Not with a recipe.",
+        show_default=False,
+    ),
+]
+Cache = Annotated[bool, typer.Option(help="Keep new profiles for later commands, and reuse kept ones.")]
+Use = Annotated[
+    str | None,
+    typer.Option(
+        metavar="RANKS",
+        help="Plan for these ranks of the cluster alone, e.g. 0,1,3; default: pipeline.use of the recipe, else all.",
+        show_default=False,
+    ),
+]
+UsedRanks = Annotated[
+    str | None,
+    typer.Option(
+        metavar="RANKS",
+        help="The ranks of --cluster for which the plan was made, as for `plan --use`; default: all.",
+    ),
+]
+Memory = Annotated[
+    float | None,
+    typer.Option(
+        metavar="GIB",
+        help="Take at most so many GiB of each device; default: pipeline.memory of the recipe, else all that training "
+        "may use.",
+        show_default=False,
+    ),
+]

@@ -1,0 +1,118 @@
+"""The best plan of a setting: of the fastest that the searches find and its near-ties."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from diffusionpipe.planner.chosen import Choice
+from diffusionpipe.planner.filling.filler import filler_of
+from diffusionpipe.planner.near_ties import Merits, hopeful, merits_of, rank
+from diffusionpipe.planner.pricing.given import check_given
+from diffusionpipe.planner.pricing.offload import check_offload, is_heavy, offloaded
+from diffusionpipe.planner.pricing.setting import Setting
+from diffusionpipe.planner.search.judge import Judge
+from diffusionpipe.planner.search.proposal import propose
+from diffusionpipe.planner.search.search import search
+from diffusionpipe.units import Seconds
+
+GAIN = 1e-3
+"""Filling, and encoders in host memory, must save this part of the iteration where either way is allowed."""
+ROOM = 1.002
+"""A plan this near its lower bound is not worth a search with more memory."""
+ROUNDING = 1e-9
+"""Steps that differ by less are equal."""
+MOST_TRIED = 4
+"""Estimated layouts that are simulated because they may be a near-tie's better choice: each costs a plan."""
+
+
+def best_choice(setting: Setting, *, fill: bool | None = None, limit: Seconds = float("inf")) -> Choice | None:
+    """As `choose`; None where nothing fits, without the time that the advice takes. Its step is below the `limit`.
+
+    Raises:
+        ConfigError: the sizes do not fit each other.
+    """
+    check_given(
+        setting.given,
+        batch=setting.workload.batch,
+        num_ranks=setting.cluster.num_ranks,
+        num_backbones=len(setting.graph.backbones),
+    )
+    place = setting.given.offload_frozen
+    if place:
+        check_offload(setting)
+    ways = _ways(setting, fill, limit) if not place else []
+    if place or (place is None and is_heavy(setting) and _leaves_time(ways)):
+        ways += _ways(offloaded(setting), fill, ways[-1].step * (1 - GAIN) if ways else limit)
+    return _of_near_ties(ways, fill) if ways else None
+
+
+def _ways(setting: Setting, fill: bool | None, limit: Seconds) -> list[Choice]:
+    """The fastest that fits, filled or not, where it takes less than the limit; each beats the one before.
+
+    Filled is looked for first, because that leaves little to look at of the other way.
+    """
+    ways = (fill,) if fill is not None else (True, False)
+    judge, found = Judge(setting=setting), list[Choice]()
+    for is_filled in ways if setting.graph.frozen_layers else (False,):
+        filler = filler_of(setting) if is_filled else None
+        result = search(setting, filler=filler, limit=limit, judge=judge)
+        if result.winner is not None and result.winner[1].step < limit:
+            candidate, proposal = result.winner
+            found.append(Choice(setting=setting, candidate=candidate, proposal=proposal, search=result, filler=filler))
+            limit = proposal.step * (1 - GAIN)
+    return found
+
+
+def _of_near_ties(ways: Sequence[Choice], fill: bool | None) -> Choice:
+    """The choice among what the searches simulated, and what they estimated to be a near-tie's better choice."""
+    fastest, chosen = _ranked(ways)
+    ways = [_with_hopeful(way, fastest=fastest.merits, than=chosen.merits) for way in ways]
+    fastest, chosen = _ranked(ways)
+    if chosen.filler and fill is None:
+        chosen = _simpler(chosen, fastest)
+    is_other = (chosen.setting, chosen.candidate) != (fastest.setting, fastest.candidate)
+    gives_up = chosen.step > fastest.step * (1 + (ROUNDING if is_other else GAIN))
+    return replace(chosen, faster=fastest) if gives_up else chosen
+
+
+def _ranked(ways: Sequence[Choice]) -> tuple[Choice, Choice]:
+    """Of all that the searches simulated the fastest that fits, and the one that is chosen."""
+    fitting = [
+        replace(way, candidate=candidate, proposal=proposal)
+        for way in ways
+        for candidate, proposal in way.search.finalists
+        if proposal.overflow <= 0
+    ]
+    fastest = min(fitting, key=lambda way: way.step)
+    near = [way for way in fitting if way.merits.is_near(fastest.merits)]
+    return fastest, min(near, key=lambda way: rank(way.merits, fastest.merits))
+
+
+def _with_hopeful(way: Choice, *, fastest: Merits, than: Merits) -> Choice:
+    """The way with its search's most hopeful estimates simulated, up to the first that is as good as estimated."""
+    found = dict(way.search.finalists)
+    for one in hopeful(way.search.judged, Judge(setting=way.setting), than=than, fastest=fastest)[:MOST_TRIED]:
+        proposal = propose(way.setting, one.candidate.layout(way.setting), way.filler)
+        found[one.candidate] = proposal
+        merits = merits_of(way.setting, one.candidate, proposal)
+        if proposal.overflow <= 0 and merits.is_near(fastest) and rank(merits, fastest) < rank(than, fastest):
+            break
+    finalists = sorted(found.items(), key=lambda pair: (pair[1].overflow > 0, pair[1].step))
+    judged = tuple(one for one in way.search.judged if one.candidate not in found)
+    return replace(way, search=replace(way.search, finalists=tuple(finalists), judged=judged))
+
+
+def _simpler(choice: Choice, fastest: Choice) -> Choice:
+    """The same without filling, if that is hardly slower, or saves memory, and fits."""
+    proposal = propose(choice.setting, choice.candidate.layout(choice.setting))
+    unfilled = replace(choice, proposal=proposal, filler=None)
+    own, merits = choice.merits, unfilled.merits
+    is_hardly_slower = proposal.step <= choice.step * (1 + GAIN) and not own.saves(merits)
+    if proposal.overflow > 0 or not merits.is_near(fastest.merits) or not (is_hardly_slower or merits.saves(own)):
+        return choice
+    finalists = ((choice.candidate, proposal), *choice.search.finalists)
+    return replace(unfilled, search=replace(choice.search, finalists=finalists))
+
+
+def _leaves_time(ways: Sequence[Choice]) -> bool:
+    """Whether more memory could make it faster."""
+    return not ways or ways[-1].proposal.iteration > ROOM * ways[-1].search.bound

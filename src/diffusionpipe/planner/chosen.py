@@ -1,0 +1,85 @@
+"""A plan that was found, with the figures that speak for it."""
+
+from dataclasses import dataclass, replace
+
+from diffusionpipe.ir import Plan
+from diffusionpipe.planner.assembly.build import build_plan
+from diffusionpipe.planner.assembly.layout import Filler
+from diffusionpipe.planner.explain import Comparison, Remark, compare
+from diffusionpipe.planner.near_ties import Merits, merits_of, reason_of
+from diffusionpipe.planner.pricing.setting import Setting
+from diffusionpipe.planner.rows import Row, row_of, sizes_in
+from diffusionpipe.planner.search.candidates import Candidate
+from diffusionpipe.planner.search.naming import name_of
+from diffusionpipe.planner.search.proposal import Proposal, pricing_of
+from diffusionpipe.planner.search.search import Search
+from diffusionpipe.planner.unflushed import unflushed
+from diffusionpipe.units import Seconds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """The best way found."""
+
+    setting: Setting
+    candidate: Candidate
+    proposal: Proposal
+    search: Search
+    filler: Filler | None
+    """None: every batch is encoded before its first forward."""
+    faster: "Choice | None" = None
+    """The fastest way, where another is about as fast and is chosen for its memory or its simplicity; see
+    `near_ties`."""
+
+    @property
+    def sizes(self) -> str:
+        """Schedule and sizes in words, e.g. "1f1b, 2 stages, 4 micro-batches, filled"."""
+        sizes = sizes_in(self.setting, self.candidate)
+        return f"{name_of(self.candidate)}, {sizes}{', filled' if self.filler else ''}"
+
+    @property
+    def step(self) -> Seconds:
+        """Predicted time of one iteration and the update after it."""
+        return self.proposal.step
+
+    @property
+    def merits(self) -> Merits:
+        """What it is compared by with near-ties."""
+        return merits_of(self.setting, self.candidate, self.proposal)
+
+    @property
+    def fastest(self) -> "Choice":
+        """The fastest way that was found; this one, unless it gives something up."""
+        return self.faster or self
+
+    @property
+    def row(self) -> Row:
+        """Its row in a table."""
+        return row_of(self.setting, self.candidate, self.proposal)
+
+    def comparison(self) -> Comparison:
+        """It beside all others, and why it is the best."""
+        own, faster = (self.candidate, self.proposal), self.faster
+        # The fastest may be of another search, in which frozen work is encoded or kept elsewhere.
+        beside = [faster.row] if faster else []
+        remarks = [self._given_up(faster)] if faster else []
+        return compare(self.setting, self.search, chosen=own, beside=beside, remarks=remarks)
+
+    def _given_up(self, faster: "Choice") -> Remark:
+        """What a near-tie costs, and why it is taken."""
+        reason = reason_of(self.merits, faster.merits) or "filling bubbles gains too little"
+        text = (
+            f"A near-tie: {faster.sizes} would take {1 - faster.step / self.step:.2%} less time "
+            f"({faster.step * 1e3:.1f} ms a step), and predictions are not that sure. The plan is chosen because "
+            f"{reason}."
+        )
+        return Remark(text=text)
+
+    def with_unflushed(self) -> Comparison:
+        """The same with rows of training without a flush, which the planner never chooses by itself."""
+        return replace(self.comparison(), unflushed=unflushed(self.setting, self.filler))
+
+    def plan(self, *, sample_batch: int = 0) -> Plan:
+        """The plan; `sample_batch` as in `Layout`."""
+        layout = replace(self.candidate.layout(self.setting), sample_batch=sample_batch)
+        return build_plan(self.setting.graph, layout, pricing=pricing_of(self.setting), filler=self.filler)
