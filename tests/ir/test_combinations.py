@@ -72,12 +72,19 @@ def adapters_on(build, trained):
     return lambda: add_lora(build().components, trained, LoraSettings(rank=2))
 
 
-def tied():
-    graph = synthetic.chain([0.01] * 8).graph
-    first, last = graph.backbone_layers[0], graph.backbone_layers[-1]
-    parameters = next(layer.parameters for layer in graph.layers if layer.name == first)
-    layers = tuple(replace(one, parameters=parameters) if one.name == last else one for one in graph.layers)
-    build_plan(replace(graph, layers=layers), Layout(batch=8, stages=2, microbatches=2, data_parallel=2, sharded=True))
+def tied(other, **sizes):
+    """A weight that the first layer has in common with another one."""
+
+    def refused():
+        graph = synthetic.chain([0.01] * 8).graph
+        first = graph.layer(graph.backbone_layers[0])
+        layers = tuple(
+            replace(one, parameters=first.parameters) if one.name == graph.backbone_layers[other] else one
+            for one in graph.layers
+        )
+        build_plan(replace(graph, layers=layers), Layout(batch=8, microbatches=2, **sizes))
+
+    return refused
 
 
 def without_encoders():
@@ -121,7 +128,8 @@ CASES = {
     (F.SHARDED, F.ONE_RANK): [search_over(1)],
     (F.SHARDED, F.GIVEN_PIPELINES): [search_over(4, stages=2), search_over(4, data_parallel=2)],
     (F.SHARDED, F.TWO_DIRECTIONS): [plan_of(data_parallel=2, schedule="chimera")],
-    (F.SHARDED, F.TIED): [tied],
+    (F.SHARDED, F.TIED): [tied(-1, stages=1, data_parallel=2, sharded=True, buckets=2)],
+    (F.VERSIONS, F.TIED): [tied(-1, stages=2, versions=Versions.STASHED)],
     (F.LORA, F.FROM_SCRATCH): [recipe_with(lora={"rank": 8}, model={"from_scratch": True})],
     (F.LORA, F.TEXT_ENCODER): [
         recipe_with(lora={"rank": 8}, model={"train": ["unet", "text_encoder"]}),

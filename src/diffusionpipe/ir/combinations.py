@@ -167,6 +167,17 @@ WORKS: Mapping[str, Sequence[tuple[Feature, Feature]]] = {
     "tests/runtime/test_windows.py::test_fills_encode_later_batches_and_the_training_is_the_recurrence": [
         (one, Feature.FILL) for one in (Feature.VERSIONS, Feature.PREDICTION)
     ],
+    "tests/runtime/test_tied.py::test_its_gradient_is_that_of_one_process": [
+        (Feature.TIED, other)
+        for other in (
+            Feature.DATA_PARALLEL,
+            Feature.REPLICAS,
+            Feature.BUCKETS,
+            Feature.SPLIT,
+            Feature.SEVERAL_STAGES,
+            Feature.TWO_DIRECTIONS,
+        )
+    ],
     "tests/runtime/test_windows.py::test_every_kind_of_trained_part_is_the_recurrence": [
         (Feature.VERSIONS, other) for other in (Feature.LORA, Feature.TEXT_ENCODER, Feature.CONTROLNET)
     ],
@@ -224,6 +235,10 @@ REFUSED: Mapping[tuple[Feature, Feature], str] = {
     ),
     (Feature.VERSIONS, Feature.SHARDED): (
         'sharded parameters are gathered for one version at a time; leave out sharded, or set versions = "flushed"'
+    ),
+    (Feature.VERSIONS, Feature.TIED): (
+        "{parameter} is trained by layers of several stages ({count} such parameters), which step at different times; "
+        'set versions = "flushed"'
     ),
     (Feature.VERSIONS, Feature.BUCKETS): 'versions need whole stages; leave out buckets, or set versions = "flushed"',
     (Feature.VERSIONS, Feature.ORDERS): (

@@ -31,7 +31,7 @@ def sequential_graph(
             modules=(name,),
             run=partial(_run_child, name),
         )
-        for (name, _), read, write in zip(module.named_children(), ["input", *writes], writes, strict=False)
+        for name, read, write in zip(module._modules, ["input", *writes], writes, strict=False)
     ]
     objective = Layer(
         name="objective.loss",

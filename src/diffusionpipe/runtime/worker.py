@@ -1,6 +1,6 @@
 """One rank's part of a plan: its layers, its gradients and an executor for each schedule."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -185,10 +185,15 @@ def _held(
     owned: set[str] = set()
     gradients: dict[int, Reducible] = {}
     of_block: dict[int, tuple[nn.Parameter, ...]] = {}
-    for block, ranks in holders_of(plan).items():
-        if rank not in ranks:
-            continue
-        own = {name: p for name, p in layer_parameters(graph, plan.blocks[block]).items() if p.requires_grad}
+    holders = {block: ranks for block, ranks in holders_of(plan).items() if rank in ranks}
+    trained = {
+        block: {name: p for name, p in layer_parameters(graph, plan.blocks[block]).items() if p.requires_grad}
+        for block in holders
+    }
+    # What several blocks train is summed once, with the block whose gradients are summed last: all is complete then.
+    summed_with = {name: block for block in _in_order_of_sums(plan, rank, holders) for name in trained[block]}
+    for block, ranks in holders.items():
+        own = {name: p for name, p in trained[block].items() if len(ranks) == 1 or summed_with[name] == block}
         if sharded is not None:
             gradients[block] = sharded[block]
             own = {name: p for name, p in own.items() if name in sharded[block].owned}
@@ -199,6 +204,13 @@ def _held(
         if sharded is not None or ranks[0] == rank:
             owned |= own.keys()
     return _Held(parameters=parameters, owned=frozenset(owned), gradients=gradients, of_block=of_block)
+
+
+def _in_order_of_sums(plan: Plan, rank: int, blocks: Collection[int]) -> list[int]:
+    """The blocks in the order in which the rank sums their gradients; all that hold them have the same one."""
+    stages, order = plan.train.placement.stages, plan.train.orders[place_of(plan, rank).worker]
+    place = {stages[action.stage].weights: i for i, action in enumerate(order) if action.op is Op.REDUCE_GRAD}
+    return sorted(blocks, key=lambda block: place.get(block, -1))
 
 
 def _versions(plan: Plan, held: _Held) -> dict[int, BlockVersions]:

@@ -6,6 +6,7 @@ from fractions import Fraction
 from pathlib import Path
 
 from diffusionpipe.costs import ModelGraph
+from diffusionpipe.costs.tied import tied_problems
 from diffusionpipe.errors import ConfigError, ScheduleError
 from diffusionpipe.ir import Op, Plan
 from diffusionpipe.ir.action import COMPUTE_OPS
@@ -160,6 +161,7 @@ def _incomplete(plan: Plan, model: ModelGraph) -> Iterator[str]:
         layers = max((fill.layers.stop for fill in schedule.fills), default=len(plan.blocks[-1]))
         if layers != len(plan.blocks[-1]):
             yield f"its {name} schedule runs {layers} of the {len(plan.blocks[-1])} frozen layers"
+    yield from tied_problems(model, plan.train.placement, plan.blocks[:-1])
     yield from _missing_sums(plan)
     yield from _wrong_parts(plan)
 

@@ -27,7 +27,7 @@ from diffusionpipe.passes import (
 from diffusionpipe.planner.assembly.buckets import bucket_starts
 from diffusionpipe.planner.assembly.folded import stage_starts
 from diffusionpipe.planner.assembly.layout import Blocks, Filler, Layout, Pricing, Unfilled
-from diffusionpipe.planner.assembly.layout_check import check_layout
+from diffusionpipe.planner.assembly.layout_check import check_layout, check_tied
 from diffusionpipe.planner.assembly.shardable import check_shardable, sharded_buckets
 from diffusionpipe.planner.assembly.structure import Division, connected, reduced
 from diffusionpipe.planner.assembly.windows import communicate_window, forwards_ahead
@@ -107,6 +107,7 @@ class _Build:
 def _build(graph: ModelGraph, layout: Layout, pricing: Pricing | None) -> _Build:
     check_layout(graph, layout)
     partition = _partition(graph, layout)
+    check_tied(graph, layout, partition)
     layout = replace(layout, buckets=layout.buckets or sharded_buckets(graph, partition), probes=graph.probes)
     backbone = _bucketed(graph, partition, layout.buckets)
     if layout.sharded:

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 
 from diffusionpipe.costs import ModelGraph
+from diffusionpipe.costs.tied import tied_blocks, tied_problems
 from diffusionpipe.errors import ConfigError
 from diffusionpipe.ir.combinations import Feature, refusal
 from diffusionpipe.ir.versions import Versions
@@ -40,6 +41,21 @@ def check_layout(graph: ModelGraph, layout: Layout) -> None:
     problems += _problems_of_versions(graph, layout)
     if problems:
         raise ConfigError("\n".join(dict.fromkeys(problems)))
+
+
+def check_tied(graph: ModelGraph, layout: Layout, blocks: Sequence[Sequence[str]]) -> None:
+    """Refuse trained parameters of which ranks would have copies that drift apart; `blocks`: before buckets.
+
+    Raises:
+        ConfigError: there are such parameters.
+    """
+    tied = tied_blocks(graph, blocks)
+    if not tied:
+        return
+    if layout.versions is not Versions.FLUSHED:
+        raise ConfigError(refusal(Feature.VERSIONS, Feature.TIED, parameter=next(iter(tied)), count=len(tied)))
+    if problems := list(tied_problems(graph, layout.generated().placement, blocks)):
+        raise ConfigError("\n".join(problems))
 
 
 def _problems_of_versions(graph: ModelGraph, layout: Layout) -> Iterator[str]:

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from functools import cached_property
 
+from diffusionpipe.costs.tied import tied_blocks
 from diffusionpipe.planner.pricing.setting import Setting
 from diffusionpipe.planner.search.estimates import Estimates
 from diffusionpipe.planner.search.footprint import Footprint
@@ -16,6 +17,11 @@ class Judge:
     """All three, made once for a setting."""
 
     setting: Setting
+
+    @cached_property
+    def has_ties(self) -> bool:
+        """Whether several layers train a parameter in common."""
+        return bool(tied_blocks(self.setting.graph, [(name,) for name in self.setting.graph.backbone_layers]))
 
     @cached_property
     def tables(self) -> Tables:

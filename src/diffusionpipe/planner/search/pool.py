@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 
+from diffusionpipe.costs.tied import tied_problems
 from diffusionpipe.planner.search.candidates import Candidate, Estimate
 from diffusionpipe.planner.search.judge import Judge
 from diffusionpipe.units import Seconds
@@ -32,6 +33,8 @@ class Pool:
     judged: dict[Candidate, Judged] = field(default_factory=dict)
     score: Seconds = float("inf")
     """Of the best that fits."""
+    refused: str = ""
+    """Why a candidate was left out that puts layers with a parameter in common on several workers."""
 
     def judged_of(self, candidate: Candidate, *, limit: Seconds = float("inf")) -> Judged:
         """The candidate with its estimate; it is not added. What is no better than the limit may be even worse."""
@@ -47,10 +50,22 @@ class Pool:
         return float(f"{estimate.filled if self.is_filled else estimate.serial:.10g}")
 
     def add(self, one: Judged) -> None:
-        """Keep it."""
+        """Keep it, unless layers with a parameter in common are on several workers."""
+        if refused := self._split_ties(one.candidate):
+            self.refused = refused
+            return
         self.judged[one.candidate] = one
         if one.fits:
             self.score = min(self.score, one.score)
+
+    def _split_ties(self, candidate: Candidate) -> str:
+        setting = self.judge.setting
+        if not self.judge.has_ties:
+            return ""
+        layers = setting.graph.backbone_layers
+        cuts = zip(candidate.starts, (*candidate.starts[1:], len(layers)), strict=True)
+        blocks = [layers[start:stop] for start, stop in cuts]
+        return "\n".join(tied_problems(setting.graph, candidate.layout(setting).generated().placement, blocks))
 
     def ranked(self) -> list[Judged]:
         """Those that fit, best first; ties by the order in which they were found."""

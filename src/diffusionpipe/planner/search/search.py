@@ -113,7 +113,8 @@ def search(
     with a shorter step are looked for. A `judge` of the same setting knows what an earlier search has asked.
 
     Raises:
-        ConfigError: no way of using all ranks cuts the batch at whole samples.
+        ConfigError: no way of using all ranks cuts the batch at whole samples, or every allowed one puts layers with a
+            parameter in common on several ranks.
     """
     pool = Pool(judge=judge or Judge(setting=setting), is_filled=filler is not None, score=limit)
     if len(setting.graph.backbones) > 1:
@@ -144,6 +145,8 @@ def search(
         finalists = _finalists(setting, pool, filler, num_finalists, limit)
     if units is None or 1 in units:
         finalists = with_sharded(setting, finalists, filler, limit=limit)
+    if pool.refused and not finalists:
+        raise ConfigError(pool.refused)
     if units is None and not is_limited and all(proposal.overflow > 0 for _, proposal in finalists):
         # Estimates of memory are a little off: what misses it by least may fit.
         nearest = least_estimated_overflow(setting)

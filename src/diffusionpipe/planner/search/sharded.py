@@ -48,6 +48,8 @@ def sharded_finalists(setting: Setting, filler: Filler | None, *, fastest: Secon
     Each is estimated, and from the best estimate on made into plans, as long as another one could be faster.
     """
     pool = Pool(judge=Judge(setting=setting), is_filled=filler is not None)
+    if pool.judge.has_ties and not setting.given.sharded:
+        return []
     best: tuple[Candidate, Proposal] | None = None
     for bound, microbatches in sorted(_accumulations(pool.judge, is_filled=pool.is_filled)):
         if bound >= min(fastest, best[1].step if best else float("inf")):
