@@ -237,7 +237,7 @@ REFUSED: Mapping[tuple[Feature, Feature], str] = {
         'sharded parameters are gathered for one version at a time; leave out sharded, or set versions = "flushed"'
     ),
     (Feature.VERSIONS, Feature.TIED): (
-        "{parameter} is trained by layers of several stages ({count} such parameters), which step at different times; "
+        "layers of several stages read {parameter} ({count} such parameters), and each stage steps at another time; "
         'set versions = "flushed"'
     ),
     (Feature.VERSIONS, Feature.BUCKETS): 'versions need whole stages; leave out buckets, or set versions = "flushed"',

@@ -5,7 +5,7 @@ described within seconds and without weights.
 """
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -19,6 +19,7 @@ from torch.utils.flop_counter import flop_registry, sdpa_flop_count
 from diffusionpipe.costs import LayerSpec, ModelGraph, ParameterSpec, TensorSpec
 from diffusionpipe.costs.graph import BYTES_OF_DTYPE
 from diffusionpipe.errors import ConfigError, ModelError
+from diffusionpipe.models.conduct import Conduct, mixes_samples
 from diffusionpipe.models.graph import Layer, LayerGraph, attribute, canonical_names, own_parameters
 
 _ATTENTION_OF_CPUS = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
@@ -40,12 +41,15 @@ def describe(
         raise ConfigError(f"a model for {device} must be described on a machine with {device}; this machine has none")
     _raise(_problems_of_names(graph) + _problems_of_parameters(graph))
     fake = FakeTensorMode(allow_non_fake_inputs=True)
-    with fake, _fake_weights(graph.components, device), torch.no_grad():
+    with fake, _fake_weights(graph.components, device) as weights, torch.no_grad():
         counter = _Operations()
         with counter:
             first = _run_fake(graph, batch, autocast, device, counter)
+        counter.conduct.changed = _changed(weights)
         second = _run_fake(graph, batch + 1, autocast, device)
     _raise(_problems_of_shapes(graph, first, second, batch))
+    _raise(list(counter.conduct.problems(graph.layers, graph.components)))
+    _raise(list(_problems_of_samples(graph, first, autocast)))
     model = _model_graph(graph, first, {name: count // batch for name, count in counter.of_layer.items()})
     _raise(_problems_of_backbones(model))
     return model
@@ -104,30 +108,49 @@ def _problems_of_parameters(graph: LayerGraph) -> list[str]:
     ]
 
 
+_Weights = Sequence[tuple[nn.Module, dict[str, Any], Mapping[str, Tensor]]]
+"""(module, its table of parameters or of buffers, what was put there)."""
+
+
 @contextmanager
-def _fake_weights(components: Mapping[str, nn.Module], device: str) -> Iterator[None]:
+def _fake_weights(components: Mapping[str, nn.Module], device: str) -> Iterator[_Weights]:
     """Puts fake tensors on `device` in place of all parameters and buffers; must be entered under the fake mode."""
     # nn.Module has no public way to hold a tensor of another device in a parameter's place for a while.
-    tables: list[dict[str, Any]] = [
-        table
+    tables: list[tuple[nn.Module, dict[str, Any]]] = [
+        (module, table)
         for component in components.values()
         for module in component.modules()
         for table in (module._parameters, module._buffers)
     ]
-    originals = [dict(table) for table in tables]
+    originals = [dict(table) for _, table in tables]
+    weights = []
     try:
-        for table in tables:
-            for name, tensor in table.items():
-                if tensor is not None:
-                    table[name] = torch.empty(tensor.shape, dtype=tensor.dtype, device=device)
-        yield
+        for module, table in tables:
+            fakes = {
+                name: torch.empty(tensor.shape, dtype=tensor.dtype, device=device)
+                for name, tensor in table.items()
+                if tensor is not None
+            }
+            table.update(fakes)
+            weights.append((module, table, fakes))
+        yield weights
     finally:
-        for table, original in zip(tables, originals, strict=True):
+        for (_, table), original in zip(tables, originals, strict=True):
             table.update(original)
 
 
+def _changed(weights: _Weights) -> dict[nn.Module, str]:
+    """Modules that have written to a parameter or buffer, or have put another one there."""
+    return {
+        module: name
+        for module, table, fakes in weights
+        for name, fake in fakes.items()
+        if fake._version or table[name] is not fake
+    }
+
+
 class _Operations(TorchDispatchMode):
-    """Counts the floating-point operations of each layer by torch's formulas.
+    """Counts the floating-point operations of each layer by torch's formulas, and watches its conduct.
 
     torch's own `FlopCounterMode` also attributes them to modules, which takes a third of the time of a description.
     """
@@ -136,11 +159,13 @@ class _Operations(TorchDispatchMode):
         super().__init__()
         self.layer = ""
         self.of_layer: Counter[str] = Counter()
+        self.conduct = Conduct()
 
     def __torch_dispatch__(
         self, func: OpOverload, types: object, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         result = func(*args, **(kwargs or {}))
+        self.conduct.see(self.layer, func, args, kwargs or {})
         packet = func.overloadpacket
         if packet is _ATTENTION_OF_CPUS:
             query, key, value = (tensor.shape for tensor in args[:3])
@@ -175,6 +200,8 @@ def _run_layer(layer: Layer, graph: LayerGraph, tensors: dict[str, Tensor]) -> t
     except (RuntimeError, TypeError, ValueError, IndexError) as error:
         shapes = ", ".join(f"{name} {tuple(tensors[name].shape)}" for name in layer.reads)
         raise ModelError(f"{layer.name} cannot run on {shapes}: {error}") from error
+    if odd := [type(one).__name__ for one in written if not isinstance(one, Tensor)]:
+        raise ModelError(f"{layer.name} returned a {odd[0]} where it writes a tensor")
     if len(written) != len(layer.writes):
         raise ModelError(f"{layer.name} returned {len(written)} tensors for its {len(layer.writes)} writes")
     changed = [name for name, tensor, v in zip(layer.reads, reads, versions, strict=True) if tensor._version != v]
@@ -206,6 +233,19 @@ def _problems_of_shapes(
         for backbone in graph.backbones
         if first[backbone.loss].ndim != 1
     ]
+
+
+def _problems_of_samples(
+    graph: LayerGraph, tensors: Mapping[str, Tensor], autocast: torch.dtype | None
+) -> Iterator[str]:
+    with torch.no_grad(), torch.autocast("cpu", dtype=autocast, enabled=autocast is not None):
+        for layer in graph.layers:
+            if mixes_samples(layer, graph.components[layer.component], [tensors[name] for name in layer.reads]):
+                yield (
+                    f"what {layer.name} writes for a sample depends on the other samples of the batch, and a "
+                    "micro-batch has others; let it treat each sample by itself (torch's recurrent and attention "
+                    "modules want batch_first=True)"
+                )
 
 
 def _problems_of_backbones(model: ModelGraph) -> list[str]:

@@ -109,6 +109,14 @@ def own_parameters(layer: Layer, component: nn.Module) -> Iterator[nn.Parameter]
             yield owned
 
 
+def modules_of(layer: Layer, component: nn.Module) -> Iterator[nn.Module]:
+    """The modules that a layer uses, their parts included."""
+    for name in layer.modules:
+        owned = attribute(component, name)
+        if isinstance(owned, nn.Module):
+            yield from owned.modules()
+
+
 def attribute(component: nn.Module, name: str) -> object:
     """The submodule, parameter or buffer of that dotted name; the component itself for "".
 

@@ -7,10 +7,10 @@ from functools import cached_property
 from diffusionpipe.costs import ModelGraph
 from diffusionpipe.costs.sharding import part_of_parameter
 from diffusionpipe.ir import Plan
-from diffusionpipe.models.graph import LayerGraph, layer_parameters
+from diffusionpipe.models.graph import LayerGraph, layer_parameters, modules_of
 from diffusionpipe.runtime.places import trained_layers
 from diffusionpipe.runtime.sharding import Reductions, ShardedBlock, narrow_modules, read_copies
-from diffusionpipe.runtime.stage import Precision, modules_of
+from diffusionpipe.runtime.stage import Precision
 from diffusionpipe.runtime.transport import Transport
 
 

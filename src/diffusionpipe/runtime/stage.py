@@ -3,7 +3,7 @@
 The executor sees a stage only as a `StageModule`; virtual stages (waits instead of compute) are another one.
 """
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from diffusionpipe.models.graph import Layer, attribute
+from diffusionpipe.models.graph import Layer, modules_of
 from diffusionpipe.runtime.casts import Casts
 from diffusionpipe.runtime.layer_watch import LayerWatch
 from diffusionpipe.runtime.split import Deferred, Forward, cast_weights, forwards_of, run_with
@@ -150,14 +150,6 @@ class _Step:
 def module_forwards(layer: Layer, component: nn.Module) -> tuple[tuple[nn.Module, Forward], ...]:
     """The layer's modules that have a forward for `run_with`."""
     return tuple(forwards_of(modules_of(layer, component)))
-
-
-def modules_of(layer: Layer, component: nn.Module) -> Iterator[nn.Module]:
-    """The modules that a layer uses, their parts included."""
-    for name in layer.modules:
-        owned = attribute(component, name)
-        if isinstance(owned, nn.Module):
-            yield from owned.modules()
 
 
 def _last_uses(layers: Sequence[Layer], outputs: Collection[str]) -> list[tuple[str, ...]]:

@@ -113,8 +113,7 @@ def search(
     with a shorter step are looked for. A `judge` of the same setting knows what an earlier search has asked.
 
     Raises:
-        ConfigError: no way of using all ranks cuts the batch at whole samples, or every allowed one puts layers with a
-            parameter in common on several ranks.
+        ConfigError: no way of using all ranks cuts the batch at whole samples, or keeps tied layers on one rank.
     """
     pool = Pool(judge=judge or Judge(setting=setting), is_filled=filler is not None, score=limit)
     if len(setting.graph.backbones) > 1:
@@ -145,8 +144,6 @@ def search(
         finalists = _finalists(setting, pool, filler, num_finalists, limit)
     if units is None or 1 in units:
         finalists = with_sharded(setting, finalists, filler, limit=limit)
-    if pool.refused and not finalists:
-        raise ConfigError(pool.refused)
     if units is None and not is_limited and all(proposal.overflow > 0 for _, proposal in finalists):
         # Estimates of memory are a little off: what misses it by least may fit.
         nearest = least_estimated_overflow(setting)
@@ -240,7 +237,11 @@ def _finalists(
 
 
 def _add_tight(pool: Pool, places: Sequence[tuple[Arrangement, int]]) -> None:
-    """Judge what needs less memory: encoders on some ranks alone, V-shaped schedules, one micro-batch at a time."""
+    """Judge what needs less memory: encoders on some ranks alone, V-shaped schedules, one micro-batch at a time.
+
+    Raises:
+        ConfigError: all that has been looked at, this too, puts layers with a parameter in common on several ranks.
+    """
     judge, given = pool.judge, pool.judge.setting.given
     for arrangement, microbatches in places:
         if not 1 < arrangement.units <= MAX_UNEQUAL_UNITS:
@@ -271,6 +272,8 @@ def _add_tight(pool: Pool, places: Sequence[tuple[Arrangement, int]]) -> None:
                 )
                 if candidate.divides(judge.setting.workload.batch):
                     pool.add(pool.judged_of(candidate))
+    if pool.refused and not pool.judged and not given.sharded:
+        raise ConfigError(pool.refused)
 
 
 def uncuttable(setting: Setting) -> str:
