@@ -12,7 +12,8 @@ from diffusionpipe.planner.correction.correct import Correction, correct
 from diffusionpipe.planner.from_profile import setting_of
 from diffusionpipe.planner.pricing.stage_costs import update_time
 from diffusionpipe.planner.search.proposal import predict
-from diffusionpipe.trainer.first_steps import DISTURBED, Note, recorded_of, steps_that_count
+from diffusionpipe.trainer.counted_steps import LATE, Note, steps_that_count
+from diffusionpipe.trainer.first_steps import recorded_of
 from diffusionpipe.units import Bytes, Seconds
 
 
@@ -70,7 +71,7 @@ def compare(plan: Plan, profiles: Profiles, ranks: Sequence[Report]) -> Found:
     lengths = [max(rank.iteration for rank in step) for step in zip(*traces, strict=True)]
     shares = [max(rank.delay / rank.step for rank in step) for step in zip(*traces, strict=True)]
     notes = [Note(without_core=share, iteration=length) for share, length in zip(shares, lengths, strict=True)]
-    counted = steps_that_count(notes, may_go_on=False) or list(range(len(notes)))
+    counted = steps_that_count(notes).steps or range(len(notes))
     predicted = predicted_timeline(profiles.together, plan)
     measured = sorted(counted, key=lambda index: lengths[index])[len(counted) // 2]
     spans = tuple(span for trace in traces[: plan.mesh.pipeline] for span in trace[measured].spans)
@@ -87,7 +88,7 @@ def compare(plan: Plan, profiles: Profiles, ranks: Sequence[Report]) -> Found:
         unexplained=correction.unexplained,
         kinds=_kinds(plan, predicted, [[trace[index] for index in counted] for trace in traces]),
         held=_held(plan, profiles, [report.held for report in ranks]),
-        quiet=sum(share <= DISTURBED for share in shares),
+        quiet=sum(share <= LATE for share in shares),
         recorded=ranks[0].recorded,
         steps=len(shares),
         fastest=min(lengths),

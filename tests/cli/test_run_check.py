@@ -15,51 +15,108 @@ from rich.console import Console
 from screen_files import assert_screen
 from tiny_runs import recipe_of
 
-from diffusionpipe.cli.check_text import check_lines, check_table
+from diffusionpipe.cli.check_text import causes_text, check_lines, check_table, others_text
 from diffusionpipe.cli.prediction_file import read_prediction
 from diffusionpipe.cli.replanning import Found, Replanning, Request
 from diffusionpipe.cli.run_check import Command, RunCheck, suggestion_text
+from diffusionpipe.cli.run_facts import numbers_of_stages
 from diffusionpipe.costs.files import write_cluster, write_profile
+from diffusionpipe.costs.loading import DataWorkers, added_by, exactly
 from diffusionpipe.ir.files import read_plan
 from diffusionpipe.planner import choose, predicted_timeline
+from diffusionpipe.planner.correction.causes import Cause, LoadingTimes
 from diffusionpipe.planner.correction.correct import correct
 
 
 @pytest.fixture(scope="module")
-def found():
+def checked():
+    """A correction, and the numbers of its plan's stages."""
     true, planted = layer_doubled()
     present = choose(planted).plan()
-    return correct(planted, present, recorded_of(true, present))
+    recorded = replace(recorded_of(true, present), others=0.016, num_disturbed=3)
+    loading = LoadingTimes(predicted=0.01, measured=0.014)
+    return correct(planted, present, recorded, loading), numbers_of_stages(present)
+
+
+@pytest.fixture(scope="module")
+def found(checked):
+    return checked[0]
+
+
+PROFILE = Path("runs/birds/profile.corrected.json")
 
 
 @pytest.mark.parametrize("width", [80, 160])
-def test_a_terminal_shows_a_table(found, width):
+def test_a_terminal_shows_a_table(checked, width):
     console = Console(file=io.StringIO(), force_terminal=True, width=width)
-    console.print(check_table(found, Path("runs/birds/profile.corrected.json")))
+    found, stages = checked
+    console.print(check_table(found, PROFILE, stages))
     assert_screen(f"train_check_{width}", console.file.getvalue())
 
 
-def test_a_pipe_gets_lines(found):
-    lines = check_lines(found, Path("runs/birds/profile.corrected.json"))
-    assert_screen("train_check_pipe", "\n".join(lines))
+def test_a_pipe_gets_lines(checked):
+    found, stages = checked
+    assert_screen("train_check_pipe", "\n".join(check_lines(found, PROFILE, stages)))
 
 
-def test_data_workers_are_in_what_was_predicted_and_not_in_what_is_corrected(tmp_path):
+def test_one_stage_has_no_number(checked):
+    found, _ = checked
+    lines = "\n".join(check_lines(found, PROFILE, dict.fromkeys(range(9), 0)))
+    assert "forwards took" in lines
+    assert "of stage" not in lines
+
+
+def test_causes_are_told_in_milliseconds_of_the_step_and_what_is_nothing_is_not():
+    named = {"forwards": 0.012, "loading": 0.004, "waiting for messages": -0.001, "update": 1e-5}
+    causes = [Cause(name=name, seconds=seconds) for name, seconds in named.items()]
+    assert causes_text(causes) == (
+        "forwards 12.0 ms longer, loading 4.0 ms longer, waiting for messages 1.0 ms shorter"
+    )
+    assert causes_text(causes[3:]) == "as predicted"
+
+
+def test_what_other_programs_used_is_told_or_unknown():
+    true, planted = layer_doubled()
+    recorded = recorded_of(true, choose(planted).plan())
+    assert others_text(recorded) == "unknown"
+    assert others_text(replace(recorded, others=0.031)) == "3 % of the cores"
+    assert others_text(replace(recorded, others=0.031, num_disturbed=2)) == "3 % of the cores, 2 of 15 steps left out"
+
+
+def test_a_prediction_that_is_not_judged_says_why(caplog):
+    check = RunCheck(Console(file=io.StringIO()), Command(recipe=Path("birds.toml"), overrides=(), ranks=2))
+    with caplog.at_level(logging.INFO):
+        check.give_up((6, 50), 0.404)
+    (record,) = caplog.records
+    assert record.getMessage() == ('checked_steps=6-50 prediction="not judged: other programs used 40 % of the cores"')
+    assert check.correction is None
+
+
+@pytest.mark.parametrize("used", [(), (0.03, 0.03)], ids=["unknown", "measured"])
+def test_data_workers_are_in_what_was_predicted_and_not_in_what_is_corrected(tmp_path, used):
     true, planted = layer_doubled()
     present = choose(planted).plan()
-    recorded = recorded_of(true, present)
+    recorded = replace(recorded_of(true, present), loading=used)
     write_profile(planted.profile, tmp_path / "profile.json")
     write_cluster(planted.cluster, tmp_path / "cluster.json")
     recipe = recipe_of(Path("models/sd"), Path("data/birds"), tmp_path)
-    start = SimpleNamespace(recipe=recipe, plan=present, loading=0.1)
+    workers = DataWorkers(machines=("a", "a"), cores=(2, 2), batches=(exactly(0.1),) * 2, workers=1)
+    start = SimpleNamespace(recipe=recipe, plan=present, loading=workers)
     found = correct(planted, present, recorded)
     check = RunCheck(Console(file=io.StringIO()), Command(recipe=Path("birds.toml"), overrides=(), ranks=2))
     check.begin(start)
     row = check.check(recorded, [1] * len(planted.cluster.devices))
-    loading = 0.1 * (1 - predicted_timeline(planted.profile, present, planted.cluster).bubble)
-    assert row["predicted_step_s"] == pytest.approx(found.predicted.step + loading)
+    timeline = predicted_timeline(planted.profile, present, planted.cluster)
+
+    def added(seconds):
+        own = replace(workers, batches=(exactly(seconds),) * 2)
+        return added_by(own, iteration=timeline.makespan, bubble=timeline.bubble, copies=1).usual
+
+    assert row["predicted_step_s"] == pytest.approx(found.predicted.step + added(0.1))
     assert row["corrected_step_s"] == pytest.approx(found.corrected.step)
     assert check.correction.predicted.iteration == pytest.approx(found.predicted.iteration)
+    told = sum(cause.seconds for cause in check.correction.causes if cause.name == "loading")
+    assert told == pytest.approx(added(0.03) - added(0.1) if used else 0)
 
 
 def test_the_command_takes_back_all_keys_that_the_plan_sets():

@@ -16,6 +16,7 @@ from diffusionpipe.cli.expectation import Expectation, expectation_of, unmeasure
 from diffusionpipe.cli.run_facts import count_parameters, parts_of, shape_of
 from diffusionpipe.cli.run_report import RunReport, end_line, end_table, median_step, start_block, start_lines
 from diffusionpipe.costs.files import write_profile
+from diffusionpipe.costs.loading import DataWorkers, added_by, exactly
 from diffusionpipe.ir.versions import Versions
 from diffusionpipe.planner import Layout, build_plan, plan_from_profile, predicted_period, predicted_timeline
 from diffusionpipe.runtime.error_file import note_of
@@ -24,6 +25,7 @@ from diffusionpipe.trainer.recipe import Precision
 from diffusionpipe.trainer.start import Start
 
 EXPECTED = Expectation(iteration=0.461, update=0.016, memory=(3 * 2**30, 2**30 + 2**29), has_activations=True)
+WORKERS = DataWorkers(machines=("a", "a"), cores=(2, 2), batches=(exactly(0.001),) * 2, workers=1)
 MEASURED = {"step": 0.61, "iteration": 0.48, "update": 0.1, "data": 0.03}
 
 
@@ -126,14 +128,18 @@ def test_what_data_workers_take_while_ranks_compute_is_part_of_a_step(model, sta
     own = {"pipeline": start.recipe.pipeline.model_copy(update={"fill": True})}
     recipe = start.recipe.model_copy(update=own | {"run": start.recipe.run.model_copy(update={"folder": tmp_path})})
     alone = replace(start, plan=plan, recipe=recipe)
-    plain, expected = expectation_of(alone), expectation_of(replace(alone, loading=0.01))
+    plain, expected = expectation_of(alone), expectation_of(replace(alone, loading=WORKERS))
     bubble = predicted_timeline(profile, plan).bubble
     assert 0.1 < bubble < 0.9
     assert plain.loading is None
-    assert expected.loading == pytest.approx(0.01 * (1 - bubble))
-    assert expected.step == pytest.approx(plain.step + expected.loading)
-    assert any(f"predicted_loading_s={expected.loading:.4f}" in line for line in start_lines(alone, expected))
-    assert f"data workers {expected.loading * 1000:.1f} ms" in on_terminal(start_block(alone, expected), 160)
+    assert expected.loading == added_by(WORKERS, iteration=plain.iteration, bubble=bubble, copies=1)
+    least, usual, most = expected.loading.least, expected.loading.usual, expected.loading.most
+    assert least < usual < most
+    assert expected.step == pytest.approx(plain.step + usual)
+    line = f"predicted_loading_s={usual:.4f} predicted_least_loading_s={least:.4f} predicted_most_loading_s={most:.4f}"
+    assert any(line in shown for shown in start_lines(alone, expected))
+    words = f"data workers about {usual * 1000:.1f} ms ({least * 1000:.1f} to {most * 1000:.1f})"
+    assert words in " ".join(on_terminal(start_block(alone, expected), 200).split())
 
 
 def test_a_filled_run_without_a_flush_expects_a_period_and_the_rows_of_all_batches_in_flight(model, start, tmp_path):
@@ -146,7 +152,8 @@ def test_a_filled_run_without_a_flush_expects_a_period_and_the_rows_of_all_batch
     expected = expectation_of(filled)
     assert expected.update is None
     assert expected.step == predicted_period(profile, filled.plan) > 0
-    assert expectation_of(replace(filled, loading=0.5)).step == expected.step + 0.5
+    loading = added_by(WORKERS, iteration=expected.step, bubble=0.0, copies=1)
+    assert expectation_of(replace(filled, loading=WORKERS)).step == expected.step + loading.usual
     assert len(expected.memory) == 3
     assert "batch 8, filled, no flush, weights stashed" in on_terminal(start_block(filled, expected), 160)
     assert any("versions=stashed" in line and "filled=True" in line for line in start_lines(filled, expected))

@@ -9,15 +9,7 @@ from tiny_runs import losses_of, recipe_of, save_pictures, save_stable_diffusion
 from diffusionpipe.costs.clusters import load_cluster
 from diffusionpipe.costs.files import read_profile
 from diffusionpipe.ir import Mesh, parse_action
-from diffusionpipe.trainer.first_steps import (
-    COUNTED,
-    MOST_ROUNDS,
-    Note,
-    OwnSteps,
-    error_of_median,
-    recorded_of,
-    steps_that_count,
-)
+from diffusionpipe.trainer.first_steps import OwnSteps, recorded_of
 from diffusionpipe.trainer.metrics import read_metrics
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -46,7 +38,7 @@ def test_a_filled_run_writes_a_corrected_profile_and_learns_the_same(crew, place
     row = next(row for row in read_metrics(folder) if "corrected_step_s" in row)
     assert row["corrected_step_s"] == pytest.approx(row["measured_step_s"], rel=0.3)
     shown = (folder / SHOWN).read_text(encoding="utf-8")
-    for words in ("steps 2 to 4", "forwards", "backwards", "encoding", "update", "unexplained", "corrected profile"):
+    for words in ("steps 2 to 4", "iteration", "measured", "other programs: 0 % of", "corrected profile"):
         assert words in shown
     assert [(one.first, one.second) for one in load_cluster(str(folder / "cluster.json")).pairs] == [(0, 1)]
     corrected = load_cluster(str(folder / "cluster.corrected.json"))
@@ -58,8 +50,17 @@ def test_a_filled_run_writes_a_corrected_profile_and_learns_the_same(crew, place
     assert losses_of(folder) == losses_of(place / "plain")
 
 
+def test_a_run_beside_other_programs_says_so_and_corrects_nothing(crew, place):
+    assert crew.run(train_checked, recipe(place, "disturbed", replan="suggest"), 0.4) == [6, 6]
+    folder = place / "disturbed"
+    shown = (folder / SHOWN).read_text(encoding="utf-8")
+    assert "Prediction after step 4: not judged: other programs used 40 % of the cores" in shown
+    assert not (folder / "profile.corrected.json").exists()
+    assert not any("corrected_step_s" in row for row in read_metrics(folder))
+
+
 def own(**times):
-    return OwnSteps(**times, layers=(), memory=1)
+    return OwnSteps(**times, layers=(), memory=1, loading=0.5)
 
 
 def test_the_recordings_of_two_ranks_are_one_timeline():
@@ -72,38 +73,7 @@ def test_the_recordings_of_two_ranks_are_one_timeline():
     assert found.iteration == 6.0  # the median of 6, 9, 6
     assert found.step == 8.0
     assert found.ends == (6.0, 5.0)
+    assert found.loading == (0.5, 0.5)
     assert [(span.worker, span.start, span.end) for span in found.timeline.spans] == [
         (0, 0.0, 1.0), (0, 2.0, 4.0), (1, 0.5, 1.5), (1, 2.0, 5.0),
     ]  # fmt: skip
-
-
-def notes_of(parts, iterations=()):
-    times = [*iterations, *[1.0] * (len(parts) - len(iterations))]
-    return [Note(without_core=part, iteration=time) for part, time in zip(parts, times, strict=True)]
-
-
-def test_only_steps_in_which_no_rank_waited_long_for_a_core_count():
-    notes = notes_of([0.5, 0.0, 0.02, 0.4, *[0.01] * (COUNTED - 4)], iterations=[2.0, 1.0, 1.0, 3.0])
-    assert steps_that_count(notes, may_go_on=True) == [1, 2, *range(4, COUNTED)]
-
-
-def test_further_steps_are_recorded_while_few_are_calm():
-    calm, disturbed = [0.0] * 4, [0.2] * (COUNTED - 4)
-    assert steps_that_count(notes_of(calm + disturbed), may_go_on=True) is None
-    assert steps_that_count(notes_of((calm + disturbed) * 2), may_go_on=True) is None  # 8 are calm, but not half
-    found = steps_that_count(notes_of(calm + disturbed + [0.0] * COUNTED), may_go_on=True)
-    assert found == [0, 1, 2, 3, *range(COUNTED, 2 * COUNTED)]
-
-
-def test_further_steps_are_recorded_while_calm_ones_vary():
-    wide = notes_of([0.0] * COUNTED, iterations=[1.0 + 0.01 * number for number in range(COUNTED)])
-    assert error_of_median([note.iteration for note in wide]) == pytest.approx(0.0179, abs=1e-4)
-    assert steps_that_count(wide, may_go_on=True) is None
-    assert steps_that_count(wide, may_go_on=False) == list(range(COUNTED))
-    assert steps_that_count(wide * MOST_ROUNDS, may_go_on=True) == list(range(COUNTED * MOST_ROUNDS))
-
-
-def test_all_steps_count_where_ranks_usually_wait_for_a_core():
-    parts = [0.0] * 7 + [0.2] * (COUNTED - 7)
-    assert steps_that_count(notes_of(parts), may_go_on=False) == list(range(COUNTED))
-    assert steps_that_count(notes_of(parts * MOST_ROUNDS), may_go_on=True) == list(range(COUNTED * MOST_ROUNDS))

@@ -1,6 +1,6 @@
 """What a run says of its prediction after its first steps: a table on a terminal, lines elsewhere."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -9,34 +9,41 @@ from diffusionpipe.units import Seconds
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from diffusionpipe.planner.correction.correct import Correction, Kind
+    from diffusionpipe.ir.recorded import Recorded
+    from diffusionpipe.planner.correction.causes import Cause
+    from diffusionpipe.planner.correction.correct import Correction
 
 LAYERS = 3
 """Shown of those that are most off beside the others."""
 CLEAR = 1.2
-"""Factor from which on a layer is off beside the usual one."""
+"""Factor from which on a stage is off, and a layer beside the usual one."""
+LEAST_SHOWN: Seconds = 5e-5
+"""A cause of less prints as 0.0 ms."""
+
+Numbers = Mapping[int, int]
+"""Stage of the placement -> the stage's number as users know it, from the description of the run."""
 
 
-def check_lines(found: "Correction", profile: Path) -> Iterator[str]:
-    """Predicted, measured and corrected step; what was off; where the profile is."""
-    first, last = found.steps
+def check_lines(found: "Correction", profile: Path, stages: Numbers) -> Iterator[str]:
+    """Predicted, measured and corrected step; the causes; other programs; where the profile is."""
+    first, last = found.recorded.steps
     yield (
         f"checked_steps={first}-{last} predicted_step_s={found.predicted.step:.4f} "
         f"measured_step_s={found.measured.step:.4f} corrected_step_s={found.corrected.step:.4f}"
     )
-    kinds = [f"{kind.name} {_off(kind)}" for kind in found.kinds]
-    yield f'off="{", ".join([*kinds, f"unexplained {_percent(found.unexplained)}"])}"'
-    if places := _places(found):
+    yield f'off="{causes_text(found.causes)}"'
+    if places := _places(found, stages):
         yield f'most_off="{"; ".join(places)}"'
+    yield f'other_programs="{others_text(found.recorded)}"'
     yield f"corrected_profile={profile}"
 
 
-def check_table(found: "Correction", profile: Path) -> "Table":
+def check_table(found: "Correction", profile: Path, stages: Numbers) -> "Table":
     """The same for a terminal."""
     from rich.table import Table
     from rich.text import Text
 
-    first, last = found.steps
+    first, last = found.recorded.steps
     table = Table(box=None, pad_edge=False, caption_justify="left", title_justify="left", caption_style="")
     table.title = f"Prediction after step {last}"
     for number, heading in enumerate((f"steps {first} to {last}", "predicted", "measured", "off", "corrected")):
@@ -46,37 +53,63 @@ def check_table(found: "Correction", profile: Path) -> "Table":
         ("iteration", found.predicted.iteration, found.measured.iteration, found.corrected.iteration),
     )
     for name, predicted, measured, corrected in times:
-        off = _percent(measured / predicted - 1)
+        off = _signed(measured - predicted)
         table.add_row(name, _milliseconds(predicted), _milliseconds(measured), off, _milliseconds(corrected))
-    for kind in found.kinds:
-        table.add_row(f"  {kind.name}", _milliseconds(kind.predicted), _milliseconds(kind.measured), _off(kind), "")
-    table.add_row("  unexplained", "", "", _percent(found.unexplained), "")
-    words = [*(f"most off: {place}" for place in _places(found)), f"corrected profile: {profile}"]
+    for cause in found.causes:
+        if abs(cause.seconds) >= LEAST_SHOWN:
+            table.add_row(f"  {cause.name}", "", "", _signed(cause.seconds), "")
+    words = [
+        *(f"most off: {place}" for place in _places(found, stages)),
+        f"other programs: {others_text(found.recorded)}",
+        f"corrected profile: {profile}",
+    ]
     table.caption = Text("\n".join(words))
     return table
 
 
-def _places(found: "Correction") -> list[str]:
+def causes_text(causes: Sequence["Cause"]) -> str:
+    """In ms of the step, the largest first: "forwards 12.0 ms longer, loading 4.0 ms longer"."""
+    words = [
+        f"{cause.name} {_milliseconds(abs(cause.seconds))} {'longer' if cause.seconds > 0 else 'shorter'}"
+        for cause in causes
+        if abs(cause.seconds) >= LEAST_SHOWN
+    ]
+    return ", ".join(words) or "as predicted"
+
+
+def others_text(recorded: "Recorded") -> str:
+    """What other programs used of the cores, and which steps do not count for it."""
+    if recorded.others is None:
+        return "unknown"
+    first, last = recorded.steps
+    left_out = f", {recorded.num_disturbed} of {last - first + 1} steps left out" if recorded.num_disturbed else ""
+    return f"{100 * recorded.others:.0f} % of the cores{left_out}"
+
+
+def _places(found: "Correction", stages: Numbers) -> list[str]:
     """The stage whose compute is most off, and the layers that are clearly off beside the usual one."""
+    from diffusionpipe.planner.correction.causes import NAMES
+
     words = []
-    if stages := [stage for stage in found.stages if stage.predicted > 0 and stage.measured > 0]:
-        worst = max(stages, key=lambda stage: max(stage.error, -stage.error))
-        words.append(f"{worst.name} {_percent(worst.error)}")
+    if known := [one for one in found.stages if one.predicted > 0 and one.measured > 0]:
+        worst = max(known, key=lambda one: max(one.measured / one.predicted, one.predicted / one.measured))
+        if max(worst.measured / worst.predicted, worst.predicted / worst.measured) > CLEAR:
+            where = f" of stage {stages[worst.stage]}" if len(set(stages.values())) > 1 else ""
+            words.append(
+                f"{NAMES[worst.op]}{where} took {_milliseconds(worst.measured)} a micro-batch instead of "
+                f"{_milliseconds(worst.predicted)}"
+            )
     factors = sorted(factor for _, factor in found.layers)
     usual = factors[len(factors) // 2]
     apart = [(name, factor) for name, factor in found.layers if max(factor / usual, usual / factor) > CLEAR]
     apart.sort(key=lambda pair: -max(pair[1] / usual, usual / pair[1]))
-    return [*words, *(f"{name} {_percent(factor - 1)}" for name, factor in apart[:LAYERS])]
-
-
-def _off(kind: "Kind") -> str:
-    return _percent(kind.error) if kind.predicted else "not predicted"
+    return [*words, *(f"{name} took {factor:.2f} times as long" for name, factor in apart[:LAYERS])]
 
 
 def _milliseconds(seconds: Seconds) -> str:
     return f"{seconds * 1000:.1f} ms"
 
 
-def _percent(part: float) -> str:
-    """With its sign; what rounds to nothing is +0.0%."""
-    return f"{round(part, 3) + 0.0:+.1%}"
+def _signed(seconds: Seconds) -> str:
+    """With its sign; what rounds to nothing is +0.0 ms."""
+    return f"{round(seconds * 1000, 1) + 0.0:+.1f} ms"

@@ -3,12 +3,14 @@
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from diffusionpipe.costs.loading import Spread, added_by
 from diffusionpipe.units import Bytes, Seconds
 
 if TYPE_CHECKING:
     from diffusionpipe.costs import Cluster, ModelGraph, Profile
+    from diffusionpipe.costs.loading import DataWorkers
     from diffusionpipe.costs.memory import MemoryUse
-    from diffusionpipe.ir import Timeline
+    from diffusionpipe.ir import Plan
     from diffusionpipe.planner import Setting
     from diffusionpipe.trainer.start import Start
 
@@ -22,8 +24,8 @@ class Expectation:
 
     iteration: Seconds | None
     update: Seconds | None
-    loading: Seconds | None = None
-    """What data workers take from the ranks' cores while these compute; None where they take nothing."""
+    loading: Spread | None = None
+    """By how much data workers lengthen a step, an estimate; None where they do not."""
     memory: tuple[Bytes, ...]
     """Of each worker at its peak, in training or while it validates, draws or decodes."""
     has_activations: bool
@@ -33,16 +35,18 @@ class Expectation:
 
     @property
     def step(self) -> Seconds | None:
-        """An iteration, the update after it, and what data workers take from both."""
-        return self.iteration + (self.update or 0.0) + (self.loading or 0.0) if self.iteration is not None else None
+        """An iteration, the update after it, and what data workers usually add."""
+        if self.iteration is None:
+            return None
+        return self.iteration + (self.update or 0.0) + (self.loading.usual if self.loading is not None else 0.0)
 
 
-def loading_in(start: "Start", timeline: "Timeline") -> Seconds:
-    """By how much data workers lengthen a step: what they do comes while ranks compute, or else while they wait.
-
-    They are awake at any time of a step, so that part of their work delays a rank for which ranks compute.
-    """
-    return start.loading * (1 - timeline.bubble)
+def loading_in(workers: "DataWorkers | None", plan: "Plan", iteration: Seconds, bubble: float) -> Spread | None:
+    """By how much data workers lengthen a step; None if they do not."""
+    if workers is None:
+        return None
+    found = added_by(workers, iteration=iteration, bubble=bubble, copies=plan.mesh.data_parallel)
+    return found if found.most else None
 
 
 def expectation_of(start: "Start") -> Expectation:
@@ -59,10 +63,13 @@ def expectation_of(start: "Start") -> Expectation:
         cluster = cluster_of_run(folder)
         memory, decoding = _peaks(start, profile, cluster)
         if plan.train.lead:
+            period = predicted_period(profile, plan, cluster)  # in nearly all of which ranks compute
             return Expectation(
-                iteration=predicted_period(profile, plan, cluster),
+                iteration=period,
                 update=None,
-                loading=start.loading or None,  # without a flush ranks compute nearly all the time
+                loading=loading_in(
+                    start.loading, plan, period, 0.0
+                ),  # without a flush ranks compute nearly all the time
                 memory=memory,
                 has_activations=True,
                 decoding=decoding,
@@ -71,7 +78,7 @@ def expectation_of(start: "Start") -> Expectation:
         return Expectation(
             iteration=timeline.makespan,
             update=update_time(plan.train, plan.blocks, profile, plan.mesh) or None,
-            loading=loading_in(start, timeline) or None,
+            loading=loading_in(start.loading, plan, timeline.makespan, timeline.bubble),
             memory=memory,
             has_activations=True,
             decoding=decoding,
@@ -81,7 +88,7 @@ def expectation_of(start: "Start") -> Expectation:
     return Expectation(
         iteration=read.makespan if read is not None else None,
         update=None,
-        loading=(loading_in(start, read) or None) if read is not None else None,
+        loading=loading_in(start.loading, plan, read.makespan, read.bubble) if read is not None else None,
         memory=tuple(sum(use.items()[name] for name in HELD) for use in uses),
         has_activations=False,
     )

@@ -67,11 +67,6 @@ def _backbone_layouts(recipe: Recipe) -> tuple[BackboneLayout, ...]:
     )
 
 
-def _step_text(iteration: float, update: float) -> str:
-    """The predicted time of a step and of its parts."""
-    return f"predicted_step_s={iteration + update:.4f} iteration_s={iteration:.4f} update_s={update:.4f}"
-
-
 def searched_plan(recipe: Recipe, profile: Profile, cluster: Cluster) -> Plan:
     """The fastest plan, with the reason in the log."""
     from diffusionpipe.cli.recipe_setting import restriction_of, setting_of
@@ -82,7 +77,9 @@ def searched_plan(recipe: Recipe, profile: Profile, cluster: Cluster) -> Plan:
     asking, fill = InWords(tuple(sorted(recipe.pipeline.use))), recipe.pipeline.fill
     choice = choose(setting_of(recipe, profile, cluster), fill=fill, asking=asking)
     proposal = choice.proposal
-    logger.info('plan="%s" %s', choice.sizes, _step_text(proposal.iteration, proposal.update))
+    times = proposal.iteration + proposal.update, proposal.iteration, proposal.update  # without data workers
+    line = 'plan="%s" simulated_step_s=%.4f simulated_iteration_s=%.4f simulated_update_s=%.4f'
+    logger.info(line, choice.sizes, *times)
     comparison = with_alternatives(choice.comparison(), choice, fill=fill, asking=asking)
     for text in (comparison.verdict, *comparison.remarks):
         logger.info("%s", text)

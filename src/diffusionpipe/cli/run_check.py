@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from diffusionpipe.costs import Cluster
     from diffusionpipe.ir.recorded import Recorded
     from diffusionpipe.planner import Setting
+    from diffusionpipe.planner.correction.causes import LoadingTimes
     from diffusionpipe.planner.correction.correct import Correction
     from diffusionpipe.trainer.recipe import Recipe
     from diffusionpipe.trainer.start import Start
@@ -69,19 +70,17 @@ class RunCheck:
 
     def check(self, recorded: "Recorded", memory: Sequence[Bytes]) -> Mapping[str, float]:
         """Correct the profile, write it, say by how much it was off, and start the search; see `PredictionJudge`."""
+        from diffusionpipe.cli.run_facts import numbers_of_stages
         from diffusionpipe.cli.used_devices import allowed_of
         from diffusionpipe.costs.files import write_cluster, write_profile
-        from diffusionpipe.planner import predicted_timeline
         from diffusionpipe.planner.correction.correct import correct
 
         assert self._start is not None, "a run is announced before its first step"
         start = self._start
         folder = start.recipe.run.folder
         setting = setting_of_run(start)
-        found = correct(setting, start.plan, recorded)
-        loading = loading_in(start, predicted_timeline(setting.profile, start.plan, setting.cluster))
-        self.correction = found = replace(found, predicted=replace(found.predicted, loading=loading))
-        first, last = found.steps
+        self.correction = found = correct(setting, start.plan, recorded, loading_times(start, setting, recorded))
+        first, last = recorded.steps
         origin = f"profile.json of {folder}, corrected by its steps {first} to {last}"
         profile = replace(found.setting.profile, origin=origin)
         write_profile(profile, folder / PROFILE)
@@ -91,10 +90,11 @@ class RunCheck:
         )
         usable_cluster = replace(found.setting.cluster, devices=devices)
         write_cluster(allowed_of(usable_cluster, start.recipe.pipeline.memory), folder / CLUSTER)
+        stages = numbers_of_stages(start.plan)
         if self._console.is_terminal:
-            self._console.print(check_table(found, folder / PROFILE))
+            self._console.print(check_table(found, folder / PROFILE, stages))
         else:
-            for line in check_lines(found, folder / PROFILE):
+            for line in check_lines(found, folder / PROFILE, stages):
                 logger.info("%s", line)
         self._start_search(start, found)
         return {
@@ -102,6 +102,16 @@ class RunCheck:
             "measured_step_s": found.measured.step,
             "corrected_step_s": found.corrected.step,
         }
+
+    def give_up(self, steps: tuple[int, int], others: float) -> None:
+        """Say why nothing is judged; see `PredictionJudge`."""
+        from diffusionpipe.trainer.counted_steps import used_text
+
+        text = f"not judged: {used_text(others)}"
+        if self._console.is_terminal:
+            self._console.print(f"Prediction after step {steps[1]}: {text}", highlight=False)
+        else:
+            logger.info('checked_steps=%d-%d prediction="%s"', *steps, text)
 
     def _start_search(self, start: "Start", found: "Correction") -> None:
         from diffusionpipe.cli.recipe_setting import given_of
@@ -177,6 +187,21 @@ def setting_of_run(start: "Start") -> "Setting":
     folder, plan = start.recipe.run.folder, start.plan
     profile, cluster = read_profile(folder / "profile.json"), cluster_of_run(folder)
     return setting_of(profile, plan.mesh, plan.batch, checkpointed=plan.checkpointed, cluster=cluster)
+
+
+def loading_times(start: "Start", setting: "Setting", recorded: "Recorded") -> "LoadingTimes":
+    """What the run's data workers were thought to add to a step, and what they did by the processor time they used."""
+    from diffusionpipe.costs.loading import exactly
+    from diffusionpipe.planner import predicted_timeline
+    from diffusionpipe.planner.correction.causes import LoadingTimes
+
+    timeline = predicted_timeline(setting.profile, start.plan, setting.cluster)
+    predicted = loading_in(start.loading, start.plan, timeline.makespan, timeline.bubble)
+    if predicted is None or start.loading is None or not recorded.loading:
+        return LoadingTimes(predicted=predicted.usual if predicted is not None else 0.0)
+    used = replace(start.loading, batches=tuple(exactly(seconds) for seconds in recorded.loading))
+    measured = loading_in(used, start.plan, timeline.makespan, timeline.bubble)
+    return LoadingTimes(predicted=predicted.usual, measured=measured.usual if measured is not None else 0.0)
 
 
 def _hindrance(start: "Start", cluster: "Cluster") -> str:

@@ -1,6 +1,7 @@
 """What a run is, as facts for people: which layers stand where, in how many copies and micro-batches."""
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import groupby
 from math import prod
@@ -87,16 +88,21 @@ def parts_of(plan: "Plan", model: "ModelGraph") -> tuple[Part, ...]:
     Gradient buckets and blocks that are sharded one by one are parts of a stage, and no stages.
     """
     ranks = _ranks_of_blocks(plan)
-    blocks = [[block] for block in sorted(ranks)]
-    if _has_one_stage_a_rank(plan):
-        blocks = [list(same) for _, same in groupby(sorted(ranks), key=lambda block: ranks[block])]
     trained = {p.name: prod(p.shape) for p in model.parameters if p.is_trainable}
     parts = []
-    for same in blocks:
+    for same in _blocks_of_parts(plan, ranks):
         layers = tuple(name for block in same for name in plan.blocks[block])
         numbers = sum(trained.get(name, 0) for name in model.parameters_of(layers))
         parts.append(Part(ranks=ranks[same[0]], layers=layers, parameters=numbers))
     return tuple(parts)
+
+
+def numbers_of_stages(plan: "Plan") -> dict[int, int]:
+    """Each stage of the placement that holds trained blocks -> the number of its part in `parts_of`."""
+    parts = _blocks_of_parts(plan, _ranks_of_blocks(plan))
+    number_of = {block: number for number, same in enumerate(parts) for block in same}
+    stages = plan.train.placement.stages
+    return {stage: number_of[one.weights] for stage, one in enumerate(stages) if one.weights in number_of}
 
 
 def ranks_of_worker(plan: "Plan", worker: int) -> tuple[int, ...]:
@@ -118,6 +124,13 @@ def _trained_pipelines(plan: "Plan") -> "list[Pipeline]":
     from diffusionpipe.ir import Op
 
     return [p for p in plan.train.placement.pipelines if Op.ENCODE not in p.ops and not p.is_probe]
+
+
+def _blocks_of_parts(plan: "Plan", ranks: Mapping[int, tuple[int, ...]]) -> list[list[int]]:
+    """The blocks of each stage, in the model's order; `ranks`: of each block."""
+    if not _has_one_stage_a_rank(plan):
+        return [[block] for block in sorted(ranks)]
+    return [list(same) for _, same in groupby(sorted(ranks), key=lambda block: ranks[block])]
 
 
 def _ranks_of_blocks(plan: "Plan") -> dict[int, tuple[int, ...]]:

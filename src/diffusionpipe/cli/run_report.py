@@ -223,7 +223,9 @@ def _step(start: "Start", expected: Expectation) -> str:
     if expected.step is None or expected.iteration is None:
         return "time unknown: the layers were not measured"
     update = f", update {_milliseconds(expected.update)}" if expected.update is not None else ""
-    update += f", data workers {_milliseconds(expected.loading)}" if expected.loading is not None else ""
+    if (loading := expected.loading) is not None:
+        update += f", data workers about {_milliseconds(loading.usual)}"
+        update += f" ({loading.least * 1000:.1f} to {loading.most * 1000:.1f})"
     rate = f"{start.plan.batch / expected.step:.4g} samples/s"
     return f"{_milliseconds(expected.step)} expected (iteration {_milliseconds(expected.iteration)}{update}), {rate}"
 
@@ -283,11 +285,14 @@ def end_table(
 
 
 def _predicted(expected: Expectation) -> dict[str, object]:
+    loading = expected.loading
     times = {
         "step": expected.step,
         "iteration": expected.iteration,
         "update": expected.update,
-        "loading": expected.loading,
+        "loading": loading.usual if loading is not None else None,
+        "least_loading": loading.least if loading is not None else None,
+        "most_loading": loading.most if loading is not None else None,
     }
     return {f"predicted_{name}_s": f"{seconds:.4f}" for name, seconds in times.items() if seconds is not None}
 

@@ -44,3 +44,9 @@ class Recorded:
     """An iteration, the update after it, and what else a step does; without the wait for its batch."""
     layers: tuple[LayerTime, ...] = ()
     """Forwards of single layers; () where none were recorded."""
+    others: float | None = None
+    """The part of the cores that other programs used meanwhile; None where that is unknown."""
+    num_disturbed: int = 0
+    """Steps that do not count, because other programs used cores that the ranks needed."""
+    loading: tuple[Seconds, ...] = ()
+    """Of each rank the processor time of its data workers for a step; () where that is unknown."""

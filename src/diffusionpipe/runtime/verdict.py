@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
+from diffusionpipe.runtime.machine_use import boot_id
+
 
 class Fate(StrEnum):
     """What happened to the rank that a verdict names."""
@@ -112,8 +114,8 @@ def parse_verdict(text: str) -> Verdict:
 
 def _machine() -> str:
     """A name of this boot and process namespace: containers may share a host's name, but not each other's processes."""
+    boot = boot_id()
     try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-        return f"{boot}/{Path('/proc/self/ns/pid').stat().st_ino}"
+        return f"{boot}/{Path('/proc/self/ns/pid').stat().st_ino}" if boot else ""
     except OSError:
         return ""

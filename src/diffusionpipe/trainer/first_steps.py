@@ -4,15 +4,14 @@
               warm-up     recorded, each from      medians are gathered; rank 0 holds them against
                           a start of all ranks     the prediction (`PredictionJudge`)
 
-A barrier in front of each recorded step gives the ranks a common start, from which every rank counts. Steps in which
-a rank had to wait for a core do not count, unless most are such: then waiting is usual on this machine, and the next
-steps will wait too. While too few count, or they vary too much, as many are recorded again.
+A barrier in front of each recorded step gives the ranks a common start, from which every rank counts. Which steps
+count says `counted_steps`: those that other programs disturbed never do. While too few count, or they vary too much, as
+many are recorded again.
 """
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
-from math import pi, sqrt
+from dataclasses import dataclass, replace
 from statistics import median
 from time import perf_counter
 
@@ -24,6 +23,16 @@ from diffusionpipe.ir.recorded import LayerTime, Recorded, medians_of
 from diffusionpipe.profiler.links import usable_memory
 from diffusionpipe.runtime.cores import waited_for_core
 from diffusionpipe.runtime.exchange import form_of, gather, gather_numbers
+from diffusionpipe.runtime.machine_use import (
+    Counters,
+    Place,
+    StepCounters,
+    cores_of,
+    place_of,
+    read_counters,
+    used_by_others,
+)
+from diffusionpipe.trainer.counted_steps import COUNTED, ENOUGH, MOST_ROUNDS, Counted, Note, steps_that_count
 from diffusionpipe.trainer.loop import Stepper
 from diffusionpipe.trainer.run_state import RunState
 from diffusionpipe.trainer.session import Session
@@ -33,44 +42,6 @@ from diffusionpipe.units import Bytes, Seconds
 logger = logging.getLogger(__name__)
 
 WARM_UP = 5
-COUNTED = 15
-ENOUGH = 8
-"""Calm steps that must be there: more than half of the first `COUNTED`."""
-MOST_ROUNDS = 3
-"""So many times `COUNTED` steps are recorded at most until enough of them are calm."""
-DISTURBED = 0.03
-"""A step is calm if no rank waited for a core for a longer part of it."""
-PRECISE = 0.01
-"""So well the median iteration must be known: its standard error, as a part of it."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Note:
-    """One recorded step, on all ranks together."""
-
-    without_core: float
-    """The longest part of it for which a rank was ready to run and had no core."""
-    iteration: Seconds
-
-
-def steps_that_count(notes: Sequence[Note], *, may_go_on: bool) -> list[int] | None:
-    """Which recorded steps count, in order: the calm ones, or all of them where less than half are calm.
-
-    None: too few are calm, or they vary too much, and further steps can be recorded.
-    """
-    calm = [index for index, note in enumerate(notes) if note.without_core <= DISTURBED]
-    are_many = len(calm) >= min(ENOUGH, COUNTED) and 2 * len(calm) >= len(notes)
-    is_known = are_many and error_of_median([notes[index].iteration for index in calm]) <= PRECISE
-    if not is_known and may_go_on and len(notes) < MOST_ROUNDS * COUNTED:
-        return None
-    return calm if are_many else list(range(len(notes)))
-
-
-def error_of_median(values: Sequence[float]) -> float:
-    """The standard error of a median, as a part of it; the scatter is estimated by the median deviation."""
-    middle = median(values)
-    scatter = 1.4826 * median(abs(value - middle) for value in values)  # of a normal distribution: its deviation
-    return sqrt(pi / 2) * scatter / sqrt(len(values)) / middle
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,6 +58,8 @@ class OwnSteps:
     """and of the whole step."""
     layers: tuple[LayerTime, ...]
     """Medians over all forwards of as many samples."""
+    loading: Seconds | None
+    """Processor time of its data workers for a step; None where that cannot be read."""
     memory: Bytes
     """What training may use of its device."""
 
@@ -104,6 +77,11 @@ class StepRecorder:
         self._layers: list[list[LayerTime]] = []
         self._parts: list[float] = []
         """Of each step, without a core."""
+        self._places: list[Place] = []
+        """Of all ranks, from the first recorded step on."""
+        self._begin: Counters | None = None
+        self._counters: list[StepCounters] = []
+        """Of all steps, as long as they can be read."""
 
     @property
     def num_steps(self) -> int:
@@ -112,6 +90,10 @@ class StepRecorder:
 
     def begin(self) -> None:
         """Start together with all other ranks."""
+        if not self._places:  # only now are there data workers
+            threads = torch.get_num_threads() if self._session.job.device.type == "cpu" else 1
+            self._places = gather(place_of(threads), form_of(Place))
+        self._begin = self._read()
         if dist.is_initialized():
             dist.barrier()
         self._start, self._waited = perf_counter(), waited_for_core()
@@ -131,12 +113,25 @@ class StepRecorder:
         self._parts.append((waited_for_core() - self._waited) / seconds)
         self._steps.append(max(seconds, offset + last))
         self._layers.append(worker.watch.stop())
+        end = self._read()
+        if self._begin is not None and end is not None:
+            self._counters.append(StepCounters(self._begin, end))
+
+    def _read(self) -> Counters | None:
+        """What this rank's machine shows now, of all cores that ranks of this job may use there."""
+        own = self._places[dist.get_rank() if dist.is_initialized() else 0]
+        return read_counters(cores_of(self._places, own.machine), perf_counter())
 
     def notes(self) -> list[Note]:
         """Of each step what decides whether it counts; every rank calls it, and all get the same."""
         ranks = gather_numbers(torch.tensor([self._parts, self._ends], dtype=torch.float64))
         parts, ends = torch.stack(ranks).amax(dim=0).tolist()
-        return [Note(without_core=part, iteration=end) for part, end in zip(parts, ends, strict=True)]
+        counters = gather(tuple(self._counters), form_of(tuple[StepCounters, ...]))
+        is_known = all(len(own) == self.num_steps for own in counters)
+        uses = used_by_others(self._places, counters) if is_known else [None] * self.num_steps
+        return [
+            Note(without_core=part, iteration=end, use=use) for part, end, use in zip(parts, ends, uses, strict=True)
+        ]
 
     def own(self, counted: Sequence[int]) -> OwnSteps:
         """What this rank has recorded in these steps, counted from 0; every rank calls it."""
@@ -148,16 +143,24 @@ class StepRecorder:
             steps=tuple(self._steps[index] for index in counted),
             layers=medians_of(one for index in counted for one in self._layers[index]),
             memory=usable_memory(self._session.job),
+            loading=self._loading(),
         )
 
-    def gathered(self, first: int, counted: Sequence[int]) -> tuple[Recorded, tuple[Bytes, ...]]:
+    def _loading(self) -> Seconds | None:
+        """Over all recorded steps: data workers work ahead, so that one step says nothing."""
+        if not self._counters or len(self._counters) < self.num_steps:
+            return None
+        return (self._counters[-1].end.helpers - self._counters[0].begin.helpers) / self.num_steps
+
+    def gathered(self, first: int, counted: Counted) -> tuple[Recorded, tuple[Bytes, ...]]:
         """What all ranks have recorded, and the memory of each; every rank calls it.
 
-        `first`: the number of the first recorded step; `counted`: those that count, from 0.
+        `first`: the number of the first recorded step; `counted`: those that count.
         """
-        ranks = gather(self.own(counted), form_of(OwnSteps))
+        ranks = gather(self.own(counted.steps), form_of(OwnSteps))
         orders = [self._session.plan.train.orders[self._session.plan.mesh.place(r)[1]] for r in range(len(ranks))]
         recorded = recorded_of(self._session.plan.mesh, ranks, orders, (first, first + self.num_steps - 1))
+        recorded = replace(recorded, others=counted.others, num_disturbed=counted.num_disturbed)
         return recorded, tuple(rank.memory for rank in ranks)
 
 
@@ -165,6 +168,7 @@ def recorded_of(
     mesh: Mesh, ranks: list[OwnSteps], orders: list[tuple[Action, ...]], steps: tuple[int, int]
 ) -> Recorded:
     """The recordings of all ranks as one."""
+    loading = tuple(own.loading for own in ranks if own.loading is not None)
     spans = tuple(
         Span(worker=rank, action=action, start=start, end=start + seconds)
         for rank, (own, order) in enumerate(zip(ranks, orders, strict=True))
@@ -177,6 +181,7 @@ def recorded_of(
         iteration=median(max(ends) for ends in zip(*(own.ends for own in ranks), strict=True)),
         step=median(max(times) for times in zip(*(own.steps for own in ranks), strict=True)),
         layers=medians_of(one for own in ranks for one in own.layers),
+        loading=loading if len(loading) == len(ranks) else (),
     )
 
 
@@ -215,11 +220,15 @@ class FirstSteps:
         """Have the recorded steps judged, or record as many again because too few of them count."""
         step = self._state.step + 1
         left = self._state.session.recipe.training.steps - step
-        counted = steps_that_count(recorder.notes(), may_go_on=left > COUNTED)
-        if counted is None:
-            logger.info("prediction_checked_after=%d reason=steps_vary", step + COUNTED)
+        counted = steps_that_count(recorder.notes(), enough=min(ENOUGH, COUNTED))
+        if counted.why_more and left > COUNTED and recorder.num_steps < MOST_ROUNDS * COUNTED:
+            logger.info('prediction_checked_after=%d reason="%s"', step + COUNTED, counted.why_more)
             return
         self._is_over = True
+        if not counted.steps:
+            if self._judge is not None:
+                self._judge.give_up((self._first + 1, step), counted.others or 0.0)
+            return
         recorded, memory = recorder.gathered(self._first + 1, counted)
         if self._judge is not None and self._state.metrics is not None:
             self._state.metrics.write(step, self._judge.check(recorded, memory))

@@ -31,6 +31,10 @@ class PredictionJudge(Protocol):
         """Say by how much the first steps differ, and return what the metrics get; `memory`: of each rank's device."""
         ...
 
+    def give_up(self, steps: tuple[int, int], others: float) -> None:
+        """Say that nothing is judged by steps `steps`: other programs used this part of the cores."""
+        ...
+
     def look(self) -> None:
         """Called after every step: say what has been found meanwhile."""
         ...

@@ -6,15 +6,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from diffusionpipe.costs import ModelGraph
+from diffusionpipe.costs.loading import DataWorkers, Spread
 from diffusionpipe.ir import Plan
 from diffusionpipe.profiler.measured import device_name
 from diffusionpipe.runtime.cores import num_cores
 from diffusionpipe.runtime.exchange import form_of, gather
 from diffusionpipe.runtime.process_group import Job
 from diffusionpipe.trainer.data.loader import StepLoader
-from diffusionpipe.trainer.data.loading import batch_time, taken_from_ranks
+from diffusionpipe.trainer.data.loading import batch_time
 from diffusionpipe.trainer.recipe import Recipe
-from diffusionpipe.units import Seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,8 +38,8 @@ class Start:
     """Steps done before."""
     checkpoint: Path | None
     """What the run goes on from; None where it begins."""
-    loading: Seconds = 0.0
-    """Of a step, the processor time that data workers need on cores on which ranks compute."""
+    loading: DataWorkers | None = None
+    """Its data workers; None where they take nothing from the ranks."""
 
 
 def places(job: Job) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -48,12 +48,12 @@ def places(job: Job) -> tuple[tuple[str, ...], tuple[str, ...]]:
     return tuple(gather(socket.gethostname(), text)), tuple(gather(device_name(job.device), text))
 
 
-def loading_of(job: Job, loader: StepLoader, hosts: Sequence[str]) -> Seconds:
+def loading_of(job: Job, loader: StepLoader, hosts: Sequence[str]) -> DataWorkers | None:
     """What `Start.loading` is of a run with this loader; every rank calls it, and all get the same.
 
-    0 on GPUs, whose hosts have cores to spare.
+    None on GPUs, whose hosts have cores to spare.
     """
     if job.device.type != "cpu" or not loader.workers:
-        return 0.0
-    batches, cores = gather(batch_time(loader), form_of(float)), gather(num_cores(), form_of(int))
-    return taken_from_ranks(batches, hosts, cores, loader.workers)
+        return None
+    batches, cores = gather(batch_time(loader), form_of(Spread)), gather(num_cores(), form_of(int))
+    return DataWorkers(machines=tuple(hosts), cores=tuple(cores), batches=tuple(batches), workers=loader.workers)

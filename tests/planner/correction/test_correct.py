@@ -11,6 +11,7 @@ from planner.synthetic import chain, cluster, conditioned, unet, with_forward_on
 from diffusionpipe.costs import Link, PairLink
 from diffusionpipe.costs.files import profile_from_text, profile_to_text
 from diffusionpipe.planner import Layout, Setting, build_plan, choose
+from diffusionpipe.planner.correction.causes import LoadingTimes
 from diffusionpipe.planner.correction.correct import correct, predicted_step
 from diffusionpipe.planner.correction.suggestion import GAIN, suggest
 from diffusionpipe.planner.filling.filler import filler_of
@@ -22,6 +23,7 @@ LAYOUTS = {
     "split backward": Layout(batch=16, stages=2, microbatches=4, schedule="zb-h1"),
     "copies": Layout(batch=16, stages=1, microbatches=2, data_parallel=2, buckets=3),
 }
+LONG_WAKING, SHORTER = ((0.001, 0.004), (0.01, 0.02)), ((0.001, 0.001), (0.01, 0.005))
 WAKING = ((0.001, 0.0002), (0.01, 0.001))
 
 
@@ -53,7 +55,7 @@ def test_a_right_prediction_stays_as_it_is(name):
     assert found.unexplained == pytest.approx(0, abs=1e-3)
     assert found.corrected.step == pytest.approx(found.predicted.step, rel=1e-6)
     assert [factor for _, factor in found.layers] == pytest.approx([1] * 6, rel=2e-3)
-    assert all(kind.error == pytest.approx(0, abs=0.02) for kind in found.kinds)
+    assert all(abs(cause.seconds) < 0.005 * found.measured.step for cause in found.causes)
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
@@ -121,15 +123,49 @@ def test_a_layer_whose_probe_alone_was_wrong_is_told_from_the_others():
     assert parts == pytest.approx([0.7, 0.5, 0.9, 0.9, 0.9], rel=0.01)
 
 
-def test_each_kind_is_told_by_how_much_it_was_off():
+@pytest.mark.parametrize("name", LAYOUTS)
+@pytest.mark.parametrize("loading", [LoadingTimes(), LoadingTimes(predicted=0.05, measured=0.02)])
+def test_causes_add_up_to_what_the_step_took_longer_the_largest_first(name, loading):
     true = true_setting()
     planted = all_wrong(true)
+    plan = plan_of(planted, name)
+    found = correct(planted, plan, recorded_of(true, plan), loading)
+    seconds = [cause.seconds for cause in found.causes]
+    assert sum(seconds) == pytest.approx(found.measured.step - found.predicted.step)
+    assert seconds == sorted(seconds, key=abs, reverse=True)
+    told = sum(cause.seconds for cause in found.causes if cause.name == "loading")
+    assert told == pytest.approx((loading.measured or 0) - loading.predicted)
+
+
+def with_times(profile, factor, *names):
+    layers = tuple(
+        replace(one, **{name: tuple(factor * time for time in getattr(one, name)) for name in names})
+        for one in profile.layers
+    )
+    return replace(profile, layers=layers)
+
+
+@pytest.mark.parametrize(
+    ("cause", "wrong"),
+    [
+        ("forwards", lambda one: replace(one, profile=with_times(one.profile, 0.5, "forward"))),
+        ("backwards", lambda one: replace(one, profile=with_times(one.profile, 0.5, "input_grad", "weight_grad"))),
+        ("encoding", lambda one: replace(one, profile=with_layer(one.profile, "encode", 0.2))),
+        ("update", lambda one: replace(one, profile=replace(one.profile, update=1e-10))),
+        (
+            "starts after waits",
+            lambda one: replace(one, profile=replace(one.profile, waking=((0.001, 0.001), (0.01, 0.005)))),
+        ),
+    ],
+)
+def test_what_was_planted_too_short_is_the_largest_cause(cause, wrong):
+    true = true_setting()
+    true = replace(true, profile=replace(true.profile, waking=LONG_WAKING, update=1e-7))
+    planted = wrong(true)
     plan = plan_of(planted, "pipeline")
-    errors = {kind.name: kind.error for kind in correct(planted, plan, recorded_of(true, plan)).kinds}
-    assert errors["messages"] > 2
-    assert errors["encoding"] == pytest.approx(1 / 0.6 - 1, rel=0.05)
-    assert errors["waking"] == pytest.approx(1, rel=0.1)
-    assert errors["forwards"] < 0
+    first, *_ = correct(planted, plan, recorded_of(true, plan)).causes
+    assert first.name == cause
+    assert first.seconds > 0
 
 
 @pytest.mark.parametrize("make", [layer_doubled, link_too_fast])

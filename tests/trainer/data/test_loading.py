@@ -7,12 +7,13 @@ import pytest
 from PIL import Image
 
 from diffusionpipe.costs import TensorSpec
+from diffusionpipe.costs.loading import NOTHING
 from diffusionpipe.errors import DataError
 from diffusionpipe.trainer.data import loading
 from diffusionpipe.trainer.data.batch import Augmentation, BatchSource
 from diffusionpipe.trainer.data.dataset import Dataset, Sample
 from diffusionpipe.trainer.data.loader import StepLoader
-from diffusionpipe.trainer.data.loading import ROWS, batch_time, taken_from_ranks
+from diffusionpipe.trainer.data.loading import ROWS, batch_time
 from diffusionpipe.trainer.data.skipped import Skipping, read_skipped
 
 
@@ -28,7 +29,8 @@ class Slow(StepLoader):
         if self.is_damaged:
             raise DataError("a picture is damaged")
         assert len(self.positions) <= ROWS
-        self.clock.append((0.0 if self.clock else 100.0) + self.row * len(self.positions))
+        usual = self.row * (1.5 if step == self.first_step + 2 else 1.0)
+        self.clock.append((0.0 if self.clock else 100.0) + usual * len(self.positions))
         return {}
 
 
@@ -58,45 +60,30 @@ def source_in(folder):
 
 def test_a_batch_takes_what_a_few_of_its_rows_take(slow):
     loader = slow(0.001)
-    assert batch_time(loader) == pytest.approx(64 * 0.001)
+    found = batch_time(loader)
+    assert (found.least, found.usual, found.most) == pytest.approx((0.064, 0.064, 0.096))  # one try took longer
     assert len(loader.clock) == 2 + loading.TIMES
 
 
 def test_of_long_rows_two_are_made(slow):
     loader = slow(2.0)
-    assert batch_time(loader) == pytest.approx(128.0)
+    assert batch_time(loader).usual == pytest.approx(128.0)
     assert len(loader.clock) == 2
 
 
 def test_what_cannot_be_made_takes_no_time(slow):
-    assert batch_time(slow(1.0, is_damaged=True)) == 0
-    assert batch_time(slow(1.0, rows=0)) == 0
+    assert batch_time(slow(1.0, is_damaged=True)) == NOTHING
+    assert batch_time(slow(1.0, rows=0)) == NOTHING
 
 
 def test_damaged_pictures_are_not_listed_twice(tmp_path):
     """Training lists them; measuring does not."""
     source = replace(source_in(tmp_path), skipping=Skipping(folder=tmp_path, most=9))
     (tmp_path / "0.png").write_bytes(b"no picture")
-    assert batch_time(StepLoader(source=source, batch=4, positions=(0, 1), first_step=0, num_steps=1)) == 0
+    assert batch_time(StepLoader(source=source, batch=4, positions=(0, 1), first_step=0, num_steps=1)) == NOTHING
     assert not read_skipped(tmp_path)
 
 
 def test_real_pictures_take_time(tmp_path):
     loader = StepLoader(source=source_in(tmp_path), batch=4, positions=(0, 1, 2), first_step=0, num_steps=1)
-    assert batch_time(loader) > 0
-
-
-@pytest.mark.parametrize(
-    ("hosts", "cores", "workers", "taken"),
-    [
-        ("aa", (2, 2), 1, 3.0),  # no core is left
-        ("aa", (3, 3), 1, 1.5),  # one of two workers has a core
-        ("aa", (4, 4), 1, 0.0),
-        ("aa", (4, 4), 2, 1.5),
-        ("aa", (1, 1), 1, 3.0),  # each rank and its worker have a core of their own together
-        ("ab", (1, 1), 1, 2.0),  # the machine that takes most
-        ("aa", (2, 2), 0, 0.0),  # ranks make their batches between steps
-    ],
-)
-def test_workers_take_from_ranks_what_they_need_beyond_the_other_cores(hosts, cores, workers, taken):
-    assert taken_from_ranks((1.0, 2.0), hosts, cores, workers) == pytest.approx(taken)
+    assert batch_time(loader).least > 0

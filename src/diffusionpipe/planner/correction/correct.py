@@ -7,7 +7,7 @@
     what no action explains: all layers by one factor, until the simulated iteration is the measured one
 
 The last part is there because ranks wait for the slower one of each moment: an iteration of median actions is shorter
-than the median iteration. It is reported beside the others.
+than the median iteration. How much of the step each of them explains says `causes`.
 """
 
 from collections import defaultdict
@@ -18,6 +18,7 @@ from math import log
 from diffusionpipe.costs import Costs
 from diffusionpipe.ir import Op, Plan
 from diffusionpipe.ir.recorded import Recorded
+from diffusionpipe.planner.correction.causes import Cause, LoadingTimes, causes_of
 from diffusionpipe.planner.correction.computing import by_layers, fitted, strained
 from diffusionpipe.planner.correction.observations import (
     Key,
@@ -35,7 +36,6 @@ from diffusionpipe.planner.correction.transfers import (
     corrected_sum,
     crossings,
     sums_of,
-    usual_ratio,
 )
 from diffusionpipe.planner.pricing.setting import Setting
 from diffusionpipe.planner.pricing.stage_costs import costs_of, time_to_update, update_time
@@ -50,20 +50,16 @@ SLOWEST_WAKING = 5.0
 """The most that the table of waking is multiplied with."""
 LEAST_UPDATE = 0.05
 """The part of an update that is left where the agreement of the ranks alone would take longer."""
-NAMES: Mapping[Op, str] = {
-    Op.F: "forwards",
-    Op.B: "backwards",
-    Op.I: "input gradients",
-    Op.W: "weight gradients",
-    Op.ENCODE: "encoding",
-}
+NO_LOADING = LoadingTimes()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Kind:
-    """One kind of work of an iteration, on all ranks together."""
+class StageTime:
+    """One kind of compute of one stage, for one micro-batch."""
 
-    name: str
+    op: Op
+    stage: int
+    """Of the placement."""
     predicted: Seconds
     measured: Seconds
 
@@ -80,7 +76,7 @@ class StepTimes:
     iteration: Seconds
     update: Seconds
     loading: Seconds = 0.0
-    """What data workers take from the ranks' cores, where it was predicted; what is measured contains it."""
+    """What data workers add, where it was predicted; in what is measured and corrected, the others contain it."""
 
     @property
     def step(self) -> Seconds:
@@ -97,22 +93,20 @@ class Correction:
     predicted: StepTimes
     measured: StepTimes
     corrected: StepTimes
-    kinds: tuple[Kind, ...]
-    """By kind of work; those that no rank waited for are left out where only waiting shows them."""
-    stages: tuple[Kind, ...]
-    """Each kind of compute of each stage, one micro-batch."""
+    causes: tuple[Cause, ...]
+    """Why the step took longer or shorter, the largest cause first."""
+    stages: tuple[StageTime, ...]
     layers: tuple[tuple[str, float], ...]
     """What the forward of each layer was multiplied with, the largest error first."""
     unexplained: float
     """By what part the iteration took longer than its corrected actions explain."""
-    steps: tuple[int, int]
-    """The first and the last step that were recorded."""
+    recorded: Recorded
 
 
-def correct(setting: Setting, plan: Plan, recorded: Recorded) -> Correction:
+def correct(setting: Setting, plan: Plan, recorded: Recorded, loading: LoadingTimes = NO_LOADING) -> Correction:
     """The setting corrected so that it predicts the recorded run.
 
-    `setting` is what the plan was predicted with. Memory is not corrected.
+    `setting` is what the plan was predicted with; `loading`: what data workers added besides. Memory is not corrected.
     """
     before, observations = _costs(setting, plan), observations_of(recorded)
     waking = _waking(observations, times_of(observations, before.waking), before)
@@ -122,25 +116,29 @@ def correct(setting: Setting, plan: Plan, recorded: Recorded) -> Correction:
     fit = _with_links(replace(setting, profile=profile), plan, found, sums)
     fit = fitted(fit, plan, times)
     unexplained = recorded.iteration / simulate(plan.train, _costs(fit, plan)).makespan - 1.0
-    fit = _strained(fit, plan, recorded.iteration)
+    explained, fit = fit, _strained(fit, plan, recorded.iteration)
     measured = StepTimes(iteration=recorded.iteration, update=max(0.0, recorded.step - recorded.iteration))
     fit = _with_update(fit, plan, measured.update)
-    predicted = predicted_step(setting, plan)
-    kinds = [*_computing(observations, times, before), *_waiting(observations, times, before), *_crossing(found)]
-    if sums.count:
-        kinds.append(Kind(name="gradient sums", predicted=sums.predicted, measured=sums.ratio * sums.predicted))
-    if predicted.update:
-        kinds.append(Kind(name="update", predicted=predicted.update, measured=measured.update))
+    predicted = replace(predicted_step(setting, plan), loading=loading.predicted)
+    causes = causes_of(
+        setting,
+        explained,
+        plan,
+        iteration=measured.iteration,
+        update=measured.update - predicted.update,
+        loading=loading,
+        busy=_busy(observations),
+    )
     return Correction(
         setting=fit,
         predicted=predicted,
         measured=measured,
         corrected=predicted_step(fit, plan),
-        kinds=tuple(kinds),
-        stages=tuple(_stages(plan, times, before)),
+        causes=causes,
+        stages=tuple(_stages(times, before)),
         layers=_layers(setting, fit),
         unexplained=unexplained,
-        steps=recorded.steps,
+        recorded=recorded,
     )
 
 
@@ -217,30 +215,18 @@ def _with_update(setting: Setting, plan: Plan, update: Seconds) -> Setting:
     return replace(setting, profile=replace(profile, update=profile.update * left / (predicted - agreement)))
 
 
-def _computing(observations: Sequence[Observation], times: Mapping[Key, Seconds], costs: Costs) -> Iterator[Kind]:
-    for op, name in NAMES.items():
-        keys = [one.key for one in observations if one.action.op is op]
-        if keys:
-            predicted, measured = sum(price(key, costs) for key in keys), sum(times[key] for key in keys)
-            yield Kind(name=name, predicted=predicted, measured=measured)
+def _busy(observations: Sequence[Observation]) -> dict[Op, Seconds]:
+    """The compute of all ranks by kind."""
+    found: dict[Op, Seconds] = defaultdict(float)
+    for one in observations:
+        found[one.action.op] += one.seconds
+    return found
 
 
-def _waiting(observations: Sequence[Observation], times: Mapping[Key, Seconds], costs: Costs) -> Iterator[Kind]:
-    if pairs := list(extras(observations, times, costs.waking)):
-        predicted, measured = (sum(column) for column in zip(*pairs, strict=True))
-        yield Kind(name="waking", predicted=predicted, measured=max(0.0, measured))
-
-
-def _crossing(found: Sequence[Crossing]) -> Iterator[Kind]:
-    if seen := [one for one in found if not one.is_bound]:
-        predicted = sum(one.predicted for one in seen)
-        yield Kind(name="messages", predicted=predicted, measured=usual_ratio(seen) * predicted)
-
-
-def _stages(plan: Plan, times: Mapping[Key, Seconds], costs: Costs) -> Iterator[Kind]:
-    for (op, number), seconds in times.items():
+def _stages(times: Mapping[Key, Seconds], costs: Costs) -> Iterator[StageTime]:
+    for (op, stage), seconds in times.items():
         if op is not Op.ENCODE:
-            yield Kind(name=f"{NAMES[op]} of stage {number}", predicted=price((op, number), costs), measured=seconds)
+            yield StageTime(op=op, stage=stage, predicted=price((op, stage), costs), measured=seconds)
 
 
 def _layers(before: Setting, after: Setting) -> tuple[tuple[str, float], ...]:

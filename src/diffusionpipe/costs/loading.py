@@ -1,0 +1,88 @@
+"""By how much data workers lengthen a step where they share cores with ranks: an estimate and its spread.
+
+Of n ranks on a machine with C cores, each with w workers, C - n cores are left to the workers. What does not fit there,
+S seconds of processor time for a step, lands on the m = min(C, n) cores of the ranks, at any time of a step:
+
+    least     it first fills the time in which ranks wait, on any core, and the rest is shared by all cores
+    most      whatever lands on computing ranks delays one pipeline after the other, and nothing overlaps
+    usual     the mean of two cases: workers of several ranks run beside each other, so that their delays are one delay;
+              or they run in turn. Copies meet once a step, so theirs overlap in both
+
+A rank that waits loses nothing: only the part 1 - bubble of the work delays a step in the last two. The seconds of
+workers are themselves measured with a spread.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from diffusionpipe.units import Seconds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spread:
+    """A time that is not known exactly."""
+
+    least: Seconds
+    usual: Seconds
+    most: Seconds
+
+
+NOTHING = Spread(least=0.0, usual=0.0, most=0.0)
+
+
+def exactly(seconds: Seconds) -> Spread:
+    """A time that is known."""
+    return Spread(least=seconds, usual=seconds, most=seconds)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataWorkers:
+    """The data workers of a job's ranks. Each tuple has an entry for each rank."""
+
+    machines: tuple[str, ...]
+    cores: tuple[int, ...]
+    """That the rank may use."""
+    batches: tuple[Spread, ...]
+    """Processor time for this rank's part of a batch."""
+    workers: int
+    """Of each rank; 0: it makes its batches itself, before its steps."""
+
+
+def added_by(workers: DataWorkers, *, iteration: Seconds, bubble: float, copies: int) -> Spread:
+    """By how much data workers lengthen a step; of several machines, where that is most.
+
+    Args:
+        workers: all of the job.
+        iteration: of the schedule alone,
+        bubble: and the part of it in which ranks wait.
+        copies: data-parallel copies of the pipeline.
+    """
+    if not workers.workers:
+        return NOTHING
+    ranks = [
+        [rank for rank, machine in enumerate(workers.machines) if machine == name]
+        for name in dict.fromkeys(workers.machines)
+    ]
+    found = [_on_machine(workers, own, iteration, bubble, copies) for own in ranks]
+    return Spread(
+        least=max(one.least for one in found),
+        usual=max(one.usual for one in found),
+        most=max(one.most for one in found),
+    )
+
+
+def _on_machine(workers: DataWorkers, ranks: Sequence[int], iteration: Seconds, bubble: float, copies: int) -> Spread:
+    num_cores = max(workers.cores[rank] for rank in ranks)
+    left = max(0, num_cores - len(ranks))
+    part = max(0.0, 1 - left / (workers.workers * len(ranks)))  # the others have a core of their own
+    shared = min(num_cores, len(ranks))
+
+    def landing(of: Callable[[Spread], Seconds]) -> Seconds:
+        return part * sum(of(workers.batches[rank]) for rank in ranks)
+
+    least = max(0.0, landing(lambda batch: batch.least) / shared - bubble * iteration)
+    in_turn = (1 - bubble) / min(copies, shared)
+    usual = landing(lambda batch: batch.usual) * (in_turn + (1 - bubble) / shared) / 2
+    # Workers that need longer than a whole step fill all waits, so that the least is above what overlaps with them.
+    usual = max(least, usual)
+    return Spread(least=least, usual=usual, most=max(usual, in_turn * landing(lambda batch: batch.most)))

@@ -1,0 +1,124 @@
+"""Why a step took longer or shorter than predicted: each cause in seconds of the step; together the whole difference.
+
+The corrections of a setting are made one after the other, and after each the iteration is simulated:
+
+    as predicted ──> encoding ──> forwards ──> backwards ──> starts after waits ──> messages ──> sums ──> measured
+                 12 ms        3 ms         ...                                                       rest
+
+What each adds is its cause. So 10 ms of a stage that is not on the critical path are no 10 ms of the step. Data workers
+delay whatever ranks do meanwhile: what they took is taken off the compute, in proportion to its time, and is a cause of
+its own.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+
+from diffusionpipe.costs import LayerProfile
+from diffusionpipe.ir import Op, Plan
+from diffusionpipe.planner.pricing.setting import Setting
+from diffusionpipe.planner.pricing.stage_costs import costs_of
+from diffusionpipe.simulator import simulate
+from diffusionpipe.units import Seconds
+
+FORWARDS, BACKWARDS, ENCODING = "forwards", "backwards", "encoding"
+INPUT_GRADS, WEIGHT_GRADS = "input gradients", "weight gradients"
+LOADING, UPDATE = "loading", "update"
+NAMES: Mapping[Op, str] = {
+    Op.F: FORWARDS,
+    Op.B: BACKWARDS,
+    Op.I: INPUT_GRADS,
+    Op.W: WEIGHT_GRADS,
+    Op.ENCODE: ENCODING,
+}
+REST = "waiting for the slowest rank of each moment"
+"""What no action explains."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cause:
+    """One of the reasons."""
+
+    name: str
+    seconds: Seconds
+    """By which it made the step longer; negative: shorter."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadingTimes:
+    """What data workers added to a step, or are thought to have added."""
+
+    predicted: Seconds = 0.0
+    measured: Seconds | None = None
+    """None where nobody could count it: then it is taken as predicted."""
+
+
+def causes_of(
+    before: Setting,
+    after: Setting,
+    plan: Plan,
+    *,
+    iteration: Seconds,
+    update: Seconds,
+    loading: LoadingTimes,
+    busy: Mapping[Op, Seconds],
+) -> tuple[Cause, ...]:
+    """All causes, the largest first; they add up to what the step took longer than predicted.
+
+    Args:
+        before: what the plan was predicted with.
+        after: the same with everything corrected but for the rest that no action explains.
+        plan: the plan that ran.
+        iteration: measured.
+        update: by what the update took longer than predicted.
+        loading: of the step.
+        busy: the measured compute by kind, which data workers delay.
+    """
+    found: dict[str, Seconds] = {}
+    last = _iteration(before, plan)
+    for name, setting in _corrections(before, after, plan):
+        now = _iteration(setting, plan)
+        found[name], last = now - last, now
+    found[REST] = iteration - last
+    added = loading.predicted if loading.measured is None else loading.measured
+    for op, seconds in busy.items():
+        found[NAMES[op]] = found.get(NAMES[op], 0.0) - added * seconds / sum(busy.values())
+    found |= {LOADING: added - loading.predicted, UPDATE: update}
+    causes = [Cause(name=name, seconds=seconds) for name, seconds in found.items() if seconds]
+    return tuple(sorted(causes, key=lambda cause: (-abs(cause.seconds), cause.name)))
+
+
+def _corrections(before: Setting, after: Setting, plan: Plan) -> Iterator[tuple[str, Setting]]:
+    """The setting with one more correction each."""
+    setting, frozen = before, frozenset(before.graph.frozen_layers)
+    is_split = any(action.op is Op.I for order in plan.train.orders for action in order)
+
+    def with_layers(names: tuple[str, ...], *, of_frozen: bool) -> Setting:
+        def corrected(old: LayerProfile, new: LayerProfile) -> LayerProfile:
+            return replace(old, **{name: getattr(new, name) for name in names})
+
+        layers = [
+            corrected(old, new) if (new.name in frozen) is of_frozen else old
+            for old, new in zip(setting.profile.layers, after.profile.layers, strict=True)
+        ]
+        return replace(setting, profile=replace(setting.profile, layers=tuple(layers)))
+
+    setting = with_layers(("forward", "forward_only", "cast"), of_frozen=True)
+    yield ENCODING, setting
+    setting = with_layers(("forward", "forward_only", "cast"), of_frozen=False)
+    yield FORWARDS, setting
+    setting = with_layers(("input_grad",) if is_split else ("input_grad", "weight_grad"), of_frozen=False)
+    yield INPUT_GRADS if is_split else BACKWARDS, setting
+    if is_split:
+        setting = with_layers(("weight_grad",), of_frozen=False)
+        yield WEIGHT_GRADS, setting
+    setting = replace(setting, profile=replace(setting.profile, waking=after.profile.waking))
+    yield "starts after waits", setting
+    as_before = before.cluster
+    cluster = replace(after.cluster, intra_reduce=as_before.intra_reduce, inter_reduce=as_before.inter_reduce)
+    setting = replace(setting, cluster=cluster, profile=replace(setting.profile, link=after.profile.link))
+    yield "waiting for messages", setting
+    yield "waiting for gradient sums", replace(setting, cluster=after.cluster, profile=after.profile)
+
+
+def _iteration(setting: Setting, plan: Plan) -> Seconds:
+    return simulate(plan.train, costs_of(plan.train, plan.blocks, plan.mesh, setting)).makespan
