@@ -5,11 +5,11 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from benchmarks.cards import profiles
+from benchmarks.choices import checked
 from diffusionpipe.costs import Workload
 from diffusionpipe.costs.clusters import load_cluster
-from diffusionpipe.errors import ConfigError
 from diffusionpipe.planner.advice import nearest_layout
-from diffusionpipe.planner.choice import choose
+from diffusionpipe.planner.best import best_choice
 from diffusionpipe.planner.pricing.setting import Setting
 from diffusionpipe.planner.rivals.baselines import DDP, ZERO3, Baseline, best_baselines, best_of, data_parallel
 from diffusionpipe.planner.rivals.copies import AHEAD, CACHED, HYBRID, NARROW_SUMS, ZERO1, tuned_copies
@@ -244,13 +244,12 @@ def _renamed(system: Callable[[Judge], Baseline | None], name: str, judge: Judge
 
 def ours_of(setting: Setting, *, is_recomputed: bool) -> Entry:
     """The plan of `diffusionpipe plan`; where none fits, the one that misses by least."""
-    try:
-        choice = choose(setting)
-        layout, proposal = choice.sizes, choice.proposal
-    except ConfigError:
+    choice = best_choice(setting)
+    if choice is not None:
+        layout, proposal = checked(choice).sizes, choice.proposal
+    else:
         nearest = nearest_layout(setting)
-        if nearest is None:
-            raise
+        assert nearest is not None, "every batch can be cut over the devices of its cell"
         layout, proposal = nearest.layout, nearest.proposal
     return Entry(
         system=OURS,

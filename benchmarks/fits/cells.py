@@ -7,6 +7,7 @@ from functools import cache
 from math import prod
 
 from benchmarks.cards.cells import STATES, State
+from benchmarks.choices import checked
 from diffusionpipe.cli.profile_cache import cache_folder
 from diffusionpipe.cli.stated_model import StatedModel, computed_profile
 from diffusionpipe.costs import Cluster, Profile, Workload
@@ -113,9 +114,9 @@ def measure(case: Case) -> Cell:
 
 
 def _fitting(case: Case, state: State, batch: int) -> Cell | None:
-    """The fastest layout; None where none fits."""
+    """The planner's choice; None where nothing fits."""
     choice = best_choice(_setting(case, state, batch))
-    return None if choice is None else _cell(case, state, choice.sizes, choice.proposal, choice.setting)
+    return None if choice is None else _cell(case, state, checked(choice).sizes, choice.proposal, choice.setting)
 
 
 def _setting(case: Case, state: State, batch: int) -> Setting:

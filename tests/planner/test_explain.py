@@ -12,6 +12,7 @@ from diffusionpipe.planner.pricing.given import Given
 from diffusionpipe.planner.pricing.offload import encoder_bytes
 from diffusionpipe.planner.pricing.setting import Setting
 from diffusionpipe.planner.pricing.stage_costs import trained_parameters, update_time
+from diffusionpipe.planner.rivals.baselines import best_baselines
 from diffusionpipe.planner.rows import Row, parts_of, update_of
 from diffusionpipe.planner.search.judge import Judge
 from diffusionpipe.planner.search.search import search
@@ -142,3 +143,18 @@ def test_the_parts_of_a_devices_memory_add_up_to_its_total_as_printed(seed):
 def test_one_device_is_simply_used():
     found = comparison_of(unet_setting(num_ranks=1))
     assert found.verdict.startswith("Use the one device")
+
+
+def test_another_system_that_is_listed_as_faster_says_what_it_does_that_ours_does_not(monkeypatch):
+    setting = unet_setting()
+    before = comparison_of(setting)
+    assert before.remarks == ()
+    fast = [replace(one, step=one.step / 2) for one in best_baselines(setting)]
+    monkeypatch.setattr("diffusionpipe.planner.explain.best_baselines", lambda _: fast)
+    found = comparison_of(setting)
+    faster = [row for row in found.others if row.fits and row.step < found.winner.step]
+    assert [remark.text.partition(" is listed as ")[0] for remark in found.remarks] == [row.name for row in faster]
+    assert {"DDP", "ZeRO-3 / FSDP"} <= {row.name for row in faster}
+    (zero,) = [remark.text for remark in found.remarks if remark.text.startswith("ZeRO-3 / FSDP")]
+    assert f"{found.winner.step / next(r.step for r in faster if r.name == 'ZeRO-3 / FSDP'):.2f} times as fast" in zero
+    assert "It cuts every layer into equal parts" in zero

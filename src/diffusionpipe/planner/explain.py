@@ -1,6 +1,6 @@
 """The result of a search for people: one row for each candidate, and why the winner won."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
@@ -10,7 +10,7 @@ from diffusionpipe.costs.cluster import slow_links
 from diffusionpipe.planner.pricing.given import NOTHING
 from diffusionpipe.planner.pricing.offload import encoder_bytes
 from diffusionpipe.planner.pricing.setting import Setting
-from diffusionpipe.planner.rivals.baselines import best_baselines
+from diffusionpipe.planner.rivals.baselines import DIFFERENCES, best_baselines
 from diffusionpipe.planner.rows import GIB, Row, baseline_row, estimated_row, row_of, sizes_in
 from diffusionpipe.planner.search.candidates import Candidate
 from diffusionpipe.planner.search.judge import Judge
@@ -21,6 +21,8 @@ from diffusionpipe.simulator import simulate
 
 HOST_BOUND = 1.02
 """An iteration is host-bound if the hosts make it longer by this factor."""
+CLEAR = 1.005
+"""A system is called faster than another from this factor on."""
 MOST_NAMED = 4
 """Slow links that are named."""
 
@@ -97,8 +99,19 @@ def compare(
         estimated=found[1],
         others=others,
         verdict=" ".join(filter(None, (why, slow_links_text(setting.cluster)))),
-        remarks=tuple(remarks),
+        # Sizes that are given slow the plan down by themselves, as the verdict says.
+        remarks=(*remarks, *(_faster_others(winner, others) if setting.given == NOTHING else ())),
     )
+
+
+def _faster_others(winner: Row, others: Iterable[Row]) -> Iterator[Remark]:
+    """What every other system does that fits and is listed as clearly faster than the plan."""
+    for row in others:
+        if row.fits and row.step * CLEAR <= winner.step:
+            why = DIFFERENCES.get(
+                row.name, "DiffusionPipe runs such layouts too; the time in the table is an estimate."
+            )
+            yield Remark(text=f"{row.name} is listed as {winner.step / row.step:.2f} times as fast as the plan. {why}")
 
 
 def _sorted(rows: Iterable[Row]) -> tuple[Row, ...]:
@@ -116,9 +129,9 @@ def _why(
     rival = min((one for one in others if one.fits), key=lambda one: one.step, default=None)
     if rival is None:
         against = "no other system's layout fits in memory"
-    elif rival.step >= row.step * 1.005:
+    elif rival.step >= row.step * CLEAR:
         against = f"it is {rival.step / row.step:.2f} times as fast as {rival.name}, the fastest other system that fits"
-    elif rival.step * 1.005 <= row.step:
+    elif rival.step * CLEAR <= row.step:
         where = ", with other sizes than given" if setting.given != NOTHING else ""
         against = f"{rival.name} would be {row.step / rival.step:.2f} times as fast{where}"
     else:

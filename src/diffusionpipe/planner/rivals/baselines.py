@@ -41,6 +41,14 @@ DDP = "DDP"
 DDP_AFTER = "DDP (no overlap)"
 ZERO3 = "ZeRO-3 / FSDP"
 
+DIFFERENCES = {
+    DDP: "It sums gradients in buckets of 25 MiB and keeps narrow copies of weights for one part of the batch only.",
+    DDP_AFTER: "It keeps narrow copies of weights for one part of the batch only.",
+    ZERO3: "It cuts every layer into equal parts and gathers each layer by itself; sharded copies here hold whole "
+    "parameters, and gather blocks of layers.",
+}
+"""What a system does that DiffusionPipe does not. The pipelines are layouts that DiffusionPipe runs too."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Baseline:
