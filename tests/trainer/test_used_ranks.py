@@ -7,6 +7,8 @@ from dataclasses import replace
 
 import pytest
 from forked_jobs import ForkedCommand
+from jobs import Command
+from nodes import may_have_nodes, two_nodes
 from tiny_runs import losses_of, recipe_of, save_dit, save_pictures
 
 from diffusionpipe.cli.used_ranks import place_among
@@ -72,6 +74,36 @@ def test_ranks_of_torchrun_that_are_left_out_end_with_one_line(recipe, two, use,
     if len(use) == 2:
         assert losses_of(asked.run.folder) == two
     assert len(losses_of(asked.run.folder)) == 3
+
+
+@pytest.mark.slow
+def test_the_rank_of_a_node_that_is_left_out_ends_and_the_other_node_trains(recipe, tmp_path):
+    if not may_have_nodes():
+        pytest.skip("this machine allows no network namespaces")
+    asked = recipe("nodes", use=(0,))
+    (tmp_path / "recipe.toml").write_text(recipe_to_toml(asked))
+    words = ["-m", "torch.distributed.run", "--nnodes", "2", "--nproc-per-node", "1", "--rdzv-backend", "c10d"]
+    words += ["--rdzv-endpoint", "node-0:29500", "-m", "diffusionpipe", "train", str(tmp_path / "recipe.toml")]
+    with two_nodes(tmp_path) as nodes:
+        environ = os.environ | {"OMP_NUM_THREADS": "1", "NO_COLOR": "1"}
+        both = [node.start([sys.executable, *words, "--no-cache"], environ) for node in nodes]
+        told = [process.communicate(timeout=200)[0] for process in both]
+    assert [process.returncode for process in both] == [0, 0], told
+    assert "left out, as pipeline.use asks: ranks 0 train" in "".join(told)
+    assert len(losses_of(asked.run.folder)) == 3
+
+
+@pytest.mark.slow
+def test_a_crash_restarts_the_used_ranks_alone(recipe, two):
+    asked = recipe("restarted", use=(1, 2))
+    job = Command(asked, "--max-restarts", "1", "training.steps=30", ranks=3)
+    job.await_step(2)
+    job.rank(1).kill()
+    said = ended(job)
+    assert "left out, as pipeline.use asks: 0" in said
+    assert "restart" in said
+    assert len(losses_of(asked.run.folder)) == 30
+    assert list(losses_of(asked.run.folder).items())[:3] == list(two.items())
 
 
 MEMBER = Membership(rank=2, world_size=4, local_rank=2, address="here", port=1, store_rank=None)

@@ -93,7 +93,7 @@ class Search:
 
     @property
     def winner(self) -> tuple[Candidate, Proposal] | None:
-        """The fastest that fits; None where nothing does."""
+        """The fastest that fits; None where nothing does. What is chosen may be a near-tie of it (`planner.best`)."""
         fitting = [one for one in self.finalists if one[1].overflow <= 0]
         return fitting[0] if fitting else None
 
