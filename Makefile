@@ -13,7 +13,7 @@ export PYTHONDONTWRITEBYTECODE =
 RESUME_CASCADE = $(if $(wildcard runs/cascade/checkpoints/step-*),--resume latest)
 RESUME_DIGITS = $(if $(wildcard runs/digits/checkpoints/step-*),--resume latest)
 
-.PHONY: demo demo-cascade demo-memory test test-all explore families fuzz soak torture doctor-faults gpu check docs format install clean
+.PHONY: demo demo-cascade demo-memory test test-all explore families fuzz gradients soak torture doctor-faults gpu check docs format install clean
 
 install: $(VENV)/installed
 
@@ -65,6 +65,10 @@ SINCE_START = $$(($$(date +%s) - $$(cat $(VENV)/tests-started)))
 SEED ?= 0
 fuzz: install
 	PYTHONPATH=tests $(BIN)/python -m fuzz --seed $(SEED)
+
+# Random layer graphs under random legal orders against one process; at most 10 minutes. See tests/gradients/README.md.
+gradients: install
+	PYTHONPATH=tests $(BIN)/python -m gradients --seed $(SEED)
 
 # A job of two ranks; what its processes hold must not grow. MINUTES=5 makes it shorter. See tests/soak/README.md.
 MINUTES ?= 20

@@ -3,20 +3,20 @@
 import pytest
 import torch
 from descriptions import described
+from handed_views import SECOND, layout_in_orders
 from layouts import assert_same_step, planned_step, reference_step
 from tiny_models import raw_inputs
 from torch import Tensor, nn
 
 from diffusionpipe.costs import TensorSpec
-from diffusionpipe.ir import Range, parse_action
+from diffusionpipe.ir import Range
 from diffusionpipe.models.sequential import sequential_graph
-from diffusionpipe.planner import Layout, build_plan
+from diffusionpipe.planner import build_plan
 from diffusionpipe.runtime import buffers, gradients
 from diffusionpipe.runtime.buffers import BufferPool, num_in_memory_of
 from diffusionpipe.runtime.gradients import BlockGradients
 from diffusionpipe.runtime.store import RowStore
 from diffusionpipe.runtime.threads import Hub, ThreadTransport
-from diffusionpipe.schedules.shapes import SPLIT, Pipe, schedule_of
 
 CPU = torch.device("cpu")
 VIEWS = {
@@ -93,13 +93,6 @@ def test_a_result_does_not_lie_in_rows_that_the_next_batch_overwrites():
     assert store.lasting(other) is other
 
 
-ORDERS = (
-    "0F0,0F1,3F0,3I0,3W0,0F2,0I0,0W0,3F1,3I1,3W1,0F3,0I1,0W1,3F2,3I2,3W2,0I2,0W2,3F3,3I3,3W3,0I3,0W3",
-    "1F0,2F0,1F1,2I0,1I0,2F1,1F2,2W0,1W0,2I1,1I1,2F2,1F3,2W1,1W1,2I2,1I2,2F3,2W2,1W2,2I3,1I3,2W3,1W3",
-)
-"""Of two workers with four stages in a V: I of the second stage stands before W of the third."""
-
-
 def graph_of(*children: nn.Module):
     torch.manual_seed(0)
     spec = TensorSpec(name="x", shape=(6,), dtype="float64")
@@ -107,13 +100,9 @@ def graph_of(*children: nn.Module):
     return sequential_graph(module, inputs=spec, target=spec, loss=lambda p, t: ((p - t) ** 2).mean(1))
 
 
-def step_in_orders(graph):
-    pipe = Pipe(workers=(0, 1, 1, 0), microbatches=(2,) * 4, ops=SPLIT)
-    orders = [[parse_action(text) for text in order.split(",")] for order in ORDERS]
-    splits = tuple(f"model.{index}" for index in range(1, 4))
-    layout = Layout(batch=8, stages=2, microbatches=4, orders=schedule_of("by hand", [pipe], orders), splits=splits)
-    model = described(graph)
-    return planned_step(graph, model, build_plan(model, layout), raw_inputs(graph, 8))
+def step_in_orders(graph, second=SECOND[0]):
+    model, layout = described(graph), layout_in_orders(second, ["model.1", "model.2", "model.3"])
+    return planned_step(graph, model, build_plan(model, layout), raw_inputs(graph, layout.batch))
 
 
 def handing_on() -> list[nn.Module]:
@@ -136,10 +125,11 @@ class Tables(nn.Module):
 STAGES = {"a stage hands on what it received": handing_on, "a stage adds tables that it reshapes": adding_tables}
 
 
+@pytest.mark.parametrize("second", SECOND)
 @pytest.mark.parametrize("children", STAGES.values(), ids=STAGES)
-def test_gradients_are_those_of_one_process(children):
+def test_gradients_are_those_of_one_process(children, second):
     graph = graph_of(*children())
-    assert_same_step(step_in_orders(graph), reference_step(graph, raw_inputs(graph, 8)))
+    assert_same_step(step_in_orders(graph, second), reference_step(graph, raw_inputs(graph, 8)))
 
 
 def overlooking_two(tensor):

@@ -1,0 +1,60 @@
+"""A small part of the cases, and planted faults that they notice."""
+
+from random import Random
+
+import pytest
+import torch
+from gradients.comparison import TOLERANCE, compare, handed_views, random_case
+from gradients.graphs import random_model
+from gradients.orders import SOURCES
+
+from diffusionpipe.runtime import buffers, gradients
+from diffusionpipe.runtime.buffers import num_in_memory_of
+
+SEED = 0
+NUMBERS = range(2 * len(SOURCES))
+HANDED_ON = (9, 18, 19, 23, 24)
+"""Some of the cases that hand on a view of what they received."""
+
+
+@pytest.mark.parametrize("number", sorted({*NUMBERS, *HANDED_ON}))
+def test_the_gradients_of_a_random_graph_under_random_orders_are_those_of_one_process(number):
+    case = random_case(SEED, number)
+    result = compare(case)
+    assert result.error <= TOLERANCE, result
+    if number in HANDED_ON:
+        assert handed_views(case)
+
+
+def overlooking(count):
+    """As `num_in_memory_of`, but for so many tensors."""
+    return lambda tensor: max(num_in_memory_of(tensor) - count, 1)
+
+
+FAULTS = {
+    "a buffer goes back while a view lies in it": (buffers, 2, (18, 23, 24)),
+    "the gradients of two tables lie in the same memory": (gradients, 1, (9, 10, 19)),
+}
+
+
+@pytest.mark.parametrize(("module", "count", "numbers"), FAULTS.values(), ids=FAULTS)
+def test_a_planted_fault_is_noticed_by_each_case_that_can_show_it(monkeypatch, module, count, numbers):
+    monkeypatch.setattr(module, "num_in_memory_of", overlooking(count))
+    for number in numbers:
+        with pytest.raises((AssertionError, RuntimeError)):  # autograd counts the versions of what it keeps
+            assert compare(random_case(SEED, number)).error <= TOLERANCE
+
+
+def test_a_graph_follows_from_its_numbers():
+    first, second = (random_model(Random("1"), 6, ties=True) for _ in range(2))
+    names = [[(layer.name, layer.reads, layer.writes) for layer in model.graph.layers] for model in (first, second)]
+    assert names[0] == names[1]
+    assert str(first.graph.components["model"]) == str(second.graph.components["model"])
+
+
+def test_the_memory_in_which_tensors_lie_is_found():
+    torch.manual_seed(0)
+    case = random_case(SEED, 24)
+    memory = case.model.memory()
+    assert any(homes for homes in memory.values())
+    assert memory["loss"] == ()
