@@ -161,6 +161,13 @@ def test_a_plan_edited_by_hand_is_refused(plan, words, tmp_path):
     assert words in problem(plan, tmp_path)
 
 
+def test_a_parameter_that_two_ranks_would_train_apart_is_named_with_its_layers(tmp_path):
+    first, last = MODEL.layer(MODEL.backbone_layers[0]), MODEL.backbone_layers[-1]
+    layers = tuple(replace(one, parameters=first.parameters) if one.name == last else one for one in MODEL.layers)
+    message = problem(PLAN, tmp_path, model=replace(MODEL, layers=layers))
+    assert f"{first.name} and {last} train the same parameter {first.parameters[0]}" in message
+
+
 SHARDED = build_plan(MODEL, Layout(batch=8, stages=1, microbatches=1, data_parallel=2, sharded=True, buckets=3))
 
 

@@ -22,7 +22,6 @@ from diffusionpipe.models.graph import Layer, modules_of
 LARGE = 2**20
 """Parameters of a layer that is not run with real weights, because that takes long; but see `_ORDERED`."""
 _STATISTICS = nn.modules.batchnorm._BatchNorm, nn.modules.batchnorm._LazyNormBase
-_DROPS = nn.modules.dropout._DropoutNd
 _ORDERED = nn.RNNBase, nn.MultiheadAttention
 """Modules that read dimension 0 as time unless they are told that it is the batch: with them any layer is run."""
 _TOLERANCE = 1e-3
@@ -32,9 +31,15 @@ def draws(operation: OpOverload, arguments: Mapping[str, Any]) -> bool:
     """Whether an operation of torch draws random numbers when it is called with these arguments, by name."""
     if torch.Tag.nondeterministic_seeded not in operation.tags:
         return False
-    probability = arguments.get("dropout_p", arguments.get("dropout"))
+    name = "p" if "dropout" in operation.overloadpacket.__name__ else "dropout"
+    probability = arguments.get("dropout_p", arguments.get(name))
     is_off = arguments.get("train", arguments.get("training", True)) is False
     return probability != 0 and not is_off
+
+
+def drops(module: nn.Module) -> bool:
+    """Whether the module is a dropout that is on."""
+    return isinstance(module, nn.modules.dropout._DropoutNd) and module.training and module.p > 0
 
 
 def averages(operation: OpOverload, arguments: Mapping[str, Any]) -> bool:
@@ -81,7 +86,7 @@ class Conduct:
         for layer in layers:
             modules = list(modules_of(layer, components[layer.component]))
             if layer.name in self._drawn:
-                found = _kinds(m for m in modules if isinstance(m, _DROPS) and m.training and m.p)
+                found = _kinds(filter(drops, modules))
                 yield (
                     f"{layer.name} draws random numbers ({found or self._drawn[layer.name]}), which would depend on "
                     "the layout; set the probability to 0, or call eval() on the module"

@@ -19,6 +19,7 @@ from torch import Tensor, fx, nn
 
 from diffusionpipe.costs.graph import BYTES_OF_DTYPE
 from diffusionpipe.errors import ModelError
+from diffusionpipe.models.conduct import draws, drops, named
 from diffusionpipe.models.exporting import Exported, Forward, export
 from diffusionpipe.models.glue import CALL, Run, Tables, closure
 from diffusionpipe.models.graph import Layer, attribute
@@ -57,11 +58,9 @@ def cut(
 
 
 def _check_dropout(root: nn.Module) -> None:
-    drops = [
-        name for name, m in root.named_modules() if isinstance(m, nn.modules.dropout._DropoutNd) and m.p * m.training
-    ]
-    if drops:
-        raise ModelError(f"{drops[0]} drops values at random while training; set the dropout in config.json to 0")
+    found = next((name for name, module in root.named_modules() if drops(module)), None)
+    if found is not None:
+        raise ModelError(f"{found} drops values at random while training; set the dropout in config.json to 0")
 
 
 def _parameters(root: nn.Module, name: str) -> Iterator[nn.Parameter]:
@@ -256,7 +255,7 @@ class _Plan:
 
 def _check_random(node: fx.Node) -> None:
     target = node.target
-    if target is torch.ops.aten.dropout.default and not (node.args[1] and node.args[2]):
+    if not isinstance(target, torch._ops.OpOverload) or not node.users:
         return
-    if isinstance(target, torch._ops.OpOverload) and torch.Tag.nondeterministic_seeded in target.tags and node.users:
+    if draws(target, named(target, node.args, node.kwargs)):
         raise ModelError(f"its forward draws random numbers ({target})")
