@@ -16,6 +16,7 @@ from rich.table import Table
 
 from benchmarks.machine import machine
 from benchmarks.prediction import training
+from benchmarks.prediction.disturbed import disturbed_cases
 from benchmarks.prediction.figures import Found, Pair, compare
 from benchmarks.prediction.plans import plans_of
 from benchmarks.prediction.planted import planted_cases
@@ -40,10 +41,15 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="the digits only, 10 steps of each plan")
     parser.add_argument("--profiles", type=int, help="only so many profiles in a row, and what each predicts")
     parser.add_argument("--planted", action="store_true", help="only planted errors, on ranks that wait")
+    parser.add_argument("--disturbed", action="store_true", help="with --planted: the check beside another program")
     parser.add_argument("--model", choices=MODELS, help="one of the models; default: all")
     parser.add_argument("--out", type=Path, help="write a picture of the filled digits here, predicted above measured")
     arguments = parser.parse_args()
     os.environ["OMP_NUM_THREADS"] = "1"
+    if arguments.disturbed and not arguments.planted:
+        parser.error("--disturbed needs --planted: only ranks that wait take what is known")
+    if arguments.disturbed:
+        return _print_disturbed()
     if arguments.planted:
         return _print_planted()
     steps = 10 if arguments.quick else 100
@@ -100,6 +106,22 @@ def _print_planted() -> None:
                 f"{one.suggested_step * 1e3:.1f}",
                 " and ".join(f"{seconds * 1e3:.1f}" for seconds in one.in_turn),
                 f"{one.gain:+.1%}",
+            )
+    console = Console(highlight=False, width=180)
+    console.print(table)
+    console.print(machine())
+
+
+def _print_disturbed() -> None:
+    """What a run says beside another program."""
+    columns = "steps", "count", "the run says", "predicted ms", "by all steps", "corrected"
+    table = _table("a loop beside ranks that wait: iterations", "", *columns)
+    with local_ranks(2) as ranks:
+        for one in disturbed_cases(ranks):
+            corrected = "-" if one.corrected is None else f"{one.corrected * 1e3:.1f}"
+            steps = str(one.recorded), str(len(one.counted.steps))
+            table.add_row(
+                one.name, *steps, one.says, f"{one.predicted * 1e3:.1f}", f"{one.by_all * 1e3:.1f}", corrected
             )
     console = Console(highlight=False, width=180)
     console.print(table)

@@ -91,6 +91,13 @@ def planted_cases(ranks: LocalRanks, names: Sequence[str] = ("layer", "link")) -
     return [_case(ranks, name, *_settings(name, link)) for name in names]
 
 
+def planned_run(link: Link) -> tuple[Setting, Plan, VirtualRun]:
+    """A right profile, the plan that it leads to, and its run."""
+    true, _ = _settings("layer", link)
+    plan = choose(true).plan()
+    return true, plan, _run(true, plan)
+
+
 def keep(job: Job) -> None:
     """Let a rank keep its freed memory, so that large tensors of virtual stages take little time beside their waits."""
     keep_heap()
@@ -166,7 +173,7 @@ def _case(ranks: LocalRanks, name: str, true: Setting, planted: Setting) -> Case
     choice = choose(planted)
     present = choice.plan()
     alone = rehearse_runs(ranks, {"present": _run(true, present)}, ["present"] * (UNRECORDED + RECORDED + LATER))
-    found = correct(planted, present, _recorded(alone["present"]))
+    found = correct(planted, present, recorded_of(alone["present"], range(FIRST.start, FIRST.stop)))
     suggestion = suggest(found.setting, found.corrected.step, fill=None)
     runs = {"present": _run(true, present)}
     if suggestion is not None:
@@ -202,9 +209,9 @@ def _run(setting: Setting, plan: Plan) -> VirtualRun:
     )
 
 
-def _recorded(rehearsed: Rehearsed) -> Recorded:
-    """The iterations that correct the profile as a run would record them; virtual stages have no layers to record."""
-    measured = rehearsed.measured[FIRST]
+def recorded_of(rehearsed: Rehearsed, steps: Sequence[int]) -> Recorded:
+    """These iterations, counted from 0, as a run would record them; virtual stages have no layers to record."""
+    measured = [rehearsed.measured[step] for step in steps]
     actions: list[list[Span]] = [list(same) for same in zip(*(one.spans for one in measured), strict=True)]
     spans = [
         Span(
@@ -217,9 +224,9 @@ def _recorded(rehearsed: Rehearsed) -> Recorded:
     ]
     num_ranks = rehearsed.mesh.num_ranks
     own, last = spans[:-num_ranks], spans[-num_ranks:]  # behind the actions is the end of each rank's iteration
-    iteration = median(rehearsed.seconds[FIRST])
+    iteration = median(rehearsed.seconds[step] for step in steps)
     return Recorded(
-        steps=(UNRECORDED + 1, UNRECORDED + RECORDED),
+        steps=(steps[0] + 1, steps[-1] + 1),
         timeline=Timeline(num_workers=num_ranks, spans=tuple(own), source="measured"),
         ends=tuple(span.end for span in last),
         iteration=iteration,

@@ -2,7 +2,9 @@
 
 import pytest
 
-from benchmarks.prediction.planted import planted_cases
+from benchmarks.prediction.disturbed import loop, notes_of, record
+from benchmarks.prediction.planted import keep, planned_run, planted_cases
+from diffusionpipe.costs import Link
 from diffusionpipe.runtime.local_ranks import local_ranks
 
 
@@ -15,3 +17,21 @@ def test_a_layer_that_was_said_to_take_twice_as_long_moves_the_cut_to_where_it_b
     assert found.suggested.endswith("cut before layer3")
     assert found.gain > 0  # by 18 % on a quiet machine
     assert found.corrected == pytest.approx(found.measured, rel=0.5)  # within 3 % there
+
+
+@pytest.mark.slow
+def test_a_loop_is_another_program_unless_a_rank_has_started_it():
+    """Whatever else this machine does meanwhile: that counts as other programs too."""
+    _, _, run = planned_run(Link(1e-4, 1e9))
+    with local_ranks(2) as ranks:
+        ranks.run(keep)
+        with loop():
+            beside = ranks.run(record, run, 4, False)
+        own = ranks.run(record, run, 4, True)
+
+    def used_by_helpers(rounds):
+        return rounds[0].counters[-1].end.helpers - rounds[0].counters[0].begin.helpers
+
+    assert all(note.use.others > 0.2 and note.is_disturbed for note in notes_of([beside]))
+    assert used_by_helpers(beside) == 0
+    assert used_by_helpers(own) > 0.02

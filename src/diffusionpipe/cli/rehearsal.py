@@ -212,17 +212,19 @@ def rehearse_runs(
     """
     from diffusionpipe.runtime.rehearsal import rehearse
 
-    predicted = {name: predict_run(run) for name, run in runs.items()}
     found: list[dict[str, list[RankIteration]]] = ranks.run(rehearse, runs, order, progress=progress)
-    return {
-        name: Rehearsed(
-            predicted=predicted[name],
-            measured=tuple(_timeline(parts) for parts in zip(*(rank[name] for rank in found), strict=True)),
-            cpu=tuple(sum(part.cpu for part in parts) for parts in zip(*(rank[name] for rank in found), strict=True)),
-            mesh=run.mesh,
-        )
-        for name, run in runs.items()
-    }
+    return {name: rehearsed_of(run, [rank[name] for rank in found]) for name, run in runs.items()}
+
+
+def rehearsed_of(run: VirtualRun, ranks: Sequence[Sequence[RankIteration]]) -> Rehearsed:
+    """A run predicted, and the iterations of all its ranks."""
+    iterations = list(zip(*ranks, strict=True))
+    return Rehearsed(
+        predicted=predict_run(run),
+        measured=tuple(_timeline(parts) for parts in iterations),
+        cpu=tuple(sum(part.cpu for part in parts) for parts in iterations),
+        mesh=run.mesh,
+    )
 
 
 def _timeline(parts: Sequence[RankIteration]) -> Timeline:
