@@ -39,6 +39,7 @@ from diffusionpipe.trainer.recipe import Recipe
 from diffusionpipe.trainer.run_samples import sampling_settings
 from diffusionpipe.trainer.run_state import Hooks
 from diffusionpipe.trainer.session import open_session
+from diffusionpipe.trainer.start import Start
 from diffusionpipe.trainer.step_result import StepResult
 from diffusionpipe.trainer.windows import WindowStepper
 
@@ -126,15 +127,15 @@ def train(
     calm: int = 1,
     profiles: ProfileShelf | None = None,
     check: RunCheck | None = None,
+    announce: Callable[[Start], None] | None = None,
 ) -> int:
     """The run of a recipe on this rank; `at` are things that happen while a step is under way, by steps then done.
 
     `calm`: steps without clipping after which the next are post-validated, where the recipe wants that. `profiles`:
-    where profiles of other runs are. `check`: who corrects the prediction.
+    where profiles of other runs are. `check`: who corrects the prediction. `announce`: who hears what the run is.
     """
     from diffusionpipe.cli.planned import make_plan
 
-    announce = None if check is None else check.begin
     hooks = Hooks(make_plan=make_plan, save_grid=save_array, profiles=profiles, judge=check, announce=announce)
     with (
         mock.patch.object(stopping, "_LOOK", 0.0),

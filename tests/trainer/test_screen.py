@@ -36,7 +36,7 @@ def test_long_work_is_logged_again_and_again_with_how_far_it_is(lines):
         work.show(1, 4, {"parameters": "1B/4B"})
         wait_for(lines, 2)
     assert len(lines()) >= 2
-    assert re.fullmatch(r"loading weights parameters=1B/4B elapsed_s=\d+ left_s=\d+", lines()[-1])
+    assert re.fullmatch(r"loading weights parameters=1B/4B elapsed_s=\d+( left_s=\d+)?", lines()[-1])
     count = len(lines())
     time.sleep(0.05)
     assert len(lines()) == count
@@ -49,6 +49,28 @@ def test_the_time_left_is_in_proportion():
     assert work.line() == "loading elapsed_s=6"
     work.show(2, 3)
     assert work.line() == "loading elapsed_s=6 left_s=3"
+
+
+def test_the_time_left_falls_while_nothing_new_is_done_and_is_left_out_once_it_is_over():
+    """What was done in 23 s is the pace, however long the next part takes."""
+    now = [0.0]
+    work = Work("measuring", lambda: now[0])
+    now[0] = 23.0
+    work.show(1, 30)
+    lines = []
+    for now[0] in (23.0, 33.0, 43.0, 700.0):
+        lines.append(work.line().partition(" left_s=")[2])
+    assert lines == ["667", "657", "647", ""]
+
+
+def test_work_with_a_budget_is_never_said_to_last_longer():
+    now = [0.0]
+    work = Work("measuring", lambda: now[0], budget=60.0)
+    now[0] = 23.0
+    work.show(1, 30)
+    assert work.line().endswith(" left_s=37")
+    now[0] = 61.0
+    assert "left_s" not in work.line()
 
 
 def test_ranks_that_do_not_speak_show_nothing(lines):

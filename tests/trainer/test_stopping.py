@@ -1,6 +1,7 @@
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -91,21 +92,42 @@ def test_a_rank_whose_peer_died_never_saves() -> None:
             stopping.agree(alone)
 
 
-@pytest.mark.parametrize("has_agreed", [True, False])
-def test_a_rank_that_has_agreed_to_stop_does_not_die_of_its_late_signal(
-    monkeypatch: pytest.MonkeyPatch, has_agreed: bool
-) -> None:
+@pytest.fixture
+def one_of_several(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """This process is a rank of a job with others, which may end deaf to signals; here it does not."""
     monkeypatch.setattr("diffusionpipe.trainer.stopping._is_one_of_several", lambda: True)
-    numbers = (signal.SIGTERM, signal.SIGHUP)
-    before = {number: signal.signal(number, signal.SIG_DFL) for number in numbers}
-    try:
-        with Stopping(folder=None).listening() as stopping:
-            stopping.agree(with_one_more_stop if has_agreed else alone)
-        late = [signal.getsignal(number) for number in numbers]
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+    before = {number: signal.signal(number, signal.SIG_DFL) for number in (signal.SIGTERM, signal.SIGHUP)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.mark.usefixtures("one_of_several")
+@pytest.mark.parametrize("has_agreed", [True, False])
+def test_a_rank_that_has_agreed_to_stop_does_not_die_of_its_late_signal(has_agreed: bool) -> None:
+    with Stopping(folder=None).listening() as stopping:
+        stopping.agree(with_one_more_stop if has_agreed else alone)
+    late = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)]
     assert late == [signal.SIG_IGN if has_agreed else signal.SIG_DFL] * 2
+
+
+@pytest.mark.usefixtures("one_of_several")
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_rank_of_several_says_that_it_saves_only_once_all_have_agreed(
+    number: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A launcher sends SIGTERM to those who are left when a rank was killed: they save nothing."""
+    failures = [PeerError("rank 1 died")]
+    stopping = Stopping(folder=None, peer_failure=lambda: failures[0] if failures else None)
+    with stopping.listening():
+        signal.raise_signal(number)
+        with pytest.raises(PeerError):
+            stopping.agree(alone)
+        assert caplog.messages == []
+        failures.clear()
+        stopping.agree(alone)
+        stopping.agree(alone)
+    assert caplog.messages == [f"saving and stopping after this step signal={signal.Signals(number).name}"]
 
 
 def test_handlers_are_put_back() -> None:

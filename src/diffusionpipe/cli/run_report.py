@@ -117,11 +117,11 @@ def start_lines(start: "Start", expected: Expectation) -> Iterator[str]:
     for number, part in enumerate(parts):
         yield _line(
             stage=number,
-            ranks=_listed(part.ranks),
-            layers=len(part.layers),
+            on_ranks=_listed(part.ranks),
+            stage_layers=len(part.layers),
             first=part.layers[0],
             last=part.layers[-1],
-            trained_parameters=_count(part.parameters),
+            stage_parameters=_count(part.parameters),
         )
     yield from _memory_lines(start, expected)
     if expected.decoding:
@@ -138,7 +138,7 @@ def _memory_lines(start: "Start", expected: Expectation) -> Iterator[str]:
     rest = {} if expected.has_activations else {"activations": "unknown"}
     for worker, size in enumerate(expected.memory):
         ranks = _listed(ranks_of_worker(start.plan, worker))
-        yield _line(ranks=ranks, memory_mib=f"{size / 2**20:.1f}", **rest)
+        yield _line(on_ranks=ranks, memory_mib=f"{size / 2**20:.1f}", **rest)
 
 
 def start_block(start: "Start", expected: Expectation) -> "Panel":

@@ -49,7 +49,9 @@ def agree_on_cluster(recipe: Recipe, job: Job, screen: Screen) -> Cluster | None
             is_alone = job.membership.world_size == 1
             links = _alone(job) if is_alone else measure_links(job, name="this job", progress=work.show).cluster
             known = with_host_bandwidth(links, job)
-        logger.info("measured links cluster=%s measure_s=%.1f", recipe.run.folder / CLUSTER, perf_counter() - started)
+        logger.info(
+            "measured links cluster=%s measure_links_s=%.1f", recipe.run.folder / CLUSTER, perf_counter() - started
+        )
     if job.membership.rank == 0:
         write_cluster(known, recipe.run.folder / CLUSTER)
     return known

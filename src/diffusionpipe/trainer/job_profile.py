@@ -89,7 +89,7 @@ def agree_on_profile(
     sizes, num_layers = measurement.batch_sizes, len(graph.layers)
     logger.info("measuring layers=%d batch_sizes=%s budget_s=%.0f", num_layers, _listed(sizes), PROFILE_BUDGET)
     started = perf_counter()
-    with planning.screen.work("measuring layers", is_timed=True) as work:
+    with planning.screen.work("measuring layers", is_timed=True, budget=PROFILE_BUDGET) as work:
         work.show(0, 1, {"layer": f"0/{num_layers}", "batch_size": f"{sizes[0]}"})
         profile = profile_job(
             job,
@@ -106,7 +106,7 @@ def agree_on_profile(
         write_profile(profile, path)
         if shelf is not None:
             shelf.keep(measurement, profile)
-    logger.info("measured layers=%d profile=%s measure_s=%.1f", num_layers, path, perf_counter() - started)
+    logger.info("measured layers=%d profile=%s measure_layers_s=%.1f", num_layers, path, perf_counter() - started)
     return profile
 
 

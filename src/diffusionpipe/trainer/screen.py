@@ -43,9 +43,12 @@ class Listener(Protocol):
 class Work:
     """One piece of work under way. Mutable: `show` says how far it is."""
 
-    def __init__(self, title: str, clock: Clock, listener: Listener | None = None) -> None:
-        self._title, self._clock, self._listener = title, clock, listener
-        self._started = self._drawn = clock()
+    def __init__(
+        self, title: str, clock: Clock, listener: Listener | None = None, budget: Seconds | None = None
+    ) -> None:
+        """`budget`: the work is over about then, done or not; None for no limit."""
+        self._title, self._clock, self._listener, self._budget = title, clock, listener, budget
+        self._started = self._drawn = self._shown = clock()
         self._done, self._total = 0.0, 0.0
         self._words: Mapping[str, object] = {}
         self._bars: Progress | None = None
@@ -56,6 +59,7 @@ class Work:
         if self._listener is not None:
             self._listener.advance()
         self._done, self._total, self._words = done, total, words or {}
+        self._shown = self._clock()
         self.write(done, total, ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in self._words.items()))
 
     def write(self, done: float, total: float, text: str) -> None:
@@ -80,11 +84,23 @@ class Work:
 
     def line(self) -> str:
         """How far it is, for the log."""
-        elapsed = self._clock() - self._started
-        pairs = dict(self._words) | {"elapsed_s": f"{elapsed:.0f}"}
-        if 0 < self._done <= self._total:
-            pairs["left_s"] = f"{elapsed * (self._total - self._done) / self._done:.0f}"
+        pairs = dict(self._words) | {"elapsed_s": f"{self._clock() - self._started:.0f}"}
+        if (left := self._left()) is not None:
+            pairs["left_s"] = f"{left:.0f}"
         return " ".join([self._title, *(f"{name}={value}" for name, value in pairs.items())])
+
+    def _left(self) -> Seconds | None:
+        """Until the end at the pace up to the last report, less the time since; None where nobody can say.
+
+        The time since the last report is no part of the pace: what is under way is not done.
+        """
+        if not 0 < self._done <= self._total:
+            return None
+        now = self._clock()
+        left = (self._shown - self._started) * (self._total - self._done) / self._done - (now - self._shown)
+        if self._budget is not None:
+            left = min(left, self._started + self._budget - now)
+        return left if left > 0 else None
 
 
 def steps_of(work: Work) -> Callable[[int, int], None]:
@@ -118,12 +134,12 @@ class Screen:
         return self._speaks and self.console.is_terminal
 
     @contextmanager
-    def work(self, title: str, *, is_timed: bool = False) -> Iterator[Work]:
+    def work(self, title: str, *, is_timed: bool = False, budget: Seconds | None = None) -> Iterator[Work]:
         """Work for the length of the block, e.g. "loading weights"; its bar goes with it.
 
-        `is_timed`: the work measures times, so no thread of ours draws beside it.
+        `is_timed`: the work measures times, so no thread of ours draws beside it. `budget`: see `Work`.
         """
-        work = Work(title, self.clock, self.listener)
+        work = Work(title, self.clock, self.listener, budget)
         with self.listener.phase(title) if self.listener is not None else nullcontext():
             if self.is_terminal:
                 with self._drawn(work, is_kept=False, is_timed=is_timed):

@@ -32,6 +32,7 @@ Votes = tuple[int, int]
 """How many want to save, and how many want to stop."""
 
 _STOP = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+_STOPPING = "saving and stopping after this step signal=%s"
 _LOOK: Seconds = 1.0
 
 
@@ -70,6 +71,8 @@ class Stopping:
         self._folder, self._peer_failure = folder, peer_failure
         self._wants_save = self._wants_stop = False
         self._is_listening = self._has_agreed_to_stop = False
+        self._unsaid: str | None = None
+        """A signal to stop of which nothing has been said."""
         self._looked = -_LOOK
         self._unremovable: set[Path] = set()
 
@@ -122,6 +125,9 @@ class Stopping:
         if failure is not None:
             raise failure
         saves, stops = total
+        if stops and self._unsaid is not None:
+            logger.warning(_STOPPING, self._unsaid)
+            self._unsaid = None
         self._has_agreed_to_stop = self._has_agreed_to_stop or stops > 0
         return Decision(saves=saves > 0 or stops > 0, stops=stops > 0)
 
@@ -138,6 +144,10 @@ class Stopping:
             self._wants_save = True
         else:
             self._wants_stop = True
+            if number != signal.SIGINT and _is_one_of_several():
+                # A launcher sends SIGTERM to those who are left when a rank has died. Then nobody saves, and this one
+                # may hear of the signal before it hears of the death: `decision` says which of them it was.
+                self._unsaid = signal.Signals(number).name
 
     def _leave_in_child(self) -> None:
         # A forked data worker must die of SIGTERM, and leave Ctrl-C, which reaches the whole group, to its parent.
@@ -193,10 +203,13 @@ def _count_interrupts(reader: int) -> None:
     interrupts = 0
     while numbers := os.read(reader, 64):
         stops = [signal.Signals(number).name for number in numbers if number in _STOP]
+        has_interrupt = signal.SIGINT in numbers
         interrupts += numbers.count(signal.SIGINT)
         if interrupts > 1:
             os.write(2, b"second Ctrl-C: ending at once, nothing saved since the last checkpoint\n")
             os._exit(128 + signal.SIGINT)
-        if stops:
-            logger.warning("saving and stopping after this step signal=%s (a second Ctrl-C ends at once)", stops[0])
+        if has_interrupt:
+            logger.warning(f"{_STOPPING} (a second Ctrl-C ends at once)", signal.SIGINT.name)
+        elif stops and not _is_one_of_several():
+            logger.warning(_STOPPING, stops[0])
     os.close(reader)
