@@ -19,7 +19,6 @@ from diffusionpipe.runtime.machine_use import Counters, Place
 from diffusionpipe.runtime.process_group import Job
 from diffusionpipe.trainer import first_steps
 from diffusionpipe.trainer.recipe import Recipe
-from diffusionpipe.units import Seconds
 
 LOG = "log.txt"
 
@@ -31,7 +30,7 @@ class Recorded:
         """`others`: the part of the cores that other programs use while this rank uses half a core."""
         self._unused, self._reads = 2 - 1.0 - 2 * others, 0
 
-    def read(self, cores: Sequence[int], clock: Seconds) -> Counters:
+    def read(self, cores: Sequence[int]) -> Counters:
         """What `runtime.machine_use.read_counters` returns."""
         self._reads += 1
         now = 10.0 * self._reads
@@ -40,7 +39,7 @@ class Recorded:
 
 def two_cores(threads: int) -> Place:
     """The machine of `Recorded`."""
-    return Place(machine="a", cores=(0, 1), threads=threads)
+    return Place(machine="a", cores=(0, 1), threads=threads, helpers=0)
 
 
 def train_checked(job: Job, recipe: Recipe, others: float = 0.0) -> int:

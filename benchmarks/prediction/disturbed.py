@@ -14,7 +14,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from itertools import pairwise
-from time import perf_counter
 
 from benchmarks.prediction.planted import RECORDED, planned_run, recorded_of
 from diffusionpipe.cli.rehearsal import measured_link, rehearsed_of
@@ -128,7 +127,7 @@ def record(job: Job, run: VirtualRun, count: int, starts_loop: bool) -> _Round:
             except StopIteration as over:
                 iterations: list[RankIteration] = over.value["run"]
                 break
-            counters = read_counters(cores, perf_counter())
+            counters = read_counters(cores)
             assert counters is not None, "this machine does not count processor time in /proc"
             readings.append((counters, waited_for_core()))
     pairs = list(pairwise(readings))

@@ -17,7 +17,6 @@ from rich.console import Console
 from screen_files import assert_screen
 
 from diffusionpipe import cli
-from diffusionpipe.cli.machine import Moment, cores_of_others, moment
 from diffusionpipe.cli.rehearsal import (
     FINEST,
     LONGEST,
@@ -33,7 +32,7 @@ from diffusionpipe.cli.rehearsal import (
 )
 from diffusionpipe.cli.rehearsal_report import Outcome, figures_of, print_report
 from diffusionpipe.cli.rehearsal_size import COMMAND_BYTES, RANK_BYTES, Size, size_of
-from diffusionpipe.cli.rehearse import RehearsalProgress, disturbance
+from diffusionpipe.cli.rehearse import RehearsalProgress, disturbance, used_by_others
 from diffusionpipe.costs import (
     Costs,
     LayerProfile,
@@ -55,6 +54,7 @@ from diffusionpipe.planner.assembly.layout import Layout
 from diffusionpipe.planner.from_profile import plan_from_profile, setting_of
 from diffusionpipe.planner.pricing.stage_costs import costs_of
 from diffusionpipe.runtime.free_memory import free_memory
+from diffusionpipe.runtime.machine_use import Counters, own_cores
 from diffusionpipe.schedules import REGISTRY
 from diffusionpipe.simulator import simulate
 
@@ -396,22 +396,21 @@ def test_no_rank_outlives_a_command_that_is_killed_in_the_middle_of_an_iteration
 
 
 def test_processor_time_of_others_is_what_neither_the_command_nor_its_ranks_used():
-    start, end = Moment(time=10.0, busy=100.0, own=1.0), Moment(time=20.0, busy=118.0, own=3.0)
-    assert cores_of_others(start, end, ours=6.0) == pytest.approx(1.0)
-    assert cores_of_others(start, end, ours=60.0) == 0.0
-    assert cores_of_others(None, end) is None
-    assert cores_of_others(start, start) is None
+    cores = len(own_cores())
+    start = Counters(clock=10.0, unused=100.0, own=1.0, helpers=5.0)
+    end = Counters(clock=20.0, unused=100.0 + 10 * cores - 9.0, own=2.0, helpers=8.0)
+    assert used_by_others(start, end) == pytest.approx(0.5)
+    assert used_by_others(start, replace(end, helpers=80.0)) == 0.0
+    assert used_by_others(None, end) is None
+    assert used_by_others(start, start) is None
 
 
-def test_clocks_and_free_memory_are_read_from_the_system_and_the_control_group(tmp_path):
+def test_free_memory_is_read_from_the_system_and_the_control_group(tmp_path):
     proc, cgroup = tmp_path / "proc", tmp_path / "cgroup"
-    assert (moment(proc), free_memory(proc, cgroup)) == (None, None)
+    assert free_memory(proc, cgroup) is None
     proc.mkdir()
     cgroup.mkdir()
-    ticks = os.sysconf("SC_CLK_TCK")
-    (proc / "stat").write_text(f"cpu  {ticks} {ticks} {ticks} 999999 999999 0 {ticks} {ticks} 0 0\ncpu0 0\n")
     (proc / "meminfo").write_text("MemTotal: 9000 kB\nMemAvailable: 4000 kB\n")
-    assert moment(proc).busy == 5.0
     assert free_memory(proc, cgroup) == 4000 * 1024
     (cgroup / "memory.max").write_text("3000000\n")
     (cgroup / "memory.current").write_text("2000000\n")

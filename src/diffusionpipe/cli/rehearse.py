@@ -15,12 +15,12 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import Progress
 
-    from diffusionpipe.cli.machine import Moment
     from diffusionpipe.cli.rehearsal import Rehearsed
     from diffusionpipe.cli.rehearsal_report import Outcome
     from diffusionpipe.cli.rehearsal_size import Size
     from diffusionpipe.costs import Costs, Profile
     from diffusionpipe.ir import Mesh, Plan
+    from diffusionpipe.runtime.machine_use import Counters
     from diffusionpipe.units import Seconds
 
 RUN = "plan"
@@ -87,15 +87,15 @@ def rehearse(
 
     from rich.console import Console
 
-    from diffusionpipe.cli.machine import moment
     from diffusionpipe.cli.outputs import check_outputs
     from diffusionpipe.cli.rehearsal import fitting_scale, rehearsal_mesh
     from diffusionpipe.cli.rehearsal_report import figures_of, print_report
     from diffusionpipe.cli.rehearsal_size import size_of
     from diffusionpipe.ir.files import read_plan
     from diffusionpipe.runtime.free_memory import free_memory
+    from diffusionpipe.runtime.machine_use import own_cores, read_counters
 
-    began = moment()
+    began = read_counters(own_cores())
     _check_scales({"--scale": scale, "--bytes-scale": bytes_scale})
     check_outputs(pictures=(png,))
     loaded, made = read_plan(plan), _profile(profile, model, resolution, cluster)
@@ -155,12 +155,12 @@ def _rehearsed(
     errors: Console, plan: Plan, costs: Costs, profile: Profile, size: Size, *, mesh: Mesh, scale: float, is_given: bool
 ) -> Outcome:
     """Start the ranks, measure their link, and let them rehearse."""
-    from diffusionpipe.cli.machine import cores_of_others, moment
     from diffusionpipe.cli.rehearsal import fitting_bytes_scale, measured_link, rehearse_runs, virtual_run
     from diffusionpipe.cli.rehearsal_report import Outcome
     from diffusionpipe.runtime.local_ranks import local_ranks
+    from diffusionpipe.runtime.machine_use import own_cores, read_counters
 
-    moments = []
+    counters = []
     with local_ranks(mesh.num_ranks) as processes:
         with errors.status("starting the ranks"):
             link = measured_link(processes)
@@ -172,11 +172,11 @@ def _rehearsed(
         with RehearsalProgress(errors, size) as report:
 
             def note(done: int) -> None:
-                moments.append(moment())
+                counters.append(read_counters(own_cores()))
                 report(done)
 
             found = rehearse_runs(processes, {RUN: run}, [RUN] * size.iterations, note)[RUN]
-    others = cores_of_others(moments[0], moments[-1], sum(found.cpu))
+    others = used_by_others(counters[0], counters[-1])
     return Outcome(result=found, size=size, link=link, scale=scale, bytes_scale=bytes_scale, others=others)
 
 
@@ -214,18 +214,27 @@ class RehearsalProgress:
             self._said = now
 
 
-def _warn_if_busy(errors: Console, began: Moment | None) -> None:
+def _warn_if_busy(errors: Console, began: Counters | None) -> None:
     """A warning if other programs have used the machine since this command began."""
-    from diffusionpipe.cli.machine import cores_of_others, moment
     from diffusionpipe.runtime.cores import num_cores
+    from diffusionpipe.runtime.machine_use import own_cores, read_counters
 
-    others, cores = cores_of_others(began, moment()), num_cores()
+    others, cores = used_by_others(began, read_counters(own_cores())), num_cores()
     if others is not None and others > BUSY * cores:
         _say(
             errors,
             f"[yellow]warning:[/] other programs use {others:.1f} of this machine's {cores} cores now; ranks that "
             "share their cores wake up late, and measured times get longer",
         )
+
+
+def used_by_others(begin: Counters | None, end: Counters | None) -> float | None:
+    """Cores that other programs kept busy between two readings of this command, whose ranks are its own."""
+    from diffusionpipe.runtime.machine_use import StepCounters, cores_of_others, own_cores
+
+    if begin is None or end is None or end.clock <= begin.clock:
+        return None
+    return cores_of_others(len(own_cores()), [StepCounters(begin, end)])
 
 
 def _say(console: Console, text: str) -> None:

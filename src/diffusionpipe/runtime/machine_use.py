@@ -1,13 +1,13 @@
 """What other programs use of the cores on which the ranks of a job run.
 
     /proc/stat        for how long each core has run no program: idle, waiting for a disk, in interrupts
-    /proc/PID/stat    the processor time of a rank and of the processes that it has started, ended ones too
+    /proc/PID/stat    the processor time of the processes that a rank has started, ended ones too; its own has a clock
 
     cores x time - without a program - ours = what other programs used
 
-Both count ticks of 10 ms, so one short step says little: a step is judged by a window of steps around it that is long
-enough (`used_by_others`). Work of another job counts as others, and so does what a hypervisor takes. The ranks of this
-job never do, however many share a core.
+The kernel shows ticks of 10 ms, so one short step says little: a step is judged by a window of steps around it that is
+long enough (`used_by_others`), and what ticks leave open is told (`Use.doubt`). Work of another job counts as others,
+and so does what a hypervisor takes. The ranks of this job never do, however many share a core.
 """
 
 import os
@@ -16,12 +16,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
+from time import perf_counter, process_time
 
 from diffusionpipe.units import Seconds
 
 PROC = Path("/proc")
-WINDOW: Seconds = 0.5
-"""Over so long a time ticks are known to a few percent of a core."""
+WINDOW: Seconds = 1.0
+"""Over so long a time ticks say what a core did to a percent."""
 _UNUSED = (3, 4, 5, 6)
 """Columns of a core in /proc/stat: idle, iowait, irq, softirq. A sum of the others is less exact, because a tick counts
 for the one program that runs when it comes; what is idle is measured."""
@@ -58,7 +59,9 @@ class Place:
     cores: tuple[int, ...]
     """That it may use."""
     threads: int
-    """That can compute at once: its own and those of its helpers."""
+    """Of its own, that can compute at once."""
+    helpers: int
+    """Processes that it has started: data workers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +71,9 @@ class Use:
     others: float
     """The part that other programs used,"""
     room: float
-    """and the part that is left where all threads of the job compute at once."""
+    """the part that is left where all threads of the job compute at once,"""
+    doubt: float
+    """and by how much `others` may be too large or too small, because counters are ticks."""
 
 
 def boot_id() -> str:
@@ -79,11 +84,20 @@ def boot_id() -> str:
         return ""
 
 
+def own_cores() -> tuple[int, ...]:
+    """The cores that this process may use."""
+    cores = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
+    return tuple(sorted(cores))
+
+
 def place_of(threads: int) -> Place:
     """Where this process runs; `threads`: its own that compute at once."""
-    machine = boot_id() or socket.gethostname()
-    cores = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
-    return Place(machine=machine, cores=tuple(sorted(cores)), threads=threads + len(_children(PROC / "self")))
+    return Place(
+        machine=boot_id() or socket.gethostname(),
+        cores=own_cores(),
+        threads=threads,
+        helpers=len(_children(PROC / "self")),
+    )
 
 
 def cores_of(places: Sequence[Place], machine: str) -> tuple[int, ...]:
@@ -91,18 +105,23 @@ def cores_of(places: Sequence[Place], machine: str) -> tuple[int, ...]:
     return tuple(sorted({core for place in places if place.machine == machine for core in place.cores}))
 
 
-def read_counters(cores: Iterable[int], clock: Seconds) -> Counters | None:
-    """The counters of this process and of these cores; None where the kernel does not show them."""
+def read_counters(cores: Iterable[int]) -> Counters | None:
+    """The counters of this process and of these cores now; None where the kernel does not show them."""
     names = {f"cpu{core}" for core in cores}
     try:
         rows = [line.split() for line in (PROC / "stat").read_text(encoding="ascii").splitlines()]
         unused = [sum(int(row[1 + column]) for column in _UNUSED) for row in rows if row[0] in names]
-        own = _ticks(PROC / "self", _OWN)
         helpers = _ticks(PROC / "self", _ENDED) + sum(map(_family_ticks, _children(PROC / "self")))
     except (OSError, IndexError, ValueError):
         return None
-    tick = 1 / os.sysconf("SC_CLK_TCK")
-    return Counters(clock=clock, unused=sum(unused) * tick, own=own * tick, helpers=helpers * tick) if unused else None
+    if not unused:
+        return None
+    tick = _tick()
+    return Counters(clock=perf_counter(), unused=sum(unused) * tick, own=process_time(), helpers=helpers * tick)
+
+
+def _tick() -> Seconds:
+    return 1 / os.sysconf("SC_CLK_TCK")
 
 
 def _ticks(process: Path, columns: Sequence[int]) -> int:
@@ -148,11 +167,21 @@ def _use(places: Sequence[Place], ranks: Sequence[Sequence[StepCounters]], step:
     first, last, count = step, step, len(ranks[0])
     while ranks[0][last].end.clock - ranks[0][first].begin.clock < WINDOW and last - first + 1 < count:
         first, last = max(0, first - 1), min(count - 1, last + 1)
-    spans = [(rank[first].begin, rank[last].end) for rank in ranks]
-    begin, end = spans[0]
+    spans = [StepCounters(rank[first].begin, rank[last].end) for rank in ranks]
     cores = len(cores_of(places, places[0].machine))
-    whole = cores * (end.clock - begin.clock)
-    ours = sum(after.own + after.helpers - before.own - before.helpers for before, after in spans)
-    others = max(0.0, whole - (end.unused - begin.unused) - ours)
-    threads = sum(place.threads for place in places)
-    return Use(others=others / whole if whole > 0 else 0.0, room=max(0.0, 1 - threads / cores))
+    helpers = sum(place.helpers for place in places)
+    threads = sum(place.threads for place in places) + helpers
+    seconds = spans[0].end.clock - spans[0].begin.clock
+    return Use(
+        others=cores_of_others(cores, spans) / cores,
+        room=max(0.0, 1 - threads / cores),
+        doubt=min(1.0, _tick() * (cores + helpers) / (cores * seconds)),
+    )
+
+
+def cores_of_others(num_cores: int, spans: Sequence[StepCounters]) -> float:
+    """Cores of one machine that other programs kept busy, on average over the time that our processes recorded."""
+    clock = spans[0]
+    seconds, unused = clock.end.clock - clock.begin.clock, clock.end.unused - clock.begin.unused
+    ours = sum(one.end.own + one.end.helpers - one.begin.own - one.begin.helpers for one in spans)
+    return max(0.0, num_cores * seconds - unused - ours) / seconds

@@ -41,8 +41,8 @@ class Note:
 
     @property
     def is_disturbed(self) -> bool:
-        """Whether other programs used cores that the ranks needed."""
-        return self.use is not None and self.use.others - self.use.room > DISTURBED
+        """Whether other programs used cores that the ranks needed, beyond doubt."""
+        return self.use is not None and self.use.others - self.use.doubt - self.use.room > DISTURBED
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -120,7 +120,7 @@ class StepRecorder:
     def _read(self) -> Counters | None:
         """What this rank's machine shows now, of all cores that ranks of this job may use there."""
         own = self._places[dist.get_rank() if dist.is_initialized() else 0]
-        return read_counters(cores_of(self._places, own.machine), perf_counter())
+        return read_counters(cores_of(self._places, own.machine))
 
     def notes(self) -> list[Note]:
         """Of each step what decides whether it counts; every rank calls it, and all get the same."""
