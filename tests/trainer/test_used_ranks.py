@@ -9,7 +9,7 @@ import pytest
 from forked_jobs import ForkedCommand
 from jobs import Command
 from nodes import may_have_nodes, two_nodes
-from tiny_runs import losses_of, recipe_of, save_dit, save_pictures
+from tiny_runs import losses_of, recipe_of, save_dit, save_pictures, train
 
 from diffusionpipe.cli.used_ranks import place_among
 from diffusionpipe.errors import ConfigError, RecipeError
@@ -38,9 +38,9 @@ def ended(job):
 
 
 @pytest.fixture(scope="module")
-def two(recipe):
+def two(crew, recipe):
     """The losses of a job of two ranks."""
-    ended(ForkedCommand(recipe("two"), ranks=2))
+    assert crew.run(train, recipe("two")) == [3, 3]
     return losses_of(recipe("two").run.folder)
 
 
