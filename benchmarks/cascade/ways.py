@@ -112,7 +112,7 @@ def ways(setting: Setting) -> Iterator[Way]:
 
 
 def _way(judge: Judge, candidate: Candidate, proposal: Proposal, *, is_filled: bool) -> Way:
-    alone, timeline = judge.estimates.estimate(candidate), proposal.timeline
+    alone, timeline = judge.estimates.estimate(candidate, is_filled=True), proposal.timeline
     encoding = sum(span.end - span.start for span in timeline.spans if span.action.op is Op.ENCODE)
     return Way(
         name=name_of(candidate),

@@ -51,7 +51,7 @@ CANDIDATE = Candidate(
 
 
 def estimated():
-    return Judge(setting=SETTING).estimates.estimate(CANDIDATE).pipeline
+    return Judge(setting=SETTING).estimates.timed(CANDIDATE).makespan
 
 
 def simulated():
@@ -75,7 +75,7 @@ def predicted_by_the_filler():
 def of_sharded_copies():
     arrangement = Arrangement(data_parallel=2, units=1)
     copies = replace(CANDIDATE, arrangement=arrangement, starts=(0,), replicas=(1,), buckets=2, sharded=True)
-    return Judge(setting=SETTING).estimates.estimate(copies).pipeline
+    return Judge(setting=SETTING).estimates.timed(copies).makespan
 
 
 def of_a_plan():

@@ -40,8 +40,9 @@ class MessageOrder:
     contents: tuple[tuple[Feed, int] | Message, ...]
     """Everything that crosses workers: edge by edge, micro-batch by micro-batch, then what encoders send. Of a feed
     the micro-batch is named; its message is made where it is asked for."""
-    transfers: tuple[int, ...]
-    """The events of the feeds' transfers in the graph."""
+    transfers: tuple[tuple[int, ...], ...]
+    """By message the events in the graph that it stands for: the transfer of the feed, or those of all frozen outputs
+    of this batch that one encoder's message brings."""
     bounds: tuple[tuple[int, int], ...]
     """By message the events that it stands behind: the last that produces it, and the one at whose end its reader has
     room; the start: at once."""
@@ -85,7 +86,7 @@ def message_order(
     """The order of a compute-only schedule's messages; `graph` is its graph, the others are those of `communicate`."""
     stages, windows, events = schedule.placement.stages, _windows(schedule, graph, lookahead), _Events(schedule, graph)
     contents: list[tuple[Feed, int] | Message] = []
-    transfers, bounds, known = list[int](), list[tuple[int, int]](), 0
+    transfers, bounds, known = list[tuple[int, ...]](), list[tuple[int, int]](), 0
     for of_edge in feeds(schedule):
         crossing = [feed for feed in of_edge if stages[feed.source].worker != stages[feed.destination].worker]
         ends = [(events.computes[f.source, f.op], events.computes[f.destination, f.op]) for f in crossing]
@@ -93,10 +94,10 @@ def message_order(
         for place, microbatch in enumerate(numbers):
             for number, (feed, (producers, consumers)) in enumerate(zip(crossing, ends, strict=True)):
                 contents.append((feed, microbatch))
-                transfers.append(graph.transfers[known + number * len(numbers) + place])
+                transfers.append((graph.transfers[known + number * len(numbers) + place],))
                 bounds.append((producers[microbatch], windows[consumers[microbatch]]))
         known += len(crossing) * len(numbers)
-    for message, sources, readers in _encoded(schedule, events):
+    for message, sources, readers, brought in _encoded(schedule, graph, events):
         # [1] Events of one worker stand in its order, so the last and the first of them are known.
         room = rooms.get((message.source, stages[message.destination].worker))
         if room is not None:
@@ -104,6 +105,7 @@ def message_order(
         else:
             bounds.append((max(sources), windows[min(readers)] if readers else START))
         contents.append(message)
+        transfers.append(brought)
     return MessageOrder(
         computes=tuple(sorted(windows)),
         contents=tuple(contents),
@@ -137,24 +139,29 @@ class _Events:
                     self.computes[action.stage, action.op][action.microbatch] = event
 
 
-_Encoded = tuple[Message, Sequence[int], Sequence[int]]
-"""What an encoder sends, the events that produce it, and those that read it; none where the next iteration does."""
+_Encoded = tuple[Message, Sequence[int], Sequence[int], tuple[int, ...]]
+"""What an encoder sends, the events that produce it, those that read it, and those of its transfers in the graph; none
+of the last two where the next iteration reads it."""
+_Brought = tuple[Flow, int]
+"""Frozen outputs between workers, and the event of their transfer; the start where the next iteration reads them."""
 
 
-def _encoded(schedule: Schedule, events: _Events) -> Iterator[_Encoded]:
+def _encoded(schedule: Schedule, graph: Graph, events: _Events) -> Iterator[_Encoded]:
     """Everything that encoders send to other workers."""
-    stages = schedule.placement.stages
-    encoded: dict[tuple[int, int], list[Flow]] = defaultdict(list)
+    stages, transfers = schedule.placement.stages, iter(graph.encoded)
+    encoded: dict[tuple[int, int], list[_Brought]] = defaultdict(list)
     for flow in frozen_flows(schedule):
         if stages[flow.source].worker != stages[flow.destination].worker:
-            encoded[flow.source, stages[flow.destination].worker].append(flow)
+            event = START if flow.is_ahead else next(transfers)
+            encoded[flow.source, stages[flow.destination].worker].append((flow, event))
     for group in encoded.values():
         for together in _overlapping(group):
             yield _together(together, events)
 
 
-def _together(group: Sequence[Flow], events: _Events) -> _Encoded:
+def _together(brought: Sequence[_Brought], events: _Events) -> _Encoded:
     """One message for all of these flows, which come from one encoder stage and go to one worker."""
+    group = [flow for flow, _ in brought]
     message = Message(
         source=group[0].source,
         destination=min(flow.destination for flow in group),
@@ -168,16 +175,16 @@ def _together(group: Sequence[Flow], events: _Events) -> _Encoded:
         if not flow.is_ahead
     ]
     producers = dict.fromkeys(events.fills[action.slot] for flow in group for action in flow.producers)
-    return message, tuple(producers), consumers
+    return message, tuple(producers), consumers, tuple(event for _, event in brought if event != START)
 
 
-def _overlapping(group: Sequence[Flow]) -> list[list[Flow]]:
+def _overlapping(group: Sequence[_Brought]) -> list[list[_Brought]]:
     """The flows in sets that share rows; rows that only touch, as those of two micro-batches, stay apart."""
-    found: list[list[Flow]] = []
+    found: list[list[_Brought]] = []
     stop = -1
-    for flow in sorted(group, key=lambda flow: (flow.samples.start, flow.samples.stop)):
+    for flow, event in sorted(group, key=lambda one: (one[0].samples.start, one[0].samples.stop)):
         if flow.samples.start >= stop:
             found.append([])
-        found[-1].append(flow)
+        found[-1].append((flow, event))
         stop = max(stop, flow.samples.stop)
     return found

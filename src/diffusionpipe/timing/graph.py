@@ -38,7 +38,7 @@ _TRANSFERS = MESSAGE_OPS | {Op.REDUCE_GRAD, Op.UNSHARD}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Graph:
-    """Events in an order in which they can happen. All tuples but the last four have one entry for each event."""
+    """Events in an order in which they can happen. All tuples but the last five have one entry for each event."""
 
     first: tuple[int, ...]
     """An event that it waits for; for what runs on a host the event before it there,"""
@@ -55,7 +55,9 @@ class Graph:
     tails: tuple[int, ...]
     """The last event on each worker's host."""
     transfers: tuple[int, ...] = ()
-    """Without explicit messages: what brings the feeds between workers, feed by feed, micro-batch by micro-batch."""
+    """Without explicit messages: what brings the feeds between workers, feed by feed, micro-batch by micro-batch,"""
+    encoded: tuple[int, ...] = ()
+    """and what brings frozen outputs of this batch between workers, in the order of `frozen_flows`."""
 
     def __len__(self) -> int:
         return len(self.first)
@@ -94,6 +96,7 @@ class _Builder:
         """By stage and op: its work, and the event of each micro-batch."""
         self.fills: dict[int, int] = {}
         self.transfers: list[int] = []
+        self.encoded: list[int] = []
         self.message_of_slot: dict[int, int] = {}
         self.reduction_of_block: dict[tuple[int, int], int] = {}
         """(block, how often its holders have reduced it) -> the event in which they meet."""
@@ -236,6 +239,7 @@ class _Builder:
             if source != destination:
                 work = self._transfer(flow.source, flow.destination, flow.tensors, flow.samples)
                 producers = [self.add(work, producers)]
+                self.encoded += producers
             waits.extend(producers)
 
     def _messages(self, slots: Sequence[int], samples: Range) -> Iterator[int]:
@@ -280,6 +284,7 @@ class _Builder:
             events=tuple(tuple(number[event] for event in events) for events in self.events),
             tails=tuple(number[tail] for tail in self.tails),
             transfers=tuple(number[transfer] for transfer in self.transfers),
+            encoded=tuple(number[transfer] for transfer in self.encoded),
         )
 
     def _order(self) -> list[int]:

@@ -12,7 +12,8 @@ transfers get other waits, in a new numbering that follows the order.
 >>> from diffusionpipe.schedules import forward_only
 >>> from diffusionpipe.timing.graph import graph_of
 >>> graph = graph_of(forward_only(2, 2))
->>> hops = [Hop(event=event, hosts=(0, 1), queues=(0, 1)) for event in (3, 4)]
+>>> work = graph.works[graph.work[3]]
+>>> hops = [Hop(events=(event,), work=work, hosts=(0, 1), queues=(0, 1)) for event in (3, 4)]
 >>> queued = Queues.of(graph, computes=(1, 2, 5, 6), hops=hops)
 >>> graph = queued.graph([1, 2, 5, 6], [(0, 0), (1, 1)])    # each transfer behind its producer: 0F0 [0] 0F1 [1] ...
 >>> len(graph), graph.first[-2:], graph.second[-2:]     # 1F0 and 1F1 behind their hosts and their transfers
@@ -25,13 +26,16 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from diffusionpipe.timing.graph import START, Graph
+from diffusionpipe.timing.work import Transfer, Work
 
 
 class Hop(NamedTuple):
     """A transfer between workers."""
 
-    event: int
-    """In the graph without explicit messages."""
+    events: tuple[int, ...]
+    """In the graph without explicit messages: more than one where a message brings what several stages read."""
+    work: Transfer
+    """What it brings."""
     hosts: tuple[int, int]
     """The workers at both its ends,"""
     queues: tuple[int, int]
@@ -54,11 +58,17 @@ class Queues:
     """Events that are neither computes nor transfers, as reductions, with those that each waits for."""
     worker_of: tuple[int, ...]
     """By event the worker of an action."""
+    work: tuple[int, ...]
+    """By event the index of its work in `works`; that of a hop stands at its first event."""
+    works: tuple[Work, ...]
 
     @classmethod
     def of(cls, graph: Graph, *, computes: Sequence[int], hops: Sequence[Hop]) -> "Queues":
         """`computes` are the events that stand in the order, besides the transfers."""
-        has_place = {*computes, *(hop.event for hop in hops)}
+        has_place = {*computes, *(event for hop in hops for event in hop.events)}
+        index_of, work = {one: index for index, one in enumerate(graph.works)}, list(graph.work)
+        for hop in hops:
+            work[hop.events[0]] = index_of.setdefault(hop.work, len(index_of))
         worker_of = [0] * len(graph)
         for worker, events in enumerate(graph.events):
             for event in events:
@@ -75,7 +85,15 @@ class Queues:
                 own = {one for one, *_ in joined}
                 others.append((event, tuple(e for _, a, b in joined for e in (a, b) if e not in own)))
             joined = []
-        return cls(unqueued=graph, hops=tuple(hops), rows=tuple(rows), others=tuple(others), worker_of=tuple(worker_of))
+        return cls(
+            unqueued=graph,
+            hops=tuple(hops),
+            rows=tuple(rows),
+            others=tuple(others),
+            worker_of=tuple(worker_of),
+            work=tuple(work),
+            works=tuple(index_of),
+        )
 
     def graph(self, computes: Sequence[int], placed: Sequence[tuple[int, int]]) -> Graph:
         """The graph of the schedule with explicit messages in this order.
@@ -118,17 +136,19 @@ class Queues:
                     second.append(waits.pop())
                     sources.append(START)
                     waits.append(len(first) - 1)
-                number[hop.event] = queues[here] = queues[there] = len(first)
+                queues[here] = queues[there] = len(first)
+                for event in hop.events:
+                    number[event] = len(first)
                 first.append(waits[0])
                 second.append(waits[-1])
-                sources.append(hop.event)
+                sources.append(hop.events[0])
                 place, transfer = next(pending)
         return Graph(
             first=tuple(first),
             second=tuple(second),
-            work=tuple([graph.work[event] for event in sources]),
+            work=tuple([self.work[event] for event in sources]),
             is_on_host=tuple([graph.is_on_host[event] for event in sources]),
-            works=graph.works,
+            works=self.works,
             events=tuple(tuple([number[event] for event in events]) for events in graph.events),
             tails=tuple([number[tail] for tail in graph.tails]),
         )

@@ -118,7 +118,8 @@ def test_the_full_simulation_confirms_the_estimates_of_all_finalists():
     judge = Judge(setting=setting)
     for candidate, proposal in search(setting).finalists:
         if not candidate.sharded:  # those are never estimated
-            assert judge.estimates.estimate(candidate).serial == pytest.approx(proposal.step, rel=0.05)
+            estimate = judge.estimates.estimate(candidate, is_filled=False)
+            assert estimate.iteration == pytest.approx(proposal.step, rel=1e-9)
 
 
 def test_filling_is_never_slower_than_encoding_first():
@@ -221,8 +222,9 @@ def test_the_bound_of_filling_counts_the_hosts_alone():
     setting = tight_setting([80, 80])
     judge = Judge(setting=setting)
     candidate, _ = search(setting, filler=filler_of(setting)).winner
-    everywhere, one = (judge.estimates.estimate(replace(candidate, hosts=hosts)) for hosts in (None, (0,)))
-    assert one.filled >= everywhere.filled
+    ways = [replace(candidate, hosts=hosts) for hosts in (None, (0,))]
+    everywhere, one = (judge.estimates.estimate(way, is_filled=True) for way in ways)
+    assert one.iteration >= everywhere.iteration
     assert one.overflow <= everywhere.overflow
     assert one.held[1] < everywhere.held[1]
 
@@ -233,7 +235,7 @@ def test_on_unequal_devices_the_bound_of_filling_weighs_each_one_by_its_speed():
         assert proposal.step > 0
     judge = Judge(setting=setting)
     for one, proposal in search(setting, filler=filler_of(setting)).finalists:
-        assert judge.estimates.estimate(one).filled <= proposal.step * 1.02
+        assert judge.estimates.estimate(one, is_filled=True).iteration <= proposal.step * 1.02
 
 
 def test_a_batch_that_no_layout_cuts_is_refused_with_one_that_works():

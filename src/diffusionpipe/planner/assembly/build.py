@@ -5,19 +5,16 @@ from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from fractions import Fraction
-from itertools import pairwise
 from math import prod
 
 from diffusionpipe.costs import Backbone, Costs, ModelGraph
 from diffusionpipe.costs.graph import upstream
 from diffusionpipe.errors import ConfigError
-from diffusionpipe.ir import Edge, Mesh, Plan, Range, Schedule
+from diffusionpipe.ir import Edge, Mesh, Plan, Schedule
 from diffusionpipe.ir.versions import Versions
 from diffusionpipe.passes import (
     communicate,
     encoding_of,
-    gathers_first,
-    insert_encoding,
     insert_fills,
     prologue,
     shard_parameters,
@@ -29,7 +26,7 @@ from diffusionpipe.planner.assembly.folded import stage_starts
 from diffusionpipe.planner.assembly.layout import Blocks, Filler, Layout, Pricing, Unfilled
 from diffusionpipe.planner.assembly.layout_check import check_layout, check_tied
 from diffusionpipe.planner.assembly.shardable import check_shardable, sharded_buckets
-from diffusionpipe.planner.assembly.structure import Division, connected, reduced
+from diffusionpipe.planner.assembly.structure import Division, connected, encoded, reduced
 from diffusionpipe.planner.assembly.windows import communicate_window, forwards_ahead
 from diffusionpipe.schedules import forward_over
 from diffusionpipe.schedules.backbones import of_backbone, one_by_one
@@ -197,20 +194,12 @@ def _validating(build: _Build) -> _Build:
 def _train_schedule(build: _Build, schedule: Schedule, filler: Filler | None) -> Schedule:
     """A family's schedule after all passes; every result of a pass is checked."""
     layout, blocks = build.layout, build.blocks
-    backbone, frozen = blocks[:-1], len(blocks) - 1
+    backbone = blocks[:-1]
     schedule = reduced(_connected(build, schedule, backbone, layout.division), layout.division)
     if filler:
         schedule = _filled(build, schedule, schedule, filler)
     else:
-        schedule = insert_encoding(
-            schedule,
-            block=frozen,
-            outputs=_frozen_outputs(build),
-            num_layers=len(blocks[frozen]),
-            max_chunk=layout.encode_chunk,
-            runs=_encoding_runs(build),
-        )
-        schedule = gathers_first(schedule)
+        schedule = encoded(schedule, layout.encoding(build.graph, [build.graph.frozen_outputs(b) for b in backbone]))
     return _communicated(build, schedule)
 
 
@@ -224,21 +213,8 @@ def _filled(build: _Build, schedule: Schedule, flushed: Schedule, filler: Filler
         blocks=build.blocks,
         mesh=build.layout.mesh,
     )
-    return insert_fills(schedule, filler(unfilled), block=len(build.blocks) - 1, outputs=_frozen_outputs(build))
-
-
-def _frozen_outputs(build: _Build) -> dict[int, tuple[str, ...]]:
-    """Trained block -> the frozen tensors that it reads."""
-    return {block: build.graph.frozen_outputs(layers) for block, layers in enumerate(build.blocks[:-1])}
-
-
-def _encoding_runs(build: _Build) -> list[tuple[Range, int]]:
-    """The frozen block cut where the samples change that go through its layers at a time."""
-    layout, component = build.layout, {layer.name: layer.component for layer in build.graph.layers}
-    of_component = dict(layout.encode_chunks)
-    chunks = [of_component.get(component[name], layout.encode_chunk) for name in build.blocks[-1]]
-    starts = [i for i, chunk in enumerate(chunks) if i == 0 or chunk != chunks[i - 1]]
-    return [(Range(start, stop), chunks[start]) for start, stop in pairwise([*starts, len(chunks)])]
+    outputs = {block: build.graph.frozen_outputs(layers) for block, layers in enumerate(build.blocks[:-1])}
+    return insert_fills(schedule, filler(unfilled), block=len(build.blocks) - 1, outputs=outputs)
 
 
 def _sample_schedule(build: _Build, backbone: Backbone) -> Schedule:

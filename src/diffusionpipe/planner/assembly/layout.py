@@ -4,13 +4,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import lru_cache
+from itertools import pairwise
 from typing import Protocol
 
-from diffusionpipe.costs import Costs
-from diffusionpipe.ir import Mesh, Schedule, Timeline
+from diffusionpipe.costs import Costs, ModelGraph
+from diffusionpipe.ir import Mesh, Range, Schedule, Timeline
 from diffusionpipe.ir.versions import Versions
 from diffusionpipe.passes import PlacedFill, connect
-from diffusionpipe.planner.assembly.structure import Division, generated
+from diffusionpipe.planner.assembly.structure import Division, Encoding, generated
 from diffusionpipe.schedules.backbones import alone, of_backbone, one_by_one
 from diffusionpipe.schedules.list_scheduling import StageTimes
 from diffusionpipe.schedules.opposed import JOINT, facing, ordered, pipe_of
@@ -130,6 +131,21 @@ class Layout:
             data_parallel=self.data_parallel,
             sharded=self.sharded,
             probes=self.probes,
+        )
+
+    def encoding(self, graph: ModelGraph, outputs: Sequence[tuple[str, ...]]) -> Encoding:
+        """The frozen work of a batch before it is trained on.
+
+        `outputs` are the frozen tensors that each trained block reads. The frozen block is cut where the number of
+        samples changes that go through its layers at a time.
+        """
+        component, of_component = {layer.name: layer.component for layer in graph.layers}, dict(self.encode_chunks)
+        chunks = [of_component.get(component[name], self.encode_chunk) for name in graph.frozen_layers]
+        starts = [i for i, chunk in enumerate(chunks) if i == 0 or chunk != chunks[i - 1]]
+        return Encoding(
+            outputs=tuple(outputs),
+            runs=tuple((Range(start, stop), chunks[start]) for start, stop in pairwise([*starts, len(chunks)])),
+            max_chunk=self.encode_chunk,
         )
 
     def backbone(self, number: int) -> "Layout":

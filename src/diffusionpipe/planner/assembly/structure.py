@@ -7,9 +7,16 @@ from fractions import Fraction
 from functools import cached_property, lru_cache
 
 from diffusionpipe.costs import Costs
-from diffusionpipe.ir import Edge, Message, Op, Schedule
+from diffusionpipe.ir import Edge, Op, Range, Schedule
 from diffusionpipe.ir.flows import ends
-from diffusionpipe.passes import connect_blocks, reduce_gradients, replicate, shard_parameters
+from diffusionpipe.passes import (
+    connect_blocks,
+    gathers_first,
+    insert_encoding,
+    reduce_gradients,
+    replicate,
+    shard_parameters,
+)
 from diffusionpipe.passes.message_order import MessageOrder, message_order
 from diffusionpipe.planner.assembly.buckets import subdivide
 from diffusionpipe.planner.pricing.meetings import Meeting, meetings_of
@@ -29,7 +36,7 @@ Pair = tuple[tuple[int, int], bool]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """One stage, after buckets and replicas."""
+    """One trained stage, after buckets and replicas."""
 
     unit: int
     block: int
@@ -46,7 +53,8 @@ class Structure:
     """A schedule made ready to be timed again and again with other cuts of the model."""
 
     schedule: Schedule
-    """With reductions or gathers, without messages. Its tensors are named by `ahead` and `back`."""
+    """With reductions or gathers, without messages. Its tensors are named by `ahead` and `back`, frozen ones by their
+    own names."""
     graph: Graph
     places: tuple[Place, ...]
     holders: tuple[tuple[int, ...], ...]
@@ -75,7 +83,7 @@ class Structure:
 
     def queued(self, costs: Costs, times: Times) -> Times:
         """What it says after `communicate` with these times, those of `unqueued`."""
-        if not self.graph.transfers:
+        if not self.pairs:
             return times
         return times_of(self._graph_in_order(tuple(self.order.ranks(times.ends))), costs)
 
@@ -198,53 +206,81 @@ def reduced(schedule: Schedule, division: Division) -> Schedule:
     return reduce_gradients(schedule, division.data_parallel > 1) if trains else schedule
 
 
-def structure_of(schedule: Schedule, division: Division, pairs: tuple[Pair, ...]) -> Structure:
-    """The structure of a schedule whose blocks, cut into buckets, exchange tensors as `pairs` say."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Encoding:
+    """The frozen work before an iteration."""
+
+    outputs: tuple[tuple[str, ...], ...]
+    """Of each trained block the frozen tensors that it reads."""
+    runs: tuple[tuple[Range, int], ...]
+    """Layers of the frozen block, and the samples that go through them at a time."""
+    max_chunk: int
+    """These samples where there are no layers."""
+
+
+def encoded(schedule: Schedule, encoding: Encoding) -> Schedule:
+    """A reduced schedule with the frozen work of its own batch before its first forward."""
+    schedule = insert_encoding(
+        schedule,
+        block=len(encoding.outputs),
+        outputs=dict(enumerate(encoding.outputs)),
+        num_layers=max((layers.stop for layers, _ in encoding.runs), default=0),
+        max_chunk=encoding.max_chunk,
+        runs=encoding.runs,
+    )
+    return gathers_first(schedule)
+
+
+def structure_of(
+    schedule: Schedule, division: Division, pairs: tuple[Pair, ...], encoding: Encoding | None = None
+) -> Structure:
+    """The structure of a schedule whose blocks, cut into buckets, exchange tensors as `pairs` say.
+
+    With an encoding its frozen work runs first, else it has none.
+    """
     edges = [
         Edge(producer=a, consumer=b, tensors=(ahead(a, b),), gradients=(back(a, b),) if has_gradient else ())
         for (a, b), has_gradient in pairs
     ]
     schedule = reduced(connected(schedule, edges, division), division)
-    placement, graph = schedule.placement, graph_of(schedule)
-    of_stage = placement.pipeline_of
+    trained, of_stage = schedule.placement, schedule.placement.pipeline_of
+    schedule = encoded(schedule, encoding) if encoding else schedule
     holders: dict[int, set[int]] = {}
-    for stage in placement.stages:
+    for stage in trained.stages:
         holders.setdefault(stage.weights, set()).add(stage.worker)
     return Structure(
         schedule=schedule,
-        graph=graph,
+        graph=graph_of(schedule),
         places=tuple(
             Place(
                 unit=stage.worker,
                 block=stage.weights,
                 samples=len(stage.share.samples(max(of_stage(s).microbatches))),
                 microbatches=len(of_stage(s).numbers),
-                forwards=placement.num_forwards(s),
+                forwards=trained.num_forwards(s),
                 is_probe=of_stage(s).is_probe,
             )
-            for s, stage in enumerate(placement.stages)
+            for s, stage in enumerate(trained.stages)
         ),
         holders=tuple(tuple(sorted(holders[block])) for block in sorted(holders)),
-        meetings=meetings_of(placement),
+        meetings=meetings_of(trained),
     )
 
 
 def _hops(schedule: Schedule, order: MessageOrder) -> list[Hop]:
     """The transfers with the queues that the machine of `simulate` gives them."""
     machine, numbers = machine_of(Streams.DIRECTION), dict[tuple[int, Hashable], int]()
-    stages, known = schedule.placement.stages, dict[tuple[int, int, bool], tuple[tuple[int, int], tuple[int, int]]]()
+    stages, known = schedule.placement.stages, dict[tuple[int, int, bool], tuple[int, int]]()
     hops = []
-    for index, (content, event) in enumerate(zip(order.contents, order.transfers, strict=True)):
-        assert not isinstance(content, Message), "a structure has no frozen work"
-        feed, _ = content
-        key = feed.source, feed.destination, feed.is_gradient
+    for index, events in enumerate(order.transfers):
+        message = order.message(index)
+        hosts = stages[message.source].worker, stages[message.destination].worker
+        key = *hosts, message.is_gradient
         if key not in known:
-            message = order.message(index)
-            explicit, workers = replace(schedule, messages=(message,)), tuple(stages[s].worker for s in key[:2])
-            both = zip(workers, ends(message, 0), strict=True)
-            queues = [(worker, machine(explicit, worker, action)) for worker, action in both]
-            here, there = (numbers.setdefault(queue, len(numbers)) for queue in queues)
-            known[key] = (workers[0], workers[1]), (here, there)
-        hosts, pair = known[key]
-        hops.append(Hop(event=event, hosts=hosts, queues=pair))
+            explicit = replace(schedule, messages=(message,))
+            both = zip(hosts, ends(message, 0), strict=True)
+            here, there = (numbers.setdefault((w, machine(explicit, w, action)), len(numbers)) for w, action in both)
+            known[key] = here, there
+        work = Transfer(*hosts, message.tensors, len(message.samples))
+        hops.append(Hop(events=events, work=work, hosts=hosts, queues=known[key]))
     return hops

@@ -1,6 +1,6 @@
 """Profile x blocks x micro-batches x devices -> the costs of every action of a schedule."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from math import prod
 
@@ -88,18 +88,28 @@ def costs_of(schedule: Schedule, blocks: Sequence[Sequence[str]], mesh: Mesh, se
         link=setting.cluster.intra,
         links=links,
     )
-    return replace(costs, fills=_fill_times(schedule, names, speeds, costs, setting.profile))
+
+    def seconds(slot: int) -> Seconds:
+        return frozen_time(setting.profile, names[slot], len(schedule.fills[slot].samples))
+
+    return replace(costs, fills=fill_times(schedule, names, speeds, costs, setting.profile, seconds))
 
 
-def _fill_times(
-    schedule: Schedule, names: Sequence[Sequence[str]], speeds: Sequence[float], costs: Costs, profile: Profile
+def fill_times(
+    schedule: Schedule,
+    names: Sequence[Sequence[str]],
+    speeds: Sequence[float],
+    costs: Costs,
+    profile: Profile,
+    seconds: Callable[[int], Seconds],
 ) -> tuple[Seconds, ...]:
-    """For each fill, which runs the layers of `names`, the time of its device, with waits for weights on the host."""
+    """For each fill, which runs the layers of `names`, the time of its device, with waits for weights on the host.
+
+    `seconds` is the time of a fill on a device of speed 1 whose weights are there.
+    """
     if not isinstance(profile, CopiedProfile):
-        return tuple(
-            frozen_time(profile, layers, len(fill.samples)) / speeds[schedule.placement.stages[fill.stage].worker]
-            for fill, layers in zip(schedule.fills, names, strict=True)
-        )
+        stages = schedule.placement.stages
+        return tuple(seconds(slot) / speeds[stages[fill.stage].worker] for slot, fill in enumerate(schedule.fills))
     found = [0.0] * len(schedule.fills)
     for order, speed in zip(schedule.orders, speeds, strict=True):
         steps: list[Seconds | list[tuple[str, Seconds]]] = []
@@ -111,8 +121,8 @@ def _fill_times(
                 slots.append(action.slot)
             elif action.op in COMPUTE_OPS:
                 steps.append(price_of(Compute(action.stage, action.op), costs))
-        for slot, seconds in zip(slots, times_with_copies(steps, profile.arriving), strict=True):
-            found[slot] = seconds
+        for slot, taken in zip(slots, times_with_copies(steps, profile.arriving), strict=True):
+            found[slot] = taken
     return tuple(found)
 
 

@@ -159,11 +159,11 @@ def pipeline(
 
 def pipeline_at(judge: Judge, name: str, candidate: Candidate) -> Baseline:
     """A pipeline of these sizes, which encodes its batch before the first forward."""
-    estimate = judge.estimates.estimate(candidate)
+    estimate = judge.estimates.estimate(candidate, is_filled=False)
     return Baseline(
         name=name,
         sizes=sizes_of(candidate),
-        step=estimate.serial,
+        step=estimate.iteration,
         frozen=estimate.frozen,
         busy=estimate.busy + estimate.frozen,
         held=estimate.held,

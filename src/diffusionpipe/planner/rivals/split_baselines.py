@@ -114,7 +114,7 @@ def _diffusion_pipe_at(judge: Judge, arrangement: Arrangement, microbatches: int
         hosts=(0,),
     )
     head: Seconds = frozen_time(setting.profile, layers, samples)
-    estimate = judge.estimates.estimate(candidate, head=head)
+    estimate = judge.estimates.estimate(candidate, is_filled=True, head=head)  # frozen work is in the head
     return Baseline(
         name="diffusion-pipe",
         sizes=_sizes(arrangement, microbatches),

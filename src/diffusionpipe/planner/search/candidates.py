@@ -107,21 +107,16 @@ class Estimate:
     """What a quick simulation says of a candidate."""
 
     pipeline: Seconds
-    """The iteration without the frozen work: forwards, backwards, reductions."""
+    """The iteration without the frozen work: forwards, backwards, reductions; where that is done before the pipeline,
+    without `frozen`."""
     busy: Seconds
     """Mean time that a unit computes in it."""
     frozen: Seconds
     """Frozen work of a rank's equal share."""
-    lead: Seconds
-    """Before that nothing computes, as the first block is gathered: frozen work before the pipeline runs beside it."""
-    filled: Seconds
-    """Iteration time that no filling can beat, and a good one comes close to."""
+    iteration: Seconds
+    """With the frozen work: exactly where that is done before the pipeline; where it fills waits, a time that no
+    filling can beat, and a good one comes close to."""
     held: tuple[Bytes, ...]
     """Peak memory of each unit."""
     overflow: Bytes
     """By how much the fullest device's memory is exceeded; negative: what is left."""
-
-    @property
-    def serial(self) -> Seconds:
-        """Iteration time with the frozen work before the pipeline."""
-        return self.pipeline + max(0.0, self.frozen - self.lead)

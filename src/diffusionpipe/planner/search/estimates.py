@@ -1,10 +1,11 @@
-"""The quick estimate of a candidate: the simulation of its plan, but for the frozen work, without making the plan.
+"""The quick estimate of a candidate: the simulation of its plan, but for fills, without making the plan.
 
     structure   its schedule, ready to be timed: made once for all cuts of the model that exchange tensors alike
-    costs       prices of stages, links and collectives, from sums over ranges of layers
+    costs       prices of stages, links, collectives and frozen work, from sums over ranges of layers
     time        `timing` of both: what `simulate` says after `communicate`
 
-The frozen work is counted in two ways: before the pipeline, and as if it filled every wait.
+Frozen work before the pipeline, and the messages with its outputs, are part of the structure. Frozen work in waits is
+counted as if it filled every wait.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,11 +15,12 @@ from functools import cached_property, lru_cache
 from diffusionpipe.costs import Costs, Link
 from diffusionpipe.ir import Edge
 from diffusionpipe.planner.assembly.layout import Layout
-from diffusionpipe.planner.assembly.structure import Pair, Structure, ahead, back, structure_of
+from diffusionpipe.planner.assembly.structure import Encoding, Pair, Structure, ahead, back, structure_of
 from diffusionpipe.planner.filling.shares import idle_level
+from diffusionpipe.planner.pricing.encoders import encode_chunks_of
 from diffusionpipe.planner.pricing.layer_table import Load
 from diffusionpipe.planner.pricing.meetings import occupancy
-from diffusionpipe.planner.pricing.stage_costs import gathers, reductions, stage_costs
+from diffusionpipe.planner.pricing.stage_costs import FREE, fill_times, gathers, reductions, stage_costs
 from diffusionpipe.planner.search.candidates import Candidate, Estimate
 from diffusionpipe.planner.search.footprint import Footprint
 from diffusionpipe.planner.search.tables import Tables
@@ -40,35 +42,40 @@ class Estimates:
     """First layers of blocks -> what their reductions and their gathers take."""
 
     def estimate(
-        self, candidate: Candidate, *, head: Seconds = 0.0, is_hopeless: Callable[[Estimate], bool] | None = None
+        self,
+        candidate: Candidate,
+        *,
+        is_filled: bool,
+        head: Seconds = 0.0,
+        is_hopeless: Callable[[Estimate], bool] | None = None,
     ) -> Estimate:
         """What the plan takes, and what it needs.
 
         Args:
             candidate: what is to be planned.
+            is_filled: whether frozen work of the next batch runs in the waits; else that of this batch comes first.
             head: what the first stage does before each of its forwards besides.
             is_hopeless: asked about the time in which no message waits for another, which is quickly known. If it says
                 yes, that is the answer.
         """
-        structure, costs = self._priced(candidate, head)
+        structure, costs = self._priced(candidate, head, is_encoding=not is_filled)
         busy = [0.0] * candidate.arrangement.units
-        for place, stage in zip(structure.places, costs.stages, strict=True):
+        for place, stage in zip(structure.places, costs.stages, strict=False):  # encoders come behind
             busy[place.unit] += place.microbatches * (stage.forward + (0.0 if place.is_probe else stage.backward))
-        held = self.footprint.held(candidate)
+        held, frozen = self.footprint.held(candidate), self.tables.frozen_seconds
 
         def estimate(times: Times, awake: Times) -> Estimate:
             return Estimate(
-                pipeline=times.makespan,
-                lead=times.start(times.graph.is_on_host.index(True)) if candidate.sharded else 0.0,
+                pipeline=times.makespan if is_filled else max(0.0, times.makespan - frozen),
                 busy=sum(busy) / candidate.arrangement.units,
-                frozen=self.tables.frozen_seconds,
-                filled=self._filled(candidate, awake.makespan, busy),
+                frozen=frozen,
+                iteration=self._filled(candidate, awake.makespan, busy) if is_filled else times.makespan,
                 held=held,
                 overflow=self.footprint.overflow(candidate, held),
             )
 
         # Nothing needs to wake from a wait that is filled.
-        ways = [costs, replace(costs, waking=())] if costs.waking else [costs]
+        ways = [costs, replace(costs, waking=())] if costs.waking and is_filled else [costs]
         unqueued = [structure.unqueued(one) for one in ways]
         least = estimate(unqueued[0], unqueued[-1])
         if is_hopeless and is_hopeless(least):
@@ -76,19 +83,23 @@ class Estimates:
         queued = [structure.queued(one, times) for one, times in zip(ways, unqueued, strict=True)]
         return estimate(queued[0], queued[-1])
 
-    def timed(self, candidate: Candidate) -> Times:
-        """When everything happens in its iteration without frozen work."""
-        structure, costs = self._priced(candidate, 0.0)
+    def timed(self, candidate: Candidate, *, is_encoding: bool = False) -> Times:
+        """When everything happens in its iteration, without frozen work or with that of its batch before it."""
+        structure, costs = self._priced(candidate, 0.0, is_encoding=is_encoding)
         return structure.queued(costs, structure.unqueued(costs))
 
-    def _priced(self, candidate: Candidate, head: Seconds) -> tuple[Structure, Costs]:
+    def _priced(self, candidate: Candidate, head: Seconds, *, is_encoding: bool) -> tuple[Structure, Costs]:
         starts = self.tables.block_starts(candidate)
         flows = self.tables.table.flows(starts)
-        structure = self.structure(candidate, flows)
-        return structure, self._costs(candidate, structure, starts, flows, head)
+        structure = self.structure(candidate, flows, starts if is_encoding else None)
+        costs = self._costs(candidate, structure, starts, flows, head)
+        return structure, self._with_frozen(candidate, structure, costs) if is_encoding else costs
 
-    def structure(self, candidate: Candidate, flows: Flows) -> Structure:
-        """The candidate's schedule with edges between the blocks between which something flows; each is made once."""
+    def structure(self, candidate: Candidate, flows: Flows, starts: tuple[int, ...] | None = None) -> Structure:
+        """The candidate's schedule with edges between the blocks between which something flows; each is made once.
+
+        With the first layers of its blocks its frozen work comes first.
+        """
         layout = Layout(
             batch=self.tables.setting.workload.batch,
             stages=candidate.workers,
@@ -102,15 +113,35 @@ class Estimates:
             sharded=candidate.sharded,
             probes=self.tables.setting.graph.probes,
         )
-        return self._structure(layout, tuple((pair, back[1] > 0) for pair, (_, back) in flows.items()))
+        pairs = tuple((pair, back[1] > 0) for pair, (_, back) in flows.items())
+        return self._structure(layout, pairs, None if starts is None else self._encoding(starts))
 
     @cached_property
-    def _structure(self) -> Callable[[Layout, tuple[Pair, ...]], Structure]:
+    def _encoding(self) -> Callable[[tuple[int, ...]], Encoding]:
+        """The frozen work before an iteration whose blocks have these first layers."""
+        tables, setting = self.tables, self.tables.setting
+        layout = Layout(
+            batch=setting.workload.batch,
+            stages=1,
+            microbatches=1,
+            encode_chunk=setting.workload.encode_chunk,
+            encode_chunks=tuple(encode_chunks_of(setting).items()),
+        )
+        runs = layout.encoding(setting.graph, ())
+
+        def found(starts: tuple[int, ...]) -> Encoding:
+            spans = zip(starts, (*starts[1:], tables.num_layers), strict=True)
+            return replace(runs, outputs=tuple(tables.frozen_outputs(*span) for span in spans))
+
+        return found
+
+    @cached_property
+    def _structure(self) -> Callable[[Layout, tuple[Pair, ...], Encoding | None], Structure]:
         made = lru_cache(maxsize=256)(structure_of)
 
-        def found(layout: Layout, pairs: tuple[Pair, ...]) -> Structure:
+        def found(layout: Layout, pairs: tuple[Pair, ...], encoding: Encoding | None) -> Structure:
             # Families agree at many sizes: without their names, what they agree in is made once.
-            return made(replace(layout.generated(), name=""), layout.division, pairs)
+            return made(replace(layout.generated(), name=""), layout.division, pairs, encoding)
 
         return lru_cache(maxsize=256)(found)
 
@@ -151,6 +182,23 @@ class Estimates:
             links={pair: link(pair) for pair in structure.pairs},
         )
 
+    def _with_frozen(self, candidate: Candidate, structure: Structure, costs: Costs) -> Costs:
+        """The costs with those of the structure's frozen work."""
+        tables, schedule = self.tables, structure.schedule
+        works = [tables.frozen_work(fill.layers) for fill in schedule.fills]
+        costs = replace(
+            costs,
+            stages=(*costs.stages, *[FREE] * (len(schedule.placement.stages) - len(costs.stages))),
+            host_fills=tuple(work.host for work in works),
+            tensor_bytes={**costs.tensor_bytes, **tables.frozen_outputs_bytes},
+        )
+        names, speeds = [work.names for work in works], tables.ground(candidate.arrangement).speeds
+
+        def seconds(slot: int) -> Seconds:
+            return works[slot].seconds(len(schedule.fills[slot].samples))
+
+        return replace(costs, fills=fill_times(schedule, names, speeds, costs, tables.setting.profile, seconds))
+
     def _collectives(
         self, candidate: Candidate, structure: Structure, starts: tuple[int, ...]
     ) -> tuple[tuple[Seconds, ...], tuple[Seconds, ...]]:
@@ -159,7 +207,8 @@ class Estimates:
         spans = list(zip(starts, (*starts[1:], tables.num_layers), strict=True))
         if candidate.sharded:  # each rank owns some of the parameters, which decides how long they come and go
             if starts not in self._sharded:
-                blocks = [tables.table.names[first:stop] for first, stop in spans]
+                trained = [tables.table.names[first:stop] for first, stop in spans]
+                blocks = [*trained, tables.setting.graph.frozen_layers]
                 task = structure.schedule, blocks, candidate.layout(tables.setting).mesh, tables.setting
                 self._sharded[starts] = reductions(*task), gathers(*task)
             return self._sharded[starts]

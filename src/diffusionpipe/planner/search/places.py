@@ -35,6 +35,5 @@ def _lower_bound(judge: Judge, arrangement: Arrangement, microbatches: int, *, i
     """
     work, waits = judge.tables.least_times(arrangement, microbatches)
     rows = -(-judge.setting.workload.batch // judge.setting.cluster.num_ranks)
-    encoding = judge.tables.encoding_ahead if is_filled and arrangement.units == 1 else judge.tables.encoding
-    frozen = arrangement.units * encoding(rows) / sum(judge.tables.ground(arrangement).speeds)
+    frozen = arrangement.units * judge.tables.computing(rows) / sum(judge.tables.ground(arrangement).speeds)
     return max(work + ramp * waits + (0.0 if is_filled else frozen), work + frozen)

@@ -39,15 +39,17 @@ class Pool:
     def judged_of(self, candidate: Candidate, *, limit: Seconds = float("inf")) -> Judged:
         """The candidate with its estimate; it is not added. What is no better than the limit may be even worse."""
         estimates = self.judge.estimates
-        estimate = estimates.estimate(candidate, is_hopeless=lambda least: self.score_of(least) >= limit)
+        estimate = estimates.estimate(
+            candidate, is_filled=self.is_filled, is_hopeless=lambda least: self.score_of(least) >= limit
+        )
         return Judged(candidate=candidate, estimate=estimate, score=self.score_of(estimate))
 
     def score_of(self, estimate: Estimate) -> Seconds:
-        """What candidates are ranked by: the iteration time with the frozen work, filled or serial.
+        """What candidates are ranked by: the iteration time with the frozen work.
 
         To ten digits: what differs by rounding alone is equal.
         """
-        return float(f"{estimate.filled if self.is_filled else estimate.serial:.10g}")
+        return float(f"{estimate.iteration:.10g}")
 
     def add(self, one: Judged) -> None:
         """Keep it, unless layers with a parameter in common are on several workers."""

@@ -5,14 +5,35 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache, partial
 from itertools import accumulate
 
+from diffusionpipe.costs import Profile
+from diffusionpipe.ir import Range
 from diffusionpipe.planner.assembly.buckets import bucket_starts
 from diffusionpipe.planner.pricing.arrangement import Arrangement, Ground
 from diffusionpipe.planner.pricing.copied import computing
 from diffusionpipe.planner.pricing.encoders import components_of, encode_chunks_of
 from diffusionpipe.planner.pricing.layer_table import LayerTable
 from diffusionpipe.planner.pricing.setting import Setting
+from diffusionpipe.planner.pricing.stage_costs import frozen_time
 from diffusionpipe.planner.search.candidates import Candidate
-from diffusionpipe.units import Seconds
+from diffusionpipe.units import Bytes, Seconds
+
+
+@dataclass(frozen=True, kw_only=True)
+class FrozenWork:
+    """What some layers of the frozen block take on a device of speed 1."""
+
+    names: tuple[str, ...]
+    profile: Profile
+
+    @cached_property
+    def host(self) -> Seconds:
+        """The time in which a host issues them."""
+        return sum(self.profile.layer(name).host.forward for name in self.names)
+
+    @cached_property
+    def seconds(self) -> Callable[[int], Seconds]:
+        """The time for so many samples."""
+        return lru_cache(maxsize=None)(lambda samples: frozen_time(self.profile, self.names, samples))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,8 +96,15 @@ class Tables:
             return self.encoding
         return self._encoding(partial(computing, self.setting.profile))
 
-    def _encoding(self, forward: Callable[[str, float], Seconds]) -> Callable[[int], Seconds]:
-        start = self.setting.fill_start
+    @cached_property
+    def computing(self) -> Callable[[int], Seconds]:
+        """The same without the start of each fill."""
+        return self._encoding(partial(computing, self.setting.profile), start=0.0)
+
+    def _encoding(
+        self, forward: Callable[[str, float], Seconds], start: Seconds | None = None
+    ) -> Callable[[int], Seconds]:
+        start = self.setting.fill_start if start is None else start
 
         def seconds(rows: int) -> Seconds:
             total = 0.0
@@ -87,6 +115,23 @@ class Tables:
             return total
 
         return lru_cache(maxsize=None)(seconds)
+
+    @cached_property
+    def frozen_outputs(self) -> Callable[[int, int], tuple[str, ...]]:
+        """The frozen tensors that layers first, ..., stop - 1 read."""
+        graph, names = self.setting.graph, self.table.names
+        return lru_cache(maxsize=None)(lambda first, stop: graph.frozen_outputs(names[first:stop]))
+
+    @cached_property
+    def frozen_outputs_bytes(self) -> dict[str, Bytes]:
+        """Of a sample, by name: all frozen tensors that trained layers read."""
+        return {name: self.setting.graph.tensor(name).num_bytes for name in self.frozen_outputs(0, self.num_layers)}
+
+    @cached_property
+    def frozen_work(self) -> Callable[[Range], FrozenWork]:
+        """The work of these layers of the frozen block; each is made once."""
+        names, profile = self.setting.graph.frozen_layers, self.setting.profile
+        return lru_cache(maxsize=None)(lambda r: FrozenWork(names=names[r.start : r.stop], profile=profile))
 
     def reduction(self, ground: Ground, first: int, stop: int, units: Sequence[int]) -> Seconds:
         """Time of the sum of these layers' gradients over all that hold them."""
