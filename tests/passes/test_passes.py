@@ -10,8 +10,7 @@ from passes.kept import assert_computes_kept
 from strategies import costs_of, lookaheads, schedules
 
 from diffusionpipe.errors import ConfigError, ScheduleError
-from diffusionpipe.ir import RECV_OPS, Action, Edge, Op, Pipeline, Placement, Range, Schedule, Share, Stage
-from diffusionpipe.ir.flows import TIMED_OPS
+from diffusionpipe.ir import COMPUTE_OPS, RECV_OPS, Action, Edge, Op, Pipeline, Placement, Range, Schedule, Share, Stage
 from diffusionpipe.passes import communicate, connect, insert_encoding, reduce_gradients, replicate
 from diffusionpipe.schedules import forward_only, gpipe, one_f_one_b
 from diffusionpipe.simulator import simulate, uniform_costs
@@ -255,12 +254,12 @@ def test_messages_are_numbered_in_the_order_in_which_every_worker_has_them(data)
 def test_at_most_lookahead_plus_one_computes_stand_between_a_receive_and_its_first_reader(data, lookahead):
     schedule = explicit(data.draw(schedules()), lookahead)
     for order in schedule.orders:
-        computes = [action for action in order if action.op in TIMED_OPS]
+        computes = [action for action in order if action.op in COMPUTE_OPS]
         for i, action in enumerate(order):
             if action.op not in RECV_OPS:
                 continue
             message = schedule.messages[action.slot]
-            before = sum(a.op in TIMED_OPS for a in order[:i])
+            before = sum(a.op in COMPUTE_OPS for a in order[:i])
             readers = [
                 k
                 for k, a in enumerate(computes)

@@ -23,7 +23,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from diffusionpipe.ir import Action, Message, Op, Range, Schedule
+from diffusionpipe.ir import COMPUTE_OPS, Action, Message, Op, Range, Schedule
 from diffusionpipe.ir.flows import TIMED_OPS, Feed, Flow, feeds, frozen_flows
 from diffusionpipe.timing import START, Graph
 from diffusionpipe.units import Seconds
@@ -116,12 +116,19 @@ def message_order(
 
 
 def _windows(schedule: Schedule, graph: Graph, lookahead: int) -> dict[int, int]:
-    """Event of a compute or fill -> the one at whose end its messages may come; the start: at once."""
+    """Event of a compute or fill -> the one at whose end its messages may come; the start: at once.
+
+    Fills are not counted: they read no messages, and a short one before a compute would leave its messages no time.
+    """
     windows = {}
     for order, events in zip(schedule.orders, graph.events, strict=True):
-        own = [event for action, event in zip(order, events, strict=True) if action.op in TIMED_OPS]
-        for i, event in enumerate(own):
-            windows[event] = own[i - 1 - lookahead] if i > lookahead else START
+        own: list[int] = []  # computes so far
+        for action, event in zip(order, events, strict=True):
+            if action.op in COMPUTE_OPS:
+                windows[event] = own[-1 - lookahead] if len(own) > lookahead else START
+                own.append(event)
+            elif action.op in TIMED_OPS:
+                windows[event] = START
     return windows
 
 

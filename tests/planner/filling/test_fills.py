@@ -10,10 +10,10 @@ from planner.filling.exact_fill import exact_fill
 from planner.filling.fill_cases import random_case, random_layers, small_case
 from strategies import costs_of, schedules, trainers
 
-from diffusionpipe.costs import Costs, StageCosts
+from diffusionpipe.costs import Costs, Link, StageCosts
 from diffusionpipe.errors import ConfigError, ScheduleError
-from diffusionpipe.ir import Op
-from diffusionpipe.passes import communicate, insert_encoding, insert_fills, reduce_gradients
+from diffusionpipe.ir import Edge, Op, Range
+from diffusionpipe.passes import PlacedFill, communicate, connect, insert_encoding, insert_fills, reduce_gradients
 from diffusionpipe.planner.filling.compute_graph import compute_graph
 from diffusionpipe.planner.filling.fills import (
     FillOptions,
@@ -23,7 +23,7 @@ from diffusionpipe.planner.filling.fills import (
     frozen_layers,
     plan_fills,
 )
-from diffusionpipe.schedules import REGISTRY
+from diffusionpipe.schedules import REGISTRY, one_f_one_b
 from diffusionpipe.simulator import simulate
 from diffusionpipe.timing.legal import check
 
@@ -115,6 +115,33 @@ def test_any_schedule_with_replicas_skips_and_reductions_can_be_filled(schedule,
     timeline = simulate(schedule, fill_costs(costs, plan))
     assert timeline.makespan == pytest.approx(plan.iteration, rel=1e-9)
     check(communicate(schedule, timeline))
+
+
+@given(schedules(families=trainers), st.data())
+@settings(max_examples=40, deadline=None)
+def test_fills_count_the_waits_of_messages_for_each_other_where_these_are_explicit(schedule, data):
+    if schedule.fills:
+        return
+    costs = data.draw(costs_of(schedule))
+    explicit = communicate(schedule, simulate(schedule, costs))
+    graph, queued = compute_graph(explicit, costs), simulate(explicit, costs)
+    assert graph.makespan == queued.makespan
+    assert graph.busy == tuple(queued.busy(worker) for worker in range(schedule.num_workers))
+    assert graph.places == compute_graph(schedule, costs).places
+
+
+@pytest.mark.parametrize("worker", [0, 1])
+def test_fills_that_take_no_time_delay_no_message(worker):
+    """A message once counted a short fill as compute during which it could travel."""
+    chain = connect(one_f_one_b(2, 8), [Edge(producer=0, consumer=1, tensors=("x",), gradients=("x",))])
+    schedule, costs = chain, Costs(stages=(StageCosts(forward=4, backward=8),) * 2, link=Link(3))
+    batch, places = Range(0, schedule.placement.num_samples), range(len(schedule.orders[worker]))
+    fills = [PlacedFill(position=i, component="v", layers=Range(i, i + 1), samples=batch) for i in places]
+    filled = insert_fills(schedule, {worker: fills}, block=99, outputs={})
+    free = replace(costs, stages=(*costs.stages, StageCosts(forward=0, backward=0)), fills=(0,) * len(fills))
+    ways = (schedule, costs), (filled, free)
+    plain, same = (simulate(communicate(one, simulate(one, own)), own).makespan for one, own in ways)
+    assert same == plain
 
 
 @given(seeds)

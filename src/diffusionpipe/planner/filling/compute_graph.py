@@ -7,17 +7,18 @@ latest start for T, wherever else other things end before theirs: latest times a
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import accumulate
 
 from diffusionpipe.costs import Costs
 from diffusionpipe.errors import ScheduleError
-from diffusionpipe.ir import Schedule
+from diffusionpipe.ir import MESSAGE_OPS, Schedule
 from diffusionpipe.timing import Graph, Times, ends_of, graph_of, prices_of
 from diffusionpipe.timing.clock import Waking, durations_of
 from diffusionpipe.timing.issues import Issue, issues_of
 from diffusionpipe.timing.prices import host_times_of
-from diffusionpipe.timing.work import Room
+from diffusionpipe.timing.work import Room, Work
 from diffusionpipe.units import Seconds
 
 Place = tuple[int, int]
@@ -130,14 +131,28 @@ class ComputeGraph:
 
 
 def compute_graph(schedule: Schedule, costs: Costs) -> ComputeGraph:
-    """The graph of a schedule without frozen work and explicit messages.
+    """The graph of a schedule without frozen work. With explicit messages these wait for each other in their queues.
+
+    Positions of rooms do not count messages.
 
     Raises:
-        ScheduleError: it has either, or waits in a circle.
+        ScheduleError: it has frozen work, or waits in a circle.
     """
-    if schedule.has_communication or schedule.fills:
-        raise ScheduleError(["plan the fills before fills are inserted and messages are made explicit"])
+    if schedule.fills:
+        raise ScheduleError(["plan the fills before fills are inserted"])
     graph = graph_of(schedule, has_rooms=True)
+    if schedule.has_communication:
+        graph = replace(graph, works=_without_messages(schedule, graph.works))
     durations = durations_of(graph, prices_of(graph.works, costs))
     issues = issues_of(graph, host_times_of(graph.works, costs))
     return ComputeGraph(graph=graph, durations=tuple(durations), waking=costs.waking, issues=tuple(issues))
+
+
+def _without_messages(schedule: Schedule, works: Sequence[Work]) -> tuple[Work, ...]:
+    """The works with rooms at their positions among all actions but messages."""
+    counts = [
+        tuple(accumulate((action.op not in MESSAGE_OPS for action in order), initial=0)) for order in schedule.orders
+    ]
+    return tuple(
+        Room(work.worker, counts[work.worker][work.position]) if isinstance(work, Room) else work for work in works
+    )

@@ -6,7 +6,7 @@ from itertools import pairwise, product
 
 from diffusionpipe.costs.memory import MemoryUse
 from diffusionpipe.ir import Mesh
-from diffusionpipe.passes import PlacedFill, insert_fills
+from diffusionpipe.passes import PlacedFill, communicate, insert_fills
 from diffusionpipe.planner.assembly.layout import Filler, Unfilled
 from diffusionpipe.planner.filling.fills import FillOptions, FillPlan, FrozenLayers, frozen_layers, plan_fills
 from diffusionpipe.planner.filling.spreading import spread_fills
@@ -61,7 +61,8 @@ def fill_plan(setting: Setting, unfilled: Unfilled, frozen: FrozenLayers) -> Fil
     hosts, chunk = hosts_and_chunk(setting, unfilled)
     speeds = worker_speeds(setting.cluster, unfilled.mesh)
     options = FillOptions(speeds=speeds, max_chunk=chunk, workers=hosts, overhead=setting.fill_start)
-    return plan_fills(unfilled.schedule, unfilled.costs, frozen, options)
+    queued = communicate(unfilled.schedule, unfilled.timeline)  # waits as they are where messages wait for each other
+    return plan_fills(queued, unfilled.costs, frozen, options)
 
 
 def hosts_and_chunk(setting: Setting, unfilled: Unfilled) -> tuple[tuple[int, ...] | None, int]:

@@ -51,8 +51,7 @@ def costs_of(schedule: Schedule, blocks: Sequence[Sequence[str]], mesh: Mesh, se
             f"{setting.cluster.num_ranks}; plan for this cluster"
         )
     placement, graph = schedule.placement, setting.graph
-    speeds = worker_speeds(setting.cluster, mesh)
-    links = _links(schedule.num_workers, mesh, setting.cluster)
+    speeds, links = worker_speeds(setting.cluster, mesh), _links(schedule.num_workers, mesh, setting.cluster)
 
     def loads(edge: Edge) -> tuple[Load, Load]:
         ahead, back = (sum(graph.tensor(n).num_bytes for n in names) for names in (edge.tensors, edge.gradients))
