@@ -6,7 +6,10 @@ from planner import synthetic
 from diffusionpipe.planner import Layout, build_plan
 from diffusionpipe.planner.assembly.layout import Unfilled
 from diffusionpipe.planner.filling.filler import filler_of, hosts_and_chunk
+from diffusionpipe.planner.pricing.arrangement import Arrangement
 from diffusionpipe.planner.pricing.setting import Setting
+from diffusionpipe.planner.search.candidates import Candidate
+from diffusionpipe.planner.search.judge import Judge
 from diffusionpipe.planner.search.proposal import pricing_of, propose
 
 MB = 10**6
@@ -69,3 +72,25 @@ def test_with_room_nowhere_all_encode_and_the_plan_says_by_how_much_it_is_too_la
     case = setting([50, 50])
     assert asked(case) == (None, 1)
     assert propose(case, LAYOUT, filler_of(case)).overflow > 0
+
+
+LARGE = {"elements": MB, "frozen_parameters": MB}
+
+
+@pytest.mark.parametrize(
+    ("memories", "sizes"),
+    [([80, 80], {}), ([80, 50], {}), ([50, 80], {}), ([50, 50], {}), ([180, 180], LARGE), ([400, 400], LARGE)],
+)
+def test_estimates_ask_the_same_hosts_and_chunk(memories, sizes):
+    case = setting(memories, **sizes)
+    candidate = Candidate(
+        arrangement=Arrangement(data_parallel=1, units=2),
+        schedule="1f1b",
+        microbatches=4,
+        starts=(0, 2),
+        replicas=(1, 1),
+    )
+    judge = Judge(setting=case)
+    assert judge.footprint.hosts_and_chunk(candidate) == asked(case)
+    estimate = judge.estimates.estimate(candidate, is_filled=True).iteration
+    assert propose(case, LAYOUT, filler_of(case)).iteration == pytest.approx(estimate, rel=0.06)

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from itertools import pairwise, product
+from itertools import pairwise
 
 from diffusionpipe.costs.memory import MemoryUse
 from diffusionpipe.ir import Mesh
@@ -11,9 +11,8 @@ from diffusionpipe.planner.assembly.layout import Filler, Unfilled
 from diffusionpipe.planner.filling.fills import FillOptions, FillPlan, FrozenLayers, frozen_layers, plan_fills
 from diffusionpipe.planner.filling.spreading import spread_fills
 from diffusionpipe.planner.filling.windows import window_fills
-from diffusionpipe.planner.pricing.encoders import frozen_workspace
+from diffusionpipe.planner.pricing.encoders import Room, kept_for_others, needs_of
 from diffusionpipe.planner.pricing.layer_table import checkpointed_layers
-from diffusionpipe.planner.pricing.offload import encoder_bytes
 from diffusionpipe.planner.pricing.setting import Setting
 from diffusionpipe.planner.pricing.stage_costs import costs_of, worker_speeds
 from diffusionpipe.simulator import simulate
@@ -26,7 +25,7 @@ def filler_of(setting: Setting) -> Filler:
     """Fills the bubbles with the setting's frozen layers; what it learns of their times is kept between calls.
 
     At most `setting.workload.encode_chunk` samples go through them together, fewer where memory demands it; where it
-    demands even more, only some workers hold the frozen layers and encode for the others (see `hosts_and_chunk`). In a
+    demands even more, only some workers hold the frozen layers and encode for the others (see `Needs`). In a
     window all workers may encode, and memory is not asked.
     """
     frozen = frozen_layers(setting.profile)
@@ -66,50 +65,14 @@ def fill_plan(setting: Setting, unfilled: Unfilled, frozen: FrozenLayers) -> Fil
 
 
 def hosts_and_chunk(setting: Setting, unfilled: Unfilled) -> tuple[tuple[int, ...] | None, int]:
-    """Workers that can hold the frozen layers, None for all, and the most samples that may go through them together.
-
-        free of 24 GB     worker 0   3     encoders with a chunk of 16: 14 GB,  of 1: 10 GB
-        beside training   worker 1   11    so worker 1 encodes everything, one sample at a time
-
-    As many workers as possible, then as large a chunk as possible. Where no worker has room, all of them with chunks
-    of one sample: the plan's memory then says by how much it is too large.
-    """
+    """Workers that can hold the frozen layers beside this iteration, None for all, and the most samples of a fill."""
+    graph, stages = setting.graph, unfilled.schedule.placement.stages
     batch, num_workers = unfilled.schedule.placement.pipelines[0].num_samples, unfilled.schedule.num_workers
-    weights = encoder_bytes(setting)
-    others = [_kept_for_others(setting, unfilled, worker) for worker in range(num_workers)]
-    chunks = [min(setting.workload.encode_chunk, batch)]
-    while chunks[-1] > 1:
-        chunks.append(chunks[-1] // 2)
-    running = {chunk: frozen_workspace(setting, setting.graph.frozen_layers, chunk) for chunk in chunks}
-    cautious, daring = _rooms(setting, unfilled)
-    for count in range(num_workers, 0, -1):
-        rows = 2 * -(-batch // count)  # of this batch and of the next one
-        for rooms, chunk in product((cautious, daring), chunks):
-            hosts = tuple(
-                worker
-                for worker, (free, unused) in enumerate(rooms)
-                if weights + rows * others[worker] + max(0, running[chunk] - unused) <= free
-            )
-            if len(hosts) >= count:
-                return (None if count == num_workers else hosts), chunk
-    return None, 1
-
-
-def _kept_for_others(setting: Setting, unfilled: Unfilled, worker: int) -> Bytes:
-    """Bytes of one sample that the worker would hold because it encodes it; what its stages read, it holds anyway."""
-    graph, placement = setting.graph, unfilled.schedule.placement
-    own = {
-        name
-        for stage in placement.stages
-        if stage.worker == worker
-        for name in graph.frozen_outputs(unfilled.blocks[stage.weights])
-    }
-    held = {*graph.inputs, *graph.frozen_outputs(graph.backbone_layers)}
-    return sum(graph.tensor(name).num_bytes for name in held - own)
-
-
-Room = tuple[Bytes, Bytes]
-"""Bytes left, and what frozen layers may hold before they need any of them."""
+    own: list[set[str]] = [set() for _ in range(num_workers)]
+    for stage in stages:
+        own[stage.worker].update(graph.frozen_outputs(unfilled.blocks[stage.weights]))
+    others = [kept_for_others(graph, names) for names in own]
+    return needs_of(setting, batch).hosts_and_chunk(_rooms(setting, unfilled), others, batch)
 
 
 def _rooms(setting: Setting, unfilled: Unfilled) -> tuple[list[Room], list[Room]]:

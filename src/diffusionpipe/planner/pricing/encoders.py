@@ -1,9 +1,12 @@
 """What the frozen layers need where they run, and which ranks may hold them for all."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
 
 from diffusionpipe.costs import ModelGraph
 from diffusionpipe.costs.memory import forward_bytes
+from diffusionpipe.planner.pricing.offload import encoder_bytes
 from diffusionpipe.planner.pricing.setting import Setting
 from diffusionpipe.units import Bytes
 
@@ -36,6 +39,65 @@ def components_of(graph: ModelGraph) -> Mapping[str, Sequence[str]]:
 def frozen_workspace(setting: Setting, layers: Sequence[str], chunk: int) -> Bytes:
     """The most that these frozen layers hold while so many samples run through them."""
     return forward_bytes(setting.profile, layers, chunk)
+
+
+Room = tuple[Bytes, Bytes]
+"""Bytes left on a worker without the frozen layers, and what these may hold while they run before they need any."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Needs:
+    """What the frozen layers need on a worker that runs them."""
+
+    weights: Bytes
+    running: Mapping[int, Bytes]
+    """Samples that go through them together, descending -> bytes meanwhile."""
+
+    def hosts_and_chunk(
+        self, rooms: Iterable[Sequence[Room]], others: Sequence[Bytes], batch: int
+    ) -> tuple[tuple[int, ...] | None, int]:
+        """Workers that can hold the frozen layers, None for all, and the most samples that may go through together.
+
+            free of 24 GB     worker 0   3     encoders with a chunk of 16: 14 GB,  of 1: 10 GB
+            beside training   worker 1   11    so worker 1 encodes everything, one sample at a time
+
+        As many workers as possible, then as large a chunk as possible. Where no worker has room, all of them with
+        chunks of one sample: the plan's memory then says by how much it is too large.
+
+        Args:
+            rooms: each worker's room, in one or several ways of counting it, the most cautious one first.
+            others: bytes of a sample that each worker holds only because it encodes it.
+            batch: samples to encode.
+        """
+        num_workers, rooms = len(others), list(rooms)
+        for count in range(num_workers, 0, -1):
+            rows = 2 * -(-batch // count)  # of this batch and of the next one
+            for way, chunk in product(rooms, self.running):
+                hosts = tuple(
+                    worker
+                    for worker, (free, unused) in enumerate(way)
+                    if self.weights + rows * others[worker] + max(0, self.running[chunk] - unused) <= free
+                )
+                if len(hosts) >= count:
+                    return (None if count == num_workers else hosts), chunk
+        return None, 1
+
+
+def needs_of(setting: Setting, batch: int) -> Needs:
+    """What the setting's frozen layers need to encode so many samples, in chunks of at most as many."""
+    chunks = [min(setting.workload.encode_chunk, batch)]
+    while chunks[-1] > 1:
+        chunks.append(chunks[-1] // 2)
+    layers = setting.graph.frozen_layers
+    return Needs(
+        weights=encoder_bytes(setting), running={chunk: frozen_workspace(setting, layers, chunk) for chunk in chunks}
+    )
+
+
+def kept_for_others(graph: ModelGraph, own: Collection[str]) -> Bytes:
+    """Bytes of one sample that a worker holds because it encodes it, beside `own`, which its stages read anyway."""
+    held = {*graph.inputs, *graph.frozen_outputs(graph.backbone_layers)}
+    return sum(graph.tensor(name).num_bytes for name in held.difference(own))
 
 
 def host_sets(memories: Sequence[Bytes]) -> tuple[tuple[int, ...], ...]:

@@ -5,7 +5,8 @@
     time        `timing` of both: what `simulate` says after `communicate`
 
 Frozen work before the pipeline, and the messages with its outputs, are part of the structure. Frozen work in waits is
-counted as if it filled every wait.
+counted as if it filled every wait of the devices that have memory for it, in fills as large as memory allows: both are
+what the filler's own rule says (`pricing.encoders.Needs`).
 """
 
 from collections.abc import Callable, Sequence
@@ -63,19 +64,20 @@ class Estimates:
         for place, stage in zip(structure.places, costs.stages, strict=False):  # encoders come behind
             busy[place.unit] += place.microbatches * (stage.forward + (0.0 if place.is_probe else stage.backward))
         held, frozen = self.footprint.held(candidate), self.tables.frozen_seconds
+        filled = self._filler(candidate, busy) if is_filled else None
 
         def estimate(times: Times, awake: Times) -> Estimate:
             return Estimate(
-                pipeline=times.makespan if is_filled else max(0.0, times.makespan - frozen),
+                pipeline=times.makespan if filled else max(0.0, times.makespan - frozen),
                 busy=sum(busy) / candidate.arrangement.units,
                 frozen=frozen,
-                iteration=self._filled(candidate, awake.makespan, busy) if is_filled else times.makespan,
+                iteration=filled(awake.makespan) if filled else times.makespan,
                 held=held,
                 overflow=self.footprint.overflow(candidate, held),
             )
 
         # Nothing needs to wake from a wait that is filled.
-        ways = [costs, replace(costs, waking=())] if costs.waking and is_filled else [costs]
+        ways = [costs, replace(costs, waking=())] if costs.waking and filled else [costs]
         unqueued = [structure.unqueued(one) for one in ways]
         least = estimate(unqueued[0], unqueued[-1])
         if is_hopeless and is_hopeless(least):
@@ -215,11 +217,14 @@ class Estimates:
         summed = [tables.reduction(ground, *span, units) for span, units in zip(spans, structure.holders, strict=True)]
         return tuple(summed[place.block] for place in structure.places), ()
 
-    def _filled(self, candidate: Candidate, pipeline: Seconds, busy: Sequence[Seconds]) -> Seconds:
-        """The iteration if its hosts took the frozen work into all their waits."""
-        arrangement = candidate.arrangement
-        hosts = range(arrangement.units) if candidate.hosts is None else candidate.hosts
-        rows = -(-self.tables.setting.workload.batch // (arrangement.data_parallel * len(hosts)))
-        speeds = {host: self.tables.ground(arrangement).speeds[host] for host in hosts}
-        encoding = self.tables.encoding_ahead if candidate.arrangement.units == 1 else self.tables.encoding
-        return idle_level(pipeline, busy, len(hosts) * encoding(rows), speeds)
+    def _filler(self, candidate: Candidate, busy: Sequence[Seconds]) -> Callable[[Seconds], Seconds]:
+        """What makes of the pipeline's time that of the iteration if its hosts took the frozen work into all waits."""
+        tables, ground = self.tables, self.tables.ground(candidate.arrangement)
+        if not tables.setting.graph.frozen_layers:
+            return lambda pipeline: pipeline
+        found, chunk = self.footprint.hosts_and_chunk(candidate)
+        speeds = {host: ground.speeds[host] for host in (range(len(busy)) if found is None else found)}
+        batch = tables.setting.workload.batch // candidate.arrangement.data_parallel
+        largest = min(chunk, -(-batch // len(speeds)))
+        work = batch * tables.seconds_a_sample(largest, candidate.arrangement.units == 1)
+        return lambda pipeline: idle_level(pipeline, busy, work, speeds)

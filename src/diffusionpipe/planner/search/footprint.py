@@ -12,7 +12,7 @@ and the workspace of trained layers are exact. The rest is known only of a plan,
                       nor what it encodes for others
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from operator import mul
@@ -20,11 +20,14 @@ from operator import mul
 from diffusionpipe.costs.memory import MemoryUse, use_of
 from diffusionpipe.ir import Schedule
 from diffusionpipe.planner.assembly.structure import Holding, generated, holding_of
-from diffusionpipe.planner.pricing.encoders import frozen_workspace
+from diffusionpipe.planner.pricing.encoders import Room, frozen_workspace
 from diffusionpipe.planner.pricing.offload import encoder_bytes
 from diffusionpipe.planner.search.candidates import Candidate
 from diffusionpipe.planner.search.tables import Tables
 from diffusionpipe.units import Bytes
+
+_Stage = tuple[int, int, int, float]
+"""First layer, the layer behind the last, micro-batches, samples of each."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,12 +76,12 @@ class Footprint:
 
     def use(
         self,
-        stages: Sequence[tuple[int, int, int, float]],
+        stages: Sequence[_Stage],
         peaks: Sequence[Sequence[int]],
         *,
         is_host: bool = True,
     ) -> MemoryUse:
-        """What a rank with these stages holds: first layer, the layer behind the last, micro-batches, samples of each.
+        """What a rank with these stages holds.
 
         `peaks` are numbers of micro-batches whose activations it holds at the same time, stage by stage.
         """
@@ -116,17 +119,39 @@ class Footprint:
 
     def uses(self, candidate: Candidate) -> tuple[MemoryUse, ...]:
         """What each unit holds at its peak."""
+        uses: list[MemoryUse] = []
+        for count, own, peaks in self._workers(candidate):
+            uses += [self.use(own, peaks, is_host=are_hosts(candidate.hosts, len(uses), count))] * count
+        return tuple(uses)
+
+    def hosts_and_chunk(self, candidate: Candidate) -> tuple[tuple[int, ...] | None, int]:
+        """Units that can hold the frozen layers beside training, None for all, and the most samples of a fill.
+
+        That is what the filler asks of the plan (`Needs`), as far as it is known here: no messages wait, and in waits
+        all activations are held that ever are. Copies of the model do not wait, and encode while they hold none.
+        """
+        tables, rooms, others = self.tables, list[Room](), list[Bytes]()
+        memories = tables.ground(candidate.arrangement).memories
+        for count, own, peaks in self._workers(candidate):
+            use = self.use(own, peaks, is_host=False)
+            # What is read from the frozen part is held twice where it is encoded ahead.
+            held = use.total + use.frozen_outputs
+            unused = use.workspace + use.activations * candidate.is_copy
+            rooms += [(memory - held, unused) for memory in memories[len(rooms) : len(rooms) + count]]
+            others += [tables.kept_for_others(tuple(stage[:2] for stage in own))] * count
+        batch = tables.setting.workload.batch // candidate.arrangement.data_parallel
+        return tables.needs(batch).hosts_and_chunk([rooms], others, batch)
+
+    def _workers(self, candidate: Candidate) -> Iterator[tuple[int, list[_Stage], Sequence[Sequence[int]]]]:
+        """Of each worker the units in its place, its stages, and its peaks."""
         holding = self._holding(candidate.orders or candidate.schedule, candidate.workers, candidate.microbatches)
         spans = list(zip(candidate.starts, (*candidate.starts[1:], self.tables.num_layers), strict=True))
-        uses: list[MemoryUse] = []
         for worker, count in enumerate(candidate.replicas):
-            is_host = are_hosts(candidate.hosts, len(uses), count)
             own = [
                 (*spans[block], number, self.tables.unit_samples(candidate.arrangement, holding.parts[block]) / count)
                 for block, number in holding.blocks[worker]
             ]
-            uses += [self.use(own, holding.peaks[worker], is_host=is_host)] * count
-        return tuple(uses)
+            yield count, own, holding.peaks[worker]
 
     @cached_property
     def _holding(self) -> Callable[[Schedule | str, int, int], Holding]:

@@ -1,16 +1,24 @@
 """What the candidates of one setting share: sums over its layers, its arrangements on the cluster, its frozen work."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache, partial
 from itertools import accumulate
 
 from diffusionpipe.costs import Profile
 from diffusionpipe.ir import Range
 from diffusionpipe.planner.assembly.buckets import bucket_starts
+from diffusionpipe.planner.filling.frozen_layers import FillOptions, frozen_layers
+from diffusionpipe.planner.filling.shares import seconds_a_sample
 from diffusionpipe.planner.pricing.arrangement import Arrangement, Ground
 from diffusionpipe.planner.pricing.copied import computing
-from diffusionpipe.planner.pricing.encoders import components_of, encode_chunks_of
+from diffusionpipe.planner.pricing.encoders import (
+    Needs,
+    components_of,
+    encode_chunks_of,
+    kept_for_others,
+    needs_of,
+)
 from diffusionpipe.planner.pricing.layer_table import LayerTable
 from diffusionpipe.planner.pricing.setting import Setting
 from diffusionpipe.planner.pricing.stage_costs import frozen_time
@@ -121,6 +129,31 @@ class Tables:
         """The frozen tensors that layers first, ..., stop - 1 read."""
         graph, names = self.setting.graph, self.table.names
         return lru_cache(maxsize=None)(lambda first, stop: graph.frozen_outputs(names[first:stop]))
+
+    @cached_property
+    def needs(self) -> Callable[[int], Needs]:
+        """What the frozen layers need to encode so many samples."""
+        return lru_cache(maxsize=None)(lambda batch: needs_of(self.setting, batch))
+
+    @cached_property
+    def kept_for_others(self) -> Callable[[tuple[tuple[int, int], ...]], Bytes]:
+        """Bytes of a sample that a worker with these spans of layers holds only because it encodes it."""
+        graph = self.setting.graph
+        return lru_cache(maxsize=1 << 14)(
+            lambda spans: kept_for_others(graph, {name for span in spans for name in self.frozen_outputs(*span)})
+        )
+
+    @cached_property
+    def seconds_a_sample(self) -> Callable[[int, bool], Seconds]:
+        """Frozen work of one sample in fills of so many, on a device of speed 1; without waits for weights or with."""
+        setting, profile = self.setting, self.setting.profile
+        options = FillOptions(overhead=setting.fill_start)
+        ahead = replace(frozen_layers(profile), forward=self._computing_layer)
+        known = {False: frozen_layers(profile), True: ahead}
+        return lru_cache(maxsize=None)(lambda chunk, is_ahead: seconds_a_sample(known[is_ahead], options, chunk))
+
+    def _computing_layer(self, layer: int, samples: int) -> Seconds:
+        return computing(self.setting.profile, self.setting.graph.frozen_layers[layer], samples)
 
     @cached_property
     def frozen_outputs_bytes(self) -> dict[str, Bytes]:
