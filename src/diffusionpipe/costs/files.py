@@ -5,6 +5,7 @@ A number that reading accepts is one that planning can use: no time is negative,
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from math import prod
 from pathlib import Path
 
 from diffusionpipe.costs.cluster import Cluster
@@ -25,6 +26,12 @@ def _backbones_of(profile: dict[str, object]) -> None:
 PROFILE = Format("diffusionpipe-profile", 2, Profile, (_backbones_of,))
 CLUSTER = Format("diffusionpipe-cluster", 1, Cluster)
 
+LEAST_TIME, MOST_TIME = 1e-12, 1e9
+"""Seconds of a layer that does work: a thousandth of a nanosecond to 30 years. Sums and quotients of such times are
+numbers too."""
+MOST_COUNT = 2**60
+"""Bytes of a layer, samples, elements of a tensor, at most."""
+
 _Named = LayerSpec | TensorSpec | ParameterSpec
 ANY_CPU = "CPU"
 """A device of this name in a cluster stands for whatever CPU the profile was made on."""
@@ -42,8 +49,7 @@ def profile_from_text(text: str, *, source: str = "profile") -> Profile:
         FileFormatError: it is none, or a time is missing, negative, or 0 where work is done; layer and field are named.
     """
     profile = from_text(text, PROFILE, source=source)
-    _refuse(list(_graph_problems(profile.graph)), source)
-    _refuse(list(_zero_times(profile)), source)
+    _check(profile, source)
     return profile
 
 
@@ -59,8 +65,7 @@ def read_profile(path: Path) -> Profile:
         FileFormatError: as `profile_from_text`, or the file cannot be read.
     """
     profile = read_file(path, PROFILE)
-    _refuse(list(_graph_problems(profile.graph)), str(path))
-    _refuse(list(_zero_times(profile)), str(path))
+    _check(profile, str(path))
     return profile
 
 
@@ -117,6 +122,11 @@ def check_device(profile: Profile, cluster: Cluster, *, source: str) -> None:
         )
 
 
+def _check(profile: Profile, source: str) -> None:
+    _refuse(list(_graph_problems(profile.graph)), source)
+    _refuse([*_zero_times(profile), *_extremes(profile)], source)
+
+
 def _refuse(problems: list[str], source: str) -> None:
     if problems:
         rest = [f"and {len(problems) - MAX_PROBLEMS} more"] if len(problems) > MAX_PROBLEMS else []
@@ -171,6 +181,39 @@ def _zero_times(profile: Profile) -> Iterator[str]:
             for batch, value in zip(profile.batch_sizes, values, strict=bool(values)):
                 if is_work and value == 0:
                     yield f"{layer.name}: {field} is 0 for {batch} samples; it must be positive: profile again"
+
+
+def _extremes(profile: Profile) -> Iterator[str]:
+    """Numbers with which nothing can be counted: no machine has measured them."""
+    if profile.batch_sizes[-1] > MOST_COUNT:
+        yield f"batch_sizes: {profile.batch_sizes[-1]:.3g} samples are more than 2^60"
+    for layer in profile.layers:
+        times = {
+            "forward": layer.forward,
+            "forward_only": layer.forward_only,
+            "input_grad": layer.input_grad,
+            "weight_grad": layer.weight_grad,
+            "cast": (layer.cast,),
+            "host": (layer.host.forward, layer.host.input_grad, layer.host.weight_grad),
+        }
+        for field, values in times.items():
+            for value in values:
+                if value and not LEAST_TIME <= value <= MOST_TIME:
+                    yield f"{layer.name}: {field} holds {value:.3g} s; a time is {LEAST_TIME:g} to {MOST_TIME:g} s"
+        sizes = {
+            "activation": layer.activation,
+            "workspace": layer.workspace,
+            "drawing": layer.drawing,
+            "copies": (layer.copies,),
+        }
+        for field, counts in sizes.items():
+            if max(counts, default=0) > MOST_COUNT:
+                yield f"{layer.name}: {field} holds more than 2^60 bytes"
+    for spec in (*profile.graph.tensors, *profile.graph.parameters):
+        if prod(spec.shape) > MOST_COUNT:
+            yield f"{spec.name}: a tensor of the shape {spec.shape} has more than 2^60 elements"
+    if profile.update > 1:
+        yield f"update is {profile.update:.3g} s for each trained parameter; it is at most 1 s: profile again"
 
 
 def _difference(profiled: ModelGraph, model: ModelGraph) -> str:
