@@ -209,7 +209,8 @@ def _extremes(profile: Profile) -> Iterator[str]:
         for field, counts in sizes.items():
             if max(counts, default=0) > MOST_COUNT:
                 yield f"{layer.name}: {field} holds more than 2^60 bytes"
-    for spec in (*profile.graph.tensors, *profile.graph.parameters):
+    specs: tuple[TensorSpec | ParameterSpec, ...] = (*profile.graph.tensors, *profile.graph.parameters)
+    for spec in specs:
         if prod(spec.shape) > MOST_COUNT:
             yield f"{spec.name}: a tensor of the shape {spec.shape} has more than 2^60 elements"
     if profile.update > 1:

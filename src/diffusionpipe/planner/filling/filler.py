@@ -5,7 +5,7 @@ from dataclasses import replace
 from itertools import pairwise
 
 from diffusionpipe.costs.memory import MemoryUse
-from diffusionpipe.ir import Mesh
+from diffusionpipe.ir import Mesh, Schedule
 from diffusionpipe.passes import PlacedFill, communicate, insert_fills
 from diffusionpipe.planner.assembly.layout import Filler, Unfilled
 from diffusionpipe.planner.filling.fills import FillOptions, FillPlan, FrozenLayers, frozen_layers, plan_fills
@@ -19,6 +19,10 @@ from diffusionpipe.simulator import simulate
 from diffusionpipe.timing.buffers import moving_through
 from diffusionpipe.timing.memory import peak_memory
 from diffusionpipe.units import Bytes, Seconds
+
+QUEUED = 1.005
+"""An iteration longer than this many times the one in which no message waits for another is filled as it is: less makes
+graphs larger where that hardly matters, more fills waits that are none."""
 
 
 def filler_of(setting: Setting) -> Filler:
@@ -60,8 +64,16 @@ def fill_plan(setting: Setting, unfilled: Unfilled, frozen: FrozenLayers) -> Fil
     hosts, chunk = hosts_and_chunk(setting, unfilled)
     speeds = worker_speeds(setting.cluster, unfilled.mesh)
     options = FillOptions(speeds=speeds, max_chunk=chunk, workers=hosts, overhead=setting.fill_start)
-    queued = communicate(unfilled.schedule, unfilled.timeline)  # waits as they are where messages wait for each other
-    return plan_fills(queued, unfilled.costs, frozen, options)
+    return plan_fills(_queued(unfilled), unfilled.costs, frozen, options)
+
+
+def _queued(unfilled: Unfilled) -> Schedule:
+    """The schedule with explicit messages where they wait for each other, so that its waits are those of the plan."""
+    if not any(unfilled.costs.tensor_bytes.values()):
+        return unfilled.schedule
+    explicit = communicate(unfilled.schedule, unfilled.timeline)
+    is_waiting = simulate(explicit, unfilled.costs).makespan > QUEUED * unfilled.timeline.makespan
+    return explicit if is_waiting else unfilled.schedule
 
 
 def hosts_and_chunk(setting: Setting, unfilled: Unfilled) -> tuple[tuple[int, ...] | None, int]:

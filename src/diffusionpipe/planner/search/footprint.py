@@ -127,19 +127,22 @@ class Footprint:
     def hosts_and_chunk(self, candidate: Candidate) -> tuple[tuple[int, ...] | None, int]:
         """Units that can hold the frozen layers beside training, None for all, and the most samples of a fill.
 
-        That is what the filler asks of the plan (`Needs`), as far as it is known here: no messages wait, and in waits
-        all activations are held that ever are. Copies of the model do not wait, and encode while they hold none.
+        That is what the filler asks of the plan (`Needs`) where no messages wait, and where waits hold no activations:
+        how many they do is known of no order before it is timed, and a guess too high would lose plans. Of sharded
+        copies nothing is known here: they are taken to have room.
         """
         tables, rooms, others = self.tables, list[Room](), list[Bytes]()
+        batch = tables.setting.workload.batch // candidate.arrangement.data_parallel
+        if candidate.sharded:
+            return None, max(tables.needs(batch).running)
         memories = tables.ground(candidate.arrangement).memories
         for count, own, peaks in self._workers(candidate):
             use = self.use(own, peaks, is_host=False)
             # What is read from the frozen part is held twice where it is encoded ahead.
             held = use.total + use.frozen_outputs
-            unused = use.workspace + use.activations * candidate.is_copy
+            unused = use.workspace + use.activations
             rooms += [(memory - held, unused) for memory in memories[len(rooms) : len(rooms) + count]]
             others += [tables.kept_for_others(tuple(stage[:2] for stage in own))] * count
-        batch = tables.setting.workload.batch // candidate.arrangement.data_parallel
         return tables.needs(batch).hosts_and_chunk([rooms], others, batch)
 
     def _workers(self, candidate: Candidate) -> Iterator[tuple[int, list[_Stage], Sequence[Sequence[int]]]]:
