@@ -19,7 +19,17 @@ def column(seconds, *, waking=(), took=0.0, forward_only=None):
         host=NO_HOST,
         forward_only=forward_only,
     )
-    return Column(times={"layer": times}, activation={}, workspace={}, drawing={}, copies={}, waking=waking, took=took)
+    return Column(
+        times={"layer": times},
+        activation={},
+        workspace={},
+        drawing={},
+        kept={},
+        kept_reads={},
+        copies={},
+        waking=waking,
+        took=took,
+    )
 
 
 def swept(found, *, agree=alone, end=inf, first_took=0.0):

@@ -121,7 +121,7 @@ def make(
     else:
         assert batch is not None
         machines = _cluster(cluster, None)
-        made = profile_of(named or profile, machines, uses_cache=cache)
+        made = profile_of(named or profile, machines, uses_cache=cache, may_split=not draw)
         machines = allowed_of(used_of(machines, used, source="--use"), memory)
         again, kind = tuple(checkpoint or ()), optimizer or "AdamW"
         setting = stated_setting(made, machines, batch, checkpoint=again, has_ema=ema, optimizer=kind)

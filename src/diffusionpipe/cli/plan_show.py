@@ -14,7 +14,7 @@ from diffusionpipe.cli.plan_options import UsedRanks
 
 if TYPE_CHECKING:
     from diffusionpipe import viz
-    from diffusionpipe.costs import ModelGraph
+    from diffusionpipe.costs import ModelGraph, Profile
     from diffusionpipe.ir import Plan, Timeline
     from diffusionpipe.planner.pricing.setting import Setting
     from diffusionpipe.planner.search.proposal import Proposal
@@ -104,6 +104,7 @@ def _given(plan: Plan, plan_file: Path, profile: Path, cluster: str, used: Seque
 
     loaded, machines = read_profile(profile), load_cluster(cluster)
     check_device(loaded, machines, source=str(profile))
+    _check_kept(plan, loaded, profile)
     machines = used_of(machines, used, source="--use")
     check_ranks(machines, plan.mesh.num_ranks, source=str(plan_file))
     setting = stated_setting(
@@ -114,6 +115,13 @@ def _given(plan: Plan, plan_file: Path, profile: Path, cluster: str, used: Seque
             f"{profile} was made for another model: {misfit}; give the profile from which the plan was made"
         )
     return _predicted(plan, setting, f"simulated with {profile} and {cluster}", "AdamW without a moving average")
+
+
+def _check_kept(plan: Plan, profile: Profile, path: Path) -> None:
+    from diffusionpipe.costs.files import check_kept
+
+    if plan.train.splits_backwards:
+        check_kept(profile, source=str(path))
 
 
 def _predicted(plan: Plan, setting: Setting, source: str, workload: str) -> _Times:
@@ -174,6 +182,7 @@ def _setting_beside(plan: Plan, plan_file: Path) -> tuple[Setting, str, str] | N
         files.append("cluster.json")
         check_ranks(found, plan.mesh.num_ranks, source=str(plan_file))
     check_device(loaded, found, source=str(profile))
+    _check_kept(plan, loaded, profile)
     setting = stated_setting(loaded, found, plan.batch, checkpoint=plan.checkpointed, has_ema=False, optimizer="AdamW")
     training = "AdamW without a moving average"
     if recipe.is_file():

@@ -10,10 +10,11 @@ from diffusionpipe.cli.profile_cache import ProfileKey, cache_folder, cached_pro
 from diffusionpipe.cli.stated_model import code_digest, known_rates
 from diffusionpipe.costs import Cluster, Profile
 from diffusionpipe.costs.devices import DEVICES
-from diffusionpipe.costs.files import ANY_CPU, check_device, check_model, has_device, read_profile
+from diffusionpipe.costs.files import ANY_CPU, check_device, check_kept, check_model, has_device, read_profile
 from diffusionpipe.errors import ConfigError
 from diffusionpipe.profiler import analytic_profile, profile_model
 from diffusionpipe.profiler.measured import device_name, package_versions
+from diffusionpipe.schedules.traits import is_split
 from diffusionpipe.trainer.members import build_model
 from diffusionpipe.trainer.recipe import Recipe
 
@@ -39,6 +40,9 @@ def read_profile_of(recipe: Recipe, cluster: Cluster, path: Path) -> Profile:
     device = "cpu" if profile.source == "analytic" else profile.device_type
     model = build_model(recipe, device).model
     check_model(profile, model, source=str(path))
+    schedule = recipe.pipeline.schedule
+    if schedule is None or is_split(schedule):
+        check_kept(profile, source=str(path))
     return profile
 
 

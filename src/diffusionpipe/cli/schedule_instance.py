@@ -24,7 +24,7 @@ def instance(
     from diffusionpipe.cli.outputs import check_outputs
     from diffusionpipe.costs import Workload
     from diffusionpipe.costs.clusters import load_cluster
-    from diffusionpipe.costs.files import check_device, read_profile
+    from diffusionpipe.costs.files import check_device, check_kept, read_profile
     from diffusionpipe.costs.workload import state_of_optimizer
     from diffusionpipe.errors import ConfigError
     from diffusionpipe.ordering.instance import Placing
@@ -37,6 +37,7 @@ def instance(
     check_outputs(out)
     loaded, machines = read_profile(profile), load_cluster(cluster)
     check_device(loaded, machines, source=str(profile))
+    check_kept(loaded, source=str(profile))
     width = 8 if loaded.precision == "float64" else 4
     workload = Workload(
         batch=batch,

@@ -42,7 +42,7 @@ class StageCosts:
     activation: Bytes = 1
     """Bytes held from the start of F to the end of B (or of I, W)."""
     kept_after_input_grad: Bytes = 1
-    """What of it is held on from the end of I to the end of W."""
+    """Bytes held from the end of I to the end of W; more than the activation where layers are recomputed."""
     host: HostTimes = NO_HOST
     """The time of the host, beside which the device computes what has been issued."""
 

@@ -23,7 +23,11 @@ def _backbones_of(profile: dict[str, object]) -> None:
         graph.setdefault("backbones", [names])
 
 
-PROFILE = Format("diffusionpipe-profile", 2, Profile, (_backbones_of,))
+def _without_kept(_: dict[str, object]) -> None:
+    """Version 2 did not say what a split backward keeps: such a profile is not `Profile.counts_kept`."""
+
+
+PROFILE = Format("diffusionpipe-profile", 3, Profile, (_backbones_of, _without_kept))
 CLUSTER = Format("diffusionpipe-cluster", 1, Cluster)
 
 LEAST_TIME, MOST_TIME = 1e-12, 1e9
@@ -98,6 +102,19 @@ def check_model(profile: Profile, model: ModelGraph, *, source: str) -> None:
         raise FileFormatError(
             f"{source}: this profile was made for another model: {_difference(profile.graph, model)}\n"
             "Profile this recipe: diffusionpipe profile RECIPE --out FILE"
+        )
+
+
+def check_kept(profile: Profile, *, source: str) -> None:
+    """Check that the profile says what a split backward keeps for its weight gradients.
+
+    Raises:
+        FileFormatError: it was made before profiles said so.
+    """
+    if not profile.counts_kept:
+        raise FileFormatError(
+            f"{source}: this profile was made by an earlier version, which did not count what a split backward keeps "
+            f"in memory; make it anew: diffusionpipe profile RECIPE --out {source}"
         )
 
 

@@ -35,7 +35,8 @@ def joined_profile(parts: Mapping[str, Profile]) -> Profile:
         chosen = _at_sizes(profile, sizes)
         graphs.append(_renamed(name, profile.graph, rename))
         for spec, layer in zip(graphs[-1].layers, chosen.layers, strict=True):
-            layers.setdefault(spec.name, (spec, replace(layer, name=spec.name)))
+            kept_reads = tuple(map(rename, layer.kept_reads))
+            layers.setdefault(spec.name, (spec, replace(layer, name=spec.name, kept_reads=kept_reads)))
     first = next(iter(parts.values()))
     graph = ModelGraph(
         layers=tuple(spec for spec, _ in layers.values()),
@@ -157,6 +158,7 @@ def _at_sizes(profile: Profile, sizes: tuple[int, ...]) -> Profile:
             activation=tuple(layer.activation[i] for i in chosen),
             workspace=tuple(layer.workspace[i] for i in chosen),
             drawing=tuple(layer.drawing[i] for i in chosen) if layer.drawing else (),
+            kept=tuple(layer.kept[i] for i in chosen) if layer.kept else (),
             forward_spread=of(layer.forward_spread),
             backward_spread=of(layer.backward_spread),
         )

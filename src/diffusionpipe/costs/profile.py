@@ -52,6 +52,13 @@ class LayerProfile:
     drawing: tuple[Bytes, ...] = ()
     """Bytes of the forward at its peak where nothing is kept for a backward, what it writes included. A file without it
     leaves them to be bounded by activation and workspace."""
+    kept: tuple[Bytes, ...] = ()
+    """Where the backward is split, bytes that op I leaves for op W, which needs inputs and output gradients of the
+    linear layers, convolutions and embeddings inside the layer, each storage once. () where nobody has counted them:
+    then they are what the layer reads and writes, which is right of a layer that is one such module."""
+    kept_reads: tuple[str, ...] = ()
+    """Tensors that the layer reads and that stay for W besides, under the names with which they were written first;
+    their bytes are not in `kept`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,6 +111,7 @@ class Profile:
                 "workspace": layer.workspace,
                 **({"forward_only": layer.forward_only} if layer.forward_only else {}),
                 **({"drawing": layer.drawing} if layer.drawing else {}),
+                **({"kept": layer.kept} if layer.kept else {}),
             }
             for name, values in columns.items():
                 if len(values) != len(self.batch_sizes):
@@ -121,6 +129,11 @@ class Profile:
             problems.append(f"update must not be negative; got {self.update}")
         if problems:
             raise ValueError("\n".join(problems))
+
+    @property
+    def counts_kept(self) -> bool:
+        """Whether every trained layer says what a split backward keeps."""
+        return all(layer.kept or not any(layer.weight_grad) for layer in self.layers)
 
     @cached_property
     def _layer(self) -> dict[str, LayerProfile]:
@@ -155,6 +168,20 @@ class Profile:
     def activation(self, name: str, batch: float) -> Bytes:
         """Bytes that the layer keeps for its backward."""
         return round(cost_at(self.batch_sizes, self._curves[name].activation, batch))
+
+    def kept(self, name: str, batch: float) -> Bytes:
+        """Bytes that op I of the layer leaves for its W, without what the layer reads."""
+        known = self._curves[name].kept
+        if known:
+            return round(cost_at(self.batch_sizes, known, batch))
+        return round(self._written[name] * batch) if self.weight_grad(name, batch) else 0
+
+    def kept_reads(self, name: str) -> tuple[str, ...]:
+        """What it reads and leaves for its W, under the names with which it was written first."""
+        layer = self._layer[name]
+        if layer.kept:
+            return layer.kept_reads
+        return self.graph.layer(name).reads if any(layer.weight_grad) else ()
 
     def cast(self, name: str, workload: Workload) -> Seconds:
         """Time of casting the layer's weights once; 0 where they are narrow already."""
@@ -197,4 +224,5 @@ def _ascending(layer: LayerProfile) -> LayerProfile:
         activation=ascending_peaks(layer.activation),
         workspace=ascending_peaks(layer.workspace),
         drawing=ascending_peaks(layer.drawing),
+        kept=ascending_peaks(layer.kept),
     )

@@ -61,6 +61,11 @@ class Schedule:
         return any(action.op in MESSAGE_OPS for order in self.orders for action in order)
 
     @property
+    def splits_backwards(self) -> bool:
+        """Whether gradients of inputs and of weights are computed apart, in any of its pipelines."""
+        return any(Op.W in pipeline.ops for pipeline in self.placement.pipelines)
+
+    @property
     def lead(self) -> int:
         """In a window the largest lead of an action; 0: the schedule is an iteration that ends with a flush."""
         return max((action.reading.lead for order in self.orders for action in order), default=0)

@@ -72,18 +72,7 @@ def analytic_profiles(
     if not sizes or sizes[0] < 1:
         raise ConfigError(f"batch sizes must be positive, e.g. 1,2,4,8; got {', '.join(map(str, batch_sizes)) or '-'}")
 
-    counted = 0
-
-    def step() -> None:
-        nonlocal counted
-        counted += 1
-        if progress is not None:
-            progress(counted, max(counted, len(graph.layers) * min(len(sizes), len(_COUNTED))))
-
-    def count(batch: int) -> Counts:
-        return count_layers(graph, model, batch, precision=precision, device_type=device_type, step=step)
-
-    columns = _all_sizes(count, sizes)
+    columns = counts_at(sizes, graph, model, precision=precision, device_type=device_type, progress=progress)
     return tuple(
         Profile(
             graph=model,
@@ -98,6 +87,49 @@ def analytic_profiles(
         )
         for rates in found
     )
+
+
+def counts_at(
+    sizes: Sequence[int],
+    graph: LayerGraph,
+    model: ModelGraph,
+    *,
+    precision: str,
+    device_type: str,
+    progress: Report | None = None,
+) -> list[Counts]:
+    """What every layer does at each of these batch sizes. `progress` is told (layers counted, all)."""
+    counted = 0
+
+    def step() -> None:
+        nonlocal counted
+        counted += 1
+        if progress is not None:
+            progress(counted, max(counted, len(graph.layers) * min(len(sizes), len(_COUNTED))))
+
+    def count(batch: int) -> Counts:
+        return count_layers(graph, model, batch, precision=precision, device_type=device_type, step=step)
+
+    return _all_sizes(count, sizes)
+
+
+def with_kept(profile: Profile, graph: LayerGraph) -> Profile:
+    """The profile with what split backwards keep, counted at its batch sizes; all else is as it was.
+
+    For profiles that were made before they said so. `graph` is the model that was profiled.
+    """
+    columns = counts_at(
+        profile.batch_sizes, graph, profile.graph, precision=profile.precision, device_type=profile.device_type
+    )
+    layers = tuple(
+        replace(
+            layer,
+            kept=tuple(column[layer.name].kept for column in columns),
+            kept_reads=columns[0][layer.name].kept_reads,
+        )
+        for layer in profile.layers
+    )
+    return replace(profile, layers=layers)
 
 
 def _layer_profiles(
@@ -145,6 +177,8 @@ def _between(low: LayerCount, high: LayerCount, batch: int) -> LayerCount:
         activation=round(at(low.activation, high.activation)),
         workspace=round(at(low.workspace, high.workspace)),
         drawing=round(at(low.drawing, high.drawing)),
+        kept=round(at(low.kept, high.kept)),
+        kept_reads=low.kept_reads,
         cast=low.cast,
         copies=low.copies,
     )
@@ -161,6 +195,8 @@ def _layer_profile(name: str, counts: Sequence[LayerCount], seconds: _Clock, dis
         activation=tuple(count.activation for count in counts),
         workspace=tuple(count.workspace for count in counts),
         drawing=tuple(count.drawing for count in counts),
+        kept=tuple(count.kept for count in counts),
+        kept_reads=counts[0].kept_reads,
         cast=seconds(counts[0].cast),
         copies=counts[0].copies,
     )

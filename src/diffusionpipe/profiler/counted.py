@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -35,6 +35,9 @@ class LayerCount:
     workspace: Bytes
     drawing: Bytes
     """As in `LayerProfile`."""
+    kept: Bytes
+    kept_reads: tuple[str, ...]
+    """As in `LayerProfile`."""
     cast: tuple[Operation, ...] = ()
     """Copying its weights, once in an iteration."""
     copies: Bytes = 0
@@ -52,7 +55,7 @@ def count_layers(
 ) -> dict[str, LayerCount]:
     """What every layer does with `batch` samples; needs neither weights nor the device. Calls `step` after each."""
     ledger = KeptBytes(model)
-    counted: dict[str, tuple[_Traces, Bytes, Bytes]] = {}
+    counted: dict[str, tuple[_Traces, MemoryRun]] = {}
     known: dict[Hashable, _Known] = {}
     with FakeTensorMode(allow_non_fake_inputs=True), fake_weights(graph):
         tensors = {
@@ -62,12 +65,15 @@ def count_layers(
             narrow = torch.bfloat16 if precision == "bfloat16" else None
             run = layer_run(graph, model, layer, tensors, _casts(precision, device_type), narrow)
             written, traces, memory = _count(layer, run, ledger, known)
-            counted[layer.name] = traces, memory.workspace, memory.drawing
+            counted[layer.name] = traces, replace(memory, written=())
             tensors.update(written)
             release(run)
             step()
     activation = ledger.totals()
-    return {name: traces.count(activation[name], *memory) for name, (traces, *memory) in counted.items()}
+    return {
+        name: traces.count(activation[name], memory, ledger.put_aside[name])
+        for name, (traces, memory) in counted.items()
+    }
 
 
 def _casts(precision: str, device_type: str) -> Callable[[], AbstractContextManager[object]]:
@@ -115,7 +121,7 @@ class _Traces:
         self.input_grad, self.backward = other.input_grad, other.backward
         self.is_differentiated = other.is_differentiated
 
-    def count(self, activation: Bytes, workspace: Bytes, drawing: Bytes) -> LayerCount:
+    def count(self, activation: Bytes, memory: MemoryRun, kept_reads: tuple[str, ...]) -> LayerCount:
         """All that was counted."""
         return LayerCount(
             forward=tuple(self.forward.operations),
@@ -124,8 +130,10 @@ class _Traces:
             has_inputs=self.is_differentiated and bool(self.run.differentiable),
             is_trained=self.is_differentiated and bool(self.run.trained),
             activation=activation,
-            workspace=workspace,
-            drawing=drawing,
+            workspace=memory.workspace,
+            drawing=memory.drawing,
+            kept=memory.put_aside.own,
+            kept_reads=kept_reads,
             cast=tuple(self.cast.operations),
             copies=self.copies,
         )
@@ -163,9 +171,10 @@ def _count(
         known=known_run,
     )
     memory = run_for_memory(run, LiveBytes(), watch)
-    known.setdefault(key, _Known(traces=traces, run=KnownRun(backward=memory.backward, drawing=memory.drawing)))
+    found = KnownRun(backward=memory.backward, drawing=memory.drawing, put_aside=memory.put_aside)
+    known.setdefault(key, _Known(traces=traces, run=found))
     written = dict(zip(layer.writes, memory.written, strict=True))
-    ledger.add(layer, memory.kept, run.reads, written, weight_keys(run))
+    ledger.add(layer, memory.kept, run.reads, written, weight_keys(run), memory.put_aside.reads)
     return written, traces, memory
 
 

@@ -7,8 +7,8 @@ from typing import Protocol
 
 from torch import Tensor
 
-from diffusionpipe.profiler.layer_run import LayerRun
-from diffusionpipe.profiler.memory import Kept, LiveBytes
+from diffusionpipe.profiler.layer_run import LayerRun, weight_keys
+from diffusionpipe.profiler.memory import Kept, LiveBytes, storage_key
 from diffusionpipe.units import Bytes
 
 BeforeBackward = Callable[[Sequence[Tensor], Sequence[Tensor]], None]
@@ -34,6 +34,16 @@ class Gauge(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PutAside:
+    """What a layer's I leaves for its W, each storage once; weights do not count."""
+
+    own: Bytes = 0
+    """Gradients, and inputs of its modules that the layer has made itself."""
+    reads: tuple[int, ...] = ()
+    """Which of the tensors that the layer reads stay too, by their position."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryRun:
     """The result of one run."""
 
@@ -46,6 +56,7 @@ class MemoryRun:
     """What the backward had at its peak beyond what was there at its start, the gradients of the outputs included."""
     drawing: Bytes
     """What a forward that keeps nothing has at its peak, what it writes included."""
+    put_aside: PutAside
 
     @property
     def workspace(self) -> Bytes:
@@ -70,6 +81,7 @@ class KnownRun:
 
     backward: Bytes
     drawing: Bytes
+    put_aside: PutAside
 
 
 def run_for_memory(run: LayerRun, gauge: Gauge, watch: Watch | None = None) -> MemoryRun:
@@ -87,8 +99,30 @@ def run_for_memory(run: LayerRun, gauge: Gauge, watch: Watch | None = None) -> M
         known = watch.known(outputs)
         if known is None:
             backward = _backward_workspace(run, outputs, gauge, watch)
-            known = KnownRun(backward=backward, drawing=_drawing(run, gauge))
-    return MemoryRun(written=written, kept=kept, forward=forward, backward=known.backward, drawing=known.drawing)
+            known = KnownRun(backward=backward, drawing=_drawing(run, gauge), put_aside=_put_aside(run))
+    return MemoryRun(
+        written=written,
+        kept=kept,
+        forward=forward,
+        backward=known.backward,
+        drawing=known.drawing,
+        put_aside=known.put_aside,
+    )
+
+
+def _put_aside(run: LayerRun) -> PutAside:
+    if run.is_frozen or not run.trained or not run.forwards:
+        return PutAside()
+    position_of = {storage_key(run.reads[name]): position for position, name in enumerate(run.layer.reads)}
+    weights, own, reads = weight_keys(run), dict[int, Bytes](), set[int]()
+    deferred = run.put_aside()
+    for tensor in deferred.tensors():
+        key = storage_key(tensor)
+        if key in position_of:
+            reads.add(position_of[key])
+        elif key not in weights:
+            own[key] = tensor.untyped_storage().nbytes()
+    return PutAside(own=sum(own.values()), reads=tuple(sorted(reads)))
 
 
 def _drawing(run: LayerRun, gauge: Gauge) -> Bytes:

@@ -12,7 +12,7 @@ from diffusionpipe.models.glue import tables_of
 from diffusionpipe.models.graph import Layer, LayerGraph, own_parameters
 from diffusionpipe.profiler.memory import storage_key
 from diffusionpipe.runtime.casts import Casts
-from diffusionpipe.runtime.split import Forward, cast_weights, run_with
+from diffusionpipe.runtime.split import Deferred, Forward, cast_weights, run_with
 from diffusionpipe.runtime.stage import module_forwards
 from diffusionpipe.units import Seconds
 
@@ -69,6 +69,15 @@ class LayerRun:
         torch.autograd.backward(outputs, gradients)
         for tensor in self.reads.values():
             tensor.grad = None
+
+    def put_aside(self) -> Deferred:
+        """What op I puts aside for op W of this batch; runs a forward and the input gradient."""
+        deferred = Deferred()
+        reads = (self.reads[name] for name in self.layer.reads)
+        with self.context():
+            outputs = run_with(self.forwards, deferred, self.casts, self.layer.run, self.component, *reads)
+        self.backward(*self.gradients_like(outputs))
+        return deferred
 
     def gradients_like(self, outputs: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
         """The outputs that a backward starts from, and a gradient for each."""

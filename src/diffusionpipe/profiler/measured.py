@@ -220,6 +220,7 @@ def _column(setting: _Setting, batch: int, progress: Callable[[int], None], *, w
     times: dict[str, LayerTimes] = {}
     workspace: dict[str, Bytes] = {}
     drawing: dict[str, Bytes] = {}
+    kept: dict[str, Bytes] = {}
     copies: dict[str, Bytes] = {}
     waking: tuple[tuple[Seconds, Seconds], ...] = ()
     clock = Clock.of(setting.device)
@@ -229,6 +230,7 @@ def _column(setting: _Setting, batch: int, progress: Callable[[int], None], *, w
             group, stop = _group(setting, stop, weights, tensors, ledger)
             workspace |= {run.layer.name: memory.workspace for run, memory in group}
             drawing |= {run.layer.name: memory.drawing for run, memory in group}
+            kept |= {run.layer.name: memory.put_aside.own for run, memory in group}
             runs = [run for run, _ in group]
             copies |= {run.layer.name: _copied_bytes(run) for run in runs}
             agree = partial(_agree, setting)
@@ -246,6 +248,8 @@ def _column(setting: _Setting, batch: int, progress: Callable[[int], None], *, w
         activation=ledger.totals(),
         workspace=workspace,
         drawing=drawing,
+        kept=kept,
+        kept_reads=ledger.put_aside,
         copies=copies,
         waking=waking,
         took=time.perf_counter() - began,
@@ -297,7 +301,7 @@ def _run_once(
     gauge: Gauge = CudaPeak(setting.device) if setting.device.type == "cuda" else LiveBytes()
     memory = run_for_memory(run, gauge)
     written = dict(zip(layer.writes, memory.written, strict=True))
-    ledger.add(layer, memory.kept, run.reads, written, weight_keys(run))
+    ledger.add(layer, memory.kept, run.reads, written, weight_keys(run), memory.put_aside.reads)
     parameters = own_parameters(layer, run.component)
     num_bytes = sum(p.nbytes * (2 if p.requires_grad else 1) for p in parameters) + _copied_bytes(run)
     tensors_bytes = sum(tensor.nbytes for tensor in written.values())
@@ -319,6 +323,8 @@ def _layer_profile(name: str, columns: Sequence[Column]) -> LayerProfile:
         activation=tuple(column.activation[name] for column in columns),
         workspace=tuple(column.workspace[name] for column in columns),
         drawing=tuple(column.drawing[name] for column in columns),
+        kept=tuple(column.kept[name] for column in columns),
+        kept_reads=columns[0].kept_reads[name],
         forward_spread=tuple(t.forward_spread for t in times),
         backward_spread=tuple(t.backward_spread for t in times),
         cast=mean(t.cast for t in times),

@@ -1,7 +1,7 @@
 """Bytes that layers keep for their backward, and bytes that live while they run."""
 
 import weakref
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -49,14 +49,25 @@ class KeptBytes:
     model: ModelGraph
     own: dict[str, Bytes] = field(default_factory=dict)
     """Bytes by layer."""
+    put_aside: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    """Of what each layer reads the tensors that stay for its W, under the names with which they were written first."""
     _outputs: dict[str, Bytes] = field(default_factory=dict)
     _alias: dict[str, str] = field(default_factory=dict)
     _kept: set[str] = field(default_factory=set)
 
     def add(
-        self, layer: Layer, kept: Kept, reads: Mapping[str, Tensor], writes: Mapping[str, Tensor], weights: set[int]
+        self,
+        layer: Layer,
+        kept: Kept,
+        reads: Mapping[str, Tensor],
+        writes: Mapping[str, Tensor],
+        weights: set[int],
+        put_aside: Sequence[int] = (),
     ) -> None:
-        """Note what one layer kept; `weights` are the keys of its parameters and buffers, which do not count."""
+        """Note what one layer kept; `weights` are the keys of its parameters and buffers, which do not count.
+
+        `put_aside`: positions of the reads that stay for its W.
+        """
         read_as = {storage_key(tensor): name for name, tensor in reads.items()}
         written_as: dict[int, str] = {}
         for name, tensor in writes.items():
@@ -76,11 +87,15 @@ class KeptBytes:
             elif key not in weights:
                 own += num_bytes
         self.own[layer.name] = own
+        self.put_aside[layer.name] = tuple(dict.fromkeys(self._original(layer.reads[at]) for at in put_aside))
 
-    def _keep(self, name: str) -> None:
+    def _original(self, name: str) -> str:
         while name in self._alias:
             name = self._alias[name]
-        self._kept.add(name)
+        return name
+
+    def _keep(self, name: str) -> None:
+        self._kept.add(self._original(name))
 
     def totals(self) -> dict[str, Bytes]:
         """Bytes by layer, outputs that anyone keeps included; 0 for frozen layers."""

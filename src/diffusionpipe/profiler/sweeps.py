@@ -30,6 +30,8 @@ class Column:
     activation: Mapping[str, Bytes]
     workspace: Mapping[str, Bytes]
     drawing: Mapping[str, Bytes]
+    kept: Mapping[str, Bytes]
+    kept_reads: Mapping[str, tuple[str, ...]]
     copies: Mapping[str, Bytes]
     waking: tuple[tuple[Seconds, Seconds], ...]
     """(wait, what forwards take longer after it); () where it was not measured."""
@@ -76,6 +78,8 @@ def joined(columns: Sequence[Column]) -> Column:
         activation=columns[0].activation,
         workspace=columns[0].workspace,
         drawing=columns[0].drawing,
+        kept=columns[0].kept,
+        kept_reads=columns[0].kept_reads,
         copies=columns[0].copies,
         waking=table,
         took=sum(column.took for column in columns),

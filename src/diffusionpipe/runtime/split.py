@@ -49,6 +49,12 @@ class Deferred:
         """Put a layer's input and the gradient of its output aside."""
         self._entries.append((compute, x, gradient))
 
+    def tensors(self) -> Iterator[Tensor]:
+        """All that is put aside; several may share a storage."""
+        for _, x, gradient in self._entries:
+            yield x
+            yield gradient
+
     def run(self) -> None:
         """Add all weight gradients to the parameters' `.grad`, each layer's tensors dropped after it."""
         entries = self._entries

@@ -22,6 +22,16 @@ def is_chain(name: str) -> bool:
 
 
 @cache
+def is_split(name: str) -> bool:
+    """Whether the family computes gradients of inputs and of weights apart.
+
+    >>> [is_split(name) for name in ("1f1b", "zb-h1")]
+    [False, True]
+    """
+    return REGISTRY[name](WORKERS, MICROBATCHES).splits_backwards
+
+
+@cache
 def holds_one(name: str) -> bool:
     """Whether a micro-batch goes through all stages of the family and comes back before the next one starts.
 

@@ -6,10 +6,15 @@ the last op: W where the backward is split, else B, or F itself where there is n
     op      F                    I                          B, W, or F without a backward
     held    + activation         - activation + kept        - the rest
 
+What is kept for W are inputs of a stage's modules, which the activation holds too, and the gradients of their outputs,
+which I makes. Where layers are recomputed it is far more than the activation, and I takes the difference at its start.
+
 A worker computes one action after the other, so the most that it holds depends on its order alone, not on times.
 
 >>> {op.value: change for op, change in changes_of(frozenset({Op.F, Op.I, Op.W}), activation=5, kept=2).items()}
 {'F': (5, 0), 'I': (0, -3), 'W': (0, -2)}
+>>> {op.value: change for op, change in changes_of(frozenset({Op.F, Op.I, Op.W}), activation=2, kept=5).items()}
+{'F': (2, 0), 'I': (3, 0), 'W': (0, -5)}
 >>> from diffusionpipe.schedules import one_f_one_b
 >>> activations_in_flight(one_f_one_b(3, 4))
 (3, 2, 1)
@@ -33,12 +38,13 @@ def changes_of(ops: frozenset[Op], activation: Bytes, kept: Bytes) -> dict[Op, C
     Args:
         ops: of the pipeline.
         activation: what F takes.
-        kept: what of it I leaves for W, where the backward is split.
+        kept: what I leaves for W, where the backward is split.
     """
     if Op.B in ops:
         return {Op.F: (activation, 0), Op.B: (0, -activation)}
     if Op.W in ops:
-        return {Op.F: (activation, 0), Op.I: (0, kept - activation), Op.W: (0, -kept)}
+        more = kept - activation
+        return {Op.F: (activation, 0), Op.I: (max(more, 0), min(more, 0)), Op.W: (0, -kept)}
     return {Op.F: (activation, -activation)}
 
 
@@ -58,7 +64,7 @@ def changes_by_order(schedule: Schedule, sizes: Sequence[tuple[Bytes, Bytes]]) -
 
     Args:
         schedule: its orders, and the ops of its pipelines.
-        sizes: for each stage the activation of one micro-batch, and what of it is kept for W.
+        sizes: for each stage the activation of one micro-batch, and what is kept for W.
     """
     none = (0, 0)
     table = {

@@ -15,6 +15,7 @@ from diffusionpipe.costs import Cluster, ModelGraph, Profile
 from diffusionpipe.costs.files import read_profile, write_profile
 from diffusionpipe.models.graph import LayerGraph
 from diffusionpipe.profiler import profile_job
+from diffusionpipe.profiler.analytic import with_kept
 from diffusionpipe.profiler.measured import device_name
 from diffusionpipe.runtime.exchange import form_of, optional
 from diffusionpipe.runtime.process_group import Job
@@ -81,7 +82,7 @@ def agree_on_profile(
     path, shelf = recipe.run.folder / PROFILE, planning.shelf
     measurement = _measurement(model, recipe, job)
     kept = from_first(
-        lambda: _kept_profile(path, model, recipe, job) or _from_shelf(shelf, measurement, path),
+        lambda: _kept_profile(path, graph, model, recipe, job) or _from_shelf(shelf, measurement, path),
         optional(form_of(Profile)),
     )
     if kept is not None:
@@ -157,13 +158,17 @@ def _from_shelf(shelf: ProfileShelf | None, measurement: Measurement, path: Path
     return profile
 
 
-def _kept_profile(path: Path, model: ModelGraph, recipe: Recipe, job: Job) -> Profile | None:
+def _kept_profile(path: Path, graph: LayerGraph, model: ModelGraph, recipe: Recipe, job: Job) -> Profile | None:
     """The profile of an earlier start of the run, if it is of the same model on the same device."""
     if not path.exists():
         return None
     profile = read_profile(path)
     is_same_model = profile.graph == model and profile.precision == recipe.training.precision.value
     if is_same_model and profile.device == device_name(job.device):
+        if not profile.counts_kept:  # of an earlier version: its times stay
+            logger.info("profile=%s counted=what_split_backwards_keep", path)
+            profile = with_kept(profile, graph)
+            write_profile(profile, path)
         return profile
     logger.warning("profile=%s measured_again=True reason=of_another_model_or_device", path)
     return None

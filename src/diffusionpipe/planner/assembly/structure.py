@@ -117,7 +117,8 @@ class Holding:
     parts: tuple[int, ...]
     """For each block the micro-batches into which its backbone cuts a group's samples."""
     peaks: tuple[tuple[tuple[int, ...], ...], ...]
-    """For each worker: of how many micro-batches each of its stages holds activations, whenever that is a maximum."""
+    """For each worker, whenever that may be a maximum: of how many micro-batches each of its stages holds activations,
+    and of how many what is kept for W. Two numbers for each stage."""
 
 
 @lru_cache(maxsize=256)
@@ -140,7 +141,7 @@ def microbatches_of_blocks(schedule: Schedule) -> dict[int, int]:
 
 
 def holding_of(schedule: Schedule) -> Holding:
-    """What the workers hold. An activation is held from its F to the end of B, or of W where the backward is split."""
+    """What the workers hold: activations from F to B, or to I where the backward is split; then what W needs."""
     placement = schedule.placement
     count = {stage: len(p.microbatches) for p in placement.pipelines for stage in p.stages}
     own = [[s for s, stage in enumerate(placement.stages) if stage.worker == w] for w in range(schedule.num_workers)]
@@ -152,22 +153,25 @@ def holding_of(schedule: Schedule) -> Holding:
 
 
 def _peaks(schedule: Schedule, worker: int, stages: Sequence[int]) -> tuple[tuple[int, ...], ...]:
-    held = dict.fromkeys(stages, 0)
-    changes = {
-        (stage, op): change
-        for stage in stages
-        for op, change in changes_of(schedule.placement.pipeline_of(stage).ops, 1, 1).items()
-    }
+    held = [0] * (2 * len(stages))
+    steps: dict[tuple[int, Op], tuple[tuple[int, int], ...]] = {}
+    """Of a stage and op: the places in `held` that change, one after the other, each with by how much."""
+    for place, stage in zip(range(0, len(held), 2), stages, strict=True):
+        ops = schedule.placement.pipeline_of(stage).ops
+        last = place + 1 if Op.W in ops else place
+        for op, (taken, given_back) in changes_of(ops, 1, 1).items():
+            steps[stage, op] = ((place, taken), (last, given_back))
+        if Op.W in ops:  # what W needs is there when the rest is given back, and what both hold counts once
+            steps[stage, Op.I] = ((place, -1), (place + 1, 1))
     seen: dict[tuple[int, ...], None] = {}
     is_rising = False
     for action in schedule.orders[worker]:
-        taken, given_back = changes.get((action.stage, action.op), (0, 0))
-        held[action.stage] += taken
-        is_rising |= taken > 0
-        if given_back and is_rising:  # before something is given back, and only there, can be a maximum
-            seen[tuple(held.values())] = None
-            is_rising = False
-        held[action.stage] += given_back
+        for place, change in steps.get((action.stage, action.op), ()):
+            if change < 0 and is_rising:  # before something is given back, and only there, can be a maximum
+                seen[tuple(held)] = None
+                is_rising = False
+            held[place] += change
+            is_rising |= change > 0
     return tuple(one for one in seen if not any(other != one and _covers(other, one) for other in seen))
 
 

@@ -58,6 +58,7 @@ class LayerTable:
     workload: Workload
     _sums: dict[tuple[float, float | None], Sums] = field(default_factory=dict, repr=False, compare=False)
     _workspace: dict[float, tuple[Bytes, ...]] = field(default_factory=dict, repr=False, compare=False)
+    _kept: dict[float, tuple[Bytes, ...]] = field(default_factory=dict, repr=False, compare=False)
 
     @cached_property
     def names(self) -> tuple[str, ...]:
@@ -300,6 +301,29 @@ class LayerTable:
         """Bytes that these layers keep for the backward of one micro-batch of so many samples."""
         sums = self.sums(samples).activation
         return sums[stop] - sums[first] + round(samples * self.held_bytes[first][stop])
+
+    def kept(self, first: int, stop: int, samples: float) -> Bytes:
+        """Bytes that stay for W between op I and op W of one micro-batch of so many samples, recomputed or not."""
+        if samples not in self._kept:
+            self._kept[samples] = tuple(accumulate((self.profile.kept(n, samples) for n in self.names), initial=0))
+        sums = self._kept[samples]
+        return sums[stop] - sums[first] + round(samples * self._kept_reads[first][stop])
+
+    @cached_property
+    def _kept_reads(self) -> tuple[tuple[Bytes, ...], ...]:
+        """Entry [first][stop]: bytes of one sample of what layers first, ..., stop - 1 read and leave for W.
+
+        Each tensor once. What comes from the frozen part, and raw inputs, are held anyway.
+        """
+        graph, table = self.profile.graph, []
+        reads = [frozenset(self.profile.kept_reads(name)) - graph.frozen_tensors for name in self.names]
+        for first in range(len(self.layers) + 1):
+            row, held = [0] * (first + 1), set[str]()
+            for own in reads[first:]:
+                row.append(row[-1] + sum(graph.tensor(name).num_bytes for name in own - held))
+                held |= own
+            table.append(tuple(row))
+        return tuple(table)
 
 
 def trained_reads(graph: ModelGraph, layers: Collection[str]) -> frozenset[str]:

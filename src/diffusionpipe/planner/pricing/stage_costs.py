@@ -157,8 +157,8 @@ def block_costs(
     span = table.range_of(layers)
     times = table.sums(samples, microbatches).times(*span, is_probe=is_probe)
     outside = trained_reads(setting.graph, layers) if received is None else frozenset(received)
-    activation, deferred = _kept_bytes(setting, layers, samples, again=again, received=outside)
-    return stage_costs(times, speed, occupied, table.host(*span), held=(activation, min(activation, deferred)))
+    held = _activation(setting, layers, samples, again=again, received=outside), table.kept(*span, samples)
+    return stage_costs(times, speed, occupied, table.host(*span), held=held)
 
 
 def stage_costs(
@@ -172,7 +172,7 @@ def stage_costs(
     """The price of a stage whose layers take these times (`Sums.times`) at speed 1.
 
     `occupied` is what messages take from its forward and its backward, and `host` what its host takes, whatever its
-    speed. `held`: its activation, and what is kept of it after the input gradient.
+    speed. `held`: its activation, and what is kept after the input gradient.
     """
     forward, input_grad, weight_grad = times
     return StageCosts(
@@ -233,29 +233,25 @@ def _parameters(graph: ModelGraph, layers: Collection[str]) -> list[ParameterSpe
     return [p for p in graph.parameters if p.name in names]
 
 
-def _kept_bytes(
+def _activation(
     setting: Setting, layers: Sequence[str], samples: float, *, again: frozenset[str], received: Collection[str]
-) -> tuple[Bytes, Bytes]:
-    """Bytes kept from the forward to the backward, and of these from the input gradient to the weight gradient.
+) -> Bytes:
+    """Bytes kept from the forward to the backward.
 
     A layer's own bytes hold what it writes; what a recomputed one writes is held if any layer reads it, as input of
     the next one or until it is sent.
     """
     profile, graph, wanted = setting.profile, setting.graph, set(layers)
-    kept, deferred, held = 0, 0, set[str]()
+    kept, held = 0, set[str]()
     for layer in graph.layers:
         if layer.name not in wanted:
             continue
-        reads = sum(graph.tensor(name).num_bytes for name in dict.fromkeys(layer.reads))
-        writes = sum(graph.tensor(name).num_bytes for name in layer.writes)
         held.update(name for name in layer.reads if name in received)
         if layer.name in again:
             held.update(graph.read_tensors.intersection(layer.writes))
         else:
             kept += profile.activation(layer.name, samples)
-        if profile.weight_grad(layer.name, samples):
-            deferred += round(samples * (reads + writes))
-    return kept + round(samples * sum(graph.tensor(name).num_bytes for name in held)), deferred
+    return kept + round(samples * sum(graph.tensor(name).num_bytes for name in held))
 
 
 def worker_speeds(cluster: Cluster, mesh: Mesh) -> tuple[float, ...]:

@@ -5,7 +5,7 @@ and the workspace of trained layers are exact. The rest is known only of a plan,
 
     encoders          every host holds all of them, and encodes an equal share of the batch while nothing else is there
     activations       at their own peak, with messages or without; a unit with several stages also counts what one of
-                      them reads of another; where the backward is split everything is held until W
+                      them reads of another; where the backward is split, what W needs from I on
     messages          none: as many as two may wait while activations peak, but which is known of no order before it
                       is timed, and a guess too high would lose plans that fit
     frozen outputs    of one batch what the unit's stages read, and raw inputs of an equal share; not the next one's,
@@ -70,7 +70,7 @@ class Footprint:
         def stage_bytes(
             first: int, stop: int, samples: float, microbatches: int, in_flight: int, is_host: bool
         ) -> Bytes:
-            return self.use([(first, stop, microbatches, samples)], [(in_flight,)], is_host=is_host).total
+            return self.use([(first, stop, microbatches, samples)], [(in_flight, 0)], is_host=is_host).total
 
         return lru_cache(maxsize=1 << 16)(stage_bytes)
 
@@ -83,7 +83,8 @@ class Footprint:
     ) -> MemoryUse:
         """What a rank with these stages holds.
 
-        `peaks` are numbers of micro-batches whose activations it holds at the same time, stage by stage.
+        `peaks` are numbers of micro-batches whose activations it holds at the same time, and of those of which it
+        holds what W needs, stage by stage (`Holding.peaks`).
         """
         table, trained, copies = self.tables.table, 0, 0
         frozen, encoding, raw = (self.frozen_bytes, self.frozen_workspace, self.raw_inputs) if is_host else (0, 0, 0)
@@ -91,7 +92,11 @@ class Footprint:
             trained += table.trained[stop] - table.trained[first]
             frozen += table.frozen_bytes[stop] - table.frozen_bytes[first]
             copies += table.copies[stop] - table.copies[first]
-        kept = [table.activation(first, stop, samples) for first, stop, _, samples in stages]
+        kept = [
+            num_bytes
+            for first, stop, _, samples in stages
+            for num_bytes in (table.activation(first, stop, samples), table.kept(first, stop, samples))
+        ]
         activations = max(sum(map(mul, peak, kept)) for peak in peaks)
         workspace = max(table.workspace(first, stop, samples) for first, stop, _, samples in stages)
         return use_of(

@@ -82,7 +82,7 @@ class PairPlace:
         ) -> tuple[Bytes, Bytes, Bytes]:
             start = self.judge.tables.borders[backbone]
             stage = (first + start, stop + start, self.microbatches[backbone], self.samples(backbone) / replicas)
-            use = self.judge.footprint.use([stage], [(in_flight,)], is_host=False)
+            use = self.judge.footprint.use([stage], [(in_flight, 0)], is_host=False)
             return use.activations, use.workspace, use.total - use.activations - use.workspace
 
         return lru_cache(maxsize=None)(span_bytes)

@@ -139,15 +139,14 @@ def _instance(
     spans = list(zip(candidate.starts, (*candidate.starts[1:], judge.tables.num_layers), strict=True))
     halves = []
     for (first, stop), unit in zip(spans, workers, strict=True):
-        activation = judge.tables.table.activation(first, stop, samples)
         forward, input_grad, rest = (round(time / ground.speeds[unit] / TICK) for time in sums.times(first, stop))
         halves.append(
             HalfStage(
                 forward=forward,
                 input_grad=input_grad,
                 weight_grad=rest,
-                activation=activation,
-                kept_after_input_grad=activation,
+                activation=judge.tables.table.activation(first, stop, samples),
+                kept_after_input_grad=judge.tables.table.kept(first, stop, samples),
             )
         )
         if placing is Placing.LINEAR:
@@ -162,7 +161,7 @@ def _instance(
     for unit, memory in enumerate(ground.memories):
         here = [span for span, worker in zip(spans, workers, strict=True) if worker == unit]
         own = [(*span, candidate.microbatches, samples) for span in here]
-        free.append(max(0, memory - judge.footprint.use(own, [[0] * len(own)]).total))
+        free.append(max(0, memory - judge.footprint.use(own, [[0, 0] * len(own)]).total))
     return Instance(
         ranks=arrangement.units,
         microbatches=candidate.microbatches,

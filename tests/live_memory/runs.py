@@ -1,0 +1,152 @@
+"""One case: a model, a schedule, a number of ranks. What a third step holds, beside what is predicted."""
+
+import copy
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cache
+
+import torch
+from descriptions import described
+from layouts import CPU, feed_rows
+from live_memory.counter import LiveStorages, UnseenCopies, sampled_between
+from tiny_models import raw_inputs, tiny_dit, tiny_flux, tiny_stable_diffusion
+
+from diffusionpipe.costs import ModelGraph, Profile
+from diffusionpipe.costs.memory import MemoryUse
+from diffusionpipe.ir import Op, Plan, Range
+from diffusionpipe.models.glue import tables_of
+from diffusionpipe.models.graph import LayerGraph
+from diffusionpipe.models.lora import LoraSettings, add_lora
+from diffusionpipe.models.weights import materialize
+from diffusionpipe.planner import Layout, build_plan
+from diffusionpipe.planner.from_profile import setting_of
+from diffusionpipe.planner.search.proposal import predict
+from diffusionpipe.profiler.analytic import analytic_profile
+from diffusionpipe.runtime.threads import run_threads
+from diffusionpipe.runtime.transport import Transport
+from diffusionpipe.runtime.worker import build_worker
+
+BATCH = 24
+STEPS = 3
+
+
+def stable_diffusion() -> LayerGraph:
+    unet = {
+        "block_out_channels": (16, 32, 32),
+        "down_block_types": ("CrossAttnDownBlock2D", "CrossAttnDownBlock2D", "DownBlock2D"),
+        "up_block_types": ("UpBlock2D", "CrossAttnUpBlock2D", "CrossAttnUpBlock2D"),
+        "layers_per_block": 2,
+        "sample_size": 16,
+    }
+    return tiny_stable_diffusion(torch.float32, resolution=32, unet=unet)
+
+
+def dit() -> LayerGraph:
+    return tiny_dit(torch.float32, resolution=32, transformer={"num_layers": 32, "sample_size": 16})
+
+
+def flux() -> LayerGraph:
+    return tiny_flux(torch.float32, resolution=32, transformer={"num_layers": 12, "num_single_layers": 22})
+
+
+def flux_adapters() -> LayerGraph:
+    graph = flux()
+    add_lora(graph.components, "transformer", LoraSettings(rank=4))
+    materialize(graph, [layer.name for layer in graph.layers], {}, device="cpu", dtype=torch.float32, seed=0)
+    return graph
+
+
+MODELS: Mapping[str, Callable[[], LayerGraph]] = {
+    "stable diffusion": stable_diffusion,
+    "dit": dit,
+    "flux": flux,
+    "flux, adapters": flux_adapters,
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """What is run."""
+
+    model: str
+    schedule: str
+    ranks: int
+    is_recomputed: bool
+
+    def __str__(self) -> str:
+        return f"{self.model}, {self.schedule} on {self.ranks}{', recomputed' if self.is_recomputed else ''}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Held:
+    """On the rank that holds most: bytes beside weights, their gradients and copies."""
+
+    counted: int
+    predicted: int
+    is_split: bool
+
+    @property
+    def ratio(self) -> float:
+        """1: the prediction is right."""
+        return self.counted / self.predicted
+
+
+@cache
+def profiled(name: str) -> tuple[LayerGraph, ModelGraph, Profile]:
+    graph = MODELS[name]()
+    model = described(graph)
+    profile = analytic_profile(graph, model, device="rtx4090", precision="float32", batch_sizes=(1, 2, 4, 8))
+    return graph, model, profile
+
+
+def held_by(case: Case) -> Held:
+    """Raises ConfigError where the schedule cannot do these sizes."""
+    graph, model, profile = profiled(case.model)
+    again = ("*",) if case.is_recomputed else ()
+    layout = Layout(
+        batch=BATCH, stages=case.ranks, microbatches=2 * case.ranks, schedule=case.schedule, checkpointed=again
+    )
+    plan = build_plan(model, layout)
+    setting = setting_of(profile, plan.mesh, plan.batch, checkpointed=plan.checkpointed)
+    uses = predict(setting, plan.train, plan.blocks, plan.mesh).memory
+    counted = counted_in(graph, model, plan)
+    most = max(range(len(counted)), key=counted.__getitem__)
+    is_split = any(Op.W in pipeline.ops for pipeline in plan.train.placement.pipelines)
+    return Held(counted=counted[most], predicted=predicted_of(uses[most]), is_split=is_split)
+
+
+def predicted_of(use: MemoryUse) -> int:
+    """What of it counts here."""
+    return use.activations + use.messages + use.frozen_outputs
+
+
+def counted_in(graph: LayerGraph, model: ModelGraph, plan: Plan) -> list[int]:
+    """What each rank holds at most between two actions of a third step, each rank a thread."""
+    inputs = raw_inputs(graph, plan.batch)
+
+    def main(rank: int, transport: Transport) -> int:
+        own = copy.deepcopy(graph)
+        most = 0
+        with LiveStorages() as live:
+            worker = build_worker(own, model, plan, rank, UnseenCopies(transport), device=CPU)
+            weights = [t for part in own.components.values() for t in (*part.parameters(), *part.buffers())]
+            # Rows of validation and drawing are there all the time, and no part of a training step.
+            idle = [executor.store for executor in (worker.validate, worker.sample())]
+            other_rows = [store.view(name, Range(0, 0)) for store in idle for name in store]
+
+            def sample() -> None:
+                nonlocal most
+                gradients = [weight.grad for weight in weights if weight.grad is not None]
+                others = (*weights, *gradients, *worker.casts.copies, *tables_of(own.layers), *other_rows)
+                most = max(most, live.without(others))
+
+            for step in range(STEPS):
+                if step == STEPS - 1:
+                    programs = worker.train._programs
+                    programs[:] = [sampled_between(program, sample) for program in programs]
+                feed_rows(worker, inputs)
+                worker.reset_gradients()
+                worker.train.run()
+        return most
+
+    return run_threads(plan.mesh.num_ranks, main)
