@@ -13,7 +13,7 @@ export PYTHONDONTWRITEBYTECODE =
 RESUME_CASCADE = $(if $(wildcard runs/cascade/checkpoints/step-*),--resume latest)
 RESUME_DIGITS = $(if $(wildcard runs/digits/checkpoints/step-*),--resume latest)
 
-.PHONY: demo demo-cascade demo-memory test test-all explore families fuzz gradients soak torture doctor-faults gpu check docs format install clean
+.PHONY: demo demo-cascade demo-memory test test-all explore families fuzz gradients memory soak torture doctor-faults gpu check docs format install clean
 
 install: $(VENV)/installed
 
@@ -69,6 +69,12 @@ fuzz: install
 # Random layer graphs under random legal orders against one process; at most 10 minutes. See tests/gradients/README.md.
 gradients: install
 	PYTHONPATH=tests $(BIN)/python -m gradients --seed $(SEED)
+
+# What ranks really hold beside what is predicted, for every schedule; SHARE=0.1 SEED=2 draws a tenth. See
+# tests/live_memory/README.md.
+SHARE ?= 1
+memory: install
+	PYTHONPATH=tests $(BIN)/python -m live_memory --seed $(SEED) --share $(SHARE) $(if $(ONLY),--only "$(ONLY)")
 
 # A job of two ranks; what its processes hold must not grow. MINUTES=5 makes it shorter. See tests/soak/README.md.
 MINUTES ?= 20

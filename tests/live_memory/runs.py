@@ -32,17 +32,18 @@ STEPS = 3
 
 def stable_diffusion() -> LayerGraph:
     unet = {
-        "block_out_channels": (16, 32, 32),
+        "block_out_channels": (32, 64, 64),
         "down_block_types": ("CrossAttnDownBlock2D", "CrossAttnDownBlock2D", "DownBlock2D"),
         "up_block_types": ("UpBlock2D", "CrossAttnUpBlock2D", "CrossAttnUpBlock2D"),
-        "layers_per_block": 2,
-        "sample_size": 16,
+        "layers_per_block": 3,
+        "sample_size": 32,
     }
-    return tiny_stable_diffusion(torch.float32, resolution=32, unet=unet)
+    return tiny_stable_diffusion(torch.float32, resolution=64, unet=unet)
 
 
 def dit() -> LayerGraph:
-    return tiny_dit(torch.float32, resolution=32, transformer={"num_layers": 32, "sample_size": 16})
+    transformer = {"num_layers": 32, "sample_size": 24, "num_attention_heads": 6, "attention_head_dim": 16}
+    return tiny_dit(torch.float32, resolution=48, transformer=transformer)
 
 
 def flux() -> LayerGraph:

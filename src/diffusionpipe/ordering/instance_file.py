@@ -150,6 +150,13 @@ def _problems_between(parsed: _Instance) -> Iterator[tuple[KeyPath, str]]:
     half_stages = 2 * parsed.ranks
     if len(parsed.stages) != half_stages:
         yield ("stages",), f"stages: {len(parsed.stages)} half-stages; {parsed.ranks} ranks need {half_stages}"
+    for i, stage in enumerate(parsed.stages):
+        if stage.kept_after_input_grad > stage.activation:
+            kept, activation = stage.kept_after_input_grad, stage.activation
+            yield (
+                ("stages", i, "kept_after_input_grad"),
+                f"stages[{i}].kept_after_input_grad: {kept} of an activation of {activation}; use at most {activation}",
+            )
     limits = parsed.memory_limit
     if limits is not None and len(limits) != parsed.ranks:
         yield ("memory_limit",), f"memory_limit: {len(limits)} limits; give one for each of the {parsed.ranks} ranks"

@@ -139,14 +139,17 @@ def _instance(
     spans = list(zip(candidate.starts, (*candidate.starts[1:], judge.tables.num_layers), strict=True))
     halves = []
     for (first, stop), unit in zip(spans, workers, strict=True):
+        kept = judge.tables.table.kept(first, stop, samples)
         forward, input_grad, rest = (round(time / ground.speeds[unit] / TICK) for time in sums.times(first, stop))
         halves.append(
             HalfStage(
                 forward=forward,
                 input_grad=input_grad,
                 weight_grad=rest,
-                activation=judge.tables.table.activation(first, stop, samples),
-                kept_after_input_grad=judge.tables.table.kept(first, stop, samples),
+                # The search of orders makes room for a micro-batch when its forward starts. Recomputed layers hold most
+                # after it, so what they hold then counts from the start: no order that is found needs more.
+                activation=max(kept, judge.tables.table.activation(first, stop, samples)),
+                kept_after_input_grad=kept,
             )
         )
         if placing is Placing.LINEAR:
