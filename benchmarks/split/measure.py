@@ -100,7 +100,7 @@ def _times(stage: Stage, names: Sequence[str], num_rounds: int) -> dict[str, lis
 
 def _way(stage: Stage, name: str, times: dict[str, list[list[Seconds]]]) -> Way:
     own, whole = times[name], times["whole"]
-    live, peak = _bytes(stage, name)
+    live, peak = bytes_of(stage, name)
     return Way(
         seconds=tuple(median(column) for column in zip(*own, strict=True)),
         forward=median_ratio([t[0] for t in own], [t[0] for t in whole]),
@@ -111,7 +111,8 @@ def _way(stage: Stage, name: str, times: dict[str, list[list[Seconds]]]) -> Way:
     )
 
 
-def _bytes(stage: Stage, name: str) -> tuple[tuple[Bytes, ...], Bytes]:
+def bytes_of(stage: Stage, name: str) -> tuple[tuple[Bytes, ...], Bytes]:
+    """Bytes that live after each part of a way, and their peak, without what existed before."""
     live: list[Bytes] = []
     with LiveBytes() as gauge:
         forward, backward = WAYS[name](stage)

@@ -9,10 +9,10 @@ from torch import Tensor, nn
 from torch.autograd.graph import get_gradient_edge
 from torch.distributed.pipelining._backward import stage_backward_input, stage_backward_weight
 
-from diffusionpipe.costs import TensorSpec
+from diffusionpipe.costs import ModelGraph, TensorSpec
 from diffusionpipe.models.configured import configured_graph
 from diffusionpipe.models.describe import describe
-from diffusionpipe.models.graph import Layer, layer_parameters
+from diffusionpipe.models.graph import Layer, LayerGraph, layer_parameters
 from diffusionpipe.models.weights import materialize
 from diffusionpipe.planner import Layout, build_plan
 from diffusionpipe.runtime.backward import run_backward
@@ -117,13 +117,20 @@ def build(case: Case) -> Stage:
     plan = build_plan(model, layout)
     names = plan.blocks[case.stage]
     materialize(graph, names, dict.fromkeys(graph.components), device="cpu", dtype=torch.float32, seed=0)
+    return stage_in(graph, model, names, samples=case.samples, checkpointed=case.checkpointed)
+
+
+def stage_in(
+    graph: LayerGraph, model: ModelGraph, names: Sequence[str], *, samples: int, checkpointed: bool = False
+) -> Stage:
+    """These layers of a model, whose weights must be there, as a stage on random inputs."""
     layers = [layer for layer in graph.layers if layer.name in names]
     read = {name for layer in graph.layers if layer.name not in names for name in layer.reads} | {
         backbone.loss for backbone in graph.backbones
     }
     outputs = [name for layer in layers for name in layer.writes if name in read]
-    module = LayerStage(layers, graph.components, outputs=outputs, checkpointed=names if case.checkpointed else ())
-    inputs = {name: _random(model.tensor(name), case.samples) for name in module.reads}
+    module = LayerStage(layers, graph.components, outputs=outputs, checkpointed=names if checkpointed else ())
+    inputs = {name: _random(model.tensor(name), samples) for name in module.reads}
     wanted = [name for name in outputs if model.tensor(name).needs_gradient]
     return _stage(module, tuple(layer_parameters(graph, names).values()), inputs, wanted)
 

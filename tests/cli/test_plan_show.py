@@ -170,3 +170,28 @@ def test_a_cluster_with_fewer_devices_than_the_plan_is_refused(folder, capsys):
 
 def test_a_profile_without_a_cluster_is_refused(folder, capsys):
     assert "--profile and --cluster need each other" in shown(capsys, folder / "plan.json", *known(folder)[:2], code=2)
+
+
+def test_a_plan_that_does_not_fit_is_shown_and_refused_with_what_it_needs(folder, capsys):
+    cluster = synthetic.cluster(4)
+    small = replace(cluster, devices=tuple(replace(device, memory=10**8) for device in cluster.devices))
+    write_cluster(small, folder / "known/cluster.json")
+    error = shown(capsys, folder / "plan.json", *known(folder), code=2)
+    assert "rank 0 needs" in error
+    assert "its device has 95.4 MiB" in error
+    assert "diffusionpipe plan --cluster" in error
+
+
+def test_a_profile_of_before_shows_plans_with_whole_backwards_alone(folder, capsys):
+    path = folder / "known/profile.json"
+    old = json.loads(path.read_text())
+    old["version"] = 2
+    for layer in old["layers"]:
+        layer.pop("kept", None)
+        layer.pop("kept_reads", None)
+    path.write_text(json.dumps(old))
+    assert "memory of each rank" in shown(capsys, folder / "plan.json", *known(folder))
+    plan_into(folder, stages=2, data_parallel=2, microbatches=4, schedule="zb-h1")
+    path.write_text(json.dumps(old))
+    error = shown(capsys, folder / "plan.json", *known(folder), code=2)
+    assert f"diffusionpipe profile RECIPE --out {path}" in error

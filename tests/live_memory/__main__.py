@@ -9,6 +9,7 @@ from statistics import median
 from live_memory.runs import MODELS, Case, Held, held_by
 
 from diffusionpipe.errors import ConfigError
+from diffusionpipe.ir.versions import Versions
 from diffusionpipe.schedules import REGISTRY
 
 LEAST, MOST = 0.85, 1.05
@@ -17,9 +18,11 @@ LEAST, MOST = 0.85, 1.05
 
 def cases() -> list[Case]:
     """All that the targets try; a schedule that cannot do a number of ranks is left out when it is run."""
+    weights = [("1f1b", versions) for versions in Versions if versions is not Versions.FLUSHED]
+    kinds = [*((schedule, Versions.FLUSHED) for schedule in REGISTRY), *weights]
     return [
-        Case(model=model, schedule=schedule, ranks=ranks, is_recomputed=is_recomputed)
-        for model, schedule, ranks, is_recomputed in product(MODELS, REGISTRY, (2, 3, 4), (False, True))
+        Case(model=model, schedule=schedule, ranks=ranks, is_recomputed=is_recomputed, versions=versions)
+        for model, (schedule, versions), ranks, is_recomputed in product(MODELS, kinds, (2, 3, 4), (False, True))
     ]
 
 

@@ -10,21 +10,26 @@ from descriptions import described
 from layouts import CPU, feed_rows
 from live_memory.counter import LiveStorages, UnseenCopies, sampled_between
 from tiny_models import raw_inputs, tiny_dit, tiny_flux, tiny_stable_diffusion
+from torch import Tensor
 
 from diffusionpipe.costs import ModelGraph, Profile
 from diffusionpipe.costs.memory import MemoryUse
 from diffusionpipe.ir import Op, Plan, Range
+from diffusionpipe.ir.unroll import unroll
+from diffusionpipe.ir.versions import Versions
 from diffusionpipe.models.glue import tables_of
 from diffusionpipe.models.graph import LayerGraph
 from diffusionpipe.models.lora import LoraSettings, add_lora
 from diffusionpipe.models.weights import materialize
 from diffusionpipe.planner import Layout, build_plan
 from diffusionpipe.planner.from_profile import setting_of
+from diffusionpipe.planner.pricing.setting import Setting
+from diffusionpipe.planner.pricing.window_costs import window_memory
 from diffusionpipe.planner.search.proposal import predict
 from diffusionpipe.profiler.analytic import analytic_profile
 from diffusionpipe.runtime.threads import run_threads
 from diffusionpipe.runtime.transport import Transport
-from diffusionpipe.runtime.worker import build_worker
+from diffusionpipe.runtime.worker import Worker, build_worker
 
 BATCH = 24
 STEPS = 3
@@ -73,9 +78,12 @@ class Case:
     schedule: str
     ranks: int
     is_recomputed: bool
+    versions: Versions = Versions.FLUSHED
+    """Without a flush the next batch's forwards begin among this one's backwards."""
 
     def __str__(self) -> str:
-        return f"{self.model}, {self.schedule} on {self.ranks}{', recomputed' if self.is_recomputed else ''}"
+        weights = "" if self.versions is Versions.FLUSHED else f", {self.versions} weights"
+        return f"{self.model}, {self.schedule} on {self.ranks}{weights}{', recomputed' if self.is_recomputed else ''}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,20 +113,40 @@ def held_by(case: Case) -> Held:
     graph, model, profile = profiled(case.model)
     again = ("*",) if case.is_recomputed else ()
     layout = Layout(
-        batch=BATCH, stages=case.ranks, microbatches=2 * case.ranks, schedule=case.schedule, checkpointed=again
+        batch=BATCH,
+        stages=case.ranks,
+        microbatches=2 * case.ranks,
+        schedule=case.schedule,
+        checkpointed=again,
+        versions=case.versions,
     )
     plan = build_plan(model, layout)
     setting = setting_of(profile, plan.mesh, plan.batch, checkpointed=plan.checkpointed)
-    uses = predict(setting, plan.train, plan.blocks, plan.mesh).memory
+    uses = memory_of(setting, plan)
     counted = counted_in(graph, model, plan)
     most = max(range(len(counted)), key=counted.__getitem__)
     is_split = any(Op.W in pipeline.ops for pipeline in plan.train.placement.pipelines)
     return Held(counted=counted[most], predicted=predicted_of(uses[most]), is_split=is_split)
 
 
+def memory_of(setting: Setting, plan: Plan) -> tuple[MemoryUse, ...]:
+    """What is predicted of each worker; without a flush as `cli.expectation` does."""
+    if not plan.train.lead:
+        return predict(setting, plan.train, plan.blocks, plan.mesh).memory
+    trained = predict(setting, unroll(plan.train, 2 * plan.train.lead + 2), plan.blocks, plan.mesh).memory
+    encoding = predict(setting, plan.validate, plan.blocks, plan.mesh).memory
+    return window_memory(plan.train, trained, [use.frozen_outputs for use in encoding])
+
+
 def predicted_of(use: MemoryUse) -> int:
     """What of it counts here."""
     return use.activations + use.messages + use.frozen_outputs
+
+
+def rows_of(worker: Worker, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """What this rank encodes of a batch."""
+    rows = worker.encoded
+    return {name: value[rows.start : rows.stop] for name, value in inputs.items()} if rows else {}
 
 
 def counted_in(graph: LayerGraph, model: ModelGraph, plan: Plan) -> list[int]:
@@ -134,20 +162,38 @@ def counted_in(graph: LayerGraph, model: ModelGraph, plan: Plan) -> list[int]:
             # Rows of validation and drawing are there all the time, and no part of a training step.
             idle = [executor.store for executor in (worker.validate, worker.sample())]
             other_rows = [store.view(name, Range(0, 0)) for store in idle for name in store]
+            older = [
+                tensor
+                for versions in worker.versions.values()
+                for tensors in (*versions._ring, *versions._copies)
+                for tensor in tensors
+            ]
 
             def sample() -> None:
                 nonlocal most
                 gradients = [weight.grad for weight in weights if weight.grad is not None]
-                others = (*weights, *gradients, *worker.casts.copies, *tables_of(own.layers), *other_rows)
+                others = (*weights, *gradients, *worker.casts.copies, *tables_of(own.layers), *other_rows, *older)
                 most = max(most, live.without(others))
+
+            window = worker.window
+            programs = [context.program for context in window._contexts] if window else worker.train._programs
+
+            def feed(batch: int) -> None:
+                worker.feed_batch(batch, rows_of(worker, inputs))
+
+            if window:  # weights stay as they are: only how many versions there are bears on memory
+                window.update = window.predict = lambda *_: None
 
             for step in range(STEPS):
                 if step == STEPS - 1:
-                    programs = worker.train._programs
-                    programs[:] = [sampled_between(program, sample) for program in programs]
-                feed_rows(worker, inputs)
+                    for program in programs:
+                        program[:] = sampled_between(program, sample)
                 worker.reset_gradients()
-                worker.train.run()
+                if window:
+                    window.run(STEPS + 2, feed)  # the third step is between others
+                else:
+                    feed_rows(worker, inputs)
+                    worker.train.run()
         return most
 
     return run_threads(plan.mesh.num_ranks, main)

@@ -53,8 +53,13 @@ def counted(graph, model, plan, precision):
 @pytest.mark.parametrize(
     ("kind", "schedule", "checkpointed"),
     quick_and_slow(
-        [(kind, schedule, again) for kind in KINDS for schedule in ("1f1b", "gpipe") for again in ((), ("*",))],
-        quick=[(KINDS[2], "1f1b", ())],
+        [
+            (kind, schedule, again)
+            for kind in KINDS
+            for schedule in ("1f1b", "gpipe", "zb-h1")
+            for again in ((), ("*",))
+        ],
+        quick=[(KINDS[2], "1f1b", ()), (KINDS[2], "zb-h1", ("*",))],
     ),
 )
 @pytest.mark.xdist_group("test_held")

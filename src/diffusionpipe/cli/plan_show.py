@@ -92,6 +92,23 @@ def show(
     for path in (png, svg, perfetto):
         if path:
             typer.echo(f"wrote {path}", err=True)
+    if times.proposal and times.setting and times.proposal.overflow > 0:
+        raise ConfigError(_lacking(plan, times.setting, times.proposal))
+
+
+def _lacking(plan: Plan, setting: Setting, proposal: Proposal) -> str:
+    """That a plan does not fit, with what the rank needs that lacks most."""
+    from diffusionpipe.planner.rows import unit_of
+
+    devices, place = setting.cluster.devices, plan.mesh.place
+    needs = {rank: proposal.memory[place(rank)[1]].total for rank in range(plan.mesh.num_ranks)}
+    rank = max(needs, key=lambda one: needs[one] - devices[one].memory)
+    unit, size = unit_of(needs[rank])
+    return (
+        f"the plan does not fit: rank {rank} needs {needs[rank] / size:.1f} {unit} at its peak, and its device has "
+        f"{devices[rank].memory / size:.1f} {unit}; plan anew for this cluster: diffusionpipe plan --cluster "
+        f"{setting.cluster.name} --profile FILE --batch {plan.batch}"
+    )
 
 
 def _given(plan: Plan, plan_file: Path, profile: Path, cluster: str, used: Sequence[int]) -> _Times:

@@ -58,8 +58,12 @@ def count_held(worker: Worker, graph: LayerGraph, transport: NotingTransport) ->
     held = HeldBytes([*rows, *weights, *worker.casts.copies, *tables_of(graph.layers)])
     with held:
         transport.counter = held
+        for deferred in worker.train.deferred:  # of a recomputed layer autograd saves nothing that could be seen
+            deferred.told = held.note
         try:
             worker.train.run()
         finally:
             transport.counter = None
+            for deferred in worker.train.deferred:
+                deferred.told = None
     return held.peak

@@ -100,6 +100,9 @@ class Executor:
         order = schedule.orders[worker]
         own = [action.slot for action in order if action.op in MESSAGE_OPS and action.slot is not None]
         self._own_transfers = [(self._works[k], self._held[k]) for k in own]
+        slots = {key: Slot() for key in routes}
+        self.deferred = tuple(slot.deferred for slot in slots.values())
+        """What I puts aside for W, of each stage and micro-batch."""
         compiler = Compiler(
             schedule=schedule,
             worker=worker,
@@ -107,7 +110,7 @@ class Executor:
             pool=self.pool,
             routes=routes,
             releases=releases_of(schedule, waits_of(schedule)),
-            slots={key: Slot() for key in routes},
+            slots=slots,
             works=self._works,
             held=self._held,
             outputs=self._outputs,

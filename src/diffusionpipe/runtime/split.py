@@ -41,6 +41,8 @@ class Deferred:
 
     def __init__(self) -> None:
         self._entries: deque[tuple[AddGradient, Tensor, Tensor]] = deque()
+        self.told: Callable[[Tensor], None] | None = None
+        """Told of each tensor that is put aside, where somebody counts what a rank holds."""
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -48,6 +50,9 @@ class Deferred:
     def add(self, compute: AddGradient, x: Tensor, gradient: Tensor) -> None:
         """Put a layer's input and the gradient of its output aside."""
         self._entries.append((compute, x, gradient))
+        if self.told is not None:
+            self.told(x)
+            self.told(gradient)
 
     def tensors(self) -> Iterator[Tensor]:
         """All that is put aside; several may share a storage."""
