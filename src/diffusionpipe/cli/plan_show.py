@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from diffusionpipe.cli.plan_options import UsedRanks
+from diffusionpipe.cli.text_table import text_table
 
 if TYPE_CHECKING:
     from diffusionpipe import viz
@@ -237,14 +238,14 @@ def _lines(plan: Plan, times: _Times, width: int) -> Iterator[str]:
     yield from wrap(f"times: {times.source}", width, break_on_hyphens=False)
     yield from wrap(_durations(times), width, break_on_hyphens=False)
     yield ""
-    yield from _table(_stages(plan), width)
+    yield from text_table(_stages(plan), width)
     yield from wrap(_frozen(plan), width, break_on_hyphens=False)
     if times.proposal and times.setting:
         yield ""
         unit = unit_of(max(use.total for use in times.proposal.memory))
         yield from wrap(f"memory of each rank at its peak, {unit[0]}, with {times.workload}:", width)
         for num_parts in range(len(times.proposal.memory[0].items()), 0, -1):
-            table = list(_table(_memory(plan, times.setting, times.proposal, unit[1], num_parts), width))
+            table = list(text_table(_memory(plan, times.setting, times.proposal, unit[1], num_parts), width))
             if max(map(len, table)) <= width:
                 break
         yield from table
@@ -336,33 +337,3 @@ def _memory(plan: Plan, setting: Setting, proposal: Proposal, unit: Bytes, num_p
 def _ranks(ranks: Sequence[int]) -> str:
     """E.g. "0, 2, 4, 6", or "0, 2, ... 30"."""
     return ", ".join(map(str, ranks)) if len(ranks) < 4 else f"{ranks[0]}, {ranks[1]}, ... {ranks[-1]}"
-
-
-def _table(rows: Sequence[Sequence[str]], width: int) -> Iterator[str]:
-    """Columns with two blanks between; words of a head one below the other, names cut in their middle to fit."""
-    count = len(rows[0])
-    heads = [head.split() for head in rows[0]]
-    deep = max(map(len, heads))
-    lines = [[_word(head, i - deep) for head in heads] for i in range(deep)]
-    body = [list(row) for row in rows[1:]]
-    sizes = [max(len(line[i]) for line in (*lines, *body)) for i in range(count)]
-    texts = [i for i in range(count) if rows[0][i] in ("from", "to")]
-    room = width - sum(size for i, size in enumerate(sizes) if i not in texts) - 2 * (count - 1)
-    for i in texts:
-        sizes[i] = min(sizes[i], max(12, room // len(texts)))
-    for line in (*lines, *body):
-        cells = [
-            _shortened(cell, size).ljust(size) if i in texts else cell.rjust(size)
-            for i, (cell, size) in enumerate(zip(line, sizes, strict=True))
-        ]
-        yield "  ".join(cells).rstrip()
-
-
-def _word(head: Sequence[str], index: int) -> str:
-    return head[index] if -index <= len(head) else ""
-
-
-def _shortened(name: str, size: int) -> str:
-    if len(name) <= size:
-        return name
-    return f"{name[: (size - 2) // 2]}..{name[len(name) - (size - 2 - (size - 2) // 2) :]}"
