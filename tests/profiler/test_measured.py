@@ -12,7 +12,7 @@ from torch import nn
 from diffusionpipe.costs.files import profile_from_text, profile_to_text
 from diffusionpipe.errors import ConfigError
 from diffusionpipe.models.graph import layer_parameters
-from diffusionpipe.profiler import measured
+from diffusionpipe.profiler import inputs, measured
 from diffusionpipe.profiler.analytic import analytic_profile
 from diffusionpipe.profiler.clock import spread
 from diffusionpipe.profiler.layer_run import split_backward
@@ -126,7 +126,7 @@ def test_sizes_beyond_the_memory_are_left_out_before_they_fill_it(caplog, monkey
     graph = tiny_dit(torch.float32)
     model = described(graph)
     largest = max(sum(model.tensor(name).num_bytes for name in {*one.reads, *one.writes}) for one in model.layers)
-    monkeypatch.setattr(measured, "free_memory", lambda: largest)
+    monkeypatch.setattr(inputs, "free_memory", lambda: largest)
     with caplog.at_level(logging.WARNING):
         profile = profile_model(graph, model, batch_sizes=(1, 2, 9_999_999), repeats=1)
     assert profile.batch_sizes == (1,)

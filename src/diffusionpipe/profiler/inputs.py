@@ -5,8 +5,9 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 
-from diffusionpipe.costs import TensorSpec
+from diffusionpipe.costs import ModelGraph, TensorSpec
 from diffusionpipe.models.graph import LayerGraph, attribute
+from diffusionpipe.runtime.free_memory import free_memory
 
 
 def random_inputs(
@@ -38,3 +39,15 @@ def _table_sizes(graph: LayerGraph, tensor: str) -> Iterator[int]:
                 owned = attribute(graph.components[layer.component], name)
                 if isinstance(owned, nn.Module):
                     yield from (m.num_embeddings for m in owned.modules() if isinstance(m, nn.Embedding))
+
+
+def check_memory(model: ModelGraph, batch: int) -> None:
+    """Refuse a batch with which the tensors of one layer alone fill the memory: Linux hands out more than it has.
+
+    Raises:
+        MemoryError: there is less.
+    """
+    free = free_memory()
+    needed = batch * max(sum(model.tensor(t).num_bytes for t in {*one.reads, *one.writes}) for one in model.layers)
+    if free is not None and needed > free:
+        raise MemoryError(f"a layer's tensors take {needed} bytes, and {free} are free")

@@ -33,7 +33,7 @@ from diffusionpipe.errors import ConfigError
 from diffusionpipe.models.graph import Layer, LayerGraph, own_parameters
 from diffusionpipe.profiler.clock import Clock, CudaPeak
 from diffusionpipe.profiler.counted_memory import Gauge, MemoryRun, run_for_memory
-from diffusionpipe.profiler.inputs import random_inputs
+from diffusionpipe.profiler.inputs import check_memory, random_inputs
 from diffusionpipe.profiler.layer_run import LayerRun, layer_run, release, weight_keys
 from diffusionpipe.profiler.memory import KeptBytes, LiveBytes
 from diffusionpipe.profiler.passes import Agree, LayerTimes, alone, least_host, time_passes
@@ -41,7 +41,6 @@ from diffusionpipe.profiler.substitution import buffers_on, weights_on
 from diffusionpipe.profiler.sweeps import MOST_SWEEPS, Column, sweep
 from diffusionpipe.profiler.waking import time_waking
 from diffusionpipe.runtime.error_file import is_shortage
-from diffusionpipe.runtime.free_memory import free_memory
 from diffusionpipe.runtime.heap import keep_heap
 from diffusionpipe.runtime.stage import Precision
 from diffusionpipe.units import Bytes, Seconds
@@ -213,7 +212,7 @@ def _waking_from(columns: Mapping[int, Column], *, is_last: bool) -> Seconds:
 def _column(setting: _Setting, batch: int, progress: Callable[[int], None], *, waking_from: Seconds) -> Column:
     graph, model, began = setting.graph, setting.model, time.perf_counter()
     if setting.device.type == "cpu":
-        _check_memory(model, batch)
+        check_memory(model, batch)
     tensors = random_inputs(graph, batch, setting.device)
     last_reader = {name: index for index, layer in enumerate(graph.layers) for name in layer.reads}
     ledger = KeptBytes(model)
@@ -254,18 +253,6 @@ def _column(setting: _Setting, batch: int, progress: Callable[[int], None], *, w
         waking=waking,
         took=time.perf_counter() - began,
     )
-
-
-def _check_memory(model: ModelGraph, batch: int) -> None:
-    """Refuse a batch with which the tensors of one layer alone fill the memory: Linux hands out more than it has.
-
-    Raises:
-        MemoryError: there is less.
-    """
-    free = free_memory()
-    needed = batch * max(sum(model.tensor(t).num_bytes for t in {*one.reads, *one.writes}) for one in model.layers)
-    if free is not None and needed > free:
-        raise MemoryError(f"a layer's tensors take {needed} bytes, and {free} are free")
 
 
 def _group(
