@@ -13,7 +13,7 @@ export PYTHONDONTWRITEBYTECODE =
 RESUME_CASCADE = $(if $(wildcard runs/cascade/checkpoints/step-*),--resume latest)
 RESUME_DIGITS = $(if $(wildcard runs/digits/checkpoints/step-*),--resume latest)
 
-.PHONY: demo demo-cascade demo-memory test test-all explore families fuzz gradients memory soak torture doctor-faults gpu check docs format install clean
+.PHONY: demo demo-cascade demo-memory test test-all explore families fuzz gradients searches memory soak torture doctor-faults gpu check docs format install clean
 
 install: $(VENV)/installed
 
@@ -75,6 +75,10 @@ gradients: install
 SHARE ?= 1
 memory: install
 	PYTHONPATH=tests $(BIN)/python -m live_memory --seed $(SEED) --share $(SHARE) $(if $(ONLY),--only "$(ONLY)")
+
+# Random small settings planned, and held against every 1F1B layout. See tests/searches/README.md.
+searches: install
+	PYTHONPATH=tests $(BIN)/python -m searches --seed $(SEED) $(ARGUMENTS)
 
 # A job of two ranks; what its processes hold must not grow. MINUTES=5 makes it shorter. See tests/soak/README.md.
 MINUTES ?= 20

@@ -180,8 +180,9 @@ def chain(
     elements: int = 10,
     frozen: float = 0.0,
     frozen_parameters: int = 8,
+    overhead: float = 0.0,
 ) -> Profile:
-    """Layers of the given forward times a sample in a row; each gradient takes as long. No overhead."""
+    """Layers of the given forward times a sample in a row; each gradient takes as long. `overhead` as in `Sketch`."""
     sketch = Sketch(inputs=("raw",))
     sketch.tensor("raw", elements)
     sketch.tensor("x", elements)
@@ -194,7 +195,7 @@ def chain(
         sketch.layer(f"layer{i}", "unet", [hidden], [written], seconds=seconds, parameters=count, kept=1.0,
                      input_grad=i > 0)  # fmt: skip
         hidden = written
-    return sketch.profile(overhead=0.0)
+    return sketch.profile(overhead=overhead)
 
 
 def with_casts(profile: Profile, *, seconds: float, num_bytes: int) -> Profile:

@@ -227,6 +227,19 @@ class LayerTable:
         return tuple((forward, backward) for forward, backward in cuts)
 
     @cached_property
+    def passed(self) -> tuple[tuple[Bytes, Bytes], ...]:
+        """As `crossing`, of the tensors alone that the layer before the cut writes and the layer behind it reads.
+
+        They pass directly wherever the stages around the cut start and stop, and no sooner than the one before is done.
+        """
+        found = [(0, 0)] * (len(self.layers) + 1)
+        for writer, readers, forward, backward in self._readers:
+            if writer + 1 in readers:
+                ahead, back = found[writer + 1]
+                found[writer + 1] = ahead + forward, back + backward
+        return tuple(found)
+
+    @cached_property
     def held_bytes(self) -> tuple[tuple[Bytes, ...], ...]:
         """Entry [first][stop]: bytes of one sample that layers first, ..., stop - 1 hold beside what they keep.
 

@@ -169,14 +169,16 @@ def times_of(judge: Judge, candidate: Candidate) -> tuple[list[StageTime], list[
     question = judge.questions.question(
         candidate.arrangement, candidate.microbatches, replicas=tuple(set(counts)), ignores_memory=True
     )
-    stages, links, position = [], [], 0
+    stages, links, position = list[StageTime](), list[LinkTime](), 0
     for index, (first, count) in enumerate(zip(starts, counts, strict=True)):
         stop = (*starts, judge.tables.num_layers)[index + 1]
         times = question.stage(first, stop, position, count, len(starts) - index)
         assert times, "nothing is refused without a cap and a memory limit"
-        stages.append(times)
+        forward, backward, reduce, *_ = times
+        stages.append((forward, backward, reduce))
         if index:
-            links.append(question.link(first, position, counts[index - 1], count))
+            ahead, back, *_ = question.link(first, position, counts[index - 1], count)
+            links.append((ahead, back))
         position += count
     return stages, links
 

@@ -30,6 +30,8 @@ MAX_ATTEMPTS = 4
 """Where no finalist fits in memory after all, so many times as many are looked at: fewer may miss what fits."""
 
 # Size: what is too large to be tried.
+MOST_DEALT = 20_000
+"""Ways to deal out layers to units that a lower bound looks at: more costs time, fewer gives a looser bound."""
 MAX_UNEQUAL_UNITS = 8
 """Unequal replicas for pipelines of so many ranks, and stages of two backbones that are cut at once: the time of the
 dynamic programs grows with its cube."""
@@ -47,6 +49,8 @@ TICK: Seconds = 1e-7
 # Trust: when enough is known.
 SLACK = 1.3
 """The dearest stage that a question allows, in even shares: more makes the dynamic program slower, less asks again."""
+GROWTH = 2.0
+"""Where nothing is known that fits, chains are asked for below limits that grow so: more asks less often for more."""
 NUM_PAIRS = 5
 """Numbers of micro-batches of two backbones that are looked at for each kind and arrangement: more cost estimates."""
 NUM_OF_ARRANGEMENT = 2

@@ -46,12 +46,17 @@ StageTime: TypeAlias = tuple[Seconds, Seconds, Seconds]
 """Forward and backward of one micro-batch, and the reduction of the stage's gradients."""
 LinkTime: TypeAlias = tuple[Seconds, Seconds]
 """Transfer of one micro-batch's activations forward and of their gradients back."""
+PricedStage: TypeAlias = StageTime | tuple[Seconds, Seconds, Seconds, float]
+"""The times on the slowest replica, and what part of them the fastest takes; 1 where it is not given."""
+PricedLink: TypeAlias = LinkTime | tuple[Seconds, Seconds, Seconds, Seconds]
+"""The times through the fuller of both ends, and of what all orders wait for: the next layer's inputs, of a device's
+samples at the emptier end; the same where they are not given."""
 
 
 class PartitionObjective(Protocol):
     """What a partition is judged by."""
 
-    def prepend(self, rest: Numbers | None, stage: StageTime, link: LinkTime) -> Numbers:
+    def prepend(self, rest: Numbers | None, stage: PricedStage, link: PricedLink) -> Numbers:
         """The numbers of a suffix with one more stage at its front; `rest` None: the stage is the last of all.
 
         Must not get smaller when a number of `rest` gets larger.
@@ -70,16 +75,18 @@ class Question:
     max_stages: int
     replicas: tuple[int, ...]
     """How many devices a stage may take."""
-    stage: Callable[[int, int, int, int, int], StageTime | None]
+    stage: Callable[[int, int, int, int, int], PricedStage | None]
     """(first layer, stop layer, first device, replicas, stages from this one to the last) -> times; None: such a
     stage is not allowed, it does not fit in memory. A longer stage must not fit where a shorter one does not."""
-    link: Callable[[int, int, int, int], LinkTime]
+    link: Callable[[int, int, int, int], PricedLink]
     """(cut, first device behind the cut, senders before it, receivers behind it) -> times."""
     min_stages: int = 1
     reach: Callable[[int, int], bool] = lambda layers, devices: True
     """Whether the layers 0, ..., layers - 1 can be done by that many devices at all; True where unknown."""
     longest: Callable[[int, int], int] | None = None
     """(first layer, replicas) -> the last layer at which a stage may stop; None: any."""
+    limit: Seconds = float("inf")
+    """Suffixes whose own value reaches it are left out: of use where no longer suffix has a smaller value."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,6 +170,7 @@ def _grow(
 ) -> None:
     """The stages that begin at `first`, before every suffix that they can stand before."""
     stage, link, prepend = question.stage, question.link, objective.prepend
+    is_unlimited = question.limit == float("inf")
     closed: set[tuple[int, int]] = set()  # (devices, stages) behind which not even a shorter stage was allowed
     last = question.longest(first, replicas) if question.longest else question.num_layers
     for stop in range(first + 1, min(last + 1, question.num_layers)):
@@ -179,7 +187,9 @@ def _grow(
             transfer = link(stop, position + replicas, replicas, receivers)
             bucket = grown[behind + replicas, stages + 1, replicas]
             for node in nodes:
-                bucket.append((prepend(node[0], times, transfer), first, replicas, node))  # [2]
+                numbers = prepend(node[0], times, transfer)
+                if is_unlimited or objective.value(numbers, stages + 1) < question.limit:
+                    bucket.append((numbers, first, replicas, node))  # [2]
 
 
 def _can_precede(question: Question, first: int, devices: int) -> bool:

@@ -20,6 +20,7 @@ from operator import mul
 from diffusionpipe.costs.memory import MemoryUse, use_of
 from diffusionpipe.ir import Schedule
 from diffusionpipe.planner.assembly.structure import Holding, generated, holding_of
+from diffusionpipe.planner.pricing.arrangement import Arrangement
 from diffusionpipe.planner.pricing.encoders import Room, frozen_workspace
 from diffusionpipe.planner.pricing.offload import encoder_bytes
 from diffusionpipe.planner.search.candidates import Candidate
@@ -56,6 +57,18 @@ class Footprint:
         setting = self.tables.setting
         graph, rows = setting.graph, setting.workload.batch // setting.cluster.num_ranks
         return rows * sum(graph.tensor(n).num_bytes for n in {*graph.inputs} - {*graph.reads_of(graph.backbone_layers)})
+
+    def may_fit(self, arrangement: Arrangement, *, times: int = 1) -> bool:
+        """Whether a pipeline's devices have room for its parameters, and what counts with them, so many times."""
+        table = self.tables.table
+        held = use_of(table.trained[-1], self.tables.setting.workload, frozen=table.frozen_bytes[-1])
+        return times * held.total <= sum(self.tables.ground(arrangement).memories)
+
+    def fits_whole(self, arrangement: Arrangement, microbatches: int) -> bool:
+        """Whether any unit has room for the whole model and for as many micro-batches as a chain holds."""
+        samples, most = self.tables.unit_samples(arrangement, microbatches), min(microbatches, arrangement.units)
+        held = self.stage_bytes(0, self.tables.num_layers, samples, microbatches, most)
+        return held <= min(self.tables.ground(arrangement).memories)
 
     def stage_bytes(
         self, first: int, stop: int, samples: float, microbatches: int, in_flight: int, *, is_host: bool = True

@@ -6,16 +6,14 @@ from math import gcd
 
 from diffusionpipe.planner.assembly.partition import balanced_cuts
 from diffusionpipe.planner.pricing.arrangement import Arrangement
-from diffusionpipe.planner.pricing.encoders import host_sets
 from diffusionpipe.planner.search.candidates import Candidate
+from diffusionpipe.planner.search.chains import sets_of_hosts
 from diffusionpipe.planner.search.constants import (
     BETTER,
     BUCKETS,
     CHAIN,
     ENOUGH,
-    HEAVY,
     MAX_BUCKETED_FORWARDS,
-    MAX_UNEQUAL_UNITS,
     NUM_IMPROVED,
     NUM_ORDERED,
     ORDER_SECONDS,
@@ -29,7 +27,7 @@ from diffusionpipe.schedules.traits import is_chain
 from diffusionpipe.units import Bytes, Seconds
 
 
-def add_place(pool: Pool, arrangement: Arrangement, microbatches: int, replicas: tuple[int, ...] = (1,)) -> None:
+def add_place(pool: Pool, arrangement: Arrangement, microbatches: int) -> None:
     """Judge the dynamic program's partitions and that of equal times, as 1F1B: no schedule needs less memory.
 
     The best one and that of equal times are also judged with the other schedules. If one is given, it is the only one.
@@ -45,20 +43,14 @@ def add_place(pool: Pool, arrangement: Arrangement, microbatches: int, replicas:
 
     def cuts(hosts: tuple[int, ...] | None) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
         objective = CriticalPath(microbatches)
-        partitions = judge.questions.partitions(
-            arrangement, microbatches, objective, replicas=replicas, limit=limit, hosts=hosts
-        )
+        partitions = judge.questions.partitions(arrangement, microbatches, objective, limit=limit, hosts=hosts)
         return [(partition.starts, partition.replicas) for partition in partitions]
 
     found = cuts(None)
-    if (
-        not found
-        and pool.is_filled
-        and judge.footprint.frozen_bytes >= HEAVY * max(judge.tables.ground(arrangement).memories)
-    ):
-        for hosts in host_sets(judge.tables.ground(arrangement).memories):
+    if not found:
+        for hosts in sets_of_hosts(pool, arrangement):
             add_cuts(pool, arrangement, microbatches, cuts(hosts), hosts=hosts)
-    if arrangement.units > 1 and replicas == (1,):
+    if 1 < arrangement.units <= judge.tables.num_layers:
         sums = judge.tables.table.sums(judge.tables.unit_samples(arrangement, microbatches), microbatches)
         found.append((balanced_cuts(sums.steps(), arrangement.units), (1,) * arrangement.units))
     add_cuts(pool, arrangement, microbatches, found)
@@ -91,51 +83,21 @@ def add_cuts(
         if arrangement.units == 1:  # all that data parallelism can be improved in
             pool.add(bucketed(pool, one))
         elif index in (0, len(found) - 1):
-            _add_schedules(pool, one)
+            add_schedules(pool, one)
 
 
 def improve(pool: Pool) -> None:
-    """Unequal replicas, moved cuts, buckets, other schedules, several stages on a worker and searched orders."""
+    """Moved cuts, buckets, other schedules, several stages on a worker and searched orders."""
     given = pool.judge.setting.given
-    may_differ = given.stages is None and given.allows_chains
-    tried = set[Arrangement]()
-    for arrangement, microbatches in _best_places(pool, NUM_IMPROVED) if may_differ else ():
-        if 2 < arrangement.units <= MAX_UNEQUAL_UNITS:
-            add_place(pool, arrangement, microbatches, _replicas(pool, arrangement, microbatches))
-            tried.add(arrangement)
     for one in pool.diverse()[:NUM_IMPROVED]:
         moved = bucketed(pool, move_cuts(pool, one))
         pool.add(moved)
-        _add_schedules(pool, moved)
+        add_schedules(pool, moved)
     if given.schedule is None:
         for arrangement, microbatches in _best_places(pool, NUM_IMPROVED):
             _add_placed(pool, arrangement, microbatches)
         for arrangement, microbatches in _places_to_order(pool):
             _add_ordered(pool, arrangement, microbatches)
-    if may_differ:
-        _add_unequal(pool, tried)
-
-
-def _add_unequal(pool: Pool, tried: set[Arrangement]) -> None:
-    """Unequal replicas at the best place of each arrangement that may still win.
-
-    A model whose parameters lie in a few layers is slow as a chain and as copies, and fast as copies before a chain. So
-    its arrangement may be far from the best without replicas.
-    """
-    for one in pool.ranked():
-        arrangement, microbatches = one.candidate.arrangement, one.candidate.microbatches
-        if arrangement in tried or not 2 < arrangement.units <= MAX_UNEQUAL_UNITS or not _may_gain(pool, one):
-            continue
-        replicas = _replicas(pool, arrangement, microbatches)
-        if len(replicas) > 1:
-            tried.add(arrangement)
-            add_place(pool, arrangement, microbatches, replicas)
-
-
-def _replicas(pool: Pool, arrangement: Arrangement, microbatches: int) -> tuple[int, ...]:
-    """Numbers of replicas that can share a micro-batch."""
-    rows = pool.judge.setting.workload.batch // (arrangement.data_parallel * microbatches)
-    return tuple(r for r in range(1, arrangement.units) if rows % r == 0)
 
 
 def _best_places(pool: Pool, count: int) -> list[tuple[Arrangement, int]]:
@@ -149,7 +111,7 @@ def _places_to_order(pool: Pool) -> list[tuple[Arrangement, int]]:
     return waiting[:NUM_ORDERED]
 
 
-def _add_schedules(pool: Pool, one: Judged) -> None:
+def add_schedules(pool: Pool, one: Judged) -> None:
     """The other families of schedules that put one stage on each worker, where they are better."""
     if pool.judge.setting.given.schedule is not None or not is_chain(one.candidate.schedule):
         return

@@ -6,7 +6,7 @@ backward transfer between stages s and s + 1; R_s the reduction of the gradients
 
 from dataclasses import dataclass
 
-from diffusionpipe.planner.search.dynamic_program import LinkTime, Numbers, StageTime
+from diffusionpipe.planner.search.dynamic_program import Numbers, PricedLink, PricedStage
 from diffusionpipe.units import Seconds
 
 
@@ -24,9 +24,9 @@ class CriticalPath:
 
     num_microbatches: int
 
-    def prepend(self, rest: Numbers | None, stage: StageTime, link: LinkTime) -> Numbers:
+    def prepend(self, rest: Numbers | None, stage: PricedStage, link: PricedLink) -> Numbers:
         """(T0, T_gap) of the longer suffix."""
-        forward, backward, reduce = stage
+        forward, backward, reduce, *_ = stage
         if rest is None:
             return forward + backward, reduce
         slowest = max(rest[0], forward + backward, link[0] + link[1])
@@ -47,9 +47,9 @@ class PlanningBound:
 
     num_microbatches: int
 
-    def prepend(self, rest: Numbers | None, stage: StageTime, link: LinkTime) -> Numbers:
+    def prepend(self, rest: Numbers | None, stage: PricedStage, link: PricedLink) -> Numbers:
         """(W, A) of the longer suffix."""
-        forward, backward, reduce = stage
+        forward, backward, reduce, *_ = stage
         if rest is None:
             return forward + backward, reduce
         return max(rest[0], forward + backward, link[0] + link[1]), max(rest[1], reduce)
@@ -75,9 +75,9 @@ class PivotLatency:
 
     num_microbatches: int
 
-    def prepend(self, rest: Numbers | None, stage: StageTime, link: LinkTime) -> Numbers:
+    def prepend(self, rest: Numbers | None, stage: PricedStage, link: PricedLink) -> Numbers:
         """(L, the longest way in and back to the first stage, the longest reduction behind it) of the longer suffix."""
-        forward, backward, reduce = stage
+        forward, backward, reduce, *_ = stage
         if rest is not None:
             rest = self._before(rest, link[0], link[1], None)
         return self._before(rest, forward, backward, reduce)
@@ -104,10 +104,82 @@ class PivotLatency:
 
 
 @dataclass(frozen=True, slots=True)
+class LeastOneForwardOneBackward:
+    """What 1F1B takes at least, transfers included: no longer suffix takes less than its parts.
+
+    Of a suffix of k stages, all from the moment in which its first micro-batch comes to its first stage:
+
+        path    of one micro-batch through all of them and back, with transfers
+        end     until the last backward of the first stage is done, the largest of
+                    path + (M - 1) (F + B)                  the first stage computes all micro-batches
+                    path + (ceil(M / k) - 1) path           it has at most k of them under way at a time
+                    F + transfer + end of the stages behind + transfer + B
+                    F + M transfers + path of the stages behind + B, and the same with the transfers back
+        total   until all sums of gradients are done: those of a stage begin with its last backward, if it is in buckets
+
+    1F1B reaches it but for queues of messages. It contains what slow links cost: round trips that few micro-batches
+    hide. The last number is k, the same for all suffixes that the dynamic program compares.
+    """
+
+    num_microbatches: int
+
+    def prepend(self, rest: Numbers | None, stage: PricedStage, link: PricedLink) -> Numbers:
+        """(total, end, path, stages) of the longer suffix."""
+        forward, backward, reduce, ease = stage if len(stage) == 4 else (*stage, 1.0)
+        both, count = forward + backward, self.num_microbatches
+        late = reduce - backward if reduce > backward else 0.0
+        if rest is None:
+            end = count * both
+            return end + late, end, both * ease, 1.0
+        total, end, path, stages = rest
+        ahead, back, ahead_one, back_one = link if len(link) == 4 else (*link, *link)
+        once, between = both * ease, ahead_one + back_one
+        own = once + between + path
+        turns = -(-count // int(stages + 1)) - 1
+        end = max(
+            between + path + count * both,
+            own + turns * own,
+            once + between + end,
+            once + path + count * ahead,
+            once + path + count * back,
+        )
+        return max(forward * ease + ahead_one + total, end + late), end, own, stages + 1
+
+    def value(self, numbers: Numbers, num_stages: int) -> Seconds:
+        """Until all is done."""
+        return numbers[0]
+
+
+@dataclass(frozen=True, slots=True)
+class LeastInAnyOrder:
+    """What a chain takes at least in any order, with whole or split backwards.
+
+    Each stage computes all micro-batches after the first one came to it, and a link carries them one after the other.
+    Sums of gradients may overlap all backwards.
+    """
+
+    num_microbatches: int
+
+    def prepend(self, rest: Numbers | None, stage: PricedStage, link: PricedLink) -> Numbers:
+        """The time of the longer suffix, from the moment in which its first micro-batch comes."""
+        forward, backward, reduce, ease = stage if len(stage) == 4 else (*stage, 1.0)
+        count = self.num_microbatches
+        own = count * (forward + backward) + max(0.0, reduce - count * backward)
+        if rest is None:
+            return (own,)
+        ahead, back, first, _ = link if len(link) == 4 else (*link, *link)
+        return (max(own, forward * ease + first + rest[0], forward * ease + count * max(ahead, back)),)
+
+    def value(self, numbers: Numbers, num_stages: int) -> Seconds:
+        """It."""
+        return numbers[0]
+
+
+@dataclass(frozen=True, slots=True)
 class Fullest:
     """The largest number of a stage, in place of its forward time: of `Questions.room` bytes beyond its memory."""
 
-    def prepend(self, rest: Numbers | None, stage: StageTime, link: LinkTime) -> Numbers:
+    def prepend(self, rest: Numbers | None, stage: PricedStage, link: PricedLink) -> Numbers:
         """The largest of the longer suffix."""
         return (stage[0],) if rest is None else (max(rest[0], stage[0]),)
 

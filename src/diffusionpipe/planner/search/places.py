@@ -3,37 +3,60 @@
 from collections.abc import Collection, Iterator
 
 from diffusionpipe.planner.pricing.arrangement import Arrangement, arrangements
-from diffusionpipe.planner.search.constants import MAX_MICROBATCHES
+from diffusionpipe.planner.search.constants import MAX_MICROBATCHES, MAX_UNEQUAL_UNITS
 from diffusionpipe.planner.search.judge import Judge
 from diffusionpipe.units import Seconds
 
 
 def places_of(
-    judge: Judge, units: Collection[int] | None = None, *, is_filled: bool = False, ramp: float = 1.0
+    judge: Judge, units: Collection[int] | None = None, *, is_filled: bool = False, ramp: float = 0.0
 ) -> Iterator[tuple[Seconds, Arrangement, int]]:
-    """(lower bound, arrangement, micro-batches) wherever the batch can be cut."""
+    """(`least_time`, arrangement, micro-batches) wherever the batch can be cut.
+
+    `ramp` is the part that counts of the waits at both ends of a pipeline of stages of one unit each: with more than 0
+    the time is no bound, but an order in which good places come first.
+    """
     batch, given = judge.setting.workload.batch, judge.setting.given
     for arrangement in arrangements(judge.setting.cluster):
         if units is not None and arrangement.units not in units:
             continue
         if not given.allows(units=arrangement.units, data_parallel=arrangement.data_parallel):
             continue
-        if arrangement.units > judge.tables.num_layers or batch % arrangement.data_parallel:
+        if batch % arrangement.data_parallel:
             continue
         rows = batch // arrangement.data_parallel
         counts = [given.microbatches] if given.microbatches else range(1, min(rows, MAX_MICROBATCHES) + 1)
         for microbatches in counts:
-            if rows % microbatches == 0:
-                bound = _lower_bound(judge, arrangement, microbatches, is_filled=is_filled, ramp=ramp)
-                yield bound, arrangement, microbatches
+            if rows % microbatches == 0 and _are_enough_layers(judge, arrangement, rows // microbatches):
+                least = least_time(judge, arrangement, microbatches)
+                expected = _with_waits(judge, arrangement, microbatches, ramp, is_filled)
+                yield max(least, expected), arrangement, microbatches
 
 
-def _lower_bound(judge: Judge, arrangement: Arrangement, microbatches: int, *, is_filled: bool, ramp: float) -> Seconds:
-    """No partition into stages of one unit each takes less time, with the frozen work, if `ramp` is 1.
+def _are_enough_layers(judge: Judge, arrangement: Arrangement, samples: int) -> bool:
+    """Whether stages of one layer and more can take all units: each stage one or, as replicas, a divisor of samples."""
+    units, layers = arrangement.units, judge.tables.num_layers
+    if units <= layers:
+        return True
+    if units > MAX_UNEQUAL_UNITS or judge.setting.given.stages is not None or not judge.setting.given.allows_chains:
+        return False
+    divisors, sums = [n for n in range(1, units + 1) if samples % n == 0], {0}
+    for _ in range(layers):
+        sums |= {one + n for one in sums for n in divisors}
+    return units in sums
 
-    Frozen work fills its waits or runs before. `ramp` is the part of the waits at both ends that counts.
-    """
+
+def least_time(judge: Judge, arrangement: Arrangement, microbatches: int) -> Seconds:
+    """No plan takes less, whatever its stages, replicas, order and fills are: all devices are at work all the time."""
+    tables, setting = judge.tables, judge.setting
+    samples = tables.unit_samples(arrangement, microbatches)
+    work = tables.least_work(samples) + tables.least_encoding
+    return setting.workload.batch * work / (arrangement.data_parallel * sum(tables.ground(arrangement).speeds))
+
+
+def _with_waits(judge: Judge, arrangement: Arrangement, microbatches: int, ramp: float, is_filled: bool) -> Seconds:
+    """What stages of one unit each take with a part of their waits; frozen work fills these or runs before."""
     work, waits = judge.tables.least_times(arrangement, microbatches)
     rows = -(-judge.setting.workload.batch // judge.setting.cluster.num_ranks)
     frozen = arrangement.units * judge.tables.computing(rows) / sum(judge.tables.ground(arrangement).speeds)
-    return max(work + ramp * waits + (0.0 if is_filled else frozen), work + frozen)
+    return max(work + ramp * waits + (0.0 if is_filled else frozen), work + frozen) if ramp else 0.0

@@ -2,18 +2,20 @@
 
 from bisect import bisect_right
 from dataclasses import dataclass
+from functools import partial
 
-from diffusionpipe.planner.pricing.arrangement import Arrangement
+from diffusionpipe.planner.pricing.arrangement import Arrangement, Ground
 from diffusionpipe.planner.search.constants import SLACK, WIDTH
 from diffusionpipe.planner.search.dynamic_program import (
-    LinkTime,
     Partition,
     PartitionObjective,
+    PricedLink,
+    PricedStage,
     Question,
-    StageTime,
     best_partitions,
 )
 from diffusionpipe.planner.search.footprint import Footprint, are_hosts
+from diffusionpipe.planner.search.objectives import LeastInAnyOrder, LeastOneForwardOneBackward
 from diffusionpipe.planner.search.tables import Tables
 from diffusionpipe.units import Seconds
 
@@ -35,10 +37,11 @@ class Questions:
         ignores_memory: bool = False,
         hosts: tuple[int, ...] | None = None,
         in_flight: int | None = None,
+        limit: Seconds = float("inf"),
     ) -> Question:
         """What the dynamic program is asked: stages dearer than `cap` are left out, and those that do not fit.
 
-        A stage keeps `in_flight` micro-batches, None for those of 1F1B.
+        A stage keeps `in_flight` micro-batches, None for those of 1F1B. `limit`: see `Question`.
         """
         ground, table, units = self.tables.ground(arrangement), self.tables.table, arrangement.units
         samples = self.tables.unit_samples(arrangement, microbatches)
@@ -47,9 +50,10 @@ class Questions:
         both = {r: [f + b for f, b in zip(sums[r].forward, sums[r].backward, strict=True)] for r in replicas}
         work = [min(r * both[r][i] for r in replicas) for i in range(self.tables.num_layers + 1)]
 
-        def stage(first: int, stop: int, position: int, count: int, stages: int) -> StageTime | None:
+        def stage(first: int, stop: int, position: int, count: int, stages: int) -> PricedStage | None:
             running = sums[count]
-            speed = min(ground.speeds[position : position + count])
+            speeds = ground.speeds[position : position + count]
+            speed = min(speeds)
             forward = (running.forward[stop] - running.forward[first]) / speed
             backward = (running.backward[stop] - running.backward[first]) / speed
             if forward + backward > cap:
@@ -59,16 +63,8 @@ class Questions:
                 held = self.footprint.stage_bytes(first, stop, samples / count, microbatches, kept, is_host=is_host)
                 if held > min(ground.memories[position : position + count]):
                     return None
-            return forward, backward, self.tables.reduction(ground, first, stop, range(position, position + count))
-
-        def link(cut: int, position: int, senders: int, receivers: int) -> LinkTime:
-            way = ground.link(position - senders, senders, position, receivers)
-            amount = samples / min(senders, receivers)
-            forward, backward = table.crossing[cut]
-            return (
-                way.transfer(round(amount * forward)),
-                way.transfer(round(amount * backward)) if backward else 0.0,
-            )
+            reduce = self.tables.reduction(ground, first, stop, range(position, position + count))
+            return forward, backward, reduce, speed / max(speeds)
 
         def longest(first: int, count: int) -> int:
             limit = (cap * fastest + both[count][first]) * (1 + 1e-12)
@@ -80,16 +76,70 @@ class Questions:
             max_stages=min(units, self.tables.num_layers),
             replicas=replicas,
             stage=stage,
-            link=link,
+            link=partial(self._link, ground, samples),
             reach=lambda layers, devices: work[layers] <= cap * devices * fastest * (1 + 1e-12),
             longest=longest,
+            limit=limit,
         )
+
+    def _link(
+        self, ground: Ground, samples: float, cut: int, position: int, senders: int, receivers: int
+    ) -> PricedLink:
+        """What crosses a cut between the senders before this unit and the receivers from it on."""
+        table, way = self.tables.table, ground.link(position - senders, senders, position, receivers)
+        forward, backward = table.crossing[cut]
+        passed, returned = table.passed[cut]
+        amount, least = samples / min(senders, receivers), samples / max(senders, receivers)
+        return (
+            way.transfer(round(amount * forward)),
+            way.transfer(round(amount * backward)) if backward else 0.0,
+            way.transfer(int(least * passed)) if passed else 0.0,
+            way.transfer(int(least * returned)) if returned else 0.0,
+        )
+
+    def chains(
+        self,
+        arrangement: Arrangement,
+        microbatches: int,
+        *,
+        replicas: tuple[int, ...],
+        limit: Seconds,
+        hosts: tuple[int, ...] | None = None,
+        is_lean: bool = False,
+    ) -> tuple[Partition, ...]:
+        """Partitions that take less than `limit` as 1F1B, as far as a lower bound of it says; best first.
+
+        `is_lean`: with one micro-batch under way at a time.
+        """
+        objective = LeastOneForwardOneBackward(1 if is_lean else microbatches)
+        question = self.question(
+            arrangement,
+            microbatches,
+            replicas=replicas,
+            cap=limit / microbatches,
+            limit=limit / microbatches if is_lean else limit,
+            hosts=hosts,
+            in_flight=1 if is_lean else None,
+        )
+        return best_partitions(question, objective, width=WIDTH)
+
+    def least_chains(
+        self, arrangement: Arrangement, microbatches: int, *, replicas: tuple[int, ...], limit: Seconds
+    ) -> tuple[Partition, ...]:
+        """The partitions that take least, as far as a bound for every order of one stage on a unit says.
+
+        What holds one micro-batch and encodes nothing must fit in memory.
+        """
+        question = self.question(
+            arrangement, microbatches, replicas=replicas, cap=limit / microbatches, limit=limit, hosts=(), in_flight=1
+        )
+        return best_partitions(question, LeastInAnyOrder(microbatches), width=1)
 
     def room(self, arrangement: Arrangement, microbatches: int, *, in_flight: int | None = None) -> Question:
         """Stages of one unit each with the bytes that they lack in place of times: negative where some are left."""
         ground, samples = self.tables.ground(arrangement), self.tables.unit_samples(arrangement, microbatches)
 
-        def stage(first: int, stop: int, position: int, count: int, stages: int) -> StageTime:
+        def stage(first: int, stop: int, position: int, count: int, stages: int) -> PricedStage:
             kept = in_flight or min(stages, microbatches)
             held = self.footprint.stage_bytes(first, stop, samples, microbatches, kept)
             return held - ground.memories[position], 0.0, 0.0

@@ -53,9 +53,12 @@ from diffusionpipe.planner.assembly.layout import Filler
 from diffusionpipe.planner.pricing.arrangement import Arrangement
 from diffusionpipe.planner.pricing.encoders import host_sets
 from diffusionpipe.planner.pricing.setting import Setting
+from diffusionpipe.planner.search.bounds import least_step
 from diffusionpipe.planner.search.candidates import Candidate
 from diffusionpipe.planner.search.cascades import add_pairs, least_time, sharded_pairs
+from diffusionpipe.planner.search.chains import add_chains, add_lean_chains
 from diffusionpipe.planner.search.constants import (
+    BETTER,
     LEAN,
     LEAST_RAMP,
     LISTED,
@@ -64,7 +67,7 @@ from diffusionpipe.planner.search.constants import (
     NUM_FINALISTS,
     TRUST,
 )
-from diffusionpipe.planner.search.improvement import add_cuts, add_place, improve
+from diffusionpipe.planner.search.improvement import add_cuts, add_place, add_schedules, improve
 from diffusionpipe.planner.search.judge import Judge
 from diffusionpipe.planner.search.naming import name_of
 from diffusionpipe.planner.search.nearest import least_estimated_overflow
@@ -119,10 +122,8 @@ def search(
     if len(setting.graph.backbones) > 1:
         return _search_pairs(setting, pool, filler, num_finalists, limit)
     is_limited = limit < float("inf")
-    # Without fills nothing but shorter waits would have to make up for the frozen work, which they hardly ever do.
-    ramp = LEAST_RAMP if pool.is_filled and is_limited else 1.0
     places = sorted(
-        places_of(pool.judge, units, is_filled=pool.is_filled, ramp=ramp),
+        places_of(pool.judge, units, is_filled=pool.is_filled, ramp=LEAST_RAMP),
         key=lambda place: (place[0], place[1].units, place[1].adjacent, place[2]),
     )
     if not places:
@@ -136,6 +137,7 @@ def search(
             # Copies of the model that do not fit at once may fit in parts.
             if arrangement.units > 1 or len(pool.judged) > known:
                 seen.add(arrangement)
+    least = _add_chains(pool, units)
     improve(pool)  # [3]
     finalists = _finalists(setting, pool, filler, num_finalists, limit)  # [4]
     fits_easily = any(proposal.overflow <= 0 and candidate.hosts is None for candidate, proposal in finalists)
@@ -150,13 +152,13 @@ def search(
         if nearest and all(candidate != nearest.candidate for candidate, _ in finalists):
             finalists.append((nearest.candidate, propose(setting, nearest.candidate.layout(setting), filler)))
     finalists.sort(key=lambda pair: (pair[1].overflow > 0, pair[1].step))
-    taken = {candidate for candidate, _ in finalists}
+    taken, fits = {candidate for candidate, _ in finalists}, bool(finalists) and finalists[0][1].overflow <= 0
     return Search(
         finalists=tuple(finalists),
         judged=tuple(o for o in pool.diverse() if o.candidate not in taken and o.score <= LISTED * pool.score),
         num_estimated=len(pool.judged),
         is_filled=pool.is_filled,
-        bound=places[0][0],
+        bound=least_step(pool.judge, least, finalists[0][1].step if fits else float("inf")),
     )
 
 
@@ -214,9 +216,9 @@ def _finalists(
     ranked = pool.diverse()
     finalists: list[tuple[Candidate, Proposal]] = []
     fastest = limit
-    for one in ranked[: MAX_ATTEMPTS * num_finalists]:
-        is_enough = len(finalists) >= num_finalists and fastest < float("inf")
-        if is_enough or one.score >= TRUST * fastest:
+    for one in ranked:
+        # What is estimated to be faster is tried until none is left; then a few that are estimated to be near.
+        if one.score >= (TRUST if len(finalists) < num_finalists else BETTER) * fastest:
             break
         proposal = propose(setting, one.candidate.layout(setting), filler)
         finalists.append((one.candidate, proposal))
@@ -234,6 +236,21 @@ def _finalists(
     if copies and all(candidate != copies.candidate for candidate, _ in finalists):
         finalists.append((copies.candidate, propose(setting, copies.candidate.layout(setting), filler)))
     return finalists
+
+
+def _add_chains(pool: Pool, units: Collection[int] | None) -> list[tuple[Seconds, Arrangement, int]]:
+    """Judge the best chains of each place, or better ones that hold less, and what other schedules make of them.
+
+    Returns the places with their lower bounds, smallest first.
+    """
+    places = sorted(places_of(pool.judge, units), key=lambda place: place[0])
+    for bound, arrangement, microbatches in places if pool.judge.setting.given.allows_chains else ():
+        if bound < pool.score and arrangement.units > 1:
+            best = add_chains(pool, arrangement, microbatches)
+            best = add_lean_chains(pool, arrangement, microbatches) or best
+            if best:
+                add_schedules(pool, best)
+    return places
 
 
 def _add_tight(pool: Pool, places: Sequence[tuple[Arrangement, int]]) -> None:

@@ -187,6 +187,31 @@ class Tables:
         once = whole - sums.probes  # probes come before the ramp, or in it
         return microbatches * whole / sum(speeds), once / max(speeds) - once / sum(speeds)
 
+    @cached_property
+    def least_work(self) -> Callable[[float], Seconds]:
+        """What a sample takes at least, forward and backward, in pieces of so many samples or of fewer.
+
+        Replicas of a stage share a micro-batch, so a layer may run on any part of it.
+        """
+
+        def seconds(samples: float) -> Seconds:
+            # What a layer takes for a sample is least at one of the sizes of its profile, or at the largest part.
+            sizes = {samples, *(n for n in self.setting.profile.batch_sizes if n < samples)}
+            rates = [[step / size for step in self.table.sums(size).steps()] for size in sizes]
+            return sum((min(own) for own in zip(*rates, strict=True)), start=0.0)
+
+        return lru_cache(maxsize=None)(seconds)
+
+    @cached_property
+    def least_encoding(self) -> Seconds:
+        """What a sample's frozen work takes at least, on a device of speed 1."""
+        profile = self.setting.profile
+        return sum(
+            min(computing(profile, name, size) / size for size in profile.batch_sizes)
+            for layers, _ in self.encoders
+            for name in layers
+        )
+
     def block_starts(self, candidate: Candidate) -> tuple[int, ...]:
         """First layer of each block: stages cut into buckets of about equal gradients, as `build_plan` cuts them."""
         if candidate.buckets == 1:

@@ -1,0 +1,88 @@
+"""A step that no plan of a setting beats, in whatever layout, order, buckets and fills.
+
+Of each place, an arrangement of ranks and a number of micro-batches, it is the least of what the kinds of layouts take
+at least. All of them take `places.least_time`, in which all devices work all the time. Beyond it
+
+    copies          must fit in memory, whole or, sharded, in parts
+    chains          a dynamic program with an objective that holds for every order of one stage on a unit
+    several stages  each layer is on one unit, or none: the best of all ways to deal out the layers, where these are few
+    two directions  each layer is on two units, so all of them must have room for the parameters twice
+"""
+
+from collections.abc import Iterable
+
+from diffusionpipe.costs.memory import use_of
+from diffusionpipe.planner.pricing.arrangement import Arrangement
+from diffusionpipe.planner.search.chains import replicas_of
+from diffusionpipe.planner.search.constants import MOST_DEALT
+from diffusionpipe.planner.search.judge import Judge
+from diffusionpipe.units import Seconds
+
+Place = tuple[Seconds, Arrangement, int]
+"""`least_time` of a place, its arrangement, its micro-batches."""
+
+
+def least_step(judge: Judge, places: Iterable[Place], reached: Seconds) -> Seconds:
+    """No plan at these places takes less; `reached` is what one of them takes, or infinite."""
+    least = reached
+    for bound, arrangement, microbatches in sorted(places, key=lambda place: place[0]):
+        if bound >= least:
+            break
+        least = min(least, max(bound, _least_of_place(judge, arrangement, microbatches, least)))
+    return least
+
+
+def _least_of_place(judge: Judge, arrangement: Arrangement, microbatches: int, limit: Seconds) -> Seconds:
+    """What the kinds of layouts take at least there; `limit` or more where that is no less than `limit`."""
+    if arrangement.units == 1:
+        return 0.0 if _copies_may_fit(judge, arrangement, microbatches) else limit
+    found = [limit]
+    given = judge.setting.given
+    if given.allows_chains:
+        found.append(_of_chains(judge, arrangement, microbatches, limit))
+    if given.schedule is None or not given.allows_chains:
+        if 2 * arrangement.units <= judge.tables.num_layers:
+            found.append(_dealt_out(judge, arrangement, microbatches))
+        if judge.footprint.may_fit(arrangement, times=2):
+            found.append(0.0)
+    return min(found)
+
+
+def _copies_may_fit(judge: Judge, arrangement: Arrangement, microbatches: int) -> bool:
+    """Whether a device has room for a copy of the model, or for its part of one."""
+    table, setting = judge.tables.table, judge.setting
+    samples, parts = judge.tables.unit_samples(arrangement, microbatches), 1
+    activations = table.activation(0, judge.tables.num_layers, samples)
+    if setting.given.sharded is not False:
+        parts = setting.cluster.num_ranks
+    held = use_of(table.trained[-1] // parts, setting.workload, activations=activations)
+    return held.total <= min(judge.tables.ground(arrangement).memories)
+
+
+def _of_chains(judge: Judge, arrangement: Arrangement, microbatches: int, limit: Seconds) -> Seconds:
+    """Of one stage on a unit, with any replicas."""
+    replicas = replicas_of(judge, arrangement, microbatches)
+    if not replicas or not judge.footprint.may_fit(arrangement):
+        return limit
+    found = judge.questions.least_chains(arrangement, microbatches, replicas=replicas, limit=limit)
+    return found[0].value if found else limit
+
+
+def _dealt_out(judge: Judge, arrangement: Arrangement, microbatches: int) -> Seconds:
+    """Of the dearest unit in the best of all ways to give each layer to one of them; 0 where there are too many."""
+    tables, speeds = judge.tables, judge.tables.ground(arrangement).speeds
+    if len(speeds) ** tables.num_layers > MOST_DEALT:
+        return 0.0
+    samples = tables.unit_samples(arrangement, microbatches)
+    steps = sorted(tables.table.sums(samples).steps(), reverse=True)
+
+    def deal(layer: int, loads: tuple[Seconds, ...], most: Seconds) -> Seconds:
+        if layer == len(steps):
+            return max(loads)
+        for unit, speed in enumerate(speeds):
+            load = loads[unit] + steps[layer] / speed
+            if load < most:
+                most = min(most, deal(layer + 1, (*loads[:unit], load, *loads[unit + 1 :]), most))
+        return most
+
+    return microbatches * deal(0, (0.0,) * len(speeds), sum(steps) / max(speeds) * (1 + 1e-12))

@@ -1,0 +1,146 @@
+"""Chains of stages with any numbers of replicas: those that 1F1B may be fastest with, by a bound that holds them all.
+
+A model whose parameters lie in a few layers is slow as a chain and as copies, and fast as copies before a chain. Where
+links are slow, stages that compute longer but send less win. So every place is asked for all replicas at once, with an
+objective that contains transfers and sums (`objectives.LeastOneForwardOneBackward`). It never says more than 1F1B
+takes, so what is not faster than the best known is left out and nothing is lost; most of the dynamic program is, too.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from math import gcd
+
+from diffusionpipe.planner.pricing.arrangement import Arrangement
+from diffusionpipe.planner.pricing.encoders import host_sets
+from diffusionpipe.planner.search.candidates import Candidate
+from diffusionpipe.planner.search.constants import BETTER, CHAIN, GROWTH, HEAVY, LEAN, MAX_UNEQUAL_UNITS
+from diffusionpipe.planner.search.dynamic_program import Partition
+from diffusionpipe.planner.search.judge import Judge
+from diffusionpipe.planner.search.pool import Judged, Pool
+from diffusionpipe.schedules.traits import holds_one
+from diffusionpipe.units import Seconds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Way:
+    """How a chain is to run."""
+
+    hosts: tuple[int, ...] | None
+    is_lean: bool
+
+
+def add_chains(
+    pool: Pool,
+    arrangement: Arrangement,
+    microbatches: int,
+    *,
+    hosts: tuple[int, ...] | None = None,
+    is_lean: bool = False,
+) -> Judged | None:
+    """Judge the partitions of a place that may be better than the best; returns the best of them.
+
+    `is_lean`: as a schedule that has one micro-batch under way at a time, which holds least.
+    """
+    given = pool.judge.setting.given
+    schedule = given.schedule or (LEAN if is_lean else CHAIN)
+    best: Judged | None = None
+    way = _Way(hosts=hosts, is_lean=holds_one(schedule))
+    for partition in _partitions(pool, arrangement, microbatches, way):
+        if partition.value >= _limit(pool) * BETTER:
+            break
+        candidate = Candidate(
+            arrangement=arrangement,
+            schedule=schedule,
+            microbatches=microbatches,
+            starts=partition.starts,
+            replicas=partition.replicas,
+            hosts=hosts,
+        )
+        is_whole = candidate.divides(pool.judge.setting.workload.batch)
+        if candidate in pool.judged or not (is_whole and _is_own(pool, arrangement, partition.replicas)):
+            continue
+        one = pool.judged_of(candidate)
+        pool.add(one)
+        if one.fits and (best is None or one.score < best.score):
+            best = one
+    return best
+
+
+def _is_own(pool: Pool, arrangement: Arrangement, replicas: tuple[int, ...]) -> bool:
+    """Whether no other arrangement stands for these replicas: one does if they have a common divisor.
+
+    But where devices are unequal, all units of one pipeline share its frozen work as they have time, and groups do not.
+    """
+    is_shared_better = pool.is_filled and len(set(pool.judge.tables.ground(arrangement).speeds)) > 1
+    return gcd(*replicas) == 1 or is_shared_better
+
+
+def add_lean_chains(pool: Pool, arrangement: Arrangement, microbatches: int) -> Judged | None:
+    """The same of what holds less: one micro-batch at a time, encoders on some units alone.
+
+    A place whose chains are too slow even if nothing were encoded is not asked again.
+    """
+    given, memories = pool.judge.setting.given, pool.judge.tables.ground(arrangement).memories
+    place = arrangement, microbatches
+    if pool.judge.footprint.fits_whole(arrangement, microbatches):
+        return None
+    best = add_chains(pool, arrangement, microbatches, is_lean=True) if given.schedule is None else None
+    for is_lean in ((False, True) if given.schedule is None else (False,)) if pool.is_filled and best is None else ():
+        known = {(one.starts, one.replicas) for one in pool.judged if (one.arrangement, one.microbatches) == place}
+        lighter = _partitions(pool, arrangement, microbatches, _Way(hosts=(), is_lean=is_lean))
+        if any((one.starts, one.replicas) not in known for one in lighter):
+            for hosts in host_sets(memories):
+                best = add_chains(pool, arrangement, microbatches, hosts=hosts, is_lean=is_lean) or best
+    return best
+
+
+def sets_of_hosts(pool: Pool, arrangement: Arrangement) -> tuple[tuple[int, ...], ...]:
+    """Units that may encode for all, where fills let them and encoders take much of a device's memory."""
+    memories = pool.judge.tables.ground(arrangement).memories
+    is_heavy = pool.judge.footprint.frozen_bytes >= HEAVY * max(memories)
+    return host_sets(memories) if pool.is_filled and is_heavy else ()
+
+
+def _partitions(pool: Pool, arrangement: Arrangement, microbatches: int, way: _Way) -> tuple[Partition, ...]:
+    """Those of the dynamic program below the pool's limit; where it has none, below the first of growing ones."""
+    replicas, limit = replicas_of(pool.judge, arrangement, microbatches), _limit(pool)
+
+    def ask(most: Seconds) -> tuple[Partition, ...]:
+        found = pool.judge.questions.chains(
+            arrangement, microbatches, replicas=replicas, limit=most, hosts=way.hosts, is_lean=way.is_lean
+        )
+        return tuple(replace(one, value=one.value * (microbatches if way.is_lean else 1)) for one in found)
+
+    if not replicas or arrangement.units == 1 or not pool.judge.footprint.may_fit(arrangement):
+        return ()
+    if limit < float("inf"):
+        return ask(limit)
+    for most in _growing(pool, arrangement, microbatches):
+        if found := ask(most):
+            return found
+    return ask(limit)
+
+
+def _growing(pool: Pool, arrangement: Arrangement, microbatches: int) -> Iterator[Seconds]:
+    """From twice what devices take that never wait to what one of them takes alone."""
+    tables = pool.judge.tables
+    sums = tables.table.sums(tables.unit_samples(arrangement, microbatches), microbatches)
+    alone = microbatches * (sums.forward[-1] + sums.backward[-1])
+    most, speeds = GROWTH * alone / sum(tables.ground(arrangement).speeds), tables.ground(arrangement).speeds
+    while most < GROWTH * alone / min(speeds):
+        yield most
+        most *= GROWTH
+
+
+def _limit(pool: Pool) -> Seconds:
+    """What the pipeline of a better candidate takes at most."""
+    return pool.score - (0.0 if pool.is_filled else pool.judge.tables.frozen_seconds)
+
+
+def replicas_of(judge: Judge, arrangement: Arrangement, microbatches: int) -> tuple[int, ...]:
+    """Numbers of replicas that can share a micro-batch."""
+    given, units = judge.setting.given, arrangement.units
+    if given.stages is not None or units > MAX_UNEQUAL_UNITS:
+        return (1,) if units <= judge.tables.num_layers else ()
+    rows = judge.setting.workload.batch // (arrangement.data_parallel * microbatches)
+    return tuple(r for r in range(1, units + 1) if rows % r == 0)
