@@ -140,8 +140,8 @@ def test_a_model_that_fits_nowhere_is_refused_with_numbers_and_help(files, capsy
 
 def test_a_batch_that_nothing_divides_is_refused_with_one_that_works(files, capsys):
     write_cluster(synthetic.cluster(7), files / "cluster.json")
-    assert plan_of(files, batch=10) == 2
-    assert "e.g. 14" in capsys.readouterr().err
+    assert plan_of(files, batch=1) == 2  # six layers, and no replicas of one sample
+    assert "e.g. 7" in capsys.readouterr().err
 
 
 def test_an_unknown_cluster_is_refused(files, capsys):

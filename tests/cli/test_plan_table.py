@@ -5,7 +5,7 @@ import pytest
 from planner import synthetic
 from screen_files import assert_screen
 
-from diffusionpipe.cli.plan_table import table_lines
+from diffusionpipe.cli.plan_table import MOST_SIMULATED, table_lines
 from diffusionpipe.planner.advice import nothing_fits
 from diffusionpipe.planner.choice import choose
 from diffusionpipe.planner.pricing.setting import Setting
@@ -46,9 +46,12 @@ def test_the_winners_are_what_the_names_of_the_screens_say(comparisons):
 def test_no_layout_takes_more_than_two_lines_and_no_figure_is_cut(comparisons, name, width):
     lines = screen_of(comparisons, name, width)
     comparison = comparisons[name][1]
-    rows = [*comparison.ours, *comparison.others, *comparison.unflushed]
+    shown = comparison.simulated[:MOST_SIMULATED]
+    rows = [*shown, *comparison.estimated, *comparison.others, *comparison.unflushed]
     table = lines[: lines.index("")]
-    assert len(table) <= 3 + 4 + 2 * len(rows)
+    left = len(comparison.simulated) - len(shown)
+    assert (f"  {left} more, slower or too large" in table) == (left > 0)
+    assert len(table) <= 3 + 4 + 2 * len(rows) + (left > 0)
     figures = [line for line in table if "%" in line]
     assert len(figures) == len(rows)
     for line, row in zip(figures, rows, strict=True):

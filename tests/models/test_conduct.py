@@ -36,7 +36,7 @@ class Call(nn.Module):
 
 RANDOM = "draws random numbers"
 MIXED = "mixes the samples of a batch"
-DEPENDENT = "writes for a sample depends on the other samples"
+DEPENDENT = "for a sample depends on the other samples"
 STATE = "each time it runs"
 REFUSED = {
     "dropout": (lambda: nn.Dropout(0.1), rf"model.1 {RANDOM} \(Dropout\)"),

@@ -68,10 +68,14 @@ class Sketch:
             forward, input_grad, weight_grad = (
                 tuple(overhead + t * n if t else 0.0 for n in sizes) for t in (max(times[0], 1e-7), *times[1:])
             )
+            written = sum(self.tensors[name].num_bytes for name in layer.writes)
             layers.append(
                 LayerProfile(name=layer.name, forward=forward, input_grad=input_grad, weight_grad=weight_grad,
                              activation=tuple(kept * n for n in sizes),
-                             workspace=tuple(self.tensors[layer.writes[0]].num_bytes * n for n in sizes))
+                             workspace=tuple(self.tensors[layer.writes[0]].num_bytes * n for n in sizes),
+                             # One linear layer: W needs what it reads, and the gradient of what it writes.
+                             kept=tuple(written * n for n in sizes) if any(weight_grad) else (),
+                             kept_reads=layer.reads if any(weight_grad) else ())
             )  # fmt: skip
         return Profile(
             graph=graph, batch_sizes=tuple(sizes), layers=tuple(layers), device="synthetic", device_type="cuda",

@@ -148,7 +148,7 @@ def test_a_short_token_is_refused(token: str):
 def given(folder: Path, environ: dict[str, str]) -> list[str]:
     """The tokens of two ranks of a launcher."""
     envs: dict[int, dict[str, str]] = {0: {}, 1: {}}
-    _logs_specs(ranks=2, log_folder=folder, environ=environ).reify(envs)
+    _logs_specs(devices=(0, 1), log_folder=folder, environ=environ).reify(envs)
     return [environment[TOKEN] for environment in envs.values()]
 
 

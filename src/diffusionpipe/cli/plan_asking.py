@@ -24,7 +24,7 @@ def ranks_named(text: str | None) -> tuple[int, ...]:
     words = text.split(",") if text is not None else []
     wrong = [word for word in words if not (word.strip().isdecimal() and len(word) < 10)]
     if wrong:
-        raise ConfigError(f"--use {text}: {wrong[0]!r} is no rank; give ranks with commas between, e.g. 0,1,3")
+        raise ConfigError(f"--use {text}: {wrong[0]!r} is not a rank; give ranks with commas between, e.g. 0,1,3")
     ranks = [int(word) for word in words]
     if len(set(ranks)) < len(ranks):
         raise ConfigError(f"--use {text} names a rank twice; name each rank once")

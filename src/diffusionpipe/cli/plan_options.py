@@ -132,8 +132,8 @@ Memory = Annotated[
     float | None,
     typer.Option(
         metavar="GIB",
-        help="Take at most so many GiB of each device; default: pipeline.memory of the recipe, else all that training "
-        "may use.",
+        help="Take at most this many GiB of each device; default: pipeline.memory of the recipe, else all that "
+        "training may use.",
         show_default=False,
     ),
 ]

@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from diffusionpipe.planner.pricing.setting import Setting
     from diffusionpipe.planner.rows import Row
 
+MOST_SIMULATED = 8
+"""Rows of layouts that are simulated in full: a search often simulates dozens."""
+
 Line = tuple[str, str]
 """A line and its style."""
 LEAST_LAYOUT = 30
@@ -72,6 +75,12 @@ WORDS = (
 """Words of layouts, each with its line of the legend."""
 
 
+def _first(comparison: Comparison) -> tuple[Row, ...]:
+    """The layouts simulated in full that are shown: the fastest ones and the plan."""
+    rows = comparison.simulated
+    return tuple(row for place, row in enumerate(rows) if place < MOST_SIMULATED or row is comparison.winner)
+
+
 def table_lines(
     setting: Setting, comparison: Comparison, *, width: int, versions: Versions = Versions.FLUSHED
 ) -> Iterator[Line]:
@@ -81,7 +90,8 @@ def table_lines(
     """
     workload, cluster = setting.workload, setting.cluster
     yield f"batch {workload.batch} on {cluster.name}, {cluster.num_ranks} devices", "bold"
-    groups = [comparison.simulated, comparison.fewer, comparison.estimated, comparison.others, comparison.unflushed]
+    simulated = _first(comparison)
+    groups = [simulated, comparison.fewer, comparison.estimated, comparison.others, comparison.unflushed]
     rows = [row for group in groups for row in group]
     columns = _columns(rows, width, knows_update=setting.profile.update > 0)
     texts = [_texts(column, rows) for column in columns]
@@ -101,6 +111,8 @@ def table_lines(
             style = "bold green" if is_winner else "dim" if group is comparison.others else ""
             for number, layout in enumerate(wrapped(_layout(row, is_short=is_short), room, is_winner=is_winner)):
                 yield "  ".join([layout.ljust(room), *(figures if not number else ())]).rstrip(), style
+        if group is simulated and (left := len(comparison.simulated) - len(simulated)):
+            yield f"  {left} more, slower or too large", "dim"
     yield "", ""
     for text in _legend(setting, comparison, columns, is_short=is_short):
         yield from ((line, "dim") for line in wrap(text, width, subsequent_indent="  ", break_on_hyphens=False))

@@ -242,7 +242,7 @@ def _problems_of_samples(
         for layer in graph.layers:
             if mixes_samples(layer, graph.components[layer.component], [tensors[name] for name in layer.reads]):
                 yield (
-                    f"what {layer.name} writes for a sample depends on the other samples of the batch, and a "
+                    f"the output of {layer.name} for a sample depends on the other samples of the batch, and a "
                     "micro-batch has others; let it treat each sample by itself (torch's recurrent and attention "
                     "modules want batch_first=True)"
                 )

@@ -31,7 +31,7 @@ SIMPLER = (
     "it has copies of the model in place of a pipeline",
     "its copies hold all their parameters",
     "it has fewer stages",
-    "its stages stand in a chain",
+    "its stages form a chain",
     "its order is a published one",
 )
 """What is simpler of a plan whose `Complexity` is less, by the first item that differs."""
