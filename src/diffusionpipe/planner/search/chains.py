@@ -78,11 +78,12 @@ def _is_own(pool: Pool, arrangement: Arrangement, replicas: tuple[int, ...]) -> 
 def add_lean_chains(pool: Pool, arrangement: Arrangement, microbatches: int) -> Judged | None:
     """The same of what holds less: one micro-batch at a time, encoders on some units alone.
 
-    A place whose chains are too slow even if nothing were encoded is not asked again.
+    Only a place where a stage that was fast enough did not fit may gain by it. One whose chains are too slow even if
+    nothing were encoded is not asked again.
     """
     given, memories = pool.judge.setting.given, pool.judge.tables.ground(arrangement).memories
     place = arrangement, microbatches
-    if pool.judge.footprint.fits_whole(arrangement, microbatches):
+    if place not in pool.judge.questions.short:
         return None
     best = add_chains(pool, arrangement, microbatches, is_lean=True) if given.schedule is None else None
     for is_lean in ((False, True) if given.schedule is None else (False,)) if pool.is_filled and best is None else ():

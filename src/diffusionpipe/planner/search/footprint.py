@@ -64,12 +64,6 @@ class Footprint:
         held = use_of(table.trained[-1], self.tables.setting.workload, frozen=table.frozen_bytes[-1])
         return times * held.total <= sum(self.tables.ground(arrangement).memories)
 
-    def fits_whole(self, arrangement: Arrangement, microbatches: int) -> bool:
-        """Whether any unit has room for the whole model and for as many micro-batches as a chain holds."""
-        samples, most = self.tables.unit_samples(arrangement, microbatches), min(microbatches, arrangement.units)
-        held = self.stage_bytes(0, self.tables.num_layers, samples, microbatches, most)
-        return held <= min(self.tables.ground(arrangement).memories)
-
     def stage_bytes(
         self, first: int, stop: int, samples: float, microbatches: int, in_flight: int, *, is_host: bool = True
     ) -> Bytes:

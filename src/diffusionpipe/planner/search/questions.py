@@ -1,7 +1,7 @@
 """What the dynamic program is asked for a setting, and the partitions that it answers with."""
 
 from bisect import bisect_right
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 from diffusionpipe.planner.pricing.arrangement import Arrangement, Ground
@@ -26,6 +26,8 @@ class Questions:
 
     tables: Tables
     footprint: Footprint
+    short: set[tuple[Arrangement, int]] = field(default_factory=set, repr=False, compare=False)
+    """Places at which a stage that was fast enough did not fit in memory. Grows with what is asked."""
 
     def question(
         self,
@@ -62,6 +64,7 @@ class Questions:
                 kept, is_host = in_flight or min(stages, microbatches), are_hosts(hosts, position, count)
                 held = self.footprint.stage_bytes(first, stop, samples / count, microbatches, kept, is_host=is_host)
                 if held > min(ground.memories[position : position + count]):
+                    self.short.add((arrangement, microbatches))
                     return None
             reduce = self.tables.reduction(ground, first, stop, range(position, position + count))
             return forward, backward, reduce, speed / max(speeds)
