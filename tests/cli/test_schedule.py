@@ -191,6 +191,28 @@ def test_times_of_zero_are_drawn():
     assert "makespan          0  from" in output_of(*SMALL, *zeros)
 
 
+@pytest.mark.parametrize("name", ["1f1b", "zb-h1", "zb-v"])
+def test_what_ranks_hold_does_not_depend_on_times_of_zero(name):
+    sizes = (name, "--ranks", 2, "--microbatches", 3, "--json")
+    options = ("--forward", "--input-grad", "--weight-grad")
+    expected = json.loads(output_of(*sizes))["peak_activations"]
+    assert min(expected) > 0
+    for zero in (*((option,) for option in options), options):
+        found = json.loads(output_of(*sizes, *(part for option in zero for part in (option, 0))))
+        assert found["peak_activations"] == expected
+
+
+@pytest.mark.parametrize(
+    ("suffix", "text"), [(".csv", "0F0,0F1,0B0,0B1\n"), (".rules", "stages: chain\nlimit: 2\npriority: F B\n")]
+)
+def test_a_byte_order_mark_is_no_part_of_an_order(suffix, text, tmp_path):
+    plain, marked = tmp_path / f"plain{suffix}", tmp_path / f"marked{suffix}"
+    plain.write_text(text, encoding="utf-8")
+    marked.write_text(text, encoding="utf-8-sig")
+    sizes = () if suffix == ".csv" else ("--ranks", 2, "--microbatches", 3)
+    assert output_of(marked, *sizes, "--csv") == output_of(plain, *sizes, "--csv")
+
+
 # --- compare
 
 SIZES = ("compare", "--ranks", 4, "--microbatches", 8)

@@ -142,3 +142,31 @@ def test_negative_latency_is_refused_where_a_cluster_is_made():
 def test_a_number_of_nodes_with_thousands_of_digits_is_refused():
     with pytest.raises(ConfigError, match="give the number of nodes as 1 to 1024"):
         load_cluster("l40sx8:" + "9" * 5000)
+
+
+@pytest.mark.parametrize("bandwidth", [5e-324, 1e-300, 0, -1])
+@pytest.mark.parametrize("line", ["intra", "inter", "intra_reduce", "inter_reduce"])
+def test_a_link_with_which_no_time_is_a_number_is_refused(line, bandwidth):
+    content = json.loads(cluster_to_text(load_cluster("rtx4090x2")))
+    content[line]["bandwidth"] = bandwidth
+    with pytest.raises(FileFormatError, match=r"bandwidth"):
+        cluster_from_text(json.dumps(content))
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("speed", 1e-300), ("speed", 1e300), ("host_bandwidth", 1e-300), ("memory", 10**400)],
+)
+def test_a_device_of_numbers_that_none_has_is_refused(field, value):
+    content = json.loads(cluster_to_text(load_cluster("rtx4090x2")))
+    content["devices"][0][field] = value
+    with pytest.raises(FileFormatError, match=field):
+        cluster_from_text(json.dumps(content))
+
+
+@pytest.mark.parametrize("field", ["latency", "overhead", "overhead_per_byte"])
+def test_a_wait_of_more_than_thirty_years_is_refused(field):
+    content = json.loads(cluster_to_text(load_cluster("rtx4090x2")))
+    content["intra"][field] = 1e300
+    with pytest.raises(FileFormatError, match=field):
+        cluster_from_text(json.dumps(content))

@@ -3,6 +3,7 @@
 from contextlib import suppress
 from dataclasses import replace
 
+import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from planner import synthetic
@@ -55,3 +56,13 @@ def test_a_profile_is_refused_when_it_is_read_or_planned_with(sizes, times, held
         choice = choose(setting)
         choice.comparison()
         choice.plan()
+
+
+def test_a_profile_without_trained_layers_is_refused_as_such_whatever_the_batch():
+    known = synthetic.chain([1.0] * 3, frozen=0.1)
+    kept = len(known.graph.frozen_layers)
+    graph = replace(known.graph, layers=known.graph.layers[:kept])
+    profile = replace(known, graph=graph, layers=known.layers[:kept])
+    setting = Setting(profile=profile, cluster=synthetic.cluster(2), workload=synthetic.workload(64))
+    with pytest.raises(ConfigError, match="no trained layers"):
+        choose(setting)

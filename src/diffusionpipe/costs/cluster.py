@@ -10,6 +10,11 @@ from statistics import median_high
 from diffusionpipe.costs.actions import Link
 from diffusionpipe.units import Bytes, Seconds
 
+LEAST_RATE = 1e-6
+"""Bytes a second, and relative speeds, of the slowest that anything can be planned with: the times remain numbers."""
+MOST_WAIT: Seconds = 1e9
+"""Latencies and overheads, at most: 30 years."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Device:
@@ -26,8 +31,18 @@ class Device:
     def __post_init__(self) -> None:
         if self.memory <= 0 or not 0 < self.speed < inf:
             raise ValueError(f"device {self.name}: memory and speed must be positive; got {self.memory}, {self.speed}")
-        if not 0 <= self.host_bandwidth < inf:
-            raise ValueError(f"device {self.name}: host_bandwidth must be bytes per second or 0: {self.host_bandwidth}")
+        if not LEAST_RATE <= self.speed <= 1 / LEAST_RATE:
+            raise ValueError(
+                f"device {self.name}: speed is relative to the profiled device: "
+                f"{LEAST_RATE:g} to {1 / LEAST_RATE:g}; got {self.speed:g}"
+            )
+        if self.memory > 2**60:
+            raise ValueError(f"device {self.name}: no device has a memory of more than 2^60 bytes")
+        if self.host_bandwidth != 0 and not LEAST_RATE <= self.host_bandwidth < inf:
+            raise ValueError(
+                f"device {self.name}: host_bandwidth must be bytes per second, at least {LEAST_RATE:g}, or 0: "
+                f"{self.host_bandwidth}"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,20 +98,23 @@ class Cluster:
         wrong = [
             f"{name} has latency {line.latency} and bandwidth {line.bandwidth}"
             for name, line in lines.items()
-            if line.latency < 0 or not line.bandwidth > 0
+            if not 0 <= line.latency <= MOST_WAIT or not line.bandwidth >= LEAST_RATE
         ]
         wrong += [
             f"{name} has overhead {link.overhead} and overhead_per_byte {link.overhead_per_byte}"
             for name, link in (("intra", self.intra), ("inter", self.inter))
-            if not link.overhead >= 0 or not link.overhead_per_byte >= 0
+            if not 0 <= link.overhead <= MOST_WAIT or not 0 <= link.overhead_per_byte <= MOST_WAIT
         ]
         wrong += [
             f"the link of ranks {pair.first} and {pair.second} has latency {pair.latency}, bandwidth {pair.bandwidth}"
             for pair in self.pairs
-            if not pair.latency >= 0 or not pair.bandwidth > 0
+            if not 0 <= pair.latency <= MOST_WAIT or not pair.bandwidth >= LEAST_RATE
         ]
         if wrong:
-            raise ValueError(f"latencies and overheads must not be negative, bandwidths positive; {', '.join(wrong)}")
+            raise ValueError(
+                f"latencies and overheads must not be negative, bandwidths positive; {', '.join(wrong)} "
+                f"(at most {MOST_WAIT:g} s, at least {LEAST_RATE:g} bytes a second)"
+            )
         named = [(pair.first, pair.second) for pair in self.pairs]
         lost = [pair for pair in named if not 0 <= pair[0] < pair[1] < len(self.nodes)]
         if lost or len(set(named)) < len(named):

@@ -29,7 +29,7 @@ def problem_of_file(path: Path) -> str | None:
 
 
 def read_text(path: Path, limit: Bytes = MAX_TEXT) -> str:
-    """The UTF-8 text of a regular file of at most `limit` bytes.
+    """The UTF-8 text, without a byte order mark, of a regular file of at most `limit` bytes.
 
     Raises:
         OSError: it is no regular file, or cannot be read.
@@ -45,7 +45,9 @@ def read_text(path: Path, limit: Bytes = MAX_TEXT) -> str:
 
 
 def read_named(path: Path, limit: Bytes = MAX_TEXT) -> str:
-    """The UTF-8 text of a file that a user names; it may be a FIFO, as `<(command)` of a shell is one.
+    """The UTF-8 text, without a byte order mark, of a file that a user names.
+
+    It may be a FIFO, as `<(command)` of a shell is one.
 
     Raises:
         OSError: it cannot be read.
@@ -62,7 +64,7 @@ def _decoded(file: BinaryIO, limit: Bytes) -> str:
         data += part
         if len(data) > limit:
             raise ValueError(_too_large(limit))
-    return data.decode("utf-8")
+    return data.decode("utf-8-sig")  # editors of Windows begin texts with a byte order mark
 
 
 def _too_large(limit: Bytes) -> str:

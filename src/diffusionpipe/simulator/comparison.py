@@ -9,6 +9,7 @@ from diffusionpipe.ir import Schedule, Timeline
 from diffusionpipe.ir.flows import flows
 from diffusionpipe.schedules import REGISTRY, Generator
 from diffusionpipe.simulator.simulate import simulate
+from diffusionpipe.timing.held import activations_in_flight
 from diffusionpipe.units import Seconds
 
 
@@ -104,7 +105,9 @@ def measure(name: str, schedule: Schedule, costs: WorkerCosts) -> Result:
         name=name,
         schedule=schedule,
         timeline=timeline,
-        peaks=tuple(timeline.peak_memory(worker) * part for worker in range(schedule.num_workers)),
+        peaks=tuple(
+            held * part for held in activations_in_flight(schedule)
+        ),  # whatever the times, of which any may be 0
         messages=sum(homes[flow.source] != homes[flow.destination] for flow in flows(schedule)),
         weights=max(homes.count(worker) for worker in set(homes)) * part,
     )

@@ -86,3 +86,10 @@ def test_the_filler_sees_the_schedule_with_reductions_and_its_times():
     assert unfilled.timeline.makespan > 0
     assert unfilled.blocks[-1] == PROFILE.graph.frozen_layers
     assert len(unfilled.costs.stages) == 2
+
+
+def test_too_many_stages_are_refused_without_a_word_on_buckets():
+    with pytest.raises(ConfigError, match="use at most") as error:
+        plan_of(stages=1000)
+    assert "1000 stages" in str(error.value)
+    assert "bucket" not in str(error.value)

@@ -100,11 +100,13 @@ def _problems_of_sizes(graph: ModelGraph, layout: Layout) -> list[str]:
             f"{layout.data_parallel} data-parallel groups; use a multiple of "
             f"{layout.data_parallel * layout.microbatches}"
         )
-    if layout.buckets < (not layout.sharded) or num_blocks * layout.buckets > len(graph.backbone_layers):
+    most = len(graph.backbone_layers) // max(num_blocks, 1)
+    # Where most is 0, no number of buckets helps: there are too many stages, as said above.
+    if most and not (not layout.sharded) <= layout.buckets <= most:
         problems.append(
             f"{num_blocks} stages of {layout.buckets} buckets need {num_blocks * layout.buckets} layers; the "
             "trained part has "
-            f"{len(graph.backbone_layers)}: use at most {len(graph.backbone_layers) // max(num_blocks, 1)} buckets"
+            f"{len(graph.backbone_layers)}: use at most {most} buckets"
         )
     return problems + [
         f"micro-batches of {per_microbatch} samples cannot be shared evenly by {count} replicas of stage {stage}; "

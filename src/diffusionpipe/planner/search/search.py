@@ -296,6 +296,8 @@ def _add_tight(pool: Pool, places: Sequence[tuple[Arrangement, int]]) -> None:
 def uncuttable(setting: Setting) -> str:
     """That no arrangement of all ranks cuts the batch, and which batch it would cut."""
     batch, ranks = setting.workload.batch, setting.cluster.num_ranks
+    if not setting.graph.backbone_layers:
+        return "the model has no trained layers, so there is nothing to cut into stages; profile one that trains some"
     multiple = -(-batch // ranks) * ranks
     return (
         f"a batch of {batch} samples cannot be cut over {ranks} ranks by any number of stages and replicas of a model "

@@ -20,8 +20,6 @@ from diffusionpipe.ir.input_file import read_text
 
 METADATA = "metadata.jsonl"
 METADATA_FILES = (METADATA, "metadata.csv")
-BOM = "\ufeff"
-"""Some editors begin a UTF-8 file with it; it is no part of the text."""
 MAX_CAPTION = 100_000
 """Characters; the longest text encoders read a few hundred words."""
 
@@ -52,7 +50,7 @@ def read_metadata(folder: Path, files: Sequence[str]) -> Metadata:
     problems = []
     for file in files:
         try:
-            text = read_text(folder / file).removeprefix(BOM)
+            text = read_text(folder / file)
         except (OSError, ValueError) as error:
             problems.append(f"{file}: {error}")
             continue
@@ -79,7 +77,7 @@ def read_sidecar(picture: Path) -> str | None:
         ValueError: the file is not UTF-8 text, or cannot be read.
     """
     try:
-        text = read_text(picture.with_suffix(".txt"), MAX_CAPTION).removeprefix(BOM).strip()
+        text = read_text(picture.with_suffix(".txt"), MAX_CAPTION).strip()
     except FileNotFoundError:
         return None
     except OSError as error:
