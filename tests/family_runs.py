@@ -188,6 +188,7 @@ class EqualCosts:
                     weight_grad=gradients,
                     activation=tuple(written * size for size in sizes),
                     workspace=(0,) * len(sizes),
+                    kept=tuple(written * size for size in sizes) if layer.name in trained else (),
                 )
             )
         return Profile(

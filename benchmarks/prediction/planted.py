@@ -155,6 +155,7 @@ def _profile(num_bytes: Bytes) -> Profile:
                 weight_grad=times if number else none,
                 activation=bytes_kept if number else (0,) * len(SIZES),
                 workspace=(0,) * len(SIZES),
+                kept=bytes_kept if number else (),
             )
         )
     graph = ModelGraph(layers=tuple(layers), tensors=tuple(tensors), parameters=tuple(parameters), inputs=(names[0],))

@@ -47,5 +47,6 @@ def vgg16_profile() -> Profile:
     layers = []
     for layer, seconds in zip(profile.layers, times, strict=True):
         third = (max(seconds, 1e-9) / 3,)
-        layers.append(replace(layer, forward=third, input_grad=third, weight_grad=third))
+        kept = layer.kept or (0,)
+        layers.append(replace(layer, forward=third, input_grad=third, weight_grad=third, kept=kept))
     return replace(profile, layers=tuple(layers), precision="float32")
