@@ -81,9 +81,11 @@ class State:
 
 STATES = (
     State(name="float32", parameter=4, gradient=4, optimizer=8),
-    State(name="narrow", parameter=2, gradient=2, optimizer=2),
+    State(name="narrow (not in the trainer)", parameter=2, gradient=2, optimizer=2),
 )
-"""Adam in float32; bfloat16 weights and gradients with Adam's moments in 8 bits, where nothing fits otherwise."""
+"""Adam in float32; bfloat16 weights and gradients with Adam's moments in 8 bits, where nothing fits otherwise.
+
+The trainer has no such weights and optimizer, which the name says, so that every row with it does."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

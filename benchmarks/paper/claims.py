@@ -30,7 +30,8 @@ class Claim:
     share: float
     """r: the encoders' time over the trained part's."""
     same_layout: float | None
-    """The most over the better of GPipe and 1F1B + SPP at the same stages and micro-batches."""
+    """The most over the better of GPipe and 1F1B + SPP on the same ranks of a group and with the same micro-batches;
+    ours may have more stages on each rank."""
     over_ddp: float | None
     over_ddp_after: float | None
     bubble_before: float | None

@@ -99,7 +99,7 @@ def _layouts(model: str, cells: Sequence[Cell]) -> Table:
 
 def _same(model: str, cells: Sequence[Cell]) -> Table:
     columns = ("A100s", "each", "ours", "filled", "no buckets", "unfilled", "GPipe", "1F1B + SPP", "x", "x no buckets")
-    made = table(f"\n{model}: ms of a step at the same stages, groups and micro-batches", columns)
+    made = table(f"\n{model}: ms of a step with the same ranks, groups and micro-batches", columns)
     made.columns[2].justify = "left"
     for cell in cells:
         for one in cell.same_layout:

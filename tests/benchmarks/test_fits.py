@@ -46,7 +46,7 @@ def test_what_fits_is_planned_in_float32_what_does_not_narrower_and_adapters_as_
     assert found.step > 0
     sized(30)  # 120 GiB, or 45 in the narrow state
     found = measure(case())
-    assert (found.state, found.fits) == ("narrow", True)
+    assert (found.state, found.fits) == (cells.NARROW.name, True)
     found = measure(case(has_adapters=True))
     assert (found.state, found.fits) == ("float32", False)
     assert found.overflow == pytest.approx((120 / 4 - 22) * GIB, rel=0.1)
