@@ -1,4 +1,4 @@
-"""Distance of searched orders from the optimum, and time: `python -m benchmarks.ordering [--cases N] [--seconds S]`."""
+"""Distance of searched orders from the optimum, and time: `python -m benchmarks.ordering [--cases N] [--seed N]`."""
 
 import argparse
 import json
@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from benchmarks.ordering.cases import KINDS, instance, small_cases
+from benchmarks.ordering.cases import KINDS, SEED, instance, small_cases
 from benchmarks.ordering.exact import exact_order
 from diffusionpipe.errors import ConfigError
 from diffusionpipe.ordering import Instance, Objective, Placing, search
@@ -73,12 +73,13 @@ class Large:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.ordering", description=__doc__)
     parser.add_argument("--cases", type=int, default=200, help="small cases")
+    parser.add_argument("--seed", type=int, default=SEED, help="of the draw of small cases")
     parser.add_argument("--seconds", type=float, default=15, help="limit of the solver for each")
     parser.add_argument("--large", action="store_true", help="8 and 16 ranks too, against the lower bound")
     parser.add_argument("--overhead", action="store_true", help="over balanced work, by memory and kind of costs")
     parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
     arguments = parser.parse_args()
-    cases = list(small_cases(arguments.cases))
+    cases = list(small_cases(arguments.cases, seed=arguments.seed))
     shown = track(cases, console=Console(stderr=True))
     small = [found for kind, case in shown if (found := compared(kind, case, arguments.seconds))]
     sizes = LARGE if arguments.large else ()

@@ -11,6 +11,8 @@ MEMORY = (0.5, 0.75, 1, 1.5, 2)
 """In activations of p micro-batches, what 1F1B needs."""
 SHARE = 0.25
 """Of all combinations, drawn."""
+SEED = 7
+"""Of the draw that the project was developed with; others ask whether it holds elsewhere too."""
 
 
 def half_stages(kind: str, num: int, random: Random) -> tuple[HalfStage, ...]:
@@ -58,9 +60,9 @@ def instance(
     )
 
 
-def small_cases(count: int | None = None) -> Iterator[tuple[str, Instance]]:
-    """(kind, instance) of up to four ranks and eight micro-batches; the same in every run."""
-    random, found = Random(7), []
+def small_cases(count: int | None = None, *, seed: int = SEED) -> Iterator[tuple[str, Instance]]:
+    """(kind, instance) of up to four ranks and eight micro-batches; the same in every run with this seed."""
+    random, found = Random(seed), []
     for kind in KINDS:
         for size in SIZES:
             for placing in (Placing.LINEAR, Placing.V):

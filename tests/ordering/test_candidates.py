@@ -5,7 +5,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from ordering.instances import instances, least_memory, value_of
 
-from diffusionpipe.ordering import search
+from diffusionpipe.ir import Op
+from diffusionpipe.ordering import Placing, search
+from diffusionpipe.ordering.blocks import block_orders
 from diffusionpipe.ordering.candidates import best_candidate, families_of
 from diffusionpipe.ordering.construction import Builder
 from diffusionpipe.ordering.evaluation import figures_of, fits
@@ -13,6 +15,7 @@ from diffusionpipe.ordering.levels import levels
 from diffusionpipe.ordering.problem import problem_of
 from diffusionpipe.ordering.pulling import pulled
 from diffusionpipe.ordering.templates import rule_of, templates_of
+from diffusionpipe.schedules.building_block import V_PERIOD, v_block, v_shapes
 
 some_examples = settings(deadline=None, max_examples=15)
 
@@ -99,3 +102,26 @@ def test_more_memory_anywhere_hardly_ever_makes_it_longer_and_then_by_little(dat
     if instance.memory_limit is not None:
         more = enlarged(instance, data.draw)
         assert value_of(more, search(more)) <= 1.05 * value_of(instance, search(instance))
+
+
+@given(num_workers=st.integers(1, 12), data=st.data())
+@some_examples
+def test_shapes_of_building_blocks_never_collide_and_know_their_lifespan(num_workers, data):
+    shape = data.draw(st.sampled_from(v_shapes(num_workers)))
+    block = v_block(num_workers, hops=shape.hops, waits=shape.waits)
+    for worker in block:
+        assert len({slot % V_PERIOD for slot in worker.values()}) == 4
+    assert shape.lifespan == max(
+        sum(slot if op is Op.I else -slot for (_, op), slot in worker.items()) for worker in block
+    )
+
+
+@given(instance=instances())
+@some_examples
+def test_orders_of_building_blocks_are_complete_and_fit_into_memory(instance):
+    problem = problem_of(instance, Placing.V)
+    every = [sorted(order) for order in Builder(problem).build(rule_of(problem, templates_of(problem)[0])).orders]
+    for orders in block_orders(problem):
+        assert [sorted(order) for order in orders] == every
+        assert fits(problem, orders)
+        assert figures_of(problem, orders) is not None

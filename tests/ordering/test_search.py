@@ -125,6 +125,7 @@ def test_the_least_memory_works_and_less_is_refused_by_rank(placing):
         (8, 16, Placing.LINEAR, Objective.MAKESPAN, 16, 55),
         (8, 16, Placing.V, Objective.WINDOW, 16, 48),  # ZB-V: 3 m in the memory of 1F1B
         (8, 16, Placing.V, Objective.MAKESPAN, 16, 51.5),
+        (8, 16, Placing.V, Objective.MAKESPAN, 12, 53.5),  # a building block between V-Half and ZB-V
     ],
 )
 def test_the_published_times_are_reached(p, m, placing, objective, halves, expected):

@@ -7,6 +7,7 @@ from math import inf
 from random import Random
 from typing import TypeAlias
 
+from diffusionpipe.ordering.blocks import block_orders
 from diffusionpipe.ordering.bounds import lower_bound
 from diffusionpipe.ordering.construction import Builder, Rule
 from diffusionpipe.ordering.evaluation import ends_of, figures_of, fits
@@ -70,6 +71,12 @@ def candidates_of(problem: Problem, families: Sequence[Candidate]) -> Iterator[C
         drawn = _built(builder, drawn_rule(problem, random), "search drawn")
         assert drawn is not None
         yield drawn
+
+
+def best_block(problem: Problem) -> Candidate | None:
+    """The best of the building blocks that fit, squeezed; None if there are none."""
+    blocks = [squeezed(problem, _evaluated(problem, orders, "search block")) for orders in block_orders(problem)]
+    return min(blocks, key=lambda block: block.value, default=None)
 
 
 def best_candidate(problem: Problem, families: Families) -> Candidate:

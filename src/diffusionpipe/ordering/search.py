@@ -10,6 +10,7 @@ from diffusionpipe.ordering.bounds import lower_bound
 from diffusionpipe.ordering.candidates import (
     Candidate,
     Families,
+    best_block,
     best_candidate,
     candidates_of,
     families_of,
@@ -58,6 +59,7 @@ def search(instance: Instance, *, max_levels: int | None = None) -> Answer:
         list schedules of several templates and of the families   construction.py, templates.py
         the best of them squeezed                                 pulling.py
         improved by simulated annealing, if it is small           improvement.py
+        or building blocks of a V, squeezed, if it is small       blocks.py
 
     A memory level whose lower bound is no better than what is known is left out; nothing is lost by that. So the answer
     is the best over all levels below the limit. Neither chance nor the clock decides anything: random numbers have
@@ -118,7 +120,12 @@ def _best_at(problem: Problem, families: Families, seconds: Number) -> Candidate
             return candidate
         best.setdefault(candidate.orders, candidate)
     ranked = sorted(best.values(), key=lambda candidate: candidate.value)
-    return _improved(problem, ranked, target, seconds)
+    block = best_block(problem)
+    if block and block.value <= target:
+        return block
+    # Improvement does not start from a block: recorded orders got longer where one took the place of another start.
+    improved = _improved(problem, ranked, target, seconds)
+    return block if block and block.value < improved.value else improved
 
 
 def _is_improvable(problem: Problem) -> bool:

@@ -7,7 +7,9 @@ workers, which is why the V halves what one stage on each worker needs.
 """
 
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
 from typing import TypeAlias
 
 from diffusionpipe.costs import StageCosts
@@ -35,19 +37,64 @@ def v_block(num_workers: int, *, hops: tuple[int, int, int, int], waits: tuple[i
     0F: 0 3F: 3 3I: 4 0I: 7
     1F: 1 2F: 2 2I: 5 1I: 6
     """
-    last = num_workers - 1
-    turns = [0]
-    for hop, wait in zip(hops, waits, strict=False):
-        turns.append(turns[-1] + hop * last + 1 + wait)
+    legs: list[Sequence[int]] = []
+    turn = 0
+    for hop, wait in zip(hops, (0, *waits), strict=True):
+        legs.append(_leg(num_workers, len(legs), turn + wait, hop))
+        turn = max(legs[-1]) + 1
     return [
         {
-            (worker, Op.F): turns[0] + hops[0] * worker,
-            (last + num_workers - worker, Op.F): turns[1] + hops[1] * (last - worker),
-            (last + num_workers - worker, Op.I): turns[2] + hops[2] * worker,
-            (worker, Op.I): turns[3] + hops[3] * (last - worker),
+            (worker, Op.F): legs[0][worker],
+            (2 * num_workers - 1 - worker, Op.F): legs[1][worker],
+            (2 * num_workers - 1 - worker, Op.I): legs[2][worker],
+            (worker, Op.I): legs[3][worker],
         }
         for worker in range(num_workers)
     ]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VShape:
+    """What `v_block` takes, where the block and its repetitions do not overlap."""
+
+    hops: tuple[int, int, int, int]
+    waits: tuple[int, int, int]
+    lifespan: int
+    """Slots from the start of F to the start of I, of a worker's two stages together, on the worker with the most."""
+
+
+@lru_cache(maxsize=16)  # a search of orders asks once for each level of memory
+def v_shapes(num_workers: int) -> tuple[VShape, ...]:
+    """All shapes with hops and waits below one period more than the least, the longest lifespan first.
+
+    Cost: some 0.05 s, for any number of workers.
+    """
+    return tuple(sorted(_shapes(num_workers, (), (), ()), key=lambda shape: -shape.lifespan))
+
+
+def _shapes(
+    num_workers: int, hops: tuple[int, ...], waits: tuple[int, ...], legs: tuple[Sequence[int], ...]
+) -> Iterator[VShape]:
+    """The shapes that begin with these legs."""
+    match hops, waits:
+        case (down, up, back, home), (_, last, first, again):
+            spans = [turn + end - start - middle for start, middle, turn, end in zip(*legs, strict=True)]
+            yield VShape(hops=(down, up, back, home), waits=(last, first, again), lifespan=max(spans))
+            return
+    turn = max(legs[-1]) + 1 if legs else 0
+    for wait in range(V_PERIOD) if legs else (0,):
+        for hop in range(1, V_PERIOD + 1) if num_workers > 1 else (1,):
+            leg = _leg(num_workers, len(legs), turn + wait, hop)
+            # Modulo the period slots repeat every V_PERIOD workers.
+            near = range(min(num_workers, V_PERIOD))
+            if all((leg[worker] - other[worker]) % V_PERIOD for other in legs for worker in near):
+                yield from _shapes(num_workers, (*hops, hop), (*waits, wait), (*legs, leg))
+
+
+def _leg(num_workers: int, number: int, start: int, hop: int) -> Sequence[int]:
+    """By worker its slot on one of the four legs; the first and the third lead from worker 0 to the last."""
+    slots = range(start, start + hop * num_workers, hop)
+    return slots[::-1] if number % 2 else slots
 
 
 def repeated(block: Block, num_microbatches: int) -> list[list[Action]]:
