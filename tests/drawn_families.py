@@ -265,7 +265,8 @@ def check(drawn: Drawn) -> None:
     everywhere = (drawn.here, *drawn.ranks)
     assert {ours[-1].shape for ours in everywhere} == {theirs[-1].shape}
     wide = [difference(ours, theirs) for ours in everywhere]
-    assert max(wide) < 1e-5, f"in one process and on {RANKS} ranks: {wide}"
+    # Rounding of float32 adds up over the models of a cascade: 1.07e-5 on a processor with AVX-512.
+    assert max(wide) < 1e-5 * len(drawn.here), f"in one process and on {RANKS} ranks: {wide}"
     assert theirs[-1].std() > 0.02
     if drawn.narrow:
         narrow = [difference(drawn.narrow[0], again) for again in drawn.narrow]
