@@ -30,7 +30,9 @@ def profiles(draw: st.DrawFn) -> Profile:
     columns = {name: tuple(draw(seconds) for _ in chosen) for name in TIMES}
     columns |= {name: tuple(draw(st.integers(0, 2**50)) for _ in chosen) for name in BYTES}
     known = synthetic.chain([1.0])
-    return replace(known, batch_sizes=chosen, layers=tuple(replace(layer, **columns) for layer in known.layers))
+    return replace(
+        known, batch_sizes=chosen, layers=tuple(replace(layer, kept=(), **columns) for layer in known.layers)
+    )
 
 
 def asked(profile: Profile, column: str, batch: float) -> float:

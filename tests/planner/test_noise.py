@@ -33,6 +33,7 @@ def measured(random: Random):
             weight_grad=times(layer.weight_grad),
             activation=tuple(random.randint(8, 12) * 10**6 * n for n in SIZES),
             workspace=tuple(random.randint(1, 9) * 10**6 for _ in SIZES),
+            kept=(),
         )
         for layer in known.layers
     )
