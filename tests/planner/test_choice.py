@@ -1,3 +1,4 @@
+import random
 from dataclasses import replace
 
 import pytest
@@ -5,7 +6,7 @@ from planner import synthetic
 
 from diffusionpipe.errors import ConfigError
 from diffusionpipe.planner.choice import choose
-from diffusionpipe.planner.pricing.given import Given
+from diffusionpipe.planner.pricing.given import Given, is_possible
 from diffusionpipe.planner.pricing.setting import Setting
 from diffusionpipe.timing.legal import check
 
@@ -77,3 +78,25 @@ def test_given_sizes_that_cost_time_are_said_to():
     ))  # fmt: skip
     assert "would be" in slow.comparison().verdict
     assert "with other sizes than given" in slow.comparison().verdict
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_what_is_given_is_kept_to(seed):
+    """Whatever near-ties, estimates or fills would rather have."""
+    rng = random.Random(seed)
+    ranks = rng.choice([2, 4])
+    given = Given(
+        stages=rng.choice([None, None, 2]),
+        microbatches=rng.choice([None, 1, 2, 4]),
+        schedule=rng.choice([None, None, None, "gpipe", "zb-h1"]),
+        sharded=rng.choice([None, False, True]),
+    )
+    own = setting_of(given=given, ranks=ranks, batch=16)
+    cluster = synthetic.cluster(ranks, intra_gb=rng.choice([1e-2, 1, 300]))
+    if not is_possible(given, batch=16, num_ranks=ranks):
+        pytest.skip("sizes that are refused")
+    chosen = choose(replace(own, cluster=cluster), fill=rng.choice([None, False])).candidate
+    assert given.stages in (None, chosen.arrangement.units)
+    assert given.microbatches in (None, chosen.microbatches)
+    assert given.schedule in (None, chosen.schedule)
+    assert given.sharded in (None, chosen.sharded)

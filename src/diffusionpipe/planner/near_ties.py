@@ -119,7 +119,9 @@ def rank(one: Merits, fastest: Merits) -> Rank:
 
 def hopeful(judged: Iterable[Judged], judge: Judge, *, than: Merits, fastest: Merits) -> list[Judged]:
     """The estimated candidates that would be chosen rather than `than` if they were as estimated, best first."""
-    near = [one for one in judged if one.score <= fastest.step * (1 + NEAR_TIE)]
+    # A search that must shard estimates whole copies too, to compare with.
+    allowed = (one for one in judged if one.candidate.sharded or not judge.setting.given.sharded)
+    near = [one for one in allowed if one.score <= fastest.step * (1 + NEAR_TIE)]
     ranked = [(merits, one) for one in near if (merits := estimated_merits(judge, one)).is_near(fastest)]
     better = [pair for pair in ranked if rank(pair[0], fastest) < rank(than, fastest)]
     return [one for _, one in sorted(better, key=lambda pair: rank(pair[0], fastest))]

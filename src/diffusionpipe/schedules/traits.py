@@ -64,6 +64,15 @@ def is_breadth_first(name: str) -> bool:
     return _ops_alone(name) == (Op.F, Op.F, Op.B, Op.B)
 
 
+def can_shard(name: str) -> bool:
+    """Whether the family is one of sharded copies: one worker alone does whole forwards and whole backwards.
+
+    >>> [can_shard(name) for name in ("1f1b", "gpipe", "zb-h1")]
+    [True, True, False]
+    """
+    return is_depth_first(name) or is_breadth_first(name)
+
+
 def _ops_alone(name: str) -> tuple[Op, ...]:
     """The ops of a worker that has one stage and two micro-batches to itself; () where the family cannot do that."""
     try:

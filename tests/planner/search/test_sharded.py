@@ -130,6 +130,8 @@ def test_what_is_given_is_kept_to():
     always = replace(setting_of(), given=Given(sharded=True, microbatches=2, schedule="gpipe"))
     found = search(always).finalists
     assert [(c.sharded, c.microbatches, c.schedule) for c, _ in found] == [(True, 2, "gpipe")]
+    with pytest.raises(ConfigError, match="No layout fits"):
+        choose(replace(setting_of(memory=1.0, parameters=200_000_000), given=Given(sharded=True)))
 
 
 @pytest.mark.parametrize(
@@ -138,6 +140,11 @@ def test_what_is_given_is_kept_to():
         (Given(sharded=True, stages=2), 4, "a copy of the whole model"),
         (Given(sharded=True, data_parallel=2), 4, "a copy of the whole model"),
         (Given(sharded=True), 1, "one rank cannot shard its parameters"),
+        (
+            Given(sharded=True, schedule="zb-h1"),
+            4,
+            "'zb-h1' has no order for sharded copies.*set schedule to 1f1b or gpipe",
+        ),
     ],
 )
 def test_what_cannot_be_sharded_is_refused(given, num_ranks, message):

@@ -7,7 +7,7 @@ from diffusionpipe.errors import ConfigError
 from diffusionpipe.ir.combinations import Feature, refusal
 from diffusionpipe.schedules import REGISTRY, generator_of
 from diffusionpipe.schedules.opposed import JOINT
-from diffusionpipe.schedules.traits import is_chain
+from diffusionpipe.schedules.traits import can_shard, is_chain
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,6 +78,12 @@ def _problems_of_schedule(given: Given, num_backbones: int) -> Iterator[str]:
         generator_of(given.schedule)
     except ConfigError as error:
         yield str(error)
+        return
+    if given.sharded and not can_shard(given.schedule):
+        yield (
+            f"the schedule {given.schedule!r} has no order for sharded copies, each of which holds the whole model; "
+            "set schedule to 1f1b or gpipe, or leave out schedule or sharded"
+        )
 
 
 def _problems(given: Given, batch: int, num_ranks: int) -> Iterator[str]:

@@ -7,13 +7,14 @@ from math import gcd
 from diffusionpipe.planner.assembly.partition import balanced_cuts
 from diffusionpipe.planner.pricing.arrangement import Arrangement
 from diffusionpipe.planner.search.candidates import Candidate
-from diffusionpipe.planner.search.chains import sets_of_hosts
+from diffusionpipe.planner.search.chains import replicas_of, sets_of_hosts
 from diffusionpipe.planner.search.constants import (
     BETTER,
     BUCKETS,
     CHAIN,
     ENOUGH,
     MAX_BUCKETED_FORWARDS,
+    MAX_UNEQUAL_UNITS,
     NUM_IMPROVED,
     NUM_ORDERED,
     ORDER_SECONDS,
@@ -27,7 +28,7 @@ from diffusionpipe.schedules.traits import is_chain
 from diffusionpipe.units import Bytes, Seconds
 
 
-def add_place(pool: Pool, arrangement: Arrangement, microbatches: int) -> None:
+def add_place(pool: Pool, arrangement: Arrangement, microbatches: int, replicas: tuple[int, ...] = (1,)) -> None:
     """Judge the dynamic program's partitions and that of equal times, as 1F1B: no schedule needs less memory.
 
     The best one and that of equal times are also judged with the other schedules. If one is given, it is the only one.
@@ -43,14 +44,16 @@ def add_place(pool: Pool, arrangement: Arrangement, microbatches: int) -> None:
 
     def cuts(hosts: tuple[int, ...] | None) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
         objective = CriticalPath(microbatches)
-        partitions = judge.questions.partitions(arrangement, microbatches, objective, limit=limit, hosts=hosts)
+        partitions = judge.questions.partitions(
+            arrangement, microbatches, objective, replicas=replicas, limit=limit, hosts=hosts
+        )
         return [(partition.starts, partition.replicas) for partition in partitions]
 
     found = cuts(None)
     if not found:
         for hosts in sets_of_hosts(pool, arrangement):
             add_cuts(pool, arrangement, microbatches, cuts(hosts), hosts=hosts)
-    if 1 < arrangement.units <= judge.tables.num_layers:
+    if replicas == (1,) and 1 < arrangement.units <= judge.tables.num_layers:
         sums = judge.tables.table.sums(judge.tables.unit_samples(arrangement, microbatches), microbatches)
         found.append((balanced_cuts(sums.steps(), arrangement.units), (1,) * arrangement.units))
     add_cuts(pool, arrangement, microbatches, found)
@@ -87,8 +90,10 @@ def add_cuts(
 
 
 def improve(pool: Pool) -> None:
-    """Moved cuts, buckets, other schedules, several stages on a worker and searched orders."""
+    """Unequal replicas, moved cuts, buckets, other schedules, several stages on a worker and searched orders."""
     given = pool.judge.setting.given
+    if given.allows_chains:
+        _add_unequal(pool)
     for one in pool.diverse()[:NUM_IMPROVED]:
         moved = bucketed(pool, move_cuts(pool, one))
         pool.add(moved)
@@ -98,6 +103,24 @@ def improve(pool: Pool) -> None:
             _add_placed(pool, arrangement, microbatches)
         for arrangement, microbatches in _places_to_order(pool):
             _add_ordered(pool, arrangement, microbatches)
+
+
+def _add_unequal(pool: Pool) -> None:
+    """Unequal replicas at the best places, and at the best one of each other arrangement that may still win.
+
+    `chains` has asked for the cuts that 1F1B likes. A schedule with more micro-batches under way likes those with the
+    shorter critical path.
+    """
+    best, tried = set(_best_places(pool, NUM_IMPROVED)), set[Arrangement]()
+    for one in pool.ranked():
+        place = arrangement, microbatches = one.candidate.arrangement, one.candidate.microbatches
+        is_due = place in best or (arrangement not in tried and _may_gain(pool, one))
+        best.discard(place)
+        if is_due and 2 < arrangement.units <= MAX_UNEQUAL_UNITS:
+            replicas = replicas_of(pool.judge, arrangement, microbatches)
+            if len(replicas) > 1:
+                tried.add(arrangement)
+                add_place(pool, arrangement, microbatches, replicas)
 
 
 def _best_places(pool: Pool, count: int) -> list[tuple[Arrangement, int]]:

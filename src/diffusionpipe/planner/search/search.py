@@ -146,7 +146,8 @@ def search(
         finalists = _finalists(setting, pool, filler, num_finalists, limit)
     if units is None or 1 in units:
         finalists = with_sharded(setting, finalists, filler, limit=limit)
-    if units is None and not is_limited and all(proposal.overflow > 0 for _, proposal in finalists):
+    may_be_whole = units is None and not (is_limited or setting.given.sharded)
+    if may_be_whole and all(proposal.overflow > 0 for _, proposal in finalists):
         # Estimates of memory are a little off: what misses it by least may fit.
         nearest = least_estimated_overflow(setting)
         if nearest and all(candidate != nearest.candidate for candidate, _ in finalists):

@@ -21,7 +21,7 @@ from diffusionpipe.planner.search.constants import (
 from diffusionpipe.planner.search.judge import Judge
 from diffusionpipe.planner.search.pool import Judged, Pool
 from diffusionpipe.planner.search.proposal import Proposal, propose
-from diffusionpipe.schedules.traits import is_breadth_first, is_depth_first
+from diffusionpipe.schedules.traits import can_shard
 from diffusionpipe.units import Seconds
 
 Finalists = list[tuple[Candidate, Proposal]]
@@ -97,7 +97,7 @@ def _schedules(setting: Setting, microbatches: int) -> tuple[str, ...]:
     """Depth first and breadth first; with one micro-batch both are the same."""
     given = setting.given.schedule
     if given is not None:
-        return (given,) if is_depth_first(given) or (is_breadth_first(given) and microbatches > 1) else ()
+        return (given,) if can_shard(given) else ()
     return (DEPTH_FIRST, BREADTH_FIRST) if microbatches > 1 else (DEPTH_FIRST,)
 
 
