@@ -19,6 +19,7 @@ from terminal import run_in_terminal
 from tiny_runs import recipe_of, save_dit, save_pictures, save_stable_diffusion
 
 from diffusionpipe import cli
+from diffusionpipe.cli import training_job
 from diffusionpipe.cli.training_job import TrainingJob, arguments_of_rank
 from diffusionpipe.errors import ConfigError
 from diffusionpipe.trainer.loop import Stepper
@@ -145,6 +146,20 @@ def test_sizes_that_do_not_suit_the_ranks_are_refused_before_these_start(capsys,
     assert part in message
     assert "1 problem" in message
     assert not (recipe.parent / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "part"),
+    [
+        ([], "43 stages but the trained part has only 14 layers; use at most 14 stages"),
+        (["pipeline.plan=auto"], "a batch of 4 samples cannot be cut over 43 ranks by any number of stages"),
+    ],
+    ids=["given sizes", "searched"],
+)
+def test_more_ranks_than_the_layers_can_occupy_are_refused_before_these_start(capsys, recipe, monkeypatch, words, part):
+    monkeypatch.setattr(training_job, "start", lambda job: pytest.fail("ranks were started"))
+    free = ["pipeline.microbatches=none", "pipeline.encode_chunk=none"] if words else []
+    assert part in refused(capsys, recipe, *free, *words, "--ranks", "43")
 
 
 def test_what_the_optimizer_cannot_train_is_named_with_the_other_problems_before_anything_is_measured(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from diffusionpipe.costs import Cluster, ModelGraph, Profile
     from diffusionpipe.ir import Plan
-    from diffusionpipe.planner.assembly.layout import BackboneLayout
+    from diffusionpipe.planner.assembly.layout import BackboneLayout, Layout
     from diffusionpipe.trainer.recipe import Recipe
 
 logger = logging.getLogger(__name__)
@@ -22,16 +22,53 @@ def make_plan(
     cluster: Cluster | None = None,
 ) -> Plan:
     """The plan that the recipe's [pipeline] section asks for."""
-    from diffusionpipe.cli.recipe_orders import orders_of
-    from diffusionpipe.planner import Layout, build_plan, plan_from_profile
+    from diffusionpipe.planner import build_plan, plan_from_profile
     from diffusionpipe.planner.explain import slow_links_text
-    from diffusionpipe.trainer.recipe import replicas_of_stages
-    from diffusionpipe.trainer.workload import samples_drawn_together
 
     if recipe.pipeline.is_searched and profile is not None and cluster is not None:
         return searched_plan(recipe, profile, cluster)
+    layout = _layout(recipe, num_ranks)
+    if profile is None:
+        return build_plan(model, layout)
+    if cluster is not None and (slow := slow_links_text(cluster)):
+        logger.warning("%s", slow)
+    return plan_from_profile(profile, layout, cluster)
+
+
+def check_ranks(model: ModelGraph, recipe: Recipe, num_ranks: int) -> None:
+    """Refuse ranks that the model's layers and the batch cannot occupy, before any of them is started.
+
+    A plan file is left to rank 0, which reads it.
+
+    Raises:
+        ConfigError: there are too many, with how many layers there are for them.
+    """
+    from diffusionpipe.cli.recipe_setting import given_of
+    from diffusionpipe.errors import ConfigError
+    from diffusionpipe.planner.assembly.layout_check import check_layout
+    from diffusionpipe.planner.search.places import is_cuttable
+    from diffusionpipe.planner.search.search import uncuttable_batch
+
+    if recipe.pipeline.plan_file is not None:
+        return
+    if not recipe.pipeline.is_searched:
+        check_layout(model, _layout(recipe, num_ranks))
+        return
+    batch, num_layers = recipe.training.batch, len(model.backbone_layers)
+    is_one = len(model.backbones) == 1  # two are cut in other ways, which the search knows
+    if is_one and not is_cuttable(given_of(recipe), batch=batch, num_ranks=num_ranks, num_layers=num_layers):
+        raise ConfigError(uncuttable_batch(batch, num_ranks, num_layers))
+
+
+def _layout(recipe: Recipe, num_ranks: int) -> Layout:
+    """The sizes that a recipe states, for these ranks."""
+    from diffusionpipe.cli.recipe_orders import orders_of
+    from diffusionpipe.planner import Layout
+    from diffusionpipe.trainer.recipe import replicas_of_stages
+    from diffusionpipe.trainer.workload import samples_drawn_together
+
     replicas, sizes = replicas_of_stages(recipe.pipeline, num_ranks), recipe.pipeline.sizes
-    layout = Layout(
+    return Layout(
         batch=recipe.training.batch,
         stages=len(replicas),
         microbatches=sizes.microbatches,
@@ -50,11 +87,6 @@ def make_plan(
         versions=recipe.pipeline.versions,
         delay=recipe.pipeline.delay or 1,
     )
-    if profile is None:
-        return build_plan(model, layout)
-    if cluster is not None and (slow := slow_links_text(cluster)):
-        logger.warning("%s", slow)
-    return plan_from_profile(profile, layout, cluster)
 
 
 def _backbone_layouts(recipe: Recipe) -> tuple[BackboneLayout, ...]:

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+_FEW = 8
+"""So many ranks start without a look at the model's layers: rank 0 looks at them as soon as the launcher would."""
 
 RecipeArgument = Annotated[Path, typer.Argument(help="The recipe, a TOML file.", show_default=False)]
 OverridesArgument = Annotated[
@@ -103,7 +105,7 @@ def train(
             logger.info("restarted=%d resume=%s", member.attempt, resume)
         checks = checks_of_run(count, resume, all_train=member.is_launched)
         loaded = load_recipe(recipe, overrides or (), checks)
-    # A launched rank does not know how many were asked for; so many suffice.
+    # A launched rank does not know how many were asked for. We assume the fewest that the recipe's keys allow.
     started = max([count, *(rank + 1 for rank in loaded.pipeline.use)]) if member.is_launched else count
     used = ranks_that_train(loaded.pipeline, started)
     if is_rank:
@@ -160,8 +162,12 @@ def _take_place(part: "_Part", used: Sequence[int], screen: "Screen") -> None:
 def _launch(job: "TrainingJob", recipe: "Recipe") -> None:
     """Start the ranks, and end as they end."""
     from diffusionpipe.cli.machine import check_processes
+    from diffusionpipe.cli.planned import check_ranks
     from diffusionpipe.cli.training_job import start
+    from diffusionpipe.trainer.members import build_model
 
+    if len(job.devices) > _FEW:
+        check_ranks(build_model(recipe, "cpu").model, recipe, len(job.devices))
     check_processes(len(job.devices), 1 if recipe.data.workers is None else recipe.data.workers)
     logger.info("starting ranks=%d run=%s", len(job.devices), recipe.run.folder)
     if status := start(job):

@@ -5,6 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from diffusionpipe.errors import RecipeError
+from diffusionpipe.trainer.recipe import PipelineSection, replicas_of_stages
 from diffusionpipe.trainer.recipe.recipe_file import load_recipe, recipe_from_table, recipe_to_toml
 
 SMALL = """
@@ -108,6 +109,37 @@ def test_only_keys_from_the_command_line_are_said_to_come_from_there(file):
     file.write_text(SMALL.replace("resolution = 32", "resolution = 0"))
     lines = problems(file, ["training.steps=0"]).splitlines()
     assert [line.endswith("(set on the command line)") for line in lines] == [False, False, True]
+
+
+HUGE = "1" + "0" * 400
+
+
+@pytest.mark.parametrize(
+    ("override", "key"),
+    [
+        (f"training.steps={HUGE}", "training.steps"),
+        (f"training.batch={2**70}", "training.batch"),
+        ("optimizer.learning_rate=1e400", "optimizer.learning_rate"),
+        ("optimizer.learning_rate=inf", "optimizer.learning_rate"),
+        ("optimizer.learning_rate=nan", "optimizer.learning_rate"),
+        (f"optimizer.learning_rate={HUGE}", "optimizer.learning_rate"),
+        ("optimizer.arguments.weight_decay=1e400", "optimizer.arguments.weight_decay"),
+        ("optimizer.arguments.weight_decay=nan", "optimizer.arguments.weight_decay"),
+        (f"optimizer.arguments.weight_decay={HUGE}", "optimizer.arguments.weight_decay"),
+        (f"optimizer.arguments.betas=[{HUGE}, 0.9]", "optimizer.arguments.betas"),
+    ],
+    ids=lambda text: text[:40],
+)
+def test_a_number_that_is_too_large_or_none_is_one_short_problem(file, override, key):
+    message = problems(file, [override])
+    assert "1 problem" in message
+    assert f"  {key}: " in message
+    assert len(message) < 250
+
+
+def test_stages_beyond_all_memory_are_refused_like_any_other_number():
+    with pytest.raises(RecipeError, match=rf"need {2**53} ranks; there are 2"):
+        replicas_of_stages(PipelineSection(stages=2**53), 2)
 
 
 def test_a_missing_binary_or_malformed_file_is_named(tmp_path):

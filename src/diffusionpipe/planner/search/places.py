@@ -3,6 +3,7 @@
 from collections.abc import Collection, Iterator
 
 from diffusionpipe.planner.pricing.arrangement import Arrangement, arrangements
+from diffusionpipe.planner.pricing.given import Given
 from diffusionpipe.planner.search.constants import MAX_MICROBATCHES, MAX_UNEQUAL_UNITS
 from diffusionpipe.planner.search.judge import Judge
 from diffusionpipe.units import Seconds
@@ -20,25 +21,35 @@ def places_of(
     for arrangement in arrangements(judge.setting.cluster):
         if units is not None and arrangement.units not in units:
             continue
-        if not given.allows(units=arrangement.units, data_parallel=arrangement.data_parallel):
-            continue
-        if batch % arrangement.data_parallel:
-            continue
-        rows = batch // arrangement.data_parallel
-        counts = [given.microbatches] if given.microbatches else range(1, min(rows, MAX_MICROBATCHES) + 1)
-        for microbatches in counts:
-            if rows % microbatches == 0 and _are_enough_layers(judge, arrangement, rows // microbatches):
-                least = least_time(judge, arrangement, microbatches)
-                expected = _with_waits(judge, arrangement, microbatches, ramp, is_filled)
-                yield max(least, expected), arrangement, microbatches
+        sizes = {"units": arrangement.units, "data_parallel": arrangement.data_parallel}
+        for microbatches in _cuts(given, batch=batch, num_layers=judge.tables.num_layers, **sizes):
+            least = least_time(judge, arrangement, microbatches)
+            expected = _with_waits(judge, arrangement, microbatches, ramp, is_filled)
+            yield max(least, expected), arrangement, microbatches
 
 
-def _are_enough_layers(judge: Judge, arrangement: Arrangement, samples: int) -> bool:
+def is_cuttable(given: Given, *, batch: int, num_ranks: int, num_layers: int) -> bool:
+    """Whether so many ranks can share so many trained layers and the batch: if not, `places_of` finds no place."""
+    groups = (copies for copies in range(1, num_ranks + 1) if num_ranks % copies == 0)
+    sizes = ({"units": num_ranks // copies, "data_parallel": copies} for copies in groups)
+    return any(True for size in sizes for _ in _cuts(given, batch=batch, num_layers=num_layers, **size))
+
+
+def _cuts(given: Given, *, batch: int, num_layers: int, units: int, data_parallel: int) -> Iterator[int]:
+    """The numbers of micro-batches that are allowed for so many pipelines of so many ranks each."""
+    if batch % data_parallel or not given.allows(units=units, data_parallel=data_parallel):
+        return
+    rows = batch // data_parallel
+    for microbatches in [given.microbatches] if given.microbatches else range(1, min(rows, MAX_MICROBATCHES) + 1):
+        if rows % microbatches == 0 and _are_enough_layers(given, units, num_layers, rows // microbatches):
+            yield microbatches
+
+
+def _are_enough_layers(given: Given, units: int, layers: int, samples: int) -> bool:
     """Whether stages of one layer and more can take all units: each stage one or, as replicas, a divisor of samples."""
-    units, layers = arrangement.units, judge.tables.num_layers
     if units <= layers:
         return True
-    if units > MAX_UNEQUAL_UNITS or judge.setting.given.stages is not None or not judge.setting.given.allows_chains:
+    if units > MAX_UNEQUAL_UNITS or given.stages is not None or not given.allows_chains:
         return False
     divisors, sums = [n for n in range(1, units + 1) if samples % n == 0], {0}
     for _ in range(layers):

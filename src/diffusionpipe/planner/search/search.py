@@ -296,11 +296,15 @@ def _add_tight(pool: Pool, places: Sequence[tuple[Arrangement, int]]) -> None:
 
 def uncuttable(setting: Setting) -> str:
     """That no arrangement of all ranks cuts the batch, and which batch it would cut."""
-    batch, ranks = setting.workload.batch, setting.cluster.num_ranks
-    if not setting.graph.backbone_layers:
+    return uncuttable_batch(setting.workload.batch, setting.cluster.num_ranks, len(setting.graph.backbone_layers))
+
+
+def uncuttable_batch(batch: int, num_ranks: int, num_layers: int) -> str:
+    """That no arrangement of so many ranks cuts the batch, and which batch it would cut."""
+    if not num_layers:
         return "the model has no trained layers, so there is nothing to cut into stages; profile one that trains some"
-    multiple = -(-batch // ranks) * ranks
+    multiple = -(-batch // num_ranks) * num_ranks
     return (
-        f"a batch of {batch} samples cannot be cut over {ranks} ranks by any number of stages and replicas of a model "
-        f"of {len(setting.graph.backbone_layers)} trained layers; use a multiple of {ranks}, e.g. {multiple}"
+        f"a batch of {batch} samples cannot be cut over {num_ranks} ranks by any number of stages and replicas of a "
+        f"model of {num_layers} trained layers; use a multiple of {num_ranks}, e.g. {multiple}"
     )

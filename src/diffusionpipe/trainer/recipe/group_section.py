@@ -12,10 +12,10 @@ from collections.abc import Iterator, Mapping
 from enum import StrEnum
 from typing import Annotated, Any
 
-from pydantic import Field, JsonValue
+from pydantic import Field
 
 from diffusionpipe.errors import RecipeError
-from diffusionpipe.trainer.recipe.section import Auto, Choice, Decay, Fraction, Positive, Section
+from diffusionpipe.trainer.recipe.section import Arguments, Auto, Choice, Decay, Fraction, Positive, Section
 
 
 class RateSchedule(StrEnum):
@@ -57,7 +57,7 @@ class GroupSection(Section):
     """Steps of its warm-up; "auto": learning_rate.warmup_steps."""
     learning_rate_final: Auto[Fraction] = None
     """Its rate at the last step as a fraction of the highest; "auto": learning_rate.final."""
-    optimizer_arguments: dict[str, JsonValue] = Field(default_factory=dict)
+    optimizer_arguments: Arguments = Field(default_factory=dict)
     """Its own values of optimizer.arguments, e.g. { weight_decay = 0.0 }; the others stay."""
     ema_decay: Auto[Decay] = None
     """Decay of its moving average; "auto": training.ema_decay."""

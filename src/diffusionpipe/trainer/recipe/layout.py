@@ -32,12 +32,12 @@ def replicas_of_stages(pipeline: PipelineSection, num_ranks: int) -> tuple[int, 
             f"pipeline.data_parallel: {num_ranks} ranks cannot form {copies} equal pipelines; use a multiple of "
             f"{copies} ranks"
         )
-    replicas = pipeline.replicas or (1,) * (pipeline.stages or per_pipeline)
-    if sum(replicas) != per_pipeline:
-        wanted = sum(replicas) * copies
+    num_units = sum(pipeline.replicas) or pipeline.stages or per_pipeline
+    if num_units != per_pipeline:
+        wanted = num_units * copies
         key = "replicas" if pipeline.replicas else "stages"
         raise RecipeError(
-            f"pipeline.{key}: {copies} x {sum(replicas)} stages and replicas need {wanted} ranks; "
+            f"pipeline.{key}: {copies} x {num_units} stages and replicas need {wanted} ranks; "
             f"there are {num_ranks}: start {wanted}, or change pipeline.stages, replicas or data_parallel"
         )
-    return replicas
+    return pipeline.replicas or (1,) * num_units

@@ -31,6 +31,8 @@ from diffusionpipe.trainer.recipe.schema import Check, Recipe, problems_between
 from diffusionpipe.trainer.recipe.section import Section
 
 KeyPath: TypeAlias = tuple[str | int, ...]
+_LONGEST = 200
+"""Characters of a value that a message repeats."""
 
 SECTIONS: dict[str, type[Section]] = {
     name: field.annotation
@@ -163,8 +165,13 @@ def _problems(section: type[Section], name: str, details: ErrorDetails) -> list[
             general = ".".join(ELSEWHERE[str(path[-1])])
             text = f'one model alone is not switched off; set {general} to "none", and this key for the others'
         case _:
-            text = f"{_first_lower(details['msg'])}; got {json.dumps(details['input'], default=str)}"
+            text = f"{_first_lower(details['msg'])}; got {_shortened(json.dumps(details['input'], default=str))}"
     return [(key, f"{key}: {text}")]
+
+
+def _shortened(text: str) -> str:
+    """The text, or both ends of a long one: a number may have thousands of digits."""
+    return text if len(text) <= _LONGEST else f"{text[:20]}... ({len(text)} characters)"
 
 
 def _unknown(path: KeyPath) -> str:

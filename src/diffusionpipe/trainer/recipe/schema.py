@@ -9,7 +9,7 @@ from enum import StrEnum
 from inspect import signature
 from typing import Annotated, Any, Self
 
-from pydantic import Field, JsonValue, model_validator
+from pydantic import Field, model_validator
 
 from diffusionpipe.costs.graph import as_fraction
 from diffusionpipe.errors import RecipeError
@@ -22,6 +22,7 @@ from diffusionpipe.trainer.recipe.pipeline_section import PipelineSection
 from diffusionpipe.trainer.recipe.run_section import RunSection
 from diffusionpipe.trainer.recipe.sampling_section import SamplingSection
 from diffusionpipe.trainer.recipe.section import (
+    Arguments,
     Auto,
     Choice,
     Count,
@@ -88,7 +89,7 @@ class OptimizerSection(Section):
     """Name of the class."""
     learning_rate: Positive = 1e-4
     """The highest learning rate, after the warm-up."""
-    arguments: dict[str, JsonValue] = Field(default_factory=dict)
+    arguments: Arguments = Field(default_factory=dict)
     """Further keyword arguments, e.g. weight_decay = 0.01, betas = [0.9, 0.99]."""
 
     @model_validator(mode="after")

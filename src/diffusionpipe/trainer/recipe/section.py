@@ -1,11 +1,12 @@
 """What every section of a recipe is made of: strict, frozen, unknown keys refused; and the types of its keys."""
 
 import os
+import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, TypeVar
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, JsonValue, PlainSerializer
 
 T = TypeVar("T")
 _MAX_NAME, _MAX_PATH = 255, 4095
@@ -31,6 +32,30 @@ def patterns_for_bool(value: object) -> object:
 def texts_for_text(value: object) -> object:
     """A list of the one text, where a list of texts may also be given as one."""
     return (value,) if isinstance(value, str) else value
+
+
+def finite_arguments(arguments: object) -> object:
+    """The keyword arguments, if every number in them is one that a float can hold."""
+    if isinstance(arguments, dict):
+        raise_problems(
+            f"{name}: expected finite numbers of at most {sys.float_info.max:.1g}; change it"
+            for name, value in arguments.items()
+            if not _is_finite(value)
+        )
+    return arguments
+
+
+def _is_finite(value: object) -> bool:
+    """Whether a value, and what it holds, is finite."""
+    match value:
+        case int() | float():
+            return abs(value) <= sys.float_info.max  # False for nan too
+        case dict():
+            return all(map(_is_finite, value.values()))
+        case list():
+            return all(map(_is_finite, value))
+        case _:
+            return True
 
 
 def possible(path: Path) -> Path:
@@ -60,6 +85,7 @@ Positive = Annotated[float, Field(gt=0)]
 NotNegative = Annotated[float, Field(ge=0)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
 ProperFraction = Annotated[float, Field(ge=0, lt=1)]
+Arguments = Annotated[dict[str, JsonValue], BeforeValidator(finite_arguments)]
 Decay = Annotated[float, Field(gt=0, lt=1)]
 
 
