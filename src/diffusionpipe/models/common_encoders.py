@@ -8,12 +8,12 @@ states are the same bits, and only one copy is held and run. Encoders of picture
 noise of its own.
 """
 
-import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from filecmp import cmp
 from pathlib import Path
 
+from diffusionpipe.ir.input_file import read_json
 from diffusionpipe.models.folder import family_of
 from diffusionpipe.models.graph import Layer, LayerGraph
 from diffusionpipe.models.weights import weight_files
@@ -123,5 +123,6 @@ def _are_same_blob(one: Path, other: Path) -> bool:
 
 
 def _configuration(folder: Path) -> object:
-    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    config = read_json(folder / "config.json")
+    assert isinstance(config, dict)  # the model has been opened with it
     return {key: value for key, value in config.items() if key not in _NOT_COMPARED}

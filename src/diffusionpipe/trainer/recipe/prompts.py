@@ -35,7 +35,7 @@ def read_prompts(path: Path) -> tuple[Prompt, ...]:
         RecipeError: the file cannot be read, holds no prompt, or lines are wrong; the message names each of them.
     """
     try:
-        lines = read_named(path, MAX_PROMPTS).removeprefix("\ufeff").splitlines()
+        lines = read_named(path, MAX_PROMPTS).splitlines()
     except OSError as error:
         raise RecipeError(
             f"there is no file of prompts {path} ({error.strerror}); give a text file with one prompt a line"

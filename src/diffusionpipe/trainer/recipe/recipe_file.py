@@ -51,7 +51,7 @@ def load_recipe(path: Path | str, overrides: Sequence[str] = (), checks: Sequenc
     """
     path = Path(path)
     try:
-        table = tomllib.loads(read_named(path).removeprefix("\ufeff"))
+        table = tomllib.loads(read_named(path))
     except OSError as error:
         raise RecipeError(f"{path}: cannot be read ({error.strerror}); give the path of a recipe") from error
     except ValueError as error:
