@@ -16,7 +16,7 @@ from diffusionpipe.models.folder import build_graph
 from diffusionpipe.models.objective import ObjectiveSettings
 from diffusionpipe.models.sequential import sequential_graph
 from diffusionpipe.profiler import counted, layer_run
-from diffusionpipe.profiler.analytic import analytic_profile
+from diffusionpipe.profiler.analytic import analytic_profile, with_kept
 from diffusionpipe.profiler.counted import count_layers
 from diffusionpipe.profiler.measured import profile_model
 from diffusionpipe.profiler.operations import Kind, Operation
@@ -262,3 +262,14 @@ def test_counted_shares_of_layers_are_the_measured_ones_on_this_cpu():
         assert rank_correlation(*map(list, zip(*pairs, strict=True))) > ALLOWED_RANK, column
         shares = [abs(a / sum(real) - b / sum(computed)) for a, b in pairs]
         assert max(shares) < ALLOWED_SHARE, column
+
+
+@pytest.mark.parametrize("make", [tiny_stable_diffusion, tiny_dit], ids=["unet", "dit"])
+def test_a_profile_without_what_split_backwards_keep_gets_it_back_and_nothing_else_changes(make):
+    graph = make(torch.float32)
+    profile = analytic_profile(graph, described(graph), device="rtx4090", batch_sizes=(1, 2, 4))
+    assert profile.counts_kept
+    assert any(any(layer.kept) or layer.kept_reads for layer in profile.layers)
+    older = replace(profile, layers=tuple(replace(layer, kept=(), kept_reads=()) for layer in profile.layers))
+    assert not older.counts_kept
+    assert with_kept(older, graph) == profile

@@ -1,8 +1,11 @@
 """Runs whose sizes are searched or come from a plan file: they learn what one process learns, and keep their plan."""
 
+import json
+import logging
 import re
 import shutil
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from tiny_runs import losses_of, recipe_of, save_pictures, save_stable_diffusion, train, train_here
@@ -121,6 +124,62 @@ def test_a_resumed_run_keeps_its_plan_and_on_other_ranks_makes_another(crew, rec
     assert train_here(recipe(measured, plan="auto"), "latest") == 4
     assert read_plan(measured / "plan.json").mesh.num_ranks == 1
     assert load_cluster(str(measured / "cluster.json")).num_ranks == 1
+
+
+def test_a_resumed_run_trains_by_the_plan_in_its_folder_though_planning_anew_finds_another(
+    crew, recipe, measured, plan_of_copies
+):
+    assert crew.run(train, recipe(measured, plan="auto", steps=2)) == [2, 2]
+    other = Path(plan_of_copies).read_bytes()
+    assert (measured / "plan.json").read_bytes() != other
+    (measured / "plan.json").write_bytes(other)
+    assert crew.run(train, recipe(measured, plan="auto", steps=3), "latest") == [3, 3]
+    assert (measured / "plan.json").read_bytes() == other
+    assert crew.run(train, recipe(measured, plan="auto", steps=4, data_parallel=1), "latest") == [4, 4]
+    assert read_plan(measured / "plan.json").mesh.data_parallel == 1
+
+
+def test_a_resumed_run_with_a_profile_of_an_older_format_keeps_its_plan_and_gets_what_the_profile_lacks(
+    crew, recipe, measured
+):
+    assert crew.run(train, recipe(measured, plan="auto", steps=2)) == [2, 2]
+    plan, path = (measured / "plan.json").read_bytes(), measured / "profile.json"
+    measured_now = read_profile(path)
+    assert measured_now.counts_kept
+    path.write_text(of_version_2(path.read_text()))
+    assert not read_profile(path).counts_kept
+    assert crew.run(train, recipe(measured, plan="auto", steps=3), "latest") == [3, 3]
+    assert (measured / "plan.json").read_bytes() == plan
+    completed = read_profile(path)
+    assert completed.counts_kept
+    for layer, now in zip(completed.layers, measured_now.layers, strict=True):
+        assert replace(layer, kept=now.kept, kept_reads=now.kept_reads) == now
+
+
+def of_version_2(text):
+    """A profile file as it was before profiles said what split backwards keep."""
+    old = {**json.loads(text), "version": 2}
+    for layer in old["layers"]:
+        layer.pop("kept", None)
+        layer.pop("kept_reads", None)
+    return json.dumps(old)
+
+
+def test_a_resumed_run_says_why_it_plans_anew(recipe, tmp_path, caplog):
+    caplog.set_level(logging.INFO, "diffusionpipe")
+    folder = tmp_path / "run"
+
+    def lines_of(steps, **pipeline):
+        caplog.clear()
+        assert train_here(recipe(folder, steps=steps, **pipeline), None if steps == 1 else "latest") == steps
+        return [text for text in caplog.messages if "planned_again" in text or "kept=True" in text]
+
+    assert lines_of(1) == []
+    assert lines_of(2) == [f"plan={folder / 'plan.json'} kept=True"]
+    assert lines_of(3, microbatches=2) == ['planned_again=True reason="pipeline.microbatches was None, and is 2"']
+    plan = read_plan(folder / "plan.json")
+    write_plan(replace(plan, mesh=replace(plan.mesh, data_parallel=2)), folder / "plan.json")
+    assert lines_of(4, microbatches=2) == ['planned_again=True reason="the run had 2 ranks, and has 1"']
 
 
 def test_ranks_take_what_as_many_ranks_have_measured_in_another_run(crew, recipe, tmp_path):

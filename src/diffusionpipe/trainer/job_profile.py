@@ -163,8 +163,7 @@ def _kept_profile(path: Path, graph: LayerGraph, model: ModelGraph, recipe: Reci
     if not path.exists():
         return None
     profile = read_profile(path)
-    is_same_model = profile.graph == model and profile.precision == recipe.training.precision.value
-    if is_same_model and profile.device == device_name(job.device):
+    if _is_of(profile, model, recipe, job):
         if not profile.counts_kept:  # of an earlier version: its times stay
             logger.info("profile=%s counted=what_split_backwards_keep", path)
             profile = with_kept(profile, graph)
@@ -172,6 +171,18 @@ def _kept_profile(path: Path, graph: LayerGraph, model: ModelGraph, recipe: Reci
         return profile
     logger.warning("profile=%s measured_again=True reason=of_another_model_or_device", path)
     return None
+
+
+def has_other_profile(model: ModelGraph, recipe: Recipe, job: Job) -> bool:
+    """Whether the run's folder holds a profile that `agree_on_profile` would replace by another one."""
+    path = recipe.run.folder / PROFILE
+    return path.exists() and not _is_of(read_profile(path), model, recipe, job)
+
+
+def _is_of(profile: Profile, model: ModelGraph, recipe: Recipe, job: Job) -> bool:
+    """Whether it is a profile of this model in this precision on this device."""
+    is_same_model = profile.graph == model and profile.precision == recipe.training.precision.value
+    return is_same_model and profile.device == device_name(job.device)
 
 
 def update_of(recipe: Recipe, parameters: Mapping[str, nn.Parameter]) -> Callable[[], None]:

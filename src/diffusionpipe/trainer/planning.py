@@ -11,6 +11,7 @@ from diffusionpipe.runtime.process_group import Job
 from diffusionpipe.trainer.agreement import from_first
 from diffusionpipe.trainer.job_cluster import agree_on_cluster
 from diffusionpipe.trainer.job_profile import ProfileShelf, agree_on_profile
+from diffusionpipe.trainer.kept_plan import kept_plan
 from diffusionpipe.trainer.plan_file import read_plan_file
 from diffusionpipe.trainer.recipe import Recipe
 from diffusionpipe.trainer.screen import Screen
@@ -31,17 +32,21 @@ class Planning:
     """Where profiles of other runs are, and where this one's goes; None to measure always."""
     screen: Screen = field(default_factory=Screen)
     """Where rank 0 shows what is measured."""
+    is_resumed: bool = False
+    """Whether the run goes on from a checkpoint, and so by the plan in its folder (see `kept_plan`)."""
 
 
 def agree_on_plan(graph: LayerGraph, model: ModelGraph, recipe: Recipe, job: Job, planning: Planning) -> Plan:
-    """The plan, made on rank 0 or read from the recipe's plan file, and read by all others.
+    """The plan, made on rank 0 or read from the recipe's plan file or the folder of a resumed run, for all ranks.
 
     Raises:
         ConfigError: on every rank, if the sizes or the plan file do not fit, or nothing fits in memory.
     """
     pipeline, num_ranks = recipe.pipeline, job.membership.world_size
     screen = planning.screen
-    cluster = profile = None
+    cluster = profile = kept = None
+    if planning.is_resumed and job.membership.rank == 0:  # before another profile is measured
+        kept = kept_plan(model, recipe, job)
     if pipeline.is_profiled:
         cluster = agree_on_cluster(recipe, job, screen)
         links = cluster if pipeline.cluster is None else None  # one that the recipe names has not been measured here
@@ -50,6 +55,8 @@ def agree_on_plan(graph: LayerGraph, model: ModelGraph, recipe: Recipe, job: Job
     def make() -> str:
         if pipeline.plan_file is not None:
             return plan_to_text(read_plan_file(pipeline.plan_file, model, recipe, num_ranks))
+        if kept is not None:
+            return plan_to_text(kept)
         with screen.work("planning"):
             return plan_to_text(planning.make_plan(model, recipe, num_ranks, profile, cluster))
 

@@ -99,7 +99,9 @@ def _run(recipe: Recipe, job: Job, hooks: Hooks, resume: str | None) -> int:
     # A login may be missing: before anything long.
     trackers = open_trackers(recipe, None) if is_first and checkpoint is None else Trackers()
     try:
-        planning = Planning(make_plan=hooks.make_plan, shelf=hooks.profiles, screen=screen)
+        planning = Planning(
+            make_plan=hooks.make_plan, shelf=hooks.profiles, screen=screen, is_resumed=checkpoint is not None
+        )
         session = open_session(recipe, job, planning, opened)
     except BaseException:
         trackers.close()
