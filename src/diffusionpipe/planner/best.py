@@ -90,9 +90,12 @@ def _ranked(ways: Sequence[Choice]) -> tuple[Choice, Choice]:
 def _with_hopeful(way: Choice, *, fastest: Merits, than: Merits) -> Choice:
     """The way with its search's most hopeful estimates simulated, up to the first that is as good as estimated."""
     found = dict(way.search.finalists)
+    known = {candidate.layout(way.setting): proposal for candidate, proposal in found.items()}
     for one in hopeful(way.search.judged, Judge(setting=way.setting), than=than, fastest=fastest)[:MOST_TRIED]:
-        proposal = propose(way.setting, one.candidate.layout(way.setting), way.filler)
-        found[one.candidate] = proposal
+        layout = one.candidate.layout(way.setting)
+        if layout not in known:  # candidates that differ in their hosts alone share a plan
+            known[layout] = propose(way.setting, layout, way.filler)
+        found[one.candidate] = proposal = known[layout]
         merits = merits_of(way.setting, one.candidate, proposal)
         if proposal.overflow <= 0 and merits.is_near(fastest) and rank(merits, fastest) < rank(than, fastest):
             break
@@ -115,4 +118,4 @@ def _simpler(choice: Choice, fastest: Choice) -> Choice:
 
 def _leaves_time(ways: Sequence[Choice]) -> bool:
     """Whether more memory could make it faster."""
-    return not ways or ways[-1].proposal.iteration > ROOM * ways[-1].search.bound
+    return not ways or ways[-1].search.may_be_beaten(ways[-1].proposal.iteration / ROOM)

@@ -20,7 +20,7 @@ from diffusionpipe.planner.search.candidates import Candidate
 from diffusionpipe.planner.search.footprint import Footprint
 from diffusionpipe.planner.search.judge import Judge
 from diffusionpipe.planner.search.nearest import least_overflow
-from diffusionpipe.planner.search.proposal import pricing_of, propose
+from diffusionpipe.planner.search.proposal import pricing_of, proposals, propose
 from diffusionpipe.planner.search.search import search
 from diffusionpipe.timing.legal import check
 
@@ -259,7 +259,21 @@ def test_the_bound_is_at_most_what_any_finalist_takes(ranks):
     setting = Setting(profile=profile, cluster=synthetic.cluster(ranks), workload=synthetic.workload(12))
     for filler in (None, filler_of(setting)):
         found = search(setting, filler=filler)
-        assert 0 < found.bound <= min(proposal.step for _, proposal in found.finalists)
+        fastest = min(proposal.step for _, proposal in found.finalists)
+        assert 0 < found.bound <= fastest
+        for step in (found.bound / 2, found.bound, found.bound * 1.01, fastest):
+            assert found.may_be_beaten(step) == (found.bound < step)
+
+
+def test_candidates_that_differ_in_their_hosts_alone_share_a_plan():
+    setting = unet_setting(num_ranks=2, batch=8)
+    candidate = Candidate(
+        arrangement=Arrangement(units=2, data_parallel=1), schedule="1f1b", microbatches=2, starts=(0, 5),
+        replicas=(1, 1),
+    )  # fmt: skip
+    proposed = proposals(setting, filler_of(setting))
+    assert proposed(replace(candidate, hosts=(1,))) is proposed(candidate)
+    assert proposed(replace(candidate, starts=(0, 6))) is not proposed(candidate)
 
 
 def test_the_bound_of_filling_counts_the_hosts_alone():

@@ -32,6 +32,14 @@ def least_step(judge: Judge, places: Iterable[Place], reached: Seconds) -> Secon
     return least
 
 
+def is_step_possible(judge: Judge, places: Iterable[Place], step: Seconds) -> bool:
+    """Whether `least_step` is below this step: whether some place may have a plan that takes less."""
+    return any(
+        bound < step and _least_of_place(judge, arrangement, microbatches, step) < step
+        for bound, arrangement, microbatches in sorted(places, key=lambda place: place[0])
+    )
+
+
 def _least_of_place(judge: Judge, arrangement: Arrangement, microbatches: int, limit: Seconds) -> Seconds:
     """What the kinds of layouts take at least there; `limit` or more where that is no less than `limit`."""
     if arrangement.units == 1:

@@ -85,8 +85,9 @@ class Question:
     """Whether the layers 0, ..., layers - 1 can be done by that many devices at all; True where unknown."""
     longest: Callable[[int, int], int] | None = None
     """(first layer, replicas) -> the last layer at which a stage may stop; None: any."""
-    limit: Seconds = float("inf")
-    """Suffixes whose own value reaches it are left out: of use where no longer suffix has a smaller value."""
+    is_hopeless: Callable[[Numbers, int, int, int], bool] | None = None
+    """(numbers of a suffix, its stages, layers before it, devices before it) -> whether no partition that ends in the
+    suffix is of use. What is better in all numbers must not be hopeless where the worse is not."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,8 +157,11 @@ def _grow_last(
     if not _can_precede(question, first, before):
         return
     times = question.stage(first, question.num_layers, before, replicas, 1)
-    if times is not None:
-        grown[replicas, 1, replicas].append((objective.prepend(None, times, (0.0, 0.0)), first, replicas, None))  # [1]
+    if times is None:
+        return
+    numbers = objective.prepend(None, times, (0.0, 0.0))
+    if question.is_hopeless is None or not question.is_hopeless(numbers, 1, first, before):
+        grown[replicas, 1, replicas].append((numbers, first, replicas, None))  # [1]
 
 
 def _grow(
@@ -169,8 +173,7 @@ def _grow(
     grown: dict[_State, list[_Node]],
 ) -> None:
     """The stages that begin at `first`, before every suffix that they can stand before."""
-    stage, link, prepend = question.stage, question.link, objective.prepend
-    is_unlimited = question.limit == float("inf")
+    stage, link, prepend, is_hopeless = question.stage, question.link, objective.prepend, question.is_hopeless
     closed: set[tuple[int, int]] = set()  # (devices, stages) behind which not even a shorter stage was allowed
     last = question.longest(first, replicas) if question.longest else question.num_layers
     for stop in range(first + 1, min(last + 1, question.num_layers)):
@@ -185,11 +188,11 @@ def _grow(
                 closed.add((behind, stages))
                 continue
             transfer = link(stop, position + replicas, replicas, receivers)
-            bucket = grown[behind + replicas, stages + 1, replicas]
+            state = behind + replicas, stages + 1, replicas
             for node in nodes:
                 numbers = prepend(node[0], times, transfer)
-                if is_unlimited or objective.value(numbers, stages + 1) < question.limit:
-                    bucket.append((numbers, first, replicas, node))  # [2]
+                if is_hopeless is None or not is_hopeless(numbers, stages + 1, first, position):
+                    grown[state].append((numbers, first, replicas, node))  # [2]
 
 
 def _can_precede(question: Question, first: int, devices: int) -> bool:

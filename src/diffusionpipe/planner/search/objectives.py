@@ -9,6 +9,9 @@ from dataclasses import dataclass
 from diffusionpipe.planner.search.dynamic_program import Numbers, PricedLink, PricedStage
 from diffusionpipe.units import Seconds
 
+ROUNDED = 1 - 1e-9
+"""Of a bound from running sums: rounding may have made it too large by less than the rest."""
+
 
 @dataclass(frozen=True, slots=True)
 class CriticalPath:
@@ -104,6 +107,20 @@ class PivotLatency:
 
 
 @dataclass(frozen=True, slots=True)
+class Before:
+    """What the layers before a suffix take at least for one micro-batch, however they are cut and shared."""
+
+    forward: Seconds
+    """One after the other on the fastest devices,"""
+    both: Seconds
+    """and with their backwards."""
+    dearest: Seconds
+    """Forward and backward of the slowest of their stages."""
+    num_stages: int
+    """The most stages that they can make; 0: nothing is before the suffix."""
+
+
+@dataclass(frozen=True, slots=True)
 class LeastOneForwardOneBackward:
     """What 1F1B takes at least, transfers included: no longer suffix takes less than its parts.
 
@@ -149,6 +166,20 @@ class LeastOneForwardOneBackward:
         """Until all is done."""
         return numbers[0]
 
+    def least(self, numbers: Numbers, num_stages: int, before: Before) -> Seconds:
+        """The value of no partition that ends in this suffix is less.
+
+        The layers before it add their forwards to its total, forwards and backwards to its end and to its path. The
+        slowest of their stages computes all micro-batches, the suffix and the other stages pass one of them meanwhile.
+        """
+        total, end, path, _ = numbers
+        if not before.num_stages:
+            return total
+        once, count = before.both + path, self.num_microbatches
+        turns = -(-count // (num_stages + before.num_stages))
+        steady = once + (count - 1) * before.dearest
+        return ROUNDED * max(before.forward + total, before.both + end, turns * once, steady)
+
 
 @dataclass(frozen=True, slots=True)
 class LeastInAnyOrder:
@@ -173,6 +204,10 @@ class LeastInAnyOrder:
     def value(self, numbers: Numbers, num_stages: int) -> Seconds:
         """It."""
         return numbers[0]
+
+    def least(self, numbers: Numbers, num_stages: int, before: Before) -> Seconds:
+        """The value of no partition that ends in this suffix is less: the forwards before it come on top."""
+        return ROUNDED * (numbers[0] + before.forward) if before.num_stages else numbers[0]
 
 
 @dataclass(frozen=True, slots=True)

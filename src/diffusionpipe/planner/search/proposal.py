@@ -1,7 +1,8 @@
 """A candidate made into a plan, simulated in full: every rank of a pipeline, every message in its queue."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache, partial
 
 from diffusionpipe.costs import Costs
 from diffusionpipe.costs.memory import MemoryUse
@@ -11,6 +12,7 @@ from diffusionpipe.planner.assembly.layout import Blocks, Filler, Layout, Pricin
 from diffusionpipe.planner.pricing.layer_table import checkpointed_layers
 from diffusionpipe.planner.pricing.setting import Setting
 from diffusionpipe.planner.pricing.stage_costs import costs_of, update_time
+from diffusionpipe.planner.search.candidates import Candidate
 from diffusionpipe.simulator import simulate
 from diffusionpipe.timing.memory import peak_memory
 from diffusionpipe.units import Bytes, Seconds
@@ -62,6 +64,15 @@ def propose(setting: Setting, layout: Layout, filler: Filler | None = None) -> P
     """
     train, blocks = build_train_schedule(setting.graph, layout, pricing=pricing_of(setting), filler=filler)
     return predict(setting, train, blocks, layout.mesh)
+
+
+def proposals(setting: Setting, filler: Filler | None) -> Callable[[Candidate], Proposal]:
+    """What plans of candidates cost. Candidates whose layouts are equal share a plan, which is simulated once.
+
+    The layouts of candidates that differ in their hosts alone are equal: the filler chooses the hosts.
+    """
+    made = cache(partial(propose, setting, filler=filler))
+    return lambda candidate: made(candidate.layout(setting))
 
 
 def predict(setting: Setting, train: Schedule, blocks: Blocks, mesh: Mesh) -> Proposal:

@@ -1,12 +1,17 @@
 """What the dynamic program is asked for a setting, and the partitions that it answers with."""
 
 from bisect import bisect_right
-from dataclasses import dataclass, field
-from functools import partial
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from functools import cache
+from itertools import accumulate
+from operator import mul, sub
 
+from diffusionpipe.costs import Link
 from diffusionpipe.planner.pricing.arrangement import Arrangement, Ground
 from diffusionpipe.planner.search.constants import SLACK, WIDTH
 from diffusionpipe.planner.search.dynamic_program import (
+    Numbers,
     Partition,
     PartitionObjective,
     PricedLink,
@@ -15,7 +20,7 @@ from diffusionpipe.planner.search.dynamic_program import (
     best_partitions,
 )
 from diffusionpipe.planner.search.footprint import Footprint, are_hosts
-from diffusionpipe.planner.search.objectives import LeastInAnyOrder, LeastOneForwardOneBackward
+from diffusionpipe.planner.search.objectives import Before, LeastInAnyOrder, LeastOneForwardOneBackward
 from diffusionpipe.planner.search.tables import Tables
 from diffusionpipe.units import Seconds
 
@@ -39,11 +44,10 @@ class Questions:
         ignores_memory: bool = False,
         hosts: tuple[int, ...] | None = None,
         in_flight: int | None = None,
-        limit: Seconds = float("inf"),
     ) -> Question:
         """What the dynamic program is asked: stages dearer than `cap` are left out, and those that do not fit.
 
-        A stage keeps `in_flight` micro-batches, None for those of 1F1B. `limit`: see `Question`.
+        A stage keeps `in_flight` micro-batches, None for those of 1F1B.
         """
         ground, table, units = self.tables.ground(arrangement), self.tables.table, arrangement.units
         samples = self.tables.unit_samples(arrangement, microbatches)
@@ -52,7 +56,8 @@ class Questions:
         both = {r: [f + b for f, b in zip(sums[r].forward, sums[r].backward, strict=True)] for r in replicas}
         work = [min(r * both[r][i] for r in replicas) for i in range(self.tables.num_layers + 1)]
 
-        def stage(first: int, stop: int, position: int, count: int, stages: int) -> PricedStage | None:
+        @cache
+        def priced(first: int, stop: int, position: int, count: int, kept: int) -> PricedStage | None:
             running = sums[count]
             speeds = ground.speeds[position : position + count]
             speed = min(speeds)
@@ -61,13 +66,18 @@ class Questions:
             if forward + backward > cap:
                 return None
             if not ignores_memory:
-                kept, is_host = in_flight or min(stages, microbatches), are_hosts(hosts, position, count)
+                is_host = are_hosts(hosts, position, count)
                 held = self.footprint.stage_bytes(first, stop, samples / count, microbatches, kept, is_host=is_host)
                 if held > min(ground.memories[position : position + count]):
                     self.short.add((arrangement, microbatches))
                     return None
             reduce = self.tables.reduction(ground, first, stop, range(position, position + count))
             return forward, backward, reduce, speed / max(speeds)
+
+        alike = _alike(ground, replicas, hosts)
+
+        def stage(first: int, stop: int, position: int, count: int, stages: int) -> PricedStage | None:
+            return priced(first, stop, alike[position, count], count, in_flight or min(stages, microbatches))
 
         def longest(first: int, count: int) -> int:
             limit = (cap * fastest + both[count][first]) * (1 + 1e-12)
@@ -79,26 +89,74 @@ class Questions:
             max_stages=min(units, self.tables.num_layers),
             replicas=replicas,
             stage=stage,
-            link=partial(self._link, ground, samples),
+            link=self._link(ground, samples),
             reach=lambda layers, devices: work[layers] <= cap * devices * fastest * (1 + 1e-12),
             longest=longest,
-            limit=limit,
         )
 
-    def _link(
-        self, ground: Ground, samples: float, cut: int, position: int, senders: int, receivers: int
-    ) -> PricedLink:
-        """What crosses a cut between the senders before this unit and the receivers from it on."""
-        table, way = self.tables.table, ground.link(position - senders, senders, position, receivers)
-        forward, backward = table.crossing[cut]
-        passed, returned = table.passed[cut]
-        amount, least = samples / min(senders, receivers), samples / max(senders, receivers)
-        return (
-            way.transfer(round(amount * forward)),
-            way.transfer(round(amount * backward)) if backward else 0.0,
-            way.transfer(int(least * passed)) if passed else 0.0,
-            way.transfer(int(least * returned)) if returned else 0.0,
+    def _link(self, ground: Ground, samples: float) -> Callable[[int, int, int, int], PricedLink]:
+        """What crosses a cut between the senders before a unit and the receivers from it on."""
+        table = self.tables.table
+
+        @cache
+        def priced(cut: int, way: Link, senders: int, receivers: int) -> PricedLink:
+            forward, backward = table.crossing[cut]
+            passed, returned = table.passed[cut]
+            amount, least = samples / min(senders, receivers), samples / max(senders, receivers)
+            return (
+                way.transfer(round(amount * forward)),
+                way.transfer(round(amount * backward)) if backward else 0.0,
+                way.transfer(int(least * passed)) if passed else 0.0,
+                way.transfer(int(least * returned)) if returned else 0.0,
+            )
+
+        def link(cut: int, position: int, senders: int, receivers: int) -> PricedLink:
+            return priced(cut, ground.link(position - senders, senders, position, receivers), senders, receivers)
+
+        return link
+
+    def _limited(
+        self,
+        question: Question,
+        place: tuple[Arrangement, int],
+        least: Callable[[Numbers, int, Before], Seconds],
+        limit: Seconds,
+    ) -> Question:
+        """The question without suffixes of which all partitions reach the limit, as `least` of an objective says."""
+        before = cache(self._before(*place, question.replicas))
+
+        def is_hopeless(numbers: Numbers, num_stages: int, layers: int, devices: int) -> bool:
+            return least(numbers, num_stages, before(layers, devices)) >= limit
+
+        return replace(question, is_hopeless=is_hopeless)
+
+    def _before(
+        self, arrangement: Arrangement, microbatches: int, replicas: tuple[int, ...]
+    ) -> Callable[[int, int], Before]:
+        """(layers, devices) -> what the first layers take at least on the first devices."""
+        samples, fastest = (
+            self.tables.unit_samples(arrangement, microbatches),
+            max(self.tables.ground(arrangement).speeds),
         )
+        sums = {r: self.tables.table.sums(samples / r, microbatches) for r in replicas}
+        steps = list(zip(*(sums[r].steps() for r in replicas), strict=True))
+        forwards = zip(*(map(sub, sums[r].forward[1:], sums[r].forward) for r in replicas), strict=True)
+        forward = list(accumulate(map(min, forwards), initial=0.0))
+        both = list(accumulate(map(min, steps), initial=0.0))
+        dearest = list(accumulate(map(min, steps), max, initial=0.0))
+        shared = list(accumulate((min(map(mul, replicas, step)) for step in steps), initial=0.0))
+
+        def before(layers: int, devices: int) -> Before:
+            if not layers:
+                return Before(0.0, 0.0, 0.0, 0)
+            return Before(
+                forward=forward[layers] / fastest,
+                both=both[layers] / fastest,
+                dearest=max(dearest[layers], shared[layers] / devices) / fastest,
+                num_stages=min(layers, devices),
+            )
+
+        return before
 
     def chains(
         self,
@@ -120,11 +178,12 @@ class Questions:
             microbatches,
             replicas=replicas,
             cap=limit / microbatches,
-            limit=limit / microbatches if is_lean else limit,
             hosts=hosts,
             in_flight=1 if is_lean else None,
         )
-        return best_partitions(question, objective, width=WIDTH)
+        most = limit / microbatches if is_lean else limit
+        limited = self._limited(question, (arrangement, microbatches), objective.least, most)
+        return best_partitions(limited, objective, width=WIDTH)
 
     def least_chains(
         self, arrangement: Arrangement, microbatches: int, *, replicas: tuple[int, ...], limit: Seconds
@@ -133,10 +192,12 @@ class Questions:
 
         What holds one micro-batch and encodes nothing must fit in memory.
         """
+        objective = LeastInAnyOrder(microbatches)
         question = self.question(
-            arrangement, microbatches, replicas=replicas, cap=limit / microbatches, limit=limit, hosts=(), in_flight=1
+            arrangement, microbatches, replicas=replicas, cap=limit / microbatches, hosts=(), in_flight=1
         )
-        return best_partitions(question, LeastInAnyOrder(microbatches), width=1)
+        limited = self._limited(question, (arrangement, microbatches), objective.least, limit)
+        return best_partitions(limited, objective, width=1)
 
     def room(self, arrangement: Arrangement, microbatches: int, *, in_flight: int | None = None) -> Question:
         """Stages of one unit each with the bytes that they lack in place of times: negative where some are left."""
@@ -198,3 +259,18 @@ class Questions:
             if found or cap >= min(limit, 2 * everything):
                 return found
             cap = min(limit, 2 * cap)
+
+
+def _alike(ground: Ground, replicas: tuple[int, ...], hosts: tuple[int, ...] | None) -> dict[tuple[int, int], int]:
+    """(first unit, number) of units in a row -> the first of equally many units that are like them.
+
+    They have equal devices, sums of gradients take equally long over them, and as many of them encode.
+    """
+    found, kinds = dict[tuple[int, int], int](), dict[object, int]()
+    for count in replicas:
+        for position in range(len(ground.speeds) - count + 1):
+            own = slice(position, position + count)
+            rate = ground.reduction(range(position, position + count))
+            kind = ground.speeds[own], ground.memories[own], rate, are_hosts(hosts, position, count)
+            found[position, count] = kinds.setdefault(kind, position)
+    return found

@@ -45,15 +45,16 @@ fills is exact (`estimates`), so there [4] confirms it:
 The last figure is the time of two devices that never wait.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from diffusionpipe.errors import ConfigError
 from diffusionpipe.planner.assembly.layout import Filler
 from diffusionpipe.planner.pricing.arrangement import Arrangement
 from diffusionpipe.planner.pricing.encoders import host_sets
 from diffusionpipe.planner.pricing.setting import Setting
-from diffusionpipe.planner.search.bounds import least_step
+from diffusionpipe.planner.search.bounds import Place, is_step_possible, least_step
 from diffusionpipe.planner.search.candidates import Candidate
 from diffusionpipe.planner.search.cascades import add_pairs, least_time, sharded_pairs
 from diffusionpipe.planner.search.chains import add_chains, add_lean_chains
@@ -75,15 +76,20 @@ from diffusionpipe.planner.search.objectives import CriticalPath
 from diffusionpipe.planner.search.placed import placed
 from diffusionpipe.planner.search.places import places_of
 from diffusionpipe.planner.search.pool import Judged, Pool
-from diffusionpipe.planner.search.proposal import Proposal, propose
+from diffusionpipe.planner.search.proposal import Proposal, proposals
 from diffusionpipe.planner.search.sharded import with_sharded
 from diffusionpipe.schedules.traits import holds_one
 from diffusionpipe.units import Seconds
 
+Proposed = Callable[[Candidate], Proposal]
+"""See `proposals`."""
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+
+@dataclass(frozen=True, kw_only=True)
 class Search:
     """What a search found."""
+
+    judge: Judge
 
     finalists: tuple[tuple[Candidate, Proposal], ...]
     """Simulated in full, fastest first; those that do not fit in memory last."""
@@ -91,8 +97,21 @@ class Search:
     """All others that were estimated and come near, best first; each arrangement and schedule once."""
     num_estimated: int
     is_filled: bool
-    bound: Seconds
-    """No iteration of pipelines with the frozen work takes less."""
+    places: tuple[Place, ...] = ()
+    """Where the batch can be cut; () with two backbones."""
+
+    @cached_property
+    def bound(self) -> Seconds:
+        """No iteration of pipelines with the frozen work takes less. Takes about as long as a part of the search."""
+        if not self.places:
+            return least_time(self.judge)
+        return least_step(self.judge, self.places, self.winner[1].step if self.winner else float("inf"))
+
+    def may_be_beaten(self, step: Seconds) -> bool:
+        """Whether the bound is below this step. Takes less time than the bound itself."""
+        if not self.places:
+            return self.bound < step
+        return is_step_possible(self.judge, self.places, step)
 
     @property
     def winner(self) -> tuple[Candidate, Proposal] | None:
@@ -121,7 +140,7 @@ def search(
     pool = Pool(judge=judge or Judge(setting=setting), is_filled=filler is not None, score=limit)
     if len(setting.graph.backbones) > 1:
         return _search_pairs(setting, pool, filler, num_finalists, limit)
-    is_limited = limit < float("inf")
+    is_limited, proposed = limit < float("inf"), proposals(setting, filler)
     places = sorted(
         places_of(pool.judge, units, is_filled=pool.is_filled, ramp=LEAST_RAMP),
         key=lambda place: (place[0], place[1].units, place[1].adjacent, place[2]),
@@ -137,13 +156,13 @@ def search(
             # Copies of the model that do not fit at once may fit in parts.
             if arrangement.units > 1 or len(pool.judged) > known:
                 seen.add(arrangement)
-    least = _add_chains(pool, units)
+    bounded = _add_chains(pool, units)
     improve(pool)  # [3]
-    finalists = _finalists(setting, pool, filler, num_finalists, limit)  # [4]
+    finalists = _finalists(pool, proposed, num_finalists, limit)  # [4]
     fits_easily = any(proposal.overflow <= 0 and candidate.hosts is None for candidate, proposal in finalists)
     if not (fits_easily or is_limited):
         _add_tight(pool, [(arrangement, count) for _, arrangement, count in places])
-        finalists = _finalists(setting, pool, filler, num_finalists, limit)
+        finalists = _finalists(pool, proposed, num_finalists, limit)
     if units is None or 1 in units:
         finalists = with_sharded(setting, finalists, filler, limit=limit)
     may_be_whole = units is None and not (is_limited or setting.given.sharded)
@@ -151,15 +170,22 @@ def search(
         # Estimates of memory are a little off: what misses it by least may fit.
         nearest = least_estimated_overflow(setting)
         if nearest and all(candidate != nearest.candidate for candidate, _ in finalists):
-            finalists.append((nearest.candidate, propose(setting, nearest.candidate.layout(setting), filler)))
-    finalists.sort(key=lambda pair: (pair[1].overflow > 0, pair[1].step))
-    taken, fits = {candidate for candidate, _ in finalists}, bool(finalists) and finalists[0][1].overflow <= 0
+            finalists.append((nearest.candidate, proposed(nearest.candidate)))
+    return _found(pool, finalists, places=bounded)
+
+
+def _found(
+    pool: Pool, finalists: Sequence[tuple[Candidate, Proposal]], *, places: Sequence[Place] = (), num_sharded: int = 0
+) -> Search:
+    """What a search found: its finalists, and the rest of its pool; `num_sharded` are estimated beside these."""
+    taken = {candidate for candidate, _ in finalists}
     return Search(
-        finalists=tuple(finalists),
+        judge=pool.judge,
+        finalists=tuple(sorted(finalists, key=lambda pair: (pair[1].overflow > 0, pair[1].step))),
         judged=tuple(o for o in pool.diverse() if o.candidate not in taken and o.score <= LISTED * pool.score),
-        num_estimated=len(pool.judged),
+        num_estimated=len(pool.judged) + num_sharded,
         is_filled=pool.is_filled,
-        bound=least_step(pool.judge, least, finalists[0][1].step if fits else float("inf")),
+        places=tuple(places),
     )
 
 
@@ -179,30 +205,24 @@ def _search_pairs(setting: Setting, pool: Pool, filler: Filler | None, num_final
         sharded.add(sharded.judged_of(candidate))
     if not pool.judged and not sharded.judged:
         raise ConfigError(uncuttable(setting))
-    found = dict(_finalists(setting, pool, filler, num_finalists, limit))
+    proposed = proposals(setting, filler)
+    found = dict(_finalists(pool, proposed, num_finalists, limit))
     fastest = min((proposal.step for proposal in found.values() if proposal.overflow <= 0), default=limit)
     enough = (LISTED if limit == float("inf") else 1) * fastest
     for one in {name_of(one.candidate): one for one in reversed(pool.ranked())}.values():
         if one.candidate not in found and one.score < enough:
-            found[one.candidate] = propose(setting, one.candidate.layout(setting), filler)
-    found |= _in_parts(setting, [one for one in sharded.judged.values() if one.score < enough], filler)
-    finalists = sorted(found.items(), key=lambda pair: (pair[1].overflow > 0, pair[1].step))
-    return Search(
-        finalists=tuple(finalists),
-        judged=tuple(o for o in pool.diverse() if o.candidate not in found and o.score <= LISTED * pool.score),
-        num_estimated=len(pool.judged) + len(sharded.judged),
-        is_filled=pool.is_filled,
-        bound=least_time(pool.judge),
-    )
+            found[one.candidate] = proposed(one.candidate)
+    found |= _in_parts([one for one in sharded.judged.values() if one.score < enough], proposed)
+    return _found(pool, list(found.items()), num_sharded=len(sharded.judged))
 
 
-def _in_parts(setting: Setting, judged: Sequence[Judged], filler: Filler | None) -> dict[Candidate, Proposal]:
+def _in_parts(judged: Sequence[Judged], proposed: Proposed) -> dict[Candidate, Proposal]:
     """Sharded copies of two backbones simulated in full, best estimate first, up to the first that fits in memory."""
     found: dict[Candidate, Proposal] = {}
     left = [one.candidate for one in sorted(judged, key=lambda one: one.score)]
     while left and len(found) < MAX_ATTEMPTS:
         one = left[0]
-        found[one] = propose(setting, one.layout(setting), filler)
+        found[one] = proposed(one)
         if found[one].overflow <= 0:
             break
         # With the same micro-batches, blocks as large as these or larger do not fit either.
@@ -210,9 +230,7 @@ def _in_parts(setting: Setting, judged: Sequence[Judged], filler: Filler | None)
     return found
 
 
-def _finalists(
-    setting: Setting, pool: Pool, filler: Filler | None, num_finalists: int, limit: Seconds
-) -> list[tuple[Candidate, Proposal]]:
+def _finalists(pool: Pool, proposed: Proposed, num_finalists: int, limit: Seconds) -> list[tuple[Candidate, Proposal]]:
     """The best candidates simulated in full, in the order of their estimates."""
     ranked = pool.diverse()
     finalists: list[tuple[Candidate, Proposal]] = []
@@ -221,7 +239,7 @@ def _finalists(
         # What is estimated to be faster is tried until none is left; then a few that are estimated to be near.
         if one.score >= (TRUST if len(finalists) < num_finalists else BETTER) * fastest:
             break
-        proposal = propose(setting, one.candidate.layout(setting), filler)
+        proposal = proposed(one.candidate)
         finalists.append((one.candidate, proposal))
         if proposal.overflow <= 0:
             fastest = min(fastest, proposal.step)
@@ -231,11 +249,11 @@ def _finalists(
         hopeful = [one for one, _ in finalists if one == best[0] or pool.judged[one].score < fastest]
         known = {candidate for candidate, _ in finalists}
         twins = dict.fromkeys(pool.twin(one).candidate for one in hopeful)
-        finalists += [(twin, propose(setting, twin.layout(setting), filler)) for twin in twins if twin not in known]
+        finalists += [(twin, proposed(twin)) for twin in twins if twin not in known]
     # Filling never does quite as well as estimated, but for copies of the model: they may win from behind.
     copies = next((j for j in ranked if j.candidate.is_copy and j.score < TRUST * fastest), None)
     if copies and all(candidate != copies.candidate for candidate, _ in finalists):
-        finalists.append((copies.candidate, propose(setting, copies.candidate.layout(setting), filler)))
+        finalists.append((copies.candidate, proposed(copies.candidate)))
     return finalists
 
 
