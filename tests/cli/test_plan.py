@@ -205,3 +205,21 @@ def test_planning_imports_no_torch(files):
     )
     arguments = ["plan", "--profile", "profile.json", "--cluster", "cluster.json", "--batch", "8", "--out", "p.json"]
     subprocess.run([sys.executable, "-c", code, *arguments], cwd=files, check=True, capture_output=True)
+
+
+def test_a_profile_of_before_split_backwards_were_counted_plans_whole_ones_and_warns_once(tmp_path, capsys):
+    profile = synthetic.chain([0.01] * 8, parameters=[3 * 10**7] * 8)
+    write_profile(profile, tmp_path / "profile.json")
+    write_cluster(synthetic.cluster(4, intra_gb=1.0), tmp_path / "cluster.json")
+    out = tmp_path / "plan.json"
+    assert plan_of(tmp_path, "--out", out) == 0
+    assert read_plan(out).train.splits_backwards
+    assert "warning" not in capsys.readouterr().err
+    older = replace(profile, layers=tuple(replace(layer, kept=(), kept_reads=()) for layer in profile.layers))
+    write_profile(older, tmp_path / "profile.json")
+    assert plan_of(tmp_path, "--out", out) == 0
+    assert not read_plan(out).train.splits_backwards
+    printed = capsys.readouterr().err
+    assert printed.count("warning") == 1
+    assert "no schedule that splits the backward is tried" in printed
+    assert f"diffusionpipe profile RECIPE --out {tmp_path / 'profile.json'}" in printed

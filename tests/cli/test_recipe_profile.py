@@ -244,3 +244,19 @@ def test_adapters_are_profiled_and_planned_as_they_are_trained(recipe, adapters,
     assert any(name.startswith("unet.") for name in narrow)
     assert any(name.startswith("text_encoder.") for name in narrow)
     assert all(dtype == "float32" for dtype, _ in held["whole"].values())
+
+
+@pytest.mark.parametrize(("schedule", "code"), [("zb-h1", 2), ("1f1b", 0), ("none", 0)])
+def test_an_older_profile_plans_a_recipe_unless_it_asks_for_split_backwards(
+    recipe, profile, tmp_path, capsys, schedule, code
+):
+    known = read_profile(profile)
+    layers = tuple(replace(layer, kept=(), kept_reads=()) for layer in known.layers)
+    write_profile(replace(known, layers=layers), tmp_path / "old.json")
+    words = ["--cluster", "rtx4090x2", "--profile", tmp_path / "old.json", "--out", tmp_path / "plan.json"]
+    assert run(recipe, f"pipeline.schedule={schedule}", *words, "pipeline.plan=auto") == code
+    printed = capsys.readouterr().err
+    assert (f"diffusionpipe profile RECIPE --out {tmp_path / 'old.json'}" in printed) == (schedule != "1f1b")
+    assert printed.count("warning: ") == (schedule == "none")
+    if code == 0:
+        assert not read_plan(tmp_path / "plan.json").train.splits_backwards

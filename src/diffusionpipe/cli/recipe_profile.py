@@ -10,10 +10,19 @@ from diffusionpipe.cli.profile_cache import ProfileKey, cache_folder, cached_pro
 from diffusionpipe.cli.stated_model import code_digest, known_rates
 from diffusionpipe.costs import Cluster, Profile
 from diffusionpipe.costs.devices import DEVICES
-from diffusionpipe.costs.files import ANY_CPU, check_device, check_kept, check_model, has_device, read_profile
+from diffusionpipe.costs.files import (
+    ANY_CPU,
+    check_device,
+    check_kept,
+    check_model,
+    has_device,
+    kept_warning,
+    read_profile,
+)
 from diffusionpipe.errors import ConfigError
 from diffusionpipe.profiler import analytic_profile, profile_model
 from diffusionpipe.profiler.measured import device_name, package_versions
+from diffusionpipe.schedules.opposed import JOINT
 from diffusionpipe.schedules.traits import is_split
 from diffusionpipe.trainer.members import build_model
 from diffusionpipe.trainer.recipe import Recipe
@@ -41,8 +50,10 @@ def read_profile_of(recipe: Recipe, cluster: Cluster, path: Path) -> Profile:
     model = build_model(recipe, device).model
     check_model(profile, model, source=str(path))
     schedule = recipe.pipeline.schedule
-    if schedule is None or is_split(schedule):
+    if schedule is not None and schedule not in JOINT and is_split(schedule):
         check_kept(profile, source=str(path))
+    elif schedule is None and (warning := kept_warning(profile, source=str(path))):
+        typer.echo(f"warning: {warning}", err=True)
     return profile
 
 

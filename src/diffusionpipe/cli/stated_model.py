@@ -163,20 +163,19 @@ def profile_of(
     """The profile in a file, or the computed one of a stated model; `may_split`: for plans with split backwards too.
 
     Raises:
-        FileFormatError: the file cannot be read, is of a device that the cluster does not have, or does not say what
-            split backwards keep.
+        FileFormatError: the file cannot be read, or is of a device that the cluster does not have.
         ConfigError: the cluster's device is not known.
         ModelError: as `computed_profile`.
     """
-    from diffusionpipe.costs.files import check_device, check_kept, read_profile
+    from diffusionpipe.costs.files import check_device, kept_warning, read_profile
 
     if isinstance(source, StatedModel):
         return _for_cluster(source, cluster, cache_folder(os.environ) if uses_cache else None)
     assert source is not None
     profile = read_profile(source)
     check_device(profile, cluster, source=str(source))
-    if may_split:
-        check_kept(profile, source=str(source))
+    if may_split and (warning := kept_warning(profile, source=str(source))):
+        typer.echo(f"warning: {warning}", err=True)
     return profile
 
 

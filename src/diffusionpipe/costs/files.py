@@ -112,10 +112,28 @@ def check_kept(profile: Profile, *, source: str) -> None:
         FileFormatError: it was made before profiles said so.
     """
     if not profile.counts_kept:
-        raise FileFormatError(
-            f"{source}: this profile was made by an earlier version, which did not count what a split backward keeps "
-            f"in memory; make it anew: diffusionpipe profile RECIPE --out {source}"
-        )
+        raise FileFormatError(f"{_without_what_is_kept(source)}; make it anew: {_made_anew(source)}")
+
+
+def kept_warning(profile: Profile, *, source: str) -> str:
+    """What a search leaves out with this profile because it may not split backwards, and the remedy; "" if nothing."""
+    if profile.counts_kept:
+        return ""
+    return (
+        f"{_without_what_is_kept(source)}. So no schedule that splits the backward is tried, though one may be faster. "
+        f"To try them, make the profile anew: {_made_anew(source)}"
+    )
+
+
+def _without_what_is_kept(source: str) -> str:
+    return (
+        f"{source}: this profile was made by an earlier version, which did not count what a split backward keeps in "
+        "memory"
+    )
+
+
+def _made_anew(source: str) -> str:
+    return f"diffusionpipe profile RECIPE --out {source}"
 
 
 def has_device(cluster: Cluster, name: str, device_type: str) -> bool:

@@ -6,6 +6,7 @@ from functools import cached_property
 from diffusionpipe.costs import Cluster, ModelGraph, Profile, Workload
 from diffusionpipe.planner.pricing.given import NOTHING, Given
 from diffusionpipe.planner.pricing.layer_table import LayerTable
+from diffusionpipe.schedules.traits import is_split
 from diffusionpipe.units import Seconds
 
 FILL_START: Seconds = 2e-4
@@ -31,6 +32,15 @@ class Setting:
         More makes fewer and longer fills. Search and fills count it, but the simulator does not.
         """
         return FILL_START if self.profile.source == "measured" else 0.0
+
+    @property
+    def may_split(self) -> bool:
+        """Whether a search may split backwards: not where the profile, an old one, does not say what they keep."""
+        return self.profile.counts_kept
+
+    def allows_family(self, name: str) -> bool:
+        """Whether a search may take the family of schedules."""
+        return self.given.schedule in (None, name) and (self.may_split or not is_split(name))
 
     @property
     def graph(self) -> ModelGraph:

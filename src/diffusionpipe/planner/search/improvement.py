@@ -140,7 +140,7 @@ def add_schedules(pool: Pool, one: Judged) -> None:
         return
     alike = set[tuple[Seconds, Bytes]]()
     for name in sorted(set(REGISTRY) - {one.candidate.schedule}):
-        if is_chain(name):
+        if is_chain(name) and pool.judge.setting.allows_family(name):
             variant = pool.judged_of(replace(one.candidate, schedule=name), limit=one.score * BETTER)
             key = variant.score, variant.estimate.overflow
             if variant.score < one.score * BETTER and key not in alike:  # families agree at many sizes

@@ -39,7 +39,7 @@ def placed(judge: Judge, arrangement: Arrangement, microbatches: int) -> Iterato
     """
     cuts: dict[tuple[int, ...], tuple[int, ...]] = {}
     for name in sorted(REGISTRY):
-        if is_chain(name) or judge.setting.given.schedule not in (None, name):
+        if is_chain(name) or not judge.setting.allows_family(name):
             continue
         try:
             workers = generated(name, arrangement.units, microbatches, 1).placement.workers()
@@ -62,8 +62,11 @@ def ordered(judge: Judge, known: Sequence[Candidate], *, seconds: Seconds) -> It
     """For each placement the candidate with the best order that a search finds for its own times and memory.
 
     All candidates of `known` have the same arrangement and micro-batches, the best ones first. The cuts are those of
-    the first one that stands so. `seconds` caps the effort of each search, see `ordering.Instance`.
+    the first one that stands so. `seconds` caps the effort of each search, see `ordering.Instance`. All orders that are
+    searched split backwards.
     """
+    if not judge.setting.may_split:
+        return
     first = known[0]
     arrangement, microbatches = first.arrangement, first.microbatches
     for placing, places in PLACES.items():
