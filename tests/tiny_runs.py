@@ -134,9 +134,17 @@ def train(
     `calm`: steps without clipping after which the next are post-validated, where the recipe wants that. `profiles`:
     where profiles of other runs are. `check`: who corrects the prediction. `announce`: who hears what the run is.
     """
+    from diffusionpipe.cli.plan_memory import check_plan_memory
     from diffusionpipe.cli.planned import make_plan
 
-    hooks = Hooks(make_plan=make_plan, save_grid=save_array, profiles=profiles, judge=check, announce=announce)
+    hooks = Hooks(
+        make_plan=make_plan,
+        check_plan=check_plan_memory,
+        save_grid=save_array,
+        profiles=profiles,
+        judge=check,
+        announce=announce,
+    )
     with (
         mock.patch.object(stopping, "_LOOK", 0.0),
         mock.patch.object(loop, "CALM", calm),

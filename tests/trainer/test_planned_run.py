@@ -12,13 +12,16 @@ from tiny_runs import losses_of, recipe_of, save_pictures, save_stable_diffusion
 
 from diffusionpipe.cli import main
 from diffusionpipe.cli.job_profiles import CachedProfiles
+from diffusionpipe.cli.plan_memory import check_plan_memory
 from diffusionpipe.cli.prediction_file import read_prediction
+from diffusionpipe.costs import Device
 from diffusionpipe.costs.clusters import load_cluster
 from diffusionpipe.costs.files import read_profile, write_cluster, write_profile
 from diffusionpipe.errors import ConfigError
 from diffusionpipe.ir import Op
 from diffusionpipe.ir.files import read_plan, write_plan
 from diffusionpipe.planner import Layout, build_plan
+from diffusionpipe.trainer import planning, session
 from diffusionpipe.trainer.members import build_model
 from diffusionpipe.trainer.recipe import recipe_to_toml
 
@@ -234,6 +237,32 @@ def plan_of_copies(recipe, place):
 def test_a_plan_with_buckets_and_copies_side_by_side_is_trained_by(crew, recipe, plan_of_copies, in_one, tmp_path):
     assert crew.run(train, recipe(tmp_path / "run", plan=plan_of_copies)) == [4, 4]
     assert_learns_the_same(tmp_path / "run", in_one)
+
+
+def test_a_plan_that_does_not_fit_is_refused_with_what_it_needs_before_weights_are_loaded(
+    recipe, place, measured, tmp_path, monkeypatch
+):
+    opened = build_model(recipe(place / "described"), "cpu")
+    path = tmp_path / "given.json"
+    plan = build_plan(opened.model, Layout(batch=4, stages=1, microbatches=2))
+    write_plan(plan, path)
+    shutil.copy(measured / "profile.json", tmp_path)
+    monkeypatch.setattr(session, "load_weights", lambda *_: pytest.fail("weights are loaded"))
+    monkeypatch.setattr(planning, "usable_memory", lambda _: 2**20)
+    told = recipe(tmp_path / "run", plan=str(path))
+    message = r"given.json: the plan does not fit: rank 0 needs \d\.\d MiB at its peak, and its device has 1.0 MiB"
+    with pytest.raises(ConfigError, match=message) as measured_before:
+        train_here(told)
+    (tmp_path / "profile.json").unlink()
+    with pytest.raises(ConfigError, match=message) as by_parameters:
+        train_here(told)
+    needs = [float(re.search(r"needs ([0-9.]+)", str(one.value))[1]) for one in (measured_before, by_parameters)]
+    assert needs[0] >= needs[1]
+    on_gpu = replace(opened, recipe=told, device="cuda")
+    devices = [Device(name="NVIDIA L40S", memory=2**20)]
+    with pytest.raises(ConfigError, match=message):
+        check_plan_memory(plan, on_gpu, devices)
+    check_plan_memory(plan, on_gpu, [replace(devices[0], memory=2**30)])
 
 
 def test_a_plan_for_other_ranks_stops_every_rank(crew, recipe, plan_of_copies, tmp_path):

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from diffusionpipe.costs.memory import MemoryUse
     from diffusionpipe.ir import Plan
     from diffusionpipe.planner import Setting
+    from diffusionpipe.trainer.recipe import Recipe
     from diffusionpipe.trainer.start import Start
 
 HELD = ("parameters", "gradients", "optimizer", "ema", "backup", "frozen")
@@ -130,13 +131,16 @@ def _memory(start: "Start", profile: "Profile", cluster: "Cluster | None") -> "t
 
 
 def _setting(start: "Start", profile: "Profile", cluster: "Cluster | None") -> "Setting":
+    return setting_of_plan(start.recipe, start.plan, profile, cluster)
+
+
+def setting_of_plan(recipe: "Recipe", plan: "Plan", profile: "Profile", cluster: "Cluster | None" = None) -> "Setting":
+    """What the recipe trains by this plan, on the cluster or on one machine whose memory is not known."""
     from diffusionpipe.planner.from_profile import setting_of
     from diffusionpipe.trainer.workload import workload_of
 
-    setting = setting_of(profile, start.plan.mesh, start.plan.batch, cluster=cluster)
-    workload = replace(
-        workload_of(start.recipe), checkpointed=start.plan.checkpointed, offload_frozen=start.plan.offload_frozen
-    )
+    setting = setting_of(profile, plan.mesh, plan.batch, cluster=cluster)
+    workload = replace(workload_of(recipe), checkpointed=plan.checkpointed, offload_frozen=plan.offload_frozen)
     return replace(setting, workload=workload)
 
 

@@ -99,16 +99,12 @@ def show(
 
 def _lacking(plan: Plan, setting: Setting, proposal: Proposal) -> str:
     """That a plan does not fit, with what the rank needs that lacks most."""
-    from diffusionpipe.planner.rows import unit_of
+    from diffusionpipe.cli.plan_memory import lack_of
 
-    devices, place = setting.cluster.devices, plan.mesh.place
-    needs = {rank: proposal.memory[place(rank)[1]].total for rank in range(plan.mesh.num_ranks)}
-    rank = max(needs, key=lambda one: needs[one] - devices[one].memory)
-    unit, size = unit_of(needs[rank])
+    needs = [use.total for use in proposal.memory]
     return (
-        f"the plan does not fit: rank {rank} needs {needs[rank] / size:.1f} {unit} at its peak, and its device has "
-        f"{devices[rank].memory / size:.1f} {unit}; plan anew for this cluster: diffusionpipe plan --cluster "
-        f"{setting.cluster.name} --profile FILE --batch {plan.batch}"
+        f"{lack_of(plan, needs, [device.memory for device in setting.cluster.devices])}; plan anew for this cluster: "
+        f"diffusionpipe plan --cluster {setting.cluster.name} --profile FILE --batch {plan.batch}"
     )
 
 

@@ -215,6 +215,7 @@ class _Part:
 def _join(part: _Part, screen: "Screen") -> None:
     """Be one rank of the job, from the first rendezvous to the last picture."""
     from diffusionpipe.cli.job_profiles import CachedProfiles
+    from diffusionpipe.cli.plan_memory import check_plan_memory
     from diffusionpipe.cli.planned import make_plan
     from diffusionpipe.cli.profile_cache import cache_folder
     from diffusionpipe.cli.run_check import RunCheck
@@ -238,6 +239,7 @@ def _join(part: _Part, screen: "Screen") -> None:
                 job.agree("the recipe", recipe.model_dump_json())
             hooks = Hooks(
                 make_plan=make_plan,
+                check_plan=check_plan_memory,
                 save_grid=_save_grid,
                 profiles=CachedProfiles(folder=cache_folder(os.environ)) if part.uses_cache else None,
                 screen=screen,

@@ -1,17 +1,21 @@
 """The plan of a job: asked for on rank 0, or read from a file there, and the same on every rank."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from diffusionpipe.costs import Cluster, ModelGraph, Profile
+from diffusionpipe.costs import Cluster, Device, ModelGraph, Profile
 from diffusionpipe.ir import Plan
 from diffusionpipe.ir.files import plan_from_text, plan_to_text
 from diffusionpipe.models.graph import LayerGraph
+from diffusionpipe.profiler.links import usable_memory
+from diffusionpipe.profiler.measured import device_name
+from diffusionpipe.runtime.exchange import form_of, gather
 from diffusionpipe.runtime.process_group import Job
 from diffusionpipe.trainer.agreement import from_first
 from diffusionpipe.trainer.job_cluster import agree_on_cluster
 from diffusionpipe.trainer.job_profile import ProfileShelf, agree_on_profile
 from diffusionpipe.trainer.kept_plan import kept_plan
+from diffusionpipe.trainer.members import Model
 from diffusionpipe.trainer.plan_file import read_plan_file
 from diffusionpipe.trainer.recipe import Recipe
 from diffusionpipe.trainer.screen import Screen
@@ -22,6 +26,9 @@ MakePlan = Callable[[ModelGraph, Recipe, int, Profile | None, Cluster | None], P
 The layers are measured where the recipe fills or searches, and the cluster is there where they are.
 """
 
+CheckPlan = Callable[[Plan, Model, Sequence[Device]], None]
+"""(plan, model, device of each rank): refuses a plan that does not fit in the memory of these devices."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Planning:
@@ -30,6 +37,8 @@ class Planning:
     make_plan: MakePlan
     shelf: ProfileShelf | None = None
     """Where profiles of other runs are, and where this one's goes; None to measure always."""
+    check_plan: CheckPlan | None = None
+    """Looks at a plan file before the weights are loaded; None for nobody. The same on all ranks."""
     screen: Screen = field(default_factory=Screen)
     """Where rank 0 shows what is measured."""
     is_resumed: bool = False
@@ -61,3 +70,17 @@ def agree_on_plan(graph: LayerGraph, model: ModelGraph, recipe: Recipe, job: Job
             return plan_to_text(planning.make_plan(model, recipe, num_ranks, profile, cluster))
 
     return plan_from_text(from_first(make))
+
+
+def check_plan_file(plan: Plan, opened: Model, job: Job, planning: Planning) -> None:
+    """Refuse a plan file that does not fit in memory, before the weights are loaded. Every rank calls it.
+
+    Raises:
+        ConfigError: on every rank, as the check that is handed in.
+    """
+    check = planning.check_plan
+    if check is None or opened.recipe.pipeline.plan_file is None:
+        return
+    memories, name = gather(usable_memory(job), form_of(int)), device_name(job.device)
+    devices = [Device(name=name, memory=memory) for memory in memories]
+    from_first(lambda: check(plan, opened, devices))

@@ -42,14 +42,13 @@ from diffusionpipe.trainer.launch import LOGS
 from diffusionpipe.trainer.loop import Stepper
 from diffusionpipe.trainer.members import open_model
 from diffusionpipe.trainer.metrics import MetricsWriter
-from diffusionpipe.trainer.planning import Planning
 from diffusionpipe.trainer.preparation import locked_folder, prepare_folder, read_data
 from diffusionpipe.trainer.progress import TrainingProgress
 from diffusionpipe.trainer.recipe import Recipe
 from diffusionpipe.trainer.resuming import checkpoint_of
 from diffusionpipe.trainer.run_export import export_settings
 from diffusionpipe.trainer.run_samples import check_sampling, sampling_settings, wish_of
-from diffusionpipe.trainer.run_state import Hooks, RunState, names_of
+from diffusionpipe.trainer.run_state import Hooks, RunState, names_of, planning_of
 from diffusionpipe.trainer.screen import Screen, steps_of
 from diffusionpipe.trainer.session import check_resumed, open_session, run_identity
 from diffusionpipe.trainer.spikes import Spikes, kept_values
@@ -99,9 +98,7 @@ def _run(recipe: Recipe, job: Job, hooks: Hooks, resume: str | None) -> int:
     # A login may be missing: before anything long.
     trackers = open_trackers(recipe, None) if is_first and checkpoint is None else Trackers()
     try:
-        planning = Planning(
-            make_plan=hooks.make_plan, shelf=hooks.profiles, screen=screen, is_resumed=checkpoint is not None
-        )
+        planning = planning_of(hooks, screen, is_resumed=checkpoint is not None)
         session = open_session(recipe, job, planning, opened)
     except BaseException:
         trackers.close()

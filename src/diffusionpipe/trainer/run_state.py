@@ -13,7 +13,7 @@ from diffusionpipe.trainer.drawing import Picture
 from diffusionpipe.trainer.job_profile import ProfileShelf
 from diffusionpipe.trainer.metrics import MetricsWriter
 from diffusionpipe.trainer.not_finite import NamesOf
-from diffusionpipe.trainer.planning import MakePlan
+from diffusionpipe.trainer.planning import CheckPlan, MakePlan, Planning
 from diffusionpipe.trainer.preparation import Data
 from diffusionpipe.trainer.progress import TrainingProgress
 from diffusionpipe.trainer.screen import Screen
@@ -53,6 +53,8 @@ class Hooks:
     """What the command line hands in."""
 
     make_plan: MakePlan
+    check_plan: CheckPlan | None = None
+    """Refuses a plan file that does not fit in memory; None for no check."""
     save_grid: SaveGrid
     profiles: ProfileShelf | None = None
     """Where profiles of other runs are; None to measure always."""
@@ -62,6 +64,17 @@ class Hooks:
     """Who hears of the first steps; None for nobody. The same on all ranks, but only rank 0's is asked."""
     announce: Callable[[Start], None] | None = None
     """Called on rank 0 before the first step; None to say nothing of the run."""
+
+
+def planning_of(hooks: Hooks, screen: Screen, *, is_resumed: bool) -> Planning:
+    """How a run with these hooks comes by its plan."""
+    return Planning(
+        make_plan=hooks.make_plan,
+        check_plan=hooks.check_plan,
+        shelf=hooks.profiles,
+        screen=screen,
+        is_resumed=is_resumed,
+    )
 
 
 @dataclass(kw_only=True)

@@ -33,7 +33,7 @@ from diffusionpipe.trainer.lora import frozen_dtype_of, lora_identity
 from diffusionpipe.trainer.members import Member, Model, autocast_of, only, open_model, parameter_dtype, sources_of
 from diffusionpipe.trainer.optimizer import Group, build_optimizer
 from diffusionpipe.trainer.parameter_groups import ParameterGroups, parameter_groups
-from diffusionpipe.trainer.planning import Planning, agree_on_plan
+from diffusionpipe.trainer.planning import Planning, agree_on_plan, check_plan_file
 from diffusionpipe.trainer.recipe import DataSection, ObjectiveSection, Recipe
 from diffusionpipe.trainer.scheduler import shift_contradiction
 from diffusionpipe.trainer.staleness_rates import fading_staleness
@@ -123,6 +123,7 @@ def open_session(recipe: Recipe, job: Job, planning: Planning, opened: Model | N
         if warning is not None:
             logger.warning("%s%s", f"{member.name}: " if member.name else "", warning)
     plan = agree_on_plan(graph, model, recipe, job, planning)
+    check_plan_file(plan, opened, job, planning)
     fading_staleness(recipe.learning_rate.by_staleness, plan.train)  # it may refuse, before anything long starts
     transport = ProcessTransport(job.device, summing=tuple(holders_of(plan).values()))
     precision = Precision(device=job.device.type, autocast=autocast_of(recipe))
