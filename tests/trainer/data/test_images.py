@@ -4,7 +4,7 @@ import torch
 from PIL import Image
 
 from diffusionpipe.errors import DataError
-from diffusionpipe.trainer.data.images import load_pixels, problem_of_header, save_picture
+from diffusionpipe.trainer.data.images import load_pixels, read_header, save_picture
 
 
 def save(path, values, **options):
@@ -104,12 +104,12 @@ def test_a_picture_that_cannot_be_decoded_is_named(tmp_path):
 
 
 def test_a_bad_header_is_a_problem_and_a_good_one_is_none(tmp_path):
-    assert problem_of_header(save(tmp_path / "a.png", random_picture(4, 4))) is None
+    assert read_header(save(tmp_path / "a.png", random_picture(4, 4))).problem is None
     (tmp_path / "b.png").write_text("no picture")
     (tmp_path / "c.png").write_bytes(b"")
-    assert "cannot identify" in problem_of_header(tmp_path / "b.png")
-    assert problem_of_header(tmp_path / "c.png") is not None
-    assert "FileNotFoundError" in problem_of_header(tmp_path / "d.png")
+    assert "cannot identify" in read_header(tmp_path / "b.png").problem
+    assert read_header(tmp_path / "c.png").problem is not None
+    assert "FileNotFoundError" in read_header(tmp_path / "d.png").problem
 
 
 @pytest.mark.parametrize("channels", [1, 3])

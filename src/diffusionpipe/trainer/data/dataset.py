@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from functools import partial
 from hashlib import blake2b
 from pathlib import Path
 
@@ -19,7 +18,7 @@ from diffusionpipe.errors import DataError
 from diffusionpipe.trainer.data.captions import METADATA, METADATA_FILES, Description, read_metadata, read_sidecar
 from diffusionpipe.trainer.data.clips import ENDINGS as CLIP_ENDINGS
 from diffusionpipe.trainer.data.clips import Taken, check_decoder, problem_of_clip
-from diffusionpipe.trainer.data.images import fingerprint, problem_of_header
+from diffusionpipe.trainer.data.images import Header, fingerprint, read_header
 
 logger = logging.getLogger(__name__)
 
@@ -28,6 +27,8 @@ UNREAD = (".tif", ".tiff", ".avif", ".heic", ".jxl")
 """Pictures of other kinds: a folder that holds some is told so, as it is of clips among pictures, or the reverse."""
 NUM_EXAMPLES = 10
 """An error names at most so many pictures of each problem."""
+NUM_SHOWN = 3
+"""A warning names at most so many."""
 PROGRESS_EVERY = 100
 """Pictures between two reports of progress."""
 
@@ -83,7 +84,7 @@ class _Kind:
     endings: tuple[str, ...]
     others: tuple[str, ...]
     """Endings of files that are not read, though they could be meant."""
-    problem_of: Callable[[Path], str | None]
+    header_of: Callable[[Path], Header]
     remedy: str
     """About files of other endings."""
 
@@ -92,17 +93,20 @@ _PICTURES = _Kind(
     noun="pictures",
     endings=ENDINGS,
     others=(*UNREAD, *CLIP_ENDINGS),
-    problem_of=problem_of_header,
+    header_of=read_header,
     remedy="convert them, e.g. to .png; clips are read with data.frames",
 )
 
 
 def _clips(taken: Taken) -> _Kind:
+    def header_of(path: Path) -> Header:
+        return Header(problem=problem_of_clip(path, taken))
+
     return _Kind(
         noun="clips",
         endings=CLIP_ENDINGS,
         others=(*UNREAD, *ENDINGS),
-        problem_of=partial(problem_of_clip, taken=taken),
+        header_of=header_of,
         remedy="with data.frames clips are read alone; remove it to train on pictures",
     )
 
@@ -240,24 +244,28 @@ class _Headers:
 
 
 def _headers(folder: Path, pictures: Sequence[str], kind: _Kind, progress: Progress | None) -> _Headers:
-    """Opens every picture or clip."""
-    problems, contents = [], blake2b(digest_size=16)
+    """Opens every picture or clip, and warns of pictures that are taken as sRGB though they say something else."""
+    problems, colours, contents = [], [], blake2b(digest_size=16)
 
-    def check(name: str) -> tuple[str | None, bytes]:
-        problem = kind.problem_of(folder / name)
+    def check(name: str) -> tuple[Header, bytes]:
+        header = kind.header_of(folder / name)
         try:
-            return problem, b"" if problem else fingerprint(folder / name)
+            return header, b"" if header.problem else fingerprint(folder / name)
         except OSError as error:
-            return f"{error.strerror}", b""
+            return Header(problem=f"{error.strerror}"), b""
 
     with ThreadPoolExecutor(min(32, 4 * (os.cpu_count() or 1))) as threads:
         checked = threads.map(check, pictures)
-        for number, (name, (problem, digest)) in enumerate(zip(pictures, checked, strict=True), start=1):
+        for number, (name, (header, digest)) in enumerate(zip(pictures, checked, strict=True), start=1):
             contents.update(name.encode("utf-8", "surrogateescape") + b"\0" + digest)
-            if problem is not None:
-                problems.append(f"{name}: {problem}")
+            if header.problem is not None:
+                problems.append(f"{name}: {header.problem}")
+            if header.colours is not None:
+                colours.append(f"{name}: {header.colours}")
             if progress is not None and number % PROGRESS_EVERY == 0:
                 progress(number, len(pictures))
+    if colours:
+        logger.warning('data=%s taken_as_srgb=%d examples="%s"', folder, len(colours), "; ".join(colours[:NUM_SHOWN]))
     return _Headers(problems, contents.hexdigest()[:12])
 
 

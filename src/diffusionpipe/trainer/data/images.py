@@ -11,6 +11,7 @@ from torch import Tensor
 
 from diffusionpipe.errors import DataError
 from diffusionpipe.ir.input_file import problem_of_file
+from diffusionpipe.trainer.data.colours import colours_of, problem_of_colours, srgb_on_white
 from diffusionpipe.trainer.data.levels import values_of_pictures
 
 Size = tuple[int, int]
@@ -30,17 +31,28 @@ class PictureError(DataError):
         super().__init__(f"{path}: cannot be decoded: {reason}; repair or remove it")
 
 
-def problem_of_header(path: Path) -> str | None:
-    """Why the picture cannot be opened, or None if it can; reads the header and what checksums the format has."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Header:
+    """What a picture's header says."""
+
+    problem: str | None = None
+    """Why the picture cannot be opened."""
+    colours: str | None = None
+    """Why it is taken as sRGB though it says something else of its colours."""
+
+
+def read_header(path: Path) -> Header:
+    """What the header says; it is read with what checksums the format has."""
     if problem := problem_of_file(path):
-        return problem
+        return Header(problem=problem)
     try:
         with Image.open(path) as picture:
             _refuse_unfit(picture)
+            colours = problem_of_colours(picture)
             picture.verify()
     except Exception as error:  # the formats' readers raise whatever their parsers stumble over
-        return reason_of(error)
-    return None
+        return Header(problem=reason_of(error))
+    return Header(colours=colours)
 
 
 def fingerprint(path: Path) -> bytes:
@@ -71,8 +83,8 @@ def load_levels(
     """The picture as uint8 levels, (channels, height, width).
 
     It is resized until it just covers `size` (bicubic, with antialiasing), then `size` is cut out at `crop`: fractions
-    in [0, 1) of what is left over to the left and above. EXIF rotation is applied, transparency becomes white.
-    `channels` is 3 for RGB, 1 for grey.
+    in [0, 1) of what is left over to the left and above. EXIF rotation and colour profile are applied, transparency
+    becomes white (see `colours`). `channels` is 3 for RGB, 1 for grey.
 
     Raises:
         PictureError: the file cannot be decoded; the message names it.
@@ -80,7 +92,8 @@ def load_levels(
     try:
         with Image.open(path) as opened:
             _refuse_unfit(opened)
-            picture = _flatten(ImageOps.exif_transpose(opened), "L" if channels == 1 else "RGB")
+            colours = colours_of(opened)
+            picture = srgb_on_white(ImageOps.exif_transpose(opened), colours, "L" if channels == 1 else "RGB")
     except Exception as error:  # as above; nothing goes on after it
         raise PictureError(path, reason_of(error)) from error
     picture = cut_out(picture, placing(picture.size, size, crop), size, flip=flip)
@@ -117,7 +130,7 @@ def upright_size(path: Path) -> tuple[int, int]:
         with Image.open(path) as picture:
             is_turned = picture.getexif().get(ExifTags.Base.Orientation, 1) >= _FIRST_TURNED
             return picture.size[::-1] if is_turned else picture.size
-    except Exception as error:  # as in problem_of_header
+    except Exception as error:  # as in read_header
         raise PictureError(path, reason_of(error)) from error
 
 
@@ -141,18 +154,6 @@ def problem_of_sides(width: int, height: int) -> str | None:
     if max(width, height) <= _MAX_RATIO * min(width, height):
         return None
     return f"it has {width} x {height} pixels; one side may be at most {_MAX_RATIO} times the other"
-
-
-def _flatten(picture: Image.Image, mode: str) -> Image.Image:
-    """The picture in `mode`, RGB or L, on white where it is transparent."""
-    if picture.mode.startswith("I"):  # 16 bits of grey, which Pillow would cut off at 255
-        levels = np.asarray(picture).astype(np.int64).clip(0, 65535) // 257
-        picture = Image.fromarray(levels.astype(np.uint8))
-    if "A" in picture.getbands() or "transparency" in picture.info:
-        colours = picture.convert("RGBA")
-        picture = Image.new("RGBA", colours.size, "white")
-        picture.alpha_composite(colours)
-    return picture.convert(mode)
 
 
 def cut_out(picture: Image.Image, place: Placing, size: Size, *, flip: bool) -> Image.Image:
