@@ -19,6 +19,7 @@ from torch import Tensor
 
 from diffusionpipe.errors import ConfigError
 from diffusionpipe.ir.input_file import problem_of_file
+from diffusionpipe.trainer.data.colours import srgb_on_white
 from diffusionpipe.trainer.data.images import (
     CENTRE,
     PictureError,
@@ -195,7 +196,14 @@ def _shown(container: Any, stream: Any, times: Sequence[Seconds], *, tolerance: 
 
 
 def _upright(frame: Any) -> "Image.Image":
-    """The frame as it is seen: telephones store clips lying down, and say by how much they are turned."""
+    """The frame as it is seen: telephones store clips lying down, and say by how much they are turned.
+
+    What is transparent becomes white, as in pictures.
+    """
+    from PIL import Image
+
     picture: Image.Image = frame.to_image()
+    if any(component.is_alpha for component in frame.format.components):
+        picture = srgb_on_white(Image.fromarray(frame.to_ndarray(format="rgba")), "RGB", "RGB")
     turned = int(getattr(frame, "rotation", 0)) % 360
     return picture.rotate(turned, expand=True) if turned else picture
