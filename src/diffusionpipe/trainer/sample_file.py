@@ -121,12 +121,12 @@ def read_origin(path: Path) -> Origin:
     Raises:
         ConfigError: it is no picture, or one that does not say how it was drawn.
     """
-    from PIL import Image
+    from diffusionpipe.trainer.data.opening import opened_picture
 
     if problem := problem_of_file(path):
         raise ConfigError(f"{path} cannot be read as a picture: {problem}")
     try:
-        with Image.open(path) as image:
+        with opened_picture(path) as image:
             image.load()  # text may follow the pixels
             chunks: Mapping[str, str] = dict(getattr(image, "text", {}))
     except Exception as error:  # Pillow's readers raise whatever their parsers stumble over

@@ -13,6 +13,7 @@ from diffusionpipe.errors import DataError
 from diffusionpipe.ir.input_file import problem_of_file
 from diffusionpipe.trainer.data.colours import colours_of, problem_of_colours, srgb_on_white
 from diffusionpipe.trainer.data.levels import values_of_pictures
+from diffusionpipe.trainer.data.opening import opened_picture
 
 Size = tuple[int, int]
 """Width and height in pixels."""
@@ -46,7 +47,7 @@ def read_header(path: Path) -> Header:
     if problem := problem_of_file(path):
         return Header(problem=problem)
     try:
-        with Image.open(path) as picture:
+        with opened_picture(path) as picture:
             _refuse_unfit(picture)
             colours = problem_of_colours(picture)
             picture.verify()
@@ -90,7 +91,7 @@ def load_levels(
         PictureError: the file cannot be decoded; the message names it.
     """
     try:
-        with Image.open(path) as opened:
+        with opened_picture(path) as opened:
             _refuse_unfit(opened)
             colours = colours_of(opened)
             picture = srgb_on_white(ImageOps.exif_transpose(opened), colours, "L" if channels == 1 else "RGB")
@@ -127,7 +128,7 @@ def upright_size(path: Path) -> tuple[int, int]:
         PictureError: the header cannot be read; the message names the file.
     """
     try:
-        with Image.open(path) as picture:
+        with opened_picture(path) as picture:
             is_turned = picture.getexif().get(ExifTags.Base.Orientation, 1) >= _FIRST_TURNED
             return picture.size[::-1] if is_turned else picture.size
     except Exception as error:  # as in read_header
