@@ -36,7 +36,12 @@ from diffusionpipe.units import Seconds
 
 
 def communicate(
-    schedule: Schedule, timeline: Timeline, *, lookahead: int = 1, rooms: Mapping[tuple[int, int], Action] = NO_ROOMS
+    schedule: Schedule,
+    timeline: Timeline,
+    *,
+    lookahead: int = 1,
+    rooms: Mapping[tuple[int, int], Action] = NO_ROOMS,
+    graph: Graph | None = None,
 ) -> Schedule:
     """The compute-only schedule with explicit messages, ordered by its timeline.
 
@@ -46,7 +51,8 @@ def communicate(
     each encoder stage, reading worker and micro-batch, with all tensors that the worker's stages read. `rooms` says for
     an encoder stage and a reading worker behind which compute action of that worker there is room for them instead.
 
-    Messages are numbered in the total order of the module's docstring.
+    Messages are numbered in the total order of the module's docstring. `graph` is that of the schedule, where the
+    caller has made it already.
 
     Raises:
         ConfigError: `lookahead` is negative.
@@ -56,7 +62,7 @@ def communicate(
         raise ConfigError(f"lookahead={lookahead}: the number of computes a message may be early starts at 0")
     if schedule.has_communication:
         raise ScheduleError(["messages are explicit already; communicate takes a compute-only schedule"])
-    graph = graph_of(schedule)
+    graph = graph or graph_of(schedule)
     order = message_order(schedule, graph, lookahead=lookahead, rooms=rooms)
     rank = order.ranks(_reached(schedule, graph, timeline))
     placed = [(behind, order.message(index)) for behind, index in order.placed(rank)]

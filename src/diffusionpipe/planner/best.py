@@ -9,9 +9,11 @@ from diffusionpipe.planner.near_ties import Merits, hopeful, merits_of, rank
 from diffusionpipe.planner.pricing.given import check_given
 from diffusionpipe.planner.pricing.offload import check_offload, is_heavy, offloaded
 from diffusionpipe.planner.pricing.setting import Setting
+from diffusionpipe.planner.search.bounds import may_fit
 from diffusionpipe.planner.search.judge import Judge
 from diffusionpipe.planner.search.proposal import propose
 from diffusionpipe.planner.search.search import search
+from diffusionpipe.timing.legal import check
 from diffusionpipe.units import Seconds
 
 GAIN = 1e-3
@@ -39,6 +41,8 @@ def best_choice(setting: Setting, *, fill: bool | None = None, limit: Seconds = 
     place = setting.given.offload_frozen
     if place:
         check_offload(setting)
+    if len(setting.graph.backbones) <= 2 and not may_fit(setting):  # of more the search says that it has no plan
+        return None
     ways = _ways(setting, fill, limit) if not place else []
     if place or (place is None and is_heavy(setting) and _leaves_time(ways)):
         ways += _ways(offloaded(setting), fill, ways[-1].step * (1 - GAIN) if ways else limit)
@@ -70,6 +74,7 @@ def _of_near_ties(ways: Sequence[Choice], fill: bool | None) -> Choice:
     if chosen.filler and fill is None:
         chosen = _simpler(chosen, fastest)
     is_other = (chosen.setting, chosen.candidate) != (fastest.setting, fastest.candidate)
+    check(chosen.proposal.train)
     gives_up = chosen.step > fastest.step * (1 + (ROUNDING if is_other else GAIN))
     return replace(chosen, faster=fastest) if gives_up else chosen
 

@@ -3,11 +3,13 @@
 from diffusionpipe.costs import Costs
 from diffusionpipe.errors import ScheduleError
 from diffusionpipe.ir import Schedule, Span, Timeline
-from diffusionpipe.timing import Streams, Times, graph_of, machine_of, times_of
+from diffusionpipe.timing import Graph, Streams, Times, graph_of, machine_of, times_of
 from diffusionpipe.timing.held import memory_of
 
 
-def simulate(schedule: Schedule, costs: Costs, *, streams: Streams = Streams.DIRECTION) -> Timeline:
+def simulate(
+    schedule: Schedule, costs: Costs, *, streams: Streams = Streams.DIRECTION, graph: Graph | None = None
+) -> Timeline:
     """When every action starts and ends, and the activation memory of every worker over time.
 
     Without explicit messages an edge between workers takes the time of its tensors on the link, beside all others.
@@ -15,7 +17,8 @@ def simulate(schedule: Schedule, costs: Costs, *, streams: Streams = Streams.DIR
     SEND and of its RECV is that of the transfer. A gradient reduction starts when it is issued on all replicas and
     runs beside the rest; so does the gathering of a sharded block, for which its compute waits. Hosts issue the
     computes of their workers, and the span of one that waits for its host is as long as both take. Times stay exact
-    where the costs are integers or Fractions and links have no bandwidth.
+    where the costs are integers or Fractions and links have no bandwidth. `graph` is that of the schedule on these
+    streams, where the caller has made it already.
 
     Raises:
         ScheduleError: the schedule gets stuck, or the costs belong to another one.
@@ -25,8 +28,7 @@ def simulate(schedule: Schedule, costs: Costs, *, streams: Streams = Streams.DIR
         have = f"{len(costs.stages)} stages and {len(costs.fills)} fills"
         want = f"{len(placement.stages)} stages and {len(schedule.fills)} fills"
         raise ScheduleError([f"the costs are for {have}, but the schedule has {want}; make costs for this schedule"])
-    graph = graph_of(schedule, machine_of(streams))
-    times = times_of(graph, costs)
+    times = times_of(graph or graph_of(schedule, machine_of(streams)), costs)
     return Timeline(
         num_workers=schedule.num_workers,
         spans=_spans(schedule, times),

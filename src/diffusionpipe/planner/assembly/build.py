@@ -32,6 +32,7 @@ from diffusionpipe.schedules import forward_over
 from diffusionpipe.schedules.backbones import of_backbone, one_by_one
 from diffusionpipe.schedules.shapes import Pipe
 from diffusionpipe.simulator import simulate, uniform_costs
+from diffusionpipe.timing import graph_of
 from diffusionpipe.timing.legal import check
 
 
@@ -50,20 +51,22 @@ def build_plan(
     names = [name for block in build.blocks[:-1] for name in block]
     patterns = layout.checkpointed
     if layout.versions is Versions.FLUSHED:
-        train = _train_schedule(build, layout.generated(), filler)
+        train = _checked(_train_schedule(build, layout.generated(), filler))
         first = prologue(train) if filler else None
     else:
         train = _window(build, filler)
-        first = None if filler else encoding_of(_train_schedule(build, layout.generated(), None))
+        first = None if filler else encoding_of(_checked(_train_schedule(build, layout.generated(), None)))
     return Plan(
         mesh=layout.mesh,
         blocks=build.blocks,
         train=train,
         prologue=first,
-        validate=_train_schedule(
-            _validating(build), one_by_one("forward", [_forwards_over(pipe) for pipe in layout.pipes()]), None
+        validate=_checked(
+            _train_schedule(
+                _validating(build), one_by_one("forward", [_forwards_over(pipe) for pipe in layout.pipes()]), None
+            )
         ),
-        sample=tuple(_sample_schedule(build, backbone) for backbone in graph.backbones),
+        sample=tuple(_checked(_sample_schedule(build, backbone)) for backbone in graph.backbones),
         checkpointed=tuple(name for name in names if any(fnmatchcase(name, pattern) for pattern in patterns)),
         offload_frozen=layout.offload_frozen,
     )
@@ -73,6 +76,8 @@ def build_train_schedule(
     graph: ModelGraph, layout: Layout, *, pricing: Pricing | None = None, filler: Filler | None = None
 ) -> tuple[Schedule, Blocks]:
     """The training schedule of `build_plan` and its blocks, without the rest of the plan.
+
+    It is not checked: a search makes many of them and checks the one that it chooses.
 
     Raises:
         ConfigError: sizes that do not fit each other or the model.
@@ -192,7 +197,7 @@ def _validating(build: _Build) -> _Build:
 
 
 def _train_schedule(build: _Build, schedule: Schedule, filler: Filler | None) -> Schedule:
-    """A family's schedule after all passes; every result of a pass is checked."""
+    """A family's schedule after all passes."""
     layout, blocks = build.layout, build.blocks
     backbone = blocks[:-1]
     schedule = reduced(_connected(build, schedule, backbone, layout.division), layout.division)
@@ -246,14 +251,19 @@ def _window(build: _Build, filler: Filler | None) -> Schedule:
     window = without_flush(flushed, of_worker)
     if filler:
         window = _filled(build, window, flushed, filler)
-    window = with_versions(communicate_window(window), layout.versions, layout.delay)
-    check(window)
-    return window
+    return _checked(with_versions(communicate_window(window), layout.versions, layout.delay))
 
 
 def _communicated(build: _Build, schedule: Schedule) -> Schedule:
-    check(schedule)
-    costs = build.pricing(schedule, build.blocks, build.layout.mesh)
-    schedule = communicate(schedule, simulate(schedule, costs))
+    costs, graph = build.pricing(schedule, build.blocks, build.layout.mesh), graph_of(schedule)
+    return communicate(schedule, simulate(schedule, costs, graph=graph), graph=graph)
+
+
+def _checked(schedule: Schedule) -> Schedule:
+    """The schedule, if it is legal.
+
+    Raises:
+        ScheduleError: it is not.
+    """
     check(schedule)
     return schedule

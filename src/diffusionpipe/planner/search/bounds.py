@@ -13,6 +13,7 @@ from collections.abc import Iterable
 
 from diffusionpipe.costs.memory import use_of
 from diffusionpipe.planner.pricing.arrangement import Arrangement
+from diffusionpipe.planner.pricing.setting import Setting
 from diffusionpipe.planner.search.chains import replicas_of
 from diffusionpipe.planner.search.constants import MOST_DEALT
 from diffusionpipe.planner.search.judge import Judge
@@ -40,10 +41,16 @@ def is_step_possible(judge: Judge, places: Iterable[Place], step: Seconds) -> bo
     )
 
 
+def may_fit(setting: Setting) -> bool:
+    """Whether all devices together have room for what is trained, once: else no plan fits."""
+    held = use_of(setting.table.trained[-1], setting.workload, frozen=setting.table.frozen_bytes[-1])
+    return held.total <= sum(device.memory for device in setting.cluster.devices)
+
+
 def _least_of_place(judge: Judge, arrangement: Arrangement, microbatches: int, limit: Seconds) -> Seconds:
     """What the kinds of layouts take at least there; `limit` or more where that is no less than `limit`."""
     if arrangement.units == 1:
-        return 0.0 if _copies_may_fit(judge, arrangement, microbatches) else limit
+        return 0.0 if copies_may_fit(judge, arrangement, microbatches) else limit
     found = [limit]
     given = judge.setting.given
     if given.allows_chains:
@@ -56,8 +63,8 @@ def _least_of_place(judge: Judge, arrangement: Arrangement, microbatches: int, l
     return min(found)
 
 
-def _copies_may_fit(judge: Judge, arrangement: Arrangement, microbatches: int) -> bool:
-    """Whether a device has room for a copy of the model, or for its part of one."""
+def copies_may_fit(judge: Judge, arrangement: Arrangement, microbatches: int) -> bool:
+    """Whether a device has room for a copy of the model, or for its part of one, and for one micro-batch."""
     table, setting = judge.tables.table, judge.setting
     samples, parts = judge.tables.unit_samples(arrangement, microbatches), 1
     activations = table.activation(0, judge.tables.num_layers, samples)

@@ -67,7 +67,9 @@ def least_time(judge: Judge, arrangement: Arrangement, microbatches: int) -> Sec
 
 def _with_waits(judge: Judge, arrangement: Arrangement, microbatches: int, ramp: float, is_filled: bool) -> Seconds:
     """What stages of one unit each take with a part of their waits; frozen work fills these or runs before."""
+    if not ramp:
+        return 0.0
     work, waits = judge.tables.least_times(arrangement, microbatches)
     rows = -(-judge.setting.workload.batch // judge.setting.cluster.num_ranks)
     frozen = arrangement.units * judge.tables.computing(rows) / sum(judge.tables.ground(arrangement).speeds)
-    return max(work + ramp * waits + (0.0 if is_filled else frozen), work + frozen) if ramp else 0.0
+    return max(work + ramp * waits + (0.0 if is_filled else frozen), work + frozen)

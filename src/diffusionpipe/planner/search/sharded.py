@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from diffusionpipe.planner.assembly.layout import Filler
 from diffusionpipe.planner.pricing.arrangement import Arrangement
 from diffusionpipe.planner.pricing.setting import Setting
+from diffusionpipe.planner.search.bounds import copies_may_fit
 from diffusionpipe.planner.search.candidates import Candidate
 from diffusionpipe.planner.search.constants import (
     BREADTH_FIRST,
@@ -51,9 +52,12 @@ def sharded_finalists(setting: Setting, filler: Filler | None, *, fastest: Secon
     if pool.judge.has_ties and not setting.given.sharded:
         return []
     best: tuple[Candidate, Proposal] | None = None
+    copies = Arrangement(units=1, data_parallel=setting.cluster.num_ranks)
     for bound, microbatches in sorted(_accumulations(pool.judge, is_filled=pool.is_filled)):
         if bound >= min(fastest, best[1].step if best else float("inf")):
             break
+        if not copies_may_fit(pool.judge, copies, microbatches):
+            continue
         for schedule in _schedules(setting, microbatches):
             found = _best_blocks(pool, microbatches, schedule, filler, min(fastest, best[1].step if best else fastest))
             if found and (best is None or found[1].step < best[1].step):
