@@ -11,6 +11,7 @@ import sys
 from collections.abc import Sequence
 from importlib import import_module
 from inspect import cleandoc
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -19,6 +20,7 @@ from typer.core import TyperGroup, TyperOption
 from diffusionpipe import __version__
 from diffusionpipe.cli.output import quieten
 from diffusionpipe.errors import ConfigError, DiffusionPipeError, PeerError, TrainingError
+from diffusionpipe.ir.home import expanded, expanded_path
 from diffusionpipe.runtime.interrupts import remember_interrupts, was_interrupted
 
 if TYPE_CHECKING:  # typer has its own copy of click and does not export its types
@@ -26,6 +28,8 @@ if TYPE_CHECKING:  # typer has its own copy of click and does not export its typ
 
 VERBS = ("train", "sample", "schedule", "profile", "cluster", "plan", "rehearse", "doctor")
 """In the order in which help lists them."""
+_MAYBE_FILES = ("name", "cluster", "model")
+"""Parameters of text that name a file, or something that we ship."""
 
 
 def _load(verb: str) -> "Command":
@@ -38,6 +42,7 @@ def _load(verb: str) -> "Command":
     command = typer.main.get_command(verb_app)
     command.name = verb
     _clear_switches(command)
+    _expand_homes(command)
     _fill_lines(command)
     return command
 
@@ -47,6 +52,29 @@ def _fill_lines(command: "Command") -> None:
     command.help = re.sub(r"(?<!\n)\n(?!\n)", " ", cleandoc(command.help or ""))
     for inner in getattr(command, "commands", {}).values():
         _fill_lines(inner)
+
+
+def _expand_homes(command: "Command") -> None:
+    """Let a "~" at the start of every path be the home folder: a shell leaves it in --out=~/x."""
+    for parameter in command.get_params(typer.Context(command)):
+        if parameter.callback is None:
+            parameter.callback = _with_home
+    for inner in getattr(command, "commands", {}).values():
+        _expand_homes(inner)
+
+
+def _with_home(_: "Context", parameter: "Parameter", value: object) -> object:
+    """What the command line gives for a parameter, with the home folder in place of a "~"."""
+    try:
+        if isinstance(value, list | tuple):
+            return type(value)(expanded_path(one) if isinstance(one, Path) else one for one in value)
+        if isinstance(value, Path):
+            return expanded_path(value)
+        if isinstance(value, str) and parameter.name in _MAYBE_FILES:
+            return expanded(value)
+    except ValueError as error:
+        raise ConfigError(f"{parameter.opts[0]}: {error}") from None
+    return value
 
 
 def _clear_switches(command: "Command") -> None:

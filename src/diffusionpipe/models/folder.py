@@ -9,6 +9,7 @@ from torch import nn
 
 from diffusionpipe.errors import ModelError
 from diffusionpipe.ir.combinations import Feature, refusal
+from diffusionpipe.ir.home import expanded_path
 from diffusionpipe.ir.input_file import read_json
 from diffusionpipe.models import (
     aura_flow,
@@ -168,7 +169,7 @@ def resolve_folder(folder_or_id: str | Path) -> Path:
 
     Raises ModelError if there is neither.
     """
-    path = Path(folder_or_id).expanduser()
+    path = _own(folder_or_id)
     if path.is_dir():
         return path
     if not is_hub_id(folder_or_id):
@@ -180,10 +181,17 @@ def resolve_folder(folder_or_id: str | Path) -> Path:
     return fetched(str(folder_or_id), ("model_index.json", *patterns))
 
 
+def _own(folder_or_id: str | Path) -> Path:
+    try:
+        return expanded_path(Path(folder_or_id))
+    except ValueError as error:
+        raise ModelError(f"{folder_or_id}: {error}") from None
+
+
 def is_hub_id(folder_or_id: str | Path) -> bool:
     """Whether this names a repository of the Hugging Face Hub, and nothing on this machine."""
     is_shaped = re.fullmatch(r"[\w-][\w.-]*/[\w-][\w.-]*", str(folder_or_id)) is not None
-    return is_shaped and not Path(folder_or_id).expanduser().exists()
+    return is_shaped and not expanded_path(Path(folder_or_id)).exists()
 
 
 def reads_estimate(folder: Path) -> bool:

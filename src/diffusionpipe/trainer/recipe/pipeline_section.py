@@ -12,7 +12,7 @@ from pydantic import Field, model_validator
 from diffusionpipe.costs.graph import as_fraction
 from diffusionpipe.ir.combinations import Feature, refusal
 from diffusionpipe.ir.versions import Versions
-from diffusionpipe.trainer.recipe.section import Choice, Count, Maybe, Positive, Section, Several, raise_problems
+from diffusionpipe.trainer.recipe.section import Choice, Count, Maybe, Named, Positive, Section, Several, raise_problems
 
 AUTO = "auto"
 PLANNED = (
@@ -59,7 +59,7 @@ class PipelineSection(Section):
     The sizes are None where the file leaves them out: then `sizes` has their defaults, or the search chooses them.
     """
 
-    plan: Maybe[Annotated[str, Field(min_length=1)]] = None
+    plan: Maybe[Named] = None
     """"none": the sizes below; "auto": the fastest sizes, searched at the start; else the path of a plan file."""
     stages: Maybe[Count] = None
     """Parts that the trained model is cut into; "none": one per rank and, with `replicas`, one per entry."""
@@ -67,7 +67,7 @@ class PipelineSection(Section):
     """Parts that a pipeline's batch is cut into; "none": 4."""
     schedule: Maybe[str] = None
     """Name of the schedule; "none": "1f1b"."""
-    orders: Maybe[Annotated[str, Field(min_length=1)]] = None
+    orders: Maybe[Named] = None
     """File with the order of every rank's actions (.csv, .json, .rules), in place of `schedule`."""
     replicas: Several[Count] = ()
     """Copies of each stage, e.g. [2, 1]; they share the samples of every micro-batch. Empty: one of each."""
@@ -96,7 +96,7 @@ class PipelineSection(Section):
     flushed_from: Maybe[Annotated[float, Field(gt=0, lt=1)]] = None
     """Without a flush after each step, the share of the steps after which each one ends with a flush all the same;
     "none": no steps do."""
-    cluster: Maybe[Annotated[str, Field(min_length=1)]] = None
+    cluster: Maybe[Named] = None
     """Cluster file or name whose links plans by measured layers assume, and whose memory the search; "none": those of
     this job, measured."""
     use: Several[Annotated[int, Field(ge=0, lt=2**31)]] = ()

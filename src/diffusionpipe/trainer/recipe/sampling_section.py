@@ -16,6 +16,7 @@ from diffusionpipe.trainer.recipe.section import (
     Section,
     Seed,
     Several,
+    of_user,
     raise_problems,
     texts_for_text,
 )
@@ -54,7 +55,7 @@ class SamplingSection(Section):
         if not isinstance(values, Mapping) or not isinstance(path, str):
             return values
         try:
-            found = read_prompts(Path(path))
+            found = read_prompts(Path(of_user(path)))
         except RecipeError as error:
             raise_problems(f"prompts: {line}" for line in str(error).splitlines())
             raise

@@ -8,6 +8,8 @@ from typing import Annotated, TypeVar
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, JsonValue, PlainSerializer
 
+from diffusionpipe.ir.home import expanded
+
 T = TypeVar("T")
 _MAX_NAME, _MAX_PATH = 255, 4095
 
@@ -58,6 +60,18 @@ def _is_finite(value: object) -> bool:
             return True
 
 
+def of_user(path: str) -> str:
+    """The path with the home folder in place of a "~" at its start."""
+    try:
+        return expanded(path)
+    except ValueError as error:
+        raise ValueError(f": {error}") from None
+
+
+def _place_of_user(path: Path) -> Path:
+    return Path(of_user(str(path)))
+
+
 def possible(path: Path) -> Path:
     """The path, if a file of that name can exist."""
     if "\0" in str(path):
@@ -75,7 +89,9 @@ def possible(path: Path) -> Path:
 # The sections are strict (no "3" for 3); where TOML has no such type, a list, a word or a string must do.
 Several = Annotated[tuple[T, ...], Field(strict=False)]
 Choice = Annotated[T, Field(strict=False)]
-Place = Annotated[Path, Field(strict=False), AfterValidator(possible)]
+Place = Annotated[Path, Field(strict=False), AfterValidator(_place_of_user), AfterValidator(possible)]
+Named = Annotated[str, Field(min_length=1), AfterValidator(of_user)]
+"""A file, or one of some words."""
 Maybe = Annotated[T | None, BeforeValidator(_none_for_word)]
 # None is written "auto": what the model itself says.
 Auto = Annotated[T | None, BeforeValidator(_none_for_auto), PlainSerializer(_auto_for_none)]
