@@ -81,6 +81,17 @@ def test_a_searched_order_is_no_slower_than_any_family_on_its_cuts(memory):
             assert best <= estimate.pipeline * 1.002, one.schedule
 
 
+def test_the_same_orders_and_cuts_are_looked_for_once(monkeypatch):
+    searched = Judge(setting=setting_of())
+    arrangement = Arrangement(units=4, data_parallel=1)
+    known = list(placed(searched, arrangement, 4))[:1]
+    first = list(ordered(searched, known, seconds=0.05))
+    monkeypatch.setattr("diffusionpipe.planner.search.judge.search", None)
+    monkeypatch.setattr("diffusionpipe.planner.search.judge.stage_starts", None)
+    assert first
+    assert list(ordered(searched, known, seconds=0.05)) == first
+
+
 @pytest.mark.parametrize("is_filled", [False, True])
 def test_where_little_can_be_filled_the_order_of_the_plan_is_better_than_any_chain(is_filled):
     setting = setting_of()

@@ -36,6 +36,7 @@ al.) and of DAPPLE's planner (Fan et al., PPoPP 2021), whose own programs keep o
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from operator import le
 from typing import Protocol, TypeAlias
 
 from diffusionpipe.units import Seconds
@@ -175,13 +176,14 @@ def _grow(
     """The stages that begin at `first`, before every suffix that they can stand before."""
     stage, link, prepend, is_hopeless = question.stage, question.link, objective.prepend, question.is_hopeless
     closed: set[tuple[int, int]] = set()  # (devices, stages) behind which not even a shorter stage was allowed
+    may_precede = [_can_precede(question, first, devices) for devices in range(question.num_devices + 1)]
     last = question.longest(first, replicas) if question.longest else question.num_layers
     for stop in range(first + 1, min(last + 1, question.num_layers)):
         for (behind, stages, receivers), nodes in fronts[stop].items():
             position = question.num_devices - behind - replicas
-            if stages >= question.max_stages or (behind, stages) in closed:
+            if position < 0 or not may_precede[position]:
                 continue
-            if position < 0 or not _can_precede(question, first, position):
+            if stages >= question.max_stages or (behind, stages) in closed:
                 continue
             times = stage(first, stop, position, replicas, stages + 1)
             if times is None:
@@ -208,7 +210,7 @@ def _front(nodes: list[_Node], objective: PartitionObjective, stages: int, width
     kept: list[_Node] = []
     for node in nodes:
         numbers = node[0]
-        if not any(all(a <= b for a, b in zip(other[0], numbers, strict=True)) for other in kept):
+        if not any(all(map(le, other[0], numbers)) for other in kept):
             kept.append(node)  # [3]
     if len(kept) > width:
         kept = sorted(kept, key=lambda node: objective.value(node[0], stages))[:width]

@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from math import gcd
 
-from diffusionpipe.planner.assembly.partition import balanced_cuts
 from diffusionpipe.planner.pricing.arrangement import Arrangement
 from diffusionpipe.planner.search.candidates import Candidate
 from diffusionpipe.planner.search.chains import replicas_of, sets_of_hosts
@@ -24,6 +23,7 @@ from diffusionpipe.planner.search.objectives import CriticalPath
 from diffusionpipe.planner.search.placed import ordered, placed
 from diffusionpipe.planner.search.pool import Judged, Pool
 from diffusionpipe.schedules import REGISTRY
+from diffusionpipe.schedules.shapes import linear
 from diffusionpipe.schedules.traits import is_chain
 from diffusionpipe.units import Bytes, Seconds
 
@@ -54,8 +54,8 @@ def add_place(pool: Pool, arrangement: Arrangement, microbatches: int, replicas:
         for hosts in sets_of_hosts(pool, arrangement):
             add_cuts(pool, arrangement, microbatches, cuts(hosts), hosts=hosts)
     if replicas == (1,) and 1 < arrangement.units <= judge.tables.num_layers:
-        sums = judge.tables.table.sums(judge.tables.unit_samples(arrangement, microbatches), microbatches)
-        found.append((balanced_cuts(sums.steps(), arrangement.units), (1,) * arrangement.units))
+        units = arrangement.units
+        found.append((judge.cuts(arrangement, microbatches, linear(units)), (1,) * units))
     add_cuts(pool, arrangement, microbatches, found)
 
 
@@ -203,6 +203,7 @@ def _even_share(judge: Judge, arrangement: Arrangement, microbatches: int) -> Se
 def move_cuts(pool: Pool, one: Judged) -> Judged:
     """The candidate with its cuts moved by a layer at a time for as long as that helps."""
     num_layers, borders = pool.judge.tables.num_layers, pool.judge.tables.borders
+    before: tuple[int, ...] = ()  # cuts that the last move left: they are worse
     while True:
         found = one
         for stage in range(1, len(one.candidate.starts)):
@@ -212,12 +213,14 @@ def move_cuts(pool: Pool, one: Judged) -> Judged:
                 is_free = one.candidate.starts[stage] not in borders  # else a backbone starts there
                 if not (is_free and starts[stage - 1] < starts[stage] < (*starts, num_layers)[stage + 1]):
                     continue
+                if tuple(starts) == before:
+                    continue
                 moved = pool.judged_of(replace(one.candidate, starts=tuple(starts)), limit=found.score * BETTER)
                 if moved.fits and moved.score < found.score * BETTER:
                     found = moved
         if found is one:
             return one
-        one = found
+        one, before = found, one.candidate.starts
 
 
 def bucketed(pool: Pool, one: Judged) -> Judged:

@@ -1,9 +1,15 @@
 """What a search asks of the candidates of one setting: their time, their memory, and where to cut the model."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property, partial
 
 from diffusionpipe.costs.tied import tied_blocks
+from diffusionpipe.errors import ConfigError
+from diffusionpipe.ir import Schedule
+from diffusionpipe.ordering import Instance, schedule_of, search
+from diffusionpipe.planner.assembly.folded import stage_starts
+from diffusionpipe.planner.pricing.arrangement import Arrangement
 from diffusionpipe.planner.pricing.setting import Setting
 from diffusionpipe.planner.search.estimates import Estimates
 from diffusionpipe.planner.search.footprint import Footprint
@@ -42,6 +48,32 @@ class Judge:
     def questions(self) -> Questions:
         """Where to cut the model."""
         return Questions(tables=self.tables, footprint=self.footprint)
+
+    @cached_property
+    def cuts(self) -> Callable[[Arrangement, int, tuple[int, ...]], tuple[int, ...]]:
+        """First layers of stages on these workers, by what a micro-batch takes: each is looked for once."""
+        found = cache(partial(stage_starts, self.setting.graph))
+
+        def cuts(arrangement: Arrangement, microbatches: int, workers: tuple[int, ...]) -> tuple[int, ...]:
+            samples = self.tables.unit_samples(arrangement, microbatches)
+            return found(self.tables.table.sums(samples, microbatches).steps(), workers)
+
+        return cuts
+
+    @cached_property
+    def orders(self) -> Callable[[Instance], Schedule | None]:
+        """The best orders that a search of orders finds; None where one micro-batch is too much for the memory.
+
+        Each is searched once: with fills and without, the same stages are often asked about.
+        """
+
+        def orders(instance: Instance) -> Schedule | None:
+            try:
+                return schedule_of(search(instance, max_levels=1))
+            except ConfigError:
+                return None
+
+        return cache(orders)
 
     @cached_property
     def pairs(self) -> dict[object, tuple[PairPartition, ...]]:

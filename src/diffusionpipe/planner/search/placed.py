@@ -12,8 +12,7 @@ from dataclasses import replace
 from statistics import fmean
 
 from diffusionpipe.errors import ConfigError
-from diffusionpipe.ordering import HalfStage, Instance, Objective, Placing, schedule_of, search
-from diffusionpipe.planner.assembly.folded import stage_starts
+from diffusionpipe.ordering import HalfStage, Instance, Objective, Placing
 from diffusionpipe.planner.assembly.structure import generated
 from diffusionpipe.planner.pricing.arrangement import Arrangement
 from diffusionpipe.planner.pricing.setting import Setting
@@ -37,7 +36,6 @@ def placed(judge: Judge, arrangement: Arrangement, microbatches: int) -> Iterato
 
     If a family is given (`Given.schedule`), it is the only one.
     """
-    cuts: dict[tuple[int, ...], tuple[int, ...]] = {}
     for name in sorted(REGISTRY):
         if is_chain(name) or not judge.setting.allows_family(name):
             continue
@@ -47,13 +45,11 @@ def placed(judge: Judge, arrangement: Arrangement, microbatches: int) -> Iterato
             continue
         if len(workers) > judge.tables.num_layers:
             continue
-        if workers not in cuts:
-            cuts[workers] = _cuts(judge, arrangement, microbatches, workers)
         yield Candidate(
             arrangement=arrangement,
             schedule=name,
             microbatches=microbatches,
-            starts=cuts[workers],
+            starts=judge.cuts(arrangement, microbatches, workers),
             replicas=(1,) * arrangement.units,
         )
 
@@ -78,14 +74,11 @@ def ordered(judge: Judge, known: Sequence[Candidate], *, seconds: Seconds) -> It
             arrangement=arrangement,
             schedule=f"search-{placing}",
             microbatches=microbatches,
-            starts=starts or _cuts(judge, arrangement, microbatches, workers),
+            starts=starts or judge.cuts(arrangement, microbatches, workers),
             replicas=(1,) * arrangement.units,
         )
-        try:
-            answer = search(_instance(judge, candidate, placing, workers, seconds), max_levels=1)
-        except ConfigError:  # too little memory for one micro-batch
-            continue
-        yield replace(candidate, orders=schedule_of(answer))
+        if orders := judge.orders(_instance(judge, candidate, placing, workers, seconds)):
+            yield replace(candidate, orders=orders)
 
 
 def instance_of(setting: Setting, *, microbatches: int, placing: Placing, seconds: Seconds) -> Instance:
@@ -113,15 +106,10 @@ def instance_of(setting: Setting, *, microbatches: int, placing: Placing, second
         arrangement=arrangement,
         schedule=f"search-{shape}",
         microbatches=microbatches,
-        starts=_cuts(judge, arrangement, microbatches, workers),
+        starts=judge.cuts(arrangement, microbatches, workers),
         replicas=(1,) * num_ranks,
     )
     return replace(_instance(judge, candidate, shape, workers, seconds), placement=placing)
-
-
-def _cuts(judge: Judge, arrangement: Arrangement, microbatches: int, workers: tuple[int, ...]) -> tuple[int, ...]:
-    times = judge.tables.table.sums(judge.tables.unit_samples(arrangement, microbatches), microbatches).steps()
-    return stage_starts(judge.setting.graph, times, workers)
 
 
 def _stands(candidate: Candidate, workers: tuple[int, ...]) -> bool:
