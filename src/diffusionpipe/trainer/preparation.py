@@ -1,5 +1,6 @@
 """What a run checks and reads before anything is measured: its folder, its data, and whether all fits together."""
 
+import logging
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
@@ -14,8 +15,9 @@ from diffusionpipe.trainer.checkpoints.checkpoint import clean, problem_of_folde
 from diffusionpipe.trainer.conditions import null_label, open_tokenizer
 from diffusionpipe.trainer.data.batch import Augmentation, BatchSource, kind_of
 from diffusionpipe.trainer.data.clips import Taken
-from diffusionpipe.trainer.data.dataset import Condition, Dataset, scan
+from diffusionpipe.trainer.data.dataset import Condition, Dataset, Rules, scan
 from diffusionpipe.trainer.data.dataset_form import DATASETS
+from diffusionpipe.trainer.data.listing import is_same
 from diffusionpipe.trainer.data.skipped import FILE, Skipping
 from diffusionpipe.trainer.data.tokens import TOKENS
 from diffusionpipe.trainer.guidance import trained_guidance
@@ -26,6 +28,8 @@ from diffusionpipe.trainer.recipe import OnError, Recipe
 from diffusionpipe.trainer.run_lock import acquire, join
 from diffusionpipe.trainer.screen import Work
 from diffusionpipe.trainer.shared_file_system import check_shared_file_system
+
+logger = logging.getLogger(__name__)
 
 Check = Callable[[], None]
 """Raises a ConfigError where something is wrong."""
@@ -113,10 +117,16 @@ def _scan(opened: Model, work: Work, others: tuple[Check, ...]) -> tuple[Dataset
     def checked(done: int, total: int) -> None:
         work.show(done, total, {"pictures" if taken is None else "clips": f"{done}/{total}"})
 
-    def scan_into(folder: Path) -> None:
-        found.append(scan(folder, need, taken=taken, progress=checked))
+    def scan_into(folder: Path, other: Path | None) -> None:
+        apart = None if other is None or is_same(folder, other) else other
+        found.append(scan(folder, need, taken=taken, progress=checked, rules=Rules(apart=apart)))
 
-    scans = [partial(scan_into, folder) for folder in (data.train, data.validation) if folder is not None]
+    both = ((data.train, data.validation), (data.validation, data.train))
+    scans = [partial(scan_into, folder, other) for folder, other in both if folder is not None]
+    if data.validation is not None and is_same(data.train, data.validation):
+        logger.warning(
+            'data=%s validation="data.validation is the folder of data.train: its pictures are trained on"', data.train
+        )
     problems: list[ConfigError] = []
     checks: list[Check] = [partial(check_optimizer, opened), *others, *scans]
     for check in checks:

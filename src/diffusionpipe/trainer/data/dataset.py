@@ -7,7 +7,7 @@ a dot are left out.
 
 import logging
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -15,10 +15,11 @@ from hashlib import blake2b
 from pathlib import Path
 
 from diffusionpipe.errors import DataError
-from diffusionpipe.trainer.data.captions import METADATA, METADATA_FILES, Description, read_metadata, read_sidecar
+from diffusionpipe.trainer.data.captions import METADATA, Description, read_metadata, read_sidecar
 from diffusionpipe.trainer.data.clips import ENDINGS as CLIP_ENDINGS
 from diffusionpipe.trainer.data.clips import Taken, check_decoder, problem_of_clip
 from diffusionpipe.trainer.data.images import Header, fingerprint, read_header
+from diffusionpipe.trainer.data.listing import Listing, endings_of, list_files
 
 logger = logging.getLogger(__name__)
 
@@ -111,6 +112,14 @@ def _clips(taken: Taken) -> _Kind:
     )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rules:
+    """How a folder is scanned."""
+
+    apart: Path | None = None
+    """A folder whose pictures are left out where it lies in the scanned one: validation's of training's."""
+
+
 def scan(
     folder: Path | str,
     need: Condition | str,
@@ -118,6 +127,7 @@ def scan(
     taken: Taken | None = None,
     check_headers: bool = True,
     progress: Progress | None = None,
+    rules: Rules = Rules(),
 ) -> Dataset:
     """The samples of a folder; every picture is opened and its header checked, unless another rank does that.
 
@@ -130,37 +140,21 @@ def scan(
     """
     folder, need = Path(folder), Condition(need)
     kind = _PICTURES if taken is None else _clips(taken)
-    if not folder.is_dir():
-        raise DataError(f"{folder}: no such folder; give a folder of {kind.noun} with {METADATA} or .txt files")
-    if taken is not None:
-        check_decoder()
-    pictures, metadata_files, unread = _list_files(folder, kind)
-    if not pictures:
-        others = f"; {len(unread)} files end in {_endings(unread)}, which are not read" if unread else ""
-        why = f" ({kind.remedy})" if unread else ""
-        raise DataError(
-            f"{folder}: holds no {kind.noun}; expected files ending in {', '.join(kind.endings)}{others}{why}"
-        )
-    if unread:
-        logger.warning(
-            'data=%s left_out=%d endings="%s" read="%s" remedy="%s"',
-            folder,
-            len(unread),
-            _endings(unread),
-            " ".join(kind.endings),
-            kind.remedy,
-        )
-    metadata = read_metadata(folder, metadata_files)
-    steered = {name: d.condition for name, d in metadata.descriptions.items() if d.condition is not None}
+    listing = _listed(folder, kind, rules)
+    metadata = read_metadata(folder, listing.metadata)
+    apart = set(listing.apart)
+    descriptions = {name: about for name, about in metadata.descriptions.items() if name not in apart}
+    steered = {name: about.condition for name, about in descriptions.items() if about.condition is not None}
     conditions = set(steered.values())
     # One that steers and is steered itself is a sample: a model may be given the picture itself, or the one before it.
-    found, pictures = set(pictures), [name for name in pictures if name in steered or name not in conditions]
+    pictures = [name for name in listing.read if name in steered or name not in conditions]
+    found = {*listing.read, *conditions.intersection(apart)}
     headers = _headers(folder, sorted(found), kind, progress) if check_headers else _Headers(problems=(), contents="")
-    described, sidecar_problems = _with_sidecars(folder, pictures, metadata.descriptions, need)
+    described, sidecar_problems = _with_sidecars(folder, pictures, descriptions, need)
     absent = f"that do not exist (or have another ending than {' '.join(kind.endings)})"
     problems = {
         "lines of metadata that cannot be used": metadata.problems,
-        f"{kind.noun} named in metadata {absent}": sorted((set(metadata.descriptions) | conditions).difference(found)),
+        f"{kind.noun} named in metadata {absent}": sorted((set(descriptions) | conditions).difference(found)),
         "captions that cannot be read": sidecar_problems,
         f"{kind.noun} {_NEEDED[need]}": [name for name in pictures if getattr(described[name], need) is None],
         f"{kind.noun} that cannot be {'read' if taken is None else 'used'}": headers.problems,
@@ -171,50 +165,41 @@ def scan(
     )
 
 
+def _listed(folder: Path, kind: _Kind, rules: Rules) -> Listing:
+    """The files of the folder; what is left out of them is told to the log.
+
+    Raises:
+        DataError: there are no pictures.
+    """
+    if not folder.is_dir():
+        raise DataError(f"{folder}: no such folder; give a folder of {kind.noun} with {METADATA} or .txt files")
+    if kind is not _PICTURES:
+        check_decoder()
+    listing = list_files(folder, kind.endings, kind.others, rules.apart)
+    unread, apart = listing.unread, len(listing.apart)
+    if not listing.read:
+        others = f"; {len(unread)} files end in {endings_of(unread)}, which are not read" if unread else ""
+        others += f"; {apart} {kind.noun} in {rules.apart} are used apart" if apart else ""
+        why = f" ({kind.remedy})" if unread else ""
+        raise DataError(
+            f"{folder}: holds no {kind.noun}; expected files ending in {', '.join(kind.endings)}{others}{why}"
+        )
+    if unread:
+        logger.warning(
+            'data=%s left_out=%d endings="%s" read="%s" remedy="%s"',
+            folder,
+            len(unread),
+            endings_of(unread),
+            " ".join(kind.endings),
+            kind.remedy,
+        )
+    if apart:
+        logger.info('data=%s left_out=%d reason="they are in %s, which is used apart"', folder, apart, rules.apart)
+    return listing
+
+
 def _sample(name: str, about: Description) -> Sample:
     return Sample(name=name, text=about.text, label=about.label, condition=about.condition)
-
-
-def _list_files(folder: Path, kind: _Kind) -> tuple[list[str], list[str], list[str]]:
-    """Names of pictures or clips, of metadata files, and of others that are not read below the folder, sorted."""
-    pictures, metadata, unread = [], [], []
-    for name in _walk(folder):
-        if name.rpartition("/")[2] in METADATA_FILES:
-            metadata.append(name)
-        elif name.lower().endswith(kind.endings):
-            pictures.append(name)
-        elif name.lower().endswith(kind.others):
-            unread.append(name)
-    return sorted(pictures), sorted(metadata), sorted(unread)
-
-
-def _endings(names: Sequence[str]) -> str:
-    """The endings of these files."""
-    return " ".join(sorted({Path(name).suffix.lower() for name in names}))
-
-
-def _walk(folder: Path) -> Iterator[str]:
-    """Names of all files below the folder. A link to a folder around it is not followed: that would never end."""
-    around: dict[str, frozenset[_Identity | None]] = {os.fspath(folder): frozenset({_identity(folder)})}
-    for directory, inner, files in os.walk(folder, followlinks=True):
-        above = around.pop(directory)
-        entered = {name: _identity(Path(directory, name)) for name in inner if not name.startswith(".")}
-        inner[:] = [name for name, identity in entered.items() if identity is not None and identity not in above]
-        around.update((os.path.join(directory, name), above | {entered[name]}) for name in inner)
-        below = Path(directory).relative_to(folder)
-        yield from ((below / name).as_posix() for name in files if not name.startswith("."))
-
-
-_Identity = tuple[int, int]
-
-
-def _identity(folder: Path) -> _Identity | None:
-    """What is the same for a folder and every link to it; None if it has just gone."""
-    try:
-        found = folder.stat()
-    except OSError:
-        return None
-    return found.st_dev, found.st_ino
 
 
 def _with_sidecars(

@@ -1,0 +1,74 @@
+"""The files of a data folder, below it and behind its links."""
+
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from diffusionpipe.trainer.data.captions import METADATA_FILES
+
+_Identity = tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Listing:
+    """Names of files below a folder, with "/", sorted."""
+
+    read: tuple[str, ...]
+    """Pictures or clips, as they are wanted."""
+    metadata: tuple[str, ...]
+    unread: tuple[str, ...]
+    """Files of endings that are not read, though they could be meant."""
+    apart: tuple[str, ...]
+    """Pictures or clips in the folder that is left out."""
+
+
+def list_files(folder: Path, endings: tuple[str, ...], others: tuple[str, ...], apart: Path | None = None) -> Listing:
+    """The files below `folder` by their endings; those in `apart` are left out, wherever links lead to it."""
+    read, metadata, unread, left_out = [], [], [], []
+    for name, is_apart in _walk(folder, None if apart is None else _identity(apart)):
+        if name.lower().endswith(endings):
+            (left_out if is_apart else read).append(name)
+        elif is_apart:
+            continue
+        elif name.rpartition("/")[2] in METADATA_FILES:
+            metadata.append(name)
+        elif name.lower().endswith(others):
+            unread.append(name)
+    found = (tuple(sorted(names)) for names in (read, metadata, unread, left_out))
+    return Listing(**dict(zip(("read", "metadata", "unread", "apart"), found, strict=True)))
+
+
+def endings_of(names: Sequence[str]) -> str:
+    """The endings of these files."""
+    return " ".join(sorted({Path(name).suffix.lower() for name in names}))
+
+
+def is_same(one: Path, other: Path) -> bool:
+    """Whether two folders are one, through links."""
+    found = _identity(one)
+    return found is not None and found == _identity(other)
+
+
+def _walk(folder: Path, apart: _Identity | None) -> Iterator[tuple[str, bool]]:
+    """Names of all files below the folder, and whether they are in the folder `apart`.
+
+    A link to a folder around it is not followed: that would never end.
+    """
+    around: dict[str, frozenset[_Identity | None]] = {os.fspath(folder): frozenset({_identity(folder)})}
+    for directory, inner, files in os.walk(folder, followlinks=True):
+        above = around.pop(directory)
+        entered = {name: _identity(Path(directory, name)) for name in inner if not name.startswith(".")}
+        inner[:] = [name for name, identity in entered.items() if identity is not None and identity not in above]
+        around.update((os.path.join(directory, name), above | {entered[name]}) for name in inner)
+        below, is_apart = Path(directory).relative_to(folder), apart is not None and apart in above
+        yield from (((below / name).as_posix(), is_apart) for name in files if not name.startswith("."))
+
+
+def _identity(folder: Path) -> _Identity | None:
+    """What is the same for a folder and every link to it; None if it has just gone."""
+    try:
+        found = folder.stat()
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
