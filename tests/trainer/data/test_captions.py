@@ -1,6 +1,7 @@
 import pytest
 
-from diffusionpipe.trainer.data.captions import Description, read_metadata, read_sidecar
+from diffusionpipe.trainer.data.captions import Description, read_caption, read_metadata
+from diffusionpipe.trainer.data.names import sidecars_of
 
 
 def test_names_are_relative_to_the_folder_of_their_metadata(tmp_path):
@@ -41,11 +42,11 @@ def test_line_separators_inside_a_caption_do_not_break_the_line(tmp_path):
 
 def test_a_sidecar_is_read_without_the_spaces_around_it(tmp_path):
     (tmp_path / "a.b.txt").write_text(" a seven \n")
-    assert read_sidecar(tmp_path / "a.b.png") == "a seven"
-    assert read_sidecar(tmp_path / "other.png") is None
+    assert read_caption(tmp_path / "a.b.txt") == "a seven"
+    assert sidecars_of(["a.b.png", "other.png"], ["a.b.txt"]) == {"a.b.png": "a.b.txt"}
     (tmp_path / "bad.txt").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(ValueError, match="decode"):
-        read_sidecar(tmp_path / "bad.png")
+        read_caption(tmp_path / "bad.txt")
 
 
 def test_a_csv_describes_pictures_as_the_lines_of_json_do(tmp_path):

@@ -1,10 +1,13 @@
 """What is known about each picture of a folder: metadata.jsonl and metadata.csv files, .txt files beside the pictures.
 
+`names` finds the pictures that are named.
+
     {"file_name": "cats/1.png", "text": "a cat", "label": 3}
 
 `file_name` is relative to the folder of its metadata file; every folder may have one. The first line of a metadata.csv
 names its columns, and an empty cell says nothing. Where the metadata has no text,
-the file with the picture's name and the ending .txt is the caption. "conditioning_image", relative to the same folder,
+the file with the picture's name and the ending .txt or .caption is the caption; where there is none, metadata.json
+says it, a list of such objects or an object of names and texts. "conditioning_image", relative to the same folder,
 names the picture that steers a ControlNet; it is no sample of its own, unless it is steered too.
 """
 
@@ -20,6 +23,11 @@ from diffusionpipe.ir.input_file import read_text
 
 METADATA = "metadata.jsonl"
 METADATA_FILES = (METADATA, "metadata.csv")
+LISTS = "metadata.json"
+SIDECARS = (".txt", ".caption")
+"""Endings of captions beside pictures, in small or capital letters; the first one counts."""
+UNREAD_TABLES = (".parquet", ".arrow", ".tsv", ".xlsx", ".json", ".jsonl", ".csv")
+"""Endings of files that could hold captions, but that are not read."""
 MAX_CAPTION = 100_000
 """Characters; the longest text encoders read a few hundred words."""
 
@@ -47,7 +55,7 @@ class Metadata:
 def read_metadata(folder: Path, files: Sequence[str]) -> Metadata:
     """The metadata files `files` (paths below the folder), read whole."""
     descriptions: dict[str, Description] = {}
-    problems = []
+    problems: list[str] = []
     for file in files:
         try:
             text = read_text(folder / file)
@@ -55,31 +63,59 @@ def read_metadata(folder: Path, files: Sequence[str]) -> Metadata:
             problems.append(f"{file}: {error}")
             continue
         for number, row in _csv_rows(text) if file.endswith(".csv") else _json_rows(text):
-            try:
-                if isinstance(row, ValueError):
-                    raise row
-                name, description = _described(row)
-                name = _below(file, name)
-                if description.condition is not None:
-                    description = replace(description, condition=_below(file, description.condition))
-                if name in descriptions:
-                    raise ValueError(f"{name} is described twice; keep one of the lines")
-                descriptions[name] = description
-            except ValueError as error:
-                problems.append(f"{file} line {number}: {error}")
+            _add(descriptions, problems, file, f"line {number}", row)
     return Metadata(descriptions=descriptions, problems=tuple(problems))
 
 
-def read_sidecar(picture: Path) -> str | None:
-    """The text of the .txt file beside the picture, without the spaces around it; None if there is none.
+def read_list(folder: Path, file: str) -> Metadata | None:
+    """What the metadata.json `file` says of pictures; None where it says something else."""
+    try:
+        found = json.loads(read_text(folder / file))
+    except (OSError, ValueError, RecursionError):
+        return None
+    if isinstance(found, dict) and found and all(Path(name).suffix for name in found):
+        rows = [{"file_name": k, **v} if isinstance(v, dict) else {"file_name": k, "text": v} for k, v in found.items()]
+    elif isinstance(found, list) and found and all(isinstance(row, dict) and "file_name" in row for row in found):
+        rows = found
+    else:
+        return None
+    descriptions: dict[str, Description] = {}
+    problems: list[str] = []
+    for number, row in enumerate(rows, start=1):
+        _add(descriptions, problems, file, f"entry {number}", row)
+    return Metadata(descriptions=descriptions, problems=tuple(problems))
+
+
+def _add(
+    descriptions: dict[str, Description],
+    problems: list[str],
+    file: str,
+    place: str,
+    row: dict[str, object] | ValueError,
+) -> None:
+    """Add what a row of a file says, or the problem that it has."""
+    try:
+        if isinstance(row, ValueError):
+            raise row
+        name, description = _described(row)
+        name = _below(file, name)
+        if description.condition is not None:
+            description = replace(description, condition=_below(file, description.condition))
+        if name in descriptions:
+            raise ValueError(f"{name} is described twice; keep one of the lines")
+        descriptions[name] = description
+    except ValueError as error:
+        problems.append(f"{file} {place}: {error}")
+
+
+def read_caption(file: Path) -> str:
+    """The text of a file beside a picture, without the spaces around it.
 
     Raises:
         ValueError: the file is not UTF-8 text, or cannot be read.
     """
     try:
-        text = read_text(picture.with_suffix(".txt"), MAX_CAPTION).strip()
-    except FileNotFoundError:
-        return None
+        text = read_text(file, MAX_CAPTION).strip()
     except OSError as error:
         raise ValueError(str(error)) from error
     _check_caption(text)

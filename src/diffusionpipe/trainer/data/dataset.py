@@ -9,15 +9,16 @@ import logging
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import StrEnum
 from hashlib import blake2b
 from pathlib import Path
 
 from diffusionpipe.errors import DataError
-from diffusionpipe.trainer.data.captions import METADATA, Description, read_metadata, read_sidecar
+from diffusionpipe.trainer.data.captions import METADATA, Description
 from diffusionpipe.trainer.data.clips import ENDINGS as CLIP_ENDINGS
 from diffusionpipe.trainer.data.clips import Taken, check_decoder, problem_of_clip
+from diffusionpipe.trainer.data.descriptions import described_pictures, read_known, unread_tables
 from diffusionpipe.trainer.data.images import Header, fingerprint, read_header
 from diffusionpipe.trainer.data.listing import Listing, endings_of, list_files
 
@@ -141,22 +142,26 @@ def scan(
     folder, need = Path(folder), Condition(need)
     kind = _PICTURES if taken is None else _clips(taken)
     listing = _listed(folder, kind, rules)
-    metadata = read_metadata(folder, listing.metadata)
-    apart = set(listing.apart)
-    descriptions = {name: about for name, about in metadata.descriptions.items() if name not in apart}
+    known = read_known(folder, listing)
+    descriptions = known.descriptions
     steered = {name: about.condition for name, about in descriptions.items() if about.condition is not None}
     conditions = set(steered.values())
     # One that steers and is steered itself is a sample: a model may be given the picture itself, or the one before it.
     pictures = [name for name in listing.read if name in steered or name not in conditions]
-    found = {*listing.read, *conditions.intersection(apart)}
+    found = {*listing.read, *conditions.intersection(listing.apart)}
     headers = _headers(folder, sorted(found), kind, progress) if check_headers else _Headers(problems=(), contents="")
-    described, sidecar_problems = _with_sidecars(folder, pictures, descriptions, need)
+    described, sidecar_problems = described_pictures(folder, pictures, known, need_text=need is Condition.TEXT)
     absent = f"that do not exist (or have another ending than {' '.join(kind.endings)})"
     problems = {
-        "lines of metadata that cannot be used": metadata.problems,
-        f"{kind.noun} named in metadata {absent}": sorted((set(descriptions) | conditions).difference(found)),
+        "lines of metadata that cannot be used": known.problems,
+        f"{kind.noun} named in metadata {absent}": [
+            known.names.explain(name)
+            for name in sorted({*descriptions, *known.lists, *conditions}.difference(found, listing.apart))
+        ],
         "captions that cannot be read": sidecar_problems,
-        f"{kind.noun} {_NEEDED[need]}": [name for name in pictures if getattr(described[name], need) is None],
+        f"{kind.noun} {_NEEDED[need]}{unread_tables(listing)}": [
+            name for name in pictures if getattr(described[name], need) is None
+        ],
         f"{kind.noun} that cannot be {'read' if taken is None else 'used'}": headers.problems,
     }
     _raise(folder, problems)
@@ -200,23 +205,6 @@ def _listed(folder: Path, kind: _Kind, rules: Rules) -> Listing:
 
 def _sample(name: str, about: Description) -> Sample:
     return Sample(name=name, text=about.text, label=about.label, condition=about.condition)
-
-
-def _with_sidecars(
-    folder: Path, pictures: Sequence[str], descriptions: dict[str, Description], need: Condition
-) -> tuple[dict[str, Description], list[str]]:
-    """A description of every picture, from its .txt file where the metadata has no text; and what cannot be read."""
-    result, problems = {}, []
-    for name in pictures:
-        known = descriptions.get(name, Description())
-        if need is Condition.TEXT and known.text is None:
-            try:
-                known = replace(known, text=read_sidecar(folder / name))
-            except ValueError as error:
-                known = replace(known, text="")  # reported here, so not as missing too
-                problems.append(f"{Path(name).with_suffix('.txt').as_posix()}: {error}")
-        result[name] = known
-    return result, problems
 
 
 @dataclass(frozen=True, slots=True)

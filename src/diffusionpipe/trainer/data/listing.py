@@ -2,10 +2,10 @@
 
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 
-from diffusionpipe.trainer.data.captions import METADATA_FILES
+from diffusionpipe.trainer.data.captions import LISTS, METADATA_FILES, SIDECARS, UNREAD_TABLES
 
 _Identity = tuple[int, int]
 
@@ -17,6 +17,11 @@ class Listing:
     read: tuple[str, ...]
     """Pictures or clips, as they are wanted."""
     metadata: tuple[str, ...]
+    lists: tuple[str, ...]
+    """Files called metadata.json."""
+    sidecars: tuple[str, ...]
+    tables: tuple[str, ...]
+    """Files that could hold captions, of kinds that are not read."""
     unread: tuple[str, ...]
     """Files of endings that are not read, though they could be meant."""
     apart: tuple[str, ...]
@@ -25,18 +30,24 @@ class Listing:
 
 def list_files(folder: Path, endings: tuple[str, ...], others: tuple[str, ...], apart: Path | None = None) -> Listing:
     """The files below `folder` by their endings; those in `apart` are left out, wherever links lead to it."""
-    read, metadata, unread, left_out = [], [], [], []
+    found: dict[str, list[str]] = {field.name: [] for field in fields(Listing)}
     for name, is_apart in _walk(folder, None if apart is None else _identity(apart)):
-        if name.lower().endswith(endings):
-            (left_out if is_apart else read).append(name)
+        small, last = name.lower(), name.rpartition("/")[2]
+        if small.endswith(endings):
+            found["apart" if is_apart else "read"].append(name)
         elif is_apart:
             continue
-        elif name.rpartition("/")[2] in METADATA_FILES:
-            metadata.append(name)
-        elif name.lower().endswith(others):
-            unread.append(name)
-    found = (tuple(sorted(names)) for names in (read, metadata, unread, left_out))
-    return Listing(**dict(zip(("read", "metadata", "unread", "apart"), found, strict=True)))
+        elif last in METADATA_FILES:
+            found["metadata"].append(name)
+        elif last == LISTS:
+            found["lists"].append(name)
+        elif small.endswith(SIDECARS):
+            found["sidecars"].append(name)
+        elif small.endswith(UNREAD_TABLES):
+            found["tables"].append(name)
+        elif small.endswith(others):
+            found["unread"].append(name)
+    return Listing(**{kind: tuple(sorted(names)) for kind, names in found.items()})
 
 
 def endings_of(names: Sequence[str]) -> str:

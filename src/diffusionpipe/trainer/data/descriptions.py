@@ -1,0 +1,90 @@
+"""What the files of a folder say of its pictures, by the names that the pictures have.
+
+The text of a picture is that of metadata.jsonl or metadata.csv, else that of the file beside it, else metadata.json's.
+"""
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from diffusionpipe.trainer.data.captions import METADATA, Description, read_caption, read_list, read_metadata
+from diffusionpipe.trainer.data.listing import Listing
+from diffusionpipe.trainer.data.names import Names, found_descriptions, sidecars_of
+
+logger = logging.getLogger(__name__)
+
+_LIST_FORM = "a list of file_name and text, or file names with their texts"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Known:
+    """What the files of a folder say of its pictures."""
+
+    descriptions: dict[str, Description]
+    """By the names that the pictures have."""
+    lists: dict[str, Description]
+    """The same of metadata.json, for what nothing else says."""
+    sidecars: dict[str, str]
+    """The file with the caption of a picture."""
+    names: Names
+    problems: Sequence[str]
+
+
+def read_known(folder: Path, listing: Listing) -> Known:
+    """What is said; a metadata.json that says something else is told to the log."""
+    names, apart = Names((*listing.read, *listing.apart)), set(listing.apart)
+    metadata = read_metadata(folder, listing.metadata)
+    found, twice = found_descriptions(metadata.descriptions, names)
+    lists: dict[str, Description] = {}
+    problems = [*metadata.problems, *twice]
+    for file in listing.lists:
+        read = read_list(folder, file)
+        if read is None:
+            logger.warning('data=%s left_out=%s expected="%s" remedy="write %s"', folder, file, _LIST_FORM, METADATA)
+            continue
+        said, twice = found_descriptions(read.descriptions, names)
+        lists |= said
+        problems += [*read.problems, *twice]
+    for name, about in lists.items():
+        own = found.get(name, Description())
+        if about.condition is not None and own.condition is None:
+            found[name] = replace(own, condition=about.condition)
+    return Known(
+        descriptions={name: about for name, about in found.items() if name not in apart},
+        lists=lists,
+        sidecars=sidecars_of(listing.read, listing.sidecars),
+        names=names,
+        problems=problems,
+    )
+
+
+def unread_tables(listing: Listing) -> str:
+    """About files that could hold what is missing."""
+    if not listing.tables:
+        return ""
+    more = f" and {len(listing.tables) - 1} more" if len(listing.tables) > 1 else ""
+    return f" ({listing.tables[0]}{more} is not read: write its rows into {METADATA})"
+
+
+def described_pictures(
+    folder: Path, pictures: Sequence[str], known: Known, *, need_text: bool
+) -> tuple[dict[str, Description], list[str]]:
+    """A description of every picture, and captions that cannot be read, as "name: reason"."""
+    result, problems = {}, []
+    for name in pictures:
+        about = known.descriptions.get(name, Description())
+        sidecar = known.sidecars.get(name)
+        if need_text and about.text is None and sidecar is not None:
+            try:
+                about = replace(about, text=read_caption(folder / sidecar))
+            except ValueError as error:
+                about = replace(about, text="")  # reported here, so not as missing too
+                problems.append(f"{sidecar}: {error}")
+        weak = known.lists.get(name, Description())
+        result[name] = Description(
+            text=weak.text if about.text is None else about.text,
+            label=weak.label if about.label is None else about.label,
+            condition=about.condition,
+        )
+    return result, problems
