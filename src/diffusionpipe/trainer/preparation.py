@@ -117,12 +117,15 @@ def _scan(opened: Model, work: Work, others: tuple[Check, ...]) -> tuple[Dataset
     def checked(done: int, total: int) -> None:
         work.show(done, total, {"pictures" if taken is None else "clips": f"{done}/{total}"})
 
-    def scan_into(folder: Path, other: Path | None) -> None:
+    def scan_into(folder: Path, other: Path | None, is_trained: bool) -> None:
         apart = None if other is None or is_same(folder, other) else other
-        found.append(scan(folder, need, taken=taken, progress=checked, rules=Rules(apart=apart)))
+        skipping = _skipping(opened.recipe) if is_trained else None
+        rules = Rules(apart=apart, may_skip=is_trained, skipping=skipping)
+        found.append(scan(folder, need, taken=taken, progress=checked, rules=rules))
 
-    both = ((data.train, data.validation), (data.validation, data.train))
-    scans = [partial(scan_into, folder, other) for folder, other in both if folder is not None]
+    scans = [partial(scan_into, data.train, data.validation, True)]
+    if data.validation is not None:
+        scans.append(partial(scan_into, data.validation, data.train, False))
     if data.validation is not None and is_same(data.train, data.validation):
         logger.warning(
             'data=%s validation="data.validation is the folder of data.train: its pictures are trained on"', data.train

@@ -59,7 +59,7 @@ def test_metadata_of_training_may_describe_pictures_of_validation_and_steer_by_t
 def test_training_data_that_are_all_of_validation_are_refused_with_the_reason(data):
     for name in ("a.png", "b/1.png"):
         (data / name).unlink()
-    with pytest.raises(DataError, match=r"holds no pictures.*2 pictures in .*held-out are used apart"):
+    with pytest.raises(DataError, match=r"holds no pictures.*2 pictures are used apart, in .*held-out"):
         names(data, data / "held-out")
 
 

@@ -43,7 +43,7 @@ def test_labels_need_no_text_and_text_no_label(tmp_path):
     picture(tmp_path / "a.png")
     metadata(tmp_path, {"file_name": "a.png", "label": 0})
     assert scan(tmp_path, "label").samples == (Sample(name="a.png", label=0),)
-    assert "1 pictures without a caption" in message(tmp_path, "text")
+    assert "1 picture without a caption" in message(tmp_path, "text")
 
 
 def test_pictures_and_clips_of_other_kinds_are_counted_in_one_warning(tmp_path, caplog):
@@ -56,7 +56,7 @@ def test_pictures_and_clips_of_other_kinds_are_counted_in_one_warning(tmp_path, 
     assert 'left_out=4 endings=".gif .mp4 .tiff" read=".jpg .jpeg .png .webp .bmp"' in warning
     (tmp_path / "a.png").unlink()
     assert "holds no pictures; expected files ending in .jpg" in message(tmp_path)
-    assert "4 files end in .gif .mp4 .tiff, which are not read" in message(tmp_path)
+    assert "4 files end in .gif .mp4 .tiff, not read" in message(tmp_path)
 
 
 def test_a_folder_that_is_missing_or_without_pictures_is_named(tmp_path):
@@ -75,13 +75,13 @@ def test_every_kind_of_problem_is_reported_at_once_by_name(tmp_path):
         file.write('{"file_name": "broken.png", "text": "x"}\n')
     text = message(tmp_path)
     for part in (
-        "1 lines of metadata that cannot be used:\n    metadata.jsonl line 3: file_name is missing",
-        "1 pictures named in metadata that do not exist",
+        "1 line of metadata that cannot be used:\n    metadata.jsonl line 3: file_name is missing",
+        "1 picture named in metadata that does not exist",
         "    gone.png",
-        "1 captions that cannot be read:\n    odd.txt:",
-        "1 pictures without a caption",
+        "1 caption that cannot be read:\n    odd.txt:",
+        "1 picture without a caption",
         "    bare.png",
-        "1 pictures that cannot be read:\n    broken.png: UnidentifiedImageError",
+        "1 picture that cannot be read:\n    broken.png: UnidentifiedImageError",
     ):
         assert part in text
     assert "good.png" not in text
@@ -135,6 +135,6 @@ def test_a_picture_that_steers_must_exist_and_be_readable(tmp_path):
         {"file_name": "b.png", "text": "b", "conditioning_image": "broken.png"},
     )
     said = message(tmp_path)
-    assert "do not exist" in said
+    assert "does not exist" in said
     assert "gone.png" in said
     assert "broken.png: UnidentifiedImageError" in said

@@ -15,12 +15,15 @@ from hashlib import blake2b
 from pathlib import Path
 
 from diffusionpipe.errors import DataError
+from diffusionpipe.ir.words import counted
 from diffusionpipe.trainer.data.captions import METADATA, Description
 from diffusionpipe.trainer.data.clips import ENDINGS as CLIP_ENDINGS
 from diffusionpipe.trainer.data.clips import Taken, check_decoder, problem_of_clip
 from diffusionpipe.trainer.data.descriptions import described_pictures, read_known, unread_tables
 from diffusionpipe.trainer.data.images import Header, fingerprint, read_header
 from diffusionpipe.trainer.data.listing import Listing, endings_of, list_files
+from diffusionpipe.trainer.data.skipped import FILE as SKIPPED
+from diffusionpipe.trainer.data.skipped import Skipping
 
 logger = logging.getLogger(__name__)
 
@@ -33,6 +36,8 @@ NUM_SHOWN = 3
 """A warning names at most so many."""
 PROGRESS_EVERY = 100
 """Pictures between two reports of progress."""
+
+_ON_ERROR = ' (repair or remove them; data.on_error = "skip" leaves out up to data.max_skipped of them)'
 
 Progress = Callable[[int, int], None]
 
@@ -119,6 +124,10 @@ class Rules:
 
     apart: Path | None = None
     """A folder whose pictures are left out where it lies in the scanned one: validation's of training's."""
+    may_skip: bool = False
+    """Whether pictures of this folder may be left out, if data.on_error says so: those to train on."""
+    skipping: Skipping | None = None
+    """Leave out pictures that cannot be read; None: they are errors."""
 
 
 def scan(
@@ -149,9 +158,15 @@ def scan(
     # One that steers and is steered itself is a sample: a model may be given the picture itself, or the one before it.
     pictures = [name for name in listing.read if name in steered or name not in conditions]
     found = {*listing.read, *conditions.intersection(listing.apart)}
-    headers = _headers(folder, sorted(found), kind, progress) if check_headers else _Headers(problems=(), contents="")
+    headers = _headers(folder, sorted(found), kind, progress) if check_headers else _Headers(problems={}, contents="")
     described, sidecar_problems = described_pictures(folder, pictures, known, need_text=need is Condition.TEXT)
     absent = f"that do not exist (or have another ending than {' '.join(kind.endings)})"
+    unreadable = headers.problems
+    if rules.skipping is not None and unreadable:
+        rules.skipping.leave_out(unreadable)
+        pictures = [name for name in pictures if name not in unreadable and steered.get(name) not in unreadable]
+        logger.warning('data=%s left_out=%d reason="they cannot be read" list=%s', folder, len(unreadable), SKIPPED)
+        unreadable = {}
     problems = {
         "lines of metadata that cannot be used": known.problems,
         f"{kind.noun} named in metadata {absent}": [
@@ -162,9 +177,13 @@ def scan(
         f"{kind.noun} {_NEEDED[need]}{unread_tables(listing)}": [
             name for name in pictures if getattr(described[name], need) is None
         ],
-        f"{kind.noun} that cannot be {'read' if taken is None else 'used'}": headers.problems,
+        f"{kind.noun} that cannot be {'read' if taken is None else 'used'}{_ON_ERROR if rules.may_skip else ''}": [
+            f"{name}: {reason}" for name, reason in unreadable.items()
+        ],
     }
     _raise(folder, problems)
+    if not pictures:
+        raise DataError(f"{folder}: none of its {kind.noun} can be read; repair them")
     return Dataset(
         folder=folder, samples=tuple(_sample(name, described[name]) for name in pictures), contents=headers.contents
     )
@@ -183,8 +202,8 @@ def _listed(folder: Path, kind: _Kind, rules: Rules) -> Listing:
     listing = list_files(folder, kind.endings, kind.others, rules.apart)
     unread, apart = listing.unread, len(listing.apart)
     if not listing.read:
-        others = f"; {len(unread)} files end in {endings_of(unread)}, which are not read" if unread else ""
-        others += f"; {apart} {kind.noun} in {rules.apart} are used apart" if apart else ""
+        others = f"; {counted(len(unread), 'files end in')} {endings_of(unread)}, not read" if unread else ""
+        others += f"; {counted(apart, kind.noun + ' are used apart')}, in {rules.apart}" if apart else ""
         why = f" ({kind.remedy})" if unread else ""
         raise DataError(
             f"{folder}: holds no {kind.noun}; expected files ending in {', '.join(kind.endings)}{others}{why}"
@@ -198,6 +217,8 @@ def _listed(folder: Path, kind: _Kind, rules: Rules) -> Listing:
             " ".join(kind.endings),
             kind.remedy,
         )
+    if listing.overlooked:
+        logger.info('data=%s overlooked="%s"', folder, ", ".join(listing.overlooked))
     if apart:
         logger.info('data=%s left_out=%d reason="they are in %s, which is used apart"', folder, apart, rules.apart)
     return listing
@@ -211,14 +232,15 @@ def _sample(name: str, about: Description) -> Sample:
 class _Headers:
     """What opening every picture has shown."""
 
-    problems: Sequence[str]
-    """Every picture that cannot be opened, as "name: reason"."""
+    problems: dict[str, str]
+    """Why a picture cannot be opened, by its name."""
     contents: str
 
 
 def _headers(folder: Path, pictures: Sequence[str], kind: _Kind, progress: Progress | None) -> _Headers:
     """Opens every picture or clip, and warns of pictures that are taken as sRGB though they say something else."""
-    problems, colours, contents = [], [], blake2b(digest_size=16)
+    problems: dict[str, str] = {}
+    colours, contents = [], blake2b(digest_size=16)
 
     def check(name: str) -> tuple[Header, bytes]:
         header = kind.header_of(folder / name)
@@ -232,7 +254,7 @@ def _headers(folder: Path, pictures: Sequence[str], kind: _Kind, progress: Progr
         for number, (name, (header, digest)) in enumerate(zip(pictures, checked, strict=True), start=1):
             contents.update(name.encode("utf-8", "surrogateescape") + b"\0" + digest)
             if header.problem is not None:
-                problems.append(f"{name}: {header.problem}")
+                problems[name] = header.problem
             if header.colours is not None:
                 colours.append(f"{name}: {header.colours}")
             if progress is not None and number % PROGRESS_EVERY == 0:
@@ -247,7 +269,7 @@ def _raise(folder: Path, problems: dict[str, Sequence[str]]) -> None:
     lines = []
     for kind, examples in problems.items():
         if examples:
-            lines.append(f"  {len(examples)} {kind}:")
+            lines.append(f"  {counted(len(examples), kind)}:")
             lines.extend(f"    {example}" for example in examples[:NUM_EXAMPLES])
             if len(examples) > NUM_EXAMPLES:
                 lines.append(f"    and {len(examples) - NUM_EXAMPLES} more")

@@ -1,5 +1,6 @@
 """Why a data set does not have what a model reads: each function returns a list of sentences, empty if it has."""
 
+from diffusionpipe.ir.words import counted
 from diffusionpipe.trainer.data.captions import METADATA
 from diffusionpipe.trainer.data.dataset import Dataset
 
@@ -9,7 +10,7 @@ def problems_of_captions(dataset: Dataset) -> list[str]:
     without = [sample.name for sample in dataset.samples if sample.text is None]
     if not without:
         return []
-    examples = f"{len(without)} pictures have no caption, e.g. {without[0]}"
+    examples = f"{counted(len(without), 'pictures have no caption')}, e.g. {without[0]}"
     return [f"{dataset.folder}: {examples}; the models need labels and captions"]
 
 
@@ -19,8 +20,8 @@ def problems_of_conditions(dataset: Dataset) -> list[str]:
     if not without:
         return []
     problem = (
-        f'{dataset.folder}: {len(without)} pictures have no "conditioning_image" in {METADATA}, e.g. {without[0]}; '
-        "the model needs one for each picture"
+        f'{dataset.folder}: {counted(len(without), "pictures have no")} "conditioning_image" in {METADATA}, '
+        f"e.g. {without[0]}; the model needs one for each picture"
     )
     return [problem]
 
@@ -33,7 +34,7 @@ def problems_of_labels(dataset: Dataset, null_label: int | None) -> list[str]:
     if not bad:
         return []
     problem = (
-        f"{dataset.folder}: {len(bad)} pictures have no label below {null_label}, the model's number of classes, "
-        f"e.g. {bad[0].name} has {bad[0].label}"
+        f"{dataset.folder}: {counted(len(bad), 'pictures have no label')} below {null_label}, the model's number of "
+        f"classes, e.g. {bad[0].name} has {bad[0].label}"
     )
     return [problem]

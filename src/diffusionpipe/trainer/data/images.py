@@ -47,6 +47,8 @@ def read_header(path: Path) -> Header:
     if problem := problem_of_file(path):
         return Header(problem=problem)
     try:
+        if path.stat().st_size == 0:
+            return Header(problem="it is empty")
         with opened_picture(path) as picture:
             _refuse_unfit(picture)
             colours = problem_of_colours(picture)

@@ -1,11 +1,26 @@
 """The files of a data folder, below it and behind its links."""
 
 import os
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 
 from diffusionpipe.trainer.data.captions import LISTS, METADATA_FILES, SIDECARS, UNREAD_TABLES
+
+OVERLOOKED_FOLDERS = (
+    "@eaDir",
+    "@tmp",
+    "#recycle",
+    "#snapshot",
+    "$RECYCLE.BIN",
+    "System Volume Information",
+    "lost+found",
+    "__MACOSX",
+)
+"""Folders that a NAS, a file system or an archive makes, with thumbnails or with what was thrown away."""
+OVERLOOKED_FILES = ("Thumbs.db", "ehthumbs.db", "desktop.ini")
+_DOT = "names that begin with a dot"
 
 _Identity = tuple[int, int]
 
@@ -26,12 +41,15 @@ class Listing:
     """Files of endings that are not read, though they could be meant."""
     apart: tuple[str, ...]
     """Pictures or clips in the folder that is left out."""
+    overlooked: tuple[str, ...]
+    """What was not looked at, e.g. "3 of @eaDir"."""
 
 
 def list_files(folder: Path, endings: tuple[str, ...], others: tuple[str, ...], apart: Path | None = None) -> Listing:
     """The files below `folder` by their endings; those in `apart` are left out, wherever links lead to it."""
     found: dict[str, list[str]] = {field.name: [] for field in fields(Listing)}
-    for name, is_apart in _walk(folder, None if apart is None else _identity(apart)):
+    overlooked: Counter[str] = Counter()
+    for name, is_apart in _walk(folder, None if apart is None else _identity(apart), overlooked):
         small, last = name.lower(), name.rpartition("/")[2]
         if small.endswith(endings):
             found["apart" if is_apart else "read"].append(name)
@@ -47,6 +65,7 @@ def list_files(folder: Path, endings: tuple[str, ...], others: tuple[str, ...], 
             found["tables"].append(name)
         elif small.endswith(others):
             found["unread"].append(name)
+    found["overlooked"] = [f"{number:,} of {kind}" for kind, number in overlooked.items()]
     return Listing(**{kind: tuple(sorted(names)) for kind, names in found.items()})
 
 
@@ -61,19 +80,41 @@ def is_same(one: Path, other: Path) -> bool:
     return found is not None and found == _identity(other)
 
 
-def _walk(folder: Path, apart: _Identity | None) -> Iterator[tuple[str, bool]]:
-    """Names of all files below the folder, and whether they are in the folder `apart`.
+def overlooked_part(name: str) -> str | None:
+    """The part of a path because of which it is not looked at, or None."""
+    return next((part for part in name.split("/") if _kind_of(part) is not None), None)
+
+
+def _kind_of(part: str) -> str | None:
+    """Why a file or folder of this name is not looked at; None: it is."""
+    if part.startswith("."):
+        return _DOT
+    return _OVERLOOKED.get(part.lower())
+
+
+_OVERLOOKED = {name.lower(): name for name in (*OVERLOOKED_FOLDERS, *OVERLOOKED_FILES)}
+
+
+def _looked_at(names: Sequence[str], overlooked: Counter[str]) -> list[str]:
+    """The names that are looked at; the others are counted."""
+    kinds = {name: _kind_of(name) for name in names}
+    overlooked.update(kind for kind in kinds.values() if kind is not None)
+    return [name for name, kind in kinds.items() if kind is None]
+
+
+def _walk(folder: Path, apart: _Identity | None, overlooked: Counter[str]) -> Iterator[tuple[str, bool]]:
+    """Names of all files below the folder, and whether they are in the folder `apart`; others are counted.
 
     A link to a folder around it is not followed: that would never end.
     """
     around: dict[str, frozenset[_Identity | None]] = {os.fspath(folder): frozenset({_identity(folder)})}
     for directory, inner, files in os.walk(folder, followlinks=True):
         above = around.pop(directory)
-        entered = {name: _identity(Path(directory, name)) for name in inner if not name.startswith(".")}
+        entered = {name: _identity(Path(directory, name)) for name in _looked_at(inner, overlooked)}
         inner[:] = [name for name, identity in entered.items() if identity is not None and identity not in above]
         around.update((os.path.join(directory, name), above | {entered[name]}) for name in inner)
         below, is_apart = Path(directory).relative_to(folder), apart is not None and apart in above
-        yield from (((below / name).as_posix(), is_apart) for name in files if not name.startswith("."))
+        yield from (((below / name).as_posix(), is_apart) for name in _looked_at(files, overlooked))
 
 
 def _identity(folder: Path) -> _Identity | None:

@@ -11,6 +11,7 @@ from dataclasses import replace
 from unicodedata import normalize
 
 from diffusionpipe.trainer.data.captions import SIDECARS, Description
+from diffusionpipe.trainer.data.listing import overlooked_part
 
 
 class Names:
@@ -35,6 +36,8 @@ class Names:
 
     def explain(self, name: str) -> str:
         """The name that no file has, and one that a file has with other capital letters."""
+        if (part := overlooked_part(name.replace("\\", "/"))) not in (None, ".", ".."):
+            return f"{name} ({part} is never read)"
         near = self._small.get(normalize("NFC", name).replace("\\", "/").casefold())
         return name if near is None else f"{name} (the folder has {near})"
 

@@ -2,12 +2,17 @@
 
     {"step": 12, "position": 3, "skipped": "birds/7.jpg", "instead": "birds/41.jpg", "reason": "OSError: ..."}
 
+A picture that is damaged in its header is left out when the folder is read, before the first step:
+
+    {"step": null, "position": null, "skipped": "birds/8.jpg", "instead": null, "reason": "it is empty"}
+
 The process that decodes writes the line, before the batch is used. Several may write the same one: ranks that encode
 different parts of a sample decode it each, and a resumed run decodes the batches again that were ready ahead.
 """
 
 import json
 import os
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -15,20 +20,21 @@ from pathlib import Path
 from diffusionpipe.errors import DataError
 from diffusionpipe.ir.codec import decode
 from diffusionpipe.ir.input_file import problem_of_file
+from diffusionpipe.ir.words import counted
 
 FILE = "skipped.jsonl"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Skipped:
-    """One sample of one step that was replaced."""
+    """One sample of one step that was replaced, or one that was left out of all steps."""
 
-    step: int
-    """Steps done before."""
-    position: int
+    step: int | None
+    """Steps done before; None: it was left out."""
+    position: int | None
     """In the global batch."""
     skipped: str
-    instead: str
+    instead: str | None
     reason: str
 
 
@@ -41,22 +47,36 @@ class Skipping:
     most: int
     """Different pictures."""
 
-    def note(self, skipped: Skipped) -> None:
-        """List it.
+    def leave_out(self, reasons: Mapping[str, str]) -> None:
+        """List pictures that are not used at all, by their names.
+
+        Raises:
+            DataError: as `note`.
+        """
+        listed = {one.skipped for one in read_skipped(self.folder) if one.step is None}
+        left_out = [
+            Skipped(step=None, position=None, skipped=name, instead=None, reason=reason)
+            for name, reason in reasons.items()
+            if name not in listed
+        ]
+        self.note(*left_out)
+
+    def note(self, *skipped: Skipped) -> None:
+        """List them.
 
         Raises:
             DataError: too many different pictures have been skipped; the message names the list.
         """
-        line = json.dumps(asdict(skipped)) + "\n"
+        lines = "".join(json.dumps(asdict(one)) + "\n" for one in skipped)
         descriptor = os.open(self.folder / FILE, os.O_CREAT | os.O_WRONLY | os.O_APPEND, 0o644)
         try:
-            os.write(descriptor, line.encode())  # in one piece, so that lines of several processes do not mix
+            os.write(descriptor, lines.encode())  # in one piece, so that lines of several processes do not mix
         finally:
             os.close(descriptor)
         pictures = {one.skipped for one in read_skipped(self.folder)}
         if len(pictures) > self.most:
             raise DataError(
-                f"{len(pictures)} pictures cannot be decoded, more than data.max_skipped = {self.most}; "
+                f"{counted(len(pictures), 'pictures cannot be decoded')}, more than data.max_skipped = {self.most}; "
                 f"{self.folder / FILE} lists them. Repair or remove them, or raise data.max_skipped"
             )
 
@@ -100,4 +120,4 @@ def _entry(path: Path, number: int, line: str) -> Skipped:
 
 def count_skipped(folder: Path, step: int) -> int:
     """Samples of the first `step` steps that were replaced; the same on every layout and after resuming."""
-    return len({(one.step, one.position) for one in read_skipped(folder) if one.step < step})
+    return len({(one.step, one.position) for one in read_skipped(folder) if one.step is not None and one.step < step})
