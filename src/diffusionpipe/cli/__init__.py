@@ -21,6 +21,7 @@ from diffusionpipe import __version__
 from diffusionpipe.cli.output import quieten
 from diffusionpipe.errors import ConfigError, DiffusionPipeError, PeerError, TrainingError
 from diffusionpipe.ir.home import expanded, expanded_path
+from diffusionpipe.ir.locales import as_utf8, print_everything
 from diffusionpipe.runtime.interrupts import remember_interrupts, was_interrupted
 
 if TYPE_CHECKING:  # typer has its own copy of click and does not export its types
@@ -64,14 +65,16 @@ def _expand_homes(command: "Command") -> None:
 
 
 def _with_home(_: "Context", parameter: "Parameter", value: object) -> object:
-    """What the command line gives for a parameter, with the home folder in place of a "~"."""
+    """What the command line gives for a parameter: in UTF-8, a path with the home folder in place of a "~"."""
     try:
         if isinstance(value, list | tuple):
-            return type(value)(expanded_path(one) if isinstance(one, Path) else one for one in value)
+            return type(value)(_with_home(_, parameter, one) for one in value)
         if isinstance(value, Path):
             return expanded_path(value)
         if isinstance(value, str) and parameter.name in _MAYBE_FILES:
             return expanded(value)
+        if isinstance(value, str):  # a prompt, say, whatever the locale
+            return as_utf8(value)
     except ValueError as error:
         raise ConfigError(f"{parameter.opts[0]}: {error}") from None
     return value
@@ -134,6 +137,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
     `train` has one more: 75, stopped before the last step (see `trainer.exit_status`).
     """
+    print_everything()
     quieten()
     remember_interrupts()
     try:

@@ -73,7 +73,7 @@ class Replanning:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=file,
-                text=True,
+                encoding="utf-8",
                 start_new_session=True,  # Ctrl-C ends the training first, which then ends this
             )
         self._started, self._limit = monotonic(), TIME_LIMIT

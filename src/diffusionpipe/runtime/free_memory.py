@@ -22,7 +22,7 @@ def free_memory(proc: Path = PROC, cgroup: Path = CGROUP) -> Bytes | None:
 
 def _available(proc: Path) -> Bytes | None:
     try:
-        lines = (proc / "meminfo").read_text().splitlines()
+        lines = (proc / "meminfo").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
         return None
     return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")), None)
@@ -50,7 +50,7 @@ def _left_in_groups(proc: Path, cgroup: Path) -> list[Bytes | None]:
     """Of the group of this process and of all groups around it: each may have a limit of its own."""
     own = {_SECOND: "/", _FIRST: "/"}
     with suppress(OSError):  # then the root: a container sees its own group there
-        for line in (proc / "self" / "cgroup").read_text().splitlines():
+        for line in (proc / "self" / "cgroup").read_text(encoding="utf-8", errors="replace").splitlines():
             number, controllers, path = line.split(":", 2)
             if number == "0":
                 own[_SECOND] = path
@@ -66,9 +66,11 @@ def _left_in_groups(proc: Path, cgroup: Path) -> list[Bytes | None]:
 def _left(group: Path, version: _Version) -> Bytes | None:
     """Limit less use; what files occupy of it can be dropped."""
     try:
-        limit = (group / version.limit).read_text().strip()
-        used = int((group / version.used).read_text())
-        statistics = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
+        limit = (group / version.limit).read_text(encoding="utf-8", errors="replace").strip()
+        used = int((group / version.used).read_text(encoding="utf-8", errors="replace"))
+        statistics = dict(
+            line.split() for line in (group / "memory.stat").read_text(encoding="utf-8", errors="replace").splitlines()
+        )
     except (OSError, ValueError):
         return None
     return None if limit == "max" else max(int(limit) - used + int(statistics.get(version.files, 0)), 0)

@@ -287,7 +287,7 @@ def _leave_note(error: BaseException, member: Membership) -> tuple[FailureNote, 
 
 
 def _end_soon() -> None:
-    faulthandler.dump_traceback_later(_DEADLINE, exit=True, file=open(os.devnull, "w"))  # noqa: SIM115
+    faulthandler.dump_traceback_later(_DEADLINE, exit=True, file=open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
 
 
 def ending(member: Membership) -> Callable[[str], None]:

@@ -36,6 +36,7 @@ from numpy.typing import NDArray
 
 from diffusionpipe.errors import ConfigError
 from diffusionpipe.ir.input_file import problem_of_file
+from diffusionpipe.ir.locales import for_file_names
 from diffusionpipe.ir.output_file import reason_of, write_atomically
 from diffusionpipe.trainer.data.clips import PLAYED
 from diffusionpipe.trainer.recipe import Precision
@@ -88,7 +89,7 @@ class Origin:
 
 def file_name(origin: Origin) -> str:
     """The name of a kept picture, 000-a-blue-tit.png: its index and the beginning of its caption in plain letters."""
-    words = re.sub(r"[\W_]+", "-", origin.caption.lower()).strip("-")
+    words = re.sub(r"[\W_]+", "-", for_file_names(origin.caption.lower())).strip("-")
     return f"{origin.index:03d}-{words[:_MAX_SLUG].strip('-')}".strip("-") + ".png"
 
 

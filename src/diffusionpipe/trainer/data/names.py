@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from unicodedata import normalize
 
+from diffusionpipe.ir.locales import as_utf8
 from diffusionpipe.trainer.data.captions import SIDECARS, Description
 from diffusionpipe.trainer.data.listing import overlooked_part
 
@@ -21,7 +22,7 @@ class Names:
         self._names = set(names)
         self._alike: dict[str, list[str]] = defaultdict(list)
         for name in self._names:
-            self._alike[normalize("NFC", name)].append(name)
+            self._alike[_key(name)].append(name)
         self._small = {name.casefold(): name for name in self._alike}
 
     def find(self, name: str) -> str:
@@ -29,7 +30,7 @@ class Names:
         for wanted in (name, posixpath.normpath(name.replace("\\", "/"))):
             if wanted in self._names:
                 return wanted
-            alike = self._alike.get(normalize("NFC", wanted), ())
+            alike = self._alike.get(_key(wanted), ())
             if len(alike) == 1:
                 return alike[0]
         return name
@@ -38,7 +39,7 @@ class Names:
         """The name that no file has, and one that a file has with other capital letters."""
         if (part := overlooked_part(name.replace("\\", "/"))) not in (None, ".", ".."):
             return f"{name} ({part} is never read)"
-        near = self._small.get(normalize("NFC", name).replace("\\", "/").casefold())
+        near = self._small.get(_key(name).replace("\\", "/").casefold())
         return name if near is None else f"{name} (the folder has {near})"
 
 
@@ -60,15 +61,20 @@ def found_descriptions(
 def sidecars_of(pictures: Iterable[str], sidecars: Iterable[str]) -> dict[str, str]:
     """The file with the caption of each picture that has one: ending and accents may be written in another way."""
     ranked = sorted(sidecars, key=_rank, reverse=True)
-    of_stem = {_stem(normalize("NFC", name)): name for name in ranked}
+    of_stem = {_stem(_key(name)): name for name in ranked}
     exact = {_stem(name): name for name in ranked}
     found = {}
     for picture in pictures:
         stem = _stem(picture)
-        sidecar = exact.get(stem) or of_stem.get(normalize("NFC", stem))
+        sidecar = exact.get(stem) or of_stem.get(_key(stem))
         if sidecar is not None:
             found[picture] = sidecar
     return found
+
+
+def _key(name: str) -> str:
+    """What names that mean the same have in common, also where the locale is not one of UTF-8."""
+    return normalize("NFC", as_utf8(name))
 
 
 def _rank(name: str) -> tuple[int, bool]:

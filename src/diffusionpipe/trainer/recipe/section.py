@@ -80,6 +80,11 @@ def possible(path: Path) -> Path:
         str(path).encode()
     except UnicodeEncodeError:
         raise ValueError(": the bytes of a path must be UTF-8, because it is written into files of text") from None
+    try:
+        os.fsencode(path)
+    except UnicodeEncodeError:
+        why = f"this locale has no letters for the path (its encoding is {sys.getfilesystemencoding()})"
+        raise ValueError(f": {why}; set LC_ALL=C.UTF-8 or PYTHONUTF8=1") from None
     longest = max((len(os.fsencode(part)) for part in path.parts), default=0)
     if longest > _MAX_NAME or len(os.fsencode(path)) > _MAX_PATH:
         raise ValueError(f": a path has at most {_MAX_PATH} bytes and {_MAX_NAME} between two slashes")
