@@ -49,7 +49,7 @@ def test_what_steers_nothing_or_is_missing_is_refused(model, data, tmp_path):
         open_source(asked.sources[0], wish, asked.settings[0])
     Image.new("RGB", (RESOLUTION, RESOLUTION)).save(tmp_path / "plain.png")
     (tmp_path / "plain.txt").write_text("a b")
-    with pytest.raises(DataError, match=r'1 pictures have no "conditioning_image"'):
+    with pytest.raises(DataError, match=r'1 picture has no "conditioning_image"'):
         steering_pictures(tmp_path, 1)
 
 
