@@ -6,6 +6,7 @@ import shlex
 import signal
 import subprocess
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -59,7 +60,7 @@ def test_slurms_script_asks_for_another_turn_if_the_run_was_stopped(tmp_path, st
         (tmp_path / name).write_text(text)
         (tmp_path / name).chmod(0o755)
     environment = os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_JOB_ID": "4711"}
-    job = subprocess.Popen(["bash", "-c", block("bash")], cwd=tmp_path, env=environment)
+    job = subprocess.Popen(["bash", "-c", block("bash")], cwd=tmp_path, env=environment, start_new_session=True)
     try:
         deadline = time.monotonic() + 30
         while not (tmp_path / "started").exists():
@@ -69,7 +70,8 @@ def test_slurms_script_asks_for_another_turn_if_the_run_was_stopped(tmp_path, st
             job.send_signal(signal.SIGTERM)
         assert job.wait(timeout=30) == ends
     finally:
-        job.kill()
+        with suppress(ProcessLookupError):
+            os.killpg(job.pid, signal.SIGKILL)
     requeued = tmp_path / "requeued"
     assert (requeued.read_text() if requeued.exists() else None) == ("requeue 4711\n" if is_requeued else None)
     given = options_of(shlex.split((tmp_path / "command").read_text()))

@@ -94,13 +94,15 @@ def test_components_to_train_can_be_chosen(stable_diffusion):
     assert trained == {"text_encoder"}
 
 
-def test_a_denoiser_without_weights_is_trained_from_scratch_and_a_vae_is_not(stable_diffusion):
+def test_a_denoiser_without_weights_is_trained_where_the_recipe_says_so_and_a_vae_is_not(stable_diffusion):
     graph = build_graph(stable_diffusion, objective=PLAIN, resolution=8)
     (stable_diffusion / "unet" / "diffusion_pytorch_model.safetensors").unlink()
-    assert weight_sources(stable_diffusion, graph)["unet"] is None
-    (stable_diffusion / "vae" / "diffusion_pytorch_model.safetensors").unlink()
-    with pytest.raises(ModelError, match="vae has no safetensors file, and vae is not trained"):
+    assert weight_sources(stable_diffusion, graph, from_scratch=True)["unet"] is None
+    with pytest.raises(ModelError, match=r"unet has no weights \(it has config.json\).* set model.from_scratch = true"):
         weight_sources(stable_diffusion, graph)
+    (stable_diffusion / "vae" / "diffusion_pytorch_model.safetensors").unlink()
+    with pytest.raises(ModelError, match=r"vae has no weights \(it has config.json\), and vae is not trained"):
+        weight_sources(stable_diffusion, graph, from_scratch=True)
 
 
 def test_an_unknown_pipeline_is_refused_with_those_that_are_known(stable_diffusion):

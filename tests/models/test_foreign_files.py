@@ -10,7 +10,7 @@ from tiny_runs import save_stable_diffusion
 from diffusionpipe.errors import DiffusionPipeError, ModelError
 from diffusionpipe.models.folder import build_graph, open_components, scheduler_config
 from diffusionpipe.models.objective import Objective, ObjectiveSettings, Prediction
-from diffusionpipe.models.weights import weight_files
+from diffusionpipe.models.stored import stored_weights
 from diffusionpipe.trainer.conditions import open_tokenizer
 from diffusionpipe.trainer.sampling import Spacing, build_scheduler, set_times
 
@@ -115,14 +115,14 @@ def test_an_index_that_does_not_name_files_beside_it_is_refused(tmp_path, index)
     path = tmp_path / "model.safetensors.index.json"
     (tmp_path.parent / "outside.safetensors").touch()
     path.write_text(json.dumps(index))
-    assert str(path) in refusal(lambda: weight_files(tmp_path))
+    assert str(path) in refusal(lambda: stored_weights(tmp_path))
 
 
 @pytest.mark.parametrize("make", [os.mkfifo, lambda path: path.symlink_to("/dev/zero")], ids=["FIFO", "device"])
 def test_weights_that_would_be_waited_for_are_refused_at_once(tmp_path, make):
     path = tmp_path / "diffusion_pytorch_model.safetensors"
     make(path)
-    assert f"{path} cannot be read: it is not a regular file" in refusal(lambda: weight_files(tmp_path))
+    assert f"{path} cannot be read: it is not a regular file" in refusal(lambda: stored_weights(tmp_path))
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from diffusionpipe.models.graph import layer_parameters
 from diffusionpipe.models.lora import ATTENTION, LoraSettings, add_lora
 from diffusionpipe.models.lora_file import ADAPTERS, load_adapters
 from diffusionpipe.models.run import run_layers
+from diffusionpipe.models.stored import stored_weights
 from diffusionpipe.models.weights import materialize
 
 pytest.importorskip("peft")
@@ -114,7 +115,14 @@ def test_weights_of_the_model_without_adapters_are_read(tmp_path):
                     meta = torch.nn.Parameter(parameter.detach().to("meta"), requires_grad=parameter.requires_grad)
                     module._parameters[parameter_name] = meta
     names = [layer.name for layer in graph.layers if layer.component == "transformer"]
-    materialize(graph, names, {"transformer": tmp_path / "transformer"}, device="cpu", dtype=torch.float32, seed=0)
+    materialize(
+        graph,
+        names,
+        {"transformer": stored_weights(tmp_path / "transformer")},
+        device="cpu",
+        dtype=torch.float32,
+        seed=0,
+    )
     before = dict(stored.components["transformer"].named_parameters())
     for name, parameter in graph.components["transformer"].named_parameters():
         if ".lora_B." in name:
@@ -208,9 +216,12 @@ def test_adapters_beside_random_weights_are_refused(tmp_path):
     graph = tiny_sd3()
     for name in ("vae", "text_encoder", "text_encoder_2", "text_encoder_3"):
         graph.components[name].save_pretrained(tmp_path / name)
-    assert weight_sources(tmp_path, graph)["transformer"] is None
+    assert weight_sources(tmp_path, graph, from_scratch=True)["transformer"] is None
     add_lora(graph.components, "transformer", LoraSettings(rank=2))
-    with pytest.raises(ModelError, match="transformer has no safetensors file, and adapters need pretrained weights"):
+    with pytest.raises(
+        ModelError,
+        match=r"transformer has no weights \(there is no such folder\), and adapters need pretrained weights",
+    ):
         weight_sources(tmp_path, graph)
 
 

@@ -1,4 +1,5 @@
 import json
+import os
 
 import pytest
 import torch
@@ -21,7 +22,8 @@ from diffusionpipe.models.objective import Objective, ObjectiveSettings
 from diffusionpipe.models.run import run_layers
 from diffusionpipe.models.sequential import sequential_graph
 from diffusionpipe.models.stable_diffusion import stable_diffusion_graph
-from diffusionpipe.models.weights import materialize, weight_files
+from diffusionpipe.models.stored import stored_weights
+from diffusionpipe.models.weights import materialize
 
 NOWHERE = {"text_encoder": None, "vae": None, "unet": None, "transformer": None, "model": None}
 
@@ -37,7 +39,8 @@ def _to_meta(graph):
 
 def _fill(graph, layers=None, sources=NOWHERE, dtype=torch.float32, seed=0):
     names = [layer.name for layer in graph.layers] if layers is None else layers
-    materialize(graph, names, sources, device="cpu", dtype=dtype, seed=seed)
+    stored = {name: folder if folder is None else stored_weights(folder) for name, folder in sources.items()}
+    materialize(graph, names, stored, device="cpu", dtype=dtype, seed=seed)
     return layer_parameters(graph, names)
 
 
@@ -71,7 +74,7 @@ def test_stored_weights_are_read_exactly(folder):
     read = _fill(graph, sources=_sources(folder))
     for name, parameter in read.items():
         component, _, key = name.partition(".")
-        stored = load_file(weight_files(folder / component)[0])
+        stored = load_file(stored_weights(folder / component).files[0])
         assert torch.equal(parameter, stored[key]), name
         assert parameter.requires_grad == (component == "unet")
 
@@ -130,7 +133,7 @@ def test_half_precision_files_give_the_wanted_dtype(folder, tmp_path):
 
 def test_sharded_weights_are_read_by_their_index(folder, tmp_path):
     UNet2DConditionModel.from_pretrained(folder / "unet").save_pretrained(tmp_path, max_shard_size="20KB")
-    assert len(weight_files(tmp_path)) > 1
+    assert len(stored_weights(tmp_path).files) > 1
     whole, sharded = _meta_graph(), _meta_graph()
     names = [layer.name for layer in whole.layers if layer.component == "unet"]
     expected = _fill(whole, names, _sources(folder))
@@ -167,11 +170,11 @@ def test_every_problem_of_a_file_is_told_at_once(folder, tmp_path):
     graph = _meta_graph()
     with pytest.raises(ModelError) as caught:
         _fill(graph, sources={**_sources(folder), "unet": tmp_path})
-    lines = str(caught.value).splitlines()
-    assert len(lines) == 3
-    assert any("no tensor for unet.conv_in.weight" in line for line in lines)
-    assert any("unexpected tensor strange.weight" in line for line in lines)
-    assert any("conv_out.bias has shape (7,), but the configuration says (4,)" in line for line in lines)
+    (line,) = str(caught.value).splitlines()
+    assert f"{tmp_path / 'model.safetensors'} does not fit {tmp_path / 'config.json'}" in line
+    assert "1 tensor missing (unet.conv_in.weight)" in line
+    assert "1 tensor unexpected (strange.weight)" in line
+    assert "conv_out.bias has shape (7,), but the configuration says (4,)" in line
     assert all(p.is_meta for component in graph.components.values() for p in component.parameters())
 
 
@@ -189,10 +192,30 @@ def test_a_missing_shard_is_refused_by_name(tmp_path):
         _fill(_meta_graph(), ["unet.conv_in"], {"unet": tmp_path})
 
 
-def test_pickled_weights_are_not_read(tmp_path):
-    AutoencoderKL(block_out_channels=(32,)).save_pretrained(tmp_path, safe_serialization=False)
-    with pytest.raises(ModelError, match="holds no safetensors file"):
-        _fill(_meta_graph(), ["vae.encoder.conv_in"], {"vae": tmp_path})
+def test_bin_files_are_read(folder, tmp_path):
+    stored = AutoencoderKL.from_pretrained(folder / "vae")
+    stored.save_pretrained(tmp_path, safe_serialization=False)
+    found = _fill(_meta_graph(), ["vae.encoder.conv_in"], {"vae": tmp_path})
+    assert torch.equal(found["vae.encoder.conv_in.weight"], stored.encoder.conv_in.weight)
+
+
+class _Planted:
+    """Runs code when it is unpickled."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return os.mkdir, (str(self.path),)
+
+
+@pytest.mark.parametrize("is_old", [False, True])
+def test_nothing_in_a_bin_file_is_executed(tmp_path, is_old):
+    planted = {"conv_in.weight": _Planted(tmp_path / "executed")}
+    torch.save(planted, tmp_path / "pytorch_model.bin", _use_new_zipfile_serialization=not is_old)
+    with pytest.raises(ModelError, match=r"pytorch_model\.bin cannot be read: it holds more than tensors"):
+        _fill(_meta_graph(), ["unet.conv_in"], {"unet": tmp_path})
+    assert not (tmp_path / "executed").exists()
 
 
 def test_initial_values_do_not_depend_on_which_other_layers_are_here():

@@ -71,6 +71,7 @@ def _draw(model: "TrainedModel", origin: "Origin", device: "torch.device") -> "P
             resolution=origin.resolution,
             device=device,
             adapters=model.adapters,
+            variant=model.variant,
             clip=size.clip,
             arithmetic=Arithmetic(rows=origin.rows, precision=origin.precision),
             on_step=on_step,

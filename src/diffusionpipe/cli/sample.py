@@ -107,6 +107,13 @@ PrecisionOption = Annotated[
     str | None,
     typer.Option(help="float32 or bfloat16; default: the run's, or float32 of other folders.", show_default=False),
 ]
+VariantOption = Annotated[
+    str | None,
+    typer.Option(
+        help="The variant of a folder's weights, e.g. fp16; default: plain files, or the only variant.",
+        show_default=False,
+    ),
+]
 NoiseLevelOption = Annotated[
     int | None,
     typer.Option(
@@ -142,6 +149,7 @@ def sample(
     noise_level: NoiseLevelOption = None,
     ranks: RanksOption = None,
     precision: PrecisionOption = None,
+    variant: VariantOption = None,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
 ) -> None:
     """Draw pictures with a run's exported model or adapters (LoRA), or with any diffusers model."""
@@ -157,7 +165,7 @@ def sample(
         return
     wish = _wish(prompt or (), prompts, negative, label or (), count)
     chosen_device(device)
-    model, own = _until(trained_model(run), until), sampling_of(run)
+    model, own = _until(trained_model(run, variant), until), sampling_of(run)
     asked = _Asked(
         steps=steps,
         guidance=guidance,

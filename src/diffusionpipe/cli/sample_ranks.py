@@ -51,6 +51,7 @@ class Drawing:
                 name=one.name,
                 small=None if one.before is None else one.before.resolution,
                 clip=self.size.clip,
+                variant=one.variant,
             )
             for one in self.model.chain
         ]

@@ -18,6 +18,8 @@ class TrainedModel:
     """Of the model among those of a cascade."""
     resolution: int | None = None
     """Side of its pictures; None: as the run's recipe or diffusers' pipeline says."""
+    variant: str | None = None
+    """Of the folder's weights, as `model.variant` of a recipe."""
     before: "TrainedModel | None" = None
     """Draws the small pictures that it reads."""
 
@@ -27,8 +29,8 @@ class TrainedModel:
         return (*(self.before.chain if self.before is not None else ()), self)
 
 
-def trained_model(run: Path) -> TrainedModel:
-    """What a run has exported, or any diffusers folder.
+def trained_model(run: Path, variant: str | None = None) -> TrainedModel:
+    """What a run has exported, or any diffusers folder, of which the `variant` of the weights is read.
 
     Raises:
         ConfigError: there is none, or adapters whose base model is not known or not there.
@@ -45,7 +47,7 @@ def trained_model(run: Path) -> TrainedModel:
                     f"{folder} draws from small pictures; give the run that trained it after the model that draws "
                     "them, or use diffusers"
                 )
-            return TrainedModel(folder=folder, adapters=None, scheduler=scheduler_config(folder))
+            return TrainedModel(folder=folder, adapters=None, scheduler=scheduler_config(folder), variant=variant)
         if (folder / ADAPTERS).is_file():
             return with_adapters(folder, recipe_of(run))
     recipe = recipe_of(run)
@@ -102,9 +104,9 @@ def with_adapters(adapters: Path, recipe: Path) -> TrainedModel:
             "folder, or load them with diffusers' load_lora_weights"
         )
     loaded = load_recipe(recipe)
-    folder = resolve_folder(loaded.model.path)
+    folder = resolve_folder(loaded.model.path, loaded.model.variant)
     scheduler = sampling_scheduler(folder, prediction_of(loaded, folder), loaded.objective.shift)
-    return TrainedModel(folder=folder, adapters=adapters, scheduler=scheduler)
+    return TrainedModel(folder=folder, adapters=adapters, scheduler=scheduler, variant=loaded.model.variant)
 
 
 def model_after(run: Path, step: int, temporary: Path) -> TrainedModel:

@@ -16,7 +16,7 @@ from pathlib import Path
 from diffusionpipe.ir.input_file import read_json
 from diffusionpipe.models.folder import family_of
 from diffusionpipe.models.graph import Layer, LayerGraph
-from diffusionpipe.models.weights import weight_files
+from diffusionpipe.models.stored import stored_weights
 
 TOKENS = "input_ids"
 """How the raw inputs begin that hold a caption in tokens."""
@@ -33,6 +33,8 @@ class Opened:
 
     folder: Path
     graph: LayerGraph
+    variant: str | None = None
+    """Of the weights that are read; see `stored_weights`."""
 
 
 def common_encoders(models: Mapping[str, Opened]) -> dict[str, dict[str, str]]:
@@ -62,7 +64,7 @@ def _are_alike(one: Opened, other: Opened, component: str) -> bool:
         and _described(one.graph, component) == _described(other.graph, component)
         and all(_have_same_files(first, second) for first, second in _folders(one, other, component))
         and _configuration(one.folder / component) == _configuration(other.folder / component)
-        and _have_same_weights(one.folder / component, other.folder / component)
+        and _have_same_weights(one, other, component)
     )
 
 
@@ -106,9 +108,10 @@ def _have_same_files(one: Path, other: Path) -> bool:
     return names[0] == names[1] and same_prompts and all(cmp(one / n, other / n, shallow=False) for n in names[0])
 
 
-def _have_same_weights(one: Path, other: Path) -> bool:
-    files = [weight_files(folder) for folder in (one, other)]
-    same_number = len(files[0]) == len(files[1]) > 0
+def _have_same_weights(one: Opened, other: Opened, component: str) -> bool:
+    found = [stored_weights(model.folder / component, model.variant) for model in (one, other)]
+    files = [stored.files for stored in found if stored]
+    same_number = len(files) == 2 and len(files[0]) == len(files[1])
     return same_number and all(_is_same(a, b) for a, b in zip(*files, strict=True))
 
 

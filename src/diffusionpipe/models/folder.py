@@ -5,6 +5,7 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 
 from diffusionpipe.errors import ModelError
@@ -40,7 +41,8 @@ from diffusionpipe.models.lora import LoraSettings, add_lora, is_adapter
 from diffusionpipe.models.meta import module_on_meta
 from diffusionpipe.models.objective import Objective, ObjectiveSettings
 from diffusionpipe.models.self_conditioning import plain_config, self_conditioned
-from diffusionpipe.models.weights import weight_files
+from diffusionpipe.models.stored import StoredWeights, missing_weights, stored_weights
+from diffusionpipe.models.weights import fill, misfits_of
 
 REGISTRY: Mapping[str, Family] = {
     "StableDiffusionPipeline": stable_diffusion.FAMILY,
@@ -66,6 +68,8 @@ REGISTRY: Mapping[str, Family] = {
     "IFSuperResolutionPipeline": deepfloyd.SUPER_RESOLUTION,
 }
 """Adapters by the pipeline class in model_index.json."""
+_SAID = 2
+"""Components whose problems an error states."""
 
 
 def build_graph(
@@ -162,10 +166,11 @@ def family_graph(
     return graph
 
 
-def resolve_folder(folder_or_id: str | Path) -> Path:
+def resolve_folder(folder_or_id: str | Path, variant: str | None = None) -> Path:
     """The folder itself, or the local copy of the hub's repository where no such folder exists.
 
-    Of a repository only the components' configurations and safetensors are fetched.
+    Of a repository only the components' configurations and safetensors are fetched; .bin files of components without
+    these. Variants of the weights are left out, but for the one that is asked for.
 
     Raises ModelError if there is neither.
     """
@@ -178,7 +183,13 @@ def resolve_folder(folder_or_id: str | Path) -> Path:
     folders |= {family.augmentation for family in REGISTRY.values() if family.augmentation is not None}
     folders |= {"scheduler", "tokenizer", "tokenizer_2", "tokenizer_3"}
     patterns = [f"{name}/*{end}" for name in folders for end in (".json", ".txt", ".safetensors")]
-    return fetched(str(folder_or_id), ("model_index.json", *patterns))
+    found = fetched(str(folder_or_id), ("model_index.json", *patterns), variant)
+    bare = [name for name in sorted(folders) if (found / name / "config.json").is_file()]
+    bare = [name for name in bare if not any((found / name).glob("*.safetensors*"))]
+    if bare:  # old repositories have nothing else, and others everything twice
+        ends = ("*.bin", "*.bin.index.json")
+        found = fetched(str(folder_or_id), [f"{name}/{end}" for name in bare for end in ends], variant)
+    return found
 
 
 def _own(folder_or_id: str | Path) -> Path:
@@ -258,27 +269,59 @@ def component_config(folder: Path, component: str) -> dict[str, Any]:
     return _read_json(folder / component / "config.json")
 
 
-def weight_sources(folder: Path, graph: LayerGraph) -> dict[str, Path | None]:
-    """Where the weights of each component lie; None for a component to be trained from scratch, which has none.
+def weight_sources(
+    folder: Path, graph: LayerGraph, *, variant: str | None = None, from_scratch: bool = False
+) -> dict[str, StoredWeights | None]:
+    """Where the weights of each component lie; None for the trained components of a model that starts `from_scratch`.
 
-    Raises ModelError for a component without weights that is frozen, or of which adapters alone are trained.
+    The names and shapes in the files are compared with those of the components; no tensor is read. With a `variant`,
+    e.g. "fp16", its files go before plain ones.
+
+    Raises ModelError for weights that are missing, damaged, or not those of the component.
     """
-    sources: dict[str, Path | None] = {}
+    sources: dict[str, StoredWeights | None] = {}
     problems = []
     for name, component in graph.components.items():
         parameters = list(component.parameters())
         if not parameters:
             continue
-        sources[name] = folder / name if weight_files(folder / name) else None
-        if sources[name] is not None:
+        has_adapters = any(is_adapter(key) for key, _ in component.named_parameters())
+        is_trained = any(parameter.requires_grad for parameter in parameters)
+        if from_scratch and is_trained and not has_adapters:
+            sources[name] = None
             continue
-        if any(is_adapter(key) for key, _ in component.named_parameters()):
-            problems.append(f"{folder / name} has no safetensors file, and adapters need pretrained weights")
-        elif not any(parameter.requires_grad for parameter in parameters):
-            problems.append(f"{folder / name} has no safetensors file, and {name} is not trained")
+        try:
+            found = stored_weights(folder / name, variant)
+            if found is None:
+                why = f"and {name} is not trained"
+                if has_adapters:
+                    why = "and adapters need pretrained weights"
+                elif is_trained:
+                    why = "and would start from random ones; get the model again, or set model.from_scratch = true"
+                problems.append(missing_weights(folder / name, why))
+                continue
+            problems += misfits_of(graph, name, found)
+            sources[name] = found
+        except ModelError as error:
+            problems.append(str(error))
     if problems:
-        raise ModelError("\n".join(problems))
+        more = [f"{len(problems) - _SAID} more of its components cannot be read"] if len(problems) > _SAID else []
+        raise ModelError("\n".join(problems[:_SAID] + more))
     return sources
+
+
+def open_component(folder: Path, name: str, *, device: torch.device, variant: str | None = None) -> Any:
+    """One component of a folder with all its weights, on the device and in float32.
+
+    Raises ModelError for a folder of another kind, and for weights that are missing, damaged, or not the component's.
+    """
+    config = component_config(folder, name)
+    module = module_on_meta(family_of(folder).components[name], config, source=folder / name / "config.json")
+    found = stored_weights(folder / name, variant)
+    if found is None:
+        raise ModelError(missing_weights(folder / name, "and they are needed here; get the model again"))
+    fill(name, module, found, device=device)
+    return module.eval()
 
 
 def family_of(folder: Path) -> Family:

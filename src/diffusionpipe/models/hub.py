@@ -8,11 +8,14 @@ from diffusionpipe.errors import ModelError
 _LONG = 200
 
 
-def fetched(name: str, patterns: Sequence[str]) -> Path:
+_VARIANTS = ("fp16", "bf16", "non_ema")
+
+
+def fetched(name: str, patterns: Sequence[str], variant: str | None = None) -> Path:
     """The copy of the repository `name` in the hub's cache; what it lacks of the patterns is fetched.
 
-    Weights in float16 and those without averages are never fetched. The hub's own variables hold: HF_HOME, HF_TOKEN,
-    HF_HUB_OFFLINE.
+    Of the variants of weights only the one that is asked for is fetched. The hub's own variables hold: HF_HOME,
+    HF_TOKEN, HF_HUB_OFFLINE.
 
     Raises ModelError if there is none: no network, no such model, no right to read it, no room.
     """
@@ -21,7 +24,9 @@ def fetched(name: str, patterns: Sequence[str]) -> Path:
     try:
         return Path(
             huggingface_hub.snapshot_download(
-                name, allow_patterns=list(patterns), ignore_patterns=["*.fp16.*", "*.non_ema.*"]
+                name,
+                allow_patterns=list(patterns),
+                ignore_patterns=[f"*.{one}{end}" for one in _VARIANTS if one != variant for end in (".*", "-*")],
             )
         )
     except Exception as error:  # also what the hub's HTTP client raises, whose classes change with its versions

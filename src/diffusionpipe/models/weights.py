@@ -1,18 +1,19 @@
-"""Weights of the layers that one rank runs: read from safetensors, or initialised by name."""
+"""Weights of the layers that one rank runs: read from the folder's files, or initialised by name."""
 
 import hashlib
+import re
 from collections.abc import Callable, Collection, Iterator, Mapping
-from pathlib import Path
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from diffusionpipe.errors import ModelError
-from diffusionpipe.ir.input_file import problem_of_file, read_json
 from diffusionpipe.models.graph import LayerGraph, attribute, own_parameters
 from diffusionpipe.models.lora import is_adapter, is_second_matrix, stored_name
 from diffusionpipe.models.narrow_weights import is_narrow
+from diffusionpipe.models.stored import StoredWeights, Tensors, opened
 
 _RENAMED_IN_ATTENTION = {".query.": ".to_q.", ".key.": ".to_k.", ".value.": ".to_v.", ".proj_attn.": ".to_out.0."}
 _MOVED = (
@@ -26,13 +27,14 @@ _MOVED = (
 """Of language models that see pictures; and of language models that are stored with their head."""
 _NOT_STORED_ANY_MORE = ("position_ids", "lm_head.weight")
 _READ_BY_AUTOCAST = (nn.Linear.forward, nn.Conv1d.forward, nn.Conv2d.forward, nn.Conv3d.forward)
-_FILES = ("diffusion_pytorch_model.safetensors", "model.safetensors")
+_LISTED = 3
+"""Tensors that an error lists of each kind."""
 
 
 def materialize(
     graph: LayerGraph,
     layers: Collection[str],
-    sources: Mapping[str, Path | None],
+    sources: Mapping[str, StoredWeights | None],
     *,
     device: torch.device | str,
     dtype: torch.dtype,
@@ -44,7 +46,7 @@ def materialize(
 ) -> None:
     """Gives the parameters and buffers of the submodules that these layers use real values, in place.
 
-    Of a component with a source only the tensors of these layers are read from its safetensors files. Parameters of a
+    Of a component with a source only the tensors of these layers are read from its files. Parameters of a
     component without one are initialised by the `reset_parameters` of their modules, on the CPU, under a generator
     keyed by (seed, canonical name of the module): the values depend on nothing else, above all not on which layers are
     here, and the global generator stays as it was. So are adapters, which no source holds; their second matrix is zero.
@@ -71,7 +73,10 @@ def materialize(
         else:
             added = {key: tensor for key, tensor in needed.items() if is_adapter(key)}
             base = {key: tensor for key, tensor in needed.items() if key not in added}
-            stored = _stored(name, component, base, source, problems, graph.widened)
+            misfits, stored = _Misfits(), dict[str, Tensor]()
+            for file, key, place in _matched(name, component, base, source, graph.widened, misfits):
+                stored[place] = _read(file, key, base[place])
+            problems += misfits.sentences(source)
             values[name] = base | stored
             values[name] |= added | _initialised(name, component, added, seed, problems)
         if not problems:
@@ -105,44 +110,6 @@ def frozen_factors(graph: LayerGraph) -> frozenset[str]:
         for name, parameter in module.named_parameters(recurse=False)
         if not parameter.requires_grad
     )
-
-
-def weight_files(folder: Path) -> tuple[Path, ...]:
-    """The safetensors files of a component: the shards of an index, else the one file; () if there is none.
-
-    Raises ModelError for an index that cannot be read, and for a FIFO or a device, which would be waited for.
-    """
-    for name in _FILES:
-        index = folder / f"{name}.index.json"
-        if index.is_file():
-            return tuple(folder / shard for shard in _shards(index))
-    for name in _FILES:
-        if (folder / name).is_file():
-            return (folder / name,)
-    others = tuple(folder.glob("*.safetensors"))
-    if len(others) == 1 and (problem := problem_of_file(others[0])):
-        raise ModelError(f"{others[0]} cannot be read: {problem}")
-    return others if len(others) == 1 else ()
-
-
-def _shards(index: Path) -> list[str]:
-    """The names of the shards in an index. Raises ModelError for one that names anything but files beside it."""
-    try:
-        content = read_json(index)
-    except (OSError, ValueError) as error:
-        raise ModelError(f"{index} cannot be read: {error}") from error
-    table = content.get("weight_map") if isinstance(content, dict) else None
-    if not isinstance(table, dict) or not table:
-        raise ModelError(f"{index} is not an index of safetensors shards: it has no weight_map")
-    for name, shard in table.items():
-        if not isinstance(shard, str) or shard != Path(shard).name:
-            raise ModelError(f"{index}: the shard of {name} is {shard!r}; it must be the name of a file beside it")
-    shards = sorted(set(table.values()))
-    if missing := [shard for shard in shards if not (index.parent / shard).is_file()]:
-        raise ModelError(
-            f"{index}: {missing[0] or repr(missing[0])} cannot be read: it is missing; get the model again"
-        )
-    return shards
 
 
 def _needed(graph: LayerGraph, component_name: str, layers: Collection[str]) -> dict[str, Tensor]:
@@ -242,66 +209,142 @@ _INITIALISERS: Mapping[str, Callable[[Any], None]] = {"AttentionPooling": _place
 """Of classes that have no `reset_parameters`."""
 
 
-def _stored(
+def misfits_of(graph: LayerGraph, component_name: str, source: StoredWeights) -> list[str]:
+    """What is wrong with the names and shapes of a component's stored tensors, as a sentence; nothing else is read.
+
+    Raises ModelError for a file that cannot be read.
+    """
+    component, misfits = graph.components[component_name], _Misfits()
+    # Also what no layer uses, such as the decoder of a VAE, which is needed later.
+    own = dict(component.named_parameters()) | dict(component.named_buffers())
+    base = {key: tensor for key, tensor in own.items() if not is_adapter(key)}
+    for _ in _matched(component_name, component, base, source, graph.widened, misfits):
+        pass
+    return misfits.sentences(source)
+
+
+def fill(component_name: str, component: nn.Module, source: StoredWeights, *, device: torch.device) -> None:
+    """Gives all parameters and buffers of a component that are stored their values, on the device and in float32.
+
+    Raises ModelError for weights that are damaged, or not those of the component.
+    """
+    own = dict(component.named_parameters()) | dict(component.named_buffers())
+    values, misfits = dict[str, Tensor](), _Misfits()
+    for tensors, key, name in _matched(component_name, component, own, source, (), misfits):
+        values[name] = tensors.get(key)
+    if sentences := misfits.sentences(source):
+        raise ModelError("\n".join(sentences))
+    for _ in _placed(component, values, device, dict.fromkeys(values, torch.float32)):
+        pass
+
+
+def tensors_of(
+    component_name: str, component: nn.Module, source: StoredWeights, names: Collection[str]
+) -> dict[str, Tensor]:
+    """Those of the named parameters and buffers of a component that its files hold, as they are stored.
+
+    Raises ModelError for a file that cannot be read.
+    """
+    own = dict(component.named_parameters()) | dict(component.named_buffers())
+    wanted = {name: own[name].detach().to("meta") for name in names if name in own}
+    found = _matched(component_name, component, wanted, source, (), _Misfits())
+    return {name: tensors.get(key) for tensors, key, name in found}
+
+
+def names_in(component: nn.Module, source: StoredWeights) -> dict[str, str]:
+    """What a component's files call its tensors, by today's names in its state, where the two differ.
+
+    Raises ModelError for a file that cannot be read.
+    """
+    names, found = _state_names(component), dict[str, str]()
+    for file in source.files:
+        with opened(file) as tensors:
+            found |= {new: key for key in tensors.names() for new in [_name_of(key, names)] if new is not None}
+    stored = set(found.values())
+    return {name: found[canonical] for name, canonical in names.items() if name not in stored and canonical in found}
+
+
+@dataclass(slots=True)
+class _Misfits:
+    """Stored tensors that are not what a component has. Mutable: grows while files are read."""
+
+    missing: list[str] = field(default_factory=list)
+    unexpected: list[str] = field(default_factory=list)
+    misshapen: list[str] = field(default_factory=list)
+
+    def sentences(self, source: StoredWeights) -> list[str]:
+        """One sentence with all of them, or none."""
+        parts = [
+            f"{len(names)} tensor{'s' if len(names) > 1 else ''} {what} ({_listed(names)})"
+            for what, names in (("missing", self.missing), ("unexpected", self.unexpected))
+            if names
+        ]
+        parts += [_listed(self.misshapen)] if self.misshapen else []
+        if not parts:
+            return []
+        file = source.index or source.files[0]
+        return [f"{file} does not fit {file.parent / 'config.json'}: {'; '.join(parts)}; get the model again"]
+
+
+def _listed(names: list[str]) -> str:
+    return ", ".join(names[:_LISTED]) + (f" and {len(names) - _LISTED} more" if len(names) > _LISTED else "")
+
+
+def _matched(
     component_name: str,
     component: nn.Module,
     needed: Mapping[str, Tensor],
-    source: Path,
-    problems: list[str],
+    source: StoredWeights,
     widened: Collection[str],
-) -> dict[str, Tensor]:
-    """The needed tensors that the component's state has, from its safetensors files.
+    misfits: _Misfits,
+) -> Iterator[tuple[Tensors, str, str]]:
+    """(open file, its name for a tensor, the component's name) of the needed tensors that are stored.
 
-    Of the `widened` ones, by canonical name, the second half of the inputs may be missing; it is zero then.
+    Of the `widened` ones, by canonical name, the second half of the inputs may be missing.
+
+    Raises ModelError for a file that cannot be read.
     """
-    from safetensors import SafetensorError
-
-    files = weight_files(source)
-    if not files:
-        problems.append(f"{source} holds no safetensors file; save the model with safe_serialization=True")
-        return {}
     names = _state_names(component)
     wanted = {
         name: tensor
         for name, tensor in needed.items()
         if name in names.values() and (tensor.is_meta or not isinstance(tensor, nn.Parameter))
     }
-    values: dict[str, Tensor] = {}
-    halves = {name for name in wanted if f"{component_name}.{name}" in widened}
-    for file in files:
-        try:
-            _read(file, names, wanted, values, problems, halves)
-        except (SafetensorError, OSError) as error:
-            problems.append(f"{file} cannot be read: {error}")
-    problems += [f"{source}: no tensor for {component_name}.{name}" for name in wanted if name not in values]
-    return values
+    left = dict.fromkeys(wanted)
+    overlooked = _overlooked(component)
+    for file in source.files:
+        with opened(file) as tensors:
+            for key in tensors.names():
+                name = _name_of(key, names)
+                if name is None:
+                    misfits.unexpected += [key] if not overlooked.search(key) else []
+                elif name in wanted:
+                    left.pop(name, None)
+                    shape, expected = tensors.shape(key), tuple(wanted[name].shape)
+                    is_half = f"{component_name}.{name}" in widened and shape == _half(expected)
+                    if shape == expected or is_half:
+                        yield tensors, key, name
+                    else:
+                        misfits.misshapen.append(f"{key} has shape {shape}, but the configuration says {expected}")
+    misfits.missing += [f"{component_name}.{name}" for name in left]
 
 
-def _read(
-    file: Path,
-    names: Mapping[str, str],
-    wanted: Mapping[str, Tensor],
-    values: dict[str, Tensor],
-    problems: list[str],
-    halves: Collection[str],
-) -> None:
-    from safetensors import safe_open
+def _half(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The shape of weights with half the inputs."""
+    return shape[:1] + tuple(inputs // 2 for inputs in shape[1:2]) + shape[2:]
 
-    with safe_open(file, framework="pt") as tensors:
-        for key in tensors.keys():  # noqa: SIM118 (it is no mapping)
-            name = names.get(key) or next((names[new] for new in _new_names(key) if new in names), None)
-            if name is None:
-                if not key.endswith(_NOT_STORED_ANY_MORE):
-                    problems.append(f"{file}: unexpected tensor {key}")
-            elif name in wanted:
-                shape, expected = tuple(tensors.get_slice(key).get_shape()), tuple(wanted[name].shape)
-                if name in halves and shape == (expected[0], expected[1] // 2, *expected[2:]):
-                    stored = tensors.get_tensor(key)
-                    values[name] = torch.cat([stored, torch.zeros_like(stored)], dim=1)
-                    continue
-                if shape != expected:
-                    problems.append(f"{file}: {key} has shape {shape}, but the configuration says {expected}")
-                values[name] = tensors.get_tensor(key)
+
+def _overlooked(component: nn.Module) -> re.Pattern[str]:
+    """What may be stored beside a component's tensors, as its class says, e.g. the decoder of a T5."""
+    patterns = getattr(component, "_keys_to_ignore_on_load_unexpected", None) or ()
+    ends = (f"{re.escape(end)}$" for end in _NOT_STORED_ANY_MORE)
+    return re.compile("|".join((*ends, *patterns)))
+
+
+def _read(tensors: Tensors, key: str, expected: Tensor) -> Tensor:
+    """A stored tensor; zeros follow where it has half the inputs."""
+    stored = tensors.get(key)
+    return stored if stored.shape == expected.shape else torch.cat([stored, torch.zeros_like(stored)], dim=1)
 
 
 def _state_names(component: nn.Module) -> dict[str, str]:
@@ -309,6 +352,11 @@ def _state_names(component: nn.Module) -> dict[str, str]:
     canonical: dict[int, str] = {}
     state = component.state_dict(keep_vars=True)
     return {stored_name(name): canonical.setdefault(id(tensor), name) for name, tensor in state.items()}
+
+
+def _name_of(key: str, names: Mapping[str, str]) -> str | None:
+    """The canonical name of a stored tensor; None if the component has no such tensor."""
+    return names.get(key) or next((names[new] for new in _new_names(key) if new in names), None)
 
 
 def _new_names(key: str) -> Iterator[str]:

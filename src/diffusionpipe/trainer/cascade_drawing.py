@@ -53,7 +53,11 @@ def draw_in_session(
         own = part_of(on_step, settings, index)
         latents = latents_in_session(session, member, wish, settings[index], small, on_step=own)
         if session.is_first:
-            drawn.append([] if latents is None else decoded_if_possible(member.folder, latents) or [])
+            drawn.append(
+                []
+                if latents is None
+                else decoded_if_possible(member.folder, latents, member.recipe.model.variant) or []
+            )
         if index < len(session.members) - 1:
             backbone = next(one for one in session.model.backbones if one.name == member.name)
             small = brought(latents, (len(wish), *session.model.tensor(backbone.noisy).shape), session.job)
@@ -88,7 +92,7 @@ def draw_from_folders(
         latents = latents_from_folder(
             source, wish, settings[index], small, device=device, arithmetic=arithmetic, on_step=own
         )
-        drawn.append(decode(source.folder, latents))
+        drawn.append(decode(source.folder, latents, source.variant))
     return tuple(drawn)
 
 

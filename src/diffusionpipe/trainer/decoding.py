@@ -10,7 +10,7 @@ from torch import Tensor
 from diffusionpipe.costs.decoding import Decoding
 from diffusionpipe.models.decoder import TILE, decode_in_tiles, decoded_latents
 from diffusionpipe.models.family import Clip
-from diffusionpipe.models.folder import component_config, family_of
+from diffusionpipe.models.folder import component_config, family_of, open_component
 from diffusionpipe.models.meta import module_on_meta
 from diffusionpipe.profiler.decoding import decoding_of
 from diffusionpipe.runtime.free_memory import free_on
@@ -22,12 +22,13 @@ SPARE = 1.05
 _GIB = 2**30
 
 
-def open_vae(folder: Path, device: torch.device) -> Any:
-    """The folder's VAE on the device, in float32."""
-    import diffusers
+def open_vae(folder: Path, device: torch.device, variant: str | None = None) -> Any:
+    """The folder's VAE on the device, in float32.
 
-    kind = family_of(folder).components["vae"]
-    return getattr(diffusers, kind).from_pretrained(folder / "vae", use_safetensors=True).to(device).eval()
+    Raises:
+        ModelError: as `open_component`.
+    """
+    return open_component(folder, "vae", device=device, variant=variant)
 
 
 def decoded(vae: Any, latents: Tensor, *times: Tensor | None, **options: Any) -> Tensor:

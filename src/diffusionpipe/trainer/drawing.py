@@ -52,15 +52,15 @@ def still(picture: Picture) -> Picture:
     return np.concatenate([picture[place] for place in places], axis=1)
 
 
-def decode(folder: Path, latents: Tensor) -> list[Picture]:
+def decode(folder: Path, latents: Tensor, variant: str | None = None) -> list[Picture]:
     """Pictures of latents through the folder's own VAE; diffusers' own pipelines have decoded theirs already."""
-    return in_levels(latents if family_of(folder).call is not None else decode_exactly(folder, latents))
+    return in_levels(latents if family_of(folder).call is not None else decode_exactly(folder, latents, variant))
 
 
-def decoded_if_possible(folder: Path, latents: Tensor) -> list[Picture] | None:
+def decoded_if_possible(folder: Path, latents: Tensor, variant: str | None = None) -> list[Picture] | None:
     """The pictures; None where this rank has no memory for them. The others wait for none of it and train on."""
     try:
-        return decode(folder, latents)
+        return decode(folder, latents, variant)
     except (RuntimeError, MemoryError) as error:
         if not is_shortage(error):
             raise
@@ -76,7 +76,7 @@ def in_levels(values: Tensor) -> list[Picture]:
     return [picture.numpy() for picture in (values * 255).round().byte()]
 
 
-def decode_exactly(folder: Path, latents: Tensor) -> Tensor:
+def decode_exactly(folder: Path, latents: Tensor, variant: str | None = None) -> Tensor:
     """The same pictures with values in [0, 1], before they are rounded to 256 levels, (N, H, W, 3) on the CPU.
 
     Latents of a model without a VAE are the pictures themselves.
@@ -84,7 +84,7 @@ def decode_exactly(folder: Path, latents: Tensor) -> Tensor:
     if "vae" not in family_of(folder).components:
         pictures = (latents.float() / 2 + 0.5).clamp(0, 1).permute(0, 2, 3, 1).cpu()
         return pictures.expand(-1, -1, -1, 3)
-    vae = open_vae(folder, latents.device)
+    vae = open_vae(folder, latents.device, variant)
     shift = getattr(vae.config, "shift_factor", None) or 0.0
     pictures = decoded(vae, latents.float() / vae.config.scaling_factor + shift)  # (N, 3, H, W)
     return (pictures / 2 + 0.5).clamp(0, 1).permute(0, 2, 3, 1)
@@ -132,6 +132,7 @@ def latents_in_session(
     del on_device, frozen  # the stages have copies
     order = Order(
         folder=member.folder,
+        variant=member.recipe.model.variant,
         settings=settings,
         num_samples=len(wish),
         latents=session.model.tensor(backbone.noisy).shape,

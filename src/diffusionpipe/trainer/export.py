@@ -9,16 +9,26 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from diffusionpipe.errors import CheckpointError, ModelError
-from diffusionpipe.models.folder import component_config, family_of, is_component, open_components, scheduler_config
+from diffusionpipe.models.folder import (
+    component_config,
+    family_of,
+    is_component,
+    open_component,
+    open_components,
+    scheduler_config,
+)
 from diffusionpipe.models.lora import LoraSettings, add_lora, is_adapter
 from diffusionpipe.models.lora_file import ADAPTERS, load_adapters, save_adapters
 from diffusionpipe.models.objective import Prediction
 from diffusionpipe.models.pipeline_defaults import default_guidance
 from diffusionpipe.models.self_conditioning import widen, widened_config
-from diffusionpipe.models.weights import weight_files
+from diffusionpipe.models.stored import StoredWeights, stored_weights
+from diffusionpipe.models.weights import names_in, tensors_of
 from diffusionpipe.trainer.card_snippet import Example
 from diffusionpipe.trainer.checkpoints.checkpoint import read, verify
 from diffusionpipe.trainer.checkpoints.manifest import read_manifest
@@ -32,8 +42,11 @@ from diffusionpipe.trainer.scheduler import sampling_scheduler
 _INDEX = "model_index.json"
 _SCHEDULER = "scheduler"
 _SCHEDULER_CONFIG = "scheduler_config.json"
-# Weights that a source folder may hold several times: other formats, half precision, without moving average.
-_OTHER_WEIGHTS = ("*.bin", "*.msgpack", "*.h5", "*.ckpt", "*.onnx", "*.onnx_data", "*.fp16.*", "*.non_ema.*")
+# Weights that a source folder may hold several times: other formats and variants; what is read is copied by itself.
+_WEIGHTS = (
+    *("*.safetensors", "*.bin", "*.safetensors.index.*json", "*.bin.index.*json"),
+    *("*.msgpack", "*.msgpack.index.json", "*.h5", "*.ckpt", "*.onnx", "*.onnx_data"),
+)
 # Components that diffusers' pipelines can do without, and that a download for training leaves out.
 _OPTIONAL = ("safety_checker", "feature_extractor", "image_encoder")
 _JSON = dict[str, Any]
@@ -47,6 +60,8 @@ class Export:
 
     source_model: Path
     """The diffusers folder that the training started from; gives all that was not trained."""
+    variant: str | None = None
+    """The variant of its weights; see `stored_weights`."""
     trained: Mapping[str, str]
     """The trained components and the prefix of their canonical names, e.g. {"unet": "unet."}."""
     prediction: Prediction
@@ -103,6 +118,7 @@ def export(checkpoint: Path, destination: Path, settings: Export) -> Path:
             has_ema = _write_model(checkpoint, temporary, modules, settings, index)
         card = _card(settings, original, index, step=read_manifest(checkpoint).step, is_average=has_ema)
         (temporary / "README.md").write_text(model_card(card), encoding="utf-8")
+        _make_readable(temporary)
         _replace(temporary, destination)
     except OSError as error:
         raise CheckpointError(f"the export {destination} could not be written: {error}") from error
@@ -198,14 +214,14 @@ def _write_adapters(
 def _write_merged(checkpoint: Path, folder: Path, module: nn.Module, settings: Export, pipeline: str) -> bool:
     """Writes the component with the adapters added to its weights; returns whether they are averages."""
     folder.mkdir()
-    library_module: Any = type(module)
-    merged = library_module.from_pretrained(settings.source_model / folder.name, use_safetensors=True)
+    merged = open_component(settings.source_model, folder.name, device=torch.device("cpu"), variant=settings.variant)
     is_average = _write_adapters(checkpoint, folder, {folder.name: module}, settings, pipeline)
     load_adapters(merged, folder, folder.name)
     (folder / ADAPTERS).unlink()
     merged.fuse_lora()
     merged.unload_lora()
     merged.save_pretrained(folder, safe_serialization=True)
+    _rename_as_source(folder, merged, settings)
     return is_average
 
 
@@ -221,15 +237,27 @@ def _copy_frozen(settings: Export, index: _JSON, destination: Path) -> None:
             continue
         if not source.is_dir():
             raise ModelError(f"{settings.source_model / _INDEX} names the component {name}, but {source} is missing")
-        has_safetensors = any(source.glob("*.safetensors"))
-        ignored = shutil.ignore_patterns(*_OTHER_WEIGHTS) if has_safetensors else None
-        shutil.copytree(source, destination / name, ignore=ignored)
+        stored = stored_weights(source, settings.variant)
+        shutil.copytree(source, destination / name, ignore=shutil.ignore_patterns(*_WEIGHTS) if stored else None)
+        if stored:
+            _copy_weights(stored, destination / name)
+
+
+def _copy_weights(stored: StoredWeights, folder: Path) -> None:
+    """Copies the files of weights under their plain names, which every program looks for first."""
+    for file in stored.files:
+        shutil.copyfile(file, folder / stored.plain_name(file))
+    if stored.index is not None:
+        content = _read_json(stored.index)
+        names = {file.name: stored.plain_name(file) for file in stored.files}
+        table = {tensor: names[file] for tensor, file in content["weight_map"].items()}
+        _write_json(folder / stored.plain_name(stored.index), content | {"weight_map": table})
 
 
 def _write_component(checkpoint: Path, folder: Path, module: nn.Module, prefix: str, settings: Export) -> bool:
     """Writes one trained component's configuration and weights; returns whether averages were among them."""
     untrained = {name for name in module.state_dict() if f"{folder.name}.{name}" in settings.untrained}
-    kept = _kept(module, settings.source_model / folder.name, untrained)
+    kept = _kept(module, settings.source_model / folder.name, untrained, settings.variant)
     names = [name for name in module.state_dict() if name not in kept]
     tensors, is_average = _trained_tensors(checkpoint, names, folder.name, prefix, use_ema=settings.use_ema)
     dtype = next(iter(tensors.values())).dtype
@@ -237,7 +265,30 @@ def _write_component(checkpoint: Path, folder: Path, module: nn.Module, prefix: 
     _fill(module, kept | tensors, checkpoint)
     library_module: Any = module  # diffusers' and transformers' classes share this method, not a base class
     library_module.save_pretrained(folder, safe_serialization=True)
+    _rename_as_source(folder, module, settings)
     return is_average
+
+
+def _rename_as_source(folder: Path, module: nn.Module, settings: Export) -> None:
+    """Gives the tensors of a written component the names of the source folder's.
+
+    transformers 5 writes others than earlier versions, which would take random values for those that they do not find.
+    """
+    source = stored_weights(settings.source_model / folder.name, settings.variant)
+    names = names_in(module, source) if source is not None else {}
+    written = stored_weights(folder)
+    assert written is not None, "save_pretrained has written weights"
+    for file in written.files if names else ():
+        with safe_open(file, framework="pt") as content:
+            metadata = content.metadata()
+        renamed = {names.get(name, name): tensor for name, tensor in load_file(file).items()}
+        new = file.with_name(f"{file.name}.new")
+        save_file(renamed, new, metadata=metadata)
+        new.replace(file)
+    if names and written.index is not None:
+        content = _read_json(written.index)
+        table = {names.get(name, name): file for name, file in content["weight_map"].items()}
+        _write_json(written.index, content | {"weight_map": table})
 
 
 def _trained_tensors(
@@ -266,19 +317,17 @@ def _trained_tensors(
     return {name_in_module[source]: tensor for source, tensor in tensors.items()}, has_ema
 
 
-def _kept(module: nn.Module, source: Path, untrained: Collection[str]) -> dict[str, Tensor]:
+def _kept(module: nn.Module, source: Path, untrained: Collection[str], variant: str | None) -> dict[str, Tensor]:
     """What is saved with a module but not trained: buffers such as SD3's positions, and `untrained` parameters.
 
     As the source has it, else, for buffers, as computed.
     """
-    from safetensors import safe_open
-
     stored = module.state_dict()
     buffers = {name: buffer for name, buffer in module.named_buffers() if name in stored}
     kept = buffers | {name: stored[name] for name in untrained}
-    for file in weight_files(source) if kept else ():
-        with safe_open(file, framework="pt") as tensors:
-            kept |= {name: tensors.get_tensor(name) for name in kept.keys() & set(tensors.keys())}
+    files = stored_weights(source, variant) if kept else None
+    if files is not None:
+        kept |= tensors_of(source.name, module, files, list(kept))
     # A model that was trained from scratch has no source of them. Nothing depends on them, so zeros do.
     return {name: torch.zeros_like(t, device="cpu") if t.is_meta else t for name, t in kept.items()}
 
@@ -313,6 +362,14 @@ def _sampling_scheduler(settings: Export) -> dict[str, Any]:
         settings.shift,
         has_learned_range=settings.has_learned_range,
     )
+
+
+def _make_readable(folder: Path) -> None:
+    """Gives all files the permissions that new files have; safetensors writes files that their owner alone can read."""
+    mode = (folder / "README.md").stat().st_mode
+    for path in folder.rglob("*"):
+        if path.is_file():
+            path.chmod(mode)
 
 
 def _replace(temporary: Path, destination: Path) -> None:

@@ -66,6 +66,8 @@ class Source:
     """Side of the small pictures that it reads; None: it reads none."""
     clip: Clip | None = None
     """The size of what is drawn, where that is no square picture of `resolution`."""
+    variant: str | None = None
+    """The variant of the folder's weights that is read; see `stored_weights`."""
 
     @property
     def low(self) -> LowResolution | None:
@@ -82,13 +84,14 @@ def draw_from_folder(
     device: torch.device,
     adapters: Path | None = None,
     clip: Clip | None = None,
+    variant: str | None = None,
     arithmetic: Arithmetic = PLAIN,
     on_step: Callable[[int, int], None] | None = None,
 ) -> list[Picture]:
     """Pictures or clips of one model, else as `latents_from_folder`."""
-    source = Source(folder=folder, resolution=resolution, adapters=adapters, clip=clip)
+    source = Source(folder=folder, resolution=resolution, adapters=adapters, clip=clip, variant=variant)
     latents = latents_from_folder(source, wish, settings, device=device, arithmetic=arithmetic, on_step=on_step)
-    return decode(folder, latents)
+    return decode(folder, latents, variant)
 
 
 def latents_from_folder(
@@ -166,7 +169,7 @@ class Opened:
         for component in self.graph.components.values():
             component.requires_grad_(False)  # nothing is trained, and frozen factors may be as autocast reads them
         names = [layer.name for layer in layers]
-        sources = weight_sources(self.source.folder, self.graph)
+        sources = weight_sources(self.source.folder, self.graph, variant=self.source.variant)
         materialize(
             self.graph,
             names,
@@ -184,6 +187,7 @@ class Opened:
         """What is drawn."""
         return Order(
             folder=self.source.folder,
+            variant=self.source.variant,
             settings=settings,
             num_samples=num_samples,
             latents=next(spec.shape for spec in self.graph.inputs if spec.name == "noise"),

@@ -5,7 +5,6 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import partial
 from math import prod
-from pathlib import Path
 from time import perf_counter
 
 import torch
@@ -13,6 +12,7 @@ import torch
 from diffusionpipe.costs import ModelGraph
 from diffusionpipe.ir import Plan
 from diffusionpipe.models.graph import LayerGraph
+from diffusionpipe.models.stored import StoredWeights
 from diffusionpipe.models.weights import materialize
 from diffusionpipe.runtime.host_weights import hosted_parameters
 from diffusionpipe.runtime.node_memory import NodeMemory
@@ -31,7 +31,7 @@ class Weights:
 
     graph: LayerGraph
     model: ModelGraph
-    sources: Mapping[str, Path | None]
+    sources: Mapping[str, StoredWeights | None]
     """By component, as `materialize` wants them."""
     dtype: torch.dtype
     frozen_dtype: torch.dtype | None

@@ -16,6 +16,7 @@ from diffusionpipe.models.flow_shift import is_flow_scheduler
 from diffusionpipe.models.folder import build_graph, family_of, resolve_folder, scheduler_config, weight_sources
 from diffusionpipe.models.graph import LayerGraph, canonical_names
 from diffusionpipe.models.objective_settings import DEFAULTS, ObjectiveSettings, Prediction
+from diffusionpipe.models.stored import StoredWeights
 from diffusionpipe.models.weights import frozen_factors
 from diffusionpipe.runtime.process_group import Job
 from diffusionpipe.trainer.agreement import on_all
@@ -174,10 +175,12 @@ def build_model(recipe: Recipe, device: str) -> Model:
     members: tuple[Member, ...] = ()
     for name, own in recipes.items():
         before = members[-1].recipe.data.resolution if members else None
-        members += (open_member(own, resolve_folder(own.model.path), name, before=before),)
+        members += (open_member(own, resolve_folder(own.model.path, own.model.variant), name, before=before),)
     graph = members[0].graph
     if recipe.models:
-        common = common_encoders({member.name: Opened(member.folder, member.graph) for member in members})
+        common = common_encoders(
+            {member.name: Opened(member.folder, member.graph, member.recipe.model.variant) for member in members}
+        )
         graph = cascade_graph({member.name: member.graph for member in members}, common)
         elsewhere = (names_elsewhere(member.graph, common[member.name]) for member in members)
         members = tuple(replace(member, elsewhere=names) for member, names in zip(members, elsewhere, strict=True))
@@ -239,10 +242,12 @@ def open_model(recipe: Recipe, job: Job) -> Model:
     return on_all(lambda: build_model(recipe, job.device.type))
 
 
-def sources_of(member: Member) -> dict[str, Path | None]:
-    """Where the weights of a model's components are, by their names in the graph of all."""
-    found = weight_sources(member.folder, member.graph)
-    if member.recipe.model.from_scratch:
-        names = canonical_names(member.graph.components)
-        found |= {name.partition(".")[0]: None for p, name in names.items() if p.requires_grad}
-    return {member.component(name): path for name, path in found.items()}
+def sources_of(member: Member) -> dict[str, StoredWeights | None]:
+    """Where the weights of a model's components are, by their names in the graph of all.
+
+    Raises:
+        ModelError: as `weight_sources`.
+    """
+    own = member.recipe.model
+    found = weight_sources(member.folder, member.graph, variant=own.variant, from_scratch=own.from_scratch)
+    return {member.component(name): stored for name, stored in found.items()}

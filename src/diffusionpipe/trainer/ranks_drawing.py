@@ -83,7 +83,7 @@ def draw_on_ranks(
         latents = _latents(opened, len(wish), settings[index], ranks, part_of(on_step, settings, index))
         if ranks.is_first:
             assert latents is not None, "the first worker shows the pictures"
-            drawn.append(decode(source.folder, latents))
+            drawn.append(decode(source.folder, latents, source.variant))
         if index < len(sources) - 1:
             shape = opened.order(settings[index], len(wish), ranks.job.device).latents
             small = brought(latents, (len(wish), *shape), ranks.job)

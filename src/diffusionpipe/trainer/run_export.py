@@ -16,6 +16,7 @@ def export_settings(member: Member) -> Export:
     trained = sorted({name.partition(".")[0] for p, name in names.items() if p.requires_grad})
     return Export(
         source_model=member.folder,
+        variant=recipe.model.variant,
         trained={name: f"{member.component(name)}." for name in trained},
         prediction=member.prediction,
         untrained={name for p, name in names.items() if name.partition(".")[0] in trained and not p.requires_grad},
@@ -44,5 +45,5 @@ def export_checkpoint(recipe: Recipe, checkpoint: Path, destination: Path) -> Pa
     Raises:
         ConfigError: the model's folder cannot be read, or the checkpoint is damaged or of another model.
     """
-    member = open_member(recipe, resolve_folder(recipe.model.path))
+    member = open_member(recipe, resolve_folder(recipe.model.path, recipe.model.variant))
     return export(checkpoint, destination, export_settings(member))

@@ -34,6 +34,7 @@ def check_sampling(session: Model) -> None:
             check_pipeline(
                 Order(
                     folder=member.folder,
+                    variant=member.recipe.model.variant,
                     settings=settings,
                     num_samples=1,
                     latents=session.model.tensor(backbone.noisy).shape,

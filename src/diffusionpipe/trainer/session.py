@@ -24,6 +24,7 @@ from diffusionpipe.runtime.sharder import Sharder
 from diffusionpipe.runtime.stage import Precision
 from diffusionpipe.runtime.transport import ProcessTransport, Transport
 from diffusionpipe.runtime.worker import Worker, build_worker
+from diffusionpipe.trainer.agreement import on_all
 from diffusionpipe.trainer.checkpoints.training_state import TrainingState
 from diffusionpipe.trainer.data.batch import level_tables
 from diffusionpipe.trainer.data.dataset import Dataset
@@ -122,6 +123,8 @@ def open_session(recipe: Recipe, job: Job, planning: Planning, opened: Model | N
         warning = shift_contradiction(member.folder, member.graph, member.prediction, shift)
         if warning is not None:
             logger.warning("%s%s", f"{member.name}: " if member.name else "", warning)
+    # Before planning, which may measure for minutes.
+    sources = on_all(lambda: {name: path for one in opened.members for name, path in sources_of(one).items()})
     plan = agree_on_plan(graph, model, recipe, job, planning)
     check_plan_file(plan, opened, job, planning)
     fading_staleness(recipe.learning_rate.by_staleness, plan.train)  # it may refuse, before anything long starts
@@ -130,7 +133,7 @@ def open_session(recipe: Recipe, job: Job, planning: Planning, opened: Model | N
     weights = Weights(
         graph=graph,
         model=model,
-        sources={name: path for member in opened.members for name, path in sources_of(member).items()},
+        sources=sources,
         dtype=parameter_dtype(recipe),
         frozen_dtype=frozen_dtype_of(recipe),
         seed=recipe.training.seed,

@@ -27,7 +27,8 @@ from diffusionpipe.models.family import Clip
 from diffusionpipe.models.folder import component_config, family_of, is_component, model_index
 from diffusionpipe.models.meta import module_on_meta
 from diffusionpipe.models.pipeline_call import PipelineCall
-from diffusionpipe.models.weights import weight_files
+from diffusionpipe.models.stored import stored_weights
+from diffusionpipe.models.weights import tensors_of
 from diffusionpipe.runtime.error_file import is_shortage
 from diffusionpipe.trainer.data.randomness import normal
 from diffusionpipe.trainer.decoding import decoded, open_vae
@@ -58,6 +59,8 @@ class Order:
     device: torch.device
     clip: Clip | None = None
     """The size of a sample that is no square picture of `resolution`."""
+    variant: str | None = None
+    """The variant of the folder's weights that is read; see `stored_weights`."""
     needs_pictures: bool = True
     """Whether it is an error if there is no memory to decode them; else the drawing ends without them."""
     release: Callable[[], None] = _nothing
@@ -181,14 +184,11 @@ def _weightless(order: Order, name: str) -> Any:
 
 def _read_buffers(module: nn.Module, order: Order, name: str) -> None:
     """Gives the module the stored values of its buffers, e.g. statistics of latents."""
-    from safetensors import safe_open
-
-    own = {key for key, _ in module.named_buffers()}
-    for file in weight_files(order.folder / name) if own else ():
-        with safe_open(file, framework="pt") as stored:
-            for key in own.intersection(stored.keys()):
-                parent, _, buffer = key.rpartition(".")
-                setattr(module.get_submodule(parent), buffer, stored.get_tensor(key).to(order.device))
+    own = [key for key, _ in module.named_buffers()]
+    source = stored_weights(order.folder / name, order.variant) if own else None
+    for key, value in tensors_of(name, module, source, own).items() if source else ():
+        parent, _, buffer = key.rpartition(".")
+        setattr(module.get_submodule(parent), buffer, value.to(order.device))
 
 
 @dataclass(slots=True)
@@ -202,7 +202,9 @@ class _Decoder:
     def __call__(self, latents: Tensor, *times: Tensor | None, **options: Any) -> tuple[Tensor]:
         self.order.release()
         try:
-            return (decoded(open_vae(self.order.folder, latents.device), latents, *times, **options),)
+            return (
+                decoded(open_vae(self.order.folder, latents.device, self.order.variant), latents, *times, **options),
+            )
         except (RuntimeError, MemoryError) as error:
             if is_shortage(error) and not self.order.needs_pictures:
                 warn_of_shortage(error)

@@ -34,6 +34,9 @@ class ModelSection(Section):
     """Components to train, e.g. ["unet"]; empty: the denoiser of the pipeline's class."""
     from_scratch: bool = False
     """Whether the trained components start from random weights, by their configuration only."""
+    variant: Maybe[str] = None
+    """The variant of the folder's weights that is read, e.g. "fp16" of model.fp16.safetensors; "none": the plain files,
+    or the only variant."""
     components: dict[str, GroupSection] = Field(default_factory=dict)
     """Trained components with a learning rate, optimizer arguments or an average of their own, by name."""
     low_resolution: Auto[Count] = None

@@ -15,7 +15,7 @@ from pydantic import Field
 from diffusionpipe.ir.combinations import Feature, refusal
 from diffusionpipe.trainer.recipe.group_section import ELSEWHERE, GroupSection
 from diffusionpipe.trainer.recipe.overrides import Table
-from diffusionpipe.trainer.recipe.section import Auto, Count, Positive, Several
+from diffusionpipe.trainer.recipe.section import Auto, Count, Maybe, Positive, Several
 
 NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
 
@@ -29,6 +29,9 @@ class MemberSection(GroupSection):
     """Components to train, e.g. ["unet"]; empty: the denoiser of the pipeline's class."""
     from_scratch: bool = False
     """Whether the trained components start from random weights, by their configuration only."""
+    variant: Maybe[str] = None
+    """The variant of the folder's weights that is read, e.g. "fp16" of model.fp16.safetensors; "none": the plain files,
+    or the only variant."""
     components: dict[str, GroupSection] = Field(default_factory=dict)
     """As in [model]."""
     resolution: Auto[Count] = None

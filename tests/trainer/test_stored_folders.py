@@ -1,0 +1,162 @@
+"""Folders of models in every way in which weights are stored: each use reads what diffusers itself reads."""
+
+import random
+import re
+from itertools import product
+from pathlib import Path
+
+import diffusers
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from steered import save_controlled, save_steered
+from stored_folders import BROKEN, KINDS, damage, store, variant_of
+from tiny_runs import RESOLUTION, losses_of, recipe_of, save_pictures, save_stable_diffusion, train_here
+
+from diffusionpipe.errors import ModelError
+from diffusionpipe.models.folder import build_graph, scheduler_config, weight_sources
+from diffusionpipe.models.objective import ObjectiveSettings
+from diffusionpipe.trainer.conditions import Wish
+from diffusionpipe.trainer.folder_drawing import draw_from_folder
+from diffusionpipe.trainer.sampling import SamplingSettings
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+HALVED = ("fp16 only", "shards of a variant")
+TRAINING = {
+    "whole": {},
+    "adapters": {"lora": {"rank": 2}},
+    "ControlNet": {},
+    "text encoder": {"model": {"train": ["unet", "text_encoder"]}},
+    "merge": {"lora": {"rank": 2, "merge": True}},
+    "export": {},
+    "resume": {},
+}
+USES = (*TRAINING, "sample")
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("stored")
+    as_on_the_hub(save_stable_diffusion(folder / "sd"))
+    as_on_the_hub(save_controlled(folder / "ControlNet"))
+    save_pictures(folder / "data", count=8)
+    save_steered(folder / "steered", RESOLUTION)
+    return folder
+
+
+def as_on_the_hub(folder):
+    """The names of a text encoder's tensors as versions of transformers before 5 wrote them."""
+    path = folder / "text_encoder" / "model.safetensors"
+    save_file({f"text_model.{name}": t for name, t in load_file(path).items()}, path, metadata={"format": "pt"})
+
+
+def plain_copy(source, folder, kind):
+    """A folder with plain files that hold what is to be read of one that is stored as `kind`."""
+    store(source, folder, "plain")
+    for path in folder.glob("*/*.safetensors") if kind in HALVED else ():
+        save_file({name: t.half().to(t.dtype) for name, t in load_file(path).items()}, path)
+    return folder
+
+
+def drawn(cases, share):
+    """All cases; those that are not in a drawn share of them are slow."""
+    quick = set(random.Random(36).sample(range(len(cases)), round(len(cases) * share)))
+    return [
+        pytest.param(*case, id=" - ".join(case), marks=() if number in quick else pytest.mark.slow)
+        for number, case in enumerate(cases)
+    ]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_diffusers_reads_the_same_tensors(place, tmp_path, kind):
+    folder, plain = store(place / "sd", tmp_path / "sd", kind), plain_copy(place / "sd", tmp_path / "plain", kind)
+    expected, found = (
+        diffusers.StableDiffusionPipeline.from_pretrained(path, variant=variant, dtype=torch.float32)
+        for path, variant in ((folder, variant_of(kind)), (plain, None))
+    )
+    for name in ("unet", "vae", "text_encoder"):
+        state = getattr(expected, name).state_dict()
+        assert all(torch.equal(tensor, state[key]) for key, tensor in getattr(found, name).state_dict().items())
+
+
+@pytest.mark.parametrize(("kind", "use"), drawn(list(product(KINDS, USES)), 1 / 8))
+def test_each_use_reads_what_is_stored(place, tmp_path, kind, use):
+    source = place / ("ControlNet" if use == "ControlNet" else "sd")
+    folder, plain = store(source, tmp_path / "stored", kind), plain_copy(source, tmp_path / "plain", kind)
+    if use == "sample":
+        assert np.array_equal(*(pictures_of(path) for path in (folder, plain)))
+        return
+    if "lora" in TRAINING[use]:
+        pytest.importorskip("peft")
+    runs = [tmp_path / "run", tmp_path / "of plain"]
+    for run, model in zip(runs, (folder, plain), strict=True):
+        sections = {"training": {"steps": 2}, "checkpoint": {"every": 1}} | TRAINING[use]
+        if "model" in sections:
+            sections["model"] = {"path": str(model)} | sections["model"]
+        recipe = recipe_of(model, place / ("steered" if use == "ControlNet" else "data"), run, **sections)
+        if use == "resume" and model is folder:
+            assert (
+                train_here(recipe.model_copy(update={"training": recipe.training.model_copy(update={"steps": 1})})) == 1
+            )
+            assert train_here(recipe, "latest") == 2
+        else:
+            assert train_here(recipe) == 2
+    assert losses_of(runs[0]) == losses_of(runs[1])
+    exports = [run / "export" for run in runs]
+    assert names_and_tensors(exports[0]) == names_and_tensors(exports[1])
+    if use != "adapters":
+        opened = diffusers.DiffusionPipeline.from_pretrained(exports[0])
+        assert all(parameter.isfinite().all() for parameter in opened.unet.parameters())
+
+
+def pictures_of(folder):
+    settings = SamplingSettings(steps=2, guidance=2.0, seed=0, scheduler=scheduler_config(folder))
+    wish = Wish(prompts=("a b",))
+    return np.stack(draw_from_folder(folder, wish, settings, resolution=RESOLUTION, device=torch.device("cpu")))
+
+
+def names_and_tensors(export: Path):
+    """Of all files of weights, whatever their shards, precisions and formats; and that no name has a variant."""
+    found = {}
+    for file in sorted(export.rglob("*")):
+        if file.suffix in (".safetensors", ".bin"):
+            assert file.name.count(".") == 1, f"{file} has no plain name"
+            assert file.stat().st_mode & 0o777 == (export / "README.md").stat().st_mode & 0o777
+            tensors = load_file(file) if file.suffix == ".safetensors" else torch.load(file, weights_only=True)
+            where = file.relative_to(export).parent.as_posix()
+            found |= {(where, name): tensor.double().sum().item() for name, tensor in tensors.items()}
+    return found
+
+
+BROKEN_PARTS = ("unet", "vae", "text_encoder")
+
+
+@pytest.mark.parametrize(("how", "part"), drawn(list(product(BROKEN, BROKEN_PARTS)), 1 / 3))
+def test_weights_that_are_no_use_are_refused_before_anything_is_measured(place, tmp_path, monkeypatch, how, part):
+    folder = damage(store(place / "sd", tmp_path / "sd", "plain"), part, how)
+    monkeypatch.setattr("diffusionpipe.trainer.session.agree_on_plan", None)  # nothing gets there
+    for error in (refusal_of_training(folder, place / "data", tmp_path / "run"), refusal_of_drawing(folder)):
+        assert len(error.splitlines()) <= 3
+        assert f"{folder / part}" in error
+        assert re.search(BROKEN[how], error), error
+
+
+def refusal_of_training(folder, data, run):
+    with pytest.raises(ModelError) as caught:
+        train_here(recipe_of(folder, data, run))
+    return str(caught.value)
+
+
+def refusal_of_drawing(folder):
+    with pytest.raises(ModelError) as caught:
+        pictures_of(folder)
+    return str(caught.value)
+
+
+def test_a_variant_can_be_chosen(place, tmp_path):
+    folder = damage(store(place / "sd", tmp_path / "sd", "plain"), "unet", "two variants")
+    graph = build_graph(folder, objective=ObjectiveSettings(), resolution=RESOLUTION)
+    sources = weight_sources(folder, graph, variant="non_ema")
+    assert [sources[name].variant for name in ("unet", "vae")] == ["non_ema", None]
