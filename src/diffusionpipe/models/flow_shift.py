@@ -8,14 +8,14 @@ the factor f. FLUX.1's makes it of mu, a straight line in the number of tokens o
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from inspect import signature
 from typing import Any
 
 from torch import Tensor
 
 from diffusionpipe.errors import ModelError
+from diffusionpipe.models.noise_levels import FLOWS, refuse_unknown
 
-FLOW = "FlowMatch"
-"""How the names of diffusers' schedulers for flows begin."""
 _TIME_SHIFT_TYPES = ("exponential", "linear")
 
 
@@ -83,8 +83,8 @@ class FlowShift:
 
 
 def is_flow_scheduler(config: Mapping[str, object]) -> bool:
-    """Whether the configuration is that of a scheduler for flows: of the FlowMatch ones, or of another kind told so."""
-    return str(config.get("_class_name")).startswith(FLOW) or config.get("prediction_type") == "flow_prediction"
+    """Whether the configuration is that of a scheduler for flows: of those alone, or of another kind told so."""
+    return config.get("_class_name") in FLOWS or config.get("prediction_type") == "flow_prediction"
 
 
 def shift_of(config: Mapping[str, object]) -> FlowShift:
@@ -101,16 +101,26 @@ def shift_of(config: Mapping[str, object]) -> FlowShift:
     import diffusers
 
     name = str(config["_class_name"])
+    refuse_unknown(name)
     scheduler_class = getattr(diffusers, name, None)
     if scheduler_class is None:
         raise ModelError(f"diffusers has no scheduler {name!r}; install a version of diffusers that has it")
     try:
-        values = scheduler_class.from_config(dict(config)).config  # with the defaults of the class
-        return _shift_in(values) if name.startswith(FLOW) else _shift_beside(values, name)
+        if name not in FLOWS:
+            return _shift_beside(scheduler_class.from_config(dict(config)).config, name)
+        # With the defaults of the class; LTX's has none and draws at the times of this one.
+        own = scheduler_class if "shift" in signature(scheduler_class.__init__).parameters else _plain_flow()
+        return _shift_in(own.from_config(dict(config)).config)
     except (TypeError, ValueError, OverflowError, ZeroDivisionError, KeyError, AttributeError, RuntimeError) as error:
         raise ModelError(
             f"scheduler_config.json does not make a {name}: {type(error).__name__}: {error}; restore the model's own"
         ) from error
+
+
+def _plain_flow() -> Any:
+    from diffusers import FlowMatchEulerDiscreteScheduler
+
+    return FlowMatchEulerDiscreteScheduler
 
 
 def _shift_in(values: Mapping[str, Any]) -> FlowShift:

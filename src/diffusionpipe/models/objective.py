@@ -16,6 +16,7 @@ from diffusionpipe.errors import ModelError
 from diffusionpipe.models.flow_shift import FlowShift, shift_of
 from diffusionpipe.models.graph import Layer, num_tokens
 from diffusionpipe.models.learned_variance import Noised, variance_loss
+from diffusionpipe.models.noise_levels import alphas_cumprod
 from diffusionpipe.models.objective_settings import (
     LossKind,
     ObjectiveSettings,
@@ -36,8 +37,6 @@ __all__ = [
     "objective_inputs",
 ]
 
-_MAX_TIMESTEPS = 1_000_000
-
 
 class Objective(nn.Module):
     """Adds noise, makes the target and weighs the loss; its only state are the cumulative alphas."""
@@ -50,7 +49,8 @@ class Objective(nn.Module):
         That is the configuration of a diffusers scheduler; {} for its defaults.
 
         Raises:
-            ModelError: the configuration has wrong values, or shifts times in a way that is not supported.
+            ModelError: the configuration has wrong values, is of a class that is not supported, or shifts times in a
+                way that is not supported.
         """
         super().__init__()
         self.settings = settings
@@ -59,7 +59,7 @@ class Objective(nn.Module):
         if is_flow and settings.shift is None:
             self.shift = shift_of(scheduler)
         # Never cast, unlike the buffers of models: bfloat16 alphas would be other noise levels.
-        self.register_buffer("alphas_cumprod", _alphas_cumprod(scheduler), persistent=False)
+        self.register_buffer("alphas_cumprod", alphas_cumprod(scheduler), persistent=False)
         self.num_timesteps = len(self.alphas_cumprod)
         is_blind = settings.prediction is Prediction.EPSILON and not self.alphas_cumprod.min() > 0
         if settings.self_conditioning and is_blind:
@@ -187,36 +187,6 @@ class Objective(nn.Module):
             mean = alphas.sqrt() * mean + (1 - alphas).sqrt() * noisy
         noised = Noised(pixels=pixels, noisy=noisy, noise=mean.detach(), timesteps=timesteps)
         return simple + variance_loss(values, noised, self.alphas_cumprod)
-
-
-def _alphas_cumprod(scheduler: Mapping[str, object]) -> Tensor:
-    from diffusers import DDPMScheduler
-
-    names = (
-        "num_train_timesteps",
-        "beta_start",
-        "beta_end",
-        "beta_schedule",
-        "trained_betas",
-        "rescale_betas_zero_snr",
-    )
-    steps = scheduler.get("num_train_timesteps", 1000)
-    if not isinstance(steps, int) or isinstance(steps, bool) or not 1 <= steps <= _MAX_TIMESTEPS:
-        raise ModelError(
-            f"scheduler_config.json: num_train_timesteps is {str(steps)[:40]}; it must be a whole number from 1 to "
-            f"{_MAX_TIMESTEPS:,}"
-        )
-    given = {name: scheduler[name] for name in names if name in scheduler}
-    try:
-        alphas: Tensor = DDPMScheduler(**given).alphas_cumprod.clone()
-    except Exception as error:  # a wrong value leads to anything
-        raise ModelError(f"scheduler_config.json makes no noise levels: {type(error).__name__}: {error}") from error
-    if alphas.shape != (steps,) or not alphas.isfinite().all() or alphas.min() < 0 or alphas.max() > 1:
-        raise ModelError(
-            f"scheduler_config.json: {', '.join(names)} make noise levels (alphas_cumprod) that are not {steps} "
-            "numbers from 0 to 1"
-        )
-    return alphas
 
 
 def _per_sample(values: Tensor, like: Tensor) -> Tensor:

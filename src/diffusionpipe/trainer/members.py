@@ -15,6 +15,7 @@ from diffusionpipe.models.family import Clip, LowResolution
 from diffusionpipe.models.flow_shift import is_flow_scheduler
 from diffusionpipe.models.folder import build_graph, family_of, resolve_folder, scheduler_config, weight_sources
 from diffusionpipe.models.graph import LayerGraph, canonical_names
+from diffusionpipe.models.noise_levels import refuse_unknown
 from diffusionpipe.models.objective_settings import DEFAULTS, ObjectiveSettings, Prediction
 from diffusionpipe.models.stored import StoredWeights
 from diffusionpipe.models.weights import frozen_factors
@@ -92,6 +93,7 @@ def stored_prediction(folder: Path) -> Prediction:
         ConfigError: nothing that can be trained.
     """
     config = scheduler_config(folder)
+    refuse_unknown(str(config.get("_class_name")))
     if is_flow_scheduler(config):
         return Prediction.FLOW_MATCHING
     kind = str(config.get("prediction_type", "epsilon"))

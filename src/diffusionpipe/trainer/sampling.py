@@ -11,7 +11,7 @@ first layers are frozen and stand in no stage: the workers that read what they w
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from inspect import signature
+from inspect import Parameter, signature
 from typing import Protocol
 
 import numpy as np
@@ -19,9 +19,10 @@ import torch
 from torch import Tensor
 
 from diffusionpipe.costs import Backbone
-from diffusionpipe.errors import RecipeError
+from diffusionpipe.errors import ModelError, RecipeError
 from diffusionpipe.ir import Range
-from diffusionpipe.models.flow_shift import FLOW, is_flow_scheduler, shift_of
+from diffusionpipe.models.flow_shift import is_flow_scheduler, shift_of
+from diffusionpipe.models.noise_levels import FLOWS, refuse_unknown
 from diffusionpipe.runtime.transport import Transport, Work
 from diffusionpipe.runtime.worker import Worker
 from diffusionpipe.trainer.data.randomness import generator, normal
@@ -100,19 +101,26 @@ def build_scheduler(config: Mapping[str, object], class_name: str | None = None)
         raise RecipeError("scheduler_config.json: _class_name does not name a scheduler; restore the model's own file")
     own = str(config["_class_name"])
     name = class_name or own
+    try:
+        refuse_unknown(name)
+    except ModelError as error:
+        raise RecipeError(f"{'' if class_name else 'scheduler_config.json: '}{error}") from error
     scheduler_class = getattr(diffusers, name, None)
     if scheduler_class is None or not hasattr(scheduler_class, "set_timesteps"):
         source = "" if class_name else "scheduler_config.json: "
         raise RecipeError(
             f"{source}diffusers has no scheduler {name!r}; use e.g. DDIMScheduler or DPMSolverMultistepScheduler"
         )
-    if name != own and name.startswith(FLOW) != is_flow_scheduler(config):  # they read each other's models wrongly
+    if name != own and (name in FLOWS) != is_flow_scheduler(config):  # they read each other's models wrongly
         raise RecipeError(f"the model samples with a scheduler like {own}, which {name} cannot replace")
     if config.get("use_dynamic_shifting") and "mu" not in signature(scheduler_class.set_timesteps).parameters:
         raise RecipeError(
             f"{name} cannot shift times by the number of tokens, as the model's scheduler does; use {own}, or set "
             "objective.shift to a number"
         )
+    needed = [key for key, one in signature(scheduler_class.step).parameters.items() if one.default is Parameter.empty]
+    if others := set(needed) - {"self", "model_output", "timestep", "sample", "args", "kwargs"}:
+        raise RecipeError(f"{name} cannot be drawn with: its steps also need {', '.join(sorted(others))}; use another")
     try:
         scheduler: Scheduler = scheduler_class.from_config(dict(config))
     except Exception as error:  # a wrong value leads to anything

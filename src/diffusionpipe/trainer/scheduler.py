@@ -4,12 +4,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from diffusionpipe.models.flow_shift import FLOW, is_flow_scheduler, shift_of
+from diffusionpipe.models.flow_shift import is_flow_scheduler, shift_of
 from diffusionpipe.models.folder import family_of, scheduler_config
 from diffusionpipe.models.graph import LayerGraph
+from diffusionpipe.models.noise_levels import FLOWS
 from diffusionpipe.models.objective import Prediction
 
 _FLOW_SCHEDULER = "FlowMatchEulerDiscreteScheduler"
+_WITHOUT_SHIFT = "LTXEulerAncestralRFScheduler"
+"""Its class has no `shift`; it draws at the times that its configuration would give the other one."""
 
 
 def sampling_scheduler(
@@ -31,7 +34,11 @@ def sampling_scheduler(
             config |= {"variance_type": "learned_range" if has_learned_range else "fixed_small"}
     timesteps = config.get("num_train_timesteps", 1000)
     if prediction is Prediction.FLOW_MATCHING and is_flow_scheduler(config):
-        return config if shift is None else config | _static(config, shift)
+        if shift is None:
+            return config
+        if config["_class_name"] == _WITHOUT_SHIFT:
+            config = {"num_train_timesteps": timesteps, "_class_name": _FLOW_SCHEDULER}
+        return config | _static(config, shift)
     if prediction is Prediction.FLOW_MATCHING:
         return {"num_train_timesteps": timesteps, "shift": shift or 1.0, "_class_name": _FLOW_SCHEDULER}
     if is_flow_scheduler(config):
@@ -58,7 +65,7 @@ def refuse_unknown_times(scheduler: object) -> None:
 
 def _static(config: Mapping[str, Any], shift: float) -> dict[str, Any]:
     """The fields that differ from the configuration if times are shifted by `shift` and by nothing else."""
-    name = "shift" if str(config["_class_name"]).startswith(FLOW) else "flow_shift"
+    name = "shift" if config["_class_name"] in FLOWS else "flow_shift"
     wanted = {name: shift, "use_dynamic_shifting": False, "shift_terminal": None}
     defaults = {name: 1.0, "use_dynamic_shifting": False, "shift_terminal": None}
     return {key: value for key, value in wanted.items() if config.get(key, defaults[key]) != value}
