@@ -25,15 +25,19 @@ def penultimate_layers(text_encoder: Any, *, component: str, ids: str, states: s
     return chain(component, ids, _steps(text_encoder)[:-1], states)
 
 
-def pooled_layers(text_encoder: Any, *, component: str, ids: str, states: str, pooled: str) -> tuple[Layer, ...]:
+def pooled_layers(
+    text_encoder: Any, *, component: str, ids: str, states: str, pooled: str, zeroes_marked: bool = False
+) -> tuple[Layer, ...]:
     """All layers: `states` as `penultimate_layers` gives them, and `pooled`, the projected state of the end's token.
 
-    A CLIPTextModel has no projection and gives the state itself, its pooler_output.
+    A CLIPTextModel has no projection and gives the state itself, its pooler_output. `zeroes_marked`: `pooled` is as
+    `zeroed_where_marked` says.
     """
     last = _steps(text_encoder)[-1]
     path = _path(text_encoder)
     projection = ("text_projection",) if path else ()
-    pool = Step(name="pooled", run=_pool, modules=(f"{path}final_layer_norm", *projection), reads=(ids,))
+    run = _pool_unmarked if zeroes_marked else _pool
+    pool = Step(name="pooled", run=run, modules=(f"{path}final_layer_norm", *projection), reads=(ids,))
     before = penultimate_layers(text_encoder, component=component, ids=ids, states=states)
     return (*before, *chain(component, states, (last, pool), pooled))
 
@@ -85,6 +89,16 @@ def _encode(name: str, text_encoder: nn.Module, hidden: Tensor) -> Tensor:
 def _normalise(text_encoder: Any, hidden: Tensor) -> Tensor:
     states: Tensor = text_encoder.final_layer_norm(hidden)
     return states
+
+
+def zeroed_where_marked(values: Tensor, input_ids: Tensor) -> Tensor:
+    """Values (B, ...), zeros in rows whose tokens are all the same, as those of no text: texts begin with a mark."""
+    is_text = (input_ids != input_ids[:, :1]).any(dim=1).reshape(-1, *[1] * (values.ndim - 1))
+    return torch.where(is_text, values, torch.zeros_like(values))
+
+
+def _pool_unmarked(text_encoder: Any, hidden: Tensor, input_ids: Tensor) -> Tensor:
+    return zeroed_where_marked(_pool(text_encoder, hidden, input_ids), input_ids)
 
 
 def _pool(text_encoder: Any, hidden: Tensor, input_ids: Tensor) -> Tensor:

@@ -57,6 +57,12 @@ class Negative(str):
     __slots__ = ()
 
 
+class Absent(Negative):
+    """No text at all: the caption was dropped, or no negative prompt was given."""
+
+    __slots__ = ()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LowResolution:
     """The small pictures that a model of super-resolution reads."""
@@ -111,6 +117,9 @@ class Family:
     """Entries of model_index.json for which there is no adapter; they must be empty."""
     settings: Mapping[str, object] = field(default_factory=dict)
     """Entries of model_index.json that must have these values, where they are there."""
+    zeroed: str | None = None
+    """The entry of model_index.json that says whether the denoiser reads zeros in place of an `Absent` text; it does if
+    there is no entry. None: it reads what the encoders make of the empty text."""
     call: PipelineCall | None = None
     """How diffusers' own pipeline draws from it, with our layers for its transformer; None: our own loop draws."""
     has_adapters: bool = True

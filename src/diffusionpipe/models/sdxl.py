@@ -13,7 +13,13 @@ from torch import Tensor
 from diffusionpipe.costs import TensorSpec
 from diffusionpipe.errors import ModelError
 from diffusionpipe.models.autoencoder import encoder_inputs, encoder_layers, latent_shape, vae_problems
-from diffusionpipe.models.clip import penultimate_layers, pooled_layers, text_inputs, text_problems
+from diffusionpipe.models.clip import (
+    penultimate_layers,
+    pooled_layers,
+    text_inputs,
+    text_problems,
+    zeroed_where_marked,
+)
 from diffusionpipe.models.family import Family, dtype_of, set_trainable
 from diffusionpipe.models.graph import Layer, LayerGraph
 from diffusionpipe.models.objective import Objective, loss_layer, noise_layer, objective_inputs
@@ -79,6 +85,7 @@ FAMILY = Family(
     trainable=_TRAINABLE,
     graph=sdxl_graph,
     guidance=5.0,
+    zeroed="force_zeros_for_empty_prompt",
 )
 
 
@@ -100,7 +107,7 @@ def _text_layers(first: Any, second: Any) -> tuple[Layer, ...]:
     join = Layer(
         name="text_encoder_2.text_states",
         component="text_encoder_2",
-        reads=("text_encoder.states", "text_encoder_2.states"),
+        reads=("text_encoder.states", "text_encoder_2.states", "input_ids"),
         writes=("text_states",),
         run=_join,
     )
@@ -112,13 +119,14 @@ def _text_layers(first: Any, second: Any) -> tuple[Layer, ...]:
             ids="input_ids_2",
             states="text_encoder_2.states",
             pooled="pooled_text",
+            zeroes_marked=True,
         ),
         join,
     )
 
 
-def _join(_: Any, first: Tensor, second: Tensor) -> tuple[Tensor, ...]:
-    return (torch.cat([first, second], dim=-1),)  # (B, T, D1 + D2)
+def _join(_: Any, first: Tensor, second: Tensor, input_ids: Tensor) -> tuple[Tensor, ...]:
+    return (zeroed_where_marked(torch.cat([first, second], dim=-1), input_ids),)  # (B, T, D1 + D2)
 
 
 def _time_layer() -> Layer:

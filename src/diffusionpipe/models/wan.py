@@ -43,5 +43,6 @@ FAMILY = family(
         },
         call=PipelineCall(options={"num_frames": 1}),
         absent=("transformer_2",),
+        settings={"expand_timesteps": False, "boundary_ratio": None},  # of Wan 2.2
     )
 )

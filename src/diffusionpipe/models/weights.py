@@ -217,7 +217,9 @@ def misfits_of(graph: LayerGraph, component_name: str, source: StoredWeights) ->
     component, misfits = graph.components[component_name], _Misfits()
     # Also what no layer uses, such as the decoder of a VAE, which is needed later.
     own = dict(component.named_parameters()) | dict(component.named_buffers())
-    base = {key: tensor for key, tensor in own.items() if not is_adapter(key)}
+    # A tensor that its class ties to another one is stored once, e.g. the embedding of a T5.
+    tied = set(getattr(component, "_tied_weights_keys", None) or ())
+    base = {key: tensor for key, tensor in own.items() if not is_adapter(key) and key not in tied}
     for _ in _matched(component_name, component, base, source, graph.widened, misfits):
         pass
     return misfits.sentences(source)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from diffusionpipe.errors import DataError, ModelError, RecipeError
 from diffusionpipe.models.deepfloyd import enlarged, noise_levels, noised_at
-from diffusionpipe.models.family import Negative, Prompt
+from diffusionpipe.models.family import Absent, Negative, Prompt
 from diffusionpipe.models.folder import family_of, model_index, scheduler_config
 from diffusionpipe.models.graph import LayerGraph
 from diffusionpipe.trainer.data.captions import METADATA
@@ -31,7 +31,7 @@ class Wish:
     prompts: tuple[str, ...] = ()
     labels: tuple[int, ...] = ()
     negatives: tuple[str, ...] = ()
-    """What guidance leads away from, one for each prompt; empty: the empty caption."""
+    """What guidance leads away from, one for each prompt; empty: no text, which is the empty one for most models."""
     conditions: tuple[Path, ...] = ()
     """Pictures that steer a ControlNet, one for each prompt; empty for other models."""
 
@@ -61,7 +61,7 @@ def raw_conditions(wish: Wish, graph: LayerGraph, folder: Path, settings: Sampli
         if wish.negatives and not settings.is_guided:
             key = "guidance" if settings.embedded_guidance is None else "true_cfg_scale"
             raise RecipeError(f"a negative prompt has no effect without guidance; set {key} above 1, or remove it")
-        negatives = map(Negative, wish.negatives or ("",) * len(wish.prompts))
+        negatives = [Negative(text) for text in wish.negatives] or [Absent()] * len(wish.prompts)
         texts = [*wish.prompts, *(negatives if settings.is_guided else ())]
         found = _text_conditions(graph, folder, texts, settings.embedded_guidance)
         return found | (_steering(wish, graph, settings) if "condition" in inputs else {})
@@ -203,8 +203,25 @@ def open_tokenizer(folder: Path, name: str = "input_ids") -> Tokenizer:
         tokenizer: Tokenizer = getattr(transformers, kind).from_pretrained(path)
     except Exception as error:  # a damaged file raises nearly anything
         raise ModelError(f"{path} does not hold a {kind}: {type(error).__name__}: {error}") from error
-    prompt = family_of(folder).prompts.get(name)
+    family = family_of(folder)
+    if family.zeroed is not None and model_index(folder).get(family.zeroed, True):
+        return _Marked(tokenizer)
+    prompt = family.prompts.get(name)
     return tokenizer if prompt is None else _Prompted(tokenizer, prompt)
+
+
+class _Marked:
+    """A tokenizer that makes a row of one token, which no text has, where there is no text; see `sdxl`."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+
+    def __call__(self, texts: Sequence[str], **options: Any) -> Mapping[str, Any]:
+        """Tokens and masks, as the tokenizer makes them of texts."""
+        tokens: Mapping[str, Any] = self._tokenizer(list(texts), **options)
+        rows = zip(texts, tokens["input_ids"], strict=True)
+        marked = [[row[-1]] * len(row) if isinstance(text, Absent) else row for text, row in rows]
+        return {**tokens, "input_ids": marked}
 
 
 class _Prompted:

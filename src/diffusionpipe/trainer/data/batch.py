@@ -14,7 +14,7 @@ from torch import Tensor
 
 from diffusionpipe.costs import TensorSpec
 from diffusionpipe.errors import DataError
-from diffusionpipe.models.family import Negative
+from diffusionpipe.models.family import Absent
 from diffusionpipe.models.self_conditioning import CONDITIONED, is_conditioned
 from diffusionpipe.trainer.data.clips import Taken, load_clip
 from diffusionpipe.trainer.data.dataset import Dataset
@@ -326,9 +326,9 @@ def _input_mask(source: BatchSource, rows: Rows, spec: TensorSpec) -> Tensor:
 
 
 def _texts(source: BatchSource, rows: Rows) -> list[str]:
-    """The captions, empty negatives where they are dropped."""
+    """The captions, none where they are dropped."""
     texts = [source.dataset.samples[sample].text or "" for sample in rows.samples]
-    return [Negative() if dropped else text for text, dropped in zip(texts, _is_dropped(source, rows), strict=True)]
+    return [Absent() if dropped else text for text, dropped in zip(texts, _is_dropped(source, rows), strict=True)]
 
 
 def _labels(source: BatchSource, rows: Rows) -> Tensor:
