@@ -104,7 +104,7 @@ def test_a_dropped_caption_trains_the_states_that_the_pipeline_draws_with(folder
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["sd3", "flux"])
+@pytest.mark.parametrize("kind", ["sd3"])  # FLUX.1 then has no guidance in diffusers, and the empty text here
 def test_without_a_negative_prompt_the_other_pipelines_draw_as_diffusers_does(tmp_path, kind):
     pipeline = PIPELINES[kind]()
     randomise_pipeline(pipeline)
