@@ -127,7 +127,7 @@ class Digits:
         """The model with its weights at the start of a run."""
         opened = build_model(self.recipe, "cpu")
         graph = opened.graph
-        sources = weight_sources(self.model_folder, graph)
+        sources = weight_sources(self.model_folder, graph, from_scratch=True)
         if self.task is not Task.ADAPTERS:
             sources["unet"] = None
         names = [layer.name for layer in graph.layers]

@@ -174,8 +174,7 @@ def _session(job: Job, recipe: Recipe, folder: Path, plan: Plan, transport: Noti
     opened = build_model(recipe, job.device.type)
     graph, model = opened.graph, opened.model
     rank = job.membership.rank
-    trained = {parameter.name.partition(".")[0] for parameter in model.parameters if parameter.is_trainable}
-    sources = weight_sources(folder, graph) | dict.fromkeys(trained)
+    sources = weight_sources(folder, graph, from_scratch=True)
     layers = {*trained_layers(plan, rank), *model.frozen_layers}
     materialize(graph, layers, sources, device=job.device, dtype=torch.float32, seed=recipe.training.seed)
     ProcessTransport(job.device).warm_up(channels_of(plan))

@@ -8,6 +8,7 @@ from torch import nn
 
 from diffusionpipe.models.describe import describe, dtype_name
 from diffusionpipe.models.run import run_layers
+from diffusionpipe.models.stored import stored_weights
 from diffusionpipe.models.weights import materialize
 
 FAMILIES = {
@@ -67,8 +68,8 @@ def test_layers_filled_each_alone_run_like_the_whole(tiny, tmp_path):
     sources = {}
     for name, component in graph.components.items():
         if name != "objective":
-            sources[name] = tmp_path / name
-            component.save_pretrained(sources[name])
+            component.save_pretrained(tmp_path / name)
+            sources[name] = stored_weights(tmp_path / name)
     for layer in graph.layers:
         _to_meta(graph)
         materialize(graph, [layer.name], sources, device="cpu", dtype=torch.float32, seed=0)
