@@ -9,7 +9,7 @@ from diffusionpipe.planner.rows import GIB
 
 
 def allowed_of(cluster: Cluster, memory: float | None) -> Cluster:
-    """The cluster with at most so many GiB of each device; None: with all that training may use."""
+    """The cluster with at most `memory` GiB of each device; None: with all that training may use."""
     return cluster if memory is None else with_memory(cluster, round(memory * GIB))
 
 

@@ -1,13 +1,16 @@
 import random
+from itertools import combinations, product
 
 import pytest
 from planner import synthetic
 
 from diffusionpipe.planner.pricing.arrangement import Arrangement
 from diffusionpipe.planner.pricing.setting import Setting
+from diffusionpipe.planner.search.candidates import Candidate
 from diffusionpipe.planner.search.dynamic_program import best_partitions
 from diffusionpipe.planner.search.judge import Judge
 from diffusionpipe.planner.search.objectives import LeastInAnyOrder, LeastOneForwardOneBackward
+from diffusionpipe.planner.search.proposal import propose
 
 NUM_DEVICES, BATCH = 4, 16
 REPLICAS = (1, 2, 4)
@@ -65,3 +68,63 @@ def test_equal_units_share_a_price_and_unequal_ones_do_not(seed):
             forward, backward, *_ = asked.stage(1, 3, position, count, 1)
             assert forward == (sums[count].forward[3] - sums[count].forward[1]) / slowest
             assert backward == (sums[count].backward[3] - sums[count].backward[1]) / slowest
+
+
+def skipping_setting(seed: int) -> Setting:
+    """Four to six uneven layers with random skips, some over several stages, on a few devices with slow links."""
+    rng = random.Random(seed)
+    sketch = synthetic.Sketch(inputs=("raw",))
+    for name in ("raw", "x"):
+        sketch.tensor(name, 10)
+    sketch.layer("encode", "vae", ["raw"], ["x"], seconds=1e-9, parameters=8, trained=False, kept=0)
+    count, written = rng.randint(4, 6), list[str]()
+    for i in range(count):
+        reads = [written[-1] if written else "x", *(name for name in written[:-1] if rng.random() < 0.4)]
+        name = "loss" if i == count - 1 else f"h{i}"
+        sketch.tensor(name, rng.choice([10, 10**6]), grad=True, dtype="float32")
+        seconds, parameters = rng.randint(1, 6) * 1e-3, rng.randint(1, 40) * 10**5
+        sketch.layer(f"layer{i}", "unet", reads, [name], seconds=seconds, parameters=parameters, input_grad=i > 0)
+        written.append(name)
+    units = rng.choice([3, 4, 4])
+    speeds = [*(rng.choice([0.5, 1.0]) for _ in range(units - 1)), 1.0]
+    cluster = synthetic.cluster(units, intra_gb=rng.choice([0.05, 0.05, 2]), speeds=speeds)
+    return Setting(profile=sketch.profile(overhead=0.0), cluster=cluster, workload=synthetic.workload(12))
+
+
+def chains_of(setting: Setting):
+    """Every chain of 1F1B on all devices."""
+    place = Arrangement(data_parallel=1, units=setting.cluster.num_ranks)
+    num_layers = len(setting.graph.backbone_layers)
+    for stages in range(2, min(place.units, num_layers) + 1):
+        for replicas in product(range(1, place.units + 1), repeat=stages):
+            for cuts in combinations(range(1, num_layers), stages - 1) if sum(replicas) == place.units else ():
+                for microbatches in (1, 2, 3, 6):
+                    if not any(12 // microbatches % count for count in replicas):
+                        yield Candidate(
+                            arrangement=place, schedule="1f1b", microbatches=microbatches, starts=(0, *cuts),
+                            replicas=replicas,
+                        )  # fmt: skip
+
+
+def value_of(question, objective, chain):
+    """What the objective says of one partition."""
+    stops, position, numbers = (*chain.starts[1:], question.num_layers), chain.arrangement.units, None
+    for stage in reversed(range(len(stops))):
+        count, link = chain.replicas[stage], (0.0, 0.0)
+        if numbers is not None:
+            link = question.link(stops[stage], position, count, chain.replicas[stage + 1])
+        position -= count
+        priced = question.stage(chain.starts[stage], stops[stage], position, count, len(stops) - stage)
+        numbers = objective.prepend(numbers, priced, link)
+    return objective.value(numbers, len(stops))
+
+
+@pytest.mark.parametrize("seed", [4, 9, 13, 21])
+def test_no_chain_takes_less_than_the_bound_says_though_skips_go_past_stages(seed):
+    setting = skipping_setting(seed)
+    judge = Judge(setting=setting)
+    for chain in chains_of(setting):
+        iteration = propose(setting, chain.layout(setting)).iteration
+        options = {"replicas": tuple(sorted(set(chain.replicas))), "ignores_memory": True}
+        asked = judge.questions.question(chain.arrangement, chain.microbatches, **options)
+        assert value_of(asked, LeastInAnyOrder(chain.microbatches), chain) <= iteration * (1 + 1e-9), chain

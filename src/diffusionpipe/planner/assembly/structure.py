@@ -154,8 +154,8 @@ def holding_of(schedule: Schedule) -> Holding:
 
 def _peaks(schedule: Schedule, worker: int, stages: Sequence[int]) -> tuple[tuple[int, ...], ...]:
     held = [0] * (2 * len(stages))
+    # Of a stage and op: the places in `held` that change, one after the other, each with by how much.
     steps: dict[tuple[int, Op], tuple[tuple[int, int], ...]] = {}
-    """Of a stage and op: the places in `held` that change, one after the other, each with by how much."""
     for place, stage in zip(range(0, len(held), 2), stages, strict=True):
         ops = schedule.placement.pipeline_of(stage).ops
         last = place + 1 if Op.W in ops else place

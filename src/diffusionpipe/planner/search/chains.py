@@ -1,9 +1,10 @@
-"""Chains of stages with any numbers of replicas: those that 1F1B may be fastest with, by a bound that holds them all.
+"""Chains of stages with any numbers of replicas: those that 1F1B may be fastest with, by an estimate of it.
 
 A model whose parameters lie in a few layers is slow as a chain and as copies, and fast as copies before a chain. Where
 links are slow, stages that compute longer but send less win. So every place is asked for all replicas at once, with an
-objective that contains transfers and sums (`objectives.LeastOneForwardOneBackward`). It never says more than 1F1B
-takes, so what is not faster than the best known is left out and nothing is lost; most of the dynamic program is, too.
+objective that contains transfers and sums (`objectives.LeastOneForwardOneBackward`). For the cuts that matter it hardly
+ever says more than 1F1B takes. So chains that are not faster than the best known by it are left out, and with them most
+of the dynamic program.
 """
 
 from collections.abc import Iterator
