@@ -59,7 +59,7 @@ def _changes(path: Path, model: ModelGraph, recipe: Recipe, job: Job) -> Iterato
     old, new = _sizes(stated), _sizes(recipe)
     yield from (f"{key} was {old[key]}, and is {new[key]}" for key in new if old[key] != new[key])
     if recipe.pipeline.is_profiled and has_other_profile(model, recipe, job):
-        yield "the profile is of another model or device"
+        yield "the profile was measured for a different model or on a different device"
 
 
 def _sizes(recipe: Recipe) -> dict[str, object]:
