@@ -64,7 +64,7 @@ def refuse_unknown(name: str) -> None:
     """
     if name not in (*DISCRETE, *FLOWS):
         raise ModelError(
-            f"the scheduler {name} is not supported: what it predicts and its noise levels are not known here; "
+            f"the scheduler {name} is not supported: its noise levels and its predictions are not known here; "
             f"supported: {', '.join(sorted((*DISCRETE, *FLOWS)))}"
         )
 

@@ -189,7 +189,7 @@ def _read_bin(file: Path) -> dict[str, Tensor]:
             ) from error
         raise ModelError(f"{file} cannot be read: {said[0]}; get the model again") from error
     if not isinstance(content, dict) or not all(isinstance(value, Tensor) for value in content.values()):
-        raise ModelError(f"{file} cannot be read: it is no table of tensors by name; get the model as safetensors")
+        raise ModelError(f"{file} cannot be read: it does not hold tensors by name; get the model as safetensors")
     return {str(key): value for key, value in content.items()}
 
 
