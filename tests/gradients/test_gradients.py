@@ -7,8 +7,9 @@ import torch
 from gradients.comparison import TOLERANCE, compare, handed_views, random_case
 from gradients.graphs import random_model
 from gradients.orders import SOURCES
+from reusing_pool import planted_pools
 
-from diffusionpipe.runtime import buffers, gradients
+from diffusionpipe.runtime import gradients
 from diffusionpipe.runtime.buffers import num_in_memory_of
 
 SEED = 0
@@ -32,17 +33,28 @@ def overlooking(count):
 
 
 FAULTS = {
-    "a buffer goes back while a view lies in it": (buffers, 2, (18, 23, 24)),
-    "the gradients of two tables lie in the same memory": (gradients, 1, (9, 10, 19)),
+    "a buffer goes back while a view lies in it": (lambda patch: planted_pools(patch, 2), (18, 23, 24)),
+    "the gradients of two tables lie in the same memory": (
+        lambda patch: patch.setattr(gradients, "num_in_memory_of", overlooking(1)),
+        (9, 10, 19),
+    ),
 }
 
 
-@pytest.mark.parametrize(("module", "count", "numbers"), FAULTS.values(), ids=FAULTS)
-def test_a_planted_fault_is_noticed_by_each_case_that_can_show_it(monkeypatch, module, count, numbers):
-    monkeypatch.setattr(module, "num_in_memory_of", overlooking(count))
+@pytest.mark.parametrize(("plant", "numbers"), FAULTS.values(), ids=FAULTS)
+def test_a_planted_fault_is_noticed_by_each_case_that_can_show_it(monkeypatch, plant, numbers):
+    plant(monkeypatch)
     for number in numbers:
         with pytest.raises((AssertionError, RuntimeError)):  # autograd counts the versions of what it keeps
             assert compare(random_case(SEED, number)).error <= TOLERANCE
+
+
+def test_a_pool_that_overlooks_nothing_is_right(monkeypatch):
+    """So the fault is what is noticed, and not the pool."""
+    pools = planted_pools(monkeypatch, 0)
+    for number in FAULTS["a buffer goes back while a view lies in it"][1]:
+        assert compare(random_case(SEED, number)).error <= TOLERANCE
+    assert sum(pool.num_reused for pool in pools.values()) > 0
 
 
 def test_a_graph_follows_from_its_numbers():

@@ -1,10 +1,11 @@
-"""Memory is written again when no tensor lies in it: receive buffers, gradients of parameters, rows of the store."""
+"""Memory is written again when no tensor lies in it: gradients of parameters, rows of the store, a planted pool."""
 
 import pytest
 import torch
 from descriptions import described
 from handed_views import SECOND, layout_in_orders
 from layouts import assert_same_step, planned_step, reference_step
+from reusing_pool import ReusingPool, planted_pools
 from tiny_models import raw_inputs
 from torch import Tensor, nn
 
@@ -12,8 +13,8 @@ from diffusionpipe.costs import TensorSpec
 from diffusionpipe.ir import Range
 from diffusionpipe.models.sequential import sequential_graph
 from diffusionpipe.planner import build_plan
-from diffusionpipe.runtime import buffers, gradients
-from diffusionpipe.runtime.buffers import BufferPool, num_in_memory_of
+from diffusionpipe.runtime import gradients
+from diffusionpipe.runtime.buffers import memory_of, num_in_memory_of
 from diffusionpipe.runtime.gradients import BlockGradients
 from diffusionpipe.runtime.store import RowStore
 from diffusionpipe.runtime.threads import Hub, ThreadTransport
@@ -29,32 +30,18 @@ VIEWS = {
 }
 
 
-def address(tensor):
-    return tensor.untyped_storage().data_ptr()
-
-
 @pytest.mark.parametrize("view", VIEWS.values(), ids=VIEWS)
-def test_a_buffer_is_given_out_again_when_no_tensor_lies_in_its_memory(view):
-    pool = BufferPool(CPU)
+def test_a_tensor_lies_in_memory_as_long_as_anything_that_torch_keeps_of_it(view):
+    pool = ReusingPool(num_overlooked=0)
     first = pool.take((2, 3), torch.float32)
-    where = address(first)
+    where = memory_of(first)
     held = view(first)
     del first
-    assert address(pool.take((2, 3), torch.float32)) != where
+    other = pool.take((2, 3), torch.float32)
+    assert memory_of(other) != where
     del held
-    second = pool.take((2, 3), torch.float32)
-    third = pool.take((2, 3), torch.float32)
-    assert where in {address(second), address(third)}
-    assert pool.num_allocated == 2
-
-
-def test_buffers_of_other_shapes_and_dtypes_are_others():
-    pool = BufferPool(CPU)
-    for shape, dtype in [((2, 3), torch.float32), ((3, 2), torch.float32), ((2, 3), torch.float64)]:
-        tensor = pool.take(shape, dtype)
-        assert (tensor.shape, tensor.dtype) == (shape, dtype)
-        del tensor
-    assert pool.num_allocated == 3
+    again = pool.take((2, 3), torch.float32)
+    assert (memory_of(again), pool.num_reused) == (where, 1)
 
 
 class Rows(nn.Module):
@@ -137,15 +124,21 @@ def overlooking_two(tensor):
     return max(num_in_memory_of(tensor) - 2, 1)
 
 
-FAULTS = {
-    "a buffer goes back too early": (buffers, handing_on),
-    "a gradient lies in memory of another": (gradients, adding_tables),
-}
-
-
-@pytest.mark.parametrize(("module", "children"), FAULTS.values(), ids=FAULTS)
-def test_two_tensors_that_are_overlooked_are_noticed(monkeypatch, module, children):
-    graph = graph_of(*children())
-    monkeypatch.setattr(module, "num_in_memory_of", overlooking_two)
+def test_a_gradient_that_lies_in_memory_of_another_is_noticed(monkeypatch):
+    graph = graph_of(*adding_tables())
+    monkeypatch.setattr(gradients, "num_in_memory_of", overlooking_two)
     with pytest.raises((AssertionError, RuntimeError)):
         assert_same_step(step_in_orders(graph), reference_step(graph, raw_inputs(graph, 8)))
+
+
+@pytest.mark.parametrize("num_overlooked", [0, 2])
+def test_an_early_return_of_a_buffer_is_noticed(monkeypatch, num_overlooked):
+    """A planted pool gives received memory out again; a view that is handed on lies in it as two tensors."""
+    graph = graph_of(*handing_on())
+    pools, inputs = planted_pools(monkeypatch, num_overlooked), raw_inputs(graph, 8)
+    if not num_overlooked:
+        assert_same_step(step_in_orders(graph), reference_step(graph, inputs))
+        assert any(pool.num_reused for pool in pools.values())
+        return
+    with pytest.raises((AssertionError, RuntimeError)):
+        assert_same_step(step_in_orders(graph), reference_step(graph, inputs))

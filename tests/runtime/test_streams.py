@@ -12,6 +12,7 @@ import torch
 from asynchronous_device import AsynchronousDevice, AsynchronousRecorder, random_lengths
 from descriptions import described
 from layouts import CPU, can_run, rows_of, scattered
+from reusing_pool import planted_pools
 from streams import (
     BACKEND,
     Event,
@@ -30,7 +31,6 @@ from diffusionpipe.ir import Action
 from diffusionpipe.ir.flows import TIMED_OPS
 from diffusionpipe.planner import Layout, build_plan
 from diffusionpipe.runtime import executor
-from diffusionpipe.runtime.buffers import BufferPool
 from diffusionpipe.runtime.executor import Executor
 from diffusionpipe.runtime.gradients import BlockGradients
 from diffusionpipe.runtime.places import encoded_rows
@@ -390,19 +390,11 @@ def test_a_missing_wait_is_reported(name):
     assert [race for race in races if words in race], races[:3]
 
 
-def taken_again(self, shape, dtype, *, take=BufferPool.take):
-    """One buffer for each shape, whether it is free or not."""
-    buffers = self.__dict__.setdefault("buffers", {})
-    return buffers.setdefault((shape, dtype), take(self, shape, dtype))
-
-
 @pytest.mark.slow
-def test_a_buffer_that_is_given_out_while_it_is_in_use_stops_the_backward():
+def test_a_buffer_that_is_given_out_while_it_is_in_use_stops_the_backward(monkeypatch):
     """Autograd counts the versions of what it keeps; so no checker of streams is needed for this one."""
-    with (
-        mock.patch.object(BufferPool, "take", taken_again),
-        pytest.raises(RuntimeError, match="modified by an inplace operation"),
-    ):
+    planted_pools(monkeypatch, num_overlooked=10**6)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         watch(tiny_dit, "plain", "gpipe")
 
 

@@ -9,7 +9,6 @@ from the slot of stage 0, which then drops it [1], and its backward leaves the g
 >>> from diffusionpipe.costs import Costs, StageCosts, TensorSpec
 >>> from diffusionpipe.ir import Edge, Range, parse_action
 >>> from diffusionpipe.passes import connect_blocks
->>> from diffusionpipe.runtime.buffers import BufferPool
 >>> from diffusionpipe.runtime.equipment import Equipment
 >>> from diffusionpipe.runtime.routing import routes_of
 >>> from diffusionpipe.runtime.virtual import virtual_stages
@@ -24,7 +23,7 @@ from the slot of stage 0, which then drops it [1], and its backward leaves the g
 >>> compiler = Compiler(
 ...     schedule=schedule, worker=0, routes=routes_of(schedule, 0), releases={}, slots=slots, works=(), held=(),
 ...     equipment=Equipment(stages=stages, tensors=tensors, transport=None, device=torch.device("cpu")),
-...     pool=BufferPool(torch.device("cpu")), outputs=[], reading=store, writing=store, trained=frozenset({0, 1}),
+...     outputs=[], reading=store, writing=store, trained=frozenset({0, 1}),
 ... )
 >>> for action in order:
 ...     wait, run = compiler.instruction(action)
@@ -136,7 +135,7 @@ class Compiler(Transfers):
                     if trains:
                         slot.graph[name] = get_gradient_edge(value)
 
-        return self.wait_for(route.arrivals), forward
+        return self.wait_for(route.arrivals, action), forward
 
     def _compile_input(self, slot: Slot, route: Route, name: str, trains: bool) -> Callable[[], Tensor]:
         """How a forward gets one input: a row range of the store, a neighbour's output, or received parts."""
@@ -202,7 +201,7 @@ class Compiler(Transfers):
             leaves.clear()
             separate()
 
-        return self.wait_for(route.gradient_arrivals), backward
+        return self.wait_for(route.gradient_arrivals, action), backward
 
     def _compile_weight_gradients(self, action: Action) -> Callable[[], None]:
         assert action.microbatch is not None

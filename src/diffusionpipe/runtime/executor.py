@@ -7,10 +7,9 @@ routes resolved; an iteration is a plain loop over them:
         wait()       block until the messages that the action needs are there; None  (idle in the trace)
         run()        compute, start a send or a receive, start a reduction          (busy in the trace)
 
-    RECV_F 1 ──> buffer from the pool ──> F 1 ──> output ──> SEND_F 1         the buffer is free when no tensor
-                                            │                                 lies in it (`runtime.buffers`), the
-                                            │                                 output goes after its last reader,
-    SEND_B 1 <── input gradient <── B 1 <───┘ <── gradient <── RECV_B 1       a sent tensor once the peer has
+    RECV_F 1 ──> new memory ──> F 1 ──> output ──> SEND_F 1                   what arrives goes with its last tensor,
+                                  │                                           an output after its last reader,
+    SEND_B 1 <── input gradient <── B 1 <── gradient <── RECV_B 1             a sent tensor once the peer has
                                                                               surely waited for it (`releases_of`)
 
 What a stage prepares once in an iteration, for all its micro-batches, stands in the loop right in front of its first F:
@@ -58,7 +57,6 @@ from time import perf_counter
 from torch import Tensor
 
 from diffusionpipe.ir import MESSAGE_OPS, Action, Op, Range, Schedule
-from diffusionpipe.runtime.buffers import BufferPool
 from diffusionpipe.runtime.compiler import Compiler
 from diffusionpipe.runtime.equipment import Equipment
 from diffusionpipe.runtime.error_file import is_shortage
@@ -70,7 +68,7 @@ from diffusionpipe.runtime.stage import StageModule
 from diffusionpipe.runtime.store import RowStore
 from diffusionpipe.runtime.trace import Recording, marks_of, position_of, recorder_for
 from diffusionpipe.runtime.transport import Work
-from diffusionpipe.timing.sends import releases_of, waits_of
+from diffusionpipe.timing.sends import releases_of
 from diffusionpipe.units import Seconds
 
 _WORDS = {Op.F: "forward", Op.B: "backward", Op.I: "input backward", Op.W: "weight backward"}
@@ -87,7 +85,6 @@ class Executor:
             ScheduleError: the order holds ops that this executor does not know.
         """
         self.schedule, self.worker, self._equipment = schedule, worker, equipment
-        self.pool = BufferPool(equipment.device)
         routes = routes_of(schedule, worker)
         extents = with_inputs(extents_of(schedule, worker, equipment.raw_inputs), schedule, routes, equipment.stages)
         is_ahead = any(pipeline.is_ahead for pipeline in schedule.placement.pipelines) and store is None
@@ -103,13 +100,16 @@ class Executor:
         slots = {key: Slot() for key in routes}
         self.deferred = tuple(slot.deferred for slot in slots.values())
         """What I puts aside for W, of each stage and micro-batch."""
+        releases = {
+            action: tuple((self._works[k], self._held[k]) for k in over)
+            for action, over in releases_of(schedule).items()
+        }
         compiler = Compiler(
             schedule=schedule,
             worker=worker,
             equipment=equipment,
-            pool=self.pool,
             routes=routes,
-            releases=releases_of(schedule, waits_of(schedule)),
+            releases=releases,
             slots=slots,
             works=self._works,
             held=self._held,

@@ -1,18 +1,26 @@
-"""Messages and their buffers as instructions: what is sent, what arrives where, and when a sent tensor may go."""
+"""Messages as instructions: what is sent, what arrives where, and when a sent tensor may go.
+
+An input or a gradient arrives in new memory each time. The allocator, malloc or torch's of the GPU, gives out memory
+again whose last tensor is gone. So nothing rests here for later, and nobody has to know who still reads what arrived.
+What is sent is held here until the backend has read it: neither gloo's works nor all of NCCL's hold their tensors.
+"""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from diffusionpipe.ir import Action, Message, Schedule
-from diffusionpipe.runtime.buffers import BufferPool
 from diffusionpipe.runtime.equipment import Equipment
 from diffusionpipe.runtime.routing import Route
 from diffusionpipe.runtime.slot import Slot, count_read
 from diffusionpipe.runtime.store import RowStore
 from diffusionpipe.runtime.transport import Work
+
+Sending = tuple[list[Work], list[Tensor]]
+"""What of a message is under way, and the tensors that are being sent."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,9 +30,9 @@ class Transfers:
     schedule: Schedule
     worker: int
     equipment: Equipment
-    pool: BufferPool
     routes: Mapping[tuple[int, int], Route]
-    releases: Mapping[int, tuple[int, ...]]
+    releases: Mapping[Action, tuple[Sending, ...]]
+    """Action -> the sends that are surely over in front of it (`timing.sends`)."""
     slots: Mapping[tuple[int, int], Slot]
     works: tuple[list[Work], ...]
     """Per message what is under way."""
@@ -33,11 +41,11 @@ class Transfers:
     writing: RowStore
     """Where fills and frozen messages write: another store if they work ahead."""
 
-    def wait_for(self, messages: tuple[int, ...]) -> Callable[[], None] | None:
-        """Wait for arrivals, then drop the sends that are over by then."""
-        over = sorted({sent for k in messages for sent in self.releases.get(k, ())})
-        pending = [self.works[k] for k in (*messages, *over)]
-        held = [self.held[k] for k in over]
+    def wait_for(self, messages: tuple[int, ...], action: Action) -> Callable[[], None] | None:
+        """Wait for what an action reads, then drop the sends that are over by then."""
+        over = self.releases.get(action, ())
+        pending = [*(self.works[k] for k in messages), *(works for works, _ in over)]
+        held = [tensors for _, tensors in over]
         if not pending:
             return None
 
@@ -78,7 +86,7 @@ class Transfers:
         return run
 
     def receive(self, action: Action) -> Callable[[], None]:
-        """Starts receiving a message: into the store, into buffers of the pool, or into new tensors for gradients."""
+        """Starts receiving a message: frozen outputs into the store, all else into new tensors."""
         assert action.slot is not None
         message = self.schedule.messages[action.slot]
         placement = self.schedule.placement
@@ -106,36 +114,32 @@ class Transfers:
         self, slot: Slot, message: Message, num_rows: int, works: list[Work], source: int
     ) -> Callable[[], None]:
         arrived, recv = slot.arrived, self.equipment.transport.recv
-        makers = [
-            (
-                (name, message.source),
-                torch.empty(0, dtype=self.dtype(name), device=self.equipment.device).new_empty,
-                shape,
-            )
-            for name in message.tensors
-            for shape in [(num_rows, *self.equipment.tensors[name].shape)]
-        ]
+        makers = [((name, message.source), self.memory_for(name, num_rows)) for name in message.tensors]
 
         def run() -> None:
-            # Not from the pool: autograd may keep a view of an incoming gradient in a parameter's `.grad`.
-            for key, new_empty, shape in makers:
-                buffer = arrived[key] = new_empty(shape)
+            for key, make in makers:
+                buffer = arrived[key] = make()
                 works.append(recv(buffer, source))
 
         return run
 
     def buffer_of(self, slot: Slot, route: Route, name: str) -> Callable[[], Tensor]:
-        """Makes the buffer of an input that arrives in parts when the first part needs it."""
-        shape, dtype = (route.num_rows, *self.equipment.tensors[name].shape), self.dtype(name)
-        inputs, take = slot.inputs, self.pool.take
+        """Makes the memory of an input that arrives in parts when the first part needs it."""
+        inputs, make = slot.inputs, self.memory_for(name, route.num_rows)
 
         def buffer() -> Tensor:
             found = inputs.get(name)
             if found is None:
-                found = inputs[name] = take(shape, dtype)
+                found = inputs[name] = make()
             return found
 
         return buffer
+
+    def memory_for(self, name: str, num_rows: int) -> Callable[[], Tensor]:
+        """Makes the memory in which so many rows of a tensor arrive."""
+        shape = (num_rows, *self.equipment.tensors[name].shape)
+        # Faster than `torch.empty`, which reads a dtype and a device each time.
+        return partial(torch.empty(0, dtype=self.dtype(name), device=self.equipment.device).new_empty, shape)
 
     def dtype(self, name: str) -> torch.dtype:
         """Of a tensor by its name."""

@@ -3,7 +3,8 @@
 Each batch that may be in flight has a context: its slots, its messages, its rows. In window w, the instruction of an
 action that leads by l is that of batch w + l's context [1]. Contexts take turns (`ir.versions.batches_held`). Rows are
 free for another batch behind the batch's own window, all else at the end of the one behind it: its last messages have
-surely been received then [2].
+surely been received then [2]. What is sent goes before that, where the news of its arrival comes with the message of
+any batch (`timing.sends.window_releases_of`) [3].
 
     window -1   window 0            window 1            window 2
     F0 F1       F2 B0 F3 B1 STEP    F4 B2 F5 B3 STEP    B4 B5 STEP     two micro-batches, batches 0 to 2, then a flush
@@ -22,7 +23,6 @@ from torch import Tensor
 from diffusionpipe.ir import Action, Op, Range, Schedule
 from diffusionpipe.ir.action import PRESENT, Reading
 from diffusionpipe.ir.versions import batches_held
-from diffusionpipe.runtime.buffers import BufferPool
 from diffusionpipe.runtime.compiler import Compiler, Instruction
 from diffusionpipe.runtime.equipment import Equipment
 from diffusionpipe.runtime.executor import Executor, named, sources_of, with_inputs
@@ -31,8 +31,10 @@ from diffusionpipe.runtime.routing import extents_of, routes_of
 from diffusionpipe.runtime.slot import Output, Slot
 from diffusionpipe.runtime.store import RowStore
 from diffusionpipe.runtime.trace import Recording, marks_of, recorder_for
+from diffusionpipe.runtime.transfers import Sending
 from diffusionpipe.runtime.transport import Work
 from diffusionpipe.runtime.versions import BlockVersions
+from diffusionpipe.timing.sends import window_releases_of
 
 Update = Callable[[int, int], None]
 """`update(block, step)`: the optimizer's step of a block's parameters, whose gradients are complete."""
@@ -71,6 +73,10 @@ class _Context:
             self.outputs.clear()
         return self
 
+    def sending(self, slot: int) -> Sending:
+        """What of a message is under way, of whichever batch it is."""
+        return self.works[slot], self.held[slot]
+
     def finish(self, slots: Iterable[int]) -> None:
         """Wait until these messages are over."""
         for slot in slots:
@@ -107,26 +113,30 @@ class WindowExecutor:
         routes = routes_of(flat, worker)
         read = with_inputs({}, flat, routes, equipment.stages)
         rows = _joined(read, extents_of(encoding[0] if encoding else flat, worker, equipment.raw_inputs))
-        pool = BufferPool(equipment.device)
         self._first_fill = next((action for action in schedule.orders[worker] if action.op is Op.ENCODE), None)
         frozen = {k for k, message in enumerate(schedule.messages) if schedule.placement.is_frozen(message.source)}
         self._frozen, self._trained = tuple(sorted(frozen)), tuple(set(range(len(schedule.messages))) - frozen)
-        self._contexts: list[_Context] = []
-        for _ in range(batches_held(schedule)):
-            store = RowStore(rows, equipment.tensors, equipment.device)
-            context = _Context(
+        self._contexts = [
+            _Context(
                 works=tuple([] for _ in schedule.messages),
                 held=tuple([] for _ in schedule.messages),
-                store=store,
+                store=RowStore(rows, equipment.tensors, equipment.device),
             )
+            for _ in range(batches_held(schedule))
+        ]
+        releases = {_plain(action): over for action, over in window_releases_of(schedule).items()}
+        for number, context in enumerate(self._contexts):
+            store = context.store
             encoder = Executor(encoding[0], worker, encoding[1], store=store) if encoding else None
             compiler = Compiler(
                 schedule=flat,
                 worker=worker,
                 equipment=equipment,
-                pool=pool,
                 routes=routes,
-                releases={},
+                releases={
+                    action: tuple(self._context(number + later).sending(sent) for sent, later in over)  # [3]
+                    for action, over in releases.items()
+                },
                 slots={key: Slot() for key in routes},
                 works=context.works,
                 held=context.held,
@@ -138,7 +148,6 @@ class WindowExecutor:
             context.program = [
                 self._instruction(compiler, context, encoder, action) for action in schedule.orders[worker]
             ]
-            self._contexts.append(context)
         self._recordings = [
             Recording(worker=worker, recorder=recorder_for(equipment.device), steps=()) for _ in range(2)
         ]

@@ -4,8 +4,8 @@
     sent         a gradient from the end of the action that made it to the moment at which it is dropped [2], which
                  `timing.sends` knows; an activation is one of its sender's
 
-A receive buffer in which more than one stage of a worker holds a tensor, because one handed on a view, counts for each
-of them: the real buffer is free when the last one is done (`runtime.buffers`), so it is counted for as long or longer.
+Received memory in which several stages of a worker hold a tensor, because one handed on a view, counts for each of
+them: it is really free when the last one is done, so it is counted for as long or longer.
 
 A receive is posted as soon as the host comes to it: at the end of the compute before it. In 1F1B with 2 workers and 2
 micro-batches, activations of 7 bytes and messages of 5:

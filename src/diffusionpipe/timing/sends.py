@@ -4,6 +4,8 @@ A sender keeps a tensor until its receiver has waited for it. It cannot ask: glo
 But it knows the receiver's order. An action waits for the messages that it reads [1]. The next message that the
 receiver sends to the sender after that wait, and for which an action waits there, brings the news with it [2]. The
 sender drops the tensor in front of that action [3], or at the end of the iteration, where no such message comes.
+A sender waits for the end of a send before it drops the tensor. So the rule frees nothing that is still read: it only
+says when this wait is short, and cannot be for something that waits for the sender.
 
     worker 0   0F0  s0   0F1  s1            r2   0B0   r3   0B1        s0 is over in front of 0B0, which waits for 2
     worker 1        r0   1F0  r1  1B0  s2   1F1  1B1   s3              s1 in front of 0B1; s2 and s3 at the end
@@ -19,10 +21,23 @@ sender drops the tensor in front of that action [3], or at the end of the iterat
 0F0 0SEND_F0>0 0F1 0SEND_F1>1 0RECV_B0>2 0B0 0RECV_B1>3 0B1
 1RECV_F0>0 1F0 1RECV_F1>1 1B0 1SEND_B0>2 1F1 1B1 1SEND_B1>3
 >>> waits = waits_of(schedule)
->>> {slot: news for slot, news in releases_of(schedule, waits).items() if news}
-{2: (0,), 3: (1,)}
 >>> {slot: str(action) for slot, action in drops_of(schedule, waits).items()}
 {0: '0B0', 1: '0B1'}
+>>> {str(action): over for action, over in releases_of(schedule).items()}
+{'0B0': (0,), '0B1': (1,)}
+
+Without a flush the news may be of another batch [4]. In a window of these workers, message 0 of a batch leaves behind
+0B0 of the batch before, so it tells worker 1 that message 2 of the batch before has been received. What has no news is
+dropped at the end of the window behind that of its batch.
+
+>>> from diffusionpipe.planner.assembly.windows import communicate_window, overlap
+>>> window = communicate_window(connect_blocks(overlap(2, 2), silent.placement.pipelines[0].edges))
+>>> for order in window.orders:
+...     print(*order)
+0F1 0SEND_F1>1 0RECV_B0>2 0B0 0ENCODE#0+1 0F0+1 0SEND_F0>0+1 0RECV_B1>3 0B1 0STEP
+1F0 1RECV_F1>1 1B0 1SEND_B0>2 1F1 1ENCODE#0+1 1RECV_F0>0+1 1B1 1SEND_B1>3 1STEP
+>>> {str(action): over for action, over in window_releases_of(window).items()}
+{'0B0': ((0, 0),), '0B1': ((1, 0),), '1F0': ((2, -1),), '1F1': ((3, -1),)}
 """
 
 from collections import defaultdict
@@ -30,6 +45,8 @@ from collections.abc import Mapping, Sequence
 
 from diffusionpipe.ir import MESSAGE_OPS, SEND_OPS, Action, Op, Schedule
 from diffusionpipe.ir.flows import backward_op, frozen_flows, slots_of_encoder
+from diffusionpipe.ir.unroll import occurrences, unroll
+from diffusionpipe.ir.versions import batches_held
 
 Waits = Mapping[Action, Sequence[int]]
 """Action -> the messages that it waits for, ascending."""
@@ -51,32 +68,55 @@ def waits_of(schedule: Schedule) -> Waits:
     return found
 
 
-def releases_of(schedule: Schedule, waits: Waits) -> dict[int, tuple[int, ...]]:
-    """Message that an action waits for -> those in the other direction which are surely over once it has arrived."""
-    return _news(schedule, waits)[1]
+def releases_of(schedule: Schedule) -> dict[Action, tuple[int, ...]]:
+    """Action -> the messages that its worker drops in front of it."""
+    found = defaultdict[Action, list[int]](list)
+    for sent, action in drops_of(schedule, waits_of(schedule)).items():
+        found[action].append(sent)
+    return {action: tuple(over) for action, over in found.items()}
+
+
+def window_releases_of(window: Schedule) -> dict[Action, tuple[tuple[int, int], ...]]:
+    """Action of a window -> (message, how many batches later than the action's) of what its worker drops before it.
+
+    A batch that does not exist, behind a flush or in front of a start, has sent nothing. The orders of the other
+    batches are those of the window without its actions, so what is news here is news there.
+    """
+    lead, count = batches_held(window) - 2, len(window.messages)
+    middle = lead + 2  # all batches that bear on this window of the unrolled schedule exist
+    batches = middle + lead + 2
+    unrolled = unroll(window, batches)
+    releases, frozen = releases_of(unrolled), window.placement.is_frozen
+    found = {}
+    for worker, order in enumerate(window.orders):
+        for number, place, action in occurrences(window, worker, batches):
+            if number != middle or action not in releases:
+                continue
+            over = []
+            for batch, sent in (divmod(slot, count) for slot in releases[action]):
+                # Another batch may have taken the place of one before these: it has been waited for then.
+                if batch - number >= (0 if frozen(window.messages[sent].source) else -1):
+                    over.append((sent, batch - number - order[place].reading.lead))  # [4]
+            if over:
+                found[order[place]] = tuple(over)
+    return found
 
 
 def drops_of(schedule: Schedule, waits: Waits) -> dict[int, Action]:
     """Message -> the action in front of which its sender drops it. Without one it does so after the iteration."""
-    first, releases = _news(schedule, waits)
-    return {sent: first[slot] for slot, over in releases.items() for sent in over}  # [3]
-
-
-def _news(schedule: Schedule, waits: Waits) -> tuple[dict[int, Action], dict[int, tuple[int, ...]]]:
-    """The first action that waits for each message, and what is over once the message has arrived."""
-    first, releases = dict[int, Action](), dict[int, tuple[int, ...]]()
+    first, news = dict[int, Action](), dict[int, list[int]]()
     awaited = {slot for slots in waits.values() for slot in slots}
     for order in schedule.orders:
         over = defaultdict[int, list[int]](list)  # sender -> what has been waited for since the last message to it
         for action in order:
             if action.op in SEND_OPS and action.slot in awaited:
                 receiver = _worker(schedule, schedule.messages[action.slot].destination)
-                releases[action.slot] = tuple(over.pop(receiver, ()))  # [2]
+                news[action.slot] = over.pop(receiver, [])  # [2]
             for slot in () if action.op in MESSAGE_OPS else waits.get(action, ()):  # [1]
                 if slot not in first:  # rows of the frozen part may be waited for by several forwards
                     first[slot] = action
                     over[_worker(schedule, schedule.messages[slot].source)].append(slot)
-    return first, releases
+    return {sent: first[slot] for slot, over in news.items() for sent in over}  # [3]
 
 
 def _worker(schedule: Schedule, stage: int) -> int:
