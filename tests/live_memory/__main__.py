@@ -10,7 +10,7 @@ from live_memory.runs import MODELS, Case, Held, held_by
 
 from diffusionpipe.errors import ConfigError
 from diffusionpipe.ir.versions import Versions
-from diffusionpipe.schedules import REGISTRY, traits
+from diffusionpipe.schedules import REGISTRY
 
 LEAST, MOST = 0.85, 1.05
 """Every case lies between these, and the median of each kind between 0.97 and 1.02."""
@@ -24,15 +24,6 @@ def cases() -> list[Case]:
         Case(model=model, schedule=schedule, ranks=ranks, is_recomputed=is_recomputed, versions=versions)
         for model, (schedule, versions), ranks, is_recomputed in product(MODELS, kinds, (2, 3, 4), (False, True))
     ]
-
-
-def reason_of(case: Case) -> str:
-    """Why more is held than predicted, where that is known; "" elsewhere."""
-    if case.versions is not Versions.FLUSHED and case.is_recomputed:
-        return "without a flush a rank keeps what it sends until its batch's window is over, which is not predicted"
-    if case.is_recomputed and traits.is_split(case.schedule):
-        return "receive buffers that are idle when most is kept for W are not predicted"
-    return ""
 
 
 def drawn(seed: int, share: float) -> list[Case]:
@@ -74,8 +65,7 @@ def main() -> None:
     outside = [(case, held) for case, held in found if not LEAST <= held.ratio <= MOST]
     print(f"outside {LEAST} to {MOST}: {len(outside)}")
     for case, held in outside:
-        print(line(case, held), reason_of(case))
-    outside = [(case, held) for case, held in outside if not reason_of(case)]
+        print(line(case, held))
     sys.exit(bool(outside) or not found)
 
 

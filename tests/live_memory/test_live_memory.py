@@ -4,6 +4,8 @@ from live_memory.__main__ import LEAST, MOST
 from live_memory.counter import LiveStorages
 from live_memory.runs import Case, held_by
 
+from diffusionpipe.ir.versions import Versions
+
 
 @pytest.mark.parametrize("is_recomputed", [False, True])
 def test_a_split_backward_holds_what_is_predicted(is_recomputed):
@@ -18,6 +20,14 @@ def test_a_split_backward_holds_what_is_predicted(is_recomputed):
 @pytest.mark.parametrize("schedule", ["chimera", "bitpipe"])
 def test_two_directions_hold_what_is_predicted(schedule, is_recomputed):
     held = held_by(Case(model="dit", schedule=schedule, ranks=4, is_recomputed=is_recomputed))
+    assert LEAST <= held.ratio <= MOST
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("versions", [Versions.NEWEST, Versions.STASHED])
+def test_without_a_flush_recomputed_layers_hold_what_is_predicted(versions):
+    """Kept until its batch's window is over, what is sent makes 1.6 times as much."""
+    held = held_by(Case(model="dit", schedule="1f1b", ranks=3, is_recomputed=True, versions=versions))
     assert LEAST <= held.ratio <= MOST
 
 

@@ -116,14 +116,8 @@ class WindowExecutor:
         self._first_fill = next((action for action in schedule.orders[worker] if action.op is Op.ENCODE), None)
         frozen = {k for k, message in enumerate(schedule.messages) if schedule.placement.is_frozen(message.source)}
         self._frozen, self._trained = tuple(sorted(frozen)), tuple(set(range(len(schedule.messages))) - frozen)
-        self._contexts = [
-            _Context(
-                works=tuple([] for _ in schedule.messages),
-                held=tuple([] for _ in schedule.messages),
-                store=RowStore(rows, equipment.tensors, equipment.device),
-            )
-            for _ in range(batches_held(schedule))
-        ]
+        stores = [RowStore(rows, equipment.tensors, equipment.device) for _ in range(batches_held(schedule))]
+        self._contexts = [_context_of(schedule, store) for store in stores]
         releases = {_plain(action): over for action, over in window_releases_of(schedule).items()}
         for number, context in enumerate(self._contexts):
             store = context.store
@@ -280,6 +274,12 @@ class WindowExecutor:
             versions.step(lambda: self.update(block, context.batch))
 
         return step
+
+
+def _context_of(schedule: Schedule, store: RowStore) -> _Context:
+    """A context without a program."""
+    messages = schedule.messages
+    return _Context(works=tuple([] for _ in messages), held=tuple([] for _ in messages), store=store)
 
 
 def _encoding(encoder: Executor) -> Callable[[], None]:
