@@ -7,8 +7,9 @@ from diffusionpipe.schedules import REGISTRY
 
 ROOT = Path(__file__).resolve().parents[1]
 MODULES = sorted((ROOT / "src").rglob("*.py"))
-LONGEST_MODULE = 350
-LONGEST_FUNCTION = 60
+LONGEST_MODULE = 450
+LONGEST_FUNCTION = 75
+"""Far beyond the sizes that CONVENTIONS gives as examples: no code is split or squeezed to obey a number."""
 
 
 def relative(path):
@@ -37,12 +38,12 @@ def test_the_checks_see_what_they_look_for():
     assert [name for _, name in names_compared(tree, REGISTRY)] == ["gpipe", "1f1b"]
 
 
-def test_no_module_is_longer_than_350_lines():
+def test_no_module_is_far_too_long():
     lengths = {relative(path): len(path.read_text().splitlines()) for path in MODULES}
     assert {path: length for path, length in lengths.items() if length > LONGEST_MODULE} == {}
 
 
-def test_no_function_is_longer_than_60_lines():
+def test_no_function_is_far_too_long():
     lengths = {
         f"{relative(path)}: {node.name}": node.end_lineno - node.lineno + 1
         for path in MODULES

@@ -164,7 +164,7 @@ def test_a_shift_of_one_gives_the_same_bits_as_no_shift(drawn):
 def test_other_schedulers_shift_nothing_and_strange_ones_are_refused():
     assert shift_of({"_class_name": "DDIMScheduler", "shift": 7.0}) == FlowShift()
     flow = {"_class_name": "FlowMatchEulerDiscreteScheduler"}
-    with pytest.raises(ModelError, match="no scheduler 'FlowMatchNoneScheduler'"):
+    with pytest.raises(ModelError, match="the scheduler FlowMatchNoneScheduler is not supported"):
         shift_of({"_class_name": "FlowMatchNoneScheduler"})
     with pytest.raises(ModelError, match="invert_sigmas = true is not supported"):
         shift_of({**flow, "invert_sigmas": True})

@@ -7,6 +7,7 @@ from tiny_models import raw_inputs, tiny_dit, tiny_flux, tiny_sd3, tiny_stable_d
 from diffusionpipe.models.graph import canonical_names
 from diffusionpipe.models.lora import LoraSettings, add_lora, is_adapter
 from diffusionpipe.models.run import run_layers
+from diffusionpipe.models.stored import stored_weights
 from diffusionpipe.models.weights import frozen_factors, materialize
 
 WITH_ADAPTERS = {
@@ -77,7 +78,7 @@ def test_weights_are_read_into_the_dtype_in_which_they_are_kept(tmp_path):
     materialize(
         graph,
         layers,
-        {"transformer": tmp_path},
+        {"transformer": stored_weights(tmp_path)},
         device="cpu",
         dtype=torch.float32,
         seed=0,

@@ -34,7 +34,7 @@ def test_noise_and_targets_are_exactly_those_of_diffusers(config, dtype, predict
     scheduler = DDPMScheduler(**config)
     # Another scheduler's configuration: what does not concern the betas has no effect.
     objective = Objective(
-        ObjectiveSettings(prediction=prediction), {**config, "skip_prk_steps": True, "_class_name": "P"}
+        ObjectiveSettings(prediction=prediction), {**config, "skip_prk_steps": True, "_class_name": "DDIMScheduler"}
     )
     latents, noise, time = _batch(dtype)
     noisy, timesteps, target, weight = objective.add_noise(latents, noise, time)

@@ -96,12 +96,13 @@ def shift_of(config: Mapping[str, object]) -> FlowShift:
     Raises:
         ModelError: diffusers does not know the class, or the configuration shifts in a way that is not supported.
     """
+    if "_class_name" in config:
+        refuse_unknown(str(config["_class_name"]))
     if not is_flow_scheduler(config):
         return FlowShift()
     import diffusers
 
     name = str(config["_class_name"])
-    refuse_unknown(name)
     scheduler_class = getattr(diffusers, name, None)
     if scheduler_class is None:
         raise ModelError(f"diffusers has no scheduler {name!r}; install a version of diffusers that has it")

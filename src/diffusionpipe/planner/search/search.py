@@ -27,7 +27,8 @@ fills is exact (`estimates`), so there [4] confirms it:
 ...     inputs=("in",), backbones=(Backbone(prediction=None),),
 ... )
 >>> layers = tuple(
-...     LayerProfile(name=f"layer{i}", forward=(t,), input_grad=(t,), weight_grad=(t,), activation=(1,), workspace=(0,))
+...     LayerProfile(name=f"layer{i}", forward=(t,), input_grad=(t,), weight_grad=(t,), activation=(1,), workspace=(0,),
+...                  kept=(0,))
 ...     for i, t in enumerate(times)
 ... )
 >>> kind = dict(device="example", device_type="cpu", precision="float32", source="example")
