@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _FEW = 8
-"""So many ranks start without a look at the model's layers: rank 0 looks at them as soon as the launcher would."""
+"""Up to this number, ranks start at once, and rank 0 checks the model's layers as soon as the launcher could."""
 
 RecipeArgument = Annotated[Path, typer.Argument(help="The recipe, a TOML file.", show_default=False)]
 OverridesArgument = Annotated[

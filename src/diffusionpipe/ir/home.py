@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def expanded(path: str) -> str:
-    """The path with the home folder in place of "~", or that of the user NAME in place of "~NAME".
+    """The path after "~" is replaced by the home folder, or "~NAME" by the home folder of the user NAME.
 
     Raises:
         ValueError: there is no such home folder.

@@ -92,7 +92,7 @@ def _normalise(text_encoder: Any, hidden: Tensor) -> Tensor:
 
 
 def zeroed_where_marked(values: Tensor, input_ids: Tensor) -> Tensor:
-    """Values (B, ...), zeros in rows whose tokens are all the same, as those of no text: texts begin with a mark."""
+    """The values (B, ...), with zeros in each row whose tokens are all the same: no text has such a row."""
     is_text = (input_ids != input_ids[:, :1]).any(dim=1).reshape(-1, *[1] * (values.ndim - 1))
     return torch.where(is_text, values, torch.zeros_like(values))
 

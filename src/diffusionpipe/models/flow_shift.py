@@ -83,7 +83,7 @@ class FlowShift:
 
 
 def is_flow_scheduler(config: Mapping[str, object]) -> bool:
-    """Whether the configuration is that of a scheduler for flows: of those alone, or of another kind told so."""
+    """Whether a scheduler of this configuration draws flows, by its class or by its `prediction_type`."""
     return config.get("_class_name") in FLOWS or config.get("prediction_type") == "flow_prediction"
 
 
@@ -110,18 +110,13 @@ def shift_of(config: Mapping[str, object]) -> FlowShift:
         if name not in FLOWS:
             return _shift_beside(scheduler_class.from_config(dict(config)).config, name)
         # With the defaults of the class; LTX's has none and draws at the times of this one.
-        own = scheduler_class if "shift" in signature(scheduler_class.__init__).parameters else _plain_flow()
+        has_shift = "shift" in signature(scheduler_class.__init__).parameters
+        own = scheduler_class if has_shift else diffusers.FlowMatchEulerDiscreteScheduler
         return _shift_in(own.from_config(dict(config)).config)
     except (TypeError, ValueError, OverflowError, ZeroDivisionError, KeyError, AttributeError, RuntimeError) as error:
         raise ModelError(
             f"scheduler_config.json does not make a {name}: {type(error).__name__}: {error}; restore the model's own"
         ) from error
-
-
-def _plain_flow() -> Any:
-    from diffusers import FlowMatchEulerDiscreteScheduler
-
-    return FlowMatchEulerDiscreteScheduler
 
 
 def _shift_in(values: Mapping[str, Any]) -> FlowShift:

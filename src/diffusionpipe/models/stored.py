@@ -53,11 +53,6 @@ class StoredWeights:
     stem: str
     """How the name begins, e.g. "model"."""
 
-    @property
-    def ending(self) -> str:
-        """`SAFETENSORS` or `BIN`."""
-        return BIN if self.files[0].suffix == ".bin" else SAFETENSORS
-
     def plain_name(self, file: Path) -> str:
         """The name of one of the files, or of the index, without the variant.
 

@@ -243,7 +243,7 @@ def fill(component_name: str, component: nn.Module, source: StoredWeights, *, de
 def tensors_of(
     component_name: str, component: nn.Module, source: StoredWeights, names: Collection[str]
 ) -> dict[str, Tensor]:
-    """Those of the named parameters and buffers of a component that its files hold, as they are stored.
+    """The named parameters and buffers of a component, as its files hold them; names that no file holds are left out.
 
     Raises ModelError for a file that cannot be read.
     """

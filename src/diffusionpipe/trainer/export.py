@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from safetensors import safe_open
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from diffusionpipe.errors import CheckpointError, ModelError
@@ -281,7 +281,7 @@ def _rename_as_source(folder: Path, module: nn.Module, settings: Export) -> None
     for file in written.files if names else ():
         with safe_open(file, framework="pt") as content:
             metadata = content.metadata()
-        renamed = {names.get(name, name): tensor for name, tensor in load_file(file).items()}
+            renamed = {names.get(name, name): content.get_tensor(name) for name in content.keys()}  # noqa: SIM118 (no dict)
         new = file.with_name(f"{file.name}.new")
         save_file(renamed, new, metadata=metadata)
         new.replace(file)
