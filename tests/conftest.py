@@ -1,6 +1,7 @@
 """Marks as slow what slow_tests.txt lists, keeps tests with shared fixtures in one process, and times no example."""
 
 import gc
+import logging
 import os
 from collections.abc import Iterator
 from functools import cache
@@ -66,6 +67,14 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     from crew import start_fork_server
 
     start_fork_server()  # before a test starts it with fewer imports: ranks are then forked in milliseconds
+
+
+@pytest.fixture(autouse=True)
+def untouched_log() -> None:
+    """The logger as it is after an import: the command line gives it a level and a handler, which would stay."""
+    package = logging.getLogger("diffusionpipe")
+    package.handlers.clear()
+    package.setLevel(logging.NOTSET)
 
 
 @pytest.fixture(scope="module")

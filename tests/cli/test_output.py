@@ -12,14 +12,12 @@ from diffusionpipe.cli.output import ConsoleHandler, Without, log_to, quieten
 
 @pytest.fixture(autouse=True)
 def restored():
-    names = ("diffusionpipe", "torch._subclasses.fake_tensor", "transformers.utils.import_utils")
+    names = ("torch._subclasses.fake_tensor", "transformers.utils.import_utils")
     before = {name: (list(logging.getLogger(name).handlers), list(logging.getLogger(name).filters)) for name in names}
-    level = logging.getLogger("diffusionpipe").level
     with warnings.catch_warnings():
         yield
     for name, (handlers, filters) in before.items():
         logging.getLogger(name).handlers[:], logging.getLogger(name).filters[:] = handlers, filters
-    logging.getLogger("diffusionpipe").setLevel(level)
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,6 @@
 """What is wrong with a recipe, its data or its sizes is said in one block, before anything is trained."""
 
 import json
-import logging
 import os
 import re
 import shutil
@@ -52,16 +51,6 @@ def recipe(place, tmp_path):
     path = tmp_path / "recipe.toml"
     path.write_text(recipe_to_toml(recipe_of(place / "sd", place / "data", tmp_path / "run", training={"steps": 1})))
     return path
-
-
-@pytest.fixture(autouse=True)
-def quiet():
-    """The command adds a handler to the package's logger."""
-    package = logging.getLogger("diffusionpipe")
-    handlers, level = list(package.handlers), package.level
-    yield
-    package.handlers[:] = handlers
-    package.setLevel(level)
 
 
 def refused(capsys, recipe, *words, allowed=()):
