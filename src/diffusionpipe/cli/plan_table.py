@@ -116,7 +116,7 @@ def table_lines(
     yield "", ""
     for text in _legend(setting, comparison, columns, is_short=is_short):
         yield from ((line, "dim") for line in wrap(text, width, subsequent_indent="  ", break_on_hyphens=False))
-    told = [(text, "") for text in (_memory(setting, comparison.winner), comparison.verdict)]
+    told = [(text, "") for text in (_memory(setting, comparison.winner), *_tried(comparison), comparison.verdict)]
     told += [(remark.text, remark.way) for remark in comparison.remarks]
     told += [(text, "") for text in _asking(comparison, versions)]
     for text, way in told:
@@ -217,6 +217,15 @@ def _sizes_for(comparison: Comparison, versions: Versions) -> str:
         return f"{begin}the best sizes without one, {row.sizes}, need {row.overflow / GIB:.1f} GiB more than there is."
     times = comparison.winner.step / row.step
     return f"{begin}give it the sizes of its row, {row.sizes}; a step is {times:.2f} times as fast as the plan's."
+
+
+def _tried(comparison: Comparison) -> Iterator[str]:
+    """How far the search looked."""
+    if tried := comparison.tried:
+        yield (
+            f"layouts estimated: {tried.estimated:,}; simulated in full: {tried.simulated}, of which "
+            f"{tried.fitting} {'fits' if tried.fitting == 1 else 'fit'} in memory"
+        )
 
 
 def _memory(setting: Setting, winner: Row) -> str:

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from diffusionpipe.planner.chosen import Choice
+from diffusionpipe.planner.explain import Tried
 from diffusionpipe.planner.filling.filler import filler_of
 from diffusionpipe.planner.near_ties import Merits, hopeful, merits_of, rank
 from diffusionpipe.planner.pricing.given import check_given
@@ -73,10 +74,21 @@ def _of_near_ties(ways: Sequence[Choice], fill: bool | None) -> Choice:
     fastest, chosen = _ranked(ways)
     if chosen.filler and fill is None:
         chosen = _simpler(chosen, fastest)
+    chosen = replace(chosen, tried=_tried(ways))
     is_other = (chosen.setting, chosen.candidate) != (fastest.setting, fastest.candidate)
     check(chosen.proposal.train)
     gives_up = chosen.step > fastest.step * (1 + (ROUNDING if is_other else GAIN))
     return replace(chosen, faster=fastest) if gives_up else chosen
+
+
+def _tried(ways: Sequence[Choice]) -> Tried:
+    """The layouts that the searches looked at."""
+    finalists = [proposal for way in ways for _, proposal in way.search.finalists]
+    return Tried(
+        estimated=sum(way.search.num_estimated for way in ways),
+        simulated=len(finalists),
+        fitting=sum(proposal.overflow <= 0 for proposal in finalists),
+    )
 
 
 def _ranked(ways: Sequence[Choice]) -> tuple[Choice, Choice]:

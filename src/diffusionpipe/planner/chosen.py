@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from diffusionpipe.ir import Plan
 from diffusionpipe.planner.assembly.build import build_plan
 from diffusionpipe.planner.assembly.layout import Filler
-from diffusionpipe.planner.explain import Comparison, Remark, compare
+from diffusionpipe.planner.explain import Comparison, Remark, Tried, compare
 from diffusionpipe.planner.near_ties import Merits, merits_of, reason_of
 from diffusionpipe.planner.pricing.setting import Setting
 from diffusionpipe.planner.rows import Row, row_of, sizes_in
@@ -30,6 +30,8 @@ class Choice:
     faster: "Choice | None" = None
     """The fastest way, where another is about as fast and is chosen for its memory or its simplicity; see
     `near_ties`."""
+    tried: Tried | None = None
+    """By all searches that it is the best of."""
 
     @property
     def sizes(self) -> str:
@@ -63,7 +65,9 @@ class Choice:
         # The fastest may be of another search, in which frozen work is encoded or kept elsewhere.
         beside = [faster.row] if faster else []
         remarks = [self._given_up(faster)] if faster else []
-        return compare(self.setting, self.search, chosen=own, beside=beside, remarks=remarks)
+        return replace(
+            compare(self.setting, self.search, chosen=own, beside=beside, remarks=remarks), tried=self.tried
+        )
 
     def _given_up(self, faster: "Choice") -> Remark:
         """What a near-tie costs, and why it is taken."""

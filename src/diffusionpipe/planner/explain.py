@@ -41,6 +41,17 @@ class Remark:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Tried:
+    """The number of layouts that were looked at; one that is filled and the same unfilled count twice."""
+
+    estimated: int
+    simulated: int
+    """In full."""
+    fitting: int
+    """Of those that were simulated: all ranks have the memory."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
     """All candidates, ours and others', and the verdict. Each group is fastest first, what does not fit last."""
 
@@ -58,6 +69,7 @@ class Comparison:
     remarks: tuple[Remark, ...] = ()
     unflushed: tuple[Row, ...] = ()
     """What training without a flush would reach; never the winner, because it trains with older weights."""
+    tried: Tried | None = None
 
     @property
     def ours(self) -> tuple[Row, ...]:
