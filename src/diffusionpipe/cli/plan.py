@@ -160,7 +160,7 @@ def _answer(asked: _Asked, command: Asking, *, fill: bool | None, names: Sequenc
         return
     shown = with_alternatives(choice.with_unflushed(), choice, fill=fill, asking=command)
     _print_comparison(asked, shown)
-    _print_band(choice, asked.recipe)
+    _print_band(choice, asked.recipe, fill=fill)
     if out:
         _write(choice, asked, out)
 
@@ -266,7 +266,7 @@ def _print_comparison(asked: _Asked, comparison: Comparison) -> None:
         console.print(line, style=style, markup=False, soft_wrap=True)
 
 
-def _print_band(choice: Choice, recipe: Recipe | None) -> None:
+def _print_band(choice: Choice, recipe: Recipe | None, *, fill: bool | None) -> None:
     from rich.console import Console
 
     from diffusionpipe.cli.decoding_text import decoding_lines
@@ -274,5 +274,6 @@ def _print_band(choice: Choice, recipe: Recipe | None) -> None:
 
     console = Console(highlight=False)
     width = max(console.width, 72)
-    for line in (*band_lines(choice, width=width), *(decoding_lines(choice, recipe, width=width) if recipe else ())):
+    decoding = decoding_lines(choice, recipe, width=width) if recipe else ()
+    for line in (*band_lines(choice, width=width, fill=fill), *decoding):
         console.print(line, markup=False, soft_wrap=True)

@@ -13,9 +13,9 @@ if TYPE_CHECKING:
     from diffusionpipe.planner.chosen import Choice
 
 
-def band_lines(choice: Choice, *, width: int) -> Iterator[str]:
+def band_lines(choice: Choice, *, width: int, fill: bool | None = None) -> Iterator[str]:
     """An empty line and the sentences on the band; nothing for a measured profile."""
-    band = band_of(choice)
+    band = band_of(choice, fill=fill)
     if band is None:
         return
     yield ""
@@ -29,7 +29,7 @@ def band_text(band: Band) -> str:
         f"{band.shortest * 1e3:.1f} to {band.longest * 1e3:.1f} ms."
     )
     if not band.flips:
-        return f"{first} At both ends the plan stays the fastest of the layouts above, near-ties apart."
+        return f"{first} At both ends the plan stays the fastest that is found, near-ties apart."
     flips = (
         f"with {'shorter' if flip.factor < 1 else 'longer'} layer times, {flip.layout} is {flip.gain:.1%} faster."
         for flip in band.flips

@@ -8,24 +8,17 @@ fastest.
 from dataclasses import dataclass, replace
 
 from diffusionpipe.costs import LayerProfile, Profile
+from diffusionpipe.planner.best import best_choice
 from diffusionpipe.planner.chosen import Choice
 from diffusionpipe.planner.filling.filler import filler_of
 from diffusionpipe.planner.near_ties import NEAR_TIE
 from diffusionpipe.planner.pricing.offload import offloaded
 from diffusionpipe.planner.pricing.setting import Setting
-from diffusionpipe.planner.rows import sizes_in
-from diffusionpipe.planner.search.candidates import Candidate
-from diffusionpipe.planner.search.constants import TRUST
-from diffusionpipe.planner.search.judge import Judge
-from diffusionpipe.planner.search.naming import name_of
-from diffusionpipe.planner.search.pool import Pool
 from diffusionpipe.planner.search.proposal import propose
 from diffusionpipe.units import Seconds
 
 UNCERTAINTY = 0.25
 """The part by which all layers may be faster or slower."""
-NUM_ESTIMATED = 8
-"""Layouts that are considered though the search only estimated them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,47 +44,30 @@ class Band:
     """The fastest other layout of each end where there is one; () where the choice stays the fastest."""
 
 
-def band_of(choice: Choice) -> Band | None:
+def band_of(choice: Choice, *, fill: bool | None = None) -> Band | None:
     """The band of a choice on a computed profile; None on a measured one.
 
-    Considered are all layouts that the search simulated in full, and the best that it only estimated. At each end they
-    are estimated anew, and those that may be faster than the choice are simulated. The search itself is not repeated.
+    At each end a search looks for steps that are shorter than the choice's; near-ties are no flips. Layouts of before
+    would not be enough: with other times other numbers of micro-batches are best, and other orders are found.
+    `fill` as the choice was asked for.
     """
     if choice.setting.profile.source == "measured":
         return None
-    ends = [_end(choice, 1 + sign * UNCERTAINTY) for sign in (-1, 1)]
+    ends = [_end(choice, 1 + sign * UNCERTAINTY, fill) for sign in (-1, 1)]
     (shortest, _), (longest, _) = ends
     return Band(shortest=shortest, longest=longest, flips=tuple(flip for _, flip in ends if flip is not None))
 
 
-def _end(choice: Choice, factor: float) -> tuple[Seconds, Flip | None]:
+def _end(choice: Choice, factor: float, fill: bool | None) -> tuple[Seconds, Flip | None]:
     """The choice's step with layer times times `factor`, and what is faster then."""
     setting = stretched(choice.setting, factor)
     filler = filler_of(setting) if choice.filler else None
-
     own = propose(setting, choice.candidate.layout(setting), filler).step
-    step, best = own / (1 + NEAR_TIE), None
-    simulated = [candidate for candidate, _ in choice.search.finalists]
-    estimated = [one.candidate for one in choice.search.judged[:NUM_ESTIMATED]]
-    others = [one for one in dict.fromkeys((*simulated, *estimated)) if one != choice.candidate]
-    for score, other in sorted(_scores(setting, others, is_filled=filler is not None), key=lambda pair: pair[0]):
-        if score > TRUST * step:
-            break
-        proposal = propose(setting, other.layout(setting), filler)
-        if proposal.overflow <= 0 and proposal.step < step:
-            step, best = proposal.step, other
-    if best is None:
+    # A search that may look only for what is clearly faster leaves out layouts whose improvements would be.
+    found = best_choice(setting.whole or setting, fill=fill, limit=own)
+    if found is None or found.fastest.step > own / (1 + NEAR_TIE):
         return own, None
-    layout = f"{name_of(best)}, {sizes_in(setting, best)}{', filled' if filler else ''}"
-    return own, Flip(factor=factor, layout=layout, gain=1 - step / own)
-
-
-def _scores(setting: Setting, candidates: list[Candidate], *, is_filled: bool) -> list[tuple[Seconds, Candidate]]:
-    """The candidates, each with an estimate of its step; 0 for two backbones, whose layouts are estimated otherwise."""
-    if len(setting.graph.backbones) > 1:
-        return [(0.0, candidate) for candidate in candidates]
-    pool = Pool(judge=Judge(setting=setting), is_filled=is_filled)
-    return [(pool.judged_of(candidate).score, candidate) for candidate in candidates]
+    return own, Flip(factor=factor, layout=found.fastest.sizes, gain=1 - found.fastest.step / own)
 
 
 def stretched(setting: Setting, factor: float) -> Setting:

@@ -65,9 +65,7 @@ class Choice:
         # The fastest may be of another search, in which frozen work is encoded or kept elsewhere.
         beside = [faster.row] if faster else []
         remarks = [self._given_up(faster)] if faster else []
-        return replace(
-            compare(self.setting, self.search, chosen=own, beside=beside, remarks=remarks), tried=self.tried
-        )
+        return replace(compare(self.setting, self.search, chosen=own, beside=beside, remarks=remarks), tried=self.tried)
 
     def _given_up(self, faster: "Choice") -> Remark:
         """What a near-tie costs, and why it is taken."""
