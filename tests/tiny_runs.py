@@ -41,6 +41,7 @@ from diffusionpipe.trainer.run_state import Hooks
 from diffusionpipe.trainer.session import open_session
 from diffusionpipe.trainer.start import Start
 from diffusionpipe.trainer.step_result import StepResult
+from diffusionpipe.trainer.survey import Line
 from diffusionpipe.trainer.windows import WindowStepper
 
 RESOLUTION = 8
@@ -128,11 +129,13 @@ def train(
     profiles: ProfileShelf | None = None,
     check: RunCheck | None = None,
     announce: Callable[[Start], None] | None = None,
+    tell_data: Callable[[Sequence[Line]], None] | None = None,
 ) -> int:
     """The run of a recipe on this rank; `at` are things that happen while a step is under way, by steps then done.
 
     `calm`: steps without clipping after which the next are post-validated, where the recipe wants that. `profiles`:
-    where profiles of other runs are. `check`: who corrects the prediction. `announce`: who hears what the run is.
+    where profiles of other runs are. `check`: who corrects the prediction. `announce`: who hears what the run is,
+    `tell_data`: what its data are.
     """
     from diffusionpipe.cli.plan_memory import check_plan_memory
     from diffusionpipe.cli.planned import make_plan
@@ -144,6 +147,7 @@ def train(
         profiles=profiles,
         judge=check,
         announce=announce,
+        tell_data=tell_data,
     )
     with (
         mock.patch.object(stopping, "_LOOK", 0.0),

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from diffusionpipe.cli.run_check import RunCheck
     from diffusionpipe.planner.correction.correct import StepTimes
     from diffusionpipe.trainer.start import Start
+    from diffusionpipe.trainer.survey import Line
 
 logger = logging.getLogger(__name__)
 
@@ -46,6 +47,14 @@ class RunReport:
         self._console, self._rank, self._check = console, rank, check
         self._start: Start | None = None
         self._expected: Expectation | None = None
+
+    def data(self, lines: "Sequence[Line]") -> None:
+        """Show what the data are."""
+        if self._console.is_terminal:
+            self._console.print(data_block(lines))
+        else:
+            for line in lines:
+                logger.log(logging.WARNING if line.is_warning else logging.INFO, "%s: %s", line.name, line.text)
 
     def start(self, start: "Start") -> None:
         """Show what the run is."""
@@ -87,6 +96,22 @@ class RunReport:
             self._console.print(end_table(measured, self._expected, peak, corrected))
         else:
             logger.info("%s", end_line(measured, self._expected, peak, corrected))
+
+
+def data_block(lines: "Sequence[Line]") -> "Panel":
+    """What the data are, for a terminal."""
+    from rich.panel import Panel
+    from rich.table import Table
+    from rich.text import Text
+
+    rows = Table.grid(padding=(0, 2))
+    rows.add_column(style="bold", no_wrap=True)
+    rows.add_column(overflow="fold")
+    before = ""
+    for line in lines:
+        rows.add_row("" if line.name == before else line.name, Text(line.text, style="yellow" * line.is_warning))
+        before = line.name
+    return Panel(rows, title="data", title_align="left", highlight=False)
 
 
 def start_lines(start: "Start", expected: Expectation) -> Iterator[str]:

@@ -132,7 +132,7 @@ def check_layers(drawing: Drawing, ranks: int) -> None:
     if ranks == 1:
         return
     for source, settings in zip(drawing.sources, drawing.settings, strict=True):
-        _check_ranks(describe(open_source(source, drawing.wish, settings).graph), ranks, source.name)
+        _check_ranks(describe(open_source(source, drawing.wish, settings, tells=False).graph), ranks, source.name)
 
 
 def _check_ranks(model: "ModelGraph", ranks: int, name: str = "") -> None:

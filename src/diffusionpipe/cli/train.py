@@ -244,6 +244,7 @@ def _join(part: _Part, screen: "Screen") -> None:
                 profiles=CachedProfiles(folder=cache_folder(os.environ)) if part.uses_cache else None,
                 screen=screen,
                 judge=check,
+                tell_data=report.data,
                 announce=report.start,
             )
             steps = run(recipe, job, hooks, resume=part.resume, take_over=part.take_over)

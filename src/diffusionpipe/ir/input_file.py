@@ -4,6 +4,7 @@ A FIFO never ends, a device such as /dev/zero neither; opening the one would wai
 all memory.
 """
 
+import errno
 import json
 import os
 import stat
@@ -13,6 +14,7 @@ from typing import BinaryIO
 from diffusionpipe.units import Bytes
 
 _PART = 2**20
+_DEAD = "it is a link to nothing"
 MAX_TEXT: Bytes = 256 * 2**20
 """Of a text that is read whole; the largest honest ones are metadata.jsonl files of millions of pictures."""
 
@@ -22,9 +24,9 @@ def problem_of_file(path: Path) -> str | None:
     try:
         mode = path.stat().st_mode
     except FileNotFoundError:
-        return None
+        return _DEAD if path.is_symlink() else None
     except OSError as error:
-        return error.strerror or str(error)
+        return _reason(error)
     return None if stat.S_ISREG(mode) else "it is not a regular file"
 
 
@@ -35,6 +37,8 @@ def read_text(path: Path, limit: Bytes = MAX_TEXT) -> str:
         OSError: it is no regular file, or cannot be read.
         ValueError: it is too large, or not UTF-8.
     """
+    if path.is_symlink() and (problem := problem_of_file(path)):
+        raise OSError(errno.ENOENT, problem, str(path))
     with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
         found = os.fstat(file.fileno())
         if not stat.S_ISREG(found.st_mode):
@@ -65,6 +69,10 @@ def _decoded(file: BinaryIO, limit: Bytes) -> str:
         if len(data) > limit:
             raise ValueError(_too_large(limit))
     return data.decode("utf-8-sig")  # editors of Windows begin texts with a byte order mark
+
+
+def _reason(error: OSError) -> str:
+    return _DEAD if error.errno == errno.ELOOP else error.strerror or str(error)
 
 
 def _too_large(limit: Bytes) -> str:

@@ -7,10 +7,13 @@ _OF_ONE = {
     "end": "ends",
     "files": "file",
     "folders": "folder",
+    "lead": "leads",
     "have": "has",
     "are": "is",
     "lines": "line",
+    "links": "link",
     "pictures": "picture",
+    "prompts": "prompt",
     "them": "it",
 }
 

@@ -173,7 +173,7 @@ def _text_conditions(
 ) -> dict[str, Tensor]:
     """Token ids for every text encoder, and the numbers that a picture of the wanted size has: a row for each text."""
     shapes = {spec.name: spec.shape for spec in graph.inputs}
-    tokenizers = {name: open_tokenizer(folder, name) for name in TOKENS if name in shapes}
+    tokenizers = tokenizers_of(graph, folder)
     conditions = {name: token_ids(tokenizer, texts, shapes[name][0]) for name, tokenizer in tokenizers.items()}
     for mask, name in MASKS.items():
         if mask in shapes:
@@ -185,6 +185,16 @@ def _text_conditions(
         assert embedded_guidance is not None, "it is set for distilled models"
         conditions["guidance"] = torch.full((len(texts),), embedded_guidance)
     return conditions
+
+
+def tokenizers_of(graph: LayerGraph, folder: Path) -> dict[str, Tokenizer]:
+    """The tokenizers of a model folder by the raw inputs that they make; {} for a model without captions.
+
+    Raises:
+        ModelError: as `open_tokenizer`.
+    """
+    names = {spec.name for spec in graph.inputs}
+    return {name: open_tokenizer(folder, name) for name in TOKENS if name in names}
 
 
 def open_tokenizer(folder: Path, name: str = "input_ids") -> Tokenizer:
@@ -214,11 +224,11 @@ class _Marked:
     """A tokenizer that makes a row of one token, which no text has, where there is no text; see `sdxl`."""
 
     def __init__(self, tokenizer: Any) -> None:
-        self._tokenizer = tokenizer
+        self.plain = tokenizer
 
     def __call__(self, texts: Sequence[str], **options: Any) -> Mapping[str, Any]:
         """Tokens and masks, as the tokenizer makes them of texts."""
-        tokens: Mapping[str, Any] = self._tokenizer(list(texts), **options)
+        tokens: Mapping[str, Any] = self.plain(list(texts), **options)
         rows = zip(texts, tokens["input_ids"], strict=True)
         marked = [[row[-1]] * len(row) if isinstance(text, Absent) else row for text, row in rows]
         return {**tokens, "input_ids": marked}
@@ -228,7 +238,7 @@ class _Prompted:
     """A tokenizer that puts a template around its texts and pads where the model expects it."""
 
     def __init__(self, tokenizer: Any, prompt: Prompt) -> None:
-        self._tokenizer, self._prompt = tokenizer, prompt
+        self.plain, self._prompt = tokenizer, prompt
         self._suffix: Mapping[str, list[int]] | None = tokenizer(prompt.suffix) if prompt.suffix else None
         if prompt.side is not None:
             tokenizer.padding_side = prompt.side
@@ -236,22 +246,28 @@ class _Prompted:
     def __call__(self, texts: Sequence[str], **options: Any) -> Mapping[str, Any]:
         """Tokens and masks, as the tokenizer makes them."""
         if self._prompt.instruction:
-            return self._instructed(texts)
+            return self._instructed(texts, is_cut=options.get("truncation", False))
         around = [self._around(text) for text in texts]
         end = self._suffix
-        if end is not None:
+        if end is not None and "max_length" in options:
             options["max_length"] -= len(end["input_ids"])
-        tokens: Mapping[str, Any] = self._tokenizer(around, add_special_tokens=self._prompt.adds_marks, **options)
+        tokens: Mapping[str, Any] = self.plain(around, add_special_tokens=self._prompt.adds_marks, **options)
         return tokens if end is None else {name: [[*row, *end[name]] for row in tokens[name]] for name in end}
 
-    def _instructed(self, texts: Sequence[str]) -> Mapping[str, Any]:
+    @property
+    def has_template(self) -> bool:
+        """Whether more than the tokenizer's marks stands around a caption."""
+        prompt = self._prompt
+        return bool(prompt.instruction or prompt.suffix or prompt.chat is not None or prompt.template != "{}")
+
+    def _instructed(self, texts: Sequence[str], *, is_cut: bool) -> Mapping[str, Any]:
         """Tokens behind the instruction, and before them a gap of padding.
 
         Raises:
             ModelError: the tokenizer makes too many tokens of the instruction.
         """
         prompt, rows = self._prompt, []
-        first = len(self._tokenizer(prompt.instruction)["input_ids"]) - 1  # one more than diffusers' encoding adds
+        first = len(self.plain(prompt.instruction)["input_ids"]) - 1  # one more than diffusers' encoding adds
         if first > prompt.dropped + 1:
             raise ModelError(
                 f"the tokenizer makes {first + 1} tokens of the instruction before each caption; at most "
@@ -260,7 +276,8 @@ class _Prompted:
         for text in texts:
             lead, split = ("", 1) if isinstance(text, Negative) else (prompt.instruction, first)
             length = split + prompt.length - prompt.dropped - 1
-            row = self._tokenizer(lead + self._around(text), padding="max_length", max_length=length, truncation=True)
+            cut = {"padding": "max_length", "max_length": length, "truncation": True} if is_cut else {}
+            row = self.plain(lead + self._around(text), verbose=False, **cut)
             gap = [0] * (prompt.length - length)
             rows.append(
                 {name: [*row[name][:split], *gap, *row[name][split:]] for name in ("input_ids", "attention_mask")}
@@ -271,7 +288,7 @@ class _Prompted:
         text = self._prompt.clean(caption)
         if self._prompt.chat is None:
             return self._prompt.template.format(text)
-        chat: str = self._tokenizer.apply_chat_template(**self._prompt.chat(text), tokenize=False)
+        chat: str = self.plain.apply_chat_template(**self._prompt.chat(text), tokenize=False)
         return chat
 
 

@@ -1,5 +1,6 @@
 """Pictures from a diffusers folder, in one process: what `sample` draws, and what examples and tests compare with."""
 
+import logging
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,11 +19,16 @@ from diffusionpipe.models.run import needed_layers, run_layers
 from diffusionpipe.models.self_conditioning import ESTIMATE
 from diffusionpipe.models.weights import materialize
 from diffusionpipe.runtime.stage import LayerStage
-from diffusionpipe.trainer.conditions import Wish, raw_conditions, small_conditions
+from diffusionpipe.trainer.agreement import rank_in
+from diffusionpipe.trainer.conditions import Wish, raw_conditions, small_conditions, tokenizers_of
+from diffusionpipe.trainer.data.caption_lengths import readings_of
 from diffusionpipe.trainer.drawing import MOVING, PLAIN, Arithmetic, Picture, decode, drawn, with_mask
 from diffusionpipe.trainer.parts import in_parts
 from diffusionpipe.trainer.sampling import SamplingSettings
 from diffusionpipe.trainer.stand_in import Order
+from diffusionpipe.trainer.survey import cut_prompts
+
+logger = logging.getLogger(__name__)
 
 
 class _Predictor:
@@ -203,8 +209,12 @@ class Opened:
             self.graph.components[name].to("meta")
 
 
-def open_source(source: Source, wish: Wish, settings: SamplingSettings, small: Tensor | None = None) -> Opened:
+def open_source(
+    source: Source, wish: Wish, settings: SamplingSettings, small: Tensor | None = None, *, tells: bool = True
+) -> Opened:
     """A source's model on the meta device; else as in `latents_from_folder`.
+
+    `tells`: rank 0 says which prompts are longer than the model reads.
 
     Raises:
         ModelError: the folder is not one of a supported model.
@@ -215,6 +225,10 @@ def open_source(source: Source, wish: Wish, settings: SamplingSettings, small: T
     graph = build_graph(folder, objective=objective, resolution=source.resolution, low=source.low, clip=source.clip)
     graph = replace(graph, layers=tuple(widening(layer) for layer in graph.layers))
     raw = with_mask(raw_conditions(wish, graph, folder, settings))
+    if tells and rank_in() == 0:
+        texts = list(dict.fromkeys((*wish.prompts, *wish.negatives)))
+        for text in cut_prompts(texts, readings_of(graph.inputs, tokenizers_of(graph, folder)) if texts else ()):
+            logger.warning("%s%s", f"{source.name}: " if source.name else "", text)
     if small is not None:
         raw |= small_conditions(small, graph, folder, settings, source.name)
     (backbone,) = graph.backbones

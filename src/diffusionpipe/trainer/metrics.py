@@ -104,10 +104,7 @@ def _lines(path: Path) -> list[tuple[str, dict[str, float | None]]]:
 
 def _refuse_stranger(path: Path) -> None:
     """Raise a ConfigError for what is no regular file: a FIFO would never end, and behind a broken link is none."""
-    problem = problem_of_file(path)
-    if path.is_symlink() and not path.exists():
-        problem = "it is a link to nothing"
-    if problem:
+    if problem := problem_of_file(path):
         raise ConfigError(f"{path}: {problem}; remove it")
 
 

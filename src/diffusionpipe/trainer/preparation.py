@@ -1,7 +1,7 @@
 """What a run checks and reads before anything is measured: its folder, its data, and whether all fits together."""
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -14,8 +14,9 @@ from diffusionpipe.trainer.agreement import from_first, on_all
 from diffusionpipe.trainer.checkpoints.checkpoint import clean, problem_of_folder
 from diffusionpipe.trainer.conditions import null_label, open_tokenizer
 from diffusionpipe.trainer.data.batch import Augmentation, BatchSource, kind_of
+from diffusionpipe.trainer.data.caption_lengths import readings_of
 from diffusionpipe.trainer.data.clips import Taken
-from diffusionpipe.trainer.data.dataset import Condition, Dataset, Rules, scan
+from diffusionpipe.trainer.data.dataset import Condition, Dataset, Rules, examine
 from diffusionpipe.trainer.data.dataset_form import DATASETS
 from diffusionpipe.trainer.data.listing import is_same
 from diffusionpipe.trainer.data.skipped import FILE, Skipping
@@ -28,6 +29,7 @@ from diffusionpipe.trainer.recipe import OnError, Recipe
 from diffusionpipe.trainer.run_lock import acquire, join
 from diffusionpipe.trainer.screen import Work
 from diffusionpipe.trainer.shared_file_system import check_shared_file_system
+from diffusionpipe.trainer.survey import Folder, Line, Use, survey
 
 logger = logging.getLogger(__name__)
 
@@ -89,6 +91,8 @@ class Data:
 
     train: BatchSource
     validation: BatchSource | None
+    survey: tuple[Line, ...]
+    """What is said of them; () on other ranks than rank 0."""
 
 
 def read_data(opened: Model, work: Work, *others: Check) -> Data:
@@ -99,20 +103,39 @@ def read_data(opened: Model, work: Work, *others: Check) -> Data:
     Raises:
         ConfigError: on every rank; all that was found is listed.
     """
-    train, held_out = from_first(lambda: _scan(opened, work, others), DATASETS)
-    return on_all(
-        lambda: Data(
-            train=replace(_source(opened, train, _augmentation(opened.recipe)), skipping=_skipping(opened.recipe)),
-            validation=_source(opened, held_out, Augmentation()) if held_out is not None else None,
+    scanned: list[Folder] = []
+    train, held_out = from_first(lambda: _scan(opened, work, others, scanned), DATASETS)
+
+    def sources() -> Data:
+        source = _source(opened, train, _augmentation(opened.recipe))
+        return Data(
+            train=replace(source, skipping=_skipping(opened.recipe)),
+            validation=replace(source, dataset=held_out, augmentation=Augmentation()) if held_out is not None else None,
+            survey=_survey(opened.recipe, scanned, source) if scanned else (),
         )
+
+    return on_all(sources)
+
+
+def _survey(recipe: Recipe, scanned: Sequence[Folder], source: BatchSource) -> tuple[Line, ...]:
+    """What is said of the scanned folders, training's first."""
+    drawn, training, data = recipe.sampling, recipe.training, recipe.data
+    use = Use(
+        steps=training.steps,
+        batch=training.batch,
+        epochs=training.steps * training.batch / len(source.dataset.samples),
+        size=(data.resolution, data.height or data.resolution),
+        readings=readings_of(source.inputs, source.tokenizers),
+        prompts=(*drawn.prompts, *drawn.negative_prompt) if drawn.every is not None else (),
     )
+    return survey(scanned[0], scanned[1] if len(scanned) > 1 else None, use)
 
 
-def _scan(opened: Model, work: Work, others: tuple[Check, ...]) -> tuple[Dataset, Dataset | None]:
+def _scan(opened: Model, work: Work, others: tuple[Check, ...], found: list[Folder]) -> tuple[Dataset, Dataset | None]:
+    """Training and validation data; `found` gets what their scans have shown."""
     data = opened.recipe.data
     need = Condition.LABEL if any(kind_of(name) == "labels" for name in opened.model.inputs) else Condition.TEXT
     taken = None if data.frames is None else Taken(frames=data.frames, rate=data.frame_rate)
-    found: list[Dataset] = []
 
     def checked(done: int, total: int) -> None:
         work.show(done, total, {"pictures" if taken is None else "clips": f"{done}/{total}"})
@@ -121,7 +144,7 @@ def _scan(opened: Model, work: Work, others: tuple[Check, ...]) -> tuple[Dataset
         apart = None if other is None or is_same(folder, other) else other
         skipping = _skipping(opened.recipe) if is_trained else None
         rules = Rules(apart=apart, may_skip=is_trained, skipping=skipping)
-        found.append(scan(folder, need, taken=taken, progress=checked, rules=rules))
+        found.append(Folder(*examine(folder, need, taken=taken, progress=checked, rules=rules)))
 
     scans = [partial(scan_into, data.train, data.validation, True)]
     if data.validation is not None:
@@ -141,7 +164,7 @@ def _scan(opened: Model, work: Work, others: tuple[Check, ...]) -> tuple[Dataset
         raise problems[0]
     if problems:
         raise ConfigError("\n".join(map(str, problems)))
-    return found[0], found[1] if len(found) > 1 else None
+    return found[0].dataset, found[1].dataset if len(found) > 1 else None
 
 
 def check_optimizer(opened: Model) -> None:

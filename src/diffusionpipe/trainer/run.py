@@ -95,6 +95,8 @@ def _run(recipe: Recipe, job: Job, hooks: Hooks, resume: str | None) -> int:
     with screen.work("reading model and data") as work:
         opened = open_model(recipe, job)
         data = read_data(opened, work, lambda: check_sampling(opened))
+    if is_first and hooks.tell_data is not None:
+        hooks.tell_data(data.survey)
     # A login may be missing: before anything long.
     trackers = open_trackers(recipe, None) if is_first and checkpoint is None else Trackers()
     try:

@@ -21,6 +21,7 @@ from diffusionpipe.trainer.session import Session
 from diffusionpipe.trainer.spikes import Spikes
 from diffusionpipe.trainer.start import Start
 from diffusionpipe.trainer.stopping import Stopping
+from diffusionpipe.trainer.survey import Line
 from diffusionpipe.units import Bytes
 
 
@@ -62,6 +63,8 @@ class Hooks:
     """Where rank 0 shows what is under way."""
     judge: PredictionJudge | None = None
     """Who hears of the first steps; None for nobody. The same on all ranks, but only rank 0's is asked."""
+    tell_data: Callable[[Sequence[Line]], None] | None = None
+    """Called on rank 0 with what is to be said of the data, before anything is measured; None to say nothing."""
     announce: Callable[[Start], None] | None = None
     """Called on rank 0 before the first step; None to say nothing of the run."""
 

@@ -1,14 +1,13 @@
 """Pictures of validation that lie in the folder of training are not trained on."""
 
 import json
-import logging
 
 import pytest
 from PIL import Image
 from tiny_runs import recipe_of
 
 from diffusionpipe.errors import DataError
-from diffusionpipe.trainer.data.dataset import Rules, scan
+from diffusionpipe.trainer.data.dataset import Rules, examine, scan
 
 
 @pytest.fixture
@@ -25,12 +24,10 @@ def names(folder, apart):
     return [sample.name for sample in scan(folder, "text", rules=Rules(apart=apart)).samples]
 
 
-def test_a_folder_of_validation_within_that_of_training_is_left_out_with_one_line(data, caplog):
-    caplog.set_level(logging.INFO)
+def test_a_folder_of_validation_within_that_of_training_is_left_out_with_one_line(data):
     assert names(data, data / "held-out") == ["a.png", "b/1.png"]
-    (message,) = caplog.messages
-    assert "left_out=2" in message
-    assert "held-out, which is used apart" in message
+    _, found = examine(data, "text", rules=Rules(apart=data / "held-out"))
+    assert found.overlooked == (f"2 pictures are in {data / 'held-out'}, which is used apart",)
     assert names(data / "held-out", data) == ["deep/y.png", "x.png"]
 
 
@@ -74,11 +71,11 @@ def test_a_run_trains_without_the_pictures_of_its_validation(data, tmp_path, cap
 
     monkeypatch.setattr(preparation, "check_optimizer", lambda _: None)
     work = type("Work", (), {"show": lambda *_: None})()
-    train, held_out = preparation._scan(Opened, work, ())
+    train, held_out = preparation._scan(Opened, work, (), [])
     assert [sample.name for sample in train.samples] == ["a.png", "b/1.png"]
     assert [sample.name for sample in held_out.samples] == ["deep/y.png", "x.png"]
     assert not caplog.messages
     same = {"data": Opened.recipe.data.model_copy(update={"validation": data})}
     Opened.recipe = Opened.recipe.model_copy(update=same)
-    assert len(preparation._scan(Opened, work, ())[0].samples) == 4
+    assert len(preparation._scan(Opened, work, (), [])[0].samples) == 4
     assert "data.validation is the folder of data.train" in caplog.text

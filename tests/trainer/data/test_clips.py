@@ -9,7 +9,7 @@ from diffusionpipe.costs import TensorSpec
 from diffusionpipe.errors import DataError
 from diffusionpipe.trainer.data.batch import Augmentation, BatchSource, Rows, make_batch
 from diffusionpipe.trainer.data.clips import Taken, load_clip, problem_of_clip
-from diffusionpipe.trainer.data.dataset import scan
+from diffusionpipe.trainer.data.dataset import examine, scan
 from diffusionpipe.trainer.data.images import PictureError
 
 SIZE = (32, 16)
@@ -107,12 +107,12 @@ def test_damaged_files_are_named_with_the_reason(tmp_path, clip):
             load_clip(tmp_path / f"{name}.mp4", size=SIZE, taken=Taken(frames=2))
 
 
-def test_a_folder_of_clips_is_scanned_and_one_of_pictures_is_refused(tmp_path, clip, caplog):
+def test_a_folder_of_clips_is_scanned_and_one_of_pictures_is_refused(tmp_path, clip):
     folder = save_clips(tmp_path / "clips", 3, frames=6)
     (folder / "a.png").touch()
-    found = scan(folder, "text", taken=Taken(frames=5))
+    found, others = examine(folder, "text", taken=Taken(frames=5))
     assert [sample.name for sample in found.samples] == ["000.mp4", "001.mp4", "002.mp4"]
-    assert 'left_out=1 endings=".png"' in caplog.text
+    assert others.overlooked[0].startswith("1 file ends in .png: with data.frames clips are read alone")
     with pytest.raises(DataError, match=r"3 clips that cannot be used:\n    000.mp4: it has 6 frames"):
         scan(folder, "text", taken=Taken(frames=7))
     (folder / "a.png").unlink()

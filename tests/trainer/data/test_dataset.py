@@ -4,7 +4,7 @@ import pytest
 from PIL import Image
 
 from diffusionpipe.errors import DataError
-from diffusionpipe.trainer.data.dataset import Sample, scan
+from diffusionpipe.trainer.data.dataset import Sample, examine, scan
 
 
 def picture(path):
@@ -46,14 +46,16 @@ def test_labels_need_no_text_and_text_no_label(tmp_path):
     assert "1 picture without a caption" in message(tmp_path, "text")
 
 
-def test_pictures_and_clips_of_other_kinds_are_counted_in_one_warning(tmp_path, caplog):
+def test_pictures_and_clips_of_other_kinds_are_counted_in_one_sentence(tmp_path):
     for name in ("a.png", "b.gif", "c/d.TIFF", "e.gif"):
         picture(tmp_path / name)
     (tmp_path / "f.mp4").touch()
     (tmp_path / "a.txt").write_text("a")
-    assert [sample.name for sample in scan(tmp_path, "text").samples] == ["a.png"]
-    (warning,) = caplog.messages
-    assert 'left_out=4 endings=".gif .mp4 .tiff" read=".jpg .jpeg .png .webp .bmp"' in warning
+    dataset, found = examine(tmp_path, "text")
+    assert [sample.name for sample in dataset.samples] == ["a.png"]
+    assert found.overlooked == (
+        "4 files end in .gif .mp4 .tiff: convert them, e.g. to .png; clips are read with data.frames",
+    )
     (tmp_path / "a.png").unlink()
     assert "holds no pictures; expected files ending in .jpg" in message(tmp_path)
     assert "4 files end in .gif .mp4 .tiff, not read" in message(tmp_path)

@@ -1,14 +1,13 @@
 """Folders and files that machines make are overlooked and counted; pictures that cannot be read may be left out."""
 
 import json
-import logging
 
 import pytest
 from PIL import Image
 
 from diffusionpipe.errors import DataError
 from diffusionpipe.ir.words import counted
-from diffusionpipe.trainer.data.dataset import Rules, scan
+from diffusionpipe.trainer.data.dataset import Rules, examine, scan
 from diffusionpipe.trainer.data.dataset_problems import problems_of_captions, problems_of_conditions, problems_of_labels
 from diffusionpipe.trainer.data.listing import OVERLOOKED_FILES, OVERLOOKED_FOLDERS
 from diffusionpipe.trainer.data.skipped import FILE, Skipped, Skipping, count_skipped, read_skipped
@@ -29,6 +28,11 @@ def names(folder, **rules):
     return [sample.name for sample in scan(folder, "text", rules=Rules(**rules)).samples]
 
 
+def overlooked(folder):
+    """The sentences about files that are not used."""
+    return examine(folder, "text")[1].overlooked
+
+
 def refusal(folder, **rules):
     with pytest.raises(DataError) as caught:
         names(folder, **rules)
@@ -36,25 +40,52 @@ def refusal(folder, **rules):
 
 
 @pytest.mark.parametrize("name", [*OVERLOOKED_FOLDERS, ".ipynb_checkpoints", "@EADIR"])
-def test_the_pictures_in_folders_that_machines_make_are_overlooked_and_counted(data, caplog, name):
-    caplog.set_level(logging.INFO)
+def test_the_pictures_in_folders_that_machines_make_are_overlooked_and_counted(data, name):
     inner = data / "deep" / name / "a.png"
     inner.mkdir(parents=True)
     (inner / "SYNOPHOTO_THUMB_M.jpg").write_bytes(b"a thumbnail of another kind")
     (data / name).mkdir()
     assert names(data) == ["a.png", "b.png", "c.png"]
-    (message,) = caplog.messages
-    assert "overlooked=" in message
+    (message,) = overlooked(data)
+    assert "names that machines make" in message
     assert f"2 of {'names that begin with a dot' if name[0] == '.' else name.replace('EADIR', 'eaDir')}" in message
 
 
-def test_files_that_machines_make_are_overlooked_and_counted(data, caplog):
-    caplog.set_level(logging.INFO)
+def test_files_that_machines_make_are_overlooked_and_counted(data):
     for name in (*OVERLOOKED_FILES, "._a.png", ".DS_Store"):
         (data / name).write_bytes(b"x")
     assert names(data) == ["a.png", "b.png", "c.png"]
-    assert "1 of Thumbs.db" in caplog.text
-    assert "2 of names that begin with a dot" in caplog.text
+    (message,) = overlooked(data)
+    assert "1 of Thumbs.db" in message
+    assert "2 of names that begin with a dot" in message
+
+
+def test_every_other_file_is_counted_with_the_reason(data):
+    for name in ("x.psd", "y.PSD", "z.safetensors", "notes"):
+        (data / name).write_bytes(b"x")
+    (data / "rows.parquet").write_bytes(b"x")
+    (data / "lone.caption").write_text("a")
+    (data / "A.caption").write_text("that of a.png, in whose place a.txt counts")
+    (data / "gone").symlink_to("nowhere")
+    (data / "round").symlink_to("round")
+    assert overlooked(data) == (
+        "1 file could hold captions, e.g. rows.parquet: only metadata.jsonl, metadata.csv and metadata.json are read",
+        "2 captions have no pictures of the same name, e.g. A.caption",
+        "2 links lead to nothing, e.g. gone",
+        "4 files end in .psd .safetensors without an ending: of no use here",
+    )
+
+
+def test_pictures_and_captions_that_are_links_to_nothing_are_refused_by_a_sentence_each(data):
+    (data / "a.png").unlink()
+    (data / "a.png").symlink_to("nowhere")
+    (data / "b.txt").unlink()
+    (data / "b.txt").symlink_to("b.txt")
+    (data / "metadata.jsonl").symlink_to("nowhere")
+    said = refusal(data)
+    assert "a.png: it is a link to nothing" in said
+    assert "b.txt: it is a link to nothing" in said
+    assert "metadata.jsonl: it is a link to nothing" in said
 
 
 def test_metadata_of_an_overlooked_picture_says_why_it_is_not_found(data):

@@ -59,7 +59,10 @@ def read_metadata(folder: Path, files: Sequence[str]) -> Metadata:
     for file in files:
         try:
             text = read_text(folder / file)
-        except (OSError, ValueError) as error:
+        except OSError as error:
+            problems.append(f"{file}: {error.strerror or error}")
+            continue
+        except ValueError as error:
             problems.append(f"{file}: {error}")
             continue
         for number, row in _csv_rows(text) if file.endswith(".csv") else _json_rows(text):
@@ -117,7 +120,7 @@ def read_caption(file: Path) -> str:
     try:
         text = read_text(file, MAX_CAPTION).strip()
     except OSError as error:
-        raise ValueError(str(error)) from error
+        raise ValueError(error.strerror or str(error)) from error
     _check_caption(text)
     return text
 

@@ -7,7 +7,7 @@ a dot are left out.
 
 import logging
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from enum import StrEnum
@@ -16,11 +16,11 @@ from pathlib import Path
 
 from diffusionpipe.errors import DataError
 from diffusionpipe.ir.words import counted
-from diffusionpipe.trainer.data.captions import METADATA, Description
+from diffusionpipe.trainer.data.captions import LISTS, METADATA, Description
 from diffusionpipe.trainer.data.clips import ENDINGS as CLIP_ENDINGS
 from diffusionpipe.trainer.data.clips import Taken, check_decoder, problem_of_clip
-from diffusionpipe.trainer.data.descriptions import described_pictures, read_known, unread_tables
-from diffusionpipe.trainer.data.images import Header, fingerprint, read_header
+from diffusionpipe.trainer.data.descriptions import Known, described_pictures, read_known, unread_tables
+from diffusionpipe.trainer.data.images import Header, Size, fingerprint, read_header
 from diffusionpipe.trainer.data.listing import Listing, endings_of, list_files
 from diffusionpipe.trainer.data.skipped import FILE as SKIPPED
 from diffusionpipe.trainer.data.skipped import Skipping
@@ -37,6 +37,8 @@ NUM_SHOWN = 3
 PROGRESS_EVERY = 100
 """Pictures between two reports of progress."""
 
+_MOST_ENDINGS = 5
+_READ = f"{METADATA}, metadata.csv and {LISTS}"
 _ON_ERROR = ' (repair or remove them; data.on_error = "skip" leaves out up to data.max_skipped of them)'
 
 Progress = Callable[[int, int], None]
@@ -74,6 +76,18 @@ class Dataset:
     def path(self, index: int) -> Path:
         """The file of sample `index`."""
         return self.folder / self.samples[index].name
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Findings:
+    """What else the scan of a folder has shown."""
+
+    noun: str
+    """What its samples are, in the plural."""
+    sizes: tuple[Size | None, ...]
+    """Width and height of each sample as it is seen; None where that is not known."""
+    overlooked: tuple[str, ...]
+    """Files that are not used, with their number and the reason, one kind in each sentence."""
 
 
 _NEEDED = {
@@ -139,6 +153,19 @@ def scan(
     progress: Progress | None = None,
     rules: Rules = Rules(),
 ) -> Dataset:
+    """The samples of a folder, as `examine` finds them."""
+    return examine(folder, need, taken=taken, check_headers=check_headers, progress=progress, rules=rules)[0]
+
+
+def examine(
+    folder: Path | str,
+    need: Condition | str,
+    *,
+    taken: Taken | None = None,
+    check_headers: bool = True,
+    progress: Progress | None = None,
+    rules: Rules = Rules(),
+) -> tuple[Dataset, Findings]:
     """The samples of a folder; every picture is opened and its header checked, unless another rank does that.
 
     `taken`: what is taken of each clip, for a folder of clips. `progress` is told the number of files checked and of
@@ -158,7 +185,11 @@ def scan(
     # One that steers and is steered itself is a sample: a model may be given the picture itself, or the one before it.
     pictures = [name for name in listing.read if name in steered or name not in conditions]
     found = {*listing.read, *conditions.intersection(listing.apart)}
-    headers = _headers(folder, sorted(found), kind, progress) if check_headers else _Headers(problems={}, contents="")
+    headers = (
+        _headers(folder, sorted(found), kind, progress)
+        if check_headers
+        else _Headers(problems={}, sizes={}, contents="")
+    )
     described, sidecar_problems = described_pictures(folder, pictures, known, need_text=need is Condition.TEXT)
     absent = f"that do not exist (or have another ending than {' '.join(kind.endings)})"
     unreadable = headers.problems
@@ -184,13 +215,20 @@ def scan(
     _raise(folder, problems)
     if not pictures:
         raise DataError(f"{folder}: none of its {kind.noun} can be read; repair them")
-    return Dataset(
+    dataset = Dataset(
         folder=folder, samples=tuple(_sample(name, described[name]) for name in pictures), contents=headers.contents
     )
+    left_out = [f"{counted(len(headers.problems), kind.noun)} that cannot be read ({SKIPPED} lists them)"]
+    findings = Findings(
+        noun=kind.noun,
+        sizes=tuple(headers.sizes.get(name) for name in pictures),
+        overlooked=(*(left_out if headers.problems else ()), *_overlooked(listing, known, kind, rules)),
+    )
+    return dataset, findings
 
 
 def _listed(folder: Path, kind: _Kind, rules: Rules) -> Listing:
-    """The files of the folder; what is left out of them is told to the log.
+    """The files of the folder.
 
     Raises:
         DataError: there are no pictures.
@@ -208,20 +246,33 @@ def _listed(folder: Path, kind: _Kind, rules: Rules) -> Listing:
         raise DataError(
             f"{folder}: holds no {kind.noun}; expected files ending in {', '.join(kind.endings)}{others}{why}"
         )
-    if unread:
-        logger.warning(
-            'data=%s left_out=%d endings="%s" read="%s" remedy="%s"',
-            folder,
-            len(unread),
-            endings_of(unread),
-            " ".join(kind.endings),
-            kind.remedy,
-        )
-    if listing.overlooked:
-        logger.info('data=%s overlooked="%s"', folder, ", ".join(listing.overlooked))
-    if apart:
-        logger.info('data=%s left_out=%d reason="they are in %s, which is used apart"', folder, apart, rules.apart)
     return listing
+
+
+def _overlooked(listing: Listing, known: Known, kind: _Kind, rules: Rules) -> Iterator[str]:
+    """Which files are not used, and why."""
+    if listing.unread:
+        yield f"{counted(len(listing.unread), 'files end in')} {endings_of(listing.unread)}: {kind.remedy}"
+    if listing.apart:
+        yield f"{counted(len(listing.apart), f'{kind.noun} are')} in {rules.apart}, which is used apart"
+    if listing.tables:
+        files = counted(len(listing.tables), "files could")
+        yield f"{files} hold captions, e.g. {listing.tables[0]}: only {_READ} are read"
+    if lone := known.lone_sidecars:
+        yield f"{counted(len(lone), f'captions have no {kind.noun}')} of the same name, e.g. {lone[0]}"
+    if listing.dead:
+        yield f"{counted(len(listing.dead), 'links lead')} to nothing, e.g. {listing.dead[0]}"
+    if listing.overlooked:
+        yield f"{', '.join(listing.overlooked)}: names that machines make"
+    if listing.unknown:
+        files = counted(len(listing.unknown), "files end in")
+        yield f"{files} {_shortened(endings_of(listing.unknown))}: of no use here"
+
+
+def _shortened(endings: str) -> str:
+    """The first of many endings."""
+    words = endings.split(" .")
+    return endings if len(words) <= _MOST_ENDINGS else f"{' .'.join(words[:_MOST_ENDINGS])} and others"
 
 
 def _sample(name: str, about: Description) -> Sample:
@@ -234,12 +285,14 @@ class _Headers:
 
     problems: dict[str, str]
     """Why a picture cannot be opened, by its name."""
+    sizes: dict[str, Size]
     contents: str
 
 
 def _headers(folder: Path, pictures: Sequence[str], kind: _Kind, progress: Progress | None) -> _Headers:
     """Opens every picture or clip, and warns of pictures that are taken as sRGB though they say something else."""
     problems: dict[str, str] = {}
+    sizes: dict[str, Size] = {}
     colours, contents = [], blake2b(digest_size=16)
 
     def check(name: str) -> tuple[Header, bytes]:
@@ -255,13 +308,15 @@ def _headers(folder: Path, pictures: Sequence[str], kind: _Kind, progress: Progr
             contents.update(name.encode("utf-8", "surrogateescape") + b"\0" + digest)
             if header.problem is not None:
                 problems[name] = header.problem
+            if header.size is not None:
+                sizes[name] = header.size
             if header.colours is not None:
                 colours.append(f"{name}: {header.colours}")
             if progress is not None and number % PROGRESS_EVERY == 0:
                 progress(number, len(pictures))
     if colours:
         logger.warning('data=%s taken_as_srgb=%d examples="%s"', folder, len(colours), "; ".join(colours[:NUM_SHOWN]))
-    return _Headers(problems, contents.hexdigest()[:12])
+    return _Headers(problems, sizes, contents.hexdigest()[:12])
 
 
 def _raise(folder: Path, problems: dict[str, Sequence[str]]) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from diffusionpipe.trainer.data.captions import METADATA, Description, read_caption, read_list, read_metadata
 from diffusionpipe.trainer.data.listing import Listing
-from diffusionpipe.trainer.data.names import Names, found_descriptions, sidecars_of
+from diffusionpipe.trainer.data.names import Names, found_descriptions, lone_sidecars, sidecars_of
 
 logger = logging.getLogger(__name__)
 
@@ -27,6 +27,8 @@ class Known:
     """The same of metadata.json, for what nothing else says."""
     sidecars: dict[str, str]
     """The file with the caption of a picture."""
+    lone_sidecars: tuple[str, ...]
+    """Files with captions of no picture."""
     names: Names
     problems: Sequence[str]
 
@@ -54,6 +56,7 @@ def read_known(folder: Path, listing: Listing) -> Known:
         descriptions={name: about for name, about in found.items() if name not in apart},
         lists=lists,
         sidecars=sidecars_of(listing.read, listing.sidecars),
+        lone_sidecars=lone_sidecars((*listing.read, *listing.apart, *listing.unread), listing.sidecars),
         names=names,
         problems=problems,
     )

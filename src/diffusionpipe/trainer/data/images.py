@@ -40,6 +40,8 @@ class Header:
     """Why the picture cannot be opened."""
     colours: str | None = None
     """Why it is taken as sRGB though it says something else of its colours."""
+    size: Size | None = None
+    """Width and height as it is seen; None where it cannot be opened."""
 
 
 def read_header(path: Path) -> Header:
@@ -51,11 +53,13 @@ def read_header(path: Path) -> Header:
             return Header(problem="it is empty")
         with opened_picture(path) as picture:
             _refuse_unfit(picture)
-            colours = problem_of_colours(picture)
+            # Pillow would decode a whole PNG to find an orientation behind its pixels, where it hardly ever is.
+            is_plain = picture.format == "PNG" and "exif" not in picture.info
+            colours, size = problem_of_colours(picture), picture.size if is_plain else _upright(picture)
             picture.verify()
     except Exception as error:  # the formats' readers raise whatever their parsers stumble over
         return Header(problem=reason_of(error))
-    return Header(colours=colours)
+    return Header(colours=colours, size=size)
 
 
 def fingerprint(path: Path) -> bytes:
@@ -131,10 +135,15 @@ def upright_size(path: Path) -> tuple[int, int]:
     """
     try:
         with opened_picture(path) as picture:
-            is_turned = picture.getexif().get(ExifTags.Base.Orientation, 1) >= _FIRST_TURNED
-            return picture.size[::-1] if is_turned else picture.size
+            return _upright(picture)
     except Exception as error:  # as in read_header
         raise PictureError(path, reason_of(error)) from error
+
+
+def _upright(picture: Image.Image) -> Size:
+    """Width and height of a picture as it is seen."""
+    is_turned = picture.getexif().get(ExifTags.Base.Orientation, 1) >= _FIRST_TURNED
+    return picture.size[::-1] if is_turned else picture.size
 
 
 def save_picture(pixels: Tensor, path: Path) -> None:

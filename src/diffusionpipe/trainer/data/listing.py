@@ -1,6 +1,7 @@
 """The files of a data folder, below it and behind its links."""
 
 import os
+import posixpath
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
@@ -41,8 +42,12 @@ class Listing:
     """Files of endings that are not read, though they could be meant."""
     apart: tuple[str, ...]
     """Pictures or clips in the folder that is left out."""
+    unknown: tuple[str, ...]
+    """Other files, which are neither pictures nor captions."""
+    dead: tuple[str, ...]
+    """Links to nothing, but those that are named like pictures or captions: these are read, and refused."""
     overlooked: tuple[str, ...]
-    """What was not looked at, e.g. "3 of @eaDir"."""
+    """Names that were not looked at, e.g. "3 of @eaDir"."""
 
 
 def list_files(folder: Path, endings: tuple[str, ...], others: tuple[str, ...], apart: Path | None = None) -> Listing:
@@ -65,13 +70,21 @@ def list_files(folder: Path, endings: tuple[str, ...], others: tuple[str, ...], 
             found["tables"].append(name)
         elif small.endswith(others):
             found["unread"].append(name)
+        else:
+            found["dead" if _is_dead(folder / name) else "unknown"].append(name)
     found["overlooked"] = [f"{number:,} of {kind}" for kind, number in overlooked.items()]
     return Listing(**{kind: tuple(sorted(names)) for kind, names in found.items()})
 
 
+def _is_dead(path: Path) -> bool:
+    """Whether it is a link to nothing, or to itself."""
+    return path.is_symlink() and _identity(path) is None
+
+
 def endings_of(names: Sequence[str]) -> str:
-    """The endings of these files."""
-    return " ".join(sorted({Path(name).suffix.lower() for name in names}))
+    """The endings of these files, the most frequent first; "without an ending" where they have none."""
+    found = Counter(posixpath.splitext(name)[1].lower() or "without an ending" for name in names)
+    return " ".join(ending for ending, _ in sorted(found.items(), key=lambda pair: (-pair[1], pair[0])))
 
 
 def is_same(one: Path, other: Path) -> bool:

@@ -72,6 +72,12 @@ def sidecars_of(pictures: Iterable[str], sidecars: Iterable[str]) -> dict[str, s
     return found
 
 
+def lone_sidecars(pictures: Iterable[str], sidecars: Iterable[str]) -> tuple[str, ...]:
+    """The files with captions that belong to none of these pictures."""
+    stems = {_stem(_key(name)) for name in pictures}
+    return tuple(name for name in sidecars if _stem(_key(name)) not in stems)
+
+
 def _key(name: str) -> str:
     """What names that mean the same have in common, also where the locale is not one of UTF-8."""
     return normalize("NFC", as_utf8(name))

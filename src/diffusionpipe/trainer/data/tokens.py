@@ -24,6 +24,14 @@ def token_mask(tokenizer: Tokenizer, texts: Sequence[str], length: int) -> Tenso
     return _tokens(tokenizer, texts, length, "attention_mask")
 
 
+def num_tokens(tokenizer: Tokenizer, texts: Sequence[str]) -> list[int]:
+    """How many tokens each text has before it is cut, in the frame that `token_ids` cuts and pads."""
+    if not texts:
+        return []
+    found = tokenizer(list(texts), padding=False, truncation=False, verbose=False)["input_ids"]
+    return [len(row) for row in found]
+
+
 def _tokens(tokenizer: Tokenizer, texts: Sequence[str], length: int, name: str) -> Tensor:
     if not texts:
         return torch.empty(0, length, dtype=torch.int64)

@@ -1,0 +1,169 @@
+"""What the data of a run are, in plain words: rank 0 says it once, before anything long and before step 1.
+
+pictures    10,000 in data/birds, of 120 x 90 to 4,000 x 3,000 pixels (median 1,024 x 768)
+epochs      12.8 (2,000 steps of 64)
+enlarged    3 by more than 2 to 512 x 512, the most birds/7.jpg, 120 x 90 pixels, by 5.7
+cut away    21 % of the pixels, the most of pano.jpg, 4,000 x 900 pixels, 77 %
+captions    12 are longer than the 77 tokens that text_encoder reads, the longest of birds/9.jpg, 262 tokens
+            2 are empty, e.g. birds/8.jpg
+overlooked  31 of @eaDir: names that machines make
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from diffusionpipe.ir.words import counted
+from diffusionpipe.trainer.data.caption_lengths import MOST, Cut, Reading, cut_captions
+from diffusionpipe.trainer.data.dataset import Dataset, Findings
+from diffusionpipe.trainer.data.images import Size
+
+ENLARGED = 2.0
+"""A picture that is enlarged by more than this is named."""
+_LONGEST_NAME = 60
+"""Characters of a name that are shown."""
+
+
+@dataclass(frozen=True, slots=True)
+class Folder:
+    """One of the run's folders, as its scan has found it."""
+
+    dataset: Dataset
+    findings: Findings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Line:
+    """One thing that is said of the data."""
+
+    name: str
+    text: str
+    is_warning: bool = False
+    """Whether it is probably not as its user wants it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Use:
+    """How the samples are used."""
+
+    steps: int
+    batch: int
+    epochs: float
+    """How often each sample is trained on in the whole run."""
+    size: Size
+    """Width and height to which each is brought."""
+    readings: Sequence[Reading]
+    """How captions are read; () where they are not."""
+    prompts: Sequence[str] = ()
+    """Texts that the run draws from."""
+
+
+def survey(train: Folder, held_out: Folder | None, use: Use) -> tuple[Line, ...]:
+    """What is said of the data, in at most 25 lines."""
+    lines = [*_counts(train, held_out, use), *_pixels(train, use)]
+    lines += _captions(train, "captions", use)
+    if held_out is not None:
+        lines += _captions(held_out, "validation", use)
+    lines += [
+        Line(
+            name="prompts", text=f"{_are_longer(cut)}, the longest {_quoted(use.prompts[cut.longest])}", is_warning=True
+        )
+        for cut in cut_captions(use.prompts, use.readings)
+    ]
+    for folder in (train, *([held_out] if held_out is not None else [])):
+        where = "" if folder is train else f"{folder.dataset.folder}: "
+        lines += [Line(name="overlooked", text=where + text) for text in folder.findings.overlooked]
+    return tuple(lines)
+
+
+def _counts(train: Folder, held_out: Folder | None, use: Use) -> Iterator[Line]:
+    number, noun = len(train.dataset.samples), train.findings.noun
+    text = f"{number:,} in {train.dataset.folder}"
+    sizes = [size for size in train.findings.sizes if size is not None]
+    if sizes:
+        ranked = sorted(sizes, key=lambda size: size[0] * size[1])
+        text += f", of {_of_size(ranked[0])}"
+        if ranked[0] != ranked[-1]:
+            text += f" to {_of_size(ranked[-1])} (median {_of_size(ranked[len(ranked) // 2])})"
+        text += " pixels"
+    yield Line(name=noun, text=text)
+    if held_out is not None:
+        yield Line(name="validation", text=f"{len(held_out.dataset.samples):,} in {held_out.dataset.folder}")
+    yield Line(name="epochs", text=f"{use.epochs:,.3g} ({use.steps:,} steps of {use.batch:,})")
+    if use.batch > number:
+        text = f"training.batch is {use.batch:,}, larger than the data set of {counted(number, noun)}"
+        more = f"each is up to {-(-use.batch // number):,} times in one batch; use a smaller batch, or more {noun}"
+        yield Line(name="batch", text=f"{text}: {more}", is_warning=True)
+
+
+def _pixels(train: Folder, use: Use) -> Iterator[Line]:
+    """How many are enlarged, and which share of them is cut away."""
+    known = [(place, size) for place, size in enumerate(train.findings.sizes) if size is not None]
+    if not known:
+        return
+    sizes: NDArray[np.float64] = np.array([size for _, size in known], dtype=np.float64)  # (N, 2)
+    scales = (np.array(use.size) / sizes).max(axis=1)
+
+    def named(number: int) -> str:
+        place, size = known[number]
+        return f"{_name(train.dataset, place)}, {_of_size(size)} pixels"
+
+    if many := int((scales > ENLARGED).sum()):
+        worst = int(scales.argmax())
+        most = f"the most {named(worst)}, by {scales[worst]:.3g}"
+        text = f"{many:,} by more than {ENLARGED:g} to {_of_size(use.size)}, {most}"
+        yield Line(name="enlarged", text=text, is_warning=True)
+    cut = 1 - np.prod(use.size) / (sizes.prod(axis=1) * scales**2)
+    text, worst = f"{_percent(float(cut.mean()))} of the pixels", int(cut.argmax())
+    if float(cut[worst]) >= 0.005:  # rounds to 1 %
+        text += f", the most of {named(worst)}: {_percent(float(cut[worst]))}"
+    yield Line(name="cut away", text=text)
+
+
+def _captions(folder: Folder, name: str, use: Use) -> Iterator[Line]:
+    """Captions that are longer than a text encoder reads, and empty ones."""
+    if not use.readings:
+        return
+    texts = [sample.text or "" for sample in folder.dataset.samples]
+    noun = "" if name == "captions" else "captions "
+    for cut in cut_captions(texts, use.readings):
+        drawn = f" (of {MOST:,} that were drawn and counted)" if cut.looked_at < len(texts) else ""
+        longest = f"the longest of {_name(folder.dataset, cut.longest)}, {cut.tokens:,} tokens"
+        yield Line(name=name, text=f"{noun}{_are_longer(cut)}{drawn}, {longest}", is_warning=True)
+    empty = [place for place, text in enumerate(texts) if not text.strip()]
+    if empty:
+        text = f"{noun}{counted(len(empty), 'are')} empty, e.g. {_name(folder.dataset, empty[0])}"
+        yield Line(name=name, text=text, is_warning=True)
+
+
+def _are_longer(cut: Cut) -> str:
+    return f"{counted(cut.number, 'are')} longer than the {cut.limit:,} tokens that {cut.encoder} reads"
+
+
+def _quoted(text: str) -> str:
+    return f'"{text[:_LONGEST_NAME]}{"..." if len(text) > _LONGEST_NAME else ""}"'
+
+
+def _name(dataset: Dataset, place: int) -> str:
+    """A sample's name; of a long one its end."""
+    name = dataset.samples[place].name
+    return name if len(name) <= _LONGEST_NAME else f"...{name[-_LONGEST_NAME:]}"
+
+
+def _of_size(size: Size) -> str:
+    return f"{size[0]:,} x {size[1]:,}"
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.0f} %"
+
+
+def cut_prompts(texts: Sequence[str], readings: Sequence[Reading]) -> list[str]:
+    """A sentence for each text encoder that does not read the end of a text."""
+    return [
+        f"{counted(cut.number, 'prompts are')} longer than the {cut.limit:,} tokens that {cut.encoder} reads, so the "
+        f"rest has no effect: the longest, {_quoted(texts[cut.longest])}, has {cut.tokens:,}"
+        for cut in cut_captions(texts, readings)
+    ]
