@@ -2,34 +2,40 @@
 
     file       |f0  |f1  |f2  |f3  |f4  |f5  |f6  |f7  |f8  |        12 frames a second
     taken            t0       t1       t2                            3 frames, 6 a second, from a start on
-                     f1       f3       f5                            the last frame that is shown at each time
+                     f1       f3       f5                            the last frame whose time is not after each
 
-PyAV decodes them, from the key frame before the start on.
+Times are those of the file (see `clip_times`), so frames of uneven lengths are taken as they are seen. PyAV decodes
+from the key frame before the start on.
 """
 
+from bisect import bisect_left, bisect_right
+from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from diffusionpipe.errors import ConfigError
 from diffusionpipe.ir.input_file import problem_of_file
+from diffusionpipe.trainer.data.clip_file import Key, decoded_from
+from diffusionpipe.trainer.data.clip_times import EXACT, Timeline, timeline_of
 from diffusionpipe.trainer.data.colours import srgb_on_white
 from diffusionpipe.trainer.data.images import (
     CENTRE,
     PictureError,
+    Placing,
     Size,
     cut_out,
     placing,
     problem_of_sides,
     reason_of,
 )
-from diffusionpipe.units import Seconds
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -37,8 +43,8 @@ if TYPE_CHECKING:
 ENDINGS = (".mp4", ".webm", ".mov", ".mkv", ".avi", ".gif")
 PLAYED = 16
 """Frames of a second that a clip is shown with, where nothing says how many."""
-_EARLY = 0.25
-"""Of a frame's time: by so much a frame may be shown too late, because files round the times of frames."""
+_SKEWED = 0.01
+"""A display matrix of quarter turns has in two of its places at most so little, for one in the others."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,41 +55,27 @@ class Taken:
     rate: float | None = None
     """Frames of a second that are taken; None: each frame of the file."""
 
-    def problem_of(self, clip: "Described") -> str | None:
+    def problem_of(self, clip: Timeline) -> str | None:
         """Why a clip has too little, or None if it has enough."""
         if self.num_starts(clip):
             return None
         at = "" if self.rate is None else f", and {self.rate:g} of a second are taken"
         return (
-            f"it has {clip.frames} frames, {clip.seconds:.2f} s{at}; {self.frames} are needed: use a longer clip, or "
-            "set data.frames or data.frame_rate"
+            f"it has {len(clip.times)} frames, {clip.seconds:.2f} s{at}; {self.frames} are needed: use a longer clip, "
+            "or set data.frames or data.frame_rate"
         )
 
-    def num_starts(self, clip: "Described") -> int:
+    def num_starts(self, clip: Timeline) -> int:
         """At how many frames of the clip the taken ones may begin; 0: it is too short."""
-        last = (self.frames - 1) * self._step(clip)  # between the first and the last taken frame, in frames of the file
-        return max(0, clip.frames - int(last + 1 - _EARLY))
+        if self.rate is None:
+            return max(0, len(clip.times) - self.frames + 1)
+        return bisect_right(clip.times, clip.times[-1] - (self.frames - 1) / self.rate + EXACT)
 
-    def times(self, clip: "Described", start: int) -> list[Seconds]:
-        """When the taken frames are shown, from frame `start` of the file on."""
-        return [(start + number * self._step(clip)) / clip.rate for number in range(self.frames)]
-
-    def _step(self, clip: "Described") -> float:
-        return 1.0 if self.rate is None else clip.rate / self.rate
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Described:
-    """What a clip's file says of it."""
-
-    frames: int
-    rate: float
-    """Frames in a second."""
-
-    @property
-    def seconds(self) -> Seconds:
-        """How long it is."""
-        return self.frames / self.rate
+    def numbers(self, clip: Timeline, start: int) -> list[int]:
+        """Which frames of the file are taken, from frame `start` on."""
+        if self.rate is None:
+            return list(range(start, start + self.frames))
+        return [clip.shown_at(clip.times[start] + number / self.rate) for number in range(self.frames)]
 
 
 def check_decoder() -> None:
@@ -102,19 +94,17 @@ def check_decoder() -> None:
 
 
 def problem_of_clip(path: Path, taken: Taken) -> str | None:
-    """Why a clip cannot be trained on, or None if it can; its first frame is decoded, the others are counted."""
+    """Why a clip cannot be trained on, or None if it can; its first frame is decoded, of the others times are read."""
     if problem := problem_of_file(path):
         return problem
     try:
-        with _opened(path) as (container, stream):
-            clip = _described(path, stream)
-            first = next(container.decode(stream))
-            if problem := problem_of_sides(first.width, first.height):
-                return problem
-    except StopIteration:
-        return "it has no frames"
+        clip = timeline_of(path)
+        first = next(decoded_from(path, None), None)
+        if first is None:
+            return "none of its frames can be decoded; encode it again"
+        _seen_size(first, clip.aspect)
     except Exception as error:  # the formats' readers raise whatever their parsers stumble over
-        return reason_of(error)
+        return _reason_of(error)
     return taken.problem_of(clip)
 
 
@@ -136,74 +126,122 @@ def load_clip(
         PictureError: the file cannot be decoded, or it has too few frames; the message names it.
     """
     try:
-        with _opened(path) as (container, stream):
-            clip = _described(path, stream)
-            if problem := taken.problem_of(clip):
-                raise ValueError(problem)
-            times = taken.times(clip, int(start * taken.num_starts(clip)))
-            frames = list(_shown(container, stream, times, tolerance=_EARLY / clip.rate))
+        clip = timeline_of(path)
+        if problem := taken.problem_of(clip):
+            raise ValueError(problem)
+        pictures: list[NDArray[np.uint8]] = []
+        place: Placing | None = None
+        for frame, times in _shown(path, clip, taken.numbers(clip, int(start * taken.num_starts(clip)))):
+            place = place or placing(_seen_size(frame, clip.aspect), size, crop)
+            pictures += [np.asarray(cut_out(_upright(frame), place, size, flip=flip))] * times
+        if len(pictures) < taken.frames:
+            raise ValueError(f"it ends after {len(pictures)} of {taken.frames} frames")
     except Exception as error:  # as above
-        raise PictureError(path, reason_of(error)) from error
-    if len(frames) < taken.frames:
-        raise PictureError(path, f"it ends after {len(frames)} of {taken.frames} frames")
-    place = placing(frames[0].size, size, crop)
-    levels = np.stack([np.asarray(cut_out(frame, place, size, flip=flip)) for frame in frames])  # (F, H, W, 3)
-    return torch.from_numpy(levels).permute(3, 0, 1, 2).contiguous()
+        raise PictureError(path, _reason_of(error)) from error
+    return torch.from_numpy(np.stack(pictures)).permute(3, 0, 1, 2).contiguous()  # (3, F, H, W)
 
 
-@contextmanager
-def _opened(path: Path) -> Iterator[tuple[Any, Any]]:
-    """The file and its first stream of pictures."""
-    import av
-
-    with av.open(str(path)) as container:
-        if not container.streams.video:
-            raise ValueError("it has no pictures")
-        stream = container.streams.video[0]
-        stream.thread_type = "NONE"  # data workers are processes of their own
-        yield container, stream
+def _reason_of(error: Exception) -> str:
+    """What a reader has raised, in words; of PyAV's errors without the path, and with what FFmpeg has logged."""
+    if type(error) is ValueError:  # a sentence of ours
+        return str(error)
+    said = getattr(error, "strerror", None)
+    if said is None or not hasattr(error, "log"):
+        return reason_of(error)
+    return f"{said} ({error.log[2].strip()})" if error.log else said
 
 
-def _described(path: Path, stream: Any) -> Described:
-    rate = float(stream.average_rate or stream.guessed_rate or 0)
-    if not rate > 0:
-        raise ValueError("its file does not say how many frames a second has")
-    return Described(frames=stream.frames or _counted(path), rate=rate)
-
-
-def _counted(path: Path) -> int:
-    """The frames of a file that does not say how many it has; they are not decoded."""
-    with _opened(path) as (container, stream):
-        return sum(1 for packet in container.demux(stream) if packet.size)
-
-
-def _shown(container: Any, stream: Any, times: Sequence[Seconds], *, tolerance: Seconds) -> "Iterator[Image.Image]":
-    """The frames that are shown at these times, in order; fewer if the clip ends before."""
-    base, first = float(stream.time_base), float((stream.start_time or 0) * stream.time_base)
-    if times[0] > 0:
-        container.seek(int((first + times[0]) / base), stream=stream, backward=True)
-    wanted, shown = list(times), None
-    for frame in container.decode(stream):
-        while shown is not None and wanted and wanted[0] + tolerance < frame.time - first:
-            yield _upright(shown)
-            del wanted[0]
-        if not wanted:
+def _shown(path: Path, clip: Timeline, numbers: Sequence[int]) -> Iterator[tuple[Any, int]]:
+    """The frames of these numbers, in order, each with how often it is taken; fewer if the clip ends before."""
+    left, last, shown = list(numbers), -1, None
+    for number, frame in _decoded(path, clip, numbers[0]):
+        if shown is not None and (taken := bisect_left(left, number)):
+            yield shown, taken
+            del left[:taken]
+        if not left:
             return
-        shown = frame if frame.time - first <= times[-1] + tolerance else None
-    while shown is not None and wanted:
-        yield _upright(shown)
-        del wanted[0]
+        last, shown = number, frame
+    if taken := bisect_right(left, last):
+        yield shown, taken
+
+
+def _decoded(path: Path, clip: Timeline, first: int) -> Iterator[tuple[int, Any]]:
+    """Frames with their numbers, from `first` on or from before it.
+
+    Raises:
+        ValueError: that frame cannot be decoded.
+    """
+    for key in clip.starts_before(first):
+        frames = _numbered(path, clip, key)
+        found = next(frames, None)
+        if found is not None and found[0] <= first:
+            return chain([found], frames)
+    raise ValueError(f"its frame {first} cannot be decoded; encode it again")
+
+
+def _numbered(path: Path, clip: Timeline, key: Key | None) -> Iterator[tuple[int, Any]]:
+    """The frames from a key frame on, with their numbers; those that come before the clip's first have none."""
+    seen: Counter[int] = Counter()
+    for count, frame in enumerate(decoded_from(path, key)):
+        if clip.is_counted:
+            yield count, frame
+        elif frame.pts is not None and frame.pts >= clip.stamps[0]:
+            yield min(bisect_left(clip.stamps, frame.pts) + seen[frame.pts], len(clip.stamps) - 1), frame
+            seen[frame.pts] += 1
+
+
+def _seen_size(frame: Any, aspect: float) -> Size:
+    """Width and height of the frame as it is seen, upright and in square pixels; enlarged, not made smaller.
+
+    Raises:
+        ValueError: it is too long or too high, or turned by less than a quarter.
+    """
+    width, height = round(frame.width * max(1.0, aspect)), round(frame.height / min(1.0, aspect))
+    if problem := problem_of_sides(width, height):
+        raise ValueError(problem)
+    return (height, width) if _placed(frame).is_turned else (width, height)
+
+
+class _Placed(NamedTuple):
+    """How a frame is shown: rows and columns may be exchanged, then each may be in reverse order."""
+
+    is_turned: bool = False
+    is_mirrored: bool = False
+    is_upside_down: bool = False
+
+
+def _placed(frame: Any) -> _Placed:
+    """How the frame is shown, by its display matrix: telephones store clips lying down, some cameras mirrored.
+
+    Raises:
+        ValueError: it is turned by less than a quarter.
+    """
+    matrix = frame.side_data.get("DISPLAYMATRIX")
+    if matrix is None:
+        return _Placed()
+    # x' = a x + c y and y' = b x + d y, with y downwards
+    a, b, _, c, d, *_ = np.frombuffer(bytes(matrix), dtype=np.int32).astype(float) / 2**16
+    straight, turned = min(abs(a), abs(d)), min(abs(b), abs(c))
+    if min(straight, turned) > _SKEWED * max(straight, turned):
+        raise ValueError("its display matrix turns it by less than a quarter; turn its frames, and encode it again")
+    if turned > straight:
+        return _Placed(is_turned=True, is_mirrored=c < 0, is_upside_down=b < 0)
+    return _Placed(is_mirrored=a < 0, is_upside_down=d < 0)
 
 
 def _upright(frame: Any) -> "Image.Image":
-    """The frame as it is seen: telephones store clips lying down, and say by how much they are turned.
-
-    What is transparent becomes white, as in pictures.
-    """
+    """The frame as it is seen, but for the shape of its pixels; what is transparent becomes white, as in pictures."""
     from PIL import Image
 
-    picture: Image.Image = frame.to_image()
-    if any(component.is_alpha for component in frame.format.components):
+    if frame.format.has_palette or any(component.is_alpha for component in frame.format.components):
         picture = srgb_on_white(Image.fromarray(frame.to_ndarray(format="rgba")), "RGB", "RGB")
-    turned = int(getattr(frame, "rotation", 0)) % 360
-    return picture.rotate(turned, expand=True) if turned else picture
+    else:
+        picture = frame.to_image()
+    moves = zip(
+        _placed(frame),
+        (Image.Transpose.TRANSPOSE, Image.Transpose.FLIP_LEFT_RIGHT, Image.Transpose.FLIP_TOP_BOTTOM),
+        strict=True,
+    )
+    for move in (move for is_done, move in moves if is_done):
+        picture = picture.transpose(move)
+    return picture

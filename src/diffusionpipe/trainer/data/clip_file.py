@@ -1,0 +1,133 @@
+"""Opens clip files with PyAV, decodes their frames from a place on, and refuses files that end too early."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+_FORMATS = "mov,matroska,avi,gif,mpegts,mpeg,flv,asf,ogg,nut,ivf,h264,hevc,m4v,mpegvideo"
+"""Kinds of files that are read, whatever their ending says; none of them names other files."""
+_WITH_ALPHA = {"vp8": "libvpx", "vp9": "libvpx-vp9"}
+"""Decoders that read what is transparent, where FFmpeg's own do not."""
+_MASTER, _SEGMENT = b"\x1a\x45\xdf\xa3", b"\x18\x53\x80\x67"
+"""The two parts of a Matroska file."""
+_UNKNOWN = 2**56 - 1
+"""The size of a part that was written without going back."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Key:
+    """A frame from which decoding can begin."""
+
+    stamp: int
+    """When it is shown, in the units of the file."""
+    place: int
+    """What a seek to it is given."""
+
+
+@contextmanager
+def opened_clip(path: Path) -> Iterator[tuple[Any, Any]]:
+    """The file and its first stream of pictures.
+
+    Raises:
+        ValueError: it has no pictures.
+        Exception: whatever the reader of the format stumbles over.
+    """
+    import av
+
+    with av.open(f"file:{path}", options={"format_whitelist": _FORMATS}) as container:  # a name may have a colon
+        if not container.streams.video:
+            raise ValueError("it has no pictures")
+        stream = container.streams.video[0]
+        stream.thread_type = "NONE"  # data workers are processes of their own
+        yield container, stream
+
+
+def decoded_from(path: Path, key: Key | None) -> Iterator[Any]:
+    """The frames from a key frame on, in the order in which they are shown; None: from the beginning of the file.
+
+    None at all where the file has no way to that key frame.
+    """
+    import av
+
+    with opened_clip(path) as (container, stream):
+        if key is not None:
+            try:
+                container.seek(key.place, stream=stream, backward=True)
+            except av.FFmpegError:
+                return
+        name = _WITH_ALPHA.get(stream.codec_context.name) if stream.metadata.get("alpha_mode") == "1" else None
+        if name is None:
+            yield from container.decode(stream)
+        else:
+            yield from _decoded_by(name, container, stream)
+
+
+def _decoded_by(name: str, container: Any, stream: Any) -> Iterator[Any]:
+    """The frames by another decoder than FFmpeg's first choice."""
+    import av
+
+    decoder: Any = av.CodecContext.create(name, "r")
+    decoder.thread_count = 1
+    for packet in container.demux(stream):
+        yield from decoder.decode(packet if packet.size else None)
+
+
+def problem_of_end(path: Path) -> str | None:
+    """Why the file ends before it should, by the sizes that it states; None: it does not, or states none."""
+    size = path.stat().st_size
+    if size == 0:
+        return "it is empty"
+    with path.open("rb") as file:
+        start = file.read(12)
+        file.seek(0)
+        if start[:4] == _MASTER:
+            needed = _end_of_matroska(file)
+        elif start[:4] == b"RIFF":
+            needed = 8 + int.from_bytes(start[4:8], "little")
+        elif start[4:8] in (b"ftyp", b"moov", b"mdat", b"wide", b"free", b"skip"):
+            needed = _end_of_boxes(file, size)
+        elif start[:3] == b"GIF":
+            file.seek(max(0, size - 64))
+            needed = size if file.read().rstrip(b"\0").endswith(b";") else size + 1
+        else:
+            return None
+    return None if needed <= size else "its file is cut short; copy it again, or repair it"
+
+
+def _end_of_boxes(file: BinaryIO, size: int) -> int:
+    """Where the last box of an MP4 or QuickTime file ends."""
+    end = 0
+    while end + 8 <= size:
+        file.seek(end)
+        length = int.from_bytes(file.read(4))
+        if length == 1:  # it stands behind the name, in eight bytes
+            file.seek(end + 8)
+            length = int.from_bytes(file.read(8))
+        if length < 8:  # up to the end of the file, or no box
+            return end
+        end += length
+    return end
+
+
+def _end_of_matroska(file: BinaryIO) -> int:
+    """Where the part with the frames ends."""
+    for name in (_MASTER, _SEGMENT):
+        if file.read(4) != name:
+            return 0
+        length = _number(file)
+        if length == _UNKNOWN:
+            return 0
+        file.seek(length, 1)
+    return file.tell()
+
+
+def _number(file: BinaryIO) -> int:
+    """A whole number whose first bits say how many bytes it has; all bits set: `_UNKNOWN`."""
+    first = file.read(1)
+    if not first or not first[0]:
+        return _UNKNOWN
+    count = 9 - first[0].bit_length()
+    value = int.from_bytes(bytes([first[0] & (1 << 8 - count) - 1]) + file.read(count - 1))
+    return _UNKNOWN if value == 2 ** (7 * count) - 1 else value
