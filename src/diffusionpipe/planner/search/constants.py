@@ -98,6 +98,9 @@ BETTER = 1 - 1e-9
 """A change must gain more than rounding, or moves would go round in circles."""
 HEAVY = 1 / 32
 """Encoders of this part of a device's memory may be kept off some ranks: less tries it for small ones in vain."""
+PROMISING = 1.05
+"""Other schedules this many times worse than the best so far are left out: more cost estimates of what moved cuts and
+buckets rarely make up for."""
 LEAST_RAMP = 0.25
 """Several stages on a worker and split backwards leave so much of the waits at both ends of a pipeline, at least: less
 looks at more places, more may leave out a good one."""

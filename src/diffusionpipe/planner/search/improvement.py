@@ -17,6 +17,7 @@ from diffusionpipe.planner.search.constants import (
     NUM_IMPROVED,
     NUM_ORDERED,
     ORDER_SECONDS,
+    PROMISING,
 )
 from diffusionpipe.planner.search.judge import Judge
 from diffusionpipe.planner.search.objectives import CriticalPath
@@ -139,11 +140,12 @@ def add_schedules(pool: Pool, one: Judged) -> None:
     if pool.judge.setting.given.schedule is not None or not is_chain(one.candidate.schedule):
         return
     alike = set[tuple[Seconds, Bytes]]()
+    limit = min(one.score, PROMISING * pool.score) * BETTER
     for name in sorted(set(REGISTRY) - {one.candidate.schedule}):
         if is_chain(name) and pool.judge.setting.allows_family(name):
-            variant = pool.judged_of(replace(one.candidate, schedule=name), limit=one.score * BETTER)
+            variant = pool.judged_of(replace(one.candidate, schedule=name), limit=limit)
             key = variant.score, variant.estimate.overflow
-            if variant.score < one.score * BETTER and key not in alike:  # families agree at many sizes
+            if variant.score < limit and key not in alike:  # families agree at many sizes
                 alike.add(key)
                 pool.add(variant)
 
