@@ -13,7 +13,7 @@ export PYTHONDONTWRITEBYTECODE =
 RESUME_CASCADE = $(if $(wildcard runs/cascade/checkpoints/step-*),--resume latest)
 RESUME_DIGITS = $(if $(wildcard runs/digits/checkpoints/step-*),--resume latest)
 
-.PHONY: demo demo-cascade demo-memory test test-all explore families fuzz gradients searches memory soak torture doctor-faults gpu check docs format install clean
+.PHONY: demo demo-cascade demo-memory test test-all explore families fuzz gradients searches memory soak torture doctor-faults old-readers gpu check docs format install clean
 
 install: $(VENV)/installed
 
@@ -94,6 +94,18 @@ HEALTHY ?= 20
 doctor-faults: install
 	PYTHONPATH=tests $(BIN)/python -m doctor_faults --healthy $(HEALTHY)
 
+# Exports of every family, opened in environments of earlier versions. See tests/old_readers/README.md.
+OLD_READERS := .venv-old-readers
+OLD_ENVIRONMENTS := $(OLD_READERS)/transformers-4.44.2 $(OLD_READERS)/transformers-4.57.6
+old-readers: install $(OLD_ENVIRONMENTS:=/installed)
+	PYTHONPATH=tests $(BIN)/python -m old_readers $(OLD_ENVIRONMENTS) $(if $(ONLY),--only "$(ONLY)")
+
+$(OLD_READERS)/transformers-%/installed: Makefile
+	$(PYTHON) -m venv $(@D)
+	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check $(shell grep '^torch==' constraints.txt) \
+		diffusers==0.36.0 transformers==$* peft==0.17.0 accelerate ftfy protobuf sentencepiece
+	touch $@
+
 # What only a GPU can show; LIST=1 prints the commands with their limits and expected times. See docs/gpu.md.
 gpu: install
 	PYTHONPATH=tests $(BIN)/python -m gpu $(if $(LIST),--list)
@@ -114,4 +126,4 @@ format: install
 	$(BIN)/ruff format .
 
 clean:
-	rm -rf $(VENV) .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(OLD_READERS) .mypy_cache .ruff_cache .hypothesis

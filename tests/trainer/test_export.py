@@ -169,6 +169,33 @@ def test_a_trained_text_encoder_is_exported_too(stable_diffusion, tmp_path):
     assert equal_weights(unet_of(folder), tensors, "unet")
 
 
+def test_the_configuration_of_a_trained_part_is_the_source_folders_with_the_type_of_the_weights(
+    stable_diffusion, tmp_path
+):
+    from transformers import CLIPTextModel
+
+    source = tmp_path / "source"
+    shutil.copytree(stable_diffusion, source)
+    unet_config = (source / "unet" / "config.json").read_text().replace("{", '{"of_another_version": 1,', 1)
+    (source / "unet" / "config.json").write_text(unet_config)
+    text_config = json.loads((source / "text_encoder" / "config.json").read_text())
+    text_config = {key: value for key, value in text_config.items() if key != "dtype"} | {"torch_dtype": "float16"}
+    (source / "text_encoder" / "config.json").write_text(json.dumps(text_config))
+    tensors = trained(unet_of(stable_diffusion), "unet", 0.01)
+    text = CLIPTextModel.from_pretrained(stable_diffusion / "text_encoder")
+    tensors |= {name: tensor.bfloat16() for name, tensor in trained(text, "text_encoder", 0.01).items()}
+    checkpoint = save(tmp_path, 1, {f"model.{name}": t for name, t in tensors.items()}, {}, keep=1)
+    both = Export(
+        source_model=source,
+        trained={"unet": "unet.", "text_encoder": "text_encoder."},
+        prediction=Prediction.EPSILON,
+    )
+    folder = export(checkpoint, tmp_path / "export", both)
+    assert (folder / "unet" / "config.json").read_text() == unet_config
+    written = json.loads((folder / "text_encoder" / "config.json").read_text())
+    assert written == text_config | {"torch_dtype": "bfloat16"}
+
+
 def test_a_flow_model_has_the_flow_scheduler_and_says_who_can_sample_it(stable_diffusion, tmp_path):
     from diffusers import FlowMatchEulerDiscreteScheduler
 

@@ -27,7 +27,7 @@ from diffusionpipe.models.lora_file import ADAPTERS, load_adapters, save_adapter
 from diffusionpipe.models.objective import Prediction
 from diffusionpipe.models.pipeline_defaults import default_guidance
 from diffusionpipe.models.self_conditioning import widen, widened_config
-from diffusionpipe.models.stored import StoredWeights, stored_weights
+from diffusionpipe.models.stored import StoredWeights, opened, stored_weights
 from diffusionpipe.models.weights import names_in, tensors_of
 from diffusionpipe.trainer.card_snippet import Example
 from diffusionpipe.trainer.checkpoints.checkpoint import read, verify
@@ -40,6 +40,7 @@ from diffusionpipe.trainer.recipe import Recipe
 from diffusionpipe.trainer.scheduler import sampling_scheduler
 
 _INDEX = "model_index.json"
+_CONFIG = "config.json"
 _SCHEDULER = "scheduler"
 _SCHEDULER_CONFIG = "scheduler_config.json"
 # Weights that a source folder may hold several times: other formats and variants; what is read is copied by itself.
@@ -47,6 +48,8 @@ _WEIGHTS = (
     *("*.safetensors", "*.bin", "*.safetensors.index.*json", "*.bin.index.*json"),
     *("*.msgpack", "*.msgpack.index.json", "*.h5", "*.ckpt", "*.onnx", "*.onnx_data"),
 )
+_DTYPES = ("torch_dtype", "dtype")
+"""Keys of a configuration that transformers writes for the type of the weights."""
 # Components that diffusers' pipelines can do without, and that a download for training leaves out.
 _OPTIONAL = ("safety_checker", "feature_extractor", "image_encoder")
 _JSON = dict[str, Any]
@@ -221,7 +224,7 @@ def _write_merged(checkpoint: Path, folder: Path, module: nn.Module, settings: E
     merged.fuse_lora()
     merged.unload_lora()
     merged.save_pretrained(folder, safe_serialization=True)
-    _rename_as_source(folder, merged, settings)
+    _write_as_source(folder, merged, settings)
     return is_average
 
 
@@ -265,8 +268,32 @@ def _write_component(checkpoint: Path, folder: Path, module: nn.Module, prefix: 
     _fill(module, kept | tensors, checkpoint)
     library_module: Any = module  # diffusers' and transformers' classes share this method, not a base class
     library_module.save_pretrained(folder, safe_serialization=True)
-    _rename_as_source(folder, module, settings)
+    _write_as_source(folder, module, settings)
     return is_average
+
+
+def _write_as_source(folder: Path, module: nn.Module, settings: Export) -> None:
+    """Gives a written component the configuration and the names of the source folder's.
+
+    Today's libraries write settings that earlier versions do not know, or know by other names.
+    """
+    source, path = settings.source_model / folder.name / _CONFIG, folder / _CONFIG
+    written, own = _read_json(path), _read_json(source)
+    changed = {key: written[key] for key in ("in_channels", "out_channels") if settings.self_conditioning}
+    changed |= {key: str(_dtype_in(folder)).removeprefix("torch.") for key in _DTYPES if key in own}
+    if own | changed == own:
+        shutil.copyfile(source, path)  # the same text, not the same values alone
+    else:
+        _write_json(path, own | changed)
+    _rename_as_source(folder, module, settings)
+
+
+def _dtype_in(folder: Path) -> torch.dtype:
+    """The type of the written weights, all of which have the same."""
+    written = stored_weights(folder)
+    assert written is not None, "save_pretrained has written weights"
+    with opened(written.files[0]) as tensors:
+        return next(tensor.dtype for tensor in map(tensors.get, tensors.names()) if tensor.is_floating_point())
 
 
 def _rename_as_source(folder: Path, module: nn.Module, settings: Export) -> None:
