@@ -32,7 +32,7 @@ BROKEN: Mapping[str, str] = {
     "another shape": "has shape",
     "damaged header": "cannot be read",
     "cut short": "cannot be read",
-    "a link that points nowhere": "it is a link that points nowhere",
+    "a link that points nowhere": "it is a link to nothing",
 }
 """Ways in which a component's weights are no use, and what the error says."""
 

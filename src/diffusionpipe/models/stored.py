@@ -221,7 +221,7 @@ def _checked(stored: StoredWeights) -> StoredWeights:
     for file in stored.files:
         problem = problem_of_file(file)
         if problem is None and not file.exists():
-            problem = "it is a link that points nowhere" if file.is_symlink() else "it is missing"
+            problem = "it is missing"
         if problem is None and file.stat().st_size == 0:
             problem = "it is empty"
         if problem:
