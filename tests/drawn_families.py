@@ -38,6 +38,8 @@ from diffusionpipe.trainer.sampling import SamplingSettings
 PROMPTS, NEGATIVES = ("a cat ", "b  c"), ("", "dog")
 LABELS = (0, 1)
 STEPS = 4
+RATE = 10.0
+"""Frames of a second of clips, which some models are told."""
 GUIDED = 1.5
 RANKS = (1, 2, 3)
 
@@ -97,7 +99,7 @@ def asked_of(folder: Path, size: int, guidance: float = GUIDED, adapters: Path |
     negatives = _negatives_of(getattr(diffusers, kind)) if settings.is_guided and has_text else ()
     return Asked(
         sources=(Source(folder=folder, resolution=size, adapters=adapters, clip=CLIPS.get(kind)),),
-        wish=Wish(prompts=PROMPTS, negatives=tuple(negatives)) if has_text else Wish(labels=LABELS),
+        wish=Wish(prompts=PROMPTS, negatives=tuple(negatives), frame_rate=RATE) if has_text else Wish(labels=LABELS),
         settings=(settings,),
         guidance=guidance,
     )
@@ -244,6 +246,8 @@ def _options(pipeline: Any, asked: Asked, noise: torch.Tensor) -> Mapping[str, A
     if call is not None:
         scale = {call.scale: asked.guidance} if call.scale else {}
         sizes = {} if clip is None else {"height": clip.height, "width": clip.width, "num_frames": clip.frames}
+        if "frame_rate" in signature(type(pipeline).__call__).parameters:
+            sizes["frame_rate"] = asked.wish.frame_rate
         return {**common, **scale, **call.options, **sizes, "latents": call.takes(noise)}
     if asked.kind == "FluxPipeline":
         return {**common, "true_cfg_scale": asked.guidance, "latents": pipeline._pack_latents(noise, *noise.shape)}

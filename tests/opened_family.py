@@ -40,6 +40,7 @@ class Opened:
         self.inputs = self.texts(CAPTIONS) | {
             "noisy": torch.randn((3, *shape), generator=generator, dtype=torch.float64),
             "guidance": torch.full((3,), 6.0),
+            "frame_rate": torch.full((3,), 25.0),
             "timesteps": torch.tensor([900, 500, 20]).to(torch.float32 if objective.is_flow else torch.int64),
         }
 

@@ -1,8 +1,10 @@
 """Families described as data read captions and predict as diffusers' pipelines do, and give the same gradients."""
 
+import inspect
 import pickle
 from pathlib import Path
 
+import diffusers
 import pytest
 import torch
 from opened_family import CAPTIONS, Opened
@@ -242,6 +244,46 @@ def test_a_resolution_that_does_not_fit_is_refused(resolution, named, tmp_path):
     PIPELINES["WanPipeline"]().save_pretrained(tmp_path)
     with pytest.raises(ModelError, match=named):
         build_graph(tmp_path, objective=ObjectiveSettings(prediction=Prediction.FLOW_MATCHING), resolution=resolution)
+
+
+@torch.no_grad()
+def test_each_clip_of_a_batch_has_its_own_frames_of_a_second(tmp_path):
+    opened = Opened("LTXPipeline", tmp_path, CLIPS["LTXPipeline"])
+    rates = torch.tensor([25.0, 24000 / 1001, 8.0])
+    text = opened.run("text_states")
+    found = opened.run("prediction", text_states=text, frame_rate=rates)
+    for number, rate in enumerate(rates.tolist()):
+        row = slice(number, number + 1)
+        noisy = opened.inputs["noisy"][row]
+        tokens = opened.pipeline.transformer(
+            hidden_states=opened.pipeline._pack_latents(noisy),
+            encoder_hidden_states=text[row],
+            timestep=opened.inputs["timesteps"][row],
+            encoder_attention_mask=opened.inputs["input_mask"][row],
+            num_frames=noisy.shape[2],
+            height=noisy.shape[3],
+            width=noisy.shape[4],
+            rope_interpolation_scale=(8 / rate, 32, 32),  # as in diffusers' pipeline
+        )[0]
+        expected = opened.pipeline._unpack_latents(tokens, *noisy.shape[2:])
+        torch.testing.assert_close(found[row], expected, rtol=1e-5, atol=1e-5)
+    other = opened.run("prediction", text_states=text, frame_rate=torch.full((3,), 25.0))
+    assert [float((found - other)[number].abs().max()) > 1e-3 for number in range(3)] == [False, True, True]
+
+
+def test_families_are_told_of_a_clip_what_diffusers_pipelines_tell():
+    """A pipeline of clips that takes frames of a second tells them to its model; others know nothing of them."""
+    words = ("frame_rate", "fps")
+    told = {
+        kind: [name for name in inspect.signature(getattr(diffusers, kind).__call__).parameters if name in words]
+        for kind, family in REGISTRY.items()
+        if family.has_clips
+    }
+    assert told == {"LTXPipeline": ["frame_rate"], "WanPipeline": [], "HunyuanVideoPipeline": []}
+    for kind, names in told.items():
+        parameters = inspect.signature(getattr(diffusers, kind).__call__).parameters
+        assert [parameters[name].default for name in names] == [REGISTRY[kind].frame_rate for _ in names]
+        assert names or REGISTRY[kind].frame_rate is None
 
 
 @pytest.mark.parametrize(

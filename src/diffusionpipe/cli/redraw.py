@@ -55,6 +55,7 @@ def _draw(model: "TrainedModel", origin: "Origin", device: "torch.device") -> "P
         labels=() if origin.label is None else (origin.label,) * origin.count,
         negatives=(origin.negative_prompt,) * origin.count if origin.negative_prompt else (),
         conditions=(Path(origin.condition),) * origin.count if origin.condition is not None else (),
+        frame_rate=origin.frame_rate,
     )
     if model.before is not None:
         raise ConfigError(
@@ -98,7 +99,6 @@ def origin_of(
         resolution=size.resolution,
         height=size.height,
         frames=size.frames,
-        frame_rate=size.frame_rate,
         precision=precision,
         rows=rows,
         model=str(run),

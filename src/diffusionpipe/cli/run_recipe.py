@@ -77,6 +77,7 @@ def size_of(run: Path, folder: Path, resolution: int | None, height: int | None,
 
 def _trained_size(recipe: Path) -> SampleSize:
     from diffusionpipe.errors import ConfigError
+    from diffusionpipe.trainer.clip_rate import kept_rate
 
     data = _table(recipe).get("data")
     found = {} if not isinstance(data, dict) else {key: data[key] for key in SampleSize.__slots__ if key in data}
@@ -89,6 +90,8 @@ def _trained_size(recipe: Path) -> SampleSize:
     rate = found.get("frame_rate", 1)
     if not isinstance(rate, int | float) or not rate > 0:
         raise ConfigError(f"{recipe}: data.frame_rate must be a number above 0; correct it")
+    if "frames" in found and "frame_rate" not in found:
+        found["frame_rate"] = kept_rate(recipe.parent)
     return SampleSize(**found)
 
 

@@ -1,7 +1,7 @@
 """`diffusionpipe sample RUN`: draw pictures from a trained model."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -86,6 +86,16 @@ FramesOption = Annotated[
         min=1, max=10_000, help="Frames of clips, 1 for pictures; default: those of the run, or 1.", show_default=False
     ),
 ]
+FrameRateOption = Annotated[
+    float | None,
+    typer.Option(
+        min=0.001,
+        max=1000,
+        help="Frames of a second of clips, for the file and for models that are told it (LTX-Video); default: those of "
+        "the run, or of diffusers' pipeline.",
+        show_default=False,
+    ),
+]
 SchedulerOption = Annotated[
     str | None,
     typer.Option(help="A diffusers scheduler, e.g. DDIMScheduler; default: the run's.", show_default=False),
@@ -144,6 +154,7 @@ def sample(
     resolution: ResolutionOption = None,
     height: HeightOption = None,
     frames: FramesOption = None,
+    frame_rate: FrameRateOption = None,
     scheduler: SchedulerOption = None,
     until: UntilOption = None,
     noise_level: NoiseLevelOption = None,
@@ -174,11 +185,13 @@ def sample(
         scheduler=scheduler,
         noise_level=noise_level,
     )
+    asked_size = _AskedSize(resolution=resolution, height=height, frames=frames, frame_rate=frame_rate)
+    size = _size(run, model, asked_size)
     drawing = Drawing(
         model=model,
-        wish=steered(wish, run, model.folder, condition or (), count),
+        wish=replace(steered(wish, run, model.folder, condition or (), count), frame_rate=size.frame_rate),
         settings=[_settings(one, own, asked) for one in model.chain],
-        size=_size(run, model, resolution, height, frames),
+        size=size,
         precision=_precision(run, precision),
         device=device,
     )
@@ -295,20 +308,33 @@ def _until(model: "TrainedModel", name: str | None) -> "TrainedModel":
     return of_name[name]
 
 
-def _size(
-    run: Path, model: "TrainedModel", resolution: int | None, height: int | None, frames: int | None
-) -> "SampleSize":
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _AskedSize:
+    """The size that is asked for; None: as the run, or diffusers' pipeline, has it."""
+
+    resolution: int | None
+    height: int | None
+    frames: int | None
+    frame_rate: float | None
+
+
+def _size(run: Path, model: "TrainedModel", asked: _AskedSize) -> "SampleSize":
     """The size of what is drawn.
 
     Raises:
-        ConfigError: it is asked for where the models say it, or nothing says it.
+        ConfigError: it is asked for where the models say it, or nothing says it; or pictures shall have a frame rate.
     """
     from diffusionpipe.cli.run_recipe import SampleSize, size_of
     from diffusionpipe.errors import ConfigError
+    from diffusionpipe.models.folder import family_of
 
     if model.resolution is None:
-        return size_of(run, model.folder, resolution, height, frames)
-    given = {"--resolution": resolution, "--height": height, "--frames": frames}
+        found = size_of(run, model.folder, asked.resolution, asked.height, asked.frames)
+        if found.frames is None and asked.frame_rate is not None:
+            raise ConfigError("--frame-rate: only clips have frames; give --frames, or leave it out")
+        rate = asked.frame_rate or found.frame_rate or family_of(model.folder).frame_rate
+        return replace(found, frame_rate=rate if found.frames is not None else None)
+    given = {f"--{key.replace('_', '-')}": value for key, value in asdict(asked).items()}
     if options := [option for option, value in given.items() if value is not None]:
         raise ConfigError(
             f"the models of a cascade draw pictures of the sizes that they read; leave out {', '.join(options)}"

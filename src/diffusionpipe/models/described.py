@@ -24,6 +24,8 @@ from diffusionpipe.models.streams import Streams, named_streams
 from diffusionpipe.models.t5 import t5_layers, t5_problems
 
 _CLIP = Prompt(length=77)
+_EXACT = ("timesteps", "frame_rate")
+"""Read as they are, whatever the type of the weights."""
 Call = Callable[..., Tensor]
 Components = Mapping[str, Any]
 Shape = Sequence[int]
@@ -119,6 +121,8 @@ class Described:
     """Scale of classifier-free guidance of diffusers' pipeline."""
     embedded_guidance: float | None = None
     """As in `Family`; a transformer with guidance embeddings then also reads "guidance"."""
+    frame_rate: float | None = None
+    """As in `Family`."""
     needs: Mapping[str, Need]
     """Field of the transformer's configuration -> what it needs."""
     call: PipelineCall | None = None
@@ -158,6 +162,7 @@ def family(described: Described) -> Family:
         sample_size=described.sample_size,
         has_adapters=described.has_adapters,
         has_clips=described.call is not None and "num_frames" in described.call.options,
+        frame_rate=described.frame_rate,
     )
 
 
@@ -218,11 +223,14 @@ def described_graph(
     specs: list[TensorSpec] = []
     for text in described.texts:
         layers += _text_layers(text, components[text.component], given, specs, described.reads)
-    told: tuple[str, ...] = ()
+    told: list[str] = []
     if described.embedded_guidance is not None and transformer.config.guidance_embeds:
-        told = ("guidance",)
-        given["guidance"] = torch.empty(1, dtype=torch.float32, device="meta")
-        specs.append(TensorSpec(name="guidance", shape=()))
+        told.append("guidance")
+    if described.frame_rate is not None:
+        told.append("frame_rate")
+    for name in told:
+        given[name] = torch.empty(1, dtype=torch.float32, device="meta")
+        specs.append(TensorSpec(name=name, shape=()))
     read = {name: given[name] for name in ("noisy", "timesteps", *described.reads, *told)}
     return LayerGraph(
         layers=(
@@ -270,9 +278,9 @@ def _patch(described: Described, transformer: Any) -> int:
 
 
 def _narrowed(predict: Call, dtype: torch.dtype, transformer: Any, **tensors: Tensor) -> Tensor:
-    """Latents and states in the dtype of the weights; times stay as they are."""
+    """Latents and states in the dtype of the weights; times and rates stay as they are."""
     wanted = {
-        name: tensor.to(dtype) if tensor.is_floating_point() and name != "timesteps" else tensor
+        name: tensor.to(dtype) if tensor.is_floating_point() and name not in _EXACT else tensor
         for name, tensor in tensors.items()
     }
     return predict(transformer, **wanted)

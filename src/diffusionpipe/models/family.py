@@ -133,6 +133,9 @@ class Family:
     """The scheduler that noises the small pictures which the denoiser reads; None: it reads none."""
     has_clips: bool = False
     """Whether `graph` also takes `clip`, a `Clip`."""
+    frame_rate: float | None = None
+    """Frames of a second that diffusers' pipeline tells the model, unless told otherwise; the graph reads "frame_rate".
+    None: the model is told none."""
     sample_size: int | None = None
     """Side of the latents that diffusers' pipeline draws unless told otherwise; None: as the denoiser's configuration
     says."""

@@ -9,20 +9,19 @@ from diffusionpipe.models.family import Prompt
 from diffusionpipe.models.pipeline_call import packed, packed_call, unpacked
 
 _PATCH = 1
-_FRAMES, _SHRINK, _RATE = 8, 32, 25
-"""Frames and side of a token in pixels, and frames of a second. Places are measured in seconds and pixels."""
+_FRAMES, _SHRINK = 8, 32
+"""Frames and side of a token in pixels. Places are measured in seconds and pixels."""
 
 
-def _predict(transformer: Any, *, noisy: Tensor, timesteps: Tensor, text_states: Tensor, input_mask: Tensor) -> Tensor:
+def _predict(transformer: Any, *, noisy: Tensor, timesteps: Tensor, frame_rate: Tensor, **texts: Tensor) -> Tensor:
+    seconds = (_FRAMES / frame_rate).view(-1, 1, 1, 1, 1)  # of a token, for each sample
     tokens = transformer(
-        hidden_states=packed(noisy, _PATCH),
-        encoder_hidden_states=text_states,
-        timestep=timesteps,
-        encoder_attention_mask=input_mask,
+        packed(noisy, _PATCH),
+        *(texts["text_states"], timesteps, texts["input_mask"]),
         num_frames=noisy.shape[2],
         height=noisy.shape[-2],
         width=noisy.shape[-1],
-        rope_interpolation_scale=(_FRAMES / _RATE, _SHRINK, _SHRINK),
+        rope_interpolation_scale=(seconds, _SHRINK, _SHRINK),
         return_dict=False,
     )[0]
     return unpacked(tokens, noisy.shape[1:], _PATCH)
@@ -46,6 +45,7 @@ FAMILY = family(
         reads=("text_states", "input_mask"),
         patch=_PATCH,
         guidance=3.0,
+        frame_rate=25.0,
         needs={
             "in_channels": latents(),
             "out_channels": latents(),

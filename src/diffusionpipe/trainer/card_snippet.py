@@ -28,6 +28,8 @@ _OF_FLOWS = (
     "Krea2",
 )
 _OF_CLIPS = ("WanPipeline", "LTXPipeline", "HunyuanVideoPipeline")
+_WITH_RATE = "LTXPipeline"
+"""It tells the model how many frames of a second a clip has."""
 _SUPER_RESOLUTION = "IFSuperResolutionPipeline"
 _PROMPT = "a photo"
 _DIT_CLASSES = 1000
@@ -123,6 +125,8 @@ def _arguments(example: Example, pipeline: str) -> list[str]:
     found.append(f"num_inference_steps={example.steps}")
     if pipeline in _OF_CLIPS:
         found += [f"num_frames={example.frames or 1}", 'output_type="pil"']
+    if pipeline == _WITH_RATE and example.frames is not None and example.frame_rate is not None:
+        found.append(f"frame_rate={example.frame_rate:g}")
     if pipeline not in ("FluxPipeline", "Flux2Pipeline", "QwenImagePipeline", "HunyuanVideoPipeline"):
         return [*found, f"guidance_scale={guidance.scale:g}"]
     if guidance.embedded is not None:

@@ -34,6 +34,8 @@ class Wish:
     """What guidance leads away from, one for each prompt; empty: no text, which is the empty one for most models."""
     conditions: tuple[Path, ...] = ()
     """Pictures that steer a ControlNet, one for each prompt; empty for other models."""
+    frame_rate: float | None = None
+    """Frames of a second of clips; None: as many as diffusers' pipeline tells the model."""
 
     def __len__(self) -> int:
         return len(self.prompts) or len(self.labels)
@@ -64,6 +66,10 @@ def raw_conditions(wish: Wish, graph: LayerGraph, folder: Path, settings: Sampli
         negatives = [Negative(text) for text in wish.negatives] or [Absent()] * len(wish.prompts)
         texts = [*wish.prompts, *(negatives if settings.is_guided else ())]
         found = _text_conditions(graph, folder, texts, settings.embedded_guidance)
+        if "frame_rate" in inputs:
+            rate = family_of(folder).frame_rate if wish.frame_rate is None else wish.frame_rate
+            assert rate is not None, "it is set for models that read it"
+            found["frame_rate"] = torch.full((len(texts),), float(rate))
         return found | (_steering(wish, graph, settings) if "condition" in inputs else {})
     if "labels" in inputs:
         if not wish.labels:

@@ -34,6 +34,7 @@ from diffusionpipe.trainer.checkpoints.checkpoint import read, verify
 from diffusionpipe.trainer.checkpoints.manifest import read_manifest
 from diffusionpipe.trainer.checkpoints.tensor_files import stored_tensors
 from diffusionpipe.trainer.checkpoints.training_state import EMA, MODEL
+from diffusionpipe.trainer.clip_rate import kept_rate
 from diffusionpipe.trainer.guidance import drawn_guidance
 from diffusionpipe.trainer.model_card import Adapters, Card, model_card
 from diffusionpipe.trainer.recipe import Recipe
@@ -150,7 +151,8 @@ def _card(settings: Export, original: _JSON, index: _JSON, *, step: int, is_aver
         prompt, label = next(iter(drawn.prompts), example.prompt), next(iter(drawn.labels), example.label)
         data = recipe.data
         example = replace(example, prompt=prompt, label=label, steps=drawn.steps, resolution=data.resolution)
-        example = replace(example, height=data.height, frames=data.frames, frame_rate=data.frame_rate)
+        rate = kept_rate(recipe.run.folder) if data.frames is not None else None
+        example = replace(example, height=data.height, frames=data.frames, frame_rate=data.frame_rate or rate)
     return Card(
         pipeline=str(index.get("_class_name")),
         base_model=settings.base_model or source.name,

@@ -33,6 +33,7 @@ def keep_samples(pictures: Sequence[Picture], wish: Wish, shared: Origin, folder
             negative_prompt=wish.negatives[index] if wish.negatives else "",
             label=wish.labels[index] if wish.labels else None,
             condition=str(wish.conditions[index]) if wish.conditions else None,
+            frame_rate=wish.frame_rate,
             index=index,
             count=len(pictures),
         )
@@ -57,7 +58,6 @@ def keep_in_session(
         resolution=recipe.data.resolution,
         height=recipe.data.height,
         frames=recipe.data.frames,
-        frame_rate=recipe.data.frame_rate,
         precision=recipe.training.precision,
         model=recipe.model.path,
         training_step=step,

@@ -29,6 +29,7 @@ from diffusionpipe.trainer.cascade_drawing import captions_of, draw_in_session, 
 from diffusionpipe.trainer.checkpoints.checkpoint_folder import kept_of, latest
 from diffusionpipe.trainer.checkpoints.run_checkpoints import RunCheckpoints
 from diffusionpipe.trainer.checkpoints.training_state import load_training
+from diffusionpipe.trainer.clip_rate import drawn_rate, write_rate
 from diffusionpipe.trainer.copy_memory import saves_beside_training
 from diffusionpipe.trainer.data.levels import keeps_levels
 from diffusionpipe.trainer.data.loader import StepLoader
@@ -147,6 +148,7 @@ def _record(state: RunState, trackers: Trackers, *, is_resumed: bool) -> None:
     session, step = state.session, state.step
     recipe = session.recipe
     write_documents(recipe, session.plan)
+    write_rate(recipe.run.folder, drawn_rate(recipe, state.data.train.dataset))
     if is_resumed:
         trackers = open_trackers(recipe, step)
     state.metrics = MetricsWriter(recipe.run.folder, step if is_resumed else None, trackers)
@@ -309,7 +311,8 @@ def _evaluate(state: RunState) -> None:
             by_backbone = {f"validation_loss/{name}": loss for name, loss in result.by_backbone if name}
             state.metrics.write(state.step, {"validation_loss": result.loss, **by_backbone, **by_time})
     if recipe.sampling.every is not None and (_is_due(recipe.sampling.every, state.step) or is_last):
-        wish, settings = wish_of(recipe), [sampling_settings(member) for member in session.members]
+        rate = drawn_rate(recipe, state.data.train.dataset)
+        wish, settings = wish_of(recipe, rate), [sampling_settings(member) for member in session.members]
         started = perf_counter()
         with state.screen.work("drawing samples") as work, averaged(session):
             drawn = draw_in_session(session, wish, settings, on_step=steps_of(work))

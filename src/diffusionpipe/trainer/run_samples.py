@@ -47,8 +47,10 @@ def check_sampling(session: Model) -> None:
             set_times(scheduler, settings.scheduler, settings.steps, spacing_of(member.graph))
 
 
-def wish_of(recipe: Recipe) -> Wish:
+def wish_of(recipe: Recipe, rate: float | None = None) -> Wish:
     """What the run draws: its prompts, those of a ControlNet with validation's conditioning pictures, or its labels.
+
+    `rate`: frames of a second of clips.
 
     Raises:
         DataError: a picture of the validation data has no conditioning picture.
@@ -60,6 +62,7 @@ def wish_of(recipe: Recipe) -> Wish:
         labels=drawn.labels,
         negatives=drawn.negatives,
         conditions=steering_pictures(data, len(drawn.prompts)) if is_first_steered and data is not None else (),
+        frame_rate=rate,
     )
 
 

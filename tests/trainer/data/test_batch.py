@@ -253,6 +253,11 @@ def test_training_is_told_that_there_is_no_guidance(dataset):
     assert make_batch(told, ROWS)["guidance"].tolist() == [3.5, 3.5, 3.5]
 
 
+def test_a_model_of_clips_is_told_any_rate_of_pictures_which_are_one_frame(dataset):
+    batch = make_batch(source(dataset, inputs=(TensorSpec(name="frame_rate", shape=()),)), ROWS)
+    assert batch["frame_rate"].tolist() == [1, 1, 1]
+
+
 def test_tokenizers_and_conditions_that_are_missing_are_named(dataset):
     inputs = (TensorSpec(name="input_ids_2", shape=(5,), dtype="int64"), TensorSpec(name="condition", shape=(3, 8, 8)))
     with pytest.raises(DataError) as caught:

@@ -147,3 +147,20 @@ def test_starts_are_keyed_by_sample_and_validation_begins_at_the_beginning(tmp_p
     assert starts(3, (2, 0), random_start=True) == [several[2], several[0]]
     assert starts(4, (0, 1, 2, 3), random_start=True) != several
     assert starts(3, (0, 1)) == [0, 0]
+
+
+def rates_told(folder, **more):
+    told = (TensorSpec(name="pixels", shape=(3, 5, 16, 16)), TensorSpec(name="frame_rate", shape=()))
+    source = BatchSource(dataset=scan(folder, "text", taken=Taken(frames=5)), inputs=told, seed=0, **more)
+    return make_batch(source, Rows(samples=(1, 0), positions=(0, 1), step=0))["frame_rate"].tolist()
+
+
+def test_a_model_is_told_the_rate_of_each_clip_or_the_one_that_is_taken(tmp_path):
+    folder = tmp_path / "clips"
+    folder.mkdir()
+    for name, rate in (("a", 12), ("b", 24)):
+        write_clip(folder / f"{name}.mp4", grey_frames(30, width=16), rate=rate)
+        (folder / f"{name}.txt").write_text("grey")
+    assert rates_told(folder) == pytest.approx([24, 12])
+    assert rates_told(folder, frame_rate=8.0) == [8, 8]
+    assert scan(folder, "text", taken=Taken(frames=5)).rate == pytest.approx(12)  # the lower one of two in the middle

@@ -16,6 +16,7 @@ from diffusionpipe.costs import TensorSpec
 from diffusionpipe.errors import DataError
 from diffusionpipe.models.family import Absent
 from diffusionpipe.models.self_conditioning import CONDITIONED, is_conditioned
+from diffusionpipe.trainer.data.clip_times import timeline_of
 from diffusionpipe.trainer.data.clips import Taken, load_clip
 from diffusionpipe.trainer.data.dataset import Dataset
 from diffusionpipe.trainer.data.dataset_problems import problems_of_captions, problems_of_conditions, problems_of_labels
@@ -26,7 +27,7 @@ from diffusionpipe.trainer.data.skipped import Skipped, Skipping
 from diffusionpipe.trainer.data.tokens import MASKS, TOKENS, Tokenizer, token_ids, token_mask
 
 _DRAWN = ("posterior_noise", "noise", "time", CONDITIONED, "augmentation_noise", "augmentation_level")
-INPUTS = ("pixels", "condition", *TOKENS, *MASKS, "labels", "time_ids", "guidance", *_DRAWN)
+INPUTS = ("pixels", "condition", *TOKENS, *MASKS, "labels", "time_ids", "guidance", "frame_rate", *_DRAWN)
 """Raw inputs that a model may read."""
 
 _CLIP = 4
@@ -221,6 +222,8 @@ def _input(source: BatchSource, rows: Rows, spec: TensorSpec) -> Tensor:
             return torch.tensor([float(is_conditioned(position, share)) for position in rows.positions])
         case "guidance":
             return torch.full((len(rows.samples),), source.guidance)
+        case "frame_rate":
+            return _frame_rates(source, rows)
         case "labels":
             return _labels(source, rows)
         case "time" if rows.times is not None:
@@ -305,6 +308,15 @@ def _seen(path: Path, view: View, spec: TensorSpec, rate: float | None) -> Tenso
         taken = Taken(frames=spec.shape[1], rate=rate)
         return load_clip(path, size=_size_of(spec), taken=taken, start=view.start, crop=view.crop, flip=view.flip)
     return load_levels(path, size=_size_of(spec), channels=spec.shape[0], crop=view.crop, flip=view.flip)
+
+
+def _frame_rates(source: BatchSource, rows: Rows) -> Tensor:
+    """Frames of a second of each row's clip: as they are taken, or else its file's own. Of pictures it says nothing."""
+    if not any(kind_of(spec.name) == "pixels" and len(spec.shape) == _CLIP for spec in source.inputs):
+        return torch.ones(len(rows.samples))
+    if source.frame_rate is not None:
+        return torch.full((len(rows.samples),), source.frame_rate)
+    return torch.tensor([timeline_of(source.dataset.path(sample)).rate for sample in rows.samples])
 
 
 def _is_dropped(source: BatchSource, rows: Rows) -> list[bool]:

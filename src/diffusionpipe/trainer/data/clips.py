@@ -28,6 +28,7 @@ from diffusionpipe.trainer.data.clip_times import EXACT, Timeline, timeline_of
 from diffusionpipe.trainer.data.colours import srgb_on_white
 from diffusionpipe.trainer.data.images import (
     CENTRE,
+    Header,
     PictureError,
     Placing,
     Size,
@@ -94,18 +95,23 @@ def check_decoder() -> None:
 
 
 def problem_of_clip(path: Path, taken: Taken) -> str | None:
-    """Why a clip cannot be trained on, or None if it can; its first frame is decoded, of the others times are read."""
+    """Why a clip cannot be trained on, or None if it can."""
+    return clip_header(path, taken).problem
+
+
+def clip_header(path: Path, taken: Taken) -> Header:
+    """What is known of a clip before it is trained on: its first frame is decoded, of the others times are read."""
     if problem := problem_of_file(path):
-        return problem
+        return Header(problem=problem)
     try:
         clip = timeline_of(path)
         first = next(decoded_from(path, None), None)
         if first is None:
-            return "none of its frames can be decoded; encode it again"
-        _seen_size(first, clip.aspect)
+            return Header(problem="none of its frames can be decoded; encode it again")
+        size = _seen_size(first, clip.aspect)
     except Exception as error:  # the formats' readers raise whatever their parsers stumble over
-        return _reason_of(error)
-    return taken.problem_of(clip)
+        return Header(problem=_reason_of(error))
+    return Header(problem=taken.problem_of(clip), size=size, rate=clip.rate)
 
 
 def load_clip(

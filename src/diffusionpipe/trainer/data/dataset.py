@@ -13,12 +13,13 @@ from dataclasses import dataclass
 from enum import StrEnum
 from hashlib import blake2b
 from pathlib import Path
+from statistics import median_low
 
 from diffusionpipe.errors import DataError
 from diffusionpipe.ir.words import counted
 from diffusionpipe.trainer.data.captions import LISTS, METADATA, Description
 from diffusionpipe.trainer.data.clips import ENDINGS as CLIP_ENDINGS
-from diffusionpipe.trainer.data.clips import Taken, check_decoder, problem_of_clip
+from diffusionpipe.trainer.data.clips import Taken, check_decoder, clip_header
 from diffusionpipe.trainer.data.descriptions import Known, described_pictures, read_known, unread_tables
 from diffusionpipe.trainer.data.images import Header, Size, fingerprint, read_header
 from diffusionpipe.trainer.data.listing import Listing, endings_of, list_files
@@ -72,6 +73,8 @@ class Dataset:
     """Sorted by name."""
     contents: str = ""
     """A fingerprint of all picture files, also those that steer; "" where they were not opened."""
+    rate: float | None = None
+    """Frames of a second of the middle one of its clips, by their own rates; None of pictures."""
 
     def path(self, index: int) -> Path:
         """The file of sample `index`."""
@@ -121,7 +124,7 @@ _PICTURES = _Kind(
 
 def _clips(taken: Taken) -> _Kind:
     def header_of(path: Path) -> Header:
-        return Header(problem=problem_of_clip(path, taken))
+        return clip_header(path, taken)
 
     return _Kind(
         noun="clips",
@@ -188,7 +191,7 @@ def examine(
     headers = (
         _headers(folder, sorted(found), kind, progress)
         if check_headers
-        else _Headers(problems={}, sizes={}, contents="")
+        else _Headers(problems={}, sizes={}, rates={}, contents="")
     )
     described, sidecar_problems = described_pictures(folder, pictures, known, need_text=need is Condition.TEXT)
     absent = f"that do not exist (or have another ending than {' '.join(kind.endings)})"
@@ -215,8 +218,12 @@ def examine(
     _raise(folder, problems)
     if not pictures:
         raise DataError(f"{folder}: none of its {kind.noun} can be read; repair them")
+    rates = [headers.rates[name] for name in pictures if name in headers.rates]
     dataset = Dataset(
-        folder=folder, samples=tuple(_sample(name, described[name]) for name in pictures), contents=headers.contents
+        folder=folder,
+        samples=tuple(_sample(name, described[name]) for name in pictures),
+        contents=headers.contents,
+        rate=median_low(rates) if rates else None,
     )
     left_out = [f"{counted(len(headers.problems), kind.noun)} that cannot be read ({SKIPPED} lists them)"]
     findings = Findings(
@@ -286,6 +293,8 @@ class _Headers:
     problems: dict[str, str]
     """Why a picture cannot be opened, by its name."""
     sizes: dict[str, Size]
+    rates: dict[str, float]
+    """Of clips."""
     contents: str
 
 
@@ -293,6 +302,7 @@ def _headers(folder: Path, pictures: Sequence[str], kind: _Kind, progress: Progr
     """Opens every picture or clip, and warns of pictures that are taken as sRGB though they say something else."""
     problems: dict[str, str] = {}
     sizes: dict[str, Size] = {}
+    rates: dict[str, float] = {}
     colours, contents = [], blake2b(digest_size=16)
 
     def check(name: str) -> tuple[Header, bytes]:
@@ -310,13 +320,15 @@ def _headers(folder: Path, pictures: Sequence[str], kind: _Kind, progress: Progr
                 problems[name] = header.problem
             if header.size is not None:
                 sizes[name] = header.size
+            if header.rate is not None:
+                rates[name] = header.rate
             if header.colours is not None:
                 colours.append(f"{name}: {header.colours}")
             if progress is not None and number % PROGRESS_EVERY == 0:
                 progress(number, len(pictures))
     if colours:
         logger.warning('data=%s taken_as_srgb=%d examples="%s"', folder, len(colours), "; ".join(colours[:NUM_SHOWN]))
-    return _Headers(problems, sizes, contents.hexdigest()[:12])
+    return _Headers(problems, sizes, rates, contents.hexdigest()[:12])
 
 
 def _raise(folder: Path, problems: dict[str, Sequence[str]]) -> None:

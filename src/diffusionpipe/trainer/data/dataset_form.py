@@ -9,13 +9,15 @@ _SAMPLES = rows_of(Sample)
 
 
 def _write(dataset: Dataset) -> object:
-    return [str(dataset.folder), dataset.contents, _SAMPLES.write(dataset.samples)]
+    return [str(dataset.folder), dataset.contents, dataset.rate, _SAMPLES.write(dataset.samples)]
 
 
 def _read(data: object) -> Dataset:
-    if not isinstance(data, list) or len(data) != 3 or not all(isinstance(text, str) for text in data[:2]):
-        raise ValueError("a folder, a fingerprint and columns are needed")
-    return Dataset(folder=Path(data[0]), contents=data[1], samples=_SAMPLES.read(data[2]))
+    if not isinstance(data, list) or len(data) != 4 or not all(isinstance(text, str) for text in data[:2]):
+        raise ValueError("a folder, a fingerprint, a rate and columns are needed")
+    if not isinstance(data[2], float | None):
+        raise ValueError("a rate is a number")
+    return Dataset(folder=Path(data[0]), contents=data[1], rate=data[2], samples=_SAMPLES.read(data[3]))
 
 
 def _write_both(both: tuple[Dataset, Dataset | None]) -> object:

@@ -42,6 +42,8 @@ class Header:
     """Why it is taken as sRGB though it says something else of its colours."""
     size: Size | None = None
     """Width and height as it is seen; None where it cannot be opened."""
+    rate: float | None = None
+    """Frames of a second of a clip."""
 
 
 def read_header(path: Path) -> Header:
