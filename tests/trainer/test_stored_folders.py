@@ -2,6 +2,7 @@
 
 import random
 import re
+from functools import cache
 from itertools import product
 from pathlib import Path
 
@@ -81,28 +82,49 @@ def test_diffusers_reads_the_same_tensors(place, tmp_path, kind):
         assert all(torch.equal(tensor, state[key]) for key, tensor in getattr(found, name).state_dict().items())
 
 
+@pytest.fixture(scope="module")
+def of_plain(place, tmp_path_factory):
+    """The run, or the pictures, of one use of plain files; each is made once."""
+
+    @cache
+    def found(use, is_halved):
+        source, folder = source_of(place, use), tmp_path_factory.mktemp("plain")
+        model = plain_copy(source, folder / "model", HALVED[0] if is_halved else "plain")
+        if use == "sample":
+            return pictures_of(model)
+        train_here(recipe_for(use, model, place, folder / "run"))
+        return folder / "run"
+
+    return found
+
+
+def source_of(place, use):
+    return place / ("ControlNet" if use == "ControlNet" else "sd")
+
+
+def recipe_for(use, model, place, run):
+    sections = {"training": {"steps": 2}, "checkpoint": {"every": 1}} | TRAINING[use]
+    if "model" in sections:
+        sections["model"] = {"path": str(model)} | sections["model"]
+    return recipe_of(model, place / ("steered" if use == "ControlNet" else "data"), run, **sections)
+
+
 @pytest.mark.parametrize(("kind", "use"), drawn(list(product(KINDS, USES)), 1 / 8))
-def test_each_use_reads_what_is_stored(place, tmp_path, kind, use):
-    source = place / ("ControlNet" if use == "ControlNet" else "sd")
-    folder, plain = store(source, tmp_path / "stored", kind), plain_copy(source, tmp_path / "plain", kind)
-    if use == "sample":
-        assert np.array_equal(*(pictures_of(path) for path in (folder, plain)))
-        return
-    if "lora" in TRAINING[use]:
+def test_each_use_reads_what_is_stored(place, of_plain, tmp_path, kind, use):
+    if "lora" in TRAINING.get(use, {}):
         pytest.importorskip("peft")
-    runs = [tmp_path / "run", tmp_path / "of plain"]
-    for run, model in zip(runs, (folder, plain), strict=True):
-        sections = {"training": {"steps": 2}, "checkpoint": {"every": 1}} | TRAINING[use]
-        if "model" in sections:
-            sections["model"] = {"path": str(model)} | sections["model"]
-        recipe = recipe_of(model, place / ("steered" if use == "ControlNet" else "data"), run, **sections)
-        if use == "resume" and model is folder:
-            assert (
-                train_here(recipe.model_copy(update={"training": recipe.training.model_copy(update={"steps": 1})})) == 1
-            )
-            assert train_here(recipe, "latest") == 2
-        else:
-            assert train_here(recipe) == 2
+    folder, plain = store(source_of(place, use), tmp_path / "stored", kind), of_plain(use, kind in HALVED)
+    if use == "sample":
+        assert np.array_equal(pictures_of(folder), plain)
+        return
+    recipe = recipe_for(use, folder, place, tmp_path / "run")
+    if use == "resume":
+        once = recipe.model_copy(update={"training": recipe.training.model_copy(update={"steps": 1})})
+        assert train_here(once) == 1
+        assert train_here(recipe, "latest") == 2
+    else:
+        assert train_here(recipe) == 2
+    runs = (recipe.run.folder, plain)
     assert losses_of(runs[0]) == losses_of(runs[1])
     exports = [run / "export" for run in runs]
     assert names_and_tensors(exports[0]) == names_and_tensors(exports[1])
