@@ -363,6 +363,30 @@ def test_a_stopped_run_has_a_status_of_its_own_and_the_same_command_finishes_it(
     assert (tmp_path / "run" / "export").is_dir()
 
 
+@pytest.mark.slow
+def test_a_rate_of_the_command_line_is_said_and_stays_at_the_next_resume(capsys, recipe, tmp_path):
+    def start(*words):
+        with pytest.raises(SystemExit) as ended:
+            cli.main(["train", str(recipe), *words, "data.workers=0", "--resume", "auto", "--device", "cpu"])
+        assert ended.value.code == 0
+        return capsys.readouterr().err
+
+    def rates():
+        return [row["learning_rate"] for row in read_metrics(tmp_path / "run") if "learning_rate" in row]
+
+    assert "changed since" not in start("optimizer.learning_rate=1e-4")
+    said = start("optimizer.learning_rate=2e-4", "training.steps=2")
+    assert "changed since step 1: training.steps 1 -> 2; optimizer.learning_rate 1e-4 -> 2e-4" in said
+    said = start("training.steps=3")
+    assert "optimizer.learning_rate stays 2e-4, as the command line has set it before; the file has 0.01" in said
+    assert rates() == [1e-4, 2e-4, 2e-4]
+    said = start()
+    assert "training.steps stays 3, as the command line has set it before; the file has 1" in said
+    assert "nothing to do: all 3 steps are done" in said
+    assert start("training.steps=4", "optimizer.learning_rate=0.01").count("changed since step 3") == 1
+    assert rates() == [1e-4, 2e-4, 2e-4, 0.01]
+
+
 def test_one_rank_trains_draws_its_results_and_is_sampled(capsys, recipe, place, tmp_path):
     words = ["data.workers=0", "sampling.every=1", 'sampling.prompts=["a","b"]', "sampling.steps=2"]
     with pytest.raises(SystemExit) as caught:

@@ -65,7 +65,7 @@ def materialize_unet(model: Path) -> None:
 
 def load_checkpoint(run: Path) -> None:
     """The latest checkpoint of the originals' run, as a resumed run reads it."""
-    from diffusionpipe.trainer.session import check_resumed
+    from diffusionpipe.trainer.run_identity import check_resumed
     from diffusionpipe.trainer.spikes import kept_values
 
     path = resolve(run, "latest")

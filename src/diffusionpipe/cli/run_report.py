@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from diffusionpipe.cli.run_check import RunCheck
     from diffusionpipe.planner.correction.correct import StepTimes
+    from diffusionpipe.trainer.recipe import Recipe
     from diffusionpipe.trainer.start import Start
     from diffusionpipe.trainer.survey import Line
 
@@ -47,6 +48,12 @@ class RunReport:
         self._console, self._rank, self._check = console, rank, check
         self._start: Start | None = None
         self._expected: Expectation | None = None
+        self.recipe: Recipe | None = None
+        """That of the run; None before it is settled."""
+
+    def settle(self, recipe: "Recipe") -> None:
+        """Hear with which recipe a run goes on that may have been told other values at an earlier start."""
+        self.recipe = recipe
 
     def data(self, lines: "Sequence[Line]") -> None:
         """Show what the data are."""

@@ -220,6 +220,7 @@ def _join(part: _Part, screen: "Screen") -> None:
     from diffusionpipe.cli.profile_cache import cache_folder
     from diffusionpipe.cli.run_check import RunCheck
     from diffusionpipe.cli.run_report import RunReport
+    from diffusionpipe.cli.stated_values import stated_values
     from diffusionpipe.errors import TrainingError
     from diffusionpipe.runtime.determinism import be_deterministic
     from diffusionpipe.runtime.error_file import out_of_memory
@@ -244,6 +245,8 @@ def _join(part: _Part, screen: "Screen") -> None:
                 profiles=CachedProfiles(folder=cache_folder(os.environ)) if part.uses_cache else None,
                 screen=screen,
                 judge=check,
+                stated=stated_values(part.command.recipe, part.command.overrides, recipe),
+                settled=report.settle,
                 tell_data=report.data,
                 announce=report.start,
             )
@@ -257,6 +260,7 @@ def _join(part: _Part, screen: "Screen") -> None:
                 raise TrainingError(text) from error
             raise
         leave(error, member)
+    recipe = report.recipe or recipe
     if steps < recipe.training.steps:
         _end_stopped()
     if member.rank == 0:

@@ -14,6 +14,7 @@ _OF_ONE = {
     "links": "link",
     "pictures": "picture",
     "prompts": "prompt",
+    "steps": "step",
     "them": "it",
 }
 

@@ -134,11 +134,26 @@ def state_per_parameter(name: str, arguments: Mapping[str, object]) -> int:
     Raises:
         RecipeError: as `build_optimizer`.
     """
+    state, shape = _state_of_one(name, arguments)
+    return sum(value.shape == shape for value in state.values())
+
+
+def kept_state(name: str, arguments: Mapping[str, object]) -> frozenset[str]:
+    """Names of the tensors that the optimizer keeps for each parameter after a step, as a checkpoint has them.
+
+    Raises:
+        RecipeError: as `build_optimizer`.
+    """
+    return frozenset(_state_of_one(name, arguments)[0])
+
+
+def _state_of_one(name: str, arguments: Mapping[str, object]) -> tuple[dict[str, Tensor], torch.Size]:
+    """The state of a tiny parameter after a step, and the parameter's shape."""
     stand_in = nn.Parameter(torch.zeros(2, 2))
     usable = {key: value for key, value in arguments.items() if key != "capturable"}  # which a CPU cannot have
     optimizer = build_optimizer(name, {"stand_in": stand_in}, 1e-3, usable)
     assert optimizer is not None, "it has a parameter"
-    return sum(value.shape == stand_in.shape for value in _example_state(optimizer, stand_in).values())
+    return _example_state(optimizer, stand_in), stand_in.shape
 
 
 def optimizer_tensors(

@@ -1,7 +1,7 @@
 """What a run checks and reads before anything is measured: its folder, its data, and whether all fits together."""
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -20,7 +20,7 @@ from diffusionpipe.trainer.data.dataset import Condition, Dataset, Rules, examin
 from diffusionpipe.trainer.data.dataset_form import DATASETS
 from diffusionpipe.trainer.data.listing import is_same
 from diffusionpipe.trainer.data.skipped import FILE, Skipping
-from diffusionpipe.trainer.data.tokens import TOKENS
+from diffusionpipe.trainer.data.tokens import TOKENS, Tokenizer
 from diffusionpipe.trainer.guidance import trained_guidance
 from diffusionpipe.trainer.members import Model
 from diffusionpipe.trainer.optimizer import problem_of_shapes, problem_of_step
@@ -107,10 +107,11 @@ def read_data(opened: Model, work: Work, *others: Check) -> Data:
     train, held_out = from_first(lambda: _scan(opened, work, others, scanned), DATASETS)
 
     def sources() -> Data:
-        source = _source(opened, train, _augmentation(opened.recipe))
+        tokenizers = _tokenizers(opened)
+        source = _source(opened, train, _augmentation(opened.recipe), tokenizers)
         return Data(
             train=replace(source, skipping=_skipping(opened.recipe)),
-            validation=replace(source, dataset=held_out, augmentation=Augmentation()) if held_out is not None else None,
+            validation=_source(opened, held_out, Augmentation(), tokenizers) if held_out is not None else None,
             survey=_survey(opened.recipe, scanned, source) if scanned else (),
         )
 
@@ -203,13 +204,18 @@ def _skipping(recipe: Recipe) -> Skipping | None:
     return Skipping(folder=recipe.run.folder, most=recipe.data.max_skipped)
 
 
-def _source(opened: Model, dataset: Dataset, augmentation: Augmentation) -> BatchSource:
-    tokenizers = {
+def _tokenizers(opened: Model) -> dict[str, Tokenizer]:
+    return {
         member.component(spec.name): open_tokenizer(member.folder, spec.name)
         for member in opened.members
         for spec in member.graph.inputs
         if spec.name in TOKENS
     }
+
+
+def _source(
+    opened: Model, dataset: Dataset, augmentation: Augmentation, tokenizers: Mapping[str, Tokenizer]
+) -> BatchSource:
     return BatchSource(
         dataset=dataset,
         inputs=opened.graph.inputs,

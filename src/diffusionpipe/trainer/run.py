@@ -8,7 +8,7 @@ planning.
 
 import logging
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, nullcontext
 from functools import partial
 from math import isfinite
@@ -25,7 +25,9 @@ from diffusionpipe.runtime.occupied_memory import forget_peak
 from diffusionpipe.runtime.process_group import Job
 from diffusionpipe.runtime.progress import RECORDING, STEP
 from diffusionpipe.runtime.stall import stacks_file
+from diffusionpipe.trainer.agreement import from_first, on_all
 from diffusionpipe.trainer.cascade_drawing import captions_of, draw_in_session, shown
+from diffusionpipe.trainer.checkpoints.checkpoint import read_state
 from diffusionpipe.trainer.checkpoints.checkpoint_folder import kept_of, latest
 from diffusionpipe.trainer.checkpoints.run_checkpoints import RunCheckpoints
 from diffusionpipe.trainer.checkpoints.training_state import load_training
@@ -41,17 +43,20 @@ from diffusionpipe.trainer.first_steps import FirstSteps
 from diffusionpipe.trainer.kept_samples import keep_in_session, sample_folder
 from diffusionpipe.trainer.launch import LOGS
 from diffusionpipe.trainer.loop import Stepper
-from diffusionpipe.trainer.members import open_model
+from diffusionpipe.trainer.members import Member, Model, open_model
 from diffusionpipe.trainer.metrics import MetricsWriter
 from diffusionpipe.trainer.preparation import locked_folder, prepare_folder, read_data
 from diffusionpipe.trainer.progress import TrainingProgress
 from diffusionpipe.trainer.recipe import Recipe
+from diffusionpipe.trainer.recipe_changes import Settled, settle, state_of
 from diffusionpipe.trainer.resuming import checkpoint_of
+from diffusionpipe.trainer.run_end import EXPORT, forget_end, has_ended, note_end
 from diffusionpipe.trainer.run_export import export_settings
+from diffusionpipe.trainer.run_identity import check_resumed, run_identity
 from diffusionpipe.trainer.run_samples import check_sampling, sampling_settings, wish_of
 from diffusionpipe.trainer.run_state import Hooks, RunState, names_of, planning_of
 from diffusionpipe.trainer.screen import Screen, steps_of
-from diffusionpipe.trainer.session import check_resumed, open_session, run_identity
+from diffusionpipe.trainer.session import open_session
 from diffusionpipe.trainer.spikes import Spikes, kept_values
 from diffusionpipe.trainer.start import Start, loading_of, places
 from diffusionpipe.trainer.step_reports import StepReports
@@ -93,9 +98,16 @@ def _run(recipe: Recipe, job: Job, hooks: Hooks, resume: str | None) -> int:
     screen.listener = job.progress
     with screen.work("verifying the checkpoint"):
         checkpoint = checkpoint_of(folder, resume)
+    settled = _settled(recipe, job, hooks, checkpoint)
+    recipe = settled.recipe
     with screen.work("reading model and data") as work:
         opened = open_model(recipe, job)
         data = read_data(opened, work, lambda: check_sampling(opened))
+    identity = run_identity(opened, data.train.dataset)
+    step = 0 if checkpoint is None else _check(checkpoint, identity, recipe)
+    if checkpoint is not None and step == recipe.training.steps:
+        _end_again(opened, job, checkpoint, screen)
+        return step
     if is_first and hooks.tell_data is not None:
         hooks.tell_data(data.survey)
     # A login may be missing: before anything long.
@@ -115,7 +127,8 @@ def _run(recipe: Recipe, job: Job, hooks: Hooks, resume: str | None) -> int:
             data=data,
             stopping=stopping,
             metrics=None,
-            identity=run_identity(session, data.train.dataset),
+            kept=identity | state_of(settled),
+            step=step,
             spikes=Spikes(recipe.training.on_spike),
             checkpoints=RunCheckpoints(
                 job, folder, recipe.checkpoint.keep, screen, is_asynchronous=saves_beside_training(session)
@@ -147,6 +160,7 @@ def _record(state: RunState, trackers: Trackers, *, is_resumed: bool) -> None:
     """Open what rank 0 records the run in; a resumed run opens its trackers only now, because they need the step."""
     session, step = state.session, state.step
     recipe = session.recipe
+    forget_end(recipe.run.folder)
     write_documents(recipe, session.plan)
     write_rate(recipe.run.folder, drawn_rate(recipe, state.data.train.dataset))
     if is_resumed:
@@ -157,13 +171,28 @@ def _record(state: RunState, trackers: Trackers, *, is_resumed: bool) -> None:
     )
 
 
+def _settled(recipe: Recipe, job: Job, hooks: Hooks, checkpoint: Path | None) -> Settled:
+    """The recipe with which the run goes on; every rank calls it, and rank 0 says what has changed."""
+    settled = Settled(recipe=recipe, stated=hooks.stated)
+    if checkpoint is not None:
+        settled = on_all(lambda: settle(recipe, hooks.stated, read_state(checkpoint), checkpoint))
+    if hooks.settled is not None:
+        hooks.settled(settled.recipe)
+    for note in settled.notes if job.membership.rank == 0 else ():
+        logger.info("%s", note)
+    return settled
+
+
+def _check(checkpoint: Path, identity: Mapping[str, object], recipe: Recipe) -> int:
+    """The step of a checkpoint, if it is of this run; every rank calls it."""
+    return on_all(lambda: check_resumed(read_state(checkpoint), identity, recipe.training.steps, str(checkpoint)))
+
+
 def _load(state: RunState, checkpoint: Path) -> None:
     """Go on where the checkpoint was written."""
-    training = state.session.recipe.training
     with state.screen.work("loading the checkpoint"):
         loaded = load_training(checkpoint, state.session.state, is_verified=True)
-    state.step = check_resumed(loaded, state.identity, training.steps, str(checkpoint))
-    state.spikes = Spikes(training.on_spike, kept_values(loaded))
+    state.spikes = Spikes(state.session.recipe.training.on_spike, kept_values(loaded))
 
 
 def _announce(state: RunState, checkpoint: Path | None) -> None:
@@ -328,7 +357,7 @@ def _evaluate(state: RunState) -> None:
 
 
 def _save(state: RunState, *, is_last: bool) -> None:
-    values = {"step": state.step, **state.identity, **state.spikes.state()}
+    values = {"step": state.step, **state.kept, **state.spikes.state()}
     is_proven = state.validated == state.step
     state.checkpoints.save(state.step, state.session.state, values, is_proven=is_proven, is_last=is_last)
 
@@ -343,8 +372,28 @@ def _finish(state: RunState) -> None:
         write_timeline(state.timeline, folder / "timeline.json")
     checkpoint = latest(folder)
     assert checkpoint is not None, "just saved"
-    started, destination = perf_counter(), folder / "export"
-    with state.screen.work("exporting"):
-        for member in session.members:
+    _export(recipe, session.members, checkpoint, state.screen)
+
+
+def _export(recipe: Recipe, members: Sequence[Member], checkpoint: Path, screen: Screen) -> None:
+    """Export what the last checkpoint holds, and note that the run has ended; on rank 0."""
+    started, destination = perf_counter(), recipe.run.folder / EXPORT
+    with screen.work("exporting"):
+        for member in members:
             export(checkpoint, destination / member.name, export_settings(member))
-    logger.info("step=%d export=%s export_s=%.1f", state.step, destination, perf_counter() - started)
+    note_end(recipe, checkpoint)
+    logger.info("step=%d export=%s export_s=%.1f", recipe.training.steps, destination, perf_counter() - started)
+
+
+def _end_again(opened: Model, job: Job, checkpoint: Path, screen: Screen) -> None:
+    """Complete what a run whose steps are done has left to do, mostly nothing; every rank calls it."""
+    recipe = opened.recipe
+    is_complete = from_first(lambda: has_ended(recipe, checkpoint))
+    if job.membership.rank:
+        return
+    folder, steps = recipe.run.folder, f"all {recipe.training.steps:,} steps are done"
+    if is_complete:
+        logger.info("nothing to do: %s, and %s is complete; raise training.steps to train on", steps, folder / EXPORT)
+        return
+    logger.info("%s, but %s is not complete: it is written again", steps, folder / EXPORT)
+    _export(recipe, opened.members, checkpoint, screen)

@@ -5,6 +5,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
+from pydantic import JsonValue
+
 from diffusionpipe.ir import Timeline
 from diffusionpipe.ir.recorded import Recorded
 from diffusionpipe.trainer.checkpoints.run_checkpoints import RunCheckpoints
@@ -16,6 +18,7 @@ from diffusionpipe.trainer.not_finite import NamesOf
 from diffusionpipe.trainer.planning import CheckPlan, MakePlan, Planning
 from diffusionpipe.trainer.preparation import Data
 from diffusionpipe.trainer.progress import TrainingProgress
+from diffusionpipe.trainer.recipe import Recipe
 from diffusionpipe.trainer.screen import Screen
 from diffusionpipe.trainer.session import Session
 from diffusionpipe.trainer.spikes import Spikes
@@ -63,6 +66,10 @@ class Hooks:
     """Where rank 0 shows what is under way."""
     judge: PredictionJudge | None = None
     """Who hears of the first steps; None for nobody. The same on all ranks, but only rank 0's is asked."""
+    stated: Mapping[str, JsonValue] = field(default_factory=dict)
+    """Keys that the command line sets for this start, with the values that the recipe's file has for them."""
+    settled: Callable[[Recipe], None] | None = None
+    """Called on every rank with the recipe as the run goes on with it."""
     tell_data: Callable[[Sequence[Line]], None] | None = None
     """Called on rank 0 with what is to be said of the data, before anything is measured; None to say nothing."""
     announce: Callable[[Start], None] | None = None
@@ -91,8 +98,8 @@ class RunState:
     stopping: Stopping
     metrics: MetricsWriter | None
     """On rank 0."""
-    identity: Mapping[str, object]
-    """What the checkpoints say about the run."""
+    kept: Mapping[str, object]
+    """What the checkpoints say about the run: its identity and its recipe."""
     spikes: Spikes
     checkpoints: RunCheckpoints
     progress: TrainingProgress | None = None

@@ -1,17 +1,14 @@
 """What a rank has ready before the first step: the plan, its part of the model, the optimizer, the average."""
 
 import logging
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from hashlib import sha256
 from pathlib import Path
 
 import torch
 
 from diffusionpipe.costs import ModelGraph
 from diffusionpipe.costs.graph import as_fraction
-from diffusionpipe.errors import CheckpointError
 from diffusionpipe.ir import Plan, Schedule
 from diffusionpipe.models.graph import LayerGraph
 from diffusionpipe.models.objective import Prediction
@@ -27,15 +24,14 @@ from diffusionpipe.runtime.worker import Worker, build_worker
 from diffusionpipe.trainer.agreement import on_all
 from diffusionpipe.trainer.checkpoints.training_state import TrainingState
 from diffusionpipe.trainer.data.batch import level_tables
-from diffusionpipe.trainer.data.dataset import Dataset
 from diffusionpipe.trainer.ema import Ema
 from diffusionpipe.trainer.loading import Weights, load_weights
-from diffusionpipe.trainer.lora import frozen_dtype_of, lora_identity
+from diffusionpipe.trainer.lora import frozen_dtype_of
 from diffusionpipe.trainer.members import Member, Model, autocast_of, only, open_model, parameter_dtype, sources_of
 from diffusionpipe.trainer.optimizer import Group, build_optimizer
 from diffusionpipe.trainer.parameter_groups import ParameterGroups, parameter_groups
 from diffusionpipe.trainer.planning import Planning, agree_on_plan, check_plan_file
-from diffusionpipe.trainer.recipe import DataSection, ObjectiveSection, Recipe
+from diffusionpipe.trainer.recipe import Recipe
 from diffusionpipe.trainer.scheduler import shift_contradiction
 from diffusionpipe.trainer.staleness_rates import fading_staleness
 
@@ -169,85 +165,3 @@ def open_session(recipe: Recipe, job: Job, planning: Planning, opened: Model | N
         groups=groups,
         ema=groups.average(worker.parameters),
     )
-
-
-def check_resumed(
-    state: Mapping[str, object], identity: Mapping[str, object], num_steps: int, source: str = "the checkpoint"
-) -> int:
-    """The step to go on with, if the checkpoint's run saw the same data in the same order; `source` is for messages.
-
-    Raises:
-        CheckpointError: the run would not be continued but mixed with another, or has gone beyond the recipe's end.
-    """
-    differing = [
-        f"{name} was {state.get(name)!r} and is {value!r}"
-        for name, value in identity.items()
-        if name in state and state[name] != value  # an older version may not have kept it
-    ]
-    if differing:
-        raise CheckpointError(
-            f"{source} belongs to another run: {'; '.join(differing)}. "
-            "Resume with the same recipe and data, or start a new run in another run.folder."
-        )
-    step = state.get("step")
-    if not isinstance(step, int) or isinstance(step, bool) or step < 0:
-        raise CheckpointError(f"{source}: state.json has the step {str(step)[:100]!r}; it was not written by a run")
-    if step > num_steps:
-        raise CheckpointError(
-            f"{source} is from step {step}, but the recipe ends at step {num_steps}; "
-            "resume from an earlier one with --resume STEP, or raise training.steps"
-        )
-    return step
-
-
-def run_identity(session: Session, train: Dataset) -> dict[str, object]:
-    """What must not change between a run and its continuation; layout, schedule and learning rate may."""
-    recipe = session.recipe
-    noun = "pictures" if recipe.data.frames is None else "clips"
-    described = repr([(sample.name, sample.text, sample.label) for sample in train.samples])
-    return {
-        "seed": recipe.training.seed,
-        "batch": recipe.training.batch,
-        "data": f"{len(train.samples)} {noun}, fingerprint {sha256(described.encode()).hexdigest()[:12]}",
-        "picture files": f"fingerprint {train.contents}",
-        "model": recipe.model.path,
-        "lora": lora_identity(recipe),
-        "prediction": ", ".join(str(member.prediction) for member in session.members),
-        "objective": objective_identity(recipe.objective),
-        **{f"models.{name}": f"{own.path} at {own.resolution or 'auto'}" for name, own in recipe.models.items()},
-        **_low_resolutions(session.members),
-        **_clips(recipe.data),
-    }
-
-
-def _clips(data: DataSection) -> dict[str, str]:
-    """What is taken of clips."""
-    if data.frames is None:
-        return {}
-    return {
-        "clips": f"{data.frames} frames, {'all' if data.frame_rate is None else f'{data.frame_rate:g}'} of a second"
-    }
-
-
-def _low_resolutions(members: Sequence[Member]) -> dict[str, str]:
-    """The small pictures that models of super-resolution read."""
-    return {
-        member.component("low_resolution"): f"{member.low.resolution}, noised below {member.low.augmentation:g}"
-        for member in members
-        if member.low is not None
-    }
-
-
-def objective_identity(objective: ObjectiveSection) -> str:
-    """All keys of [objective] but the target, with their values; younger keys only where they say something."""
-    defaults = ObjectiveSection().model_dump(mode="json")
-    values = objective.model_dump(mode="json", exclude={"kind"})
-    older = {
-        "snr_gamma",
-        "time_sampling",
-        "shift",
-        "variance",
-        "guidance",
-    }  # runs of before the others have the same identity
-    values = {key: value for key, value in values.items() if key in older or value != defaults[key]}
-    return ", ".join(f"{key} {'none' if value is None else value}" for key, value in values.items())

@@ -91,7 +91,7 @@ def _counts(train: Folder, held_out: Folder | None, use: Use) -> Iterator[Line]:
     yield Line(name=noun, text=text)
     if held_out is not None:
         yield Line(name="validation", text=f"{len(held_out.dataset.samples):,} in {held_out.dataset.folder}")
-    yield Line(name="epochs", text=f"{use.epochs:,.3g} ({use.steps:,} steps of {use.batch:,})")
+    yield Line(name="epochs", text=f"{use.epochs:,.3g} ({counted(use.steps, 'steps')} of {use.batch:,})")
     if use.batch > number:
         text = f"training.batch is {use.batch:,}, larger than the data set of {counted(number, noun)}"
         more = f"each is up to {-(-use.batch // number):,} times in one batch; use a smaller batch, or more {noun}"

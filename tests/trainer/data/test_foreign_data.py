@@ -26,7 +26,7 @@ from diffusionpipe.trainer.recipe import (
     override,
     read_prompts,
 )
-from diffusionpipe.trainer.session import check_resumed
+from diffusionpipe.trainer.run_identity import check_resumed
 from diffusionpipe.trainer.spikes import kept_values
 
 

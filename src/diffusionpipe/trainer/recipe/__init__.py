@@ -4,6 +4,7 @@
 packages import from here.
 """
 
+from diffusionpipe.trainer.recipe.effects import Effect, default_of, effect_of, values_of, with_values
 from diffusionpipe.trainer.recipe.layout import ranks_that_train, replicas_of_stages
 from diffusionpipe.trainer.recipe.model_section import FrozenDtype
 from diffusionpipe.trainer.recipe.models_section import MemberSection
@@ -28,6 +29,7 @@ __all__ = [
     "SECTIONS",
     "Check",
     "DataSection",
+    "Effect",
     "FrozenDtype",
     "LearningRateSection",
     "MemberSection",
@@ -44,6 +46,8 @@ __all__ = [
     "TrackerName",
     "TrainingSection",
     "Variance",
+    "default_of",
+    "effect_of",
     "load_recipe",
     "negatives_of",
     "override",
@@ -54,4 +58,6 @@ __all__ = [
     "replicas_of_stages",
     "tables_of",
     "tables_to_toml",
+    "values_of",
+    "with_values",
 ]

@@ -1,0 +1,136 @@
+"""What happens when a key of the recipe changes between a run and its continuation.
+
+    said      it may change: one line says so, and it stays changed at the next resume
+    fixed     it may not: the run would be another one, with another loss or other weights
+    judged    its effect may not change: other paths may name the same data, and "auto" the same objective
+    silent    it may change, because it does not change how the weights are trained
+
+A key that has no effect here is an error of a test, so a new key must be put into one of these.
+"""
+
+from collections.abc import Iterator, Mapping
+from enum import StrEnum
+from typing import cast
+
+from pydantic import JsonValue
+
+from diffusionpipe.trainer.recipe.group_section import GroupSection
+from diffusionpipe.trainer.recipe.models_section import MemberSection
+from diffusionpipe.trainer.recipe.overrides import Table
+from diffusionpipe.trainer.recipe.recipe_file import SECTIONS, recipe_from_table, tables_of
+from diffusionpipe.trainer.recipe.schema import Recipe
+from diffusionpipe.trainer.recipe.section import Section
+
+
+class Effect(StrEnum):
+    """Of a changed key on a run that goes on."""
+
+    SAID = "said"
+    FIXED = "fixed"
+    JUDGED = "judged"
+    SILENT = "silent"
+
+
+COMPONENT = "components"
+"""The section of a component's own values."""
+MODEL = "models"
+"""The section of one of several models."""
+
+_OF_GROUP = "learning_rate learning_rate_schedule warmup_steps learning_rate_final optimizer_arguments ema_decay"
+_OF_MODEL = "path train low_resolution noise_augmentation"
+_KEYS: Mapping[str, Mapping[Effect, str]] = {
+    "model": {Effect.FIXED: _OF_MODEL, Effect.SAID: "variant", Effect.SILENT: "from_scratch frozen_dtype"},
+    MODEL: {
+        Effect.FIXED: f"{_OF_MODEL} resolution",
+        Effect.SAID: f"{_OF_GROUP} variant clip_norm",
+        Effect.SILENT: "from_scratch microbatches",
+    },
+    COMPONENT: {Effect.SAID: _OF_GROUP},
+    "lora": {Effect.FIXED: "rank alpha target_modules", Effect.SILENT: "merge"},
+    "objective": {
+        Effect.JUDGED: "kind",
+        Effect.FIXED: "snr_gamma time_sampling logit_mean logit_std mode_scale beta_alpha beta_beta "
+        " time_range shift weighting loss huber_delta offset_noise self_conditioning variance guidance",
+    },
+    "data": {
+        Effect.JUDGED: "train",
+        Effect.FIXED: "resolution height frames frame_rate random_crop flip caption_dropout",
+        Effect.SAID: "validation on_error",
+        Effect.SILENT: "workers max_skipped",
+    },
+    "training": {
+        Effect.FIXED: "seed batch",
+        Effect.SAID: "steps precision clip_norm clip on_spike ema_decay",
+        Effect.SILENT: "deterministic post_validation activation_checkpointing",
+    },
+    "optimizer": {Effect.FIXED: "name", Effect.SAID: "learning_rate arguments"},
+    "learning_rate": {Effect.SAID: "schedule warmup_steps final by_staleness"},
+    "pipeline": {
+        Effect.SAID: "versions delay flush_every flushed_from",
+        Effect.SILENT: "plan stages microbatches schedule orders replicas data_parallel sharded splits encode_chunk "
+        "fill offload_frozen cluster use memory replan",
+    },
+    "validation": {Effect.SAID: "timesteps samples", Effect.SILENT: "every"},
+    "sampling": {
+        Effect.SILENT: "every prompts negative_prompt labels steps guidance true_cfg_scale noise_level scheduler seed"
+    },
+    "checkpoint": {Effect.SILENT: "every keep asynchronous"},
+    "run": {Effect.SILENT: "folder trackers project name stuck_after patience"},
+}
+EFFECTS: Mapping[str, Mapping[str, Effect]] = {
+    section: {key: effect for effect, keys in effects.items() for key in keys.split()}
+    for section, effects in _KEYS.items()
+}
+"""By section and key; `COMPONENT` and `MODEL` are those of every component and of several models."""
+
+
+_CLASSES: Mapping[str, type[Section]] = {**SECTIONS, COMPONENT: GroupSection, MODEL: MemberSection}
+
+
+def effect_of(key: str) -> Effect:
+    """Of a dotted key of a recipe, e.g. "model.components.text_encoder.learning_rate"."""
+    section, name = _section_of(key)
+    return EFFECTS[section][name]
+
+
+def values_of(recipe: Recipe) -> dict[str, JsonValue]:
+    """Every value of a recipe that is not silent, by its dotted key, as JSON has it."""
+    return {key: value for key, value in _pairs(tables_of(recipe)) if effect_of(key) is not Effect.SILENT}
+
+
+def default_of(key: str) -> JsonValue:
+    """The value of a dotted key that a recipe does not name, as JSON has it; None for a key that is required."""
+    section, name = _section_of(key)
+    defaults: JsonValue = _CLASSES[section].model_construct().model_dump(mode="json", include={name}).get(name)
+    return defaults
+
+
+def with_values(recipe: Recipe, values: Mapping[str, JsonValue]) -> Recipe:
+    """The recipe with other values of some dotted keys.
+
+    Raises:
+        RecipeError: they do not fit together.
+    """
+    tables = recipe.model_dump(mode="json")
+    del tables["model" if recipe.models else "models"]
+    for key, value in values.items():
+        *path, last = key.split(".")
+        table = tables
+        for name in path:
+            table = table.setdefault(name, {})
+        table[last] = value
+    return recipe_from_table(tables, source=recipe.run.folder)
+
+
+def _pairs(tables: Mapping[str, Table]) -> Iterator[tuple[str, JsonValue]]:
+    for section, table in tables.items():
+        for key, value in table.items():
+            if key == COMPONENT and isinstance(value, dict):
+                yield from _pairs({f"{section}.{key}.{name}": own for name, own in value.items()})
+            else:
+                yield f"{section}.{key}", cast(JsonValue, value)  # tables_of gives values of JSON
+
+
+def _section_of(key: str) -> tuple[str, str]:
+    parts = key.split(".")
+    return (COMPONENT if COMPONENT in parts[1:-1] else parts[0]), parts[-1]
