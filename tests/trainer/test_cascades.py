@@ -202,7 +202,7 @@ def test_two_kills_of_two_processes_change_no_bit(place):
 
 def test_a_run_is_not_resumed_with_another_model(alone, place):
     recipe = recipe_of(place, "alone", base={"path": str(place / "sd")}, training={"steps": 6})
-    with pytest.raises(CheckpointError, match="the checkpoint belongs to another model or recipe"):
+    with pytest.raises(CheckpointError, match=r"belongs to another run: models\.base\.path was .*dit and is .*sd"):
         train_here(recipe, "latest")
 
 

@@ -258,12 +258,12 @@ def test_a_filled_run_learns_the_same_and_adapters_alone_say_what_they_belong_to
 @pytest.mark.parametrize(
     ("trained", "resumed", "message"),
     [
-        ({}, {"rank": "none", "alpha": "none"}, "adapters of rank 2, .* set lora.rank = 2"),
-        ({}, {"rank": 4}, "adapters of rank 2, but lora.rank is 4; set lora.rank = 2"),
-        ({}, {"target_modules": ("to_q", "ff.net.2")}, "lacks .*the same lora.target_modules"),
+        ({}, {"rank": "none", "alpha": "none"}, "lora.rank was 2 and is none"),
+        ({}, {"rank": 4}, "lora.rank was 2 and is 4"),
+        ({}, {"target_modules": ("to_q", "ff.net.2")}, "lora was .* to_out.0' and is .*on to_q, ff.net.2'"),
         ({}, {"alpha": 2.0}, "lora was 'rank 2, alpha 6, on to_q.*and is 'rank 2, alpha 2"),
         ({}, {"target_modules": ("to_q",)}, "on to_q, to_k, to_v, to_out.0' and is .* on to_q'"),
-        ({"rank": "none", "alpha": "none"}, {}, "holds whole components, but the recipe trains adapters; remove"),
+        ({"rank": "none", "alpha": "none"}, {}, "lora.rank was none and is 2"),
     ],
 )
 def test_a_checkpoint_of_other_adapters_is_refused(place, recipe, trained, resumed, message):

@@ -14,7 +14,7 @@ from typing import BinaryIO
 from diffusionpipe.units import Bytes
 
 _PART = 2**20
-_DEAD = "it is a link to nothing"
+_DEAD = "it is a link that points nowhere"
 MAX_TEXT: Bytes = 256 * 2**20
 """Of a text that is read whole; the largest honest ones are metadata.jsonl files of millions of pictures."""
 

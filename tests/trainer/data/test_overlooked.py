@@ -71,21 +71,21 @@ def test_every_other_file_is_counted_with_the_reason(data):
     assert overlooked(data) == (
         "1 file could hold captions, e.g. rows.parquet: only metadata.jsonl, metadata.csv and metadata.json are read",
         "2 captions have no pictures of the same name, e.g. A.caption",
-        "2 links lead to nothing, e.g. gone",
+        "2 links point nowhere, e.g. gone",
         "4 files end in .psd .safetensors without an ending: of no use here",
     )
 
 
-def test_pictures_and_captions_that_are_links_to_nothing_are_refused_by_a_sentence_each(data):
+def test_pictures_and_captions_that_point_nowhere_are_refused_by_a_sentence_each(data):
     (data / "a.png").unlink()
     (data / "a.png").symlink_to("nowhere")
     (data / "b.txt").unlink()
     (data / "b.txt").symlink_to("b.txt")
     (data / "metadata.jsonl").symlink_to("nowhere")
     said = refusal(data)
-    assert "a.png: it is a link to nothing" in said
-    assert "b.txt: it is a link to nothing" in said
-    assert "metadata.jsonl: it is a link to nothing" in said
+    assert "a.png: it is a link that points nowhere" in said
+    assert "b.txt: it is a link that points nowhere" in said
+    assert "metadata.jsonl: it is a link that points nowhere" in said
 
 
 def test_metadata_of_an_overlooked_picture_says_why_it_is_not_found(data):

@@ -9,8 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from diffusionpipe.errors import CheckpointError, NonFiniteWeightsError
-from diffusionpipe.models.lora import is_adapter, is_second_matrix
+from diffusionpipe.errors import NonFiniteWeightsError
 from diffusionpipe.trainer.agreement import agree, together
 from diffusionpipe.trainer.checkpoints.checkpoint import State, read, verify_together
 from diffusionpipe.trainer.checkpoints.tensor_files import stored_tensors
@@ -103,7 +102,6 @@ def _loading(path: Path, state: TrainingState) -> Callable[[], State]:
 
     def load_own() -> State:
         found = stored_tensors(path)
-        _check_adapters(state.trainable, _without(MODEL, found), path)
         stored = _without(OPTIMIZER, found)
         optimizer = empty_optimizer_tensors(state.optimizer, state.trainable, stored)
         saved = read(path, {**_weights(state), **_prefixed(OPTIMIZER, optimizer)})
@@ -111,40 +109,6 @@ def _loading(path: Path, state: TrainingState) -> Callable[[], State]:
         return saved
 
     return load_own
-
-
-def _check_adapters(trainable: Mapping[str, Tensor], stored: Mapping[str, Tensor], path: Path) -> None:
-    """Refuses a checkpoint of adapters where whole components are trained, the reverse, and other adapters."""
-    if not trainable:
-        return
-    ours = {name: tensor for name, tensor in trainable.items() if is_adapter(name)}
-    theirs = {name: tensor for name, tensor in stored.items() if is_adapter(name)}
-    if theirs and not ours:
-        raise CheckpointError(
-            f"{path} holds adapters of rank {_rank(theirs)}, but the recipe trains whole components; set "
-            f"lora.rank = {_rank(theirs)}, or start a new run in another run.folder"
-        )
-    if ours and not theirs:
-        raise CheckpointError(
-            f"{path} holds whole components, but the recipe trains adapters; remove [lora], or start a new run in "
-            "another run.folder (to train adapters on what that run has learned, set model.path to its export)"
-        )
-    if ours and _rank(ours) != _rank(theirs):
-        raise CheckpointError(
-            f"{path} holds adapters of rank {_rank(theirs)}, but lora.rank is {_rank(ours)}; set lora.rank = "
-            f"{_rank(theirs)}, or start a new run in another run.folder"
-        )
-    if missing := [name for name in ours if name not in theirs]:
-        raise CheckpointError(
-            f"{path} has no {missing[0]} and lacks {len(missing)} of {len(ours)} tensors of adapters; resume with the "
-            "same lora.target_modules, or start a new run in another run.folder"
-        )
-
-
-def _rank(adapters: Mapping[str, Tensor]) -> int:
-    """The rank of adapters: rows of the first matrices, columns of the second."""
-    name, tensor = next(iter(adapters.items()))
-    return tensor.shape[1 if is_second_matrix(name) else 0]
 
 
 def _weights(state: TrainingState) -> dict[str, Tensor]:

@@ -268,7 +268,7 @@ def _overlooked(listing: Listing, known: Known, kind: _Kind, rules: Rules) -> It
     if lone := known.lone_sidecars:
         yield f"{counted(len(lone), f'captions have no {kind.noun}')} of the same name, e.g. {lone[0]}"
     if listing.dead:
-        yield f"{counted(len(listing.dead), 'links lead')} to nothing, e.g. {listing.dead[0]}"
+        yield f"{counted(len(listing.dead), 'links point')} nowhere, e.g. {listing.dead[0]}"
     if listing.overlooked:
         yield f"{', '.join(listing.overlooked)}: names that machines make"
     if listing.unknown:

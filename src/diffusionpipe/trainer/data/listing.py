@@ -45,7 +45,7 @@ class Listing:
     unknown: tuple[str, ...]
     """Other files, which are neither pictures nor captions."""
     dead: tuple[str, ...]
-    """Links to nothing, but those that are named like pictures or captions: these are read, and refused."""
+    """Links that point nowhere, but those that are named like pictures or captions: these are read, and refused."""
     overlooked: tuple[str, ...]
     """Names that were not looked at, e.g. "3 of @eaDir"."""
 
@@ -77,7 +77,7 @@ def list_files(folder: Path, endings: tuple[str, ...], others: tuple[str, ...], 
 
 
 def _is_dead(path: Path) -> bool:
-    """Whether it is a link to nothing, or to itself."""
+    """Whether it is a link that points nowhere, or to itself."""
     return path.is_symlink() and _identity(path) is None
 
 
