@@ -14,7 +14,7 @@ from typing import BinaryIO
 from diffusionpipe.units import Bytes
 
 _PART = 2**20
-_DEAD = "it is a link that points nowhere"
+_DEAD = "it is a link to nothing"
 MAX_TEXT: Bytes = 256 * 2**20
 """Of a text that is read whole; the largest honest ones are metadata.jsonl files of millions of pictures."""
 
@@ -38,7 +38,7 @@ def read_text(path: Path, limit: Bytes = MAX_TEXT) -> str:
         ValueError: it is too large, or not UTF-8.
     """
     if path.is_symlink() and (problem := problem_of_file(path)):
-        raise OSError(errno.ENOENT, problem, str(path))
+        raise OSError(errno.EINVAL, problem, str(path))
     with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
         found = os.fstat(file.fileno())
         if not stat.S_ISREG(found.st_mode):

@@ -274,7 +274,7 @@ def test_lines_of_metrics_that_no_run_has_written_are_left_out(tmp_path, line):
         (os.mkfifo, "it is not a regular file"),  # it would be waited for
         (os.mkdir, "it is not a regular file"),
         (lambda path: path.symlink_to("/dev/full"), "it is not a regular file"),
-        (lambda path: path.symlink_to("nothing/here"), "it is a link that points nowhere"),
+        (lambda path: path.symlink_to("nothing/here"), "it is a link to nothing"),
         (lambda path: path.symlink_to("/proc/self/mem"), "Input/output error"),  # a regular file that reads badly
     ],
 )

@@ -83,9 +83,9 @@ def test_pictures_and_captions_that_point_nowhere_are_refused_by_a_sentence_each
     (data / "b.txt").symlink_to("b.txt")
     (data / "metadata.jsonl").symlink_to("nowhere")
     said = refusal(data)
-    assert "a.png: it is a link that points nowhere" in said
-    assert "b.txt: it is a link that points nowhere" in said
-    assert "metadata.jsonl: it is a link that points nowhere" in said
+    assert "a.png: it is a link to nothing" in said
+    assert "b.txt: it is a link to nothing" in said
+    assert "metadata.jsonl: it is a link to nothing" in said
 
 
 def test_metadata_of_an_overlooked_picture_says_why_it_is_not_found(data):
