@@ -25,10 +25,13 @@ def redraw(run: Path, like: Path, out: Path, device: "torch.device") -> None:
         ConfigError: the file does not say how it was drawn, or those weights are gone.
     """
     from diffusionpipe.cli.trained_model import model_after, trained_model
+    from diffusionpipe.trainer.data.clips import PLAYED
     from diffusionpipe.trainer.recipe import Precision
     from diffusionpipe.trainer.sample_file import read_origin, write_sample
+    from diffusionpipe.viz.drawing_file import MOVING, check_drawing_file, write_clip
 
     origin = read_origin(like)
+    check_drawing_file(out, None if origin.frames is None else origin.frame_rate)
     if origin.precision is Precision.FLOAT64:
         typer.echo(f"{like} was drawn in float64 and is drawn again in float32, so pixels may differ by 1 of 255")
         origin = replace(origin, precision=Precision.FLOAT32)
@@ -36,7 +39,10 @@ def redraw(run: Path, like: Path, out: Path, device: "torch.device") -> None:
         step = origin.training_step
         model = trained_model(run) if step is None else model_after(run, step, Path(temporary))
         picture = _draw(model, origin, device)
-    write_sample(picture, origin, out)
+    if out.suffix.lower() in MOVING:
+        write_clip(picture, out, rate=origin.frame_rate or PLAYED)
+    else:
+        write_sample(picture, origin, out)
     typer.echo(f'"{origin.caption}" in {out}')
 
 

@@ -20,6 +20,13 @@ class SampleSize:
     frame_rate: float | None = None
 
     @property
+    def played(self) -> float | None:
+        """Frames of a second that a clip is shown with; None for a picture."""
+        from diffusionpipe.trainer.data.clips import PLAYED
+
+        return None if self.frames is None else self.frame_rate or PLAYED
+
+    @property
     def sample(self) -> "Clip":
         """Of each picture or clip."""
         from diffusionpipe.models.family import Clip

@@ -45,7 +45,13 @@ ConditionOption = Annotated[
     ),
 ]
 LabelOption = Annotated[list[int] | None, typer.Option(help="A class to draw; may be given several times.")]
-OutOption = Annotated[Path, typer.Option(help="The picture to write: a captioned grid.")]
+OutOption = Annotated[
+    Path,
+    typer.Option(
+        help="The file to write, a captioned grid: .png, .webp, .gif or .mp4. In the last three clips play, and one "
+        "clip alone is written as it is."
+    ),
+]
 KeepOption = Annotated[
     Path | None, typer.Option(help="A folder in which to write each picture as a file that --like can draw again.")
 ]
@@ -169,8 +175,10 @@ def sample(
     from diffusionpipe.cli.run_recipe import sampling_of
     from diffusionpipe.cli.sample_conditions import steered
     from diffusionpipe.cli.trained_model import trained_model
+    from diffusionpipe.viz.drawing_file import check_drawing_file
 
     check_outputs(out)
+    check_drawing_file(out)
     if like is not None:
         _draw_again(context, run, like, out, device)
         return
@@ -187,6 +195,7 @@ def sample(
     )
     asked_size = _AskedSize(resolution=resolution, height=height, frames=frames, frame_rate=frame_rate)
     size = _size(run, model, asked_size)
+    check_drawing_file(out, size.played)
     drawing = Drawing(
         model=model,
         wish=replace(steered(wish, run, model.folder, condition or (), count), frame_rate=size.frame_rate),
@@ -366,6 +375,7 @@ def _draw(drawing: Drawing, run: Path, out: Path, keep: Path | None) -> None:
     from diffusionpipe.cli.train import grid_columns
     from diffusionpipe.trainer.cascade_drawing import captions_of, shown
     from diffusionpipe.trainer.kept_samples import keep_samples
+    from diffusionpipe.viz.drawing_file import MOVING, write_clip
     from diffusionpipe.viz.grid import sample_grid
 
     drawn, rows = draw_as_rank(drawing) if is_rank() else (draw_here(drawing), None)
@@ -373,7 +383,13 @@ def _draw(drawing: Drawing, run: Path, out: Path, keep: Path | None) -> None:
         return
     wish, pictures = drawing.wish, shown(drawn)
     captions = captions_of([one.name for one in drawing.model.chain], wish.captions)
-    sample_grid(list(zip(captions, pictures, strict=True)), out, columns=grid_columns(len(pictures)))
+    rate = drawing.size.played
+    if rate is not None and out.suffix.lower() in MOVING and len(pictures) == 1:
+        write_clip(drawn[-1][0], out, rate=rate)
+    else:
+        shown_in_grid = pictures if rate is None or out.suffix.lower() not in MOVING else drawn[-1]
+        captioned = list(zip(captions, shown_in_grid, strict=True))
+        sample_grid(captioned, out, columns=grid_columns(len(pictures)), rate=rate or 1.0)
     if keep is not None:
         origin = origin_of(run, drawing.settings[-1], drawing.size, drawing.precision, rows)
         keep_samples(drawn[-1], wish, origin, keep)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from io import BytesIO
+from collections.abc import Iterator, Sequence
 from math import ceil
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from diffusionpipe.ir.output_file import write_atomically
+from diffusionpipe.viz.drawing_file import write_drawing
 
 if TYPE_CHECKING:
     import numpy as np
@@ -21,22 +20,34 @@ _GAP = 12
 _FONT_SIZE = 15
 _LINE = 19
 _MAX_LINES = 3
+_CLIP = 4
+"""Dimensions of a clip."""
 
 
-def sample_grid(images: Sequence[tuple[str, np.ndarray | Image]], path: Path, *, columns: int) -> None:
-    """Write a PNG with the pictures row by row, each over its caption.
+def sample_grid(
+    images: Sequence[tuple[str, np.ndarray | Image]], path: Path, *, columns: int, rate: float = 1.0
+) -> None:
+    """Write the pictures or clips row by row, each over its caption, as the kind of file that the ending says.
 
-    Pictures are (H, W, 3) uint8 arrays or PIL images. Small ones are enlarged by a whole factor without smoothing, so
+    Pictures are (H, W, 3) uint8 arrays or PIL images, clips (F, H, W, 3) arrays that play together, `rate` frames a
+    second; a shorter one waits with its last frame. Small ones are enlarged by a whole factor without smoothing, so
     that every pixel stays crisp. Captions wrap to the width of the picture, at most three lines.
 
     Raises:
-        ConfigError: the file cannot be written.
+        ConfigError: the file cannot be written, or its ending is unknown.
     """
-    from PIL import Image, ImageDraw
-
     assert images, "a grid needs pictures"
     assert columns >= 1, columns
-    pictures = [_enlarged(image) for _, image in images]
+    count = max(len(_frames(image)) for _, image in images)
+    write_drawing(_sheets(images, columns, count), count, path, rate=rate)
+
+
+def _sheets(images: Sequence[tuple[str, np.ndarray | Image]], columns: int, count: int) -> Iterator[Image]:
+    """A sheet for each frame; the captions are drawn once."""
+    from PIL import Image, ImageDraw
+
+    clips = [_frames(image) for _, image in images]
+    pictures = [_enlarged(clip[0]) for clip in clips]
     width = max(max(picture.width for picture in pictures), 96)
     height = max(picture.height for picture in pictures)
     font = _font()
@@ -44,16 +55,25 @@ def sample_grid(images: Sequence[tuple[str, np.ndarray | Image]], path: Path, *,
     columns = min(columns, len(images))
     num_rows = ceil(len(images) / columns)
     row_height = height + max(map(len, captions)) * _LINE + _GAP + 6
-    sheet = Image.new("RGB", (columns * (width + _GAP) + _GAP, num_rows * row_height + _GAP), "white")
-    draw = ImageDraw.Draw(sheet)
-    for index, (picture, lines) in enumerate(zip(pictures, captions, strict=True)):
-        x, y = _GAP + index % columns * (width + _GAP), _GAP + index // columns * row_height
-        sheet.paste(picture, (x + (width - picture.width) // 2, y + (height - picture.height) // 2))
+    empty = Image.new("RGB", (columns * (width + _GAP) + _GAP, num_rows * row_height + _GAP), "white")
+    draw = ImageDraw.Draw(empty)
+    places = [(_GAP + i % columns * (width + _GAP), _GAP + i // columns * row_height) for i in range(len(images))]
+    for (x, y), lines in zip(places, captions, strict=True):
         for number, line in enumerate(lines):
             draw.text((x + width / 2, y + height + 5 + number * _LINE), line, font=font, fill="#222222", anchor="ma")
-    drawn = BytesIO()
-    sheet.save(drawn, format="PNG")
-    write_atomically(path, drawn.getvalue())
+    for number in range(count):
+        sheet = empty.copy()
+        for (x, y), clip in zip(places, clips, strict=True):
+            picture = _enlarged(clip[min(number, len(clip) - 1)])
+            sheet.paste(picture, (x + (width - picture.width) // 2, y + (height - picture.height) // 2))
+        yield sheet
+
+
+def _frames(image: np.ndarray | Image) -> Sequence[np.ndarray | Image]:
+    """The frames of a clip; a picture is one."""
+    import numpy as np
+
+    return list(image) if isinstance(image, np.ndarray) and image.ndim == _CLIP else [image]
 
 
 def _enlarged(image: np.ndarray | Image) -> Image:
