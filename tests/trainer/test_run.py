@@ -7,6 +7,7 @@ import shutil
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from tiny_runs import (
     RESOLUTION,
     ask_to_save,
@@ -33,6 +34,7 @@ from diffusionpipe.runtime.store import RowStore
 from diffusionpipe.trainer import preparation, run, trackers
 from diffusionpipe.trainer.checkpoints.checkpoint import latest, verify
 from diffusionpipe.trainer.conditions import Wish
+from diffusionpipe.trainer.data import loader
 from diffusionpipe.trainer.data.randomness import normal
 from diffusionpipe.trainer.documents import write_documents
 from diffusionpipe.trainer.folder_drawing import draw_from_folder
@@ -425,7 +427,7 @@ def test_more_steps_may_be_added_to_a_finished_run(recipe, copied):
         ({"training": {"seed": 7}}, "seed was 0 and is 7"),
         ({"training": {"batch": 8}}, "batch was 4 and is 8"),
         ({"objective": {"kind": "v_prediction"}}, "prediction was 'epsilon' and is 'v_prediction'"),
-        ({"data": {"train": "held-out"}}, "data was '20 pictures, .*' and is '6 pictures"),
+        ({"data": {"train": "held-out"}}, "14 pictures are gone, e.g. 006.png; 6 pictures or captions are different"),
         ({"objective": {"snr_gamma": 5.0}}, "objective.snr_gamma was none and is 5.0"),
         ({"training": {"steps": 4}}, "from step 6, but the recipe ends at step 4"),
         ({"optimizer": {"name": "SGD"}}, "optimizer.name was AdamW and is SGD"),
@@ -469,7 +471,7 @@ def test_changed_captions_are_other_data(recipe, place, copied, tmp_path):
     data = shutil.copytree(place / "data", tmp_path / "data")
     lines = (data / "metadata.jsonl").read_text()
     (data / "metadata.jsonl").write_text(lines.replace('"text": "b"', '"text": "x"', 1))
-    with pytest.raises(CheckpointError, match=r"data was '20 pictures, .*' and is '20 pictures"):
+    with pytest.raises(CheckpointError, match=r"not the data of this run: 1 picture or caption is different, e.g. 001"):
         train_here(recipe(copied, data={"train": str(data)}), "latest")
 
 
@@ -658,3 +660,49 @@ def test_all_ranks_refuse_a_folder_of_pictures_alike(crew, recipe, place, tmp_pa
     assert str(errors[0]) == str(errors[1])
     assert "gone.png" in str(errors[0])
     assert "003.png" in str(errors[0])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("growing_at", [2, 5])
+def test_new_pictures_enter_at_the_next_epoch_and_the_running_one_keeps_its_order(
+    recipe, place, tmp_path, monkeypatch, growing_at
+):
+    """Of 20 pictures in steps of 8: an epoch ends within step 3, the next one with step 5."""
+    data = shutil.copytree(place / "data", tmp_path / "data")
+    read, told, make = [], [], loader.make_batch
+
+    def make_batch(source, rows, **more):
+        read.append((rows.step, [source.dataset.samples[index].name for index in rows.samples]))
+        return make(source, rows, **more)
+
+    monkeypatch.setattr(loader, "make_batch", make_batch)
+    short = {"sampling": {"every": "none"}, "validation": {"every": "none"}}
+    short |= {"learning_rate": {"schedule": "constant", "warmup_steps": 0}}
+    short |= {"checkpoint": {"every": "none"}}
+
+    def train_to(steps, **more):
+        own = {"train": str(data), "validation": "none", **more}
+        made = recipe(tmp_path / "run", data=own, training={"steps": steps, "batch": 8}, **short)
+        told.clear()
+        return train_here(
+            made, "auto", tell_data=lambda lines: told.extend(x.text for x in lines if x.name == "growth")
+        )
+
+    assert train_to(growing_at) == growing_at
+    for number in range(5):
+        Image.new("RGB", (8, 8)).save(data / f"000-{number}.png")  # between the others by name
+        (data / f"000-{number}.txt").write_text("a")
+    with pytest.raises(CheckpointError, match=r"5 pictures are new, e.g. 000-0.png\.\nSet data\.allow_growth = true"):
+        train_to(10)
+    assert train_to(8, allow_growth=True) == 8
+    first = "2 on, in step 3" if growing_at == 2 else "3 on, in step 6"
+    assert f"5 new pictures from epoch {first}; the running epoch keeps its order" in told
+    assert train_to(10) == 10  # what has entered belongs to the run
+    order = [name for _, names in sorted(read) for name in names]
+    assert len(order) == 10 * 8
+    start = 20 if growing_at == 2 else 40
+    old = {f"{number:03}.png" for number in range(20)}
+    for epoch in range(0, start, 20):
+        assert set(order[epoch : epoch + 20]) == old
+    for epoch in range(start, 80 - 24, 25):
+        assert set(order[epoch : epoch + 25]) == old | {f"000-{number}.png" for number in range(5)}

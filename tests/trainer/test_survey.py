@@ -27,7 +27,7 @@ ROWS = 24
 def folder(sizes, texts=None, overlooked=()):
     names = [f"{number}.png" for number in range(len(sizes))]
     samples = tuple(Sample(name=name, text=text) for name, text in zip(names, texts or ["a"] * len(sizes), strict=True))
-    findings = Findings(noun="pictures", sizes=tuple(sizes), overlooked=tuple(overlooked))
+    findings = Findings(noun="pictures", sizes=tuple(sizes), files={}, overlooked=tuple(overlooked))
     return Folder(Dataset(folder="data", samples=samples), findings)
 
 

@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 
 from diffusionpipe.costs.graph import as_fraction
-from diffusionpipe.errors import CheckpointError, ConfigError
+from diffusionpipe.errors import CheckpointError, ConfigError, DataError
 from diffusionpipe.runtime.process_group import Job, ending
 from diffusionpipe.trainer.agreement import from_first, on_all
 from diffusionpipe.trainer.checkpoints.checkpoint import clean, problem_of_folder
@@ -16,9 +16,12 @@ from diffusionpipe.trainer.conditions import null_label, open_tokenizer
 from diffusionpipe.trainer.data.batch import Augmentation, BatchSource, kind_of
 from diffusionpipe.trainer.data.caption_lengths import readings_of
 from diffusionpipe.trainer.data.clips import Taken
-from diffusionpipe.trainer.data.dataset import Condition, Dataset, Rules, examine
+from diffusionpipe.trainer.data.dataset import Condition, Dataset, Findings, Rules, examine
 from diffusionpipe.trainer.data.dataset_form import DATASETS
+from diffusionpipe.trainer.data.ledger import FILE as LEDGER
+from diffusionpipe.trainer.data.ledger import Continuation, Ledger, continued, first_ledger, read_ledger
 from diffusionpipe.trainer.data.listing import is_same
+from diffusionpipe.trainer.data.order import growth_of, num_epochs
 from diffusionpipe.trainer.data.skipped import FILE, Skipping
 from diffusionpipe.trainer.data.tokens import TOKENS, Tokenizer
 from diffusionpipe.trainer.guidance import trained_guidance
@@ -93,10 +96,25 @@ class Data:
     validation: BatchSource | None
     survey: tuple[Line, ...]
     """What is said of them; () on other ranks than rank 0."""
+    ledger: Ledger | None
+    """Of the training data; None on other ranks than rank 0."""
+    is_continued: bool
+    """Whether the training data are known to be those of the run that goes on; on rank 0."""
 
 
-def read_data(opened: Model, work: Work, *others: Check) -> Data:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resumed:
+    """The run that goes on, as its checkpoint has it."""
+
+    step: int
+    has_grown: bool
+    """Whether pictures have been added to its data."""
+
+
+def read_data(opened: Model, work: Work, *others: Check, resumed: Resumed | None = None) -> Data:
     """Training and validation data, scanned on rank 0, once they, the optimizer and all else suit the model.
+
+    `resumed`: the run that goes on with them, maybe with new ones; None for a run that begins.
 
     Every rank calls it; `work` shows how far it is.
 
@@ -104,7 +122,19 @@ def read_data(opened: Model, work: Work, *others: Check) -> Data:
         ConfigError: on every rank; all that was found is listed.
     """
     scanned: list[Folder] = []
-    train, held_out = from_first(lambda: _scan(opened, work, others, scanned), DATASETS)
+    ledgers: list[Ledger] = []
+    known: list[bool] = []
+
+    def scan_and_join() -> tuple[Dataset, Dataset | None]:
+        _, apart = _scan(opened, work, others, scanned)
+        before = None if resumed is None else _ledger_before(opened.recipe, resumed)
+        ledger = _ledger(opened.recipe, scanned[0].findings, scanned[0].dataset, before, resumed)
+        scanned[0] = _in_order(scanned[0], ledger)
+        ledgers.append(ledger)
+        known.append(before is not None)
+        return scanned[0].dataset, apart
+
+    train, held_out = from_first(scan_and_join, DATASETS)
 
     def sources() -> Data:
         tokenizers = _tokenizers(opened)
@@ -112,19 +142,64 @@ def read_data(opened: Model, work: Work, *others: Check) -> Data:
         return Data(
             train=replace(source, skipping=_skipping(opened.recipe)),
             validation=_source(opened, held_out, Augmentation(), tokenizers) if held_out is not None else None,
-            survey=_survey(opened.recipe, scanned, source) if scanned else (),
+            survey=_survey(opened.recipe, scanned, source, resumed) if scanned else (),
+            ledger=ledgers[0] if ledgers else None,
+            is_continued=any(known),
         )
 
     return on_all(sources)
 
 
-def _survey(recipe: Recipe, scanned: Sequence[Folder], source: BatchSource) -> tuple[Line, ...]:
+def _ledger_before(recipe: Recipe, resumed: Resumed) -> Ledger | None:
+    """The ledger of the run that goes on; None where an older version has written none.
+
+    Raises:
+        DataError: it cannot be read, or is missing though pictures have been added.
+    """
+    found = read_ledger(recipe.run.folder)
+    if found is None and resumed.has_grown:
+        raise DataError(
+            f"{recipe.run.folder / LEDGER} is missing; without it the order of the data is not known, because pictures "
+            "were added to them: restore it, or start a new run in another run.folder"
+        )
+    return found
+
+
+def _ledger(
+    recipe: Recipe, findings: Findings, dataset: Dataset, before: Ledger | None, resumed: Resumed | None
+) -> Ledger:
+    """The ledger of the scanned training data."""
+    if before is None or resumed is None:
+        return first_ledger(findings.files)
+    at = Continuation(
+        position=resumed.step * recipe.training.batch, may_grow=recipe.data.allow_growth, noun=findings.noun
+    )
+    return continued(before, findings.files, [sample.name for sample in dataset.samples], at)
+
+
+def _in_order(folder: Folder, ledger: Ledger) -> Folder:
+    """The samples in the order in which they enter."""
+    since, dataset, findings = ledger.since_of(), folder.dataset, folder.findings
+    places = sorted(range(len(dataset.samples)), key=lambda place: since[dataset.samples[place].name])
+    samples = tuple(dataset.samples[place] for place in places)
+    growth = growth_of([(since[sample.name], 1) for sample in samples])
+    return Folder(
+        replace(dataset, samples=samples, growth=growth),
+        replace(findings, sizes=tuple(findings.sizes[place] for place in places)),
+    )
+
+
+def _survey(
+    recipe: Recipe, scanned: Sequence[Folder], source: BatchSource, resumed: Resumed | None
+) -> tuple[Line, ...]:
     """What is said of the scanned folders, training's first."""
     drawn, training, data = recipe.sampling, recipe.training, recipe.data
+    dataset = scanned[0].dataset
     use = Use(
         steps=training.steps,
         batch=training.batch,
-        epochs=training.steps * training.batch / len(source.dataset.samples),
+        epochs=num_epochs(training.steps * training.batch, len(dataset.samples), dataset.growth),
+        from_step=0 if resumed is None else resumed.step,
         size=(data.resolution, data.height or data.resolution),
         readings=readings_of(source.inputs, source.tokenizers),
         prompts=(*drawn.prompts, *drawn.negative_prompt) if drawn.every is not None else (),

@@ -33,6 +33,7 @@ from diffusionpipe.trainer.checkpoints.run_checkpoints import RunCheckpoints
 from diffusionpipe.trainer.checkpoints.training_state import load_training
 from diffusionpipe.trainer.clip_rate import drawn_rate, write_rate
 from diffusionpipe.trainer.copy_memory import saves_beside_training
+from diffusionpipe.trainer.data.ledger import write_ledger
 from diffusionpipe.trainer.data.levels import keeps_levels
 from diffusionpipe.trainer.data.loader import StepLoader
 from diffusionpipe.trainer.documents import write_documents
@@ -45,14 +46,14 @@ from diffusionpipe.trainer.launch import LOGS
 from diffusionpipe.trainer.loop import Stepper
 from diffusionpipe.trainer.members import Member, Model, open_model
 from diffusionpipe.trainer.metrics import MetricsWriter
-from diffusionpipe.trainer.preparation import locked_folder, prepare_folder, read_data
+from diffusionpipe.trainer.preparation import Data, Resumed, locked_folder, prepare_folder, read_data
 from diffusionpipe.trainer.progress import TrainingProgress
 from diffusionpipe.trainer.recipe import Recipe
 from diffusionpipe.trainer.recipe_changes import Settled, settle, state_of
 from diffusionpipe.trainer.resuming import checkpoint_of
 from diffusionpipe.trainer.run_end import EXPORT, forget_end, has_ended, note_end
 from diffusionpipe.trainer.run_export import export_settings
-from diffusionpipe.trainer.run_identity import check_resumed, run_identity
+from diffusionpipe.trainer.run_identity import GROWTH, OF_DATA, check_resumed, run_identity
 from diffusionpipe.trainer.run_samples import check_sampling, sampling_settings, wish_of
 from diffusionpipe.trainer.run_state import Hooks, RunState, names_of, planning_of
 from diffusionpipe.trainer.screen import Screen, steps_of
@@ -100,14 +101,17 @@ def _run(recipe: Recipe, job: Job, hooks: Hooks, resume: str | None) -> int:
         checkpoint = checkpoint_of(folder, resume)
     settled = _settled(recipe, job, hooks, checkpoint)
     recipe = settled.recipe
+    resumed = _resumed(checkpoint, recipe) if checkpoint is not None else None
     with screen.work("reading model and data") as work:
         opened = open_model(recipe, job)
-        data = read_data(opened, work, lambda: check_sampling(opened))
+        data = read_data(opened, work, lambda: check_sampling(opened), resumed=resumed)
     identity = run_identity(opened, data.train.dataset)
-    step = 0 if checkpoint is None else _check(checkpoint, identity, recipe)
-    if checkpoint is not None and step == recipe.training.steps:
-        _end_again(opened, job, checkpoint, screen)
-        return step
+    step = 0 if resumed is None else resumed.step
+    if checkpoint is not None:
+        _check(checkpoint, identity, recipe, data)
+        if step == recipe.training.steps:
+            _end_again(opened, job, checkpoint, screen)
+            return step
     if is_first and hooks.tell_data is not None:
         hooks.tell_data(data.survey)
     # A login may be missing: before anything long.
@@ -161,6 +165,8 @@ def _record(state: RunState, trackers: Trackers, *, is_resumed: bool) -> None:
     session, step = state.session, state.step
     recipe = session.recipe
     forget_end(recipe.run.folder)
+    assert state.data.ledger is not None, "it is that of rank 0"
+    write_ledger(recipe.run.folder, state.data.ledger)
     write_documents(recipe, session.plan)
     write_rate(recipe.run.folder, drawn_rate(recipe, state.data.train.dataset))
     if is_resumed:
@@ -183,9 +189,25 @@ def _settled(recipe: Recipe, job: Job, hooks: Hooks, checkpoint: Path | None) ->
     return settled
 
 
-def _check(checkpoint: Path, identity: Mapping[str, object], recipe: Recipe) -> int:
-    """The step of a checkpoint, if it is of this run; every rank calls it."""
-    return on_all(lambda: check_resumed(read_state(checkpoint), identity, recipe.training.steps, str(checkpoint)))
+def _resumed(checkpoint: Path, recipe: Recipe) -> Resumed:
+    """The run that goes on; every rank calls it."""
+
+    def read() -> Resumed:
+        state = read_state(checkpoint)
+        step = check_resumed(state, {}, recipe.training.steps, str(checkpoint))
+        return Resumed(step=step, has_grown=bool(state.get(GROWTH)))
+
+    return on_all(read)
+
+
+def _check(checkpoint: Path, identity: Mapping[str, object], recipe: Recipe, data: Data) -> None:
+    """Refuse a checkpoint of another run; every rank calls it."""
+
+    def check() -> None:
+        compared = {name: value for name, value in identity.items() if not (data.is_continued and name in OF_DATA)}
+        check_resumed(read_state(checkpoint), compared, recipe.training.steps, str(checkpoint))
+
+    from_first(check)
 
 
 def _load(state: RunState, checkpoint: Path) -> None:

@@ -10,6 +10,10 @@ from diffusionpipe.trainer.members import Member, Model
 from diffusionpipe.trainer.recipe import DataSection, ObjectiveSection
 from diffusionpipe.trainer.recipe_changes import refusal
 
+GROWTH = "growth"
+OF_DATA = ("data", "picture files", GROWTH)
+"""Entries of the identity that say which the training data are."""
+
 
 def check_resumed(
     state: Mapping[str, object], identity: Mapping[str, object], num_steps: int, source: str = "the checkpoint"
@@ -47,6 +51,7 @@ def run_identity(opened: Model, train: Dataset) -> dict[str, object]:
         "batch": recipe.training.batch,
         "data": f"{len(train.samples)} {noun}, fingerprint {sha256(described.encode()).hexdigest()[:12]}",
         "picture files": f"fingerprint {train.contents}",
+        **({GROWTH: [list(pair) for pair in train.growth]} if train.growth else {}),
         "model": recipe.model.path,
         "lora": lora_identity(recipe),
         "prediction": ", ".join(str(member.prediction) for member in opened.members),

@@ -113,11 +113,17 @@ class RunState:
 
 def names_of(state: RunState) -> NamesOf:
     """How the samples of a step are called in messages."""
-    samples, training = state.data.train.dataset.samples, state.session.recipe.training
+    dataset, training = state.data.train.dataset, state.session.recipe.training
+    samples = dataset.samples
 
     def names(step: int, positions: Sequence[int]) -> tuple[str, ...]:
         indices = sample_indices(
-            len(samples), seed=training.seed, batch=state.session.plan.batch, step=step, positions=positions
+            len(samples),
+            seed=training.seed,
+            batch=state.session.plan.batch,
+            step=step,
+            positions=positions,
+            growth=dataset.growth,
         )
         return tuple(f"{index} ({samples[index].name})" for index in indices)
 

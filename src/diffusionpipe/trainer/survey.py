@@ -19,6 +19,7 @@ from diffusionpipe.ir.words import counted
 from diffusionpipe.trainer.data.caption_lengths import MOST, Cut, Reading, cut_captions
 from diffusionpipe.trainer.data.dataset import Dataset, Findings
 from diffusionpipe.trainer.data.images import Size
+from diffusionpipe.trainer.data.order import next_epoch, place_of
 
 ENLARGED = 2.0
 """A picture that is enlarged by more than this is named."""
@@ -54,6 +55,8 @@ class Use:
     """How often each sample is trained on in the whole run."""
     size: Size
     """Width and height to which each is brought."""
+    from_step: int = 0
+    """Steps that are done."""
     readings: Sequence[Reading]
     """How captions are read; () where they are not."""
     prompts: Sequence[str] = ()
@@ -92,10 +95,22 @@ def _counts(train: Folder, held_out: Folder | None, use: Use) -> Iterator[Line]:
     if held_out is not None:
         yield Line(name="validation", text=f"{len(held_out.dataset.samples):,} in {held_out.dataset.folder}")
     yield Line(name="epochs", text=f"{use.epochs:,.3g} ({counted(use.steps, 'steps')} of {use.batch:,})")
+    for since, count in train.dataset.growth:
+        if since >= use.from_step * use.batch:
+            yield Line(name="growth", text=_growing(train, since, count, use))
     if use.batch > number:
         text = f"training.batch is {use.batch:,}, larger than the data set of {counted(number, noun)}"
         more = f"each is up to {-(-use.batch // number):,} times in one batch; use a smaller batch, or more {noun}"
         yield Line(name="batch", text=f"{text}: {more}", is_warning=True)
+
+
+def _growing(train: Folder, since: int, count: int, use: Use) -> str:
+    """When new samples enter."""
+    number, growth = len(train.dataset.samples), train.dataset.growth
+    start = next_epoch(since, number, growth)
+    epoch, step = place_of(start, number, growth).epoch + 1, start // use.batch + 1
+    new = counted(count, f"new {train.findings.noun}")
+    return f"{new} from epoch {epoch:,} on, in step {step:,}; the running epoch keeps its order"
 
 
 def _pixels(train: Folder, use: Use) -> Iterator[Line]:

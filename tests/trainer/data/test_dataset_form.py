@@ -19,11 +19,11 @@ def sent(value):
 
 
 def test_samples_arrive_as_they_were_scanned():
-    train = Dataset(folder=Path("x"), samples=SAMPLES, contents="1f", rate=23.976)
+    train = Dataset(folder=Path("x"), samples=SAMPLES, contents="1f", rate=23.976, growth=((8, 1),))
     held_out = Dataset(folder=Path("/y"), samples=())
     assert sent((train, held_out)) == (train, held_out)
     assert sent((train, None)) == (train, None)
-    assert {field.name for field in fields(Dataset)} == {"folder", "samples", "contents", "rate"}, (
+    assert {field.name for field in fields(Dataset)} == {"folder", "samples", "contents", "rate", "growth"}, (
         "let the form hold the new fields too"
     )
 
@@ -31,9 +31,10 @@ def test_samples_arrive_as_they_were_scanned():
 @pytest.mark.parametrize("column", [[1, "b", "c"], ["a", "b"], "abc", [["a"], "b", "c"]])
 def test_other_columns_are_refused(column):
     data = DATASETS.write((Dataset(folder=Path("x"), samples=SAMPLES), None))
-    data[0][3]["name"] = column
+    data[0][4]["name"] = column
     with pytest.raises(ValueError, match=r"column|argument"):
         DATASETS.read(data)
-    for other in (3, [1], [None, None], [["x", {}], None], [["x", "1f", "fast", {}], None]):
+    bad = ([["x", "1f", "fast", [], {}], None], [["x", "1f", None, [[1]], {}], None], [["x", "1f", None, 3, {}], None])
+    for other in (3, [1], [None, None], [["x", {}], None], *bad):
         with pytest.raises(ValueError, match=r"needed|columns|number"):
             DATASETS.read(other)

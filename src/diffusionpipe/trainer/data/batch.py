@@ -22,6 +22,7 @@ from diffusionpipe.trainer.data.dataset import Dataset
 from diffusionpipe.trainer.data.dataset_problems import problems_of_captions, problems_of_conditions, problems_of_labels
 from diffusionpipe.trainer.data.images import CENTRE, PictureError, Size, load_levels, placing, upright_size
 from diffusionpipe.trainer.data.levels import is_picture, table_of, values_of_pictures
+from diffusionpipe.trainer.data.order import Growth, place_of
 from diffusionpipe.trainer.data.randomness import normal, permutation, uniform
 from diffusionpipe.trainer.data.skipped import Skipped, Skipping
 from diffusionpipe.trainer.data.tokens import MASKS, TOKENS, Tokenizer, token_ids, token_mask
@@ -128,17 +129,19 @@ class Rows:
     """The time of each row; None draws them."""
 
 
-def sample_indices(num_samples: int, *, seed: int, batch: int, step: int, positions: Sequence[int]) -> tuple[int, ...]:
+def sample_indices(
+    num_samples: int, *, seed: int, batch: int, step: int, positions: Sequence[int], growth: Growth = ()
+) -> tuple[int, ...]:
     """The samples at some positions of a step's global batch.
 
-    The order of the data is endless: the keyed permutations of epoch 0, 1, ... one after the other. Step k takes
-    k * batch up to (k + 1) * batch of it, so any step can be found without what was before it, and a batch may be
-    larger than the dataset.
+    The order of the data is endless: the keyed permutations of epoch 0, 1, ... one after the other (see `order`). Step
+    k takes k * batch up to (k + 1) * batch of it, so any step can be found without what was before it, and a batch may
+    be larger than the dataset.
     """
     indices = []
     for position in positions:
-        epoch, place = divmod(step * batch + position, num_samples)
-        indices.append(int(_order(seed, epoch, num_samples)[place]))
+        place = place_of(step * batch + position, num_samples, growth)
+        indices.append(int(_order(seed, place.epoch, place.size)[place.number]))
     return tuple(indices)
 
 

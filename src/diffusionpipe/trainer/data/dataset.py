@@ -23,6 +23,7 @@ from diffusionpipe.trainer.data.clips import Taken, check_decoder, clip_header
 from diffusionpipe.trainer.data.descriptions import Known, described_pictures, read_known, unread_tables
 from diffusionpipe.trainer.data.images import Header, Size, fingerprint, read_header
 from diffusionpipe.trainer.data.listing import Listing, endings_of, list_files
+from diffusionpipe.trainer.data.order import Growth
 from diffusionpipe.trainer.data.skipped import FILE as SKIPPED
 from diffusionpipe.trainer.data.skipped import Skipping
 
@@ -70,11 +71,13 @@ class Dataset:
 
     folder: Path
     samples: tuple[Sample, ...]
-    """Sorted by name."""
+    """Sorted by name; those that enter later stand behind the others."""
     contents: str = ""
     """A fingerprint of all picture files, also those that steer; "" where they were not opened."""
     rate: float | None = None
     """Frames of a second of the middle one of its clips, by their own rates; None of pictures."""
+    growth: Growth = ()
+    """When those at the end are known; () where all are from the beginning."""
 
     def path(self, index: int) -> Path:
         """The file of sample `index`."""
@@ -89,6 +92,8 @@ class Findings:
     """What its samples are, in the plural."""
     sizes: tuple[Size | None, ...]
     """Width and height of each sample as it is seen; None where that is not known."""
+    files: dict[str, str]
+    """A digest of each picture, also of those that steer, and of what is said of it, by its name."""
     overlooked: tuple[str, ...]
     """Files that are not used, with their number and the reason, one kind in each sentence."""
 
@@ -191,7 +196,7 @@ def examine(
     headers = (
         _headers(folder, sorted(found), kind, progress)
         if check_headers
-        else _Headers(problems={}, sizes={}, rates={}, contents="")
+        else _Headers(problems={}, sizes={}, rates={}, digests={}, contents="")
     )
     described, sidecar_problems = described_pictures(folder, pictures, known, need_text=need is Condition.TEXT)
     absent = f"that do not exist (or have another ending than {' '.join(kind.endings)})"
@@ -229,6 +234,7 @@ def examine(
     findings = Findings(
         noun=kind.noun,
         sizes=tuple(headers.sizes.get(name) for name in pictures),
+        files={name: _digest(digest, described.get(name)) for name, digest in headers.digests.items()},
         overlooked=(*(left_out if headers.problems else ()), *_overlooked(listing, known, kind, rules)),
     )
     return dataset, findings
@@ -254,6 +260,12 @@ def _listed(folder: Path, kind: _Kind, rules: Rules) -> Listing:
             f"{folder}: holds no {kind.noun}; expected files ending in {', '.join(kind.endings)}{others}{why}"
         )
     return listing
+
+
+def _digest(contents: bytes, about: Description | None) -> str:
+    """Of a picture and what is said of it; None: it is no sample."""
+    said = b"" if about is None else repr((about.text, about.label, about.condition)).encode("utf-8", "surrogateescape")
+    return blake2b(contents + said, digest_size=8).hexdigest()
 
 
 def _overlooked(listing: Listing, known: Known, kind: _Kind, rules: Rules) -> Iterator[str]:
@@ -295,6 +307,7 @@ class _Headers:
     sizes: dict[str, Size]
     rates: dict[str, float]
     """Of clips."""
+    digests: dict[str, bytes]
     contents: str
 
 
@@ -303,6 +316,7 @@ def _headers(folder: Path, pictures: Sequence[str], kind: _Kind, progress: Progr
     problems: dict[str, str] = {}
     sizes: dict[str, Size] = {}
     rates: dict[str, float] = {}
+    digests: dict[str, bytes] = {}
     colours, contents = [], blake2b(digest_size=16)
 
     def check(name: str) -> tuple[Header, bytes]:
@@ -318,6 +332,8 @@ def _headers(folder: Path, pictures: Sequence[str], kind: _Kind, progress: Progr
             contents.update(name.encode("utf-8", "surrogateescape") + b"\0" + digest)
             if header.problem is not None:
                 problems[name] = header.problem
+            else:
+                digests[name] = digest
             if header.size is not None:
                 sizes[name] = header.size
             if header.rate is not None:
@@ -328,7 +344,7 @@ def _headers(folder: Path, pictures: Sequence[str], kind: _Kind, progress: Progr
                 progress(number, len(pictures))
     if colours:
         logger.warning('data=%s taken_as_srgb=%d examples="%s"', folder, len(colours), "; ".join(colours[:NUM_SHOWN]))
-    return _Headers(problems, sizes, rates, contents.hexdigest()[:12])
+    return _Headers(problems, sizes, rates, digests, contents.hexdigest()[:12])
 
 
 def _raise(folder: Path, problems: dict[str, Sequence[str]]) -> None:

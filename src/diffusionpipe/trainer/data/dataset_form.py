@@ -9,15 +9,29 @@ _SAMPLES = rows_of(Sample)
 
 
 def _write(dataset: Dataset) -> object:
-    return [str(dataset.folder), dataset.contents, dataset.rate, _SAMPLES.write(dataset.samples)]
+    growth = [list(pair) for pair in dataset.growth]
+    return [str(dataset.folder), dataset.contents, dataset.rate, growth, _SAMPLES.write(dataset.samples)]
 
 
 def _read(data: object) -> Dataset:
-    if not isinstance(data, list) or len(data) != 4 or not all(isinstance(text, str) for text in data[:2]):
-        raise ValueError("a folder, a fingerprint, a rate and columns are needed")
+    if not isinstance(data, list) or len(data) != 5 or not all(isinstance(text, str) for text in data[:2]):
+        raise ValueError("a folder, a fingerprint, a rate, a growth and columns are needed")
     if not isinstance(data[2], float | None):
         raise ValueError("a rate is a number")
-    return Dataset(folder=Path(data[0]), contents=data[1], rate=data[2], samples=_SAMPLES.read(data[3]))
+    growth = data[3]
+    if not isinstance(growth, list) or not all(_is_pair(pair) for pair in growth):
+        raise ValueError("a growth is pairs of whole numbers")
+    return Dataset(
+        folder=Path(data[0]),
+        contents=data[1],
+        rate=data[2],
+        growth=tuple((since, count) for since, count in growth),
+        samples=_SAMPLES.read(data[4]),
+    )
+
+
+def _is_pair(found: object) -> bool:
+    return isinstance(found, list) and len(found) == 2 and all(type(number) is int for number in found)
 
 
 def _write_both(both: tuple[Dataset, Dataset | None]) -> object:

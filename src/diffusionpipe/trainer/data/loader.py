@@ -105,6 +105,7 @@ class StepLoader:
             batch=self.batch,
             step=step,
             positions=self.positions,
+            growth=self.source.dataset.growth,
         )
 
 

@@ -56,7 +56,7 @@ _KEYS: Mapping[str, Mapping[Effect, str]] = {
         Effect.JUDGED: "train",
         Effect.FIXED: "resolution height frames frame_rate random_crop flip caption_dropout",
         Effect.SAID: "validation on_error",
-        Effect.SILENT: "workers max_skipped",
+        Effect.SILENT: "workers max_skipped allow_growth",
     },
     "training": {
         Effect.FIXED: "seed batch",

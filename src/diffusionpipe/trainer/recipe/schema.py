@@ -70,6 +70,8 @@ class DataSection(Section):
     workers: Auto[Annotated[int, Field(ge=0, le=128)]] = None
     """Processes per rank that decode pictures ahead; 0 decodes in the training process; "auto": 1 on CPUs, on GPUs as
     many as cores are free for a rank."""
+    allow_growth: bool = False
+    """Whether a resumed run may find more training pictures than before; they enter at its next epoch."""
     on_error: Choice[OnError] = OnError.STOP
     """A training picture that turns out to be damaged when it is decoded: stop the run, or skip the picture."""
     max_skipped: Count = 100

@@ -1,0 +1,143 @@
+"""The files of a run's training data, in data.json of its folder: which it began with, and which came later.
+
+    {"generations": [{"since": 0, "files": {"a.png": "0f3c...", "b.png": "77aa..."}},
+                     {"since": 40, "files": {"c.png": "91d2..."}}]}
+
+A file has the digest of its picture and of what is said of it. `since` is the position in the order of the data from
+which on the files are known; they enter with the epoch that begins there.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from diffusionpipe.errors import CheckpointError, DataError
+from diffusionpipe.ir.input_file import read_json
+from diffusionpipe.ir.output_file import write_atomically
+from diffusionpipe.ir.words import counted
+from diffusionpipe.trainer.data.order import growth_of, next_epoch
+
+FILE = "data.json"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Generation:
+    """Files that are known from one position on."""
+
+    since: int
+    files: dict[str, str]
+    """Digests by names."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ledger:
+    """All files of a run's training data."""
+
+    generations: tuple[Generation, ...]
+
+    def since_of(self) -> dict[str, int]:
+        """The position from which on each file is known."""
+        return {name: one.since for one in self.generations for name in one.files}
+
+
+def first_ledger(files: Mapping[str, str]) -> Ledger:
+    """That of a run that begins."""
+    return Ledger(generations=(Generation(since=0, files=dict(files)),))
+
+
+def write_ledger(folder: Path, ledger: Ledger) -> None:
+    """Write it into a run's folder."""
+    generations = [{"since": one.since, "files": one.files} for one in ledger.generations]
+    write_atomically(folder / FILE, json.dumps({"generations": generations}) + "\n")
+
+
+def read_ledger(folder: Path) -> Ledger | None:
+    """That of a run's folder; None where an older version has written none.
+
+    Raises:
+        DataError: it cannot be read.
+    """
+    path = folder / FILE
+    try:
+        return _parsed(read_json(path))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        raise DataError(
+            f"{path} cannot be read: {error}; restore it, or start a new run in another run.folder"
+        ) from error
+
+
+def _parsed(found: object) -> Ledger:
+    """The ledger that a JSON value is. Raises a ValueError where it is none."""
+    generations = found.get("generations") if isinstance(found, dict) else None
+    if not isinstance(generations, list) or not generations:
+        raise ValueError("it is not written by a run")
+    result = []
+    for one in generations:
+        since, files = (one.get("since"), one.get("files")) if isinstance(one, dict) else (None, None)
+        if type(since) is not int or since < 0 or not isinstance(files, dict):
+            raise ValueError("a generation needs a position from 0 and files")
+        if not all(isinstance(digest, str) for digest in files.values()):
+            raise ValueError("digests are texts")
+        result.append(Generation(since=since, files=files))
+    return Ledger(generations=tuple(result))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Continuation:
+    """Where a run goes on, and whether new files may enter."""
+
+    position: int
+    """In the order of the data."""
+    may_grow: bool
+    noun: str
+    """What the files are, in the plural."""
+
+
+def continued(ledger: Ledger, files: Mapping[str, str], samples: Sequence[str], at: Continuation) -> Ledger:
+    """The ledger with what is new among the files; `samples` are those of them that are trained on.
+
+    Raises:
+        CheckpointError: files that the run has used are gone or different, or new ones may not enter.
+    """
+    used = tuple(one for one in ledger.generations if one.since < at.position or one.since == 0)
+    waiting = [_present(one, files) for one in ledger.generations if one not in used]
+    known = {name: digest for one in used for name, digest in one.files.items()}
+    announced = {name for one in waiting for name in one.files}
+    gone = [name for name in known if name not in files]
+    different = [name for name, digest in known.items() if files.get(name, digest) != digest]
+    new = {name: digest for name, digest in files.items() if name not in known and name not in announced}
+    lost = [*_examples(len(gone), f"{at.noun} are gone", gone)]
+    lost += _examples(len(different), f"{at.noun} or captions are different", different)
+    if lost or (new and not at.may_grow):
+        added = _examples(len(new), f"{at.noun} are new", list(new))
+        raise CheckpointError(_refusal([*lost, *added], has_lost=bool(lost), has_new=bool(new)))
+    kept = (*used, *(one for one in waiting if one.files))
+    if new:
+        before = Ledger(generations=kept)
+        since = before.since_of()
+        trained = [since[name] for name in samples if name in since]
+        growth = growth_of([(position, 1) for position in trained])
+        kept += (Generation(since=next_epoch(at.position, len(trained), growth), files=new),)
+    return Ledger(generations=kept)
+
+
+def _present(generation: Generation, files: Mapping[str, str]) -> Generation:
+    """Of files that have not entered yet those that are still there, as they are now."""
+    return replace(generation, files={name: files[name] for name in generation.files if name in files})
+
+
+def _examples(number: int, phrase: str, names: Sequence[str]) -> list[str]:
+    return [f"{counted(number, phrase)}, e.g. {names[0]}"] if number else []
+
+
+def _refusal(found: Sequence[str], *, has_lost: bool, has_new: bool) -> str:
+    ways = []
+    if has_lost:
+        ways.append("restore them as they were")
+    if has_new:
+        ways.append("set data.allow_growth = true, so that new ones enter at the next epoch")
+    way = f"{' and '.join(ways)}, or start a new run in another run.folder"
+    return f"data.train is not the data of this run: {'; '.join(found)}.\n{way[0].upper()}{way[1:]}."

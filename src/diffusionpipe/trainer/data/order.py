@@ -1,0 +1,61 @@
+"""The order of the data, which is endless: epoch after epoch, also where new samples enter in between.
+
+    position   0                     20                    40                              65
+    epoch      0: 20 samples         1: 20 samples         2: 25 samples                   3 ...
+    growth                       ((30, 5),): five more are known from position 30 on
+
+Step k takes positions k * batch up to (k + 1) * batch. An epoch holds the samples that are known at its start, so the
+order of a running epoch never changes.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+Growth = tuple[tuple[int, int], ...]
+"""The position from which on further samples are known, and their number, by position. Samples are numbered so."""
+
+
+class Place(NamedTuple):
+    """A position of the order."""
+
+    epoch: int
+    number: int
+    """In the epoch."""
+    size: int
+    """Samples of the epoch."""
+
+
+def place_of(position: int, num_samples: int, growth: Growth = ()) -> Place:
+    """Where a position is; `num_samples` are all samples, those of the growth included.
+
+    >>> [place_of(position, 25, ((30, 5),)) for position in (19, 39, 40, 65)]
+    [Place(epoch=0, number=19, size=20), Place(epoch=1, number=19, size=20), Place(epoch=2, number=0, size=25), \
+Place(epoch=3, number=0, size=25)]
+    """
+    start, epoch = 0, 0
+    size = num_samples - sum(count for _, count in growth)
+    for since, count in growth:
+        whole = max(0, -(-(since - start) // size))
+        if position < start + whole * size:
+            break
+        start, epoch, size = start + whole * size, epoch + whole, size + count
+    whole, number = divmod(position - start, size)
+    return Place(epoch + whole, number, size)
+
+
+def next_epoch(position: int, num_samples: int, growth: Growth = ()) -> int:
+    """The position of the first epoch that begins at this one or behind it."""
+    place = place_of(position, num_samples, growth)
+    return position if place.number == 0 else position + place.size - place.number
+
+
+def num_epochs(positions: int, num_samples: int, growth: Growth = ()) -> float:
+    """How many epochs so many positions are."""
+    place = place_of(positions, num_samples, growth)
+    return place.epoch + place.number / place.size
+
+
+def growth_of(counts: Sequence[tuple[int, int]]) -> Growth:
+    """The growth by positions and numbers in any order; what is known from the beginning is no growth."""
+    positions = sorted({since for since, count in counts if since > 0 and count})
+    return tuple((since, sum(count for one, count in counts if one == since)) for since in positions)
