@@ -4,9 +4,12 @@ A frame is a board of 4 x 3 blocks. Of the upper row only the left block is whit
 is noticed; the other eight blocks are the bits of the number. Blocks of 16 pixels survive every codec.
 """
 
+import math
+import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
+from math import radians
 from pathlib import Path
 
 import av
@@ -74,14 +77,25 @@ def write(kind: Kind, path: Path) -> Path:
         stream.time_base = stream.codec_context.time_base = kind.base
         if kind.aspect is not None:
             stream.codec_context.sample_aspect_ratio = kind.aspect
-        if kind.shown is not None:
-            stream.set_display_rotation(*kind.shown)
         for number, time in enumerate(kind.times):
             frame = _frame(kind, kind.stored(board(number)))
             frame.pts, frame.time_base = round(time / kind.base), kind.base
             container.mux(stream.encode(frame))
         container.mux(stream.encode(None))
+    if kind.shown is not None:
+        _show(path, *kind.shown)
     return path
+
+
+def _show(path: Path, degrees: int, is_mirrored: bool, is_upside_down: bool) -> None:
+    """Put a display matrix into an MP4 or QuickTime file: in "tkhd", as 16.16 numbers, for x and y downwards."""
+    cos, sin = (round(part(radians(degrees)) * 2**16) for part in (math.cos, math.sin))
+    across, down = (-1 if is_mirrored else 1), (-1 if is_upside_down else 1)
+    matrix = (across * cos, down * -sin, 0, across * sin, down * cos, 0, 0, 0, 1 << 30)
+    content = bytearray(path.read_bytes())
+    place = content.index(b"tkhd") + 44
+    content[place : place + 36] = struct.pack(">9i", *matrix)
+    path.write_bytes(content)
 
 
 def _frame(kind: Kind, pixels: Pixels) -> av.VideoFrame:

@@ -88,6 +88,16 @@ def kinds():
         "VP9 webm paused": vp9("webm", paused(26)),
         "VP9 mp4 uneven": vp9("mp4", uneven(26)),
         "VP9 webm alpha": vp9("webm", uneven(26), form="yuva420p", is_transparent=True),
+        "VP8 webm alpha": Kind(
+            ending="webm",
+            codec="libvpx",
+            times=uneven(26),
+            every=6,
+            form="yuva420p",
+            options={"auto-alt-ref": "0", "lag-in-frames": "0", "b": "1000000"},
+            is_transparent=True,
+        ),
+        "PNG mov alpha": Kind(ending="mov", codec="png", times=uneven(26), every=1, form="rgba", is_transparent=True),
         "ProRes mov uneven": Kind(
             ending="mov", codec="prores_ks", times=uneven(26), every=1, form="yuv422p10le", options={"profile": "3"}
         ),
@@ -134,7 +144,6 @@ def kinds():
                 more = lying(degrees, is_mirrored, False)
                 name = f"H.264 mov {degrees}{' mirrored' * is_mirrored}"
                 found[name] = h264("mov", uneven(26), **more)
-    found["H.264 mkv 90"] = h264("mkv", uneven(26), **lying(90, False, False))
     found["H.264 mp4 upside down"] = h264("mp4", uneven(26), **lying(0, False, True))
     turned = lying(90, True, False)
     stored = turned["stored"]
