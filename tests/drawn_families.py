@@ -76,10 +76,11 @@ class Drawn:
     """By diffusers' pipeline, or by an adapter of it; None where diffusers has none."""
 
 
-def settings_of(folder: Path, guidance: float, **more: Any) -> SamplingSettings:
+def settings_of(folder: Path, guidance: float, *, has_negative: bool = True, **more: Any) -> SamplingSettings:
     """Four steps, with this scale of guidance."""
     is_distilled = default_guidance(folder).embedded is not None
-    strength = guidance_of(folder, None, guidance) if is_distilled else guidance_of(folder, guidance, 1.0)
+    given, scale = (None, guidance) if is_distilled else (guidance, 1.0)
+    strength = guidance_of(folder, given, scale, has_negative=has_negative)
     return SamplingSettings(
         steps=STEPS,
         guidance=strength.scale,
@@ -91,12 +92,14 @@ def settings_of(folder: Path, guidance: float, **more: Any) -> SamplingSettings:
     )
 
 
-def asked_of(folder: Path, size: int, guidance: float = GUIDED, adapters: Path | None = None) -> Asked:
+def asked_of(
+    folder: Path, size: int, guidance: float = GUIDED, adapters: Path | None = None, *, has_negative: bool = True
+) -> Asked:
     """Two pictures or clips of a folder's model, of its prompts or labels; `size` is that of pictures."""
-    settings = settings_of(folder, guidance)
+    settings = settings_of(folder, guidance, has_negative=has_negative)
     kind = str(model_index(folder)["_class_name"])
     has_text = any(name.startswith("tokenizer") for name in model_index(folder))
-    negatives = _negatives_of(getattr(diffusers, kind)) if settings.is_guided and has_text else ()
+    negatives = _negatives_of(getattr(diffusers, kind)) if settings.is_guided and has_text and has_negative else ()
     return Asked(
         sources=(Source(folder=folder, resolution=size, adapters=adapters, clip=CLIPS.get(kind)),),
         wish=Wish(prompts=PROMPTS, negatives=tuple(negatives), frame_rate=RATE) if has_text else Wish(labels=LABELS),

@@ -144,6 +144,35 @@ def test_a_configuration_that_makes_no_model_is_named(stable_diffusion):
         open_components(stable_diffusion)
 
 
+@pytest.mark.parametrize(
+    ("part", "key"),
+    [
+        ("vae", "scaling_factor"),
+        ("vae", "norm_num_groups"),
+        ("unet", "norm_eps"),
+        ("unet", "block_out_channels"),
+        ("text_encoder", "layer_norm_eps"),
+        ("text_encoder", "hidden_size"),
+        ("scheduler", "prediction_type"),
+        ("scheduler", "beta_end"),
+    ],
+)
+def test_a_null_in_place_of_a_value_is_named_with_its_file(stable_diffusion, part, key):
+    path = next((stable_diffusion / part).glob("*config.json"))
+    _edit(path, **{key: None})
+    with pytest.raises(ModelError, match=f"{path.name}: {key} is null, but .* needs a value") as raised:
+        build_graph(stable_diffusion, objective=PLAIN, resolution=8)
+    assert "\n" not in str(raised.value)
+
+
+def test_a_null_that_says_none_or_no_or_that_nobody_reads_changes_nothing(stable_diffusion):
+    plain = describe(build_graph(stable_diffusion, objective=PLAIN, resolution=8))
+    _edit(stable_diffusion / "vae" / "config.json", shift_factor=None, latents_mean=None, force_upcast=None)
+    _edit(stable_diffusion / "unet" / "config.json", upcast_attention=None, sample_size=None, class_embed_type=None)
+    _edit(stable_diffusion / "scheduler" / "scheduler_config.json", clip_sample_range=None, thresholding=None)
+    assert describe(build_graph(stable_diffusion, objective=PLAIN, resolution=8)) == plain
+
+
 def test_a_folder_without_scheduler_is_refused(stable_diffusion):
     (stable_diffusion / "scheduler" / "scheduler_config.json").unlink()
     with pytest.raises(ModelError, match=r"scheduler_config\.json is missing"):

@@ -1,5 +1,6 @@
 """Exports and pictures of SD3-like and FLUX-like folders are those of their own schedulers, as in diffusers."""
 
+import inspect
 import json
 import math
 import shutil
@@ -192,7 +193,8 @@ def drawn_by_diffusers(folder: Path, size: int, **extra: object) -> np.ndarray:
 def drawn_here(monkeypatch, folder: Path, size: int, guidance: float | None, true_cfg_scale: float = 1.0) -> np.ndarray:
     """What `sample` draws, before it is rounded to 256 levels."""
     monkeypatch.setattr(folder_drawing, "decode", drawing.decode_exactly)
-    strength = guidance_of(folder, guidance, true_cfg_scale)
+    negatives = ("",) * len(PROMPTS) if true_cfg_scale > 1 else ()
+    strength = guidance_of(folder, guidance, true_cfg_scale, has_negative=bool(negatives))
     settings = SamplingSettings(
         steps=4,
         guidance=strength.scale,
@@ -200,7 +202,9 @@ def drawn_here(monkeypatch, folder: Path, size: int, guidance: float | None, tru
         seed=0,
         scheduler=scheduler_config(folder),
     )
-    found = draw_from_folder(folder, Wish(prompts=PROMPTS), settings, resolution=size, device=torch.device("cpu"))
+    found = draw_from_folder(
+        folder, Wish(prompts=PROMPTS, negatives=negatives), settings, resolution=size, device=torch.device("cpu")
+    )
     return np.asarray(found)
 
 
@@ -222,8 +226,6 @@ def test_sample_draws_what_diffusers_draws_from_the_export(monkeypatch, folders,
 
 
 def test_guidance_and_size_are_by_default_those_of_diffusers(tmp_path):
-    import inspect
-
     for kind, make in PIPELINES.items():
         pipeline = make()
         pipeline.save_config(tmp_path / kind)
@@ -237,17 +239,34 @@ def test_guidance_and_size_are_by_default_those_of_diffusers(tmp_path):
         assert default_resolution(tmp_path / kind) == size * pipeline.vae_scale_factor
 
 
+@pytest.mark.parametrize(
+    ("kind", "is_guided"), [("FluxPipeline", False), ("QwenImagePipeline", False), ("ChromaPipeline", True)]
+)
+def test_without_a_negative_prompt_a_family_is_guided_only_if_diffusers_pipeline_guides_it(
+    tmp_path, caplog, kind, is_guided
+):
+    (tmp_path / "transformer").mkdir()
+    (tmp_path / "transformer" / "config.json").write_text("{}")
+    (tmp_path / "model_index.json").write_text(json.dumps({"_class_name": kind}))
+    assert guidance_of(tmp_path, 3.0, 1.0, has_negative=True).scale == 3
+    assert caplog.text == ""
+    assert guidance_of(tmp_path, 3.0, 1.0, has_negative=False).scale == (3 if is_guided else 1)
+    assert ("guidance=3 effect=none" in caplog.text) is not is_guided
+    text = "".join(inspect.getsource(getattr(diffusers, kind).__call__))
+    assert ("has_neg_prompt" in text) is not is_guided  # as diffusers itself says
+
+
 def test_guidance_of_a_distilled_model_is_its_embedding(folders, tmp_path):
     flux, sd3 = folders["flux"].source, folders["sd3"].source
-    assert guidance_of(flux, None, 1.0) == Guidance(scale=1.0, embedded=3.5)
-    assert guidance_of(flux, 2.0, 4.0) == Guidance(scale=4.0, embedded=2.0)
-    assert guidance_of(sd3, 2.0, 1.0) == Guidance(scale=2.0, embedded=None)
+    assert guidance_of(flux, None, 1.0, has_negative=True) == Guidance(scale=1.0, embedded=3.5)
+    assert guidance_of(flux, 2.0, 4.0, has_negative=True) == Guidance(scale=4.0, embedded=2.0)
+    assert guidance_of(sd3, 2.0, 1.0, has_negative=False) == Guidance(scale=2.0, embedded=None)
     with pytest.raises(RecipeError, match=r"true_cfg_scale: 4 has no effect.*Set guidance instead"):
-        guidance_of(sd3, None, 4.0)
+        guidance_of(sd3, None, 4.0, has_negative=False)
     schnell = shutil.copytree(flux, tmp_path / "schnell")
     config = schnell / "transformer" / "config.json"
     config.write_text(json.dumps(json.loads(config.read_text()) | {"guidance_embeds": False}))
-    assert guidance_of(schnell, None, 1.0) == Guidance(scale=1.0, embedded=None)
+    assert guidance_of(schnell, None, 1.0, has_negative=False) == Guidance(scale=1.0, embedded=None)
 
 
 # --- runs and the command
@@ -322,7 +341,7 @@ def test_the_command_draws_from_a_flux_folder_with_and_without_a_size(folders, m
     if not words:  # 4096 tokens take a while; the size alone is looked at
         monkeypatch.setattr(cascade_drawing, "draw_from_folders", draw)
     out = tmp_path / "grid.png"
-    steps = ["--steps", "1", "--true-cfg-scale", "2"]
+    steps = ["--steps", "1", "--true-cfg-scale", "2", "--negative", ""]
     result = CliRunner().invoke(
         cli.app, ["sample", str(folders["flux"].source), "--prompt", "a", "--out", str(out), *steps, *words]
     )

@@ -63,8 +63,7 @@ def set_entry(folder, name, value):
 
 
 def without_negatives(folder, kind="StableDiffusionXLPipeline"):
-    asked = asked_of(folder, size_of(kind))
-    return replace(asked, wish=replace(asked.wish, negatives=()))
+    return asked_of(folder, size_of(kind), has_negative=False)
 
 
 def test_sdxl_without_a_negative_prompt_draws_as_its_flag_says(folder):
@@ -104,7 +103,7 @@ def test_a_dropped_caption_trains_the_states_that_the_pipeline_draws_with(folder
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["sd3"])  # FLUX.1 then has no guidance in diffusers, and the empty text here
+@pytest.mark.parametrize("kind", ["sd3", "flux"])  # of FLUX.1 that means without guidance
 def test_without_a_negative_prompt_the_other_pipelines_draw_as_diffusers_does(tmp_path, kind):
     pipeline = PIPELINES[kind]()
     randomise_pipeline(pipeline)

@@ -59,7 +59,7 @@ def _draw(model: "TrainedModel", origin: "Origin", device: "torch.device") -> "P
     wish = Wish(
         prompts=() if origin.prompt is None else (origin.prompt,) * origin.count,
         labels=() if origin.label is None else (origin.label,) * origin.count,
-        negatives=(origin.negative_prompt,) * origin.count if origin.negative_prompt else (),
+        negatives=(origin.negative_prompt,) * origin.count if origin.negative_prompt is not None else (),
         conditions=(Path(origin.condition),) * origin.count if origin.condition is not None else (),
         frame_rate=origin.frame_rate,
     )

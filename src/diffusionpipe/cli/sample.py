@@ -199,7 +199,7 @@ def sample(
     drawing = Drawing(
         model=model,
         wish=replace(steered(wish, run, model.folder, condition or (), count), frame_rate=size.frame_rate),
-        settings=[_settings(one, own, asked) for one in model.chain],
+        settings=[_settings(one, own, asked, has_negative=bool(wish.negatives)) for one in model.chain],
         size=size,
         precision=_precision(run, precision),
         device=device,
@@ -254,7 +254,7 @@ def _wish(
     return Wish(
         prompts=tuple(one.text for one in repeated),
         labels=tuple(number for number in label for _ in range(count)),
-        negatives=negatives_of(repeated, negative or ""),
+        negatives=negatives_of(repeated, negative),
     )
 
 
@@ -270,7 +270,9 @@ class _Asked:
     noise_level: int | None
 
 
-def _settings(model: "TrainedModel", own: "SamplingSection", asked: _Asked) -> "SamplingSettings":
+def _settings(
+    model: "TrainedModel", own: "SamplingSection", asked: _Asked, *, has_negative: bool
+) -> "SamplingSettings":
     """How one model draws; `own` is what the run's recipe says.
 
     Raises:
@@ -284,6 +286,7 @@ def _settings(model: "TrainedModel", own: "SamplingSection", asked: _Asked) -> "
         model.folder,
         own.guidance if asked.guidance is None else asked.guidance,
         own.true_cfg_scale if asked.true_cfg_scale is None else asked.true_cfg_scale,
+        has_negative=has_negative,
     )
     level = own.noise_level if asked.noise_level is None else asked.noise_level
     settings = SamplingSettings(

@@ -140,6 +140,14 @@ class Family:
     """Side of the latents that diffusers' pipeline draws unless told otherwise; None: as the denoiser's configuration
     says."""
 
+    @property
+    def needs_negative(self) -> bool:
+        """Whether diffusers' pipeline guides only where it is given a negative prompt, which may be the empty text.
+
+        Those pipelines call the scale true_cfg_scale; FLUX.1's is the one of them that our own loop draws for.
+        """
+        return self.embedded_guidance is not None if self.call is None else self.call.scale == "true_cfg_scale"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:

@@ -38,7 +38,7 @@ from diffusionpipe.models.family import Clip, Family, LowResolution
 from diffusionpipe.models.graph import LayerGraph
 from diffusionpipe.models.hub import fetched
 from diffusionpipe.models.lora import LoraSettings, add_lora, is_adapter
-from diffusionpipe.models.meta import module_on_meta
+from diffusionpipe.models.meta import check_nulls, module_on_meta
 from diffusionpipe.models.objective import Objective, ObjectiveSettings
 from diffusionpipe.models.self_conditioning import plain_config, self_conditioned
 from diffusionpipe.models.stored import StoredWeights, missing_weights, stored_weights
@@ -260,8 +260,18 @@ def _latent_channels(folder: Path) -> int:
 
 
 def scheduler_config(folder: Path, component: str = "scheduler") -> dict[str, Any]:
-    """The configuration of one of the folder's schedulers. Raises ModelError if it is missing."""
-    return _read_json(folder / component / "scheduler_config.json")
+    """The configuration of one of the folder's schedulers.
+
+    Raises ModelError if it is missing, or has nulls where its class needs values.
+    """
+    import diffusers
+
+    path = folder / component / "scheduler_config.json"
+    config = _read_json(path)
+    kind = getattr(diffusers, str(config.get("_class_name")), None)
+    if isinstance(kind, type):
+        check_nulls(kind, config, source=path)
+    return config
 
 
 def component_config(folder: Path, component: str) -> dict[str, Any]:

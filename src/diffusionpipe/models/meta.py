@@ -1,6 +1,7 @@
 """diffusers' and transformers' classes from their configurations, with parameters on the meta device."""
 
 from collections.abc import Callable, Mapping, Sequence
+from inspect import Parameter, signature
 from typing import Any
 
 import torch
@@ -25,6 +26,13 @@ _OF_TRANSFORMERS = {
 _EAGER = ("Gemma2Model",)
 """Classes whose scores are capped, which transformers computes with its own attention alone, as its default."""
 _MAX_LAYERS = 512
+_SWITCHES = {
+    "addition_embed_type_num_heads": "addition_embed_type",
+    "clip_sample_range": "clip_sample",
+    "dynamic_thresholding_ratio": "thresholding",
+    "sample_max_value": "thresholding",
+}
+"""Settings that nobody reads where another one is off."""
 
 
 def module_on_meta(kind: str, config: Mapping[str, Any], *, source: object) -> nn.Module:
@@ -40,6 +48,9 @@ def module_on_meta(kind: str, config: Mapping[str, Any], *, source: object) -> n
     import transformers
 
     _check_counts(config, source)
+    is_of_transformers = kind in _OF_TRANSFORMERS
+    check_nulls(getattr(transformers, _OF_TRANSFORMERS[kind]) if is_of_transformers else getattr(diffusers, kind),
+                config, source=source)  # fmt: skip
     module: Any
     try:
         with accelerate.init_empty_weights(include_buffers=False), _EmptyOnMeta():
@@ -55,6 +66,42 @@ def module_on_meta(kind: str, config: Mapping[str, Any], *, source: object) -> n
         raise ModelError(f"{source} does not make a {kind}: {type(error).__name__}: {error}") from error
     assert isinstance(module, nn.Module)
     return module
+
+
+def check_nulls(kind: type, config: Mapping[str, Any], *, source: object) -> None:
+    """Refuses nulls in a configuration for settings that the class `kind` cannot do without.
+
+    Those are the ones whose default is a value, and whose type says that they always have one. A null in place of yes
+    or no counts as no.
+
+    Raises:
+        ModelError: the message names all such settings.
+    """
+    parameters = signature(kind).parameters
+    needed = {
+        name: parameters[name].default
+        for name, value in config.items()
+        if value is None and name in parameters and _is_needed(parameters[name]) and _is_on(name, config)
+    }
+    if needed:
+        listed = ", ".join(needed)
+        defaults = ", ".join(f"{name} {default!r}" for name, default in needed.items())
+        raise ModelError(
+            f"{source}: {listed} {'are' if len(needed) > 1 else 'is'} null, but {kind.__name__} needs a value there; "
+            f"get the model again, or set what it was trained with (the default is {defaults})"
+        )
+
+
+def _is_on(name: str, config: Mapping[str, Any]) -> bool:
+    return name not in _SWITCHES or bool(config.get(_SWITCHES[name]))
+
+
+def _is_needed(parameter: Parameter) -> bool:
+    may_be_null = any(word in str(parameter.annotation) for word in ("None", "Optional"))
+    is_value = isinstance(parameter.default, int | float | str | tuple | list) and not isinstance(
+        parameter.default, bool
+    )
+    return is_value and (not may_be_null or parameter.name.endswith("_eps"))  # transformers' types are wide for these
 
 
 def _check_counts(config: Mapping[str, Any], source: object) -> None:

@@ -60,7 +60,7 @@ def raw_conditions(wish: Wish, graph: LayerGraph, folder: Path, settings: Sampli
     if "input_ids" in inputs:
         if not wish.prompts:
             raise RecipeError("the model draws from captions; give prompts, not labels")
-        if wish.negatives and not settings.is_guided:
+        if any(wish.negatives) and not settings.is_guided:
             key = "guidance" if settings.embedded_guidance is None else "true_cfg_scale"
             raise RecipeError(f"a negative prompt has no effect without guidance; set {key} above 1, or remove it")
         negatives = [Negative(text) for text in wish.negatives] or [Absent()] * len(wish.prompts)

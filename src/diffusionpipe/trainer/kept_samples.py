@@ -30,7 +30,7 @@ def keep_samples(pictures: Sequence[Picture], wish: Wish, shared: Origin, folder
         origin = replace(
             shared,
             prompt=wish.prompts[index] if wish.prompts else None,
-            negative_prompt=wish.negatives[index] if wish.negatives else "",
+            negative_prompt=wish.negatives[index] if wish.negatives else None,
             label=wish.labels[index] if wish.labels else None,
             condition=str(wish.conditions[index]) if wish.conditions else None,
             frame_rate=wish.frame_rate,

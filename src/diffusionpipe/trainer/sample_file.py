@@ -56,7 +56,8 @@ class Origin:
 
     settings: SamplingSettings
     prompt: str | None = None
-    negative_prompt: str = ""
+    negative_prompt: str | None = None
+    """The empty text is one, too; None: there was none."""
     label: int | None = None
     condition: str | None = None
     """Path of the picture that steered; None for models that are not steered."""

@@ -83,13 +83,16 @@ def _named() -> str:
     return " and ".join(repr(key) for key in _KEYS)
 
 
-def negatives_of(prompts: tuple[Prompt, ...], fallback: str = "") -> tuple[str, ...]:
+def negatives_of(prompts: tuple[Prompt, ...], fallback: str | None = None) -> tuple[str, ...]:
     """A negative prompt for each prompt, `fallback` where a line has none; () if none has one and there is no fallback.
+
+    The empty text is one, too: some models are not guided without a negative prompt, others read zeros then.
 
     >>> negatives_of((Prompt("an owl", None), Prompt("a wren", "blurry")))
     ('', 'blurry')
     >>> negatives_of((Prompt("an owl", None),))
     ()
     """
-    negatives = tuple(fallback if prompt.negative is None else prompt.negative for prompt in prompts)
-    return negatives if any(negatives) else ()
+    if fallback is None and all(prompt.negative is None for prompt in prompts):
+        return ()
+    return tuple((fallback or "") if prompt.negative is None else prompt.negative for prompt in prompts)

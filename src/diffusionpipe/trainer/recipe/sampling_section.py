@@ -59,8 +59,8 @@ class SamplingSection(Section):
         except RecipeError as error:
             raise_problems(f"prompts: {line}" for line in str(error).splitlines())
             raise
-        negative = values.get("negative_prompt", "")
-        if isinstance(negative, str):
+        negative = values.get("negative_prompt")
+        if negative is None or isinstance(negative, str):
             negative = negatives_of(found, negative)
         elif any(prompt.negative is not None for prompt in found):
             raise ValueError(
