@@ -1,4 +1,8 @@
+import subprocess
+import sys
+
 import pytest
+from PIL import Image
 
 from diffusionpipe.trainer.data.captions import Description, read_caption, read_metadata
 from diffusionpipe.trainer.data.names import sidecars_of
@@ -82,3 +86,30 @@ def test_a_label_in_a_csv_is_a_whole_number(tmp_path):
     assert read_metadata(tmp_path, ["metadata.csv"]).problems == (
         'metadata.csv line 2: label is "owl"; expected a whole number from 0',
     )
+
+
+MEASURED = """
+import resource, sys
+from pathlib import Path
+from diffusionpipe.trainer.data.dataset import examine
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+try:
+    examine(Path(sys.argv[1]), "text")
+except Exception as error:
+    print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024)
+    print(error)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "line", ['{{"file_name": "{0:07}.png", "text": "a caption, {0}"}}', '{{"file_name": "a.png"}}', "{{"]
+)
+def test_a_million_lines_of_metadata_that_are_no_use_are_one_short_error_in_bounded_memory(tmp_path, line):
+    Image.new("RGB", (4, 4)).save(tmp_path / "a.png")
+    (tmp_path / "metadata.jsonl").write_text("\n".join(line.format(number) for number in range(1_000_000)))
+    command = [sys.executable, "-c", MEASURED, str(tmp_path)]
+    peak, *said = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+    assert int(peak) < 800 * 2**20
+    assert len(said) < 20
+    assert "cannot be trained on" in said[0]

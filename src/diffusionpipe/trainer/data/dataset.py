@@ -206,12 +206,11 @@ def examine(
         pictures = [name for name in pictures if name not in unreadable and steered.get(name) not in unreadable]
         logger.warning('data=%s left_out=%d reason="they cannot be read" list=%s', folder, len(unreadable), SKIPPED)
         unreadable = {}
+    missing = sorted({*descriptions, *known.lists, *conditions}.difference(found, listing.apart))
+    missing[:NUM_EXAMPLES] = map(known.names.explain, missing[:NUM_EXAMPLES])  # of a million only those that are shown
     problems = {
         "lines of metadata that cannot be used": known.problems,
-        f"{kind.noun} named in metadata {absent}": [
-            known.names.explain(name)
-            for name in sorted({*descriptions, *known.lists, *conditions}.difference(found, listing.apart))
-        ],
+        f"{kind.noun} named in metadata {absent}": missing,
         "captions that cannot be read": sidecar_problems,
         f"{kind.noun} {_NEEDED[need]}{unread_tables(listing)}": [
             name for name in pictures if getattr(described[name], need) is None

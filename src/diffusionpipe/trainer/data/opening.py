@@ -9,8 +9,8 @@ from PIL import Image, PngImagePlugin
 from diffusionpipe.trainer.data.colours import stored_mode
 from diffusionpipe.units import Bytes
 
-MAX_SIDE = 65_000
-"""A picture may have so many pixels times itself."""
+MAX_SIDE = 32_000
+"""A picture may have at most this number of pixels times itself: 3 GB of memory as RGB."""
 _MAX_TEXT: Bytes = 64 * 2**20
 """Of one text or colour profile in a PNG, unpacked. Graphs of ComfyUI have a few MiB, printers' profiles some more."""
 _GREY_STEPS = {"L;2": 85, "L;4": 17}
