@@ -102,12 +102,10 @@ except Exception as error:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "line", ['{{"file_name": "{0:07}.png", "text": "a caption, {0}"}}', '{{"file_name": "a.png"}}', "{{"]
-)
-def test_a_million_lines_of_metadata_that_are_no_use_are_one_short_error_in_bounded_memory(tmp_path, line):
+def test_a_million_lines_of_metadata_that_are_no_use_are_one_short_error_in_bounded_memory(tmp_path):
     Image.new("RGB", (4, 4)).save(tmp_path / "a.png")
-    (tmp_path / "metadata.jsonl").write_text("\n".join(line.format(number) for number in range(1_000_000)))
+    lines = (f'{{"file_name": "{number:07}.png", "text": "a caption, {number}"}}\n' for number in range(1_000_000))
+    (tmp_path / "metadata.jsonl").write_text("".join(lines))
     command = [sys.executable, "-c", MEASURED, str(tmp_path)]
     peak, *said = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
     assert int(peak) < 800 * 2**20
