@@ -90,7 +90,7 @@ Resolution = Annotated[
     typer.Option(
         metavar="SIDE",
         help="With --model or --model-class: side of a picture in pixels, or WIDTHxHEIGHTxFRAMES, e.g. 832x480x81, to "
-        "plan for clips, which `train` does not take yet; default: the published side.",
+        "plan for clips; default: the published side.",
     ),
 ]
 LoraRank = Annotated[

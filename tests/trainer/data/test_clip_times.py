@@ -85,3 +85,19 @@ def test_what_an_edit_list_leaves_out_is_not_taken(tmp_path):
     for start in (0, 1, 2, 17):
         levels = load_clip(path, size=SIZE, taken=Taken(frames=5), start=(start + 0.5) / 18)
         assert numbers_of(levels.permute(1, 2, 3, 0).numpy()) == list(range(start + 4, start + 9))
+
+
+def test_frames_before_the_first_key_frame_are_not_counted(tmp_path):
+    """A recording that was cut without being encoded anew."""
+    kind = Kind(ending="mkv", codec="libx264", times=uneven(26), every=6, options={"sc_threshold": "0", "bf": "2"})
+    source = write(kind, tmp_path / "a.mkv")
+    with av.open(str(source)) as old, av.open(str(tmp_path / "b.mkv"), "w") as container:
+        stream = container.add_stream_from_template(old.streams.video[0])
+        for number, packet in enumerate(old.demux(video=0)):
+            if packet.size and number > 0:
+                packet.stream = stream
+                container.mux(packet)
+    assert len(timeline_of(tmp_path / "b.mkv").times) == 20
+    for start in (0, 5, 6, 15):
+        levels = load_clip(tmp_path / "b.mkv", size=SIZE, taken=Taken(frames=5), start=(start + 0.5) / 16)
+        assert numbers_of(levels.permute(1, 2, 3, 0).numpy()) == list(range(start + 6, start + 11))
