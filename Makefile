@@ -13,7 +13,7 @@ export PYTHONDONTWRITEBYTECODE =
 RESUME_CASCADE = $(if $(wildcard runs/cascade/checkpoints/step-*),--resume latest)
 RESUME_DIGITS = $(if $(wildcard runs/digits/checkpoints/step-*),--resume latest)
 
-.PHONY: demo demo-cascade demo-memory test test-all explore families fuzz gradients searches memory soak torture doctor-faults old-readers gpu check docs format install clean
+.PHONY: demo demo-cascade demo-memory test test-all explore families fuzz gradients searches memory soak torture doctor-faults old-readers oldest gpu check docs format install clean
 
 install: $(VENV)/installed
 
@@ -106,6 +106,18 @@ $(OLD_READERS)/transformers-%/installed: Makefile
 		diffusers==0.36.0 transformers==$* peft==0.17.0 accelerate ftfy protobuf sentencepiece
 	touch $@
 
+# The tests with the least versions that pyproject.toml allows. See tests/oldest/README.md.
+OLDEST := .venv-oldest
+TESTS ?=
+oldest: $(OLDEST)/installed
+	$(OLDEST)/bin/python -m pytest -n 2 --dist loadgroup -m 'not slow' $(TESTS)
+
+$(OLDEST)/installed: pyproject.toml constraints.txt tests/oldest/__main__.py
+	$(PYTHON) -m venv $(OLDEST)
+	$(OLDEST)/bin/python tests/oldest/__main__.py > $(OLDEST)/constraints.txt
+	$(OLDEST)/bin/python -m pip install --quiet --disable-pip-version-check -c $(OLDEST)/constraints.txt -e '.[dev]'
+	touch $@
+
 # What only a GPU can show; LIST=1 prints the commands with their limits and expected times. See docs/gpu.md.
 gpu: install
 	PYTHONPATH=tests $(BIN)/python -m gpu $(if $(LIST),--list)
@@ -126,4 +138,4 @@ format: install
 	$(BIN)/ruff format .
 
 clean:
-	rm -rf $(VENV) $(OLD_READERS) .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(OLD_READERS) $(OLDEST) .mypy_cache .ruff_cache .hypothesis
