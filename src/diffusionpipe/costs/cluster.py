@@ -182,6 +182,12 @@ def with_memory(cluster: Cluster, memory: Bytes) -> Cluster:
     )
 
 
+def with_less_memory(cluster: Cluster, less: Bytes) -> Cluster:
+    """The cluster with so much less memory for training on each device, but at least a byte."""
+    devices = tuple(replace(device, memory=max(1, device.memory - less)) for device in cluster.devices)
+    return replace(cluster, devices=devices)
+
+
 def repeated(cluster: Cluster, times: int) -> Cluster:
     """So many such clusters beside each other, as `inter` and `inter_reduce` join their nodes."""
     num_nodes, num_ranks = cluster.nodes[-1] + 1, cluster.num_ranks

@@ -52,7 +52,7 @@ class Candidate:
     @property
     def is_copy(self) -> bool:
         """Whether every device holds the whole model, or a part of its parameters."""
-        return self.arrangement.units == 1
+        return self.workers == 1
 
     @property
     def stages(self) -> tuple[int, ...]:

@@ -14,7 +14,7 @@ from math import gcd
 from diffusionpipe.planner.pricing.arrangement import Arrangement
 from diffusionpipe.planner.pricing.encoders import host_sets
 from diffusionpipe.planner.search.candidates import Candidate
-from diffusionpipe.planner.search.constants import BETTER, CHAIN, GROWTH, HEAVY, LEAN, MAX_UNEQUAL_UNITS
+from diffusionpipe.planner.search.constants import BETTER, CHAIN, GAINED, GROWTH, HEAVY, LEAN, MAX_UNEQUAL_UNITS
 from diffusionpipe.planner.search.dynamic_program import Partition
 from diffusionpipe.planner.search.judge import Judge
 from diffusionpipe.planner.search.pool import Judged, Pool
@@ -58,7 +58,7 @@ def add_chains(
             hosts=hosts,
         )
         is_whole = candidate.divides(pool.judge.setting.workload.batch)
-        if candidate in pool.judged or not (is_whole and _is_own(pool, arrangement, partition.replicas)):
+        if candidate in pool.judged or not (is_whole and is_own(pool, arrangement, partition.replicas)):
             continue
         one = pool.judged_of(candidate)
         pool.add(one)
@@ -67,7 +67,7 @@ def add_chains(
     return best
 
 
-def _is_own(pool: Pool, arrangement: Arrangement, replicas: tuple[int, ...]) -> bool:
+def is_own(pool: Pool, arrangement: Arrangement, replicas: tuple[int, ...]) -> bool:
     """Whether no other arrangement stands for these replicas: one does if they have a common divisor.
 
     But where devices are unequal, all units of one pipeline share its frozen work as they have time, and groups do not.
@@ -135,8 +135,10 @@ def _growing(pool: Pool, arrangement: Arrangement, microbatches: int) -> Iterato
 
 
 def _limit(pool: Pool) -> Seconds:
-    """What the pipeline of a better candidate takes at most."""
-    return pool.score - (0.0 if pool.is_filled else pool.judge.tables.frozen_seconds)
+    """What the pipeline of a better candidate takes at most; as 1F1B, from which another schedule may gain a little."""
+    chains = (one.score for one in pool.judged.values() if one.fits and one.candidate.schedule == CHAIN)
+    score = min(min(chains, default=pool.score), GAINED * pool.score)
+    return score - (0.0 if pool.is_filled else pool.judge.tables.frozen_seconds)
 
 
 def replicas_of(judge: Judge, arrangement: Arrangement, microbatches: int) -> tuple[int, ...]:

@@ -28,6 +28,8 @@ NUM_FINALISTS = 6
 """Made into plans and simulated in full: more cost a filled plan each; fewer trust the estimate of filling more."""
 MAX_ATTEMPTS = 4
 """Where no finalist fits in memory after all, so many times as many are looked at: fewer may miss what fits."""
+MAX_AGAIN = 2
+"""Where the best do not fit after all, so many searches with less memory: each costs one, fewer miss what fits."""
 
 # Size: what is too large to be tried.
 MOST_DEALT = 20_000
@@ -98,6 +100,9 @@ BETTER = 1 - 1e-9
 """A change must gain more than rounding, or moves would go round in circles."""
 HEAVY = 1 / 32
 """Encoders of this part of a device's memory may be kept off some ranks: less tries it for small ones in vain."""
+GAINED = 1.1
+"""Chains this many times worse as 1F1B than the best are judged with other schedules: more cost questions and estimates,
+fewer miss those that gain most from a schedule."""
 PROMISING = 1.05
 """Other schedules this many times worse than the best so far are left out: more cost estimates of what moved cuts and
 buckets rarely make up for."""

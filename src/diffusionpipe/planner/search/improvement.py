@@ -2,11 +2,10 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from math import gcd
 
 from diffusionpipe.planner.pricing.arrangement import Arrangement
 from diffusionpipe.planner.search.candidates import Candidate
-from diffusionpipe.planner.search.chains import replicas_of, sets_of_hosts
+from diffusionpipe.planner.search.chains import is_own, replicas_of, sets_of_hosts
 from diffusionpipe.planner.search.constants import (
     BETTER,
     BUCKETS,
@@ -79,12 +78,11 @@ def add_cuts(
             replicas=counts,
             hosts=hosts,
         )
-        # Replicas with a common divisor are another arrangement's.
-        if not candidate.divides(pool.judge.setting.workload.batch) or gcd(*counts) != 1:
+        if not candidate.divides(pool.judge.setting.workload.batch) or not is_own(pool, arrangement, counts):
             continue
         one = pool.judged_of(candidate)
         pool.add(one)
-        if arrangement.units == 1:  # all that data parallelism can be improved in
+        if len(starts) == 1:  # all that data parallelism can be improved in
             pool.add(bucketed(pool, one))
         elif index in (0, len(found) - 1):
             add_schedules(pool, one)
@@ -163,6 +161,20 @@ def _add_placed(pool: Pool, arrangement: Arrangement, microbatches: int) -> None
         pool.add(one)
     if better:
         pool.add(move_cuts(pool, better[0]))
+
+
+def add_crowded(pool: Pool, places: Sequence[tuple[Arrangement, int]]) -> None:
+    """At the first places where no chain fits, the families with several stages on a worker: some of them hold less."""
+    if pool.judge.setting.given.schedule is not None:
+        return
+    taken = {(one.candidate.arrangement, one.candidate.microbatches) for one in pool.judged.values() if one.fits}
+    crowded = [place for place in places if place[0].units > 1 and place not in taken]
+    for arrangement, microbatches in crowded[:NUM_IMPROVED]:
+        for candidate in placed(pool.judge, arrangement, microbatches):
+            if pool.judge.footprint.fits(candidate):
+                one = pool.judged_of(candidate, limit=pool.score)
+                if one.score < pool.score:
+                    pool.add(one)
 
 
 def _add_ordered(pool: Pool, arrangement: Arrangement, microbatches: int) -> None:

@@ -34,10 +34,10 @@ def sizes_of(candidate: Candidate) -> str:
 
 def name_of_plan(plan: Plan) -> str:
     """The schedule of a plan's pipelines, or data parallelism where every rank holds all layers."""
-    if plan.mesh.pipeline > 1:
-        return plan.train.name
-    if plan.mesh.data_parallel == 1:
+    if plan.mesh.pipeline * plan.mesh.data_parallel == 1:
         return "one device"
+    if plan.mesh.pipeline > 1 and len({one.blocks for one in stages_of_plan(plan)}) > 1:
+        return plan.train.name
     return SHARDED if plan.mesh.shard > 1 else DATA_PARALLEL
 
 
@@ -134,11 +134,14 @@ def _in_words(sizes: _Sizes) -> str:
         words.append(f"{_each(sizes)} stages" + (f" on {sizes.workers} ranks" if is_wound else ""))
         if max(sizes.replicas) > 1:
             words.append(f"({','.join(map(str, sizes.replicas))} replicas)")
-    if sizes.groups > 1:
-        words.append(f"x {sizes.groups} groups" if has_stages else f"{sizes.groups} copies")
+    copies = sizes.groups * (1 if has_stages else sizes.replicas[0])
+    if copies > 1:
+        words.append(f"x {copies} groups" if has_stages else f"{copies} copies")
     text = " ".join(words) or "one device"
     if has_stages and sizes.is_side_by_side:
         text += " side by side"
+    if not has_stages and sizes.replicas[0] > 1:
+        text += " that share the encoders" + (f", {sizes.replicas[0]} each" if sizes.groups > 1 else "")
     if max(sizes.microbatches) > 1:
         text += f", {' + '.join(map(str, sizes.microbatches))} micro-batches"
     return text + (f", {sizes.buckets} buckets" if sizes.buckets > 1 else "")

@@ -47,9 +47,10 @@ The last figure is the time of two devices that never wait.
 """
 
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
+from diffusionpipe.costs.cluster import with_less_memory
 from diffusionpipe.errors import ConfigError
 from diffusionpipe.planner.assembly.layout import Filler
 from diffusionpipe.planner.pricing.arrangement import Arrangement
@@ -58,18 +59,19 @@ from diffusionpipe.planner.pricing.setting import Setting
 from diffusionpipe.planner.search.bounds import Place, is_step_possible, least_step
 from diffusionpipe.planner.search.candidates import Candidate
 from diffusionpipe.planner.search.cascades import add_pairs, least_time, sharded_pairs
-from diffusionpipe.planner.search.chains import add_chains, add_lean_chains
+from diffusionpipe.planner.search.chains import add_chains, add_lean_chains, is_own, replicas_of
 from diffusionpipe.planner.search.constants import (
     BETTER,
     LEAN,
     LEAST_RAMP,
     LISTED,
+    MAX_AGAIN,
     MAX_ATTEMPTS,
     MAX_UNEQUAL_UNITS,
     NUM_FINALISTS,
     TRUST,
 )
-from diffusionpipe.planner.search.improvement import add_cuts, add_place, add_schedules, improve
+from diffusionpipe.planner.search.improvement import add_crowded, add_cuts, add_place, add_schedules, improve
 from diffusionpipe.planner.search.judge import Judge
 from diffusionpipe.planner.search.naming import name_of
 from diffusionpipe.planner.search.nearest import least_estimated_overflow
@@ -129,11 +131,13 @@ def search(
     units: Collection[int] | None = None,
     limit: Seconds = float("inf"),
     judge: Judge | None = None,
+    max_again: int = MAX_AGAIN,
 ) -> Search:
     """The best plans of a model on a cluster; `winner` is None where nothing fits in memory.
 
     `units` are the ranks that a pipeline may have, any by default; 1 is data parallelism. With a `limit` only plans
-    with a shorter step are looked for. A `judge` of the same setting knows what an earlier search has asked.
+    with a shorter step are looked for. A `judge` of the same setting knows what an earlier search has asked; one of less
+    memory leaves room. `max_again`: see `_again`.
 
     Raises:
         ConfigError: no way of using all ranks cuts the batch at whole samples, or keeps tied layers on one rank.
@@ -158,12 +162,15 @@ def search(
             if arrangement.units > 1 or len(pool.judged) > known:
                 seen.add(arrangement)
     bounded = _add_chains(pool, units)
+    add_crowded(pool, [(arrangement, count) for bound, arrangement, count in places if bound < pool.score])
     improve(pool)  # [3]
     finalists = _finalists(pool, proposed, num_finalists, limit)  # [4]
     fits_easily = any(proposal.overflow <= 0 and candidate.hosts is None for candidate, proposal in finalists)
     if not (fits_easily or is_limited):
         _add_tight(pool, [(arrangement, count) for _, arrangement, count in places])
         finalists = _finalists(pool, proposed, num_finalists, limit)
+    if max_again:
+        finalists += _again(pool, setting, finalists, filler, num_finalists, units, limit, max_again)
     if units is None or 1 in units:
         finalists = with_sharded(setting, finalists, filler, limit=limit)
     may_be_whole = units is None and not (is_limited or setting.given.sharded)
@@ -258,6 +265,43 @@ def _finalists(pool: Pool, proposed: Proposed, num_finalists: int, limit: Second
     return finalists
 
 
+def _again(
+    pool: Pool,
+    setting: Setting,
+    finalists: Sequence[tuple[Candidate, Proposal]],
+    filler: Filler | None,
+    num_finalists: int,
+    units: Collection[int] | None,
+    limit: Seconds,
+    max_again: int,
+) -> list[tuple[Candidate, Proposal]]:
+    """What a search finds with so much less memory that the candidates do not fit that the pool took for fitting.
+
+    While they were thought to fit, they kept all slower ones out of the pool.
+    """
+    fastest = min((proposal.step for _, proposal in finalists if proposal.overflow <= 0), default=limit)
+    wrong = [pool.judged[one] for one, proposal in finalists if proposal.overflow > 0 and one in pool.judged]
+    spare = [-one.estimate.overflow for one in wrong if one.fits and one.score * TRUST < fastest]
+    if not spare:
+        return []
+    own = pool.judge.setting
+    judge = Judge(setting=replace(own, cluster=with_less_memory(own.cluster, max(spare) + 1)))
+    try:
+        found = search(
+            setting,
+            filler=filler,
+            num_finalists=num_finalists,
+            units=units,
+            limit=fastest,
+            judge=judge,
+            max_again=max_again - 1,
+        )
+    except ConfigError:  # with less memory all that is left puts layers with a parameter in common on several ranks
+        return []
+    known = {candidate for candidate, _ in finalists}
+    return [pair for pair in found.finalists if pair[0] not in known]
+
+
 def _add_chains(pool: Pool, units: Collection[int] | None) -> list[tuple[Seconds, Arrangement, int]]:
     """Judge the best chains of each place, or better ones that hold less, and what other schedules make of them.
 
@@ -266,6 +310,9 @@ def _add_chains(pool: Pool, units: Collection[int] | None) -> list[tuple[Seconds
     places = sorted(places_of(pool.judge, units), key=lambda place: place[0])
     for bound, arrangement, microbatches in places if pool.judge.setting.given.allows_chains else ():
         if bound < pool.score and arrangement.units > 1:
+            copies = (arrangement.units,)
+            if is_own(pool, arrangement, copies) and copies[0] in replicas_of(pool.judge, arrangement, microbatches):
+                add_cuts(pool, arrangement, microbatches, [((0,), copies)])
             best = add_chains(pool, arrangement, microbatches)
             best = add_lean_chains(pool, arrangement, microbatches) or best
             if best:
