@@ -62,6 +62,7 @@ def summary(verdicts: list[Verdict]) -> str:
         "with links of at most 10 Gb/s": [one for one in verdicts if one.drawn.is_slow],
         "with unequal devices": [one for one in verdicts if one.drawn.is_unequal],
         "with memory that at most half of the layouts fit": [one for one in verdicts if one.drawn.is_tight],
+        "in which fewer devices are faster": [one for one in verdicts if one.num_fewer],
         "in which nothing fits": [one for one in verdicts if isinf(one.best)],
     }
     lines = [f"{len(own):6}  {name:50} {sum(bool(one.problems) for one in own)} wrong" for name, own in kinds.items()]

@@ -48,11 +48,11 @@ class Optimum:
     num_simulated: int
 
 
-def optimum(setting: Setting) -> Optimum:
-    """The fastest 1F1B layout on all devices of a setting, filled or not."""
+def optimum(setting: Setting, *, limit: Seconds = float("inf")) -> Optimum:
+    """The fastest 1F1B layout on all devices of a setting, filled or not, that takes less than the limit."""
     ways: list[Filler | None] = [filler_of(setting), None] if setting.graph.frozen_layers else [None]
     layouts = sorted(layouts_of(setting), key=lambda one: one.bound)
-    step, text, count = float("inf"), "nothing", 0
+    step, text, count = limit, "nothing", 0
     for one in layouts:
         if one.bound >= step:
             break
@@ -62,6 +62,7 @@ def optimum(setting: Setting) -> Optimum:
             assert found.step >= one.bound * (1 - 1e-9), f"{one} takes {found.step}, its bound says {one.bound}"
             if found.overflow <= 0 and found.step < step:
                 step, text = found.step, f"{one}{', filled' if filler else ''}"
+    step = float("inf") if text == "nothing" else step
     return Optimum(step=step, text=text, num_layouts=len(layouts), num_simulated=count)
 
 

@@ -1,13 +1,15 @@
 """One setting searched and enumerated, and what is wrong with the answer."""
 
 from dataclasses import dataclass, replace
+from itertools import combinations
 from random import Random
 
-from searches.enumeration import fullest, layouts_of, optimum
-from searches.settings import Drawn, with_memory
+from searches.enumeration import Optimum, fullest, layouts_of, optimum
+from searches.settings import Drawn, with_devices, with_memory
 
 from diffusionpipe.errors import ConfigError
 from diffusionpipe.planner.choice import Choice, best_choice
+from diffusionpipe.planner.fewer import fewer_devices
 from diffusionpipe.planner.near_ties import NEAR_TIE
 from diffusionpipe.planner.pricing.given import Given
 from diffusionpipe.planner.pricing.setting import Setting
@@ -38,6 +40,8 @@ class Verdict:
     bound: Seconds
     num_layouts: int
     num_simulated: int
+    num_fewer: int
+    """Choices of fewer devices on which the enumeration found something faster than the search on all of them."""
     problems: tuple[str, ...]
 
 
@@ -54,6 +58,8 @@ def judged(drawn: Drawn, number: int, seed: int) -> Verdict:
     if found:
         problems += _problems_of(found)
     problems += _with_keys(setting, step, random)
+    faster = _on_fewer(setting, step)
+    problems += _problems_of_fewer(setting, step, faster)
     return Verdict(
         number=number,
         drawn=replace(drawn, setting=setting),
@@ -62,6 +68,7 @@ def judged(drawn: Drawn, number: int, seed: int) -> Verdict:
         bound=found.fastest.search.bound if found else 0.0,
         num_layouts=listed.num_layouts,
         num_simulated=listed.num_simulated,
+        num_fewer=len(faster),
         problems=tuple(problems),
     )
 
@@ -85,6 +92,27 @@ def _problems_of(found: Choice) -> list[str]:
             if proposal.step < way.bound * (1 - 1e-9):
                 problems.append(f"the bound says {way.bound:.6g}, {proposal.step:.6g} was reached")
     return problems
+
+
+def _on_fewer(setting: Setting, step: Seconds) -> list[Optimum]:
+    """What the enumeration finds that is faster on each choice of fewer devices where it finds something."""
+    devices = range(setting.cluster.num_ranks)
+    choices = (ranks for count in devices[1:] for ranks in combinations(devices, count))
+    found = (optimum(with_devices(setting, ranks), limit=step / AS_FAST) for ranks in choices)
+    return [one for one in found if one.step < step]
+
+
+def _problems_of_fewer(setting: Setting, step: Seconds, faster: list[Optimum]) -> list[str]:
+    """Where the row of fewer devices is missing or slower than what the enumeration found."""
+    best = min(faster, key=lambda one: one.step, default=None)
+    if best is None:
+        return []
+    row = fewer_devices(setting, limit=step)
+    reached = row.choice.fastest.step if row else step
+    # Of choices of devices that are about as fast the simplest is shown.
+    if reached <= AS_FAST * (1 + NEAR_TIE) * best.step:
+        return []
+    return [f"on fewer devices {reached:.6g} was found, by the enumeration {best.text} {best.step:.6g}"]
 
 
 def _with_keys(setting: Setting, step: Seconds, random: Random) -> list[str]:

@@ -21,6 +21,7 @@ from diffusionpipe.planner.search.constants import (
 from diffusionpipe.planner.search.judge import Judge
 from diffusionpipe.planner.search.objectives import CriticalPath
 from diffusionpipe.planner.search.placed import ordered, placed
+from diffusionpipe.planner.search.places import least_time
 from diffusionpipe.planner.search.pool import Judged, Pool
 from diffusionpipe.schedules import REGISTRY
 from diffusionpipe.schedules.shapes import linear
@@ -199,8 +200,8 @@ def _may_gain(pool: Pool, one: Judged) -> bool:
     candidate, judge = one.candidate, pool.judge
     if candidate.arrangement.units == 1 or candidate.hosts is not None:
         return False
-    # All devices at work all the time, the frozen part included.
-    least = one.estimate.busy + one.estimate.frozen
+    # All devices at work all the time, the frozen part included, with any cuts: those of unequal devices differ in that.
+    least = least_time(judge, candidate.arrangement, candidate.microbatches)
     return (
         one.score > least * (1 + ENOUGH)
         and least < pool.score

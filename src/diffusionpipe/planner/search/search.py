@@ -136,8 +136,8 @@ def search(
     """The best plans of a model on a cluster; `winner` is None where nothing fits in memory.
 
     `units` are the ranks that a pipeline may have, any by default; 1 is data parallelism. With a `limit` only plans
-    with a shorter step are looked for. A `judge` of the same setting knows what an earlier search has asked; one of less
-    memory leaves room. `max_again`: see `_again`.
+    with a shorter step are looked for. A `judge` of the same setting knows what an earlier search has asked; one of a
+    setting with less memory leaves room. At most `max_again` more searches follow where the best do not fit after all.
 
     Raises:
         ConfigError: no way of using all ranks cuts the batch at whole samples, or keeps tied layers on one rank.
