@@ -200,7 +200,7 @@ def _may_gain(pool: Pool, one: Judged) -> bool:
     candidate, judge = one.candidate, pool.judge
     if candidate.arrangement.units == 1 or candidate.hosts is not None:
         return False
-    # All devices at work all the time, the frozen part included, with any cuts: those of unequal devices differ in that.
+    # All devices at work all the time, the frozen part included: with other cuts unequal devices may work less.
     least = least_time(judge, candidate.arrangement, candidate.microbatches)
     return (
         one.score > least * (1 + ENOUGH)
