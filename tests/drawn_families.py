@@ -227,34 +227,38 @@ def by_diffusers(asked: Asked) -> NDArray[np.float32]:
     pipeline.set_progress_bar_config(disable=True)
     if source.adapters is not None:
         pipeline.load_lora_weights(source.adapters)
-    shape = encoding_of(pipeline.vae, source.resolution, "float32", source.clip).latents
-    noise = normal(seed=0, purpose="sampling", step=0, positions=range(len(asked.wish)), shape=shape)
-    options = _options(pipeline, asked, noise)
+    noise, told = told_of(asked)
     with mock.patch.object(pipeline_dit, "randn_tensor", return_value=noise):
-        pictures = pipeline(num_inference_steps=STEPS, output_type="np", **options)[0]
+        pictures = pipeline(num_inference_steps=STEPS, output_type="np", **told)[0]
     pictures = np.asarray(pictures)
     return pictures[:, 0] if pictures.ndim == 5 and source.clip is None else pictures
 
 
-def _options(pipeline: Any, asked: Asked, noise: torch.Tensor) -> Mapping[str, Any]:
-    """What this pipeline is told beside the number of steps."""
+def told_of(asked: Asked) -> tuple[torch.Tensor, Mapping[str, Any]]:
+    """The noise that pictures begin with, and all that diffusers' pipeline is told beside the number of steps."""
+    (source,) = asked.sources
+    kind = getattr(diffusers, asked.kind)
+    vae = getattr(diffusers, model_index(source.folder)["vae"][1]).from_pretrained(source.folder / "vae")
+    shape = encoding_of(vae, source.resolution, "float32", source.clip).latents
+    noise = normal(seed=0, purpose="sampling", step=0, positions=range(len(asked.wish)), shape=shape)
     call = REGISTRY[asked.kind].call
     if asked.kind == "DiTPipeline":
-        return {"class_labels": list(LABELS), "guidance_scale": asked.guidance}
+        return noise, {"class_labels": list(LABELS), "guidance_scale": asked.guidance}
     told = {"negative_prompt": list(NEGATIVES)} if any(asked.wish.negatives) else {}
-    size, clip = asked.sources[0].resolution, asked.sources[0].clip
+    size, clip = source.resolution, source.clip
     common = {"prompt": list(PROMPTS), "height": size, "width": size, **told}
     if asked.wish.conditions:
         common["image"] = [Image.open(path) for path in asked.wish.conditions]
     if call is not None:
         scale = {call.scale: asked.guidance} if call.scale else {}
         sizes = {} if clip is None else {"height": clip.height, "width": clip.width, "num_frames": clip.frames}
-        if "frame_rate" in signature(type(pipeline).__call__).parameters:
+        if "frame_rate" in signature(kind.__call__).parameters:
             sizes["frame_rate"] = asked.wish.frame_rate
-        return {**common, **scale, **call.options, **sizes, "latents": call.takes(noise)}
+        return noise, {**common, **scale, **call.options, **sizes, "latents": call.takes(noise)}
     if asked.kind == "FluxPipeline":
-        return {**common, "true_cfg_scale": asked.guidance, "latents": pipeline._pack_latents(noise, *noise.shape)}
-    return {**common, "guidance_scale": asked.guidance, "latents": noise}
+        packed = kind._pack_latents(noise, *noise.shape)
+        return noise, {**common, "true_cfg_scale": asked.guidance, "latents": packed}
+    return noise, {**common, "guidance_scale": asked.guidance, "latents": noise}
 
 
 def difference(ours: Pictures, theirs: Pictures) -> float:

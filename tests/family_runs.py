@@ -54,7 +54,7 @@ SAMPLING = {"every": 2, "prompts": ["ab", "c"], "negative_prompt": "d", "steps":
 STEPS = 2
 
 
-def _saved(build: Callable[[], Any]) -> Callable[[Path], Path]:
+def saved(build: Callable[[], Any]) -> Callable[[Path], Path]:
     def save(folder: Path) -> Path:
         pipeline = build()
         randomise_pipeline(pipeline)
@@ -74,8 +74,8 @@ def save_dit_of_imagenet(folder: Path) -> Path:
 
 
 SAVED: Mapping[str, Callable[[Path], Path]] = {
-    "FluxPipeline": _saved(flux),
-    "StableDiffusion3Pipeline": _saved(sd3),
+    "FluxPipeline": saved(flux),
+    "StableDiffusion3Pipeline": saved(sd3),
     "DiTPipeline": save_dit_of_imagenet,
     **{kind: lambda folder, kind=kind: save_described(kind, folder) for kind in DESCRIBED},
 }

@@ -7,6 +7,7 @@
     call        arguments of the pipeline
     arrays      arguments that are tensors: the name, and a file of numpy
     eager       components of transformers whose attention is computed step by step
+    noise       a file of numpy with the noise of a pipeline that takes none as an argument, or left out
     seed        of the generator that the pipeline gets
     picture     where what is drawn is written, a file of numpy
 
@@ -96,6 +97,9 @@ def _draw(job: dict[str, Any], reports: Reports) -> None:
         pipeline.load_lora_weights(job["adapters"])
     arrays = {name: torch.from_numpy(np.load(path)) for name, path in job["arrays"].items()}
     generator = torch.Generator().manual_seed(job["seed"])
+    if job.get("noise") is not None and "latents" not in arrays:
+        module: Any = sys.modules[type(pipeline).__module__]
+        module.randn_tensor = lambda *_, **__: torch.from_numpy(np.load(job["noise"]))
     with torch.no_grad():
         drawn = pipeline(**job["call"], **arrays, generator=generator, output_type="np")[0]
     np.save(job["picture"], np.asarray(drawn))

@@ -10,6 +10,8 @@ from typing import Any
 
 from drawn_families import Drawn, difference
 from drawn_families import check as check_drawn
+from drawn_from_words import SAVED as CALLED
+from drawn_from_words import WITHOUT, calls_of, compared, lacks_of
 from family_runs import LAYOUTS, SAVED, Place, all_of, check, run_all
 
 Row = dict[str, str]
@@ -17,6 +19,7 @@ Row = dict[str, str]
 
 LAYOUT_HEADS = {(layout, way): f"{layout}, {way}" for layout in LAYOUTS for way in ("whole", "adapters")}
 DRAWN = "drawn on 1, 2 and 3 ranks"
+WORDS = "from words, by diffusers in another process"
 BUSY = "busy, 8 pictures on 2 ranks"
 """Without guidance, with forwards of 20 ms; on a busy machine it is less, so it is not checked."""
 
@@ -26,15 +29,24 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", default="", help="families whose names contain this")
     only = parser.parse_args().only.lower()
-    found = {kind: _row(kind) for kind in SAVED if only in kind.lower()}
+    kinds = [kind for kind in dict.fromkeys((*SAVED, *CALLED)) if only in kind.lower()]
+    found = {kind: _row(kind) for kind in kinds}
     print("\n".join(table(found)))
+    for kind, reason in WITHOUT.items():
+        print(f"{kind} is not called with words: {reason}")
+    for kind in kinds:
+        if lacks := lacks_of(kind):
+            print(f"{kind} of diffusers lacks {' and '.join(lacks)}")
     return int(any("FAILED" in row.values() for row in found.values()))
 
 
 def _row(kind: str) -> Row:
     """The seconds of each training, and the largest difference of pictures; or that it failed."""
-    row: Row = dict.fromkeys(LAYOUT_HEADS.values(), "none")
+    row: Row = dict.fromkeys((*LAYOUT_HEADS.values(), DRAWN, BUSY), "none")
     with TemporaryDirectory() as folder:
+        row[WORDS] = _from_words(kind, Path(folder) / "words")
+        if kind not in SAVED:
+            return row
         place = Place(Path(folder), kind)
         outcome = run_all(place, all_of(kind), is_timed=True)
         for case, result in outcome.trained.items():
@@ -43,6 +55,20 @@ def _row(kind: str) -> Row:
         row[DRAWN] = _cell(f"{kind}-drawn", outcome.drawn, partial(_check_all, outcome.drawn), _largest)
         row[BUSY] = _cell(f"{kind}-busy", outcome.busy, lambda: None, lambda busy: f"{busy:.0%}")  # is no check
     return row
+
+
+def _from_words(kind: str, place: Path) -> str:
+    """Every call of diffusers' pipeline, and ours."""
+    found: dict[str, float] = {}
+    cell = _cell(
+        f"{kind}-words",
+        None,
+        lambda: found.update(compared(calls_of(kind, CALLED[kind](place / "model")), place / "apart")),
+        lambda _: f"{max(found.values()):.0e} ({len(found)} calls)",
+    )
+    for call, differs in found.items():
+        print(f"{kind}-words {call}: {differs:.0e}", file=sys.stderr)
+    return cell
 
 
 def _cell(name: str, result: Any, check_it: Callable[[], None], words: Callable[[Any], str]) -> str:
@@ -70,7 +96,7 @@ def _largest(drawn: Sequence[Drawn]) -> str:
 
 def table(found: Mapping[str, Row]) -> list[str]:
     """A row for each family."""
-    heads = [*LAYOUT_HEADS.values(), DRAWN, BUSY]
+    heads = [*LAYOUT_HEADS.values(), DRAWN, WORDS, BUSY]
     lines = [f"| pipeline | {' | '.join(heads)} |", f"|---{'|---' * len(heads)}|"]
     return lines + [f"| {kind} | {' | '.join(row[head] for head in heads)} |" for kind, row in found.items()]
 

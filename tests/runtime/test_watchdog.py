@@ -79,7 +79,7 @@ class Ranks:
             assert process.stdout is not None
             lines = iter(process.stdout.readline, "")
             assert next(line for line in lines if not GLOO.match(line)) == "joined\n"
-        time.sleep(0.5)  # until they are blocked
+        time.sleep(1.5)  # until they are blocked, and have heard which process holds the store
 
     def ends(self, *ranks: int, within: float) -> list[tuple[int, str]]:
         """Exit status and standard error of the ranks, all of which end within the time."""

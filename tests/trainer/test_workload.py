@@ -87,7 +87,8 @@ def test_the_recipe_offloads_the_frozen_part_unless_that_is_searched():
         ("StableDiffusionPipeline", {"every": 1, "prompts": ["a", "b"]}, 4),
         ("DiTPipeline", {"every": 1, "labels": [1, 2, 3], "guidance": 1}, 3),
         ("FluxPipeline", {"every": 1, "prompts": ["a", "b"]}, 2),
-        ("FluxPipeline", {"every": 1, "prompts": ["a", "b"], "guidance": 2.5, "true_cfg_scale": 2}, 4),
+        ("FluxPipeline", {"every": 1, "prompts": ["a", "b"], "guidance": 2.5, "true_cfg_scale": 2}, 2),
+        ("FluxPipeline", {"every": 1, "prompts": ["a", "b"], "negative_prompt": "c", "true_cfg_scale": 2}, 4),
     ],
 )
 def test_samples_of_both_halves_of_guidance_are_drawn_together(tmp_path, pipeline, sampling, count):

@@ -50,7 +50,8 @@ class Verdict:
         member = self.member
         if member is None:
             return f"the launcher {self.reason}\nRank {rank} stops too."
-        named = f"rank {member.rank} ({member.host}, process {member.pid}) {self.reason}"
+        place = f"{member.host}, process {member.pid}" if member.pid else "it has not said yet where it runs"
+        named = f"rank {member.rank} ({place}) {self.reason}"
         if self.fate is Fate.STUCK:
             return named
         if member.rank == rank and self.fate is not Fate.FAILED:

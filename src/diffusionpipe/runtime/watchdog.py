@@ -313,7 +313,7 @@ class Watchdog:
     def _store_lost(self, reason: str) -> Verdict:
         unnamed = None
         if self._post.store_rank is not None:
-            unnamed = Member(rank=self._post.store_rank, host="unknown host", pid=0, machine="")
+            unnamed = Member(rank=self._post.store_rank, host="", pid=0, machine="")
         return Verdict(fate=Fate.STORE_LOST, reason=reason, member=self._store_holder or unnamed)
 
     # ---- both
