@@ -86,7 +86,7 @@ def drawn_apart(told: Sequence[Told], place: Path) -> list[NDArray[np.float32]]:
     """What diffusers draws of each call, in one other process.
 
     Raises:
-        AssertionError: a call failed, or something of a folder was not read.
+        AssertionError: a call failed.
     """
     place.mkdir(parents=True, exist_ok=True)
     jobs = [_job(one.asked, place, number) for number, one in enumerate(told)]
@@ -94,7 +94,7 @@ def drawn_apart(told: Sequence[Told], place: Path) -> list[NDArray[np.float32]]:
     asked.write_text(json.dumps(jobs))
     subprocess.run([sys.executable, READER, asked, results], check=True, capture_output=True)
     for one, result in zip(told, json.loads(results.read_text()), strict=True):
-        assert result == {"reports": [], "error": None}, f"{one.name}: {result}"
+        assert result["error"] is None, f"{one.name}: {result['error']}"
     drawn = [np.load(job["picture"]) for job in jobs]
     is_still = [one.asked.sources[0].clip is None for one in told]
     return [one[:, 0] if one.ndim == 5 and still else one for one, still in zip(drawn, is_still, strict=True)]
