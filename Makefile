@@ -55,7 +55,7 @@ explore: install
 	HYPOTHESIS_PROFILE=explore $(PYTEST) -m 'slow or not slow' $(shell grep -rl 'hypothesis import given' tests)
 
 # Tiny models of every family, whole and with adapters, in every layout; drawn on 1, 2 and 3 ranks, and how busy two are.
-# The tests take every layout once. About 10 minutes.
+# diffusers draws from the same words in another process. The tests take every layout once. About 20 minutes.
 families: install
 	PYTHONPATH=tests $(BIN)/python -m families $(if $(ONLY),--only $(ONLY))
 
