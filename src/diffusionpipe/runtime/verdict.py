@@ -50,7 +50,7 @@ class Verdict:
         member = self.member
         if member is None:
             return f"the launcher {self.reason}\nRank {rank} stops too."
-        place = f"{member.host}, process {member.pid}" if member.pid else "it has not said yet where it runs"
+        place = f"{member.host}, process {member.pid}" if member.pid else "on an unknown host"
         named = f"rank {member.rank} ({place}) {self.reason}"
         if self.fate is Fate.STUCK:
             return named
