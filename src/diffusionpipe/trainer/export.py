@@ -281,7 +281,8 @@ def _write_as_source(folder: Path, module: nn.Module, settings: Export) -> None:
     """
     source, path = settings.source_model / folder.name / _CONFIG, folder / _CONFIG
     written, own = _read_json(path), _read_json(source)
-    changed = {key: written[key] for key in ("in_channels", "out_channels") if settings.self_conditioning}
+    is_widened = settings.self_conditioning and "in_channels" in written  # a text encoder is not
+    changed = {key: written[key] for key in ("in_channels", "out_channels") if is_widened}
     changed |= {key: str(_dtype_in(folder)).removeprefix("torch.") for key in _DTYPES if key in own}
     if own | changed == own:
         shutil.copyfile(source, path)  # the same text, not the same values alone
