@@ -49,7 +49,7 @@ class RunReport:
         self._start: Start | None = None
         self._expected: Expectation | None = None
         self.recipe: Recipe | None = None
-        """That of the run; None before it is settled."""
+        """The recipe that the run trains by; None until it is settled."""
 
     def settle(self, recipe: "Recipe") -> None:
         """Hear with which recipe a run goes on that may have been told other values at an earlier start."""

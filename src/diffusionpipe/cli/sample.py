@@ -97,8 +97,8 @@ FrameRateOption = Annotated[
     typer.Option(
         min=0.001,
         max=1000,
-        help="Frames of a second of clips, for the file and for models that are told it (LTX-Video); default: those of "
-        "the run, or of diffusers' pipeline.",
+        help="Frames per second of clips, in the file and for LTX-Video; default: the rate of the run, or of "
+        "diffusers' pipeline.",
         show_default=False,
     ),
 ]

@@ -136,8 +136,8 @@ def _growing(pool: Pool, arrangement: Arrangement, microbatches: int) -> Iterato
 
 def _limit(pool: Pool) -> Seconds:
     """What the pipeline of a better candidate takes at most; as 1F1B, from which another schedule may gain a little."""
-    chains = (one.score for one in pool.judged.values() if one.fits and one.candidate.schedule == CHAIN)
-    score = min(min(chains, default=pool.score), GAINED * pool.score)
+    chain = pool.score if pool.chain_score == float("inf") else pool.chain_score
+    score = min(chain, GAINED * pool.score)
     return score - (0.0 if pool.is_filled else pool.judge.tables.frozen_seconds)
 
 

@@ -29,7 +29,7 @@ NUM_FINALISTS = 6
 MAX_ATTEMPTS = 4
 """Where no finalist fits in memory after all, so many times as many are looked at: fewer may miss what fits."""
 MAX_AGAIN = 2
-"""Where the best do not fit after all, so many searches with less memory: each costs one, fewer miss what fits."""
+"""Searches with less memory, where the best do not fit after all: each costs a search, fewer miss what fits."""
 
 # Size: what is too large to be tried.
 MOST_DEALT = 20_000

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 
 from diffusionpipe.costs.tied import tied_problems
 from diffusionpipe.planner.search.candidates import Candidate, Estimate
+from diffusionpipe.planner.search.constants import CHAIN
 from diffusionpipe.planner.search.judge import Judge
 from diffusionpipe.units import Seconds
 
@@ -33,6 +34,8 @@ class Pool:
     judged: dict[Candidate, Judged] = field(default_factory=dict)
     score: Seconds = float("inf")
     """Of the best that fits."""
+    chain_score: Seconds = float("inf")
+    """Of the best 1F1B that fits."""
     refused: str = ""
     """Why a candidate was left out that puts layers with a parameter in common on several workers."""
 
@@ -59,6 +62,8 @@ class Pool:
         self.judged[one.candidate] = one
         if one.fits:
             self.score = min(self.score, one.score)
+            if one.candidate.schedule == CHAIN:
+                self.chain_score = min(self.chain_score, one.score)
 
     def _split_ties(self, candidate: Candidate) -> str:
         setting = self.judge.setting
