@@ -101,8 +101,8 @@ BETTER = 1 - 1e-9
 HEAVY = 1 / 32
 """Encoders of this part of a device's memory may be kept off some ranks: less tries it for small ones in vain."""
 GAINED = 1.1
-"""Chains this many times worse as 1F1B than the best are judged with other schedules: more cost estimates, fewer miss
-those that gain most from a schedule."""
+"""What is this many times worse than the best is judged with other schedules, if it is 1F1B, or with moved cuts, if it
+has several stages on a worker: more cost estimates, fewer miss what gains most from that."""
 PROMISING = 1.05
 """Other schedules this many times worse than the best so far are left out: more cost estimates of what moved cuts and
 buckets rarely make up for."""

@@ -11,6 +11,7 @@ from diffusionpipe.planner.search.constants import (
     BUCKETS,
     CHAIN,
     ENOUGH,
+    GAINED,
     MAX_BUCKETED_FORWARDS,
     MAX_UNEQUAL_UNITS,
     NUM_IMPROVED,
@@ -32,8 +33,8 @@ from diffusionpipe.units import Bytes, Seconds
 def add_place(pool: Pool, arrangement: Arrangement, microbatches: int, replicas: tuple[int, ...] = (1,)) -> None:
     """Judge the dynamic program's partitions and that of equal times, as 1F1B: no schedule needs less memory.
 
-    The best one and that of equal times are also judged with the other schedules. If one is given, it is the only one.
-    Where nothing fits because every rank holds the encoders, some ranks hold them for all.
+    The best one of each replicas and that of equal times are also judged with the other schedules. If one is given, it
+    is the only one. Where nothing fits because every rank holds the encoders, some ranks hold them for all.
     """
     judge = pool.judge
     if not judge.setting.given.allows_chains:
@@ -70,6 +71,7 @@ def add_cuts(
 ) -> None:
     """Judge partitions: first layers and replicas of their stages."""
     schedule = pool.judge.setting.given.schedule or CHAIN
+    firsts = {counts: index for index, (_, counts) in reversed(list(enumerate(found)))}
     for index, (starts, counts) in enumerate(found):
         candidate = Candidate(
             arrangement=arrangement,
@@ -85,7 +87,7 @@ def add_cuts(
         pool.add(one)
         if len(starts) == 1:  # all that data parallelism can be improved in
             pool.add(bucketed(pool, one))
-        elif index in (0, len(found) - 1):
+        elif index in (firsts[counts], len(found) - 1):
             add_schedules(pool, one)
 
 
@@ -100,7 +102,9 @@ def improve(pool: Pool) -> None:
         add_schedules(pool, moved)
     if given.schedule is None:
         for arrangement, microbatches in _best_places(pool, NUM_IMPROVED):
-            _add_placed(pool, arrangement, microbatches)
+            best = _of_place(pool, arrangement, microbatches)[0]
+            if _may_gain(pool, best):
+                _add_placed(pool, arrangement, microbatches, best.score, GAINED * best.score)
         for arrangement, microbatches in _places_to_order(pool):
             _add_ordered(pool, arrangement, microbatches)
 
@@ -149,19 +153,29 @@ def add_schedules(pool: Pool, one: Judged) -> None:
                 pool.add(variant)
 
 
-def _add_placed(pool: Pool, arrangement: Arrangement, microbatches: int) -> None:
-    """The families with several stages on a worker, where they are better; the best of them with moved cuts."""
-    own = _of_place(pool, arrangement, microbatches)
-    if not _may_gain(pool, own[0]):
-        return
-    candidates = (one for one in placed(pool.judge, arrangement, microbatches) if pool.judge.footprint.fits(one))
-    limit = own[0].score * BETTER
-    found = sorted((pool.judged_of(candidate, limit=limit) for candidate in candidates), key=lambda one: one.score)
-    better = [one for one in found if one.score < limit]
-    for one in better:
-        pool.add(one)
-    if better:
-        pool.add(move_cuts(pool, better[0]))
+def _add_placed(
+    pool: Pool, arrangement: Arrangement, microbatches: int, limit: Seconds, hopeful: Seconds = float("inf")
+) -> None:
+    """The families with several stages on a worker, where they are better than the limit, also with moved cuts.
+
+    They are cut by time at first, which is far from the best where messages are slow or layers few. Of those that are
+    cut alike the best shows where to cut, if it takes less than `hopeful` before its cuts move.
+    """
+    alike: dict[tuple[int, ...], list[Candidate]] = {}
+    for candidate in placed(pool.judge, arrangement, microbatches):
+        if pool.judge.footprint.fits(candidate):
+            alike.setdefault(candidate.starts, []).append(candidate)
+    for starts, candidates in alike.items():
+        found = [pool.judged_of(candidate, limit=hopeful) for candidate in candidates]
+        best = min(found, key=lambda one: one.score)
+        if best.score >= hopeful:
+            continue
+        moved = move_cuts(pool, best).candidate.starts
+        if moved != starts:
+            found += [pool.judged_of(replace(one, starts=moved), limit=limit) for one in candidates]
+        for one in found:
+            if one.fits and one.score < limit * BETTER:
+                pool.add(one)
 
 
 def add_crowded(pool: Pool, places: Sequence[tuple[Arrangement, int]]) -> None:
@@ -171,11 +185,7 @@ def add_crowded(pool: Pool, places: Sequence[tuple[Arrangement, int]]) -> None:
     taken = {(one.candidate.arrangement, one.candidate.microbatches) for one in pool.judged.values() if one.fits}
     crowded = [place for place in places if place[0].units > 1 and place not in taken]
     for arrangement, microbatches in crowded[:NUM_IMPROVED]:
-        for candidate in placed(pool.judge, arrangement, microbatches):
-            if pool.judge.footprint.fits(candidate):
-                one = pool.judged_of(candidate, limit=pool.score)
-                if one.score < pool.score:
-                    pool.add(one)
+        _add_placed(pool, arrangement, microbatches, pool.score)
 
 
 def _add_ordered(pool: Pool, arrangement: Arrangement, microbatches: int) -> None:
