@@ -12,6 +12,7 @@ from diffusionpipe.planner.search.constants import (
     CHAIN,
     ENOUGH,
     GAINED,
+    HOPELESS,
     MAX_BUCKETED_FORWARDS,
     MAX_UNEQUAL_UNITS,
     NUM_IMPROVED,
@@ -141,6 +142,8 @@ def _places_to_order(pool: Pool) -> list[tuple[Arrangement, int]]:
 def add_schedules(pool: Pool, one: Judged) -> None:
     """The other families of schedules that put one stage on each worker, where they are better."""
     if pool.judge.setting.given.schedule is not None or not is_chain(one.candidate.schedule):
+        return
+    if one.score > HOPELESS * pool.score:
         return
     alike = set[tuple[Seconds, Bytes]]()
     limit = min(one.score, PROMISING * pool.score) * BETTER
