@@ -80,7 +80,7 @@ from diffusionpipe.planner.search.placed import placed
 from diffusionpipe.planner.search.places import places_of
 from diffusionpipe.planner.search.pool import Judged, Pool
 from diffusionpipe.planner.search.proposal import Proposal, proposals
-from diffusionpipe.planner.search.sharded import with_sharded
+from diffusionpipe.planner.search.sharded import sharded_finalists
 from diffusionpipe.schedules.traits import holds_one
 from diffusionpipe.units import Seconds
 
@@ -152,6 +152,11 @@ def search(
     )
     if not places:
         raise ConfigError(uncuttable(setting))
+    sharded: list[tuple[Candidate, Proposal]] = []
+    if (units is None or 1 in units) and setting.given.sharded is not False:
+        # First, as they are quickly found: what is much slower than they are need not be improved.
+        sharded = sharded_finalists(setting, filler, fastest=limit)
+        pool.score = min([pool.score, *(TRUST * proposal.step for _, proposal in sharded if proposal.overflow <= 0)])
     seen: set[Arrangement] = set()
     for bound, arrangement, microbatches in places:  # [1]
         # Of each arrangement one, so that it can be compared.
@@ -171,8 +176,9 @@ def search(
         finalists = _finalists(pool, proposed, num_finalists, limit)
     if max_again:
         finalists += _again(pool, setting, finalists, filler, num_finalists, units, limit, max_again)
-    if units is None or 1 in units:
-        finalists = with_sharded(setting, finalists, filler, limit=limit)
+    others = [] if setting.given.sharded else finalists
+    fastest = min((proposal.step for _, proposal in others if proposal.overflow <= 0), default=limit)
+    finalists = [*others, *(pair for pair in sharded if pair[1].step < fastest)]
     may_be_whole = units is None and not (is_limited or setting.given.sharded)
     if may_be_whole and all(proposal.overflow > 0 for _, proposal in finalists):
         # Estimates of memory are a little off: what misses it by least may fit.
