@@ -66,7 +66,7 @@ def add_lora(components: Mapping[str, nn.Module], trained: str, settings: LoraSe
     try:
         from peft import LoraConfig
     except ImportError as error:
-        raise ModelError("lora needs peft; install it with pip install 'diffusionpipe[lora]'") from error
+        raise ModelError(f"lora needs peft ({error}); install it with pip install 'diffusionpipe[lora]'") from error
     names = [name for name, _ in component.named_modules()]
     targets = _targets(names, settings)
     unused = [t for t in targets if not any(n == t or n.endswith(f".{t}") for n in names)]

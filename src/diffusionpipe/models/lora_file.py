@@ -63,7 +63,7 @@ def load_adapters(module: nn.Module, folder: Path, component: str) -> None:
         with appearing_wide(module):
             library_module.load_lora_adapter(stored, prefix=component, metadata=described)
     except ImportError as error:
-        raise ModelError("lora needs peft; install it with pip install 'diffusionpipe[lora]'") from error
+        raise ModelError(f"lora needs peft ({error}); install it with pip install 'diffusionpipe[lora]'") from error
     except (OSError, SafetensorError) as error:
         raise ModelError(f"{path} cannot be read: {error}") from error
     except (RuntimeError, ValueError, KeyError) as error:
