@@ -3,6 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
+from diffusionpipe.errors import ConfigError
+from diffusionpipe.ordering import Placing
+from diffusionpipe.planner.assembly.structure import generated
 from diffusionpipe.planner.pricing.arrangement import Arrangement
 from diffusionpipe.planner.search.candidates import Candidate
 from diffusionpipe.planner.search.chains import is_own, replicas_of, sets_of_hosts
@@ -14,6 +17,7 @@ from diffusionpipe.planner.search.constants import (
     GAINED,
     HOPELESS,
     MAX_BUCKETED_FORWARDS,
+    MAX_MICROBATCHES,
     MAX_UNEQUAL_UNITS,
     NUM_IMPROVED,
     NUM_ORDERED,
@@ -22,7 +26,7 @@ from diffusionpipe.planner.search.constants import (
 )
 from diffusionpipe.planner.search.judge import Judge
 from diffusionpipe.planner.search.objectives import CriticalPath
-from diffusionpipe.planner.search.placed import ordered, placed
+from diffusionpipe.planner.search.placed import ordered, ordered_as, placed
 from diffusionpipe.planner.search.places import least_time
 from diffusionpipe.planner.search.pool import Judged, Pool
 from diffusionpipe.schedules import REGISTRY
@@ -108,6 +112,8 @@ def improve(pool: Pool) -> None:
                 _add_placed(pool, arrangement, microbatches, best.score, GAINED * best.score)
         for arrangement, microbatches in _places_to_order(pool):
             _add_ordered(pool, arrangement, microbatches)
+    if given.microbatches is None:
+        _add_neighbours(pool)
 
 
 def _add_unequal(pool: Pool) -> None:
@@ -201,6 +207,45 @@ def _add_ordered(pool: Pool, arrangement: Arrangement, microbatches: int) -> Non
         one = move_cuts(pool, pool.judged_of(candidate))
         if one.fits and one.score < limit:
             pool.add(one)
+
+
+def _add_neighbours(pool: Pool) -> None:
+    """The best candidate with the next numbers of micro-batches, for as long as that helps.
+
+    What made it the best, buckets or an order of its own, has been tried at few places.
+    """
+    best, seen = next(iter(pool.ranked()), None), set[int]()
+    while best is not None:
+        own, seen = best.candidate, seen | {best.candidate.microbatches}
+        batch = pool.judge.setting.workload.batch
+        counts = [n for n in range(1, MAX_MICROBATCHES + 1) if replace(own, microbatches=n).divides(batch)]
+        place, found = counts.index(own.microbatches), best
+        for count in {*counts[max(0, place - 1) : place], *counts[place + 1 : place + 2]} - seen:
+            seen.add(count)
+            if least_time(pool.judge, own.arrangement, count) >= found.score:
+                continue
+            candidate = _with_microbatches(pool, own, count)
+            one = bucketed(pool, move_cuts(pool, pool.judged_of(candidate))) if candidate else best
+            if one.fits and one.score < found.score * BETTER:
+                found = one
+        if found is best:
+            return
+        pool.add(found)
+        best = found
+
+
+def _with_microbatches(pool: Pool, candidate: Candidate, count: int) -> Candidate | None:
+    """The candidate with another number of micro-batches and, where they were searched, orders for it; or None."""
+    if candidate.orders:
+        placing = Placing(candidate.schedule.removeprefix("search-"))
+        own = candidate.arrangement, count, placing, candidate.starts
+        return ordered_as(pool.judge, *own, seconds=ORDER_SECONDS)
+    other = replace(candidate, microbatches=count, buckets=1)
+    try:
+        generated(other.schedule, other.workers, count, 1)
+    except ConfigError:  # the family cannot do so many
+        return None
+    return other
 
 
 def _of_place(pool: Pool, arrangement: Arrangement, microbatches: int) -> list[Judged]:

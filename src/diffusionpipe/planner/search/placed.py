@@ -66,19 +66,36 @@ def ordered(judge: Judge, known: Sequence[Candidate], *, seconds: Seconds) -> It
     first = known[0]
     arrangement, microbatches = first.arrangement, first.microbatches
     for placing, places in PLACES.items():
-        workers = places(arrangement.units)
-        if len(workers) > judge.tables.num_layers or 3 * len(workers) * microbatches > MAX_ACTIONS:
-            continue
-        starts = next((one.starts for one in known if _stands(one, workers)), None)
-        candidate = Candidate(
-            arrangement=arrangement,
-            schedule=f"search-{placing}",
-            microbatches=microbatches,
-            starts=starts or judge.cuts(arrangement, microbatches, workers),
-            replicas=(1,) * arrangement.units,
-        )
-        if orders := judge.orders(_instance(judge, candidate, placing, workers, seconds)):
-            yield replace(candidate, orders=orders)
+        starts = next((one.starts for one in known if _stands(one, places(arrangement.units))), None)
+        if one := ordered_as(judge, arrangement, microbatches, placing, starts, seconds=seconds):
+            yield one
+
+
+def ordered_as(
+    judge: Judge,
+    arrangement: Arrangement,
+    microbatches: int,
+    placing: Placing,
+    starts: tuple[int, ...] | None = None,
+    *,
+    seconds: Seconds,
+) -> Candidate | None:
+    """As `ordered`, for one placement; its stages begin at these layers, by default they are cut by time.
+
+    None where it is too large or does not fit in memory.
+    """
+    workers = PLACES[placing](arrangement.units)
+    if len(workers) > judge.tables.num_layers or 3 * len(workers) * microbatches > MAX_ACTIONS:
+        return None
+    candidate = Candidate(
+        arrangement=arrangement,
+        schedule=f"search-{placing}",
+        microbatches=microbatches,
+        starts=starts or judge.cuts(arrangement, microbatches, workers),
+        replicas=(1,) * arrangement.units,
+    )
+    orders = judge.orders(_instance(judge, candidate, placing, workers, seconds))
+    return replace(candidate, orders=orders) if orders else None
 
 
 def instance_of(setting: Setting, *, microbatches: int, placing: Placing, seconds: Seconds) -> Instance:
