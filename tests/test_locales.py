@@ -72,6 +72,7 @@ except Exception as error:
 """
 
 
+@pytest.mark.slow
 def test_words_of_users_pass_where_the_locale_has_no_letters_for_them(tmp_path):
     data = tmp_path / "data"
     data.mkdir()
