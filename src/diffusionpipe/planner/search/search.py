@@ -1,10 +1,12 @@
 """The best plan among many: stages, replicas, data parallelism, micro-batches, schedule, and what crosses nodes.
 
+    [0] copies of the model with their parameters in parts, which are quickly found: what is slower is left sooner
     [1] every (arrangement of ranks, number of micro-batches), in the order of a lower bound of its iteration time
     [2] for each the dynamic program's partitions, with an estimate; those whose lower bound is worse than what is found
         already are never looked at, but for the most promising of each arrangement
     [3] the best ones improved: cuts moved, gradients in buckets, other schedules, unequal replicas; where devices still
-        wait, several stages on each, two directions, and orders searched for these very times (`ordering`)
+        wait, several stages on each, two directions, and orders searched for these very times (`ordering`); the best of
+        all with the next numbers of micro-batches
     [4] the best of these made into plans and simulated in full, with memory; the winner is the fastest that fits
 
 Whether frozen work is filled into bubbles changes what is best, so both are judged together: in [2] and [3] by what a
@@ -153,8 +155,7 @@ def search(
     if not places:
         raise ConfigError(uncuttable(setting))
     sharded: list[tuple[Candidate, Proposal]] = []
-    if (units is None or 1 in units) and setting.given.sharded is not False:
-        # First, as they are quickly found: what is much slower than they are need not be improved.
+    if (units is None or 1 in units) and setting.given.sharded is not False:  # [0]
         sharded = sharded_finalists(setting, filler, fastest=limit)
         pool.score = min([pool.score, *(TRUST * proposal.step for _, proposal in sharded if proposal.overflow <= 0)])
     seen: set[Arrangement] = set()
