@@ -17,9 +17,9 @@ from diffusionpipe.trainer.sampling import SamplingSettings, build_scheduler, dr
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
 
 HERE = [name for name in DISCRETE if name != "DPMSolverSDEScheduler"]
-# Those of KDPM2 take ten times as long as the others.
-NAMES = [pytest.param(name, marks=pytest.mark.slow if name.startswith("KDPM2") else ()) for name in HERE]
 """That class needs torchsde."""
+NAMES = [pytest.param(name, marks=pytest.mark.slow if name.startswith("KDPM2") else ()) for name in HERE]
+"""Those of KDPM2 take ten times as long as the others."""
 
 
 def all_classes():

@@ -49,6 +49,11 @@ class LoraSettings:
             raise ModelError(f"lora: no target_modules; use e.g. {', '.join(ATTENTION)}")
 
 
+def needs_peft(error: ImportError) -> ModelError:
+    """What is said where peft, or what it imports, is missing."""
+    return ModelError(f"lora needs peft ({error}); install it with pip install 'diffusionpipe[lora]'")
+
+
 def add_lora(components: Mapping[str, nn.Module], trained: str, settings: LoraSettings) -> None:
     """Adds adapters to the component `trained` and freezes all that it had before.
 
@@ -66,7 +71,7 @@ def add_lora(components: Mapping[str, nn.Module], trained: str, settings: LoraSe
     try:
         from peft import LoraConfig
     except ImportError as error:
-        raise ModelError(f"lora needs peft ({error}); install it with pip install 'diffusionpipe[lora]'") from error
+        raise needs_peft(error) from error
     names = [name for name, _ in component.named_modules()]
     targets = _targets(names, settings)
     unused = [t for t in targets if not any(n == t or n.endswith(f".{t}") for n in names)]

@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from diffusionpipe.errors import ModelError
-from diffusionpipe.models.lora import LoraSettings, is_second_matrix
+from diffusionpipe.models.lora import LoraSettings, is_second_matrix, needs_peft
 from diffusionpipe.models.narrow_weights import appearing_wide
 
 ADAPTERS = "pytorch_lora_weights.safetensors"
@@ -63,7 +63,7 @@ def load_adapters(module: nn.Module, folder: Path, component: str) -> None:
         with appearing_wide(module):
             library_module.load_lora_adapter(stored, prefix=component, metadata=described)
     except ImportError as error:
-        raise ModelError(f"lora needs peft ({error}); install it with pip install 'diffusionpipe[lora]'") from error
+        raise needs_peft(error) from error
     except (OSError, SafetensorError) as error:
         raise ModelError(f"{path} cannot be read: {error}") from error
     except (RuntimeError, ValueError, KeyError) as error:

@@ -76,7 +76,7 @@ def add_cuts(
 ) -> None:
     """Judge partitions: first layers and replicas of their stages."""
     schedule = pool.judge.setting.given.schedule or CHAIN
-    firsts = {counts: index for index, (_, counts) in reversed(list(enumerate(found)))}
+    known = set[tuple[int, ...]]()
     for index, (starts, counts) in enumerate(found):
         candidate = Candidate(
             arrangement=arrangement,
@@ -92,7 +92,8 @@ def add_cuts(
         pool.add(one)
         if len(starts) == 1:  # all that data parallelism can be improved in
             pool.add(bucketed(pool, one))
-        elif index in (firsts[counts], len(found) - 1):
+        elif counts not in known or index == len(found) - 1:
+            known.add(counts)
             add_schedules(pool, one)
 
 
@@ -214,13 +215,17 @@ def _add_neighbours(pool: Pool) -> None:
 
     What made it the best, buckets or an order of its own, has been tried at few places.
     """
-    best, seen = next(iter(pool.ranked()), None), set[int]()
-    while best is not None:
-        own, seen = best.candidate, seen | {best.candidate.microbatches}
-        batch = pool.judge.setting.workload.batch
-        counts = [n for n in range(1, MAX_MICROBATCHES + 1) if replace(own, microbatches=n).divides(batch)]
-        place, found = counts.index(own.microbatches), best
-        for count in {*counts[max(0, place - 1) : place], *counts[place + 1 : place + 2]} - seen:
+    best = next(iter(pool.ranked()), None)
+    if best is None:
+        return
+    batch, seen = pool.judge.setting.workload.batch, {best.candidate.microbatches}
+    counts = [n for n in range(1, MAX_MICROBATCHES + 1) if replace(best.candidate, microbatches=n).divides(batch)]
+    while True:
+        own, found = best.candidate, best
+        place = counts.index(own.microbatches)
+        for count in counts[max(0, place - 1) : place + 2]:
+            if count in seen:
+                continue
             seen.add(count)
             if least_time(pool.judge, own.arrangement, count) >= found.score:
                 continue

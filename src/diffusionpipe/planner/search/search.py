@@ -82,7 +82,7 @@ from diffusionpipe.planner.search.placed import placed
 from diffusionpipe.planner.search.places import places_of
 from diffusionpipe.planner.search.pool import Judged, Pool
 from diffusionpipe.planner.search.proposal import Proposal, proposals
-from diffusionpipe.planner.search.sharded import sharded_finalists
+from diffusionpipe.planner.search.sharded import sharded_finalists, with_sharded
 from diffusionpipe.schedules.traits import holds_one
 from diffusionpipe.units import Seconds
 
@@ -154,10 +154,9 @@ def search(
     )
     if not places:
         raise ConfigError(uncuttable(setting))
-    sharded: list[tuple[Candidate, Proposal]] = []
-    if (units is None or 1 in units) and setting.given.sharded is not False:  # [0]
-        sharded = sharded_finalists(setting, filler, fastest=limit)
-        pool.score = min([pool.score, *(TRUST * proposal.step for _, proposal in sharded if proposal.overflow <= 0)])
+    may_shard = (units is None or 1 in units) and setting.given.sharded is not False
+    sharded = sharded_finalists(setting, filler, fastest=limit) if may_shard else []  # [0]
+    pool.score = min([pool.score, *(TRUST * proposal.step for _, proposal in sharded if proposal.overflow <= 0)])
     seen: set[Arrangement] = set()
     for bound, arrangement, microbatches in places:  # [1]
         # Of each arrangement one, so that it can be compared.
@@ -177,9 +176,8 @@ def search(
         finalists = _finalists(pool, proposed, num_finalists, limit)
     if max_again:
         finalists += _again(pool, setting, finalists, filler, num_finalists, units, limit, max_again)
-    others = [] if setting.given.sharded else finalists
-    fastest = min((proposal.step for _, proposal in others if proposal.overflow <= 0), default=limit)
-    finalists = [*others, *(pair for pair in sharded if pair[1].step < fastest)]
+    if may_shard:
+        finalists = with_sharded(setting, finalists, sharded, limit=limit)
     may_be_whole = units is None and not (is_limited or setting.given.sharded)
     if may_be_whole and all(proposal.overflow > 0 for _, proposal in finalists):
         # Estimates of memory are a little off: what misses it by least may fit.

@@ -31,16 +31,14 @@ Finalists = list[tuple[Candidate, Proposal]]
 def with_sharded(
     setting: Setting,
     finalists: Sequence[tuple[Candidate, Proposal]],
-    filler: Filler | None,
+    sharded: Finalists,
     *,
     limit: Seconds = float("inf"),
 ) -> Finalists:
-    """The finalists of a search and the sharded ones, or what `setting.given` allows of them, faster than `limit`."""
-    if setting.given.sharded is False:
-        return list(finalists)
+    """The finalists of a search and the sharded ones that beat them and the limit, or what `setting.given` allows."""
     others = [] if setting.given.sharded else list(finalists)
     fastest = min((proposal.step for _, proposal in others if proposal.overflow <= 0), default=limit)
-    return [*others, *sharded_finalists(setting, filler, fastest=min(fastest, limit))]
+    return [*others, *(pair for pair in sharded if pair[1].step < fastest)]
 
 
 def sharded_finalists(setting: Setting, filler: Filler | None, *, fastest: Seconds = float("inf")) -> Finalists:
