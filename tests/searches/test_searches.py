@@ -17,6 +17,7 @@ FOUND = {
     (9, 174): "a V where memory is short, fast once its cuts have moved",
     (10, 205): "buckets at another number of micro-batches than the best estimate's",
     (10, 241): "an order of its own at another number of micro-batches than the best estimate's",
+    (11, 74): "several stages on a device with few micro-batches, whose 1F1B is slow",
 }
 """Settings, by seed and number, in which an earlier search missed plans."""
 QUICK = ((0, 9), (8, 62), (8, 225), (9, 94), (9, 174))

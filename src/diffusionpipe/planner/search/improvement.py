@@ -97,8 +97,11 @@ def add_cuts(
             add_schedules(pool, one)
 
 
-def improve(pool: Pool) -> None:
-    """Unequal replicas, moved cuts, buckets, other schedules, several stages on a worker and searched orders."""
+def improve(pool: Pool, places: Sequence[tuple[Arrangement, int]] = ()) -> None:
+    """Unequal replicas, moved cuts, buckets, other schedules, several stages on a worker and searched orders.
+
+    `places`, most promising first, get several stages on a worker too: few micro-batches rank low as 1F1B.
+    """
     given = pool.judge.setting.given
     if given.allows_chains:
         _add_unequal(pool)
@@ -107,10 +110,11 @@ def improve(pool: Pool) -> None:
         pool.add(moved)
         add_schedules(pool, moved)
     if given.schedule is None:
-        for arrangement, microbatches in _best_places(pool, NUM_IMPROVED):
-            best = _of_place(pool, arrangement, microbatches)[0]
-            if _may_gain(pool, best):
-                _add_placed(pool, arrangement, microbatches, best.score, GAINED * best.score)
+        for arrangement, microbatches in dict.fromkeys([*_best_places(pool, NUM_IMPROVED), *places[:NUM_IMPROVED]]):
+            of_place = _of_place(pool, arrangement, microbatches)
+            if of_place and _may_gain(pool, of_place[0]):
+                best = min(of_place[0].score, GAINED * pool.score)
+                _add_placed(pool, arrangement, microbatches, best, GAINED * best)
         for arrangement, microbatches in _places_to_order(pool):
             _add_ordered(pool, arrangement, microbatches)
     if given.microbatches is None:

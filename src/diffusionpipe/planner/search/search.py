@@ -148,15 +148,45 @@ def search(
     if len(setting.graph.backbones) > 1:
         return _search_pairs(setting, pool, filler, num_finalists, limit)
     is_limited, proposed = limit < float("inf"), proposals(setting, filler)
-    places = sorted(
-        places_of(pool.judge, units, is_filled=pool.is_filled, ramp=LEAST_RAMP),
-        key=lambda place: (place[0], place[1].units, place[1].adjacent, place[2]),
-    )
+    places = _promising(pool, units)
     if not places:
         raise ConfigError(uncuttable(setting))
     may_shard = (units is None or 1 in units) and setting.given.sharded is not False
     sharded = sharded_finalists(setting, filler, fastest=limit) if may_shard else []  # [0]
     pool.score = min([pool.score, *(TRUST * proposal.step for _, proposal in sharded if proposal.overflow <= 0)])
+    finalists, bounded = _simulated(pool, places, proposed, num_finalists, units, limit, max_again)
+    if may_shard:
+        finalists = with_sharded(setting, finalists, sharded, limit=limit)
+    may_be_whole = units is None and not (is_limited or setting.given.sharded)
+    if may_be_whole and all(proposal.overflow > 0 for _, proposal in finalists):
+        # Estimates of memory are a little off: what misses it by least may fit.
+        nearest = least_estimated_overflow(setting)
+        if nearest and all(candidate != nearest.candidate for candidate, _ in finalists):
+            finalists.append((nearest.candidate, proposed(nearest.candidate)))
+    return _found(pool, finalists, places=bounded)
+
+
+def _promising(pool: Pool, units: Collection[int] | None) -> list[Place]:
+    """Where the batch can be cut, the places that look best first."""
+    places = places_of(pool.judge, units, is_filled=pool.is_filled, ramp=LEAST_RAMP)
+    return sorted(places, key=lambda place: (place[0], place[1].units, place[1].adjacent, place[2]))
+
+
+def _simulated(
+    pool: Pool,
+    places: Sequence[Place],
+    proposed: Proposed,
+    num_finalists: int,
+    units: Collection[int] | None,
+    limit: Seconds,
+    max_again: int,
+) -> tuple[list[tuple[Candidate, Proposal]], list[Place]]:
+    """The best candidates of these places simulated in full, but for sharded copies; and the places with their bounds.
+
+    Raises:
+        ConfigError: as `_add_tight`.
+    """
+    is_limited = limit < float("inf")
     seen: set[Arrangement] = set()
     for bound, arrangement, microbatches in places:  # [1]
         # Of each arrangement one, so that it can be compared.
@@ -167,24 +197,21 @@ def search(
             if arrangement.units > 1 or len(pool.judged) > known:
                 seen.add(arrangement)
     bounded = _add_chains(pool, units)
-    add_crowded(pool, [(arrangement, count) for bound, arrangement, count in places if bound < pool.score])
-    improve(pool)  # [3]
+    add_crowded(pool, _within(pool, places))
+    improve(pool, _within(pool, places))  # [3]
     finalists = _finalists(pool, proposed, num_finalists, limit)  # [4]
     fits_easily = any(proposal.overflow <= 0 and candidate.hosts is None for candidate, proposal in finalists)
     if not (fits_easily or is_limited):
         _add_tight(pool, [(arrangement, count) for _, arrangement, count in places])
         finalists = _finalists(pool, proposed, num_finalists, limit)
     if max_again:
-        finalists += _again(pool, setting, finalists, filler, num_finalists, units, limit, max_again)
-    if may_shard:
-        finalists = with_sharded(setting, finalists, sharded, limit=limit)
-    may_be_whole = units is None and not (is_limited or setting.given.sharded)
-    if may_be_whole and all(proposal.overflow > 0 for _, proposal in finalists):
-        # Estimates of memory are a little off: what misses it by least may fit.
-        nearest = least_estimated_overflow(setting)
-        if nearest and all(candidate != nearest.candidate for candidate, _ in finalists):
-            finalists.append((nearest.candidate, proposed(nearest.candidate)))
-    return _found(pool, finalists, places=bounded)
+        finalists += _again(pool, finalists, proposed, num_finalists, units, limit, max_again)
+    return finalists, bounded
+
+
+def _within(pool: Pool, places: Sequence[Place]) -> list[tuple[Arrangement, int]]:
+    """Of these places those that may still give something better than the best."""
+    return [(arrangement, count) for bound, arrangement, count in places if bound < pool.score]
 
 
 def _found(
@@ -272,9 +299,8 @@ def _finalists(pool: Pool, proposed: Proposed, num_finalists: int, limit: Second
 
 def _again(
     pool: Pool,
-    setting: Setting,
     finalists: Sequence[tuple[Candidate, Proposal]],
-    filler: Filler | None,
+    proposed: Proposed,
     num_finalists: int,
     units: Collection[int] | None,
     limit: Seconds,
@@ -291,20 +317,13 @@ def _again(
         return []
     own = pool.judge.setting
     judge = Judge(setting=replace(own, cluster=with_less_memory(own.cluster, max(spare) + 1)))
+    less = Pool(judge=judge, is_filled=pool.is_filled, score=fastest)
     try:
-        found = search(
-            setting,
-            filler=filler,
-            num_finalists=num_finalists,
-            units=units,
-            limit=fastest,
-            judge=judge,
-            max_again=max_again - 1,
-        )
+        found, _ = _simulated(less, _promising(less, units), proposed, num_finalists, units, fastest, max_again - 1)
     except ConfigError:  # with less memory all that is left puts layers with a parameter in common on several ranks
         return []
     known = {candidate for candidate, _ in finalists}
-    return [pair for pair in found.finalists if pair[0] not in known]
+    return [pair for pair in found if pair[0] not in known]
 
 
 def _add_chains(pool: Pool, units: Collection[int] | None) -> list[tuple[Seconds, Arrangement, int]]:
