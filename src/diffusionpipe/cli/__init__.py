@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from typer.core import TyperGroup, TyperOption
 
-from diffusionpipe import __version__
 from diffusionpipe.cli.output import quieten
 from diffusionpipe.errors import ConfigError, DiffusionPipeError, PeerError, TrainingError
 from diffusionpipe.ir.home import expanded, expanded_path
 from diffusionpipe.ir.locales import as_utf8, print_everything
 from diffusionpipe.runtime.interrupts import remember_interrupts, was_interrupted
+from diffusionpipe.version import __version__
 
 if TYPE_CHECKING:  # typer has its own copy of click and does not export its types
     from typer._click import Command, Context, Parameter

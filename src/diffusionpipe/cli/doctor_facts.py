@@ -129,7 +129,7 @@ def _addresses(host: str) -> tuple[str, ...]:
 def _versions(*, is_gpu: bool) -> tuple[tuple[str, str], ...]:
     import torch
 
-    from diffusionpipe import __version__
+    from diffusionpipe.version import __version__
 
     found = {"diffusionpipe": __version__, "torch": torch.__version__, "python": platform.python_version()}
     if is_gpu:

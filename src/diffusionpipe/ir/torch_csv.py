@@ -13,7 +13,7 @@ format knows one chain of stages, each on one rank, and micro-batches of one siz
 import csv
 import io
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from diffusionpipe.errors import ScheduleError
 from diffusionpipe.ir.action import Action, Op, parse_action
@@ -75,17 +75,40 @@ def schedule_from_csv(text: str, *, name: str = "csv", microbatch_size: int = 1)
         ScheduleError: a cell is no compute action, a stage stands on two ranks, or stages or micro-batches are missing;
             every problem with line and cell.
     """
+    try:
+        return schedule_from_rows(csv.reader(io.StringIO(text)), name=name, microbatch_size=microbatch_size)
+    except ScheduleError as error:
+        raise ScheduleError([f"torch CSV: {problem}" for problem in error.problems]) from None
+
+
+def place_in_file(row: int, cell: int) -> str:
+    """Where the cell of a row is in a CSV file; both are counted from 0."""
+    return f"line {row + 1}, cell {cell + 1}"
+
+
+def schedule_from_rows(
+    rows: Iterable[Sequence[str]],
+    *,
+    name: str,
+    microbatch_size: int = 1,
+    place: Callable[[int, int], str] = place_in_file,
+) -> Schedule:
+    """The schedule of `schedule_from_csv`, from the cells of its rows; `place` names a cell in errors.
+
+    Raises:
+        ScheduleError: as `schedule_from_csv`.
+    """
     problems: list[str] = []
-    orders = [_parse_row(line, row, problems) for line, row in enumerate(csv.reader(io.StringIO(text)), start=1)]
+    orders = [_parse_row(number, row, place, problems) for number, row in enumerate(rows)]
     while orders and not orders[-1]:
         orders.pop()
-    worker_of_stage = _place(orders, problems)
+    worker_of_stage = _homes(orders, place, problems)
     num_microbatches = 1 + max(
         (a.microbatch for order in orders for a in order if a.microbatch is not None), default=-1
     )
     problems.extend(_missing(orders, num_microbatches))
     if problems:
-        raise ScheduleError([f"torch CSV: {problem}" for problem in problems])
+        raise ScheduleError(problems)
     ops = frozenset(a.op for order in orders for a in order)
     if ops > {Op.B, Op.I}:
         orders = [_split_backwards(order) for order in orders]
@@ -102,13 +125,13 @@ def schedule_from_csv(text: str, *, name: str = "csv", microbatch_size: int = 1)
     return Schedule(name=name, placement=placement, orders=tuple(tuple(order) for order in orders))
 
 
-def _parse_row(line: int, row: Sequence[str], problems: list[str]) -> list[Action]:
+def _parse_row(number: int, row: Sequence[str], place: Callable[[int, int], str], problems: list[str]) -> list[Action]:
     order = []
-    for column, cell in enumerate(row, start=1):
+    for column, cell in enumerate(row):
         word = cell.strip()
         if not word:
             continue
-        where = f"line {line}, cell {column}: {word!r}"
+        where = f"{place(number, column)}: {word!r}"
         if word.startswith("(") or "OVERLAP" in word:
             problems.append(f"{where} overlaps two actions; write them one after the other in cells of their own")
             continue
@@ -127,13 +150,14 @@ def _parse_row(line: int, row: Sequence[str], problems: list[str]) -> list[Actio
     return order
 
 
-def _place(orders: Sequence[Sequence[Action]], problems: list[str]) -> dict[int, int]:
+def _homes(orders: Sequence[Sequence[Action]], place: Callable[[int, int], str], problems: list[str]) -> dict[int, int]:
     worker_of_stage: dict[int, int] = {}
     for worker, order in enumerate(orders):
         for stage in dict.fromkeys(action.stage for action in order):
             first = worker_of_stage.setdefault(stage, worker)
             if first != worker:
-                problems.append(f"stage {stage} is on line {first + 1} and on line {worker + 1}; a stage has one rank")
+                one, other = (place(row, 0).partition(",")[0] for row in (first, worker))
+                problems.append(f"stage {stage} is on {one} and on {other}; a stage has one rank")
     return worker_of_stage
 
 

@@ -10,7 +10,7 @@ from diffusionpipe.ir import Mesh, Plan, Schedule, Timeline
 from diffusionpipe.passes import PlacedFill
 from diffusionpipe.planner.assembly.build import build_plan, build_train_schedule
 from diffusionpipe.planner.assembly.folded import stage_starts
-from diffusionpipe.planner.assembly.layout import BackboneLayout, Layout, Unfilled
+from diffusionpipe.planner.assembly.layout import BackboneLayout, Filler, Layout, Unfilled
 from diffusionpipe.planner.filling.fills import FillOptions, frozen_layers, plan_fills
 from diffusionpipe.planner.filling.windows import window_fills
 from diffusionpipe.planner.pricing.setting import Setting
@@ -41,12 +41,23 @@ def plan_from_profile(profile: Profile, layout: Layout, cluster: Cluster | None 
         ConfigError: the sizes do not fit each other or the model.
     """
     setting = setting_of(profile, layout.mesh, layout.batch, checkpointed=layout.checkpointed, cluster=cluster)
+    layout, filler = cut_and_filled(setting, layout)
+    return build_plan(profile.graph, layout, pricing=pricing_of(setting), filler=filler)
+
+
+def cut_and_filled(setting: Setting, layout: Layout) -> tuple[Layout, Filler | None]:
+    """The layout with its stages cut by time where it names no splits, and who fills its bubbles; None: nobody.
+
+    Raises:
+        ConfigError: there are more stages than layers.
+    """
+    profile = setting.profile
     if layout.backbones:
         layout = _listed(setting, replace(layout, backbones=tuple(_split(profile, layout))))
     elif not layout.splits:
         layout = replace(layout, splits=_splits(profile, profile.graph, layout))
     if not profile.graph.frozen_layers:
-        return build_plan(profile.graph, layout, pricing=pricing_of(setting))
+        return layout, None
     frozen = frozen_layers(profile)
     chunks = tuple(size for size in profile.batch_sizes if size <= layout.encode_chunk) or (1,)
     options = FillOptions(chunks=chunks, max_chunk=layout.encode_chunk, overhead=setting.fill_start)
@@ -57,7 +68,7 @@ def plan_from_profile(profile: Profile, layout: Layout, cluster: Cluster | None 
             return window_fills(unfilled.schedule, costs, frozen, options)
         return plan_fills(unfilled.schedule, costs, frozen, options).fills
 
-    return build_plan(profile.graph, layout, pricing=pricing_of(setting), filler=filler)
+    return layout, filler
 
 
 def predicted_timeline(profile: Profile, plan: Plan, cluster: Cluster | None = None) -> Timeline:

@@ -10,7 +10,7 @@ Places in errors are those of the file: `line 2, cell 3` of a CSV, `orders[1], a
 import csv
 import io
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,7 +19,7 @@ from diffusionpipe.ir import Schedule
 from diffusionpipe.ir.files import schedule_from_text
 from diffusionpipe.ir.input_file import read_named
 from diffusionpipe.ir.placement import WHOLE
-from diffusionpipe.ir.torch_csv import schedule_from_csv
+from diffusionpipe.ir.torch_csv import place_in_file, schedule_from_csv, schedule_from_rows
 from diffusionpipe.schedules.rules import schedule_by_rules
 from diffusionpipe.schedules.rules_text import rules_from_text
 from diffusionpipe.schedules.shapes import FORWARD, SPLIT, TRAIN
@@ -93,19 +93,51 @@ def _given_orders(path: Path, text: str, *, is_csv: bool) -> Schedule:
     """The orders that a text lists, checked."""
     try:
         schedule = schedule_from_csv(text) if is_csv else schedule_from_text(text, source=str(path))
-        ops = dict.fromkeys(action.op for _, action in schedule.actions())
-        if not ops:
-            raise ScheduleError(["there are no actions; list those of every rank"])
-        if beyond := ", ".join(op for op in ops if op not in SPLIT | TRAIN):
-            raise ScheduleError([f"there are the actions {beyond}; list only F, B, I and W, the rest is added"])
-        check(schedule)
+        _check_orders(schedule)
     except ScheduleError as error:
-        problems = [_located(problem, _places(text, is_csv=is_csv)) for problem in error.problems[:MAX_PROBLEMS]]
-        more = [f"  and {len(error.problems) - MAX_PROBLEMS} more"] if len(error.problems) > MAX_PROBLEMS else []
-        raise ScheduleError([f"{path}: the orders are illegal:", *(f"  {one}" for one in problems), *more]) from None
+        raise _illegal(error, str(path), _places(text, is_csv=is_csv)) from None
     except csv.Error as error:
         raise ScheduleError([f"{path}: this is not a CSV file: {error}"]) from None
     return replace(schedule, name=path.name)
+
+
+def orders_from_rows(rows: Sequence[Sequence[str]], *, name: str) -> Schedule:
+    """The legal orders that a row of actions for each rank gives, as `ir.torch_csv` reads the rows of a file.
+
+    Raises:
+        ScheduleError: they are illegal; names every problem with its rank and position, counted from 0.
+    """
+    try:
+        schedule = schedule_from_rows(rows, name=name, place=_position)
+        _check_orders(schedule)
+    except ScheduleError as error:
+        raise _illegal(error, name, _places_in_rows(rows, _position)) from None
+    return schedule
+
+
+def _position(rank: int, number: int) -> str:
+    return f"rank {rank}, position {number}"
+
+
+def _check_orders(schedule: Schedule) -> None:
+    """Refuse orders without actions, with other actions than computations, and illegal ones.
+
+    Raises:
+        ScheduleError: the orders are such.
+    """
+    ops = dict.fromkeys(action.op for _, action in schedule.actions())
+    if not ops:
+        raise ScheduleError(["there are no actions; list those of every rank"])
+    if beyond := ", ".join(op for op in ops if op not in SPLIT | TRAIN):
+        raise ScheduleError([f"there are the actions {beyond}; list only F, B, I and W, the rest is added"])
+    check(schedule)
+
+
+def _illegal(error: ScheduleError, source: str, places: Mapping[str, str]) -> ScheduleError:
+    """The same error with the place of each action that it names."""
+    problems = [_located(problem, places) for problem in error.problems[:MAX_PROBLEMS]]
+    more = [f"  and {len(error.problems) - MAX_PROBLEMS} more"] if len(error.problems) > MAX_PROBLEMS else []
+    return ScheduleError([f"{source}: the orders are illegal:", *(f"  {one}" for one in problems), *more])
 
 
 _ACTION = re.compile(r"\b\d+[A-Z][A-Z_]*\d+\b")
@@ -113,17 +145,22 @@ _ACTION = re.compile(r"\b\d+[A-Z][A-Z_]*\d+\b")
 
 def _places(text: str, *, is_csv: bool) -> Mapping[str, str]:
     """By the text of an action where it is in the file; the last one of several."""
-    found: dict[str, str] = {}
     if is_csv:
-        for line, row in enumerate(csv.reader(io.StringIO(text)), start=1):
-            for cell, word in enumerate(row, start=1):
-                action, where = word.strip(), f"line {line}, cell {cell}"
-                found[action] = where
-                for op in ("I", "W"):  # of a B that is read as I and W
-                    found.setdefault(action.replace("B", op), where)
-        return found
+        return _places_in_rows(csv.reader(io.StringIO(text)), place_in_file)
+    found: dict[str, str] = {}
     for rank, order in enumerate(schedule_from_text(text).orders):
         found |= {str(action): f"orders[{rank}], action {number}" for number, action in enumerate(order)}
+    return found
+
+
+def _places_in_rows(rows: Iterable[Sequence[str]], place: Callable[[int, int], str]) -> Mapping[str, str]:
+    found: dict[str, str] = {}
+    for number, row in enumerate(rows):
+        for cell, word in enumerate(row):
+            action, where = word.strip(), place(number, cell)
+            found[action] = where
+            for op in ("I", "W"):  # of a B that is read as I and W
+                found.setdefault(action.replace("B", op), where)
     return found
 
 
@@ -131,7 +168,7 @@ def _located(problem: str, places: Mapping[str, str]) -> str:
     """The problem, before it the place of the first action that it names."""
     words = (word for word in _ACTION.findall(problem) if word in places)
     action = next(words, None)
-    return problem if action is None or "line " in problem else f"{places[action]}: {problem}"
+    return problem if action is None or "line " in problem or "position " in problem else f"{places[action]}: {problem}"
 
 
 def untrainable(schedule: Schedule) -> Iterator[str]:

@@ -75,7 +75,7 @@ class Comparison:
     """Family -> why it cannot do these sizes."""
 
 
-def _part(schedule: Schedule) -> float:
+def part_of_worker(schedule: Schedule) -> float:
     """One block's part of what a worker holds of the model; a whole number where it is one."""
     blocks = len({stage.weights for stage in schedule.placement.stages})
     whole, rest = divmod(schedule.num_workers, blocks)
@@ -84,7 +84,7 @@ def _part(schedule: Schedule) -> float:
 
 def equal_costs(schedule: Schedule, costs: WorkerCosts) -> Costs:
     """Costs of a schedule whose blocks are equal parts of the model, however many there are."""
-    part = _part(schedule)
+    part = part_of_worker(schedule)
     stage = StageCosts(
         forward=costs.forward * part,
         backward=(costs.input_grad + costs.weight_grad) * part,
@@ -98,7 +98,7 @@ def equal_costs(schedule: Schedule, costs: WorkerCosts) -> Costs:
 
 def measure(name: str, schedule: Schedule, costs: WorkerCosts) -> Result:
     """What a schedule reaches with equal blocks."""
-    part = _part(schedule)
+    part = part_of_worker(schedule)
     timeline = simulate(schedule, equal_costs(schedule, costs))
     homes = [stage.worker for stage in schedule.placement.stages]
     return Result(

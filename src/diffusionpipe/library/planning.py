@@ -1,0 +1,242 @@
+"""`dp.plan`: the fastest layout that fits in memory, or the layout of given orders and replicas."""
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from diffusionpipe.costs import Cluster, Profile, Workload
+from diffusionpipe.costs.clusters import load_cluster
+from diffusionpipe.costs.files import check_device, read_profile
+from diffusionpipe.costs.workload import state_of_optimizer
+from diffusionpipe.errors import ConfigError
+from diffusionpipe.ir import Phase, Plan, Schedule
+from diffusionpipe.library.schedules import schedule as schedule_of
+from diffusionpipe.library.timelines import Timeline
+from diffusionpipe.planner.asking import gib_of
+from diffusionpipe.planner.assembly.build import build_plan
+from diffusionpipe.planner.assembly.layout import Layout
+from diffusionpipe.planner.choice import choose
+from diffusionpipe.planner.from_profile import cut_and_filled
+from diffusionpipe.planner.pricing.given import Given
+from diffusionpipe.planner.pricing.setting import Setting
+from diffusionpipe.planner.rows import Row, unit_of
+from diffusionpipe.planner.search.naming import name_of_plan, sizes_of_plan
+from diffusionpipe.planner.search.proposal import Proposal, pricing_of, propose
+from diffusionpipe.schedules.order_file import is_order_file, untrainable
+from diffusionpipe.units import Seconds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """A plan and what is predicted of it."""
+
+    plan: Plan
+    step: Seconds
+    """Predicted time of one iteration and the update after it."""
+    why: str
+    """In words, why it is this plan."""
+    timeline: Timeline = field(repr=False)
+    """The predicted timeline of one iteration."""
+    rows: tuple[Row, ...] = field(repr=False)
+    """What was looked at, fastest first; what does not fit in memory last."""
+
+    def table(self) -> str:
+        """The layouts that were looked at, fastest first: step in ms, idle share, memory of the fullest device."""
+        cells = [("layout", "step ms", "idle", "peak")]
+        for row in self.rows:
+            _, unit = unit_of(row.memory)
+            peak = f"{row.memory / unit:.2f} {'GiB' if unit == 2**30 else 'MiB'}{'' if row.fits else ', too much'}"
+            cells.append((f"{row.name}, {row.sizes}", f"{row.step * 1e3:.3f}", f"{row.bubble:.1%}", peak))
+        widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+        return "\n".join(
+            "  ".join([name.ljust(widths[0]), *(cell.rjust(n) for cell, n in zip(rest, widths[1:], strict=True))])
+            for name, *rest in cells
+        )
+
+
+def plan(
+    profile: Profile | str | os.PathLike[str],
+    *,
+    cluster: str | Cluster,
+    batch: int,
+    optimizer: str = "AdamW",
+    schedule: str | Schedule | None = None,
+    stages: int | None = None,
+    microbatches: int | None = None,
+    replicas: Sequence[int] | None = None,
+    data_parallel: int | None = None,
+    sharded: bool | None = None,
+) -> Choice:
+    """The fastest plan for all devices of a cluster, within what is given.
+
+    Without `replicas`, and with the name of a family as `schedule` or none, the planner searches all sizes that are
+    not given. Orders of your own, and replicas, fix the layout; only the micro-batches are still looked for.
+
+    Args:
+        profile: from `dp.profile`, or the path of a file that `diffusionpipe profile` wrote.
+        cluster: the name of a shipped cluster, with ":N" for N nodes, or the path of a cluster file.
+        batch: samples of one step, over all devices.
+        optimizer: its name in torch.optim, whose state takes memory.
+        schedule: a family's name, a file of orders, or the result of `dp.schedule`; None: the planner chooses.
+        stages: into which the model is cut.
+        microbatches: of one iteration of one pipeline.
+        replicas: devices of each stage, which share each micro-batch's samples.
+        data_parallel: copies of the whole pipeline.
+        sharded: whether these copies hold parameters, gradients and optimizer state in parts.
+
+    Raises:
+        ConfigError: sizes that do not fit each other, the cluster or the model; nothing fits in memory.
+    """
+    machines = load_cluster(cluster) if isinstance(cluster, str) else cluster
+    known = profile if isinstance(profile, Profile) else read_profile(Path(profile))
+    _check_sizes(batch=batch, stages=stages, microbatches=microbatches, data_parallel=data_parallel)
+    check_device(known, machines, source="the profile" if isinstance(profile, Profile) else str(profile))
+    width = 8 if known.precision == "float64" else 4
+    workload = Workload(
+        batch=batch,
+        parameter_bytes=width,
+        gradient_bytes=width,
+        optimizer_bytes=width * state_of_optimizer(optimizer),
+    )
+    setting = Setting(profile=known, cluster=machines, workload=workload)
+    if isinstance(schedule, str) and is_order_file(schedule):
+        schedule = schedule_of(schedule, ranks=stages, microbatches=microbatches)
+    if isinstance(schedule, Schedule) or replicas is not None:
+        layout = _layout(setting, schedule, stages, microbatches, replicas, data_parallel, sharded=bool(sharded))
+        return _given(setting, layout, microbatches)
+    given = Given(
+        stages=stages, microbatches=microbatches, schedule=schedule, data_parallel=data_parallel, sharded=sharded
+    )
+    return _searched(replace(setting, given=given))
+
+
+def _check_sizes(**sizes: int | None) -> None:
+    if wrong := [f"{name}={size}" for name, size in sizes.items() if size is not None and size < 1]:
+        raise ConfigError(f"{', '.join(wrong)}: give a number of at least 1")
+
+
+def _searched(setting: Setting) -> Choice:
+    found = choose(setting)
+    shown = found.comparison()
+    made = found.plan()
+    rows = (*shown.simulated, *shown.estimated, *shown.others)
+    return Choice(
+        plan=made,
+        step=found.step,
+        why="\n".join([shown.verdict, *(remark.text for remark in shown.remarks)]),
+        timeline=_timeline(found.proposal),
+        rows=tuple(sorted(rows, key=lambda row: (not row.fits, row.step))),
+    )
+
+
+def _layout(
+    setting: Setting,
+    schedule: str | Schedule | None,
+    stages: int | None,
+    microbatches: int | None,
+    replicas: Sequence[int] | None,
+    data_parallel: int | None,
+    *,
+    sharded: bool,
+) -> Layout:
+    """The layout that is given, for all devices of the cluster; without micro-batches it has one."""
+    orders = schedule if isinstance(schedule, Schedule) else None
+    problems = []
+    if orders is not None:
+        own = (("stages", stages, orders.num_workers), ("microbatches", microbatches, orders.num_microbatches()))
+        problems += [
+            f"{name}={size}, but the schedule {orders.name!r} is for {has}; leave it out, or make another schedule"
+            for name, size, has in own
+            if size not in (None, has)
+        ]
+        problems += [f"the schedule {orders.name!r}: {problem}" for problem in untrainable(orders)]
+        stages, microbatches = orders.num_workers, orders.num_microbatches()
+    stages = stages or (len(replicas) if replicas is not None else 1)
+    counts = tuple(replicas) if replicas is not None else (1,) * stages
+    if len(counts) != stages or min(counts, default=0) < 1:
+        problems.append(f"replicas={counts} for {stages} stages; give a number of at least 1 for each stage")
+    if problems:
+        raise ConfigError("\n".join(problems))
+    workers, ranks = sum(counts), setting.cluster.num_ranks
+    copies = data_parallel or max(1, ranks // workers)
+    if copies * workers != ranks:
+        raise ConfigError(
+            f"the layout needs {workers} ranks for a pipeline, but the cluster {setting.cluster.name} has {ranks}: "
+            "give a cluster of a multiple of this, other replicas, or data_parallel"
+        )
+    return Layout(
+        batch=setting.workload.batch,
+        stages=stages,
+        microbatches=microbatches or 1,
+        schedule=orders.name if orders is not None else str(schedule or "1f1b"),
+        orders=orders,
+        replicas=counts if max(counts) > 1 else (),
+        data_parallel=copies,
+        sharded=sharded,
+        buckets=0 if sharded else 1,
+    )
+
+
+def _given(setting: Setting, layout: Layout, microbatches: int | None) -> Choice:
+    """The choice of a given layout, with the best number of micro-batches where that is not given."""
+    sizes = [layout.microbatches]
+    if microbatches is None and layout.orders is None:
+        share = layout.batch // layout.data_parallel
+        unit = max(layout.replicas, default=1)
+        sizes = [n for n in range(1, share + 1) if share % n == 0 and share // n % unit == 0] or [1]
+    made = []
+    problems: dict[str, None] = {}
+    for count in sizes:
+        try:
+            made.append(_proposed(setting, replace(layout, microbatches=count)))
+        except ConfigError as error:
+            problems[str(error)] = None
+    if not made:
+        raise ConfigError(next(iter(problems)))
+    made.sort(key=lambda one: (one[2].overflow > 0, one[2].step))
+    best, proposal, row = made[0]
+    if row.overflow > 0:
+        raise ConfigError(
+            f"the layout needs {gib_of(row.overflow)} GiB more than a device has; use a smaller batch, more stages, "
+            "or larger devices"
+        )
+    looked = f", the fastest of {len(made)} numbers of micro-batches" if len(made) > 1 else ""
+    return Choice(
+        plan=best,
+        step=proposal.step,
+        why=f"The layout is given: {row.name}, {row.sizes}{looked}. Devices idle {row.bubble:.1%} of the time.",
+        timeline=_timeline(proposal),
+        rows=tuple(one for _, _, one in made),
+    )
+
+
+def _proposed(setting: Setting, layout: Layout) -> tuple[Plan, Proposal, Row]:
+    layout, filler = cut_and_filled(setting, layout)
+    proposal = propose(setting, layout, filler)
+    made = build_plan(setting.graph, layout, pricing=pricing_of(setting), filler=filler)
+    use = max(proposal.memory, key=lambda memory: memory.total)
+    row = Row(
+        name=name_of_plan(made),
+        sizes=sizes_of_plan(made),
+        num_stages=layout.stages,
+        step=proposal.step,
+        update=proposal.update,
+        samples_per_second=layout.batch / proposal.step,
+        bubble=proposal.timeline.bubble,
+        exposed=proposal.exposed,
+        memory=use.total,
+        use=use,
+        overflow=proposal.overflow,
+    )
+    return made, proposal, row
+
+
+def _timeline(proposal: Proposal) -> Timeline:
+    """The prediction, with the update if the profile knows it."""
+    spans, start = proposal.timeline, proposal.iteration
+    if proposal.update:
+        workers = range(spans.num_workers)
+        phases = (Phase(worker=w, name="update", start=start, end=start + proposal.update) for w in workers)
+        spans = replace(spans, update=tuple(phases))
+    return Timeline(proposal.train, spans)

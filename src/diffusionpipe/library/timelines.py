@@ -1,0 +1,141 @@
+"""Timelines as the library shows them: simulated ones and measured ones, alone or one beside the other."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeAlias
+
+from diffusionpipe.errors import ConfigError
+from diffusionpipe.ir import COMPUTE_OPS, Schedule
+from diffusionpipe.ir import Timeline as Spans
+from diffusionpipe.ir.files import write_timeline
+from diffusionpipe.units import Seconds
+from diffusionpipe.viz import MILLISECONDS, UNITS, TimeAxis, explained_sketch, gantt, perfetto
+
+if TYPE_CHECKING:
+    from diffusionpipe.library.planning import Choice
+
+__all__ = ["MILLISECONDS", "UNITS", "Comparison", "Timeline"]
+
+File: TypeAlias = str | os.PathLike[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Timeline:
+    """When each action of a schedule starts and ends; `print` draws it."""
+
+    schedule: Schedule
+    spans: Spans = field(repr=False)
+    """The same as plain data, one span for each action."""
+    axis: TimeAxis = field(default=MILLISECONDS, repr=False)
+
+    @property
+    def source(self) -> str:
+        """Either "simulated" or "measured"."""
+        return self.spans.source
+
+    @property
+    def makespan(self) -> Seconds:
+        """The time from the first start to the last end."""
+        return self.spans.makespan
+
+    @property
+    def bubble(self) -> float:
+        """The idle part of all ranks' time."""
+        return self.spans.bubble
+
+    def __str__(self) -> str:
+        return explained_sketch(self.spans, width=shutil.get_terminal_size().columns, axis=self.axis)
+
+    def show(self) -> None:
+        """Write the drawing to standard output: a row for each rank, time to the right."""
+        sys.stdout.write(f"{self}\n")
+
+    def perfetto(self, path: File) -> None:
+        """Write a trace for ui.perfetto.dev.
+
+        Raises:
+            ConfigError: the file cannot be written.
+        """
+        perfetto(self.spans, Path(path), schedule=self.schedule)
+
+    def save(self, path: File) -> None:
+        """Write a picture (.png, .svg, .pdf), or the timeline itself (.json).
+
+        Raises:
+            ConfigError: the name has another ending, or the file cannot be written.
+        """
+        if Path(path).suffix == ".json":
+            write_timeline(self.spans, Path(path))
+            return
+        title = f"{self.schedule.name}, {self.source}"
+        gantt([(self.source, self.spans)], Path(path), title=title, schedule=self.schedule, axis=self.axis)
+
+    def compare(self, other: Choice | Timeline) -> Comparison:
+        """The timeline beside another one of the same schedule; of a `Choice` its prediction.
+
+        Raises:
+            ConfigError: the other one is of another schedule.
+        """
+        beside = other if isinstance(other, Timeline) else other.timeline
+        if difference := _difference(self.schedule, beside.schedule):
+            raise ConfigError(
+                f"timelines of different schedules cannot be compared: {difference}; compare with the prediction of "
+                "the same plan"
+            )
+        return Comparison(self, beside)
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Two timelines of one schedule."""
+
+    timeline: Timeline
+    other: Timeline
+
+    @property
+    def ratio(self) -> float:
+        """How many times as long as the other one the timeline takes."""
+        return float(self.timeline.makespan) / float(self.other.makespan)
+
+    def __str__(self) -> str:
+        both = (self.other, self.timeline)
+        lines = [
+            f"{one.source:10} makespan {one.axis.text(one.makespan)} {one.axis.name}, bubble {one.bubble:.1%}"
+            for one in both
+        ]
+        return "\n".join([*lines, f"{self.timeline.source} / {self.other.source}: {self.ratio:.3f}"])
+
+    def show(self) -> None:
+        """Write makespans, bubbles and the ratio of both to standard output."""
+        sys.stdout.write(f"{self}\n")
+
+    def save(self, path: File) -> None:
+        """Draw both one below the other over one time axis (.png, .svg, .pdf).
+
+        Raises:
+            ConfigError: the name has another ending, or the file cannot be written.
+        """
+        panels = [(one.source, one.spans) for one in (self.other, self.timeline)]
+        schedule = self.timeline.schedule
+        gantt(panels, Path(path), title=schedule.name, schedule=schedule, axis=self.timeline.axis)
+
+
+def _difference(one: Schedule, other: Schedule) -> str:
+    """Where the computations of two schedules differ first; "" where they are the same."""
+    if one.num_workers != other.num_workers:
+        return f"{one.name} has {one.num_workers} ranks, {other.name} has {other.num_workers}"
+    for rank, orders in enumerate(zip(one.orders, other.orders, strict=True)):
+        mine, theirs = ([str(action) for action in order if action.op in COMPUTE_OPS] for order in orders)
+        if mine != theirs:
+            place = next((i for i, (a, b) in enumerate(zip(mine, theirs, strict=False)) if a != b), None)
+            if place is None:
+                return f"rank {rank} has {len(mine)} computations in {one.name} and {len(theirs)} in {other.name}"
+            return (
+                f"computation {place} of rank {rank} is {mine[place]} in {one.name} and {theirs[place]} in {other.name}"
+            )
+    return ""

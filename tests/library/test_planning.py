@@ -1,0 +1,82 @@
+from pathlib import Path
+
+import pytest
+
+import diffusionpipe as dp
+from diffusionpipe.costs.files import read_profile
+from diffusionpipe.errors import ConfigError
+from diffusionpipe.ir.files import plan_to_text
+from diffusionpipe.planner.choice import choose
+from diffusionpipe.planner.pricing.given import Given
+from diffusionpipe.planner.pricing.setting import Setting
+
+PROFILE = Path(__file__).parents[1] / "files" / "profile.json"
+CLUSTER = "rtx4090x2"
+
+
+@pytest.fixture(scope="module")
+def profile():
+    return read_profile(PROFILE)
+
+
+def test_the_plan_is_the_planners(profile):
+    from diffusionpipe.costs import Workload
+    from diffusionpipe.costs.clusters import load_cluster
+
+    found = dp.plan(profile, cluster=CLUSTER, batch=16, stages=2, optimizer="SGD")
+    workload = Workload(batch=16, optimizer_bytes=0)
+    given = Given(stages=2)
+    choice = choose(Setting(profile=profile, cluster=load_cluster(CLUSTER), workload=workload, given=given))
+    assert plan_to_text(found.plan) == plan_to_text(choice.plan())
+    assert (found.step, found.timeline.makespan) == (choice.step, choice.proposal.timeline.makespan)
+    assert choice.comparison().verdict in found.why
+
+
+def test_the_table_has_a_line_for_each_layout_and_the_plan_among_them(profile):
+    found = dp.plan(profile, cluster=CLUSTER, batch=16)
+    head, *rows = found.table().splitlines()
+    assert head.split() == ["layout", "step", "ms", "idle", "peak"]
+    assert len(rows) == len(found.rows)
+    assert f"{found.step * 1e3:.3f}" in found.table()
+
+
+def test_own_orders_are_planned_as_they_are(profile):
+    order = dp.schedule(lambda p, m: ["0F0 0F1 0B1 0B0", "1F0 1F1 1B1 1B0"], ranks=2, microbatches=2)
+    found = dp.plan(profile, cluster=CLUSTER, batch=16, schedule=order)
+    computed = [[str(a) for a in row if a.op in "FB"] for row in found.plan.train.orders]
+    assert computed == [[str(action) for action in row] for row in order.orders]
+    assert len(found.rows) == 1
+
+
+def test_replicas_without_microbatches_get_the_fastest_number(profile):
+    every = [dp.plan(profile, cluster=CLUSTER, batch=4, replicas=(2,), microbatches=count).step for count in (1, 2)]
+    found = dp.plan(profile, cluster=CLUSTER, batch=4, replicas=(2,))
+    assert found.step == min(every)
+    assert f"the fastest of {len(every)} numbers of micro-batches" in found.why
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"cluster": "cpux2"}, "the profile: this profile was made on NVIDIA GeForce RTX 4090, but the cluster cpux2"),
+        ({"cluster": "cpux3"}, "there is no cluster 'cpux3'"),
+        ({"batch": 0}, "batch=0: give a number of at least 1"),
+        ({"microbatches": 0, "stages": -1}, "stages=-1, microbatches=0: give a number"),
+        ({"schedule": "2f2b"}, "there is no schedule '2f2b'"),
+        ({"optimizer": "AdamX"}, "there is no optimizer 'AdamX'"),
+        ({"replicas": (1, 1, 2)}, "needs 4 ranks for a pipeline, but the cluster rtx4090x2 has 2"),
+        ({"replicas": (1, 0)}, "give a number of at least 1 for each stage"),
+        ({"schedule": "1f1b", "stages": 3}, "2 ranks cannot form pipelines of 3 stages"),
+    ],
+)
+def test_sizes_that_do_not_fit_are_refused(profile, options, says):
+    with pytest.raises(ConfigError, match=says.replace("(", r"\(")):
+        dp.plan(profile, **{"cluster": CLUSTER, "batch": 16, **options})
+
+
+def test_orders_of_another_size_are_refused(profile):
+    order = dp.schedule("1f1b", ranks=2, microbatches=2)
+    with pytest.raises(ConfigError, match="microbatches=4, but the schedule '1f1b' is for 2; leave it out"):
+        dp.plan(profile, cluster=CLUSTER, batch=16, schedule=order, microbatches=4)
+    with pytest.raises(ConfigError, match="a batch of 9 cannot be cut into 2"):
+        dp.plan(profile, cluster=CLUSTER, batch=9, schedule=order)
