@@ -13,7 +13,7 @@ export PYTHONDONTWRITEBYTECODE =
 RESUME_CASCADE = $(if $(wildcard runs/cascade/checkpoints/step-*),--resume latest)
 RESUME_DIGITS = $(if $(wildcard runs/digits/checkpoints/step-*),--resume latest)
 
-.PHONY: demo demo-cascade demo-memory test test-all explore families fuzz gradients searches memory soak torture doctor-faults old-readers oldest gpu check docs format install clean
+.PHONY: demo demo-cascade demo-memory test test-all explore families fuzz gradients searches memory soak torture doctor-faults planted old-readers oldest gpu check docs format install clean
 
 install: $(VENV)/installed
 
@@ -93,6 +93,11 @@ torture: install
 HEALTHY ?= 20
 doctor-faults: install
 	PYTHONPATH=tests $(BIN)/python -m doctor_faults --healthy $(HEALTHY)
+
+# Known faults, each in a copy of the source, and the tests that notice it; at most 40 CPU minutes. ONLY=planner tries some.
+# See tests/planted/README.md.
+planted: install
+	PYTHONPATH=tests $(BIN)/python -m planted $(if $(ONLY),--only "$(ONLY)")
 
 # Exports of every family, opened in environments of earlier versions. See tests/old_readers/README.md.
 OLD_READERS := .venv-old-readers

@@ -45,6 +45,12 @@ def test_every_layer_costs_what_it_costs_alone():
     assert [joined.graph.layers_of(b) for b in backbones] == [("a/layer0", "a/layer1"), ("b/layer0", "b/layer1")]
 
 
+def test_the_longest_update_counts_whichever_backbone_has_it():
+    short, long = (replace(chain([1e-3]), update=seconds) for seconds in (2e-3, 5e-3))
+    for parts in ({"a": short, "b": long}, {"a": long, "b": short}):
+        assert joined_profile(parts).update == 5e-3
+
+
 def test_forwards_without_gradients_are_those_of_the_batch_sizes_that_all_have():
     first = with_forward_only(chain([1e-3]), 0.5)
     second = replace(chain([1e-3]), batch_sizes=(1, 2, 4, 8, 16, 32, 65))

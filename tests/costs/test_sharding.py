@@ -1,3 +1,4 @@
+from itertools import product
 from math import prod
 
 from hypothesis import given
@@ -18,6 +19,19 @@ def test_parts_are_at_most_a_third_above_the_mean_and_the_largest(sizes, parts):
     assert max(loads) <= sum(sizes) / parts + max(sizes)
     least = max(max(sizes), sum(sizes) / parts)
     assert max(loads) <= 2 * least
+
+
+@given(st.lists(st.integers(1, 100), min_size=1, max_size=6), st.integers(1, 3))
+def test_the_heaviest_part_is_at_most_a_third_above_the_least_possible(sizes, parts):
+    graph = synthetic.chain([1.0] * len(sizes), parameters=sizes).graph
+    owner = part_of_parameter(graph, graph.backbone_layers, parts)
+    weights = [prod(p.shape) for p in graph.parameters if p.name in owner]
+
+    def heaviest(part_of):
+        return max(sum(w for w, one in zip(weights, part_of, strict=True) if one == part) for part in range(parts))
+
+    least = min(map(heaviest, product(range(parts), repeat=len(weights))))
+    assert 3 * parts * heaviest(owner.values()) <= (4 * parts - 1) * least
 
 
 def test_equal_parameters_are_dealt_in_the_models_order():

@@ -42,6 +42,13 @@ def test_a_layer_takes_its_own_time_or_that_of_its_copy_whichever_is_longer():
     assert all(after.layer(name) == before.layer(name) for name in trained)
 
 
+def test_the_device_that_copies_slowest_counts():
+    setting = setting_of(bandwidth=2.0)
+    first, second = setting.cluster.devices
+    quick = replace(setting.cluster, devices=(first, replace(second, host_bandwidth=100 * GB)))
+    assert offloaded(replace(setting, cluster=quick)).profile == offloaded(setting).profile
+
+
 def test_two_layers_of_the_encoders_are_on_a_device_at_a_time():
     setting = setting_of()
     graph, workload = setting.graph, setting.workload
