@@ -1,0 +1,83 @@
+"""`python -m searches.memory_sizes`: real models planned for 45 sizes of memory.
+
+The fastest step must never rise with memory. SD 2.1 on eight A100s and SDXL on four RTX 4090, from the golden profiles.
+"""
+
+import argparse
+import sys
+from dataclasses import dataclass
+
+from golden.plans import FOLDER, unpacked
+from searches.settings import with_memory
+
+from diffusionpipe.costs import Workload
+from diffusionpipe.costs.clusters import load_cluster
+from diffusionpipe.costs.files import profile_from_text
+from diffusionpipe.planner.best import best_choice
+from diffusionpipe.planner.pricing.setting import Setting
+from diffusionpipe.units import Bytes
+
+GIB = 2**30
+ALLOWED = 1 + 1e-9
+"""A step may rise by rounding."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """A model on a cluster, and the memory of each device, from least to most."""
+
+    profile: str
+    cluster: str
+    batch: int
+    least: Bytes
+    most: Bytes
+
+
+QUESTIONS = {
+    "sd-2.1": Question(profile="sd-2.1-a100-80", cluster="a100-80x8", batch=64, least=10 * GIB, most=80 * GIB),
+    "sdxl": Question(profile="sdxl-rtx4090", cluster="rtx4090x4", batch=16, least=18 * GIB, most=96 * GIB),
+}
+
+
+def sizes(question: Question, count: int) -> list[Bytes]:
+    """So many sizes between both ends, in equal ratios: little memory matters more than much."""
+    ratio = (question.most / question.least) ** (1 / (count - 1))
+    return [round(question.least * ratio**number) for number in range(count)]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m searches.memory_sizes", description=__doc__)
+    parser.add_argument("--only", choices=QUESTIONS)
+    parser.add_argument("--sizes", type=int, default=45)
+    options = parser.parse_args()
+    problems = 0
+    for name in [options.only] if options.only else QUESTIONS:
+        problems += rises(name, options.sizes)
+    print(f"{problems} times slower with more memory")
+    return int(problems > 0)
+
+
+def rises(name: str, count: int) -> int:
+    """How often the fastest step is longer than with less memory; prints a row for each size."""
+    question = QUESTIONS[name]
+    profile = profile_from_text(unpacked(FOLDER / "profiles" / f"{question.profile}.json.xz"))
+    setting = Setting(profile=profile, cluster=load_cluster(question.cluster), workload=Workload(batch=question.batch))
+    found, fastest, plan = 0, float("inf"), "nothing fits"
+    for memory in sizes(question, count):
+        choice = best_choice(with_memory(setting, memory))
+        step = choice.fastest.step if choice else float("inf")
+        is_slower = step > fastest * ALLOWED
+        if is_slower:
+            print(f"slower by {step / fastest - 1:.2%} than with less memory: {plan}")
+        found += is_slower
+        if choice and step < fastest:
+            fastest, plan = step, choice.fastest.sizes
+        print(
+            f"{name}  {memory / GIB:7.2f} GiB  {step * 1000:9.2f} ms  {choice.fastest.sizes if choice else ''}",
+            flush=True,
+        )
+    return found
+
+
+if __name__ == "__main__":
+    sys.exit(main())
